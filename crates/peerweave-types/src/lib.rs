@@ -1,1 +1,32 @@
-//! Being written.
+//! Plain data that the host and kernels share: PEs, ranks, element types, reductions, the geometry of the symmetric heap.
+//!
+//! Nothing here communicates, allocates or depends on an operating system; what a kernel receives is `repr(C)`.
+//!
+//! ```
+//! use peerweave_types::{DType, Element, Pe};
+//!
+//! assert_eq!(f32::DTYPE, DType::F32);
+//! assert_eq!(DType::F32.size_bytes(), 4);
+//! assert_eq!(Pe::new(3).to_string(), "PE 3");
+//! ```
+#![no_std]
+#![forbid(unsafe_op_in_unsafe_fn)]
+
+mod compare;
+mod dtype;
+mod element;
+mod fp8;
+mod geometry;
+mod ids;
+mod reduce;
+mod team_shape;
+
+pub use compare::{Compare, SignalOp};
+pub use dtype::DType;
+pub use element::{AtomicElement, AtomicInteger, Element, Integer, Number};
+pub use fp8::{F8E4M3, F8E5M2};
+pub use geometry::{HeapGeometry, KernelContext, SignalWord, SymOffset};
+pub use half::{bf16, f16};
+pub use ids::{Pe, Rank};
+pub use reduce::ReduceOp;
+pub use team_shape::TeamShape;

@@ -1,0 +1,79 @@
+//! What can be done to a signal word, and what can be awaited of one.
+
+use core::fmt;
+
+/// How a signal changes its word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum SignalOp {
+    /// The word becomes the value.
+    Set = 0,
+    /// The value is added to the word; it wraps.
+    Add = 1,
+}
+
+/// A comparison of a word (left) with a given value (right), as `wait_until` and `test` take it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Compare {
+    /// Equal.
+    Eq = 0,
+    /// Not equal.
+    Ne = 1,
+    /// Greater.
+    Gt = 2,
+    /// Greater or equal.
+    Ge = 3,
+    /// Less.
+    Lt = 4,
+    /// Less or equal.
+    Le = 5,
+}
+
+impl Compare {
+    /// Every comparison.
+    pub const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Gt, Self::Ge, Self::Lt, Self::Le];
+
+    /// Whether `word` compares so with `value`. Words are unsigned.
+    #[inline]
+    pub const fn holds(self, word: u64, value: u64) -> bool {
+        match self {
+            Self::Eq => word == value,
+            Self::Ne => word != value,
+            Self::Gt => word > value,
+            Self::Ge => word >= value,
+            Self::Lt => word < value,
+            Self::Le => word <= value,
+        }
+    }
+}
+
+impl fmt::Display for Compare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Eq => "==",
+            Self::Ne => "!=",
+            Self::Gt => ">",
+            Self::Ge => ">=",
+            Self::Lt => "<",
+            Self::Le => "<=",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comparisons_agree_with_the_operators() {
+        for (word, value) in [(0, 0), (0, 1), (1, 0), (u64::MAX, 0), (5, u64::MAX)] {
+            assert_eq!(Compare::Eq.holds(word, value), word == value);
+            assert_eq!(Compare::Ne.holds(word, value), word != value);
+            assert_eq!(Compare::Gt.holds(word, value), word > value);
+            assert_eq!(Compare::Ge.holds(word, value), word >= value);
+            assert_eq!(Compare::Lt.holds(word, value), word < value);
+            assert_eq!(Compare::Le.holds(word, value), word <= value);
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Run-time names of element types.
+
+use core::fmt;
+
+/// The type of an element, as a value: what the compiler knows as `T` and a backend sees erased.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum DType {
+    /// Signed 8-bit integer.
+    I8 = 0,
+    /// Unsigned 8-bit integer.
+    U8 = 1,
+    /// Signed 32-bit integer.
+    I32 = 2,
+    /// Unsigned 32-bit integer.
+    U32 = 3,
+    /// Signed 64-bit integer.
+    I64 = 4,
+    /// Unsigned 64-bit integer.
+    U64 = 5,
+    /// IEEE 754 binary16. Reduced in f32.
+    F16 = 6,
+    /// bfloat16. Reduced in f32.
+    BF16 = 7,
+    /// IEEE 754 binary32.
+    F32 = 8,
+    /// IEEE 754 binary64.
+    F64 = 9,
+    /// 8-bit float with 4 exponent bits: moved, never reduced.
+    F8E4M3 = 10,
+    /// 8-bit float with 5 exponent bits: moved, never reduced.
+    F8E5M2 = 11,
+}
+
+impl DType {
+    /// Every element type.
+    pub const ALL: [Self; 12] = [
+        Self::I8,
+        Self::U8,
+        Self::I32,
+        Self::U32,
+        Self::I64,
+        Self::U64,
+        Self::F16,
+        Self::BF16,
+        Self::F32,
+        Self::F64,
+        Self::F8E4M3,
+        Self::F8E5M2,
+    ];
+
+    /// Size of one element in bytes.
+    pub const fn size_bytes(self) -> usize {
+        match self {
+            Self::I8 | Self::U8 | Self::F8E4M3 | Self::F8E5M2 => 1,
+            Self::F16 | Self::BF16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 => 8,
+        }
+    }
+
+    /// The name that nccl-tests prints and takes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::I8 => "int8",
+            Self::U8 => "uint8",
+            Self::I32 => "int32",
+            Self::U32 => "uint32",
+            Self::I64 => "int64",
+            Self::U64 => "uint64",
+            Self::F16 => "half",
+            Self::BF16 => "bfloat16",
+            Self::F32 => "float",
+            Self::F64 => "double",
+            Self::F8E4M3 => "f8e4m3",
+            Self::F8E5M2 => "f8e5m2",
+        }
+    }
+
+    /// The type with this number, as `self as u8` gives it.
+    pub const fn from_u8(number: u8) -> Option<Self> {
+        if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
+    }
+
+    /// Whether elements are integers: the bitwise reductions are defined for these alone.
+    pub const fn is_integer(self) -> bool {
+        matches!(self, Self::I8 | Self::U8 | Self::I32 | Self::U32 | Self::I64 | Self::U64)
+    }
+
+    /// Whether reductions are defined: every type but the 8-bit floats.
+    pub const fn is_reducible(self) -> bool {
+        !matches!(self, Self::F8E4M3 | Self::F8E5M2)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

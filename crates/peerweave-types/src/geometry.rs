@@ -1,0 +1,108 @@
+//! Where things lie in the symmetric heap: plain data that a kernel receives by value.
+//!
+//! No pointer is dereferenced here. Invariant: the segments of all PEs are mapped into one reservation at equal strides, so that
+//! a peer's address is arithmetic, in every process with a base of its own.
+
+use crate::Pe;
+
+/// A place in the symmetric heap: bytes from the start of a PE's segment, the same number on every PE.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct SymOffset(pub u64);
+
+impl SymOffset {
+    /// The place `bytes` further on.
+    pub const fn plus(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+/// A signal: one aligned 64-bit word in symmetric memory, changed by a release and awaited by an acquire.
+pub type SignalWord = u64;
+
+/// How the segments of all PEs are mapped in this address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct HeapGeometry {
+    /// Address of PE 0's segment in this address space.
+    pub base: u64,
+    /// Bytes from one PE's segment to the next one's.
+    pub stride: u64,
+    /// Bytes from the start of a segment to its heap; control words lie before.
+    pub heap_start: u64,
+    /// Bytes of heap in each segment.
+    pub heap_bytes: u64,
+    /// This PE.
+    pub my_pe: u32,
+    /// Number of PEs whose segments are mapped.
+    pub n_pes: u32,
+}
+
+impl HeapGeometry {
+    /// The address, in this address space, of `offset` in the segment of `pe`.
+    #[inline]
+    pub const fn address(&self, pe: Pe, offset: SymOffset) -> u64 {
+        self.base + self.stride * pe.get() as u64 + offset.0
+    }
+
+    /// The inverse of [`Self::address`]: the PE and offset of an address, or `None` for an address outside all segments.
+    pub const fn locate(&self, address: u64) -> Option<(Pe, SymOffset)> {
+        if address < self.base {
+            return None;
+        }
+        let distance = address - self.base;
+        let pe = distance / self.stride;
+        if pe >= self.n_pes as u64 {
+            return None;
+        }
+        Some((Pe::new(pe as u32), SymOffset(distance % self.stride)))
+    }
+}
+
+/// What a kernel receives: the heap, and where its team's words lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct KernelContext {
+    /// How the heap is mapped for the kernel.
+    pub heap: HeapGeometry,
+    /// Offset of the team's signal words in every member's segment: `team_size` lines of [`Self::SIGNAL_LINE_BYTES`], one per rank.
+    pub signals: SymOffset,
+    /// Offset of the team's table of members: `team_size` PEs as `u32`, in rank order.
+    pub members: SymOffset,
+    /// The rank of this PE.
+    pub my_rank: u32,
+    /// Number of PEs in the team.
+    pub team_size: u32,
+    /// The number that the team's next barrier waits for.
+    pub epoch: u64,
+}
+
+impl KernelContext {
+    /// Bytes between the signal words of neighbouring ranks: two cache lines, so that a prefetcher does not join them.
+    pub const SIGNAL_LINE_BYTES: u64 = 128;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_and_places_are_inverse() {
+        let heap = HeapGeometry { base: 1 << 40, stride: 1 << 30, heap_start: 4096, heap_bytes: 1 << 20, my_pe: 1, n_pes: 4 };
+        for pe in 0..4 {
+            for offset in [0, 1, 4096, (1 << 30) - 1] {
+                let place = (Pe::new(pe), SymOffset(offset));
+                assert_eq!(heap.locate(heap.address(place.0, place.1)), Some(place));
+            }
+        }
+        assert_eq!(heap.locate((1 << 40) - 1), None);
+        assert_eq!(heap.locate((1 << 40) + (4 << 30)), None);
+    }
+
+    #[test]
+    fn what_a_kernel_receives_has_a_fixed_layout() {
+        assert_eq!(size_of::<HeapGeometry>(), 40);
+        assert_eq!(size_of::<KernelContext>(), 40 + 8 + 8 + 4 + 4 + 8);
+        assert_eq!(core::mem::offset_of!(KernelContext, epoch), 64);
+    }
+}

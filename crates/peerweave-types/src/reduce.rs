@@ -1,0 +1,73 @@
+//! Run-time names of reductions.
+
+use crate::DType;
+use core::fmt;
+
+/// How a reduction combines the elements of the PEs, as a value.
+///
+/// Integers wrap. 16-bit floats are accumulated in f32 and rounded once. `Min` and `Max` of floats ignore a NaN unless all are NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum ReduceOp {
+    /// The sum.
+    Sum = 0,
+    /// The product.
+    Prod = 1,
+    /// The smallest.
+    Min = 2,
+    /// The largest.
+    Max = 3,
+    /// The sum divided by the number of PEs of the team; for integers rounded toward zero.
+    Avg = 4,
+    /// The sum of each PE's elements times the scalar that this PE gave.
+    PreMulSum = 5,
+    /// Bitwise and; integers only.
+    And = 6,
+    /// Bitwise or; integers only.
+    Or = 7,
+    /// Bitwise exclusive or; integers only.
+    Xor = 8,
+}
+
+impl ReduceOp {
+    /// Every reduction.
+    pub const ALL: [Self; 9] =
+        [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum, Self::And, Self::Or, Self::Xor];
+
+    /// The name that nccl-tests prints and takes; the bitwise ones have none there.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Prod => "prod",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::Avg => "avg",
+            Self::PreMulSum => "mulsum",
+            Self::And => "and",
+            Self::Or => "or",
+            Self::Xor => "xor",
+        }
+    }
+
+    /// The reduction with this number, as `self as u8` gives it.
+    pub const fn from_u8(number: u8) -> Option<Self> {
+        if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
+    }
+
+    /// Whether only integers can be reduced by it.
+    pub const fn is_bitwise(self) -> bool {
+        matches!(self, Self::And | Self::Or | Self::Xor)
+    }
+
+    /// Whether elements of this type can be reduced by it.
+    pub const fn accepts(self, dtype: DType) -> bool {
+        dtype.is_reducible() && (dtype.is_integer() || !self.is_bitwise())
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
