@@ -1,0 +1,371 @@
+//! Handwritten digits for the training example: the images, the split, and which PE works on which of them.
+//!
+//! No model and no communication here: the model is [`crate::digits_model`], the averaging of gradients is the example's own.
+//!
+//! Invariant: everything is a function of a seed, never of the number of PEs. Every PE computes the same split and the same
+//! batches without a message; [`share`] then cuts each batch into one piece per PE that covers it exactly once.
+
+use std::fmt;
+use std::ops::Range;
+
+/// Rows, and columns, of an image.
+pub const SIDE: usize = 8;
+
+/// Pixels of an image.
+pub const PIXELS: usize = SIDE * SIDE;
+
+/// Kinds of digit, 0 to 9.
+pub const CLASSES: usize = 10;
+
+/// The largest value of a pixel in the file: every point of its 4x4 block is dark.
+const DARKEST: u8 = 16;
+
+/// Images for training; the others are for the test. A multiple of [`BATCH`], so that no batch is short.
+pub const TRAIN: usize = 1440;
+
+/// Images of one step of training, over all PEs together. 1, 2, 3, 4, 5, 6 and 8 PEs get equal shares of it.
+pub const BATCH: usize = 240;
+
+/// Images with the digit that each shows.
+#[derive(Debug, Clone)]
+pub struct Digits {
+    images: Vec<[f32; PIXELS]>,
+    labels: Vec<u8>,
+}
+
+impl Digits {
+    /// The 1797 images that come with the examples: see `examples/data/README.md` for authors and licence.
+    ///
+    /// # Errors
+    /// [`DigitsError`] if the file in the source tree was changed to something that is not such a table.
+    pub fn embedded() -> Result<Self, DigitsError> {
+        Self::parse(include_str!("../data/digits.csv"))
+    }
+
+    /// Reads a table: on every line 64 pixels in 0..=16 and the digit in 0..=9, with commas between them.
+    ///
+    /// Pixels are scaled to 0.0..=1.0.
+    ///
+    /// # Errors
+    /// [`DigitsError`] names the line that is not like that, or says that there is none.
+    pub fn parse(table: &str) -> Result<Self, DigitsError> {
+        let mut digits = Digits {
+            images: Vec::new(),
+            labels: Vec::new(),
+        };
+        for (index, line) in table.lines().enumerate() {
+            let (image, label) = parse_line(line).map_err(|found| DigitsError::Line {
+                line: index + 1,
+                found,
+            })?;
+            digits.images.push(image);
+            digits.labels.push(label);
+        }
+        if digits.images.is_empty() {
+            return Err(DigitsError::Empty);
+        }
+        Ok(digits)
+    }
+
+    /// How many images there are.
+    pub fn len(&self) -> usize {
+        self.images.len()
+    }
+
+    /// Whether there is no image; never so for a table that was read.
+    pub fn is_empty(&self) -> bool {
+        self.images.is_empty()
+    }
+
+    /// The pixels of image `sample`, row by row, each in 0.0..=1.0.
+    ///
+    /// # Panics
+    /// If there is no such image.
+    pub fn image(&self, sample: usize) -> &[f32; PIXELS] {
+        &self.images[sample]
+    }
+
+    /// The digit that image `sample` shows, in `0..CLASSES`.
+    ///
+    /// # Panics
+    /// If there is no such image.
+    pub fn label(&self, sample: usize) -> usize {
+        usize::from(self.labels[sample])
+    }
+
+    /// Mixes the images by `seed` and parts them: [`TRAIN`] for training, the others for the test.
+    ///
+    /// # Errors
+    /// [`DigitsError::TooFew`] if nothing would be left for the test.
+    pub fn split(&self, seed: u64) -> Result<Split, DigitsError> {
+        if self.len() <= TRAIN {
+            return Err(DigitsError::TooFew { images: self.len() });
+        }
+        let mut train: Vec<usize> = (0..self.len()).collect();
+        SplitMix64::new(seed).shuffle(&mut train);
+        let test = train.split_off(TRAIN);
+        Ok(Split { train, test })
+    }
+}
+
+/// Pixels and digit of one line, or what was found instead.
+fn parse_line(line: &str) -> Result<([f32; PIXELS], u8), String> {
+    let mut fields = line.split(',');
+    let mut next = |most: u8| {
+        let field = fields
+            .next()
+            .ok_or_else(|| String::from("fewer than 65 numbers"))?;
+        match field.parse::<u8>() {
+            Ok(value) if value <= most => Ok(value),
+            _ => Err(format!(
+                "`{field}` where a whole number in 0..={most} belongs"
+            )),
+        }
+    };
+    let mut image = [0.0; PIXELS];
+    for pixel in &mut image {
+        *pixel = f32::from(next(DARKEST)?) / f32::from(DARKEST);
+    }
+    let label = next(CLASSES as u8 - 1)?;
+    match fields.next() {
+        None => Ok((image, label)),
+        Some(_) => Err(String::from("more than 65 numbers")),
+    }
+}
+
+/// Why a table of digits was refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DigitsError {
+    /// A line that is not 64 pixels and a digit.
+    Line {
+        /// Its number, from 1.
+        line: usize,
+        /// What is wrong with it.
+        found: String,
+    },
+    /// A table without a line.
+    Empty,
+    /// A table that is too small to be parted.
+    TooFew {
+        /// How many images it has.
+        images: usize,
+    },
+}
+
+impl fmt::Display for DigitsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line { line, found } => write!(
+                f,
+                "digits, line {line}: found {found}; expected 64 pixels in 0..=16 and a digit in 0..=9, with commas between them"
+            ),
+            Self::Empty => write!(f, "digits: found no line; expected one line per image"),
+            Self::TooFew { images } => write!(
+                f,
+                "digits: found {images} images; expected more than the {TRAIN} that training takes"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for DigitsError {}
+
+/// Which images are for training and which for the test; no image is in both.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Split {
+    /// Images to learn from, [`TRAIN`] of them.
+    pub train: Vec<usize>,
+    /// Images that the model never learns from.
+    pub test: Vec<usize>,
+}
+
+impl Split {
+    /// The batches of one pass over the images for training, each of [`BATCH`] images, in an order of their own for each `epoch`.
+    ///
+    /// The same on every PE that passes the same `seed` and `epoch`.
+    pub fn batches(&self, seed: u64, epoch: u64) -> Vec<Vec<usize>> {
+        let mut order = self.train.clone();
+        SplitMix64::new(seed ^ epoch.wrapping_add(1).wrapping_mul(SplitMix64::STEP))
+            .shuffle(&mut order);
+        order.chunks(BATCH).map(<[usize]>::to_vec).collect()
+    }
+}
+
+/// Where in a batch of `batch` images the share of `rank` lies, among `ranks` shares.
+///
+/// Shares follow each other in the order of ranks, differ by one image at most, and are empty for the last ranks where there are
+/// more ranks than images.
+///
+/// # Panics
+/// If `rank` is not below `ranks`.
+pub fn share(batch: usize, rank: usize, ranks: usize) -> Range<usize> {
+    assert!(
+        rank < ranks,
+        "share: rank {rank} of {ranks}; expected a rank below the number of ranks"
+    );
+    let least = batch / ranks;
+    let longer = batch % ranks;
+    let start = rank * least + rank.min(longer);
+    start..start + least + usize::from(rank < longer)
+}
+
+/// The generator SplitMix64 (G. Steele, D. Lea, C. Flood, OOPSLA 2014): 64 bits of state, every seed good, the same numbers on
+/// every machine. For examples; it keeps no secret.
+#[derive(Debug, Clone)]
+pub struct SplitMix64 {
+    state: u64,
+}
+
+impl SplitMix64 {
+    /// 2^64 divided by the golden ratio, odd: the stride of the state.
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+    /// A generator whose numbers are a function of `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self { state: seed }
+    }
+
+    /// The next 64 bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(Self::STEP);
+        let mut bits = self.state;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+
+    /// A number in 0.0..1.0, even over the multiples of 2^-53.
+    pub fn next_f64(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Puts `items` into a random order (Fisher and Yates).
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            // The remainder favours small numbers by one part in 2^50: no matter for an order of images.
+            let other = (self.next_u64() % (last as u64 + 1)) as usize;
+            items.swap(last, other);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_holds_what_its_readme_says() {
+        let digits = Digits::embedded().unwrap();
+        assert_eq!(digits.len(), 1797);
+        let mut images = [0; CLASSES];
+        for sample in 0..digits.len() {
+            images[digits.label(sample)] += 1;
+        }
+        assert_eq!(images, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]);
+        let ink: f64 = (0..digits.len())
+            .flat_map(|sample| digits.image(sample))
+            .map(|&pixel| f64::from(pixel) * 16.0)
+            .sum();
+        assert_eq!(ink, 561_718.0);
+    }
+
+    #[test]
+    fn a_bad_line_is_refused_with_its_number() {
+        let good = format!("{}7", "3,".repeat(64));
+        let refused = |bad: &str| match Digits::parse(&format!("{good}\n{bad}\n")) {
+            Err(DigitsError::Line { line: 2, found }) => found,
+            other => panic!("{bad}: {other:?}"),
+        };
+        assert_eq!(
+            refused(&"3,".repeat(63)),
+            "`` where a whole number in 0..=16 belongs"
+        );
+        assert_eq!(refused("3,3"), "fewer than 65 numbers");
+        assert_eq!(refused(&format!("{good},1")), "more than 65 numbers");
+        assert_eq!(
+            refused(&good.replacen('3', "17", 1)),
+            "`17` where a whole number in 0..=16 belongs"
+        );
+        assert_eq!(
+            refused(&good.replace('7', "10")),
+            "`10` where a whole number in 0..=9 belongs"
+        );
+        assert_eq!(
+            refused(&good.replacen('3', "-1", 1)),
+            "`-1` where a whole number in 0..=16 belongs"
+        );
+        assert_eq!(Digits::parse("").unwrap_err(), DigitsError::Empty);
+        assert_eq!(
+            Digits::parse(&good).unwrap().split(1).unwrap_err(),
+            DigitsError::TooFew { images: 1 }
+        );
+    }
+
+    #[test]
+    fn the_split_uses_every_image_once_and_follows_the_seed() {
+        let digits = Digits::embedded().unwrap();
+        let split = digits.split(1).unwrap();
+        assert_eq!((split.train.len(), split.test.len()), (TRAIN, 357));
+        let mut all = [split.train.clone(), split.test.clone()].concat();
+        all.sort_unstable();
+        assert_eq!(all, (0..digits.len()).collect::<Vec<_>>());
+        assert_eq!(digits.split(1).unwrap(), split);
+        assert_ne!(digits.split(2).unwrap(), split);
+    }
+
+    #[test]
+    fn an_epoch_uses_every_training_image_once_in_an_order_of_its_own() {
+        let split = Digits::embedded().unwrap().split(1).unwrap();
+        let first = split.batches(1, 0);
+        assert_eq!(first.len(), TRAIN / BATCH);
+        assert!(first.iter().all(|batch| batch.len() == BATCH));
+        let mut used = first.concat();
+        used.sort_unstable();
+        let mut train = split.train.clone();
+        train.sort_unstable();
+        assert_eq!(used, train);
+        assert_eq!(split.batches(1, 0), first);
+        assert_ne!(split.batches(1, 1), first);
+        assert_ne!(split.batches(2, 0), first);
+    }
+
+    #[test]
+    fn shares_cover_a_batch_once_and_differ_by_one_at_most() {
+        for batch in [0, 1, 7, BATCH] {
+            for ranks in 1..=9 {
+                let shares: Vec<_> = (0..ranks).map(|rank| share(batch, rank, ranks)).collect();
+                let mut end = 0;
+                for share in &shares {
+                    assert_eq!(share.start, end, "{batch} over {ranks}: {shares:?}");
+                    assert!(share.len() == batch / ranks || share.len() == batch / ranks + 1);
+                    end = share.end;
+                }
+                assert_eq!(end, batch);
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "share: rank 2 of 2")]
+    fn a_rank_outside_the_team_has_no_share() {
+        share(BATCH, 2, 2);
+    }
+
+    #[test]
+    fn the_generator_gives_the_published_numbers() {
+        // The first outputs of the reference implementation for the seed 1234567.
+        let mut generator = SplitMix64::new(1_234_567);
+        let found: Vec<_> = (0..5).map(|_| generator.next_u64()).collect();
+        assert_eq!(
+            found,
+            [
+                6_457_827_717_110_365_317,
+                3_203_168_211_198_807_973,
+                9_817_491_932_198_370_423,
+                4_593_380_528_125_082_431,
+                16_408_922_859_458_223_821
+            ]
+        );
+    }
+}
