@@ -1,2 +1,125 @@
-//! Being written.
-fn main() {}
+//! `cargo xtask`: checks of the workspace that neither the compiler nor clippy makes.
+//!
+//! Nothing here builds, installs or changes anything; `.ci/run` says when each check runs.
+//!
+//! Invariant: a check that finds a fault prints every place of it and ends with status 1; one that cannot look ends with status 2.
+
+mod layers;
+mod safety;
+mod tree;
+mod words;
+
+use std::process::ExitCode;
+
+use cargo_metadata::{CargoOpt, Metadata, MetadataCommand};
+use clap::{Parser, Subcommand};
+
+/// Checks of the Peerweave workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    check: Check,
+}
+
+#[derive(Subcommand)]
+enum Check {
+    /// Dependencies point down only, and the crates that must not know each other do not
+    Layers,
+    /// Every unsafe block and unsafe impl has a SAFETY argument; counts them by crate
+    Unsafe,
+    /// No tracked file holds a placeholder, a skipped test or a path of somebody's machine
+    Words,
+}
+
+/// Why a check could not look.
+#[derive(Debug, thiserror::Error)]
+enum Unable {
+    #[error("cargo metadata: {0}")]
+    Metadata(#[from] cargo_metadata::Error),
+    #[error(transparent)]
+    Tree(#[from] tree::TreeError),
+}
+
+/// What a check found.
+struct Findings {
+    /// What it looked at, for the reader.
+    summary: String,
+    /// One line for each fault.
+    faults: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let Arguments { check } = Arguments::parse();
+    match run(&check) {
+        Ok(Findings { summary, faults }) => {
+            print!("{summary}");
+            for fault in &faults {
+                println!("fault: {fault}");
+            }
+            if faults.is_empty() {
+                println!("OK");
+                ExitCode::SUCCESS
+            } else {
+                println!("{} faults", faults.len());
+                ExitCode::FAILURE
+            }
+        }
+        Err(unable) => {
+            eprintln!("xtask: {unable}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(check: &Check) -> Result<Findings, Unable> {
+    let metadata = metadata()?;
+    let root = metadata.workspace_root.as_std_path();
+    match check {
+        Check::Layers => {
+            let workspace = layers::Workspace::read(&metadata, |path| tree::read(path.as_std_path()))?;
+            Ok(Findings { summary: workspace.picture(), faults: display(&workspace.faults(&layers::RULES)) })
+        }
+        Check::Unsafe => {
+            let mut report = safety::Report::default();
+            for file in tree::tracked(root)? {
+                if file.path.ends_with(".rs") {
+                    report.add(&crate_of(&metadata, &file.path), &file.path, &file.text);
+                }
+            }
+            Ok(Findings { summary: report.table(), faults: display(report.faults()) })
+        }
+        Check::Words => {
+            let files = tree::tracked(root)?;
+            let faults: Vec<_> = files.iter().flat_map(|file| words::faults(&file.path, &file.text)).collect();
+            Ok(Findings { summary: format!("{} tracked text files\n", files.len()), faults: display(&faults) })
+        }
+    }
+}
+
+/// The workspace with every feature on, so that no optional dependency hides.
+fn metadata() -> Result<Metadata, cargo_metadata::Error> {
+    MetadataCommand::new().features(CargoOpt::AllFeatures).exec()
+}
+
+/// The member in whose directory `path` lies; the directory itself for files that belong to none.
+fn crate_of(metadata: &Metadata, path: &str) -> String {
+    let owner = metadata
+        .workspace_packages()
+        .into_iter()
+        .filter_map(|package| {
+            let directory = package.manifest_path.parent()?;
+            let directory = directory.strip_prefix(&metadata.workspace_root).ok()?;
+            path.strip_prefix(directory.as_str())?.starts_with('/').then(|| (directory.as_str().len(), package.name.to_string()))
+        })
+        .max();
+    match (owner, path.rsplit_once('/')) {
+        (Some((_, name)), _) => name,
+        (None, Some((directory, _))) => format!("{directory}/"),
+        (None, None) => String::from("./"),
+    }
+}
+
+fn display(faults: &[impl ToString]) -> Vec<String> {
+    faults.iter().map(ToString::to_string).collect()
+}

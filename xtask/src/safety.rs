@@ -1,0 +1,280 @@
+//! Arguments for unsafe code: every `unsafe` block and `unsafe impl` has a `// SAFETY:` comment directly above.
+//!
+//! Does not judge whether an argument is right. clippy asks for the same of what it compiles; this also reads what is compiled for
+//! another target or configuration only, and asks more of `Send` and `Sync`.
+//!
+//! Invariant: "above" is above the statement or item that holds the `unsafe`, its attributes included, or between the first line of
+//! that statement and the `unsafe`. The argument for `Send` or `Sync` says what is *shared*, who *synchronises* it and which *test*
+//! would catch a mistake; one that follows another for the same type may say `as above` or `as for`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fmt::Write as _;
+
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+
+/// What the sources of all crates hold.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    crates: BTreeMap<String, Counts>,
+    faults: Vec<Fault>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    blocks: usize,
+    impls: usize,
+    functions: usize,
+    argued: usize,
+}
+
+/// One place where an argument is missing or says too little.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    path: String,
+    line: usize,
+    what: String,
+    lacks: Lacks,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lacks {
+    Argument,
+    Words,
+    Shared,
+    Synchronised,
+    Test,
+    Rust,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, line, what, lacks } = self;
+        let lacks = match lacks {
+            Lacks::Argument => "no `// SAFETY:` comment directly above",
+            Lacks::Words => "its `// SAFETY:` comment says nothing",
+            Lacks::Shared => "its `// SAFETY:` comment does not say what is shared",
+            Lacks::Synchronised => "its `// SAFETY:` comment does not say who synchronises",
+            Lacks::Test => "its `// SAFETY:` comment does not say which test would catch a mistake",
+            Lacks::Rust => "could not be read as Rust",
+        };
+        write!(f, "{path}:{line}: {what}: {lacks}")
+    }
+}
+
+impl Report {
+    /// Reads one file of a crate.
+    pub(crate) fn add(&mut self, name: &str, path: &str, source: &str) {
+        let counts = self.crates.entry(name.to_owned()).or_default();
+        let fault = |line: usize, what: String, lacks: Lacks| Fault { path: path.to_owned(), line, what, lacks };
+        let Ok(tokens) = source.parse::<TokenStream>() else {
+            self.faults.push(fault(1, String::from("file"), Lacks::Rust));
+            return;
+        };
+        let mut sites = Vec::new();
+        collect(tokens, None, &mut sites);
+        let lines: Vec<&str> = source.lines().collect();
+        // The last type whose `Send` or `Sync` was argued in full.
+        let mut argued_type = None;
+        for site in sites {
+            match &site.kind {
+                Kind::Function => {
+                    counts.functions += 1;
+                    continue;
+                }
+                Kind::Block => counts.blocks += 1,
+                Kind::Impl { .. } => counts.impls += 1,
+            }
+            match site.lacks(&lines, &mut argued_type) {
+                None => counts.argued += 1,
+                Some(lacks) => self.faults.push(fault(site.line, site.kind.to_string(), lacks)),
+            }
+        }
+    }
+
+    /// Places where an argument is missing, in the order of the files.
+    pub(crate) fn faults(&self) -> &[Fault] {
+        &self.faults
+    }
+
+    /// Counts by crate, as text.
+    pub(crate) fn table(&self) -> String {
+        let width = self.crates.keys().map(String::len).max().unwrap_or(0).max("crate".len());
+        let mut table = format!("{:width$}  blocks  impls  fns  argued\n", "crate");
+        let mut total = Counts::default();
+        for (name, counts) in &self.crates {
+            let _ = writeln!(table, "{name:width$}  {counts}");
+            total.blocks += counts.blocks;
+            total.impls += counts.impls;
+            total.functions += counts.functions;
+            total.argued += counts.argued;
+        }
+        let _ = writeln!(table, "{:width$}  {total}", "all");
+        table
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { blocks, impls, functions, argued } = self;
+        write!(f, "{blocks:6}  {impls:5}  {functions:3}  {argued}/{}", blocks + impls)
+    }
+}
+
+/// One `unsafe` of a file.
+struct Site {
+    kind: Kind,
+    /// Its line, from 1.
+    line: usize,
+    /// The first line of the statement or item that holds it.
+    statement: usize,
+}
+
+enum Kind {
+    Block,
+    Impl {
+        of: String,
+        on: String,
+    },
+    /// A function, a function pointer, a trait or an extern block: its contract is documentation, which the compiler asks for.
+    Function,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Block => write!(f, "unsafe block"),
+            Self::Impl { of, on } => write!(f, "unsafe impl {of} for {on}"),
+            Self::Function => write!(f, "unsafe fn"),
+        }
+    }
+}
+
+impl Site {
+    /// What its argument lacks, given the lines of the file.
+    fn lacks(&self, lines: &[&str], argued_type: &mut Option<String>) -> Option<Lacks> {
+        let Some(argument) = self.argument(lines) else {
+            return Some(Lacks::Argument);
+        };
+        let argument = argument.to_lowercase();
+        if argument.split_whitespace().count() < 2 {
+            return Some(Lacks::Words);
+        }
+        let Kind::Impl { of, on } = &self.kind else {
+            return None;
+        };
+        if of != "Send" && of != "Sync" {
+            return None;
+        }
+        let refers = argument.contains("as above") || argument.contains("as for");
+        if refers && argued_type.as_ref() == Some(on) {
+            return None;
+        }
+        let asked = [("shar", Lacks::Shared), ("synchron", Lacks::Synchronised), ("test", Lacks::Test)];
+        let lacks = asked.iter().find(|(word, _)| !argument.contains(word));
+        if lacks.is_none() {
+            *argued_type = Some(on.clone());
+        }
+        lacks.map(|&(_, lacks)| lacks)
+    }
+
+    /// What follows `SAFETY:` in the comment above, over all its lines.
+    fn argument(&self, lines: &[&str]) -> Option<String> {
+        let comment = |index: &usize| {
+            let text = lines[*index].trim_start().strip_prefix("//")?;
+            // Documentation is for callers; it argues nothing about this place.
+            (!text.starts_with(['/', '!'])).then_some(text)
+        };
+        let above = (0..self.statement - 1).rev();
+        let mut comments: Vec<&str> = above.map_while(|index| comment(&index)).collect();
+        comments.reverse();
+        comments.extend((self.statement - 1..self.line - 1).filter_map(|index| comment(&index)));
+        let text = comments.join(" ");
+        text.rsplit_once("SAFETY:").map(|(_, argument)| argument.trim().to_owned())
+    }
+}
+
+/// Gathers every `unsafe` in `tokens`. `outer` is the first line of the statement around them, where they are only a part of it.
+fn collect(tokens: TokenStream, outer: Option<usize>, sites: &mut Vec<Site>) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let mut statement = None;
+    for (index, token) in tokens.iter().enumerate() {
+        let line = token.span().start().line;
+        let start = outer.or(statement).unwrap_or(line);
+        statement = Some(start);
+        match token {
+            TokenTree::Ident(word) if word == "unsafe" => {
+                if let Some(kind) = kind(&tokens[index + 1..]) {
+                    sites.push(Site { kind, line, statement: start });
+                }
+            }
+            TokenTree::Group(group) => {
+                let whole = group.delimiter() == Delimiter::Brace;
+                collect(group.stream(), (!whole).then_some(start), sites);
+                if whole && ends_statement(token, tokens.get(index + 1)) {
+                    statement = None;
+                }
+            }
+            TokenTree::Punct(mark) if matches!(mark.as_char(), ';' | ',') => statement = None,
+            _ => {}
+        }
+    }
+}
+
+/// Whether a block ends its statement: what follows begins on a new line and does not go on with the expression.
+fn ends_statement(block: &TokenTree, next: Option<&TokenTree>) -> bool {
+    let Some(next) = next else {
+        return true;
+    };
+    let goes_on = match next {
+        TokenTree::Ident(word) => word == "else" || word == "as",
+        TokenTree::Punct(mark) => !matches!(mark.as_char(), '#' | '*' | '&' | '$' | '\''),
+        TokenTree::Group(_) | TokenTree::Literal(_) => false,
+    };
+    let closed = match block {
+        TokenTree::Group(group) => group.span_close().end().line,
+        _ => block.span().end().line,
+    };
+    !goes_on && next.span().start().line > closed
+}
+
+/// What kind of `unsafe` precedes `rest`; none for an attribute such as `#[unsafe(no_mangle)]`.
+fn kind(rest: &[TokenTree]) -> Option<Kind> {
+    match rest.first()? {
+        TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => Some(Kind::Block),
+        TokenTree::Ident(word) if word == "impl" => Some(header(&rest[1..])),
+        TokenTree::Ident(_) => Some(Kind::Function),
+        _ => None,
+    }
+}
+
+/// The trait and the type of an `unsafe impl`, without their generic parameters.
+fn header(rest: &[TokenTree]) -> Kind {
+    let (mut of, mut on) = (String::new(), String::new());
+    let (mut depth, mut after_for, mut last) = (0_i32, false, ' ');
+    for token in rest {
+        match token {
+            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => break,
+            TokenTree::Punct(mark) => {
+                match mark.as_char() {
+                    '<' => depth += 1,
+                    '>' if last != '-' => depth -= 1,
+                    _ => {}
+                }
+                last = mark.as_char();
+                continue;
+            }
+            TokenTree::Ident(word) if depth == 0 && word == "for" => after_for = true,
+            TokenTree::Ident(word) if depth == 0 && word == "where" => break,
+            // The last word of a path is its name.
+            TokenTree::Ident(word) if depth == 0 && after_for => on = word.to_string(),
+            TokenTree::Ident(word) if depth == 0 => of = word.to_string(),
+            _ => {}
+        }
+        last = ' ';
+    }
+    Kind::Impl { of, on }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! Small sources, each with what must be found in it.
+
+use super::*;
+
+fn faults(source: &str) -> Vec<(usize, Lacks)> {
+    let mut report = Report::default();
+    report.add("a", "src/a.rs", source);
+    let found = report.faults().iter();
+    found.map(|fault| (fault.line, fault.lacks)).collect()
+}
+
+#[test]
+fn a_block_with_an_argument_above_passes() {
+    assert_eq!(
+        faults(
+            "fn f(p: *const u8) -> u8 {
+    // SAFETY: the caller gave a pointer to one byte,
+    // which lives as long as the call.
+    unsafe { *p }
+}"
+        ),
+        []
+    );
+}
+
+#[test]
+fn a_block_without_an_argument_is_found() {
+    assert_eq!(faults("fn f(p: *const u8) -> u8 {\n    unsafe { *p }\n}"), [(2, Lacks::Argument)]);
+    assert_eq!(faults("// SAFETY: for something else.\n\nfn f() {\n    unsafe { g() }\n}"), [(4, Lacks::Argument)]);
+    assert_eq!(faults("fn f() {\n    // SAFETY: checked by g.\n    g();\n    unsafe { h() }\n}"), [(4, Lacks::Argument)]);
+    assert_eq!(faults("fn f() {\n    // SAFETY:\n    unsafe { h() }\n}"), [(3, Lacks::Words)]);
+}
+
+#[test]
+fn the_argument_may_stand_above_the_statement() {
+    let source = "fn f() {
+    // SAFETY: g has no contract on Tuesdays.
+    #[allow(unused)]
+    let x = call(
+        1,
+        unsafe { g() },
+    );
+    match x {
+        0 => {}
+        // SAFETY: x was seen to be one.
+        1 => unsafe { h() },
+        2 =>
+        // SAFETY: x was seen to be two.
+        unsafe { h() },
+        _ => unsafe { h() },
+    }
+}";
+    assert_eq!(faults(source), [(15, Lacks::Argument)]);
+}
+
+#[test]
+fn one_argument_does_not_serve_the_next_statement() {
+    let source = "fn f() {
+    if a {
+        // SAFETY: a holds here.
+        unsafe { g() }
+    }
+    unsafe { h() }
+}";
+    assert_eq!(faults(source), [(6, Lacks::Argument)]);
+}
+
+#[test]
+fn code_under_a_configuration_or_in_a_macro_is_read_as_well() {
+    assert_eq!(faults("#[cfg(loom)]\nfn f() {\n    unsafe { g() }\n}"), [(3, Lacks::Argument)]);
+    assert_eq!(faults("macro_rules! m {\n    ($x:expr) => {\n        unsafe { $x }\n    };\n}"), [(3, Lacks::Argument)]);
+}
+
+#[test]
+fn what_only_looks_like_unsafe_code_is_not_counted() {
+    let source = "//! unsafe { }
+#[unsafe(no_mangle)]
+pub unsafe extern \"C\" fn f() {}
+/// unsafe impl Send for X {}
+const TEXT: &str = \"unsafe { }\";
+// unsafe { }
+pub type F = unsafe fn();
+unsafe extern \"C\" { safe fn g(); }
+unsafe trait T {}
+";
+    assert_eq!(faults(source), []);
+    let mut report = Report::default();
+    report.add("a", "src/a.rs", source);
+    assert!(report.table().contains("a           0      0    4  0/0"), "{}", report.table());
+}
+
+#[test]
+fn an_impl_needs_an_argument() {
+    assert_eq!(faults("unsafe impl Zeroable for X {}"), [(1, Lacks::Argument)]);
+    assert_eq!(faults("/// SAFETY: of no use here.\nunsafe impl Zeroable for X {}"), [(2, Lacks::Argument)]);
+    assert_eq!(faults("// SAFETY: all bits of a u8 are valid.\nunsafe impl Zeroable for X {}"), []);
+}
+
+#[test]
+fn send_and_sync_say_what_is_shared_who_synchronises_and_which_test() {
+    let item = |argument: &str| format!("// SAFETY: {argument}\nunsafe impl<T: Send> Send for a::X<T> {{}}");
+    assert_eq!(faults(&item("it is fine.")), [(2, Lacks::Shared)]);
+    assert_eq!(faults(&item("shared: the mapping.")), [(2, Lacks::Synchronised)]);
+    assert_eq!(faults(&item("shared: the mapping, synchronised by its lock.")), [(2, Lacks::Test)]);
+    assert_eq!(faults(&item("shared: the mapping, synchronised by its lock; test `two_threads_write`.")), []);
+}
+
+#[test]
+fn as_above_refers_to_the_same_type_only() {
+    let source = "// SAFETY: shared: the mapping, synchronised by its lock; test `two_threads_write`.
+unsafe impl Send for X {}
+// SAFETY: as for Send.
+unsafe impl Sync for X {}
+// SAFETY: as above.
+unsafe impl Sync for Y {}
+";
+    assert_eq!(faults(source), [(6, Lacks::Shared)]);
+}
+
+#[test]
+fn a_file_that_is_not_rust_is_a_fault() {
+    assert_eq!(faults("fn f( {"), [(1, Lacks::Rust)]);
+}
+
+#[test]
+fn a_fault_names_the_place() {
+    let mut report = Report::default();
+    report.add("a", "src/a.rs", "\nunsafe impl Sync for X {}");
+    assert_eq!(report.faults()[0].to_string(), "src/a.rs:2: unsafe impl Sync for X: no `// SAFETY:` comment directly above");
+}

@@ -1,0 +1,58 @@
+//! The files that git tracks, as text.
+//!
+//! What is in them is for the checks to judge. Files that are not UTF-8 are left out: they hold no words.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// One tracked file.
+#[derive(Debug)]
+pub(crate) struct File {
+    /// Its path from the root of the workspace, with `/`.
+    pub(crate) path: String,
+    /// What it holds.
+    pub(crate) text: String,
+}
+
+/// Why the tracked files could not be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TreeError {
+    #[error("git ls-files in {}: {source}", .root.display())]
+    Git { root: PathBuf, source: std::io::Error },
+    #[error("git ls-files in {}: {message}", .root.display())]
+    GitFailed { root: PathBuf, message: String },
+    #[error("read {}: {source}", .path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+}
+
+/// Reads one file as text.
+pub(crate) fn read(path: &Path) -> Result<String, TreeError> {
+    std::fs::read_to_string(path).map_err(|source| TreeError::Read { path: path.to_owned(), source })
+}
+
+/// The tracked text files under `root`, in git's order. One that was removed from the work tree is left out.
+pub(crate) fn tracked(root: &Path) -> Result<Vec<File>, TreeError> {
+    let output = Command::new("git")
+        .args(["ls-files", "-z"])
+        .current_dir(root)
+        .output()
+        .map_err(|source| TreeError::Git { root: root.to_owned(), source })?;
+    if !output.status.success() {
+        return Err(TreeError::GitFailed {
+            root: root.to_owned(),
+            message: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        });
+    }
+    let mut files = Vec::new();
+    for path in String::from_utf8_lossy(&output.stdout).split_terminator('\0') {
+        let full = root.join(path);
+        if !full.is_file() {
+            continue;
+        }
+        let bytes = std::fs::read(&full).map_err(|source| TreeError::Read { path: full, source })?;
+        if let Ok(text) = String::from_utf8(bytes) {
+            files.push(File { path: path.to_owned(), text });
+        }
+    }
+    Ok(files)
+}

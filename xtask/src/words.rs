@@ -1,0 +1,109 @@
+//! Words that no tracked file may hold: what is unfinished, tests that do not run, paths of somebody's machine.
+//!
+//! No opinion on style here. The words are spelled in halves, so that this file passes its own check.
+
+use std::fmt;
+
+/// A word and where it is forbidden.
+struct Word {
+    text: &'static str,
+    /// What precedes it must not be part of the same word or path.
+    place: Place,
+    why: &'static str,
+}
+
+enum Place {
+    /// Rust sources, where no identifier continues to the left.
+    Rust,
+    /// Any file, where no path continues to the left: `a/work/` is a directory of ours, an absolute one is not.
+    Anywhere,
+}
+
+const UNFINISHED: &str = "finish it, or leave it out and say so in the documentation";
+const SOMEBODYS: &str = "a path of one machine means nothing to a reader";
+
+const WORDS: &[Word] = &[
+    Word { text: concat!("to", "do!"), place: Place::Rust, why: UNFINISHED },
+    Word { text: concat!("unimple", "mented!"), place: Place::Rust, why: UNFINISHED },
+    Word { text: concat!("#[ig", "nore"), place: Place::Rust, why: "a test that does not run tests nothing" },
+    Word { text: concat!("d", "bg!("), place: Place::Rust, why: "left from debugging" },
+    Word { text: concat!("/wo", "rk/"), place: Place::Anywhere, why: SOMEBODYS },
+    Word { text: concat!("/ro", "ot/"), place: Place::Anywhere, why: SOMEBODYS },
+    Word { text: concat!("/ho", "me/"), place: Place::Anywhere, why: SOMEBODYS },
+    Word { text: concat!("/tmp/", "target"), place: Place::Anywhere, why: SOMEBODYS },
+    Word { text: concat!("/tmp/", "brief"), place: Place::Anywhere, why: SOMEBODYS },
+];
+
+/// One place of one word.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    path: String,
+    line: usize,
+    text: &'static str,
+    why: &'static str,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, line, text, why } = self;
+        write!(f, "{path}:{line}: `{text}`: {why}")
+    }
+}
+
+/// The forbidden words of one file.
+pub(crate) fn faults(path: &str, text: &str) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        for word in WORDS {
+            if word.is_in(path, line) {
+                faults.push(Fault { path: path.to_owned(), line: index + 1, text: word.text, why: word.why });
+            }
+        }
+    }
+    faults
+}
+
+impl Word {
+    fn is_in(&self, path: &str, line: &str) -> bool {
+        let continues: fn(char) -> bool = match self.place {
+            Place::Rust if !path.ends_with(".rs") => return false,
+            Place::Rust => |before| before.is_alphanumeric() || before == '_',
+            Place::Anywhere => |before| before.is_alphanumeric() || "_-.~}>)/".contains(before),
+        };
+        line.match_indices(self.text).any(|(at, _)| !line[..at].ends_with(continues))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_is_found_with_its_line() {
+        for word in WORDS {
+            let text = format!("fine\n    {}rest", word.text);
+            let found = faults("src/a.rs", &text);
+            assert_eq!(found.len(), 1, "{}", word.text);
+            assert_eq!(found[0].line, 2);
+            assert!(found[0].to_string().starts_with("src/a.rs:2: `"));
+        }
+    }
+
+    #[test]
+    fn a_path_is_found_in_any_file_and_a_macro_in_rust_only() {
+        let path = concat!("see `/wo", "rk/out`");
+        assert_eq!(faults("notes.md", path).len(), 1);
+        let unfinished = concat!("to", "do!()");
+        assert_eq!(faults("notes.md", unfinished), []);
+        assert_eq!(faults("notes.rs", unfinished).len(), 1);
+    }
+
+    #[test]
+    fn a_longer_word_or_path_is_another_one() {
+        assert_eq!(faults("a.rs", concat!("my_to", "do!()")), []);
+        assert_eq!(faults("a.md", concat!("https://host/wo", "rk/")), []);
+        assert_eq!(faults("a.md", concat!("target/wo", "rk/x")), []);
+        assert_eq!(faults("a.sh", concat!("$", "{ROOT}/wo", "rk/x")), []);
+        assert_eq!(faults("a.md", concat!("net", "/wo", "rk")), []);
+    }
+}
