@@ -4,8 +4,8 @@
 //! another target or configuration only, and asks more of `Send` and `Sync`.
 //!
 //! Invariant: "above" is above the statement or item that holds the `unsafe`, its attributes included, or between the first line of
-//! that statement and the `unsafe`. The argument for `Send` or `Sync` says what is *shared*, who *synchronises* it and which *test*
-//! would catch a mistake; one that follows another for the same type may say `as above` or `as for`.
+//! that statement and the `unsafe`. The argument for `Send` or `Sync` says what is *shared*, who *synchronises* it (or
+//! that *nothing* is) and which *test* would catch a mistake; one that follows another for the same type may say `as above` or `as for`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -170,12 +170,19 @@ impl Site {
         if refers && argued_type.as_ref() == Some(on) {
             return None;
         }
-        let asked = [("shar", Lacks::Shared), ("synchron", Lacks::Synchronised), ("test", Lacks::Test)];
-        let lacks = asked.iter().find(|(word, _)| !argument.contains(word));
-        if lacks.is_none() {
-            *argued_type = Some(on.clone());
+        let says = |word: &str| argument.contains(word);
+        if !says("shar") {
+            return Some(Lacks::Shared);
         }
-        lacks.map(|&(_, lacks)| lacks)
+        // What is not shared, or never changes, nobody has to synchronise.
+        if !says("synchron") && !says("nothing") {
+            return Some(Lacks::Synchronised);
+        }
+        if !says("test") {
+            return Some(Lacks::Test);
+        }
+        *argued_type = Some(on.clone());
+        None
     }
 
     /// What follows `SAFETY:` in the comment above, over all its lines.
