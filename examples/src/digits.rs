@@ -49,15 +49,9 @@ impl Digits {
     /// # Errors
     /// [`DigitsError`] names the line that is not like that, or says that there is none.
     pub fn parse(table: &str) -> Result<Self, DigitsError> {
-        let mut digits = Digits {
-            images: Vec::new(),
-            labels: Vec::new(),
-        };
+        let mut digits = Digits { images: Vec::new(), labels: Vec::new() };
         for (index, line) in table.lines().enumerate() {
-            let (image, label) = parse_line(line).map_err(|found| DigitsError::Line {
-                line: index + 1,
-                found,
-            })?;
+            let (image, label) = parse_line(line).map_err(|found| DigitsError::Line { line: index + 1, found })?;
             digits.images.push(image);
             digits.labels.push(label);
         }
@@ -112,14 +106,10 @@ impl Digits {
 fn parse_line(line: &str) -> Result<([f32; PIXELS], u8), String> {
     let mut fields = line.split(',');
     let mut next = |most: u8| {
-        let field = fields
-            .next()
-            .ok_or_else(|| String::from("fewer than 65 numbers"))?;
+        let field = fields.next().ok_or_else(|| String::from("fewer than 65 numbers"))?;
         match field.parse::<u8>() {
             Ok(value) if value <= most => Ok(value),
-            _ => Err(format!(
-                "`{field}` where a whole number in 0..={most} belongs"
-            )),
+            _ => Err(format!("`{field}` where a whole number in 0..={most} belongs")),
         }
     };
     let mut image = [0.0; PIXELS];
@@ -161,10 +151,9 @@ impl fmt::Display for DigitsError {
                 "digits, line {line}: found {found}; expected 64 pixels in 0..=16 and a digit in 0..=9, with commas between them"
             ),
             Self::Empty => write!(f, "digits: found no line; expected one line per image"),
-            Self::TooFew { images } => write!(
-                f,
-                "digits: found {images} images; expected more than the {TRAIN} that training takes"
-            ),
+            Self::TooFew { images } => {
+                write!(f, "digits: found {images} images; expected more than the {TRAIN} that training takes")
+            }
         }
     }
 }
@@ -186,8 +175,7 @@ impl Split {
     /// The same on every PE that passes the same `seed` and `epoch`.
     pub fn batches(&self, seed: u64, epoch: u64) -> Vec<Vec<usize>> {
         let mut order = self.train.clone();
-        SplitMix64::new(seed ^ epoch.wrapping_add(1).wrapping_mul(SplitMix64::STEP))
-            .shuffle(&mut order);
+        SplitMix64::new(seed ^ epoch.wrapping_add(1).wrapping_mul(SplitMix64::STEP)).shuffle(&mut order);
         order.chunks(BATCH).map(<[usize]>::to_vec).collect()
     }
 }
@@ -200,10 +188,7 @@ impl Split {
 /// # Panics
 /// If `rank` is not below `ranks`.
 pub fn share(batch: usize, rank: usize, ranks: usize) -> Range<usize> {
-    assert!(
-        rank < ranks,
-        "share: rank {rank} of {ranks}; expected a rank below the number of ranks"
-    );
+    assert!(rank < ranks, "share: rank {rank} of {ranks}; expected a rank below the number of ranks");
     let least = batch / ranks;
     let longer = batch % ranks;
     let start = rank * least + rank.min(longer);
@@ -263,10 +248,7 @@ mod tests {
             images[digits.label(sample)] += 1;
         }
         assert_eq!(images, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]);
-        let ink: f64 = (0..digits.len())
-            .flat_map(|sample| digits.image(sample))
-            .map(|&pixel| f64::from(pixel) * 16.0)
-            .sum();
+        let ink: f64 = (0..digits.len()).flat_map(|sample| digits.image(sample)).map(|&pixel| f64::from(pixel) * 16.0).sum();
         assert_eq!(ink, 561_718.0);
     }
 
@@ -277,29 +259,14 @@ mod tests {
             Err(DigitsError::Line { line: 2, found }) => found,
             other => panic!("{bad}: {other:?}"),
         };
-        assert_eq!(
-            refused(&"3,".repeat(63)),
-            "`` where a whole number in 0..=16 belongs"
-        );
+        assert_eq!(refused(&"3,".repeat(63)), "`` where a whole number in 0..=16 belongs");
         assert_eq!(refused("3,3"), "fewer than 65 numbers");
         assert_eq!(refused(&format!("{good},1")), "more than 65 numbers");
-        assert_eq!(
-            refused(&good.replacen('3', "17", 1)),
-            "`17` where a whole number in 0..=16 belongs"
-        );
-        assert_eq!(
-            refused(&good.replace('7', "10")),
-            "`10` where a whole number in 0..=9 belongs"
-        );
-        assert_eq!(
-            refused(&good.replacen('3', "-1", 1)),
-            "`-1` where a whole number in 0..=16 belongs"
-        );
+        assert_eq!(refused(&good.replacen('3', "17", 1)), "`17` where a whole number in 0..=16 belongs");
+        assert_eq!(refused(&good.replace('7', "10")), "`10` where a whole number in 0..=9 belongs");
+        assert_eq!(refused(&good.replacen('3', "-1", 1)), "`-1` where a whole number in 0..=16 belongs");
         assert_eq!(Digits::parse("").unwrap_err(), DigitsError::Empty);
-        assert_eq!(
-            Digits::parse(&good).unwrap().split(1).unwrap_err(),
-            DigitsError::TooFew { images: 1 }
-        );
+        assert_eq!(Digits::parse(&good).unwrap().split(1).unwrap_err(), DigitsError::TooFew { images: 1 });
     }
 
     #[test]

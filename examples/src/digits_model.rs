@@ -56,12 +56,7 @@ impl<'a, T> Parts<'a, T> {
         let (to_hidden, rest) = list.split_at(HIDDEN * PIXELS);
         let (hidden_bias, rest) = rest.split_at(HIDDEN);
         let (to_class, class_bias) = rest.split_at(CLASSES * HIDDEN);
-        Self {
-            to_hidden,
-            hidden_bias,
-            to_class,
-            class_bias,
-        }
+        Self { to_hidden, hidden_bias, to_class, class_bias }
     }
 }
 
@@ -72,9 +67,7 @@ impl Model {
         let mut parameters = Vec::with_capacity(PARAMETERS);
         for (units, inputs) in [(HIDDEN, PIXELS), (CLASSES, HIDDEN)] {
             let bound = 1.0 / (inputs as f64).sqrt();
-            parameters.extend(
-                (0..units * inputs).map(|_| ((2.0 * generator.next_f64() - 1.0) * bound) as f32),
-            );
+            parameters.extend((0..units * inputs).map(|_| ((2.0 * generator.next_f64() - 1.0) * bound) as f32));
             parameters.extend(std::iter::repeat_n(0.0, units));
         }
         Self { parameters }
@@ -94,12 +87,7 @@ impl Model {
     /// # Panics
     /// If `out` is not of [`PARAMETERS`] elements or a sample is not an image of `digits`.
     pub fn gradient(&self, digits: &Digits, samples: &[usize], out: &mut [f32]) -> f64 {
-        assert_eq!(
-            out.len(),
-            PARAMETERS,
-            "gradient: found a buffer of {} elements; expected one per parameter",
-            out.len()
-        );
+        assert_eq!(out.len(), PARAMETERS, "gradient: found a buffer of {} elements; expected one per parameter", out.len());
         let model = Parts::of(&self.parameters);
         let mut to_hidden = vec![0.0_f64; HIDDEN * PIXELS];
         let mut hidden_bias = [0.0_f64; HIDDEN];
@@ -133,11 +121,7 @@ impl Model {
             }
         }
 
-        let sums = to_hidden
-            .iter()
-            .chain(&hidden_bias)
-            .chain(to_class.as_flattened())
-            .chain(&class_bias);
+        let sums = to_hidden.iter().chain(&hidden_bias).chain(to_class.as_flattened()).chain(&class_bias);
         for (out, &sum) in out.iter_mut().zip(sums) {
             *out = sum as f32;
         }
@@ -155,10 +139,7 @@ impl Model {
             "apply: found a gradient of {} elements; expected one per parameter",
             gradient.len()
         );
-        assert!(
-            images > 0,
-            "apply: found a sum over 0 images; expected at least 1"
-        );
+        assert!(images > 0, "apply: found a sum over 0 images; expected at least 1");
         let step = learning_rate / images as f64;
         for (parameter, &by) in self.parameters.iter_mut().zip(gradient) {
             *parameter = (f64::from(*parameter) - step * f64::from(by)) as f32;
@@ -170,10 +151,7 @@ impl Model {
     /// # Panics
     /// If a sample is not an image of `digits`.
     pub fn loss(&self, digits: &Digits, samples: &[usize]) -> f64 {
-        samples
-            .iter()
-            .map(|&sample| self.forward(digits.image(sample), digits.label(sample)).2)
-            .sum()
+        samples.iter().map(|&sample| self.forward(digits.image(sample), digits.label(sample)).2).sum()
     }
 
     /// How many of `samples` the network reads right.
@@ -184,15 +162,9 @@ impl Model {
         let right = |&&sample: &&usize| {
             let label = digits.label(sample);
             let (_, probabilities, _) = self.forward(digits.image(sample), label);
-            probabilities
-                .iter()
-                .enumerate()
-                .all(|(class, &other)| class == label || other < probabilities[label])
+            probabilities.iter().enumerate().all(|(class, &other)| class == label || other < probabilities[label])
         };
-        Accuracy {
-            correct: samples.iter().filter(right).count(),
-            images: samples.len(),
-        }
+        Accuracy { correct: samples.iter().filter(right).count(), images: samples.len() }
     }
 
     /// Hidden units, probabilities of the digits, and loss for one image.
@@ -238,13 +210,7 @@ mod tests {
     }
 
     /// The sum over a batch as `ranks` PEs make it: each its share, added in `f32`.
-    fn summed(
-        model: &Model,
-        digits: &Digits,
-        batch: &[usize],
-        ranks: usize,
-        out: &mut [f32],
-    ) -> f64 {
+    fn summed(model: &Model, digits: &Digits, batch: &[usize], ranks: usize, out: &mut [f32]) -> f64 {
         let mut part = vec![0.0; PARAMETERS];
         out.fill(0.0);
         (0..ranks)
@@ -284,10 +250,7 @@ mod tests {
 
         // Of every part, some that are not the slopes of a pixel that is always white.
         let mut compared = 0;
-        for index in (0..PARAMETERS)
-            .step_by(7)
-            .chain(PARAMETERS - 60..PARAMETERS)
-        {
+        for index in (0..PARAMETERS).step_by(7).chain(PARAMETERS - 60..PARAMETERS) {
             let here = model.parameters[index];
             let [above, below] = [here + 1e-3, here - 1e-3];
             model.parameters[index] = above;
@@ -298,10 +261,7 @@ mod tests {
 
             let slope = (loss_above - loss_below) / (f64::from(above) - f64::from(below));
             let found = f64::from(gradient[index]);
-            assert!(
-                (slope - found).abs() < 1e-5 * (1.0 + slope.abs()),
-                "parameter {index}: slope {slope}, gradient {found}"
-            );
+            assert!((slope - found).abs() < 1e-5 * (1.0 + slope.abs()), "parameter {index}: slope {slope}, gradient {found}");
             compared += usize::from(slope != 0.0);
         }
         assert!(compared > 250, "only {compared} slopes were not zero");
@@ -322,10 +282,7 @@ mod tests {
             for (index, (sum, whole)) in sum.iter().zip(&whole).enumerate() {
                 // One rounding per share, each of half a unit in the last place of a partial sum.
                 let bound = ranks as f32 * f32::EPSILON * largest;
-                assert!(
-                    (sum - whole).abs() <= bound,
-                    "{ranks} shares, parameter {index}: {sum} and {whole}"
-                );
+                assert!((sum - whole).abs() <= bound, "{ranks} shares, parameter {index}: {sum} and {whole}");
             }
         }
     }
@@ -354,10 +311,7 @@ mod tests {
         let (_, alone) = trained(1, 4);
         for ranks in [2, 3, 7, 8] {
             let (_, together) = trained(ranks, 4);
-            assert!(
-                (together - alone).abs() < 1e-5 * alone,
-                "{ranks} PEs: {together}, one PE: {alone}"
-            );
+            assert!((together - alone).abs() < 1e-5 * alone, "{ranks} PEs: {together}, one PE: {alone}");
         }
     }
 

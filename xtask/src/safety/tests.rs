@@ -103,10 +103,7 @@ fn send_and_sync_say_what_is_shared_who_synchronises_and_which_test() {
     assert_eq!(faults(&item("shared: the mapping.")), [(2, Lacks::Synchronised)]);
     assert_eq!(faults(&item("shared: the mapping, synchronised by its lock.")), [(2, Lacks::Test)]);
     assert_eq!(faults(&item("shared: the mapping, synchronised by its lock; test `two_threads_write`.")), []);
-    assert_eq!(
-        faults(&item("shared: nothing that changes; test `two_threads_read`.")),
-        []
-    );
+    assert_eq!(faults(&item("shared: nothing that changes; test `two_threads_read`.")), []);
 }
 
 #[test]
