@@ -1,1 +1,65 @@
-//! Being written.
+//! The protocols by which PEs synchronise, written once, over words of memory that several PEs access.
+//!
+//! Nothing here allocates, maps memory, reads a clock or knows what a process is: the caller brings the words ([`Word`]) and decides what a
+//! waiter does between two looks ([`Pause`]). So the same code runs in the host backend, in kernels, and under a model checker that
+//! tries its interleavings.
+//!
+//! | module | what it does | who writes a word |
+//! |---|---|---|
+//! | [`flag`] | a counter that only grows, and a wait for it | one PE |
+//! | [`barrier`] | arrival of a whole team: one word per rank, or one counter | each rank its own; all the counter |
+//! | [`slot`] | a small payload from each rank to all, with two lines per rank | each rank its own |
+//! | [`put_signal`] | data, then a signal; waits for one or several signals | anybody |
+//! | [`mailbox`] | a ring of descriptors from one rank to another | the producer the lines, the consumer the acknowledgement |
+//!
+//! # Epochs
+//! Operations of a team are counted. The count of an operation is its epoch: 1 for the first where the words start as zeros, and one more for
+//! each that follows, on every rank alike. Epochs are never reset and may wrap: they are compared by their distance, which is
+//! right while two of them are less than 2⁶³ apart. No rank is ever more than one epoch ahead of another.
+//!
+//! # Ordering
+//! Every name that says nothing else is strong: what a PE wrote before it posted, arrived, published, signalled, pushed or acknowledged is
+//! visible to the PE that saw it do so.
+//!
+//! ```
+//! use core::sync::atomic::AtomicU64;
+//! use peerweave_device::{barrier, pause};
+//! use peerweave_types::Rank;
+//!
+//! let words = [const { AtomicU64::new(0) }; 2];
+//! std::thread::scope(|team| {
+//!     for rank in 0..2 {
+//!         let words = &words;
+//!         team.spawn(move || {
+//!             let mut looks = 1_000_000;
+//!             let mut pause = pause::from_fn(|| {
+//!                 std::thread::yield_now();
+//!                 looks -= 1;
+//!                 if looks == 0 { Err("nobody came") } else { Ok(()) }
+//!             });
+//!             for epoch in 1..=3 {
+//!                 barrier::sync(words, Rank::new(rank), epoch, &mut pause).unwrap();
+//!             }
+//!         });
+//!     }
+//! });
+//! ```
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+mod arch;
+pub mod barrier;
+pub mod flag;
+mod line;
+pub mod mailbox;
+pub mod pause;
+pub mod put_signal;
+pub mod slot;
+pub mod word;
+
+pub use line::Line;
+pub use pause::Pause;
+pub use word::{Word, Words};

@@ -1,0 +1,7 @@
+//! Memory of this machine, shared by threads or processes: the atomics of the language.
+//!
+//! How the memory came to be shared is not told here.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+super::word_by_atomic!(AtomicU64, Ordering);

@@ -1,0 +1,7 @@
+//! The memory of the model checker, which tries the interleavings and the stale reads that the orderings allow.
+//!
+//! Compiled only under `--cfg loom`.
+
+use loom::sync::atomic::{AtomicU64, Ordering};
+
+super::word_by_atomic!(AtomicU64, Ordering);

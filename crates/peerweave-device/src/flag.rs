@@ -1,0 +1,48 @@
+//! A counter word that only grows, and a wait until it has reached an epoch.
+//!
+//! Carries no data: see [`crate::slot`] and [`crate::put_signal`]. Invariant: one PE writes the word, and each value it writes is at or after the
+//! one before.
+
+use crate::pause::{self, Pause};
+use crate::word::Word;
+
+/// Whether `value` is at or after `epoch`: the distance from `epoch` is less than 2⁶³, so that both may wrap.
+#[inline]
+pub const fn at_or_after(value: u64, epoch: u64) -> bool {
+    value.wrapping_sub(epoch) as i64 >= 0
+}
+
+/// Says that this PE has come to `epoch`. The word's one writer calls it.
+///
+/// # Ordering
+/// Release: all that this PE did before is visible to whoever sees that the word has [`reached`] the epoch. On x86, non-temporal stores are
+/// not ordered by a release: fence them first.
+///
+/// # Panics
+/// In debug builds, where the epoch lies before the one that was posted last.
+#[inline]
+pub fn post<W: Word + ?Sized>(word: &W, epoch: u64) {
+    debug_assert!(at_or_after(epoch, word.load_relaxed()), "a flag never decreases");
+    word.store_release(epoch);
+}
+
+/// Whether the word has come to `epoch`, or past it. Anybody may ask.
+///
+/// # Ordering
+/// Acquire, where the answer is yes.
+#[inline]
+pub fn reached<W: Word + ?Sized>(word: &W, epoch: u64) -> bool {
+    at_or_after(word.load_acquire(), epoch)
+}
+
+/// Waits until the word has come to `epoch`, or past it. Anybody may wait, any number of PEs at once.
+///
+/// # Ordering
+/// Acquire, where the wait succeeds.
+///
+/// # Errors
+/// The one of the pause.
+#[inline]
+pub fn wait<W: Word + ?Sized, P: Pause + ?Sized>(word: &W, epoch: u64, pause: &mut P) -> Result<(), P::Error> {
+    pause::until(pause, || reached(word, epoch).then_some(()))
+}

@@ -1,0 +1,145 @@
+//! One 64-bit word that several PEs access, and an array of such words.
+//!
+//! No protocol is here, only what the memory beneath must be able to do. Invariant: a word is only ever accessed atomically, and every access
+//! is seen by all PEs that the word is shared among (on a GPU: system scope).
+
+use core::marker::PhantomData;
+
+/// One 64-bit word that several PEs access: what the memory beneath can do.
+///
+/// Implemented for [`core::sync::atomic::AtomicU64`]; for the atomic of the model checker under `--cfg loom`; a kernel brings its own. The
+/// orderings are those of the C++20 memory model, and the protocols need exactly those stated. Each read-modify-write continues the
+/// release sequence of the store that it replaces.
+pub trait Word {
+    /// Reads the word. Orders nothing.
+    fn load_relaxed(&self) -> u64;
+
+    /// Reads the word. What its writer did before the release store that is read is visible after this.
+    fn load_acquire(&self) -> u64;
+
+    /// Writes the word. Orders nothing.
+    fn store_relaxed(&self, value: u64);
+
+    /// Writes the word. All that this PE read and wrote before is done before whoever acquires the value goes on.
+    fn store_release(&self, value: u64);
+
+    /// Adds, wrapping, and returns what was there. Acquires what it replaces and releases.
+    fn fetch_add_acq_rel(&self, value: u64) -> u64;
+
+    /// Writes the word and returns what was there. Acquires what it replaces and releases.
+    fn swap_acq_rel(&self, value: u64) -> u64;
+
+    /// Writes `new` where the word is `current`. Returns what was there, as `Ok` where it was replaced; never fails where the word is
+    /// `current`. Acquires, and releases where it replaces.
+    fn compare_exchange_acq_rel(&self, current: u64, new: u64) -> Result<u64, u64>;
+
+    /// Bitwise and; returns what was there. Acquires what it replaces and releases.
+    fn fetch_and_acq_rel(&self, value: u64) -> u64;
+
+    /// Bitwise or; returns what was there. Acquires what it replaces and releases.
+    fn fetch_or_acq_rel(&self, value: u64) -> u64;
+
+    /// Bitwise exclusive or; returns what was there. Acquires what it replaces and releases.
+    fn fetch_xor_acq_rel(&self, value: u64) -> u64;
+}
+
+/// Words, counted from 0, wherever they lie: in a slice, at strides, or in the segments of several PEs.
+///
+/// A team's words are indexed by rank. See [`from_fn`] for words that do not lie together.
+pub trait Words {
+    /// What a word is.
+    type Word: Word;
+
+    /// How many words.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The word with this index. Always the same word for the same index.
+    ///
+    /// # Panics
+    /// May panic where `index >= len()`; the protocols never ask for it.
+    fn word(&self, index: usize) -> &Self::Word;
+}
+
+impl<W: Word> Words for [W] {
+    type Word = W;
+
+    #[inline]
+    fn len(&self) -> usize {
+        <[W]>::len(self)
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> &W {
+        &self[index]
+    }
+}
+
+impl<W: Word, const N: usize> Words for [W; N] {
+    type Word = W;
+
+    #[inline]
+    fn len(&self) -> usize {
+        N
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> &W {
+        &self[index]
+    }
+}
+
+impl<T: Words + ?Sized> Words for &T {
+    type Word = T::Word;
+
+    #[inline]
+    fn len(&self) -> usize {
+        T::len(self)
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> &T::Word {
+        T::word(self, index)
+    }
+}
+
+/// Words that a closure finds. Made by [`from_fn`].
+pub struct FromFn<'a, W, F> {
+    len: usize,
+    find: F,
+    found: PhantomData<&'a W>,
+}
+
+/// `len` words, of which `find` gives the one with an index below `len`.
+///
+/// ```
+/// use core::sync::atomic::AtomicU64;
+/// use peerweave_device::word::{self, Words};
+///
+/// // One word per cache line: every eighth.
+/// let memory = [const { AtomicU64::new(0) }; 32];
+/// let words = word::from_fn(4, |rank| &memory[8 * rank]);
+/// assert!(core::ptr::eq(words.word(3), &memory[24]));
+/// ```
+#[inline]
+pub fn from_fn<'a, W: Word + 'a, F: Fn(usize) -> &'a W>(len: usize, find: F) -> FromFn<'a, W, F> {
+    FromFn { len, find, found: PhantomData }
+}
+
+impl<'a, W: Word + 'a, F: Fn(usize) -> &'a W> Words for FromFn<'a, W, F> {
+    type Word = W;
+
+    #[inline]
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> &W {
+        (self.find)(index)
+    }
+}
