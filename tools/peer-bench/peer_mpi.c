@@ -1,0 +1,189 @@
+/* Open MPI under the harness: collectives on private buffers, one-sided calls on an allocated window.
+ * Not here: timing and checking, see harness.c. MPI's window is the equivalent of a symmetric allocation. */
+#include "harness.h"
+
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct peer self;
+static MPI_Win window = MPI_WIN_NULL;
+
+static int count_of(size_t bytes)
+{
+    return (int)(bytes / sizeof(float));
+}
+
+static void barrier(size_t bytes, long calls)
+{
+    (void)bytes;
+    for (long i = 0; i < calls; i++)
+        MPI_Barrier(MPI_COMM_WORLD);
+}
+
+static void all_reduce(size_t bytes, long calls)
+{
+    for (long i = 0; i < calls; i++)
+        MPI_Allreduce(self.src, self.dst, count_of(bytes), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+
+static void reduce_scatter(size_t bytes, long calls)
+{
+    for (long i = 0; i < calls; i++)
+        MPI_Reduce_scatter_block(self.src, self.dst, count_of(bytes) / self.pes, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+
+/* The same result by the call that takes a count per rank: Open MPI has other algorithms behind it. */
+static void reduce_scatter_counts(size_t bytes, long calls)
+{
+    int counts[1024];
+    if (self.pes > 1024)
+        fail("reduce-scatter-counts: at most 1024 PEs, got %d", self.pes);
+    for (int r = 0; r < self.pes; r++)
+        counts[r] = count_of(bytes) / self.pes;
+    for (long i = 0; i < calls; i++)
+        MPI_Reduce_scatter(self.src, self.dst, counts, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+
+static void all_gather(size_t bytes, long calls)
+{
+    int block = count_of(bytes) / self.pes;
+    for (long i = 0; i < calls; i++)
+        MPI_Allgather(self.src, block, MPI_FLOAT, self.dst, block, MPI_FLOAT, MPI_COMM_WORLD);
+}
+
+static void all_to_all(size_t bytes, long calls)
+{
+    int block = count_of(bytes) / self.pes;
+    for (long i = 0; i < calls; i++)
+        MPI_Alltoall(self.src, block, MPI_FLOAT, self.dst, block, MPI_FLOAT, MPI_COMM_WORLD);
+}
+
+static void broadcast(size_t bytes, long calls)
+{
+    for (long i = 0; i < calls; i++)
+        MPI_Bcast(self.src, count_of(bytes), MPI_FLOAT, 0, MPI_COMM_WORLD);
+}
+
+static void put(size_t bytes, long calls)
+{
+    for (long i = 0; i < calls; i++) {
+        MPI_Put(self.src, (int)bytes, MPI_BYTE, 1, 0, (int)bytes, MPI_BYTE, window);
+        MPI_Win_flush(1, window);
+    }
+}
+
+static void get(size_t bytes, long calls)
+{
+    for (long i = 0; i < calls; i++) {
+        MPI_Get(self.dst, (int)bytes, MPI_BYTE, 1, 0, (int)bytes, MPI_BYTE, window);
+        MPI_Win_flush(1, window);
+    }
+}
+
+static void fetch_add(size_t bytes, long calls)
+{
+    int64_t one = 1, before;
+    (void)bytes;
+    for (long i = 0; i < calls; i++) {
+        MPI_Fetch_and_op(&one, &before, MPI_INT64_T, 1, 0, MPI_SUM, window);
+        MPI_Win_flush(1, window);
+    }
+}
+
+static void ping_pong(size_t bytes, long calls)
+{
+    static int64_t sent;
+    (void)bytes;
+    for (long i = 0; i < calls; i++) {
+        int64_t received = 0;
+        sent++;
+        if (self.rank == 0)
+            MPI_Send(&sent, 1, MPI_INT64_T, 1, 0, MPI_COMM_WORLD);
+        MPI_Recv(&received, 1, MPI_INT64_T, 1 - self.rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        if (self.rank == 1)
+            MPI_Send(&sent, 1, MPI_INT64_T, 0, 0, MPI_COMM_WORLD);
+        self.bad_pongs += received != sent;
+    }
+}
+
+static void *private_buffer(size_t bytes)
+{
+    void *buffer = NULL;
+    if (posix_memalign(&buffer, 4096, bytes))
+        fail("no memory for %zu bytes", bytes);
+    memset(buffer, 0, bytes);
+    return buffer;
+}
+
+static void prepare(const struct op *op, size_t max_bytes)
+{
+    self.src = private_buffer(max_bytes);
+    self.dst = op->kind == OP_BROADCAST ? self.src : private_buffer(max_bytes);
+    if (op->kind != OP_PUT && op->kind != OP_GET && op->kind != OP_FETCH_ADD)
+        return;
+    void *shared;
+    MPI_Win_allocate((MPI_Aint)max_bytes, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &shared, &window);
+    memset(shared, 0, max_bytes);
+    MPI_Win_lock_all(MPI_MODE_NOCHECK, window);
+    if (op->kind == OP_GET)
+        self.src = shared;
+    else
+        self.dst = shared;
+}
+
+static void settle(void)
+{
+    if (window != MPI_WIN_NULL)
+        MPI_Win_sync(window);
+}
+
+static void plain_barrier(void)
+{
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+static double max(double mine)
+{
+    double all;
+    MPI_Allreduce(&mine, &all, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    return all;
+}
+
+static const struct op ops[] = {
+    {"barrier", OP_BARRIER, barrier},
+    {"all-reduce", OP_ALL_REDUCE, all_reduce},
+    {"reduce-scatter", OP_REDUCE_SCATTER, reduce_scatter},
+    {"reduce-scatter-counts", OP_REDUCE_SCATTER, reduce_scatter_counts},
+    {"all-gather", OP_ALL_GATHER, all_gather},
+    {"all-to-all", OP_ALL_TO_ALL, all_to_all},
+    {"broadcast", OP_BROADCAST, broadcast},
+    {"put", OP_PUT, put},
+    {"get", OP_GET, get},
+    {"fetch-add", OP_FETCH_ADD, fetch_add},
+    {"ping-pong", OP_PING_PONG, ping_pong},
+    {0},
+};
+
+int main(int argc, char **argv)
+{
+    char version[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length;
+
+    MPI_Init(&argc, &argv);
+    self = (struct peer){.name = "openmpi", .ops = ops, .prepare = prepare, .settle = settle, .barrier = plain_barrier, .max = max};
+    MPI_Comm_rank(MPI_COMM_WORLD, &self.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &self.pes);
+    MPI_Get_library_version(version, &length);
+    version[strcspn(version, ",\"\\\n")] = 0;
+    snprintf(self.version, sizeof self.version, "%s", version);
+
+    int status = harness_main(&self, argc, argv);
+    if (window != MPI_WIN_NULL) {
+        MPI_Win_unlock_all(window);
+        MPI_Win_free(&window);
+    }
+    MPI_Finalize();
+    return status;
+}

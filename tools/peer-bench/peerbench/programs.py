@@ -1,0 +1,287 @@
+"""How each program is started and its output read. Not here: statistics over rounds (report.py).
+
+Every call of `measure` starts fresh processes and leaves none behind, also when it fails.
+"""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+from .cases import Group
+
+SYMMETRIC_SIZE = "512M"
+MIN_CALLS, MAX_CALLS = 3, 2_000_000
+
+
+class ProgramError(Exception):
+    """A program failed, ran out of time, or printed something unexpected. The text is the whole message."""
+
+
+@dataclass
+class Sample:
+    """What one program reported for one case in one round; times are per call."""
+
+    us: float
+    batch_us: List[float] = field(default_factory=list)
+    calls_per_batch: int = 0
+    wrong: Optional[int] = 0
+    """Elements that were wrong, or None where the program does not check this operation."""
+    foreign_cpus: float = 0.0
+    """CPUs that other programs of the machine used meanwhile."""
+
+
+@dataclass
+class Settings:
+    """How much is measured in one round; the same for every program."""
+
+    batches: int = 5
+    batch_ms: float = 30.0
+    timeout_s: float = 120.0
+
+
+def run(argv: List[str], timeout_s: float, env: Optional[Dict[str, str]] = None) -> Tuple[int, str, str]:
+    """Runs a command in a process group of its own; one that is over its time is ended with all its children."""
+    process = subprocess.Popen(
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **(env or {})},
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        end(process)
+        raise ProgramError(f"{command_name(argv)}: no end after {timeout_s:g} s") from None
+    except BaseException:  # Ctrl-C above all: a launcher's PEs would go on spinning
+        end(process)
+        raise
+    return process.returncode, out, err
+
+
+def end(process: subprocess.Popen) -> None:
+    """SIGTERM first: launchers put their PEs into process groups of their own and end them only when asked."""
+    for number, grace_s in ((signal.SIGTERM, 5), (signal.SIGKILL, None)):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            try:
+                process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                continue
+    process.stdout.close()
+    process.stderr.close()
+
+
+def command_name(argv: List[str]) -> str:
+    """The command as the report shows it: programs without their folders, which differ from machine to machine."""
+    return " ".join(Path(word).name if word.startswith(("/", "./")) else word for word in argv)
+
+
+def last_lines(text: str, count: int = 4) -> str:
+    return " | ".join(line.strip() for line in text.strip().splitlines()[-count:]) or "no message"
+
+
+class Peer:
+    """One of the programs of this folder under its launcher."""
+
+    def __init__(self, name: str, label: str, launcher: str, program: Path, extra: Tuple[str, ...] = ()):
+        self.name, self.label = name, label
+        self.program, self.extra, self.launcher = program, extra, launcher
+        self.version = "unknown"
+        self.clock_ns: Optional[float] = None
+
+    def command(self, pes: int) -> List[str]:
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        return [self.launcher, *root, "--oversubscribe", *self.extra, "-n", str(pes), str(self.program)]
+
+    def operations(self, op: str) -> List[str]:
+        """The program's own names for what `op` asks; the fastest of several counts. Empty: it has no such call."""
+        return [op]
+
+    def supports(self, group: Group) -> bool:
+        return bool(self.operations(group.op))
+
+    def measure(self, group: Group, settings: Settings) -> Dict[int, Sample]:
+        if group.op == "init":
+            return {0: self.start_to_first_barrier(group.pes, settings)}
+        best: Dict[int, Sample] = {}
+        for op in self.operations(group.op):
+            for size, sample in self.measure_one(op, group, settings).items():
+                if size not in best or sample.us < best[size].us:
+                    best[size] = sample
+        return best
+
+    def measure_one(self, op: str, group: Group, settings: Settings) -> Dict[int, Sample]:
+        argv = self.command(group.pes) + [op, "--batches", str(settings.batches), "--batch-ms", str(settings.batch_ms)]
+        if any(group.sizes):
+            argv += ["--sizes", ",".join(str(size) for size in group.sizes)]
+        if group.dirty:
+            argv.append("--dirty")
+        lines = self.lines(argv, settings.timeout_s)
+        samples = {
+            line["size"]: Sample(line["median_us"], line["batch_us"], line["calls_per_batch"], line["nwrong"])
+            for line in lines
+            if line.get("op") == op
+        }
+        missing = [size for size in group.sizes if size not in samples]
+        if missing:
+            raise ProgramError(f"{command_name(argv)}: no line for sizes {missing}")
+        return samples
+
+    def start_to_first_barrier(self, pes: int, settings: Settings) -> Sample:
+        argv = self.command(pes) + ["init", "--t0", str(time.time_ns())]
+        lines = self.lines(argv, settings.timeout_s)
+        ms = next((line["first_barrier_ms"] for line in lines if "first_barrier_ms" in line), None)
+        if ms is None:
+            raise ProgramError(f"{command_name(argv)}: no first_barrier_ms in the output")
+        return Sample(ms * 1e3, [ms * 1e3], 1)
+
+    def lines(self, argv: List[str], timeout_s: float) -> List[dict]:
+        # The exit status says nothing: the OpenSHMEM program leaves without finalising. Its last line does.
+        _, out, err = run(argv, timeout_s, {"SHMEM_SYMMETRIC_SIZE": SYMMETRIC_SIZE})
+        lines = []
+        for text in out.splitlines():
+            if text.startswith("{"):
+                try:
+                    lines.append(json.loads(text))
+                except ValueError:
+                    raise ProgramError(f"{command_name(argv)}: not JSON: {text[:200]}") from None
+        if not any(line.get("done") for line in lines):
+            raise ProgramError(f"{command_name(argv)}: did not finish: {last_lines(err)}")
+        for line in lines:
+            self.version = line.get("version", self.version)
+            self.clock_ns = line.get("clock_ns", self.clock_ns)
+        return lines
+
+
+class OpenShmem(Peer):
+    """OpenSHMEM has no reduce-scatter."""
+
+    def operations(self, op: str) -> List[str]:
+        return [] if op == "reduce-scatter" else [op]
+
+
+class TunedOpenMpi(Peer):
+    """Open MPI as somebody sets it who measured: other algorithms where they are faster.
+
+    With up to as many PEs as cores the `sm` collectives are preferred (they spin, so that they lose when PEs share a core).
+    Reduce-scatter uses the call with a count per rank, which has other algorithms behind it than the block call.
+    """
+
+    def operations(self, op: str) -> List[str]:
+        return {"reduce-scatter": ["reduce-scatter-counts"], "all-reduce": [op], "barrier": [op], "broadcast": [op]}.get(op, [])
+
+    def supports(self, group: Group) -> bool:
+        return bool(self.operations(group.op)) and (group.pes <= (os.cpu_count() or 1) or group.op == "reduce-scatter")
+
+
+# ---- Peerweave: everything that depends on its command line or its JSON is below this line ----
+
+PEERWEAVE_OPS = {"fetch-add": "atomics"}
+
+
+def peerweave_command(program: str, group: Group, size: int, calls: int, warmup: int, out: str) -> List[str]:
+    """The command that measures one case and writes its result to the file `out`."""
+    op = PEERWEAVE_OPS.get(group.op, group.op)
+    argv = [program, "bench", op, "-n", str(group.pes), "-d", "float", "-o", "sum"]
+    if size:
+        argv += ["-b", str(size), "-e", str(size), "-f", "2"]
+    if group.dirty:
+        argv.append("--dirty")
+    return argv + ["--iters", str(calls), "--warmup", str(warmup), "--json", out]
+
+
+def peerweave_result(document: dict, group: Group, size: int) -> Tuple[float, Optional[int]]:
+    """Microseconds per call and the number of wrong values (None: not checked) from the JSON of one run."""
+    rows = document.get("results", [])
+    if group.op == "fetch-add":
+        rows = [row for row in rows if "fetch" in str(row.get("redop", "")) and "add" in str(row.get("redop", ""))] or rows
+    elif size:
+        rows = [row for row in rows if row.get("size") == size]
+    if len(rows) != 1:
+        raise ProgramError(f"peerweave bench {group.op}: expected one result for size {size}, got {len(rows)}")
+    result = rows[0].get("out_of_place") or {}
+    us, wrong = result.get("time"), result.get("nwrong")
+    if not isinstance(us, (int, float)) or not us > 0:
+        raise ProgramError(f"peerweave bench {group.op}: out_of_place.time is {us!r}, expected microseconds")
+    checked = isinstance(wrong, (int, float)) and wrong >= 0
+    return float(us), int(wrong) if checked else None
+
+
+class Peerweave:
+    """`peerweave bench`. One run is one batch, so that a round has as many batches as a peer's."""
+
+    name, label = "peerweave", "Peerweave"
+
+    def __init__(self, program: str):
+        self.program = program
+        self.version = "unknown"
+        self.clock_ns: Optional[float] = None
+        self.calls: Dict[Tuple[Group, int], int] = {}
+        status, out, err = run([program, "--version"], 30)
+        if status != 0:
+            raise ProgramError(f"{command_name([program])} --version: status {status}: {last_lines(err)}")
+        self.version = out.strip()
+
+    def supports(self, group: Group) -> bool:
+        return True
+
+    def measure(self, group: Group, settings: Settings) -> Dict[int, Sample]:
+        if group.op == "init":
+            return {0: self.start_to_exit(group, settings)}
+        return {size: self.measure_one(group, size, settings) for size in group.sizes}
+
+    def measure_one(self, group: Group, size: int, settings: Settings) -> Sample:
+        calls = self.calls.get((group, size)) or self.calls_per_batch(group, size, settings)
+        self.calls[group, size] = calls
+        times, wrong = [], 0
+        for _ in range(settings.batches):
+            us, bad = self.once(group, size, calls, settings)
+            times.append(us)
+            wrong = None if bad is None or wrong is None else wrong + bad
+        return Sample(statistics.median(times), times, calls, wrong)
+
+    def calls_per_batch(self, group: Group, size: int, settings: Settings) -> int:
+        us, _ = self.once(group, size, 20 if size < 1 << 20 else MIN_CALLS, settings)
+        us, _ = self.once(group, size, bounded(2000 / us), settings)
+        return bounded(settings.batch_ms * 1e3 / us)
+
+    def once(self, group: Group, size: int, calls: int, settings: Settings) -> Tuple[float, Optional[int]]:
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "result.json")
+            # The peers discard one short batch before they measure.
+            argv = peerweave_command(self.program, group, size, calls, max(2, min(calls, 100)), out)
+            status, _, err = run(argv, settings.timeout_s)
+            try:
+                document = json.loads(Path(out).read_text())
+            except (OSError, ValueError):
+                raise ProgramError(f"{command_name(argv)}: status {status}, no result: {last_lines(err)}") from None
+        us, wrong = peerweave_result(document, group, size)
+        if status != 0 and not wrong:
+            raise ProgramError(f"{command_name(argv)}: status {status}: {last_lines(err)}")
+        return us, wrong
+
+    def start_to_exit(self, group: Group, settings: Settings) -> Sample:
+        """An upper bound of start to first barrier: the whole run of a job that passes one barrier and ends."""
+        barrier = Group("barrier", group.pes, False, group.cases)
+        with tempfile.TemporaryDirectory() as folder:
+            argv = peerweave_command(self.program, barrier, 0, 1, 0, os.path.join(folder, "result.json"))
+            start = time.monotonic()
+            status, _, err = run(argv, settings.timeout_s)
+            us = (time.monotonic() - start) * 1e6
+        if status != 0:
+            raise ProgramError(f"{command_name(argv)}: status {status}: {last_lines(err)}")
+        return Sample(us, [us], 1)
+
+
+def bounded(calls: float) -> int:
+    return int(max(MIN_CALLS, min(MAX_CALLS, calls)))

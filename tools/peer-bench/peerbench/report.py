@@ -1,0 +1,191 @@
+"""From samples to ratios, verdicts, Markdown and JSON. Runs nothing."""
+
+import statistics
+from dataclasses import asdict
+from typing import Dict, List, Optional
+
+from .cases import Case
+from .programs import Sample
+
+DEFAULT_PEERS = ("openmpi", "openshmem")
+ALL_PEERS = ("openmpi", "openmpi-tuned", "openshmem")
+
+
+class Row:
+    """One case with the samples of every program, one per round."""
+
+    def __init__(self, case: Case):
+        self.case = case
+        self.samples: Dict[str, List[Sample]] = {}
+        self.errors: Dict[str, str] = {}
+        self.absent: List[str] = []
+        """Programs that have no such operation."""
+
+    def median(self, program: str) -> Optional[float]:
+        """Median over the rounds of the rounds' figures, in microseconds; None where a value was wrong or nothing was measured."""
+        samples = self.samples.get(program)
+        if not samples or self.wrong(program):
+            return None
+        return statistics.median(sample.us for sample in samples)
+
+    def wrong(self, program: str) -> int:
+        return sum(sample.wrong or 0 for sample in self.samples.get(program, []))
+
+    def unchecked(self, program: str) -> bool:
+        return any(sample.wrong is None for sample in self.samples.get(program, []))
+
+    def foreign(self) -> float:
+        """The most CPUs that other programs of the machine used during any sample that is kept."""
+        return max((sample.foreign_cpus for samples in self.samples.values() for sample in samples), default=0.0)
+
+    def better(self, peers) -> Optional[float]:
+        return min((time for time in map(self.median, peers) if time is not None), default=None)
+
+    def ratio(self, peers) -> Optional[float]:
+        mine, theirs = self.median("peerweave"), self.better(peers)
+        return mine / theirs if mine is not None and theirs else None
+
+    def round_ratios(self, peers) -> List[float]:
+        """The ratio of each round by itself: how far the machine's mood moves the figure."""
+        mine = self.samples.get("peerweave", [])
+        rounds = []
+        for index, sample in enumerate(mine):
+            theirs = [self.samples[peer][index].us for peer in peers if len(self.samples.get(peer, [])) > index and not self.wrong(peer)]
+            if theirs:
+                rounds.append(sample.us / min(theirs))
+        return rounds
+
+    def verdict(self, peers) -> str:
+        """met, not met, no goal, wrong values, or not measured."""
+        if self.wrong("peerweave"):
+            return "wrong values"
+        if self.case.goal is None and self.case.goal_ms is None:
+            return "no goal"
+        if self.case.goal_ms is not None:
+            mine = self.median("peerweave")
+            return "not measured" if mine is None else said(mine <= self.case.goal_ms * 1e3)
+        ratio = self.ratio(peers)
+        return "not measured" if ratio is None else said(ratio <= self.case.goal)
+
+    def as_json(self) -> dict:
+        def against(peers):
+            rounds = self.round_ratios(peers)
+            return {
+                "ratio": self.ratio(peers),
+                "lowest_round": min(rounds, default=None),
+                "highest_round": max(rounds, default=None),
+                "verdict": self.verdict(peers),
+            }
+
+        return {
+            **asdict(self.case),
+            "median_us": {program: self.median(program) for program in self.samples},
+            "against_defaults": against(DEFAULT_PEERS),
+            "against_best": against(ALL_PEERS),
+            "most_foreign_cpus": self.foreign(),
+            "no_such_operation": self.absent,
+            "errors": self.errors,
+            "samples": {program: [asdict(sample) for sample in samples] for program, samples in self.samples.items()},
+        }
+
+
+def said(met: bool) -> str:
+    return "met" if met else "not met"
+
+
+def digits(value: float) -> str:
+    if value >= 1000:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
+def time_cell(row: Row, program: str) -> str:
+    if program in row.absent:
+        return "-"
+    if row.wrong(program):
+        return f"{row.wrong(program)} wrong"
+    median = row.median(program)
+    if median is None:
+        return "failed" if program in row.errors else "not run"
+    return digits(median) + (" (unchecked)" if row.unchecked(program) else "") + (" (incomplete)" if program in row.errors else "")
+
+
+def ratio_cell(row: Row, peers) -> str:
+    ratio = row.ratio(peers)
+    if ratio is None:
+        return "-"
+    rounds = row.round_ratios(peers)
+    return f"{ratio:.2f} ({min(rounds):.2f}-{max(rounds):.2f})" if rounds else f"{ratio:.2f}"
+
+
+def goal_cell(case: Case) -> str:
+    if case.goal_ms is not None:
+        return f"{case.goal_ms:.0f} ms"
+    return f"{case.goal:.2f}" if case.goal is not None else "-"
+
+
+def table(rows: List[Row], quiet: float) -> str:
+    """Markdown. Times are microseconds; in parentheses the lowest and highest ratio of a single round.
+
+    A case during which others used more than `quiet` CPUs is marked as disturbed.
+    """
+    head = (
+        "| case | mode | Peerweave | Open MPI | Open MPI tuned | OpenSHMEM | goal | ratio, defaults | met | ratio, best | met |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|\n"
+    )
+    lines = []
+    for row in rows:
+        verdicts = [row.verdict(DEFAULT_PEERS), row.verdict(ALL_PEERS)]
+        plain = ["-" if verdict == "no goal" else verdict if verdict == "met" else f"**{verdict}**" for verdict in verdicts]
+        cells = [
+            row.case.name + (f" (disturbed, {row.foreign():.2f})" if row.foreign() > quiet else ""),
+            "dirty" if row.case.dirty else "loop",
+            *(time_cell(row, program) for program in ("peerweave", "openmpi", "openmpi-tuned", "openshmem")),
+            goal_cell(row.case),
+            ratio_cell(row, DEFAULT_PEERS),
+            plain[0],
+            ratio_cell(row, ALL_PEERS),
+            plain[1],
+        ]
+        lines.append("| " + " | ".join(cells) + " |\n")
+    return head + "".join(lines)
+
+
+def summary(rows: List[Row]) -> str:
+    def count(peers):
+        verdicts = [row.verdict(peers) for row in rows]
+        goals = [verdict for verdict in verdicts if verdict != "no goal"]
+        return f"{goals.count('met')} of {len(goals)}"
+
+    return f"Goals met against the peers' defaults: {count(DEFAULT_PEERS)}; against the best of all settings: {count(ALL_PEERS)}."
+
+
+def markdown(rows: List[Row], about: dict) -> str:
+    """The report as a document of its own."""
+    machine, versions = about["machine"], about["versions"]
+    changes = ", with uncommitted changes" if machine["git_uncommitted_changes"] else ""
+    loads = about["load_averages"]
+    text = [
+        f"# Peerweave's host backend beside Open MPI and OpenSHMEM, {about['date']}\n",
+        f"- Machine: {machine['cpu']} (family/model/stepping {machine['cpu_family_model_stepping']}), {machine['cpus']} CPUs"
+        f"{', virtual machine' if machine['virtual_machine'] else ''}, {machine['memory_gib']} GiB, kernel {machine['kernel']}",
+        "- Programs: " + "; ".join(f"{name}: {version}" for name, version in versions.items()),
+        f"- Commit {machine['git_commit']}{changes}",
+        f"- Load average (1 minute): {machine['load_average_before']} before, {min(loads, default=0)} to {max(loads, default=0)} during"
+        " (the programs themselves raise it)",
+        f"- Disturbance: a round during which others used more than {about['quiet_cpus']} CPUs is repeated, at most"
+        f" {about['retries']} times in a group; what is kept in spite of that is marked `disturbed`, with the CPUs that others used.",
+        f"- {about['rounds']} rounds, programs in turn in each; a round is the median of {about['batches']} batches of about"
+        f" {about['batch_ms']:.0f} ms; below is the median over the rounds. f32, sum, out of place. Time: slowest PE's mean per call.",
+        "- dirty: each PE rewrites its input before each call, a barrier follows, the call is timed alone. loop: calls back to back.",
+        "- init: peers from launch to first barrier; Peerweave from launch to the exit of the whole job, which is longer.",
+        "- ratio: Peerweave / better peer, in parentheses the lowest and highest single round."
+        " defaults: Open MPI and OpenSHMEM as installed; best: tuned Open MPI also counts. `-`: the library has no such call,"
+        " or the setting changes nothing there.\n",
+        table(rows, about["quiet_cpus"]),
+        summary(rows) + "\n",
+    ]
+    problems = [f"- {row.case.name}, {program}: {error}" for row in rows for program, error in row.errors.items()]
+    if problems:
+        text += ["## Failures\n", *problems, ""]
+    return "\n".join(text)
