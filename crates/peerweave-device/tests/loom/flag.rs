@@ -1,0 +1,62 @@
+//! One PE posts, another waits.
+
+use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
+use crate::{Patience, Plain, check, refuted};
+use peerweave_device::flag;
+
+/// Each epoch hands over one more piece of data; the waiter looks at every second epoch only.
+fn data_is_there_when_the_flag_is_reached<W: TestWord>() {
+    check(
+        2,
+        || (W::default(), [const { () }; 3].map(|()| Plain::default())),
+        |rank, (word, data)| {
+            if rank == 0 {
+                for (epoch, data) in (1..).zip(data) {
+                    data.set(epoch * 7);
+                    flag::post(word, epoch);
+                }
+            } else {
+                for epoch in [1, 3] {
+                    flag::wait(word, epoch, &mut Patience::endless())?;
+                    for before in 1..=epoch {
+                        assert_eq!(data[before as usize - 1].get(), before * 7);
+                    }
+                }
+            }
+            Ok(())
+        },
+    );
+}
+
+#[test]
+fn a_reached_flag_hands_over_what_was_written_before() {
+    data_is_there_when_the_flag_is_reached::<Exact>();
+}
+
+refuted!(a_flag_that_does_not_release_is_refuted, data_is_there_when_the_flag_is_reached::<NoRelease>());
+refuted!(a_flag_that_does_not_acquire_is_refuted, data_is_there_when_the_flag_is_reached::<NoAcquire>());
+
+/// Two PEs wait for each other by a flag each, and hand one cell to and fro.
+#[test]
+fn two_flags_hand_a_cell_to_and_fro() {
+    check(
+        2,
+        || ([Exact::default(), Exact::default()], Plain::default()),
+        |rank, (words, cell)| {
+            for epoch in 1..=3 {
+                if rank == 0 {
+                    cell.set(epoch);
+                    flag::post(&words[0], epoch);
+                    flag::wait(&words[1], epoch, &mut Patience::endless())?;
+                    assert_eq!(cell.get(), epoch + 100);
+                } else {
+                    flag::wait(&words[0], epoch, &mut Patience::endless())?;
+                    assert_eq!(cell.get(), epoch);
+                    cell.set(epoch + 100);
+                    flag::post(&words[1], epoch);
+                }
+            }
+            Ok(())
+        },
+    );
+}

@@ -1,0 +1,69 @@
+//! The word as it should be, and words of which one ordering is weakened.
+
+use loom::sync::atomic::{AtomicU64, Ordering};
+use peerweave_device::Word;
+
+/// A word for a scenario.
+pub(crate) trait TestWord: Word + Default + Send + Sync + 'static {}
+impl<T: Word + Default + Send + Sync + 'static> TestWord for T {}
+
+/// The word as the crate has it for the model checker: with the orderings that it promises.
+pub(crate) type Exact = AtomicU64;
+
+macro_rules! weakened {
+    ($(#[$doc:meta])* $name:ident, acquire: $acquire:ident, release: $release:ident, rmw: $rmw:ident) => {
+        $(#[$doc])*
+        #[derive(Default)]
+        pub(crate) struct $name(AtomicU64);
+
+        impl Word for $name {
+            fn load_relaxed(&self) -> u64 {
+                self.0.load(Ordering::Relaxed)
+            }
+            fn load_acquire(&self) -> u64 {
+                self.0.load(Ordering::$acquire)
+            }
+            fn store_relaxed(&self, value: u64) {
+                self.0.store(value, Ordering::Relaxed);
+            }
+            fn store_release(&self, value: u64) {
+                self.0.store(value, Ordering::$release);
+            }
+            fn fetch_add_acq_rel(&self, value: u64) -> u64 {
+                self.0.fetch_add(value, Ordering::$rmw)
+            }
+            fn swap_acq_rel(&self, value: u64) -> u64 {
+                self.0.swap(value, Ordering::$rmw)
+            }
+            fn compare_exchange_acq_rel(&self, current: u64, new: u64) -> Result<u64, u64> {
+                self.0.compare_exchange(current, new, Ordering::$rmw, Ordering::Relaxed)
+            }
+            fn fetch_and_acq_rel(&self, value: u64) -> u64 {
+                self.0.fetch_and(value, Ordering::$rmw)
+            }
+            fn fetch_or_acq_rel(&self, value: u64) -> u64 {
+                self.0.fetch_or(value, Ordering::$rmw)
+            }
+            fn fetch_xor_acq_rel(&self, value: u64) -> u64 {
+                self.0.fetch_xor(value, Ordering::$rmw)
+            }
+        }
+    };
+}
+
+weakened!(
+    /// Acquires nothing when it is read.
+    NoAcquire, acquire: Relaxed, release: Release, rmw: AcqRel
+);
+weakened!(
+    /// Releases nothing when it is written.
+    NoRelease, acquire: Acquire, release: Relaxed, rmw: AcqRel
+);
+weakened!(
+    /// A read-modify-write does not acquire.
+    RmwNoAcquire, acquire: Acquire, release: Release, rmw: Release
+);
+weakened!(
+    /// A read-modify-write does not release.
+    RmwNoRelease, acquire: Acquire, release: Release, rmw: Acquire
+);
