@@ -1,0 +1,34 @@
+//! The exit codes of the command. They are part of its interface: scripts rely on them.
+
+/// All went well.
+pub const OK: u8 = 0;
+/// `bench` found elements with wrong values.
+pub const WRONG_VALUES: u8 = 1;
+/// The command line is wrong.
+pub const USAGE: u8 = 2;
+/// `--timeout` expired.
+pub const TIMED_OUT: u8 = 124;
+/// The launcher itself failed: no memory, no rendezvous, a file that cannot be written.
+pub const LAUNCHER: u8 = 125;
+/// The program was found and cannot be executed.
+pub const NOT_EXECUTABLE: u8 = 126;
+/// The program was not found.
+pub const NOT_FOUND: u8 = 127;
+
+/// The exit code that stands for a signal, as shells have it.
+pub const fn of_signal(signal: i32) -> u8 {
+    128u8.wrapping_add(signal as u8)
+}
+
+/// What `--help` says about them.
+pub const HELP: &str = "\
+Exit codes:
+  0      success
+  1      bench: an element had a wrong value
+  2      the command line is wrong
+  124    --timeout expired
+  125    the launcher itself failed
+  126    the program cannot be executed
+  127    the program was not found
+  128+N  a PE was ended by signal N
+  other  the status of the first PE that failed";

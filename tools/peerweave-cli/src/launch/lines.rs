@@ -1,0 +1,70 @@
+//! Cuts a stream of bytes into lines. Reads nothing: bytes are pushed in.
+//!
+//! Invariant: every byte comes out exactly once and in order, except line ends; a line longer than [`LONGEST_LINE_BYTES`] comes out in pieces.
+
+/// Longer lines are cut: a program that never ends its line must not fill the launcher's memory.
+pub(super) const LONGEST_LINE_BYTES: usize = 1 << 20;
+
+/// The unfinished line of one stream.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    rest: Vec<u8>,
+}
+
+impl Lines {
+    /// Takes bytes and gives each line that they finish.
+    pub(super) fn push(&mut self, mut bytes: &[u8], mut line: impl FnMut(&[u8])) {
+        while let Some(end) = bytes.iter().position(|&byte| byte == b'\n') {
+            let (head, tail) = bytes.split_at(end);
+            if self.rest.is_empty() {
+                line(head);
+            } else {
+                self.rest.extend_from_slice(head);
+                line(&self.rest);
+                self.rest.clear();
+            }
+            bytes = &tail[1..];
+        }
+        self.rest.extend_from_slice(bytes);
+        while self.rest.len() > LONGEST_LINE_BYTES {
+            let tail = self.rest.split_off(LONGEST_LINE_BYTES);
+            line(&self.rest);
+            self.rest = tail;
+        }
+    }
+
+    /// Gives what is left at the end of the stream.
+    pub(super) fn finish(&mut self, line: impl FnOnce(&[u8])) {
+        if !self.rest.is_empty() {
+            line(&std::mem::take(&mut self.rest));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_do_not_depend_on_how_the_bytes_arrive() {
+        let text = b"one\n\nthree is longer\nrest";
+        for piece in 1..=text.len() {
+            let (mut lines, mut got) = (Lines::default(), Vec::new());
+            for bytes in text.chunks(piece) {
+                lines.push(bytes, |line| got.push(line.to_vec()));
+            }
+            lines.finish(|line| got.push(line.to_vec()));
+            assert_eq!(got, [&b"one"[..], b"", b"three is longer", b"rest"], "pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_cut_and_nothing_is_lost() {
+        let (mut lines, mut got) = (Lines::default(), Vec::new());
+        for _ in 0..5 {
+            lines.push(&vec![b'x'; LONGEST_LINE_BYTES / 2], |line| got.push(line.len()));
+        }
+        lines.finish(|line| got.push(line.len()));
+        assert_eq!(got, [LONGEST_LINE_BYTES, LONGEST_LINE_BYTES, LONGEST_LINE_BYTES / 2]);
+    }
+}

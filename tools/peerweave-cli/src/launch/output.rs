@@ -1,0 +1,148 @@
+//! What the launcher still has to write to its own standard output and error. Writes only what fits without blocking.
+//!
+//! Invariant: lines are written whole and in the order in which they were queued, per target, and over both targets where they are the
+//! same file; a reader that stands still stops the PEs (their pipes are no longer read) and never the launcher.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// Above this the pipes of the PEs are no longer read.
+const HIGH_WATER_BYTES: usize = 1 << 20;
+
+/// What a pipe that polls as writable takes without blocking (`PIPE_BUF`).
+const ATOMIC_WRITE_BYTES: usize = 4096;
+
+/// One of the launcher's own streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    pieces: VecDeque<(Target, Vec<u8>)>,
+    written_bytes: usize,
+}
+
+/// The queues of both streams.
+#[derive(Debug)]
+pub struct Output {
+    queues: [Queue; 2],
+    queued_bytes: usize,
+    same_file: bool,
+    closed: [bool; 2],
+}
+
+impl Output {
+    /// Nothing queued yet.
+    pub(super) fn new() -> Self {
+        Self { queues: Default::default(), queued_bytes: 0, same_file: same_file(), closed: [false; 2] }
+    }
+
+    /// Queues a line; its end is added.
+    pub fn line(&mut self, target: Target, prefix: &[u8], line: &[u8]) {
+        if self.closed[target as usize] {
+            return;
+        }
+        let mut bytes = Vec::with_capacity(prefix.len() + line.len() + 1);
+        bytes.extend_from_slice(prefix);
+        bytes.extend_from_slice(line);
+        bytes.push(b'\n');
+        self.queued_bytes += bytes.len();
+        let queue = if self.same_file { 0 } else { target as usize };
+        self.queues[queue].pieces.push_back((target, bytes));
+    }
+
+    /// Whether the PEs are to be stopped, by not reading what they print.
+    pub(super) fn is_full(&self) -> bool {
+        self.queued_bytes > HIGH_WATER_BYTES
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queued_bytes == 0
+    }
+
+    /// Whether the reader of this stream has gone.
+    pub(super) fn is_closed(&self, target: Target) -> bool {
+        self.closed[target as usize]
+    }
+
+    /// The streams that are waited for.
+    pub(super) fn waits_for(&self) -> impl Iterator<Item = Target> + '_ {
+        self.queues.iter().filter_map(|queue| queue.pieces.front().map(|(target, _)| *target))
+    }
+
+    /// Writes to a stream that polled as writable: at most what fits for certain.
+    pub(super) fn write_some(&mut self, target: Target) {
+        let queue = if self.same_file { 0 } else { target as usize };
+        let Queue { pieces, written_bytes } = &mut self.queues[queue];
+        let Some((front, bytes)) = pieces.front() else { return };
+        if *front != target {
+            return;
+        }
+        // Short lines are joined, so that many of them cost one call.
+        let mut joined = Vec::new();
+        let rest = &bytes[*written_bytes..];
+        let chunk = if rest.len() >= ATOMIC_WRITE_BYTES {
+            &rest[..ATOMIC_WRITE_BYTES]
+        } else {
+            joined.extend_from_slice(rest);
+            for (next, bytes) in pieces.iter().skip(1) {
+                if *next != target || joined.len() + bytes.len() > ATOMIC_WRITE_BYTES {
+                    break;
+                }
+                joined.extend_from_slice(bytes);
+            }
+            &joined
+        };
+        match rustix::io::write(fd_of(target), chunk) {
+            Ok(mut count) => {
+                self.queued_bytes -= count;
+                while let Some((_, bytes)) = pieces.front() {
+                    let left = bytes.len() - *written_bytes;
+                    if count < left {
+                        *written_bytes += count;
+                        break;
+                    }
+                    count -= left;
+                    *written_bytes = 0;
+                    pieces.pop_front();
+                }
+            }
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+            Err(_) => self.close(target),
+        }
+    }
+
+    /// The reader has gone: what was for it is dropped.
+    fn close(&mut self, target: Target) {
+        self.closed[target as usize] = true;
+        for queue in &mut self.queues {
+            queue.pieces.retain(|(to, _)| *to != target);
+            queue.written_bytes = 0;
+        }
+        self.queued_bytes = self.queues.iter().flat_map(|queue| &queue.pieces).map(|(_, bytes)| bytes.len()).sum();
+    }
+}
+
+/// The launcher's own stream.
+pub(super) fn fd_of(target: Target) -> BorrowedFd<'static> {
+    match target {
+        Target::Stdout => rustix::stdio::stdout(),
+        Target::Stderr => rustix::stdio::stderr(),
+    }
+}
+
+/// Whether both streams are the same terminal, file or pipe, so that a line of one could fall into a line of the other.
+fn same_file() -> bool {
+    let identity = |fd: BorrowedFd<'_>| -> io::Result<_> {
+        let stat = rustix::fs::fstat(fd)?;
+        Ok((stat.st_dev, stat.st_ino))
+    };
+    let (out, err) = (rustix::stdio::stdout(), rustix::stdio::stderr());
+    matches!((identity(out.as_fd()), identity(err.as_fd())), (Ok(a), Ok(b)) if a == b)
+}

@@ -1,0 +1,52 @@
+//! Starts the process of one PE. Does not watch it: see [`super::supervise`].
+//!
+//! Invariant: a PE leads a process group of its own, is killed by the kernel when the launcher dies, and has no file of the launcher open
+//! but its three standard streams.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+
+use super::{Launch, LaunchError};
+
+/// The three standard streams of a PE.
+pub(super) struct Streams {
+    pub(super) stdin: Stdio,
+    pub(super) stdout: Stdio,
+    pub(super) stderr: Stdio,
+}
+
+/// Starts the PE with this index on this machine.
+pub(super) fn spawn(launch: &Launch, local: usize, own_group: bool, streams: Streams) -> Result<Child, LaunchError> {
+    let mut command = Command::new(&launch.program);
+    command.args(&launch.args).envs(launch.env.iter().map(|(name, value)| (name, value)));
+    command
+        .env("PEERWEAVE_PE", (launch.first_pe + local).to_string())
+        .env("PEERWEAVE_N_PES", launch.n_pes.to_string())
+        .env("PEERWEAVE_LOCAL_PE", local.to_string())
+        .env("PEERWEAVE_LOCAL_N_PES", launch.n_local.to_string())
+        .env("PEERWEAVE_MACHINE", launch.machine.to_string())
+        .env("PEERWEAVE_N_MACHINES", launch.n_machines.to_string())
+        .stdin(streams.stdin)
+        .stdout(streams.stdout)
+        .stderr(streams.stderr);
+    if own_group {
+        command.process_group(0);
+    }
+    let launcher = getpid();
+    let die_with_launcher = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The launcher may have died before the line above.
+        if getppid() == Some(launcher) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+    };
+    // SAFETY: the closure runs between fork and exec of a process that may have had other threads. It makes two system calls (rustix, no libc
+    // state) and takes no lock and allocates nothing: `io::Error` from an errno or an `ErrorKind` is a plain value.
+    unsafe { command.pre_exec(die_with_launcher) };
+    command.spawn().map_err(|source| LaunchError::Spawn {
+        pe: launch.first_pe + local,
+        program: launch.program.display().to_string(),
+        source,
+    })
+}

@@ -1,0 +1,451 @@
+//! The loop that watches the PEs: what they print, how they end, signals, deadlines.
+//!
+//! Invariant: from the first failure on every wait in here is bounded, so that the launcher exits within [`LAST_MOMENT`] of it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, set_child_subreaper, wait, waitpgid};
+use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM, SIGTSTP};
+
+use super::ending::{Ending, Failure, Status};
+use super::guard::Guard;
+use super::lines::Lines;
+use super::output::{Output, Target, fd_of};
+use super::signals::Signals;
+use super::spawn::{Streams, spawn};
+use super::{Attendant, Launch, LaunchError, Source, Stdin};
+
+/// How long the other PEs have to end by themselves after one has failed. They return an error that names the PE within 2 s.
+const GRACE: Duration = Duration::from_millis(2500);
+/// How long after a SIGTERM the SIGKILL follows.
+const TERM_TO_KILL: Duration = Duration::from_millis(1500);
+/// How long what a PE left running may still print after all PEs have ended.
+const DRAIN: Duration = Duration::from_millis(250);
+/// How long the reader of a failed job's output may stand still.
+const FLUSH: Duration = Duration::from_millis(400);
+/// The launcher exits no later than this after the first failure.
+const LAST_MOMENT: Duration = Duration::from_secs(5);
+const _: () = assert!(GRACE.as_millis() + TERM_TO_KILL.as_millis() + 2 * DRAIN.as_millis() <= LAST_MOMENT.as_millis());
+
+/// Starts the PEs and watches them to their end.
+///
+/// # Errors
+/// [`LaunchError`] where a PE cannot be started (those that were are ended) or the system refuses what the launcher needs. A PE that fails
+/// is no error here: [`Ending`] tells.
+pub fn supervise(launch: &Launch, attendant: &mut dyn Attendant) -> Result<Ending, LaunchError> {
+    let signals = Signals::take_over().map_err(LaunchError::system("signal handlers"))?;
+    // What a PE leaves behind becomes a child of the launcher, which can then see and end it.
+    set_child_subreaper(Some(rustix::process::getpid())).map_err(|errno| LaunchError::system("PR_SET_CHILD_SUBREAPER")(errno.into()))?;
+    let mut job = Job::new(launch, signals);
+    let ending = job.start(launch).and_then(|()| job.watch(launch, attendant));
+    if ending.is_err() {
+        job.signal_all(Signal::KILL);
+        job.reap_until_gone(Instant::now() + DRAIN);
+    }
+    job.sweep();
+    job.guard.stop();
+    ending
+}
+
+struct Pe {
+    index: usize,
+    pid: Pid,
+    running: bool,
+    pipes: [Option<OwnedFd>; 2],
+    lines: [Lines; 2],
+    last_stderr: Vec<u8>,
+}
+
+struct Job {
+    pes: Vec<Pe>,
+    signals: Signals,
+    guard: Guard,
+    output: Output,
+    own_group: bool,
+    relay: Option<Relay>,
+    ending: Ending,
+    stopped_by: Option<i32>,
+    term_at: Option<Instant>,
+    kill_at: Option<Instant>,
+}
+
+impl Job {
+    fn new(launch: &Launch, signals: Signals) -> Self {
+        // A program that has the terminal for itself stays in the group that owns the terminal, or it could not read from it.
+        let terminal = launch.stdin == Stdin::Pass && rustix::termios::isatty(rustix::stdio::stdin());
+        Self {
+            pes: Vec::with_capacity(launch.n_local),
+            signals,
+            guard: Guard::start(),
+            output: Output::new(),
+            own_group: !(terminal && launch.direct_output),
+            relay: (terminal && !launch.direct_output).then(Relay::default),
+            ending: Ending::default(),
+            stopped_by: None,
+            term_at: None,
+            kill_at: None,
+        }
+    }
+
+    fn start(&mut self, launch: &Launch) -> Result<(), LaunchError> {
+        for local in 0..launch.n_local {
+            let stdin = match launch.stdin {
+                Stdin::Pass if local == 0 && self.relay.is_some() => Stdio::piped(),
+                Stdin::Pass if local == 0 => Stdio::inherit(),
+                _ => Stdio::null(),
+            };
+            let out = || if launch.direct_output { Stdio::inherit() } else { Stdio::piped() };
+            let mut child = spawn(launch, local, self.own_group, Streams { stdin, stdout: out(), stderr: out() })?;
+            let Some(pid) = Pid::from_raw(child.id() as i32) else { continue };
+            if self.own_group {
+                self.guard.watch(pid);
+            }
+            if let (Some(relay), Some(pipe)) = (&mut self.relay, child.stdin.take()) {
+                relay.to = Some(nonblocking(pipe.into())?);
+            }
+            let stdout = child.stdout.take().map(|pipe| nonblocking(pipe.into())).transpose()?;
+            let stderr = child.stderr.take().map(|pipe| nonblocking(pipe.into())).transpose()?;
+            let index = launch.first_pe + local;
+            let lines = Default::default();
+            // `child` is dropped without a wait: all children are reaped in one place, below.
+            self.pes.push(Pe { index, pid, running: true, pipes: [stdout, stderr], lines, last_stderr: Vec::new() });
+        }
+        Ok(())
+    }
+
+    fn watch(&mut self, launch: &Launch, attendant: &mut dyn Attendant) -> Result<Ending, LaunchError> {
+        let timeout_at = launch.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut drain_until = None;
+        let mut swept = false;
+        loop {
+            let now = Instant::now();
+            let running = self.pes.iter().any(|pe| pe.running);
+            if running && timeout_at.is_some_and(|at| now >= at) && !self.ending.timed_out {
+                self.time_is_up(launch, attendant, now);
+            }
+            if running {
+                self.escalate(now);
+            } else {
+                let pipes_open = self.pes.iter().any(|pe| pe.pipes.iter().any(Option::is_some));
+                let until = *drain_until.get_or_insert(now + DRAIN);
+                if pipes_open && now >= until {
+                    if swept {
+                        self.close_pipes(attendant);
+                    } else {
+                        // Something that a PE left running holds its pipe: it has had its time.
+                        self.sweep();
+                        swept = true;
+                        drain_until = Some(now + DRAIN);
+                    }
+                    continue;
+                }
+                let patience = self.ending != Ending::default() || self.stopped_by.is_some();
+                if !pipes_open && (self.output.is_empty() || (patience && now >= until + FLUSH)) {
+                    return Ok(self.ending.clone());
+                }
+            }
+            let wake_at = [running.then_some(timeout_at).flatten().filter(|_| !self.ending.timed_out), self.term_at, self.kill_at]
+                .into_iter()
+                .flatten()
+                .chain((!running).then(|| drain_until.map(|at| if now < at { at } else { at + FLUSH })).flatten())
+                .filter(|at| *at > now)
+                .min();
+            self.poll_once(wake_at.map(|at| at - now), attendant)?;
+        }
+    }
+
+    /// Waits for one of: output of a PE, room for it in our own, a signal, the time.
+    fn poll_once(&mut self, within: Option<Duration>, attendant: &mut dyn Attendant) -> Result<(), LaunchError> {
+        #[derive(Clone, Copy)]
+        enum What {
+            Signals,
+            Ours(Target),
+            Pipe(usize, usize),
+            RelayFrom,
+            RelayTo,
+        }
+        let mut watched = vec![(self.signals.fd(), PollFlags::IN, What::Signals)];
+        watched.extend(self.output.waits_for().map(|target| (fd_of(target), PollFlags::OUT, What::Ours(target))));
+        if !self.output.is_full() {
+            for (at, pe) in self.pes.iter().enumerate() {
+                for (stream, pipe) in pe.pipes.iter().enumerate() {
+                    if let Some(pipe) = pipe {
+                        watched.push((pipe.as_fd(), PollFlags::IN, What::Pipe(at, stream)));
+                    }
+                }
+            }
+        }
+        if let Some(Relay { to: Some(to), waiting, .. }) = &self.relay {
+            if waiting.is_empty() {
+                watched.push((rustix::stdio::stdin(), PollFlags::IN, What::RelayFrom));
+            } else {
+                watched.push((to.as_fd(), PollFlags::OUT, What::RelayTo));
+            }
+        }
+        let timespec = within.map(|within| Timespec {
+            tv_sec: within.as_secs().min(1 << 30) as i64,
+            tv_nsec: i64::from(within.subsec_nanos()),
+        });
+        let mut fds: Vec<_> = watched.iter().map(|(fd, flags, _)| PollFd::from_borrowed_fd(*fd, *flags)).collect();
+        match poll(&mut fds, timespec.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(LaunchError::system("poll")(errno.into())),
+        }
+        let ready: Vec<What> =
+            fds.iter().zip(&watched).filter(|(fd, _)| !fd.revents().is_empty()).map(|(_, (_, _, what))| *what).collect();
+        for what in ready {
+            match what {
+                What::Signals => self.answer_signals(attendant),
+                What::Ours(target) => self.output.write_some(target),
+                What::Pipe(at, stream) => self.read_pipe(at, stream, attendant),
+                What::RelayFrom | What::RelayTo => self.relay.iter_mut().for_each(Relay::step),
+            }
+        }
+        for (stream, target) in [Target::Stdout, Target::Stderr].into_iter().enumerate() {
+            if self.output.is_closed(target) {
+                // Our reader has gone: so has theirs, and they learn it as they would without us.
+                self.pes.iter_mut().for_each(|pe| pe.pipes[stream] = None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what a pipe has now, but not for ever: others print too.
+    fn read_pipe(&mut self, at: usize, stream: usize, attendant: &mut dyn Attendant) {
+        let pe = &mut self.pes[at];
+        let Some(pipe) = &pe.pipes[stream] else { return };
+        let source = [Source::Stdout, Source::Stderr][stream];
+        let mut buffer = [0; 16384];
+        for _ in 0..16 {
+            let (index, output, last_stderr) = (pe.index, &mut self.output, &mut pe.last_stderr);
+            let mut line = |line: &[u8]| {
+                if source == Source::Stderr && !line.trim_ascii().is_empty() {
+                    last_stderr.clear();
+                    last_stderr.extend_from_slice(&line[..line.len().min(500)]);
+                }
+                attendant.line(index, source, line, output);
+            };
+            match rustix::io::read(pipe, &mut buffer) {
+                Ok(0) => {
+                    pe.lines[stream].finish(line);
+                    pe.pipes[stream] = None;
+                    return;
+                }
+                Ok(count) => pe.lines[stream].push(&buffer[..count], &mut line),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Err(_) => {
+                    pe.pipes[stream] = None;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn close_pipes(&mut self, attendant: &mut dyn Attendant) {
+        for pe in &mut self.pes {
+            for (stream, source) in [Source::Stdout, Source::Stderr].into_iter().enumerate() {
+                pe.pipes[stream] = None;
+                pe.lines[stream].finish(|line| attendant.line(pe.index, source, line, &mut self.output));
+            }
+        }
+    }
+
+    fn answer_signals(&mut self, attendant: &mut dyn Attendant) {
+        for signal in self.signals.drain() {
+            match signal {
+                SIGCHLD => self.reap(attendant),
+                SIGTSTP => {
+                    self.pass_on(SIGTSTP);
+                    // Stops this process; what follows is done after it was told to go on, and SIGCONT is then passed on by itself.
+                    let _ = signal_hook::low_level::emulate_default_handler(SIGTSTP);
+                }
+                SIGINT | SIGTERM if self.stopped_by.is_some() => self.signal_all(Signal::KILL),
+                // The terminal has told the program already.
+                SIGINT if !self.own_group => self.stopped_by = Some(signal),
+                signal => {
+                    if !matches!(signal, signal_hook::consts::SIGUSR1 | signal_hook::consts::SIGUSR2 | signal_hook::consts::SIGCONT) {
+                        self.stopped_by = Some(signal);
+                    }
+                    self.pass_on(signal);
+                }
+            }
+        }
+    }
+
+    /// Takes note of every child that has ended.
+    fn reap(&mut self, attendant: &mut dyn Attendant) {
+        let mut ended = Vec::new();
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            // What is no PE was left behind by one, or is the guard.
+            let Some(at) = self.pes.iter().position(|pe| pe.running && pe.pid == pid) else { continue };
+            self.pes[at].running = false;
+            let status = match (status.exit_status(), status.terminating_signal()) {
+                (Some(code), _) => Status::Code(code),
+                (None, Some(signal)) => Status::Signal(signal),
+                (None, None) => continue,
+            };
+            ended.push((at, status));
+        }
+        // Of those that are seen at once, a PE that was killed failed before those that ended because of it.
+        ended.sort_by_key(|(_, status)| !matches!(status, Status::Signal(_)));
+        for (at, status) in ended {
+            if !status.is_success() {
+                self.failed(at, status, attendant);
+            }
+        }
+    }
+
+    fn failed(&mut self, at: usize, status: Status, attendant: &mut dyn Attendant) {
+        for stream in 0..2 {
+            self.read_pipe(at, stream, attendant);
+        }
+        let pe = &self.pes[at];
+        tracing::info!(pe = pe.index, %status, "a PE failed");
+        attendant.failed(pe.index, &status.to_string());
+        if self.ending.failure.is_some() {
+            return;
+        }
+        self.ending.failure = Some(Failure { pe: pe.index, status });
+        if self.ending.timed_out {
+            return;
+        }
+        let mut message = format!("PE {} (process {}) {status}", pe.index, pe.pid.as_raw_nonzero());
+        if !pe.last_stderr.is_empty() {
+            message += &format!("; its last line on stderr: {}", String::from_utf8_lossy(&pe.last_stderr));
+        }
+        self.say(attendant, &message);
+        let now = Instant::now();
+        self.term_at.get_or_insert(now + GRACE);
+        self.kill_at.get_or_insert(now + GRACE + TERM_TO_KILL);
+    }
+
+    fn time_is_up(&mut self, launch: &Launch, attendant: &mut dyn Attendant, now: Instant) {
+        self.ending.timed_out = true;
+        let limit = launch.timeout.unwrap_or_default();
+        let message = format!("the time of {limit:?} is up; still running: {}", self.still_running());
+        self.say(attendant, &message);
+        self.term_at = Some(now);
+        self.kill_at = Some(now + TERM_TO_KILL);
+    }
+
+    /// Ends what has not ended by itself.
+    fn escalate(&mut self, now: Instant) {
+        if self.term_at.is_some_and(|at| now >= at) {
+            self.term_at = None;
+            tracing::info!(pes = self.still_running(), "SIGTERM to what still runs");
+            self.signal_all(Signal::TERM);
+        }
+        if self.kill_at.is_some_and(|at| now >= at) {
+            self.kill_at = None;
+            tracing::info!(pes = self.still_running(), "SIGKILL to what still runs");
+            self.signal_all(Signal::KILL);
+        }
+    }
+
+    fn still_running(&self) -> String {
+        let running: Vec<_> = self.pes.iter().filter(|pe| pe.running).map(|pe| format!("PE {}", pe.index)).collect();
+        running.join(", ")
+    }
+
+    fn say(&mut self, attendant: &dyn Attendant, message: &str) {
+        self.output.line(Target::Stderr, format!("{}: ", attendant.name()).as_bytes(), message.as_bytes());
+    }
+
+    fn pass_on(&self, signal: i32) {
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            self.signal_all(signal);
+        }
+    }
+
+    fn signal_all(&self, signal: Signal) {
+        for pe in self.pes.iter().filter(|pe| pe.running) {
+            // A PE that is running (or not yet reaped) holds its number: no other process can be meant.
+            let _ = if self.own_group { kill_process_group(pe.pid, signal) } else { kill_process(pe.pid, signal) };
+        }
+    }
+
+    /// Waits until the PEs are gone, after they were killed.
+    fn reap_until_gone(&mut self, until: Instant) {
+        while self.pes.iter().any(|pe| pe.running) && Instant::now() < until {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, _))) => self.pes.iter_mut().filter(|pe| pe.pid == pid).for_each(|pe| pe.running = false),
+                Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Ends what the PEs left running: in their groups, and outside of them.
+    fn sweep(&mut self) {
+        for pe in self.pes.iter().filter(|pe| !pe.running && self.own_group) {
+            // No child of ours in the group: nothing is left of it, and its number may by now be another's.
+            if !matches!(waitpgid(pe.pid, WaitOptions::NOHANG), Err(Errno::CHILD)) {
+                let _ = kill_process_group(pe.pid, Signal::KILL);
+            }
+            self.guard.forget(pe.pid);
+        }
+        for _ in 0..100 {
+            let left = orphans(self.guard.pid);
+            if left.is_empty() {
+                return;
+            }
+            for pid in left {
+                let _ = kill_process(pid, Signal::KILL);
+                let _ = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The children of this process, other than the guard: after the PEs have ended, what they left behind.
+fn orphans(guard: Option<Pid>) -> Vec<Pid> {
+    let me = rustix::process::getpid().as_raw_nonzero();
+    let mut pids = Vec::new();
+    for thread in std::fs::read_dir(format!("/proc/{me}/task")).into_iter().flatten().flatten() {
+        let children = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+        pids.extend(children.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)));
+    }
+    pids.retain(|pid| Some(*pid) != guard);
+    pids
+}
+
+fn nonblocking(fd: OwnedFd) -> Result<OwnedFd, LaunchError> {
+    rustix::io::ioctl_fionbio(&fd, true).map_err(|errno| LaunchError::system("FIONBIO")(io::Error::from(errno)))?;
+    Ok(fd)
+}
+
+/// Carries what is typed at the terminal to PE 0, which cannot read from it: it is not in the group that owns the terminal.
+#[derive(Default)]
+struct Relay {
+    to: Option<OwnedFd>,
+    waiting: VecDeque<u8>,
+}
+
+impl Relay {
+    fn step(&mut self) {
+        let Some(to) = &self.to else { return };
+        if self.waiting.is_empty() {
+            let mut buffer = [0; 4096];
+            match rustix::io::read(rustix::stdio::stdin(), &mut buffer) {
+                Ok(0) => self.to = None,
+                Ok(count) => self.waiting.extend(&buffer[..count]),
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(_) => self.to = None,
+            }
+            return;
+        }
+        match rustix::io::write(to, self.waiting.make_contiguous()) {
+            Ok(count) => drop(self.waiting.drain(..count)),
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(_) => self.to = None,
+        }
+    }
+}

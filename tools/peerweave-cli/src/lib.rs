@@ -1,0 +1,34 @@
+//! The `peerweave` command: starts programs as PEs, measures operations, says what a machine offers.
+//!
+//! Moves no data itself: that is the work of the `peerweave` crate. Invariant: a command writes its result to standard output and everything
+//! else to standard error, and its exit code is one of [`exit`].
+
+pub mod cli;
+pub mod exit;
+pub mod launch;
+pub mod logging;
+pub mod rendezvous;
+pub mod run;
+pub mod size;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Command};
+
+/// The command, from its arguments to its exit code.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Err(message) = logging::start() {
+        eprintln!("peerweave: {message}");
+        return ExitCode::from(exit::USAGE);
+    }
+    ExitCode::from(match cli.command {
+        Command::Run(args) => run::main(&args),
+        Command::Guard => {
+            launch::guard::main();
+            exit::OK
+        }
+    })
+}

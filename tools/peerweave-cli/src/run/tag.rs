@@ -1,0 +1,55 @@
+//! Puts the PE before its lines. Queues lines, writes none.
+
+use crate::launch::{Attendant, Output, Source, Target};
+use crate::rendezvous::Meeting;
+
+/// Passes lines on, with `[PE] ` before them where that is wanted.
+#[derive(Debug)]
+pub(super) struct Tagger {
+    name: &'static str,
+    /// Digits of the largest PE; `None`: no tags.
+    width: Option<usize>,
+    meeting: Meeting,
+}
+
+impl Tagger {
+    /// Tags the lines of so many PEs, or none.
+    pub(super) fn new(name: &'static str, tagged_pes: Option<usize>, meeting: Meeting) -> Self {
+        Self { name, width: tagged_pes.map(|n| digits(n.saturating_sub(1))), meeting }
+    }
+}
+
+fn digits(number: usize) -> usize {
+    number.checked_ilog10().unwrap_or(0) as usize + 1
+}
+
+impl Attendant for Tagger {
+    fn line(&mut self, pe: usize, source: Source, line: &[u8], output: &mut Output) {
+        let target = match source {
+            Source::Stdout => Target::Stdout,
+            Source::Stderr => Target::Stderr,
+        };
+        match self.width {
+            Some(width) => output.line(target, format!("[{pe:>width$}] ").as_bytes(), line),
+            None => output.line(target, b"", line),
+        }
+    }
+
+    fn failed(&mut self, pe: usize, why: &str) {
+        self.meeting.report_lost(pe, why);
+    }
+
+    fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_as_wide_as_the_largest_pe() {
+        assert_eq!([digits(0), digits(9), digits(10), digits(99), digits(100)], [1, 1, 2, 2, 3]);
+    }
+}

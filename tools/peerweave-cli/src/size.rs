@@ -1,0 +1,123 @@
+//! Sizes and durations as people type them. Reads text only.
+//!
+//! Invariant: `1K` is 1024 bytes, as in nccl-tests, and what does not fit its type is an error, never a wrapped number.
+
+use std::time::Duration;
+
+/// Reads a number of bytes: digits, then nothing or one of `K`, `M`, `G`, `T` (powers of 1024, either case), then optionally `B` or `iB`.
+///
+/// # Errors
+/// A sentence that names the text and what was expected.
+///
+/// ```
+/// use peerweave_cli::size::parse_size;
+///
+/// assert_eq!(parse_size("64M"), Ok(64 << 20));
+/// assert!(parse_size("64X").is_err());
+/// ```
+pub fn parse_size(text: &str) -> Result<usize, String> {
+    let wrong = || format!("{text:?} is not a size; expected a whole number with an optional K, M, G or T, such as 8, 1K or 64M");
+    let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(digits_end);
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(wrong()),
+    };
+    if digits.is_empty() {
+        return Err(wrong());
+    }
+    let number: usize = digits.parse().map_err(|_| format!("{text:?} is more than this machine can address"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is more than this machine can address"))
+}
+
+/// Writes a number of bytes the shortest way that [`parse_size`] reads back.
+pub fn format_size(bytes: usize) -> String {
+    for (shift, unit) in [(40, 'T'), (30, 'G'), (20, 'M'), (10, 'K')] {
+        if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {
+            return format!("{}{unit}", bytes >> shift);
+        }
+    }
+    bytes.to_string()
+}
+
+/// Reads a duration: a number, then nothing or `s` (seconds), `ms`, `m` or `min` (minutes), `h` (hours).
+///
+/// # Errors
+/// A sentence that names the text and what was expected. Zero is refused: a limit of nothing would end everything at once.
+///
+/// ```
+/// use peerweave_cli::size::parse_duration;
+/// use std::time::Duration;
+///
+/// assert_eq!(parse_duration("1.5"), Ok(Duration::from_millis(1500)));
+/// assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+/// ```
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is not a duration; expected more than 0 with an optional ms, s, m or h, such as 30, 500ms or 2m");
+    let unit_start = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_start);
+    let seconds = match unit {
+        "" | "s" => 1.0,
+        "ms" => 1e-3,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(wrong()),
+    };
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    let duration = Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())?;
+    if duration.is_zero() { Err(wrong()) } else { Ok(duration) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_powers_of_1024_in_either_case() {
+        let table = [
+            ("0", 0),
+            ("8", 8),
+            ("8B", 8),
+            ("1K", 1024),
+            ("1k", 1024),
+            ("3KiB", 3072),
+            ("64M", 64 << 20),
+            ("64mb", 64 << 20),
+            ("1G", 1 << 30),
+            ("2T", 2 << 40),
+        ];
+        for (text, bytes) in table {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_with_its_text() {
+        for text in ["", "K", "-1", "1.5M", "12X", "1 K", "0x10", "99999999999999999999", "18014398509481984K"] {
+            let error = parse_size(text).unwrap_err();
+            assert!(error.contains(&format!("{text:?}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn written_sizes_read_back() {
+        for bytes in [0, 1, 1000, 1024, 1536, 65536, 1 << 20, 3 << 30, 5 << 40, (1 << 20) + 1] {
+            assert_eq!(parse_size(&format_size(bytes)), Ok(bytes));
+        }
+        assert_eq!(format_size(64 << 20), "64M");
+    }
+
+    #[test]
+    fn durations_have_units_and_are_more_than_zero() {
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("3s"), Ok(Duration::from_secs(3)));
+        assert_eq!(parse_duration("1h"), Ok(Duration::from_secs(3600)));
+        for text in ["", "0", "s", "-1", "1d", "1.2.3", "inf", "1e99"] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+    }
+}

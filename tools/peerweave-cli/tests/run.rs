@@ -1,0 +1,326 @@
+//! The launcher with small shell programs: exit codes, signals, deadlines, and that nothing is left behind.
+
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// A job of `n` PEs that run a shell script.
+fn job(n: usize, options: &[&str], script: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
+    command.arg("run").arg("-n").arg(n.to_string()).args(options).args(["--", "sh", "-c", script]);
+    command.env_remove("PEERWEAVE_PE").stdin(Stdio::null());
+    command
+}
+
+fn run(n: usize, options: &[&str], script: &str) -> Output {
+    job(n, options, script).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn sorted_lines(text: &str) -> Vec<&str> {
+    let mut lines: Vec<_> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
+/// A text for a script that no other process of the machine has.
+fn unique(name: &str) -> String {
+    format!("peerweave-test-{name}-{}-{:?}", std::process::id(), Instant::now()).replace([' ', '{', '}', ':', ','], "_")
+}
+
+/// The processes whose arguments contain `text`, other than this one.
+fn processes_with(text: &str) -> Vec<i32> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        let Ok(arguments) = std::fs::read(entry.path().join("cmdline")) else { continue };
+        if pid != std::process::id() as i32 && String::from_utf8_lossy(&arguments).contains(text) {
+            found.push(pid);
+        }
+    }
+    found
+}
+
+fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + within;
+    while !holds() {
+        assert!(Instant::now() < end, "not within {within:?}: {what}");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+fn rendezvous_sockets() -> Vec<String> {
+    let table = std::fs::read_to_string("/proc/net/unix").unwrap();
+    table.lines().filter_map(|line| line.split_ascii_whitespace().nth(7)).filter(|name| name.starts_with("@peerweave-")).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_pe_knows_who_it_is() {
+    let output = run(3, &["--no-tag"], "echo $PEERWEAVE_PE/$PEERWEAVE_N_PES $PEERWEAVE_LOCAL_PE/$PEERWEAVE_LOCAL_N_PES $PEERWEAVE_MACHINE/$PEERWEAVE_N_MACHINES");
+    assert!(output.status.success());
+    assert_eq!(sorted_lines(&stdout(&output)), ["0/3 0/3 0/1", "1/3 1/3 0/1", "2/3 2/3 0/1"]);
+}
+
+#[test]
+fn every_pe_knows_where_to_meet_and_the_secret() {
+    let output = run(2, &["--no-tag"], "echo $PEERWEAVE_RENDEZVOUS ${#PEERWEAVE_TOKEN}");
+    let text = stdout(&output);
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    assert_eq!(lines[0], lines[1]);
+    assert!(lines[0].starts_with("unix:@peerweave-") && lines[0].ends_with(" 64"), "{text}");
+}
+
+#[test]
+fn lines_carry_the_pe_where_there_are_two_and_not_where_there_is_one() {
+    assert_eq!(sorted_lines(&stdout(&run(2, &[], "echo hello"))), ["[0] hello", "[1] hello"]);
+    assert_eq!(stdout(&run(1, &[], "echo hello")), "hello\n");
+    assert_eq!(stdout(&run(1, &["--tag"], "echo hello")), "[0] hello\n");
+    assert_eq!(stderr(&run(1, &["--tag"], "echo hello >&2")), "[0] hello\n");
+    let wide = stdout(&run(11, &[], "echo x"));
+    assert!(wide.contains("[ 0] x\n") && wide.contains("[10] x\n"), "{wide}");
+}
+
+#[test]
+fn a_last_line_without_an_end_is_printed() {
+    assert_eq!(sorted_lines(&stdout(&run(2, &[], "printf a; printf b"))), ["[0] ab", "[1] ab"]);
+}
+
+#[test]
+fn long_lines_of_several_pes_do_not_mix() {
+    // Each line is longer than a pipe takes at once, and is written in many pieces.
+    let script = "c=$(printf abcdefghij | tr a-j $PEERWEAVE_PE); l=$c; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13; do l=$l$l; done; \
+                  for i in 1 2 3 4 5; do printf %s $l; printf '%s\\n' $l; done";
+    let output = run(4, &[], script);
+    let text = stdout(&output);
+    assert_eq!(text.lines().count(), 20);
+    for line in text.lines() {
+        let pe = &line[1..2];
+        assert_eq!(line.len(), 4 + 2 * 10 * 8192);
+        assert!(line[4..].bytes().all(|byte| byte == pe.as_bytes()[0]), "a foreign byte in a line of PE {pe}");
+    }
+}
+
+#[test]
+fn a_slow_reader_loses_nothing() {
+    let mut child = job(2, &["--no-tag"], "seq 1 200000").stdout(Stdio::piped()).spawn().unwrap();
+    sleep(Duration::from_millis(300));
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(text.lines().count(), 400_000);
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_job() {
+    let mut child = job(2, &[], "yes").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let start = Instant::now();
+    assert!(!child.wait().unwrap().success());
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn standard_input_goes_to_pe_0_alone() {
+    let mut child = job(2, &[], "wc -c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"12345").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(sorted_lines(&stdout(&output)), ["[0] 5", "[1] 0"]);
+}
+
+#[test]
+fn the_first_failure_is_the_exit_code_and_is_told_with_the_last_line_of_stderr() {
+    let start = Instant::now();
+    let output = run(3, &[], "if [ $PEERWEAVE_PE = 1 ]; then echo the disk is full >&2; exit 7; fi; exec sleep 30");
+    assert_eq!(output.status.code(), Some(7));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    let text = stderr(&output);
+    assert!(text.contains("PE 1 (process ") && text.contains(") exited with status 7"), "{text}");
+    assert!(text.contains("its last line on stderr: the disk is full"), "{text}");
+}
+
+#[test]
+fn a_pe_that_is_killed_gives_128_and_the_signal() {
+    let output = run(2, &[], "[ $PEERWEAVE_PE = 1 ] && kill -9 $$; exec sleep 30");
+    assert_eq!(output.status.code(), Some(137));
+    assert!(stderr(&output).contains("PE 1 (process "), "{}", stderr(&output));
+    assert!(stderr(&output).contains("was killed by signal 9 (SIGKILL)"), "{}", stderr(&output));
+    assert_eq!(run(1, &[], "kill -SEGV $$").status.code(), Some(139));
+}
+
+#[test]
+fn pes_that_end_by_themselves_after_a_failure_are_left_to_do_so() {
+    let output = run(2, &[], "if [ $PEERWEAVE_PE = 0 ]; then exit 3; fi; sleep 1; echo orderly; exit 4");
+    assert_eq!(output.status.code(), Some(3));
+    assert!(stdout(&output).contains("[1] orderly"));
+}
+
+#[test]
+fn pes_that_ignore_sigterm_are_killed_within_five_seconds() {
+    let start = Instant::now();
+    let output = run(2, &[], "trap '' TERM; [ $PEERWEAVE_PE = 0 ] && exit 1; while :; do sleep 0.1; done");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
+fn the_time_limit_ends_everything_with_124_and_says_who_still_ran() {
+    let start = Instant::now();
+    let output = run(3, &["--timeout", "300ms"], "[ $PEERWEAVE_PE = 1 ] && exit 0; exec sleep 30");
+    assert_eq!(output.status.code(), Some(124));
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(stderr(&output).contains("the time of 300ms is up; still running: PE 0, PE 2"), "{}", stderr(&output));
+}
+
+#[test]
+fn signals_are_passed_on_to_every_pe() {
+    for (signal, name) in [("INT", 2), ("TERM", 15), ("HUP", 1), ("USR1", 10), ("USR2", 12)] {
+        let script = format!("trap 'echo got; exit 0' {signal}; echo ready; while :; do sleep 0.02; done");
+        let mut child = job(2, &[], &script).stdout(Stdio::piped()).spawn().unwrap();
+        let mut out = child.stdout.take().unwrap();
+        let mut text = String::new();
+        while text.matches("ready").count() < 2 {
+            let mut buffer = [0; 64];
+            let count = out.read(&mut buffer).unwrap();
+            assert!(count > 0, "{text}");
+            text += std::str::from_utf8(&buffer[..count]).unwrap();
+        }
+        kill(name, child.id() as i32);
+        out.read_to_string(&mut text).unwrap();
+        assert_eq!(text.matches("got").count(), 2, "{signal}: {text}");
+        assert!(child.wait().unwrap().success(), "{signal}");
+    }
+}
+
+#[test]
+fn a_signal_that_the_pes_do_not_handle_ends_the_job_with_its_code() {
+    let mut child = job(2, &[], "exec sleep 30").stderr(Stdio::null()).spawn().unwrap();
+    sleep(Duration::from_millis(200));
+    kill(15, child.id() as i32);
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+#[test]
+fn a_second_interrupt_kills() {
+    let mut child = job(2, &[], "trap '' INT; while :; do sleep 0.02; done").stderr(Stdio::null()).spawn().unwrap();
+    sleep(Duration::from_millis(200));
+    kill(2, child.id() as i32);
+    sleep(Duration::from_millis(200));
+    assert!(child.try_wait().unwrap().is_none(), "the first is the program's to answer");
+    kill(2, child.id() as i32);
+    assert_eq!(child.wait().unwrap().code(), Some(137));
+}
+
+#[test]
+fn nothing_survives_a_launcher_that_is_killed() {
+    let mark = unique("orphan");
+    // A PE that has a child, and one that has a grandchild in the background.
+    let script = format!(": {mark}; sh -c 'sleep 60; : {mark}' & sh -c 'sleep 60; : {mark}'");
+    let mut child = job(3, &[], &script).stdout(Stdio::null()).process_group(0).spawn().unwrap();
+    wait_until("all have started", Duration::from_secs(5), || processes_with(&mark).len() >= 10);
+    kill(9, child.id() as i32);
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+    wait_until("all have ended", Duration::from_secs(2), || processes_with(&mark).is_empty());
+}
+
+#[test]
+fn nothing_survives_a_job_that_ends_well() {
+    let mark = unique("left");
+    // In the group of the PE, and in a session of its own.
+    let script = format!("sh -c 'sleep 60; : {mark}' & setsid sh -c 'sleep 60; : {mark}' & sleep 0.1; exit 0");
+    let start = Instant::now();
+    let output = run(2, &[], &script);
+    assert!(output.status.success());
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert_eq!(processes_with(&mark), [0; 0]);
+}
+
+#[test]
+fn no_socket_survives_a_job() {
+    let output = run(2, &["--no-tag"], "echo $PEERWEAVE_RENDEZVOUS");
+    let text = stdout(&output);
+    let name = text.lines().next().unwrap().strip_prefix("unix:").unwrap();
+    assert!(!rendezvous_sockets().iter().any(|socket| socket == name), "{name} is still there");
+}
+
+#[test]
+fn a_pe_has_no_file_of_the_launcher_open() {
+    let files = |command: &mut Command| -> Vec<String> {
+        let output = command.env_remove("PEERWEAVE_PE").stdin(Stdio::null()).output().unwrap();
+        sorted_lines(&stdout(&output)).into_iter().map(str::to_owned).collect()
+    };
+    // What whoever runs the tests left open is open in both.
+    let alone = files(Command::new("ls").arg("/proc/self/fd"));
+    let pe = files(Command::new(env!("CARGO_BIN_EXE_peerweave")).args(["run", "-n", "1", "--tag", "--", "ls", "/proc/self/fd"]));
+    let pe: Vec<_> = pe.iter().map(|line| line.strip_prefix("[0] ").unwrap()).collect();
+    assert_eq!(pe, alone);
+}
+
+#[test]
+fn what_cannot_be_started_is_told_and_has_its_exit_code() {
+    let start = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
+        command.env_remove("PEERWEAVE_PE").arg("run").args(arguments).output().unwrap()
+    };
+    let output = start(&["-n", "2", "--", "no-such-program-anywhere"]);
+    assert_eq!(output.status.code(), Some(127));
+    assert!(stderr(&output).contains("no-such-program-anywhere: not found in PATH, nor in "), "{}", stderr(&output));
+    assert_eq!(start(&["-n", "2", "--", "/"]).status.code(), Some(126));
+    assert_eq!(start(&["-n", "2", "--", "./no/such"]).status.code(), Some(127));
+    for wrong in [&["-n", "0", "--", "true"][..], &["-n", "x", "--", "true"], &["-n", "2"], &["--nnodes", "2", "--", "true"]] {
+        assert_eq!(start(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+    let output = start(&["--nnodes", "2", "--node-rank", "2", "--rendezvous", "localhost:1", "--", "true"]);
+    assert!(stderr(&output).contains("--node-rank is 2, expected less than --nnodes"), "{}", stderr(&output));
+}
+
+#[test]
+fn arguments_reach_the_program_as_they_are() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
+    command.env_remove("PEERWEAVE_PE").args(["run", "-n", "1", "printf", "%s\n", "-n", "--tag", "a b", "--"]);
+    assert_eq!(stdout(&command.output().unwrap()), "-n\n--tag\na b\n--\n");
+}
+
+#[test]
+fn a_job_inside_a_job_is_refused_unless_it_is_asked_for() {
+    let this = env!("CARGO_BIN_EXE_peerweave");
+    let output = run(1, &[], &format!("{this} run -n 1 -- true"));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("this process is PE 0 of a job already"), "{}", stderr(&output));
+    let output = run(1, &[], &format!("env -u PEERWEAVE_PE {this} run -n 2 -- sh -c 'echo $PEERWEAVE_N_PES'"));
+    assert_eq!(stdout(&output), "[0] 2\n[1] 2\n");
+}
+
+#[test]
+fn two_machines_count_their_pes_through() {
+    let start = |rank: &str, port: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
+        command.env_remove("PEERWEAVE_PE").args(["run", "-n", "2", "--no-tag", "--nnodes", "2", "--node-rank", rank]);
+        command.args(["--rendezvous", &format!("127.0.0.1:{port}"), "--", "sh", "-c"]);
+        command.arg("echo $PEERWEAVE_PE/$PEERWEAVE_N_PES $PEERWEAVE_LOCAL_PE/$PEERWEAVE_LOCAL_N_PES $PEERWEAVE_MACHINE/$PEERWEAVE_N_MACHINES $PEERWEAVE_RENDEZVOUS $PEERWEAVE_TOKEN");
+        stdout(&command.output().unwrap())
+    };
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let (one, two) = (start("0", &port), start("1", &port));
+    let split = |text: &str| -> Vec<String> { sorted_lines(text).into_iter().map(str::to_owned).collect() };
+    let (one, two) = (split(&one), split(&two));
+    assert!(one[0].starts_with(&format!("0/4 0/2 0/2 tcp:127.0.0.1:{port} ")), "{one:?}");
+    assert!(two[1].starts_with(&format!("3/4 1/2 1/2 tcp:127.0.0.1:{port} ")), "{two:?}");
+    let token = |line: &str| line.rsplit(' ').next().unwrap().to_owned();
+    assert_eq!(token(&one[0]), token(&two[1]));
+    assert_eq!(token(&one[0]).len(), 64);
+}
+
+fn kill(signal: i32, pid: i32) {
+    let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().unwrap();
+    assert!(status.success());
+}
