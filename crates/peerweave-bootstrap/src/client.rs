@@ -1,0 +1,471 @@
+//! A PE's side of the rendezvous: join, exchange blobs, wait for one another, leave.
+//!
+//! Sockets are [`crate::connection`]'s, the server is [`crate::server`]'s; descriptors travel by [`crate::descriptors`].
+//!
+//! Invariant: every call ends by its deadline (and a second of grace to hear who was missing), and none works in a process
+//! that was forked from the one that joined.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use peerweave_types::Pe;
+
+use crate::connection::{Answer, Attempt, Closed, Connection};
+use crate::endpoint::Endpoint;
+use crate::error::{BootstrapError, Loss};
+use crate::interface;
+use crate::job::{Job, Served};
+use crate::proto::{Collective, Fault, Frame, Hello, JOIN_REQUEST, MAX_BLOB_LEN_BYTES, MAX_KEY_LEN_BYTES, ProtocolError};
+use crate::server::{Server, ServerOptions};
+
+/// How a PE takes part in a rendezvous.
+///
+/// ```
+/// use std::time::Duration;
+/// use peerweave_bootstrap::Options;
+///
+/// let patient = Options { deadline: Duration::from_secs(600), ..Options::default() };
+/// # assert!(patient.deadline > Options::default().deadline);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How long joining, and later each call, may wait.
+    pub deadline: Duration,
+    /// For the server, where this PE holds it.
+    pub server: ServerOptions,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { deadline: Duration::from_secs(60), server: ServerOptions::default() }
+    }
+}
+
+/// The membership of this process in its job. Threads may share it.
+///
+/// Dropping it is local: the connection closes, and the others learn that this PE is lost as soon as they wait. Who goes in
+/// order calls [`leave`](Self::leave).
+///
+/// ```
+/// use peerweave_bootstrap::{Job, Options, Rendezvous};
+///
+/// let rendezvous = Rendezvous::join(&Job::single(), Options::default())?;
+/// assert_eq!(rendezvous.exchange("who", b"me")?, [b"me"]);
+/// rendezvous.put("color", b"blue")?;
+/// assert_eq!(rendezvous.get("color")?, b"blue");
+/// assert_eq!(rendezvous.try_get("shape")?, None);
+/// rendezvous.leave()?;
+/// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
+/// ```
+pub struct Rendezvous {
+    pe: Pe,
+    n_pes: u32,
+    deadline: Duration,
+    served: Served,
+    /// The process that joined.
+    pid: u32,
+    /// Before the server, so that it is dropped first: the server of PE 0 then sees PE 0 go before it ends.
+    link: Link,
+    server: Option<Server>,
+    #[cfg(target_os = "linux")]
+    pub(crate) descriptor_calls: Mutex<HashMap<Vec<Pe>, u64>>,
+}
+
+enum Link {
+    /// A job of one PE: only the key-value store means anything, and only among this PE's threads.
+    Alone {
+        store: Mutex<HashMap<String, Vec<u8>>>,
+        news: Condvar,
+    },
+    Joined {
+        connection: Connection,
+        endpoint: Endpoint,
+    },
+}
+
+impl Rendezvous {
+    /// Joins the job, and returns when everybody has.
+    ///
+    /// Where the job says [`Served::ByPe0`], PE 0 holds the server. A job of one PE opens no socket.
+    ///
+    /// # Collective
+    /// All PEs of the job, each once.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Timeout`] names who did not come, [`BootstrapError::PeLost`] who went meanwhile;
+    /// [`BootstrapError::Refused`] says that the job at this place is another one, [`BootstrapError::Misuse`] that the job
+    /// contradicts itself.
+    pub fn join(job: &Job, options: Options) -> Result<Self, BootstrapError> {
+        let start = Instant::now();
+        job.check("join")?;
+        let member = |link, server| Self {
+            pe: job.pe,
+            n_pes: job.n_pes,
+            deadline: options.deadline,
+            served: job.served,
+            pid: std::process::id(),
+            link,
+            server,
+            #[cfg(target_os = "linux")]
+            descriptor_calls: Mutex::default(),
+        };
+        let endpoint = match &job.rendezvous {
+            Some(endpoint) if job.n_pes > 1 => endpoint,
+            _ => return Ok(member(Link::Alone { store: Mutex::default(), news: Condvar::new() }, None)),
+        };
+        let deadline = start + options.deadline;
+        let server = match (job.served, job.pe.get()) {
+            (Served::ByPe0, 0) => Some(serve(job, endpoint, &options.server, deadline)?),
+            _ => None,
+        };
+        let endpoint = server.as_ref().map_or(endpoint, Server::endpoint).clone();
+        let connection = connect(job, &endpoint, start, deadline)?;
+        let answer = connection.wait(JOIN_REQUEST, deadline);
+        let mut joined = member(Link::Joined { connection, endpoint }, server);
+        match answer {
+            Answer::Done(_) => {
+                tracing::debug!(pe = job.pe.get(), n_pes = job.n_pes, waited = ?start.elapsed(), "joined");
+                Ok(joined)
+            }
+            answer => {
+                let error = joined.error("join".to_owned(), answer, start);
+                // Whoever waits with this PE is to hear who was missing, not that this PE has gone.
+                joined.say_farewell(Instant::now() + FAREWELL);
+                if let Some(server) = joined.server.take() {
+                    server.shutdown();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// This PE.
+    pub fn pe(&self) -> Pe {
+        self.pe
+    }
+
+    /// How many PEs the job has.
+    pub fn n_pes(&self) -> u32 {
+        self.n_pes
+    }
+
+    /// How long each call may wait.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// The server, where this PE holds it.
+    pub fn server(&self) -> Option<&Server> {
+        self.server.as_ref()
+    }
+
+    /// Gives a blob to everybody and returns everybody's, in the order of the PEs.
+    ///
+    /// # Collective
+    /// All PEs, in the same order of collective calls and with the same label. The blobs may differ in length, up to 1 MiB.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Mismatch`] on every PE if the labels or calls differ; [`BootstrapError::PeLost`] as soon as a PE is
+    /// lost; [`BootstrapError::Timeout`] names who did not call; [`BootstrapError::TooLarge`].
+    pub fn exchange(&self, label: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        self.collective(Collective::Exchange, label, blob)
+    }
+
+    /// Waits until everybody has called it.
+    ///
+    /// # Collective
+    /// As [`exchange`](Self::exchange).
+    ///
+    /// # Errors
+    /// As [`exchange`](Self::exchange).
+    pub fn barrier(&self, label: &str) -> Result<(), BootstrapError> {
+        self.collective(Collective::Barrier, label, &[]).map(|_| ())
+    }
+
+    /// The process of each PE, in the order of the PEs, as each sees itself: of use among the PEs of one pid namespace.
+    ///
+    /// # Collective
+    /// As [`exchange`](Self::exchange).
+    ///
+    /// # Errors
+    /// As [`exchange`](Self::exchange).
+    pub fn peers_pids(&self) -> Result<Vec<u32>, BootstrapError> {
+        let pids = self.exchange("peerweave/pids", &self.pid.to_le_bytes())?;
+        let read = |blob: Vec<u8>| blob.try_into().map(u32::from_le_bytes);
+        let wrong = |_| BootstrapError::Protocol { call: "peers_pids", source: ProtocolError::Field { field: "pid" } };
+        pids.into_iter().map(|blob| read(blob).map_err(wrong)).collect()
+    }
+
+    /// Stores a value under a key, in place of the one that was there.
+    ///
+    /// # Errors
+    /// [`BootstrapError::TooLarge`] for a key of more than 256 bytes or a value of more than 1 MiB, or if the server holds too
+    /// much already; [`BootstrapError::PeLost`] if PE 0 held the server and is lost.
+    pub fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
+        self.check_process("put")?;
+        let call = || format!("put({key:?})");
+        check_len("key", key.len(), MAX_KEY_LEN_BYTES, call)?;
+        check_len("value", value.len(), MAX_BLOB_LEN_BYTES, call)?;
+        match &self.link {
+            Link::Alone { store, news } => {
+                store.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned(), value.to_owned());
+                news.notify_all();
+                Ok(())
+            }
+            Link::Joined { connection, .. } => {
+                let start = Instant::now();
+                let request = connection.next_request();
+                let frame = Frame::Put { request, key: key.to_owned(), value: value.to_owned() };
+                match connection.ask(request, &frame, start + self.deadline) {
+                    Answer::Done(_) => Ok(()),
+                    answer => Err(self.error(call(), answer, start)),
+                }
+            }
+        }
+    }
+
+    /// The value under a key. Waits until somebody puts one.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Timeout`] if nobody did, [`BootstrapError::PeLost`] as soon as a PE is lost while there is no value.
+    pub fn get(&self, key: &str) -> Result<Vec<u8>, BootstrapError> {
+        self.check_process("get")?;
+        let call = || format!("get({key:?})");
+        check_len("key", key.len(), MAX_KEY_LEN_BYTES, call)?;
+        let start = Instant::now();
+        match &self.link {
+            Link::Alone { store, news } => {
+                let guard = store.lock().unwrap_or_else(PoisonError::into_inner);
+                let absent = |store: &mut HashMap<String, Vec<u8>>| !store.contains_key(key);
+                let (store, _) = news.wait_timeout_while(guard, self.deadline, absent).unwrap_or_else(PoisonError::into_inner);
+                let late = || BootstrapError::Timeout { call: call(), waited: start.elapsed(), missing: Vec::new() };
+                store.get(key).cloned().ok_or_else(late)
+            }
+            Link::Joined { connection, .. } => {
+                let request = connection.next_request();
+                let frame = Frame::Get { request, key: key.to_owned(), wait: true };
+                match connection.ask(request, &frame, start + self.deadline) {
+                    Answer::Value(value) => Ok(value),
+                    answer => Err(self.error(call(), answer, start)),
+                }
+            }
+        }
+    }
+
+    /// The value under a key if there is one now.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
+        self.check_process("try_get")?;
+        let call = || format!("try_get({key:?})");
+        check_len("key", key.len(), MAX_KEY_LEN_BYTES, call)?;
+        match &self.link {
+            Link::Alone { store, .. } => Ok(store.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()),
+            Link::Joined { connection, .. } => {
+                let start = Instant::now();
+                let request = connection.next_request();
+                let frame = Frame::Get { request, key: key.to_owned(), wait: false };
+                match connection.ask(request, &frame, start + self.deadline) {
+                    Answer::Value(value) => Ok(Some(value)),
+                    Answer::Absent => Ok(None),
+                    answer => Err(self.error(call(), answer, start)),
+                }
+            }
+        }
+    }
+
+    /// Whether everybody is still there: for who waits for peers by other means. One round trip to the server.
+    ///
+    /// A PE that has left in order is no loss.
+    ///
+    /// # Errors
+    /// [`BootstrapError::PeLost`] names the PE that was lost first.
+    pub fn check(&self) -> Result<(), BootstrapError> {
+        self.check_process("check")?;
+        let Link::Joined { connection, .. } = &self.link else { return Ok(()) };
+        let start = Instant::now();
+        let request = connection.next_request();
+        match connection.ask(request, &Frame::Check { request }, start + self.deadline) {
+            Answer::Done(_) => Ok(()),
+            answer => Err(self.error("check".to_owned(), answer, start)),
+        }
+    }
+
+    /// Leaves in order: nobody who waits for this PE later takes it for a crash.
+    ///
+    /// PE 0 of a job that it serves itself stays until the others have left or are lost, since their calls need it.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Timeout`] on a serving PE 0 names who had not left by the deadline.
+    pub fn leave(mut self) -> Result<(), BootstrapError> {
+        self.check_process("leave")?;
+        let start = Instant::now();
+        self.say_farewell(start + self.deadline.min(FAREWELL));
+        let Some(server) = self.server.take() else { return Ok(()) };
+        let missing = loop {
+            let still_there = server.state().joined;
+            if still_there.is_empty() || start.elapsed() >= self.deadline {
+                break still_there;
+            }
+            thread::sleep(pause(start));
+        };
+        server.shutdown();
+        match missing.is_empty() {
+            true => Ok(()),
+            false => Err(BootstrapError::Timeout { call: "leave".to_owned(), waited: start.elapsed(), missing }),
+        }
+    }
+
+    fn collective(&self, collective: Collective, label: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        self.check_process(collective.name())?;
+        let call = || format!("{}({label:?})", collective.name());
+        check_len("label", label.len(), MAX_KEY_LEN_BYTES, call)?;
+        check_len("blob", blob.len(), MAX_BLOB_LEN_BYTES, call)?;
+        let Link::Joined { connection, .. } = &self.link else { return Ok(vec![blob.to_owned()]) };
+        let start = Instant::now();
+        let request = connection.next_round();
+        let frame = Frame::Enter { request, collective, label: label.to_owned(), blob: blob.to_owned() };
+        let n_blobs = if collective == Collective::Exchange { self.n_pes as usize } else { 0 };
+        match connection.ask(request, &frame, start + self.deadline) {
+            Answer::Done(blobs) if blobs.len() == n_blobs => Ok(blobs),
+            answer => Err(self.error(call(), answer, start)),
+        }
+    }
+
+    pub(crate) fn check_process(&self, call: &'static str) -> Result<(), BootstrapError> {
+        let called_by = std::process::id();
+        match called_by == self.pid {
+            true => Ok(()),
+            false => Err(BootstrapError::Forked { call, joined_by: self.pid, called_by }),
+        }
+    }
+
+    /// Says that this PE leaves, and waits until the server has taken note.
+    fn say_farewell(&self, deadline: Instant) {
+        if let Link::Joined { connection, .. } = &self.link {
+            let request = connection.next_request();
+            // The answer is the end of the connection. That it is late or broken changes nothing for who leaves.
+            let _ = connection.ask(request, &Frame::Leave, deadline);
+        }
+    }
+
+    fn error(&self, call: String, answer: Answer, start: Instant) -> BootstrapError {
+        let waited = start.elapsed();
+        match answer {
+            Answer::Late(missing) => BootstrapError::Timeout { call, waited, missing: pes(missing) },
+            Answer::Failed(Fault::GaveUp { missing, .. }) if !missing.contains(&self.pe.get()) => {
+                BootstrapError::Timeout { call, waited, missing: pes(missing) }
+            }
+            Answer::Failed(Fault::Mismatch { one, one_call, other, other_call }) => {
+                BootstrapError::Mismatch { call, one: one.into(), one_call, other: other.into(), other_call }
+            }
+            Answer::Failed(Fault::StoreFull { len_bytes, limit_bytes }) => {
+                BootstrapError::TooLarge { call, what: "what the server would hold", len_bytes, limit_bytes }
+            }
+            Answer::Failed(Fault::Closing) | Answer::Closed(Closed::ByServer) => self.server_gone(call),
+            Answer::Failed(fault) => {
+                let (Fault::Disconnected { pe } | Fault::Left { pe } | Fault::Reported { pe, .. } | Fault::GaveUp { pe, .. }) =
+                    fault
+                else {
+                    return self.server_gone(call);
+                };
+                BootstrapError::PeLost { call, pe: pe.into(), cause: loss_of(&fault) }
+            }
+            Answer::Closed(Closed::Broken(error)) => error,
+            Answer::Done(_) | Answer::Value(_) | Answer::Absent => {
+                BootstrapError::Protocol { call: "receive", source: ProtocolError::OutOfPlace { kind: "answer" } }
+            }
+        }
+    }
+
+    fn server_gone(&self, call: String) -> BootstrapError {
+        match (&self.link, self.served) {
+            (_, Served::ByPe0) => BootstrapError::PeLost { call, pe: Pe::new(0), cause: Loss::Disconnected },
+            (Link::Joined { endpoint, .. }, _) => BootstrapError::ServerGone { call, endpoint: endpoint.to_string() },
+            (Link::Alone { .. }, _) => BootstrapError::ServerGone { call, endpoint: String::new() },
+        }
+    }
+}
+
+impl fmt::Debug for Rendezvous {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rendezvous").field("pe", &self.pe).field("n_pes", &self.n_pes).finish_non_exhaustive()
+    }
+}
+
+/// How long a farewell may take: the server only has to read it.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// Opens the server of PE 0. Its address may still be held by this job's former incarnation.
+fn serve(job: &Job, endpoint: &Endpoint, options: &ServerOptions, deadline: Instant) -> Result<Server, BootstrapError> {
+    let start = Instant::now();
+    let mut options = options.clone();
+    if options.bind_address.is_none() && job.interface.is_some() && matches!(endpoint, Endpoint::Tcp(..)) {
+        options.bind_address = Some(interface::advertise_address(job.interface.as_deref())?.address);
+    }
+    loop {
+        match Server::bind(endpoint, job.token, job.n_pes, options.clone()) {
+            Err(BootstrapError::Io { kind: std::io::ErrorKind::AddrInUse, .. }) if Instant::now() < deadline => {
+                thread::sleep(pause(start).min(deadline.saturating_duration_since(Instant::now())));
+            }
+            result => return result,
+        }
+    }
+}
+
+fn connect(job: &Job, endpoint: &Endpoint, start: Instant, deadline: Instant) -> Result<Connection, BootstrapError> {
+    let hello = Hello { pe: job.pe.get(), n_pes: job.n_pes, pid: std::process::id(), token: job.token };
+    loop {
+        let error = match Connection::open(endpoint, &hello, deadline)? {
+            Attempt::Joined(connection) => return Ok(connection),
+            Attempt::Again(error) => error,
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            // Who holds the server is who did not come.
+            let missing = if job.served == Served::ByPe0 { vec![Pe::new(0)] } else { Vec::new() };
+            let call = format!("join: connect to {endpoint} ({error})");
+            return Err(BootstrapError::Timeout { call, waited: start.elapsed(), missing });
+        }
+        thread::sleep(pause(start).min(left));
+    }
+}
+
+/// How long to sleep before another attempt: little at first, since all PEs start at about the same time, and never more
+/// than an eighth of what has passed.
+fn pause(start: Instant) -> Duration {
+    (start.elapsed() / 8).clamp(Duration::from_micros(200), Duration::from_millis(50))
+}
+
+fn check_len(
+    what: &'static str,
+    len_bytes: usize,
+    limit_bytes: usize,
+    call: impl FnOnce() -> String,
+) -> Result<(), BootstrapError> {
+    match len_bytes <= limit_bytes {
+        true => Ok(()),
+        false => {
+            let (len_bytes, limit_bytes) = (len_bytes as u64, limit_bytes as u64);
+            Err(BootstrapError::TooLarge { call: call(), what, len_bytes, limit_bytes })
+        }
+    }
+}
+
+fn pes(indices: Vec<u32>) -> Vec<Pe> {
+    indices.into_iter().map(Pe::new).collect()
+}
+
+/// A fault that is the loss of a PE, in the words of the interface.
+pub(crate) fn loss_of(fault: &Fault) -> Loss {
+    match fault {
+        Fault::Left { .. } => Loss::Left,
+        Fault::GaveUp { missing, .. } => Loss::GaveUp { missing: pes(missing.clone()) },
+        Fault::Reported { why, .. } => Loss::Reported(why.clone()),
+        Fault::Disconnected { .. } | Fault::Mismatch { .. } | Fault::StoreFull { .. } | Fault::Closing => Loss::Disconnected,
+    }
+}

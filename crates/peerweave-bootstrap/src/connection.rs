@@ -1,0 +1,289 @@
+//! One PE's connection to the server, shared by the threads of its process.
+//!
+//! Knows requests and answers, not what they mean: see [`crate::client`]. There is no thread of its own: of the threads that
+//! wait, one reads for all (`reading`), and when it has its answer another one takes over.
+//!
+//! Invariants: [1] a request that waits has a slot in `Desk::slots`, and frames for requests without one are dropped; [2]
+//! while `Desk::reading` is set exactly one thread reads from the stream, so that bytes are appended in their order.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::endpoint::Endpoint;
+use crate::error::BootstrapError;
+use crate::proto::{self, Fault, Frame, Hello, JOIN_REQUEST, ProtocolError, ROUND_BIT};
+use crate::socket::{Stream, is_time_over};
+
+/// The end of a request.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// Complete, with the blobs of an exchange.
+    Done(Vec<Vec<u8>>),
+    Value(Vec<u8>),
+    Absent,
+    /// The deadline passed; these were awaited.
+    Late(Vec<u32>),
+    Failed(Fault),
+    /// The connection ended first.
+    Closed(Closed),
+}
+
+/// How a connection ended.
+#[derive(Clone, Debug)]
+pub(crate) enum Closed {
+    /// The server closed it, or is gone.
+    ByServer,
+    /// This side could not go on.
+    Broken(BootstrapError),
+}
+
+pub(crate) struct Connection {
+    stream: Stream,
+    /// One thread writes at a time.
+    writer: Mutex<()>,
+    desk: Mutex<Desk>,
+    news: Condvar,
+}
+
+struct Desk {
+    slots: HashMap<u64, Slot>,
+    closed: Option<Closed>,
+    reading: bool,
+    /// Bytes that are read and not decoded.
+    inbox: Vec<u8>,
+    /// Lent to the thread that reads.
+    scratch: Vec<u8>,
+    next_request: u64,
+    next_round: u64,
+}
+
+#[derive(Default)]
+struct Slot {
+    parts: Vec<Vec<u8>>,
+    answer: Option<Answer>,
+}
+
+/// What came of an attempt to join.
+pub(crate) enum Attempt {
+    Joined(Connection),
+    /// No server, or one that went away before it answered: worth another attempt.
+    Again(io::Error),
+}
+
+/// How long a server that is alive may take to say who is missing, once a deadline has passed.
+const GRACE: Duration = Duration::from_secs(1);
+
+impl Connection {
+    /// Connects and says hello. The connection then waits for the answer to [`JOIN_REQUEST`].
+    pub(crate) fn open(endpoint: &Endpoint, hello: &Hello, deadline: Instant) -> Result<Attempt, BootstrapError> {
+        let stream = match Stream::connect(endpoint, deadline) {
+            Ok(stream) => stream,
+            Err(error) if is_final(&error) => return Err(BootstrapError::io_at("connect", endpoint, &error)),
+            Err(error) => return Ok(Attempt::Again(error)),
+        };
+        if let Err(error) = stream.write_all_by(&Frame::Hello(*hello).to_bytes(), deadline) {
+            return Ok(Attempt::Again(error));
+        }
+        let desk = Desk {
+            slots: HashMap::from([(JOIN_REQUEST, Slot::default())]),
+            closed: None,
+            reading: false,
+            inbox: Vec::new(),
+            scratch: vec![0; 64 << 10],
+            next_request: JOIN_REQUEST + 1,
+            next_round: 0,
+        };
+        let connection = Self { stream, writer: Mutex::new(()), desk: Mutex::new(desk), news: Condvar::new() };
+        // The welcome comes at once, or the server is none of ours.
+        let mut inbox = Vec::new();
+        let mut buffer = [0; 256];
+        loop {
+            match proto::decode(&inbox).map_err(|source| BootstrapError::Protocol { call: "join", source })? {
+                Some((Frame::Welcome, used)) => {
+                    inbox.drain(..used);
+                    break;
+                }
+                Some((Frame::Refused { reason }, _)) => {
+                    let endpoint = endpoint.to_string();
+                    return Err(BootstrapError::Refused { endpoint, pe: hello.pe.into(), reason });
+                }
+                Some((frame, _)) => {
+                    let source = ProtocolError::OutOfPlace { kind: frame.kind() };
+                    return Err(BootstrapError::Protocol { call: "join", source });
+                }
+                None => {}
+            }
+            match connection.stream.read_by(&mut buffer, deadline) {
+                Ok(0) => return Ok(Attempt::Again(io::ErrorKind::UnexpectedEof.into())),
+                Ok(len_bytes) => inbox.extend_from_slice(&buffer[..len_bytes]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Ok(Attempt::Again(error)),
+            }
+        }
+        {
+            let mut desk = connection.lock();
+            desk.inbox = inbox;
+            desk.dispatch();
+        }
+        Ok(Attempt::Joined(connection))
+    }
+
+    /// A number for the next request that is not collective.
+    pub(crate) fn next_request(&self) -> u64 {
+        let mut desk = self.lock();
+        desk.next_request += 1;
+        desk.next_request - 1
+    }
+
+    /// The number of the next collective request.
+    pub(crate) fn next_round(&self) -> u64 {
+        let mut desk = self.lock();
+        desk.next_round += 1;
+        (desk.next_round - 1) | ROUND_BIT
+    }
+
+    /// Sends a request and waits for its end, until `deadline` and a little more to hear who was missing.
+    pub(crate) fn ask(&self, request: u64, frame: &Frame, deadline: Instant) -> Answer {
+        self.lock().slots.insert(request, Slot::default());
+        // Where sending fails the connection is closed, and what the server said before is still read.
+        self.send(frame, deadline);
+        self.wait(request, deadline)
+    }
+
+    /// Waits for the end of a request that is sent.
+    pub(crate) fn wait(&self, request: u64, deadline: Instant) -> Answer {
+        let mut until = deadline;
+        let mut cancelled = false;
+        let mut desk = self.lock();
+        loop {
+            if let Some(answer) = desk.slots.get_mut(&request).and_then(|slot| slot.answer.take()) {
+                desk.slots.remove(&request);
+                return answer;
+            }
+            if let Some(closed) = desk.closed.clone() {
+                desk.slots.remove(&request);
+                return Answer::Closed(closed);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                if cancelled {
+                    desk.slots.remove(&request);
+                    return Answer::Late(Vec::new());
+                }
+                cancelled = true;
+                until = Instant::now() + GRACE;
+                drop(desk);
+                self.send(&Frame::Cancel { request }, until);
+                desk = self.lock();
+            } else if desk.reading {
+                desk = self.news.wait_timeout(desk, left).unwrap_or_else(PoisonError::into_inner).0;
+            } else {
+                desk.reading = true;
+                let mut scratch = std::mem::take(&mut desk.scratch);
+                drop(desk);
+                let result = self.stream.read_by(&mut scratch, until);
+                desk = self.lock();
+                desk.take_in(&scratch, result);
+                desk.scratch = scratch;
+                desk.reading = false;
+                self.news.notify_all();
+            }
+        }
+    }
+
+    fn send(&self, frame: &Frame, deadline: Instant) {
+        let bytes = frame.to_bytes();
+        let result = {
+            let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+            self.stream.write_all_by(&bytes, deadline)
+        };
+        // A server that has gone may have said why before: whoever reads finds that, and then the end. Any other failure
+        // leaves half a frame behind, after which nothing can be sent.
+        if let Err(error) = result
+            && !is_gone(&error)
+        {
+            let mut desk = self.lock();
+            desk.closed.get_or_insert(Closed::Broken(BootstrapError::io("send", &error)));
+            self.news.notify_all();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Desk {
+    fn take_in(&mut self, scratch: &[u8], result: io::Result<usize>) {
+        match result {
+            Ok(0) => self.closed = Some(Closed::ByServer),
+            Ok(len_bytes) => {
+                self.inbox.extend_from_slice(&scratch[..len_bytes]);
+                self.dispatch();
+            }
+            Err(error) if is_time_over(&error) || error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if is_gone(&error) => self.closed = Some(Closed::ByServer),
+            Err(error) => self.closed = Some(Closed::Broken(BootstrapError::io("receive", &error))),
+        }
+    }
+
+    /// Gives every whole frame of the inbox to the request that it answers.
+    fn dispatch(&mut self) {
+        let mut used = 0;
+        loop {
+            match proto::decode(&self.inbox[used..]) {
+                Ok(None) => break,
+                Ok(Some((frame, len_bytes))) => {
+                    used += len_bytes;
+                    self.answer(frame);
+                }
+                Err(source) => {
+                    self.closed = Some(Closed::Broken(BootstrapError::Protocol { call: "receive", source }));
+                    break;
+                }
+            }
+        }
+        self.inbox.drain(..used);
+    }
+
+    fn answer(&mut self, frame: Frame) {
+        let (request, answer) = match frame {
+            Frame::Part { request, blob } => {
+                if let Some(slot) = self.slots.get_mut(&request) {
+                    slot.parts.push(blob);
+                }
+                return;
+            }
+            Frame::Done { request } => {
+                let parts = self.slots.get_mut(&request).map(|slot| std::mem::take(&mut slot.parts));
+                (request, Answer::Done(parts.unwrap_or_default()))
+            }
+            Frame::Value { request, value } => (request, Answer::Value(value)),
+            Frame::Absent { request } => (request, Answer::Absent),
+            Frame::Late { request, missing } => (request, Answer::Late(missing)),
+            Frame::Failed { request, fault } => (request, Answer::Failed(fault)),
+            other => {
+                let source = ProtocolError::OutOfPlace { kind: other.kind() };
+                self.closed = Some(Closed::Broken(BootstrapError::Protocol { call: "receive", source }));
+                return;
+            }
+        };
+        if let Some(slot) = self.slots.get_mut(&request) {
+            slot.answer.get_or_insert(answer);
+        }
+    }
+}
+
+/// Whether the other side has closed.
+fn is_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof)
+}
+
+/// Whether another attempt to connect would end the same.
+fn is_final(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)
+}

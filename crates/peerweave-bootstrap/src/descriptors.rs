@@ -1,0 +1,271 @@
+//! File descriptors among the PEs of one machine: memory that one process made becomes memory of all.
+//!
+//! Where the socket is, and that everybody is alive, goes over the rendezvous. The first member listens on a socket of a
+//! random abstract name, the others come and show a random token; it collects the descriptors where each member has one, and
+//! then hands them out.
+//!
+//! Invariants: [1] a descriptor goes only to a process of this user (or the superuser) that has shown the token; [2] from
+//! others at most a hello is read, and the descriptors that they send are closed; [3] nothing has a name in a file system.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::PoisonError;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use peerweave_types::Pe;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::client::Rendezvous;
+use crate::error::BootstrapError;
+use crate::proto::{MAX_PES, ProtocolError};
+use crate::socket::connect_unix;
+use crate::token::{TOKEN_LEN_BYTES, Token, fingerprint};
+
+mod leader;
+mod message;
+
+use leader::Hand;
+use message::{receive, send};
+
+const MAGIC: [u8; 8] = *b"peerw-fd";
+const HELLO_LEN_BYTES: usize = MAGIC.len() + TOKEN_LEN_BYTES + 4;
+/// First byte of a message with descriptors, whose number is the second byte.
+const GIVEN: u8 = 1;
+/// First byte of the message that who did not come by the deadline follows.
+const LATE: u8 = 2;
+/// How often to ask whether everybody is still there while waiting.
+const LOOK_AROUND: Duration = Duration::from_millis(200);
+/// How long a member waits beyond its deadline for the leader to say who did not come.
+const GRACE: Duration = Duration::from_secs(1);
+
+impl Rendezvous {
+    /// Gives one descriptor of the first member to all members, who get descriptors of the same open file.
+    ///
+    /// `members` are PEs of this machine, the same list on each of them; the first one passes the descriptor and gets it
+    /// back, the others pass `None`. What is returned is closed on exec.
+    ///
+    /// # Collective
+    /// All `members`, in the same order of such calls for the same members.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Timeout`] names the members that did not come, [`BootstrapError::PeLost`] a PE that was lost
+    /// meanwhile; [`BootstrapError::Misuse`] for a list without this PE, or a descriptor where none or one was expected.
+    ///
+    /// ```
+    /// use std::os::fd::OwnedFd;
+    /// use peerweave_bootstrap::{Job, Options, Rendezvous};
+    ///
+    /// let rendezvous = Rendezvous::join(&Job::single(), Options::default())?;
+    /// let memory: OwnedFd = std::fs::File::open("/dev/zero").unwrap().into();
+    /// let memory = rendezvous.share_descriptor(&[rendezvous.pe()], Some(memory))?;
+    /// # drop(memory);
+    /// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
+    /// ```
+    pub fn share_descriptor(&self, members: &[Pe], fd: Option<OwnedFd>) -> Result<OwnedFd, BootstrapError> {
+        let call = Call::new(self, "share_descriptor", members)?;
+        let misuse = |value: &str, expected: &str| BootstrapError::Misuse {
+            call: "share_descriptor",
+            what: "fd",
+            value: value.to_owned(),
+            expected: expected.to_owned(),
+        };
+        match (call.leads(), fd) {
+            (true, None) => Err(misuse("none", "a descriptor, from the first member")),
+            (false, Some(_)) => Err(misuse("a descriptor", "none, except from the first member")),
+            (true, Some(fd)) => {
+                call.lead(Hand::Out(fd.as_fd()))?;
+                Ok(fd)
+            }
+            (false, None) => {
+                let mut given = call.follow(None, 1)?;
+                given.pop().ok_or_else(|| call.wrong("count"))
+            }
+        }
+    }
+
+    /// Gives a descriptor of each member to all members. The result is in the order of `members`; at this PE's own place is
+    /// what it passed. What is returned is closed on exec.
+    ///
+    /// # Collective
+    /// As [`share_descriptor`](Self::share_descriptor).
+    ///
+    /// # Errors
+    /// As [`share_descriptor`](Self::share_descriptor); also [`BootstrapError::Io`] where the limit of open descriptors is
+    /// reached: each member needs as many as there are members, and the first one twice that.
+    pub fn exchange_descriptors(&self, members: &[Pe], fd: OwnedFd) -> Result<Vec<OwnedFd>, BootstrapError> {
+        let call = Call::new(self, "exchange_descriptors", members)?;
+        if call.leads() {
+            let collected = call.lead(Hand::Around(fd.as_fd()))?;
+            return Ok(std::iter::once(fd).chain(collected).collect());
+        }
+        let mut given = call.follow(Some(fd.as_fd()), members.len())?;
+        given[call.place] = fd;
+        Ok(given)
+    }
+}
+
+/// One collective call, as one member sees it.
+struct Call<'a> {
+    rendezvous: &'a Rendezvous,
+    name: &'static str,
+    members: &'a [Pe],
+    /// This PE's index in `members`.
+    place: usize,
+    /// Under which the leader says where it listens.
+    key: String,
+    start: Instant,
+    deadline: Instant,
+}
+
+/// What a member reads of the leader.
+struct Given {
+    fds: Vec<OwnedFd>,
+    missing: Option<Vec<Pe>>,
+}
+
+impl<'a> Call<'a> {
+    fn new(rendezvous: &'a Rendezvous, name: &'static str, members: &'a [Pe]) -> Result<Self, BootstrapError> {
+        rendezvous.check_process(name)?;
+        let mut seen = HashSet::new();
+        let fits = members.iter().all(|pe| pe.get() < rendezvous.n_pes() && seen.insert(pe.get()));
+        let place = members.iter().position(|pe| *pe == rendezvous.pe());
+        let (true, Some(place)) = (fits, place) else {
+            return Err(BootstrapError::Misuse {
+                call: name,
+                what: "members",
+                value: format!("{:?}", members.iter().map(|pe| pe.get()).collect::<Vec<_>>()),
+                expected: format!("different PEs below {}, with {}", rendezvous.n_pes(), rendezvous.pe()),
+            });
+        };
+        let number = {
+            let mut calls = rendezvous.descriptor_calls.lock().unwrap_or_else(PoisonError::into_inner);
+            let number = calls.entry(members.to_vec()).or_default();
+            *number += 1;
+            *number
+        };
+        let list: String = members.iter().map(|pe| format!("{} ", pe.get())).collect();
+        let key = format!("peerweave/{name}/{:016x}{:016x}/{number}", fingerprint(&list, 1), fingerprint(&list, 2));
+        let start = Instant::now();
+        Ok(Self { rendezvous, name, members, place, key, start, deadline: start + rendezvous.deadline() })
+    }
+
+    fn leads(&self) -> bool {
+        self.place == 0
+    }
+
+    /// Comes to the leader, with or without a descriptor, and gets `n_fds` of them.
+    fn follow(&self, fd: Option<BorrowedFd<'_>>, n_fds: usize) -> Result<Vec<OwnedFd>, BootstrapError> {
+        let place = self.rendezvous.get(&self.key)?;
+        let place = str::from_utf8(&place).ok().and_then(|place| place.split_once(' '));
+        let Some((name, token)) = place else { return Err(self.wrong("place")) };
+        let token: Token = token.parse()?;
+        let mut hello = MAGIC.to_vec();
+        hello.extend(token.as_bytes());
+        hello.extend(self.rendezvous.pe().get().to_le_bytes());
+
+        // A connection that ends early was pushed out by a crowd of strangers, unless the leader is gone.
+        loop {
+            match self.fetch(name, &hello, fd, n_fds) {
+                Ok(Given { missing: Some(missing), .. }) => return Err(self.timeout(missing)),
+                Ok(Given { fds, .. }) => return Ok(fds),
+                Err(error) if is_worth_another_try(&error) => {
+                    self.rendezvous.check()?;
+                    if Instant::now() >= self.deadline {
+                        return Err(self.timeout(vec![self.members[0]]));
+                    }
+                    thread::sleep((self.start.elapsed() / 8).clamp(Duration::from_micros(200), Duration::from_millis(20)));
+                }
+                Err(error) => return Err(BootstrapError::io(self.name, &error)),
+            }
+        }
+    }
+
+    fn fetch(&self, name: &str, hello: &[u8], fd: Option<BorrowedFd<'_>>, n_fds: usize) -> io::Result<Given> {
+        let stream = connect_unix(name, self.deadline)?;
+        // The socket's buffer is empty, so that so few bytes go at once or not at all.
+        if send(stream.as_fd(), hello, fd.as_slice())? != hello.len() {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        let mut given = Given { fds: Vec::with_capacity(n_fds), missing: None };
+        while given.fds.len() < n_fds {
+            let mut head = [0; 2];
+            let fds = self.read(&stream, &mut head)?;
+            match head {
+                [LATE, _] => {
+                    let mut count = [0; 4];
+                    self.read(&stream, &mut count)?;
+                    let count = u32::from_le_bytes(count).min(MAX_PES);
+                    let mut missing = vec![0; 4 * count as usize];
+                    self.read(&stream, &mut missing)?;
+                    let (words, _) = missing.as_chunks::<4>();
+                    given.missing = Some(words.iter().map(|word| Pe::new(u32::from_le_bytes(*word))).collect());
+                    return Ok(given);
+                }
+                // The kernel leaves out what the process has no room for.
+                [GIVEN, n] if usize::from(n) > fds.len() => {
+                    return Err(io::Error::other("the limit of open descriptors of this process is reached"));
+                }
+                [GIVEN, n] if usize::from(n) == fds.len() && n > 0 && given.fds.len() + fds.len() <= n_fds => {
+                    given.fds.extend(fds)
+                }
+                _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "the first member sent something else")),
+            }
+        }
+        Ok(given)
+    }
+
+    /// Fills `buffer`, with the descriptors that come along.
+    fn read(&self, stream: &UnixStream, buffer: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
+        let mut fds = Vec::new();
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match receive(stream.as_fd(), &mut buffer[filled..], &mut fds) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(len_bytes) => filled += len_bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let left = (self.deadline + GRACE).saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    let ready = wait(&mut [PollFd::new(stream, PollFlags::IN)], left.min(LOOK_AROUND))?;
+                    // Somebody is lost: the leader will not wait for everybody either, and this is how it shows.
+                    if !ready && self.rendezvous.check().is_err() {
+                        return Err(io::ErrorKind::ConnectionAborted.into());
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(fds)
+    }
+
+    fn timeout(&self, missing: Vec<Pe>) -> BootstrapError {
+        let call = format!("{} among {} PEs", self.name, self.members.len());
+        BootstrapError::Timeout { call, waited: self.start.elapsed(), missing }
+    }
+
+    fn wrong(&self, field: &'static str) -> BootstrapError {
+        BootstrapError::Protocol { call: self.name, source: ProtocolError::Field { field } }
+    }
+}
+
+/// Waits until one of them is ready; `false` if none became so in time.
+fn wait(sockets: &mut [PollFd<'_>], limit: Duration) -> io::Result<bool> {
+    let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
+    match poll(sockets, Some(&limit)) {
+        Ok(n_ready) => Ok(n_ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_worth_another_try(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
+    matches!(
+        error.kind(),
+        BrokenPipe | ConnectionAborted | ConnectionRefused | ConnectionReset | TimedOut | UnexpectedEof | WouldBlock
+    )
+}

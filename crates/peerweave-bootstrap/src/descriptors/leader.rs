@@ -1,0 +1,222 @@
+//! The first member of a call that moves descriptors: it listens, collects and hands out. The others are [`super`]'s.
+//!
+//! Invariant: a connection is a member's only after its hello; until then it holds a few bytes and at most one message of
+//! descriptors, for a limited time.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use peerweave_types::Pe;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+
+use super::message::{PER_MESSAGE, receive, send};
+use super::{Call, GIVEN, HELLO_LEN_BYTES, LATE, LOOK_AROUND, MAGIC, wait};
+use crate::endpoint::Endpoint;
+use crate::error::BootstrapError;
+use crate::socket::{Listener, may_speak};
+use crate::token::Token;
+
+/// How many connections may be undecided beyond one for each member. The oldest goes first.
+const MAX_STRANGERS: usize = 32;
+/// How long a connection may take for its hello.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
+
+/// What the leader does with its descriptor.
+#[derive(Clone, Copy)]
+pub(super) enum Hand<'fd> {
+    /// Gives it to everybody, who bring none.
+    Out(BorrowedFd<'fd>),
+    /// Everybody brings one, and everybody gets all.
+    Around(BorrowedFd<'fd>),
+}
+
+struct Stranger {
+    stream: UnixStream,
+    hello: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    until: Instant,
+}
+
+/// A member that has come, in the order of the call.
+struct Guest {
+    stream: UnixStream,
+    fd: Option<OwnedFd>,
+    /// How many descriptors it was given.
+    given: usize,
+}
+
+impl Call<'_> {
+    /// Waits for all other members and serves them. Returns what they brought, in their order.
+    pub(super) fn lead(&self, hand: Hand<'_>) -> Result<Vec<OwnedFd>, BootstrapError> {
+        let mut guests: Vec<Option<Guest>> = self.members[1..].iter().map(|_| None).collect();
+        if guests.is_empty() {
+            return Ok(Vec::new());
+        }
+        let token = Token::random()?;
+        let endpoint = Endpoint::random_unix()?;
+        let (Listener::Unix(door), _) = Listener::bind(&endpoint, None)? else { return Err(self.wrong("endpoint")) };
+        door.set_nonblocking(true).map_err(|error| BootstrapError::io(self.name, &error))?;
+        if let Endpoint::Unix(name) = &endpoint {
+            self.rendezvous.put(&self.key, format!("{name} {}", token.to_hex()).as_bytes())?;
+        }
+
+        let mut strangers: Vec<Stranger> = Vec::new();
+        let mut look_around_at = self.start + LOOK_AROUND;
+        loop {
+            let served = serve(&mut guests, hand).map_err(|error| BootstrapError::io(self.name, &error))?;
+            if served {
+                return Ok(guests.into_iter().flatten().filter_map(|guest| guest.fd).collect());
+            }
+            let now = Instant::now();
+            if now >= self.deadline {
+                let absent = self.members[1..].iter().zip(&guests).filter(|(_, guest)| guest.is_none());
+                let missing: Vec<Pe> = absent.map(|(pe, _)| *pe).collect();
+                guests.iter().flatten().for_each(|guest| apologise(guest, &missing));
+                return Err(self.timeout(missing));
+            }
+            // All are there and one has not read yet, or the kernel holds too many descriptors: a moment.
+            let all_there = guests.iter().all(Option::is_some);
+            let pause = if all_there { Duration::from_millis(1) } else { LOOK_AROUND };
+            let mut sockets: Vec<PollFd<'_>> = vec![PollFd::new(&door, PollFlags::IN)];
+            sockets.extend(strangers.iter().map(|stranger| PollFd::new(&stranger.stream, PollFlags::IN)));
+            wait(&mut sockets, pause.min(self.deadline - now)).map_err(|error| BootstrapError::io(self.name, &error))?;
+            drop(sockets);
+            if now >= look_around_at {
+                self.rendezvous.check()?;
+                look_around_at = now + LOOK_AROUND;
+            }
+            self.welcome(&door, &mut strangers);
+            strangers = self.listen(strangers, &token, hand, &mut guests);
+        }
+    }
+
+    fn welcome(&self, door: &std::os::unix::net::UnixListener, strangers: &mut Vec<Stranger>) {
+        loop {
+            let stream = match door.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // Most likely no descriptors are left: make room, and do not spin meanwhile.
+                Err(error) => {
+                    tracing::warn!(call = self.name, %error, "cannot take a connection");
+                    strangers.drain(..strangers.len().min(1));
+                    thread::sleep(Duration::from_millis(5));
+                    return;
+                }
+            };
+            let trusted = matches!(may_speak(&stream), Ok(Some(_)));
+            if !trusted || stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            if strangers.len() >= MAX_STRANGERS + self.members.len() {
+                strangers.remove(0);
+            }
+            let until = Instant::now() + HELLO_WITHIN;
+            strangers.push(Stranger { stream, hello: Vec::new(), fds: Vec::new(), until });
+        }
+    }
+
+    /// Hears who has said all of its hello. Returns who has not and may go on.
+    fn listen(&self, strangers: Vec<Stranger>, token: &Token, hand: Hand<'_>, guests: &mut [Option<Guest>]) -> Vec<Stranger> {
+        let now = Instant::now();
+        let mut undecided = Vec::new();
+        for mut stranger in strangers {
+            let mut buffer = [0; HELLO_LEN_BYTES];
+            let room = HELLO_LEN_BYTES - stranger.hello.len();
+            match receive(stranger.stream.as_fd(), &mut buffer[..room], &mut stranger.fds) {
+                Ok(len_bytes) if len_bytes > 0 => stranger.hello.extend_from_slice(&buffer[..len_bytes]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                _ => continue,
+            }
+            let n_fds = match hand {
+                Hand::Out(_) => 0,
+                Hand::Around(_) => 1,
+            };
+            // A member sends its hello, and its descriptor, in one piece.
+            let hopeless = stranger.fds.len() > n_fds || now >= stranger.until;
+            if stranger.hello.len() < HELLO_LEN_BYTES {
+                if !hopeless {
+                    undecided.push(stranger);
+                }
+                continue;
+            }
+            let place = self.place_of(&stranger.hello, token).and_then(|place| guests.get_mut(place - 1));
+            match place {
+                Some(seat @ None) if stranger.fds.len() == n_fds => {
+                    *seat = Some(Guest { stream: stranger.stream, fd: stranger.fds.pop(), given: 0 });
+                }
+                _ => tracing::debug!(call = self.name, "a connection is no member's, or a second one"),
+            }
+        }
+        undecided
+    }
+
+    /// Which member says this hello, if it is one.
+    fn place_of(&self, hello: &[u8], token: &Token) -> Option<usize> {
+        let (magic, rest) = hello.split_first_chunk::<{ MAGIC.len() }>()?;
+        let (shown, pe) = rest.split_first_chunk()?;
+        let pe = Pe::new(u32::from_le_bytes(pe.try_into().ok()?));
+        let known = *magic == MAGIC && Token::from_bytes(*shown) == *token;
+        self.members.iter().position(|member| *member == pe).filter(|place| known && *place > 0)
+    }
+}
+
+/// Gives whoever is there what there is for it. `true` once everybody has everything.
+fn serve(guests: &mut [Option<Guest>], hand: Hand<'_>) -> io::Result<bool> {
+    let fds: Vec<BorrowedFd<'_>> = match hand {
+        Hand::Out(fd) => vec![fd],
+        Hand::Around(_) if guests.iter().any(Option::is_none) => return Ok(false),
+        Hand::Around(fd) => {
+            let brought = guests.iter().flatten().filter_map(|guest| guest.fd.as_ref());
+            std::iter::once(fd).chain(brought.map(AsFd::as_fd)).collect()
+        }
+    };
+    let mut progress: Vec<Option<usize>> = Vec::with_capacity(guests.len());
+    for guest in guests.iter() {
+        progress.push(match guest {
+            None => None,
+            Some(guest) => Some(give(guest, &fds)?),
+        });
+    }
+    let n_fds = fds.len();
+    drop(fds);
+    for (guest, given) in guests.iter_mut().zip(&progress) {
+        if let (Some(guest), Some(given)) = (guest, given) {
+            guest.given = *given;
+        }
+    }
+    Ok(progress.iter().all(|given| *given == Some(n_fds)))
+}
+
+/// Sends a guest what it lacks, as far as it goes at present; how many it has then.
+fn give(guest: &Guest, fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    let mut given = guest.given;
+    for chunk in fds[given..].chunks(PER_MESSAGE) {
+        match send(guest.stream.as_fd(), &[GIVEN, chunk.len() as u8], chunk) {
+            Ok(_) => given += chunk.len(),
+            Err(error) if is_full(&error) => break,
+            // It is gone, and the rendezvous says so to everybody; there is nobody to give anything.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe || error.kind() == io::ErrorKind::ConnectionReset => {
+                return Ok(fds.len());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(given)
+}
+
+/// The socket's buffer is full, or the kernel lets a user have no more descriptors under way.
+fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error())
+}
+
+/// Tells a guest who did not come. It finds out by its own deadline if this does not reach it.
+fn apologise(guest: &Guest, missing: &[Pe]) {
+    let mut message = vec![LATE, 0];
+    message.extend((missing.len() as u32).to_le_bytes());
+    message.extend(missing.iter().flat_map(|pe| pe.get().to_le_bytes()));
+    let _ = send(guest.stream.as_fd(), &message, &[]);
+}

@@ -1,0 +1,189 @@
+//! Reading launchers' environments. Each launcher has a module of its own; this chooses among them and parses.
+//!
+//! Nothing is connected here. Invariant: a variable that is set and cannot be understood is an error that names it, never a
+//! silent default.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use peerweave_types::Pe;
+
+use crate::endpoint::Endpoint;
+use crate::error::BootstrapError;
+use crate::job::{Job, Launcher, Served};
+use crate::proto::MAX_PES;
+use crate::token::{Token, fingerprint};
+
+pub mod names;
+
+mod open_mpi;
+mod ours;
+mod slurm;
+mod torchrun;
+
+/// A source of environment variables. Any `Fn(&str) -> Option<String>` is one, so that tests touch no process environment.
+pub trait Vars {
+    /// The value of a variable, `None` where it is not set.
+    fn var(&self, name: &str) -> Option<String>;
+}
+
+impl<F: Fn(&str) -> Option<String>> Vars for F {
+    fn var(&self, name: &str) -> Option<String> {
+        self(name)
+    }
+}
+
+/// The environment of this process. Bytes that are no text are replaced, so that parsing them fails and says so.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProcessEnvironment;
+
+impl Vars for ProcessEnvironment {
+    fn var(&self, name: &str) -> Option<String> {
+        std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+    }
+}
+
+/// Where this PE stands in its job, as a launcher's module finds it.
+struct Place {
+    launcher: Launcher,
+    pe: u32,
+    n_pes: u32,
+    local_pe: u32,
+    local_n_pes: u32,
+    machine: u32,
+    n_machines: u32,
+    /// What tells this job from every other one of this user.
+    identity: String,
+    /// Where PE 0 can be met if the job spans machines; or which variable would have said so, and how.
+    across: Result<Endpoint, (&'static str, &'static str)>,
+}
+
+pub(crate) fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
+    let vars = Reader(vars);
+    if let Some(job) = ours::read(&vars)? {
+        return Ok(job);
+    }
+    let place = match torchrun::read(&vars)? {
+        Some(place) => place,
+        None => match open_mpi::read(&vars)? {
+            Some(place) => place,
+            None => match slurm::read(&vars)? {
+                Some(place) => place,
+                None => return Ok(Job { interface: vars.interface(), ..Job::single() }),
+            },
+        },
+    };
+    let rendezvous = match vars.endpoint()? {
+        _ if place.n_pes == 1 => None,
+        Some(endpoint) => Some(endpoint),
+        None if place.n_machines == 1 => Some(local_endpoint(&place.identity)),
+        None => match place.across {
+            Ok(endpoint) => Some(endpoint),
+            Err((variable, expected)) => return Err(vars.wrong(variable, expected)),
+        },
+    };
+    let token = match vars.parse::<Token>(names::TOKEN, TOKEN_EXPECTED)? {
+        Some(token) => token,
+        None => Token::derived_from(&place.identity),
+    };
+    Ok(Job {
+        pe: Pe::new(place.pe),
+        n_pes: place.n_pes,
+        local_pe: place.local_pe,
+        local_n_pes: place.local_n_pes,
+        machine: place.machine,
+        n_machines: place.n_machines,
+        launcher: place.launcher,
+        rendezvous,
+        token,
+        served: Served::ByPe0,
+        interface: vars.interface(),
+    })
+}
+
+const TOKEN_EXPECTED: &str = "64 hexadecimal digits";
+
+/// All PEs of one machine derive the same name. Other users' processes may hold it too, which the credentials of the socket
+/// show; jobs of the same user differ in their identity.
+#[cfg(target_os = "linux")]
+fn local_endpoint(identity: &str) -> Endpoint {
+    let user = rustix::process::geteuid().as_raw();
+    Endpoint::Unix(format!("peerweave-{user}-{:016x}", fingerprint(identity, 0)))
+}
+
+/// Without abstract sockets: a port of the loopback interface.
+#[cfg(not(target_os = "linux"))]
+fn local_endpoint(identity: &str) -> Endpoint {
+    Endpoint::Tcp("127.0.0.1".to_owned(), derived_port(identity))
+}
+
+/// A port out of 20000..32768, below the ones that systems hand out by themselves.
+fn derived_port(identity: &str) -> u16 {
+    20_000 + (fingerprint(identity, 0) % 12_768) as u16
+}
+
+/// Typed access to variables.
+struct Reader<'a>(&'a dyn Vars);
+
+impl Reader<'_> {
+    /// The value, `None` where the variable is not set or empty, as job scripts often leave one.
+    fn text(&self, name: &str) -> Option<String> {
+        self.0.var(name).filter(|value| !value.trim().is_empty())
+    }
+
+    fn is_set(&self, name: &str) -> bool {
+        self.text(name).is_some()
+    }
+
+    /// An error about a variable as it is.
+    fn wrong(&self, variable: &'static str, expected: impl Display) -> BootstrapError {
+        // A token is a secret even where it is malformed.
+        let value = match variable {
+            names::TOKEN => self.text(variable).map(|value| format!("({} characters, hidden)", value.chars().count())),
+            _ => self.text(variable),
+        };
+        BootstrapError::Environment { variable, value, expected: expected.to_string() }
+    }
+
+    fn parse<T: FromStr>(&self, name: &'static str, expected: &str) -> Result<Option<T>, BootstrapError> {
+        match self.text(name) {
+            None => Ok(None),
+            Some(value) => value.trim().parse().map(Some).map_err(|_| self.wrong(name, expected)),
+        }
+    }
+
+    /// A number of at most `max`.
+    fn number(&self, name: &'static str, min: u32, max: u32) -> Result<Option<u32>, BootstrapError> {
+        let expected = format!("a whole number from {min} to {max}");
+        match self.parse::<u32>(name, &expected)? {
+            Some(value) if !(min..=max).contains(&value) => Err(self.wrong(name, expected)),
+            value => Ok(value),
+        }
+    }
+
+    fn required(&self, name: &'static str, min: u32, max: u32) -> Result<u32, BootstrapError> {
+        let missing = || self.wrong(name, format!("a whole number from {min} to {max}"));
+        self.number(name, min, max)?.ok_or_else(missing)
+    }
+
+    /// An index and the count that it is below, both required.
+    fn index_of(&self, index: &'static str, count: &'static str) -> Result<(u32, u32), BootstrapError> {
+        let n = self.required(count, 1, MAX_PES)?;
+        let i = self.required(index, 0, MAX_PES - 1)?;
+        match i < n {
+            true => Ok((i, n)),
+            false => Err(self.wrong(index, format!("less than {count}, which is {n}"))),
+        }
+    }
+
+    fn endpoint(&self) -> Result<Option<Endpoint>, BootstrapError> {
+        self.parse(names::RENDEZVOUS, crate::endpoint::EXPECTED)
+    }
+
+    fn interface(&self) -> Option<String> {
+        self.text(names::INTERFACE).map(|value| value.trim().to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,90 @@
+//! The names of all variables that say who a PE is: ours and those of the launchers that are understood.
+//!
+//! Reads nothing. Where several launchers have left variables (an `mpirun` inside a Slurm allocation), ours win over
+//! torchrun's, those over Open MPI's, those over Slurm's. A variable that is empty counts as not set.
+//!
+//! Without [`TOKEN`] the token is derived from what identifies the job. That keeps jobs apart that meet by accident; it does
+//! not keep out who reads the job's identity. On one machine the kernel's word on the other process's user does; between
+//! machines set [`TOKEN`] where the network is not trusted.
+
+/// Index of this PE in the job, from 0. Set by `peerweave run`, as the next eight.
+pub const PE: &str = "PEERWEAVE_PE";
+/// Number of PEs of the job. Also says it for a plain PMIx launcher, whose environment does not.
+pub const N_PES: &str = "PEERWEAVE_N_PES";
+/// Index of this PE among those of its machine.
+pub const LOCAL_PE: &str = "PEERWEAVE_LOCAL_PE";
+/// Number of PEs of this machine.
+pub const LOCAL_N_PES: &str = "PEERWEAVE_LOCAL_N_PES";
+/// Index of this machine in the job.
+pub const MACHINE: &str = "PEERWEAVE_MACHINE";
+/// Number of machines of the job.
+pub const N_MACHINES: &str = "PEERWEAVE_N_MACHINES";
+/// Where the PEs meet: `unix:@NAME` or `tcp:HOST:PORT`. Under another launcher: where PE 0 shall hold the rendezvous.
+pub const RENDEZVOUS: &str = "PEERWEAVE_RENDEZVOUS";
+/// The secret of the job, 64 hexadecimal digits.
+pub const TOKEN: &str = "PEERWEAVE_TOKEN";
+/// The network interface to listen on and to tell other libraries of, by name or address.
+pub const INTERFACE: &str = "PEERWEAVE_INTERFACE";
+
+/// torchrun: index of this PE.
+pub const RANK: &str = "RANK";
+/// torchrun: number of PEs.
+pub const WORLD_SIZE: &str = "WORLD_SIZE";
+/// torchrun: index on this machine.
+pub const LOCAL_RANK: &str = "LOCAL_RANK";
+/// torchrun: PEs of this machine.
+pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
+/// torchrun: index of this machine's agent.
+pub const GROUP_RANK: &str = "GROUP_RANK";
+/// torchrun: number of agents, one on each machine.
+pub const GROUP_WORLD_SIZE: &str = "GROUP_WORLD_SIZE";
+/// torchrun: the host of PE 0.
+pub const MASTER_ADDR: &str = "MASTER_ADDR";
+/// torchrun: a port of that host, in use by torchrun; ours is the next one.
+pub const MASTER_PORT: &str = "MASTER_PORT";
+/// torchrun: the job.
+pub const TORCHELASTIC_RUN_ID: &str = "TORCHELASTIC_RUN_ID";
+/// torchrun: how often the job was started again.
+pub const TORCHELASTIC_RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
+
+/// Open MPI: index of this PE.
+pub const OMPI_COMM_WORLD_RANK: &str = "OMPI_COMM_WORLD_RANK";
+/// Open MPI: number of PEs.
+pub const OMPI_COMM_WORLD_SIZE: &str = "OMPI_COMM_WORLD_SIZE";
+/// Open MPI: index on this machine.
+pub const OMPI_COMM_WORLD_LOCAL_RANK: &str = "OMPI_COMM_WORLD_LOCAL_RANK";
+/// Open MPI: PEs of this machine.
+pub const OMPI_COMM_WORLD_LOCAL_SIZE: &str = "OMPI_COMM_WORLD_LOCAL_SIZE";
+/// Open MPI 4 and older: the job.
+pub const OMPI_MCA_ESS_BASE_JOBID: &str = "OMPI_MCA_ess_base_jobid";
+/// PMIx: index of this PE.
+pub const PMIX_RANK: &str = "PMIX_RANK";
+/// PMIx: the job.
+pub const PMIX_NAMESPACE: &str = "PMIX_NAMESPACE";
+
+/// Slurm: index of this PE in the step. Absent in a batch script or `salloc` shell, which are no PEs.
+pub const SLURM_PROCID: &str = "SLURM_PROCID";
+/// Slurm: number of PEs of the step.
+pub const SLURM_STEP_NUM_TASKS: &str = "SLURM_STEP_NUM_TASKS";
+/// Slurm: number of PEs, where the step does not say.
+pub const SLURM_NTASKS: &str = "SLURM_NTASKS";
+/// Slurm: index on this machine.
+pub const SLURM_LOCALID: &str = "SLURM_LOCALID";
+/// Slurm: PEs of each machine, as `4(x2),3`.
+pub const SLURM_STEP_TASKS_PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
+/// Slurm: the same, where the step does not say.
+pub const SLURM_TASKS_PER_NODE: &str = "SLURM_TASKS_PER_NODE";
+/// Slurm: index of this machine.
+pub const SLURM_NODEID: &str = "SLURM_NODEID";
+/// Slurm: number of machines of the step.
+pub const SLURM_STEP_NUM_NODES: &str = "SLURM_STEP_NUM_NODES";
+/// Slurm: number of machines, where the step does not say.
+pub const SLURM_NNODES: &str = "SLURM_NNODES";
+/// Slurm: the machines of the step, as `gpu[01-03,7],login`.
+pub const SLURM_STEP_NODELIST: &str = "SLURM_STEP_NODELIST";
+/// Slurm: the machines, where the step does not say.
+pub const SLURM_JOB_NODELIST: &str = "SLURM_JOB_NODELIST";
+/// Slurm: the job.
+pub const SLURM_JOB_ID: &str = "SLURM_JOB_ID";
+/// Slurm: the step of the job.
+pub const SLURM_STEP_ID: &str = "SLURM_STEP_ID";

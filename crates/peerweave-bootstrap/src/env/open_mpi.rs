@@ -1,0 +1,75 @@
+//! Open MPI's `mpirun`, and other starters that speak PMIx (`prterun`, `srun --mpi=pmix`).
+//!
+//! PMIx itself is not called: its environment has the index and the job, and only Open MPI adds the counts.
+//!
+//! Invariant: a count that the environment does not say is asked for, never guessed.
+
+use super::{Place, Reader, names};
+use crate::error::BootstrapError;
+use crate::job::Launcher;
+use crate::proto::MAX_PES;
+
+pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
+    let by_open_mpi = vars.is_set(names::OMPI_COMM_WORLD_RANK);
+    // Slurm's plugin for PMIx sets PMIX_RANK beside Slurm's own variables, and the latter say more.
+    let by_pmix = vars.is_set(names::PMIX_RANK) && !vars.is_set(names::SLURM_PROCID);
+    let (index, count) = match (by_open_mpi, by_pmix) {
+        (true, _) => (names::OMPI_COMM_WORLD_RANK, names::OMPI_COMM_WORLD_SIZE),
+        (_, true) if vars.is_set(names::OMPI_COMM_WORLD_SIZE) => (names::PMIX_RANK, names::OMPI_COMM_WORLD_SIZE),
+        (_, true) if vars.is_set(names::N_PES) => (names::PMIX_RANK, names::N_PES),
+        (_, true) => return Err(vars.wrong(names::N_PES, "the number of PEs, which PMIx does not put into the environment")),
+        _ => return Ok(None),
+    };
+    let (pe, n_pes) = vars.index_of(index, count)?;
+    if let Some(other) = vars.number(names::PMIX_RANK, 0, MAX_PES - 1)?
+        && by_open_mpi
+        && !vars.is_set(names::SLURM_PROCID)
+        && other != pe
+    {
+        return Err(vars.wrong(names::PMIX_RANK, format!("{pe}, as {index} says")));
+    }
+    let local_n_pes = match vars.number(names::OMPI_COMM_WORLD_LOCAL_SIZE, 1, n_pes)? {
+        Some(local_n_pes) => local_n_pes,
+        None => match vars.number(names::LOCAL_N_PES, 1, n_pes)? {
+            Some(local_n_pes) => local_n_pes,
+            None if n_pes == 1 => 1,
+            None => {
+                let variable = if by_open_mpi { names::OMPI_COMM_WORLD_LOCAL_SIZE } else { names::LOCAL_N_PES };
+                return Err(vars.wrong(variable, format!("how many of the {n_pes} PEs are on this machine")));
+            }
+        },
+    };
+    let local_pe = match vars.number(names::OMPI_COMM_WORLD_LOCAL_RANK, 0, local_n_pes - 1)? {
+        Some(local_pe) => local_pe,
+        None => match vars.number(names::LOCAL_PE, 0, local_n_pes - 1)? {
+            Some(local_pe) => local_pe,
+            None if local_n_pes == n_pes => pe,
+            None => return Err(vars.wrong(names::LOCAL_PE, format!("the index of PE {pe} on its machine"))),
+        },
+    };
+    // Open MPI says neither which machine this is nor how many there are (its NODE_RANK is an index on the machine), and it
+    // may place PEs by turns. Machines alike and filled in order is what its default placement does.
+    let (machine, n_machines) = match local_n_pes == n_pes {
+        true => (0, 1),
+        false => {
+            let n_machines = vars.number(names::N_MACHINES, 2, n_pes)?.unwrap_or(n_pes.div_ceil(local_n_pes).max(2));
+            let machine = vars.number(names::MACHINE, 0, n_machines - 1)?;
+            (machine.unwrap_or_else(|| (pe.saturating_sub(local_pe) / local_n_pes).min(n_machines - 1)), n_machines)
+        }
+    };
+    let job = vars.text(names::PMIX_NAMESPACE).or_else(|| vars.text(names::OMPI_MCA_ESS_BASE_JOBID));
+    let Some(job) = job.or_else(|| (n_pes == 1 || vars.is_set(names::RENDEZVOUS)).then(String::new)) else {
+        return Err(vars.wrong(names::PMIX_NAMESPACE, "the name of the job"));
+    };
+    Ok(Some(Place {
+        launcher: Launcher::OpenMpi,
+        pe,
+        n_pes,
+        local_pe,
+        local_n_pes,
+        machine,
+        n_machines,
+        identity: format!("pmix {job:?} {n_pes}"),
+        across: Err((names::RENDEZVOUS, "tcp:HOST:PORT on the machine of PE 0, since this launcher names no host")),
+    }))
+}

@@ -1,0 +1,237 @@
+//! Environments as the launchers set them, in a table; the process's own environment is never touched.
+
+use std::collections::HashMap;
+
+use super::*;
+
+/// Reads `NAME=value NAME=value ..`.
+fn job(environment: &str) -> Result<Job, BootstrapError> {
+    let vars: HashMap<String, String> = environment
+        .split_whitespace()
+        .map(|assignment| assignment.split_once('=').unwrap())
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    Job::from_vars(&|name: &str| vars.get(name).cloned())
+}
+
+fn place(job: &Job) -> [u32; 6] {
+    [job.pe.get(), job.n_pes, job.local_pe, job.local_n_pes, job.machine, job.n_machines]
+}
+
+const HEX: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+
+#[test]
+fn every_launcher_says_where_a_pe_stands() {
+    let ours = format!("PEERWEAVE_PE=3 PEERWEAVE_N_PES=4 PEERWEAVE_RENDEZVOUS=unix:@x PEERWEAVE_TOKEN={HEX}");
+    let ours_across = format!(
+        "PEERWEAVE_PE=5 PEERWEAVE_N_PES=8 PEERWEAVE_LOCAL_PE=1 PEERWEAVE_LOCAL_N_PES=4 PEERWEAVE_MACHINE=1 \
+         PEERWEAVE_N_MACHINES=2 PEERWEAVE_RENDEZVOUS=tcp:10.0.0.1:777 PEERWEAVE_TOKEN={HEX} PEERWEAVE_INTERFACE=ib0"
+    );
+    let torch = "MASTER_ADDR=node7 MASTER_PORT=29500 TORCHELASTIC_RUN_ID=none";
+    let torch_one = format!("{torch} RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=0 GROUP_WORLD_SIZE=1");
+    let torch_two = format!("{torch} RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 GROUP_WORLD_SIZE=2");
+    let torch_uneven = format!("{torch} RANK=4 WORLD_SIZE=5 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=1 GROUP_WORLD_SIZE=2");
+    let ompi = "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=2 OMPI_COMM_WORLD_LOCAL_SIZE=4 \
+                PMIX_RANK=2 PMIX_NAMESPACE=prterun-node7-42@1";
+    let ompi_4 = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 \
+                  OMPI_MCA_ess_base_jobid=77 PEERWEAVE_RENDEZVOUS=tcp:node7:5000";
+    let pmix = "PMIX_RANK=1 PMIX_NAMESPACE=job PEERWEAVE_N_PES=2 PEERWEAVE_LOCAL_N_PES=2";
+    let slurm = "SLURM_JOB_ID=42 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_LOCALID=1 SLURM_NNODES=1 SLURM_NODEID=0";
+    let slurm_two = "SLURM_JOB_ID=42 SLURM_STEP_ID=3 SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=7 SLURM_NTASKS=99 SLURM_LOCALID=1 \
+                     SLURM_NODEID=1 SLURM_STEP_NUM_NODES=2 SLURM_NNODES=9 SLURM_STEP_TASKS_PER_NODE=4,3 \
+                     SLURM_TASKS_PER_NODE=11(x9) SLURM_STEP_NODELIST=gpu[03,7-9] SLURM_JOB_NODELIST=gpu[01-09]";
+
+    let table: [(&str, Launcher, Served, [u32; 6]); 11] = [
+        ("HOME=/home/me RANK=7", Launcher::Single, Served::ByPe0, [0, 1, 0, 1, 0, 1]),
+        (&ours, Launcher::Peerweave, Served::ByLauncher, [3, 4, 3, 4, 0, 1]),
+        (&ours_across, Launcher::Peerweave, Served::ByLauncher, [5, 8, 1, 4, 1, 2]),
+        (&torch_one, Launcher::Torchrun, Served::ByPe0, [1, 2, 1, 2, 0, 1]),
+        (&torch_two, Launcher::Torchrun, Served::ByPe0, [5, 8, 1, 4, 1, 2]),
+        (&torch_uneven, Launcher::Torchrun, Served::ByPe0, [4, 5, 0, 1, 1, 2]),
+        (ompi, Launcher::OpenMpi, Served::ByPe0, [2, 4, 2, 4, 0, 1]),
+        (ompi_4, Launcher::OpenMpi, Served::ByPe0, [3, 4, 1, 2, 1, 2]),
+        (pmix, Launcher::OpenMpi, Served::ByPe0, [1, 2, 1, 2, 0, 1]),
+        (slurm, Launcher::Slurm, Served::ByPe0, [1, 4, 1, 4, 0, 1]),
+        (slurm_two, Launcher::Slurm, Served::ByPe0, [5, 7, 1, 3, 1, 2]),
+    ];
+    for (environment, launcher, served, at) in table {
+        let job = job(environment).unwrap_or_else(|error| panic!("{environment}: {error}"));
+        assert_eq!((job.launcher, job.served, place(&job)), (launcher, served, at), "{environment}");
+        assert_eq!(job.rendezvous.is_some(), job.n_pes > 1, "{environment}");
+        job.check("test").unwrap();
+    }
+
+    let across = |environment: &str| job(environment).unwrap().rendezvous.unwrap();
+    assert_eq!(across(&ours_across), Endpoint::Tcp("10.0.0.1".into(), 777));
+    assert_eq!(across(&torch_two), Endpoint::Tcp("node7".into(), 29501));
+    assert_eq!(across(ompi_4), Endpoint::Tcp("node7".into(), 5000));
+    assert!(matches!(across(slurm_two), Endpoint::Tcp(host, 20_000..32_768) if host == "gpu03"));
+    assert_eq!(job(&ours_across).unwrap().interface.as_deref(), Some("ib0"));
+}
+
+#[test]
+fn an_environment_that_contradicts_itself_names_the_variable() {
+    let ours = format!("PEERWEAVE_RENDEZVOUS=unix:@x PEERWEAVE_TOKEN={HEX}");
+    let torch = "MASTER_ADDR=node7 MASTER_PORT=29500";
+    let slurm = "SLURM_JOB_ID=42 SLURM_STEP_ID=0";
+    let table = [
+        ("PEERWEAVE_PE=0".to_owned(), "PEERWEAVE_N_PES"),
+        (format!("{ours} PEERWEAVE_PE=4 PEERWEAVE_N_PES=4"), "PEERWEAVE_PE"),
+        (format!("{ours} PEERWEAVE_PE=-1 PEERWEAVE_N_PES=4"), "PEERWEAVE_PE"),
+        (format!("{ours} PEERWEAVE_PE=0 PEERWEAVE_N_PES=0"), "PEERWEAVE_N_PES"),
+        (format!("{ours} PEERWEAVE_PE=0 PEERWEAVE_N_PES=65537"), "PEERWEAVE_N_PES"),
+        (format!("{ours} PEERWEAVE_PE=0 PEERWEAVE_N_PES=99999999999"), "PEERWEAVE_N_PES"),
+        (format!("{ours} PEERWEAVE_PE=0 PEERWEAVE_N_PES=4 PEERWEAVE_LOCAL_N_PES=3"), "PEERWEAVE_LOCAL_N_PES"),
+        (format!("{ours} PEERWEAVE_PE=0 PEERWEAVE_N_PES=4 PEERWEAVE_N_MACHINES=2"), "PEERWEAVE_MACHINE"),
+        (format!("{ours} PEERWEAVE_PE=0 PEERWEAVE_N_PES=4 PEERWEAVE_N_MACHINES=2 PEERWEAVE_MACHINE=2"), "PEERWEAVE_MACHINE"),
+        (format!("{ours} PEERWEAVE_PE=0 PEERWEAVE_N_PES=4 PEERWEAVE_N_MACHINES=2 PEERWEAVE_MACHINE=1"), "PEERWEAVE_LOCAL_N_PES"),
+        (format!("PEERWEAVE_PE=0 PEERWEAVE_N_PES=2 PEERWEAVE_TOKEN={HEX}"), "PEERWEAVE_RENDEZVOUS"),
+        ("PEERWEAVE_PE=0 PEERWEAVE_N_PES=2 PEERWEAVE_RENDEZVOUS=unix:@x".to_owned(), "PEERWEAVE_TOKEN"),
+        ("PEERWEAVE_PE=0 PEERWEAVE_N_PES=2 PEERWEAVE_RENDEZVOUS=/tmp/x".to_owned(), "PEERWEAVE_RENDEZVOUS"),
+        ("PEERWEAVE_PE=0 PEERWEAVE_N_PES=2 PEERWEAVE_RENDEZVOUS=unix:@x PEERWEAVE_TOKEN=beef".to_owned(), "PEERWEAVE_TOKEN"),
+        (format!("{torch} RANK=0"), "WORLD_SIZE"),
+        (format!("{torch} WORLD_SIZE=2"), "RANK"),
+        (format!("{torch} RANK=2 WORLD_SIZE=2"), "RANK"),
+        (format!("{torch} RANK=one WORLD_SIZE=2"), "RANK"),
+        (format!("{torch} RANK=1 WORLD_SIZE=2"), "LOCAL_WORLD_SIZE"),
+        (format!("{torch} RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=3"), "LOCAL_WORLD_SIZE"),
+        (format!("{torch} RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 LOCAL_RANK=2"), "LOCAL_RANK"),
+        (format!("{torch} RANK=0 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 LOCAL_RANK=1"), "LOCAL_RANK"),
+        (format!("{torch} RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2"), "LOCAL_RANK"),
+        (format!("{torch} RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 LOCAL_RANK=1 GROUP_RANK=2"), "GROUP_RANK"),
+        ("RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_PORT=29500".to_owned(), "MASTER_ADDR"),
+        ("RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=x".to_owned(), "MASTER_PORT"),
+        ("RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=x MASTER_PORT=65535".to_owned(), "MASTER_PORT"),
+        ("OMPI_COMM_WORLD_RANK=0".to_owned(), "OMPI_COMM_WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 PMIX_NAMESPACE=j".to_owned(), "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2".to_owned(), "PMIX_NAMESPACE"),
+        ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 PMIX_RANK=1 PMIX_NAMESPACE=j".to_owned(), "PMIX_RANK"),
+        (
+            "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 \
+             PMIX_NAMESPACE=j"
+                .to_owned(),
+            "PEERWEAVE_RENDEZVOUS",
+        ),
+        ("PMIX_RANK=1 PMIX_NAMESPACE=j".to_owned(), "PEERWEAVE_N_PES"),
+        (format!("{slurm} SLURM_PROCID=1"), "SLURM_NTASKS"),
+        (format!("{slurm} SLURM_PROCID=4 SLURM_NTASKS=4 SLURM_NNODES=1"), "SLURM_PROCID"),
+        (format!("{slurm} SLURM_PROCID=1 SLURM_NTASKS=4"), "SLURM_NNODES"),
+        (format!("{slurm} SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_NNODES=2"), "SLURM_NODEID"),
+        (format!("{slurm} SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_NNODES=2 SLURM_NODEID=0 SLURM_LOCALID=1"), "SLURM_TASKS_PER_NODE"),
+        (
+            format!(
+                "{slurm} SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_NNODES=2 SLURM_NODEID=0 SLURM_LOCALID=1 \
+                 SLURM_TASKS_PER_NODE=4(x2)"
+            ),
+            "SLURM_TASKS_PER_NODE",
+        ),
+        (
+            format!(
+                "{slurm} SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_NNODES=2 SLURM_NODEID=0 SLURM_LOCALID=2 \
+                 SLURM_TASKS_PER_NODE=2(x2)"
+            ),
+            "SLURM_LOCALID",
+        ),
+        (
+            format!(
+                "{slurm} SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_NNODES=2 SLURM_NODEID=0 SLURM_LOCALID=1 \
+                 SLURM_TASKS_PER_NODE=2(x2)"
+            ),
+            "SLURM_JOB_NODELIST",
+        ),
+        ("SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_NNODES=1".to_owned(), "SLURM_JOB_ID"),
+    ];
+    for (environment, blamed) in table {
+        match job(&environment) {
+            Err(BootstrapError::Environment { variable, value, expected }) => {
+                assert_eq!(variable, blamed, "{environment}");
+                assert!(!expected.is_empty(), "{environment}");
+                assert!(!value.unwrap_or_default().contains(HEX), "a token is repeated");
+            }
+            other => panic!("{environment}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_malformed_token_is_not_repeated() {
+    let secret = "f".repeat(63);
+    let environment = format!("PEERWEAVE_PE=0 PEERWEAVE_N_PES=2 PEERWEAVE_RENDEZVOUS=unix:@x PEERWEAVE_TOKEN={secret}");
+    let error = job(&environment).unwrap_err().to_string();
+    assert!(error.contains("63 characters") && !error.contains(&secret), "{error}");
+}
+
+#[test]
+fn launchers_take_precedence_ours_first_then_torchrun_then_open_mpi_then_slurm() {
+    let slurm = "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1";
+    let ompi = format!("{slurm} OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1");
+    let torch = format!("{ompi} RANK=0 WORLD_SIZE=1");
+    let ours = format!("{torch} PEERWEAVE_PE=0 PEERWEAVE_N_PES=1");
+    for (environment, launcher) in
+        [(slurm, Launcher::Slurm), (&ompi, Launcher::OpenMpi), (&torch, Launcher::Torchrun), (&ours, Launcher::Peerweave)]
+    {
+        assert_eq!(job(environment).unwrap().launcher, launcher, "{environment}");
+    }
+}
+
+#[test]
+fn a_shell_or_batch_script_inside_an_allocation_is_a_job_of_its_own() {
+    for environment in [
+        "SLURM_JOB_ID=42 SLURM_NTASKS=8 SLURM_NNODES=2 SLURM_JOB_NODELIST=gpu[1-2]",
+        "SLURM_JOB_ID=42 SLURM_NTASKS=8 SLURM_NNODES=2 SLURM_PROCID=0 SLURM_LOCALID=0",
+        "SLURM_JOB_ID=42 SLURM_NTASKS=8 SLURM_NNODES=2 SLURM_PROCID=0 SLURM_STEP_ID=4294967291",
+    ] {
+        assert_eq!(job(environment).unwrap(), Job::single(), "{environment}");
+    }
+}
+
+#[test]
+fn slurm_with_its_pmix_plugin_is_read_as_slurm() {
+    let environment = "SLURM_JOB_ID=42 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_NNODES=1 \
+                       PMIX_RANK=1 PMIX_NAMESPACE=slurm.pmix.42.0";
+    assert_eq!(job(environment).unwrap().launcher, Launcher::Slurm);
+}
+
+#[test]
+fn pes_of_one_job_agree_and_those_of_another_do_not() {
+    let pe = |rank: u32, port: u32, restart: u32| {
+        job(&format!(
+            "RANK={rank} WORLD_SIZE=2 LOCAL_RANK={rank} LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port} \
+             TORCHELASTIC_RUN_ID=none TORCHELASTIC_RESTART_COUNT={restart}"
+        ))
+        .unwrap()
+    };
+    let one = pe(0, 29500, 0);
+    assert_eq!((&one.rendezvous, one.token), (&pe(1, 29500, 0).rendezvous, pe(1, 29500, 0).token));
+    for other in [pe(0, 29501, 0), pe(0, 29500, 1)] {
+        assert_ne!(one.rendezvous, other.rendezvous);
+        assert_ne!(one.token, other.token);
+    }
+}
+
+#[test]
+fn our_token_and_rendezvous_win_over_the_derived_ones() {
+    let environment = format!(
+        "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=x MASTER_PORT=1 PEERWEAVE_TOKEN={HEX} \
+         PEERWEAVE_RENDEZVOUS=unix:@mine"
+    );
+    let job = job(&environment).unwrap();
+    assert_eq!(job.token.to_hex(), HEX);
+    assert_eq!(job.rendezvous, Some(Endpoint::Unix("mine".into())));
+    assert_eq!(job.served, Served::ByPe0);
+}
+
+#[test]
+fn what_a_launcher_sets_is_read_back() {
+    let mut original = Job::on_one_machine(2, 4, Endpoint::Unix("x".into()), Token::random().unwrap());
+    original.interface = Some("eth0".into());
+    let vars: HashMap<_, _> = original.to_vars().into_iter().collect();
+    let read = Job::from_vars(&|name: &str| vars.get(name).cloned()).unwrap();
+    assert_eq!(read, Job { launcher: Launcher::Peerweave, ..original });
+}
+
+#[test]
+fn an_empty_variable_counts_as_not_set() {
+    let vars = |name: &str| matches!(name, names::PE | names::RANK | names::SLURM_PROCID).then(|| " ".to_owned());
+    assert_eq!(Job::from_vars(&vars).unwrap(), Job::single());
+}

@@ -1,0 +1,79 @@
+//! `torchrun`, and whoever sets the variables of PyTorch's `env://` by hand.
+//!
+//! Invariant: torchrun's own store is on `MASTER_PORT` of `MASTER_ADDR`, so that ours takes the port after it.
+
+use super::{Place, Reader, names};
+use crate::endpoint::Endpoint;
+use crate::error::BootstrapError;
+use crate::job::Launcher;
+
+pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
+    // Both names are common words: one alone means torchrun only beside one of its rarer companions.
+    let companions = [names::LOCAL_RANK, names::MASTER_PORT, names::TORCHELASTIC_RUN_ID];
+    match (vars.is_set(names::RANK), vars.is_set(names::WORLD_SIZE)) {
+        (false, false) => return Ok(None),
+        (true, true) => {}
+        _ if !companions.iter().any(|name| vars.is_set(name)) => return Ok(None),
+        _ => {}
+    }
+    let (pe, n_pes) = vars.index_of(names::RANK, names::WORLD_SIZE)?;
+    let host = vars.text(names::MASTER_ADDR).map(|host| host.trim().to_owned());
+    let port = vars.number(names::MASTER_PORT, 1, 65_534)?;
+    let place = |local_pe, local_n_pes, machine, n_machines| Place {
+        launcher: Launcher::Torchrun,
+        pe,
+        n_pes,
+        local_pe,
+        local_n_pes,
+        machine,
+        n_machines,
+        identity: String::new(),
+        across: Err((names::MASTER_ADDR, "")),
+    };
+    if n_pes == 1 {
+        return Ok(Some(place(0, 1, 0, 1)));
+    }
+    let Some(host) = host else { return Err(vars.wrong(names::MASTER_ADDR, "the host of PE 0")) };
+    let Some(port) = port else { return Err(vars.wrong(names::MASTER_PORT, "a port of the host of PE 0")) };
+
+    let local_n_pes = match vars.number(names::LOCAL_WORLD_SIZE, 1, n_pes)? {
+        Some(local_n_pes) => local_n_pes,
+        // Set by hand, without torchrun. A loopback address is this machine's alone.
+        None if is_loopback(&host) => n_pes,
+        None => {
+            let expected = format!("how many of the {n_pes} PEs are on this machine");
+            return Err(vars.wrong(names::LOCAL_WORLD_SIZE, expected));
+        }
+    };
+    let local_pe = match vars.number(names::LOCAL_RANK, 0, local_n_pes - 1)? {
+        Some(local_pe) => local_pe,
+        None if local_n_pes == n_pes => pe,
+        None => return Err(vars.wrong(names::LOCAL_RANK, format!("the index of PE {pe} on its machine"))),
+    };
+    if local_pe > pe {
+        return Err(vars.wrong(names::LOCAL_RANK, format!("at most {}, which is {pe}", names::RANK)));
+    }
+    let (machine, n_machines) = match local_n_pes == n_pes {
+        true => (0, 1),
+        false => {
+            // Without torchrun's word on it the machines are taken to be alike.
+            let least = n_pes.div_ceil(local_n_pes).max(2);
+            let n_machines = vars.number(names::GROUP_WORLD_SIZE, 2, n_pes)?.unwrap_or(least);
+            let machine = vars.number(names::GROUP_RANK, 0, n_machines - 1)?;
+            (machine.unwrap_or_else(|| ((pe - local_pe) / local_n_pes).min(n_machines - 1)), n_machines)
+        }
+    };
+
+    let run = vars.text(names::TORCHELASTIC_RUN_ID).unwrap_or_default();
+    let restarts = vars.text(names::TORCHELASTIC_RESTART_COUNT).unwrap_or_default();
+    Ok(Some(Place {
+        // Not the host: one machine may know itself as `localhost` and by its name.
+        identity: format!("torchrun {port} {run:?} {restarts} {n_pes}"),
+        across: Ok(Endpoint::Tcp(host, port as u16 + 1)),
+        ..place(local_pe, local_n_pes, machine, n_machines)
+    }))
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
+}

@@ -1,0 +1,132 @@
+//! The network interfaces of this machine, and which of them the job uses.
+//!
+//! Binds nothing. Invariant: an interface that was asked for and is not there is an error, never another interface.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use crate::env::names;
+use crate::error::BootstrapError;
+
+/// One address of an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// The interface's name, as `NCCL_SOCKET_IFNAME` takes it.
+    pub name: String,
+    /// The address.
+    pub address: IpAddr,
+}
+
+impl Interface {
+    /// Whether only this machine can reach it.
+    pub fn is_loopback(&self) -> bool {
+        self.address.is_loopback()
+    }
+}
+
+/// Every address of this machine, in the system's order.
+///
+/// # Errors
+/// [`BootstrapError::Io`] if the system does not say.
+pub fn interfaces() -> Result<Vec<Interface>, BootstrapError> {
+    let all = if_addrs::get_if_addrs().map_err(|error| BootstrapError::io("interfaces", &error))?;
+    Ok(all
+        .into_iter()
+        .filter(|found| found.is_oper_up())
+        .map(|found| Interface { address: found.ip(), name: found.name })
+        .collect())
+}
+
+/// The interface by which other machines reach this one; other libraries of the job should be told the same.
+///
+/// `asked` is the name or an address of an interface, the value of `PEERWEAVE_INTERFACE`. Without it the first
+/// interface that leads out of the machine is taken, real ones before bridges of containers and virtual machines, IPv4
+/// before IPv6; and the loopback interface if there is no other.
+///
+/// ```
+/// use peerweave_bootstrap::interface::advertise_address;
+///
+/// let chosen = advertise_address(Some("127.0.0.1"))?;
+/// assert!(chosen.is_loopback());
+/// println!("NCCL_SOCKET_IFNAME={}", chosen.name);
+/// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
+/// ```
+///
+/// # Errors
+/// [`BootstrapError::Environment`] naming `PEERWEAVE_INTERFACE` if what was asked for is not there, or there is none at all.
+pub fn advertise_address(asked: Option<&str>) -> Result<Interface, BootstrapError> {
+    choose(asked, interfaces()?)
+}
+
+fn choose(asked: Option<&str>, all: Vec<Interface>) -> Result<Interface, BootstrapError> {
+    let names: Vec<String> = all.iter().map(|one| format!("{} ({})", one.name, one.address)).collect();
+    let right = |one: &Interface| match asked {
+        Some(asked) => one.name == asked || one.address.to_string() == asked.trim_matches(['[', ']']),
+        None => true,
+    };
+    all.into_iter().filter(right).min_by_key(rank).ok_or_else(|| BootstrapError::Environment {
+        variable: names::INTERFACE,
+        value: asked.map(str::to_owned),
+        expected: format!("the name or an address of one of: {}", names.join(", ")),
+    })
+}
+
+/// The lower the better.
+fn rank(one: &Interface) -> u8 {
+    const VIRTUAL: [&str; 8] = ["docker", "br-", "veth", "virbr", "cni", "flannel", "podman", "tun"];
+    let family = match one.address {
+        IpAddr::V4(address) => u8::from(address.is_link_local()) * 2,
+        IpAddr::V6(address) => 1 + u8::from(is_link_local(&address)) * 2,
+    };
+    match (one.is_loopback(), VIRTUAL.iter().any(|prefix| one.name.starts_with(prefix))) {
+        (true, _) => 20 + family,
+        (_, true) => 10 + family,
+        _ => family,
+    }
+}
+
+/// Such an address means nothing without the interface's index.
+fn is_link_local(address: &Ipv6Addr) -> bool {
+    address.segments()[0] & 0xffc0 == 0xfe80
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Vec<Interface> {
+        let one = |name: &str, address: &str| Interface { name: name.to_owned(), address: address.parse().unwrap() };
+        vec![
+            one("lo", "127.0.0.1"),
+            one("docker0", "172.17.0.1"),
+            one("eth0", "fe80::1"),
+            one("eth0", "2001:db8::7"),
+            one("eth0", "10.0.0.7"),
+            one("ib0", "10.1.0.7"),
+        ]
+    }
+
+    #[test]
+    fn what_leads_out_of_the_machine_is_preferred() {
+        assert_eq!(choose(None, machine()).unwrap().address.to_string(), "10.0.0.7");
+        assert_eq!(choose(None, machine()[..2].to_vec()).unwrap().name, "docker0");
+        assert_eq!(choose(None, machine()[..1].to_vec()).unwrap().name, "lo");
+    }
+
+    #[test]
+    fn an_interface_is_asked_for_by_name_or_address() {
+        assert_eq!(choose(Some("ib0"), machine()).unwrap().address.to_string(), "10.1.0.7");
+        assert_eq!(choose(Some("[2001:db8::7]"), machine()).unwrap().name, "eth0");
+        assert_eq!(choose(Some("lo"), machine()).unwrap().name, "lo");
+    }
+
+    #[test]
+    fn an_interface_that_is_not_there_is_an_error_that_lists_the_others() {
+        let error = choose(Some("eth9"), machine()).unwrap_err().to_string();
+        assert!(error.contains("PEERWEAVE_INTERFACE") && error.contains("eth9") && error.contains("ib0 (10.1.0.7)"), "{error}");
+    }
+
+    #[test]
+    fn this_machine_has_a_loopback_interface() {
+        assert!(interfaces().unwrap().iter().any(Interface::is_loopback));
+    }
+}

@@ -1,0 +1,456 @@
+//! The poll loop of the server. What frames mean is [`crate::board`]'s, how bytes move is [`super::wire`]'s.
+//!
+//! Invariant: a connection is in `connections` exactly while its socket is open and registered; a PE's seat is given up
+//! in the same step in which its connection is removed.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use mio::{Events, Interest, Poll, Token as PollToken};
+
+use crate::board::{Action, Link};
+use crate::error::Refusal;
+use crate::proto::{self, Frame, HELLO_FRAME_LEN_BYTES, ProtocolError};
+use crate::server::wire::{Connection, Door, Who};
+use crate::server::{Command, Inbox, ServerOptions, Shared, describe};
+use crate::socket::Listener;
+
+const DOOR: PollToken = PollToken(0);
+pub(super) const WAKER: PollToken = PollToken(1);
+/// Links count from here: a connection polls as `2 * link`, its process as `2 * link + 1`.
+const FIRST_LINK: Link = 1;
+/// How long a connection that is to close may take to read its last answers.
+const FAREWELL: Duration = Duration::from_millis(500);
+/// How long to leave the door closed when the system has no descriptor for another connection.
+const NO_DESCRIPTORS: Duration = Duration::from_millis(10);
+
+pub(super) struct EventLoop {
+    poll: Poll,
+    door: Door,
+    shared: Arc<Shared>,
+    inbox: Inbox,
+    options: ServerOptions,
+    n_pes: usize,
+    n_joined: usize,
+    connections: HashMap<Link, Connection>,
+    next_link: Link,
+    /// Undecided connections in the order of their arrival; those that are decided since are skipped.
+    strangers: VecDeque<Link>,
+    n_strangers: usize,
+    /// Closing connections with answers left, in the order of their deadlines.
+    leaving: VecDeque<Link>,
+    retry_door_at: Option<Instant>,
+    scratch: Box<[u8]>,
+}
+
+impl EventLoop {
+    pub(super) fn new(
+        poll: Poll,
+        listener: Listener,
+        shared: Arc<Shared>,
+        inbox: Inbox,
+        options: ServerOptions,
+        n_pes: u32,
+    ) -> io::Result<Self> {
+        let mut door = Door::open(listener)?;
+        poll.registry().register(door.source(), DOOR, Interest::READABLE)?;
+        Ok(Self {
+            poll,
+            door,
+            shared,
+            inbox,
+            options,
+            n_pes: n_pes as usize,
+            n_joined: 0,
+            connections: HashMap::new(),
+            next_link: FIRST_LINK,
+            strangers: VecDeque::new(),
+            n_strangers: 0,
+            leaving: VecDeque::new(),
+            retry_door_at: None,
+            scratch: vec![0; 64 << 10].into_boxed_slice(),
+        })
+    }
+
+    pub(super) fn run(mut self) {
+        let mut events = Events::with_capacity(256);
+        let linger = loop {
+            let sleep = self.sleep();
+            if let Err(error) = self.poll.poll(&mut events, sleep) {
+                if error.kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                tracing::error!(%error, "the rendezvous cannot poll and ends");
+                break Duration::ZERO;
+            }
+            let mut orders = false;
+            for event in &events {
+                match event.token() {
+                    DOOR => self.welcome(),
+                    WAKER => orders = true,
+                    PollToken(token) => {
+                        let link = (token / 2) as Link;
+                        if token % 2 == 1 {
+                            self.process_ended(link);
+                        } else {
+                            self.attend(link, event.is_readable() || event.is_read_closed() || event.is_error());
+                        }
+                    }
+                }
+            }
+            if orders && let Some(linger) = self.obey() {
+                break linger;
+            }
+            self.look_at_the_clock();
+        };
+        self.finish(linger, &mut events);
+        self.shared.ended.store(true, Ordering::Release);
+    }
+
+    /// Until when nothing has to be done unless something happens.
+    fn sleep(&mut self) -> Option<Duration> {
+        // Skip those that are decided since, so that the front is the next to expire.
+        while let Some(link) = self.strangers.front() {
+            match self.connections.get(link) {
+                Some(Connection { who: Who::Stranger(_), .. }) => break,
+                _ => self.strangers.pop_front(),
+            };
+        }
+        let due = |link: Option<&Link>| match self.connections.get(link?)?.who {
+            Who::Stranger(by) | Who::Leaving(by) => Some(by),
+            Who::Pe(_) => None,
+        };
+        let next = [due(self.strangers.front()), due(self.leaving.front()), self.retry_door_at].into_iter().flatten().min()?;
+        // Rounded up, since the system's polling counts in whole milliseconds and would spin through the last one.
+        Some(next.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
+    }
+
+    fn look_at_the_clock(&mut self) {
+        let now = Instant::now();
+        while let Some(link) = self.strangers.front().copied() {
+            match self.connections.get(&link).map(|connection| &connection.who) {
+                Some(Who::Stranger(by)) if *by > now => break,
+                Some(Who::Stranger(_)) => self.turn_away(link, "it did not say who it is in time"),
+                _ => {}
+            }
+            self.strangers.pop_front();
+        }
+        while let Some(link) = self.leaving.front().copied() {
+            match self.connections.get(&link).map(|connection| &connection.who) {
+                Some(Who::Leaving(by)) if *by > now => break,
+                Some(_) => self.remove(link),
+                None => {}
+            }
+            self.leaving.pop_front();
+        }
+        if self.retry_door_at.is_some_and(|at| at <= now) {
+            self.retry_door_at = None;
+            self.welcome();
+        }
+    }
+
+    /// Takes every connection that waits at the door.
+    fn welcome(&mut self) {
+        loop {
+            match self.door.accept() {
+                Ok(Some((pipe, pid))) => {
+                    let hello_by = Instant::now() + self.options.hello_within;
+                    self.admit(Connection::new(pipe, pid, hello_by));
+                }
+                Ok(None) => self.count_dropped("it is another user's"),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return,
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset => {}
+                    // No descriptors left, most likely: make room, and come back though the door will not ring again.
+                    _ => {
+                        tracing::warn!(%error, "the rendezvous cannot take a connection");
+                        self.drop_oldest_stranger();
+                        self.retry_door_at = Some(Instant::now() + NO_DESCRIPTORS);
+                        return;
+                    }
+                },
+            }
+        }
+    }
+
+    fn admit(&mut self, mut connection: Connection) {
+        if self.n_strangers >= self.options.max_strangers + self.n_pes.saturating_sub(self.n_joined) {
+            self.drop_oldest_stranger();
+        }
+        let link = self.next_link;
+        self.next_link += 1;
+        if let Err(error) = connection.pipe.register(self.poll.registry(), PollToken(2 * link as usize)) {
+            tracing::warn!(%error, "the rendezvous cannot watch a connection");
+            return;
+        }
+        self.connections.insert(link, connection);
+        self.strangers.push_back(link);
+        self.n_strangers += 1;
+        // The hello of a local PE is usually there already.
+        self.attend(link, true);
+    }
+
+    fn drop_oldest_stranger(&mut self) {
+        while let Some(link) = self.strangers.pop_front() {
+            if matches!(self.connections.get(&link), Some(Connection { who: Who::Stranger(_), .. })) {
+                return self.turn_away(link, "too many connections have not said who they are");
+            }
+        }
+    }
+
+    /// Reads and writes what the connection allows.
+    fn attend(&mut self, link: Link, readable: bool) {
+        if readable {
+            self.read(link);
+        }
+        self.flush(link);
+    }
+
+    fn read(&mut self, link: Link) {
+        loop {
+            let Some(connection) = self.connections.get_mut(&link) else { return };
+            let room = match connection.who {
+                Who::Stranger(_) => HELLO_FRAME_LEN_BYTES - connection.inbox.len(),
+                Who::Pe(_) | Who::Leaving(_) => self.scratch.len(),
+            };
+            let scratch = &mut self.scratch[..room];
+            match connection.pipe.read(scratch) {
+                Ok(None) => return,
+                Ok(Some(0)) => return self.remove(link),
+                Err(error) => {
+                    tracing::debug!(%error, link, "a connection broke");
+                    return self.remove(link);
+                }
+                Ok(Some(len_bytes)) => {
+                    if !matches!(connection.who, Who::Leaving(_)) {
+                        connection.inbox.extend_from_slice(&scratch[..len_bytes]);
+                        self.decode(link);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Hands every whole frame of the inbox to the board.
+    fn decode(&mut self, link: Link) {
+        let mut used = 0;
+        let mut out = Vec::new();
+        loop {
+            let Some(connection) = self.connections.get_mut(&link) else { return };
+            let frame = match proto::decode(&connection.inbox[used..]) {
+                Ok(Some((frame, len_bytes))) => {
+                    used += len_bytes;
+                    frame
+                }
+                Ok(None) => {
+                    // A hello fills its room exactly: what is no frame by then never will be.
+                    if matches!(connection.who, Who::Stranger(_)) && connection.inbox.len() >= HELLO_FRAME_LEN_BYTES {
+                        self.misbehaved(link, ProtocolError::OutOfPlace { kind: "long" });
+                    } else {
+                        connection.inbox.drain(..used);
+                    }
+                    return;
+                }
+                Err(error) => return self.misbehaved(link, error),
+            };
+            match connection.who {
+                Who::Leaving(_) => return,
+                Who::Stranger(_) => {
+                    let Frame::Hello(hello) = frame else {
+                        return self.misbehaved(link, ProtocolError::OutOfPlace { kind: frame.kind() });
+                    };
+                    connection.who = Who::Pe(hello.pe);
+                    let answer = self.shared.board().hello(link, &hello, &mut out);
+                    self.n_strangers -= 1;
+                    match answer {
+                        Ok(()) => self.seated(link, hello.pe),
+                        Err(reason) => {
+                            self.count_dropped(&format!("PE {}: {reason}", hello.pe));
+                            return self.refuse(link, reason);
+                        }
+                    }
+                }
+                Who::Pe(pe) => {
+                    let answer = self.shared.board().frame(pe, frame, &mut out);
+                    if let Err(error) = answer {
+                        return self.misbehaved(link, error);
+                    }
+                }
+            }
+            self.perform(std::mem::take(&mut out));
+        }
+    }
+
+    fn seated(&mut self, link: Link, pe: u32) {
+        self.n_joined += 1;
+        tracing::debug!(pe, n_joined = self.n_joined, n_pes = self.n_pes, "a PE has joined");
+        #[cfg(target_os = "linux")]
+        if let Some(connection) = self.connections.get_mut(&link) {
+            connection.process = watch(self.poll.registry(), link, connection.pid);
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = link;
+    }
+
+    fn process_ended(&mut self, link: Link) {
+        // It may have said something before it ended.
+        self.attend(link, true);
+        if let Some(connection) = self.connections.get(&link) {
+            tracing::debug!(pid = connection.pid, "the process of a PE has ended, its socket lives on in another process");
+            self.remove(link);
+        }
+    }
+
+    fn misbehaved(&mut self, link: Link, error: ProtocolError) {
+        match self.connections.get(&link).map(|connection| &connection.who) {
+            Some(Who::Pe(pe)) => {
+                tracing::warn!(pe, %error, "a PE does not speak the protocol: its connection is closed");
+                self.remove(link);
+            }
+            Some(Who::Stranger(_)) if matches!(error, ProtocolError::Version { .. }) => {
+                self.n_strangers -= 1;
+                self.count_dropped(&error.to_string());
+                self.refuse(link, Refusal::Version);
+            }
+            _ => self.turn_away(link, &error.to_string()),
+        }
+    }
+
+    /// Says why, and closes.
+    fn refuse(&mut self, link: Link, reason: Refusal) {
+        let refused = Frame::Refused { reason }.to_bytes().into();
+        self.perform(vec![Action::Send(link, refused), Action::Close(link)]);
+    }
+
+    fn turn_away(&mut self, link: Link, why: &str) {
+        if self.connections.contains_key(&link) {
+            self.count_dropped(why);
+            self.remove(link);
+        }
+    }
+
+    fn count_dropped(&self, why: &str) {
+        self.shared.strangers_dropped.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(why, "the rendezvous drops a connection");
+    }
+
+    /// Does what the board says, and what follows from that: a connection that breaks on the way is a loss of its own.
+    fn perform(&mut self, mut out: Vec<Action>) {
+        let mut touched: Vec<Link> = Vec::new();
+        while !out.is_empty() {
+            for action in out.drain(..) {
+                let (link, bytes) = match action {
+                    Action::Send(link, bytes) => (link, Some(bytes)),
+                    Action::Close(link) => (link, None),
+                };
+                let Some(connection) = self.connections.get_mut(&link) else { continue };
+                match bytes {
+                    Some(bytes) => connection.outbox.push(bytes),
+                    None => {
+                        connection.who = Who::Leaving(Instant::now() + FAREWELL);
+                        self.leaving.push_back(link);
+                    }
+                }
+                touched.push(link);
+            }
+            touched.sort_unstable();
+            touched.dedup();
+            for link in touched.drain(..) {
+                if !self.sends(link) {
+                    self.close(link, &mut out);
+                }
+            }
+        }
+    }
+
+    fn flush(&mut self, link: Link) {
+        if !self.sends(link) {
+            self.remove(link);
+        }
+    }
+
+    /// Sends what the socket takes. `false`: this connection is over.
+    fn sends(&mut self, link: Link) -> bool {
+        let Some(connection) = self.connections.get_mut(&link) else { return true };
+        let sent = connection.outbox.flush(&mut connection.pipe).is_ok();
+        let reads = connection.outbox.own_len_bytes() <= self.options.max_unread_bytes;
+        let stays = !(matches!(connection.who, Who::Leaving(_)) && connection.outbox.is_empty());
+        sent && reads && stays
+    }
+
+    fn remove(&mut self, link: Link) {
+        let mut out = Vec::new();
+        self.close(link, &mut out);
+        self.perform(out);
+    }
+
+    /// Closes a connection; its PE, if it was one and had not left, is lost.
+    fn close(&mut self, link: Link, out: &mut Vec<Action>) {
+        let Some(mut connection) = self.connections.remove(&link) else { return };
+        // Explicitly, because a process forked from this one may hold copies that would keep ringing.
+        connection.unregister(self.poll.registry());
+        match connection.who {
+            Who::Stranger(_) => self.n_strangers -= 1,
+            Who::Leaving(_) => {}
+            Who::Pe(pe) => {
+                if let Some(fault) = self.shared.board().closed(pe, out) {
+                    tracing::warn!(pe, why = describe(&fault), "a PE is lost");
+                }
+            }
+        }
+    }
+
+    /// Takes orders; how long to linger, if one of them is to end.
+    fn obey(&mut self) -> Option<Duration> {
+        let mut end = None;
+        let mut out = Vec::new();
+        while let Ok(command) = self.inbox.try_recv() {
+            match command {
+                Command::ReportLost(pe, why) => self.shared.board().report_lost(pe.get(), &why, &mut out),
+                Command::End { linger } => end = Some(linger),
+            }
+        }
+        self.perform(out);
+        end
+    }
+
+    /// Tells everybody who waits, and gives them `linger` to read it.
+    fn finish(&mut self, linger: Duration, events: &mut Events) {
+        // What was said before the end counts: PE 0 may just have given up, and why is what the others are to be told.
+        let links: Vec<Link> = self.connections.keys().copied().collect();
+        links.into_iter().for_each(|link| self.attend(link, true));
+        let mut out = Vec::new();
+        self.shared.board().end(&mut out);
+        self.perform(out);
+        let until = Instant::now() + linger;
+        while self.connections.values().any(|connection| !connection.outbox.is_empty()) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.poll.poll(events, Some(left)).is_err() {
+                break;
+            }
+            let links: Vec<Link> = self.connections.keys().copied().collect();
+            links.into_iter().for_each(|link| self.flush(link));
+        }
+    }
+}
+
+/// Watches a PE's process: a child that it forked may hold the socket open after its death.
+#[cfg(target_os = "linux")]
+fn watch(registry: &mio::Registry, link: Link, pid: Option<u32>) -> Option<std::os::fd::OwnedFd> {
+    use std::os::fd::AsRawFd;
+
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+    // A PE in the server's own process ends with the server; and 0 is a process that this one cannot name.
+    let pid = pid.filter(|pid| *pid != 0 && *pid != std::process::id())?;
+    let watched = pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).and_then(|process| {
+        let token = PollToken(2 * link as usize + 1);
+        let result = registry.register(&mut mio::unix::SourceFd(&process.as_raw_fd()), token, Interest::READABLE);
+        result.map(|()| process).map_err(|_| rustix::io::Errno::INVAL)
+    });
+    // Old kernels and some sandboxes have no such call; the socket's end is what tells then.
+    watched.inspect_err(|error| tracing::debug!(pid, %error, "the process of a PE cannot be watched")).ok()
+}

@@ -1,0 +1,212 @@
+//! Non-blocking sockets of the server, and one connection's buffers. Decides nothing: see [`super::event_loop`].
+//!
+//! Invariant: of an `Outbox` the bytes leave in the order in which they were pushed, each once.
+
+use std::collections::VecDeque;
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::time::Instant;
+
+use mio::event::Source;
+use mio::{Interest, Registry, Token as PollToken, net};
+
+use crate::socket::{self, Listener};
+
+pub(super) enum Door {
+    #[cfg(target_os = "linux")]
+    Unix(net::UnixListener),
+    Tcp(net::TcpListener),
+}
+
+pub(super) enum Pipe {
+    #[cfg(target_os = "linux")]
+    Unix(net::UnixStream),
+    Tcp(net::TcpStream),
+}
+
+impl Door {
+    pub(super) fn open(listener: Listener) -> io::Result<Self> {
+        match listener {
+            #[cfg(target_os = "linux")]
+            Listener::Unix(listener) => {
+                listener.set_nonblocking(true)?;
+                Ok(Self::Unix(net::UnixListener::from_std(listener)))
+            }
+            Listener::Tcp(listener) => {
+                listener.set_nonblocking(true)?;
+                Ok(Self::Tcp(net::TcpListener::from_std(listener)))
+            }
+        }
+    }
+
+    /// Takes the next connection, with the process on its other side where the system tells. `None` in the place of the
+    /// connection: it was another user's and is closed already.
+    pub(super) fn accept(&self) -> io::Result<Option<(Pipe, Option<u32>)>> {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept()?;
+                let peer = socket::may_speak(&stream)?;
+                Ok(peer.map(|pid| (Pipe::Unix(stream), Some(pid))))
+            }
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept()?;
+                #[cfg(target_os = "linux")]
+                socket::tune_tcp(&stream)?;
+                #[cfg(not(target_os = "linux"))]
+                stream.set_nodelay(true)?;
+                Ok(Some((Pipe::Tcp(stream), None)))
+            }
+        }
+    }
+
+    pub(super) fn source(&mut self) -> &mut dyn Source {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Unix(listener) => listener,
+            Self::Tcp(listener) => listener,
+        }
+    }
+}
+
+impl Pipe {
+    pub(super) fn register(&mut self, registry: &Registry, token: PollToken) -> io::Result<()> {
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Unix(stream) => registry.register(stream, token, interest),
+            Self::Tcp(stream) => registry.register(stream, token, interest),
+        }
+    }
+
+    fn unregister(&mut self, registry: &Registry) -> io::Result<()> {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Unix(stream) => registry.deregister(stream),
+            Self::Tcp(stream) => registry.deregister(stream),
+        }
+    }
+
+    /// `None`: nothing there at present.
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            let result = match self {
+                #[cfg(target_os = "linux")]
+                Self::Unix(stream) => stream.read(buffer),
+                Self::Tcp(stream) => stream.read(buffer),
+            };
+            match result {
+                Ok(len_bytes) => return Ok(Some(len_bytes)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// `None`: no room at present.
+    fn write(&self, bytes: &[u8]) -> io::Result<Option<usize>> {
+        loop {
+            let result = match self {
+                #[cfg(target_os = "linux")]
+                Self::Unix(stream) => socket::send(stream, bytes),
+                Self::Tcp(stream) => socket::send(stream, bytes),
+            };
+            match result {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(len_bytes) => return Ok(Some(len_bytes)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// What a connection still has to be sent.
+#[derive(Default)]
+pub(super) struct Outbox {
+    queue: VecDeque<Arc<[u8]>>,
+    /// How much of the front is sent.
+    sent_len_bytes: usize,
+    /// Bytes in the queue that belong to this connection alone; what is shared with others costs nothing more.
+    own_len_bytes: usize,
+}
+
+impl Outbox {
+    pub(super) fn push(&mut self, bytes: Arc<[u8]>) {
+        if Arc::strong_count(&bytes) == 1 {
+            self.own_len_bytes += bytes.len();
+        }
+        self.queue.push_back(bytes);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(super) fn own_len_bytes(&self) -> usize {
+        self.own_len_bytes
+    }
+
+    /// Sends what the socket takes.
+    pub(super) fn flush(&mut self, pipe: &mut Pipe) -> io::Result<()> {
+        while let Some(front) = self.queue.front() {
+            let Some(sent) = pipe.write(&front[self.sent_len_bytes..])? else { return Ok(()) };
+            self.sent_len_bytes += sent;
+            if self.sent_len_bytes == front.len() {
+                self.queue.pop_front();
+                self.sent_len_bytes = 0;
+            }
+        }
+        self.own_len_bytes = 0;
+        Ok(())
+    }
+}
+
+/// Who a connection is.
+pub(super) enum Who {
+    /// It has not said, and has to by then.
+    Stranger(Instant),
+    Pe(u32),
+    /// Nothing it says matters any more; it goes when its outbox is empty, or then.
+    Leaving(Instant),
+}
+
+pub(super) struct Connection {
+    pub(super) pipe: Pipe,
+    pub(super) who: Who,
+    /// The process, where the system tells.
+    pub(super) pid: Option<u32>,
+    /// Bytes that are read and not decoded.
+    pub(super) inbox: Vec<u8>,
+    pub(super) outbox: Outbox,
+    /// Ready once the process has ended, even where a forked child keeps the socket open.
+    #[cfg(target_os = "linux")]
+    pub(super) process: Option<std::os::fd::OwnedFd>,
+}
+
+impl Connection {
+    pub(super) fn new(pipe: Pipe, pid: Option<u32>, hello_by: Instant) -> Self {
+        Self {
+            pipe,
+            who: Who::Stranger(hello_by),
+            pid,
+            inbox: Vec::new(),
+            outbox: Outbox::default(),
+            #[cfg(target_os = "linux")]
+            process: None,
+        }
+    }
+
+    /// Ends the polling of the socket and of the process.
+    pub(super) fn unregister(&mut self, registry: &Registry) {
+        // A failure means that the system does not watch it, which is what is wanted.
+        let _ = self.pipe.unregister(registry);
+        #[cfg(target_os = "linux")]
+        if let Some(process) = &self.process {
+            use std::os::fd::AsRawFd;
+            let _ = registry.deregister(&mut mio::unix::SourceFd(&process.as_raw_fd()));
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Listening, connecting and knowing who is on the other side, over abstract Unix sockets and TCP alike.
+//!
+//! No protocol here: see [`crate::proto`]. Invariant: nothing is ever named in a file system, no call blocks past its
+//! deadline, and a Unix peer of another user never gets past this module.
+
+use std::io::{self, Read};
+use std::net::{self, SocketAddr, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+#[cfg(target_os = "linux")]
+use std::os::unix::net as unix;
+
+use crate::endpoint::Endpoint;
+use crate::error::BootstrapError;
+
+/// What listens.
+pub(crate) enum Listener {
+    #[cfg(target_os = "linux")]
+    Unix(unix::UnixListener),
+    Tcp(net::TcpListener),
+}
+
+/// One side of a connection, blocking with time limits.
+pub(crate) enum Stream {
+    #[cfg(target_os = "linux")]
+    Unix(unix::UnixStream),
+    Tcp(net::TcpStream),
+}
+
+impl Listener {
+    /// Binds, and says where: a chosen port takes the place of port 0.
+    ///
+    /// `interface` is the address to bind instead of the endpoint's host, which clients are told all the same.
+    pub(crate) fn bind(endpoint: &Endpoint, interface: Option<net::IpAddr>) -> Result<(Self, Endpoint), BootstrapError> {
+        let failed = |error: &io::Error| BootstrapError::io_at("bind", endpoint, error);
+        match endpoint {
+            #[cfg(target_os = "linux")]
+            Endpoint::Unix(name) => {
+                use std::os::linux::net::SocketAddrExt;
+                let address = unix::SocketAddr::from_abstract_name(name).map_err(|e| failed(&e))?;
+                let listener = unix::UnixListener::bind_addr(&address).map_err(|e| failed(&e))?;
+                Ok((Self::Unix(listener), endpoint.clone()))
+            }
+            #[cfg(not(target_os = "linux"))]
+            Endpoint::Unix(_) => Err(failed(&no_unix())),
+            Endpoint::Tcp(host, port) => {
+                let listener = match interface {
+                    Some(address) => net::TcpListener::bind((address, *port)),
+                    None => net::TcpListener::bind((host.as_str(), *port)).or_else(|error| match error.kind() {
+                        // Behind an address translation the machine does not own the address that others reach it by.
+                        io::ErrorKind::AddrNotAvailable => {
+                            tracing::warn!(%endpoint, "the host is no address of this machine: listening on every interface");
+                            net::TcpListener::bind((net::Ipv4Addr::UNSPECIFIED, *port))
+                        }
+                        _ => Err(error),
+                    }),
+                }
+                .map_err(|e| failed(&e))?;
+                let port = listener.local_addr().map_err(|e| failed(&e))?.port();
+                Ok((Self::Tcp(listener), Endpoint::Tcp(host.clone(), port)))
+            }
+        }
+    }
+}
+
+impl Stream {
+    /// Connects, by `deadline` at the latest.
+    pub(crate) fn connect(endpoint: &Endpoint, deadline: Instant) -> io::Result<Self> {
+        match endpoint {
+            #[cfg(target_os = "linux")]
+            Endpoint::Unix(name) => connect_unix(name, deadline).map(Self::Unix),
+            #[cfg(not(target_os = "linux"))]
+            Endpoint::Unix(_) => Err(no_unix()),
+            Endpoint::Tcp(host, port) => {
+                let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
+                for address in (host.as_str(), *port).to_socket_addrs()? {
+                    match connect_tcp(&address, deadline) {
+                        Ok(stream) => return Ok(Self::Tcp(stream)),
+                        Err(error) => last = error,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+
+    /// Reads what is there, waiting for the first byte until `deadline` at most. 0 bytes: the other side has closed.
+    ///
+    /// Kinds `WouldBlock` and `TimedOut` mean that the deadline passed.
+    pub(crate) fn read_by(&self, buffer: &mut [u8], deadline: Instant) -> io::Result<usize> {
+        let limit = Some(time_left(deadline)?);
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Unix(stream) => {
+                stream.set_read_timeout(limit)?;
+                (&mut &*stream).read(buffer)
+            }
+            Self::Tcp(stream) => {
+                stream.set_read_timeout(limit)?;
+                (&mut &*stream).read(buffer)
+            }
+        }
+    }
+
+    /// Writes all of `bytes` by `deadline`. After an error a part may be written: the connection is of no more use.
+    pub(crate) fn write_all_by(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let limit = Some(time_left(deadline)?);
+            let written = match self {
+                #[cfg(target_os = "linux")]
+                Self::Unix(stream) => {
+                    stream.set_write_timeout(limit)?;
+                    send(stream, bytes)
+                }
+                Self::Tcp(stream) => {
+                    stream.set_write_timeout(limit)?;
+                    send(stream, bytes)
+                }
+            };
+            match written {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => bytes = &bytes[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes without the signal that would end a process whose runtime does not ignore it, when the other side is gone.
+#[cfg(target_os = "linux")]
+pub(crate) fn send(stream: &(impl std::os::fd::AsFd + ?Sized), bytes: &[u8]) -> io::Result<usize> {
+    Ok(rustix::net::send(stream, bytes, rustix::net::SendFlags::NOSIGNAL)?)
+}
+
+/// Writes what the socket takes.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn send<S>(stream: &S, bytes: &[u8]) -> io::Result<usize>
+where
+    for<'a> &'a S: io::Write,
+{
+    io::Write::write(&mut &*stream, bytes)
+}
+
+/// Whether an error only says that the time given to a call was over.
+pub(crate) fn is_time_over(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+/// A time limit that a socket takes: never zero, which would mean for ever.
+fn time_left(deadline: Instant) -> io::Result<Duration> {
+    match deadline.saturating_duration_since(Instant::now()) {
+        Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+        left => Ok(left.max(Duration::from_micros(100))),
+    }
+}
+
+fn connect_tcp(address: &SocketAddr, deadline: Instant) -> io::Result<net::TcpStream> {
+    let stream = net::TcpStream::connect_timeout(address, time_left(deadline)?)?;
+    tune_tcp(&stream)?;
+    Ok(stream)
+}
+
+/// Small messages at once, and a machine that vanishes without a word is noticed in about 20 s.
+#[cfg(target_os = "linux")]
+pub(crate) fn tune_tcp(stream: &(impl std::os::fd::AsFd + ?Sized)) -> io::Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_tcp_nodelay(stream, true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(3))?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn tune_tcp(stream: &net::TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)
+}
+
+/// The standard library's connect waits for ever where the listener's queue is full and nobody accepts.
+#[cfg(target_os = "linux")]
+pub(crate) fn connect_unix(name: &str, deadline: Instant) -> io::Result<unix::UnixStream> {
+    use rustix::net::{self as rx, sockopt};
+    let address = rx::SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    let socket = rx::socket_with(rx::AddressFamily::UNIX, rx::SocketType::STREAM, rx::SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(time_left(deadline)?))?;
+    rx::connect(&socket, &address)?;
+    match may_speak(&socket)? {
+        Some(_) => Ok(socket.into()),
+        None => Err(io::Error::new(io::ErrorKind::PermissionDenied, "the socket of this name is another user's")),
+    }
+}
+
+/// The process on the other side of a Unix connection, if it belongs to this user or the superuser.
+///
+/// The kernel says so (`SO_PEERCRED`), at the time of the connect or listen. 0 is a process of another pid namespace.
+#[cfg(target_os = "linux")]
+pub(crate) fn may_speak(socket: &(impl std::os::fd::AsFd + ?Sized)) -> io::Result<Option<u32>> {
+    let peer = peer_credentials(socket.as_fd())?;
+    let trusted = peer.uid == rustix::process::geteuid().as_raw() || peer.uid == 0;
+    Ok(trusted.then_some(peer.pid.unsigned_abs()))
+}
+
+/// `rustix` reads the pid into a type that cannot be 0, which the kernel does report across pid namespaces: hence `libc`.
+#[cfg(target_os = "linux")]
+fn peer_credentials(socket: std::os::fd::BorrowedFd<'_>) -> io::Result<libc::ucred> {
+    use std::os::fd::AsRawFd;
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let size = size_of::<libc::ucred>() as libc::socklen_t;
+    let mut len = size;
+    // SAFETY: `socket` is open while it is borrowed. The kernel writes at most `len` bytes to `credentials` and a length to
+    // `len`; both are exclusively borrowed locals, and `ucred` is three integers, for which any bytes are a value.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut credentials).cast(), &raw mut len)
+    };
+    match result {
+        0 if len == size => Ok(credentials),
+        0 => Err(io::Error::new(io::ErrorKind::InvalidData, "SO_PEERCRED has an unknown form")),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn no_unix() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "abstract Unix sockets are Linux's alone")
+}
