@@ -1,1 +1,71 @@
-//! Being written.
+//! Communication among PEs for Rust: collectives and one-sided operations on a symmetric heap.
+//!
+//! The same program runs on the shared memory of one machine, without any GPU, and later on GPUs: this version has the host backend.
+//!
+//! ```text
+//!   peerweave            this crate: World::from_env(), re-exports
+//!     peerweave-core     the API and all of its checks       peerweave-host    PEs are processes or threads of one machine
+//!     peerweave-bootstrap  who am I, who are the others      peerweave-device  the protocols, for kernels too
+//! ```
+//!
+//! ```
+//! use peerweave::{Rank, ReduceOp, World};
+//!
+//! # fn main() -> Result<(), peerweave::Error> {
+//! let world = World::from_env()?;
+//! let team = world.team();
+//! let (mine, sum) = (world.alloc::<f32>(1024)?, world.alloc_zeroed::<f32>(1024)?); // on every PE
+//! mine.fill(1.0)?;
+//!
+//! let stream = world.stream()?;
+//! let ticket = team.all_reduce(&stream, &mine, &sum, ReduceOp::Sum)?; // stream-ordered
+//! ticket.wait()?;
+//! assert_eq!(sum.load(7)?, world.n_pes() as f32);
+//!
+//! let right = Rank::new((world.my_pe().get() + 1) % world.n_pes() as u32);
+//! team.put_blocking(&[2.0f32], &sum.slice(0..1)?, right)?; // one-sided
+//! team.barrier_blocking()?;
+//! assert_eq!(sum.load(0)?, 2.0);
+//!
+//! mine.release()?; // collective, like the allocation
+//! sum.release()?;
+//! world.finalize()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Start several PEs with `peerweave run -n 4 -- PROGRAM`, `torchrun`, `mpirun` or `srun`; or make them threads of a test with
+//! [`on_threads`].
+
+pub mod environment;
+mod world;
+
+pub use peerweave_bootstrap as bootstrap;
+pub use peerweave_core::*;
+pub use peerweave_host as host;
+pub use world::{World, WorldBuilder};
+
+
+/// Runs `program` once per PE, each on a thread of its own, on the host backend: for tests and for learning.
+///
+/// Returns what they returned, in the order of PEs. A PE that panics leaves the job, so that the others get an error that names it; its
+/// panic goes on here when all have ended.
+///
+/// # Errors
+/// Where the shared memory cannot be had. Errors of the PEs are theirs to return.
+///
+/// ```
+/// use peerweave::{ReduceOp, on_threads};
+///
+/// let sums = on_threads(3, |world| {
+///     let mut sum = [0u32];
+///     world.team().all_reduce_blocking(&[world.my_pe().get()], &mut sum, ReduceOp::Sum)?;
+///     Ok::<_, peerweave::Error>(sum[0])
+/// })?;
+/// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 0 + 1 + 2)));
+/// # Ok::<(), peerweave::Error>(())
+/// ```
+pub fn on_threads<R: Send>(n_pes: usize, program: impl Fn(World) -> R + Sync) -> Result<Vec<R>, Error> {
+    peerweave_host::on_threads(n_pes, &peerweave_host::HostOptions::default(), |world| program(World::from(world)))
+}
+

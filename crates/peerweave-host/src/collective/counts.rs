@@ -1,0 +1,96 @@
+//! The counts of an all-to-all-v: each rank publishes its own, all read all, so that a disagreement is an error on every rank.
+
+use super::Run;
+use crate::tuning::STAGE_BYTES;
+use peerweave_core::{Error, Mismatch};
+use peerweave_types::Pe;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const COLUMNS: usize = 4;
+
+/// What every rank sends to every rank, and where it lies, in elements.
+#[derive(Debug)]
+pub(super) struct Counts {
+    n: usize,
+    /// `[rank][peer][send count, send offset, recv count, recv offset]`
+    table: Vec<u64>,
+}
+
+impl Counts {
+    fn get(&self, rank: usize, peer: usize, column: usize) -> usize {
+        self.table[(rank * self.n + peer) * COLUMNS + column] as usize
+    }
+
+    /// How many elements `from` sends to `to`.
+    pub(super) fn sent(&self, from: usize, to: usize) -> usize {
+        self.get(from, to, 0)
+    }
+
+    /// Where in `from`'s send buffer they begin.
+    pub(super) fn send_offset(&self, from: usize, to: usize) -> usize {
+        self.get(from, to, 1)
+    }
+
+    fn received(&self, at: usize, from: usize) -> usize {
+        self.get(at, from, 2)
+    }
+
+    /// Where in the receive buffer of `at` what comes from `from` begins.
+    pub(super) fn recv_offset(&self, at: usize, from: usize) -> usize {
+        self.get(at, from, 3)
+    }
+
+    /// The largest part of all.
+    pub(super) fn longest(&self) -> usize {
+        (0..self.n * self.n).map(|i| self.table[i * COLUMNS] as usize).max().unwrap_or(0)
+    }
+
+    /// Elements that all ranks send together.
+    pub(super) fn total(&self) -> usize {
+        (0..self.n * self.n).map(|i| self.table[i * COLUMNS] as usize).sum()
+    }
+}
+
+impl Run<'_> {
+    fn count_word(&self, rank: usize, index: usize) -> &AtomicU64 {
+        assert!(self.n * COLUMNS * 8 <= STAGE_BYTES, "the counts of {} ranks do not fit a staging area", self.n);
+        let at = self.step.stage(rank, self.step.parity()).cast::<AtomicU64>().wrapping_add(index);
+        // SAFETY: inside the staging area (asserted), aligned, and while this operation is entered only its ranks access the area, atomically here.
+        unsafe { &*at }
+    }
+
+    /// Puts this rank's counts into its staging area, before it enters.
+    pub(super) fn publish_counts(&self) {
+        let counts = self.op.counts.as_ref().expect("peerweave-core bug: all_to_all_v without counts");
+        for rank in 0..self.n {
+            let row = [counts.send_counts[rank], counts.send_offsets[rank], counts.recv_counts[rank], counts.recv_offsets[rank]];
+            for (column, value) in row.into_iter().enumerate() {
+                self.count_word(self.me, rank * COLUMNS + column).store(value as u64, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Reads the counts of all ranks, after all have entered; ends with phase 1, when the staging areas are free again.
+    pub(super) fn read_counts(&self) -> Result<Counts, Error> {
+        let mut table = Vec::with_capacity(self.n * self.n * COLUMNS);
+        for rank in 0..self.n {
+            table.extend((0..self.n * COLUMNS).map(|i| self.count_word(rank, i).load(Ordering::Relaxed)));
+        }
+        let counts = Counts { n: self.n, table };
+        for from in 0..self.n {
+            for to in 0..self.n {
+                let (sent, received) = (counts.sent(from, to), counts.received(to, from));
+                if sent != received {
+                    return Err(Error::Mismatch(Box::new(Mismatch {
+                        team: self.step.team.name(),
+                        pe: Pe::new(self.step.team.members[if from == self.me { to } else { from }] as u32),
+                        mine: format!("all_to_all_v in which rank {to} receives {received} elements from rank {from}"),
+                        theirs: format!("all_to_all_v in which rank {from} sends {sent} elements to rank {to}"),
+                    })));
+                }
+            }
+        }
+        self.step.sync(1)?;
+        Ok(counts)
+    }
+}

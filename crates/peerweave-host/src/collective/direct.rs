@@ -1,0 +1,223 @@
+//! Collectives on symmetric buffers: every rank reads and writes the buffers of all ranks where they are, each byte is copied once.
+//!
+//! All ranks have entered, so all buffers are ready; nobody returns before all have published that they are through. Each result
+//! element is computed by one rank and stored to all that need it: the same bits everywhere. Work is divided so that all ranks move
+//! about the same number of bytes.
+
+use super::counts::Counts;
+use super::{NO_BUFFER, PerRank, Run};
+use crate::kernel::{self, Input, Stores};
+use crate::line::Entry;
+use crate::tuning;
+use peerweave_core::Error;
+use peerweave_core::backend::CollectiveKind as Kind;
+use peerweave_types::SymOffset;
+use std::ops::Range;
+
+/// Buffers of all ranks as this process sees them; null where a rank has none.
+struct Buffers {
+    send: PerRank<*mut u8>,
+    recv: PerRank<*mut u8>,
+    scalars: PerRank<u64>,
+}
+
+/// Share `index` of `0..count` when it is divided among `n` at cache-line borders.
+pub(super) fn share(count: usize, n: usize, index: usize, element_bytes: usize) -> Range<usize> {
+    let line = 64 / element_bytes;
+    let each = count.div_ceil(n).next_multiple_of(line);
+    (each * index).min(count)..(each * (index + 1)).min(count)
+}
+
+impl Run<'_> {
+    fn buffers(&self, entries: &[Entry]) -> Buffers {
+        let at = |rank: usize, code: u64| match code {
+            NO_BUFFER => std::ptr::null_mut(),
+            offset => self.step.shared.segments.symmetric(self.step.team.members[rank], SymOffset(offset)),
+        };
+        Buffers {
+            send: entries.iter().enumerate().map(|(rank, entry)| at(rank, entry.payload[0])).collect(),
+            recv: entries.iter().enumerate().map(|(rank, entry)| at(rank, entry.payload[1])).collect(),
+            scalars: entries.iter().map(|entry| entry.payload[2]).collect(),
+        }
+    }
+
+    /// The whole collective, after `phases_done` phases of it.
+    pub(super) fn direct(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Error> {
+        let buffers = self.buffers(entries);
+        let in_place = self.op.send == self.op.recv;
+        match (self.op.kind, counts) {
+            (Kind::AllReduce | Kind::Reduce, _) => self.direct_reduce(&buffers),
+            (Kind::ReduceScatter, _) => self.direct_reduce_scatter(&buffers),
+            (Kind::Broadcast, _) => self.direct_broadcast(&buffers),
+            (Kind::AllGather | Kind::Gather, _) => self.direct_gather(&buffers),
+            (Kind::Scatter, _) => self.direct_scatter(&buffers),
+            (Kind::AllToAll, _) if in_place => self.direct_exchange(&buffers),
+            (Kind::AllToAll, _) => self.direct_all_to_all(&buffers),
+            // Its parts may be moved to where others have yet to be read: through the staging areas.
+            (Kind::AllToAllV, Some(counts)) if in_place => return self.in_rounds(entries, Some(counts), phases_done),
+            (Kind::AllToAllV, Some(counts)) => self.direct_all_to_all_v(&buffers, counts),
+            _ => {}
+        }
+        self.step.sync(phases_done + 1)
+    }
+
+    /// Stores bypass the caches where all that the ranks touch would not fit there.
+    fn stores(&self, bytes_of_all: usize) -> Stores {
+        if bytes_of_all >= tuning::STREAMING_FOOTPRINT { Stores::Streaming } else { Stores::Cached }
+    }
+
+    /// Ranks from this one on, around: so that not all begin with the same one.
+    fn others_from_here(&self) -> impl Iterator<Item = usize> + use<> {
+        let (me, n) = (self.me, self.n);
+        (1..n).map(move |distance| (me + distance) % n)
+    }
+
+    fn copy(&self, to: *mut u8, from: *const u8, bytes: usize, stores: Stores) {
+        if std::ptr::eq(to, from) {
+            return;
+        }
+        // SAFETY: ranges of buffers whose sizes the core of each rank has checked against the same count (the calls were compared); they are
+        // the same bytes (excluded above) or apart.
+        unsafe {
+            match stores {
+                Stores::Cached => kernel::copy(to, from, bytes),
+                Stores::Streaming => kernel::copy_streaming(to, from, bytes),
+            }
+        }
+    }
+
+    fn direct_reduce(&self, buffers: &Buffers) {
+        let size = self.element_bytes();
+        let share = share(self.op.count, self.n, self.me, size);
+        let at = |start: *mut u8| start.wrapping_add(share.start * size);
+        let inputs: PerRank<Input> =
+            buffers.send.iter().zip(&buffers.scalars).map(|(&send, &scalar)| Input { at: at(send), scalar }).collect();
+        let outputs: PerRank<*mut u8> = match self.op.kind {
+            Kind::Reduce => [at(buffers.recv[self.op.root.index()])].into_iter().collect(),
+            _ => buffers.recv.iter().map(|&recv| at(recv)).collect(),
+        };
+        let stores = self.stores(self.op.count * size * (self.n + self.n.min(outputs.len() * self.n)));
+        self.reduce(&inputs, &outputs, share.len(), stores);
+    }
+
+    fn direct_reduce_scatter(&self, buffers: &Buffers) {
+        let part = self.op.count * self.element_bytes() * self.me;
+        let inputs: PerRank<Input> = buffers
+            .send
+            .iter()
+            .zip(&buffers.scalars)
+            .map(|(&send, &scalar)| Input { at: send.wrapping_add(part), scalar })
+            .collect();
+        let stores = self.stores(self.op.count * self.element_bytes() * self.n * (self.n + 1));
+        self.reduce(&inputs, &[buffers.recv[self.me]], self.op.count, stores);
+    }
+
+    /// The root pushes the first share of every other rank's result, and each of these pulls the rest of its own.
+    fn direct_broadcast(&self, buffers: &Buffers) {
+        let size = self.element_bytes();
+        let root = self.op.root.index();
+        let bytes = self.op.count * size;
+        let from = buffers.send[root];
+        let stores = self.stores(bytes * (self.n + 1));
+        // A root that has a result of its own to write pushes less.
+        let own = usize::from(buffers.recv[root] != from && !buffers.recv[root].is_null());
+        let pushed = if self.n > 1 { share(self.op.count, self.n + 2 * own, 0, size).len() * size } else { 0 };
+        if self.me == root {
+            for rank in self.others_from_here() {
+                self.copy(buffers.recv[rank], from, pushed, stores);
+            }
+            if own == 1 {
+                self.copy(buffers.recv[root], from, bytes, stores);
+            }
+        } else {
+            self.copy(buffers.recv[self.me].wrapping_add(pushed), from.wrapping_add(pushed), bytes - pushed, stores);
+        }
+    }
+
+    /// Each rank pushes its operand to where it is gathered: its own lines are in its own cache.
+    fn direct_gather(&self, buffers: &Buffers) {
+        let bytes = self.op.count * self.element_bytes();
+        let stores = self.stores(bytes * self.n * (self.n + 1));
+        let to = |rank: usize| buffers.recv[rank].wrapping_add(bytes * self.me);
+        if self.op.kind == Kind::Gather {
+            self.copy(to(self.op.root.index()), buffers.send[self.me], bytes, stores);
+            return;
+        }
+        for rank in self.others_from_here() {
+            self.copy(to(rank), buffers.send[self.me], bytes, stores);
+        }
+        self.copy(to(self.me), buffers.send[self.me], bytes, stores);
+    }
+
+    fn direct_scatter(&self, buffers: &Buffers) {
+        let bytes = self.op.count * self.element_bytes();
+        let from = buffers.send[self.op.root.index()].wrapping_add(bytes * self.me);
+        self.copy(buffers.recv[self.me], from, bytes, self.stores(bytes * self.n * 2));
+    }
+
+    fn direct_all_to_all(&self, buffers: &Buffers) {
+        let bytes = self.op.count * self.element_bytes();
+        let stores = self.stores(bytes * self.n * self.n * 2);
+        for rank in self.others_from_here().chain([self.me]) {
+            let to = buffers.recv[rank].wrapping_add(bytes * self.me);
+            self.copy(to, buffers.send[self.me].wrapping_add(bytes * rank), bytes, stores);
+        }
+    }
+
+    /// All-to-all in place: two ranks' parts change places, each rank of the pair exchanging one half.
+    fn direct_exchange(&self, buffers: &Buffers) {
+        let size = self.element_bytes();
+        let bytes = self.op.count * size;
+        let mut scratch = vec![0u8; bytes.min(16 << 10)];
+        for rank in self.others_from_here() {
+            let mine = buffers.send[self.me].wrapping_add(bytes * rank);
+            let theirs = buffers.send[rank].wrapping_add(bytes * self.me);
+            let half = share(self.op.count, 2, usize::from(self.me > rank), size);
+            for start in (half.start * size..half.end * size).step_by(scratch.len().max(1)) {
+                let len = scratch.len().min(half.end * size - start);
+                // SAFETY: as in `copy`; `scratch` is private and holds `len` bytes. The halves of a pair are apart.
+                unsafe {
+                    kernel::copy(scratch.as_mut_ptr(), mine.wrapping_add(start), len);
+                    kernel::copy(mine.wrapping_add(start), theirs.wrapping_add(start), len);
+                    kernel::copy(theirs.wrapping_add(start), scratch.as_ptr(), len);
+                }
+            }
+        }
+    }
+
+    fn direct_all_to_all_v(&self, buffers: &Buffers, counts: &Counts) {
+        let size = self.element_bytes();
+        let stores = self.stores(counts.total() * size * 2);
+        for rank in self.others_from_here().chain([self.me]) {
+            let bytes = counts.sent(self.me, rank) * size;
+            if bytes > 0 {
+                let to = buffers.recv[rank].wrapping_add(counts.recv_offset(rank, self.me) * size);
+                let from = buffers.send[self.me].wrapping_add(counts.send_offset(self.me, rank) * size);
+                self.copy(to, from, bytes, stores);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_everything_once_at_line_borders() {
+        for size in [1, 2, 4, 8] {
+            for count in [0, 1, 15, 16, 17, 63, 64, 65, 1000, 4097] {
+                for n in [1, 2, 3, 8] {
+                    let mut next = 0;
+                    for index in 0..n {
+                        let share = share(count, n, index, size);
+                        assert_eq!(share.start, next);
+                        assert!(share.start * size % 64 == 0 || share.start == count);
+                        next = share.end;
+                    }
+                    assert_eq!(next, count);
+                }
+            }
+        }
+    }
+}

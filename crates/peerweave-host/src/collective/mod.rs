@@ -1,0 +1,391 @@
+//! Collectives: entering, comparing calls, choosing the way, and what happens when it fails. The ways themselves are in the files below.
+//!
+//! Every collective begins with all ranks reading all ranks' entry lines, so each is also a synchronisation; only the ways that touch
+//! other ranks' buffers end with a second one.
+//!
+//! | way | when | data passes through | synchronisations |
+//! |---|---|---|---|
+//! | [`rounds`], in the line | operand <= 24 bytes | the entry line | 1 |
+//! | [`rounds`], staged | small | the staging area | 1 |
+//! | [`direct`] | all buffers symmetric | nothing: one copy | 2 |
+//! | [`attach`] | private buffers, readable by all | nothing, or the kernel's copy | 2 or 3 |
+//! | [`rounds`], in rounds | private buffers | the staging areas, block by block | 1 per block, and 1 |
+
+mod attach;
+mod counts;
+mod direct;
+mod rounds;
+
+use crate::kernel;
+use crate::line::Entry;
+use crate::phase::Step;
+use crate::shared::Shared;
+use crate::team::TeamState;
+use crate::tuning;
+use crate::wait::{Expired, Limit};
+use peerweave_core::backend::{Collective, CollectiveKind, Place};
+use peerweave_core::{Error, Mismatch};
+use peerweave_types::{DType, Pe, ReduceOp};
+use smallvec::SmallVec;
+use std::sync::atomic::Ordering;
+
+/// A value per rank, without an allocation for usual teams.
+type PerRank<T> = SmallVec<[T; 16]>;
+
+/// What a collective is for. The backend's own run like a user's, and cannot be mistaken for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(crate) enum Purpose {
+    User = 0,
+    Allocate = 1,
+    Release = 2,
+    Split = 3,
+    Destroy = 4,
+    Finalize = 5,
+    Join = 6,
+}
+
+impl Purpose {
+    const ALL: [Self; 7] = [Self::User, Self::Allocate, Self::Release, Self::Split, Self::Destroy, Self::Finalize, Self::Join];
+
+    /// The call, where it is the backend's own.
+    fn call(self) -> Option<&'static str> {
+        match self {
+            Self::User => None,
+            Self::Allocate => Some("alloc"),
+            Self::Release => Some("release"),
+            Self::Split => Some("split"),
+            Self::Destroy => Some("destroy"),
+            Self::Finalize => Some("finalize"),
+            Self::Join => Some("World::from_env"),
+        }
+    }
+}
+
+/// A collective on its way: whether it has been entered, under which number.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    epoch: u32,
+    entered: bool,
+    purpose: Purpose,
+    /// What all ranks must agree on besides.
+    detail: u64,
+}
+
+impl Progress {
+    /// Takes the next number of the team. Must be driven to its end.
+    #[inline]
+    pub(crate) fn begin(team: &TeamState) -> Self {
+        Self::begin_for(team, Purpose::User, 0)
+    }
+
+    /// The same for a collective of the backend itself.
+    #[inline]
+    pub(crate) fn begin_for(team: &TeamState, purpose: Purpose, detail: u64) -> Self {
+        Self { epoch: team.begin(), entered: false, purpose, detail }
+    }
+
+    /// Runs the collective; `None` where `limit` is a budget and others did not arrive within it: call again.
+    #[inline]
+    pub(crate) fn drive(
+        &mut self,
+        shared: &Shared,
+        team: &TeamState,
+        op: &Collective,
+        limit: Limit,
+    ) -> Result<Option<()>, Error> {
+        if !team.is_turn(self.epoch) && !self.wait_for_turn(shared, team, limit) {
+            return Ok(None);
+        }
+        let step = Step { shared, team, call: self.purpose.call().unwrap_or(op.kind.name()), epoch: self.epoch };
+        let (purpose, detail) = (self.purpose, self.detail);
+        let outcome = match team.broken() {
+            Some(error) => Err(error.clone()),
+            None => Run { step, op, me: team.rank, n: team.size(), purpose, detail }.run(&mut self.entered, limit),
+        };
+        match outcome {
+            Ok(None) => return Ok(None),
+            Err(ref error) => self.failed(&step, error),
+            Ok(Some(())) => {}
+        }
+        team.end(self.epoch);
+        outcome
+    }
+
+    #[cold]
+    fn wait_for_turn(&self, shared: &Shared, team: &TeamState, limit: Limit) -> bool {
+        let mut waiter = shared.waiter(limit);
+        while !team.is_turn(self.epoch) {
+            // What runs before has a deadline of its own and ends with it, so only a budget ends this wait.
+            match waiter.pause(|| Ok(())) {
+                Err(Expired::Budget) => return false,
+                Err(_) => waiter.progressed(),
+                Ok(()) => {}
+            }
+        }
+        true
+    }
+
+    /// Takes its turn without running.
+    pub(crate) fn skip(&mut self, shared: &Shared, team: &TeamState, because: &Error) {
+        self.wait_for_turn(shared, team, Limit::Deadline(shared.deadline));
+        self.failed(&Step { shared, team, call: "skip", epoch: self.epoch }, because);
+        team.end(self.epoch);
+    }
+
+    #[cold]
+    fn failed(&self, step: &Step<'_>, error: &Error) {
+        // Ranks that called different things have all noticed, have touched nothing, and stay in step.
+        if !matches!(error, Error::Mismatch(_)) {
+            step.fail();
+            step.team.give_up(step.shared, error);
+        }
+    }
+}
+
+/// One collective, as one rank runs it.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    step: Step<'a>,
+    op: &'a Collective,
+    me: usize,
+    n: usize,
+    purpose: Purpose,
+    detail: u64,
+}
+
+/// How the operands of an operation travel; a function of what the signature covers, so that all ranks agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Nothing,
+    Line,
+    Staged,
+    Large,
+}
+
+impl Run<'_> {
+    #[inline]
+    fn element_bytes(&self) -> usize {
+        self.op.dtype.size_bytes()
+    }
+
+    /// Whether an operand has one part per rank.
+    #[inline]
+    fn parts(&self) -> usize {
+        match self.op.kind {
+            CollectiveKind::ReduceScatter | CollectiveKind::Scatter | CollectiveKind::AllToAll | CollectiveKind::AllToAllV => {
+                self.n
+            }
+            _ => 1,
+        }
+    }
+
+    #[inline]
+    fn way(&self) -> Way {
+        match self.op.kind {
+            CollectiveKind::Barrier | CollectiveKind::Sync => return Way::Nothing,
+            CollectiveKind::AllToAllV => return Way::Large,
+            _ => {}
+        }
+        let bytes = self.op.count * self.element_bytes() * self.parts();
+        let in_line = if self.op.op == ReduceOp::PreMulSum { tuning::LINE_BYTES - 8 } else { tuning::LINE_BYTES };
+        if bytes <= in_line {
+            Way::Line
+        } else if bytes <= tuning::staged_limit(self.n) {
+            Way::Staged
+        } else {
+            Way::Large
+        }
+    }
+
+    #[inline]
+    fn run(&self, entered: &mut bool, limit: Limit) -> Result<Option<()>, Error> {
+        let way = self.way();
+        if !*entered {
+            self.enter(way);
+            *entered = true;
+        }
+        let Some(entries) = self.entries(limit)? else { return Ok(None) };
+        match way {
+            Way::Nothing => {}
+            Way::Line => self.consume_lines(&entries),
+            Way::Staged => self.consume_staged(&entries),
+            Way::Large => self.large(&entries)?,
+        }
+        Ok(Some(()))
+    }
+
+    #[inline]
+    fn enter(&self, way: Way) {
+        let mut entry = Entry { signature: self.signature(), payload: [0; 3] };
+        match way {
+            Way::Nothing => {}
+            Way::Line => {
+                if self.op.op == ReduceOp::PreMulSum {
+                    entry.payload[2] = self.op.scalar;
+                }
+                self.pack(entry.payload.as_mut_ptr().cast(), 0..self.op.count);
+            }
+            Way::Staged => {
+                entry.payload[2] = self.op.scalar;
+                self.pack(self.step.stage(self.me, self.step.parity()), 0..self.op.count);
+            }
+            Way::Large => {
+                entry.payload = [self.code(self.op.send), self.code(self.op.recv), self.op.scalar];
+                if self.op.kind == CollectiveKind::AllToAllV {
+                    self.publish_counts();
+                }
+            }
+        }
+        self.publish_call();
+        self.step.publish(&entry);
+    }
+
+    /// Waits for all ranks' entries and compares their calls with this one's.
+    #[inline]
+    fn entries(&self, limit: Limit) -> Result<Option<PerRank<Entry>>, Error> {
+        let mut entries = PerRank::new();
+        let mut agreed = true;
+        let mine = self.signature();
+        for rank in 0..self.n {
+            let Some(entry) = self.step.entry(rank, limit)? else { return Ok(None) };
+            agreed &= entry.signature == mine;
+            entries.push(entry);
+        }
+        if !agreed || self.step.shared.compare_calls {
+            self.compare_calls(&entries)?;
+        }
+        Ok(Some(entries))
+    }
+
+    /// The call in words: what all ranks must agree on.
+    fn call_words(&self) -> [u64; 4] {
+        let op = self.op;
+        let what = op.kind as u64 | (op.dtype as u64) << 8 | (op.op as u64) << 16 | (self.purpose as u64) << 24;
+        [what, u64::from(op.root.get()), op.count as u64, self.detail]
+    }
+
+    #[inline]
+    fn signature(&self) -> u32 {
+        let [what, root, count, detail] = self.call_words();
+        let mixed = (what ^ root << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            ^ count.wrapping_mul(0xd6e8_feb8_6659_fd93)
+            ^ detail.wrapping_mul(0xff51_afd7_ed55_8ccd);
+        (mixed >> 32) as u32 ^ mixed as u32
+    }
+
+    #[inline]
+    fn publish_call(&self) {
+        let words = &self.step.words(self.me).call[self.step.parity()].words;
+        for (to, from) in words.iter().zip(self.call_words()) {
+            to.store(from, Ordering::Relaxed);
+        }
+    }
+
+    #[cold]
+    fn compare_calls(&self, entries: &[Entry]) -> Result<(), Error> {
+        let mine = self.call_words();
+        for (rank, entry) in entries.iter().enumerate() {
+            let words = &self.step.words(rank).call[self.step.parity()].words;
+            let theirs = std::array::from_fn(|i| words[i].load(Ordering::Relaxed));
+            if theirs != mine || entry.signature != entries[self.me].signature {
+                return Err(Error::Mismatch(Box::new(Mismatch {
+                    team: self.step.team.name(),
+                    pe: Pe::new(self.step.team.members[rank] as u32),
+                    mine: describe(mine),
+                    theirs: describe(theirs),
+                })));
+            }
+        }
+        Ok(())
+    }
+
+    fn large(&self, entries: &[Entry]) -> Result<(), Error> {
+        let counts = match self.op.kind {
+            CollectiveKind::AllToAllV => Some(self.read_counts()?),
+            _ => None,
+        };
+        let phases_done = u32::from(counts.is_some());
+        if entries.iter().all(|entry| is_symmetric(entry.payload[0]) && is_symmetric(entry.payload[1])) {
+            self.direct(entries, counts.as_ref(), phases_done)
+        } else if self.step.shared.attach && attach::serves(self.op) {
+            self.attach(entries)
+        } else {
+            self.in_rounds(entries, counts.as_ref(), phases_done)
+        }
+    }
+
+    /// A buffer as the other ranks learn of it.
+    fn code(&self, place: Option<Place>) -> u64 {
+        match place {
+            None => NO_BUFFER,
+            Some(Place::Symmetric(at)) => at.0,
+            Some(Place::Private(at)) => at as u64 | PRIVATE,
+        }
+    }
+
+    fn address(&self, place: Option<Place>) -> *mut u8 {
+        self.step.shared.address(place.expect("peerweave-core bug: a buffer is missing"))
+    }
+
+    /// Reduces whole operands of all ranks, in rank order.
+    #[inline]
+    fn reduce(&self, inputs: &[kernel::Input], outputs: &[*mut u8], count: usize, stores: kernel::Stores) {
+        // SAFETY: callers pass operands of `count` elements each: staging areas, lines, or ranges that the core has checked; outputs coincide
+        // with inputs or are apart.
+        unsafe { kernel::reduce(self.op.dtype, self.op.op, inputs, outputs, count, stores) }
+    }
+}
+
+/// No buffer.
+const NO_BUFFER: u64 = u64::MAX;
+/// Marks an address in the owner's address space.
+const PRIVATE: u64 = 1 << 63;
+
+/// A buffer that is not there bars nobody from the direct way.
+fn is_symmetric(code: u64) -> bool {
+    code == NO_BUFFER || code & PRIVATE == 0
+}
+
+fn describe([what, root, count, detail]: [u64; 4]) -> String {
+    let purpose = Purpose::ALL.get((what >> 24 & 0xff) as usize).copied().unwrap_or(Purpose::User);
+    if let Some(call) = purpose.call() {
+        return match purpose {
+            Purpose::Allocate => format!("{call} of {} bytes, {}zeroed", detail >> 1, if detail & 1 == 1 { "" } else { "not " }),
+            Purpose::Release => format!("{call} of the buffer at {detail:#x}"),
+            _ => call.to_owned(),
+        };
+    }
+    let Some(kind) = CollectiveKind::from_u8(what as u8) else { return format!("something unknown ({what:#x})") };
+    let mut text = kind.name().to_owned();
+    if matches!(kind, CollectiveKind::Barrier | CollectiveKind::Sync) {
+        return text;
+    }
+    if kind != CollectiveKind::AllToAllV {
+        text += &format!(" of {count} elements");
+    }
+    if let Some(dtype) = DType::from_u8((what >> 8) as u8) {
+        text += &format!(" of {dtype}");
+    }
+    if kind.reduces()
+        && let Some(op) = ReduceOp::from_u8((what >> 16) as u8)
+    {
+        text += &format!(" by {op}");
+    }
+    if kind.has_root() {
+        text += &format!(" with root {root}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_described_in_full() {
+        let words = [CollectiveKind::Reduce as u64 | (DType::F32 as u64) << 8 | (ReduceOp::Max as u64) << 16, 3, 17, 0];
+        assert_eq!(describe(words), "reduce of 17 elements of float by max with root 3");
+        assert_eq!(describe([CollectiveKind::Barrier as u64, 0, 0, 0]), "barrier");
+    }
+}

@@ -1,0 +1,170 @@
+//! Collectives whose operands are copied first to where all ranks can read them: the entry line, a staging area, or a staging area block
+//! by block.
+//!
+//! One scheme serves all collectives: a rank packs its operand, all synchronise, and each rank computes its result from all packed operands. Since an
+//! operand is packed before any result of its block is written, results may lie where operands did.
+//!
+//! Reuse of staging areas: round `i` uses area `i & 1`. A rank packs round `i + 2` after it has seen every rank complete the packing of
+//! `i + 1`, which each does after it has consumed round `i`. The operation ends with one more synchronisation, since the next one may pack
+//! into either area on entering.
+
+use super::counts::Counts;
+use super::{PerRank, Run};
+use crate::kernel::{self, Input, Stores};
+use crate::line::Entry;
+use crate::tuning::STAGE_BYTES;
+use peerweave_core::Error;
+use peerweave_core::backend::CollectiveKind as Kind;
+use std::ops::Range;
+
+impl Run<'_> {
+    /// Copies elements `block` of each part of this rank's operand to `to`, part behind part.
+    #[inline]
+    pub(super) fn pack(&self, to: *mut u8, block: Range<usize>) {
+        let Some(send) = self.op.send else { return };
+        // A buffer that only the root's counts.
+        if matches!(self.op.kind, Kind::Broadcast | Kind::Scatter) && self.me != self.op.root.index() {
+            return;
+        }
+        let from = self.step.shared.address(send).cast_const();
+        let size = self.element_bytes();
+        let len = block.len() * size;
+        for part in 0..self.parts() {
+            let start = (part * self.op.count + block.start) * size;
+            // SAFETY: the operand has `parts * count` elements (checked by the core), `to` has room for `parts` blocks (by the choice of `way` or
+            // `block_len`), and staging areas and lines are apart from buffers.
+            unsafe { kernel::copy(to.wrapping_add(part * len), from.wrapping_add(start), len) };
+        }
+    }
+
+    #[inline]
+    pub(super) fn consume_lines(&self, entries: &[Entry]) {
+        let inputs: PerRank<Input> =
+            entries.iter().map(|entry| Input { at: entry.payload.as_ptr().cast(), scalar: entry.payload[2] }).collect();
+        self.consume(&inputs, 0..self.op.count);
+    }
+
+    #[inline]
+    pub(super) fn consume_staged(&self, entries: &[Entry]) {
+        let parity = self.step.parity();
+        let inputs: PerRank<Input> = entries
+            .iter()
+            .enumerate()
+            .map(|(rank, entry)| Input { at: self.step.stage(rank, parity), scalar: entry.payload[2] })
+            .collect();
+        self.consume(&inputs, 0..self.op.count);
+    }
+
+    /// Computes elements `block` (of each part) of this rank's result from the packed operands of all ranks.
+    #[inline]
+    fn consume(&self, inputs: &[Input], block: Range<usize>) {
+        let size = self.element_bytes();
+        let len = block.len() * size;
+        let Some(recv) = self.op.recv else { return };
+        let root = self.op.root.index();
+        let to = self.step.shared.address(recv).wrapping_add(block.start * size);
+        let part_of = |rank: usize, part: usize| inputs[rank].at.wrapping_add(part * len);
+        let stride = self.op.count * size;
+        let copy = |to: *mut u8, from: *const u8| {
+            // SAFETY: packed operands hold `parts` blocks of `len` bytes; the result has room for `count` elements, or `n * count` for the
+            // gathering kinds (checked by the core); both are apart.
+            unsafe { kernel::copy(to, from, len) }
+        };
+        match self.op.kind {
+            Kind::AllReduce => self.reduce(inputs, &[to], block.len(), Stores::Cached),
+            Kind::Reduce if self.me == root => self.reduce(inputs, &[to], block.len(), Stores::Cached),
+            Kind::ReduceScatter => {
+                let mine: PerRank<Input> =
+                    (0..self.n).map(|rank| Input { at: part_of(rank, self.me), scalar: inputs[rank].scalar }).collect();
+                self.reduce(&mine, &[to], block.len(), Stores::Cached);
+            }
+            Kind::Broadcast => copy(to, part_of(root, 0)),
+            Kind::Scatter => copy(to, part_of(root, self.me)),
+            Kind::AllGather => (0..self.n).for_each(|rank| copy(to.wrapping_add(rank * stride), part_of(rank, 0))),
+            Kind::Gather if self.me == root => {
+                (0..self.n).for_each(|rank| copy(to.wrapping_add(rank * stride), part_of(rank, 0)));
+            }
+            Kind::AllToAll => (0..self.n).for_each(|rank| copy(to.wrapping_add(rank * stride), part_of(rank, self.me))),
+            _ => {}
+        }
+    }
+
+    /// The whole collective, block by block through the staging areas, after `phases_done` phases of it.
+    pub(super) fn in_rounds(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Error> {
+        let block_len = STAGE_BYTES / self.element_bytes() / self.parts() / 16 * 16;
+        assert!(block_len > 0, "teams of over {} ranks need larger staging areas", STAGE_BYTES / 8 / 16);
+        let count = counts.map_or(self.op.count, Counts::longest);
+        // In place, an all-to-all-v writes where it has yet to read: what it sends is set aside.
+        let aside = counts.filter(|_| self.op.send == self.op.recv).map(|counts| self.set_aside(counts));
+        let mut phase = phases_done;
+        for start in (0..count).step_by(block_len) {
+            let block = start..count.min(start + block_len);
+            let parity = (phase & 1) as usize;
+            let stage = self.step.stage(self.me, parity);
+            match counts {
+                None => self.pack(stage, block.clone()),
+                Some(counts) => self.pack_vector(stage, block.clone(), block_len, counts, aside.as_deref()),
+            }
+            phase += 1;
+            self.step.sync(phase)?;
+            let inputs: PerRank<Input> = entries
+                .iter()
+                .enumerate()
+                .map(|(rank, entry)| Input { at: self.step.stage(rank, parity), scalar: entry.payload[2] })
+                .collect();
+            match counts {
+                None => self.consume(&inputs, block),
+                Some(counts) => self.consume_vector(&inputs, block, block_len, counts),
+            }
+        }
+        self.step.sync(phase + 1)
+    }
+
+    fn set_aside(&self, counts: &Counts) -> Vec<u8> {
+        let size = self.element_bytes();
+        let from = self.address(self.op.send).cast_const();
+        let end = (0..self.n).map(|rank| counts.send_offset(self.me, rank) + counts.sent(self.me, rank)).max().unwrap_or(0);
+        let mut aside = vec![0; end * size];
+        for rank in 0..self.n {
+            let (at, len) = (counts.send_offset(self.me, rank) * size, counts.sent(self.me, rank) * size);
+            // SAFETY: the core has checked that each part lies in the buffer; `aside` reaches to the end of the last.
+            unsafe { kernel::copy(aside[at..at + len].as_mut_ptr(), from.wrapping_add(at), len) };
+        }
+        aside
+    }
+
+    fn pack_vector(&self, to: *mut u8, block: Range<usize>, block_len: usize, counts: &Counts, aside: Option<&[u8]>) {
+        let size = self.element_bytes();
+        let from = aside.map_or_else(|| self.address(self.op.send).cast_const(), <[u8]>::as_ptr);
+        for rank in 0..self.n {
+            let end = block.end.min(counts.sent(self.me, rank));
+            if block.start < end {
+                let at = (counts.send_offset(self.me, rank) + block.start) * size;
+                // SAFETY: the part lies in the buffer (checked by the core), or in what was set aside, which has the same offsets; `n` blocks of
+                // `block_len` elements fit a staging area.
+                unsafe {
+                    kernel::copy(to.wrapping_add(rank * block_len * size), from.wrapping_add(at), (end - block.start) * size)
+                };
+            }
+        }
+    }
+
+    fn consume_vector(&self, inputs: &[Input], block: Range<usize>, block_len: usize, counts: &Counts) {
+        let size = self.element_bytes();
+        let to = self.address(self.op.recv);
+        for (rank, input) in inputs.iter().enumerate() {
+            let end = block.end.min(counts.sent(rank, self.me));
+            if block.start < end {
+                let at = (counts.recv_offset(self.me, rank) + block.start) * size;
+                // SAFETY: as in `pack_vector`; what `rank` sends is what this rank receives (compared in `read_counts`).
+                unsafe {
+                    kernel::copy(
+                        to.wrapping_add(at),
+                        input.at.wrapping_add(self.me * block_len * size),
+                        (end - block.start) * size,
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! How the PEs of a job come together: as processes through the rendezvous, or as threads of this one.
+
+use crate::attach;
+use crate::backend::Host;
+use crate::collective::Purpose;
+use crate::heap::HeapMap;
+use crate::kernel;
+use crate::layout::{Layout, MAX_TEAMS, PePage, state};
+use crate::liveness::Liveness;
+use crate::segment::{self, Mapping};
+use crate::shared::Shared;
+use crate::team::Teams;
+use crate::tuning;
+use crate::{forks, machine};
+use peerweave_bootstrap::{BootstrapError, Job, Rendezvous};
+use peerweave_core::backend::{CallChecking, Caps, JobShape, PrivateBuffers};
+use peerweave_core::{Error, Misuse, MisuseKind};
+use peerweave_types::Pe;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Settings of the host backend. All PEs of a job give the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostOptions {
+    /// The deadline of every wait that is given none.
+    pub deadline: Duration,
+    /// Bytes of symmetric heap of each PE; `None`: as much as the machine has memory. Pages cost nothing until they are touched.
+    pub heap_bytes: Option<usize>,
+    /// Compare calls in full. Signatures of 32 bits are compared in any case.
+    pub check_calls: bool,
+    /// Whether private buffers may be read out of other processes, where the system permits it.
+    pub cross_memory_attach: bool,
+}
+
+impl HostOptions {
+    /// The deadline that is used where nobody chose one.
+    pub const DEADLINE: Duration = Duration::from_secs(60);
+}
+
+impl Default for HostOptions {
+    fn default() -> Self {
+        Self { deadline: Self::DEADLINE, heap_bytes: None, check_calls: false, cross_memory_attach: true }
+    }
+}
+
+impl Host {
+    /// Joins the job that `job` describes. Collective over its PEs, which must all be on this machine; one PE alone needs nobody.
+    ///
+    /// # Errors
+    /// [`Error::Setup`] where the rendezvous fails (it names the PEs that are missing), [`Error::Unsupported`] where the job spans machines,
+    /// [`Error::System`] where the memory cannot be had.
+    pub fn join(job: &Job, options: &HostOptions) -> Result<Self, Error> {
+        const CALL: &str = "Host::join";
+        if !job.is_on_one_machine() {
+            return Err(Error::Unsupported {
+                call: CALL,
+                backend: "host",
+                why: "the job spans several machines, and shared memory does not: start it on one machine",
+            });
+        }
+        let n_pes = job.n_pes as usize;
+        let layout = layout(n_pes, options)?;
+        let setup = |error: BootstrapError| Error::setup(CALL, error);
+        let system = |error| Error::system(CALL, error);
+        if n_pes == 1 {
+            let file = segment::create(&layout).map_err(system)?;
+            let mapping = Mapping::new(file.as_fd(), layout).map_err(system)?;
+            return Self::new(0, Arc::new(mapping), options, None);
+        }
+        let meeting = peerweave_bootstrap::Options { deadline: options.deadline, ..Default::default() };
+        let rendezvous = Rendezvous::join(job, meeting).map_err(setup)?;
+        let members: Vec<Pe> = (0..job.n_pes).map(Pe::new).collect();
+        let created = if job.pe.get() == 0 { Some(segment::create(&layout).map_err(system)?) } else { None };
+        let file = rendezvous.share_descriptor(&members, created).map_err(setup)?;
+        let mapping = Arc::new(Mapping::new(file.as_fd(), layout).map_err(system)?);
+        announce(&mapping, job.pe.index());
+        // Whoever is past this has filled in its page.
+        rendezvous.barrier("peerweave-host").map_err(setup)?;
+        Self::new(job.pe.index(), mapping, options, Some(Arc::new(rendezvous)))
+    }
+
+    /// The parts of `n_pes` PEs that are threads of this process, in order. Each is to be used by a thread of its own.
+    ///
+    /// # Errors
+    /// [`Error::System`] where the memory cannot be had.
+    pub fn threads(n_pes: usize, options: &HostOptions) -> Result<Vec<Self>, Error> {
+        const CALL: &str = "Host::threads";
+        let layout = layout(n_pes, options)?;
+        let file = segment::create(&layout).map_err(|error| Error::system(CALL, error))?;
+        let mapping = Arc::new(Mapping::new(file.as_fd(), layout).map_err(|error| Error::system(CALL, error))?);
+        (0..n_pes).for_each(|pe| announce(&mapping, pe));
+        // Made here one after the other, so without the collective that ends a join.
+        let alone = |pe| Shared::alone(pe, mapping.clone(), options, None, Err("PEs are threads".into()));
+        Ok((0..n_pes).map(|pe| Self { shared: Arc::new(alone(pe)) }).collect())
+    }
+
+    /// The rest of joining, after all pages are filled in.
+    fn new(me: usize, mapping: Arc<Mapping>, options: &HostOptions, rendezvous: Option<Arc<Rendezvous>>) -> Result<Self, Error> {
+        let segments = mapping.segments();
+        if rendezvous.is_none() {
+            announce(&mapping, me);
+        }
+        let readable = if !options.cross_memory_attach {
+            Err("switched off".to_owned())
+        } else {
+            (0..segments.layout().n_pes).filter(|&pe| pe != me).try_for_each(|pe| {
+                let page = segments.page(pe);
+                let (pid, at) = (page.pid.load(Ordering::Acquire), page.probe_at.load(Ordering::Acquire));
+                attach::probe(pid, at, PePage::PROBE).map_err(|why| format!("PE {pe}: {why}"))
+            })
+        };
+        let mut shared = Shared::alone(me, mapping, options, rendezvous, readable);
+        // All or nobody: the choice of a way must be the same everywhere.
+        let mine = u64::from(shared.attach);
+        let all = shared.gather_words(shared.teams.world(), Purpose::Join, 0, &[mine])?.into_iter().all(|word| word == 1);
+        shared.attach = all && shared.n_pes() > 1;
+        if !shared.attach {
+            shared.caps.private_buffers = PrivateBuffers::Staged;
+        }
+        Ok(Self { shared: Arc::new(shared) })
+    }
+}
+
+impl Shared {
+    /// One PE's view, before it has met the others.
+    fn alone(
+        me: usize,
+        mapping: Arc<Mapping>,
+        options: &HostOptions,
+        rendezvous: Option<Arc<Rendezvous>>,
+        readable: Result<(), String>,
+    ) -> Self {
+        let segments = mapping.segments();
+        let layout = *segments.layout();
+        let n_pes = layout.n_pes;
+        let mut caps = Caps::new(layout.heap_bytes, MAX_TEAMS, format!("CPU, {}", kernel::isa()));
+        caps.call_checking = CallChecking::Always;
+        caps.private_buffers = match &readable {
+            Ok(()) => PrivateBuffers::CrossMemoryAttach,
+            Err(why) => {
+                tracing::debug!(why, "private buffers go through staging areas");
+                PrivateBuffers::Staged
+            }
+        };
+        let oversubscribed = n_pes > machine::processors();
+        let heap = HeapMap::new(layout.heap_start(), layout.heap_start() + layout.heap_bytes as u64);
+        let job = JobShape { my_pe: Pe::new(me as u32), n_pes, local: (0..n_pes as u32).map(Pe::new).collect() };
+        Self {
+            segments,
+            me,
+            job,
+            caps,
+            deadline: options.deadline,
+            spins: if oversubscribed { tuning::SPINS_OVERSUBSCRIBED } else { tuning::SPINS },
+            compare_calls: options.check_calls,
+            attach: readable.is_ok(),
+            liveness: Liveness::new(segments),
+            teams: Teams::new(n_pes, me, MAX_TEAMS),
+            heap: Mutex::new(heap),
+            queued: AtomicUsize::new(0),
+            forks: forks::watch(),
+            rendezvous,
+            _mapping: mapping,
+        }
+    }
+}
+
+/// Fills in the page of a PE of this process.
+fn announce(mapping: &Mapping, pe: usize) {
+    static PROBE: u64 = PePage::PROBE;
+    let segments = mapping.segments();
+    let page = segments.page(pe);
+    page.pid.store(u64::from(std::process::id()), Ordering::Relaxed);
+    page.probe_at.store((&raw const PROBE) as u64, Ordering::Relaxed);
+    page.state.store(state::ALIVE, Ordering::Release);
+}
+
+fn layout(n_pes: usize, options: &HostOptions) -> Result<Layout, Error> {
+    let value = |argument: &'static str, found: String, expected: &'static str| {
+        Error::Misuse(Misuse { call: "Host::join", kind: MisuseKind::Value { argument, found, expected } })
+    };
+    if n_pes == 0 || n_pes > 4096 {
+        return Err(value("n_pes", n_pes.to_string(), "1 to 4096 PEs on one machine"));
+    }
+    // As much as the machine has, but no more than leaves room in the address space.
+    let default = (machine::memory_bytes() as usize).min((1 << 44) / n_pes);
+    let heap_bytes = options.heap_bytes.unwrap_or(default).next_multiple_of(4096);
+    Layout::new(n_pes, heap_bytes)
+        .ok_or_else(|| value("heap_bytes", heap_bytes.to_string(), "less than 64 TiB for all PEs together"))
+}

@@ -1,0 +1,260 @@
+//! Where the control words of the host backend lie in each PE's segment, and typed access to them.
+//!
+//! Holds no protocol. A segment is: one page of the PE itself, then one block per team slot, then the heap. All segments lie at equal strides
+//! in one mapping of one memory file, which starts as zeros and can neither grow nor shrink.
+//!
+//! # Invariants
+//! - **\[L1\]** `Segments` is made only by `segment.rs` for a mapping of `n_pes * stride` bytes that stays mapped while it lives.
+//! - **\[L2\]** Everything that is reached through a `&` of a type of this module is atomic; the rest is reached through raw pointers.
+
+use crate::line::Line;
+use crate::tuning::{EAGER_BYTES, MAILBOX_SLOTS, STAGE_BYTES};
+use peerweave_types::{HeapGeometry, Pe, SymOffset};
+use std::sync::atomic::AtomicU64;
+
+/// Teams that a PE can belong to at a time, the world included.
+pub(crate) const MAX_TEAMS: usize = 64;
+
+const PAGE: usize = 4096;
+
+/// The life of a PE, in [`PePage::state`]; 0 before it is there.
+pub(crate) mod state {
+    /// Takes part.
+    pub(crate) const ALIVE: u64 = 1;
+    /// Finalized, together with all others.
+    pub(crate) const FINALIZED: u64 = 2;
+    /// Dropped its world before that.
+    pub(crate) const LEFT: u64 = 3;
+}
+
+/// What a PE says about itself.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub(crate) struct PePage {
+    /// One of [`state`].
+    pub(crate) state: AtomicU64,
+    /// Its process.
+    pub(crate) pid: AtomicU64,
+    /// An address in its process where [`PePage::PROBE`] lies, to find out whether its memory can be read.
+    pub(crate) probe_at: AtomicU64,
+}
+
+impl PePage {
+    /// What a reader of the probe expects.
+    pub(crate) const PROBE: u64 = 0x7065_6572_7765_6176;
+}
+
+/// A word with two cache lines to itself.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub(crate) struct LoneWord {
+    pub(crate) word: AtomicU64,
+}
+
+/// The words of one rank in one team; written by that rank alone.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct TeamWords {
+    /// Two parities of the entry line.
+    pub(crate) entry: [Line; 2],
+    /// How far this rank is in the operation that it entered: see `phase.rs`.
+    pub(crate) phase: LoneWord,
+    /// Not 0: this rank has given up on the team.
+    pub(crate) broken: LoneWord,
+    /// The full description of the call that was entered, read when signatures differ: two parities of four words.
+    pub(crate) call: [CallWords; 2],
+}
+
+/// A call in words.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(crate) struct CallWords {
+    /// Kind, element type, reduction; root; count; a digest of further counts.
+    pub(crate) words: [AtomicU64; 4],
+}
+
+/// One slot of a mailbox. The first group is written by the sender, `taken` by the receiver.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub(crate) struct MailSlot {
+    /// Number of the message or fragment that lies here; published last.
+    pub(crate) sequence: AtomicU64,
+    /// How the bytes travel: see `point_to_point.rs`.
+    pub(crate) mode: AtomicU64,
+    /// Element type and count of the whole message.
+    pub(crate) what: [AtomicU64; 2],
+    /// Where the bytes are, or how many lie in the slot.
+    pub(crate) place: [AtomicU64; 2],
+    /// Number of the message that was taken from here last, and whether it was refused.
+    pub(crate) taken: LoneWord,
+}
+
+/// Offsets inside a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) n_pes: usize,
+    pub(crate) heap_bytes: usize,
+    team_block_bytes: usize,
+    heap_start: usize,
+    stride: usize,
+}
+
+const MAIL_SLOT_BYTES: usize = size_of::<MailSlot>() + EAGER_BYTES;
+const MAILBOX_BYTES: usize = MAIL_SLOT_BYTES * MAILBOX_SLOTS;
+
+impl Layout {
+    /// The layout for `n_pes` PEs with `heap_bytes` each; `None` where the address space cannot hold it.
+    pub(crate) fn new(n_pes: usize, heap_bytes: usize) -> Option<Self> {
+        let words = size_of::<TeamWords>().next_multiple_of(PAGE);
+        let team_block_bytes = (words + 2 * STAGE_BYTES).checked_add(n_pes.checked_mul(MAILBOX_BYTES)?)?.next_multiple_of(PAGE);
+        let heap_start = PAGE.checked_add(team_block_bytes.checked_mul(MAX_TEAMS)?)?.checked_next_multiple_of(2 << 20)?;
+        let stride = heap_start.checked_add(heap_bytes)?.checked_next_multiple_of(2 << 20)?;
+        let total = stride.checked_mul(n_pes)?;
+        (total < 1 << 46).then_some(Self { n_pes, heap_bytes, team_block_bytes, heap_start, stride })
+    }
+
+    /// Bytes of the memory file.
+    pub(crate) fn total_bytes(&self) -> usize {
+        self.stride * self.n_pes
+    }
+
+    /// First byte of the heap in a segment.
+    pub(crate) fn heap_start(&self) -> u64 {
+        self.heap_start as u64
+    }
+}
+
+/// All segments as they are mapped here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segments {
+    base: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: shared are the words of all segments, through atomics [L2], and bytes, through `kernel`, which tolerates races. Who holds a
+// `Segments` also holds the mapping. Would be caught by: tests/threads.rs under ThreadSanitizer.
+unsafe impl Send for Segments {}
+// SAFETY: as for Send; no method gives a reference to anything but atomics.
+unsafe impl Sync for Segments {}
+
+impl Segments {
+    /// # Safety
+    /// [L1]: `base` is the start of a mapping of `layout.total_bytes()`, page-aligned, zeroed before its first use, that outlives this value
+    /// and all copies of it.
+    pub(crate) unsafe fn new(base: *mut u8, layout: Layout) -> Self {
+        Self { base, layout }
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn at(&self, pe: usize, offset: usize) -> *mut u8 {
+        debug_assert!(pe < self.layout.n_pes && offset < self.layout.stride);
+        self.base.wrapping_add(self.layout.stride * pe + offset)
+    }
+
+    /// The page of a PE.
+    pub(crate) fn page(&self, pe: usize) -> &PePage {
+        // SAFETY: [L1] inside the mapping, aligned to a page, zeros are a valid `PePage`, and [L2] all of it is atomic.
+        unsafe { &*self.at(pe, 0).cast::<PePage>() }
+    }
+
+    fn team_block(&self, pe: usize, slot: usize) -> *mut u8 {
+        assert!(slot < MAX_TEAMS && pe < self.layout.n_pes, "team slot {slot}, PE {pe}: outside the layout");
+        self.at(pe, PAGE + self.layout.team_block_bytes * slot)
+    }
+
+    /// The words of a PE in the team of a slot.
+    pub(crate) fn team_words(&self, pe: usize, slot: usize) -> &TeamWords {
+        // SAFETY: [L1] inside the mapping (asserted), aligned to a page, zeros are a valid `TeamWords`, and [L2] all of it is atomic.
+        unsafe { &*self.team_block(pe, slot).cast::<TeamWords>() }
+    }
+
+    /// A staging area of a PE in the team of a slot: [`STAGE_BYTES`] bytes, page-aligned.
+    pub(crate) fn stage(&self, pe: usize, slot: usize, parity: usize) -> *mut u8 {
+        let words = size_of::<TeamWords>().next_multiple_of(PAGE);
+        self.team_block(pe, slot).wrapping_add(words + STAGE_BYTES * (parity & 1))
+    }
+
+    /// A slot of the mailbox in which `pe` receives from the rank `from` of the team of a slot.
+    pub(crate) fn mail(&self, pe: usize, slot: usize, from: usize, index: usize) -> &MailSlot {
+        // SAFETY: as for `team_words`: inside the mapping since `from < n_pes`, aligned since all sizes are multiples of 128.
+        unsafe { &*self.mail_at(pe, slot, from, index).cast::<MailSlot>() }
+    }
+
+    /// The [`EAGER_BYTES`] bytes that belong to [`Segments::mail`].
+    pub(crate) fn mail_bytes(&self, pe: usize, slot: usize, from: usize, index: usize) -> *mut u8 {
+        self.mail_at(pe, slot, from, index).wrapping_add(size_of::<MailSlot>())
+    }
+
+    fn mail_at(&self, pe: usize, slot: usize, from: usize, index: usize) -> *mut u8 {
+        assert!(from < self.layout.n_pes && index < MAILBOX_SLOTS, "mailbox of rank {from}, slot {index}: outside the layout");
+        let words = size_of::<TeamWords>().next_multiple_of(PAGE);
+        let start = words + 2 * STAGE_BYTES + from * MAILBOX_BYTES + index * MAIL_SLOT_BYTES;
+        self.team_block(pe, slot).wrapping_add(start)
+    }
+
+    /// The address of a symmetric place of a PE.
+    #[inline]
+    pub(crate) fn symmetric(&self, pe: usize, at: SymOffset) -> *mut u8 {
+        debug_assert!(pe < self.layout.n_pes && at.0 >= self.layout.heap_start as u64 && at.0 <= self.layout.stride as u64);
+        self.base.wrapping_add(self.layout.stride * pe + at.0 as usize)
+    }
+
+    /// The word at a symmetric place of a PE.
+    #[inline]
+    pub(crate) fn word(&self, pe: usize, at: SymOffset) -> &AtomicU64 {
+        debug_assert!(at.0.is_multiple_of(8));
+        // SAFETY: [L1]; the core has checked that the place lies in a live allocation and is aligned; [L2] accessed atomically or by `kernel`.
+        unsafe { &*self.symmetric(pe, at).cast::<AtomicU64>() }
+    }
+
+    /// The mapping as plain data.
+    pub(crate) fn geometry(&self, my_pe: Pe) -> HeapGeometry {
+        HeapGeometry {
+            base: self.base as u64,
+            stride: self.layout.stride as u64,
+            heap_start: self.layout.heap_start as u64,
+            heap_bytes: self.layout.heap_bytes as u64,
+            my_pe: my_pe.get(),
+            n_pes: self.layout.n_pes as u32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_lie_apart_and_aligned() {
+        let layout = Layout::new(5, 10 << 20).unwrap();
+        // SAFETY: no address below is dereferenced.
+        let segments = unsafe { Segments::new((1usize << 40) as *mut u8, layout) };
+        let mut ends = 0;
+        for pe in 0..5 {
+            for slot in 0..MAX_TEAMS {
+                for parity in 0..2 {
+                    assert_eq!(segments.stage(pe, slot, parity) as usize % 4096, 0);
+                }
+                assert_eq!(segments.stage(pe, slot, 1) as usize - segments.stage(pe, slot, 0) as usize, STAGE_BYTES);
+                assert_eq!(segments.mail_at(pe, slot, 0, 0) as usize, segments.stage(pe, slot, 1) as usize + STAGE_BYTES);
+                for from in 0..5 {
+                    for index in 0..MAILBOX_SLOTS {
+                        let at = segments.mail_at(pe, slot, from, index) as usize;
+                        assert!(at >= ends && at.is_multiple_of(128), "mailboxes do not overlap");
+                        ends = at + MAIL_SLOT_BYTES;
+                    }
+                }
+            }
+            assert!(ends <= segments.symmetric(pe, SymOffset(layout.heap_start())) as usize);
+        }
+    }
+
+    #[test]
+    fn what_the_address_space_cannot_hold_is_refused() {
+        assert_eq!(Layout::new(8, usize::MAX - 4096), None);
+        assert_eq!(Layout::new(1 << 20, 1 << 40), None);
+    }
+}

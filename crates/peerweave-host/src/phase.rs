@@ -1,0 +1,187 @@
+//! How the ranks of a team keep step inside an operation: they enter it with an entry line, and then publish how far they are.
+//!
+//! Moves no data. The phase word of a rank holds the epoch (32 bits), how many phases of that operation it has completed (24 bits), and
+//! whether it failed (8 bits). It is written by its owner alone and never decreases, but for the wrap-around of the epoch, which nobody
+//! can be 2^31 operations behind to see.
+
+use crate::layout::TeamWords;
+use crate::line::Entry;
+use crate::shared::Shared;
+use crate::team::TeamState;
+use crate::wait::{Expired, Limit};
+use peerweave_core::{Error, PeerCause, Timeout};
+use peerweave_types::Pe;
+use std::sync::atomic::Ordering;
+
+const FAILED: u64 = 1;
+
+fn phase_word(epoch: u32, phase: u32, status: u64) -> u64 {
+    u64::from(epoch) << 32 | u64::from(phase) << 8 | status
+}
+
+/// One operation of a team, as this rank runs it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) team: &'a TeamState,
+    pub(crate) call: &'static str,
+    pub(crate) epoch: u32,
+}
+
+impl<'a> Step<'a> {
+    #[inline]
+    pub(crate) fn words(&self, rank: usize) -> &'a TeamWords {
+        self.shared.segments.team_words(self.team.members[rank], self.team.slot)
+    }
+
+    #[inline]
+    pub(crate) fn parity(&self) -> usize {
+        (self.epoch & 1) as usize
+    }
+
+    /// This rank's staging area for the operation, or that of another.
+    #[inline]
+    pub(crate) fn stage(&self, rank: usize, parity: usize) -> *mut u8 {
+        self.shared.segments.stage(self.team.members[rank], self.team.slot, parity)
+    }
+
+    /// Tells all ranks that this one has entered.
+    #[inline]
+    pub(crate) fn publish(&self, entry: &Entry) {
+        self.words(self.team.rank).entry[self.parity()].publish(self.epoch, entry);
+    }
+
+    /// Waits until `rank` has entered; `None` where the budget was spent first.
+    #[inline]
+    pub(crate) fn entry(&self, rank: usize, limit: Limit) -> Result<Option<Entry>, Error> {
+        let line = &self.words(rank).entry[self.parity()];
+        if let Some(entry) = line.read(self.epoch) {
+            return Ok(Some(entry));
+        }
+        let mut waiter = self.shared.waiter(limit);
+        loop {
+            if let Err(expired) = waiter.pause(|| self.gone(rank)) {
+                // It may have entered, and even left in good order, between the last look and the question.
+                if let Some(entry) = line.read(self.epoch) {
+                    return Ok(Some(entry));
+                }
+                return self.expired(expired, || {
+                    (0..self.team.size()).filter(|&r| !self.words(r).entry[self.parity()].has(self.epoch)).collect()
+                });
+            }
+            if let Some(entry) = line.read(self.epoch) {
+                return Ok(Some(entry));
+            }
+        }
+    }
+
+    /// Publishes that this rank has completed `phase` phases of the operation.
+    #[inline]
+    pub(crate) fn complete(&self, phase: u32) {
+        self.words(self.team.rank).phase.word.store(phase_word(self.epoch, phase, 0), Ordering::Release);
+    }
+
+    /// Publishes that this rank failed, so that nobody waits for it.
+    pub(crate) fn fail(&self) {
+        self.words(self.team.rank).phase.word.store(phase_word(self.epoch, 0xff_ffff, FAILED), Ordering::Release);
+    }
+
+    fn has_completed(&self, rank: usize, phase: u32) -> bool {
+        let word = self.words(rank).phase.word.load(Ordering::Acquire);
+        // A later epoch is seen only at the end of a team, whose words the next team goes on counting.
+        match ((word >> 32) as u32).wrapping_sub(self.epoch) as i32 {
+            0 => (word as u32) >> 8 >= phase,
+            later => later > 0,
+        }
+    }
+
+    /// Waits until every rank has completed `phase` phases.
+    #[inline]
+    pub(crate) fn all_completed(&self, phase: u32) -> Result<(), Error> {
+        for rank in 0..self.team.size() {
+            if rank != self.team.rank {
+                self.one_completed(rank, phase)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until `rank` has completed `phase` phases.
+    #[inline]
+    pub(crate) fn one_completed(&self, rank: usize, phase: u32) -> Result<(), Error> {
+        if !self.has_completed(rank, phase) {
+            let mut waiter = self.shared.waiter(Limit::Deadline(self.shared.deadline));
+            while !self.has_completed(rank, phase) {
+                if let Err(expired) = waiter.pause(|| self.gone(rank)) {
+                    if self.has_completed(rank, phase) {
+                        break;
+                    }
+                    return self
+                        .expired(expired, || (0..self.team.size()).filter(|&r| !self.has_completed(r, phase)).collect())
+                        .map(|_: Option<()>| unreachable!("a deadline is no budget"));
+                }
+            }
+        }
+        let word = self.words(rank).phase.word.load(Ordering::Relaxed);
+        if word & 0xff == FAILED && (word >> 32) as u32 == self.epoch {
+            return Err(self.failed(rank));
+        }
+        Ok(())
+    }
+
+    /// Publishes that this rank has completed `phase` phases, and waits for all.
+    #[inline]
+    pub(crate) fn sync(&self, phase: u32) -> Result<(), Error> {
+        self.complete(phase);
+        self.all_completed(phase)
+    }
+
+    /// An error that names `rank`.
+    pub(crate) fn peer_error(&self, rank: usize, cause: PeerCause) -> Error {
+        let pe = Pe::new(self.team.members[rank] as u32);
+        Error::Peer { call: self.call, team: self.team.name(), pe, cause }
+    }
+
+    /// Fails where `rank` will not come, and names who is to blame: a member that died before one that left, and either before one that
+    /// only failed because of it.
+    fn gone(&self, rank: usize) -> Result<(), Error> {
+        let team = self.team;
+        let others = || (0..team.size()).filter(|&r| r != team.rank);
+        let cause_of = |r: usize| self.shared.liveness.gone(team.members[r]);
+        if let Some(dead) = others().find(|&r| cause_of(r) == Some(PeerCause::Died)) {
+            return Err(self.peer_error(dead, PeerCause::Died));
+        }
+        if let Some(cause) = cause_of(rank) {
+            return Err(self.peer_error(rank, cause));
+        }
+        if self.words(rank).broken.word.load(Ordering::Acquire) != 0 {
+            return Err(self.failed(rank));
+        }
+        Ok(())
+    }
+
+    /// `rank` failed: of itself, or because another member is gone.
+    fn failed(&self, rank: usize) -> Error {
+        for wanted in [PeerCause::Died, PeerCause::Left] {
+            for r in (0..self.team.size()).filter(|&r| r != self.team.rank) {
+                if self.shared.liveness.gone(self.team.members[r]).as_ref() == Some(&wanted) {
+                    return self.peer_error(r, wanted);
+                }
+            }
+        }
+        self.peer_error(rank, PeerCause::Failed)
+    }
+
+    fn expired<T>(&self, expired: Expired, missing: impl FnOnce() -> Vec<usize>) -> Result<Option<T>, Error> {
+        match expired {
+            Expired::Budget => Ok(None),
+            Expired::Failed(error) => Err(error),
+            Expired::Deadline(waited) => Err(Error::Timeout(Box::new(Timeout {
+                call: self.call,
+                team: self.team.name(),
+                waited,
+                missing: missing().into_iter().map(|rank| Pe::new(self.team.members[rank] as u32)).collect(),
+            }))),
+        }
+    }
+}

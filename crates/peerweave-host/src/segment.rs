@@ -1,0 +1,116 @@
+//! The memory file that holds all segments, and its mapping. It has no name: it is gone when the last process that maps it is, however
+//! that ends.
+//!
+//! Does not know what lies inside: see `layout.rs`.
+
+use crate::layout::{Layout, Segments};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// A mapped memory file.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: *mut u8,
+    bytes: usize,
+    segments: Segments,
+}
+
+// SAFETY: the mapping is an address range; who accesses it does so through `Segments`, which argues for itself. Shared: nothing mutable here.
+// Would be caught by: tests/threads.rs.
+unsafe impl Send for Mapping {}
+// SAFETY: as for Send.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the file of all segments.
+    pub(crate) fn new(file: BorrowedFd<'_>, layout: Layout) -> io::Result<Self> {
+        let bytes = layout.total_bytes();
+        let size = rustix::fs::fstat(file)?.st_size;
+        if u64::try_from(size).ok() != Some(bytes as u64) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!(
+                    "the memory file has {size} bytes, this PE's layout needs {bytes}: other options or another version there"
+                ),
+            ));
+        }
+        // A file that could shrink would turn accesses into SIGBUS.
+        let seals = rustix::fs::fcntl_get_seals(file)?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the memory file is not sealed against a change of its size"));
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice; it replaces nothing.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                file,
+                0,
+            )?
+        }
+        .cast::<u8>();
+        // A forked child has no part in the job and must not write here.
+        // SAFETY: the range was mapped just now and holds nothing that a child of this process needs.
+        unsafe { rustix::mm::madvise(base.cast(), bytes, rustix::mm::Advice::LinuxDontFork)? };
+        // SAFETY: [L1] `base` is a fresh shared mapping of a file of exactly that size, which began as zeros; `Mapping` keeps it.
+        let segments = unsafe { Segments::new(base, layout) };
+        Ok(Self { base, bytes, segments })
+    }
+
+    /// What lies in it.
+    pub(crate) fn segments(&self) -> Segments {
+        self.segments
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new`; all that points into it holds this `Mapping` (`Shared` owns it, threads own a `Shared`).
+        let unmapped = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// Makes the memory file: sparse, sealed against a change of its size.
+pub(crate) fn create(layout: &Layout) -> io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create("peerweave", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, layout.total_bytes() as u64)?;
+    rustix::fs::fcntl_add_seals(file.as_fd(), SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn two_mappings_of_one_file_share_their_words() {
+        let layout = Layout::new(2, 1 << 20).unwrap();
+        let file = create(&layout).unwrap();
+        let one = Mapping::new(file.as_fd(), layout).unwrap();
+        let two = Mapping::new(file.as_fd(), layout).unwrap();
+        assert_eq!(two.segments().page(1).state.load(Ordering::Relaxed), 0, "starts as zeros");
+        one.segments().page(1).state.store(7, Ordering::Relaxed);
+        assert_eq!(two.segments().page(1).state.load(Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    fn a_file_of_another_layout_is_refused() {
+        let file = create(&Layout::new(2, 1 << 20).unwrap()).unwrap();
+        let refused = Mapping::new(file.as_fd(), Layout::new(3, 1 << 20).unwrap()).unwrap_err();
+        assert!(refused.to_string().contains("other options"), "{refused}");
+    }
+
+    #[test]
+    fn an_unsealed_file_is_refused() {
+        let layout = Layout::new(1, 1 << 20).unwrap();
+        let file = rustix::fs::memfd_create("unsealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, layout.total_bytes() as u64).unwrap();
+        assert!(Mapping::new(file.as_fd(), layout).is_err());
+    }
+}

@@ -1,0 +1,78 @@
+//! What all parts of the backend of one PE hold in common.
+
+use crate::heap::HeapMap;
+use crate::layout::{Segments, state};
+use crate::liveness::Liveness;
+use crate::segment::Mapping;
+use crate::team::Teams;
+use crate::wait::{Limit, Waiter};
+use peerweave_bootstrap::Rendezvous;
+use peerweave_core::backend::{Caps, JobShape, Place};
+use peerweave_core::{Error, Misuse, MisuseKind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// One PE's view of the job.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) segments: Segments,
+    pub(crate) me: usize,
+    pub(crate) job: JobShape,
+    pub(crate) caps: Caps,
+    pub(crate) deadline: Duration,
+    pub(crate) spins: u32,
+    /// Compare full calls and not only their signatures.
+    pub(crate) compare_calls: bool,
+    /// Every PE may read the memory of every other one.
+    pub(crate) attach: bool,
+    pub(crate) liveness: Liveness,
+    pub(crate) teams: Teams,
+    pub(crate) heap: Mutex<HeapMap>,
+    /// Operations in the queues of all streams.
+    pub(crate) queued: AtomicUsize,
+    pub(crate) forks: usize,
+    /// Kept open: it tells the launcher, and who meets there later, that this PE lives.
+    pub(crate) rendezvous: Option<Arc<Rendezvous>>,
+    /// Last, so that it is unmapped last.
+    pub(crate) _mapping: Arc<Mapping>,
+}
+
+impl Shared {
+    pub(crate) fn n_pes(&self) -> usize {
+        self.job.n_pes
+    }
+
+    #[inline]
+    pub(crate) fn waiter(&self, limit: Limit) -> Waiter {
+        Waiter::new(self.spins, limit)
+    }
+
+    /// The address of a place of this PE.
+    #[inline]
+    pub(crate) fn address(&self, place: Place) -> *mut u8 {
+        match place {
+            Place::Symmetric(at) => self.segments.symmetric(self.me, at),
+            Place::Private(at) => at,
+        }
+    }
+
+    /// Refuses to work in a forked child.
+    #[inline]
+    pub(crate) fn check_process(&self, call: &'static str) -> Result<(), Error> {
+        if crate::forks::count() == self.forks { Ok(()) } else { Err(forked(call)) }
+    }
+
+    /// Says that this PE takes part no more. Only the first word counts, and a forked child says nothing.
+    pub(crate) fn leave(&self, as_state: u64) {
+        if crate::forks::count() == self.forks {
+            let page = self.segments.page(self.me);
+            let _ = page.state.compare_exchange(state::ALIVE, as_state, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cold]
+fn forked(call: &'static str) -> Error {
+    Error::Misuse(Misuse { call, kind: MisuseKind::Forked })
+}

@@ -1,0 +1,442 @@
+//! Streams: ordered queues, each with a thread of its own that is started when it is first needed.
+//!
+//! An operation that finds its stream idle runs on the calling thread, and moves to the stream's thread only where it would keep the
+//! caller waiting for peers longer than [`CALLER_WAITS`]. Invariant: at most one operation of a stream runs at a time, by whoever holds `busy`; an
+//! operation starts on the caller's thread only when the queue is empty and `busy` was free.
+
+use crate::shared::Shared;
+use crate::task::{Task, run_plain};
+use crate::wait::Limit;
+use peerweave_core::Error;
+use peerweave_core::backend::{EventBackend, Keep, Op, Outcome, Pending, StreamBackend, Submitted, TeamId};
+use peerweave_core::{TeamName, Timeout};
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// How long an asynchronous call may keep its caller.
+pub(crate) const CALLER_WAITS: Duration = Duration::from_millis(1);
+
+/// A stream, as its users hold it.
+#[derive(Debug)]
+pub(crate) struct HostStream {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    shared: Arc<Shared>,
+    /// Somebody runs an operation of this stream.
+    busy: AtomicBool,
+    /// Something was queued that has not been seen to be over. Only set under `queue`.
+    pending: AtomicBool,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    has_worker: bool,
+    /// What runs now on the worker.
+    running: Option<&'static str>,
+    /// The first failure that `synchronize` has not returned yet.
+    failed: Option<Error>,
+}
+
+enum Job {
+    Run { call: &'static str, task: Task, done: Arc<Completion>, keep: Keep },
+    Mark(Arc<HostEvent>),
+    Await(Arc<HostEvent>),
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Run { call, .. } => call,
+            Self::Mark(_) => "record",
+            Self::Await(_) => "wait_event",
+        })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds one of these locks can panic half way.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The name of the call that makes an operation.
+pub(crate) fn call_name(op: &Op) -> &'static str {
+    match op {
+        Op::Collective(op) => op.kind.name(),
+        Op::PointToPoint(op) => match op.direction {
+            peerweave_core::backend::Direction::Send => "send",
+            peerweave_core::backend::Direction::Receive => "recv",
+        },
+        Op::Group(_) => "group",
+        Op::Put(_) => "put",
+        Op::Get(_) => "get",
+        Op::Strided(_) => "put_strided",
+        Op::Signal(_) => "signal",
+        Op::Wait(_) => "wait_until",
+        Op::Atomic(_) => "atomic",
+        Op::Fence => "fence",
+        Op::Quiet => "quiet",
+    }
+}
+
+impl HostStream {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                shared,
+                busy: AtomicBool::new(false),
+                pending: AtomicBool::new(false),
+                queue: Mutex::default(),
+                changed: Condvar::new(),
+            }),
+        }
+    }
+
+    /// Whether the stream has its thread, or could start it now.
+    fn has_worker(&self) -> bool {
+        let inner = &self.inner;
+        let mut queue = lock(&inner.queue);
+        if !queue.has_worker {
+            let worker = inner.clone();
+            let spawned = std::thread::Builder::new().name("peerweave-stream".into()).spawn(move || worker.work());
+            queue.has_worker = spawned.is_ok();
+        }
+        queue.has_worker
+    }
+
+    /// Only where there is a worker.
+    fn enqueue(&self, job: Job) {
+        let inner = &self.inner;
+        let mut queue = lock(&inner.queue);
+        inner.pending.store(true, Ordering::Release);
+        inner.shared.queued.fetch_add(1, Ordering::AcqRel);
+        queue.jobs.push_back(job);
+        inner.changed.notify_all();
+    }
+}
+
+// SAFETY: [B1], [B5]: `keep` is called and its result moved into the queue with the task wherever `Queued` is returned, and dropped after
+// the task is over; otherwise the task is over before `submit` returns.
+unsafe impl StreamBackend for HostStream {
+    #[inline]
+    unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error> {
+        let inner = &*self.inner;
+        let shared = &*inner.shared;
+        shared.check_process(call_name(op))?;
+        let idle = !inner.pending.load(Ordering::Acquire) && !inner.busy.swap(true, Ordering::Acquire);
+        let task = if idle {
+            let release = Busy(&inner.busy);
+            let done = match op {
+                Op::Collective(op) => {
+                    // The team of a collective on an idle stream: no clone, no allocation.
+                    let mut left = None;
+                    let done = shared.teams.with(op.team, |team| {
+                        let mut progress = crate::collective::Progress::begin(team);
+                        let done = progress.drive(shared, team, op, Limit::Budget(CALLER_WAITS));
+                        left = Some(progress);
+                        done
+                    })?;
+                    match (done, left) {
+                        (None, Some(progress)) => {
+                            Err(Task::Collective { op: op.clone(), team: shared.teams.get(op.team), progress })
+                        }
+                        _ => Ok(Outcome::Done),
+                    }
+                }
+                Op::Group(_) | Op::PointToPoint(_) | Op::Wait(_) => {
+                    let mut task = Task::begin(shared, op);
+                    task.drive(shared, Limit::Budget(CALLER_WAITS))?.ok_or(task)
+                }
+                plain => Ok(run_plain(shared, plain)),
+            };
+            match done {
+                Ok(outcome) => return Ok(Submitted::Complete(outcome)),
+                Err(mut task) => {
+                    if !self.has_worker() {
+                        // Without a thread the caller waits after all.
+                        let done = task.drive(shared, Limit::Deadline(shared.deadline))?;
+                        return Ok(Submitted::Complete(done.expect("a deadline is no budget")));
+                    }
+                    // `pending` is set before `busy` is given up, so that nobody overtakes.
+                    let submitted = self.queue_task(call_name(op), task, keep());
+                    drop(release);
+                    inner.changed.notify_all();
+                    return Ok(submitted);
+                }
+            }
+        } else {
+            self.need_worker(call_name(op))?;
+            Task::begin(shared, op)
+        };
+        Ok(self.queue_task(call_name(op), task, keep()))
+    }
+
+    fn synchronize(&self, within: Duration) -> Result<(), Error> {
+        let inner = &*self.inner;
+        if !inner.pending.load(Ordering::Acquire) && !inner.busy.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let mut queue = lock(&inner.queue);
+        loop {
+            let idle = queue.jobs.is_empty() && queue.running.is_none() && !inner.busy.load(Ordering::Acquire);
+            if idle {
+                inner.pending.store(false, Ordering::Release);
+                return queue.failed.take().map_or(Ok(()), Err);
+            }
+            let waited = started.elapsed();
+            if waited >= within {
+                return Err(expired(&inner.shared, queue.running.unwrap_or("synchronize"), waited));
+            }
+            // Someone who runs an operation inline tells nobody when it is done: look again soon.
+            let soon = (within - waited).min(Duration::from_millis(5));
+            queue = inner.changed.wait_timeout(queue, soon).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        let inner = &*self.inner;
+        if inner.busy.load(Ordering::Acquire) {
+            return false;
+        }
+        if !inner.pending.load(Ordering::Acquire) {
+            return true;
+        }
+        let queue = lock(&inner.queue);
+        queue.jobs.is_empty() && queue.running.is_none()
+    }
+
+    fn record(&self) -> Result<Arc<dyn EventBackend>, Error> {
+        let event = Arc::new(HostEvent::new());
+        if self.is_idle() {
+            event.pass(Ok(()));
+        } else {
+            self.need_worker("record")?;
+            self.enqueue(Job::Mark(event.clone()));
+        }
+        Ok(event)
+    }
+
+    fn wait_event(&self, event: &Arc<dyn EventBackend>) -> Result<(), Error> {
+        let event: Arc<dyn Any + Send + Sync> = event.clone();
+        let event = event.downcast::<HostEvent>().expect("peerweave-core bug: an event of another backend");
+        if !event.is_complete() {
+            self.need_worker("wait_event")?;
+            self.enqueue(Job::Await(event));
+        }
+        Ok(())
+    }
+}
+
+impl HostStream {
+    fn need_worker(&self, call: &'static str) -> Result<(), Error> {
+        let refused = || std::io::Error::new(std::io::ErrorKind::WouldBlock, "no thread can be started for the stream");
+        if self.has_worker() { Ok(()) } else { Err(Error::system(call, refused())) }
+    }
+
+    fn queue_task(&self, call: &'static str, task: Task, keep: Keep) -> Submitted {
+        let done = Arc::new(Completion::new(call, self.inner.shared.clone()));
+        self.enqueue(Job::Run { call, task, done: done.clone(), keep });
+        Submitted::Queued(done)
+    }
+}
+
+impl Drop for HostStream {
+    fn drop(&mut self) {
+        // The worker finishes what is queued, and then ends.
+        let _queue = lock(&self.inner.queue);
+        self.inner.changed.notify_all();
+    }
+}
+
+/// Gives `busy` back.
+struct Busy<'a>(&'a AtomicBool);
+
+impl Drop for Busy<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl Inner {
+    /// The stream's thread.
+    fn work(self: Arc<Self>) {
+        loop {
+            let mut queue = lock(&self.queue);
+            let job = loop {
+                if let Some(job) = queue.jobs.pop_front() {
+                    queue.running = Some(match &job {
+                        Job::Run { call, .. } => call,
+                        Job::Mark(_) => "record",
+                        Job::Await(_) => "wait_event",
+                    });
+                    break job;
+                }
+                // This thread and the handle hold it; without the handle nobody can enqueue any more.
+                if Arc::strong_count(&self) == 1 {
+                    queue.has_worker = false;
+                    return;
+                }
+                let waited = self.changed.wait_timeout(queue, Duration::from_millis(200));
+                queue = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+            };
+            let earlier = queue.failed.clone();
+            drop(queue);
+            // Whoever ran an operation inline when this was queued finishes first.
+            while self.busy.swap(true, Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            let release = Busy(&self.busy);
+            let failed = self.run(job, earlier);
+            drop(release);
+            let mut queue = lock(&self.queue);
+            queue.running = None;
+            if let Some(error) = failed {
+                queue.failed.get_or_insert(error);
+            }
+            if queue.jobs.is_empty() && queue.failed.is_none() {
+                self.pending.store(false, Ordering::Release);
+            }
+            self.shared.queued.fetch_sub(1, Ordering::AcqRel);
+            drop(queue);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Runs one job after the failure `earlier`, if any; returns a new failure.
+    fn run(&self, job: Job, earlier: Option<Error>) -> Option<Error> {
+        let deadline = Limit::Deadline(self.shared.deadline);
+        match job {
+            Job::Run { call, mut task, done, keep } => {
+                let outcome = match earlier {
+                    // It may have its turn in a team, which it must take and leave; but a collective that some ranks skip would stop the others, so
+                    // its team is given up.
+                    Some(because) => {
+                        let skipped = Error::Skipped { call, because: Arc::new(because) };
+                        task.skip(&self.shared, &skipped);
+                        Err(skipped)
+                    }
+                    None => task.drive(&self.shared, deadline).map(|outcome| outcome.expect("a deadline is no budget")),
+                };
+                let failed = outcome.as_ref().err().filter(|error| !matches!(error, Error::Skipped { .. })).cloned();
+                drop(task);
+                drop(keep);
+                done.complete(outcome);
+                failed
+            }
+            Job::Mark(event) => {
+                event.pass(earlier.map_or(Ok(()), Err));
+                None
+            }
+            Job::Await(event) => event.wait(self.shared.deadline).err(),
+        }
+    }
+}
+
+/// The deadline of a wait for a stream or a ticket expired.
+fn expired(shared: &Shared, call: &'static str, waited: Duration) -> Error {
+    let team = TeamName { id: TeamId::WORLD, size: shared.n_pes() };
+    Error::Timeout(Box::new(Timeout { call, team, waited, missing: shared.teams.missing(shared) }))
+}
+
+/// The end of a queued operation.
+#[derive(Debug)]
+struct Completion {
+    call: &'static str,
+    shared: Arc<Shared>,
+    complete: AtomicBool,
+    outcome: Mutex<Option<Result<Outcome, Error>>>,
+    changed: Condvar,
+}
+
+impl Completion {
+    fn new(call: &'static str, shared: Arc<Shared>) -> Self {
+        Self { call, shared, complete: AtomicBool::new(false), outcome: Mutex::new(None), changed: Condvar::new() }
+    }
+
+    fn complete(&self, outcome: Result<Outcome, Error>) {
+        *lock(&self.outcome) = Some(outcome);
+        self.complete.store(true, Ordering::Release);
+        self.changed.notify_all();
+    }
+}
+
+impl Pending for Completion {
+    fn is_complete(&self) -> bool {
+        self.complete.load(Ordering::Acquire)
+    }
+
+    fn wait(&self, within: Duration) -> Result<Outcome, Error> {
+        let started = Instant::now();
+        let mut outcome = lock(&self.outcome);
+        loop {
+            if let Some(outcome) = &*outcome {
+                return outcome.clone();
+            }
+            let waited = started.elapsed();
+            if waited >= within {
+                return Err(expired(&self.shared, self.call, waited));
+            }
+            outcome = self.changed.wait_timeout(outcome, within - waited).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+    }
+}
+
+/// A mark in a stream.
+#[derive(Debug)]
+pub(crate) struct HostEvent {
+    state: Mutex<Option<(Duration, Result<(), Error>)>>,
+    changed: Condvar,
+}
+
+/// Where the clock of all events starts.
+fn clock() -> Duration {
+    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
+}
+
+impl HostEvent {
+    fn new() -> Self {
+        Self { state: Mutex::new(None), changed: Condvar::new() }
+    }
+
+    fn pass(&self, outcome: Result<(), Error>) {
+        *lock(&self.state) = Some((clock(), outcome));
+        self.changed.notify_all();
+    }
+}
+
+impl EventBackend for HostEvent {
+    fn is_complete(&self) -> bool {
+        lock(&self.state).is_some()
+    }
+
+    fn wait(&self, within: Duration) -> Result<(), Error> {
+        let started = Instant::now();
+        let mut state = lock(&self.state);
+        loop {
+            if let Some((_, outcome)) = &*state {
+                return outcome.clone();
+            }
+            let waited = started.elapsed();
+            if waited >= within {
+                let team = TeamName { id: TeamId::WORLD, size: 1 };
+                return Err(Error::Timeout(Box::new(Timeout { call: "wait_event", team, waited, missing: Vec::new() })));
+            }
+            state = self.changed.wait_timeout(state, within - waited).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+    }
+
+    fn passed_at(&self) -> Option<Duration> {
+        lock(&self.state).as_ref().map(|(at, _)| *at)
+    }
+}

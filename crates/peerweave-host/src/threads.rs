@@ -1,0 +1,37 @@
+//! PEs as threads of one process: for tests, and for learning.
+
+use crate::backend::Host;
+use crate::join::HostOptions;
+use peerweave_core::{Error, World};
+use std::sync::Arc;
+
+/// Runs `program` once per PE, each on a thread of its own with a world of its own, and returns what they returned, in order of PEs.
+///
+/// A PE that panics leaves the job, so that the others get an error that names it; its panic goes on here when all have ended.
+///
+/// # Errors
+/// Where the shared memory cannot be had. Errors of the PEs are theirs to return.
+///
+/// ```
+/// use peerweave_core::{ReduceOp, Result};
+/// use peerweave_host::{HostOptions, on_threads};
+///
+/// let sums: Vec<Result<u64>> = on_threads(3, &HostOptions::default(), |world| {
+///     let mut sum = [0u64];
+///     world.team().all_reduce_blocking(&[u64::from(world.my_pe().get()) + 1], &mut sum, ReduceOp::Sum)?;
+///     Ok(sum[0])
+/// })?;
+/// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 6)));
+/// # Ok::<(), peerweave_core::Error>(())
+/// ```
+pub fn on_threads<R: Send>(n_pes: usize, options: &HostOptions, program: impl Fn(World) -> R + Sync) -> Result<Vec<R>, Error> {
+    let worlds = Host::threads(n_pes, options)?.into_iter().map(|host| World::new(Arc::new(host)));
+    let worlds: Vec<World> = worlds.collect::<Result<_, _>>()?;
+    let program = &program;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || program(world))).collect();
+        // All are joined before the first panic goes on.
+        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        Ok(ended.into_iter().map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect())
+    })
+}

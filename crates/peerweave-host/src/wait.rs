@@ -1,0 +1,161 @@
+//! How a PE waits: it spins, then yields, then sleeps, and gives up at its deadline or when somebody it waits for is gone.
+//!
+//! Knows nothing of what is awaited: the caller looks, and says who is missing. A look that succeeds at once costs no clock reading.
+
+use peerweave_core::Error;
+use std::time::{Duration, Instant};
+
+/// Yields between two looks at the clock.
+const YIELDS_PER_CLOCK: u32 = 16;
+/// How long a waiter yields before it sleeps: a sleeping waiter is 50 µs late, a yielding one burns its processor.
+const YIELD_TIME: Duration = Duration::from_millis(2);
+/// The longest sleep.
+const LONGEST_SLEEP: Duration = Duration::from_millis(1);
+/// How often those who are missing are asked whether they still live.
+const LIVENESS_PERIOD: Duration = Duration::from_millis(5);
+
+/// When a wait is over without success.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Limit {
+    /// After this long the caller wants its thread back; nothing has failed.
+    Budget(Duration),
+    /// After this long the operation has failed.
+    Deadline(Duration),
+}
+
+/// Why a pause ended the wait.
+#[derive(Debug)]
+pub(crate) enum Expired {
+    /// The budget is spent.
+    Budget,
+    /// The deadline has passed; so long it was waited.
+    Deadline(Duration),
+    /// Somebody who is awaited will not come.
+    Failed(Error),
+}
+
+/// One wait.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    spins: u32,
+    limit: Limit,
+    slow: Option<Slow>,
+}
+
+#[derive(Debug)]
+struct Slow {
+    since: Instant,
+    checked: Instant,
+    yields: u32,
+    sleep: Duration,
+}
+
+impl Waiter {
+    /// A wait that spins `spins` times before it yields.
+    #[inline]
+    pub(crate) fn new(spins: u32, limit: Limit) -> Self {
+        Self { spins, limit, slow: None }
+    }
+
+    /// Passes a little time between two looks. `gone` is asked now and then whether somebody who is awaited will not come.
+    #[inline]
+    pub(crate) fn pause(&mut self, gone: impl FnMut() -> Result<(), Error>) -> Result<(), Expired> {
+        if self.spins > 0 {
+            self.spins -= 1;
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        self.slow(gone)
+    }
+
+    /// Starts spinning anew after progress; the deadline counts from here.
+    pub(crate) fn progressed(&mut self) {
+        if let Some(slow) = &mut self.slow {
+            slow.since = Instant::now();
+            slow.sleep = Duration::from_micros(20);
+        }
+    }
+
+    #[cold]
+    fn slow(&mut self, mut gone: impl FnMut() -> Result<(), Error>) -> Result<(), Expired> {
+        let Some(slow) = &mut self.slow else {
+            let now = Instant::now();
+            self.slow = Some(Slow { since: now, checked: now, yields: 0, sleep: Duration::from_micros(20) });
+            std::thread::yield_now();
+            return Ok(());
+        };
+        slow.yields = slow.yields.wrapping_add(1);
+        let sleeping = slow.sleep > Duration::from_micros(20);
+        if !sleeping && !slow.yields.is_multiple_of(YIELDS_PER_CLOCK) {
+            std::thread::yield_now();
+            return Ok(());
+        }
+        let now = Instant::now();
+        let waited = now - slow.since;
+        match self.limit {
+            Limit::Budget(budget) if waited >= budget => return Err(Expired::Budget),
+            Limit::Deadline(deadline) if waited >= deadline => {
+                gone().map_err(Expired::Failed)?;
+                return Err(Expired::Deadline(waited));
+            }
+            _ => {}
+        }
+        if now - slow.checked >= LIVENESS_PERIOD {
+            slow.checked = now;
+            gone().map_err(Expired::Failed)?;
+        }
+        if waited < YIELD_TIME {
+            std::thread::yield_now();
+        } else {
+            let left = match self.limit {
+                Limit::Budget(limit) | Limit::Deadline(limit) => limit.saturating_sub(waited),
+            };
+            std::thread::sleep(slow.sleep.min(left));
+            slow.sleep = (slow.sleep * 2).min(LONGEST_SLEEP);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_ends_the_wait_and_says_how_long_it_was() {
+        let mut waiter = Waiter::new(10, Limit::Deadline(Duration::from_millis(30)));
+        let started = Instant::now();
+        let expired = loop {
+            if let Err(expired) = waiter.pause(|| Ok(())) {
+                break expired;
+            }
+        };
+        assert!(matches!(expired, Expired::Deadline(waited) if waited >= Duration::from_millis(30)));
+        assert!(started.elapsed() < Duration::from_secs(2));
+    }
+
+    #[test]
+    fn a_budget_ends_the_wait_without_failure() {
+        let mut waiter = Waiter::new(0, Limit::Budget(Duration::from_millis(1)));
+        let expired = loop {
+            if let Err(expired) = waiter.pause(|| panic!("nobody is asked within a millisecond")) {
+                break expired;
+            }
+        };
+        assert!(matches!(expired, Expired::Budget));
+    }
+
+    #[test]
+    fn a_missing_peer_is_asked_for_well_before_the_deadline() {
+        let mut waiter = Waiter::new(0, Limit::Deadline(Duration::from_secs(60)));
+        let started = Instant::now();
+        let gone = || Err(Error::Unsupported { call: "test", backend: "host", why: "gone" });
+        loop {
+            if let Err(expired) = waiter.pause(gone) {
+                assert!(matches!(expired, Expired::Failed(_)));
+                break;
+            }
+        }
+        assert!(started.elapsed() < Duration::from_secs(1));
+    }
+}

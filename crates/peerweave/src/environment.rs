@@ -1,0 +1,156 @@
+//! All environment variables that Peerweave reads, besides those of launchers: read here and nowhere else.
+
+use peerweave_bootstrap::{BootstrapError, Job};
+use peerweave_core::{Error, Misuse, MisuseKind};
+use std::time::Duration;
+
+/// The names of the variables.
+pub mod names {
+    /// Which backend: `host`. Not set: the only one there is.
+    pub const BACKEND: &str = "PEERWEAVE_BACKEND";
+    /// The deadline of every wait, in seconds; fractions are allowed.
+    pub const DEADLINE: &str = "PEERWEAVE_DEADLINE";
+    /// `1`: PEs compare their calls in full before they run them. Signatures are compared always on the host backend.
+    pub const CHECK_CALLS: &str = "PEERWEAVE_CHECK_CALLS";
+    /// Bytes of symmetric heap of each PE, with K, M, G or T for powers of 1024. Not set: as much as the machine has memory.
+    pub const HEAP_BYTES: &str = "PEERWEAVE_HEAP_BYTES";
+    /// `off`: private buffers are never read out of other processes, but copied through shared memory.
+    pub const CROSS_MEMORY_ATTACH: &str = "PEERWEAVE_CROSS_MEMORY_ATTACH";
+    /// A filter for what the `peerweave` command logs, as `tracing-subscriber` takes it, such as `debug`.
+    pub const LOG: &str = "PEERWEAVE_LOG";
+
+    /// All of them, with what they may be.
+    pub const ALL: [(&str, &str); 6] = [
+        (BACKEND, "host"),
+        (DEADLINE, "seconds, such as 60 or 0.5"),
+        (CHECK_CALLS, "0 or 1"),
+        (HEAP_BYTES, "bytes, such as 1073741824 or 1G"),
+        (CROSS_MEMORY_ATTACH, "on or off"),
+        (LOG, "a tracing filter"),
+    ];
+}
+
+/// What the environment says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Settings {
+    pub(crate) backend: Option<String>,
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) check_calls: Option<bool>,
+    pub(crate) heap_bytes: Option<usize>,
+    pub(crate) cross_memory_attach: Option<bool>,
+}
+
+impl Settings {
+    /// Reads variables from `var`, which gives `None` for one that is not set. An empty one counts as not set.
+    pub(crate) fn read(var: &dyn Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        fn parsed<T>(
+            var: &dyn Fn(&str) -> Option<String>,
+            name: &'static str,
+            parse: impl Fn(&str) -> Option<T>,
+        ) -> Result<Option<T>, Error> {
+            let Some(found) = var(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+            match parse(found.trim()) {
+                Some(value) => Ok(Some(value)),
+                None => {
+                    let expected = names::ALL.iter().find(|known| known.0 == name).map_or("", |known| known.1);
+                    let kind = MisuseKind::Value { argument: name, found: format!("{found:?}"), expected };
+                    Err(Misuse { call: "World::from_env", kind }.into())
+                }
+            }
+        }
+        Ok(Self {
+            backend: parsed(var, names::BACKEND, |text| (text == "host").then(|| text.to_owned()))?,
+            deadline: parsed(var, names::DEADLINE, seconds)?,
+            check_calls: parsed(var, names::CHECK_CALLS, |text| match text {
+                "0" => Some(false),
+                "1" => Some(true),
+                _ => None,
+            })?,
+            heap_bytes: parsed(var, names::HEAP_BYTES, bytes)?,
+            cross_memory_attach: parsed(var, names::CROSS_MEMORY_ATTACH, |text| match text {
+                "off" => Some(false),
+                "on" => Some(true),
+                _ => None,
+            })?,
+        })
+    }
+
+    /// Reads the environment of this process.
+    pub(crate) fn from_env() -> Result<Self, Error> {
+        Self::read(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+}
+
+/// The job that the environment describes.
+pub(crate) fn job() -> Result<Job, Error> {
+    Job::from_env().map_err(|error: BootstrapError| Error::setup("World::from_env", error))
+}
+
+fn seconds(text: &str) -> Option<Duration> {
+    let seconds: f64 = text.parse().ok()?;
+    let duration = Duration::try_from_secs_f64(seconds).ok()?;
+    (!duration.is_zero()).then_some(duration)
+}
+
+fn bytes(text: &str) -> Option<usize> {
+    let (digits, shift) = match text.char_indices().last()? {
+        (at, 'K' | 'k') => (&text[..at], 10),
+        (at, 'M' | 'm') => (&text[..at], 20),
+        (at, 'G' | 'g') => (&text[..at], 30),
+        (at, 'T' | 't') => (&text[..at], 40),
+        _ => (text, 0),
+    };
+    let bytes = digits.parse::<usize>().ok()?.checked_mul(1 << shift)?;
+    (bytes > 0).then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> Result<Settings, Error> {
+        let pairs: Vec<(String, String)> = pairs.iter().map(|&(name, value)| (name.into(), value.into())).collect();
+        Settings::read(&|name| pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.clone()))
+    }
+
+    #[test]
+    fn nothing_set_means_defaults() {
+        assert_eq!(read(&[]).unwrap(), Settings::default());
+        assert_eq!(read(&[(names::DEADLINE, "")]).unwrap(), Settings::default());
+    }
+
+    #[test]
+    fn values_are_read_with_their_units() {
+        let settings = read(&[
+            (names::BACKEND, "host"),
+            (names::DEADLINE, "1.5"),
+            (names::CHECK_CALLS, "1"),
+            (names::HEAP_BYTES, "3M"),
+            (names::CROSS_MEMORY_ATTACH, "off"),
+        ])
+        .unwrap();
+        assert_eq!(settings.deadline, Some(Duration::from_millis(1500)));
+        assert_eq!(settings.heap_bytes, Some(3 << 20));
+        assert_eq!((settings.check_calls, settings.cross_memory_attach), (Some(true), Some(false)));
+    }
+
+    #[test]
+    fn a_bad_value_is_an_error_that_names_variable_value_and_expectation() {
+        let bad = [
+            (names::BACKEND, "gpu"),
+            (names::DEADLINE, "soon"),
+            (names::DEADLINE, "-1"),
+            (names::DEADLINE, "0"),
+            (names::DEADLINE, "1e400"),
+            (names::CHECK_CALLS, "yes"),
+            (names::HEAP_BYTES, "12Q"),
+            (names::HEAP_BYTES, "99999999T"),
+            (names::HEAP_BYTES, "M"),
+            (names::CROSS_MEMORY_ATTACH, "maybe"),
+        ];
+        for (name, value) in bad {
+            let error = read(&[(name, value)]).expect_err(value).to_string();
+            assert!(error.contains(name) && error.contains(value) && error.contains("expected"), "{error}");
+        }
+    }
+}
