@@ -1,0 +1,197 @@
+//! The seam to the processor: how a register's worth of shared bytes is read and written.
+//!
+//! No algorithm is here. Invariant: every access to shared memory that the crate's movers and reducers make is one of the functions
+//! of this module, and none of them is an ordinary Rust load or store.
+//!
+//! [`portable`] is the specification: relaxed atomic accesses of single bytes. A leaf for a real instruction set does the same in one
+//! instruction of inline assembly; see the head of [`super`] for why that is sound.
+
+use super::lanes::{Lanes, Storage};
+
+#[cfg(all(target_arch = "aarch64", target_endian = "little", not(miri)))]
+pub(super) mod aarch64;
+#[cfg(any(test, miri, not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))))]
+pub(super) mod portable;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+pub(super) mod x86_64;
+
+/// Accesses of 1, 2, 4 and 8 bytes, of any alignment, which every processor of this architecture has.
+pub(super) mod word {
+    #[cfg(all(target_arch = "aarch64", target_endian = "little", not(miri)))]
+    pub(in super::super) use super::aarch64::word::*;
+    #[cfg(any(miri, not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))))]
+    pub(in super::super) use super::portable::word::*;
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    pub(in super::super) use super::x86_64::word::*;
+}
+
+/// The value of one vector register, as bytes in memory order.
+///
+/// # Safety
+/// An implementation promises: **[V1]** the type has exactly [`Self::BYTES`] bytes, none of them padding, and every bit pattern is
+/// valid; **[V2]** a load or store touches exactly those bytes of memory, as relaxed atomic accesses would, and no other.
+///
+/// Every method requires: the addressed bytes are mapped and may be accessed in this way (others may access them atomically, or
+/// by these methods, at the same time); the processor has the instruction set that the type belongs to.
+pub(super) unsafe trait Vector: Copy {
+    /// Size in bytes: 16, 32 or 64.
+    const BYTES: usize;
+
+    /// Reads `BYTES` bytes at any address.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn load(from: *const u8) -> Self;
+
+    /// Writes `BYTES` bytes at any address.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn store(self, to: *mut u8);
+
+    /// Writes `BYTES` bytes past the caches where the processor can; they become visible to others no later than at [`Arch::settle`].
+    ///
+    /// # Safety
+    /// See the trait; and `to` is a multiple of `BYTES`.
+    unsafe fn store_streaming(self, to: *mut u8);
+
+    /// Reads four consecutive vectors.
+    ///
+    /// # Safety
+    /// See the trait.
+    #[inline(always)]
+    unsafe fn load_four(from: *const u8) -> [Self; 4] {
+        // SAFETY: the caller's promise covers all four.
+        unsafe {
+            [
+                Self::load(from),
+                Self::load(from.add(Self::BYTES)),
+                Self::load(from.add(2 * Self::BYTES)),
+                Self::load(from.add(3 * Self::BYTES)),
+            ]
+        }
+    }
+
+    /// Writes four consecutive vectors.
+    ///
+    /// # Safety
+    /// See the trait.
+    #[inline(always)]
+    unsafe fn store_four(vectors: [Self; 4], to: *mut u8) {
+        for (i, vector) in vectors.iter().enumerate() {
+            // SAFETY: the caller's promise covers all four.
+            unsafe { vector.store(to.add(i * Self::BYTES)) };
+        }
+    }
+
+    /// Writes four consecutive vectors past the caches.
+    ///
+    /// # Safety
+    /// See the trait; and `to` is a multiple of `BYTES`.
+    #[inline(always)]
+    unsafe fn store_four_streaming(vectors: [Self; 4], to: *mut u8) {
+        for (i, vector) in vectors.iter().enumerate() {
+            // SAFETY: the caller's promise covers all four.
+            unsafe { vector.store_streaming(to.add(i * Self::BYTES)) };
+        }
+    }
+}
+
+/// An instruction set: its registers, and how to run code compiled for it.
+///
+/// # Safety
+/// An implementation promises that **[A1]** `Raw<S>` and `Vector` have the same size.
+///
+/// Every method requires that the processor has the instruction set.
+pub(super) unsafe trait Arch: Copy + 'static {
+    /// The register.
+    type Vector: Vector;
+    /// A register of at most 32 bytes, for the short copies.
+    type Narrow: Vector;
+    /// A register seen as stored elements.
+    type Raw<S: Storage>: Lanes<Lane = S>;
+    /// The values of those elements.
+    type Values<S: Storage>: Lanes<Lane = S::Value>;
+
+    /// Runs `kernel` in a function that is compiled for this instruction set.
+    ///
+    /// # Safety
+    /// The processor has the instruction set, and what the kernel itself requires.
+    unsafe fn enter<K: Kernel>(kernel: K);
+
+    /// Orders streaming stores before every later store of this thread, as ordinary stores are.
+    fn settle();
+
+    /// Copies with the processor's own string instruction; `false`, and nothing done, where it has none worth using.
+    ///
+    /// # Safety
+    /// As [`super::copy()`].
+    #[inline(always)]
+    unsafe fn string_copy(_dst: *mut u8, _src: *const u8, _bytes: usize) -> bool {
+        false
+    }
+
+    /// Zeroes with the processor's own string instruction; `false`, and nothing done, where it has none worth using.
+    ///
+    /// # Safety
+    /// As [`super::fill_zero`].
+    #[inline(always)]
+    unsafe fn string_zero(_dst: *mut u8, _bytes: usize) -> bool {
+        false
+    }
+
+    /// binary16 to f32, exactly. A NaN stays one.
+    ///
+    /// # Safety
+    /// See the trait.
+    #[inline(always)]
+    unsafe fn widen_f16(from: &[u16], into: &mut [f32]) {
+        super::float16::widen_all(from, into);
+    }
+
+    /// f32 to binary16, to nearest, ties to even. No input is a NaN other than [`f32::NAN`].
+    ///
+    /// # Safety
+    /// See the trait.
+    #[inline(always)]
+    unsafe fn narrow_f16(from: &[f32], into: &mut [u16]) {
+        super::float16::narrow_all(from, into);
+    }
+
+    /// Reads the first `bytes < BYTES` bytes of a vector, the rest is zero.
+    ///
+    /// # Safety
+    /// As [`Vector::load`], for `bytes` bytes.
+    #[inline(always)]
+    unsafe fn load_part(from: *const u8, bytes: usize) -> Self::Vector {
+        let mut private = [0u8; 64];
+        // SAFETY: `private` is ours and longer than any vector, of which [V1] allows every bit pattern; the caller answers for `from`.
+        unsafe {
+            super::copy::pieces(private.as_mut_ptr(), from, bytes);
+            private.as_ptr().cast::<Self::Vector>().read_unaligned()
+        }
+    }
+
+    /// Writes the first `bytes < BYTES` bytes of a vector.
+    ///
+    /// # Safety
+    /// As [`Vector::store`], for `bytes` bytes.
+    #[inline(always)]
+    unsafe fn store_part(vector: Self::Vector, to: *mut u8, bytes: usize) {
+        let mut private = [0u8; 64];
+        // SAFETY: as in `load_part`; the caller answers for `to`.
+        unsafe {
+            private.as_mut_ptr().cast::<Self::Vector>().write_unaligned(vector);
+            super::copy::pieces(to, private.as_ptr(), bytes);
+        }
+    }
+}
+
+/// Code that [`Arch::enter`] compiles once for each instruction set. `run` must be `#[inline(always)]`, with everything it calls.
+pub(super) trait Kernel {
+    /// Does the work.
+    ///
+    /// # Safety
+    /// Called by [`Arch::enter`] of `A`; and what the kernel's fields state.
+    unsafe fn run<A: Arch>(self);
+}

@@ -1,0 +1,102 @@
+//! The specification: every access is a relaxed atomic access of single bytes. Used by miri, by the tests as the reference, and on
+//! architectures without a leaf of their own.
+//!
+//! Nothing is fast here. Bytes and not words, because Rust leaves racing atomic accesses of different sizes undefined, and two movers
+//! need not cut the same memory in the same way.
+
+use super::super::lanes::Storage;
+use super::{Arch, Kernel, Vector};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+#[inline(always)]
+unsafe fn load_bytes<const N: usize>(from: *const u8) -> [u8; N] {
+    // SAFETY: the caller promises that these bytes may be accessed atomically; `AtomicU8` has alignment 1. `cast_mut` only to name
+    // the type: a load does not write.
+    core::array::from_fn(|i| unsafe { AtomicU8::from_ptr(from.add(i).cast_mut()).load(Ordering::Relaxed) })
+}
+
+#[inline(always)]
+unsafe fn store_bytes<const N: usize>(bytes: [u8; N], to: *mut u8) {
+    for (i, byte) in bytes.into_iter().enumerate() {
+        // SAFETY: as in `load_bytes`.
+        unsafe { AtomicU8::from_ptr(to.add(i)).store(byte, Ordering::Relaxed) };
+    }
+}
+
+/// Accesses of less than a vector.
+#[allow(dead_code, reason = "where an architecture has a leaf of its own, only its words are used")]
+pub(crate) mod word {
+    macro_rules! word {
+        ($($t:ty: $load:ident $store:ident),*) => {$(
+            /// Reads one word at any address.
+            ///
+            /// # Safety
+            /// As [`super::Vector::load`].
+            #[inline(always)]
+            pub(crate) unsafe fn $load(from: *const u8) -> $t {
+                // SAFETY: the caller's promise.
+                <$t>::from_ne_bytes(unsafe { super::load_bytes(from) })
+            }
+
+            /// Writes one word at any address.
+            ///
+            /// # Safety
+            /// As [`super::Vector::store`].
+            #[inline(always)]
+            pub(crate) unsafe fn $store(value: $t, to: *mut u8) {
+                // SAFETY: the caller's promise.
+                unsafe { super::store_bytes(value.to_ne_bytes(), to) }
+            }
+        )*};
+    }
+    word!(u8: load_u8 store_u8, u16: load_u16 store_u16, u32: load_u32 store_u32, u64: load_u64 store_u64);
+}
+
+/// Sixteen bytes.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Sixteen([u8; 16]);
+
+// SAFETY: [V1] an array of bytes; [V2] byte-wise relaxed atomics by construction.
+unsafe impl Vector for Sixteen {
+    const BYTES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { load_bytes(from) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { store_bytes(self.0, to) };
+    }
+
+    #[inline(always)]
+    unsafe fn store_streaming(self, to: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { store_bytes(self.0, to) };
+    }
+}
+
+/// No instruction set in particular.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+// SAFETY: [A1] both have 16 bytes.
+unsafe impl Arch for Portable {
+    type Vector = Sixteen;
+    type Narrow = Sixteen;
+    type Raw<S: Storage> = S::Raw16;
+    type Values<S: Storage> = S::Values16;
+
+    #[inline]
+    unsafe fn enter<K: Kernel>(kernel: K) {
+        // SAFETY: the caller's promise.
+        unsafe { kernel.run::<Self>() };
+    }
+
+    #[inline(always)]
+    fn settle() {}
+}

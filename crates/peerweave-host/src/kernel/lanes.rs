@@ -1,0 +1,208 @@
+//! What a register holds: stored elements, and the values that arithmetic is done in.
+//!
+//! No memory is touched here: arrays are values, in registers once compiled. Invariant: an element's value does not depend on the
+//! lane it is in, nor on how many lanes there are; so the same input gives the same bits on every instruction set.
+
+use super::arch::Arch;
+use super::float16;
+
+/// An array of lanes.
+pub(super) trait Lanes: Copy {
+    /// The element.
+    type Lane: Copy;
+    /// How many.
+    const LEN: usize;
+    /// The same value in every lane.
+    fn splat(value: Self::Lane) -> Self;
+    /// All lanes.
+    fn lanes(&self) -> &[Self::Lane];
+    /// All lanes.
+    fn lanes_mut(&mut self) -> &mut [Self::Lane];
+}
+
+impl<T: Copy, const N: usize> Lanes for [T; N] {
+    type Lane = T;
+    const LEN: usize = N;
+
+    #[inline(always)]
+    fn splat(value: T) -> Self {
+        [value; N]
+    }
+
+    #[inline(always)]
+    fn lanes(&self) -> &[T] {
+        self
+    }
+
+    #[inline(always)]
+    fn lanes_mut(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+/// An element as it lies in memory.
+///
+/// # Safety
+/// An implementation promises: **[T1]** no padding and every bit pattern valid; **[T2]** `RawN` has exactly N bytes.
+pub(super) unsafe trait Storage: Copy + 'static {
+    /// What arithmetic is done in.
+    type Value: super::number::Number;
+    /// 16 bytes of elements.
+    type Raw16: Lanes<Lane = Self>;
+    /// 32 bytes of elements.
+    type Raw32: Lanes<Lane = Self>;
+    /// 64 bytes of elements.
+    type Raw64: Lanes<Lane = Self>;
+    /// The values of `Raw16`.
+    type Values16: Lanes<Lane = Self::Value>;
+    /// The values of `Raw32`.
+    type Values32: Lanes<Lane = Self::Value>;
+    /// The values of `Raw64`.
+    type Values64: Lanes<Lane = Self::Value>;
+
+    /// The value of the element whose bits are the low bits of `word`.
+    fn value_of_word(word: u64) -> Self::Value;
+
+    /// The values of a register.
+    ///
+    /// # Safety
+    /// The processor has the instruction set `A`.
+    unsafe fn decode<A: Arch>(raw: A::Raw<Self>) -> A::Values<Self>;
+
+    /// The elements of these values, rounded to nearest even. No value is a NaN other than the canonical one.
+    ///
+    /// # Safety
+    /// The processor has the instruction set `A`.
+    unsafe fn encode<A: Arch>(values: A::Values<Self>) -> A::Raw<Self>;
+}
+
+/// Elements that are their own values.
+macro_rules! plain {
+    ($($t:ty: $l16:literal $l32:literal $l64:literal, $of_word:expr);* $(;)?) => {$(
+        // SAFETY: [T1] a primitive number; [T2] the lane counts, checked below.
+        unsafe impl Storage for $t {
+            type Value = Self;
+            type Raw16 = [Self; $l16];
+            type Raw32 = [Self; $l32];
+            type Raw64 = [Self; $l64];
+            type Values16 = [Self; $l16];
+            type Values32 = [Self; $l32];
+            type Values64 = [Self; $l64];
+
+            #[inline(always)]
+            fn value_of_word(word: u64) -> Self {
+                $of_word(word)
+            }
+
+            #[inline(always)]
+            unsafe fn decode<A: Arch>(raw: A::Raw<Self>) -> A::Values<Self> {
+                let mut values = A::Values::<Self>::splat(Self::default());
+                values.lanes_mut().copy_from_slice(raw.lanes());
+                values
+            }
+
+            #[inline(always)]
+            unsafe fn encode<A: Arch>(values: A::Values<Self>) -> A::Raw<Self> {
+                let mut raw = A::Raw::<Self>::splat(Self::default());
+                raw.lanes_mut().copy_from_slice(values.lanes());
+                raw
+            }
+        }
+        const _: () = assert!(16 == $l16 * size_of::<$t>() && 32 == $l32 * size_of::<$t>() && 64 == $l64 * size_of::<$t>());
+    )*};
+}
+
+plain!(
+    i8: 16 32 64, |w| w as u8 as i8;
+    u8: 16 32 64, |w| w as u8;
+    i32: 4 8 16, |w| w as u32 as i32;
+    u32: 4 8 16, |w| w as u32;
+    i64: 2 4 8, |w| w as i64;
+    u64: 2 4 8, |w| w;
+    f32: 4 8 16, |w| f32::from_bits(w as u32);
+    f64: 2 4 8, f64::from_bits;
+);
+
+/// The bits of a binary16.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct F16(u16);
+
+/// The bits of a bfloat16.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Bf16(u16);
+
+macro_rules! sixteen_bits {
+    ($($t:ident, $of_bits:path);*) => {$(
+        // SAFETY: [T1] transparent over u16; [T2] two bytes each.
+        unsafe impl Storage for $t {
+            type Value = f32;
+            type Raw16 = [Self; 8];
+            type Raw32 = [Self; 16];
+            type Raw64 = [Self; 32];
+            type Values16 = [f32; 8];
+            type Values32 = [f32; 16];
+            type Values64 = [f32; 32];
+
+            #[inline(always)]
+            fn value_of_word(word: u64) -> f32 {
+                $of_bits(word as u16)
+            }
+
+            #[inline(always)]
+            unsafe fn decode<A: Arch>(raw: A::Raw<Self>) -> A::Values<Self> {
+                let mut values = A::Values::<Self>::splat(0.0);
+                // SAFETY: the caller has the instruction set.
+                unsafe { Self::widen::<A>(&raw, &mut values) };
+                values
+            }
+
+            #[inline(always)]
+            unsafe fn encode<A: Arch>(values: A::Values<Self>) -> A::Raw<Self> {
+                let mut raw = A::Raw::<Self>::splat(Self(0));
+                // SAFETY: the caller has the instruction set.
+                unsafe { Self::narrow::<A>(&values, &mut raw) };
+                raw
+            }
+        }
+    )*};
+}
+
+sixteen_bits!(F16, float16::widen; Bf16, float16::widen_bf16);
+
+impl F16 {
+    /// [`Arch::widen_f16`] on lanes.
+    #[inline(always)]
+    unsafe fn widen<A: Arch>(raw: &A::Raw<Self>, values: &mut A::Values<Self>) {
+        let elements = raw.lanes();
+        // SAFETY: `F16` is transparent over u16, so the slices have the same layout; the caller has the instruction set.
+        unsafe { A::widen_f16(core::slice::from_raw_parts(elements.as_ptr().cast(), elements.len()), values.lanes_mut()) };
+    }
+
+    /// [`Arch::narrow_f16`] on lanes.
+    #[inline(always)]
+    unsafe fn narrow<A: Arch>(values: &A::Values<Self>, raw: &mut A::Raw<Self>) {
+        let elements = raw.lanes_mut();
+        // SAFETY: as in `widen`.
+        unsafe { A::narrow_f16(values.lanes(), core::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), elements.len())) };
+    }
+}
+
+impl Bf16 {
+    /// Every lane widened.
+    #[inline(always)]
+    unsafe fn widen<A: Arch>(raw: &A::Raw<Self>, values: &mut A::Values<Self>) {
+        for i in 0..A::Raw::<Self>::LEN {
+            values.lanes_mut()[i] = float16::widen_bf16(raw.lanes()[i].0);
+        }
+    }
+
+    /// Every lane rounded.
+    #[inline(always)]
+    unsafe fn narrow<A: Arch>(values: &A::Values<Self>, raw: &mut A::Raw<Self>) {
+        for i in 0..A::Raw::<Self>::LEN {
+            raw.lanes_mut()[i].0 = float16::narrow_bf16(values.lanes()[i]);
+        }
+    }
+}

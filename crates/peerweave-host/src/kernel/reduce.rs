@@ -1,0 +1,289 @@
+//! Reductions: which elements are combined in which order, written once over [`Arch`], [`Storage`] and [`Op`].
+//!
+//! No formula is here: see [`super::op`]. Invariant: element `i` of every output is the same value, computed once from element `i` of the
+//! inputs in their order; and all inputs of a piece are read before any output of that piece is written, which is what in place needs.
+
+use super::arch::{Arch, Kernel, Vector};
+use super::copy::bytes_to_alignment;
+use super::lanes::{Bf16, F16, Lanes, Storage};
+use super::number::Number;
+use super::op::{And, Avg, Max, Min, Op, Or, PreMulSum, Prod, Sum, Xor};
+use super::{Input, Isa, Stores};
+use core::marker::PhantomData;
+use peerweave_types::{DType, ReduceOp};
+
+/// One reduction, its type and operation known to the compiler.
+struct Reduce<'a, S, O> {
+    op: O,
+    inputs: &'a [Input],
+    outputs: &'a [*mut u8],
+    bytes: usize,
+    stores: Stores,
+    storage: PhantomData<S>,
+}
+
+impl<S: Storage, O: Op<S::Value>> Kernel for Reduce<'_, S, O> {
+    #[inline(always)]
+    unsafe fn run<A: Arch>(self) {
+        let vector = A::Vector::BYTES;
+        let mut at = 0;
+        // SAFETY: `at` never exceeds `bytes`; the rest is the caller's promise, see `super::reduce`.
+        unsafe {
+            if self.bytes >= 4 * vector {
+                // Aligned stores: one across two lines costs two, and streaming ones must be aligned.
+                let head = bytes_to_alignment(self.outputs[0], vector);
+                if head > 0 && head % size_of::<S>() == 0 {
+                    self.part::<A>(0, head);
+                    at = head;
+                }
+                let aligned = self.outputs.iter().all(|output| (output.addr() + at) & (vector - 1) == 0);
+                at = match (self.stores, aligned) {
+                    (Stores::Streaming, true) => self.body::<A, true>(at),
+                    _ => self.body::<A, false>(at),
+                };
+            }
+            while at + vector <= self.bytes {
+                self.one::<A>(at);
+                at += vector;
+            }
+            if at < self.bytes {
+                self.part::<A>(at, self.bytes - at);
+            }
+        }
+        if matches!(self.stores, Stores::Streaming) {
+            A::settle();
+        }
+    }
+}
+
+impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
+    /// Four vectors at a time; returns where it stopped.
+    #[inline(always)]
+    unsafe fn body<A: Arch, const STREAMING: bool>(&self, mut at: usize) -> usize {
+        let step = 4 * A::Vector::BYTES;
+        // SAFETY: the groups lie below `bytes`.
+        unsafe {
+            match self.inputs {
+                // The commonest number, known to the compiler.
+                [_, _] => {
+                    let inputs = [self.inputs[0], self.inputs[1]];
+                    while at + step <= self.bytes {
+                        self.put::<A, STREAMING>(self.four::<A>(&inputs, at), at);
+                        at += step;
+                    }
+                }
+                inputs => {
+                    while at + step <= self.bytes {
+                        self.put::<A, STREAMING>(self.four::<A>(inputs, at), at);
+                        at += step;
+                    }
+                }
+            }
+        }
+        at
+    }
+
+    #[inline(always)]
+    unsafe fn put<A: Arch, const STREAMING: bool>(&self, vectors: [A::Vector; 4], at: usize) {
+        for output in self.outputs {
+            // SAFETY: the caller's promise; with `STREAMING`, every output is aligned at `at`.
+            unsafe {
+                if STREAMING {
+                    A::Vector::store_four_streaming(vectors, output.add(at));
+                } else {
+                    A::Vector::store_four(vectors, output.add(at));
+                }
+            }
+        }
+    }
+
+    /// The result of four vectors.
+    #[inline(always)]
+    unsafe fn four<A: Arch>(&self, inputs: &[Input], at: usize) -> [A::Vector; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let scalar = S::value_of_word(inputs[0].scalar);
+            let [a, b, c, d] = A::Vector::load_four(inputs[0].at.add(at));
+            let mut a = self.first::<A>(a, scalar);
+            let mut b = self.first::<A>(b, scalar);
+            let mut c = self.first::<A>(c, scalar);
+            let mut d = self.first::<A>(d, scalar);
+            for input in &inputs[1..] {
+                let scalar = S::value_of_word(input.scalar);
+                let vectors = A::Vector::load_four(input.at.add(at));
+                a = self.next::<A>(a, vectors[0], scalar);
+                b = self.next::<A>(b, vectors[1], scalar);
+                c = self.next::<A>(c, vectors[2], scalar);
+                d = self.next::<A>(d, vectors[3], scalar);
+            }
+            [self.last::<A>(a), self.last::<A>(b), self.last::<A>(c), self.last::<A>(d)]
+        }
+    }
+
+    /// One vector.
+    #[inline(always)]
+    unsafe fn one<A: Arch>(&self, at: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut state = self.first::<A>(A::Vector::load(self.inputs[0].at.add(at)), S::value_of_word(self.inputs[0].scalar));
+            for input in &self.inputs[1..] {
+                state = self.next::<A>(state, A::Vector::load(input.at.add(at)), S::value_of_word(input.scalar));
+            }
+            let sum = self.last::<A>(state);
+            for output in self.outputs {
+                sum.store(output.add(at));
+            }
+        }
+    }
+
+    /// Less than a vector: the same steps, on zeros in the unused lanes.
+    #[inline(always)]
+    unsafe fn part<A: Arch>(&self, at: usize, bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let vector = A::load_part(self.inputs[0].at.add(at), bytes);
+            let mut state = self.first::<A>(vector, S::value_of_word(self.inputs[0].scalar));
+            for input in &self.inputs[1..] {
+                state = self.next::<A>(state, A::load_part(input.at.add(at), bytes), S::value_of_word(input.scalar));
+            }
+            let sum = self.last::<A>(state);
+            for output in self.outputs {
+                A::store_part(sum, output.add(at), bytes);
+            }
+        }
+    }
+
+    // From here on neither closures nor loops over registers: a closure does not inherit the instruction set of the function it stands
+    // in, hence is not inlined; a loop over registers tempts the compiler to vectorise across them, with gathers.
+
+    #[inline(always)]
+    unsafe fn first<A: Arch>(&self, vector: A::Vector, scalar: S::Value) -> A::Values<S> {
+        // SAFETY: the caller has the instruction set.
+        let mut values = unsafe { S::decode::<A>(lanes_of::<A, S>(vector)) };
+        for lane in 0..A::Values::<S>::LEN {
+            values.lanes_mut()[lane] = self.op.first(values.lanes()[lane], scalar);
+        }
+        values
+    }
+
+    #[inline(always)]
+    unsafe fn next<A: Arch>(&self, mut state: A::Values<S>, vector: A::Vector, scalar: S::Value) -> A::Values<S> {
+        // SAFETY: the caller has the instruction set.
+        let values = unsafe { S::decode::<A>(lanes_of::<A, S>(vector)) };
+        for lane in 0..A::Values::<S>::LEN {
+            state.lanes_mut()[lane] = self.op.next(state.lanes()[lane], values.lanes()[lane], scalar);
+        }
+        state
+    }
+
+    #[inline(always)]
+    unsafe fn last<A: Arch>(&self, mut state: A::Values<S>) -> A::Vector {
+        for lane in 0..A::Values::<S>::LEN {
+            state.lanes_mut()[lane] = self.op.last(state.lanes()[lane]);
+        }
+        // SAFETY: the caller has the instruction set.
+        unsafe { vector_of::<A, S>(S::encode::<A>(state)) }
+    }
+}
+
+#[inline(always)]
+fn lanes_of<A: Arch, S: Storage>(vector: A::Vector) -> A::Raw<S> {
+    const { assert!(size_of::<A::Vector>() == size_of::<A::Raw<S>>()) };
+    // SAFETY: the same size; every bit pattern is valid, [T1].
+    unsafe { core::mem::transmute_copy(&vector) }
+}
+
+#[inline(always)]
+fn vector_of<A: Arch, S: Storage>(lanes: A::Raw<S>) -> A::Vector {
+    const { assert!(size_of::<A::Vector>() == size_of::<A::Raw<S>>()) };
+    // SAFETY: the same size; every bit pattern is valid, [V1], and elements have no padding, [T1].
+    unsafe { core::mem::transmute_copy(&lanes) }
+}
+
+/// [`super::reduce`] on a given instruction set.
+///
+/// # Safety
+/// As [`super::reduce`].
+pub(super) unsafe fn reduce_on(
+    isa: Isa,
+    dtype: DType,
+    op: ReduceOp,
+    inputs: &[Input],
+    outputs: &[*mut u8],
+    count: usize,
+    stores: Stores,
+) {
+    assert!(!inputs.is_empty() && op.accepts(dtype), "peerweave-core bug: {op} of {dtype} over {} inputs", inputs.len());
+    if outputs.is_empty() || count == 0 {
+        return;
+    }
+    let erased = Erased { isa, inputs, outputs, bytes: count * dtype.size_bytes(), stores };
+    // SAFETY: the storage is that of `dtype`, or another of the same size on which the operation gives the same bits; the rest is the
+    // caller's promise.
+    unsafe {
+        match (op, dtype) {
+            (ReduceOp::And, _) => erased.run::<u8, _>(And),
+            (ReduceOp::Or, _) => erased.run::<u8, _>(Or),
+            (ReduceOp::Xor, _) => erased.run::<u8, _>(Xor),
+            (_, DType::F16) => erased.ordered::<F16>(op),
+            (_, DType::BF16) => erased.ordered::<Bf16>(op),
+            (_, DType::F32) => erased.ordered::<f32>(op),
+            (_, DType::F64) => erased.ordered::<f64>(op),
+            // Wrapping sums and products do not depend on the sign.
+            (ReduceOp::Sum | ReduceOp::Prod | ReduceOp::PreMulSum, DType::I8) => erased.ordered::<u8>(op),
+            (ReduceOp::Sum | ReduceOp::Prod | ReduceOp::PreMulSum, DType::I32) => erased.ordered::<u32>(op),
+            (ReduceOp::Sum | ReduceOp::Prod | ReduceOp::PreMulSum, DType::I64) => erased.ordered::<u64>(op),
+            (_, DType::U8) => erased.ordered::<u8>(op),
+            (_, DType::U32) => erased.ordered::<u32>(op),
+            (_, DType::U64) => erased.ordered::<u64>(op),
+            (_, DType::I8) => erased.comparing::<i8>(op),
+            (_, DType::I32) => erased.comparing::<i32>(op),
+            (_, DType::I64) => erased.comparing::<i64>(op),
+            _ => unreachable!("peerweave-core bug: {op} of {dtype}"),
+        }
+    }
+}
+
+/// One reduction, its type and operation not yet known to the compiler.
+struct Erased<'a> {
+    isa: Isa,
+    inputs: &'a [Input],
+    outputs: &'a [*mut u8],
+    bytes: usize,
+    stores: Stores,
+}
+
+impl Erased<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Storage, O: Op<S::Value>>(&self, op: O) {
+        let &Self { isa, inputs, outputs, bytes, stores } = self;
+        // SAFETY: the caller's promise.
+        unsafe { isa.enter(Reduce::<S, O> { op, inputs, outputs, bytes, stores, storage: PhantomData }) };
+    }
+
+    #[inline(always)]
+    unsafe fn ordered<S: Storage>(&self, op: ReduceOp) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match op {
+                ReduceOp::Sum => self.run::<S, _>(Sum),
+                ReduceOp::Prod => self.run::<S, _>(Prod),
+                ReduceOp::PreMulSum => self.run::<S, _>(PreMulSum),
+                _ => self.comparing::<S>(op),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn comparing<S: Storage>(&self, op: ReduceOp) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match op {
+                ReduceOp::Min => self.run::<S, _>(Min),
+                ReduceOp::Max => self.run::<S, _>(Max),
+                ReduceOp::Avg => self.run::<S, _>(Avg(S::Value::divisor(self.inputs.len()))),
+                _ => unreachable!("{op} does not depend on the sign or is bitwise"),
+            }
+        }
+    }
+}
