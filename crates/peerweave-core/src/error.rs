@@ -254,6 +254,18 @@ pub enum MisuseKind {
         /// Elements that there are.
         len: usize,
     },
+    /// A handle to a part of an allocation, where the whole is needed.
+    #[error("`{argument}` is elements {start}..{end} of an allocation of {len}, expected a handle to all of it")]
+    PartOfAllocation {
+        /// The parameter.
+        argument: &'static str,
+        /// First element.
+        start: usize,
+        /// One past the last element.
+        end: usize,
+        /// Elements of the allocation.
+        len: usize,
+    },
     /// Two buffers share bytes.
     #[error("`{first}` and `{second}` overlap; use the in-place form, or buffers apart")]
     Overlap {
@@ -289,6 +301,9 @@ pub enum MisuseKind {
     /// The world cannot be destroyed as a team.
     #[error("the team of all PEs ends with the world")]
     WorldTeam,
+    /// The team of this machine's PEs cannot be destroyed: the world keeps it.
+    #[error("the team of this machine's PEs ends with the world")]
+    LocalTeam,
     /// The world was finalized.
     #[error("the world was finalized")]
     Finalized,

@@ -1,0 +1,260 @@
+//! What operations take as memory: one trait for what is read, one for what is written, and their stream-ordered halves.
+//!
+//! Nothing is checked here. Invariant: a [`Span`] names memory that is valid, for what its trait says, while the argument it came from lives;
+//! the traits are sealed, so that only the types of this file have a say in that.
+#![allow(private_interfaces, reason = "a span is nobody's business outside of this crate; the traits that name it are sealed")]
+
+use crate::backend::{Keep, Place};
+use crate::buffer::{Buffer, Memory};
+use crate::symmetric::{Region, Symmetric};
+use peerweave_types::{DType, Element};
+use std::sync::Arc;
+
+/// Erased memory of one argument.
+#[derive(Clone, Copy)]
+pub(crate) struct Span<'a> {
+    pub(crate) place: Place,
+    /// In elements.
+    pub(crate) len: usize,
+    pub(crate) dtype: DType,
+    pub(crate) owner: Owner<'a>,
+}
+
+impl Span<'_> {
+    #[inline]
+    pub(crate) fn bytes(&self) -> usize {
+        self.len * self.dtype.size_bytes()
+    }
+
+    /// Part `index` of parts of `count` elements each.
+    #[inline]
+    pub(crate) fn part(self, index: usize, count: usize) -> Self {
+        Self { place: self.place.plus(index * count * self.dtype.size_bytes()), len: count, ..self }
+    }
+
+    /// Whether the two have a byte in common.
+    #[inline]
+    pub(crate) fn overlaps(&self, other: &Span<'_>) -> bool {
+        let (first, second) = match (self.place, other.place) {
+            (Place::Symmetric(first), Place::Symmetric(second)) => (first.0, second.0),
+            (Place::Private(first), Place::Private(second)) => (first as u64, second as u64),
+            _ => return false,
+        };
+        let (first_end, second_end) = (first + self.bytes() as u64, second + other.bytes() as u64);
+        first < second_end && second < first_end && first < first_end && second < second_end
+    }
+}
+
+/// Who keeps the memory of an argument alive.
+#[derive(Clone, Copy)]
+pub(crate) enum Owner<'a> {
+    /// The caller, by a borrow: in blocking forms alone.
+    Caller,
+    Region(&'a Arc<Region>),
+    Memory(&'a Arc<Memory>),
+}
+
+impl Owner<'_> {
+    pub(crate) fn hold(self) -> Held {
+        match self {
+            Self::Caller => Held::Nothing,
+            Self::Region(region) => Held::Region(Arc::clone(region)),
+            Self::Memory(memory) => Held::Memory(Arc::clone(memory)),
+        }
+    }
+}
+
+/// What a queue holds while it uses an argument. The contents are never looked at: dropping them is what counts.
+#[derive(Debug)]
+#[allow(dead_code, reason = "held for its drop")]
+pub(crate) enum Held {
+    Nothing,
+    Region(Arc<Region>),
+    Memory(Arc<Memory>),
+}
+
+/// What a queue holds while it uses the memory of `owners`.
+pub(crate) fn keep<const N: usize>(owners: [Owner<'_>; N]) -> Keep {
+    Box::new(owners.map(Owner::hold))
+}
+
+mod sealed {
+    use super::Span;
+
+    pub trait Argument {
+        #[doc(hidden)]
+        fn span(&mut self) -> Span<'_>;
+    }
+
+    pub trait Maybe {}
+}
+
+pub(crate) use sealed::Argument;
+
+/// Memory that an operation reads: `&Symmetric<T>`, `&Buffer<T>`; and in the blocking forms `&[T]`, `&Vec<T>`, `&[T; N]`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be read by an operation on elements of type `{T}`",
+    note = "pass `&Symmetric<T>`, `&Buffer<T>`, or, to a blocking form, `&[T]`, `&Vec<T>`, `&[T; N]`"
+)]
+pub trait Source<T: Element>: sealed::Argument {}
+
+/// Memory that an operation writes: `&Symmetric<T>`, `&Buffer<T>`; and in the blocking forms `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]`.
+///
+/// What can be written can be read: in-place forms take it too.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be written by an operation on elements of type `{T}`",
+    note = "pass `&Symmetric<T>`, `&Buffer<T>`, or, to a blocking form, `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]`"
+)]
+pub trait Dest<T: Element>: sealed::Argument {}
+
+/// Memory that a queued operation may read: `&Symmetric<T>`, `&Buffer<T>`. The queue holds it while it uses it.
+///
+/// A slice is none, since the queue could outlive the borrow:
+/// ```compile_fail,E0277
+/// # use peerweave_core::{World, Rank, noop::Noop};
+/// # let world = World::new(Noop::new(0, 1)).unwrap();
+/// # let (stream, x) = (world.stream().unwrap(), world.alloc::<f32>(2).unwrap());
+/// world.team().put(&stream, &[1.0f32, 2.0], &x, Rank::new(0)).unwrap();
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be read by a stream-ordered operation on elements of type `{T}`",
+    note = "a queue holds what it uses: pass `&Symmetric<T>` or `&Buffer<T>`, or call the `_blocking` form"
+)]
+pub trait StreamSource<T: Element>: Source<T> {}
+
+/// Memory that a queued operation may write: `&Symmetric<T>`, `&Buffer<T>`. The queue holds it while it uses it.
+///
+/// A slice is none, since the queue could outlive the borrow:
+/// ```compile_fail,E0277
+/// # use peerweave_core::{World, ReduceOp, noop::Noop};
+/// # let world = World::new(Noop::new(0, 1)).unwrap();
+/// # let (stream, x) = (world.stream().unwrap(), world.alloc::<f32>(2).unwrap());
+/// let mut sum = vec![0.0f32; 2];
+/// world.team().all_reduce(&stream, &x, &mut sum, ReduceOp::Sum).unwrap();
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be written by a stream-ordered operation on elements of type `{T}`",
+    note = "a queue holds what it uses: pass `&Symmetric<T>` or `&Buffer<T>`, or call the `_blocking` form"
+)]
+pub trait StreamDest<T: Element>: Dest<T> {}
+
+/// Memory that an operation reads at the root alone: any [`Source`], or an `Option` of one.
+///
+/// Ranks other than the root may pass what the root passes, which is then ignored, or [`none`].
+pub trait MaybeSource<T: Element>: sealed::Maybe {
+    /// What it is where it is there.
+    type Argument: Source<T>;
+    #[doc(hidden)]
+    fn into_option(self) -> Option<Self::Argument>;
+}
+
+/// Memory that an operation writes at the root alone: any [`Dest`], or an `Option` of one.
+///
+/// Ranks other than the root may pass what the root passes, which is then ignored, or [`none`].
+pub trait MaybeDest<T: Element>: sealed::Maybe {
+    /// What it is where it is there.
+    type Argument: Dest<T>;
+    #[doc(hidden)]
+    fn into_option(self) -> Option<Self::Argument>;
+}
+
+/// No memory, where a rank that is not the root has none to give: `None`, with its type.
+///
+/// ```
+/// use peerweave_core::{Rank, ReduceOp, World, noop::Noop, none};
+///
+/// # fn main() -> peerweave_core::Result<()> {
+/// let world = World::new(Noop::new(1, 2))?; // PE 1 of 2
+/// let mine = world.alloc_zeroed::<f32>(8)?;
+/// world.team().reduce_blocking(&mine, none(), ReduceOp::Sum, Rank::new(0))?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn none<T: Element>() -> Option<&'static Symmetric<T>> {
+    None
+}
+
+macro_rules! source {
+    ($([$($generics:tt)*] $t:ty, $self:ident => $span:expr;)*) => {$(
+        impl<$($generics)*> sealed::Argument for $t {
+            #[inline]
+            fn span(&mut $self) -> Span<'_> {
+                $span
+            }
+        }
+        impl<$($generics)*> sealed::Maybe for $t {}
+    )*};
+}
+
+source! {
+    [T: Element] &Symmetric<T>, self => Symmetric::span(self);
+    [T: Element] &Buffer<T>, self => Buffer::span(self);
+    [T: Element] &[T], self => borrowed(self);
+    [T: Element] &Vec<T>, self => borrowed(self);
+    [T: Element, const N: usize] &[T; N], self => borrowed(self.as_slice());
+    [T: Element] &mut [T], self => borrowed_mut(self);
+    [T: Element] &mut Vec<T>, self => borrowed_mut(self);
+    [T: Element, const N: usize] &mut [T; N], self => borrowed_mut(self.as_mut_slice());
+}
+
+#[inline]
+pub(crate) fn borrowed<T: Element>(slice: &[T]) -> Span<'_> {
+    // The pointer loses its `const` but is only read through: every check that makes an operation uses a source as what is sent.
+    Span { place: Place::Private(slice.as_ptr().cast_mut().cast()), len: slice.len(), dtype: T::DTYPE, owner: Owner::Caller }
+}
+
+#[inline]
+pub(crate) fn borrowed_mut<T: Element>(slice: &mut [T]) -> Span<'_> {
+    Span { place: Place::Private(slice.as_mut_ptr().cast()), len: slice.len(), dtype: T::DTYPE, owner: Owner::Caller }
+}
+
+macro_rules! maybe {
+    ($maybe:ident as $direct:ident: $([$($generics:tt)*] $t:ty;)*) => {
+        $(
+            impl<$($generics)*> $direct<T> for $t {}
+            impl<$($generics)*> $maybe<T> for $t {
+                type Argument = Self;
+                #[inline]
+                fn into_option(self) -> Option<Self> {
+                    Some(self)
+                }
+            }
+        )*
+        impl<T: Element, A: $direct<T>> $maybe<T> for Option<A> {
+            type Argument = A;
+            #[inline]
+            fn into_option(self) -> Self {
+                self
+            }
+        }
+    };
+}
+
+maybe! { MaybeSource as Source:
+    [T: Element] &Symmetric<T>;
+    [T: Element] &Buffer<T>;
+    [T: Element] &[T];
+    [T: Element] &Vec<T>;
+    [T: Element, const N: usize] &[T; N];
+}
+
+maybe! { MaybeDest as Dest:
+    [T: Element] &Symmetric<T>;
+    [T: Element] &Buffer<T>;
+    [T: Element] &mut [T];
+    [T: Element] &mut Vec<T>;
+    [T: Element, const N: usize] &mut [T; N];
+}
+
+impl<A> sealed::Maybe for Option<A> {}
+
+impl<T: Element> StreamSource<T> for &Symmetric<T> {}
+impl<T: Element> StreamSource<T> for &Buffer<T> {}
+impl<T: Element> StreamDest<T> for &Symmetric<T> {}
+impl<T: Element> StreamDest<T> for &Buffer<T> {}
+
+/// The memory of an argument that may be missing.
+#[inline]
+pub(crate) fn maybe_span<A: Argument>(argument: &mut Option<A>) -> Option<Span<'_>> {
+    argument.as_mut().map(A::span)
+}

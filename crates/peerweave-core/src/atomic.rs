@@ -1,0 +1,98 @@
+//! Atomic operations on single elements of a rank's symmetric memory.
+
+use crate::Result;
+use crate::backend::AtomicKind;
+use crate::call;
+use crate::check;
+use crate::stream::Stream;
+use crate::symmetric::Symmetric;
+use crate::team::Team;
+use crate::ticket::{Ticket, decode};
+use peerweave_types::{AtomicElement, AtomicInteger, Rank};
+
+macro_rules! atomics {
+    ($($(#[$doc:meta])* $name:ident, $blocking:ident: $kind:ident <$bound:ident> ($($operand:ident),*) [$($words:expr),*] -> $result:ident;)*) => {
+        /// Atomic operations, on element `index` of `dest` of a rank: atomic with respect to each other, on any PE, and to signals on 64-bit words. What puts
+        /// and local stores do to the element is not.
+        ///
+        /// # Ordering
+        /// Stream-ordered forms run after what was enqueued before them on `stream`. None orders anything else; those that yield nothing are complete at
+        /// the target after a [`quiet`](crate::World::quiet).
+        ///
+        /// # Errors
+        /// [`Misuse`](crate::Misuse): there is no such element or rank; team, stream or buffer is of another world or gone.
+        /// [`Error::Peer`](crate::Error::Peer) where the target died.
+        ///
+        /// # Example
+        /// ```
+        /// use peerweave_core::{Rank, World, noop::Noop};
+        ///
+        /// # fn main() -> peerweave_core::Result<()> {
+        /// let world = World::new(Noop::new(0, 2))?;
+        /// let (team, peer) = (world.team(), Rank::new(1));
+        /// let counter = world.alloc_zeroed::<i64>(1)?;
+        /// assert_eq!(team.atomic_fetch_add_blocking(&counter, 0, 5, peer)?, 0);
+        /// assert_eq!(team.atomic_compare_swap_blocking(&counter, 0, 5, -1, peer)?, 5);
+        /// assert_eq!(team.atomic_fetch_blocking(&counter, 0, peer)?, -1);
+        /// # Ok(())
+        /// # }
+        /// ```
+        impl Team {$(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            #[doc = concat!("As [all atomic operations](Team#impl-Team-1); see [`Team::", stringify!($blocking), "`] for the form on the calling thread.")]
+            pub fn $name<T: $bound>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<Ticket<atomics!(@type $result)>> {
+                const CALL: &str = stringify!($name);
+                let prepared = check::atomic(CALL, self, dest.remote(), index, AtomicKind::$kind, [$($words),*], rank)?;
+                call::submit(CALL, self, stream, prepared, atomics!(@decode $result))
+            }
+
+            #[doc = concat!("As [`Team::", stringify!($name), "`], on the calling thread.")]
+            ///
+            /// # Errors
+            #[doc = concat!("As [`Team::", stringify!($name), "`].")]
+            #[inline]
+            pub fn $blocking<T: $bound>(&self, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<atomics!(@type $result)> {
+                const CALL: &str = stringify!($blocking);
+                let prepared = check::atomic(CALL, self, dest.remote(), index, AtomicKind::$kind, [$($words),*], rank)?;
+                call::run(&self.inner.shared, prepared).map(atomics!(@decode $result))
+            }
+        )*}
+    };
+    (@type old) => { T };
+    (@type nothing) => { () };
+    (@decode old) => { decode::number::<T> };
+    (@decode nothing) => { decode::nothing };
+}
+
+atomics! {
+    /// Yields the element.
+    atomic_fetch, atomic_fetch_blocking: Fetch<AtomicElement> () [0, 0] -> old;
+    /// Sets the element to `value`.
+    atomic_set, atomic_set_blocking: Set<AtomicElement> (value) [value.to_word(), 0] -> nothing;
+    /// Sets the element to `value` and yields what it was.
+    atomic_swap, atomic_swap_blocking: Swap<AtomicElement> (value) [value.to_word(), 0] -> old;
+    /// Sets the element to `value` where it is `expected`; yields what it was, which is `expected` where it was set.
+    atomic_compare_swap, atomic_compare_swap_blocking: CompareSwap<AtomicInteger> (expected, value) [value.to_word(), expected.to_word()] -> old;
+    /// Adds `value` to the element; it wraps.
+    atomic_add, atomic_add_blocking: Add<AtomicInteger> (value) [value.to_word(), 0] -> nothing;
+    /// Adds `value` to the element, which wraps, and yields what it was.
+    atomic_fetch_add, atomic_fetch_add_blocking: FetchAdd<AtomicInteger> (value) [value.to_word(), 0] -> old;
+    /// Adds 1 to the element; it wraps.
+    atomic_inc, atomic_inc_blocking: Inc<AtomicInteger> () [0, 0] -> nothing;
+    /// Adds 1 to the element, which wraps, and yields what it was.
+    atomic_fetch_inc, atomic_fetch_inc_blocking: FetchInc<AtomicInteger> () [0, 0] -> old;
+    /// Keeps the bits of the element that `mask` has.
+    atomic_and, atomic_and_blocking: And<AtomicInteger> (mask) [mask.to_word(), 0] -> nothing;
+    /// Keeps the bits of the element that `mask` has, and yields what it was.
+    atomic_fetch_and, atomic_fetch_and_blocking: FetchAnd<AtomicInteger> (mask) [mask.to_word(), 0] -> old;
+    /// Sets the bits of the element that `mask` has.
+    atomic_or, atomic_or_blocking: Or<AtomicInteger> (mask) [mask.to_word(), 0] -> nothing;
+    /// Sets the bits of the element that `mask` has, and yields what it was.
+    atomic_fetch_or, atomic_fetch_or_blocking: FetchOr<AtomicInteger> (mask) [mask.to_word(), 0] -> old;
+    /// Flips the bits of the element that `mask` has.
+    atomic_xor, atomic_xor_blocking: Xor<AtomicInteger> (mask) [mask.to_word(), 0] -> nothing;
+    /// Flips the bits of the element that `mask` has, and yields what it was.
+    atomic_fetch_xor, atomic_fetch_xor_blocking: FetchXor<AtomicInteger> (mask) [mask.to_word(), 0] -> old;
+}

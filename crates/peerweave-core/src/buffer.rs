@@ -1,0 +1,287 @@
+//! Ordinary memory that may be in flight. Not symmetric: no peer can name it; see `symmetric.rs`.
+//!
+//! Invariants: **\[P1\]** the memory of a [`Memory`] is a `Vec`'s, and is freed when the last handle and the last operation that uses it are gone.
+//! **\[P2\]** While there may be more than one of these, it is accessed through raw pointers only, and atomically, since an operation on
+//! another thread may access it at any moment. No reference to it is handed out unless by [`Buffer::get_mut`], to the only handle.
+#![allow(unsafe_code)]
+
+use crate::argument::{Owner, Span};
+use crate::backend::Place;
+use crate::{Result, check, shared_bytes};
+use peerweave_types::Element;
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::RangeBounds;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The parts of a `Vec` whose element type is forgotten.
+pub(crate) struct Memory {
+    at: NonNull<u8>,
+    /// In elements.
+    len: usize,
+    /// In elements.
+    capacity: usize,
+    /// Frees the memory: `free(at, capacity)`.
+    free: unsafe fn(NonNull<u8>, usize),
+}
+
+// SAFETY: shared: the bytes behind `at`. Synchronised: by [P2], every access while it is shared is atomic, and by the `Arc` around it, whose
+// count orders the last access before the free or before the `Vec` is given back. Elements have no thread of their own ([E4]: `Copy`, no
+// pointers). Would be caught by: `queued_operations_hold_their_buffers` in tests/streams.rs, under ThreadSanitizer.
+unsafe impl Send for Memory {}
+// SAFETY: as for Send.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub(crate) fn new<T: Element>(vec: Vec<T>) -> Self {
+        unsafe fn free<T>(at: NonNull<u8>, capacity: usize) {
+            // SAFETY: the caller passes the pointer and capacity of a `Vec<T>` that was taken apart below; `T` is `Copy`, so that a length of
+            // 0 forgets nothing that has a drop.
+            drop(unsafe { Vec::<T>::from_raw_parts(at.cast().as_ptr(), 0, capacity) });
+        }
+        let mut vec = ManuallyDrop::new(vec);
+        // A `Vec`'s pointer is never null.
+        let at = NonNull::new(vec.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        Self { at: at.cast(), len: vec.len(), capacity: vec.capacity(), free: free::<T> }
+    }
+
+    /// The first bytes of the memory, up to a word of them, which has zeros after them.
+    pub(crate) fn first_word(&self, bytes: usize) -> u64 {
+        let mut word = [0u8; 8];
+        // SAFETY: [P2]: an atomic read; the memory has `bytes` bytes, at most 8, since it was made for one element of that size.
+        unsafe { shared_bytes::read(self.at.as_ptr(), word.as_mut_ptr(), bytes.min(word.len())) };
+        u64::from_ne_bytes(word)
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        Place::Private(self.at.as_ptr())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: [P1]: this is the last use; pointer and capacity are those of the `Vec` that was taken apart in `new`.
+        unsafe { (self.free)(self.at, self.capacity) }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("at", &self.at).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// Ordinary memory of this process that operations may use while it is shared: a handle to it, or to a range of it.
+///
+/// A clone is the same memory. A stream that has an operation on it queued holds it too, so that dropping a buffer in flight frees nothing.
+/// Reading it while an operation writes it is allowed and gives a mixture of old and new values: wait for the operation's
+/// [`Ticket`](crate::Ticket) first.
+///
+/// ```
+/// use peerweave_core::{Buffer, ReduceOp, World, noop::Noop};
+///
+/// # fn main() -> peerweave_core::Result<()> {
+/// let world = World::new(Noop::new(0, 1))?;
+/// let stream = world.stream()?;
+/// let (x, sum) = (Buffer::from(vec![1, 2, 3]), Buffer::zeroed(3));
+/// world.team().all_reduce(&stream, &x, &sum, ReduceOp::Sum)?.wait()?;
+/// assert_eq!(sum.into_vec().unwrap(), [1, 2, 3]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Buffer<T> {
+    memory: Arc<Memory>,
+    /// In elements.
+    start: usize,
+    /// In elements. `start + len` is at most `memory.len`.
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Buffer<T> {
+    /// `len` elements of value zero.
+    pub fn zeroed(len: usize) -> Self {
+        Self::from(vec![T::default(); len])
+    }
+
+    /// Number of elements.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A handle to a range of this one's elements.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) where the range does not lie in this one.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let (start, len) = check::range("slice", self.len, &range)?;
+        Ok(Self { memory: self.memory.clone(), start: self.start + start, len, element: PhantomData })
+    }
+
+    /// A copy of the elements.
+    pub fn to_vec(&self) -> Vec<T> {
+        let mut into = vec![T::default(); self.len];
+        self.read(&mut into);
+        into
+    }
+
+    /// Copies all elements into a slice of the same length.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) where the lengths differ.
+    pub fn copy_to(&self, into: &mut [T]) -> Result<()> {
+        check::length("copy_to", "into", into.len(), self.len)?;
+        self.read(into);
+        Ok(())
+    }
+
+    /// Replaces all elements by those of a slice of the same length.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) where the lengths differ.
+    pub fn copy_from(&self, from: &[T]) -> Result<()> {
+        check::length("copy_from", "from", from.len(), self.len)?;
+        // SAFETY: [P2]: an atomic write of as many bytes as both have, within the memory; `from` is borrowed, so nobody writes it.
+        unsafe { shared_bytes::write(from.as_ptr().cast(), self.at(), size_of_val(from)) };
+        Ok(())
+    }
+
+    /// The elements, where no other handle and no operation has a share in them; their memory is not copied. A handle to a range has
+    /// none to give.
+    ///
+    /// # Errors
+    /// The buffer itself, where somebody else still uses it.
+    pub fn into_vec(self) -> Result<Vec<T>, Self> {
+        if self.len != self.memory.len {
+            return Err(self);
+        }
+        let Self { memory, start, len, element } = self;
+        match Arc::try_unwrap(memory) {
+            Ok(memory) => {
+                let memory = ManuallyDrop::new(memory);
+                // SAFETY: [P1]: the parts of a `Vec<T>`, by the type of this handle; nobody else has them any more, and the drop is forgotten.
+                // All elements are initialised: they were in the `Vec`, and operations write values only.
+                Ok(unsafe { Vec::from_raw_parts(memory.at.cast().as_ptr(), memory.len, memory.capacity) })
+            }
+            Err(memory) => Err(Self { memory, start, len, element }),
+        }
+    }
+
+    /// The elements themselves, where no other handle and no operation has a share in them.
+    pub fn get_mut(&mut self) -> Option<&mut [T]> {
+        let (start, len) = (self.start, self.len);
+        let memory = Arc::get_mut(&mut self.memory)?;
+        // SAFETY: the range lies in the memory, which holds values of `T`; this is the only handle and stays borrowed, so that none can be
+        // cloned from it and no operation be made with it while the slice lives.
+        Some(unsafe { std::slice::from_raw_parts_mut(memory.at.cast::<T>().as_ptr().add(start), len) })
+    }
+
+    /// The address of the first element. What is done through it must be atomic, or exclude operations and other handles.
+    pub fn as_ptr(&self) -> *mut T {
+        self.at().cast()
+    }
+
+    #[inline]
+    fn at(&self) -> *mut u8 {
+        self.memory.at.as_ptr().wrapping_add(self.start * size_of::<T>())
+    }
+
+    fn read(&self, into: &mut [T]) {
+        // SAFETY: [P2]: an atomic read of `len` elements, which lie in the memory; `into` has as many and is borrowed exclusively. Every byte is
+        // a value ([E1]).
+        unsafe { shared_bytes::read(self.at(), into.as_mut_ptr().cast(), size_of_val(into)) };
+    }
+
+    #[inline]
+    pub(crate) fn span(&self) -> Span<'_> {
+        Span { place: Place::Private(self.at()), len: self.len, dtype: T::DTYPE, owner: Owner::Memory(&self.memory) }
+    }
+}
+
+/// Takes the elements over; they are not copied.
+impl<T: Element> From<Vec<T>> for Buffer<T> {
+    fn from(vec: Vec<T>) -> Self {
+        let len = vec.len();
+        Self { memory: Arc::new(Memory::new(vec)), start: 0, len, element: PhantomData }
+    }
+}
+
+impl<T: Element> FromIterator<T> for Buffer<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(elements: I) -> Self {
+        Self::from(Vec::from_iter(elements))
+    }
+}
+
+/// The same memory.
+impl<T> Clone for Buffer<T> {
+    fn clone(&self) -> Self {
+        Self { memory: self.memory.clone(), start: self.start, len: self.len, element: PhantomData }
+    }
+}
+
+impl<T> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer<{}>[{}..{}]", std::any::type_name::<T>(), self.start, self.start + self.len)
+    }
+}
+
+/// The value whose bytes are the first of `bytes`.
+pub(crate) fn element_from_bytes<T: Element>(bytes: [u8; 8]) -> T {
+    const { assert!(size_of::<T>() <= 8) };
+    // SAFETY: `bytes` has at least as many bytes as `T`, and every bit pattern is a value of it ([E1]).
+    unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MisuseKind;
+
+    #[test]
+    fn a_vec_comes_back_without_a_copy_once_nobody_shares_it() {
+        let vec = vec![1u32, 2, 3];
+        let address = vec.as_ptr();
+        let buffer = Buffer::from(vec);
+        let other = buffer.slice(1..).unwrap();
+        assert_eq!(other.to_vec(), [2, 3]);
+        let buffer = buffer.into_vec().unwrap_err();
+        drop(other);
+        let vec = buffer.into_vec().unwrap();
+        assert_eq!((vec.as_ptr(), vec.as_slice()), (address, [1, 2, 3].as_slice()));
+    }
+
+    #[test]
+    fn a_range_gives_no_vec_and_only_a_sole_handle_gives_a_slice() {
+        let mut buffer = Buffer::from(vec![1.0f64; 4]);
+        buffer.get_mut().unwrap()[1] = 2.0;
+        let mut range = buffer.slice(1..3).unwrap();
+        assert!(range.get_mut().is_none());
+        drop(buffer);
+        assert_eq!(range.get_mut().unwrap(), [2.0, 1.0]);
+        assert_eq!(range.into_vec().unwrap_err().to_vec(), [2.0, 1.0]);
+    }
+
+    #[test]
+    fn lengths_must_agree() {
+        let buffer = Buffer::<u8>::zeroed(3);
+        assert!(matches!(
+            buffer.copy_from(&[1, 2]).unwrap_err().misuse(),
+            Some(MisuseKind::Length { found: 2, expected: 3, .. })
+        ));
+        assert!(matches!(
+            buffer.copy_to(&mut [0; 4]).unwrap_err().misuse(),
+            Some(MisuseKind::Length { found: 4, expected: 3, .. })
+        ));
+        assert!(matches!(buffer.slice(2..4).unwrap_err().misuse(), Some(MisuseKind::Range { start: 2, end: 4, len: 3, .. })));
+        buffer.copy_from(&[7, 8, 9]).unwrap();
+        assert_eq!(buffer.to_vec(), [7, 8, 9]);
+    }
+}

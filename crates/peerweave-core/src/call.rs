@@ -1,0 +1,60 @@
+//! Hands operations over to the backend: the only place that does. Checks nothing but that the stream is of the team's world.
+//!
+//! Invariant: only operations that `check.rs` prepared pass through here, which is what the safety arguments rest on (\[C1\]).
+#![allow(unsafe_code)]
+
+use crate::backend::{Keep, Outcome, Submitted};
+use crate::check::{self, Prepared};
+use crate::shared::Shared;
+use crate::stream::Stream;
+use crate::team::Team;
+use crate::ticket::Ticket;
+use crate::{Error, Result};
+
+/// Runs an operation to its end on this thread.
+#[inline]
+pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
+    // SAFETY: [C1]: the memory belongs to the borrows and owners that `prepared` names, and these outlive this call, which returns when the
+    // operation is complete. Slices that are written are borrowed exclusively; symmetric memory ([B4]) and buffers ([P2]) stay defined when
+    // others access them.
+    unsafe { shared.backend.run(prepared.op()) }
+}
+
+/// As [`run`], for what yields nothing.
+#[inline]
+pub(crate) fn run_unit(shared: &Shared, prepared: Prepared<'_>) -> Result<()> {
+    match run(shared, prepared) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Keeps the way of an error out of the way of success.
+#[cold]
+#[inline(never)]
+fn failed(error: Error) -> Error {
+    error
+}
+
+/// Enqueues an operation of a team. The arguments of stream-ordered calls own their memory (`StreamSource`, `StreamDest`), so that the owners of
+/// `prepared` are all there is to hold.
+#[inline]
+pub(crate) fn submit<R>(
+    call: &'static str,
+    team: &Team,
+    stream: &Stream,
+    prepared: Prepared<'_>,
+    decode: fn(Outcome) -> R,
+) -> Result<Ticket<R>> {
+    check::stream(call, team, stream)?;
+    let submitted = enqueue(stream, &prepared, &|| prepared.keep())?;
+    Ok(Ticket::new(submitted, stream.shared.deadline, decode))
+}
+
+/// As [`submit`], where the memory is held by something else than what `prepared` names.
+#[inline]
+pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
+    // SAFETY: [C1]: the memory belongs to owners that the caller has; `keep` gives clones of them, which the queue holds until the operation
+    // has completed or failed ([B5]). Where the operation is complete on return, the owners themselves have lived as long.
+    unsafe { stream.inner.submit(prepared.op(), keep) }
+}

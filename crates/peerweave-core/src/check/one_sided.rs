@@ -1,0 +1,191 @@
+//! Checks of one-sided operations, signals and atomics.
+
+use super::{Prepared, apart, argument, length, misuse, positive, rank, region, team, wrong_length, wrong_range};
+use crate::Result;
+use crate::argument::{Owner, Span};
+use crate::backend::{Atomic, AtomicKind, Direction, Get, Op, Put, Strided, Until, WaitMode, WaitUntil};
+use crate::error::MisuseKind;
+use crate::one_sided::Strides;
+use crate::signal::{Signal, SignalUpdate};
+use crate::symmetric::Remote;
+use crate::team::Team;
+use peerweave_types::{Compare, Pe, Rank};
+
+/// Team, both sides, the target; and that what one PE copies to itself does not overlap.
+#[inline]
+fn sides(
+    call: &'static str,
+    of: &Team,
+    names: [&'static str; 2],
+    local: &Span<'_>,
+    remote: &Remote<'_>,
+    target: Rank,
+) -> Result<Pe> {
+    team(call, of)?;
+    let shared = &of.inner.shared;
+    argument(call, shared, names[0], local)?;
+    region(call, shared, names[1], remote.region)?;
+    let pe = rank(call, of, "rank", target)?;
+    if pe == shared.my_pe {
+        apart(call, names, local, &remote.here())?;
+    }
+    Ok(pe)
+}
+
+#[inline]
+pub(crate) fn put<'a>(
+    call: &'static str,
+    of: &Team,
+    source: Span<'a>,
+    dest: Remote<'a>,
+    update: Option<SignalUpdate<'a>>,
+    nbi: bool,
+    target: Rank,
+) -> Result<Prepared<'a>> {
+    let pe = sides(call, of, ["source", "dest"], &source, &dest, target)?;
+    length(call, "source", source.len, dest.len)?;
+    let mut owners = [source.owner, Owner::Region(dest.region), Owner::Caller];
+    let mut signal = None;
+    if let Some(update) = update {
+        region(call, &of.inner.shared, "signal", update.signal.region())?;
+        let word = update.signal.span();
+        if dest.here().overlaps(&word) {
+            return Err(misuse(call, MisuseKind::Overlap { first: "dest", second: "signal" }));
+        }
+        owners[2] = word.owner;
+        signal = Some((update.signal.offset(), update.value, update.op));
+    }
+    let put = Put {
+        pe,
+        target: dest.at,
+        source: source.place,
+        bytes: source.bytes(),
+        element_bytes: dest.dtype.size_bytes(),
+        signal,
+        nbi,
+    };
+    Ok(Prepared::new(Op::Put(put), owners))
+}
+
+#[inline]
+pub(crate) fn get<'a>(
+    call: &'static str,
+    of: &Team,
+    source: Remote<'a>,
+    dest: Span<'a>,
+    nbi: bool,
+    target: Rank,
+) -> Result<Prepared<'a>> {
+    let pe = sides(call, of, ["dest", "source"], &dest, &source, target)?;
+    length(call, "dest", dest.len, source.len)?;
+    let get =
+        Get { pe, source: source.at, target: dest.place, bytes: dest.bytes(), element_bytes: source.dtype.size_bytes(), nbi };
+    Ok(Prepared::new(Op::Get(get), [dest.owner, Owner::Region(source.region), Owner::Caller]))
+}
+
+/// A put (`Send`) or get (`Receive`) at strides.
+pub(crate) fn strided<'a>(
+    call: &'static str,
+    of: &Team,
+    direction: Direction,
+    local: Span<'a>,
+    remote: Remote<'a>,
+    strides: Strides,
+    target: Rank,
+) -> Result<Prepared<'a>> {
+    let (names, local_stride, remote_stride) = match direction {
+        Direction::Send => (["source", "dest"], strides.source, strides.dest),
+        Direction::Receive => (["dest", "source"], strides.dest, strides.source),
+    };
+    positive(call, "strides.source", strides.source)?;
+    positive(call, "strides.dest", strides.dest)?;
+    reach(call, names[0], local.len, local_stride, strides.count)?;
+    reach(call, names[1], remote.len, remote_stride, strides.count)?;
+    let pe = sides(call, of, names, &local, &remote, target)?;
+    let op = Strided {
+        direction,
+        pe,
+        remote: remote.at,
+        remote_stride,
+        local: local.place,
+        local_stride,
+        element_bytes: remote.dtype.size_bytes(),
+        count: strides.count,
+    };
+    Ok(Prepared::new(Op::Strided(op), [local.owner, Owner::Region(remote.region), Owner::Caller]))
+}
+
+/// Whether `count` elements at `stride` lie in `len`.
+fn reach(call: &'static str, name: &'static str, len: usize, stride: usize, count: usize) -> Result<()> {
+    let Some(last) = count.checked_sub(1) else { return Ok(()) };
+    let end = last.saturating_mul(stride).saturating_add(1);
+    if end <= len { Ok(()) } else { Err(wrong_range(call, name, 0, end, len)) }
+}
+
+#[inline]
+pub(crate) fn signal<'a>(call: &'static str, of: &Team, update: SignalUpdate<'a>, target: Rank) -> Result<Prepared<'a>> {
+    team(call, of)?;
+    region(call, &of.inner.shared, "signal", update.signal.region())?;
+    let pe = rank(call, of, "rank", target)?;
+    let op = crate::backend::Signal { pe, at: update.signal.offset(), value: update.value, op: update.op };
+    Ok(Prepared::new(Op::Signal(op), [update.signal.span().owner, Owner::Caller, Owner::Caller]))
+}
+
+/// One element of what is remote.
+#[inline]
+pub(crate) fn element<'a>(call: &'static str, remote: Remote<'a>, index: usize) -> Result<Remote<'a>> {
+    super::index(call, "index", index, remote.len)?;
+    Ok(Remote { at: remote.at.plus((index * remote.dtype.size_bytes()) as u64), len: 1, ..remote })
+}
+
+/// What a wait waits for.
+pub(crate) struct Awaited<'a> {
+    pub(crate) words: Span<'a>,
+    pub(crate) exclude: Option<&'a [bool]>,
+    pub(crate) compare: Compare,
+    pub(crate) value: u64,
+    pub(crate) until: Until,
+}
+
+impl<'a> Awaited<'a> {
+    #[inline]
+    pub(crate) fn word(signal: &'a Signal, compare: Compare, value: u64) -> Self {
+        Self { words: signal.span(), exclude: None, compare, value, until: Until::All }
+    }
+}
+
+#[inline]
+pub(crate) fn wait<'a>(call: &'static str, of: &Team, awaited: Awaited<'a>, mode: WaitMode) -> Result<Prepared<'a>> {
+    let Awaited { words, exclude, compare, value, until } = awaited;
+    team(call, of)?;
+    let (Owner::Region(owner), crate::backend::Place::Symmetric(at)) = (words.owner, words.place) else {
+        unreachable!("signal words are symmetric");
+    };
+    region(call, &of.inner.shared, "words", owner)?;
+    let exclude = match exclude {
+        Some(exclude) if exclude.len() != words.len => {
+            return Err(wrong_length(call, "exclude", exclude.len(), words.len));
+        }
+        exclude => exclude.map(Into::into),
+    };
+    let op = WaitUntil { at, count: words.len, exclude, compare, value, until, mode };
+    Ok(Prepared::new(Op::Wait(op), [words.owner, Owner::Caller, Owner::Caller]))
+}
+
+#[inline]
+pub(crate) fn atomic<'a>(
+    call: &'static str,
+    of: &Team,
+    dest: Remote<'a>,
+    index: usize,
+    kind: AtomicKind,
+    operands: [u64; 2],
+    target: Rank,
+) -> Result<Prepared<'a>> {
+    team(call, of)?;
+    region(call, &of.inner.shared, "dest", dest.region)?;
+    let Remote { at, .. } = element(call, dest, index)?;
+    let pe = rank(call, of, "rank", target)?;
+    let op = Atomic { pe, at, dtype: dest.dtype, kind, operand: operands[0], compare: operands[1] };
+    Ok(Prepared::new(Op::Atomic(op), [Owner::Region(dest.region), Owner::Caller, Owner::Caller]))
+}

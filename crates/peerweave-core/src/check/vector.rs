@@ -1,0 +1,92 @@
+//! Checks that look at lists: the counts of an all-to-all-v, the members of a group.
+
+use super::{misuse, wrong_length, wrong_range, wrong_value};
+use crate::Result;
+use crate::backend::{Direction, Op, Place, VectorCounts};
+use crate::error::MisuseKind;
+use crate::team::Team;
+
+/// Every part lies in its buffer, parts that are received do not overlap, and this rank sends itself what it receives from itself.
+pub(super) fn counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize) -> Result<()> {
+    let ranks = of.size();
+    for (name, list) in [
+        ("counts.send_counts", &counts.send_counts),
+        ("counts.send_offsets", &counts.send_offsets),
+        ("counts.recv_counts", &counts.recv_counts),
+        ("counts.recv_offsets", &counts.recv_offsets),
+    ] {
+        if list.len() != ranks {
+            return Err(wrong_length(call, name, list.len(), ranks));
+        }
+    }
+    inside(call, "send", &counts.send_offsets, &counts.send_counts, send_len)?;
+    inside(call, "recv", &counts.recv_offsets, &counts.recv_counts, recv_len)?;
+    let me = of.my_rank().index();
+    if counts.send_counts[me] != counts.recv_counts[me] {
+        let expected = "for this rank itself, what `send_counts` says";
+        return Err(wrong_value(call, "counts.recv_counts", counts.recv_counts[me], expected));
+    }
+    let mut parts: Vec<_> = std::iter::zip(&counts.recv_offsets, &counts.recv_counts).filter(|&(_, &count)| count > 0).collect();
+    parts.sort_unstable();
+    if parts.windows(2).any(|pair| pair[0].0 + pair[0].1 > *pair[1].0) {
+        let names = ("a part of `recv`", "the next part of it");
+        return Err(misuse(call, MisuseKind::Overlap { first: names.0, second: names.1 }));
+    }
+    Ok(())
+}
+
+fn inside(call: &'static str, name: &'static str, offsets: &[usize], counts: &[usize], len: usize) -> Result<()> {
+    for (&offset, &count) in std::iter::zip(offsets, counts) {
+        let end = offset.saturating_add(count);
+        if count > 0 && end > len {
+            return Err(wrong_range(call, name, offset, end, len));
+        }
+    }
+    Ok(())
+}
+
+/// In place, what is sent to a rank lies where what comes from it will.
+pub(super) fn symmetric(call: &'static str, counts: &VectorCounts) -> Result<()> {
+    for (name, sent, received) in [
+        ("counts.recv_counts", &counts.send_counts, &counts.recv_counts),
+        ("counts.recv_offsets", &counts.send_offsets, &counts.recv_offsets),
+    ] {
+        if sent != received {
+            return Err(wrong_value(call, name, format_args!("{received:?}"), "in place, the same as on the side that sends"));
+        }
+    }
+    Ok(())
+}
+
+/// What a group's members receive overlaps nothing that its members send or receive: they are under way at once.
+pub(super) fn group(call: &'static str, ops: &[Op]) -> Result<()> {
+    // Start, end, whether it is written; symmetric and private memory apart.
+    let mut ranges: [Vec<(u64, u64, bool)>; 2] = Default::default();
+    for op in ops {
+        if let Op::PointToPoint(op) = op {
+            let bytes = (op.count * op.dtype.size_bytes()) as u64;
+            let (kind, start) = match op.at {
+                Place::Symmetric(at) => (0, at.0),
+                Place::Private(at) => (1, at as u64),
+            };
+            if bytes > 0 {
+                ranges[kind].push((start, start + bytes, op.direction == Direction::Receive));
+            }
+        }
+    }
+    for list in &mut ranges {
+        list.sort_unstable();
+        // By start: a range overlaps one before it if it starts before the farthest end of those that matter to it.
+        let (mut any_end, mut written_end) = (0, 0);
+        for &(start, end, written) in list.iter() {
+            if start < written_end || (written && start < any_end) {
+                return Err(misuse(call, MisuseKind::Overlap { first: "a receive", second: "another member of the group" }));
+            }
+            any_end = any_end.max(end);
+            if written {
+                written_end = written_end.max(end);
+            }
+        }
+    }
+    Ok(())
+}

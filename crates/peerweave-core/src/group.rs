@@ -1,0 +1,418 @@
+//! Groups: sends and receives that are under way at once, and other operations with them, handed over as one.
+//!
+//! Invariant: what the members' memory is held by lives as long as the group: clones in [`Group`], borrows for `'env` in [`BlockingGroup`]. Nothing
+//! runs before the closure has returned, and nothing at all where it, or a member, failed.
+
+use crate::argument::{Dest, Held, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, maybe_span};
+use crate::backend::{CollectiveKind, Direction, Keep, Op, VectorCounts};
+use crate::check::{self, Prepared};
+use crate::reduction::Reduction;
+use crate::signal::SignalUpdate;
+use crate::stream::Stream;
+use crate::symmetric::Symmetric;
+use crate::team::Team;
+use crate::ticket::{Ticket, decode};
+use crate::{Error, Result, call};
+use peerweave_types::{Element, Number, Rank};
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// The members of a stream-ordered group, while it is being made. See [`Team::group`].
+#[derive(Debug)]
+pub struct Group {
+    team: Team,
+    ops: Vec<Op>,
+    held: Vec<Held>,
+    refused: Option<Error>,
+}
+
+impl Group {
+    fn push(&mut self, prepared: Result<Prepared<'_>>) -> Result<()> {
+        let (op, held) = prepared.inspect_err(|error| self.refused = Some(error.clone()))?.into_held();
+        self.ops.push(op);
+        self.held.extend(held.into_iter().filter(|held| !matches!(held, Held::Nothing)));
+        Ok(())
+    }
+}
+
+/// The members of a group that runs on the calling thread, while it is being made. See [`Team::group_blocking`].
+#[derive(Debug)]
+pub struct BlockingGroup<'env> {
+    team: Team,
+    ops: Vec<Op>,
+    refused: Option<Error>,
+    /// The borrows behind the members' places.
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+impl BlockingGroup<'_> {
+    fn push(&mut self, prepared: Result<Prepared<'_>>) -> Result<()> {
+        self.ops.push(prepared.inspect_err(|error| self.refused = Some(error.clone()))?.into_op());
+        Ok(())
+    }
+}
+
+/// Groups.
+///
+/// # Example
+/// ```
+/// use peerweave_core::{Rank, World, noop::Noop};
+///
+/// # fn main() -> peerweave_core::Result<()> {
+/// let world = World::new(Noop::new(0, 1))?;
+/// let team = world.team();
+/// // A ring: every rank sends to its right and receives from its left, neither before the other.
+/// let size = team.size() as u32;
+/// let (right, left) = (Rank::new((team.my_rank().get() + 1) % size), Rank::new((team.my_rank().get() + size - 1) % size));
+/// let (mine, mut theirs) = ([1.0, 2.0], [0.0; 2]);
+/// team.group_blocking(|g| {
+///     g.send(&mine, right)?;
+///     g.recv(&mut theirs, left)
+/// })?;
+/// assert_eq!(theirs, [1.0, 2.0]); // one PE: its own right and left
+/// # Ok(())
+/// # }
+/// ```
+impl Team {
+    /// Hands the operations that `members` adds over as one. Sends and receives among them are under way at once, so that their order among each other
+    /// does not matter and a rank may send to itself; other operations run in the order in which they were added.
+    ///
+    /// # Collective
+    /// As the operations in it.
+    ///
+    /// # Errors
+    /// What `members` returns, or the first member that was refused: nothing is enqueued then. [`Misuse`](crate::Misuse) where a receive overlaps another send or receive of
+    /// the group; as the operations in it otherwise.
+    pub fn group(&self, stream: &Stream, members: impl FnOnce(&mut Group) -> Result<()>) -> Result<Ticket> {
+        const CALL: &str = "group";
+        check::team(CALL, self)?;
+        check::stream(CALL, self, stream)?;
+        let mut group = Group { team: self.clone(), ops: Vec::new(), held: Vec::new(), refused: None };
+        members(&mut group)?;
+        let Group { ops, held, refused, .. } = group;
+        refused.map_or(Ok(()), Err)?;
+        let prepared = check::group(CALL, self, ops)?;
+        let held = Arc::new(held);
+        let keep = || -> Keep { Box::new(Arc::clone(&held)) };
+        let submitted = call::enqueue(stream, &prepared, &keep)?;
+        Ok(Ticket::new(submitted, self.inner.shared.deadline, decode::nothing))
+    }
+
+    /// As [`Team::group`], on the calling thread: members may also use slices, vectors and arrays that were there before the group.
+    ///
+    /// A buffer that is gone before the group runs does not compile:
+    /// ```compile_fail,E0597
+    /// # use peerweave_core::{World, Rank, noop::Noop};
+    /// # let world = World::new(Noop::new(0, 1)).unwrap();
+    /// world.team().group_blocking(|g| {
+    ///     let gone = vec![1.0f32];
+    ///     g.send(&gone, Rank::new(0))
+    /// }).unwrap();
+    /// ```
+    /// nor one that is received into twice:
+    /// ```compile_fail,E0499
+    /// # use peerweave_core::{World, Rank, noop::Noop};
+    /// # let world = World::new(Noop::new(0, 1)).unwrap();
+    /// # let mut once = vec![1.0f32];
+    /// world.team().group_blocking(|g| {
+    ///     g.recv(&mut once, Rank::new(0))?;
+    ///     g.recv(&mut once, Rank::new(0))
+    /// }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Team::group`].
+    pub fn group_blocking<'env>(&self, members: impl FnOnce(&mut BlockingGroup<'env>) -> Result<()>) -> Result<()> {
+        const CALL: &str = "group_blocking";
+        check::team(CALL, self)?;
+        let mut group = BlockingGroup { team: self.clone(), ops: Vec::new(), refused: None, env: PhantomData };
+        members(&mut group)?;
+        let BlockingGroup { ops, refused, .. } = group;
+        refused.map_or(Ok(()), Err)?;
+        call::run_unit(&self.inner.shared, check::group(CALL, self, ops)?)
+    }
+}
+
+macro_rules! members {
+    ($group:ty, $source:ident, $dest:ident $(, $env:lifetime)?) => {
+        /// What can be in a group. Each is its namesake of [`Team`], and its errors are those; it is added, not run.
+        impl $(<$env>)? $group {
+            /// As [`Team::send`], also to this rank itself.
+            ///
+            /// # Errors
+            /// As [`Team::send`].
+            pub fn send<T: Element>(&mut self, mut source: impl $source<T> $(+ $env)?, peer: Rank) -> Result<()> {
+                let (team, source) = (self.team.clone(), source.span());
+                self.push(check::point_to_point("group.send", &team, Direction::Send, source, peer, true))
+            }
+
+            /// As [`Team::recv`], also from this rank itself.
+            ///
+            /// # Errors
+            /// As [`Team::recv`].
+            pub fn recv<T: Element>(&mut self, mut dest: impl $dest<T> $(+ $env)?, peer: Rank) -> Result<()> {
+                let (team, dest) = (self.team.clone(), dest.span());
+                self.push(check::point_to_point("group.recv", &team, Direction::Receive, dest, peer, true))
+            }
+
+            /// As [`Team::put`].
+            ///
+            /// # Errors
+            /// As [`Team::put`].
+            pub fn put<T: Element>(&mut self, mut source: impl $source<T> $(+ $env)?, dest: &$($env)? Symmetric<T>, rank: Rank) -> Result<()> {
+                let (team, source) = (self.team.clone(), source.span());
+                self.push(check::put("group.put", &team, source, dest.remote(), None, false, rank))
+            }
+
+            /// As [`Team::put_signal`].
+            ///
+            /// # Errors
+            /// As [`Team::put_signal`].
+            pub fn put_signal<T: Element>(
+                &mut self,
+                mut source: impl $source<T> $(+ $env)?,
+                dest: &$($env)? Symmetric<T>,
+                update: SignalUpdate<$($env)?>,
+                rank: Rank,
+            ) -> Result<()> {
+                let (team, source) = (self.team.clone(), source.span());
+                self.push(check::put("group.put_signal", &team, source, dest.remote(), Some(update), false, rank))
+            }
+
+            /// As [`Team::get`].
+            ///
+            /// # Errors
+            /// As [`Team::get`].
+            pub fn get<T: Element>(&mut self, source: &$($env)? Symmetric<T>, mut dest: impl $dest<T> $(+ $env)?, rank: Rank) -> Result<()> {
+                let (team, dest) = (self.team.clone(), dest.span());
+                self.push(check::get("group.get", &team, source.remote(), dest, false, rank))
+            }
+
+            /// As [`Team::signal`].
+            ///
+            /// # Errors
+            /// As [`Team::signal`].
+            pub fn signal(&mut self, update: SignalUpdate<$($env)?>, rank: Rank) -> Result<()> {
+                let team = self.team.clone();
+                self.push(check::signal("group.signal", &team, update, rank))
+            }
+
+            /// As [`Team::barrier`].
+            ///
+            /// # Errors
+            /// As [`Team::barrier`].
+            pub fn barrier(&mut self) -> Result<()> {
+                let team = self.team.clone();
+                self.push(check::arrival("group.barrier", &team, CollectiveKind::Barrier))
+            }
+
+            /// As [`Team::sync`].
+            ///
+            /// # Errors
+            /// As [`Team::sync`].
+            pub fn sync(&mut self) -> Result<()> {
+                let team = self.team.clone();
+                self.push(check::arrival("group.sync", &team, CollectiveKind::Sync))
+            }
+
+            /// As [`Team::all_reduce`].
+            ///
+            /// # Errors
+            /// As [`Team::all_reduce`].
+            pub fn all_reduce<T: Number>(
+                &mut self,
+                mut send: impl $source<T> $(+ $env)?,
+                mut recv: impl $dest<T> $(+ $env)?,
+                op: impl Into<Reduction<T>>,
+            ) -> Result<()> {
+                let (team, send, recv) = (self.team.clone(), send.span(), recv.span());
+                self.push(check::all_reduce("group.all_reduce", &team, send, recv, op.into().into()))
+            }
+
+            /// As [`Team::all_reduce_in_place`].
+            ///
+            /// # Errors
+            /// As [`Team::all_reduce_in_place`].
+            pub fn all_reduce_in_place<T: Number>(
+                &mut self,
+                mut buffer: impl $dest<T> $(+ $env)?,
+                op: impl Into<Reduction<T>>,
+            ) -> Result<()> {
+                let (team, buffer) = (self.team.clone(), buffer.span());
+                self.push(check::all_reduce_in_place("group.all_reduce_in_place", &team, buffer, op.into().into()))
+            }
+
+            /// As [`Team::reduce`].
+            ///
+            /// # Errors
+            /// As [`Team::reduce`].
+            pub fn reduce<T: Number>(
+                &mut self,
+                mut send: impl $source<T> $(+ $env)?,
+                recv: impl MaybeDest<T, Argument: $dest<T> $(+ $env)?>,
+                op: impl Into<Reduction<T>>,
+                root: Rank,
+            ) -> Result<()> {
+                let mut recv = recv.into_option();
+                let (team, send, recv) = (self.team.clone(), send.span(), maybe_span(&mut recv));
+                self.push(check::reduce("group.reduce", &team, send, recv, op.into().into(), root))
+            }
+
+            /// As [`Team::reduce_in_place`].
+            ///
+            /// # Errors
+            /// As [`Team::reduce_in_place`].
+            pub fn reduce_in_place<T: Number>(
+                &mut self,
+                mut buffer: impl $dest<T> $(+ $env)?,
+                op: impl Into<Reduction<T>>,
+                root: Rank,
+            ) -> Result<()> {
+                let (team, buffer) = (self.team.clone(), buffer.span());
+                self.push(check::reduce_in_place("group.reduce_in_place", &team, buffer, op.into().into(), root))
+            }
+
+            /// As [`Team::broadcast`].
+            ///
+            /// # Errors
+            /// As [`Team::broadcast`].
+            pub fn broadcast<T: Element>(
+                &mut self,
+                send: impl MaybeSource<T, Argument: $source<T> $(+ $env)?>,
+                mut recv: impl $dest<T> $(+ $env)?,
+                root: Rank,
+            ) -> Result<()> {
+                let mut send = send.into_option();
+                let (team, send, recv) = (self.team.clone(), maybe_span(&mut send), recv.span());
+                self.push(check::broadcast("group.broadcast", &team, send, recv, root))
+            }
+
+            /// As [`Team::broadcast_in_place`].
+            ///
+            /// # Errors
+            /// As [`Team::broadcast_in_place`].
+            pub fn broadcast_in_place<T: Element>(&mut self, mut buffer: impl $dest<T> $(+ $env)?, root: Rank) -> Result<()> {
+                let (team, buffer) = (self.team.clone(), buffer.span());
+                self.push(check::broadcast_in_place("group.broadcast_in_place", &team, buffer, root))
+            }
+
+            /// As [`Team::all_gather`].
+            ///
+            /// # Errors
+            /// As [`Team::all_gather`].
+            pub fn all_gather<T: Element>(
+                &mut self,
+                mut send: impl $source<T> $(+ $env)?,
+                mut recv: impl $dest<T> $(+ $env)?,
+            ) -> Result<()> {
+                let (team, send, recv) = (self.team.clone(), send.span(), recv.span());
+                self.push(check::all_gather("group.all_gather", &team, send, recv))
+            }
+
+            /// As [`Team::all_gather_in_place`].
+            ///
+            /// # Errors
+            /// As [`Team::all_gather_in_place`].
+            pub fn all_gather_in_place<T: Element>(&mut self, mut buffer: impl $dest<T> $(+ $env)?) -> Result<()> {
+                let (team, buffer) = (self.team.clone(), buffer.span());
+                self.push(check::all_gather_in_place("group.all_gather_in_place", &team, buffer))
+            }
+
+            /// As [`Team::reduce_scatter`].
+            ///
+            /// # Errors
+            /// As [`Team::reduce_scatter`].
+            pub fn reduce_scatter<T: Number>(
+                &mut self,
+                mut send: impl $source<T> $(+ $env)?,
+                mut recv: impl $dest<T> $(+ $env)?,
+                op: impl Into<Reduction<T>>,
+            ) -> Result<()> {
+                let (team, send, recv) = (self.team.clone(), send.span(), recv.span());
+                self.push(check::reduce_scatter("group.reduce_scatter", &team, send, recv, op.into().into()))
+            }
+
+            /// As [`Team::reduce_scatter_in_place`].
+            ///
+            /// # Errors
+            /// As [`Team::reduce_scatter_in_place`].
+            pub fn reduce_scatter_in_place<T: Number>(
+                &mut self,
+                mut buffer: impl $dest<T> $(+ $env)?,
+                op: impl Into<Reduction<T>>,
+            ) -> Result<()> {
+                let (team, buffer) = (self.team.clone(), buffer.span());
+                self.push(check::reduce_scatter_in_place("group.reduce_scatter_in_place", &team, buffer, op.into().into()))
+            }
+
+            /// As [`Team::all_to_all`].
+            ///
+            /// # Errors
+            /// As [`Team::all_to_all`].
+            pub fn all_to_all<T: Element>(
+                &mut self,
+                mut send: impl $source<T> $(+ $env)?,
+                mut recv: impl $dest<T> $(+ $env)?,
+            ) -> Result<()> {
+                let (team, send, recv) = (self.team.clone(), send.span(), recv.span());
+                self.push(check::all_to_all("group.all_to_all", &team, send, recv))
+            }
+
+            /// As [`Team::all_to_all_in_place`].
+            ///
+            /// # Errors
+            /// As [`Team::all_to_all_in_place`].
+            pub fn all_to_all_in_place<T: Element>(&mut self, mut buffer: impl $dest<T> $(+ $env)?) -> Result<()> {
+                let (team, buffer) = (self.team.clone(), buffer.span());
+                self.push(check::all_to_all_in_place("group.all_to_all_in_place", &team, buffer))
+            }
+
+            /// As [`Team::all_to_all_v`].
+            ///
+            /// # Errors
+            /// As [`Team::all_to_all_v`].
+            pub fn all_to_all_v<T: Element>(
+                &mut self,
+                mut send: impl $source<T> $(+ $env)?,
+                mut recv: impl $dest<T> $(+ $env)?,
+                counts: impl Into<Arc<VectorCounts>>,
+            ) -> Result<()> {
+                let (team, send, recv) = (self.team.clone(), send.span(), recv.span());
+                self.push(check::all_to_all_v("group.all_to_all_v", &team, send, recv, counts.into()))
+            }
+
+            /// As [`Team::gather`].
+            ///
+            /// # Errors
+            /// As [`Team::gather`].
+            pub fn gather<T: Element>(
+                &mut self,
+                mut send: impl $source<T> $(+ $env)?,
+                recv: impl MaybeDest<T, Argument: $dest<T> $(+ $env)?>,
+                root: Rank,
+            ) -> Result<()> {
+                let mut recv = recv.into_option();
+                let (team, send, recv) = (self.team.clone(), send.span(), maybe_span(&mut recv));
+                self.push(check::gather("group.gather", &team, send, recv, root))
+            }
+
+            /// As [`Team::scatter`].
+            ///
+            /// # Errors
+            /// As [`Team::scatter`].
+            pub fn scatter<T: Element>(
+                &mut self,
+                send: impl MaybeSource<T, Argument: $source<T> $(+ $env)?>,
+                mut recv: impl $dest<T> $(+ $env)?,
+                root: Rank,
+            ) -> Result<()> {
+                let mut send = send.into_option();
+                let (team, send, recv) = (self.team.clone(), maybe_span(&mut send), recv.span());
+                self.push(check::scatter("group.scatter", &team, send, recv, root))
+            }
+        }
+    };
+}
+
+members!(Group, StreamSource, StreamDest);
+members!(BlockingGroup<'env>, Source, Dest, 'env);

@@ -1,0 +1,358 @@
+//! A backend that talks to nobody: it pretends a job of any size inside one process, records what it is told, and completes it at once.
+//!
+//! For unit tests, examples and measurements of the API itself. One-sided operations, signals and atomics really work, on segments that the
+//! pretended PEs have; collectives work where the team has one rank, and are recorded otherwise; no pretended PE ever does anything.
+//! It is no stand-in for a backend in any claim about communication.
+//!
+//! Invariant: the heap is accessed only by atomic operations, inside of live allocations; an operation that names anything else panics.
+
+mod data;
+mod queue;
+
+pub use queue::{NoopEvent, NoopStream};
+
+use crate::backend::{Allocation, Backend, Caps, JobShape, Op, Outcome, Place, SplitPart, StreamBackend, TeamId, TeamRecord};
+use crate::{Error, Result, TeamName};
+use data::Heap;
+use peerweave_types::{HeapGeometry, Pe, SymOffset};
+use queue::Queue;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+/// What a [`Noop`] was told.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Call {
+    /// To run an operation on the calling thread.
+    Run(Op),
+    /// To enqueue an operation.
+    Submit(Op),
+    /// To allocate.
+    Allocate(Allocation),
+    /// To release the allocation at this place.
+    Release(SymOffset),
+    /// To split a team.
+    Split {
+        /// The team.
+        parent: TeamId,
+        /// This PE's part in it.
+        part: Option<SplitPart>,
+    },
+    /// To end a team.
+    Destroy(TeamId),
+    /// To leave the job.
+    Finalize,
+}
+
+/// A backend that talks to nobody.
+///
+/// ```
+/// use peerweave_core::backend::Op;
+/// use peerweave_core::noop::{Call, Noop};
+/// use peerweave_core::{Rank, World};
+///
+/// # fn main() -> peerweave_core::Result<()> {
+/// let noop = Noop::new(0, 4);
+/// let world = World::new(noop.clone())?;
+/// let x = world.alloc::<u8>(16)?;
+/// noop.take_calls();
+/// world.team().put_blocking(&[7; 16], &x, Rank::new(3))?;
+/// let [Call::Run(Op::Put(put))] = noop.take_calls()[..] else { panic!() };
+/// assert_eq!((put.pe.get(), put.bytes), (3, 16));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Noop {
+    me: Weak<Self>,
+    job: JobShape,
+    caps: Caps,
+    heap: Heap,
+    recording: AtomicBool,
+    inert: AtomicBool,
+    state: Mutex<State>,
+    queue: Queue,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    calls: Vec<Call>,
+    /// Start and bytes of what is allocated.
+    live: BTreeMap<u64, u64>,
+    /// By number.
+    teams: Vec<Option<Vec<Pe>>>,
+    /// What the next split gives.
+    next_members: Option<Vec<Pe>>,
+    fail_next: Option<Error>,
+}
+
+/// How many teams there may be.
+const MAX_TEAMS: usize = 64;
+
+impl Noop {
+    /// PE `my_pe` of a pretended job of `n_pes` on one machine, with a heap of 1 MiB per PE. It records.
+    ///
+    /// # Panics
+    /// Where there is no such PE.
+    pub fn new(my_pe: u32, n_pes: usize) -> Arc<Self> {
+        Self::with_heap(my_pe, n_pes, 1 << 20)
+    }
+
+    /// As [`Noop::new`], with a heap of `heap_bytes` per PE, rounded up to pages.
+    ///
+    /// # Panics
+    /// Where there is no such PE.
+    pub fn with_heap(my_pe: u32, n_pes: usize, heap_bytes: usize) -> Arc<Self> {
+        let caps = Caps::new(heap_bytes.next_multiple_of(Heap::PAGE), MAX_TEAMS, "nothing");
+        Self::with_caps(my_pe, n_pes, caps)
+    }
+
+    /// As [`Noop::new`], with given capabilities.
+    ///
+    /// # Panics
+    /// Where there is no such PE.
+    pub fn with_caps(my_pe: u32, n_pes: usize, caps: Caps) -> Arc<Self> {
+        assert!((my_pe as usize) < n_pes, "PE {my_pe} of {n_pes}");
+        let all: Vec<_> = (0..n_pes as u32).map(Pe::new).collect();
+        let job = JobShape { my_pe: Pe::new(my_pe), n_pes, local: all.clone() };
+        let heap = Heap::new(n_pes, caps.heap_bytes.next_multiple_of(Heap::PAGE));
+        let state = State { teams: vec![Some(all)], ..State::default() };
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            job,
+            caps,
+            heap,
+            recording: AtomicBool::new(true),
+            inert: AtomicBool::new(false),
+            state: Mutex::new(state),
+            queue: Queue::default(),
+        })
+    }
+
+    /// Whether calls are recorded from now on.
+    pub fn set_recording(&self, recording: bool) {
+        self.recording.store(recording, Ordering::Relaxed);
+    }
+
+    /// Whether operations do nothing at all from now on, not even what one PE could do: for measurements of what lies above a backend.
+    pub fn set_inert(&self, inert: bool) {
+        self.inert.store(inert, Ordering::Relaxed);
+    }
+
+    /// What was recorded since the last time.
+    pub fn take_calls(&self) -> Vec<Call> {
+        std::mem::take(&mut self.state().calls)
+    }
+
+    /// The members, in rank order, of the team that the next split gives. Otherwise it gives all members of its parent, since the pretended PEs
+    /// have no part of their own in a split.
+    pub fn next_split_gives(&self, members: impl IntoIterator<Item = u32>) {
+        self.state().next_members = Some(members.into_iter().map(Pe::new).collect());
+    }
+
+    /// Makes the next operation fail.
+    pub fn fail_next(&self, error: Error) {
+        self.state().fail_next = Some(error);
+    }
+
+    /// Whether operations wait in their streams from now on, until [`Noop::run_next`] or [`Noop::run_all`].
+    pub fn hold_streams(&self, hold: bool) {
+        self.queue.hold(hold);
+    }
+
+    /// Runs the operation that has waited longest; false where none waits.
+    pub fn run_next(&self) -> bool {
+        self.queue.run_next(|op| self.perform(op))
+    }
+
+    /// Runs all operations that wait.
+    pub fn run_all(&self) {
+        while self.run_next() {}
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline]
+    fn record(&self, call: impl FnOnce() -> Call) {
+        if self.recording.load(Ordering::Relaxed) {
+            self.state().calls.push(call());
+        }
+    }
+
+    fn members(&self, team: TeamId) -> Vec<Pe> {
+        let state = self.state();
+        state.teams.get(team.0 as usize).and_then(Clone::clone).unwrap_or_else(|| panic!("peerweave-core bug: no team {team:?}"))
+    }
+
+    /// Panics unless the bytes lie in one live allocation.
+    fn assert_live(&self, at: SymOffset, bytes: usize) {
+        let live = self.state().live.range(..=at.0).next_back().is_some_and(|(&start, &len)| at.0 + bytes as u64 <= start + len);
+        assert!(live || bytes == 0, "peerweave-core bug: {bytes} bytes at {at:?} are not allocated");
+    }
+
+    /// Where bytes of a PE's segment lie; panics unless they are allocated.
+    fn at(&self, pe: Pe, at: SymOffset, bytes: usize) -> *mut u8 {
+        assert!(pe.index() < self.job.n_pes, "peerweave-core bug: no {pe}");
+        self.assert_live(at, bytes);
+        self.heap.address(pe, at)
+    }
+
+    fn place(&self, place: Place, bytes: usize) -> *mut u8 {
+        match place {
+            Place::Symmetric(at) => self.at(self.job.my_pe, at, bytes),
+            Place::Private(at) => at,
+        }
+    }
+
+    fn perform(&self, op: &Op) -> Result<Outcome> {
+        if let Some(error) = self.state().fail_next.take() {
+            return Err(error);
+        }
+        if self.inert.load(Ordering::Relaxed) { Ok(Outcome::Done) } else { data::perform(self, op) }
+    }
+
+    fn team_name(&self, team: TeamId) -> TeamName {
+        TeamName { id: team, size: self.members(team).len() }
+    }
+
+    fn out_of_memory(&self, call: &'static str, requested_bytes: usize, what: &'static str) -> Error {
+        let used: u64 = self.state().live.values().sum();
+        let available_bytes = self.heap.bytes().saturating_sub(used as usize);
+        Error::OutOfMemory { call, requested_bytes, available_bytes, what }
+    }
+}
+
+#[allow(unsafe_code)]
+// SAFETY: [B1] `data::perform` asserts that symmetric ranges lie in live allocations, and touches private ones for as many bytes as the operation
+// says, before `run` returns or while the queue holds the keep. [B2] the heap is freed when this is dropped. [B3] there is one thread of
+// execution per operation, and accesses to words are sequentially consistent. [B4] all accesses are atomic.
+unsafe impl Backend for Noop {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn job(&self) -> &JobShape {
+        &self.job
+    }
+
+    fn geometry(&self) -> HeapGeometry {
+        HeapGeometry {
+            base: self.heap.address(Pe::new(0), SymOffset(0)) as u64,
+            stride: self.heap.bytes() as u64,
+            heap_start: 0,
+            heap_bytes: self.heap.bytes() as u64,
+            my_pe: self.job.my_pe.get(),
+            n_pes: self.job.n_pes as u32,
+        }
+    }
+
+    fn deadline(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+
+    fn allocate(&self, request: &Allocation) -> Result<SymOffset> {
+        self.record(|| Call::Allocate(*request));
+        let align = request.align.max(64) as u64;
+        let bytes = request.bytes as u64;
+        let mut state = self.state();
+        // First fit; an allocation of nothing takes a place of its own too, so that places differ.
+        let mut at = 0u64;
+        for (&start, &len) in &state.live {
+            if at + bytes.max(1) <= start {
+                break;
+            }
+            at = (start + len.max(1)).next_multiple_of(align);
+        }
+        if at.checked_add(bytes.max(1)).is_none_or(|end| end > self.heap.bytes() as u64) {
+            drop(state);
+            return Err(self.out_of_memory("allocate", request.bytes, "the symmetric heap"));
+        }
+        state.live.insert(at, bytes);
+        drop(state);
+        if request.zeroed {
+            for &pe in &self.job.local {
+                self.heap.zero(pe, SymOffset(at), request.bytes);
+            }
+        }
+        Ok(SymOffset(at))
+    }
+
+    fn release(&self, at: SymOffset) -> Result<()> {
+        self.record(|| Call::Release(at));
+        self.run_all();
+        let removed = self.state().live.remove(&at.0);
+        assert!(removed.is_some(), "peerweave-core bug: nothing is allocated at {at:?}");
+        Ok(())
+    }
+
+    fn local(&self, at: SymOffset) -> *mut u8 {
+        self.heap.address(self.job.my_pe, at)
+    }
+
+    unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) {
+        let from = self.at(self.job.my_pe, at, bytes);
+        // SAFETY: `from` lies in the heap, says `at`; the caller answers for `into`.
+        unsafe { crate::shared_bytes::read(from, into, bytes) }
+    }
+
+    unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize) {
+        let to = self.at(self.job.my_pe, at, bytes);
+        // SAFETY: `to` lies in the heap, says `at`; the caller answers for `from`.
+        unsafe { crate::shared_bytes::write(from, to, bytes) }
+    }
+
+    fn team_split(&self, parent: TeamId, part: Option<SplitPart>) -> Result<Option<TeamRecord>> {
+        self.record(|| Call::Split { parent, part });
+        let all = self.members(parent);
+        let mut state = self.state();
+        let members = state.next_members.take().unwrap_or(all);
+        if part.is_none() {
+            return Ok(None);
+        }
+        let free = state.teams.iter().position(Option::is_none).unwrap_or(state.teams.len());
+        if free >= MAX_TEAMS {
+            let (call, what) = ("team_split", "team numbers");
+            return Err(Error::OutOfMemory { call, requested_bytes: 1, available_bytes: 0, what });
+        }
+        if free == state.teams.len() {
+            state.teams.push(None);
+        }
+        state.teams[free] = Some(members.clone());
+        Ok(Some(TeamRecord { id: TeamId(free as u32), members }))
+    }
+
+    fn team_destroy(&self, team: TeamId) -> Result<()> {
+        self.record(|| Call::Destroy(team));
+        let ended = self.state().teams[team.0 as usize].take();
+        assert!(ended.is_some() && team != TeamId::WORLD, "peerweave-core bug: {team:?} cannot be destroyed");
+        Ok(())
+    }
+
+    fn stream(&self) -> Result<Arc<dyn StreamBackend>> {
+        let backend = self.me.upgrade().expect("a backend that is called is alive");
+        Ok(Arc::new(NoopStream::new(backend)))
+    }
+
+    unsafe fn run(&self, op: &Op) -> Result<Outcome> {
+        self.record(|| Call::Run(op.clone()));
+        if self.inert.load(Ordering::Relaxed) { Ok(Outcome::Done) } else { self.perform(op) }
+    }
+
+    fn finalize(&self) -> Result<()> {
+        self.record(|| Call::Finalize);
+        self.run_all();
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        format!("{} operations wait", self.queue.len())
+    }
+}

@@ -1,0 +1,271 @@
+//! What operations of the no-op backend do to memory: all that one PE can do alone.
+#![allow(unsafe_code)]
+
+use super::Noop;
+use crate::backend::TeamId;
+use crate::backend::{
+    Atomic, AtomicKind, Collective, CollectiveKind, Direction, Op, Outcome, PointToPoint, Strided, Until, WaitMode, WaitUntil,
+};
+use crate::{Error, Result, Timeout, shared_bytes};
+use peerweave_types::{DType, Number, Pe, ReduceOp, SignalOp, SymOffset, bf16, f16};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+/// The segments of all pretended PEs, one after the other.
+#[derive(Debug)]
+pub(super) struct Heap {
+    /// A boxed slice of words, taken apart.
+    words: *mut u64,
+    len: usize,
+    /// The first page in it.
+    base: *mut u8,
+    /// Bytes per PE.
+    bytes: usize,
+}
+
+// SAFETY: shared: the words. Synchronised: every access is atomic ([B4] of `Noop`). Would be caught by:
+// `many_threads_add_to_one_word` in tests/noop.rs, under ThreadSanitizer.
+unsafe impl Send for Heap {}
+// SAFETY: as for Send.
+unsafe impl Sync for Heap {}
+
+impl Heap {
+    pub(super) const PAGE: usize = 4096;
+
+    pub(super) fn new(n_pes: usize, bytes: usize) -> Self {
+        let len =
+            n_pes.checked_mul(bytes).and_then(|all| all.checked_add(Self::PAGE)).expect("a heap that fits") / size_of::<u64>();
+        let words = Box::into_raw(vec![0u64; len].into_boxed_slice()).cast::<u64>();
+        let base = words.cast::<u8>();
+        let base = base.wrapping_add(base.align_offset(Self::PAGE));
+        Self { words, len, base, bytes }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn address(&self, pe: Pe, at: SymOffset) -> *mut u8 {
+        self.base.wrapping_add(pe.index() * self.bytes + at.0 as usize)
+    }
+
+    pub(super) fn zero(&self, pe: Pe, at: SymOffset, bytes: usize) {
+        let zeros = [0u8; 4096];
+        for start in (0..bytes).step_by(zeros.len()) {
+            let to = self.address(pe, at.plus(start as u64));
+            // SAFETY: the caller allocated `bytes` at `at`, which lie in the segment of `pe`; `zeros` has as many as are written.
+            unsafe { shared_bytes::write(zeros.as_ptr(), to, zeros.len().min(bytes - start)) };
+        }
+    }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        // SAFETY: the box that `new` took apart; the backend goes last, says [B2].
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.words, self.len)) });
+    }
+}
+
+/// Copies between two places that an operation names.
+fn copy(from: *mut u8, to: *mut u8, bytes: usize) {
+    // SAFETY: both were given by `Noop::at` or `Noop::place`: in the heap and allocated, or ordinary memory that the contract of `run` and `submit`
+    // says is valid for what the operation does, of as many bytes.
+    unsafe { shared_bytes::copy(from, to, bytes) }
+}
+
+pub(super) fn perform(noop: &Noop, op: &Op) -> Result<Outcome> {
+    match op {
+        Op::Collective(op) => collective(noop, op),
+        Op::PointToPoint(_) | Op::Fence | Op::Quiet => return Ok(Outcome::Done),
+        Op::Group(ops) => return group(noop, ops),
+        Op::Put(op) => {
+            copy(noop.place(op.source, op.bytes), noop.at(op.pe, op.target, op.bytes), op.bytes);
+            if let Some((at, value, how)) = op.signal {
+                signal(noop, op.pe, at, value, how);
+            }
+        }
+        Op::Get(op) => copy(noop.at(op.pe, op.source, op.bytes), noop.place(op.target, op.bytes), op.bytes),
+        Op::Strided(op) => strided(noop, op),
+        Op::Signal(op) => signal(noop, op.pe, op.at, op.value, op.op),
+        Op::Wait(op) => return wait(noop, op),
+        Op::Atomic(op) => return Ok(atomic(noop, op)),
+    }
+    Ok(Outcome::Done)
+}
+
+/// The collectives of a team of one.
+fn collective(noop: &Noop, op: &Collective) {
+    if noop.members(op.team).len() != 1 {
+        return;
+    }
+    let (Some(mut send), Some(mut recv)) = (op.send, op.recv) else { return };
+    let size = op.dtype.size_bytes();
+    let mut count = op.count;
+    if let (CollectiveKind::AllToAllV, Some(counts)) = (op.kind, &op.counts) {
+        (send, recv) = (send.plus(counts.send_offsets[0] * size), recv.plus(counts.recv_offsets[0] * size));
+        count = counts.recv_counts[0];
+    }
+    let bytes = count * size;
+    let (send, recv) = (noop.place(send, bytes), noop.place(recv, bytes));
+    if send != recv {
+        copy(send, recv, bytes);
+    }
+    if op.kind.reduces() && op.op == ReduceOp::PreMulSum {
+        scale(op.dtype, recv, count, op.scalar);
+    }
+}
+
+/// Multiplies elements by a scalar.
+fn scale(dtype: DType, at: *mut u8, count: usize, scalar: u64) {
+    fn each<T: Number>(at: *mut u8, count: usize, times: impl Fn(T) -> T) {
+        for i in 0..count {
+            let at = at.wrapping_add(i * size_of::<T>());
+            let mut value = T::default();
+            // SAFETY: as for `copy`: element `i` of `count` that the operation names.
+            unsafe {
+                shared_bytes::read(at, (&raw mut value).cast(), size_of::<T>());
+                value = times(value);
+                shared_bytes::write((&raw const value).cast(), at, size_of::<T>());
+            }
+        }
+    }
+    macro_rules! by_type {
+        ($($dtype:ident $t:ty: $times:expr;)*) => {
+            match dtype {
+                $(DType::$dtype => {
+                    let (scalar, times) = (<$t>::from_word(scalar), $times as fn($t, $t) -> $t);
+                    each::<$t>(at, count, |value| times(value, scalar));
+                })*
+                _ => panic!("peerweave-core bug: {dtype} is not reduced"),
+            }
+        };
+    }
+    by_type! {
+        I8 i8: i8::wrapping_mul;
+        U8 u8: u8::wrapping_mul;
+        I32 i32: i32::wrapping_mul;
+        U32 u32: u32::wrapping_mul;
+        I64 i64: i64::wrapping_mul;
+        U64 u64: u64::wrapping_mul;
+        F16 f16: |a, b| a * b;
+        BF16 bf16: |a, b| a * b;
+        F32 f32: |a, b| a * b;
+        F64 f64: |a, b| a * b;
+    }
+}
+
+/// Sends of a rank to itself meet their receives; the rest is performed in order.
+fn group(noop: &Noop, ops: &[Op]) -> Result<Outcome> {
+    let mut sends: HashMap<TeamId, Vec<&PointToPoint>> = HashMap::new();
+    let mut receives: HashMap<TeamId, Vec<&PointToPoint>> = HashMap::new();
+    for op in ops {
+        match op {
+            Op::PointToPoint(op) if noop.members(op.team)[op.peer.index()] == noop.job.my_pe => {
+                let list = if op.direction == Direction::Send { &mut sends } else { &mut receives };
+                list.entry(op.team).or_default().push(op);
+            }
+            op => drop(perform(noop, op)?),
+        }
+    }
+    for (team, sends) in sends {
+        for (send, receive) in std::iter::zip(sends, receives.remove(&team).unwrap_or_default()) {
+            let bytes = send.count.min(receive.count) * send.dtype.size_bytes();
+            copy(noop.place(send.at, bytes), noop.place(receive.at, bytes), bytes);
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+fn strided(noop: &Noop, op: &Strided) {
+    let size = op.element_bytes;
+    for i in 0..op.count {
+        let remote = noop.at(op.pe, op.remote.plus((i * op.remote_stride * size) as u64), size);
+        let local = noop.place(op.local.plus(i * op.local_stride * size), size);
+        match op.direction {
+            Direction::Send => copy(local, remote, size),
+            Direction::Receive => copy(remote, local, size),
+        }
+    }
+}
+
+fn word(noop: &Noop, pe: Pe, at: SymOffset) -> &AtomicU64 {
+    let at = noop.at(pe, at, size_of::<u64>());
+    assert!(at.cast::<u64>().is_aligned(), "peerweave-core bug: a word that is not aligned");
+    // SAFETY: in the heap, allocated, aligned, and only ever accessed atomically; it lives as long as the backend that is borrowed.
+    unsafe { AtomicU64::from_ptr(at.cast()) }
+}
+
+fn signal(noop: &Noop, pe: Pe, at: SymOffset, value: u64, op: SignalOp) {
+    let word = word(noop, pe, at);
+    match op {
+        SignalOp::Set => word.store(value, SeqCst),
+        SignalOp::Add => drop(word.fetch_add(value, SeqCst)),
+    }
+}
+
+fn wait(noop: &Noop, op: &WaitUntil) -> Result<Outcome> {
+    let value = |i: usize| word(noop, noop.job.my_pe, op.at.plus((i * size_of::<u64>()) as u64)).load(SeqCst);
+    let looked_at: Vec<usize> = (0..op.count).filter(|&i| !op.exclude.as_ref().is_some_and(|exclude| exclude[i])).collect();
+    let satisfied: Vec<usize> = looked_at.iter().copied().filter(|&i| op.compare.holds(value(i), op.value)).collect();
+    let over = match op.until {
+        Until::All => satisfied.len() == looked_at.len(),
+        Until::Any | Until::Some => !satisfied.is_empty() || looked_at.is_empty(),
+    };
+    if !over {
+        return match op.mode {
+            WaitMode::Test => Ok(Outcome::NotYet),
+            // Nobody will ever come.
+            WaitMode::Wait => Err(Error::Timeout(Box::new(Timeout {
+                call: "wait_until",
+                team: noop.team_name(TeamId::WORLD),
+                waited: Duration::ZERO,
+                missing: Vec::new(),
+            }))),
+        };
+    }
+    Ok(match op.until {
+        Until::All => looked_at.last().map_or(Outcome::Done, |&i| Outcome::Word(value(i))),
+        Until::Any => Outcome::Indices(satisfied.into_iter().take(1).collect()),
+        Until::Some => Outcome::Indices(satisfied),
+    })
+}
+
+fn atomic(noop: &Noop, op: &Atomic) -> Outcome {
+    let size = op.dtype.size_bytes();
+    let at = noop.at(op.pe, op.at, size);
+    assert!((at as usize).is_multiple_of(size), "peerweave-core bug: an element that is not aligned");
+    let new = |old: u64| match op.kind {
+        AtomicKind::Fetch => old,
+        AtomicKind::Set | AtomicKind::Swap => op.operand,
+        AtomicKind::CompareSwap => {
+            if old == op.compare {
+                op.operand
+            } else {
+                old
+            }
+        }
+        AtomicKind::Add | AtomicKind::FetchAdd => old.wrapping_add(op.operand),
+        AtomicKind::Inc | AtomicKind::FetchInc => old.wrapping_add(1),
+        AtomicKind::And | AtomicKind::FetchAnd => old & op.operand,
+        AtomicKind::Or | AtomicKind::FetchOr => old | op.operand,
+        AtomicKind::Xor | AtomicKind::FetchXor => old ^ op.operand,
+    };
+    let old = match op.dtype {
+        DType::I32 | DType::U32 | DType::F32 => {
+            // SAFETY: as in `word`, of 4 bytes.
+            let element = unsafe { AtomicU32::from_ptr(at.cast()) };
+            let update = |old: u32| Some(new(u64::from(old)) as u32);
+            u64::from(element.fetch_update(SeqCst, SeqCst, update).unwrap_or_else(|old| old))
+        }
+        DType::I64 | DType::U64 | DType::F64 => {
+            let element = word(noop, op.pe, op.at);
+            element.fetch_update(SeqCst, SeqCst, |old| Some(new(old))).unwrap_or_else(|old| old)
+        }
+        other => panic!("peerweave-core bug: {other} has no atomic operations"),
+    };
+    match op.kind {
+        AtomicKind::Set | AtomicKind::Add | AtomicKind::Inc | AtomicKind::And | AtomicKind::Or | AtomicKind::Xor => Outcome::Done,
+        _ => Outcome::Word(old),
+    }
+}

@@ -1,0 +1,206 @@
+//! Streams of the no-op backend: they run what they are given at once, or hold it until they are told to run it.
+
+use super::{Call, Noop};
+use crate::backend::{EventBackend, Keep, Op, Outcome, Pending, StreamBackend, Submitted, TeamId};
+use crate::{Error, Result, Timeout};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What waits, over all streams, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    hold: bool,
+    waiting: VecDeque<Entry>,
+}
+
+struct Entry {
+    stream: u64,
+    /// `None` for a mark.
+    work: Option<(Op, Keep)>,
+    done: Arc<Done>,
+    failure: Arc<Mutex<Option<Error>>>,
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entry").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Queue {
+    pub(super) fn hold(&self, hold: bool) {
+        lock(&self.inner).hold = hold;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        lock(&self.inner).waiting.iter().filter(|entry| entry.work.is_some()).count()
+    }
+
+    /// Runs the oldest entry. What it kept is dropped after it has run and before anybody learns that it has.
+    pub(super) fn run_next(&self, perform: impl FnOnce(&Op) -> Result<Outcome>) -> bool {
+        let Some(Entry { work, done, failure, .. }) = lock(&self.inner).waiting.pop_front() else { return false };
+        let before = lock(&failure).clone();
+        let result = match (work, before) {
+            (None, None) => Ok(Outcome::Done),
+            (None, Some(error)) => Err(error),
+            (Some(_), Some(because)) => Err(Error::Skipped { call: "noop", because: Arc::new(because) }),
+            (Some((op, keep)), None) => {
+                let result = perform(&op);
+                drop(keep);
+                result
+            }
+        };
+        if let Err(error) = &result {
+            lock(&failure).get_or_insert_with(|| error.clone());
+        }
+        done.set(result);
+        true
+    }
+}
+
+/// What became of an entry.
+#[derive(Debug, Default)]
+struct Done {
+    result: Mutex<Option<Result<Outcome>>>,
+    changed: Condvar,
+    at: OnceLock<Duration>,
+}
+
+impl Done {
+    fn set(&self, result: Result<Outcome>) {
+        self.at.get_or_init(now);
+        *lock(&self.result) = Some(result);
+        self.changed.notify_all();
+    }
+}
+
+/// The clock that all marks share.
+fn now() -> Duration {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
+}
+
+impl Pending for Done {
+    fn is_complete(&self) -> bool {
+        lock(&self.result).is_some()
+    }
+
+    fn wait(&self, within: Duration) -> Result<Outcome> {
+        let waited = self.changed.wait_timeout_while(lock(&self.result), within, |result| result.is_none());
+        let (result, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        result.clone().unwrap_or_else(|| {
+            let team = crate::TeamName { id: TeamId::WORLD, size: 1 };
+            Err(Error::Timeout(Box::new(Timeout { call: "noop", team, waited: within, missing: Vec::new() })))
+        })
+    }
+}
+
+/// A stream of a [`Noop`].
+#[derive(Debug)]
+pub struct NoopStream {
+    backend: Arc<Noop>,
+    number: u64,
+    /// The first failure since the last synchronization.
+    failure: Arc<Mutex<Option<Error>>>,
+}
+
+impl NoopStream {
+    pub(super) fn new(backend: Arc<Noop>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self { backend, number: NEXT.fetch_add(1, Ordering::Relaxed), failure: Arc::default() }
+    }
+
+    /// Enters work or a mark; `None` where it need not wait.
+    fn enter(&self, work: impl FnOnce() -> Option<(Op, Keep)>, mark: bool) -> Option<Arc<Done>> {
+        let mut queue = lock(&self.backend.queue.inner);
+        let behind = queue.waiting.iter().any(|entry| entry.stream == self.number);
+        if !(behind || queue.hold && !mark) {
+            return None;
+        }
+        let done = Arc::<Done>::default();
+        let failure = Arc::clone(&self.failure);
+        queue.waiting.push_back(Entry { stream: self.number, work: work(), done: Arc::clone(&done), failure });
+        Some(done)
+    }
+}
+
+#[allow(unsafe_code)]
+// SAFETY: as for `Noop`; [B5] the entry of an operation has what `keep` gave until it has run.
+unsafe impl StreamBackend for NoopStream {
+    unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
+        self.backend.record(|| Call::Submit(op.clone()));
+        if let Some(done) = self.enter(|| Some((op.clone(), keep())), false) {
+            return Ok(Submitted::Queued(done));
+        }
+        if let Some(because) = lock(&self.failure).clone() {
+            return Err(Error::Skipped { call: "noop", because: Arc::new(because) });
+        }
+        let result = self.backend.perform(op);
+        if let Err(error) = &result {
+            *lock(&self.failure) = Some(error.clone());
+        }
+        result.map(Submitted::Complete)
+    }
+
+    fn synchronize(&self, within: Duration) -> Result<()> {
+        let last = {
+            let queue = lock(&self.backend.queue.inner);
+            queue.waiting.iter().rfind(|entry| entry.stream == self.number).map(|entry| Arc::clone(&entry.done))
+        };
+        let waited = last.map_or(Ok(Outcome::Done), |done| done.wait(within));
+        match (lock(&self.failure).take(), waited) {
+            (Some(error), _) | (None, Err(error)) => Err(error),
+            (None, Ok(_)) => Ok(()),
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        !lock(&self.backend.queue.inner).waiting.iter().any(|entry| entry.stream == self.number)
+    }
+
+    fn record(&self) -> Result<Arc<dyn EventBackend>> {
+        let done = self.enter(|| None, true).unwrap_or_else(|| {
+            let done = Arc::<Done>::default();
+            done.set(lock(&self.failure).clone().map_or(Ok(Outcome::Done), Err));
+            done
+        });
+        Ok(Arc::new(NoopEvent { done }))
+    }
+
+    fn wait_event(&self, _: &Arc<dyn EventBackend>) -> Result<()> {
+        // Everything that waits runs in one order, that of its calls: what the event marks comes before what is enqueued here from now on.
+        Ok(())
+    }
+}
+
+/// A mark in a [`NoopStream`].
+#[derive(Debug)]
+pub struct NoopEvent {
+    done: Arc<Done>,
+}
+
+impl EventBackend for NoopEvent {
+    fn is_complete(&self) -> bool {
+        self.done.is_complete()
+    }
+
+    fn wait(&self, within: Duration) -> Result<()> {
+        self.done.wait(within).map(|_| ())
+    }
+
+    fn passed_at(&self) -> Option<Duration> {
+        self.done.at.get().copied()
+    }
+}

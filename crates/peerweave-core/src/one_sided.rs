@@ -1,0 +1,434 @@
+//! Puts and gets: one PE moves data, the other does nothing. Signals are in `signal.rs`, atomics in `atomic.rs`.
+//!
+//! The remote side is always a [`Symmetric`] handle of this PE: it names the same elements at the target.
+
+use crate::argument::{Dest, Owner, Source, StreamDest, StreamSource};
+use crate::backend::{Direction, Outcome, Pending, Submitted};
+use crate::buffer::Memory;
+use crate::stream::Stream;
+use crate::symmetric::Symmetric;
+use crate::team::Team;
+use crate::ticket::{Ticket, decode};
+use crate::{Result, SignalUpdate, argument, call, check};
+use peerweave_types::{Element, Rank};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How many elements a strided put or get moves, and how far apart they lie on both sides, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Strides {
+    /// How many elements.
+    pub count: usize,
+    /// From one element to the next where they are read; at least 1.
+    pub source: usize,
+    /// From one element to the next where they are written; at least 1.
+    pub dest: usize,
+}
+
+/// Puts and gets.
+///
+/// # Example
+/// ```
+/// use peerweave_core::{Compare, Rank, Strides, World, noop::Noop};
+///
+/// # fn main() -> peerweave_core::Result<()> {
+/// let world = World::new(Noop::new(0, 2))?; // the pretended PE 1 does nothing, but has memory
+/// let (team, peer) = (world.team(), Rank::new(1));
+/// let data = world.alloc_zeroed::<i32>(4)?;
+/// let arrived = world.alloc_zeroed::<u64>(1)?.signal(0)?;
+///
+/// team.put_signal_blocking(&[1, 2, 3, 4], &data, arrived.set(1), peer)?;
+/// let mut back = [0; 4];
+/// team.get_blocking(&data, &mut back, peer)?;
+/// assert_eq!(back, [1, 2, 3, 4]);
+///
+/// team.p_blocking(&data, 0, 9, peer)?;
+/// assert_eq!(team.g_blocking(&data, 0, peer)?, 9);
+///
+/// let every_other = Strides { count: 2, source: 1, dest: 2 };
+/// team.put_strided_blocking(&[7, 8], &data, every_other, peer)?;
+/// team.get_blocking(&data, &mut back, peer)?;
+/// assert_eq!(back, [7, 2, 8, 4]);
+/// # Ok(())
+/// # }
+/// ```
+impl Team {
+    /// Copies `source` into `dest` of a rank.
+    ///
+    /// # Shapes
+    /// `source: n`, `dest: n` elements.
+    ///
+    /// # Ordering
+    /// Runs after what was enqueued before it on `stream`. Complete means that `source` may be used again; the data is at the target after a
+    /// [`quiet`](crate::World::quiet) or barrier, and before what follows a [`fence`](crate::World::fence). Two puts to one rank are not ordered otherwise.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse): lengths differ; the rank is not of the team; a put to this rank itself whose sides overlap; something is of another
+    /// world or gone. [`Error::Peer`](crate::Error::Peer) where the target died.
+    #[inline]
+    pub fn put<T: Element>(
+        &self,
+        stream: &Stream,
+        mut source: impl StreamSource<T>,
+        dest: &Symmetric<T>,
+        rank: Rank,
+    ) -> Result<Ticket> {
+        const CALL: &str = "put";
+        let prepared = check::put(CALL, self, source.span(), dest.remote(), None, false, rank)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// As [`Team::put`], on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Team::put`].
+    #[inline]
+    pub fn put_blocking<T: Element>(&self, mut source: impl Source<T>, dest: &Symmetric<T>, rank: Rank) -> Result<()> {
+        let prepared = check::put("put_blocking", self, source.span(), dest.remote(), None, false, rank)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// As [`Team::put`], but nothing about it is complete before the next [`quiet`](crate::World::quiet): `source` must not change until then. The
+    /// queue holds it as long.
+    ///
+    /// # Errors
+    /// As [`Team::put`].
+    #[inline]
+    pub fn put_nbi<T: Element>(
+        &self,
+        stream: &Stream,
+        mut source: impl StreamSource<T>,
+        dest: &Symmetric<T>,
+        rank: Rank,
+    ) -> Result<Ticket> {
+        const CALL: &str = "put_nbi";
+        let prepared = check::put(CALL, self, source.span(), dest.remote(), None, true, rank)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// As [`Team::put_nbi`], issued by the calling thread. An ordinary `source` may be used again when this returns; a symmetric one after the
+    /// next [`quiet`](crate::World::quiet_blocking).
+    ///
+    /// # Errors
+    /// As [`Team::put`].
+    #[inline]
+    pub fn put_nbi_blocking<T: Element>(&self, mut source: impl Source<T>, dest: &Symmetric<T>, rank: Rank) -> Result<()> {
+        let prepared = check::put("put_nbi_blocking", self, source.span(), dest.remote(), None, true, rank)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Copies `source` of a rank into `dest`.
+    ///
+    /// # Shapes
+    /// `source: n`, `dest: n` elements.
+    ///
+    /// # Ordering
+    /// Runs after what was enqueued before it on `stream`. Complete means that the data is in `dest`.
+    ///
+    /// # Errors
+    /// As [`Team::put`].
+    #[inline]
+    pub fn get<T: Element>(
+        &self,
+        stream: &Stream,
+        source: &Symmetric<T>,
+        mut dest: impl StreamDest<T>,
+        rank: Rank,
+    ) -> Result<Ticket> {
+        const CALL: &str = "get";
+        let prepared = check::get(CALL, self, source.remote(), dest.span(), false, rank)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// As [`Team::get`], on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Team::get`].
+    #[inline]
+    pub fn get_blocking<T: Element>(&self, source: &Symmetric<T>, mut dest: impl Dest<T>, rank: Rank) -> Result<()> {
+        let prepared = check::get("get_blocking", self, source.remote(), dest.span(), false, rank)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// As [`Team::get`], but the data is in `dest` only after the next [`quiet`](crate::World::quiet). The queue holds `dest` as long.
+    ///
+    /// # Errors
+    /// As [`Team::get`].
+    #[inline]
+    pub fn get_nbi<T: Element>(
+        &self,
+        stream: &Stream,
+        source: &Symmetric<T>,
+        mut dest: impl StreamDest<T>,
+        rank: Rank,
+    ) -> Result<Ticket> {
+        const CALL: &str = "get_nbi";
+        let prepared = check::get(CALL, self, source.remote(), dest.span(), true, rank)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// As [`Team::get_nbi`], issued by the calling thread. The data is in an ordinary `dest` when this returns; in a symmetric one after the
+    /// next [`quiet`](crate::World::quiet_blocking).
+    ///
+    /// # Errors
+    /// As [`Team::get`].
+    #[inline]
+    pub fn get_nbi_blocking<T: Element>(&self, source: &Symmetric<T>, mut dest: impl Dest<T>, rank: Rank) -> Result<()> {
+        let prepared = check::get("get_nbi_blocking", self, source.remote(), dest.span(), true, rank)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Copies elements of `source` that lie apart into `dest` of a rank, where they lie apart too.
+    ///
+    /// # Shapes
+    /// Element `i * strides.source` of `source` goes to element `i * strides.dest` of `dest`, for `i` in `0..strides.count`; both must have it.
+    ///
+    /// # Ordering
+    /// As [`Team::put`].
+    ///
+    /// # Errors
+    /// As [`Team::put`]; [`Misuse`](crate::Misuse) where a stride is 0 or leads out of a buffer.
+    pub fn put_strided<T: Element>(
+        &self,
+        stream: &Stream,
+        mut source: impl StreamSource<T>,
+        dest: &Symmetric<T>,
+        strides: Strides,
+        rank: Rank,
+    ) -> Result<Ticket> {
+        const CALL: &str = "put_strided";
+        let prepared = check::strided(CALL, self, Direction::Send, source.span(), dest.remote(), strides, rank)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// As [`Team::put_strided`], on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Team::put_strided`].
+    pub fn put_strided_blocking<T: Element>(
+        &self,
+        mut source: impl Source<T>,
+        dest: &Symmetric<T>,
+        strides: Strides,
+        rank: Rank,
+    ) -> Result<()> {
+        const CALL: &str = "put_strided_blocking";
+        let prepared = check::strided(CALL, self, Direction::Send, source.span(), dest.remote(), strides, rank)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Copies elements of `source` of a rank that lie apart into `dest`, where they lie apart too.
+    ///
+    /// # Shapes
+    /// As [`Team::put_strided`].
+    ///
+    /// # Ordering
+    /// As [`Team::get`].
+    ///
+    /// # Errors
+    /// As [`Team::put_strided`].
+    pub fn get_strided<T: Element>(
+        &self,
+        stream: &Stream,
+        source: &Symmetric<T>,
+        mut dest: impl StreamDest<T>,
+        strides: Strides,
+        rank: Rank,
+    ) -> Result<Ticket> {
+        const CALL: &str = "get_strided";
+        let prepared = check::strided(CALL, self, Direction::Receive, dest.span(), source.remote(), strides, rank)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// As [`Team::get_strided`], on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Team::get_strided`].
+    pub fn get_strided_blocking<T: Element>(
+        &self,
+        source: &Symmetric<T>,
+        mut dest: impl Dest<T>,
+        strides: Strides,
+        rank: Rank,
+    ) -> Result<()> {
+        const CALL: &str = "get_strided_blocking";
+        let prepared = check::strided(CALL, self, Direction::Receive, dest.span(), source.remote(), strides, rank)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Sets one element of a rank: `dest[index] = value` there.
+    ///
+    /// # Ordering
+    /// As [`Team::put`].
+    ///
+    /// # Errors
+    /// As [`Team::put`]; [`Misuse`](crate::Misuse) where there is no such element.
+    pub fn p<T: Element>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, value: T, rank: Rank) -> Result<Ticket> {
+        const CALL: &str = "p";
+        let cell = Cell::new(value);
+        let dest = check::element(CALL, dest.remote(), index)?;
+        let prepared = check::put(CALL, self, cell.span::<T>(), dest, None, false, rank)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// As [`Team::p`], on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Team::p`].
+    #[inline]
+    pub fn p_blocking<T: Element>(&self, dest: &Symmetric<T>, index: usize, value: T, rank: Rank) -> Result<()> {
+        const CALL: &str = "p_blocking";
+        let dest = check::element(CALL, dest.remote(), index)?;
+        let value = [value];
+        let prepared = check::put(CALL, self, argument::borrowed(&value), dest, None, false, rank)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// Gets one element of a rank: `source[index]` there.
+    ///
+    /// # Ordering
+    /// As [`Team::get`].
+    ///
+    /// # Errors
+    /// As [`Team::get`]; [`Misuse`](crate::Misuse) where there is no such element.
+    pub fn g<T: Element>(&self, stream: &Stream, source: &Symmetric<T>, index: usize, rank: Rank) -> Result<Ticket<T>> {
+        const CALL: &str = "g";
+        let cell = Cell::new(T::default());
+        let source = check::element(CALL, source.remote(), index)?;
+        let prepared = check::get(CALL, self, source, cell.span::<T>(), false, rank)?;
+        check::stream(CALL, self, stream)?;
+        let submitted = match call::enqueue(stream, &prepared, &|| prepared.keep())? {
+            Submitted::Complete(_) => Submitted::Complete(cell.outcome()),
+            Submitted::Queued(pending) => Submitted::Queued(Arc::new(Got { pending, cell })),
+        };
+        Ok(Ticket::new(submitted, self.inner.shared.deadline, decode::element))
+    }
+
+    /// As [`Team::g`], on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Team::g`].
+    #[inline]
+    pub fn g_blocking<T: Element>(&self, source: &Symmetric<T>, index: usize, rank: Rank) -> Result<T> {
+        const CALL: &str = "g_blocking";
+        let source = check::element(CALL, source.remote(), index)?;
+        let mut value = [T::default()];
+        let prepared = check::get(CALL, self, source, argument::borrowed_mut(&mut value), false, rank)?;
+        call::run_unit(&self.inner.shared, prepared)?;
+        Ok(value[0])
+    }
+
+    /// Copies `source` into `dest` of a rank, then changes a signal word there: whoever waits for the word sees the data.
+    ///
+    /// # Shapes
+    /// `source: n`, `dest: n` elements; the word is not among them.
+    ///
+    /// # Ordering
+    /// As [`Team::put`]; and at the target, the word changes after the data is visible.
+    ///
+    /// # Errors
+    /// As [`Team::put`]; [`Misuse`](crate::Misuse) where the word is of another world, gone, or inside of `dest`.
+    #[inline]
+    pub fn put_signal<T: Element>(
+        &self,
+        stream: &Stream,
+        mut source: impl StreamSource<T>,
+        dest: &Symmetric<T>,
+        update: SignalUpdate<'_>,
+        rank: Rank,
+    ) -> Result<Ticket> {
+        const CALL: &str = "put_signal";
+        let prepared = check::put(CALL, self, source.span(), dest.remote(), Some(update), false, rank)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// As [`Team::put_signal`], on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Team::put_signal`].
+    #[inline]
+    pub fn put_signal_blocking<T: Element>(
+        &self,
+        mut source: impl Source<T>,
+        dest: &Symmetric<T>,
+        update: SignalUpdate<'_>,
+        rank: Rank,
+    ) -> Result<()> {
+        const CALL: &str = "put_signal_blocking";
+        let prepared = check::put(CALL, self, source.span(), dest.remote(), Some(update), false, rank)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+
+    /// As [`Team::put_signal`], but `source` must not change before the next [`quiet`](crate::World::quiet). The queue holds it as long.
+    ///
+    /// # Errors
+    /// As [`Team::put_signal`].
+    #[inline]
+    pub fn put_signal_nbi<T: Element>(
+        &self,
+        stream: &Stream,
+        mut source: impl StreamSource<T>,
+        dest: &Symmetric<T>,
+        update: SignalUpdate<'_>,
+        rank: Rank,
+    ) -> Result<Ticket> {
+        const CALL: &str = "put_signal_nbi";
+        let prepared = check::put(CALL, self, source.span(), dest.remote(), Some(update), true, rank)?;
+        call::submit(CALL, self, stream, prepared, decode::nothing)
+    }
+
+    /// As [`Team::put_signal_nbi`], issued by the calling thread; of `source`, what [`Team::put_nbi_blocking`] says holds.
+    ///
+    /// # Errors
+    /// As [`Team::put_signal`].
+    #[inline]
+    pub fn put_signal_nbi_blocking<T: Element>(
+        &self,
+        mut source: impl Source<T>,
+        dest: &Symmetric<T>,
+        update: SignalUpdate<'_>,
+        rank: Rank,
+    ) -> Result<()> {
+        const CALL: &str = "put_signal_nbi_blocking";
+        let prepared = check::put(CALL, self, source.span(), dest.remote(), Some(update), true, rank)?;
+        call::run_unit(&self.inner.shared, prepared)
+    }
+}
+
+/// One element on the heap, for operations that may outlive the call.
+#[derive(Debug)]
+struct Cell {
+    memory: Arc<Memory>,
+    bytes: usize,
+}
+
+impl Cell {
+    fn new<T: Element>(value: T) -> Self {
+        Self { memory: Arc::new(Memory::new(vec![value])), bytes: size_of::<T>() }
+    }
+
+    fn span<T: Element>(&self) -> argument::Span<'_> {
+        argument::Span { place: self.memory.place(), len: 1, dtype: T::DTYPE, owner: Owner::Memory(&self.memory) }
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::Word(self.memory.first_word(self.bytes))
+    }
+}
+
+/// A get of one element that was enqueued: yields the element.
+#[derive(Debug)]
+struct Got {
+    pending: Arc<dyn Pending>,
+    cell: Cell,
+}
+
+impl Pending for Got {
+    fn is_complete(&self) -> bool {
+        self.pending.is_complete()
+    }
+
+    fn wait(&self, within: Duration) -> Result<Outcome> {
+        self.pending.wait(within).map(|_| self.cell.outcome())
+    }
+}

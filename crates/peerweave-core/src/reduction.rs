@@ -1,0 +1,92 @@
+//! How a reduction combines elements, with the scalar that one of them takes. What may be reduced by what is checked in `check.rs`.
+
+use crate::backend;
+use peerweave_types::{Number, ReduceOp};
+
+/// A reduction for elements of type `T`: a [`ReduceOp`], or a sum premultiplied by a scalar of this PE's own.
+///
+/// Calls take `impl Into<Reduction<T>>`, so that `ReduceOp::Sum` is enough.
+///
+/// ```
+/// use peerweave_core::{Reduction, World, noop::Noop};
+///
+/// # fn main() -> peerweave_core::Result<()> {
+/// let world = World::new(Noop::new(0, 1))?;
+/// let mut x = [1.5f32, 2.0];
+/// world.team().all_reduce_in_place_blocking(&mut x, Reduction::pre_mul_sum(2.0))?;
+/// assert_eq!(x, [3.0, 4.0]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reduction<T> {
+    op: ReduceOp,
+    scalar: Option<T>,
+}
+
+impl<T> Reduction<T> {
+    /// A sum of each PE's elements times the scalar that this PE gives here; every PE may give another.
+    pub const fn pre_mul_sum(scalar: T) -> Self {
+        Self { op: ReduceOp::PreMulSum, scalar: Some(scalar) }
+    }
+
+    /// The reduction, without its scalar.
+    pub const fn op(&self) -> ReduceOp {
+        self.op
+    }
+}
+
+/// `ReduceOp::PreMulSum` has no scalar here, and is refused by every call: use [`Reduction::pre_mul_sum`].
+impl<T> From<ReduceOp> for Reduction<T> {
+    #[inline]
+    fn from(op: ReduceOp) -> Self {
+        Self { op, scalar: None }
+    }
+}
+
+/// A [`Reduction`] without its type.
+#[derive(Clone, Copy)]
+pub(crate) struct ErasedReduction {
+    pub(crate) op: ReduceOp,
+    pub(crate) scalar: Option<u64>,
+}
+
+impl ErasedReduction {
+    /// What the bits of the scalar are where there is none.
+    pub(crate) const NO_SCALAR: u64 = 0;
+}
+
+impl<T: Number> From<Reduction<T>> for ErasedReduction {
+    #[inline]
+    fn from(reduction: Reduction<T>) -> Self {
+        Self { op: reduction.op, scalar: reduction.scalar.map(T::to_word) }
+    }
+}
+
+/// Builds the counts of an all-to-all-v.
+impl backend::VectorCounts {
+    /// Parts that follow each other without gaps, in rank order, on both sides: the offsets are the running sums of the counts.
+    ///
+    /// ```
+    /// use peerweave_core::VectorCounts;
+    ///
+    /// let counts = VectorCounts::packed([1, 2], [3, 0]);
+    /// assert_eq!(counts.send_offsets, [0, 1]);
+    /// assert_eq!(counts.recv_offsets, [0, 3]);
+    /// ```
+    pub fn packed(send_counts: impl Into<Vec<usize>>, recv_counts: impl Into<Vec<usize>>) -> Self {
+        fn offsets(counts: &[usize]) -> Vec<usize> {
+            let mut next = 0usize;
+            // Saturates instead of wrapping, so that the check of the bounds sees what is too long.
+            let mut offset = |&count| {
+                let offset = next;
+                next = next.saturating_add(count);
+                offset
+            };
+            counts.iter().map(&mut offset).collect()
+        }
+        let (send_counts, recv_counts) = (send_counts.into(), recv_counts.into());
+        let (send_offsets, recv_offsets) = (offsets(&send_counts), offsets(&recv_counts));
+        Self { send_counts, send_offsets, recv_counts, recv_offsets }
+    }
+}

@@ -1,0 +1,146 @@
+//! What all handles of one world share: the backend, whether the world still stands, and which allocations are live.
+//!
+//! Moves no data. Invariant: every handle holds an `Arc` of this, so that the backend, and with it the symmetric heap, outlives them all.
+
+use crate::backend::{Backend, PrivateBuffers};
+use crate::error::{Error, MisuseKind};
+use crate::{Result, check, fork};
+use peerweave_types::Pe;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::Location;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) my_pe: Pe,
+    pub(crate) n_pes: usize,
+    pub(crate) deadline: Duration,
+    /// Whether operations on ordinary memory are refused.
+    pub(crate) private_refused: bool,
+    generation: u32,
+    finalized: AtomicBool,
+    allocations: Mutex<Allocations>,
+}
+
+#[derive(Debug, Default)]
+struct Allocations {
+    next: u64,
+    live: BTreeMap<u64, LeakedBuffer>,
+}
+
+impl Shared {
+    pub(crate) fn new(backend: Arc<dyn Backend>) -> Self {
+        fork::watch();
+        let job = backend.job();
+        Self {
+            my_pe: job.my_pe,
+            n_pes: job.n_pes,
+            deadline: backend.deadline(),
+            private_refused: backend.caps().private_buffers == PrivateBuffers::Refused,
+            generation: fork::generation(),
+            finalized: AtomicBool::new(false),
+            allocations: Mutex::default(),
+            backend,
+        }
+    }
+
+    /// Whether the world still stands, and this is the process that made it.
+    #[inline]
+    pub(crate) fn usable(&self, call: &'static str) -> Result<()> {
+        if self.finalized.load(Ordering::Acquire) || fork::generation() != self.generation {
+            return Err(self.unusable(call));
+        }
+        Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn unusable(&self, call: &'static str) -> Error {
+        let kind = if fork::generation() != self.generation { MisuseKind::Forked } else { MisuseKind::Finalized };
+        check::misuse(call, kind)
+    }
+
+    /// From now on every call fails.
+    pub(crate) fn end(&self) {
+        self.finalized.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn enter(&self, buffer: LeakedBuffer) -> u64 {
+        let mut allocations = self.allocations();
+        let number = allocations.next;
+        allocations.next += 1;
+        allocations.live.insert(number, buffer);
+        number
+    }
+
+    pub(crate) fn park(&self, number: u64) {
+        if let Some(buffer) = self.allocations().live.get_mut(&number) {
+            buffer.dropped = true;
+        }
+    }
+
+    pub(crate) fn remove(&self, number: u64) {
+        self.allocations().live.remove(&number);
+    }
+
+    pub(crate) fn report(&self) -> FinalizeReport {
+        FinalizeReport { leaked: self.allocations().live.values().cloned().collect() }
+    }
+
+    fn allocations(&self) -> MutexGuard<'_, Allocations> {
+        // A panic in between leaves the table as it was before or after one whole change.
+        self.allocations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What [`World::finalize`](crate::World::finalize) found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FinalizeReport {
+    /// The symmetric buffers that were never released, in the order in which they were allocated.
+    pub leaked: Vec<LeakedBuffer>,
+}
+
+impl FinalizeReport {
+    /// Whether every symmetric buffer was released.
+    pub fn is_clean(&self) -> bool {
+        self.leaked.is_empty()
+    }
+}
+
+impl fmt::Display for FinalizeReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_clean() {
+            return f.write_str("every symmetric buffer was released");
+        }
+        write!(f, "{} symmetric buffers were not released:", self.leaked.len())?;
+        self.leaked.iter().try_for_each(|buffer| write!(f, "\n  {buffer}"))
+    }
+}
+
+/// A symmetric buffer that was not released before its world was finalized.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeakedBuffer {
+    /// How many elements.
+    pub elements: usize,
+    /// The name of the element type.
+    pub type_name: &'static str,
+    /// How many bytes.
+    pub bytes: usize,
+    /// The call that allocated it.
+    pub allocated_at: &'static Location<'static>,
+    /// Whether all handles to it are gone; if not, some are still alive.
+    pub dropped: bool,
+}
+
+impl fmt::Display for LeakedBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = if self.dropped { "dropped without release" } else { "still alive" };
+        write!(f, "{} × {} ({} bytes) allocated at {}: {state}", self.elements, self.type_name, self.bytes, self.allocated_at)
+    }
+}

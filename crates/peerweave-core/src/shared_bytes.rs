@@ -1,0 +1,97 @@
+//! Copies to and from memory that others may access at the same time. Orders nothing: whoever needs order uses signals, barriers or tickets.
+//!
+//! Invariant: the shared side is only ever accessed by relaxed atomic operations, in aligned words with single bytes at both ends, so that a
+//! concurrent access gives some mixture of old and new bytes and never undefined behaviour. Every value is one that an `Element` may have.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+
+const WORD: usize = size_of::<u64>();
+
+/// How many of `bytes` at `at` lie before the first aligned word, and how many whole words follow.
+#[inline]
+fn split(at: *const u8, bytes: usize) -> (usize, usize) {
+    let head = (at as usize).wrapping_neg() % WORD;
+    if head >= bytes { (bytes, 0) } else { (head, (bytes - head) / WORD) }
+}
+
+/// Copies from shared memory to memory of the caller's own.
+///
+/// # Safety
+/// `from` is valid for atomic reads of `bytes`, `into` for writes of `bytes` that nobody else accesses.
+#[inline]
+pub(crate) unsafe fn read(from: *mut u8, into: *mut u8, bytes: usize) {
+    let (head, words) = split(from, bytes);
+    let byte = |i: usize| {
+        // SAFETY: `i < bytes`; `from` is valid for atomic reads and `into` for writes there, says the caller.
+        unsafe { into.add(i).write(AtomicU8::from_ptr(from.add(i)).load(Relaxed)) }
+    };
+    (0..head).for_each(byte);
+    for word in 0..words {
+        let i = head + word * WORD;
+        // SAFETY: `i + WORD <= bytes`, and `from + i` is aligned to a word by `split`; `into` need not be, hence the unaligned write.
+        unsafe { into.add(i).cast::<u64>().write_unaligned(AtomicU64::from_ptr(from.add(i).cast()).load(Relaxed)) };
+    }
+    (head + words * WORD..bytes).for_each(byte);
+}
+
+/// Copies from memory of the caller's own to shared memory.
+///
+/// # Safety
+/// `from` is valid for reads of `bytes` and nobody writes there; `to` is valid for atomic writes of `bytes`.
+#[inline]
+pub(crate) unsafe fn write(from: *const u8, to: *mut u8, bytes: usize) {
+    let (head, words) = split(to, bytes);
+    let byte = |i: usize| {
+        // SAFETY: `i < bytes`; `from` is valid for reads and `to` for atomic writes there, says the caller.
+        unsafe { AtomicU8::from_ptr(to.add(i)).store(from.add(i).read(), Relaxed) }
+    };
+    (0..head).for_each(byte);
+    for word in 0..words {
+        let i = head + word * WORD;
+        // SAFETY: `i + WORD <= bytes`, and `to + i` is aligned to a word by `split`; `from` need not be, hence the unaligned read.
+        unsafe { AtomicU64::from_ptr(to.add(i).cast()).store(from.add(i).cast::<u64>().read_unaligned(), Relaxed) };
+    }
+    (head + words * WORD..bytes).for_each(byte);
+}
+
+/// Copies between two ranges of shared memory. Where they overlap, bytes are lost but nothing else goes wrong.
+///
+/// # Safety
+/// `from` is valid for atomic reads and `to` for atomic writes of `bytes`.
+pub(crate) unsafe fn copy(from: *mut u8, to: *mut u8, bytes: usize) {
+    let mut stage = [0u8; 1024];
+    let mut done = 0;
+    while done < bytes {
+        let now = stage.len().min(bytes - done);
+        // SAFETY: `done + now <= bytes`, so both ranges are valid; `stage` is of this function and has room for `now` bytes.
+        unsafe {
+            read(from.add(done), stage.as_mut_ptr(), now);
+            write(stage.as_ptr(), to.add(done), now);
+        }
+        done += now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_alignment_and_length_copies_exactly_its_bytes() {
+        for start in 0..9 {
+            for bytes in 0..40 {
+                let source: Vec<u8> = (0..bytes as u8).map(|i| i + 1).collect();
+                let mut shared = [0u8; 64];
+                let mut back = vec![0u8; bytes];
+                // SAFETY: `start + bytes < 64`; all three are of this test alone.
+                unsafe {
+                    write(source.as_ptr(), shared.as_mut_ptr().add(start), bytes);
+                    read(shared.as_mut_ptr().add(start), back.as_mut_ptr(), bytes);
+                }
+                assert_eq!(back, source);
+                assert!(shared[..start].iter().chain(&shared[start + bytes..]).all(|&b| b == 0));
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! Signal words: handles, updates, waits and tests. The word that travels with data is `put_signal`, in `one_sided.rs`.
+
+use crate::argument::{Owner, Span};
+use crate::backend::{AtomicKind, Place, Until, WaitMode};
+use crate::check::{self, Awaited};
+use crate::stream::Stream;
+use crate::symmetric::{Region, Remote, Symmetric};
+use crate::team::Team;
+use crate::ticket::{Ticket, decode};
+use crate::{Result, call};
+use peerweave_types::{Compare, DType, Rank, SignalOp, SymOffset};
+use std::sync::Arc;
+
+/// One word of symmetric memory by which PEs tell each other of progress.
+///
+/// Made by [`Symmetric::<u64>::signal`](Symmetric::signal). A clone is the same word.
+///
+/// Change a word that is awaited only by signals and atomics: what puts and local stores do to it is not ordered after the data.
+#[derive(Clone, Debug)]
+pub struct Signal {
+    region: Arc<Region>,
+    at: SymOffset,
+}
+
+impl Signal {
+    #[inline]
+    pub(crate) fn new(region: Arc<Region>, at: SymOffset) -> Self {
+        Self { region, at }
+    }
+
+    /// Where the word lies in the segment of every PE, in bytes.
+    #[inline]
+    pub fn offset(&self) -> SymOffset {
+        self.at
+    }
+
+    /// The change after which the word is `value`.
+    #[inline]
+    pub fn set(&self, value: u64) -> SignalUpdate<'_> {
+        self.update(value, SignalOp::Set)
+    }
+
+    /// The change that adds `value` to the word; it wraps.
+    #[inline]
+    pub fn add(&self, value: u64) -> SignalUpdate<'_> {
+        self.update(value, SignalOp::Add)
+    }
+
+    /// The change that `op` and `value` describe.
+    #[inline]
+    pub fn update(&self, value: u64, op: SignalOp) -> SignalUpdate<'_> {
+        SignalUpdate { signal: self, value, op }
+    }
+
+    #[inline]
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    #[inline]
+    pub(crate) fn span(&self) -> Span<'_> {
+        Span { place: Place::Symmetric(self.at), len: 1, dtype: DType::U64, owner: Owner::Region(&self.region) }
+    }
+
+    #[inline]
+    fn remote(&self) -> Remote<'_> {
+        Remote { at: self.at, len: 1, dtype: DType::U64, region: &self.region }
+    }
+}
+
+/// A change of a signal word: which, how, by what. Made by [`Signal::set`] and [`Signal::add`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a change is made by `Team::signal` or `Team::put_signal`"]
+pub struct SignalUpdate<'a> {
+    pub(crate) signal: &'a Signal,
+    pub(crate) value: u64,
+    pub(crate) op: SignalOp,
+}
+
+/// Signals.
+///
+/// # Example
+/// ```
+/// use peerweave_core::{Compare, Rank, World, noop::Noop};
+///
+/// # fn main() -> peerweave_core::Result<()> {
+/// let world = World::new(Noop::new(0, 1))?;
+/// let team = world.team();
+/// let words = world.alloc_zeroed::<u64>(2)?;
+/// let (ready, done) = (words.signal(0)?, words.signal(1)?);
+/// team.signal_blocking(ready.set(7), Rank::new(0))?;
+/// assert_eq!(team.wait_until_blocking(&ready, Compare::Ge, 7)?, 7);
+/// assert!(!team.test(&done, Compare::Ne, 0)?);
+/// assert_eq!(team.test_any(&words, None, Compare::Gt, 0)?, Some(0));
+/// # Ok(())
+/// # }
+/// ```
+impl Team {
+    /// Changes a signal word of a rank.
+    ///
+    /// # Ordering
+    /// Runs after what was enqueued before it on `stream`. A rank that waits for the new value sees this PE's earlier puts to it only where a
+    /// [`fence`](crate::World::fence) or [`quiet`](crate::World::quiet) stands in between; [`put_signal`](Team::put_signal) needs neither for its own data.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse): the rank is not of the team; team, stream or word is of another world or gone.
+    pub fn signal(&self, stream: &Stream, update: SignalUpdate<'_>, rank: Rank) -> Result<Ticket> {
+        const CALL: &str = "signal";
+        call::submit(CALL, self, stream, check::signal(CALL, self, update, rank)?, decode::nothing)
+    }
+
+    /// As [`Team::signal`], on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Team::signal`].
+    #[inline]
+    pub fn signal_blocking(&self, update: SignalUpdate<'_>, rank: Rank) -> Result<()> {
+        call::run_unit(&self.inner.shared, check::signal("signal_blocking", self, update, rank)?)
+    }
+
+    /// Waits until a word of this PE compares as said with `value`, and yields it.
+    ///
+    /// # Ordering
+    /// What was put to this PE before the change that ends the wait is visible afterwards: to what is enqueued after this on `stream`, and to
+    /// this thread once the ticket was waited for.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) as for [`Team::signal`]; [`Error::Timeout`](crate::Error::Timeout), from the ticket, when the deadline of the world expires.
+    pub fn wait_until(&self, stream: &Stream, signal: &Signal, compare: Compare, value: u64) -> Result<Ticket<u64>> {
+        const CALL: &str = "wait_until";
+        let prepared = check::wait(CALL, self, Awaited::word(signal, compare, value), WaitMode::Wait)?;
+        call::submit(CALL, self, stream, prepared, decode::word)
+    }
+
+    /// As [`Team::wait_until`], on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Team::wait_until`], the timeout from the call itself.
+    #[inline]
+    pub fn wait_until_blocking(&self, signal: &Signal, compare: Compare, value: u64) -> Result<u64> {
+        let awaited = Awaited::word(signal, compare, value);
+        let prepared = check::wait("wait_until_blocking", self, awaited, WaitMode::Wait)?;
+        call::run(&self.inner.shared, prepared).map(decode::word)
+    }
+
+    /// Waits until all words of this PE compare as said with `value`. Words for which `exclude` is true are not looked at; where that leaves none, the
+    /// wait is over at once.
+    ///
+    /// # Ordering
+    /// As [`Team::wait_until`].
+    ///
+    /// # Errors
+    /// As [`Team::wait_until`]; [`Misuse`](crate::Misuse) where `exclude` has not one entry per word.
+    pub fn wait_until_all(
+        &self,
+        stream: &Stream,
+        words: &Symmetric<u64>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: u64,
+    ) -> Result<Ticket> {
+        const CALL: &str = "wait_until_all";
+        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::All };
+        call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::nothing)
+    }
+
+    /// As [`Team::wait_until_all`], on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Team::wait_until_all`].
+    pub fn wait_until_all_blocking(
+        &self,
+        words: &Symmetric<u64>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: u64,
+    ) -> Result<()> {
+        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::All };
+        call::run_unit(&self.inner.shared, check::wait("wait_until_all_blocking", self, awaited, WaitMode::Wait)?)
+    }
+
+    /// Waits until one of the words of this PE compares as said with `value`, and yields the lowest index of such a word. Words for which `exclude` is
+    /// true are not looked at; where that leaves none, the wait is over at once and yields `None`.
+    ///
+    /// # Ordering
+    /// As [`Team::wait_until`], for the word that it yields.
+    ///
+    /// # Errors
+    /// As [`Team::wait_until_all`].
+    pub fn wait_until_any(
+        &self,
+        stream: &Stream,
+        words: &Symmetric<u64>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: u64,
+    ) -> Result<Ticket<Option<usize>>> {
+        const CALL: &str = "wait_until_any";
+        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::Any };
+        call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::first)
+    }
+
+    /// As [`Team::wait_until_any`], on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Team::wait_until_any`].
+    pub fn wait_until_any_blocking(
+        &self,
+        words: &Symmetric<u64>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: u64,
+    ) -> Result<Option<usize>> {
+        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::Any };
+        let prepared = check::wait("wait_until_any_blocking", self, awaited, WaitMode::Wait)?;
+        call::run(&self.inner.shared, prepared).map(decode::first)
+    }
+
+    /// Waits until at least one of the words of this PE compares as said with `value`, and yields the indices of all such words, ascending. Words for
+    /// which `exclude` is true are not looked at; where that leaves none, the wait is over at once and yields nothing.
+    ///
+    /// # Ordering
+    /// As [`Team::wait_until`], for the words that it yields.
+    ///
+    /// # Errors
+    /// As [`Team::wait_until_all`].
+    pub fn wait_until_some(
+        &self,
+        stream: &Stream,
+        words: &Symmetric<u64>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: u64,
+    ) -> Result<Ticket<Vec<usize>>> {
+        const CALL: &str = "wait_until_some";
+        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::Some };
+        call::submit(CALL, self, stream, check::wait(CALL, self, awaited, WaitMode::Wait)?, decode::indices)
+    }
+
+    /// As [`Team::wait_until_some`], on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Team::wait_until_some`].
+    pub fn wait_until_some_blocking(
+        &self,
+        words: &Symmetric<u64>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: u64,
+    ) -> Result<Vec<usize>> {
+        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::Some };
+        let prepared = check::wait("wait_until_some_blocking", self, awaited, WaitMode::Wait)?;
+        call::run(&self.inner.shared, prepared).map(decode::indices)
+    }
+
+    /// Whether a word of this PE compares as said with `value` now. Looks once, on the calling thread.
+    ///
+    /// # Ordering
+    /// Where it is true, as [`Team::wait_until_blocking`].
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) as for [`Team::signal`].
+    #[inline]
+    pub fn test(&self, signal: &Signal, compare: Compare, value: u64) -> Result<bool> {
+        let prepared = check::wait("test", self, Awaited::word(signal, compare, value), WaitMode::Test)?;
+        call::run(&self.inner.shared, prepared).map(decode::holds)
+    }
+
+    /// Whether all words that are not excluded compare as said with `value` now; true where all are excluded. Looks once, on the calling thread.
+    ///
+    /// # Ordering
+    /// Where it is true, as [`Team::wait_until_all_blocking`].
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`].
+    pub fn test_all(&self, words: &Symmetric<u64>, exclude: Option<&[bool]>, compare: Compare, value: u64) -> Result<bool> {
+        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::All };
+        call::run(&self.inner.shared, check::wait("test_all", self, awaited, WaitMode::Test)?).map(decode::holds)
+    }
+
+    /// The lowest index of a word that is not excluded and compares as said with `value` now. Looks once, on the calling thread.
+    ///
+    /// # Ordering
+    /// For the word that it yields, as [`Team::wait_until_any_blocking`].
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`].
+    pub fn test_any(
+        &self,
+        words: &Symmetric<u64>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: u64,
+    ) -> Result<Option<usize>> {
+        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::Any };
+        call::run(&self.inner.shared, check::wait("test_any", self, awaited, WaitMode::Test)?).map(decode::first)
+    }
+
+    /// The indices of all words that are not excluded and compare as said with `value` now, ascending. Looks once, on the calling thread.
+    ///
+    /// # Ordering
+    /// For the words that it yields, as [`Team::wait_until_some_blocking`].
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`].
+    pub fn test_some(
+        &self,
+        words: &Symmetric<u64>,
+        exclude: Option<&[bool]>,
+        compare: Compare,
+        value: u64,
+    ) -> Result<Vec<usize>> {
+        let awaited = Awaited { words: words.span(), exclude, compare, value, until: Until::Some };
+        call::run(&self.inner.shared, check::wait("test_some", self, awaited, WaitMode::Test)?).map(decode::indices)
+    }
+
+    /// The value of a word of this PE now. Orders nothing: use a wait or test where data depends on it.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) as for [`Team::signal`].
+    pub fn signal_fetch(&self, signal: &Signal) -> Result<u64> {
+        let me = self.my_rank();
+        let prepared = check::atomic("signal_fetch", self, signal.remote(), 0, AtomicKind::Fetch, [0, 0], me)?;
+        call::run(&self.inner.shared, prepared).map(decode::word)
+    }
+}

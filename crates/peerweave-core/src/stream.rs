@@ -1,0 +1,113 @@
+//! Ordered queues and marks in them. What can be enqueued is told where it is told of teams: `collective.rs`, `one_sided.rs`, ….
+
+use crate::backend::{EventBackend, StreamBackend};
+use crate::shared::Shared;
+use crate::{Result, check};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// An ordered queue of operations of this PE: each starts when the one before it has completed.
+///
+/// Made by [`World::stream`](crate::World::stream). A clone is the same queue. Dropping it neither cancels what is queued nor waits for it.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) inner: Arc<dyn StreamBackend>,
+}
+
+impl Stream {
+    /// Waits until all that was enqueued is complete, for as long as the deadline of the world allows.
+    ///
+    /// # Errors
+    /// The first failure of an operation of this stream since the last call; [`Error::Timeout`](crate::Error::Timeout).
+    pub fn synchronize(&self) -> Result<()> {
+        self.synchronize_within(self.shared.deadline)
+    }
+
+    /// As [`Stream::synchronize`], for no longer than `limit`.
+    ///
+    /// # Errors
+    /// As [`Stream::synchronize`].
+    pub fn synchronize_within(&self, limit: Duration) -> Result<()> {
+        self.shared.usable("synchronize")?;
+        self.inner.synchronize(limit)
+    }
+
+    /// Whether all that was enqueued is complete.
+    pub fn is_idle(&self) -> bool {
+        self.inner.is_idle()
+    }
+
+    /// A mark behind all that was enqueued so far.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) after the world was finalized; what the backend reports.
+    pub fn record(&self) -> Result<Event> {
+        self.shared.usable("record")?;
+        Ok(Event { shared: self.shared.clone(), inner: self.inner.record()? })
+    }
+
+    /// Makes what is enqueued here from now on wait until another stream has passed `event`. Returns at once.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) for an event of another world; what the backend reports.
+    pub fn wait_event(&self, event: &Event) -> Result<()> {
+        self.shared.usable("wait_event")?;
+        check::same_world("wait_event", &self.shared, &event.shared, "event")?;
+        self.inner.wait_event(&event.inner)
+    }
+}
+
+/// A mark in a stream. Made by [`Stream::record`]; a clone is the same mark.
+///
+/// ```
+/// use peerweave_core::{World, noop::Noop};
+///
+/// # fn main() -> peerweave_core::Result<()> {
+/// let world = World::new(Noop::new(0, 1))?;
+/// let stream = world.stream()?;
+/// let before = stream.record()?;
+/// world.team().barrier(&stream)?;
+/// let after = stream.record()?;
+/// after.wait()?;
+/// assert!(after.elapsed_since(&before).is_some());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Event {
+    shared: Arc<Shared>,
+    inner: Arc<dyn EventBackend>,
+}
+
+impl Event {
+    /// Whether the stream has passed the mark.
+    pub fn is_complete(&self) -> bool {
+        self.inner.is_complete()
+    }
+
+    /// Waits until the stream has passed the mark, for as long as the deadline of the world allows.
+    ///
+    /// # Errors
+    /// The failure of an operation before the mark; [`Error::Timeout`](crate::Error::Timeout).
+    pub fn wait(&self) -> Result<()> {
+        self.inner.wait(self.shared.deadline)
+    }
+
+    /// As [`Event::wait`], for no longer than `limit`.
+    ///
+    /// # Errors
+    /// As [`Event::wait`].
+    pub fn wait_within(&self, limit: Duration) -> Result<()> {
+        self.inner.wait(limit)
+    }
+
+    /// The time from when the stream passed `earlier` to when it passed this mark; `None` where one was not passed yet, where this one was
+    /// passed first, or where they belong to different worlds, whose clocks do not compare.
+    pub fn elapsed_since(&self, earlier: &Event) -> Option<Duration> {
+        if !Arc::ptr_eq(&self.shared, &earlier.shared) {
+            return None;
+        }
+        self.inner.passed_at()?.checked_sub(earlier.inner.passed_at()?)
+    }
+}
