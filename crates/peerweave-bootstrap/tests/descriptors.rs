@@ -1,0 +1,227 @@
+//! Memory handed from PE to PE. The PEs are threads; what they map is one file all the same.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{LONG, Party, SOON};
+use peerweave_bootstrap::{BootstrapError, Job, Options, Pe, Rendezvous};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::{FdFlags, fcntl_getfd};
+
+fn pes(indices: impl IntoIterator<Item = u32>) -> Vec<Pe> {
+    indices.into_iter().map(Pe::new).collect()
+}
+
+fn memory(content: &[u8]) -> OwnedFd {
+    let file = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
+    file.write_all_at(content, 0).unwrap();
+    file.into()
+}
+
+fn content(fd: impl AsFd) -> Vec<u8> {
+    let file = File::from(fd.as_fd().try_clone_to_owned().unwrap());
+    let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+#[test]
+fn the_leader_s_memory_becomes_everybody_s() {
+    let party = Party::new(4);
+    // The leader need not be PE 0.
+    let members = pes([2, 0, 3, 1]);
+    party.run(0..4, |rendezvous| {
+        for round in 0..3u8 {
+            let mine = (rendezvous.pe() == members[0]).then(|| memory(&[round; 100]));
+            let shared = rendezvous.share_descriptor(&members, mine).unwrap();
+            assert_eq!(content(&shared), [round; 100]);
+            assert!(fcntl_getfd(&shared).unwrap().contains(FdFlags::CLOEXEC));
+            let shared = File::from(shared);
+            rendezvous.barrier("before writing").unwrap();
+            shared.write_all_at(&[0xAA], u64::from(rendezvous.pe().get())).unwrap();
+            rendezvous.barrier("written").unwrap();
+            assert_eq!(content(&shared)[..5], [0xAA, 0xAA, 0xAA, 0xAA, round]);
+        }
+    });
+}
+
+#[test]
+fn machines_hand_out_descriptors_at_the_same_time() {
+    let party = Party::new(4);
+    party.run(0..4, |rendezvous| {
+        let machine = rendezvous.pe().get() / 2;
+        let members = pes([2 * machine, 2 * machine + 1]);
+        let mine = (rendezvous.pe() == members[0]).then(|| memory(&[machine as u8]));
+        assert_eq!(content(rendezvous.share_descriptor(&members, mine).unwrap()), [machine as u8]);
+    });
+}
+
+#[test]
+fn everybody_s_memory_becomes_everybody_s_in_the_order_of_the_members() {
+    // More than one message holds.
+    let party = Party::new(70);
+    let members = pes((0..70).rev());
+    party.run(0..70, |rendezvous| {
+        let mine = memory(&[rendezvous.pe().get() as u8]);
+        let all = rendezvous.exchange_descriptors(&members, mine).unwrap();
+        let contents: Vec<Vec<u8>> = all.iter().map(content).collect();
+        assert_eq!(contents, members.iter().map(|pe| vec![pe.get() as u8]).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn a_member_alone_gets_its_own_back() {
+    let alone = Rendezvous::join(&Job::single(), Options::default()).unwrap();
+    let members = pes([0]);
+    assert_eq!(content(alone.share_descriptor(&members, Some(memory(b"mine"))).unwrap()), b"mine");
+    assert_eq!(content(&alone.exchange_descriptors(&members, memory(b"mine")).unwrap()[0]), b"mine");
+}
+
+#[test]
+fn wrong_members_or_descriptors_are_refused() {
+    let party = Party::new(2);
+    party.run(0..2, |rendezvous| {
+        let me = rendezvous.pe();
+        for members in [pes([]), pes([1 - me.get()]), pes([0, 1, 1]), pes([0, 1, 2])] {
+            let error = rendezvous.exchange_descriptors(&members, memory(b"")).unwrap_err();
+            assert!(matches!(error, BootstrapError::Misuse { what: "members", .. }), "{error}");
+        }
+        let both = pes([0, 1]);
+        let wrong = (me != both[0]).then(|| memory(b""));
+        let error = rendezvous.share_descriptor(&both, wrong).unwrap_err();
+        assert!(matches!(error, BootstrapError::Misuse { what: "fd", .. }), "{error}");
+    });
+}
+
+#[test]
+fn members_that_do_not_come_are_named_to_the_others() {
+    let party = Party::new(4);
+    let members = pes(0..4);
+    party.try_run(0..4, Duration::from_secs(1), |joined| {
+        let rendezvous = joined.unwrap();
+        rendezvous.barrier("start").unwrap();
+        if rendezvous.pe() == Pe::new(3) {
+            return party.until(|state| state.left.len() == 3);
+        }
+        match rendezvous.exchange_descriptors(&members, memory(b"")).unwrap_err() {
+            BootstrapError::Timeout { missing, .. } => assert_eq!(missing, pes([3])),
+            other => panic!("{other}"),
+        }
+        rendezvous.leave().unwrap();
+    });
+}
+
+#[test]
+fn a_member_that_dies_meanwhile_is_named_at_once() {
+    // The leader, and another one.
+    for dead in [0, 2] {
+        let party = Party::new(3);
+        let members = pes(0..3);
+        party.run(0..3, |rendezvous| {
+            rendezvous.barrier("start").unwrap();
+            if rendezvous.pe() == Pe::new(dead) {
+                return;
+            }
+            let start = Instant::now();
+            let error = rendezvous.exchange_descriptors(&members, memory(b"")).unwrap_err();
+            assert!(matches!(error, BootstrapError::PeLost { pe, .. } if pe == Pe::new(dead)), "{error}");
+            assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+            // Stays until the other one has seen the first loss, which is this PE's own otherwise.
+            thread::sleep(Duration::from_millis(300));
+        });
+    }
+}
+
+/// The names of the sockets through which descriptors are handed at present.
+fn sockets() -> Vec<String> {
+    let all = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let names = all.lines().filter(|line| line.contains(" 00010000 ")).filter_map(|line| line.rsplit_once('@'));
+    names.map(|(_, name)| name.to_owned()).filter(|name| name.starts_with("peerweave-")).collect()
+}
+
+#[test]
+fn strangers_that_come_first_get_nothing_and_disturb_nobody() {
+    let party = Party::new(3);
+    let members = pes(0..3);
+    party.run(0..3, |rendezvous| {
+        if rendezvous.pe() == Pe::new(2) {
+            // The leader waits for this PE: whatever sockets there are, one of them is its. All kinds of strangers come.
+            thread::sleep(Duration::from_millis(50));
+            let mut strangers = Vec::new();
+            for name in sockets() {
+                for garbage in [&b""[..], b"x", b"peerw-fd", &[0; 44], &[0xff; 4096]] {
+                    let Ok(mut stream) = UnixStream::connect_addr(&SocketAddr::from_abstract_name(&name).unwrap()) else {
+                        continue;
+                    };
+                    let _ = stream.write_all(garbage);
+                    strangers.push(stream);
+                }
+            }
+            assert!(strangers.len() >= 10, "the server and the leader listen");
+            let shared = rendezvous.share_descriptor(&members, None).unwrap();
+            assert_eq!(content(shared), b"shared");
+            for mut stranger in strangers {
+                stranger.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+                let mut said = Vec::new();
+                let _ = stranger.read_to_end(&mut said);
+                assert_eq!(said, b"");
+            }
+        } else {
+            let mine = (rendezvous.pe() == members[0]).then(|| memory(b"shared"));
+            assert_eq!(content(rendezvous.share_descriptor(&members, mine).unwrap()), b"shared");
+        }
+        rendezvous.barrier("end").unwrap();
+    });
+}
+
+#[test]
+fn a_crowd_of_strangers_delays_the_members_only_a_little() {
+    let party = Party::new(2);
+    let members = pes(0..2);
+    party.run(0..2, |rendezvous| {
+        if rendezvous.pe() == Pe::new(0) {
+            assert_eq!(content(rendezvous.share_descriptor(&members, Some(memory(b"shared"))).unwrap()), b"shared");
+            return rendezvous.barrier("end").unwrap();
+        }
+        thread::sleep(Duration::from_millis(50));
+        let names = sockets();
+        let connect = |name: &String| UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).unwrap()).ok();
+        let crowd: Vec<UnixStream> = (0..100).flat_map(|_| names.iter().filter_map(connect)).collect();
+        let start = Instant::now();
+        assert_eq!(content(rendezvous.share_descriptor(&members, None).unwrap()), b"shared");
+        assert!(start.elapsed() < LONG / 2);
+        drop(crowd);
+        rendezvous.barrier("end").unwrap();
+    });
+}
+
+#[test]
+fn no_socket_stays_behind() {
+    let party = Party::new(2);
+    let members = pes(0..2);
+    let names = party.run(0..2, |rendezvous| {
+        let mine = (rendezvous.pe() == members[0]).then(|| memory(b""));
+        let key = "during";
+        if rendezvous.pe() == Pe::new(1) {
+            thread::sleep(Duration::from_millis(30));
+            rendezvous.put(key, sockets().join("\n").as_bytes()).unwrap();
+        }
+        rendezvous.share_descriptor(&members, mine).unwrap();
+        rendezvous.barrier("end").unwrap();
+        String::from_utf8(rendezvous.get(key).unwrap()).unwrap()
+    });
+    let peerweave_bootstrap::Endpoint::Unix(server) = party.server.endpoint().clone() else { panic!("not a Unix socket") };
+    assert!(names[0].contains(&server));
+    drop(party);
+    common::eventually("the end of the server's socket", || !common::socket_exists(&server));
+}

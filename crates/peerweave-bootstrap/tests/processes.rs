@@ -1,0 +1,353 @@
+//! PEs as processes, which can be killed. Without a harness: the processes are copies of this one, told by a variable what to do.
+
+mod common;
+
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    println!("these scenarios need Linux");
+}
+
+#[cfg(target_os = "linux")]
+fn main() {
+    match std::env::var(linux::ROLE) {
+        Ok(role) => linux::role(&role),
+        Err(_) => linux::scenarios(),
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::fs::File;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::fs::FileExt;
+    use std::process::{Child, ChildStdout, Command, Stdio};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Loss, Options, Pe, Rendezvous};
+
+    use crate::common::{LONG, Party, SOON, eventually, socket_exists};
+
+    pub(crate) const ROLE: &str = "TEST_ROLE";
+
+    /// A PE in a process of its own, killed when the scenario is over.
+    struct Process {
+        child: Child,
+        output: BufReader<ChildStdout>,
+    }
+
+    impl Process {
+        fn start(role: &str, vars: impl IntoIterator<Item = (&'static str, String)>) -> Self {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.env(ROLE, role).envs(vars).stdout(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            let output = BufReader::new(child.stdout.take().unwrap());
+            Self { child, output }
+        }
+
+        fn line(&mut self) -> String {
+            let mut line = String::new();
+            self.output.read_line(&mut line).unwrap();
+            line.trim_end().to_owned()
+        }
+
+        fn kill(&mut self) {
+            self.child.kill().unwrap();
+            self.child.wait().unwrap();
+        }
+    }
+
+    impl Drop for Process {
+        fn drop(&mut self) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+
+    fn start_all(party: &Party, role: &str, pes: impl IntoIterator<Item = u32>) -> Vec<Process> {
+        pes.into_iter().map(|pe| Process::start(role, party.job(pe).to_vars())).collect()
+    }
+
+    /// All of them say that `pe` is lost, soon after `since`.
+    fn all_name(processes: &mut [Process], pe: u32, since: Instant) {
+        for process in processes {
+            assert_eq!(process.line(), format!("lost {pe}"));
+        }
+        assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
+    }
+
+    // What a process does, by its role. It prints a line for each step.
+
+    pub(crate) fn role(role: &str) {
+        let joined = || Rendezvous::join(&Job::from_env().unwrap(), Options { deadline: LONG, ..Options::default() });
+        match role {
+            "exchange" => {
+                let rendezvous = joined().unwrap();
+                let blobs = rendezvous.exchange("pids", &std::process::id().to_le_bytes()).unwrap();
+                println!("{}", blobs.len());
+                rendezvous.leave().unwrap();
+            }
+            "join" => say(joined().map(|_| ())),
+            "barrier" => {
+                let rendezvous = joined().unwrap();
+                println!("joined");
+                say(rendezvous.barrier("never complete"));
+                wait_for_ever();
+            }
+            "hang" => {
+                println!("hanging");
+                wait_for_ever();
+            }
+            "join and hang" => {
+                let _rendezvous = joined().unwrap();
+                println!("joined");
+                wait_for_ever();
+            }
+            "fork" => fork(joined().unwrap()),
+            "descriptor" => {
+                let rendezvous = joined().unwrap();
+                let members: Vec<Pe> = (0..rendezvous.n_pes()).map(Pe::new).collect();
+                let mine = (rendezvous.pe() == members[0]).then(|| {
+                    let memory = rustix::fs::memfd_create("shared", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+                    File::from(memory)
+                });
+                let shared = File::from(rendezvous.share_descriptor(&members, mine.map(Into::into)).unwrap());
+                shared.write_all_at(&[1], u64::from(rendezvous.pe().get())).unwrap();
+                rendezvous.barrier("written").unwrap();
+                println!("{}", shared.metadata().unwrap().len());
+                rendezvous.leave().unwrap();
+            }
+            "share" => {
+                let rendezvous = joined().unwrap();
+                println!("joined");
+                let members: Vec<Pe> = (0..rendezvous.n_pes()).map(Pe::new).collect();
+                let mine = (rendezvous.pe() == members[0]).then(|| File::open("/dev/zero").unwrap().into());
+                say(rendezvous.share_descriptor(&members, mine).map(|_| ()));
+                wait_for_ever();
+            }
+            other => panic!("no such role: {other}"),
+        }
+    }
+
+    fn say(result: Result<(), BootstrapError>) {
+        match result {
+            Ok(()) => println!("ok"),
+            Err(BootstrapError::PeLost { pe, .. }) => println!("lost {}", pe.get()),
+            Err(BootstrapError::Timeout { missing, .. }) => println!("missing {missing:?}"),
+            Err(error) => println!("{error}"),
+        }
+    }
+
+    fn wait_for_ever() {
+        loop {
+            thread::sleep(LONG);
+        }
+    }
+
+    /// Forks, and the child keeps the socket open and tries to be a PE.
+    fn fork(rendezvous: Rendezvous) {
+        // SAFETY: this process has one thread, so that no lock is held by a thread that the child lacks.
+        match unsafe { libc::fork() } {
+            0 => {
+                let refused = matches!(rendezvous.barrier("child"), Err(BootstrapError::Forked { .. }));
+                println!("refused {refused} {}", std::process::id());
+                wait_for_ever();
+            }
+            child => {
+                assert!(child > 0);
+                wait_for_ever();
+            }
+        }
+    }
+
+    // The scenarios.
+
+    pub(crate) fn scenarios() {
+        let all: [(&str, fn()); 10] = [
+            ("eight_processes_join_and_exchange_in_time", eight_processes_join_and_exchange_in_time),
+            ("a_process_killed_before_it_joins_is_named", a_process_killed_before_it_joins_is_named),
+            ("a_process_killed_during_the_join_is_named", a_process_killed_during_the_join_is_named),
+            ("a_process_killed_after_the_join_is_named", a_process_killed_after_the_join_is_named),
+            ("processes_of_torchrun_find_each_other_and_leave_nothing", processes_of_torchrun_find_each_other_and_leave_nothing),
+            ("a_killed_pe_0_that_served_is_named_and_leaves_nothing", a_killed_pe_0_that_served_is_named_and_leaves_nothing),
+            ("a_child_that_outlives_its_pe_does_not_hide_the_loss", a_child_that_outlives_its_pe_does_not_hide_the_loss),
+            ("processes_share_memory", processes_share_memory),
+            ("a_process_killed_while_memory_is_shared_is_named", a_process_killed_while_memory_is_shared_is_named),
+            ("a_stopped_server_keeps_nobody_past_the_deadline", a_stopped_server_keeps_nobody_past_the_deadline),
+        ];
+        let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+        if std::env::args().any(|argument| argument == "--list") {
+            return all.iter().for_each(|(name, _)| println!("{name}: test"));
+        }
+        for (name, scenario) in all {
+            if arguments.is_empty() || arguments.iter().any(|part| name.contains(part.as_str())) {
+                let start = Instant::now();
+                scenario();
+                println!("scenario {name} ... ok ({:.0?})", start.elapsed());
+            }
+        }
+    }
+
+    fn eight_processes_join_and_exchange_in_time() {
+        let party = Party::new(8);
+        let start = Instant::now();
+        let mut processes = start_all(&party, "exchange", 0..8);
+        for process in &mut processes {
+            assert_eq!(process.line(), "8");
+        }
+        println!("8 processes, start to end of the first exchange: {:?}", start.elapsed());
+        assert!(start.elapsed() < LONG / 2);
+        party.until(|state| state.left.len() == 8 && state.lost.is_empty());
+    }
+
+    fn a_process_killed_before_it_joins_is_named() {
+        let party = Party::new(4);
+        let mut processes = start_all(&party, "join", 0..3);
+        let mut hanging = Process::start("hang", party.job(3).to_vars());
+        assert_eq!(hanging.line(), "hanging");
+        party.until(|state| state.joined.len() == 3);
+        hanging.kill();
+        let since = Instant::now();
+        // As a launcher does, which sees the process end.
+        party.server.report_lost(Pe::new(3), "signal 9");
+        all_name(&mut processes, 3, since);
+    }
+
+    fn a_process_killed_during_the_join_is_named() {
+        let party = Party::new(4);
+        let mut processes = start_all(&party, "join", 0..3);
+        party.until(|state| state.joined.len() == 3);
+        let since = Instant::now();
+        processes.remove(1).kill();
+        all_name(&mut processes, 1, since);
+        assert!(party.server.state().lost.contains(&(Pe::new(1), Loss::Disconnected)));
+    }
+
+    fn a_process_killed_after_the_join_is_named() {
+        for killed in [0, 3] {
+            let party = Party::new(4);
+            let mut others = start_all(&party, "barrier", (0..4).filter(|pe| *pe != killed));
+            let mut victim = Process::start("join and hang", party.job(killed).to_vars());
+            assert_eq!(victim.line(), "joined");
+            for process in &mut others {
+                assert_eq!(process.line(), "joined");
+            }
+            let since = Instant::now();
+            victim.kill();
+            all_name(&mut others, killed, since);
+        }
+    }
+
+    /// The variables of torchrun for one PE of a job on this machine, with a port that tells jobs apart.
+    fn torchrun(pe: u32, n_pes: u32, port: u32) -> Vec<(&'static str, String)> {
+        vec![
+            ("RANK", pe.to_string()),
+            ("LOCAL_RANK", pe.to_string()),
+            ("WORLD_SIZE", n_pes.to_string()),
+            ("LOCAL_WORLD_SIZE", n_pes.to_string()),
+            ("MASTER_ADDR", "127.0.0.1".to_owned()),
+            ("MASTER_PORT", port.to_string()),
+            ("TORCHELASTIC_RUN_ID", std::process::id().to_string()),
+        ]
+    }
+
+    fn name_of(vars: &[(&'static str, String)]) -> String {
+        let find = |name: &str| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
+        match Job::from_vars(&find).unwrap().rendezvous {
+            Some(Endpoint::Unix(name)) => name,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn processes_of_torchrun_find_each_other_and_leave_nothing() {
+        let mut processes: Vec<Process> = (0..4).map(|pe| Process::start("exchange", torchrun(pe, 4, 1))).collect();
+        for process in &mut processes {
+            assert_eq!(process.line(), "4");
+            assert!(process.child.wait().unwrap().success());
+        }
+        assert!(!socket_exists(&name_of(&torchrun(0, 4, 1))));
+    }
+
+    fn a_killed_pe_0_that_served_is_named_and_leaves_nothing() {
+        let mut serving = Process::start("join and hang", torchrun(0, 3, 2));
+        let mut others: Vec<Process> = (1..3).map(|pe| Process::start("barrier", torchrun(pe, 3, 2))).collect();
+        assert_eq!(serving.line(), "joined");
+        for process in &mut others {
+            assert_eq!(process.line(), "joined");
+        }
+        let name = name_of(&torchrun(0, 3, 2));
+        assert!(socket_exists(&name));
+        let since = Instant::now();
+        serving.kill();
+        all_name(&mut others, 0, since);
+        drop(others);
+        eventually("the end of the sockets", || !socket_exists(&name));
+    }
+
+    fn a_child_that_outlives_its_pe_does_not_hide_the_loss() {
+        let party = Party::new(2);
+        let mut waiting = start_all(&party, "barrier", [0]);
+        let mut forked = Process::start("fork", party.job(1).to_vars());
+        assert_eq!(waiting[0].line(), "joined");
+        let line = forked.line();
+        let (answer, child) = line.rsplit_once(' ').unwrap();
+        assert_eq!(answer, "refused true");
+        let since = Instant::now();
+        forked.kill();
+        all_name(&mut waiting, 1, since);
+        let child = rustix::process::Pid::from_raw(child.parse().unwrap()).unwrap();
+        rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
+    }
+
+    fn processes_share_memory() {
+        let party = Party::new(4);
+        let mut processes = start_all(&party, "descriptor", 0..4);
+        for process in &mut processes {
+            assert_eq!(process.line(), "4");
+        }
+    }
+
+    fn a_process_killed_while_memory_is_shared_is_named() {
+        // The leader, which makes the others wait, and a member that the leader waits for.
+        for killed in [0, 2] {
+            let party = Party::new(3);
+            let mut others = start_all(&party, "share", (0..3).filter(|pe| *pe != killed));
+            let mut victim = Process::start("join and hang", party.job(killed).to_vars());
+            assert_eq!(victim.line(), "joined");
+            for process in &mut others {
+                assert_eq!(process.line(), "joined");
+            }
+            thread::sleep(Duration::from_millis(50));
+            let since = Instant::now();
+            victim.kill();
+            if killed == 0 {
+                all_name(&mut others, killed, since);
+            } else {
+                // The leader is among those who wait; PE 1 has what it came for.
+                all_name(&mut others[..1], killed, since);
+                assert_eq!(others[1].line(), "ok");
+            }
+        }
+    }
+
+    fn a_stopped_server_keeps_nobody_past_the_deadline() {
+        let mut serving = Process::start("join and hang", torchrun(0, 2, 3));
+        let name = name_of(&torchrun(0, 2, 3));
+        eventually("the server", || socket_exists(&name));
+        let pid = rustix::process::Pid::from_child(&serving.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        eventually("the stop of every thread", || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", serving.child.id())).unwrap();
+            let status = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("status")).unwrap();
+            tasks.map(|task| status(task.unwrap())).all(|status| status.contains("State:\tT"))
+        });
+        let vars = torchrun(1, 2, 3);
+        let job = Job::from_vars(&|name: &str| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone()));
+        let since = Instant::now();
+        let options = Options { deadline: Duration::from_millis(300), ..Options::default() };
+        let error = Rendezvous::join(&job.unwrap(), options).unwrap_err();
+        assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if *missing == [Pe::new(0)]), "{error}");
+        assert!(since.elapsed() < SOON);
+        serving.kill();
+    }
+}

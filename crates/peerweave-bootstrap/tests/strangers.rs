@@ -1,0 +1,232 @@
+//! Whatever connects and is no PE of the job: it costs its own connection and disturbs nobody.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::thread;
+use std::time::Duration;
+
+use common::{LONG, Party, eventually};
+use peerweave_bootstrap::proto::{Collective, Frame, Hello, ROUND_BIT, decode};
+use peerweave_bootstrap::{Endpoint, Pe, Refusal, ServerOptions, Token};
+
+fn connect(party: &Party) -> UnixStream {
+    let Endpoint::Unix(name) = party.server.endpoint() else { panic!("not a Unix socket") };
+    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream
+}
+
+fn hello(party: &Party, pe: u32) -> Hello {
+    Hello { pe, n_pes: party.n_pes, pid: 1, token: party.token }
+}
+
+/// Everything that the server says until it closes.
+fn rest(mut stream: UnixStream) -> Vec<u8> {
+    let mut said = Vec::new();
+    match stream.read_to_end(&mut said) {
+        // The server may close with bytes of ours unread.
+        Err(error) if error.kind() != ErrorKind::ConnectionReset => panic!("{error}"),
+        _ => said,
+    }
+}
+
+/// Runs a whole job whose last PE joins after the strangers have had their turn.
+fn with_strangers(options: ServerOptions, strangers: impl FnOnce(&Party)) {
+    let party = Party::with(4, Endpoint::random_unix().unwrap(), options);
+    thread::scope(|scope| {
+        let job = scope.spawn(|| {
+            party.run(0..3, |rendezvous| {
+                let blobs = rendezvous.exchange("undisturbed", rendezvous.pe().to_string().as_bytes()).unwrap();
+                assert_eq!(blobs, [b"PE 0", b"PE 1", b"PE 2", b"PE 3"]);
+                rendezvous.leave().unwrap();
+            })
+        });
+        strangers(&party);
+        let last = party.join(3, LONG).unwrap();
+        last.exchange("undisturbed", b"PE 3").unwrap();
+        last.leave().unwrap();
+        job.join().unwrap();
+    });
+    party.until(|state| state.left.len() == 4);
+}
+
+#[test]
+fn garbage_is_dropped_at_its_first_bytes() {
+    with_strangers(ServerOptions::default(), |party| {
+        for garbage in [
+            &b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..],
+            &[0; 64],
+            &[0xff; 4096],
+            b"SSH-2.0-OpenSSH_9.6\r\n",
+            // The right length and kind, the wrong magic.
+            &[55, 0, 0, 0, 1, b'p', b'e', b'e', b'X'],
+        ] {
+            let mut stream = connect(party);
+            // The server may close before all is written.
+            let _ = stream.write_all(garbage);
+            assert_eq!(rest(stream), b"", "{garbage:?}");
+        }
+        party.until(|state| state.strangers_dropped >= 5);
+    });
+}
+
+#[test]
+fn frames_of_members_mean_nothing_from_a_stranger() {
+    with_strangers(ServerOptions::default(), |party| {
+        for frame in [
+            Frame::Leave,
+            Frame::Check { request: 1 },
+            Frame::Put { request: 1, key: "k".into(), value: vec![0; 100] },
+            Frame::Enter { request: ROUND_BIT, collective: Collective::Barrier, label: "undisturbed".into(), blob: vec![] },
+            Frame::Welcome,
+            Frame::Done { request: 0 },
+        ] {
+            let mut stream = connect(party);
+            let _ = stream.write_all(&frame.to_bytes());
+            assert_eq!(rest(stream), b"", "{frame:?}");
+        }
+    });
+}
+
+#[test]
+fn a_wrong_token_is_told_and_dropped() {
+    with_strangers(ServerOptions::default(), |party| {
+        let mut stream = connect(party);
+        let wrong = Hello { token: Token::random().unwrap(), ..hello(party, 3) };
+        stream.write_all(&Frame::Hello(wrong).to_bytes()).unwrap();
+        let (frame, _) = decode(&rest(stream)).unwrap().unwrap();
+        assert_eq!(frame, Frame::Refused { reason: Refusal::Token });
+    });
+}
+
+#[test]
+fn another_version_is_told_and_dropped() {
+    with_strangers(ServerOptions::default(), |party| {
+        let mut bytes = Frame::Hello(hello(party, 3)).to_bytes();
+        bytes[13] = 2;
+        let mut stream = connect(party);
+        stream.write_all(&bytes).unwrap();
+        let (frame, _) = decode(&rest(stream)).unwrap().unwrap();
+        assert_eq!(frame, Frame::Refused { reason: Refusal::Version });
+    });
+}
+
+#[test]
+fn silence_half_hellos_and_slow_ones_are_dropped_in_time() {
+    let options = ServerOptions { hello_within: Duration::from_millis(200), ..ServerOptions::default() };
+    with_strangers(options, |party| {
+        let silent = connect(party);
+        let mut half = connect(party);
+        half.write_all(&Frame::Hello(hello(party, 3)).to_bytes()[..30]).unwrap();
+        let mut slow = connect(party);
+        let bytes = Frame::Hello(hello(party, 3)).to_bytes();
+        let mut sent = 0;
+        // A byte every 20 ms would take more than a second.
+        while sent < bytes.len() && slow.write_all(&bytes[sent..=sent]).is_ok() {
+            sent += 1;
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert!(sent < bytes.len(), "the slow hello was heard to its end");
+        for stream in [silent, half, slow] {
+            assert_eq!(rest(stream), b"");
+        }
+        assert_eq!(party.server.state().strangers_dropped, 3);
+    });
+}
+
+#[test]
+fn more_strangers_than_the_server_bears_push_out_their_oldest() {
+    let options = ServerOptions { max_strangers: 8, ..ServerOptions::default() };
+    with_strangers(options, |party| {
+        let crowd: Vec<UnixStream> = (0..200).map(|_| connect(party)).collect();
+        party.until(|state| state.strangers_dropped >= 180);
+        let open = crowd.iter().filter(|stream| {
+            stream.set_nonblocking(true).unwrap();
+            matches!((&**stream).read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
+        });
+        assert!(open.count() <= 8 + 4);
+    });
+}
+
+#[test]
+fn a_member_that_breaks_the_protocol_is_lost_and_named() {
+    let breaches: [Vec<u8>; 4] = [
+        vec![0xff; 64],
+        Frame::Welcome.to_bytes(),
+        // A round that is not its next one.
+        Frame::Enter { request: ROUND_BIT | 7, collective: Collective::Barrier, label: "x".into(), blob: vec![] }.to_bytes(),
+        // A frame longer than any.
+        vec![0, 0, 0x20, 0, 2],
+    ];
+    for breach in breaches {
+        let party = Party::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut stream = connect(&party);
+                stream.write_all(&Frame::Hello(hello(&party, 1)).to_bytes()).unwrap();
+                party.until(|state| state.joined.len() == 2);
+                let _ = stream.write_all(&breach);
+                rest(stream);
+            });
+            let rendezvous = party.join(0, LONG).unwrap();
+            assert_eq!(rendezvous.barrier("x").unwrap_err().blamed(), [Pe::new(1)]);
+        });
+    }
+}
+
+#[test]
+fn a_member_that_never_reads_is_dropped_and_nobody_waits_for_it_to() {
+    let options = ServerOptions { max_unread_bytes: 4 << 20, ..ServerOptions::default() };
+    let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut stream = connect(&party);
+            stream.write_all(&Frame::Hello(hello(&party, 1)).to_bytes()).unwrap();
+            let value = vec![0; 1 << 20];
+            stream.write_all(&Frame::Put { request: 1, key: "k".into(), value }.to_bytes()).unwrap();
+            for request in 2..100 {
+                if stream.write_all(&Frame::Get { request, key: "k".into(), wait: false }.to_bytes()).is_err() {
+                    break;
+                }
+            }
+            party.until(|state| !state.lost.is_empty());
+        });
+        let rendezvous = party.join(0, LONG).unwrap();
+        for _ in 0..10 {
+            rendezvous.try_get("another").unwrap();
+        }
+        assert_eq!(rendezvous.get("never").unwrap_err().blamed(), [Pe::new(1)]);
+    });
+}
+
+#[test]
+fn frames_in_single_bytes_are_understood() {
+    let party = Party::new(1);
+    let mut stream = connect(&party);
+    let mut bytes = Frame::Hello(hello(&party, 0)).to_bytes();
+    Frame::Put { request: 5, key: "k".into(), value: b"v".to_vec() }.encode(&mut bytes);
+    Frame::Get { request: 6, key: "k".into(), wait: true }.encode(&mut bytes);
+    Frame::Leave.encode(&mut bytes);
+    for byte in bytes {
+        stream.write_all(&[byte]).unwrap();
+    }
+    let said = rest(stream);
+    let mut at = 0;
+    for expected in [
+        Frame::Welcome,
+        Frame::Done { request: 0 },
+        Frame::Done { request: 5 },
+        Frame::Value { request: 6, value: b"v".to_vec() },
+    ] {
+        let (frame, used) = decode(&said[at..]).unwrap().unwrap();
+        assert_eq!(frame, expected);
+        at += used;
+    }
+    assert_eq!(at, said.len());
+    eventually("the farewell", || party.server.state().left.len() == 1);
+}

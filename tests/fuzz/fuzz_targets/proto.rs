@@ -1,0 +1,29 @@
+//! The decoder of the rendezvous against arbitrary bytes: it never panics, takes no more than there is, and is canonical.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use peerweave_bootstrap::proto::{MAX_FRAME_LEN_BYTES, decode};
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut rest = bytes;
+    loop {
+        match decode(rest) {
+            Ok(Some((frame, used))) => {
+                assert!(used > 4 && used <= rest.len() && used <= 4 + MAX_FRAME_LEN_BYTES);
+                assert_eq!(frame.to_bytes(), &rest[..used]);
+                // A frame that is cut short asks for more: nothing is decided before it is there.
+                assert_eq!(decode(&rest[..used - 1]), Ok(None));
+                rest = &rest[used..];
+            }
+            Ok(None) => break,
+            Err(error) => {
+                // More bytes cannot mend it.
+                let mut longer = rest.to_vec();
+                longer.extend([0; 8]);
+                assert_eq!(decode(&longer), Err(error));
+                break;
+            }
+        }
+    }
+});
