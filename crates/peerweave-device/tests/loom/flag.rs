@@ -1,13 +1,13 @@
 //! One PE posts, another waits.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
-use crate::{Patience, Plain, check, refuted};
+use crate::{Patience, Plain, Team, check, refuted};
 use peerweave_device::flag;
 
 /// Each epoch hands over one more piece of data; the waiter looks at every second epoch only.
 fn data_is_there_when_the_flag_is_reached<W: TestWord>() {
     check(
-        2,
+        Team::PAIR,
         || (W::default(), [const { () }; 3].map(|()| Plain::default())),
         |rank, (word, data)| {
             if rank == 0 {
@@ -40,7 +40,7 @@ refuted!(a_flag_that_does_not_acquire_is_refuted, data_is_there_when_the_flag_is
 #[test]
 fn two_flags_hand_a_cell_to_and_fro() {
     check(
-        2,
+        Team::PAIR,
         || ([Exact::default(), Exact::default()], Plain::default()),
         |rank, (words, cell)| {
             for epoch in 1..=3 {

@@ -1,7 +1,7 @@
 //! A rendezvous: the producer's buffer is named by a descriptor, read by the consumer, and free again when acknowledged.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
-use crate::{Plain, check, refuted, several};
+use crate::{Plain, Team, check, refuted, several};
 use peerweave_device::mailbox::{Consumer, Producer, Ring};
 use peerweave_device::{Line, Word};
 
@@ -57,7 +57,7 @@ impl<W: TestWord> Box<W> {
 
 fn rendezvous<W: TestWord>(capacity: usize, messages: u64) {
     check(
-        2,
+        Team::PAIR,
         move || Box::<W>::new(capacity),
         move |rank, mailbox| {
             if rank == 0 {
@@ -91,7 +91,7 @@ refuted!(a_mailbox_that_does_not_acquire_is_refuted, "torn or overwritten", rend
 /// Acknowledges `early` or late; the producer waits for that before it writes its buffer again.
 fn one_buffer(early: bool, wait_for_acknowledgement: bool) {
     check(
-        2,
+        Team::PAIR,
         || Box::<Exact>::new(1),
         move |rank, mailbox| {
             let ring = mailbox.ring();
@@ -135,7 +135,7 @@ refuted!(a_buffer_used_again_before_the_acknowledgement_is_refuted, one_buffer(f
 // The producer believes that its first message is acknowledged, which nobody has popped.
 refuted!(a_full_mailbox_that_takes_more_is_refuted, "torn or overwritten", {
     check(
-        2,
+        Team::PAIR,
         || (several::<Exact>(LINE), [Exact::default(), Exact::default()]),
         |rank, (line, acknowledged)| {
             let ring = |side: usize| Ring::new(1, |_| Line::from_words(line), &acknowledged[side]);
@@ -160,7 +160,7 @@ refuted!(a_full_mailbox_that_takes_more_is_refuted, "torn or overwritten", {
 #[test]
 fn two_mailboxes_are_polled_at_once() {
     check(
-        3,
+        Team::of_three(3),
         || [Box::<Exact>::new(1), Box::new(1)],
         |rank, mailboxes| {
             if rank == 0 {

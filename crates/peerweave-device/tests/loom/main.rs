@@ -34,22 +34,23 @@ macro_rules! refuted {
 }
 pub(crate) use refuted;
 
-/// Checks every execution of a team of `ranks`, whose shared state `memory` makes anew for each. A rank may give up, for a [`Patience`] that is
+/// Checks every execution of this team, whose shared state `memory` makes anew for each. A rank may give up, for a [`Patience`] that is
 /// at its end; there must be executions in which none does.
 fn check<M: Send + Sync + 'static>(
-    ranks: usize,
+    team: Team,
     memory: impl Fn() -> M + Send + Sync + 'static,
     body: impl Fn(usize, &M) -> Result<(), GaveUp> + Send + Sync + 'static,
 ) {
     let mut checker = loom::model::Builder::new();
-    checker.preemption_bound = checker.preemption_bound.or(Some(3));
+    let bound = checker.preemption_bound.unwrap_or(usize::from(u8::MAX)).min(team.preemptions);
+    checker.preemption_bound = Some(bound);
     // Not the checker's `Arc`: it cannot be dropped by a thread that a refuted execution never started.
     let body = Arc::new(body);
     let completed = Arc::new(AtomicUsize::new(0));
     let count = completed.clone();
     checker.check(move || {
         let memory = Arc::new(memory());
-        let others: Vec<_> = (1..ranks)
+        let others: Vec<_> = (1..team.ranks)
             .map(|rank| {
                 let (memory, body) = (memory.clone(), body.clone());
                 loom::thread::spawn(move || body(rank, &memory))
@@ -62,6 +63,28 @@ fn check<M: Send + Sync + 'static>(
         count.fetch_add(usize::from(outcome.is_ok()), Ordering::Relaxed);
     });
     assert!(completed.load(Ordering::Relaxed) > 0, "somebody gave up in every execution");
+}
+
+/// Who takes part in a scenario, and how far it is searched.
+#[derive(Clone, Copy)]
+struct Team {
+    ranks: usize,
+    /// How often, at most, a rank is interrupted where it could go on; `LOOM_MAX_PREEMPTIONS` lowers it. What three ranks can do grows so fast
+    /// that each scenario of three states what a minute allows.
+    preemptions: usize,
+}
+
+impl Team {
+    const PAIR: Self = Self { ranks: 2, preemptions: 3 };
+
+    const fn of_three(preemptions: usize) -> Self {
+        Self { ranks: 3, preemptions }
+    }
+
+    /// What each wait of such a team is given.
+    fn patience(self) -> Patience {
+        if self.ranks == 2 { Patience::endless() } else { Patience::short() }
+    }
 }
 
 /// A rank has left a scenario: what it waited for did not come while it had patience.
@@ -81,11 +104,7 @@ impl Patience {
     /// For more: the checker runs the first of several threads that all wait, and never the others. Executions in which a rank gives up are cut
     /// short, not wrong: what happened until then is checked.
     const fn short() -> Self {
-        Self(3)
-    }
-
-    fn of(ranks: usize) -> Self {
-        if ranks == 2 { Self::endless() } else { Self::short() }
+        Self(1)
     }
 }
 

@@ -1,14 +1,14 @@
 //! Data, then a signal.
 
 use crate::words::{Exact, NoAcquire, NoRelease, RmwNoRelease, TestWord};
-use crate::{GaveUp, Patience, Plain, check, refuted, several};
+use crate::{GaveUp, Patience, Plain, Team, check, refuted, several};
 use peerweave_device::put_signal::{self, EXCLUDE_NONE, Several};
 use peerweave_types::{Compare, SignalOp};
 
 /// Rank 0 puts twice with a signal that is set; the second cell is announced by the higher value.
 fn set<W: TestWord>() {
     check(
-        2,
+        Team::PAIR,
         || (W::default(), several::<Plain>(2)),
         |rank, (word, data)| {
             if rank == 0 {
@@ -29,7 +29,7 @@ fn set<W: TestWord>() {
 /// Ranks 1 and 2 put and add; rank 0 waits for both. The signal of the first must survive the addition of the second.
 fn add<W: TestWord>() {
     check(
-        3,
+        Team::of_three(3),
         || (W::default(), several::<Plain>(2)),
         |rank, (word, data)| {
             if rank == 0 {
@@ -58,7 +58,7 @@ refuted!(a_wait_that_does_not_acquire_is_refuted, set::<NoAcquire>());
 refuted!(an_add_that_does_not_release_is_refuted, add::<RmwNoRelease>());
 refuted!(a_signal_before_its_data_is_refuted, {
     check(
-        2,
+        Team::PAIR,
         || (Exact::default(), Plain::default()),
         |rank, (word, data)| {
             if rank == 0 {
@@ -79,7 +79,7 @@ type WaitSeveral<W> = fn(&Several<&[W], fn(usize) -> bool>) -> Result<Vec<usize>
 /// Ranks 1 and 2 put and signal a word each.
 fn two_words<W: TestWord>(wait: WaitSeveral<W>, exclude: fn(usize) -> bool) {
     check(
-        3,
+        Team::of_three(3),
         || (several::<W>(2), several::<Plain>(2)),
         move |rank, (words, data)| {
             if rank == 0 {

@@ -1,7 +1,7 @@
 //! Payloads change hands in two lines per rank, which are used again and again.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
-use crate::{GaveUp, Patience, Plain, check, refuted, several};
+use crate::{GaveUp, Patience, Plain, Team, check, refuted, several};
 use peerweave_device::slot::{self, Slots};
 use peerweave_device::{Line, Pause, Word};
 use peerweave_types::Rank;
@@ -20,19 +20,19 @@ fn payload(rank: usize, epoch: u64) -> [u64; 2] {
 
 /// Every rank publishes and reads every other; nothing else holds a rank back. A cell of each rank is handed over beside its payload, to see
 /// that reading is ordered before the next but one is written.
-fn everybody_reads_everybody<W: TestWord>(ranks: usize, epochs: u64) {
+fn everybody_reads_everybody<W: TestWord>(team: Team, epochs: u64) {
     check(
-        ranks,
-        move || (several::<W>(2 * LINE * ranks), [several::<Plain>(ranks), several::<Plain>(ranks)]),
+        team,
+        move || (several::<W>(2 * LINE * team.ranks), [several::<Plain>(team.ranks), several::<Plain>(team.ranks)]),
         move |rank, (words, cells)| {
             let slots = slots(words);
             for epoch in 1..=epochs {
                 let cells = &cells[slot::parity(epoch)];
                 cells[rank].set(epoch);
                 slot::publish(&slots, Rank::new(rank as u32), epoch, &payload(rank, epoch));
-                for other in (0..ranks).filter(|other| *other != rank) {
+                for other in (0..team.ranks).filter(|other| *other != rank) {
                     let mut got = [0; 2];
-                    slot::read(&slots, Rank::new(other as u32), epoch, &mut got, &mut Patience::of(ranks))?;
+                    slot::read(&slots, Rank::new(other as u32), epoch, &mut got, &mut team.patience())?;
                     assert_eq!(got, payload(other, epoch), "torn or overwritten");
                     assert_eq!(cells[other].get(), epoch);
                 }
@@ -44,21 +44,21 @@ fn everybody_reads_everybody<W: TestWord>(ranks: usize, epochs: u64) {
 
 #[test]
 fn payloads_of_two_pes_are_whole_over_four_epochs() {
-    everybody_reads_everybody::<Exact>(2, 4);
+    everybody_reads_everybody::<Exact>(Team::PAIR, 4);
 }
 
 #[test]
 fn payloads_of_three_pes_are_whole_when_a_line_is_used_again() {
-    everybody_reads_everybody::<Exact>(3, 3);
+    everybody_reads_everybody::<Exact>(Team::of_three(1), 3);
 }
 
-refuted!(a_slot_that_does_not_release_is_refuted, everybody_reads_everybody::<NoRelease>(2, 3));
-refuted!(a_slot_that_does_not_acquire_is_refuted, everybody_reads_everybody::<NoAcquire>(2, 3));
+refuted!(a_slot_that_does_not_release_is_refuted, everybody_reads_everybody::<NoRelease>(Team::PAIR, 3));
+refuted!(a_slot_that_does_not_acquire_is_refuted, everybody_reads_everybody::<NoAcquire>(Team::PAIR, 3));
 
 /// The same, with nothing handed over but the payload: the checker's memory shows old words of a line where the orderings allow it.
 fn payloads_alone<W: TestWord>() {
     check(
-        2,
+        Team::PAIR,
         || several::<W>(4 * LINE),
         |rank, words| {
             let slots = slots(words);
@@ -88,10 +88,10 @@ type HoldBack<W> = fn(&[W], u64, &mut Patience) -> Result<(), GaveUp>;
 
 /// Rank 0 broadcasts a payload, and a cell beside it; the others publish nothing but that they have come, and read rank 0 alone. `hold_back` runs
 /// before each publication.
-fn broadcast<W: TestWord>(ranks: usize, epochs: u64, hold_back: HoldBack<W>, patience: Patience) {
+fn broadcast<W: TestWord>(team: Team, epochs: u64, hold_back: HoldBack<W>, patience: Patience) {
     check(
-        ranks,
-        move || (several::<W>(2 * LINE * ranks), several::<Plain>(2)),
+        team,
+        move || (several::<W>(2 * LINE * team.ranks), several::<Plain>(2)),
         move |rank, (words, cells)| {
             let slots = slots(words);
             for epoch in 1..=epochs {
@@ -118,17 +118,22 @@ fn ready<W: TestWord>(words: &[W], epoch: u64, patience: &mut Patience) -> Resul
 
 #[test]
 fn a_broadcast_held_back_by_ready_reaches_one_pe_whole() {
-    broadcast::<Exact>(2, 4, ready, Patience::endless());
+    broadcast::<Exact>(Team::PAIR, 4, ready, Patience::endless());
 }
 
 #[test]
 fn a_broadcast_held_back_by_ready_reaches_two_pes_whole() {
-    broadcast::<Exact>(3, 3, ready, Patience::short());
+    broadcast::<Exact>(Team::of_three(2), 3, ready, Patience::short());
 }
 
-refuted!(a_broadcast_that_nothing_holds_back_is_refuted, broadcast::<Exact>(2, 3, |_, _, _| Ok(()), Patience::short()));
+refuted!(a_broadcast_that_nothing_holds_back_is_refuted, broadcast::<Exact>(Team::PAIR, 3, |_, _, _| Ok(()), Patience::short()));
 refuted!(a_broadcast_held_back_by_an_epoch_too_old_is_refuted, {
-    broadcast::<Exact>(2, 3, |words, epoch, patience| ready(words, epoch.saturating_sub(1).max(1), patience), Patience::short())
+    broadcast::<Exact>(
+        Team::PAIR,
+        3,
+        |words, epoch, patience| ready(words, epoch.saturating_sub(1).max(1), patience),
+        Patience::short(),
+    )
 });
 refuted!(a_broadcast_held_back_without_acquire_is_refuted, {
     let ready_relaxed: HoldBack<Exact> = |words, epoch, patience| {
@@ -140,10 +145,10 @@ refuted!(a_broadcast_held_back_without_acquire_is_refuted, {
         }
         Ok(())
     };
-    broadcast::<Exact>(2, 3, ready_relaxed, Patience::short())
+    broadcast::<Exact>(Team::PAIR, 3, ready_relaxed, Patience::short())
 });
 refuted!(
     a_broadcast_that_does_not_release_is_refuted,
     "torn or overwritten",
-    broadcast::<NoRelease>(2, 3, ready, Patience::short())
+    broadcast::<NoRelease>(Team::PAIR, 3, ready, Patience::short())
 );
