@@ -462,3 +462,6 @@ fn bytes(frame: &Frame) -> Arc<[u8]> {
 fn send(out: &mut Vec<Action>, link: Link, frame: &Frame) {
     out.push(Action::Send(link, bytes(frame)));
 }
+
+#[cfg(test)]
+mod tests;

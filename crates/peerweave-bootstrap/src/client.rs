@@ -81,7 +81,7 @@ enum Link {
         news: Condvar,
     },
     Joined {
-        connection: Connection,
+        connection: Box<Connection>,
         endpoint: Endpoint,
     },
 }
@@ -417,7 +417,7 @@ fn serve(job: &Job, endpoint: &Endpoint, options: &ServerOptions, deadline: Inst
     }
 }
 
-fn connect(job: &Job, endpoint: &Endpoint, start: Instant, deadline: Instant) -> Result<Connection, BootstrapError> {
+fn connect(job: &Job, endpoint: &Endpoint, start: Instant, deadline: Instant) -> Result<Box<Connection>, BootstrapError> {
     let hello = Hello { pe: job.pe.get(), n_pes: job.n_pes, pid: std::process::id(), token: job.token };
     loop {
         let error = match Connection::open(endpoint, &hello, deadline)? {

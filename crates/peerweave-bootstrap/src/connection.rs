@@ -67,7 +67,7 @@ struct Slot {
 
 /// What came of an attempt to join.
 pub(crate) enum Attempt {
-    Joined(Connection),
+    Joined(Box<Connection>),
     /// No server, or one that went away before it answered: worth another attempt.
     Again(io::Error),
 }
@@ -127,7 +127,7 @@ impl Connection {
             desk.inbox = inbox;
             desk.dispatch();
         }
-        Ok(Attempt::Joined(connection))
+        Ok(Attempt::Joined(Box::new(connection)))
     }
 
     /// A number for the next request that is not collective.
