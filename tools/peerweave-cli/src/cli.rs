@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::bench::config::BenchArgs;
 use crate::exit;
 use crate::size::parse_duration;
 
@@ -24,6 +25,14 @@ pub struct Cli {
 pub enum Command {
     /// Start a program as N PEs of one job
     Run(RunArgs),
+    /// Measure an operation and check every element of its result
+    Bench(Box<BenchArgs>),
+    /// A PE of `bench`; started by it alone
+    #[command(hide = true, name = "bench-pe")]
+    BenchPe {
+        /// The configuration, as JSON.
+        config: String,
+    },
     /// Ends process groups when its standard input closes; started by the launcher alone
     #[command(hide = true, name = "guard")]
     Guard,

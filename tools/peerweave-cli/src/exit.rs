@@ -6,6 +6,8 @@ pub const OK: u8 = 0;
 pub const WRONG_VALUES: u8 = 1;
 /// The command line is wrong.
 pub const USAGE: u8 = 2;
+/// An operation of `bench` failed.
+pub const OPERATION_FAILED: u8 = 3;
 /// `--timeout` expired.
 pub const TIMED_OUT: u8 = 124;
 /// The launcher itself failed: no memory, no rendezvous, a file that cannot be written.
@@ -26,6 +28,7 @@ Exit codes:
   0      success
   1      bench: an element had a wrong value
   2      the command line is wrong
+  3      bench: an operation failed
   124    --timeout expired
   125    the launcher itself failed
   126    the program cannot be executed

@@ -3,8 +3,10 @@
 //! Moves no data itself: that is the work of the `peerweave` crate. Invariant: a command writes its result to standard output and everything
 //! else to standard error, and its exit code is one of [`exit`].
 
+pub mod bench;
 pub mod cli;
 pub mod exit;
+pub mod info;
 pub mod launch;
 pub mod logging;
 pub mod rendezvous;
@@ -26,6 +28,8 @@ pub fn main() -> ExitCode {
     }
     ExitCode::from(match cli.command {
         Command::Run(args) => run::main(&args),
+        Command::Bench(args) => bench::main(&args),
+        Command::BenchPe { config } => bench::pe::main(&config),
         Command::Guard => {
             launch::guard::main();
             exit::OK

@@ -1,0 +1,356 @@
+//! One operation on given buffers, as a closure that makes it any number of times in a row: what is timed. Times nothing and checks little.
+//!
+//! A closure and not a generic function is handed on: it is called once per batch, so that its indirection costs nothing that is measured.
+//!
+//! Invariant: a closure does per call what a user's program does and nothing else, but for `g`, `atomics` and `ping-pong`, which compare
+//! the word that they got with the one that is due.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use peerweave_core::{
+    Compare, Element, F8E4M3, F8E5M2, MaybeDest, MaybeSource, Number, Rank, ReduceOp, Reduction, Result, Source, Stream, StreamDest, StreamSource,
+    Symmetric, Team, Ticket, VectorCounts, World, bf16, f16,
+};
+
+use super::geometry::{Placement, View, vector_receives, vector_sends};
+use super::op::BenchOp;
+use super::pattern::{Sample, scalar};
+
+/// Makes the operation so many times.
+pub type Calls<'a> = Box<dyn FnMut(u64) -> Result<()> + 'a>;
+
+/// What the calls work with.
+pub struct Setting<'a, M> {
+    /// The world; its team is the one.
+    pub world: &'a World,
+    /// The queue, where stream-ordered forms are timed.
+    pub stream: Option<&'a Stream>,
+    /// Which operation, with which counts, on which rank.
+    pub view: View,
+    /// The input; of no use in place.
+    pub send: M,
+    /// The result; in place, both.
+    pub recv: M,
+}
+
+/// What one-sided operations work with besides.
+pub struct Words<'a> {
+    /// A word on every PE.
+    pub word: &'a Symmetric<u64>,
+    /// How many words came that were not due.
+    pub wrong: &'a Cell<u64>,
+}
+
+/// Repeats a blocking call.
+macro_rules! blocking {
+    ($call:expr) => {
+        Box::new(move |times| {
+            for _ in 0..times {
+                $call?;
+            }
+            Ok(())
+        })
+    };
+}
+
+/// Repeats one of two forms: the blocking one, or the stream-ordered one and then a wait for all.
+macro_rules! calls {
+    ($stream:expr, |$queue:ident| $queued:expr, $blocking:expr) => {
+        match $stream {
+            None => blocking!($blocking),
+            Some($queue) => Box::new(move |times| {
+                for _ in 0..times {
+                    $queued?;
+                }
+                $queue.synchronize()
+            }),
+        }
+    };
+}
+
+/// The operations that combine elements.
+pub fn reducing<'a, T, M>(setting: &'a Setting<'a, M>, redop: ReduceOp) -> Calls<'a>
+where
+    T: Sample + Number,
+    for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeDest<T, Argument = &'m M>,
+{
+    let Setting { world, stream, view, send, recv } = setting;
+    let (team, root) = (world.team(), Rank::new(view.root as u32));
+    let op = match redop {
+        ReduceOp::PreMulSum => Reduction::pre_mul_sum(scalar::<T>(view.rank)),
+        redop => Reduction::from(redop),
+    };
+    match (view.op, view.placement) {
+        (BenchOp::AllReduce, Placement::OutOfPlace) => {
+            calls!(*stream, |queue| team.all_reduce(queue, send, recv, op), team.all_reduce_blocking(send, recv, op))
+        }
+        (BenchOp::AllReduce, Placement::InPlace) => {
+            calls!(*stream, |queue| team.all_reduce_in_place(queue, recv, op), team.all_reduce_in_place_blocking(recv, op))
+        }
+        (BenchOp::Reduce, Placement::OutOfPlace) => {
+            let recv = (view.rank == view.root).then_some(recv);
+            calls!(*stream, |queue| team.reduce(queue, send, recv, op, root), team.reduce_blocking(send, recv, op, root))
+        }
+        (BenchOp::Reduce, Placement::InPlace) => {
+            calls!(*stream, |queue| team.reduce_in_place(queue, recv, op, root), team.reduce_in_place_blocking(recv, op, root))
+        }
+        (BenchOp::ReduceScatter, Placement::OutOfPlace) => {
+            calls!(*stream, |queue| team.reduce_scatter(queue, send, recv, op), team.reduce_scatter_blocking(send, recv, op))
+        }
+        (BenchOp::ReduceScatter, Placement::InPlace) => {
+            calls!(*stream, |queue| team.reduce_scatter_in_place(queue, recv, op), team.reduce_scatter_in_place_blocking(recv, op))
+        }
+        (other, _) => unreachable!("{} does not reduce: see BenchOp::reduces", other.name()),
+    }
+}
+
+/// The operations that move elements without looking at them.
+pub fn moving<'a, T, M>(setting: &'a Setting<'a, M>) -> Calls<'a>
+where
+    T: Sample,
+    for<'m> &'m M: StreamSource<T>
+        + StreamDest<T>
+        + MaybeSource<T, Argument = &'m M>
+        + MaybeDest<T, Argument = &'m M>,
+{
+    let Setting { world, stream, view, send, recv } = setting;
+    let View { rank, n_pes, counts, .. } = *view;
+    let (team, root, is_root) = (world.team(), Rank::new(view.root as u32), rank == view.root);
+    match (view.op, view.placement) {
+        (BenchOp::Barrier, _) => calls!(*stream, |queue| team.barrier(queue), team.barrier_blocking()),
+        (BenchOp::Broadcast, Placement::OutOfPlace) => {
+            let send = is_root.then_some(send);
+            calls!(*stream, |queue| team.broadcast(queue, send, recv, root), team.broadcast_blocking(send, recv, root))
+        }
+        (BenchOp::Broadcast, Placement::InPlace) => {
+            calls!(*stream, |queue| team.broadcast_in_place(queue, recv, root), team.broadcast_in_place_blocking(recv, root))
+        }
+        (BenchOp::AllGather, Placement::OutOfPlace) => {
+            calls!(*stream, |queue| team.all_gather(queue, send, recv), team.all_gather_blocking(send, recv))
+        }
+        (BenchOp::AllGather, Placement::InPlace) => {
+            calls!(*stream, |queue| team.all_gather_in_place(queue, recv), team.all_gather_in_place_blocking(recv))
+        }
+        (BenchOp::AllToAll, Placement::OutOfPlace) => {
+            calls!(*stream, |queue| team.all_to_all(queue, send, recv), team.all_to_all_blocking(send, recv))
+        }
+        (BenchOp::AllToAll, Placement::InPlace) => {
+            calls!(*stream, |queue| team.all_to_all_in_place(queue, recv), team.all_to_all_in_place_blocking(recv))
+        }
+        (BenchOp::AllToAllV, placement) => {
+            let (sends, receives) = (vector_sends(counts.param, n_pes, rank), vector_receives(counts.param, n_pes, rank));
+            let counts = Arc::new(VectorCounts::packed(sends, receives));
+            match placement {
+                Placement::OutOfPlace => calls!(
+                    *stream,
+                    |queue| team.all_to_all_v(queue, send, recv, counts.clone()),
+                    team.all_to_all_v_blocking(send, recv, counts.clone())
+                ),
+                Placement::InPlace => calls!(
+                    *stream,
+                    |queue| team.all_to_all_v_in_place(queue, recv, counts.clone()),
+                    team.all_to_all_v_in_place_blocking(recv, counts.clone())
+                ),
+            }
+        }
+        (BenchOp::Gather, Placement::OutOfPlace) => {
+            let recv = is_root.then_some(recv);
+            calls!(*stream, |queue| team.gather(queue, send, recv, root), team.gather_blocking(send, recv, root))
+        }
+        (BenchOp::Gather, Placement::InPlace) => {
+            let both = if is_root { recv } else { send };
+            calls!(*stream, |queue| team.gather_in_place(queue, both, root), team.gather_in_place_blocking(both, root))
+        }
+        (BenchOp::Scatter, Placement::OutOfPlace) => {
+            let send = is_root.then_some(send);
+            calls!(*stream, |queue| team.scatter(queue, send, recv, root), team.scatter_blocking(send, recv, root))
+        }
+        (BenchOp::Scatter, Placement::InPlace) => {
+            calls!(*stream, |queue| team.scatter_in_place(queue, recv, root), team.scatter_in_place_blocking(recv, root))
+        }
+        (BenchOp::SendRecv, _) => {
+            let (next, before) = (Rank::new(((rank + 1) % n_pes) as u32), Rank::new(((rank + n_pes - 1) % n_pes) as u32));
+            calls!(
+                *stream,
+                |queue| team.group(queue, |group| {
+                    group.send(send, next)?;
+                    group.recv(recv, before)
+                }),
+                team.group_blocking(|group| {
+                    group.send(send, next)?;
+                    group.recv(recv, before)
+                })
+            )
+        }
+        (other, _) => unreachable!("{} is not made here", other.name()),
+    }
+}
+
+/// The operations of one PE on the memory of another: PE 0 works on PE 1, and nobody else does anything.
+pub fn one_sided<'a, T, M>(setting: &'a Setting<'a, M>, target: &'a Symmetric<T>, words: Words<'a>) -> Calls<'a>
+where
+    T: Sample,
+    for<'m> &'m M: StreamSource<T> + StreamDest<T>,
+{
+    let Setting { world, stream, view, send, recv } = setting;
+    let (team, peer) = (world.team(), Rank::new(1));
+    if view.rank > 1 || (view.rank == 1 && view.op != BenchOp::PingPong) {
+        return Box::new(|_| Ok(()));
+    }
+    let Words { word, wrong } = words;
+    let mut made = 0u64;
+    match view.op {
+        BenchOp::Put => calls!(
+            *stream,
+            |queue| team.put(queue, send, target, peer).and_then(|_| world.quiet(queue)),
+            team.put_blocking(send, target, peer).and_then(|()| world.quiet_blocking())
+        ),
+        BenchOp::Get => calls!(*stream, |queue| team.get(queue, target, recv, peer), team.get_blocking(target, recv, peer)),
+        BenchOp::PutSignal => {
+            let signal = first_signal(word);
+            calls!(
+                *stream,
+                |queue| team.put_signal(queue, send, target, signal.add(1), peer).and_then(|_| world.quiet(queue)),
+                team.put_signal_blocking(send, target, signal.add(1), peer).and_then(|()| world.quiet_blocking())
+            )
+        }
+        BenchOp::P => calls!(
+            *stream,
+            |queue| {
+                made += 1;
+                team.p(queue, target, 0, T::from_bits64(made), peer).and_then(|_| world.quiet(queue))
+            },
+            {
+                made += 1;
+                team.p_blocking(target, 0, T::from_bits64(made), peer).and_then(|()| world.quiet_blocking())
+            }
+        ),
+        BenchOp::G => {
+            let due = T::from_bits64(G_DUE);
+            let check = move |got: T| wrong.set(wrong.get() + u64::from(got.bits64() != due.bits64()));
+            match *stream {
+                None => blocking!(team.g_blocking(target, 0, peer).map(check)),
+                Some(queue) => last_of(queue, move || team.g(queue, target, 0, peer), move |got, _| check(got)),
+            }
+        }
+        BenchOp::Atomics => match *stream {
+            None => blocking!({
+                made += 1;
+                let old = team.atomic_fetch_add_blocking(word, 0, 1, peer);
+                old.map(|old| wrong.set(wrong.get() + u64::from(old + 1 != made)))
+            }),
+            Some(queue) => last_of(
+                queue,
+                move || team.atomic_fetch_add(queue, word, 0, 1, peer),
+                move |old, times| {
+                    made += times;
+                    wrong.set(wrong.get() + u64::from(old + 1 != made));
+                },
+            ),
+        },
+        BenchOp::PingPong => ping_pong(team, view, send, target, Words { word, wrong }),
+        other => unreachable!("{} is not one-sided: see BenchOp::is_one_sided", other.name()),
+    }
+}
+
+/// Enqueues operations that yield something, waits for all, and looks at what the last one yielded.
+fn last_of<'a, R: 'a>(
+    queue: &'a Stream,
+    mut enqueue: impl FnMut() -> Result<Ticket<R>> + 'a,
+    mut check: impl FnMut(R, u64) + 'a,
+) -> Calls<'a> {
+    Box::new(move |times| {
+        let mut last = None;
+        for _ in 0..times {
+            last = Some(enqueue()?);
+        }
+        queue.synchronize()?;
+        if let Some(ticket) = last {
+            check(ticket.wait()?, times);
+        }
+        Ok(())
+    })
+}
+
+/// What `g` must find: PE 1 has it in its memory from the start.
+pub const G_DUE: u64 = 0x0123_4567_89ab_cdef;
+
+fn first_signal(word: &Symmetric<u64>) -> peerweave_core::Signal {
+    word.signal(0).expect("the buffer of words has one")
+}
+
+/// PE 0 puts and signals, PE 1 waits, puts and signals, PE 0 waits. A round trip is one call. Up to 8 bytes go as the signal itself.
+fn ping_pong<'a, T: Element, S>(team: &'a Team, view: &View, send: S, target: &'a Symmetric<T>, words: Words<'a>) -> Calls<'a>
+where
+    S: Source<T> + Copy + 'a,
+{
+    let signal = first_signal(words.word);
+    let (rank, peer, wrong) = (view.rank, Rank::new(1 - view.rank as u32), words.wrong);
+    let as_signal = is_signal_alone(view, size_of::<T>());
+    let mut round = 0;
+    Box::new(move |times| {
+        let answer = |round| match as_signal {
+            true => team.signal_blocking(signal.set(round), peer),
+            false => team.put_signal_blocking(send, target, signal.set(round), peer),
+        };
+        let wait = |round| -> Result<()> {
+            let got = team.wait_until_blocking(&signal, Compare::Ge, round)?;
+            wrong.set(wrong.get() + u64::from(got != round));
+            Ok(())
+        };
+        for _ in 0..times {
+            round += 1;
+            if rank == 0 {
+                answer(round)?;
+                wait(round)?;
+            } else {
+                wait(round)?;
+                answer(round)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Whether a ping-pong needs no data beside its signal.
+pub fn is_signal_alone(view: &View, element_bytes: usize) -> bool {
+    view.op == BenchOp::PingPong && view.counts.param * element_bytes <= size_of::<u64>()
+}
+
+/// [`reducing`] for every element type; those that are never reduced do not come here.
+pub trait Reduces: Sample {
+    /// See [`reducing`].
+    fn reducing<'a, M>(setting: &'a Setting<'a, M>, redop: ReduceOp) -> Calls<'a>
+    where
+        for<'m> &'m M: StreamSource<Self> + StreamDest<Self> + MaybeDest<Self, Argument = &'m M>;
+}
+
+macro_rules! reduces {
+    ($($t:ty),*) => {$(
+        impl Reduces for $t {
+            fn reducing<'a, M>(setting: &'a Setting<'a, M>, redop: ReduceOp) -> Calls<'a>
+            where
+                for<'m> &'m M: StreamSource<Self> + StreamDest<Self> + MaybeDest<Self, Argument = &'m M>,
+            {
+                reducing::<$t, M>(setting, redop)
+            }
+        }
+    )*};
+}
+
+macro_rules! never_reduces {
+    ($($t:ty),*) => {$(
+        impl Reduces for $t {
+            fn reducing<'a, M>(_: &'a Setting<'a, M>, _: ReduceOp) -> Calls<'a>
+            where
+                for<'m> &'m M: StreamSource<Self> + StreamDest<Self> + MaybeDest<Self, Argument = &'m M>,
+            {
+                unreachable!("the plan leaves out reductions that {} does not have", Self::DTYPE)
+            }
+        }
+    )*};
+}
+
+reduces!(i8, u8, i32, u32, i64, u64, f16, bf16, f32, f64);
+never_reduces!(F8E4M3, F8E5M2);

@@ -1,0 +1,408 @@
+//! What is measured: the options of `peerweave bench`, and the plan that follows from them. Measures nothing.
+//!
+//! Invariant: the plan is a pure function of the [`Config`], so that the command and every PE have the same one.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use peerweave_types::{DType, ReduceOp};
+use serde::{Deserialize, Serialize};
+
+use super::op::{BenchOp, Counts};
+use crate::cli::{default_pes, parse_pes};
+use crate::size::{format_size, parse_duration, parse_size};
+
+/// The arguments of `peerweave bench`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = BENCH_HELP)]
+pub struct BenchArgs {
+    /// What to measure
+    #[arg(value_enum)]
+    pub op: BenchOp,
+    /// Number of PEs; default: the number of CPUs that this process may use, but as many as OP needs
+    #[arg(short, long, value_name = "N", value_parser = parse_pes)]
+    pub n: Option<usize>,
+    /// Smallest size in bytes of the larger buffer of a PE
+    #[arg(short = 'b', long, value_name = "MIN", value_parser = parse_size, default_value = "8")]
+    pub min_bytes: usize,
+    /// Largest size; default: 64M, or MIN where that is more
+    #[arg(short = 'e', long, value_name = "MAX", value_parser = parse_size)]
+    pub max_bytes: Option<usize>,
+    /// From one size to the next: times this factor
+    #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..))]
+    pub step_factor: u32,
+    /// From one size to the next: plus this many bytes
+    #[arg(short = 'i', long, value_name = "BYTES", value_parser = parse_size, conflicts_with = "step_factor")]
+    pub step_bytes: Option<usize>,
+    /// Element type, as nccl-tests names it, or all
+    #[arg(short = 'd', long, value_name = "TYPE", value_parser = parse_dtypes, default_value = "float")]
+    pub datatype: DTypes,
+    /// Reduction: sum, prod, min, max, avg, mulsum, and, or, xor, or all
+    #[arg(short = 'o', long = "redop", value_name = "REDOP", value_parser = parse_redops, default_value = "sum")]
+    pub redop: ReduceOps,
+    /// The root: a rank, or all
+    #[arg(short = 'r', long, value_name = "R", value_parser = parse_root, default_value = "0")]
+    pub root: Root,
+    /// Calls per batch; default: as many as take about 30 ms, 3 at least
+    #[arg(long, value_name = "I", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub iters: Option<u64>,
+    /// Batches, of which the median counts; default: 7, or 1 with --iters
+    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub batches: Option<u32>,
+    /// Calls before the measurement
+    #[arg(short = 'w', long, value_name = "W", default_value_t = 5)]
+    pub warmup: u64,
+    /// Rewrite every input before each call, which is then timed by itself
+    #[arg(long)]
+    pub dirty: bool,
+    /// Check every element of the results (1) or not (0)
+    #[arg(short = 'c', long, value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub check: u8,
+    /// The same as --check 0
+    #[arg(long, conflicts_with = "check")]
+    pub no_check: bool,
+    /// The kind of memory that is passed to the calls
+    #[arg(long, value_enum, default_value_t = Buffers::Symmetric)]
+    pub buffers: Buffers,
+    /// What moves the data
+    #[arg(long, value_enum, default_value_t = BackendName::Host)]
+    pub backend: BackendName,
+    /// The PEs are threads of one process
+    #[arg(long)]
+    pub threads: bool,
+    /// Time the stream-ordered form: all calls of a batch are enqueued, then waited for
+    #[arg(long, conflicts_with = "dirty")]
+    pub stream: bool,
+    /// Write the result as JSON, with the keys of nccl-tests
+    #[arg(short = 'J', long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Draw bandwidth and time against size
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+    /// End everything after this time, with exit code 124
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub timeout: Option<Duration>,
+}
+
+const BENCH_HELP: &str = "\
+Time is that of the slowest PE, per call, the median over the batches. busbw is algbw times the factor of nccl-tests.
+In put, get, put-signal, p, g and atomics PE 0 works on the memory of PE 1, and each call is completed at its target
+before the next one; in ping-pong half a round trip is reported. Where an operation has no form in place, N/A stands.
+Inputs are chosen so that every result is exact. A wrong element anywhere makes the exit code 1.";
+
+/// The kind of memory that is passed to the calls.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Buffers {
+    /// Symmetric memory
+    Symmetric,
+    /// Ordinary memory of the process
+    Private,
+}
+
+/// What moves the data.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackendName {
+    /// The shared memory of one machine
+    Host,
+}
+
+/// Element types, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DTypes(pub Vec<DType>);
+
+/// Reductions, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReduceOps(pub Vec<ReduceOp>);
+
+/// Which PEs are the root, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Root {
+    /// This one.
+    One(usize),
+    /// Each.
+    All,
+}
+
+fn parse_dtypes(text: &str) -> Result<DTypes, String> {
+    let alias = |dtype: DType| match dtype {
+        DType::I8 => "i8",
+        DType::U8 => "u8",
+        DType::I32 => "i32",
+        DType::U32 => "u32",
+        DType::I64 => "i64",
+        DType::U64 => "u64",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::F32 => "f32",
+        DType::F64 => "f64",
+        _ => "",
+    };
+    if text == "all" {
+        return Ok(DTypes(DType::ALL.to_vec()));
+    }
+    match DType::ALL.into_iter().find(|dtype| dtype.name() == text || alias(*dtype) == text && !text.is_empty()) {
+        Some(dtype) => Ok(DTypes(vec![dtype])),
+        None => Err(format!("{text:?} is no element type; expected all or one of {}", DType::ALL.map(DType::name).join(", "))),
+    }
+}
+
+fn parse_redops(text: &str) -> Result<ReduceOps, String> {
+    if text == "all" {
+        return Ok(ReduceOps(ReduceOp::ALL.to_vec()));
+    }
+    match ReduceOp::ALL.into_iter().find(|op| op.name() == text) {
+        Some(op) => Ok(ReduceOps(vec![op])),
+        None => Err(format!("{text:?} is no reduction; expected all or one of {}", ReduceOp::ALL.map(ReduceOp::name).join(", "))),
+    }
+}
+
+fn parse_root(text: &str) -> Result<Root, String> {
+    match (text, text.parse()) {
+        ("all", _) => Ok(Root::All),
+        (_, Ok(root)) => Ok(Root::One(root)),
+        _ => Err(format!("{text:?} is no root; expected all or a rank")),
+    }
+}
+
+/// What the command and every PE know.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Config {
+    /// What is measured.
+    pub op: BenchOp,
+    /// Number of PEs.
+    pub n_pes: usize,
+    /// Sizes in bytes, ascending.
+    pub sizes: Vec<usize>,
+    /// Numbers of the element types.
+    pub dtypes: Vec<u8>,
+    /// Numbers of the reductions; empty where nothing is reduced.
+    pub redops: Vec<u8>,
+    /// The roots; empty where there is none.
+    pub roots: Vec<usize>,
+    /// Calls per batch, where they are given.
+    pub iters: Option<u64>,
+    /// Batches.
+    pub batches: u32,
+    /// Calls before the measurement.
+    pub warmup: u64,
+    /// Whether inputs are rewritten before each call.
+    pub dirty: bool,
+    /// Whether results are checked.
+    pub check: bool,
+    /// The kind of memory.
+    pub buffers: Buffers,
+    /// Whether PEs are threads.
+    pub threads: bool,
+    /// Whether the stream-ordered form is timed.
+    pub stream: bool,
+}
+
+/// One line of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// Element type.
+    pub dtype: DType,
+    /// Reduction, where elements are combined.
+    pub redop: Option<ReduceOp>,
+    /// Root, where there is one.
+    pub root: Option<usize>,
+    /// Counts.
+    pub counts: Counts,
+}
+
+impl Case {
+    /// Bytes of the larger buffer of a PE, as printed.
+    pub fn size_bytes(&self) -> usize {
+        self.counts.send.max(self.counts.recv) * self.dtype.size_bytes()
+    }
+}
+
+impl Config {
+    /// The configuration that the arguments ask for.
+    ///
+    /// # Errors
+    /// A sentence about arguments that are right by themselves and wrong together.
+    pub fn from_args(args: &BenchArgs) -> Result<Self, String> {
+        let op = args.op;
+        let n_pes = args.n.unwrap_or_else(|| default_pes().max(op.least_pes()));
+        if n_pes < op.least_pes() {
+            return Err(format!("-n is {n_pes}, but {} needs {} PEs", op.name(), op.least_pes()));
+        }
+        let dtypes = if op.has_type() { args.datatype.0.clone() } else { vec![DType::I64] };
+        let redops = if op.reduces() { args.redop.0.clone() } else { Vec::new() };
+        if op.reduces() && !dtypes.iter().any(|dtype| redops.iter().any(|redop| redop.accepts(*dtype))) {
+            let (dtype, redop) = (dtypes[0], redops[0]);
+            return Err(format!("{redop} is not defined for {dtype}"));
+        }
+        let roots = match args.root {
+            _ if !op.has_root() => Vec::new(),
+            Root::All => (0..n_pes).collect(),
+            Root::One(root) if root < n_pes => vec![root],
+            Root::One(root) => return Err(format!("--root is {root}, but there are {n_pes} PEs")),
+        };
+        if args.dirty && !op.has_input() {
+            return Err(format!("--dirty: {} has no input that could be rewritten", op.name()));
+        }
+        if args.stream && !op.has_stream_form() {
+            return Err(format!("--stream: {} waits for its answer in each call", op.name()));
+        }
+        Ok(Self {
+            op,
+            n_pes,
+            sizes: sizes(args)?,
+            dtypes: dtypes.iter().map(|dtype| *dtype as u8).collect(),
+            redops: redops.iter().map(|redop| *redop as u8).collect(),
+            roots,
+            iters: args.iters,
+            batches: args.batches.unwrap_or(if args.iters.is_some() { 1 } else { 7 }),
+            warmup: args.warmup,
+            dirty: args.dirty,
+            check: args.check == 1 && !args.no_check,
+            buffers: args.buffers,
+            threads: args.threads,
+            stream: args.stream,
+        })
+    }
+
+    /// The lines of the table: types outermost, then reductions, roots and sizes, as in nccl-tests. Reductions that a type does not have
+    /// are left out.
+    pub fn cases(&self) -> Vec<Case> {
+        let mut cases = Vec::new();
+        for dtype in self.dtypes.iter().filter_map(|number| DType::from_u8(*number)) {
+            for redop in one_or_none(self.redops.iter().filter_map(|number| ReduceOp::from_u8(*number))) {
+                if redop.is_some_and(|redop| !redop.accepts(dtype)) {
+                    continue;
+                }
+                for root in one_or_none(self.roots.iter().copied()) {
+                    for &bytes in &self.sizes {
+                        let counts = self.op.counts(bytes, dtype.size_bytes(), self.n_pes);
+                        cases.push(Case { dtype, redop, root, counts });
+                    }
+                }
+            }
+        }
+        cases
+    }
+}
+
+/// Each as `Some`, or a single `None` where there are none.
+fn one_or_none<T>(items: impl Iterator<Item = T>) -> Vec<Option<T>> {
+    let items: Vec<_> = items.map(Some).collect();
+    if items.is_empty() { vec![None] } else { items }
+}
+
+fn sizes(args: &BenchArgs) -> Result<Vec<usize>, String> {
+    if !args.op.has_size() {
+        return Ok(vec![0]);
+    }
+    let min = args.min_bytes.max(1);
+    let max = args.max_bytes.unwrap_or_else(|| min.max(64 << 20));
+    if min > max {
+        return Err(format!("-b is {}, which is more than -e {}", format_size(min), format_size(max)));
+    }
+    let mut sizes = Vec::new();
+    let mut size = min;
+    while size <= max {
+        sizes.push(size);
+        let next = match args.step_bytes {
+            Some(0) => return Err("-i is 0, expected a step of 1 byte or more".to_owned()),
+            Some(step) => size.checked_add(step),
+            None => size.checked_mul(args.step_factor as usize),
+        };
+        let Some(next) = next else { break };
+        size = next;
+        if sizes.len() > 100_000 {
+            return Err("more than 100000 sizes; expected a larger step".to_owned());
+        }
+    }
+    Ok(sizes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Wrapper {
+        #[command(flatten)]
+        bench: BenchArgs,
+    }
+
+    fn config(arguments: &[&str]) -> Result<Config, String> {
+        let wrapper = Wrapper::try_parse_from([&["bench"], arguments].concat()).map_err(|error| error.to_string())?;
+        Config::from_args(&wrapper.bench)
+    }
+
+    #[test]
+    fn sizes_go_by_factor_or_by_step() {
+        assert_eq!(config(&["all-reduce", "-n", "2", "-b", "8", "-e", "1K", "-f", "4"]).unwrap().sizes, [8, 32, 128, 512]);
+        assert_eq!(config(&["all-reduce", "-b", "1K", "-e", "3K", "-i", "1K"]).unwrap().sizes, [1024, 2048, 3072]);
+        assert_eq!(config(&["all-reduce", "-b", "1G"]).unwrap().sizes, [1 << 30]);
+        assert_eq!(config(&["barrier"]).unwrap().sizes, [0]);
+    }
+
+    #[test]
+    fn types_and_reductions_have_the_names_of_nccl_tests() {
+        let names = |arguments: &[&str]| {
+            let cases = config(arguments).unwrap().cases();
+            cases.iter().map(|case| format!("{}/{}", case.dtype, case.redop.map_or("none", ReduceOp::name))).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&["all-reduce", "-e", "8", "-d", "bfloat16", "-o", "mulsum"]), ["bfloat16/mulsum"]);
+        assert_eq!(names(&["broadcast", "-e", "8", "-d", "f16"]), ["half/none"]);
+        assert_eq!(names(&["all-reduce", "-e", "8", "-d", "all", "-o", "all"]).len(), 4 * 6 + 6 * 9);
+        assert_eq!(names(&["all-gather", "-e", "8", "-d", "all"]).len(), 12);
+    }
+
+    #[test]
+    fn roots_are_ranks_or_all() {
+        assert_eq!(config(&["reduce", "-n", "3", "-r", "all"]).unwrap().roots, [0, 1, 2]);
+        assert_eq!(config(&["reduce", "-n", "3", "--root", "2"]).unwrap().roots, [2]);
+        assert_eq!(config(&["all-reduce", "-n", "3", "-r", "all"]).unwrap().roots, [0; 0]);
+        assert_eq!(config(&["reduce", "-n", "3", "-r", "3"]).unwrap_err(), "--root is 3, but there are 3 PEs");
+    }
+
+    #[test]
+    fn a_fixed_number_of_calls_is_one_batch() {
+        let fixed = config(&["put", "-n", "2", "--iters", "20"]).unwrap();
+        assert_eq!((fixed.iters, fixed.batches, fixed.warmup), (Some(20), 1, 5));
+        assert_eq!(config(&["put", "-n", "2", "--iters", "20", "--batches", "3"]).unwrap().batches, 3);
+        assert_eq!(config(&["put", "-n", "2"]).unwrap().batches, 7);
+    }
+
+    #[test]
+    fn checking_is_on_unless_it_is_refused() {
+        assert!(config(&["put"]).unwrap().check);
+        assert!(config(&["put", "-c", "1"]).unwrap().check);
+        assert!(!config(&["put", "-c", "0"]).unwrap().check);
+        assert!(!config(&["put", "--no-check"]).unwrap().check);
+    }
+
+    #[test]
+    fn wrong_arguments_are_refused_with_what_is_wrong() {
+        for (arguments, expected) in [
+            (&["put", "-n", "1"][..], "-n is 1, but put needs 2 PEs"),
+            (&["all-reduce", "-d", "f8e4m3"], "sum is not defined for f8e4m3"),
+            (&["all-reduce", "-o", "and"], "and is not defined for float"),
+            (&["barrier", "--dirty"], "--dirty: barrier has no input that could be rewritten"),
+            (&["all-reduce", "-b", "2K", "-e", "1K"], "-b is 2K, which is more than -e 1K"),
+            (&["all-reduce", "-d", "float128"], "\"float128\" is no element type"),
+            (&["all-reduce", "-o", "median"], "\"median\" is no reduction"),
+            (&["all-reduce", "-f", "1"], "1 is not in 2.."),
+            (&["frobnicate"], "invalid value 'frobnicate'"),
+        ] {
+            let error = config(arguments).unwrap_err();
+            assert!(error.contains(expected), "{arguments:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_pes_read_the_same_configuration_as_the_command() {
+        let config = config(&["reduce", "-n", "4", "-d", "all", "-o", "all", "-r", "all", "--dirty"]).unwrap();
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);
+    }
+}

@@ -1,0 +1,195 @@
+//! Which elements of which buffer hold what, before an operation and after it. Touches no buffer.
+//!
+//! Invariant: every element of every result is named exactly once by [`results`], so that checking these checks everything.
+
+use super::op::{BenchOp, Counts, vector_count};
+
+/// Whether the result goes to a buffer of its own.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// Input and result have buffers of their own.
+    OutOfPlace,
+    /// The result takes the place of the input.
+    InPlace,
+}
+
+/// Elements of a buffer that hold elements of a tile.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Part {
+    /// First element in the buffer.
+    pub at: usize,
+    /// How many.
+    pub len: usize,
+    /// What they hold.
+    pub of: Tile,
+    /// Index, in what they hold, of the first.
+    pub from: usize,
+}
+
+/// A sequence of elements, whose values `pattern.rs` knows.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Tile {
+    /// The input of this rank.
+    Input(usize),
+    /// The reduction of all inputs.
+    Reduced,
+}
+
+/// Who looks at what: an operation with its counts, as one rank sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    /// The operation.
+    pub op: BenchOp,
+    /// Its counts.
+    pub counts: Counts,
+    /// Number of PEs.
+    pub n_pes: usize,
+    /// The rank that looks.
+    pub rank: usize,
+    /// The root; 0 where there is none.
+    pub root: usize,
+    /// Where the result goes.
+    pub placement: Placement,
+}
+
+/// How many elements the buffers of a rank have: of the input, and of the result. In place the latter holds the input too, where the
+/// operation has this rank's input and result in one buffer.
+pub fn lengths(view: &View) -> (usize, usize) {
+    let Counts { send, recv, .. } = view.counts;
+    match view.placement {
+        Placement::OutOfPlace => (send, recv),
+        Placement::InPlace if shares_buffer(view) => (0, send.max(recv)),
+        Placement::InPlace => (send, recv),
+    }
+}
+
+/// Whether in place this rank has one buffer for both: everywhere but at the ranks of gather and scatter that are not the root.
+pub fn shares_buffer(view: &View) -> bool {
+    view.placement == Placement::InPlace && (!matches!(view.op, BenchOp::Gather | BenchOp::Scatter) || view.rank == view.root)
+}
+
+/// Where this rank's input lies: in the buffer of the result where that is shared, else in its own.
+pub fn input(view: &View) -> Part {
+    let Counts { param, send, .. } = view.counts;
+    let at = match view.op {
+        BenchOp::AllGather | BenchOp::Gather if shares_buffer(view) => view.rank * param,
+        _ => 0,
+    };
+    Part { at, len: send, of: Tile::Input(view.rank), from: 0 }
+}
+
+/// What this rank must find in the buffer of the result.
+pub fn results(view: &View) -> Vec<Part> {
+    let View { op, counts: Counts { param, recv, .. }, n_pes, rank, root, .. } = *view;
+    let whole = |of| vec![Part { at: 0, len: recv, of, from: 0 }];
+    match op {
+        BenchOp::AllReduce => whole(Tile::Reduced),
+        BenchOp::Reduce if rank == root => whole(Tile::Reduced),
+        BenchOp::Broadcast => whole(Tile::Input(root)),
+        BenchOp::AllGather => gathered(param, n_pes),
+        BenchOp::Gather if rank == root => gathered(param, n_pes),
+        BenchOp::ReduceScatter => {
+            let at = if shares_buffer(view) { rank * param } else { 0 };
+            vec![Part { at, len: param, of: Tile::Reduced, from: rank * param }]
+        }
+        BenchOp::Scatter => {
+            let at = if shares_buffer(view) { rank * param } else { 0 };
+            vec![Part { at, len: param, of: Tile::Input(root), from: rank * param }]
+        }
+        BenchOp::AllToAll => (0..n_pes).map(|from| Part { at: from * param, len: param, of: Tile::Input(from), from: rank * param }).collect(),
+        BenchOp::AllToAllV => {
+            let (receives, mut at) = (vector_receives(param, n_pes, rank), 0);
+            let part = |(from, len): (usize, usize)| {
+                let start: usize = vector_sends(param, n_pes, from)[..rank].iter().sum();
+                let part = Part { at, len, of: Tile::Input(from), from: start };
+                at += len;
+                part
+            };
+            receives.into_iter().enumerate().map(part).collect()
+        }
+        BenchOp::SendRecv => whole(Tile::Input((rank + n_pes - 1) % n_pes)),
+        BenchOp::Put | BenchOp::PutSignal if rank == 1 => whole(Tile::Input(0)),
+        BenchOp::Get if rank == 0 => whole(Tile::Input(1)),
+        BenchOp::PingPong if rank < 2 => whole(Tile::Input(1 - rank)),
+        _ => Vec::new(),
+    }
+}
+
+fn gathered(param: usize, n_pes: usize) -> Vec<Part> {
+    (0..n_pes).map(|from| Part { at: from * param, len: param, of: Tile::Input(from), from: 0 }).collect()
+}
+
+/// How many elements of an all-to-all-v `rank` sends to each.
+pub fn vector_sends(param: usize, n_pes: usize, rank: usize) -> Vec<usize> {
+    (0..n_pes).map(|to| vector_count(param, (to + n_pes - rank) % n_pes, n_pes)).collect()
+}
+
+/// How many elements of an all-to-all-v `rank` receives from each.
+pub fn vector_receives(param: usize, n_pes: usize, rank: usize) -> Vec<usize> {
+    (0..n_pes).map(|from| vector_count(param, (rank + n_pes - from) % n_pes, n_pes)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+
+    fn views() -> Vec<View> {
+        let mut views = Vec::new();
+        for op in BenchOp::value_variants() {
+            for n_pes in [2, 3, 8] {
+                for (rank, root) in [(0, 0), (1, 0), (n_pes - 1, 1)] {
+                    for placement in [Placement::OutOfPlace, Placement::InPlace] {
+                        if placement == Placement::OutOfPlace || op.has_in_place() {
+                            views.push(View { op: *op, counts: op.counts(1000, 4, n_pes), n_pes, rank, root, placement });
+                        }
+                    }
+                }
+            }
+        }
+        views
+    }
+
+    #[test]
+    fn inputs_and_results_lie_in_their_buffers_and_results_do_not_overlap() {
+        for view in views() {
+            let (send_len, recv_len) = lengths(&view);
+            let input = input(&view);
+            let room = if shares_buffer(&view) { recv_len } else { send_len };
+            assert!(input.at + input.len <= room, "{view:?}");
+            let mut last = 0;
+            for part in results(&view) {
+                assert!(part.at >= last && part.at + part.len <= recv_len, "{view:?}: {part:?}");
+                last = part.at + part.len;
+            }
+        }
+    }
+
+    #[test]
+    fn a_result_has_as_many_elements_as_the_rank_receives() {
+        for view in views() {
+            let total: usize = results(&view).iter().map(|part| part.len).sum();
+            let due = match view.op {
+                BenchOp::Reduce | BenchOp::Gather if view.rank != view.root => 0,
+                BenchOp::Put | BenchOp::PutSignal if view.rank != 1 => 0,
+                BenchOp::Get if view.rank != 0 => 0,
+                BenchOp::PingPong if view.rank > 1 => 0,
+                BenchOp::Barrier | BenchOp::P | BenchOp::G | BenchOp::Atomics => 0,
+                _ => view.counts.recv,
+            };
+            assert_eq!(total, due, "{view:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_sent_in_an_all_to_all_v_is_what_is_expected() {
+        for n_pes in [1, 2, 5] {
+            for from in 0..n_pes {
+                for to in 0..n_pes {
+                    assert_eq!(vector_sends(7, n_pes, from)[to], vector_receives(7, n_pes, to)[from]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Fills, poisons, rewrites and checks the memory that calls work on. Makes no call.
+//!
+//! Invariant: [`count_wrong`] looks at every element of a part, and counts an element as right only where all its bits are.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use peerweave_core::{Buffer, Element, Result, Symmetric};
+
+use super::geometry::Part;
+use super::pattern::{PERIOD, Sample, poison};
+
+/// Elements behind a result that must stay as they were.
+pub const GUARD: usize = 64;
+
+const CACHE_LINE_BYTES: usize = 64;
+
+/// Memory of this PE, of either kind.
+pub trait Memory<T>: Clone {
+    /// A range of it.
+    fn range(&self, range: Range<usize>) -> Result<Self>;
+    /// Replaces its elements.
+    fn set(&self, from: &[T]) -> Result<()>;
+    /// Copies its elements.
+    fn read(&self, into: &mut [T]) -> Result<()>;
+    /// Its address.
+    fn address(&self) -> *mut u8;
+    /// Number of elements.
+    fn count(&self) -> usize;
+}
+
+macro_rules! memory {
+    ($($name:ident),*) => {$(
+        impl<T: Element> Memory<T> for $name<T> {
+            fn range(&self, range: Range<usize>) -> Result<Self> {
+                self.slice(range)
+            }
+            fn set(&self, from: &[T]) -> Result<()> {
+                self.copy_from(from)
+            }
+            fn read(&self, into: &mut [T]) -> Result<()> {
+                self.copy_to(into)
+            }
+            fn address(&self) -> *mut u8 {
+                self.as_ptr().cast()
+            }
+            fn count(&self) -> usize {
+                self.len()
+            }
+        }
+    )*};
+}
+
+memory!(Symmetric, Buffer);
+
+/// Gives a part of a buffer the elements of a tile.
+pub fn fill<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<()> {
+    pieces(part, |at, from, len| memory.range(at..at + len)?.set(&tile[from..from + len]))
+}
+
+/// Makes a range of a buffer what no result is.
+pub fn spoil<T: Sample>(memory: &impl Memory<T>, range: Range<usize>) -> Result<()> {
+    let values = [poison::<T>(); 4096];
+    for at in range.clone().step_by(values.len()) {
+        let end = range.end.min(at + values.len());
+        memory.range(at..end)?.set(&values[..end - at])?;
+    }
+    Ok(())
+}
+
+/// Counts the elements of a part that are not those of a tile.
+pub fn count_wrong<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<u64> {
+    let (mut wrong, mut found) = (0, vec![T::default(); PERIOD]);
+    pieces(part, |at, from, len| {
+        memory.range(at..at + len)?.read(&mut found[..len])?;
+        wrong += differences(&found[..len], &tile[from..from + len]);
+        Ok(())
+    })?;
+    Ok(wrong)
+}
+
+/// Counts the elements of a range that are not as [`spoil`] left them.
+pub fn count_unspoiled<T: Sample>(memory: &impl Memory<T>, range: Range<usize>) -> Result<u64> {
+    let mut found = vec![T::default(); range.len()];
+    memory.range(range)?.read(&mut found)?;
+    Ok(differences(&found, &vec![poison::<T>(); found.len()]))
+}
+
+fn differences<T: Sample>(found: &[T], due: &[T]) -> u64 {
+    std::iter::zip(found, due).map(|(found, due)| u64::from(found.bits64() != due.bits64())).sum()
+}
+
+/// Cuts a part into pieces that lie within one period of the tile: calls with the place in the buffer, the place in the tile, the length.
+fn pieces(part: &Part, mut piece: impl FnMut(usize, usize, usize) -> Result<()>) -> Result<()> {
+    let mut done = 0;
+    while done < part.len {
+        let from = (part.from + done) % PERIOD;
+        let len = (PERIOD - from).min(part.len - done);
+        piece(part.at + done, from, len)?;
+        done += len;
+    }
+    Ok(())
+}
+
+/// Writes one byte of every cache line, to what it was, so that this PE's core holds the lines as modified.
+pub fn rewrite<T: Element>(memory: &impl Memory<T>) {
+    let bytes = memory.count() * size_of::<T>();
+    let at = memory.address();
+    for offset in (0..bytes).step_by(CACHE_LINE_BYTES) {
+        // SAFETY: `at` is valid for `bytes` bytes while `memory` lives: the contract of `as_ptr` of both kinds, and the allocation is released
+        // after the last case only. The accesses are atomic, as both kinds ask for: peers may read at the same time.
+        let byte = unsafe { AtomicU8::from_ptr(at.add(offset)) };
+        byte.store(byte.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::geometry::Tile;
+    use super::super::pattern::{input_tile, moved_tile, reduced_tile};
+    use super::*;
+    use peerweave_core::ReduceOp;
+
+    const PART: Part = Part { at: 5, len: 2 * PERIOD + 100, of: Tile::Reduced, from: PERIOD - 3 };
+
+    fn filled(tile: &[f32]) -> Buffer<f32> {
+        let buffer = Buffer::<f32>::zeroed(PART.at + PART.len + GUARD);
+        spoil(&buffer, 0..buffer.len()).unwrap();
+        fill(&buffer, &PART, tile).unwrap();
+        buffer
+    }
+
+    #[test]
+    fn a_right_result_has_nothing_wrong() {
+        let tile = reduced_tile::<f32>(ReduceOp::Sum, 4, 0);
+        let buffer = filled(&tile);
+        assert_eq!(count_wrong(&buffer, &PART, &tile).unwrap(), 0);
+        assert_eq!(count_unspoiled(&buffer, PART.at + PART.len..buffer.len()).unwrap(), 0);
+    }
+
+    #[test]
+    fn one_wrong_element_is_counted_wherever_it_is() {
+        let tile = reduced_tile::<f32>(ReduceOp::Sum, 4, 0);
+        for at in [0, 1, 2, 3, PERIOD, PERIOD + 2, 2 * PERIOD, PART.len - 1] {
+            let buffer = filled(&tile);
+            let element = buffer.slice(PART.at + at..=PART.at + at).unwrap();
+            let mut value = element.to_vec();
+            // The smallest error there is: the last bit.
+            value[0] = f32::from_bits(value[0].to_bits() ^ 1);
+            element.copy_from(&value).unwrap();
+            assert_eq!(count_wrong(&buffer, &PART, &tile).unwrap(), 1, "element {at}");
+        }
+    }
+
+    #[test]
+    fn a_result_that_never_came_is_wrong_almost_everywhere() {
+        let tile = moved_tile::<u8>(1, 0);
+        let buffer = Buffer::<u8>::zeroed(4 * PERIOD);
+        spoil(&buffer, 0..buffer.len()).unwrap();
+        let part = Part { at: 0, len: buffer.len(), of: Tile::Input(1), from: 0 };
+        assert!(count_wrong(&buffer, &part, &tile).unwrap() > 3 * PERIOD as u64);
+    }
+
+    #[test]
+    fn data_in_the_wrong_place_is_wrong() {
+        let tile = moved_tile::<f32>(1, 0);
+        let buffer = filled(&tile);
+        for shift in [1, 2, 64, 4096, 8192] {
+            let part = Part { from: PART.from + shift, ..PART };
+            assert!(count_wrong(&buffer, &part, &tile).unwrap() > PART.len as u64 * 9 / 10, "shifted by {shift}");
+        }
+    }
+
+    #[test]
+    fn the_input_of_another_rank_or_round_is_wrong() {
+        let tile = |rank, round| input_tile::<f32>(ReduceOp::Sum, 2, rank, round);
+        let buffer = filled(&tile(0, 0));
+        for other in [tile(1, 0), tile(0, 1)] {
+            assert!(count_wrong(&buffer, &PART, &other).unwrap() > PART.len as u64 * 9 / 10);
+        }
+    }
+
+    #[test]
+    fn a_write_behind_the_result_is_seen() {
+        let buffer = filled(&moved_tile::<f32>(1, 0));
+        let end = PART.at + PART.len;
+        buffer.slice(end..end + 1).unwrap().copy_from(&[0.0]).unwrap();
+        assert_eq!(count_unspoiled(&buffer, end..buffer.len()).unwrap(), 1);
+    }
+
+    #[test]
+    fn rewriting_changes_no_value() {
+        let tile = moved_tile::<f32>(1, 0);
+        let buffer = filled(&tile);
+        rewrite(&buffer);
+        assert_eq!(count_wrong(&buffer, &PART, &tile).unwrap(), 0);
+    }
+}

@@ -1,0 +1,197 @@
+//! `peerweave bench`: measures an operation, and checks every element of its result.
+//!
+//! ```text
+//!   config.rs    what is asked for, and the plan that follows     op.rs        sizes, counts, bandwidths
+//!   pe.rs        a PE: goes through the plan                      geometry.rs  which element must hold what
+//!   measure.rs   one case: check, time, check                     pattern.rs   inputs with exact results
+//!   calls.rs     the calls that are timed                         memory.rs    filling and comparing
+//!   record.rs    what a PE tells                                  report.rs    what all told, put together
+//!   table.rs, json.rs, plot.rs   the forms of the result
+//! ```
+//! The command starts its PEs through [`crate::launch`], as `peerweave run` would, and reads what they tell from their standard output.
+
+pub mod calls;
+pub mod config;
+pub mod geometry;
+pub mod json;
+pub mod measure;
+pub mod memory;
+pub mod op;
+pub mod pattern;
+pub mod pe;
+pub mod plot;
+pub mod record;
+pub mod report;
+pub mod table;
+
+use std::io::IsTerminal;
+use std::path::Path;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::exit;
+use crate::info::machine::Machine;
+use crate::launch::{self, Attendant, Launch, Output, Source, Stdin, Target};
+use crate::rendezvous::{Meeting, Place};
+use crate::run::refuse_inside_a_job;
+
+use config::{BenchArgs, Config};
+use json::Circumstances;
+use record::{Record, monotonic_ns};
+use report::{Collector, News};
+
+/// Runs the command; gives its exit code.
+pub fn main(args: &BenchArgs) -> u8 {
+    match start(args) {
+        Ok(code) => code,
+        Err((code, message)) => {
+            eprintln!("peerweave bench: {message}");
+            code
+        }
+    }
+}
+
+fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
+    let started_at_ns = monotonic_ns();
+    refuse_inside_a_job("bench")?;
+    let config = Config::from_args(args).map_err(|message| (exit::USAGE, message))?;
+    let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
+    let start_time = now();
+    let machine = Machine::look();
+    let program = std::env::current_exe().map_err(|error| launcher(&error))?;
+    let configuration = serde_json::to_string(&config).map_err(|error| launcher(&error))?;
+    let processes = if config.threads { 1 } else { config.n_pes };
+    let meeting = Meeting::hold(&Place::ThisMachine, processes).map_err(|error| launcher(&error))?;
+    let launch = Launch {
+        program,
+        args: vec!["bench-pe".into(), configuration.into()],
+        n_local: processes,
+        first_pe: 0,
+        n_pes: processes,
+        machine: 0,
+        n_machines: 1,
+        env: meeting.env(),
+        timeout: args.timeout,
+        stdin: Stdin::Nothing,
+        direct_output: false,
+    };
+    let mut clerk = Clerk::new(&config, args, meeting, machine.hostname.clone());
+    let ending = launch::supervise(&launch, &mut clerk).map_err(|error| launcher(&error))?;
+    clerk.bar.finish_and_clear();
+    let collector = clerk.collector;
+    if ending.exit_code() != exit::OK {
+        return Ok(ending.exit_code());
+    }
+    table::footer(&collector, &config).iter().for_each(|line| println!("{line}"));
+    let first_barrier_ms = collector.ready().iter().map(|ready| ready.passed_at_ns).max();
+    let around = Circumstances {
+        config: &config,
+        args,
+        start_time,
+        end_time: now(),
+        machine: &machine,
+        first_barrier_ms: first_barrier_ms.map(|at| at.saturating_sub(started_at_ns) as f64 / 1e6),
+    };
+    let write = |path: &Path, text: String| {
+        std::fs::write(path, text).map_err(|error| (exit::LAUNCHER, format!("{}: {error}", path.display())))
+    };
+    if let Some(path) = &args.json {
+        let document = json::document(&collector, &around, std::env::vars_os());
+        let text = serde_json::to_string_pretty(&document).map_err(|error| launcher(&error))?;
+        write(path, text + "\n")?;
+    }
+    if let Some(path) = &args.plot {
+        let subtitle = subtitle(&config, &machine, &collector);
+        write(path, plot::svg(collector.rows(), &config, &subtitle).map_err(|error| launcher(&error))?)?;
+    }
+    Ok(if collector.wrong() > 0 { exit::WRONG_VALUES } else { exit::OK })
+}
+
+/// What the figures of a picture hold for.
+fn subtitle(config: &Config, machine: &Machine, collector: &Collector) -> String {
+    let mut words = vec![format!("{}, {} CPUs", machine.cpu_model, machine.cpus)];
+    words.extend(collector.ready().first().map(|ready| format!("{} backend", ready.backend)));
+    words.push(match config.buffers {
+        config::Buffers::Symmetric => "symmetric buffers".to_owned(),
+        config::Buffers::Private => "private buffers".to_owned(),
+    });
+    if config.stream {
+        words.push("stream-ordered".to_owned());
+    }
+    if config.dirty {
+        words.push("rewritten inputs".to_owned());
+    }
+    words.push(format!("peerweave {}", env!("CARGO_PKG_VERSION")));
+    words.join(" · ")
+}
+
+/// The time as nccl-tests writes it, in UTC.
+fn now() -> String {
+    let format = time::macros::format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
+    time::OffsetDateTime::now_utc().format(&format).unwrap_or_default()
+}
+
+/// Reads what the PEs tell, and prints the table as it grows.
+struct Clerk<'a> {
+    config: &'a Config,
+    args: &'a BenchArgs,
+    meeting: Meeting,
+    host: String,
+    collector: Collector,
+    bar: ProgressBar,
+}
+
+impl<'a> Clerk<'a> {
+    fn new(config: &'a Config, args: &'a BenchArgs, meeting: Meeting, host: String) -> Self {
+        let collector = Collector::new(config.clone());
+        let rows = collector.rows_planned() as u64;
+        let bar = if std::io::stderr().is_terminal() && rows > 1 {
+            let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {wide_msg} {eta}").unwrap_or(ProgressStyle::default_bar());
+            ProgressBar::new(rows).with_style(style)
+        } else {
+            ProgressBar::hidden()
+        };
+        Self { config, args, meeting, host, collector, bar }
+    }
+
+    fn print(&self, line: &str, output: &mut Output) {
+        if self.bar.is_hidden() {
+            output.line(Target::Stdout, b"", line.as_bytes());
+        } else {
+            self.bar.suspend(|| println!("{line}"));
+        }
+    }
+}
+
+impl Attendant for Clerk<'_> {
+    fn line(&mut self, pe: usize, source: Source, line: &[u8], output: &mut Output) {
+        let record = match source {
+            Source::Stdout => serde_json::from_slice::<Record>(line).ok(),
+            Source::Stderr => None,
+        };
+        let Some(record) = record else {
+            output.line(Target::Stderr, format!("[{pe}] ").as_bytes(), line);
+            return;
+        };
+        match self.collector.take(record) {
+            News::Nothing => {}
+            News::AllReady => {
+                for line in table::header(self.config, self.args, self.collector.ready(), &self.host) {
+                    self.print(&line, output);
+                }
+            }
+            News::Row(row) => {
+                self.print(&table::line(&row), output);
+                self.bar.inc(1);
+            }
+        }
+    }
+
+    fn failed(&mut self, pe: usize, why: &str) {
+        self.meeting.report_lost(pe, why);
+    }
+
+    fn name(&self) -> &'static str {
+        "peerweave bench"
+    }
+}

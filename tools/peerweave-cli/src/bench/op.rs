@@ -1,0 +1,247 @@
+//! The operations that `bench` knows: their names, what their counts mean, and how a time becomes a bandwidth. Runs none of them.
+//!
+//! Invariant: sizes, counts and bandwidths are those of nccl-tests, so that figures stand beside each other. Where nccl-tests would run
+//! nothing (a size with less than 16 bytes per rank becomes 0 there), the smallest count that moves something is taken.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// An operation.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum BenchOp {
+    /// Every PE gets the reduction of all inputs
+    AllReduce,
+    /// The root gets the reduction of all inputs
+    Reduce,
+    /// Every PE gets the root's input
+    Broadcast,
+    /// Every PE gets all inputs
+    AllGather,
+    /// Every PE gets its part of the reduction
+    ReduceScatter,
+    /// Every PE gets its part of every input
+    AllToAll,
+    /// The same with other counts for other peers
+    AllToAllV,
+    /// The root gets all inputs
+    Gather,
+    /// Every PE gets its part of the root's input
+    Scatter,
+    /// Nobody leaves before all have come
+    Barrier,
+    /// Every PE sends to the next and receives from the one before
+    SendRecv,
+    /// PE 0 writes into the memory of PE 1
+    Put,
+    /// PE 0 reads from the memory of PE 1
+    Get,
+    /// PE 0 writes into the memory of PE 1, then sets a signal there
+    PutSignal,
+    /// PE 0 writes one element of PE 1
+    P,
+    /// PE 0 reads one element of PE 1
+    G,
+    /// PE 0 adds to a word of PE 1 and gets the old value
+    Atomics,
+    /// PE 0 and PE 1 answer each other with put and signal; reported is half a round trip
+    PingPong,
+}
+
+/// What a size in bytes becomes, in elements.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Counts {
+    /// What the call is given, and what is printed as count.
+    pub param: usize,
+    /// What one PE gives.
+    pub send: usize,
+    /// What one PE gets.
+    pub recv: usize,
+}
+
+impl BenchOp {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::Reduce => "reduce",
+            Self::Broadcast => "broadcast",
+            Self::AllGather => "all-gather",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::AllToAll => "all-to-all",
+            Self::AllToAllV => "all-to-all-v",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::Barrier => "barrier",
+            Self::SendRecv => "send-recv",
+            Self::Put => "put",
+            Self::Get => "get",
+            Self::PutSignal => "put-signal",
+            Self::P => "p",
+            Self::G => "g",
+            Self::Atomics => "atomics",
+            Self::PingPong => "ping-pong",
+        }
+    }
+
+    /// Whether elements are combined.
+    pub const fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
+    }
+
+    /// Whether one PE is the root.
+    pub const fn has_root(self) -> bool {
+        matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter)
+    }
+
+    /// Whether it comes in sizes.
+    pub const fn has_size(self) -> bool {
+        !matches!(self, Self::Barrier | Self::P | Self::G | Self::Atomics)
+    }
+
+    /// Whether it has a form in place.
+    pub const fn has_in_place(self) -> bool {
+        matches!(
+            self,
+            Self::AllReduce
+                | Self::Reduce
+                | Self::Broadcast
+                | Self::AllGather
+                | Self::ReduceScatter
+                | Self::AllToAll
+                | Self::AllToAllV
+                | Self::Gather
+                | Self::Scatter
+        )
+    }
+
+    /// Whether the element type matters.
+    pub const fn has_type(self) -> bool {
+        !matches!(self, Self::Barrier | Self::Atomics)
+    }
+
+    /// Whether a rewritten input means anything to it.
+    pub const fn has_input(self) -> bool {
+        !matches!(self, Self::Barrier | Self::P | Self::G | Self::Atomics | Self::PingPong)
+    }
+
+    /// Whether there is a stream-ordered form that can be timed as a queue of calls.
+    pub const fn has_stream_form(self) -> bool {
+        !matches!(self, Self::PingPong)
+    }
+
+    /// Whether its target is symmetric memory by nature.
+    pub const fn is_one_sided(self) -> bool {
+        matches!(self, Self::Put | Self::Get | Self::PutSignal | Self::P | Self::G | Self::Atomics | Self::PingPong)
+    }
+
+    /// The fewest PEs.
+    pub const fn least_pes(self) -> usize {
+        if self.is_one_sided() { 2 } else { 1 }
+    }
+
+    /// Counts for a size in bytes, as nccl-tests has them: the size is that of the larger buffer of one PE.
+    pub fn counts(self, bytes: usize, element_bytes: usize, n_pes: usize) -> Counts {
+        let whole = (bytes / element_bytes).max(1);
+        // Parts are whole multiples of 16 bytes where they are as large as that.
+        let part = {
+            let (part, multiple) = ((whole / n_pes).max(1), 16 / element_bytes);
+            if part >= multiple { part / multiple * multiple } else { part }
+        };
+        match self {
+            Self::AllGather | Self::Gather => Counts { param: part, send: part, recv: part * n_pes },
+            Self::ReduceScatter | Self::Scatter => Counts { param: part, send: part * n_pes, recv: part },
+            Self::AllToAll => Counts { param: part, send: part * n_pes, recv: part * n_pes },
+            Self::AllToAllV => {
+                let total: usize = (0..n_pes).map(|distance| vector_count(part, distance, n_pes)).sum();
+                Counts { param: part, send: total, recv: total }
+            }
+            Self::Barrier => Counts { param: 0, send: 0, recv: 0 },
+            Self::P | Self::G | Self::Atomics => Counts { param: 1, send: 1, recv: 1 },
+            _ => Counts { param: whole, send: whole, recv: whole },
+        }
+    }
+
+    /// algbw and busbw in GB/s (10^9 bytes).
+    pub fn bandwidth(self, counts: Counts, element_bytes: usize, seconds: f64, n_pes: usize) -> (f64, f64) {
+        let base_bytes = counts.send.max(counts.recv) * element_bytes;
+        let n = n_pes as f64;
+        let factor = match self {
+            Self::AllReduce => 2.0 * (n - 1.0) / n,
+            Self::AllGather | Self::ReduceScatter | Self::AllToAll | Self::AllToAllV | Self::Gather | Self::Scatter => (n - 1.0) / n,
+            _ => 1.0,
+        };
+        let algbw = if seconds > 0.0 { base_bytes as f64 / 1e9 / seconds } else { 0.0 };
+        (algbw, algbw * factor)
+    }
+}
+
+/// How many elements of an all-to-all-v go to the rank `distance` further on: the whole count, or a third less where the way around the ring
+/// of ranks is odd. Two ranks send each other the same, as the form in place needs it, and each sends in total what it receives.
+pub fn vector_count(param: usize, distance: usize, n_pes: usize) -> usize {
+    if distance.min(n_pes - distance).is_multiple_of(2) { param } else { param - param / 3 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_those_of_nccl_tests() {
+        let counts = |op: BenchOp, bytes, element, n| {
+            let Counts { param, send, recv } = op.counts(bytes, element, n);
+            (param, send, recv)
+        };
+        assert_eq!(counts(BenchOp::AllReduce, 1 << 20, 4, 8), (262_144, 262_144, 262_144));
+        assert_eq!(counts(BenchOp::AllGather, 1 << 20, 4, 8), (32_768, 32_768, 262_144));
+        assert_eq!(counts(BenchOp::ReduceScatter, 1 << 20, 2, 4), (131_072, 524_288, 131_072));
+        assert_eq!(counts(BenchOp::AllToAll, 64, 4, 3), (4, 12, 12), "parts of 5 elements become 16 bytes");
+        assert_eq!(counts(BenchOp::Scatter, 1 << 20, 1, 8), (131_072, 1_048_576, 131_072));
+        assert_eq!(counts(BenchOp::Gather, 8, 4, 4), (1, 1, 4), "less than 16 bytes per rank still moves something");
+        assert_eq!(counts(BenchOp::Broadcast, 100, 8, 5), (12, 12, 12));
+        assert_eq!(counts(BenchOp::Barrier, 100, 8, 5), (0, 0, 0));
+    }
+
+    #[test]
+    fn bus_bandwidth_factors_are_those_of_nccl_tests() {
+        let factor = |op: BenchOp, n| {
+            let (alg, bus) = op.bandwidth(Counts { param: 1, send: 1_000_000, recv: 1_000_000 }, 1, 1e-3, n);
+            assert!((alg - 1.0).abs() < 1e-12);
+            bus
+        };
+        for n in [1, 2, 3, 8] {
+            let share = (n - 1) as f64 / n as f64;
+            assert!((factor(BenchOp::AllReduce, n) - 2.0 * share).abs() < 1e-12);
+            for op in [BenchOp::AllGather, BenchOp::ReduceScatter, BenchOp::AllToAll, BenchOp::AllToAllV, BenchOp::Gather, BenchOp::Scatter] {
+                assert!((factor(op, n) - share).abs() < 1e-12, "{op:?}");
+            }
+            for op in [BenchOp::Broadcast, BenchOp::Reduce, BenchOp::SendRecv, BenchOp::Put, BenchOp::Get, BenchOp::PingPong] {
+                assert!((factor(op, n) - 1.0).abs() < 1e-12, "{op:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_base_of_the_bandwidth_is_the_larger_buffer() {
+        let counts = BenchOp::AllGather.counts(1 << 20, 4, 4);
+        let (alg, bus) = BenchOp::AllGather.bandwidth(counts, 4, 1e-3, 4);
+        assert!((alg - 1.048_576).abs() < 1e-9 && (bus - 0.786_432).abs() < 1e-9);
+        assert_eq!(BenchOp::Barrier.bandwidth(BenchOp::Barrier.counts(0, 4, 4), 4, 1e-6, 4), (0.0, 0.0));
+    }
+
+    #[test]
+    fn what_ranks_send_in_an_all_to_all_v_is_what_they_receive() {
+        for n in 1..9 {
+            for param in [1, 2, 3, 7, 1000] {
+                let sent = |from: usize| (0..n).map(|to| vector_count(param, (to + n - from) % n, n)).sum::<usize>();
+                let received = |to: usize| (0..n).map(|from| vector_count(param, (to + n - from) % n, n)).sum::<usize>();
+                for rank in 0..n {
+                    assert_eq!(sent(rank), received(rank));
+                    assert_eq!(sent(rank), sent(0));
+                    assert_eq!(vector_count(param, rank, n), vector_count(param, (n - rank) % n, n));
+                }
+                assert!((0..n).all(|distance| vector_count(param, distance, n) >= 1));
+            }
+        }
+    }
+}

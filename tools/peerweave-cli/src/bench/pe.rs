@@ -1,0 +1,171 @@
+//! A PE of `bench`: joins the job, goes through the plan, tells the command what it measured.
+
+use std::io::Write;
+
+use peerweave_bootstrap::Job;
+use peerweave_core::{
+    Buffer, DType, F8E4M3, F8E5M2, MaybeDest, MaybeSource, Result, Stream, StreamDest, StreamSource, Symmetric, World, bf16, f16,
+};
+use peerweave_host::{Host, HostOptions, on_threads};
+use std::sync::Arc;
+
+use super::calls::Reduces;
+use super::config::{Buffers as BufferKind, Case, Config};
+use super::geometry::{self, Placement, View};
+use super::measure::{Buffers, measure};
+use super::memory::{GUARD, Memory};
+use super::record::{Measured, Ready, Record, monotonic_ns};
+use crate::exit;
+
+/// The PE's own `main`; gives its exit code.
+pub fn main(config: &str) -> u8 {
+    let config: Config = match serde_json::from_str(config) {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("peerweave bench-pe: the configuration cannot be read: {error}; this command is started by `peerweave bench` alone");
+            return exit::USAGE;
+        }
+    };
+    let result = if config.threads { run_on_threads(&config) } else { run_in_job(&config) };
+    match result {
+        Ok(()) => exit::OK,
+        Err(error) => {
+            eprintln!("{error}");
+            exit::OPERATION_FAILED
+        }
+    }
+}
+
+fn run_in_job(config: &Config) -> Result<()> {
+    let job = Job::from_env().map_err(|error| peerweave_core::Error::setup("Job::from_env", error))?;
+    run(World::new(Arc::new(Host::join(&job, &HostOptions::default())?))?, config)
+}
+
+fn run_on_threads(config: &Config) -> Result<()> {
+    on_threads(config.n_pes, &HostOptions::default(), |world| run(world, config))?.into_iter().collect()
+}
+
+/// One PE, from its first barrier to its end.
+fn run(world: World, config: &Config) -> Result<()> {
+    world.team().barrier_blocking()?;
+    say(&Record::Ready(Ready {
+        passed_at_ns: monotonic_ns(),
+        pe: world.my_pe().index(),
+        pid: std::process::id(),
+        backend: world.backend_name().to_owned(),
+        compute: world.caps().compute.clone(),
+        private_buffers: format!("{:?}", world.caps().private_buffers),
+    }));
+    let stream = if config.stream { Some(world.stream()?) } else { None };
+    let cases: Vec<(usize, Case)> = config.cases().into_iter().enumerate().collect();
+    for of_one_type in cases.chunk_by(|a, b| a.1.dtype == b.1.dtype) {
+        let plan = Plan { world: &world, stream: stream.as_ref(), config, cases: of_one_type };
+        match of_one_type[0].1.dtype {
+            DType::I8 => plan.run::<i8>(),
+            DType::U8 => plan.run::<u8>(),
+            DType::I32 => plan.run::<i32>(),
+            DType::U32 => plan.run::<u32>(),
+            DType::I64 => plan.run::<i64>(),
+            DType::U64 => plan.run::<u64>(),
+            DType::F16 => plan.run::<f16>(),
+            DType::BF16 => plan.run::<bf16>(),
+            DType::F32 => plan.run::<f32>(),
+            DType::F64 => plan.run::<f64>(),
+            DType::F8E4M3 => plan.run::<F8E4M3>(),
+            DType::F8E5M2 => plan.run::<F8E5M2>(),
+            other => unreachable!("{other} is not known to bench: DType::ALL has grown"),
+        }?;
+    }
+    drop(stream);
+    world.finalize()?;
+    Ok(())
+}
+
+/// The cases of one element type.
+struct Plan<'a> {
+    world: &'a World,
+    stream: Option<&'a Stream>,
+    config: &'a Config,
+    cases: &'a [(usize, Case)],
+}
+
+impl Plan<'_> {
+    fn run<T: Reduces>(&self) -> Result<()> {
+        let (mut send_len, mut recv_len) = (0, 0);
+        for (_, case) in self.cases {
+            for placement in placements(self.config) {
+                let view = View {
+                    op: self.config.op,
+                    counts: case.counts,
+                    n_pes: self.world.n_pes(),
+                    rank: self.world.my_pe().index(),
+                    // Symmetric memory has one length everywhere: that of the root, which needs most.
+                    root: self.world.my_pe().index(),
+                    placement,
+                };
+                let (send, recv) = geometry::lengths(&view);
+                (send_len, recv_len) = (send_len.max(send).max(case.counts.send), recv_len.max(recv));
+            }
+        }
+        let one_sided = self.config.op.is_one_sided();
+        let target = self.world.alloc::<T>(if one_sided { recv_len } else { 0 } + GUARD)?;
+        let word = self.world.alloc_zeroed::<u64>(1)?;
+        match self.config.buffers {
+            BufferKind::Symmetric => {
+                let (send, recv) = (self.world.alloc::<T>(send_len + GUARD)?, self.world.alloc::<T>(recv_len + GUARD)?);
+                let buffers = Buffers { send, recv, target, word };
+                self.rows::<T, Symmetric<T>>(&buffers)?;
+                let Buffers { send, recv, target, word } = buffers;
+                send.release()?;
+                recv.release()?;
+                target.release()?;
+                word.release()
+            }
+            BufferKind::Private => {
+                let buffers = Buffers { send: Buffer::zeroed(send_len + GUARD), recv: Buffer::zeroed(recv_len + GUARD), target, word };
+                self.rows::<T, Buffer<T>>(&buffers)?;
+                let Buffers { target, word, .. } = buffers;
+                target.release()?;
+                word.release()
+            }
+        }
+    }
+
+    fn rows<T, M>(&self, buffers: &Buffers<T, M>) -> Result<()>
+    where
+        T: Reduces,
+        M: Memory<T>,
+        for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>,
+    {
+        for (row, case) in self.cases {
+            // Told after both, so that the command does not compete for a CPU in between.
+            let mut records = Vec::new();
+            for placement in placements(self.config) {
+                let outcome = measure(self.world, self.stream, self.config, case, placement, buffers)?;
+                records.push(Record::Measured(Measured {
+                    pe: self.world.my_pe().index(),
+                    row: *row,
+                    placement,
+                    iters: outcome.iters,
+                    batch_us: outcome.batch_us,
+                    wrong: outcome.wrong,
+                }));
+            }
+            records.iter().for_each(say);
+        }
+        Ok(())
+    }
+}
+
+fn placements(config: &Config) -> impl Iterator<Item = Placement> + use<> {
+    let in_place = config.op.has_in_place().then_some(Placement::InPlace);
+    std::iter::once(Placement::OutOfPlace).chain(in_place)
+}
+
+/// One line, in one write: PEs may be threads.
+fn say(record: &Record) {
+    let mut line = serde_json::to_string(record).expect("a record has no map with keys that are no text");
+    line.push('\n');
+    // Where the command has gone there is nobody to tell, and this process ends with it.
+    let _ = std::io::stdout().lock().write_all(line.as_bytes());
+}

@@ -1,0 +1,249 @@
+//! Puts together what the PEs measured: the slowest PE of each batch, the median of the batches, the wrong elements of all. Prints nothing.
+//!
+//! Invariant: a line of the table is complete when every PE has told of every placement; what a PE did not tell is never made up.
+
+use super::config::{Case, Config};
+use super::geometry::Placement;
+use super::record::{Measured, Ready, Record};
+
+/// One placement of one line of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cell {
+    /// Microseconds per call: the median over the batches of the slowest PE's.
+    pub time_us: f64,
+    /// The slowest PE's microseconds per call, batch by batch.
+    pub batch_us: Vec<f64>,
+    /// Calls per batch.
+    pub iters: u64,
+    /// GB/s.
+    pub alg_bw: f64,
+    /// GB/s, with the factor of the operation.
+    pub bus_bw: f64,
+    /// Wrong elements on all PEs together; `None` where nothing was checked.
+    pub wrong: Option<u64>,
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// What was measured.
+    pub case: Case,
+    /// Out of place.
+    pub out_of_place: Cell,
+    /// In place, where the operation has that.
+    pub in_place: Option<Cell>,
+}
+
+impl Row {
+    /// The cells that there are.
+    pub fn cells(&self) -> impl Iterator<Item = &Cell> {
+        std::iter::once(&self.out_of_place).chain(&self.in_place)
+    }
+}
+
+/// What has become known by a record.
+#[derive(Debug, PartialEq)]
+pub enum News {
+    /// Nothing that could be printed.
+    Nothing,
+    /// All PEs have passed their first barrier.
+    AllReady,
+    /// A line is complete.
+    Row(Row),
+}
+
+/// What is known so far.
+#[derive(Debug)]
+pub struct Collector {
+    config: Config,
+    cases: Vec<Case>,
+    ready: Vec<Ready>,
+    pending: Vec<Measured>,
+    rows: Vec<Row>,
+}
+
+impl Collector {
+    /// Nothing known yet.
+    pub fn new(config: Config) -> Self {
+        let cases = config.cases();
+        Self { config, cases, ready: Vec::new(), pending: Vec::new(), rows: Vec::new() }
+    }
+
+    /// How many lines there will be.
+    pub fn rows_planned(&self) -> usize {
+        self.cases.len()
+    }
+
+    /// The lines that are complete.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// The PEs that are ready, by PE.
+    pub fn ready(&self) -> &[Ready] {
+        &self.ready
+    }
+
+    /// Wrong elements of all lines.
+    pub fn wrong(&self) -> u64 {
+        self.rows.iter().flat_map(Row::cells).filter_map(|cell| cell.wrong).sum()
+    }
+
+    /// The mean of the bus bandwidths, as nccl-tests prints it.
+    pub fn average_bus_bw(&self) -> f64 {
+        let cells: Vec<_> = self.rows.iter().flat_map(Row::cells).collect();
+        if cells.is_empty() { 0.0 } else { cells.iter().map(|cell| cell.bus_bw).sum::<f64>() / cells.len() as f64 }
+    }
+
+    /// Takes note of what a PE told.
+    pub fn take(&mut self, record: Record) -> News {
+        match record {
+            Record::Ready(ready) => {
+                self.ready.push(ready);
+                self.ready.sort_by_key(|ready| ready.pe);
+                if self.ready.len() == self.config.n_pes { News::AllReady } else { News::Nothing }
+            }
+            Record::Measured(measured) => {
+                let row = measured.row;
+                self.pending.push(measured);
+                let placements = if self.config.op.has_in_place() { 2 } else { 1 };
+                if self.pending.iter().filter(|measured| measured.row == row).count() < placements * self.config.n_pes {
+                    return News::Nothing;
+                }
+                let (complete, pending) = std::mem::take(&mut self.pending).into_iter().partition(|measured| measured.row == row);
+                self.pending = pending;
+                match self.row(row, &complete) {
+                    Some(row) => {
+                        self.rows.push(row.clone());
+                        News::Row(row)
+                    }
+                    None => News::Nothing,
+                }
+            }
+        }
+    }
+
+    fn row(&self, row: usize, measured: &[Measured]) -> Option<Row> {
+        let case = *self.cases.get(row)?;
+        let cell = |placement| self.cell(&case, measured.iter().filter(|measured| measured.placement == placement));
+        Some(Row { case, out_of_place: cell(Placement::OutOfPlace)?, in_place: cell(Placement::InPlace) })
+    }
+
+    fn cell<'m>(&self, case: &Case, measured: impl Iterator<Item = &'m Measured>) -> Option<Cell> {
+        let measured: Vec<_> = measured.collect();
+        let iters = measured.first()?.iters;
+        let batches = measured.iter().map(|measured| measured.batch_us.len()).max()?;
+        let batch_us: Vec<f64> = (0..batches)
+            .map(|batch| measured.iter().filter_map(|measured| measured.batch_us.get(batch)).fold(0.0, |a: f64, b| a.max(*b)))
+            .collect();
+        let time_us = median(&batch_us)?;
+        let wrong = measured.iter().map(|measured| measured.wrong).sum();
+        let (alg_bw, bus_bw) = self.config.op.bandwidth(case.counts, case.dtype.size_bytes(), time_us / 1e6, self.config.n_pes);
+        Some(Cell { time_us, batch_us, iters, alg_bw, bus_bw, wrong })
+    }
+}
+
+/// The middle value; of an even number of values the mean of both.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(sorted[middle]),
+        _ => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
+    }
+}
+
+/// What the reports' tests share.
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::super::config::{Buffers, Config};
+    use super::super::op::BenchOp;
+    use super::*;
+    use peerweave_types::{DType, ReduceOp};
+
+    pub(crate) fn config(op: BenchOp, n_pes: usize, sizes: &[usize]) -> Config {
+        Config {
+            op,
+            n_pes,
+            sizes: sizes.to_vec(),
+            dtypes: vec![DType::F32 as u8],
+            redops: if op.reduces() { vec![ReduceOp::Sum as u8] } else { vec![] },
+            roots: if op.has_root() { vec![0] } else { vec![] },
+            iters: None,
+            batches: 3,
+            warmup: 5,
+            dirty: false,
+            check: true,
+            buffers: Buffers::Symmetric,
+            threads: false,
+            stream: false,
+        }
+    }
+
+    pub(crate) fn ready(pe: usize) -> Record {
+        Record::Ready(Ready {
+            pe,
+            pid: 100 + pe as u32,
+            backend: "host".into(),
+            compute: "CPU, avx2".into(),
+            private_buffers: "Staged".into(),
+            passed_at_ns: 5_000_000 + pe as u64,
+        })
+    }
+
+    pub(crate) fn measured(pe: usize, row: usize, placement: Placement, batch_us: &[f64], wrong: u64) -> Record {
+        Record::Measured(Measured { pe, row, placement, iters: 20, batch_us: batch_us.to_vec(), wrong: Some(wrong) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::op::BenchOp;
+    use super::testing::*;
+    use super::*;
+
+    #[test]
+    fn time_is_the_median_of_the_slowest_and_wrong_elements_add_up() {
+        let mut collector = Collector::new(config(BenchOp::AllReduce, 2, &[1 << 20]));
+        assert_eq!(collector.take(ready(1)), News::Nothing);
+        assert_eq!(collector.take(ready(0)), News::AllReady);
+        assert_eq!(collector.take(measured(0, 0, Placement::OutOfPlace, &[10.0, 50.0, 20.0], 1)), News::Nothing);
+        assert_eq!(collector.take(measured(0, 0, Placement::InPlace, &[1.0, 1.0, 1.0], 0)), News::Nothing);
+        assert_eq!(collector.take(measured(1, 0, Placement::OutOfPlace, &[30.0, 5.0, 20.0], 2)), News::Nothing);
+        let News::Row(row) = collector.take(measured(1, 0, Placement::InPlace, &[1.0, 2.0, 3.0], 0)) else { panic!() };
+        assert_eq!(row.out_of_place.batch_us, [30.0, 50.0, 20.0]);
+        assert_eq!(row.out_of_place.time_us, 30.0);
+        assert_eq!(row.out_of_place.wrong, Some(3));
+        assert!((row.out_of_place.alg_bw - 34.952_533).abs() < 1e-3, "{}", row.out_of_place.alg_bw);
+        assert_eq!(row.out_of_place.bus_bw, row.out_of_place.alg_bw, "2(n-1)/n is 1 for 2 PEs");
+        assert_eq!(collector.wrong(), 3);
+    }
+
+    #[test]
+    fn a_pe_that_only_watches_does_not_count_in_the_time() {
+        let mut collector = Collector::new(config(BenchOp::Put, 2, &[8]));
+        collector.take(measured(1, 0, Placement::OutOfPlace, &[], 0));
+        let News::Row(row) = collector.take(measured(0, 0, Placement::OutOfPlace, &[3.0, 1.0, 2.0], 0)) else { panic!() };
+        assert_eq!((row.out_of_place.time_us, row.in_place), (2.0, None));
+    }
+
+    #[test]
+    fn unchecked_is_not_zero_wrong() {
+        let mut collector = Collector::new(config(BenchOp::Put, 2, &[8]));
+        for pe in 0..2 {
+            let Record::Measured(mut one) = measured(pe, 0, Placement::OutOfPlace, &[1.0], 0) else { panic!() };
+            one.wrong = None;
+            collector.take(Record::Measured(one));
+        }
+        assert_eq!(collector.rows()[0].out_of_place.wrong, None);
+    }
+
+    #[test]
+    fn the_median_of_an_even_number_is_between() {
+        assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), Some(2.5));
+        assert_eq!(median(&[7.0]), Some(7.0));
+        assert_eq!(median(&[]), None);
+    }
+}

@@ -1,0 +1,2 @@
+//! `peerweave info`. Being written.
+pub mod machine;
