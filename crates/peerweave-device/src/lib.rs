@@ -9,6 +9,7 @@
 //! | [`flag`] | a counter that only grows, and a wait for it | one PE |
 //! | [`barrier`] | arrival of a whole team: one word per rank, or one counter | each rank its own; all the counter |
 //! | [`slot`] | a small payload from each rank to all, with two lines per rank | each rank its own |
+//! | [`sealed`] | the same line, with words that validate themselves: one vector store may write it | each rank its own |
 //! | [`put_signal`] | data, then a signal; waits for one or several signals | anybody |
 //! | [`mailbox`] | a ring of descriptors from one rank to another | the producer the lines, the consumer the acknowledgement |
 //!
@@ -47,8 +48,10 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-#[cfg(test)]
-extern crate std;
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod arch;
 pub mod barrier;
@@ -57,6 +60,7 @@ mod line;
 pub mod mailbox;
 pub mod pause;
 pub mod put_signal;
+pub mod sealed;
 pub mod slot;
 pub mod word;
 

@@ -41,6 +41,12 @@ pub trait Word {
 
     /// Bitwise exclusive or; returns what was there. Acquires what it replaces and releases.
     fn fetch_xor_acq_rel(&self, value: u64) -> u64;
+
+    /// Makes each relaxed store that follows, to any word, release what this PE read and wrote before the fence.
+    fn fence_release();
+
+    /// Makes each relaxed load before, of any word, acquire: what its writer released is visible after the fence.
+    fn fence_acquire();
 }
 
 /// Words, counted from 0, wherever they lie: in a slice, at strides, or in the segments of several PEs.

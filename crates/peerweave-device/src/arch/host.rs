@@ -2,6 +2,6 @@
 //!
 //! How the memory came to be shared is not told here.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
-super::word_by_atomic!(AtomicU64, Ordering);
+super::word_by_atomic!(AtomicU64, Ordering, fence);

@@ -2,6 +2,6 @@
 //!
 //! Compiled only under `--cfg loom`.
 
-use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
-super::word_by_atomic!(AtomicU64, Ordering);
+super::word_by_atomic!(AtomicU64, Ordering, fence);

@@ -7,9 +7,10 @@ mod host;
 #[cfg(loom)]
 mod loom;
 
-/// Implements `Word` for an atomic type with the methods of `core::sync::atomic::AtomicU64`, given the `Ordering` that it takes.
+/// Implements `Word` for an atomic type with the methods of `core::sync::atomic::AtomicU64`, given the `Ordering` that it takes and the fence
+/// that goes with it.
 macro_rules! word_by_atomic {
-    ($atomic:ty, $ordering:ty) => {
+    ($atomic:ty, $ordering:ty, $fence:path) => {
         impl $crate::Word for $atomic {
             #[inline]
             fn load_relaxed(&self) -> u64 {
@@ -59,6 +60,16 @@ macro_rules! word_by_atomic {
             #[inline]
             fn fetch_xor_acq_rel(&self, value: u64) -> u64 {
                 self.fetch_xor(value, <$ordering>::AcqRel)
+            }
+
+            #[inline]
+            fn fence_release() {
+                $fence(<$ordering>::Release);
+            }
+
+            #[inline]
+            fn fence_acquire() {
+                $fence(<$ordering>::Acquire);
             }
         }
     };

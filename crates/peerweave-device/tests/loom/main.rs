@@ -11,6 +11,7 @@ mod barrier;
 mod flag;
 mod mailbox;
 mod put_signal;
+mod sealed;
 mod slot;
 mod words;
 

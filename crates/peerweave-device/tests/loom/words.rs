@@ -1,6 +1,6 @@
 //! The word as it should be, and words of which one ordering is weakened.
 
-use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use peerweave_device::Word;
 
 /// A word for a scenario.
@@ -47,16 +47,26 @@ macro_rules! weakened {
             fn fetch_xor_acq_rel(&self, value: u64) -> u64 {
                 self.0.fetch_xor(value, Ordering::$rmw)
             }
+            fn fence_release() {
+                if Ordering::$release == Ordering::Release {
+                    fence(Ordering::Release);
+                }
+            }
+            fn fence_acquire() {
+                if Ordering::$acquire == Ordering::Acquire {
+                    fence(Ordering::Acquire);
+                }
+            }
         }
     };
 }
 
 weakened!(
-    /// Acquires nothing when it is read.
+    /// Acquires nothing when it is read, nor by a fence.
     NoAcquire, acquire: Relaxed, release: Release, rmw: AcqRel
 );
 weakened!(
-    /// Releases nothing when it is written.
+    /// Releases nothing when it is written, nor by a fence.
     NoRelease, acquire: Acquire, release: Relaxed, rmw: AcqRel
 );
 weakened!(

@@ -1,0 +1,75 @@
+//! Lines whose words validate themselves change hands, two per rank, used again and again.
+
+use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
+use crate::{GaveUp, Patience, Plain, Team, check, refuted, several};
+use peerweave_device::{Pause, Word, sealed, slot};
+
+/// Words of a line.
+const LINE: usize = 2;
+
+fn data(rank: usize, epoch: u64) -> [u32; LINE] {
+    let data = epoch as u32 * 10 + rank as u32;
+    [data, !data]
+}
+
+/// Writes a line.
+type Publish<W> = fn(&[W], u32, &[u32; LINE]);
+
+/// Every rank publishes and reads the other; a cell of each is handed over beside its line.
+fn lines_change_hands<W: TestWord>(publish: Publish<W>) {
+    check(
+        Team::PAIR,
+        move || (several::<W>(4 * LINE), [several::<Plain>(2), several::<Plain>(2)]),
+        move |rank, (words, cells)| {
+            for epoch in 1..=3 {
+                let line = |rank: usize| &words[(2 * rank + slot::parity(epoch)) * LINE..][..LINE];
+                let cells = &cells[slot::parity(epoch)];
+                let (other, mut got) = (1 - rank, [0; LINE]);
+                cells[rank].set(epoch);
+                publish(line(rank), epoch as u32, &data(rank, epoch));
+                read(line(other), epoch as u32, &mut got, &mut Patience::endless())?;
+                assert_eq!(got, data(other, epoch), "torn or overwritten");
+                assert_eq!(cells[other].get(), epoch);
+            }
+            Ok(())
+        },
+    );
+}
+
+fn read<W: Word>(line: &[W], epoch: u32, into: &mut [u32], patience: &mut Patience) -> Result<(), GaveUp> {
+    while !sealed::try_read(line, epoch, into) {
+        patience.pause()?;
+    }
+    Ok(())
+}
+
+fn forward<W: Word>(line: &[W], epoch: u32, data: &[u32; LINE]) {
+    sealed::publish(line, epoch, data);
+}
+
+/// What a vector store may do: the words become visible in any order.
+fn backward<W: Word>(line: &[W], epoch: u32, data: &[u32; LINE]) {
+    W::fence_release();
+    for (word, value) in line.iter().zip(sealed::seal_line(data, epoch)).rev() {
+        word.store_relaxed(value);
+    }
+}
+
+#[test]
+fn sealed_lines_are_whole_over_three_epochs() {
+    lines_change_hands::<Exact>(forward);
+}
+
+#[test]
+fn sealed_lines_are_whole_in_whatever_order_their_words_are_stored() {
+    lines_change_hands::<Exact>(backward);
+}
+
+refuted!(a_sealed_line_without_a_release_fence_is_refuted, lines_change_hands::<NoRelease>(forward));
+refuted!(a_sealed_line_without_an_acquire_fence_is_refuted, lines_change_hands::<NoAcquire>(forward));
+refuted!(a_sealed_line_whose_last_word_has_no_epoch_is_refuted, "torn or overwritten", {
+    lines_change_hands::<Exact>(|line, epoch, data| {
+        line[1].store_relaxed(sealed::seal(0, epoch));
+        sealed::publish(line, epoch, data);
+    })
+});
