@@ -21,19 +21,19 @@ pub(crate) struct Span<'a> {
 }
 
 impl Span<'_> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn bytes(&self) -> usize {
         self.len * self.dtype.size_bytes()
     }
 
     /// Part `index` of parts of `count` elements each.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn part(self, index: usize, count: usize) -> Self {
         Self { place: self.place.plus(index * count * self.dtype.size_bytes()), len: count, ..self }
     }
 
     /// Whether the two have a byte in common.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn overlaps(&self, other: &Span<'_>) -> bool {
         let (first, second) = match (self.place, other.place) {
             (Place::Symmetric(first), Place::Symmetric(second)) => (first.0, second.0),
@@ -177,7 +177,7 @@ pub fn none<T: Element>() -> Option<&'static Symmetric<T>> {
 macro_rules! source {
     ($([$($generics:tt)*] $t:ty, $self:ident => $span:expr;)*) => {$(
         impl<$($generics)*> sealed::Argument for $t {
-            #[inline]
+            #[inline(always)]
             fn span(&mut $self) -> Span<'_> {
                 $span
             }
@@ -197,13 +197,13 @@ source! {
     [T: Element, const N: usize] &mut [T; N], self => borrowed_mut(self.as_mut_slice());
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn borrowed<T: Element>(slice: &[T]) -> Span<'_> {
     // The pointer loses its `const` but is only read through: every check that makes an operation uses a source as what is sent.
     Span { place: Place::Private(slice.as_ptr().cast_mut().cast()), len: slice.len(), dtype: T::DTYPE, owner: Owner::Caller }
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn borrowed_mut<T: Element>(slice: &mut [T]) -> Span<'_> {
     Span { place: Place::Private(slice.as_mut_ptr().cast()), len: slice.len(), dtype: T::DTYPE, owner: Owner::Caller }
 }
@@ -214,7 +214,7 @@ macro_rules! maybe {
             impl<$($generics)*> $direct<T> for $t {}
             impl<$($generics)*> $maybe<T> for $t {
                 type Argument = Self;
-                #[inline]
+                #[inline(always)]
                 fn into_option(self) -> Option<Self> {
                     Some(self)
                 }
@@ -222,7 +222,7 @@ macro_rules! maybe {
         )*
         impl<T: Element, A: $direct<T>> $maybe<T> for Option<A> {
             type Argument = A;
-            #[inline]
+            #[inline(always)]
             fn into_option(self) -> Self {
                 self
             }
@@ -254,7 +254,7 @@ impl<T: Element> StreamDest<T> for &Symmetric<T> {}
 impl<T: Element> StreamDest<T> for &Buffer<T> {}
 
 /// The memory of an argument that may be missing.
-#[inline]
+#[inline(always)]
 pub(crate) fn maybe_span<A: Argument>(argument: &mut Option<A>) -> Option<Span<'_>> {
     argument.as_mut().map(A::span)
 }

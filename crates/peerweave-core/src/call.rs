@@ -12,7 +12,7 @@ use crate::ticket::Ticket;
 use crate::{Error, Result};
 
 /// Runs an operation to its end on this thread.
-#[inline]
+#[inline(always)]
 pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
     // SAFETY: [C1]: the memory belongs to the borrows and owners that `prepared` names, and these outlive this call, which returns when the
     // operation is complete. Slices that are written are borrowed exclusively; symmetric memory ([B4]) and buffers ([P2]) stay defined when
@@ -21,7 +21,7 @@ pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
 }
 
 /// As [`run`], for what yields nothing.
-#[inline]
+#[inline(always)]
 pub(crate) fn run_unit(shared: &Shared, prepared: Prepared<'_>) -> Result<()> {
     match run(shared, prepared) {
         Ok(_) => Ok(()),
@@ -38,7 +38,7 @@ fn failed(error: Error) -> Error {
 
 /// Enqueues an operation of a team. The arguments of stream-ordered calls own their memory (`StreamSource`, `StreamDest`), so that the owners of
 /// `prepared` are all there is to hold.
-#[inline]
+#[inline(always)]
 pub(crate) fn submit<R>(
     call: &'static str,
     team: &Team,
@@ -52,7 +52,7 @@ pub(crate) fn submit<R>(
 }
 
 /// As [`submit`], where the memory is held by something else than what `prepared` names.
-#[inline]
+#[inline(always)]
 pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
     // SAFETY: [C1]: the memory belongs to owners that the caller has; `keep` gives clones of them, which the queue holds until the operation
     // has completed or failed ([B5]). Where the operation is complete on return, the owners themselves have lived as long.

@@ -29,12 +29,12 @@ pub(crate) struct Prepared<'a> {
 }
 
 impl<'a> Prepared<'a> {
-    #[inline]
+    #[inline(always)]
     fn new(op: Op, owners: [Owner<'a>; 3]) -> Self {
         Self { op, owners }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn op(&self) -> &Op {
         &self.op
     }
@@ -89,12 +89,12 @@ fn wrong_value(call: &'static str, argument: &'static str, found: impl ToString,
 
 // ---- lengths, indices, ranges ----
 
-#[inline]
+#[inline(always)]
 pub(crate) fn length(call: &'static str, argument: &'static str, found: usize, expected: usize) -> Result<()> {
     if found == expected { Ok(()) } else { Err(wrong_length(call, argument, found, expected)) }
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn index(call: &'static str, argument: &'static str, index: usize, len: usize) -> Result<()> {
     if index < len { Ok(()) } else { Err(wrong_range(call, argument, index, index.saturating_add(1), len)) }
 }
@@ -142,25 +142,25 @@ pub(crate) fn whole(call: &'static str, start: usize, len: usize, elements: usiz
 
 // ---- worlds, teams, streams, arguments ----
 
-#[inline]
+#[inline(always)]
 pub(crate) fn same_world(call: &'static str, mine: &Arc<Shared>, theirs: &Arc<Shared>, what: &'static str) -> Result<()> {
     if Arc::ptr_eq(mine, theirs) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignQueue { what })) }
 }
 
 /// Whether operations of the team may run.
-#[inline]
+#[inline(always)]
 pub(crate) fn team(call: &'static str, team: &Team) -> Result<()> {
     team.inner.shared.usable(call)?;
     if team.inner.is_destroyed() { Err(misuse(call, MisuseKind::TeamDestroyed)) } else { Ok(()) }
 }
 
 /// Whether the stream may take operations of the team.
-#[inline]
+#[inline(always)]
 pub(crate) fn stream(call: &'static str, team: &Team, stream: &Stream) -> Result<()> {
     same_world(call, &team.inner.shared, &stream.shared, "stream")
 }
 
-#[inline]
+#[inline(always)]
 fn region(call: &'static str, shared: &Arc<Shared>, argument: &'static str, region: &Region) -> Result<()> {
     if !Arc::ptr_eq(shared, &region.shared) {
         return Err(misuse(call, MisuseKind::ForeignBuffer { argument }));
@@ -168,7 +168,7 @@ fn region(call: &'static str, shared: &Arc<Shared>, argument: &'static str, regi
     if region.is_released() { Err(misuse(call, MisuseKind::Released { argument })) } else { Ok(()) }
 }
 
-#[inline]
+#[inline(always)]
 fn argument(call: &'static str, shared: &Arc<Shared>, argument: &'static str, span: &Span<'_>) -> Result<()> {
     match span.owner {
         Owner::Region(owner) => region(call, shared, argument, owner),
@@ -184,13 +184,13 @@ fn private_refused(call: &'static str, shared: &Shared) -> Error {
     Error::Unsupported { call, backend: shared.backend.name(), why }
 }
 
-#[inline]
+#[inline(always)]
 fn apart(call: &'static str, names: [&'static str; 2], first: &Span<'_>, second: &Span<'_>) -> Result<()> {
     if first.overlaps(second) { Err(misuse(call, MisuseKind::Overlap { first: names[0], second: names[1] })) } else { Ok(()) }
 }
 
 /// The PE of a rank.
-#[inline]
+#[inline(always)]
 pub(crate) fn rank(call: &'static str, team: &Team, argument: &'static str, rank: Rank) -> Result<Pe> {
     match team.inner.members.get(rank.index()) {
         Some(&pe) => Ok(pe),
@@ -199,16 +199,16 @@ pub(crate) fn rank(call: &'static str, team: &Team, argument: &'static str, rank
 }
 
 /// `count` elements for each rank of the team; what does not fit `usize` fits no buffer.
-#[inline]
+#[inline(always)]
 fn times_ranks(team: &Team, count: usize) -> usize {
     count.saturating_mul(team.size())
 }
 
 /// What each rank gets of `len` elements.
-#[inline]
+#[inline(always)]
 fn share(call: &'static str, team: &Team, argument: &'static str, len: usize) -> Result<usize> {
     let divisor = team.size();
-    if len % divisor == 0 {
+    if len.is_multiple_of(divisor) {
         return Ok(len / divisor);
     }
     Err(misuse(call, MisuseKind::NotDivisible { argument, found: len, divisor }))
@@ -219,7 +219,7 @@ fn missing(call: &'static str, argument: &'static str) -> Error {
 }
 
 /// The bits of the scalar, where the reduction is defined for the type.
-#[inline]
+#[inline(always)]
 fn reduction(call: &'static str, reduction: ErasedReduction, dtype: DType) -> Result<u64> {
     if !reduction.op.accepts(dtype) {
         return Err(misuse(call, MisuseKind::Reduction { op: reduction.op, dtype }));
@@ -247,7 +247,7 @@ pub(crate) fn shape(call: &'static str, team: &Team, shape: TeamShape) -> Result
 
 // ---- collectives ----
 
-#[inline]
+#[inline(always)]
 fn collective<'a>(
     kind: CollectiveKind,
     team: &Team,
@@ -284,26 +284,26 @@ struct More {
 impl More {
     const NONE: Self = Self { op: ReduceOp::Sum, scalar: ErasedReduction::NO_SCALAR, root: Rank::new(0), counts: None };
 
-    #[inline]
+    #[inline(always)]
     fn root(root: Rank) -> Self {
         Self { root, ..Self::NONE }
     }
 
-    #[inline]
+    #[inline(always)]
     fn reduction(op: ReduceOp, scalar: u64) -> Self {
         Self { op, scalar, ..Self::NONE }
     }
 }
 
 /// A barrier or sync.
-#[inline]
+#[inline(always)]
 pub(crate) fn arrival(call: &'static str, of: &Team, kind: CollectiveKind) -> Result<Prepared<'static>> {
     team(call, of)?;
     Ok(collective(kind, of, DType::U8, 0, None, None, More::NONE))
 }
 
 /// Team, both arguments, and that they are apart.
-#[inline]
+#[inline(always)]
 fn pair(call: &'static str, of: &Team, send: &Span<'_>, recv: &Span<'_>) -> Result<()> {
     team(call, of)?;
     argument(call, &of.inner.shared, "send", send)?;
@@ -312,13 +312,13 @@ fn pair(call: &'static str, of: &Team, send: &Span<'_>, recv: &Span<'_>) -> Resu
 }
 
 /// Team and argument of an in-place form.
-#[inline]
+#[inline(always)]
 fn single(call: &'static str, of: &Team, buffer: &Span<'_>) -> Result<()> {
     team(call, of)?;
     argument(call, &of.inner.shared, "buffer", buffer)
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn all_reduce<'a>(
     call: &'static str,
     of: &Team,
@@ -333,7 +333,7 @@ pub(crate) fn all_reduce<'a>(
     Ok(collective(CollectiveKind::AllReduce, of, send.dtype, send.len, Some(&send), Some(&recv), more))
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn all_reduce_in_place<'a>(
     call: &'static str,
     of: &Team,
@@ -425,14 +425,14 @@ pub(crate) fn broadcast_in_place<'a>(call: &'static str, of: &Team, buffer: Span
     Ok(collective(CollectiveKind::Broadcast, of, buffer.dtype, buffer.len, send, Some(&buffer), More::root(root)))
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn all_gather<'a>(call: &'static str, of: &Team, send: Span<'a>, recv: Span<'a>) -> Result<Prepared<'a>> {
     pair(call, of, &send, &recv)?;
     length(call, "recv", recv.len, times_ranks(of, send.len))?;
     Ok(collective(CollectiveKind::AllGather, of, send.dtype, send.len, Some(&send), Some(&recv), More::NONE))
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn all_gather_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>) -> Result<Prepared<'a>> {
     single(call, of, &buffer)?;
     let count = share(call, of, "buffer", buffer.len)?;
@@ -440,7 +440,7 @@ pub(crate) fn all_gather_in_place<'a>(call: &'static str, of: &Team, buffer: Spa
     Ok(collective(CollectiveKind::AllGather, of, buffer.dtype, count, Some(&send), Some(&buffer), More::NONE))
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn reduce_scatter<'a>(
     call: &'static str,
     of: &Team,
@@ -455,7 +455,7 @@ pub(crate) fn reduce_scatter<'a>(
     Ok(collective(CollectiveKind::ReduceScatter, of, send.dtype, recv.len, Some(&send), Some(&recv), more))
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn reduce_scatter_in_place<'a>(
     call: &'static str,
     of: &Team,
@@ -470,7 +470,7 @@ pub(crate) fn reduce_scatter_in_place<'a>(
     Ok(collective(CollectiveKind::ReduceScatter, of, buffer.dtype, count, Some(&buffer), Some(&recv), more))
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn all_to_all<'a>(call: &'static str, of: &Team, send: Span<'a>, recv: Span<'a>) -> Result<Prepared<'a>> {
     pair(call, of, &send, &recv)?;
     length(call, "recv", recv.len, send.len)?;
@@ -478,7 +478,7 @@ pub(crate) fn all_to_all<'a>(call: &'static str, of: &Team, send: Span<'a>, recv
     Ok(collective(CollectiveKind::AllToAll, of, send.dtype, count, Some(&send), Some(&recv), More::NONE))
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn all_to_all_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>) -> Result<Prepared<'a>> {
     single(call, of, &buffer)?;
     let count = share(call, of, "buffer", buffer.len)?;
@@ -602,7 +602,7 @@ pub(crate) fn group(call: &'static str, of: &Team, ops: Vec<Op>) -> Result<Prepa
 }
 
 /// An operation without memory: a fence or quiet.
-#[inline]
+#[inline(always)]
 pub(crate) fn order(call: &'static str, shared: &Shared, op: Op) -> Result<Prepared<'static>> {
     debug_assert!(matches!(op, Op::Fence | Op::Quiet));
     shared.usable(call)?;

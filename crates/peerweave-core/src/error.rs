@@ -274,6 +274,12 @@ pub enum MisuseKind {
         /// The other.
         second: &'static str,
     },
+    /// Things that one call writes share bytes.
+    #[error("{what} overlap")]
+    OverlapWithin {
+        /// Which.
+        what: &'static str,
+    },
     /// The buffer was released.
     #[error("`{argument}` was released")]
     Released {

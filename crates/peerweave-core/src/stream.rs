@@ -91,7 +91,7 @@ impl Event {
     /// # Errors
     /// The failure of an operation before the mark; [`Error::Timeout`](crate::Error::Timeout).
     pub fn wait(&self) -> Result<()> {
-        self.inner.wait(self.shared.deadline)
+        self.wait_within(self.shared.deadline)
     }
 
     /// As [`Event::wait`], for no longer than `limit`.
@@ -99,6 +99,7 @@ impl Event {
     /// # Errors
     /// As [`Event::wait`].
     pub fn wait_within(&self, limit: Duration) -> Result<()> {
+        self.shared.usable("wait")?;
         self.inner.wait(limit)
     }
 

@@ -12,7 +12,7 @@ use crate::team::Team;
 use peerweave_types::{Compare, Pe, Rank};
 
 /// Team, both sides, the target; and that what one PE copies to itself does not overlap.
-#[inline]
+#[inline(always)]
 fn sides(
     call: &'static str,
     of: &Team,
@@ -32,7 +32,7 @@ fn sides(
     Ok(pe)
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn put<'a>(
     call: &'static str,
     of: &Team,
@@ -67,7 +67,7 @@ pub(crate) fn put<'a>(
     Ok(Prepared::new(Op::Put(put), owners))
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn get<'a>(
     call: &'static str,
     of: &Team,
@@ -122,7 +122,7 @@ fn reach(call: &'static str, name: &'static str, len: usize, stride: usize, coun
     if end <= len { Ok(()) } else { Err(wrong_range(call, name, 0, end, len)) }
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn signal<'a>(call: &'static str, of: &Team, update: SignalUpdate<'a>, target: Rank) -> Result<Prepared<'a>> {
     team(call, of)?;
     region(call, &of.inner.shared, "signal", update.signal.region())?;
@@ -132,7 +132,7 @@ pub(crate) fn signal<'a>(call: &'static str, of: &Team, update: SignalUpdate<'a>
 }
 
 /// One element of what is remote.
-#[inline]
+#[inline(always)]
 pub(crate) fn element<'a>(call: &'static str, remote: Remote<'a>, index: usize) -> Result<Remote<'a>> {
     super::index(call, "index", index, remote.len)?;
     Ok(Remote { at: remote.at.plus((index * remote.dtype.size_bytes()) as u64), len: 1, ..remote })
@@ -148,13 +148,13 @@ pub(crate) struct Awaited<'a> {
 }
 
 impl<'a> Awaited<'a> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn word(signal: &'a Signal, compare: Compare, value: u64) -> Self {
         Self { words: signal.span(), exclude: None, compare, value, until: Until::All }
     }
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn wait<'a>(call: &'static str, of: &Team, awaited: Awaited<'a>, mode: WaitMode) -> Result<Prepared<'a>> {
     let Awaited { words, exclude, compare, value, until } = awaited;
     team(call, of)?;
@@ -172,7 +172,7 @@ pub(crate) fn wait<'a>(call: &'static str, of: &Team, awaited: Awaited<'a>, mode
     Ok(Prepared::new(Op::Wait(op), [words.owner, Owner::Caller, Owner::Caller]))
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn atomic<'a>(
     call: &'static str,
     of: &Team,

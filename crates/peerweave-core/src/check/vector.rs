@@ -29,8 +29,7 @@ pub(super) fn counts(call: &'static str, of: &Team, counts: &VectorCounts, send_
     let mut parts: Vec<_> = std::iter::zip(&counts.recv_offsets, &counts.recv_counts).filter(|&(_, &count)| count > 0).collect();
     parts.sort_unstable();
     if parts.windows(2).any(|pair| pair[0].0 + pair[0].1 > *pair[1].0) {
-        let names = ("a part of `recv`", "the next part of it");
-        return Err(misuse(call, MisuseKind::Overlap { first: names.0, second: names.1 }));
+        return Err(misuse(call, MisuseKind::OverlapWithin { what: "parts of `recv`" }));
     }
     Ok(())
 }
@@ -80,7 +79,7 @@ pub(super) fn group(call: &'static str, ops: &[Op]) -> Result<()> {
         let (mut any_end, mut written_end) = (0, 0);
         for &(start, end, written) in list.iter() {
             if start < written_end || (written && start < any_end) {
-                return Err(misuse(call, MisuseKind::Overlap { first: "a receive", second: "another member of the group" }));
+                return Err(misuse(call, MisuseKind::OverlapWithin { what: "a receive and another member of the group" }));
             }
             any_end = any_end.max(end);
             if written {

@@ -25,7 +25,7 @@ pub(super) struct Heap {
 }
 
 // SAFETY: shared: the words. Synchronised: every access is atomic ([B4] of `Noop`). Would be caught by:
-// `many_threads_add_to_one_word` in tests/noop.rs, under ThreadSanitizer.
+// `many_threads_add_to_one_word` in tests/lifecycle.rs, under ThreadSanitizer.
 unsafe impl Send for Heap {}
 // SAFETY: as for Send.
 unsafe impl Sync for Heap {}

@@ -1,0 +1,438 @@
+//! Each call becomes the operation that it should: the fields of the erased `Op`, against the rules of the contract.
+
+use peerweave_core::backend::{
+    Allocation, AtomicKind, Collective, CollectiveKind, Direction, Op, Place, Put, SplitPart, TeamId, Until, WaitMode,
+};
+use peerweave_core::noop::{Call, Noop};
+use peerweave_core::{
+    Buffer, Compare, DType, Pe, Rank, ReduceOp, Reduction, SignalOp, Stream, Strides, Symmetric, Team, TeamShape, VectorCounts,
+    World, none,
+};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+/// PE 1 of 4, with a team of PEs 3, 1 and 0, in which it has rank 1.
+struct Scene {
+    noop: Arc<Noop>,
+    world: World,
+    team: Team,
+    stream: Stream,
+    x: Symmetric<f32>,
+    y: Symmetric<f32>,
+}
+
+const ME: Rank = Rank::new(1);
+const ELSE: Rank = Rank::new(0);
+
+impl Scene {
+    fn new() -> Self {
+        let noop = Noop::new(1, 4);
+        let world = World::new(noop.clone()).unwrap();
+        noop.next_split_gives([3, 1, 0]);
+        let team = world.team().split(Some(7), 1).unwrap().unwrap();
+        let (stream, x, y) = (world.stream().unwrap(), world.alloc(6).unwrap(), world.alloc(6).unwrap());
+        noop.take_calls();
+        Self { noop, world, team, stream, x, y }
+    }
+
+    /// The one operation that was handed over; `submitted` says how.
+    fn op(&self, submitted: bool) -> Op {
+        match (<[Call; 1]>::try_from(self.noop.take_calls()), submitted) {
+            (Ok([Call::Run(op)]), false) | (Ok([Call::Submit(op)]), true) => op,
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+
+    fn collective(&self, submitted: bool) -> Collective {
+        match self.op(submitted) {
+            Op::Collective(op) => op,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn at(&self, buffer: &Symmetric<f32>, element: u64) -> Option<Place> {
+        Some(Place::Symmetric(buffer.offset().plus(4 * element)))
+    }
+}
+
+/// The fields that vary, in the order: kind, count, op, scalar, root, send, recv.
+type Fields = (CollectiveKind, usize, ReduceOp, u64, Rank, Option<Place>, Option<Place>);
+
+fn fields(op: Collective) -> Fields {
+    assert_eq!((op.team, op.dtype, op.counts), (TeamId(1), DType::F32, None));
+    (op.kind, op.count, op.op, op.scalar, op.root, op.send, op.recv)
+}
+
+#[test]
+fn collectives_name_their_counts_and_places() {
+    use CollectiveKind::*;
+    use ReduceOp::{Max, Sum};
+    let s = Scene::new();
+    let (x, y, t, q) = (&s.x, &s.y, &s.team, &s.stream);
+    let (at_x, at_y) = (s.at(x, 0), s.at(y, 0));
+    let two = y.slice(..2).unwrap();
+    let none_root = Rank::new(0);
+    // Both forms of each call, and what they become.
+    macro_rules! both {
+        ($(($stream:expr, $blocking:expr) => $expected:expr;)*) => {$(
+            $stream.unwrap();
+            assert_eq!(fields(s.collective(true)), $expected, "{}", stringify!($stream));
+            $blocking.unwrap();
+            assert_eq!(fields(s.collective(false)), $expected, "{}", stringify!($blocking));
+        )*};
+    }
+    both! {
+        (t.all_reduce(q, x, y, Max), t.all_reduce_blocking(x, y, Max)) => (AllReduce, 6, Max, 0, none_root, at_x, at_y);
+        (t.all_reduce_in_place(q, x, Sum), t.all_reduce_in_place_blocking(x, Sum)) => (AllReduce, 6, Sum, 0, none_root, at_x, at_x);
+        (t.all_reduce(q, x, y, Reduction::pre_mul_sum(2.0)), t.all_reduce_blocking(x, y, Reduction::pre_mul_sum(2.0)))
+            => (AllReduce, 6, ReduceOp::PreMulSum, 0x4000_0000, none_root, at_x, at_y);
+        (t.reduce(q, x, y, Sum, ME), t.reduce_blocking(x, y, Sum, ME)) => (Reduce, 6, Sum, 0, ME, at_x, at_y);
+        (t.reduce(q, x, y, Sum, ELSE), t.reduce_blocking(x, none(), Sum, ELSE)) => (Reduce, 6, Sum, 0, ELSE, at_x, None);
+        (t.reduce_in_place(q, x, Sum, ME), t.reduce_in_place_blocking(x, Sum, ME)) => (Reduce, 6, Sum, 0, ME, at_x, at_x);
+        (t.reduce_in_place(q, x, Sum, ELSE), t.reduce_in_place_blocking(x, Sum, ELSE)) => (Reduce, 6, Sum, 0, ELSE, at_x, None);
+        (t.broadcast(q, x, y, ME), t.broadcast_blocking(Some(x), y, ME)) => (Broadcast, 6, Sum, 0, ME, at_x, at_y);
+        (t.broadcast(q, none(), y, ELSE), t.broadcast_blocking(x, y, ELSE)) => (Broadcast, 6, Sum, 0, ELSE, None, at_y);
+        (t.broadcast_in_place(q, x, ME), t.broadcast_in_place_blocking(x, ME)) => (Broadcast, 6, Sum, 0, ME, at_x, at_x);
+        (t.broadcast_in_place(q, x, ELSE), t.broadcast_in_place_blocking(x, ELSE)) => (Broadcast, 6, Sum, 0, ELSE, None, at_x);
+        (t.all_gather(q, &two, x), t.all_gather_blocking(&two, x)) => (AllGather, 2, Sum, 0, none_root, at_y, at_x);
+        (t.all_gather_in_place(q, x), t.all_gather_in_place_blocking(x)) => (AllGather, 2, Sum, 0, none_root, s.at(x, 2), at_x);
+        (t.reduce_scatter(q, x, &two, Max), t.reduce_scatter_blocking(x, &two, Max)) => (ReduceScatter, 2, Max, 0, none_root, at_x, at_y);
+        (t.reduce_scatter_in_place(q, x, Max), t.reduce_scatter_in_place_blocking(x, Max))
+            => (ReduceScatter, 2, Max, 0, none_root, at_x, s.at(x, 2));
+        (t.all_to_all(q, x, y), t.all_to_all_blocking(x, y)) => (AllToAll, 2, Sum, 0, none_root, at_x, at_y);
+        (t.all_to_all_in_place(q, x), t.all_to_all_in_place_blocking(x)) => (AllToAll, 2, Sum, 0, none_root, at_x, at_x);
+        (t.gather(q, &two, x, ME), t.gather_blocking(&two, x, ME)) => (Gather, 2, Sum, 0, ME, at_y, at_x);
+        (t.gather(q, &two, x, ELSE), t.gather_blocking(&two, none(), ELSE)) => (Gather, 2, Sum, 0, ELSE, at_y, None);
+        (t.gather_in_place(q, x, ME), t.gather_in_place_blocking(x, ME)) => (Gather, 2, Sum, 0, ME, s.at(x, 2), at_x);
+        (t.gather_in_place(q, &two, ELSE), t.gather_in_place_blocking(&two, ELSE)) => (Gather, 2, Sum, 0, ELSE, at_y, None);
+        (t.scatter(q, x, &two, ME), t.scatter_blocking(x, &two, ME)) => (Scatter, 2, Sum, 0, ME, at_x, at_y);
+        (t.scatter(q, none(), &two, ELSE), t.scatter_blocking(none(), &two, ELSE)) => (Scatter, 2, Sum, 0, ELSE, None, at_y);
+        (t.scatter_in_place(q, x, ME), t.scatter_in_place_blocking(x, ME)) => (Scatter, 2, Sum, 0, ME, at_x, s.at(x, 2));
+        (t.scatter_in_place(q, &two, ELSE), t.scatter_in_place_blocking(&two, ELSE)) => (Scatter, 2, Sum, 0, ELSE, None, at_y);
+    }
+}
+
+#[test]
+fn barrier_and_sync_carry_nothing() {
+    let s = Scene::new();
+    for (call, kind) in [
+        (Team::barrier_blocking as fn(&Team) -> peerweave_core::Result<()>, CollectiveKind::Barrier),
+        (Team::sync_blocking, CollectiveKind::Sync),
+    ] {
+        call(&s.team).unwrap();
+        let op = s.collective(false);
+        assert_eq!((op.kind, op.team, op.dtype, op.count, op.send, op.recv), (kind, TeamId(1), DType::U8, 0, None, None));
+    }
+}
+
+#[test]
+fn vector_counts_are_passed_on_without_a_copy() {
+    let s = Scene::new();
+    let counts = Arc::new(VectorCounts::packed([1, 2, 3], [0, 2, 4]));
+    s.team.all_to_all_v_blocking(&s.x, &s.y, counts.clone()).unwrap();
+    let op = s.collective(false);
+    assert!(Arc::ptr_eq(op.counts.as_ref().unwrap(), &counts));
+    assert_eq!((op.kind, op.count, op.send, op.recv), (CollectiveKind::AllToAllV, 0, s.at(&s.x, 0), s.at(&s.y, 0)));
+    s.team.all_to_all_v_in_place(&s.stream, &s.x, VectorCounts::packed([1, 2, 3], [1, 2, 3])).unwrap();
+    let op = s.collective(true);
+    assert_eq!((op.send, op.recv), (s.at(&s.x, 0), s.at(&s.x, 0)));
+}
+
+#[test]
+fn ordinary_memory_travels_by_address() {
+    let s = Scene::new();
+    let (send, mut recv) = (vec![0i8; 5], [0i8; 5]);
+    s.team.all_reduce_blocking(&send, &mut recv, ReduceOp::Min).unwrap();
+    let op = s.collective(false);
+    assert_eq!(op.dtype, DType::I8);
+    assert_eq!(op.send, Some(Place::Private(send.as_ptr().cast_mut().cast())));
+    assert_eq!(op.recv, Some(Place::Private(recv.as_mut_ptr().cast())));
+    let buffer = Buffer::from(vec![0.0f32; 8]);
+    s.team.send(&s.stream, &buffer.slice(2..5).unwrap(), ELSE).unwrap();
+    let Op::PointToPoint(op) = s.op(true) else { panic!() };
+    assert_eq!(op.at, Place::Private(buffer.as_ptr().wrapping_add(2).cast()));
+    assert_eq!((op.direction, op.team, op.peer, op.dtype, op.count), (Direction::Send, TeamId(1), ELSE, DType::F32, 3));
+}
+
+#[test]
+fn one_sided_operations_name_the_pe_behind_the_rank() {
+    let s = Scene::new();
+    let word = s.world.alloc_zeroed::<u64>(3).unwrap();
+    let signal = word.signal(2).unwrap();
+    s.noop.take_calls();
+    let peer = Rank::new(2); // PE 0
+    s.team.put_signal_nbi_blocking(&s.x, &s.y, signal.add(5), peer).unwrap();
+    let Op::Put(put) = s.op(false) else { panic!() };
+    assert_eq!((put.pe, put.target, Some(put.source)), (Pe::new(0), s.y.offset(), s.at(&s.x, 0)));
+    assert_eq!((put.bytes, put.element_bytes, put.nbi), (24, 4, true));
+    assert_eq!(put.signal, Some((word.offset().plus(16), 5, SignalOp::Add)));
+
+    s.team.get(&s.stream, &s.x.slice(1..3).unwrap(), &s.y.slice(4..).unwrap(), peer).unwrap();
+    let Op::Get(get) = s.op(true) else { panic!() };
+    assert_eq!((get.pe, get.source, Some(get.target)), (Pe::new(0), s.x.offset().plus(4), s.at(&s.y, 4)));
+    assert_eq!((get.bytes, get.element_bytes, get.nbi), (8, 4, false));
+
+    s.team.get_strided_blocking(&s.x, &s.y, Strides { count: 2, source: 5, dest: 3 }, peer).unwrap();
+    let Op::Strided(op) = s.op(false) else { panic!() };
+    assert_eq!((op.direction, op.remote_stride, op.local_stride, op.count), (Direction::Receive, 5, 3, 2));
+    s.team.put_strided_blocking(&s.x, &s.y, Strides { count: 2, source: 5, dest: 3 }, peer).unwrap();
+    let Op::Strided(op) = s.op(false) else { panic!() };
+    assert_eq!((op.direction, op.remote_stride, op.local_stride), (Direction::Send, 3, 5));
+    assert_eq!((op.remote, Some(op.local), op.element_bytes), (s.y.offset(), s.at(&s.x, 0), 4));
+
+    s.team.p_blocking(&s.y, 5, 1.5, peer).unwrap();
+    let Op::Put(put) = s.op(false) else { panic!() };
+    assert_eq!((put.target, put.bytes, put.signal, put.nbi), (s.y.offset().plus(20), 4, None, false));
+    s.team.signal_blocking(signal.set(9), peer).unwrap();
+    let Op::Signal(op) = s.op(false) else { panic!() };
+    assert_eq!((op.pe, op.at, op.value, op.op), (Pe::new(0), word.offset().plus(16), 9, SignalOp::Set));
+    s.world.fence(&s.stream).unwrap();
+    assert!(matches!(s.op(true), Op::Fence));
+    s.world.quiet_blocking().unwrap();
+    assert!(matches!(s.op(false), Op::Quiet));
+}
+
+#[test]
+fn waits_and_tests_look_at_the_words_of_this_pe() {
+    let s = Scene::new();
+    let words = s.world.alloc_zeroed::<u64>(4).unwrap();
+    s.noop.take_calls();
+    let wait = || match s.op(false) {
+        Op::Wait(op) => (op.at, op.count, op.exclude.map(|e| e.to_vec()), op.compare, op.value, op.until, op.mode),
+        other => panic!("{other:?}"),
+    };
+    let (all, signal) = (words.offset(), words.signal(1).unwrap());
+    s.team.wait_until_blocking(&signal, Compare::Le, 3).unwrap();
+    assert_eq!(wait(), (all.plus(8), 1, None, Compare::Le, 3, Until::All, WaitMode::Wait));
+    assert!(!s.team.test(&signal, Compare::Ne, 0).unwrap());
+    assert_eq!(wait(), (all.plus(8), 1, None, Compare::Ne, 0, Until::All, WaitMode::Test));
+    let exclude = [true, false, false, true];
+    s.team.wait_until_all_blocking(&words, Some(&exclude), Compare::Eq, 0).unwrap();
+    assert_eq!(wait(), (all, 4, Some(exclude.to_vec()), Compare::Eq, 0, Until::All, WaitMode::Wait));
+    assert_eq!(s.team.wait_until_any_blocking(&words, Some(&exclude), Compare::Eq, 0).unwrap(), Some(1));
+    assert_eq!(wait().5, Until::Any);
+    assert_eq!(s.team.wait_until_some_blocking(&words, Some(&exclude), Compare::Eq, 0).unwrap(), [1, 2]);
+    assert_eq!(wait().5, Until::Some);
+    assert_eq!(s.team.test_some(&words, None, Compare::Gt, 0).unwrap(), []);
+    assert_eq!((wait().5, s.team.test_any(&words, None, Compare::Gt, 0).unwrap()), (Until::Some, None));
+    s.noop.take_calls();
+    // Where every word is excluded, there is nothing to wait for.
+    assert_eq!(s.team.wait_until_any_blocking(&words, Some(&[true; 4]), Compare::Gt, 0).unwrap(), None);
+    assert!(s.team.test_all(&words, Some(&[true; 4]), Compare::Gt, 0).unwrap());
+}
+
+#[test]
+fn atomics_carry_bits() {
+    let s = Scene::new();
+    let x = s.world.alloc_zeroed::<i32>(4).unwrap();
+    let f = s.world.alloc_zeroed::<f64>(1).unwrap();
+    s.noop.take_calls();
+    let atomic = || match s.op(false) {
+        Op::Atomic(op) => (op.at, op.dtype, op.kind, op.operand, op.compare),
+        other => panic!("{other:?}"),
+    };
+    let (at, t) = (x.offset().plus(12), &s.team);
+    assert_eq!(t.atomic_compare_swap_blocking(&x, 3, 0, -1, ELSE).unwrap(), 0);
+    assert_eq!(atomic(), (at, DType::I32, AtomicKind::CompareSwap, 0xffff_ffff, 0));
+    assert_eq!(t.atomic_fetch_add_blocking(&x, 3, -2, ELSE).unwrap(), -1);
+    assert_eq!(atomic(), (at, DType::I32, AtomicKind::FetchAdd, 0xffff_fffe, 0));
+    t.atomic_inc_blocking(&x, 3, ELSE).unwrap();
+    assert_eq!(atomic(), (at, DType::I32, AtomicKind::Inc, 0, 0));
+    assert_eq!(t.atomic_fetch_and_blocking(&x, 3, 6, ELSE).unwrap(), -2);
+    assert_eq!(atomic().2, AtomicKind::FetchAnd);
+    assert_eq!(t.atomic_fetch_or_blocking(&x, 3, 1, ELSE).unwrap(), 6);
+    assert_eq!(atomic().2, AtomicKind::FetchOr);
+    assert_eq!(t.atomic_fetch_xor_blocking(&x, 3, 3, ELSE).unwrap(), 7);
+    assert_eq!(atomic().2, AtomicKind::FetchXor);
+    t.atomic_xor_blocking(&x, 3, 4, ELSE).unwrap();
+    assert_eq!(atomic().2, AtomicKind::Xor);
+    t.atomic_or_blocking(&x, 3, 8, ELSE).unwrap();
+    assert_eq!(atomic().2, AtomicKind::Or);
+    t.atomic_and_blocking(&x, 3, 8, ELSE).unwrap();
+    assert_eq!(atomic().2, AtomicKind::And);
+    t.atomic_add_blocking(&x, 3, 1, ELSE).unwrap();
+    assert_eq!(atomic().2, AtomicKind::Add);
+    assert_eq!(t.atomic_fetch_inc_blocking(&x, 3, ELSE).unwrap(), 9);
+    assert_eq!(atomic().2, AtomicKind::FetchInc);
+    assert_eq!(t.atomic_swap_blocking(&f, 0, 1.5, ELSE).unwrap(), 0.0);
+    assert_eq!(atomic(), (f.offset(), DType::F64, AtomicKind::Swap, 1.5f64.to_bits(), 0));
+    t.atomic_set_blocking(&f, 0, -2.5, ELSE).unwrap();
+    assert_eq!(atomic().2, AtomicKind::Set);
+    assert_eq!(t.atomic_fetch(&s.stream, &f, 0, ELSE).unwrap().wait().unwrap(), -2.5);
+}
+
+#[test]
+fn a_group_is_one_operation_with_its_members_in_order() {
+    let s = Scene::new();
+    let mut into = [0.0f32; 2];
+    s.team
+        .group_blocking(|g| {
+            g.send(&s.x, ME)?;
+            g.recv(&mut into, ELSE)?;
+            g.all_reduce_in_place(&s.y, ReduceOp::Sum)?;
+            g.barrier()
+        })
+        .unwrap();
+    let Op::Group(ops) = s.op(false) else { panic!() };
+    let [Op::PointToPoint(send), Op::PointToPoint(receive), Op::Collective(all_reduce), Op::Collective(barrier)] = &ops[..]
+    else {
+        panic!("{ops:?}")
+    };
+    assert_eq!((send.direction, send.peer, send.count), (Direction::Send, ME, 6));
+    assert_eq!((receive.direction, receive.peer, receive.count), (Direction::Receive, ELSE, 2));
+    assert_eq!((all_reduce.kind, barrier.kind), (CollectiveKind::AllReduce, CollectiveKind::Barrier));
+}
+
+#[test]
+fn a_group_whose_closure_fails_runs_nothing() {
+    let s = Scene::new();
+    let wrong = s.team.group(&s.stream, |g| {
+        g.send(&s.x, ME)?;
+        g.send(&s.x, Rank::new(9))
+    });
+    assert!(wrong.is_err());
+    assert!(s.noop.take_calls().is_empty());
+}
+
+#[test]
+fn splits_give_colors_and_keys() {
+    let s = Scene::new();
+    let split = || match s.noop.take_calls()[..] {
+        [Call::Split { parent, part }] => (parent, part.map(|SplitPart { color, key }| (color, key))),
+        ref other => panic!("{other:?}"),
+    };
+    assert!(s.team.split(None, 3).unwrap().is_none());
+    assert_eq!(split(), (TeamId(1), None));
+    // Rank 1 of the team is the last of two, counted backward from rank 2.
+    s.team.split_strided(TeamShape { start: 2, stride: -1, size: 2 }).unwrap();
+    assert_eq!(split(), (TeamId(1), Some((0, 1))));
+    assert!(s.team.split_strided(TeamShape { start: 0, stride: 2, size: 2 }).unwrap().is_none());
+    assert_eq!(split(), (TeamId(1), None));
+    s.world.team().split_2d(3).unwrap();
+    let parts: Vec<_> = s
+        .noop
+        .take_calls()
+        .into_iter()
+        .map(|call| match call {
+            Call::Split { part: Some(SplitPart { color, key }), .. } => (color, key),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    // PE 1 in rows of three: row 0, column 1.
+    assert_eq!(parts, [(0, 1), (1, 0)]);
+}
+
+#[test]
+fn teams_translate_ranks() {
+    let s = Scene::new();
+    let (world, team) = (s.world.team(), &s.team);
+    assert_eq!((team.size(), team.my_rank()), (3, ME));
+    assert_eq!(team.members(), [Pe::new(3), Pe::new(1), Pe::new(0)]);
+    assert_eq!(team.pe_of(Rank::new(2)).unwrap(), Pe::new(0));
+    assert_eq!((team.rank_of(Pe::new(3)), team.rank_of(Pe::new(2)), team.rank_of(Pe::new(9))), (Some(ELSE), None, None));
+    assert_eq!(team.translate(ELSE, world), Some(Rank::new(3)));
+    assert_eq!(world.translate(Rank::new(2), team), None);
+    assert_eq!(world.translate(Rank::new(4), team), None);
+    assert_eq!(team.translate(ELSE, World::new(Noop::new(0, 4)).unwrap().team()), None);
+}
+
+#[test]
+fn the_local_team_is_made_once_and_kept() {
+    let s = Scene::new();
+    assert_eq!(s.world.local_team().unwrap().size(), 4);
+    assert_eq!(s.world.local_index(), 1);
+    s.world.local_team().unwrap();
+    assert!(matches!(
+        s.noop.take_calls()[..],
+        [Call::Split { parent: TeamId::WORLD, part: Some(SplitPart { color: 0, key: 0 }) }]
+    ));
+}
+
+#[test]
+fn allocations_ask_for_bytes() {
+    let s = Scene::new();
+    s.world.alloc::<f64>(3).unwrap();
+    s.world.alloc_zeroed::<u8>(0).unwrap();
+    s.world.alloc_aligned::<i32>(2, 4096).unwrap();
+    let asked: Vec<_> = s
+        .noop
+        .take_calls()
+        .into_iter()
+        .map(|call| match call {
+            Call::Allocate(Allocation { bytes, align, zeroed }) => (bytes, align, zeroed),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(asked, [(24, 64, false), (0, 64, true), (8, 4096, false)]);
+}
+
+#[test]
+fn the_backend_can_be_had_by_its_type() {
+    let s = Scene::new();
+    assert!(std::ptr::eq(s.world.backend::<Noop>().unwrap(), &*s.noop));
+    assert_eq!(s.world.backend_name(), "noop");
+}
+
+proptest! {
+    /// A put of any range to any rank names exactly its bytes, and moves them.
+    #[test]
+    fn puts_and_gets_name_and_move_their_bytes(start in 0usize..40, len in 0usize..40, from in 0usize..24, rank in 0u32..3) {
+        let s = Scene::new();
+        let all = s.world.alloc_zeroed::<i32>(80).unwrap();
+        let source: Vec<i32> = (0..64).collect();
+        let source = &source[from..from + len];
+        let dest = all.slice(start..start + len).unwrap();
+        s.noop.take_calls();
+        s.team.put_blocking(source, &dest, Rank::new(rank)).unwrap();
+        let Op::Put(Put { pe, target, source: Place::Private(at), bytes, .. }) = s.op(false) else { panic!() };
+        prop_assert_eq!(pe, [Pe::new(3), Pe::new(1), Pe::new(0)][rank as usize]);
+        prop_assert_eq!(target, all.offset().plus(4 * start as u64));
+        prop_assert_eq!((at.cast_const(), bytes), (source.as_ptr().cast(), 4 * len));
+        let mut back = vec![-1; 80];
+        s.team.get_blocking(&all, &mut back, Rank::new(rank)).unwrap();
+        prop_assert_eq!(&back[start..start + len], source);
+        prop_assert!(back[..start].iter().chain(&back[start + len..]).all(|&x| x == 0));
+    }
+
+    /// A range of a range is the range that it should be, or an error.
+    #[test]
+    fn ranges_of_ranges_add_up(a in 0usize..20, b in 0usize..20, c in 0usize..20, d in 0usize..20) {
+        let world = World::new(Noop::new(0, 1)).unwrap();
+        let x = world.alloc_zeroed::<u8>(16).unwrap();
+        x.copy_from(&std::array::from_fn::<u8, 16, _>(|i| i as u8)).unwrap();
+        let naive: Vec<u8> = (0..16).collect();
+        let expected = naive.get(a..b).and_then(|outer| outer.get(c..d));
+        let found = x.slice(a..b).and_then(|outer| outer.slice(c..d));
+        match expected {
+            Some(expected) => prop_assert_eq!(found.unwrap().to_vec().unwrap(), expected),
+            None => prop_assert!(found.is_err()),
+        }
+    }
+
+    /// Chunks are what a slice's chunks are.
+    #[test]
+    fn chunks_are_those_of_a_slice(len in 0usize..50, chunk in 1usize..60) {
+        let world = World::new(Noop::new(0, 1)).unwrap();
+        let x = world.alloc_zeroed::<u8>(len).unwrap();
+        let naive: Vec<u8> = (0..len as u8).collect();
+        x.copy_from(&naive).unwrap();
+        let found: Vec<Vec<u8>> = x.chunks(chunk).unwrap().map(|part| part.to_vec().unwrap()).collect();
+        prop_assert_eq!(found, naive.chunks(chunk).map(<[u8]>::to_vec).collect::<Vec<_>>());
+    }
+
+    /// The check for groups agrees with comparing every pair.
+    #[test]
+    fn groups_find_every_overlap(parts in proptest::collection::vec((0usize..30, 0usize..5, any::<bool>()), 0..7)) {
+        let s = Scene::new();
+        let x = s.world.alloc_zeroed::<u8>(40).unwrap();
+        let overlap = |a: &(usize, usize, bool), b: &(usize, usize, bool)| (a.2 || b.2) && a.0.max(b.0) < (a.0 + a.1).min(b.0 + b.1);
+        let naive = (0..parts.len()).any(|i| (0..i).any(|j| overlap(&parts[i], &parts[j])));
+        let found = s.team.group(&s.stream, |g| {
+            parts.iter().try_for_each(|&(start, len, written)| {
+                let part = x.slice(start..start + len)?;
+                if written { g.recv(&part, ELSE) } else { g.send(&part, ELSE) }
+            })
+        });
+        prop_assert_eq!(found.is_err(), naive);
+    }
+}

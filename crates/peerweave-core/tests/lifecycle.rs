@@ -1,0 +1,97 @@
+//! The end of a world: what is reported, what is parked, what outlives what.
+
+use peerweave_core::backend::TeamId;
+use peerweave_core::noop::{Call, Noop};
+use peerweave_core::{Rank, World};
+
+#[test]
+fn finalize_reports_what_was_not_released_and_where_it_was_allocated() {
+    let world = World::new(Noop::new(0, 1)).unwrap();
+    let released = world.alloc::<u8>(10).unwrap();
+    released.release().unwrap();
+    let line = line!() + 1;
+    drop(world.alloc::<f32>(100).unwrap());
+    let alive = world.alloc_zeroed::<u64>(3).unwrap();
+    let report = world.finalize().unwrap();
+    assert!(!report.is_clean());
+    let [parked, living] = &report.leaked[..] else { panic!("{report}") };
+    assert_eq!((parked.elements, parked.type_name, parked.bytes, parked.dropped), (100, "f32", 400, true));
+    assert_eq!((parked.allocated_at.line(), parked.allocated_at.file()), (line, file!()));
+    assert_eq!((living.elements, living.type_name, living.bytes, living.dropped), (3, "u64", 24, false));
+    let text = report.to_string();
+    assert!(text.contains(&format!("100 × f32 (400 bytes) allocated at {}:{line}:", file!())), "{text}");
+    assert!(text.ends_with(": still alive"), "{text}");
+    drop(alive);
+}
+
+#[test]
+fn a_range_keeps_its_allocation() {
+    let world = World::new(Noop::new(0, 1)).unwrap();
+    let x = world.alloc_zeroed::<i32>(4).unwrap();
+    let range = x.slice(1..3).unwrap();
+    drop(x);
+    range.fill(5).unwrap();
+    assert_eq!(range.to_vec().unwrap(), [5, 5]);
+    drop(range);
+    assert!(world.finalize().unwrap().leaked[0].dropped);
+}
+
+#[test]
+fn dropping_tells_the_backend_nothing() {
+    let noop = Noop::new(0, 2);
+    let world = World::new(noop.clone()).unwrap();
+    let team = world.team().split(Some(0), 0).unwrap().unwrap();
+    let (x, stream) = (world.alloc::<u8>(1).unwrap(), world.stream().unwrap());
+    noop.take_calls();
+    drop((x, stream, team, world));
+    assert!(noop.take_calls().is_empty());
+}
+
+#[test]
+fn handles_outlive_a_dropped_world() {
+    let world = World::new(Noop::new(0, 1)).unwrap();
+    let (team, x) = (world.team().clone(), world.alloc_zeroed::<i32>(2).unwrap());
+    drop(world);
+    team.put_blocking(&[3, 4], &x, Rank::new(0)).unwrap();
+    assert_eq!(x.to_vec().unwrap(), [3, 4]);
+}
+
+#[test]
+fn a_destroyed_team_gives_its_number_back() {
+    let noop = Noop::new(0, 2);
+    let world = World::new(noop.clone()).unwrap();
+    let first = world.team().split(Some(0), 0).unwrap().unwrap();
+    noop.take_calls();
+    first.destroy().unwrap();
+    let [Call::Destroy(number)] = noop.take_calls()[..] else { panic!() };
+    let second = world.team().split(Some(0), 0).unwrap().unwrap();
+    assert_eq!((number, second.name().id), (TeamId(1), number));
+}
+
+#[test]
+fn slices_of_symmetric_memory_see_what_was_written() {
+    let world = World::new(Noop::new(0, 1)).unwrap();
+    let x = world.alloc_zeroed::<f32>(4).unwrap();
+    x.copy_from(&[1.0, 2.0, 3.0, 4.0]).unwrap();
+    // SAFETY: nobody else has this world; the slices do not live at the same time, and no call is made while one does.
+    unsafe {
+        x.as_mut_slice().unwrap()[2] = 7.0;
+        assert_eq!(x.as_slice().unwrap(), [1.0, 2.0, 7.0, 4.0]);
+    }
+    assert_eq!(x.load(2).unwrap(), 7.0);
+    let (geometry, address) = (world.geometry(), x.as_ptr() as u64);
+    assert_eq!(geometry.locate(address), Some((world.my_pe(), x.offset())));
+}
+
+/// Many threads share one world; the counter is right afterwards (for ThreadSanitizer).
+#[test]
+fn many_threads_add_to_one_word() {
+    let world = World::new(Noop::new(0, 2)).unwrap();
+    let (word, peer) = (world.alloc_zeroed::<i64>(1).unwrap(), Rank::new(1));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..250).for_each(|_| world.team().atomic_add_blocking(&word, 0, -2, peer).unwrap()));
+        }
+    });
+    assert_eq!(world.team().atomic_fetch_blocking(&word, 0, peer).unwrap(), -2000);
+}

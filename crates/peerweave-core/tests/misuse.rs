@@ -1,0 +1,424 @@
+//! Every wrong use of the API, with the error that it gives. Nothing reaches the backend in any of them.
+
+use peerweave_core::backend::Caps;
+use peerweave_core::noop::{Call, Noop};
+use peerweave_core::{
+    Buffer, Compare, Error, PrivateBuffers, Rank, ReduceOp, Reduction, Result, Stream, Strides, Symmetric, Team, TeamShape,
+    VectorCounts, World, none,
+};
+use std::sync::Arc;
+
+const SELF: Rank = Rank::new(1);
+const PEER: Rank = Rank::new(0);
+const ROOT: Rank = Rank::new(1);
+const NO_RANK: Rank = Rank::new(3);
+
+/// PE 1 of 4, with a team of PEs 3, 1 and 0, in which it has rank 1.
+struct Scene {
+    noop: Arc<Noop>,
+    world: World,
+    stream: Stream,
+    team: Team,
+    destroyed: Team,
+    /// 6 elements each.
+    x: Symmetric<f32>,
+    y: Symmetric<f32>,
+    released: Symmetric<f32>,
+    words: Symmetric<u64>,
+    private: Buffer<f32>,
+    other: Other,
+}
+
+/// Things of another world.
+struct Other {
+    team: Team,
+    stream: Stream,
+    x: Symmetric<f32>,
+    words: Symmetric<u64>,
+}
+
+impl Scene {
+    fn new() -> Result<Self> {
+        let noop = Noop::new(1, 4);
+        let world = World::new(noop.clone())?;
+        noop.next_split_gives([3, 1, 0]);
+        let team = world.team().split(Some(0), 0)?.unwrap();
+        let destroyed = world.team().split(Some(0), 0)?.unwrap();
+        destroyed.clone().destroy()?;
+        let released = world.alloc(6)?;
+        released.clone().release()?;
+        let foreign = World::new(Noop::new(0, 4))?;
+        let other = Other {
+            team: foreign.team().clone(),
+            stream: foreign.stream()?,
+            x: foreign.alloc(6)?,
+            words: foreign.alloc_zeroed(6)?,
+        };
+        let stream = world.stream()?;
+        let (x, y, words) = (world.alloc_zeroed(6)?, world.alloc_zeroed(6)?, world.alloc_zeroed(6)?);
+        Ok(Self { noop, world, stream, team, destroyed, x, y, released, words, private: Buffer::zeroed(6), other })
+    }
+}
+
+type Wrong = fn(&Scene) -> Result<()>;
+
+/// What is called, and what it says. Where a check is shared by many calls, it stands here once for each way of calling.
+const TABLE: &[(&str, Wrong)] = &[
+    // ---- lengths ----
+    ("put_blocking: `source` has 5 elements, expected 6", |s| s.team.put_blocking(&[0.0; 5], &s.x, PEER)),
+    ("put: `source` has 3 elements, expected 6", |s| s.team.put(&s.stream, &s.y.slice(..3)?, &s.x, PEER).map(drop)),
+    ("get_blocking: `dest` has 7 elements, expected 6", |s| s.team.get_blocking(&s.x, &mut [0.0; 7], PEER)),
+    ("get_nbi: `dest` has 6 elements, expected 2", |s| s.team.get_nbi(&s.stream, &s.x.slice(4..)?, &s.y, PEER).map(drop)),
+    ("all_reduce_blocking: `recv` has 5 elements, expected 6", |s| {
+        s.team.all_reduce_blocking(&s.x, &mut [0.0; 5], ReduceOp::Sum)
+    }),
+    ("all_reduce: `recv` has 5 elements, expected 6", |s| {
+        s.team.all_reduce(&s.stream, &s.x, &s.private.slice(1..)?, ReduceOp::Sum).map(drop)
+    }),
+    ("reduce_blocking: `recv` has 1 elements, expected 6", |s| s.team.reduce_blocking(&s.x, &mut [0.0], ReduceOp::Sum, ROOT)),
+    ("broadcast_blocking: `recv` has 6 elements, expected 2", |s| s.team.broadcast_blocking(&[0.0; 2], &s.x, ROOT)),
+    ("all_gather_blocking: `recv` has 6 elements, expected 9", |s| s.team.all_gather_blocking(&[0.0; 3], &s.x)),
+    ("reduce_scatter_blocking: `send` has 6 elements, expected 3", |s| {
+        s.team.reduce_scatter_blocking(&s.x, &mut [0.0; 1], ReduceOp::Sum)
+    }),
+    ("all_to_all_blocking: `recv` has 3 elements, expected 6", |s| s.team.all_to_all_blocking(&s.x, &mut [0.0; 3])),
+    ("gather_blocking: `recv` has 6 elements, expected 18", |s| s.team.gather_blocking(&s.x, &s.y, ROOT)),
+    ("scatter_blocking: `send` has 6 elements, expected 18", |s| s.team.scatter_blocking(&s.x, &s.y, ROOT)),
+    ("copy_from: `from` has 2 elements, expected 6", |s| s.x.copy_from(&[0.0; 2])),
+    ("copy_to: `into` has 2 elements, expected 6", |s| s.x.copy_to(&mut [0.0; 2])),
+    ("wait_until_any_blocking: `exclude` has 2 elements, expected 6", |s| {
+        s.team.wait_until_any_blocking(&s.words, Some(&[true, false]), Compare::Eq, 0).map(drop)
+    }),
+    // ---- lengths that the ranks cannot share ----
+    ("all_gather_in_place_blocking: `buffer` has 5 elements, not a multiple of the 3 ranks of the team", |s| {
+        s.team.all_gather_in_place_blocking(&s.x.slice(1..)?)
+    }),
+    ("reduce_scatter_in_place: `buffer` has 4 elements, not a multiple of the 3 ranks of the team", |s| {
+        s.team.reduce_scatter_in_place(&s.stream, &s.x.slice(2..)?, ReduceOp::Max).map(drop)
+    }),
+    ("all_to_all_blocking: `send` has 4 elements, not a multiple of the 3 ranks of the team", |s| {
+        s.team.all_to_all_blocking(&[0.0; 4], &mut [0.0; 4])
+    }),
+    ("all_to_all_in_place_blocking: `buffer` has 1 elements, not a multiple of the 3 ranks of the team", |s| {
+        s.team.all_to_all_in_place_blocking(&mut [0.0])
+    }),
+    ("gather_in_place_blocking: `buffer` has 2 elements, not a multiple of the 3 ranks of the team", |s| {
+        s.team.gather_in_place_blocking(&mut [0.0; 2], ROOT)
+    }),
+    ("scatter_in_place_blocking: `buffer` has 2 elements, not a multiple of the 3 ranks of the team", |s| {
+        s.team.scatter_in_place_blocking(&mut [0.0; 2], ROOT)
+    }),
+    // ---- ranks and roots ----
+    ("put_blocking: `rank` is 3, but the team has 3 ranks", |s| s.team.put_blocking(&s.y, &s.x, NO_RANK)),
+    ("get_blocking: `rank` is 3, but the team has 3 ranks", |s| s.team.get_blocking(&s.y, &s.x, NO_RANK)),
+    ("g: `rank` is 3, but the team has 3 ranks", |s| s.team.g(&s.stream, &s.x, 0, NO_RANK).map(drop)),
+    ("signal_blocking: `rank` is 3, but the team has 3 ranks", |s| s.team.signal_blocking(s.words.signal(0)?.set(1), NO_RANK)),
+    ("atomic_inc_blocking: `rank` is 3, but the team has 3 ranks", |s| s.team.atomic_inc_blocking(&s.words, 0, NO_RANK)),
+    ("send_blocking: `peer` is 3, but the team has 3 ranks", |s| s.team.send_blocking(&s.x, NO_RANK)),
+    ("pe_of: `rank` is 3, but the team has 3 ranks", |s| s.team.pe_of(NO_RANK).map(drop)),
+    ("reduce_blocking: `root` is 3, but the team has 3 ranks", |s| s.team.reduce_blocking(&s.x, &s.y, ReduceOp::Sum, NO_RANK)),
+    ("reduce_in_place_blocking: `root` is 3, but the team has 3 ranks", |s| {
+        s.team.reduce_in_place_blocking(&s.x, ReduceOp::Sum, NO_RANK)
+    }),
+    ("broadcast: `root` is 3, but the team has 3 ranks", |s| s.team.broadcast(&s.stream, &s.x, &s.y, NO_RANK).map(drop)),
+    ("broadcast_in_place_blocking: `root` is 3, but the team has 3 ranks", |s| s.team.broadcast_in_place_blocking(&s.x, NO_RANK)),
+    ("gather_blocking: `root` is 3, but the team has 3 ranks", |s| s.team.gather_blocking(&s.x, &s.y, NO_RANK)),
+    ("scatter_blocking: `root` is 3, but the team has 3 ranks", |s| s.team.scatter_blocking(&s.x, &s.y, NO_RANK)),
+    ("send_blocking: `peer` is rank 1, expected another rank: a rank sends to itself only inside a group", |s| {
+        s.team.send_blocking(&s.x, SELF)
+    }),
+    ("recv: `peer` is rank 1, expected another rank: a rank sends to itself only inside a group", |s| {
+        s.team.recv(&s.stream, &s.x, SELF).map(drop)
+    }),
+    // ---- missing at the root ----
+    ("reduce_blocking: `recv` is missing: this rank is the root", |s| s.team.reduce_blocking(&s.x, none(), ReduceOp::Sum, ROOT)),
+    ("broadcast_blocking: `send` is missing: this rank is the root", |s| s.team.broadcast_blocking(none(), &s.x, ROOT)),
+    ("gather_blocking: `recv` is missing: this rank is the root", |s| s.team.gather_blocking(&s.x, none(), ROOT)),
+    ("scatter_blocking: `send` is missing: this rank is the root", |s| s.team.scatter_blocking(none(), &s.x, ROOT)),
+    // ---- buffers that overlap ----
+    ("all_reduce_blocking: `send` and `recv` overlap; use the in-place form, or buffers apart", |s| {
+        s.team.all_reduce_blocking(&s.x, &s.x, ReduceOp::Sum)
+    }),
+    ("all_reduce: `send` and `recv` overlap; use the in-place form, or buffers apart", |s| {
+        s.team.all_reduce(&s.stream, &s.private, &s.private, ReduceOp::Sum).map(drop)
+    }),
+    ("all_gather_blocking: `send` and `recv` overlap; use the in-place form, or buffers apart", |s| {
+        s.team.all_gather_blocking(&s.x.slice(2..4)?, &s.x)
+    }),
+    ("all_to_all_blocking: `send` and `recv` overlap; use the in-place form, or buffers apart", |s| {
+        s.team.all_to_all_blocking(&s.x.slice(..3)?, &s.x.slice(2..5)?)
+    }),
+    ("reduce_blocking: `send` and `recv` overlap; use the in-place form, or buffers apart", |s| {
+        s.team.reduce_blocking(&s.x, &s.x, ReduceOp::Sum, ROOT)
+    }),
+    ("scatter_blocking: `send` and `recv` overlap; use the in-place form, or buffers apart", |s| {
+        s.team.scatter_blocking(&s.x, &s.x.slice(2..4)?, ROOT)
+    }),
+    ("put_blocking: `source` and `dest` overlap; use the in-place form, or buffers apart", |s| {
+        s.team.put_blocking(&s.x.slice(1..4)?, &s.x.slice(3..6)?, SELF)
+    }),
+    ("get_blocking: `dest` and `source` overlap; use the in-place form, or buffers apart", |s| {
+        s.team.get_blocking(&s.x, &s.x, SELF)
+    }),
+    ("put_signal_blocking: `dest` and `signal` overlap; use the in-place form, or buffers apart", |s| {
+        s.team.put_signal_blocking(&[0; 6], &s.words, s.words.signal(2)?.set(1), PEER)
+    }),
+    ("group: a receive and another member of the group overlap", |s| {
+        let members = |g: &mut peerweave_core::Group| {
+            g.send(&s.x, PEER)?;
+            g.recv(&s.x.slice(5..)?, PEER)
+        };
+        s.team.group(&s.stream, members).map(drop)
+    }),
+    ("group_blocking: a receive and another member of the group overlap", |s| {
+        s.team.group_blocking(|g| {
+            g.recv(&s.private, PEER)?;
+            g.recv(&s.private, SELF)
+        })
+    }),
+    // ---- released, foreign, gone ----
+    ("put_blocking: `dest` was released", |s| s.team.put_blocking(&s.x, &s.released, PEER)),
+    ("put_blocking: `source` was released", |s| s.team.put_blocking(&s.released, &s.x, PEER)),
+    ("all_reduce: `recv` was released", |s| s.team.all_reduce(&s.stream, &s.x, &s.released, ReduceOp::Sum).map(drop)),
+    ("all_gather_in_place_blocking: `buffer` was released", |s| s.team.all_gather_in_place_blocking(&s.released)),
+    ("load: `self` was released", |s| s.released.load(0).map(drop)),
+    ("store: `self` was released", |s| s.released.store(0, 1.0)),
+    ("to_vec: `self` was released", |s| s.released.to_vec().map(drop)),
+    ("fill: `self` was released", |s| s.released.fill(1.0)),
+    ("release: `self` was released", |s| s.released.clone().release()),
+    ("release: `self` is elements 1..6 of an allocation of 6, expected a handle to all of it", |s| s.x.slice(1..)?.release()),
+    ("put_blocking: `dest` belongs to another world", |s| s.team.put_blocking(&s.x, &s.other.x, PEER)),
+    ("get: `dest` belongs to another world", |s| s.team.get(&s.stream, &s.x, &s.other.x, PEER).map(drop)),
+    ("all_reduce_blocking: `send` belongs to another world", |s| s.team.all_reduce_blocking(&s.other.x, &s.x, ReduceOp::Sum)),
+    ("put_signal_blocking: `signal` belongs to another world", |s| {
+        s.team.put_signal_blocking(&s.x, &s.y, s.other.words.signal(0)?.add(1), PEER)
+    }),
+    ("wait_until_blocking: `words` belongs to another world", |s| {
+        s.team.wait_until_blocking(&s.other.words.signal(0)?, Compare::Eq, 0).map(drop)
+    }),
+    ("all_reduce_blocking: `send` belongs to another world", |s| s.other.team.all_reduce_blocking(&s.x, &s.y, ReduceOp::Sum)),
+    ("barrier: the stream belongs to another world", |s| s.team.barrier(&s.other.stream).map(drop)),
+    ("group: the stream belongs to another world", |s| s.team.group(&s.other.stream, |_| Ok(())).map(drop)),
+    ("g: the stream belongs to another world", |s| s.team.g(&s.other.stream, &s.x, 0, PEER).map(drop)),
+    ("quiet: the stream belongs to another world", |s| s.world.quiet(&s.other.stream).map(drop)),
+    ("wait_event: the event belongs to another world", |s| s.stream.wait_event(&s.other.stream.record()?)),
+    ("barrier_blocking: the team was destroyed", |s| s.destroyed.barrier_blocking()),
+    ("put_blocking: the team was destroyed", |s| s.destroyed.put_blocking(&s.x, &s.y, PEER)),
+    ("split: the team was destroyed", |s| s.destroyed.split(None, 0).map(drop)),
+    ("group_blocking: the team was destroyed", |s| s.destroyed.group_blocking(|_| Ok(()))),
+    ("destroy: the team was destroyed", |s| s.destroyed.clone().destroy()),
+    ("destroy: the team of all PEs ends with the world", |s| s.world.team().clone().destroy()),
+    ("destroy: the team of this machine's PEs ends with the world", |s| s.world.local_team()?.destroy()),
+    // ---- reductions ----
+    ("all_reduce_blocking: and is not defined for float", |s| s.team.all_reduce_blocking(&s.x, &s.y, ReduceOp::And)),
+    ("reduce_scatter: xor is not defined for float", |s| {
+        s.team.reduce_scatter(&s.stream, &s.x, &s.y.slice(..2)?, ReduceOp::Xor).map(drop)
+    }),
+    ("reduce_blocking: or is not defined for float", |s| s.team.reduce_blocking(&s.x, none(), ReduceOp::Or, PEER)),
+    ("all_reduce_in_place_blocking: `op` is missing: a premultiplied sum has a scalar: use `Reduction::pre_mul_sum`", |s| {
+        s.team.all_reduce_in_place_blocking(&s.x, ReduceOp::PreMulSum)
+    }),
+    // ---- indices, ranges, strides ----
+    ("slice: elements 2..7 of `range`, which has 6", |s| s.x.slice(2..7).map(drop)),
+    ("slice: elements 3..2 of `range`, which has 6", |s| {
+        let (start, end) = (3, 2);
+        s.x.slice(start..end).map(drop)
+    }),
+    ("split_at: elements 0..7 of `range`, which has 6", |s| s.x.split_at(7).map(drop)),
+    ("chunks: `len` is 0, expected at least 1", |s| s.x.chunks(0).map(drop)),
+    ("load: elements 6..7 of `self`, which has 6", |s| s.x.load(6).map(drop)),
+    ("store: elements 6..7 of `self`, which has 6", |s| s.x.store(6, 0.0)),
+    ("signal: elements 6..7 of `self`, which has 6", |s| s.words.signal(6).map(drop)),
+    ("p_blocking: elements 6..7 of `index`, which has 6", |s| s.team.p_blocking(&s.x, 6, 0.0, PEER)),
+    ("g_blocking: elements 9..10 of `index`, which has 6", |s| s.team.g_blocking(&s.x, 9, PEER).map(drop)),
+    ("atomic_set: elements 6..7 of `index`, which has 6", |s| s.team.atomic_set(&s.stream, &s.words, 6, 1, PEER).map(drop)),
+    ("put_strided_blocking: elements 0..7 of `dest`, which has 6", |s| {
+        s.team.put_strided_blocking(&[0.0; 3], &s.x, Strides { count: 3, source: 1, dest: 3 }, PEER)
+    }),
+    ("get_strided_blocking: elements 0..7 of `source`, which has 6", |s| {
+        s.team.get_strided_blocking(&s.x, &mut [0.0; 3], Strides { count: 3, source: 3, dest: 1 }, PEER)
+    }),
+    ("put_strided_blocking: elements 0..18446744073709551615 of `source`, which has 3", |s| {
+        s.team.put_strided_blocking(&[0.0; 3], &s.x, Strides { count: 3, source: usize::MAX, dest: 1 }, PEER)
+    }),
+    ("put_strided: `strides.source` is 0, expected at least 1", |s| {
+        s.team.put_strided(&s.stream, &s.y, &s.x, Strides { count: 2, source: 0, dest: 1 }, PEER).map(drop)
+    }),
+    ("get_strided: `strides.dest` is 0, expected at least 1", |s| {
+        s.team.get_strided(&s.stream, &s.y, &s.x, Strides { count: 2, source: 1, dest: 0 }, PEER).map(drop)
+    }),
+    // ---- counts of an all-to-all-v ----
+    ("all_to_all_v_blocking: `counts.send_counts` has 2 elements, expected 3", |s| {
+        s.team.all_to_all_v_blocking(&s.x, &s.y, VectorCounts::packed([1, 1], [1, 1, 1]))
+    }),
+    ("all_to_all_v: `counts.recv_counts` has 4 elements, expected 3", |s| {
+        s.team.all_to_all_v(&s.stream, &s.x, &s.y, VectorCounts::packed([1, 1, 1], [1; 4])).map(drop)
+    }),
+    ("all_to_all_v_blocking: elements 4..7 of `send`, which has 6", |s| {
+        s.team.all_to_all_v_blocking(&s.x, &s.y, VectorCounts::packed([2, 2, 3], [2, 2, 2]))
+    }),
+    ("all_to_all_v_blocking: elements 0..18446744073709551615 of `recv`, which has 6", |s| {
+        s.team.all_to_all_v_blocking(&s.x, &s.y, VectorCounts::packed([0, 1, 0], [usize::MAX, 1, usize::MAX]))
+    }),
+    ("all_to_all_v_blocking: parts of `recv` overlap", |s| {
+        let counts = VectorCounts { recv_offsets: vec![4, 0, 1], ..VectorCounts::packed([2, 2, 2], [2, 2, 2]) };
+        s.team.all_to_all_v_blocking(&s.x, &s.y, counts)
+    }),
+    ("all_to_all_v_blocking: `counts.recv_counts` is 1, expected for this rank itself, what `send_counts` says", |s| {
+        s.team.all_to_all_v_blocking(&s.x, &s.y, VectorCounts::packed([2, 2, 2], [2, 1, 2]))
+    }),
+    (
+        "all_to_all_v_in_place_blocking: `counts.recv_counts` is [1, 2, 1], expected in place, the same as on the side that sends",
+        |s| s.team.all_to_all_v_in_place_blocking(&s.x, VectorCounts::packed([2, 2, 2], [1, 2, 1])),
+    ),
+    // ---- shapes, allocations ----
+    ("split_strided: 3 ranks from 1 at stride 1 does not fit a team of 3 ranks", |s| {
+        s.team.split_strided(TeamShape { start: 1, stride: 1, size: 3 }).map(drop)
+    }),
+    ("split_strided: 2 ranks from 0 at stride 0 does not fit a team of 3 ranks", |s| {
+        s.team.split_strided(TeamShape { start: 0, stride: 0, size: 2 }).map(drop)
+    }),
+    ("split_2d: `x_range` is 0, expected at least 1", |s| s.team.split_2d(0).map(drop)),
+    ("alloc_aligned: `align_bytes` is 48, expected a power of two", |s| s.world.alloc_aligned::<u8>(1, 48).map(drop)),
+    ("alloc: `count` is 9223372036854775807, expected what fits an address space", |s| {
+        s.world.alloc::<f64>(usize::MAX / 2).map(drop)
+    }),
+    // ---- inside groups ----
+    ("group.send: `peer` is 3, but the team has 3 ranks", |s| s.team.group_blocking(|g| g.send(&s.x, NO_RANK))),
+    ("group.all_reduce: `recv` has 2 elements, expected 6", |s| {
+        s.team.group(&s.stream, |g| g.all_reduce(&s.x, &s.y.slice(..2)?, ReduceOp::Sum)).map(drop)
+    }),
+    ("group.recv: `dest` was released", |s| {
+        s.team.group_blocking(|g| {
+            g.send(&s.x, PEER)?;
+            g.recv(&s.released, PEER).ok(); // not looked at: the group is refused nevertheless
+            Ok(())
+        })
+    }),
+];
+
+#[test]
+fn every_wrong_use_gives_its_error_and_reaches_no_backend() {
+    for &(expected, wrong) in TABLE {
+        let scene = Scene::new().unwrap();
+        scene.world.local_team().unwrap();
+        scene.noop.take_calls();
+        let error = wrong(&scene).expect_err(expected);
+        assert_eq!(error.to_string(), expected);
+        assert!(error.misuse().is_some(), "{expected}: {error:?}");
+        let calls = scene.noop.take_calls();
+        assert!(calls.is_empty(), "{expected}: {calls:?}");
+    }
+}
+
+#[test]
+fn what_is_not_wrong_passes() {
+    let s = Scene::new().unwrap();
+    // A root's arguments are ignored elsewhere, whatever they are.
+    s.team.reduce_blocking(&s.x, &s.other.x, ReduceOp::Sum, PEER).unwrap();
+    s.team.broadcast_blocking(&s.released, &s.x, PEER).unwrap();
+    s.team.gather_blocking(&s.x, &s.x, PEER).unwrap();
+    s.team.scatter_blocking(Some(&s.x), &s.x, PEER).unwrap();
+    // Nothing is something that overlaps nothing.
+    let nothing = s.x.slice(3..3).unwrap();
+    s.team.all_reduce_blocking(&nothing, &nothing, ReduceOp::Sum).unwrap();
+    s.team.put_blocking(&nothing, &nothing, SELF).unwrap();
+    s.team.all_to_all_blocking::<u8>(&[], &mut []).unwrap();
+    // Neighbours do not overlap; neither do a put's sides on different PEs.
+    let (left, right) = s.x.split_at(3).unwrap();
+    s.team.all_reduce_blocking(&left, &right, Reduction::pre_mul_sum(0.5)).unwrap();
+    s.team.put_blocking(&s.x, &s.x, PEER).unwrap();
+    // A rank may send to itself inside a group, and send the same twice.
+    s.team
+        .group_blocking(|g| {
+            g.send(&s.x, SELF)?;
+            g.send(&s.x, PEER)?;
+            g.recv(&s.y, SELF)
+        })
+        .unwrap();
+    // Strides of nothing.
+    s.team.put_strided_blocking(&[0.0; 0], &s.x, Strides { count: 0, source: 9, dest: 9 }, PEER).unwrap();
+    // Empty parts may lie anywhere.
+    let counts = VectorCounts { recv_offsets: vec![99, 0, 99], ..VectorCounts::packed([0, 6, 0], [0, 6, 0]) };
+    s.team.all_to_all_v_blocking(&s.x, &s.y, counts).unwrap();
+}
+
+#[test]
+fn after_finalize_every_handle_tells_so() {
+    let noop = Noop::new(0, 1);
+    let world = World::new(noop.clone()).unwrap();
+    let (team, stream) = (world.team().clone(), world.stream().unwrap());
+    let (event, x) = (stream.record().unwrap(), world.alloc_zeroed::<u64>(2).unwrap());
+    let signal = x.signal(0).unwrap();
+    world.finalize().unwrap();
+    noop.take_calls();
+    let rank = Rank::new(0);
+    let errors = [
+        team.barrier_blocking().unwrap_err(),
+        team.barrier(&stream).unwrap_err(),
+        team.put_blocking(&[1, 2], &x, rank).unwrap_err(),
+        team.g(&stream, &x, 0, rank).unwrap_err(),
+        team.group(&stream, |_| Ok(())).unwrap_err(),
+        team.atomic_inc_blocking(&x, 0, rank).unwrap_err(),
+        team.test(&signal, Compare::Eq, 0).unwrap_err(),
+        team.split(None, 0).unwrap_err(),
+        team.destroy().unwrap_err(),
+        stream.synchronize().unwrap_err(),
+        stream.record().unwrap_err(),
+        stream.wait_event(&event).unwrap_err(),
+        event.wait().unwrap_err(),
+        x.load(0).unwrap_err(),
+        x.copy_from(&[1, 2]).unwrap_err(),
+        x.to_vec().unwrap_err(),
+        x.release().unwrap_err(),
+    ];
+    for error in errors {
+        assert!(error.to_string().ends_with(": the world was finalized"), "{error}");
+    }
+    assert!(noop.take_calls().is_empty());
+}
+
+#[test]
+fn ordinary_memory_is_refused_where_the_backend_takes_none() {
+    let mut caps = Caps::new(1 << 16, 4, "nothing");
+    caps.private_buffers = PrivateBuffers::Refused;
+    let world = World::new(Noop::with_caps(0, 2, caps)).unwrap();
+    let (team, x) = (world.team(), world.alloc_zeroed::<f32>(2).unwrap());
+    let error = team.all_reduce_blocking(&x, &mut [0.0; 2], ReduceOp::Sum).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { call: "all_reduce_blocking", backend: "noop", .. }), "{error}");
+    let (stream, buffer) = (world.stream().unwrap(), Buffer::zeroed(2));
+    assert!(matches!(team.put(&stream, &buffer, &x, PEER), Err(Error::Unsupported { .. })));
+    let y = world.alloc::<f32>(2).unwrap();
+    team.all_reduce_blocking(&x, &y, ReduceOp::Sum).unwrap();
+}
+
+#[test]
+fn an_allocation_without_room_says_how_much_there_is() {
+    let noop = Noop::with_heap(0, 1, 8192);
+    let world = World::new(noop.clone()).unwrap();
+    let _x = world.alloc::<u8>(8000).unwrap();
+    let error = world.alloc::<f64>(100).unwrap_err();
+    assert_eq!(error.to_string(), "allocate: 800 bytes asked for, 192 available (the symmetric heap)");
+    assert!(matches!(noop.take_calls()[..], [Call::Allocate(_), Call::Allocate(_)]));
+}
+
+/// The whole process is forked; the child touches nothing but the world and leaves by `_exit`.
+#[cfg(unix)]
+#[test]
+fn a_forked_child_is_told_so() {
+    let world = World::new(Noop::new(0, 1)).unwrap();
+    let x = world.alloc_zeroed::<u64>(1).unwrap();
+    // SAFETY: the child allocates only for the error, by the system's allocator, whose locks it keeps whole over a fork; it then leaves at once.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let forked = |result: Result<()>| result.is_err_and(|error| error.misuse() == Some(&peerweave_core::MisuseKind::Forked));
+        let told = forked(world.team().barrier_blocking()) && forked(x.store(0, 1)) && World::new(Noop::new(0, 1)).is_ok();
+        // SAFETY: ends the child without running anything of the test harness.
+        unsafe { libc::_exit(if told { 0 } else { 1 }) };
+    }
+    let mut status = -1;
+    // SAFETY: `child` is a child of this process, `status` is of this test.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status}");
+    x.store(0, 1).unwrap();
+}

@@ -1,0 +1,246 @@
+//! Streams, tickets and what a queue holds, on a backend that queues until it is told to run.
+
+use peerweave_core::backend::Op;
+use peerweave_core::noop::{Call, Noop};
+use peerweave_core::{Buffer, Compare, Error, Misuse, MisuseKind, Pe, PeerCause, Rank, ReduceOp, World};
+use std::sync::Arc;
+use std::time::Duration;
+
+const SHORT: Duration = Duration::from_millis(10);
+const ME: Rank = Rank::new(0);
+
+fn held() -> (Arc<Noop>, World) {
+    let noop = Noop::new(0, 1);
+    let world = World::new(noop.clone()).unwrap();
+    noop.hold_streams(true);
+    (noop, world)
+}
+
+fn peer_died() -> Error {
+    let team = peerweave_core::TeamName { id: peerweave_core::backend::TeamId::WORLD, size: 1 };
+    Error::Peer { call: "put", team, pe: Pe::new(0), cause: PeerCause::Died }
+}
+
+#[test]
+fn operations_run_in_the_order_of_their_calls() {
+    let (noop, world) = held();
+    let (team, stream) = (world.team(), world.stream().unwrap());
+    let (x, y) = (world.alloc_zeroed::<i32>(2).unwrap(), world.alloc_zeroed::<i32>(2).unwrap());
+    let source = Buffer::from(vec![1, 2]);
+    let put = team.put(&stream, &source, &x, ME).unwrap();
+    let reduce = team.all_reduce(&stream, &x, &y, ReduceOp::Sum).unwrap();
+    let old = team.atomic_fetch_add(&stream, &y, 0, 10, ME).unwrap();
+    assert!(!put.is_complete() && !stream.is_idle());
+    assert_eq!(y.to_vec().unwrap(), [0, 0]);
+    assert!(noop.run_next());
+    assert!(put.is_complete() && !reduce.is_complete());
+    noop.run_all();
+    assert!(reduce.is_complete() && stream.is_idle());
+    assert_eq!(old.wait().unwrap(), 1);
+    assert_eq!(y.to_vec().unwrap(), [11, 2]);
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn queued_operations_hold_their_buffers_and_let_go_of_them() {
+    let (noop, world) = held();
+    let (team, stream) = (world.team(), world.stream().unwrap());
+    let (source, dest) = (Buffer::from(vec![1.0f32, 2.0]), Buffer::zeroed(2));
+    let ticket = team.all_reduce(&stream, &source, &dest, ReduceOp::Sum).unwrap();
+    let source = source.into_vec().expect_err("the queue has a share");
+    drop(source);
+    noop.run_all();
+    ticket.wait().unwrap();
+    assert_eq!(dest.into_vec().unwrap(), [1.0, 2.0]);
+}
+
+#[test]
+fn operations_that_run_at_once_hold_nothing() {
+    let noop = Noop::new(0, 1);
+    let world = World::new(noop.clone()).unwrap();
+    let (team, stream) = (world.team(), world.stream().unwrap());
+    let (source, dest) = (Buffer::from(vec![1u8]), Buffer::zeroed(1));
+    let ticket = team.all_reduce(&stream, &source, &dest, ReduceOp::Sum).unwrap();
+    assert!(ticket.is_complete());
+    assert!(source.into_vec().is_ok() && dest.into_vec().is_ok());
+    drop(ticket);
+}
+
+#[test]
+fn groups_hold_their_members_buffers() {
+    let (noop, world) = held();
+    let (team, stream) = (world.team(), world.stream().unwrap());
+    let dest = Buffer::zeroed(3);
+    let ticket = {
+        let source = Buffer::from(vec![1u32, 2, 3]);
+        team.group(&stream, |g| {
+            g.recv(&dest, ME)?;
+            g.send(&source, ME)
+        })
+        .unwrap()
+    };
+    let dest = dest.into_vec().expect_err("the queue has a share");
+    noop.run_all();
+    ticket.wait().unwrap();
+    assert_eq!(dest.into_vec().unwrap(), [1, 2, 3]);
+}
+
+#[test]
+fn a_symmetric_buffer_that_is_dropped_in_flight_is_parked_when_the_queue_lets_go() {
+    let (noop, world) = held();
+    let (team, stream) = (world.team(), world.stream().unwrap());
+    let x = world.alloc_zeroed::<u8>(4).unwrap();
+    team.all_reduce_in_place(&stream, &x, ReduceOp::Sum).unwrap();
+    drop(x);
+    noop.run_all();
+    let report = world.finalize().unwrap();
+    assert!(report.leaked[0].dropped, "{report}");
+}
+
+#[test]
+fn everything_may_be_dropped_while_operations_wait() {
+    let (noop, world) = held();
+    let stream = world.stream().unwrap();
+    let x = world.alloc_zeroed::<u8>(4).unwrap();
+    let ticket = world.team().all_reduce_in_place(&stream, &x, ReduceOp::Sum).unwrap();
+    drop((x, stream, world));
+    assert!(Arc::strong_count(&noop) > 1, "what waits holds the backend");
+    noop.run_all();
+    ticket.wait().unwrap();
+    drop(ticket);
+    assert_eq!(Arc::strong_count(&noop), 1);
+}
+
+#[test]
+fn one_element_is_put_and_got_through_memory_of_the_queue() {
+    let (noop, world) = held();
+    let (team, stream) = (world.team(), world.stream().unwrap());
+    let x = world.alloc_zeroed::<peerweave_core::bf16>(3).unwrap();
+    let value = peerweave_core::bf16::from_f32(1.5);
+    let before = team.g(&stream, &x, 1, ME).unwrap();
+    team.p(&stream, &x, 1, value, ME).unwrap();
+    let after = team.g(&stream, &x, 1, ME).unwrap();
+    assert!(!after.is_complete());
+    noop.run_all();
+    assert_eq!((before.wait().unwrap().to_f32(), after.wait().unwrap()), (0.0, value));
+    noop.hold_streams(false);
+    assert_eq!(team.g(&stream, &x, 1, ME).unwrap().wait().unwrap(), value);
+}
+
+#[test]
+fn a_ticket_that_is_not_done_gives_a_timeout_and_can_be_asked_again() {
+    let (noop, world) = held();
+    let stream = world.stream().unwrap();
+    let ticket = world.team().barrier(&stream).unwrap();
+    assert!(matches!(ticket.wait_within(SHORT), Err(Error::Timeout(_))));
+    assert!(matches!(stream.synchronize_within(SHORT), Err(Error::Timeout(_))));
+    noop.run_all();
+    ticket.wait().unwrap();
+    ticket.wait_within(Duration::ZERO).unwrap();
+}
+
+#[test]
+fn tickets_may_be_waited_for_from_another_thread() {
+    let (noop, world) = held();
+    let stream = world.stream().unwrap();
+    let ticket = world.team().barrier(&stream).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| ticket.wait());
+        scope.spawn(|| noop.run_all());
+        waiting.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_failure_reaches_its_ticket_the_ones_behind_it_and_one_synchronize() {
+    let (noop, world) = held();
+    let (team, stream) = (world.team(), world.stream().unwrap());
+    let failing = team.barrier(&stream).unwrap();
+    let behind = team.barrier(&stream).unwrap();
+    noop.fail_next(peer_died());
+    noop.run_all();
+    assert!(matches!(failing.wait(), Err(Error::Peer { .. })));
+    let skipped = behind.wait().unwrap_err();
+    assert!(matches!(skipped, Error::Skipped { .. }));
+    assert_eq!(skipped.blamed(), [Pe::new(0)]);
+    assert!(matches!(stream.synchronize(), Err(Error::Peer { .. })));
+    stream.synchronize().expect("told once");
+}
+
+#[test]
+fn a_dropped_ticket_neither_cancels_nor_waits() {
+    let (noop, world) = held();
+    let (stream, x) = (world.stream().unwrap(), world.alloc_zeroed::<u64>(1).unwrap());
+    drop(world.team().atomic_inc(&stream, &x, 0, ME).unwrap());
+    assert_eq!(x.load(0).unwrap(), 0);
+    noop.run_all();
+    assert_eq!(x.load(0).unwrap(), 1);
+}
+
+#[test]
+fn events_mark_what_was_enqueued_before_them() {
+    let (noop, world) = held();
+    let (team, stream, other) = (world.team(), world.stream().unwrap(), world.stream().unwrap());
+    let start = stream.record().unwrap();
+    assert!(start.is_complete(), "nothing before it");
+    team.barrier(&stream).unwrap();
+    let end = stream.record().unwrap();
+    other.wait_event(&end).unwrap();
+    assert!(!end.is_complete());
+    assert_eq!(end.elapsed_since(&start), None);
+    assert!(matches!(end.wait_within(SHORT), Err(Error::Timeout(_))));
+    noop.run_all();
+    end.wait().unwrap();
+    assert!(end.elapsed_since(&start).is_some());
+    assert_eq!(start.elapsed_since(&end).filter(|elapsed| !elapsed.is_zero()), None);
+    assert_eq!(end.elapsed_since(&World::new(Noop::new(0, 1)).unwrap().stream().unwrap().record().unwrap()), None);
+}
+
+#[test]
+fn waits_yield_through_tickets() {
+    let (noop, world) = held();
+    let (team, stream, words) = (world.team(), world.stream().unwrap(), world.alloc_zeroed::<u64>(3).unwrap());
+    let signal = words.signal(1).unwrap();
+    team.signal(&stream, signal.set(5), ME).unwrap();
+    let value = team.wait_until(&stream, &signal, Compare::Ge, 5).unwrap();
+    let any = team.wait_until_any(&stream, &words, None, Compare::Gt, 0).unwrap();
+    let some = team.wait_until_some(&stream, &words, None, Compare::Eq, 0).unwrap();
+    let all = team.wait_until_all(&stream, &words, Some(&[false, true, false]), Compare::Eq, 0).unwrap();
+    let nobody = team.wait_until_any(&stream, &words, Some(&[true; 3]), Compare::Eq, 0).unwrap();
+    noop.run_all();
+    assert_eq!((value.wait().unwrap(), any.wait().unwrap(), some.wait().unwrap()), (5, Some(1), vec![0, 2]));
+    all.wait().unwrap();
+    assert_eq!(nobody.wait().unwrap(), None);
+    assert_eq!(team.signal_fetch(&signal).unwrap(), 5);
+}
+
+#[test]
+fn a_release_waits_for_what_still_uses_the_heap() {
+    let (noop, world) = held();
+    let (team, stream, x) = (world.team(), world.stream().unwrap(), world.alloc_zeroed::<u8>(4).unwrap());
+    let ticket = team.all_reduce_in_place(&stream, &x, ReduceOp::Sum).unwrap();
+    let clone = x.clone();
+    x.release().unwrap();
+    ticket.wait().unwrap();
+    let refused = team.all_reduce_in_place(&stream, &clone, ReduceOp::Sum).unwrap_err();
+    assert!(matches!(refused, Error::Misuse(Misuse { kind: MisuseKind::Released { .. }, .. })));
+    assert!(clone.is_released());
+    assert!(matches!(&noop.take_calls()[..], [Call::Allocate(_), Call::Submit(Op::Collective(_)), Call::Release(_)]));
+}
+
+/// A worker writes a buffer while another thread reads it: a mixture of old and new, nothing worse (for ThreadSanitizer and miri).
+#[test]
+fn a_buffer_may_be_read_while_an_operation_writes_it() {
+    let (noop, world) = held();
+    let (team, stream) = (world.team(), world.stream().unwrap());
+    let (ones, target) = (Buffer::from(vec![1u8; 1000]), Buffer::zeroed(1000));
+    team.all_reduce(&stream, &ones, &target, ReduceOp::Sum).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| noop.run_all());
+        for _ in 0..20 {
+            assert!(target.to_vec().iter().all(|&x| x <= 1));
+        }
+    });
+    stream.synchronize().unwrap();
+    assert_eq!(target.to_vec(), [1; 1000]);
+}
