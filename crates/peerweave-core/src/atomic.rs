@@ -41,7 +41,7 @@ macro_rules! atomics {
             $(#[$doc])*
             ///
             /// # Errors
-            #[doc = concat!("As [all atomic operations](Team#impl-Team-1); see [`Team::", stringify!($blocking), "`] for the form on the calling thread.")]
+            #[doc = concat!("As all atomic operations (told above them all); see [`Team::", stringify!($blocking), "`] for the form on the calling thread.")]
             pub fn $name<T: $bound>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<Ticket<atomics!(@type $result)>> {
                 const CALL: &str = stringify!($name);
                 let prepared = check::atomic(CALL, self, dest.remote(), index, AtomicKind::$kind, [$($words),*], rank)?;

@@ -52,7 +52,7 @@ impl Team {
     /// visible to all after it.
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1).
+    /// As all collectives (told above them all).
     pub fn barrier(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "barrier";
         call::submit(CALL, self, stream, check::arrival(CALL, self, CollectiveKind::Barrier)?, decode::nothing)
@@ -62,7 +62,7 @@ impl Team {
     /// are not, unless completed by [`quiet`](crate::World::quiet).
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1).
+    /// As all collectives (told above them all).
     pub fn sync(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "sync";
         call::submit(CALL, self, stream, check::arrival(CALL, self, CollectiveKind::Sync)?, decode::nothing)
@@ -74,7 +74,7 @@ impl Team {
     /// `send: n`, `recv: n` elements, apart.
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1); [`Misuse`](crate::Misuse) where the reduction is not defined for `T`.
+    /// As all collectives (told above them all); [`Misuse`](crate::Misuse) where the reduction is not defined for `T`.
     #[inline]
     pub fn all_reduce<T: Number>(
         &self,
@@ -153,7 +153,7 @@ impl Team {
     /// `send: n` elements at the root, apart from `recv: n`. Elsewhere `send` is ignored: pass the same, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1); [`Misuse`](crate::Misuse) where the root has no `send`.
+    /// As all collectives (told above them all); [`Misuse`](crate::Misuse) where the root has no `send`.
     pub fn broadcast<T: Element>(
         &self,
         stream: &Stream,
@@ -173,7 +173,7 @@ impl Team {
     /// `buffer: n` elements.
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1).
+    /// As all collectives (told above them all).
     pub fn broadcast_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "broadcast_in_place";
         let prepared = check::broadcast_in_place(CALL, self, buffer.span(), root)?;
@@ -186,7 +186,7 @@ impl Team {
     /// `send: n` elements, apart from `recv: n × size`.
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1).
+    /// As all collectives (told above them all).
     #[inline]
     pub fn all_gather<T: Element>(
         &self,
@@ -205,7 +205,7 @@ impl Team {
     /// `buffer: n × size` elements; this rank gives elements `rank × n .. (rank + 1) × n`.
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1).
+    /// As all collectives (told above them all).
     #[inline]
     pub fn all_gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_gather_in_place";
@@ -258,7 +258,7 @@ impl Team {
     /// `send: n × size` elements, apart from `recv: n × size`.
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1).
+    /// As all collectives (told above them all).
     #[inline]
     pub fn all_to_all<T: Element>(
         &self,
@@ -277,7 +277,7 @@ impl Team {
     /// `buffer: n × size` elements.
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1).
+    /// As all collectives (told above them all).
     #[inline]
     pub fn all_to_all_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_to_all_in_place";
@@ -295,7 +295,7 @@ impl Team {
     /// `counts` may be an `Arc`, which saves an allocation where one is used again.
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1); [`Misuse`](crate::Misuse) for lists of another length, parts outside of their buffer, parts that overlap.
+    /// As all collectives (told above them all); [`Misuse`](crate::Misuse) for lists of another length, parts outside of their buffer, parts that overlap.
     pub fn all_to_all_v<T: Element>(
         &self,
         stream: &Stream,
@@ -332,7 +332,7 @@ impl Team {
     /// `send: n` elements; `recv: n × size` at the root, apart. Elsewhere `recv` is ignored: pass the same, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1); [`Misuse`](crate::Misuse) where the root has no `recv`.
+    /// As all collectives (told above them all); [`Misuse`](crate::Misuse) where the root has no `recv`.
     pub fn gather<T: Element>(
         &self,
         stream: &Stream,
@@ -352,7 +352,7 @@ impl Team {
     /// `buffer: n × size` elements at the root, `n` elsewhere, where they are only read.
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1).
+    /// As all collectives (told above them all).
     pub fn gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "gather_in_place";
         let prepared = check::gather_in_place(CALL, self, buffer.span(), root)?;
@@ -365,7 +365,7 @@ impl Team {
     /// `send: n × size` elements at the root, apart from `recv: n`. Elsewhere `send` is ignored: pass the same, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1); [`Misuse`](crate::Misuse) where the root has no `send`.
+    /// As all collectives (told above them all); [`Misuse`](crate::Misuse) where the root has no `send`.
     pub fn scatter<T: Element>(
         &self,
         stream: &Stream,
@@ -385,7 +385,7 @@ impl Team {
     /// `buffer: n × size` elements at the root, where they are only read; `n` elsewhere.
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1).
+    /// As all collectives (told above them all).
     pub fn scatter_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "scatter_in_place";
         let prepared = check::scatter_in_place(CALL, self, buffer.span(), root)?;
@@ -401,7 +401,7 @@ impl Team {
     /// `source: n` elements, `dest: n` there.
     ///
     /// # Errors
-    /// As [all collectives](Team#impl-Team-1); [`Misuse`](crate::Misuse) where the peer is this rank itself, outside of a group.
+    /// As all collectives (told above them all); [`Misuse`](crate::Misuse) where the peer is this rank itself, outside of a group.
     #[inline]
     pub fn send<T: Element>(&self, stream: &Stream, mut source: impl StreamSource<T>, peer: Rank) -> Result<Ticket> {
         const CALL: &str = "send";

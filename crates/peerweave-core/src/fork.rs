@@ -15,7 +15,7 @@ pub(crate) fn generation() -> u32 {
 }
 
 /// Starts counting, once per process.
-#[cfg(unix)]
+#[cfg(all(unix, not(miri)))]
 pub(crate) fn watch() {
     extern "C" fn in_child() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
@@ -32,5 +32,5 @@ pub(crate) fn watch() {
 }
 
 /// Nothing forks here.
-#[cfg(not(unix))]
+#[cfg(not(all(unix, not(miri))))]
 pub(crate) fn watch() {}

@@ -403,7 +403,7 @@ fn an_allocation_without_room_says_how_much_there_is() {
 }
 
 /// The whole process is forked; the child touches nothing but the world and leaves by `_exit`.
-#[cfg(unix)]
+#[cfg(all(unix, not(miri)))]
 #[test]
 fn a_forked_child_is_told_so() {
     let world = World::new(Noop::new(0, 1)).unwrap();

@@ -70,7 +70,7 @@ fn operations_that_run_at_once_hold_nothing() {
 fn groups_hold_their_members_buffers() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
-    let dest = Buffer::zeroed(3);
+    let dest = Buffer::<u32>::zeroed(3);
     let ticket = {
         let source = Buffer::from(vec![1u32, 2, 3]);
         team.group(&stream, |g| {

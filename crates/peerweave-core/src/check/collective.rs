@@ -1,0 +1,354 @@
+//! Checks of collective operations, and what they become: counts and places by the rules of [`crate::backend`]'s head.
+
+use super::{Prepared, apart, argument, length, misuse, rank, share, team, times_ranks, vector};
+use crate::Result;
+use crate::argument::{Owner, Span};
+use crate::backend::{Collective, CollectiveKind, Op, VectorCounts};
+use crate::error::{Error, MisuseKind};
+use crate::reduction::ErasedReduction;
+use crate::team::Team;
+use peerweave_types::{DType, Rank, ReduceOp};
+use std::sync::Arc;
+
+#[inline(always)]
+fn collective<'a>(
+    kind: CollectiveKind,
+    team: &Team,
+    dtype: DType,
+    count: usize,
+    send: Option<&Span<'a>>,
+    recv: Option<&Span<'a>>,
+    more: More,
+) -> Prepared<'a> {
+    let op = Op::Collective(Collective {
+        kind,
+        team: team.inner.id,
+        dtype,
+        op: more.op,
+        scalar: more.scalar,
+        root: more.root,
+        count,
+        send: send.map(|span| span.place),
+        recv: recv.map(|span| span.place),
+        counts: more.counts,
+    });
+    let owner = |span: Option<&Span<'a>>| span.map_or(Owner::Caller, |span| span.owner);
+    Prepared::new(op, [owner(send), owner(recv), Owner::Caller])
+}
+
+/// What few collectives have.
+struct More {
+    op: ReduceOp,
+    scalar: u64,
+    root: Rank,
+    counts: Option<Arc<VectorCounts>>,
+}
+
+impl More {
+    const NONE: Self = Self { op: ReduceOp::Sum, scalar: ErasedReduction::NO_SCALAR, root: Rank::new(0), counts: None };
+
+    #[inline(always)]
+    fn root(root: Rank) -> Self {
+        Self { root, ..Self::NONE }
+    }
+
+    #[inline(always)]
+    fn reduction(op: ReduceOp, scalar: u64) -> Self {
+        Self { op, scalar, ..Self::NONE }
+    }
+}
+
+/// A barrier or sync.
+#[inline(always)]
+pub(crate) fn arrival(call: &'static str, of: &Team, kind: CollectiveKind) -> Result<Prepared<'static>> {
+    team(call, of)?;
+    Ok(collective(kind, of, DType::U8, 0, None, None, More::NONE))
+}
+
+/// Team, both arguments, and that they are apart.
+#[inline(always)]
+fn pair(call: &'static str, of: &Team, send: &Span<'_>, recv: &Span<'_>) -> Result<()> {
+    team(call, of)?;
+    argument(call, &of.inner.shared, "send", send)?;
+    argument(call, &of.inner.shared, "recv", recv)?;
+    apart(call, ["send", "recv"], send, recv)
+}
+
+/// Team and argument of an in-place form.
+#[inline(always)]
+fn single(call: &'static str, of: &Team, buffer: &Span<'_>) -> Result<()> {
+    team(call, of)?;
+    argument(call, &of.inner.shared, "buffer", buffer)
+}
+
+#[inline(always)]
+pub(crate) fn all_reduce<'a>(
+    call: &'static str,
+    of: &Team,
+    send: Span<'a>,
+    recv: Span<'a>,
+    op: ErasedReduction,
+) -> Result<Prepared<'a>> {
+    pair(call, of, &send, &recv)?;
+    length(call, "recv", recv.len, send.len)?;
+    let scalar = reduction(call, op, send.dtype)?;
+    let more = More::reduction(op.op, scalar);
+    Ok(collective(CollectiveKind::AllReduce, of, send.dtype, send.len, Some(&send), Some(&recv), more))
+}
+
+#[inline(always)]
+pub(crate) fn all_reduce_in_place<'a>(
+    call: &'static str,
+    of: &Team,
+    buffer: Span<'a>,
+    op: ErasedReduction,
+) -> Result<Prepared<'a>> {
+    single(call, of, &buffer)?;
+    let scalar = reduction(call, op, buffer.dtype)?;
+    let more = More::reduction(op.op, scalar);
+    Ok(collective(CollectiveKind::AllReduce, of, buffer.dtype, buffer.len, Some(&buffer), Some(&buffer), more))
+}
+
+/// `recv` is what the root passed; it is `None` elsewhere.
+pub(crate) fn reduce<'a>(
+    call: &'static str,
+    of: &Team,
+    send: Span<'a>,
+    recv: Option<Span<'a>>,
+    op: ErasedReduction,
+    root: Rank,
+) -> Result<Prepared<'a>> {
+    team(call, of)?;
+    argument(call, &of.inner.shared, "send", &send)?;
+    rank(call, of, "root", root)?;
+    let scalar = reduction(call, op, send.dtype)?;
+    let recv = at_root(call, of, root, "recv", recv)?;
+    if let Some(recv) = &recv {
+        length(call, "recv", recv.len, send.len)?;
+        apart(call, ["send", "recv"], &send, recv)?;
+    }
+    let more = More { root, ..More::reduction(op.op, scalar) };
+    Ok(collective(CollectiveKind::Reduce, of, send.dtype, send.len, Some(&send), recv.as_ref(), more))
+}
+
+/// What only the root passes: checked there, ignored elsewhere.
+fn at_root<'a>(
+    call: &'static str,
+    of: &Team,
+    root: Rank,
+    name: &'static str,
+    span: Option<Span<'a>>,
+) -> Result<Option<Span<'a>>> {
+    if of.my_rank() != root {
+        return Ok(None);
+    }
+    let span = span.ok_or_else(|| missing(call, name))?;
+    argument(call, &of.inner.shared, name, &span)?;
+    Ok(Some(span))
+}
+
+pub(crate) fn reduce_in_place<'a>(
+    call: &'static str,
+    of: &Team,
+    buffer: Span<'a>,
+    op: ErasedReduction,
+    root: Rank,
+) -> Result<Prepared<'a>> {
+    single(call, of, &buffer)?;
+    rank(call, of, "root", root)?;
+    let scalar = reduction(call, op, buffer.dtype)?;
+    let recv = (of.my_rank() == root).then_some(&buffer);
+    let more = More { root, ..More::reduction(op.op, scalar) };
+    Ok(collective(CollectiveKind::Reduce, of, buffer.dtype, buffer.len, Some(&buffer), recv, more))
+}
+
+/// `send` is what the root passed.
+pub(crate) fn broadcast<'a>(
+    call: &'static str,
+    of: &Team,
+    send: Option<Span<'a>>,
+    recv: Span<'a>,
+    root: Rank,
+) -> Result<Prepared<'a>> {
+    team(call, of)?;
+    argument(call, &of.inner.shared, "recv", &recv)?;
+    rank(call, of, "root", root)?;
+    let send = at_root(call, of, root, "send", send)?;
+    if let Some(send) = &send {
+        length(call, "recv", recv.len, send.len)?;
+        apart(call, ["send", "recv"], send, &recv)?;
+    }
+    Ok(collective(CollectiveKind::Broadcast, of, recv.dtype, recv.len, send.as_ref(), Some(&recv), More::root(root)))
+}
+
+pub(crate) fn broadcast_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>, root: Rank) -> Result<Prepared<'a>> {
+    single(call, of, &buffer)?;
+    rank(call, of, "root", root)?;
+    let send = (of.my_rank() == root).then_some(&buffer);
+    Ok(collective(CollectiveKind::Broadcast, of, buffer.dtype, buffer.len, send, Some(&buffer), More::root(root)))
+}
+
+#[inline(always)]
+pub(crate) fn all_gather<'a>(call: &'static str, of: &Team, send: Span<'a>, recv: Span<'a>) -> Result<Prepared<'a>> {
+    pair(call, of, &send, &recv)?;
+    length(call, "recv", recv.len, times_ranks(of, send.len))?;
+    Ok(collective(CollectiveKind::AllGather, of, send.dtype, send.len, Some(&send), Some(&recv), More::NONE))
+}
+
+#[inline(always)]
+pub(crate) fn all_gather_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>) -> Result<Prepared<'a>> {
+    single(call, of, &buffer)?;
+    let count = share(call, of, "buffer", buffer.len)?;
+    let send = buffer.part(of.my_rank().index(), count);
+    Ok(collective(CollectiveKind::AllGather, of, buffer.dtype, count, Some(&send), Some(&buffer), More::NONE))
+}
+
+#[inline(always)]
+pub(crate) fn reduce_scatter<'a>(
+    call: &'static str,
+    of: &Team,
+    send: Span<'a>,
+    recv: Span<'a>,
+    op: ErasedReduction,
+) -> Result<Prepared<'a>> {
+    pair(call, of, &send, &recv)?;
+    length(call, "send", send.len, times_ranks(of, recv.len))?;
+    let scalar = reduction(call, op, send.dtype)?;
+    let more = More::reduction(op.op, scalar);
+    Ok(collective(CollectiveKind::ReduceScatter, of, send.dtype, recv.len, Some(&send), Some(&recv), more))
+}
+
+#[inline(always)]
+pub(crate) fn reduce_scatter_in_place<'a>(
+    call: &'static str,
+    of: &Team,
+    buffer: Span<'a>,
+    op: ErasedReduction,
+) -> Result<Prepared<'a>> {
+    single(call, of, &buffer)?;
+    let count = share(call, of, "buffer", buffer.len)?;
+    let scalar = reduction(call, op, buffer.dtype)?;
+    let recv = buffer.part(of.my_rank().index(), count);
+    let more = More::reduction(op.op, scalar);
+    Ok(collective(CollectiveKind::ReduceScatter, of, buffer.dtype, count, Some(&buffer), Some(&recv), more))
+}
+
+#[inline(always)]
+pub(crate) fn all_to_all<'a>(call: &'static str, of: &Team, send: Span<'a>, recv: Span<'a>) -> Result<Prepared<'a>> {
+    pair(call, of, &send, &recv)?;
+    length(call, "recv", recv.len, send.len)?;
+    let count = share(call, of, "send", send.len)?;
+    Ok(collective(CollectiveKind::AllToAll, of, send.dtype, count, Some(&send), Some(&recv), More::NONE))
+}
+
+#[inline(always)]
+pub(crate) fn all_to_all_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>) -> Result<Prepared<'a>> {
+    single(call, of, &buffer)?;
+    let count = share(call, of, "buffer", buffer.len)?;
+    Ok(collective(CollectiveKind::AllToAll, of, buffer.dtype, count, Some(&buffer), Some(&buffer), More::NONE))
+}
+
+pub(crate) fn all_to_all_v<'a>(
+    call: &'static str,
+    of: &Team,
+    send: Span<'a>,
+    recv: Span<'a>,
+    counts: Arc<VectorCounts>,
+) -> Result<Prepared<'a>> {
+    pair(call, of, &send, &recv)?;
+    vector::counts(call, of, &counts, send.len, recv.len)?;
+    let more = More { counts: Some(counts), ..More::NONE };
+    Ok(collective(CollectiveKind::AllToAllV, of, send.dtype, 0, Some(&send), Some(&recv), more))
+}
+
+pub(crate) fn all_to_all_v_in_place<'a>(
+    call: &'static str,
+    of: &Team,
+    buffer: Span<'a>,
+    counts: Arc<VectorCounts>,
+) -> Result<Prepared<'a>> {
+    single(call, of, &buffer)?;
+    vector::counts(call, of, &counts, buffer.len, buffer.len)?;
+    vector::symmetric(call, &counts)?;
+    let more = More { counts: Some(counts), ..More::NONE };
+    Ok(collective(CollectiveKind::AllToAllV, of, buffer.dtype, 0, Some(&buffer), Some(&buffer), more))
+}
+
+/// `recv` is what the root passed.
+pub(crate) fn gather<'a>(
+    call: &'static str,
+    of: &Team,
+    send: Span<'a>,
+    recv: Option<Span<'a>>,
+    root: Rank,
+) -> Result<Prepared<'a>> {
+    team(call, of)?;
+    argument(call, &of.inner.shared, "send", &send)?;
+    rank(call, of, "root", root)?;
+    let recv = at_root(call, of, root, "recv", recv)?;
+    if let Some(recv) = &recv {
+        length(call, "recv", recv.len, times_ranks(of, send.len))?;
+        apart(call, ["send", "recv"], &send, recv)?;
+    }
+    Ok(collective(CollectiveKind::Gather, of, send.dtype, send.len, Some(&send), recv.as_ref(), More::root(root)))
+}
+
+pub(crate) fn gather_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>, root: Rank) -> Result<Prepared<'a>> {
+    single(call, of, &buffer)?;
+    rank(call, of, "root", root)?;
+    if of.my_rank() != root {
+        return Ok(collective(CollectiveKind::Gather, of, buffer.dtype, buffer.len, Some(&buffer), None, More::root(root)));
+    }
+    let count = share(call, of, "buffer", buffer.len)?;
+    let send = buffer.part(root.index(), count);
+    Ok(collective(CollectiveKind::Gather, of, buffer.dtype, count, Some(&send), Some(&buffer), More::root(root)))
+}
+
+/// `send` is what the root passed.
+pub(crate) fn scatter<'a>(
+    call: &'static str,
+    of: &Team,
+    send: Option<Span<'a>>,
+    recv: Span<'a>,
+    root: Rank,
+) -> Result<Prepared<'a>> {
+    team(call, of)?;
+    argument(call, &of.inner.shared, "recv", &recv)?;
+    rank(call, of, "root", root)?;
+    let send = at_root(call, of, root, "send", send)?;
+    if let Some(send) = &send {
+        length(call, "send", send.len, times_ranks(of, recv.len))?;
+        apart(call, ["send", "recv"], send, &recv)?;
+    }
+    Ok(collective(CollectiveKind::Scatter, of, recv.dtype, recv.len, send.as_ref(), Some(&recv), More::root(root)))
+}
+
+pub(crate) fn scatter_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>, root: Rank) -> Result<Prepared<'a>> {
+    single(call, of, &buffer)?;
+    rank(call, of, "root", root)?;
+    if of.my_rank() != root {
+        return Ok(collective(CollectiveKind::Scatter, of, buffer.dtype, buffer.len, None, Some(&buffer), More::root(root)));
+    }
+    let count = share(call, of, "buffer", buffer.len)?;
+    let recv = buffer.part(root.index(), count);
+    Ok(collective(CollectiveKind::Scatter, of, buffer.dtype, count, Some(&buffer), Some(&recv), More::root(root)))
+}
+
+fn missing(call: &'static str, argument: &'static str) -> Error {
+    misuse(call, MisuseKind::Missing { argument, why: "this rank is the root" })
+}
+
+/// The bits of the scalar, where the reduction is defined for the type.
+#[inline(always)]
+fn reduction(call: &'static str, reduction: ErasedReduction, dtype: DType) -> Result<u64> {
+    if !reduction.op.accepts(dtype) {
+        return Err(misuse(call, MisuseKind::Reduction { op: reduction.op, dtype }));
+    }
+    match (reduction.op, reduction.scalar) {
+        (ReduceOp::PreMulSum, None) => {
+            let why = "a premultiplied sum has a scalar: use `Reduction::pre_mul_sum`";
+            Err(misuse(call, MisuseKind::Missing { argument: "op", why }))
+        }
+        (_, scalar) => Ok(scalar.unwrap_or(ErasedReduction::NO_SCALAR)),
+    }
+}
