@@ -103,24 +103,17 @@ class Peer:
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         return [self.launcher, *root, "--oversubscribe", *self.extra, "-n", str(pes), str(self.program)]
 
-    def operations(self, op: str) -> List[str]:
-        """The program's own names for what `op` asks; the fastest of several counts. Empty: it has no such call."""
-        return [op]
+    def own_name(self, op: str) -> Optional[str]:
+        """What the program calls `op`; None: there is nothing to measure."""
+        return op
 
     def supports(self, group: Group) -> bool:
-        return bool(self.operations(group.op))
+        return self.own_name(group.op) is not None
 
     def measure(self, group: Group, settings: Settings) -> Dict[int, Sample]:
         if group.op == "init":
             return {0: self.start_to_first_barrier(group.pes, settings)}
-        best: Dict[int, Sample] = {}
-        for op in self.operations(group.op):
-            for size, sample in self.measure_one(op, group, settings).items():
-                if size not in best or sample.us < best[size].us:
-                    best[size] = sample
-        return best
-
-    def measure_one(self, op: str, group: Group, settings: Settings) -> Dict[int, Sample]:
+        op = self.own_name(group.op)
         argv = self.command(group.pes) + [op, "--batches", str(settings.batches), "--batch-ms", str(settings.batch_ms)]
         if any(group.sizes):
             argv += ["--sizes", ",".join(str(size) for size in group.sizes)]
@@ -166,22 +159,41 @@ class Peer:
 class OpenShmem(Peer):
     """OpenSHMEM has no reduce-scatter."""
 
-    def operations(self, op: str) -> List[str]:
-        return [] if op == "reduce-scatter" else [op]
+    def own_name(self, op: str) -> Optional[str]:
+        return None if op == "reduce-scatter" else op
 
 
 class TunedOpenMpi(Peer):
-    """Open MPI as somebody sets it who measured: other algorithms where they are faster.
+    """Open MPI with a setting that somebody who measured might choose; only where it changes what runs."""
 
-    With up to as many PEs as cores the `sm` collectives are preferred (they spin, so that they lose when PEs share a core).
-    Reduce-scatter uses the call with a count per rank, which has other algorithms behind it than the block call.
-    """
+    def __init__(self, name: str, launcher: str, program: Path):
+        setting, self.names, self.oversubscribed = TUNINGS[name]
+        super().__init__(name, f"Open MPI ({name.partition('-')[2]})", launcher, program, setting)
 
-    def operations(self, op: str) -> List[str]:
-        return {"reduce-scatter": ["reduce-scatter-counts"], "all-reduce": [op], "barrier": [op], "broadcast": [op]}.get(op, [])
+    def own_name(self, op: str) -> Optional[str]:
+        return self.names.get(op)
 
     def supports(self, group: Group) -> bool:
-        return bool(self.operations(group.op)) and (group.pes <= (os.cpu_count() or 1) or group.op == "reduce-scatter")
+        return super().supports(group) and (self.oversubscribed or group.pes <= (os.cpu_count() or 1))
+
+
+# Name: options of the launcher, the operations with the peer program's name for each, and whether it may run with more PEs than CPUs.
+TUNINGS = {
+    # Collectives over a shared segment. They spin: with PEs that share a core they lose by a factor of ten.
+    "openmpi-sm": (
+        ("--mca", "coll_sm_priority", "100"),
+        {op: op for op in ("barrier", "all-reduce", "broadcast")},
+        False,
+    ),
+    # Copy twice through shared memory where the default has the kernel copy once (process_vm_readv).
+    "openmpi-nocma": (
+        ("--mca", "btl_vader_single_copy_mechanism", "none"),
+        {**{op: op for op in ("all-reduce", "all-gather", "all-to-all", "broadcast")}, "reduce-scatter": "reduce-scatter-counts"},
+        True,
+    ),
+    # MPI_Reduce_scatter in place of MPI_Reduce_scatter_block: other algorithms for the same result.
+    "openmpi-counts": ((), {"reduce-scatter": "reduce-scatter-counts"}, True),
+}
 
 
 # ---- Peerweave: everything that depends on its command line or its JSON is below this line ----

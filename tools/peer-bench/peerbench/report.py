@@ -5,10 +5,11 @@ from dataclasses import asdict
 from typing import Dict, List, Optional
 
 from .cases import Case
-from .programs import Sample
+from .programs import TUNINGS, Sample
 
 DEFAULT_PEERS = ("openmpi", "openshmem")
-ALL_PEERS = ("openmpi", "openmpi-tuned", "openshmem")
+TUNED_PEERS = tuple(TUNINGS)
+ALL_PEERS = DEFAULT_PEERS + TUNED_PEERS
 
 
 class Row:
@@ -40,6 +41,11 @@ class Row:
 
     def better(self, peers) -> Optional[float]:
         return min((time for time in map(self.median, peers) if time is not None), default=None)
+
+    def best_tuned(self) -> Optional[str]:
+        """The fastest of the tuned settings, by median; None where none was measured."""
+        timed = [name for name in TUNED_PEERS if self.median(name) is not None]
+        return min(timed, key=self.median, default=None)
 
     def ratio(self, peers) -> Optional[float]:
         mine, theirs = self.median("peerweave"), self.better(peers)
@@ -110,6 +116,14 @@ def time_cell(row: Row, program: str) -> str:
     return digits(median) + (" (unchecked)" if row.unchecked(program) else "") + (" (incomplete)" if program in row.errors else "")
 
 
+def tuned_cell(row: Row) -> str:
+    """The fastest tuned setting and its name; without one, why there is none."""
+    best = row.best_tuned()
+    if best is not None:
+        return f"{time_cell(row, best)} ({best.partition('-')[2]})"
+    return next((cell for cell in (time_cell(row, name) for name in TUNED_PEERS) if cell != "-"), "-")
+
+
 def ratio_cell(row: Row, peers) -> str:
     ratio = row.ratio(peers)
     if ratio is None:
@@ -140,7 +154,10 @@ def table(rows: List[Row], quiet: float) -> str:
         cells = [
             row.case.name + (f" (disturbed, {row.foreign():.2f})" if row.foreign() > quiet else ""),
             "dirty" if row.case.dirty else "loop",
-            *(time_cell(row, program) for program in ("peerweave", "openmpi", "openmpi-tuned", "openshmem")),
+            time_cell(row, "peerweave"),
+            time_cell(row, "openmpi"),
+            tuned_cell(row),
+            time_cell(row, "openshmem"),
             goal_cell(row.case),
             ratio_cell(row, DEFAULT_PEERS),
             plain[0],
@@ -170,6 +187,7 @@ def markdown(rows: List[Row], about: dict) -> str:
         f"- Machine: {machine['cpu']} (family/model/stepping {machine['cpu_family_model_stepping']}), {machine['cpus']} CPUs"
         f"{', virtual machine' if machine['virtual_machine'] else ''}, {machine['memory_gib']} GiB, kernel {machine['kernel']}",
         "- Programs: " + "; ".join(f"{name}: {version}" for name, version in versions.items()),
+        *([f"- Left out: {', '.join(about['left_out'])}"] if about["left_out"] else []),
         f"- Commit {machine['git_commit']}{changes}",
         f"- Load average (1 minute): {machine['load_average_before']} before, {min(loads, default=0)} to {max(loads, default=0)} during"
         " (the programs themselves raise it)",
@@ -180,7 +198,7 @@ def markdown(rows: List[Row], about: dict) -> str:
         "- dirty: each PE rewrites its input before each call, a barrier follows, the call is timed alone. loop: calls back to back.",
         "- init: peers from launch to first barrier; Peerweave from launch to the exit of the whole job, which is longer.",
         "- ratio: Peerweave / better peer, in parentheses the lowest and highest single round."
-        " defaults: Open MPI and OpenSHMEM as installed; best: tuned Open MPI also counts. `-`: the library has no such call,"
+        " defaults: Open MPI and OpenSHMEM as installed; best: Open MPI's tuned settings also count, of which the fastest is shown with its name. `-`: the library has no such call,"
         " or the setting changes nothing there.\n",
         table(rows, about["quiet_cpus"]),
         summary(rows) + "\n",

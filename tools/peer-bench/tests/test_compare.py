@@ -33,9 +33,10 @@ class Conclusions(unittest.TestCase):
         self.assertEqual([round(r, 2) for r in got.round_ratios(report.DEFAULT_PEERS)], [0.4, 0.45, 90])
 
     def test_tuned_peer_counts_only_among_all_settings(self):
-        got = row(self.case, peerweave=[4], openmpi=[10], openmpi_tuned=[5])
+        got = row(self.case, peerweave=[4], openmpi=[10], openmpi_sm=[5], openmpi_nocma=[7])
         self.assertEqual(got.verdict(report.DEFAULT_PEERS), "met")
         self.assertEqual(got.verdict(report.ALL_PEERS), "not met")
+        self.assertIn("| 10.00 | 5.00 (sm) |", report.table([got], 0.1))
 
     def test_wrong_values_of_ours_are_never_met(self):
         got = row(self.case, peerweave=[1], openmpi=[10])
@@ -148,11 +149,11 @@ class WholeRuns(unittest.TestCase):
         done, document, text = self.compare("--op", "all-reduce", "--pes", "2", FAKE_US="3")
         self.assertEqual(done.returncode, 0, done.stderr)
         first = document["rows"][0]
-        self.assertEqual(first["median_us"], {"peerweave": 3, "openmpi": 10, "openmpi-tuned": 5, "openshmem": 10})
+        self.assertEqual(first["median_us"], {"peerweave": 3, "openmpi": 10, "openmpi-sm": 5, "openmpi-nocma": 8, "openshmem": 10})
         self.assertEqual({name: len(samples) for name, samples in first["samples"].items()}, dict.fromkeys(first["median_us"], 2))
         self.assertAlmostEqual(first["against_defaults"]["ratio"], 0.3)
         self.assertAlmostEqual(first["against_best"]["ratio"], 0.6)
-        self.assertIn("| all-reduce 1K, 2 PEs | dirty | 3.00 | 10.00 | 5.00 | 10.00 | 0.60 | 0.30 (0.30-0.30) | met | 0.60", text)
+        self.assertIn("| all-reduce 1K, 2 PEs | dirty | 3.00 | 10.00 | 5.00 (sm) | 10.00 | 0.60 | 0.30 (0.30-0.30) | met | 0.60", text)
 
     def test_strict_run_fails_on_an_unmet_goal(self):
         done, _, _ = self.compare("--op", "barrier", "--pes", "2", "--strict", FAKE_US="9")
@@ -182,7 +183,13 @@ class WholeRuns(unittest.TestCase):
     def test_call_that_a_library_lacks_is_a_dash_and_no_failure(self):
         done, document, _ = self.compare("--op", "reduce-scatter")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(document["rows"][0]["no_such_operation"], ["openshmem"])
+        self.assertEqual(document["rows"][0]["no_such_operation"], ["openmpi-sm", "openshmem"])
+
+    def test_left_out_library_is_named_in_the_report_and_not_started(self):
+        done, document, text = self.compare("--op", "barrier", "--pes", "2", "--without", "openmpi", "--mpirun", "no-such-launcher")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(set(document["rows"][0]["median_us"]), {"peerweave", "openshmem"})
+        self.assertIn("Left out: openmpi, openmpi-sm, openmpi-nocma, openmpi-counts", text)
 
     def test_missing_program_is_refused_with_the_way_out(self):
         done, document, _ = self.compare("--oshrun", "no-such-launcher")
