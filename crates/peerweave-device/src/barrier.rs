@@ -1,19 +1,19 @@
 //! Arrival of a whole team.
 //!
-//! Completes no puts: a barrier is quiet, then this. Two forms: one word per rank, of which each has one writer ([`arrive`], [`wait`]): one store and
-//! `n` loads, no read-modify-write, and one sees who is missing; and one counter for all ([`Central`]), for teams so large that `n`
-//! loads cost more than a contended counter.
+//! Completes no puts: a barrier is quiet, then this. Two forms: one word per rank, of which each has one writer ([`arrive`],
+//! [`wait`]): one store and `n` loads, no read-modify-write, and one sees who is missing; and one counter for all ([`Central`]),
+//! for teams so large that `n` loads cost more than a contended counter.
 //!
-//! Invariant: a rank arrives in epoch `k + 1` only after it has seen every rank arrive in `k`. So no word is ever more than one epoch ahead, nothing is
-//! reset between epochs, and a fast rank cannot overtake a slow one that still looks at `k`.
+//! Invariant: a rank arrives in epoch `k + 1` only after it has seen every rank arrive in `k`. So no word is ever more than one
+//! epoch ahead, nothing is reset between epochs, and a fast rank cannot overtake a slow one that still looks at `k`.
 
 use crate::flag;
 use crate::pause::{self, Pause};
 use crate::word::{Word, Words};
 use peerweave_types::Rank;
 
-/// Says that this rank has arrived, without waiting for the others. Every rank of the team calls it once per epoch, in order of epochs, and
-/// has completed [`wait`] for the epoch before. `words` holds one word per rank.
+/// Says that this rank has arrived, without waiting for the others. Every rank of the team calls it once per epoch, in order of
+/// epochs, and has completed [`wait`] for the epoch before. `words` holds one word per rank.
 ///
 /// # Ordering
 /// Release: see [`flag::post`].
@@ -26,8 +26,9 @@ pub fn arrive<Ws: Words + ?Sized>(words: &Ws, rank: Rank, epoch: u64) {
     flag::post(words.word(rank.index()), epoch);
 }
 
-/// Says to every rank that this rank has arrived, where each rank has words of its own to look at: `mine` holds, for each rank of the team, the word
-/// by which this rank is known there. `n` stores to peers, so that each waits on memory near it. Otherwise as [`arrive`].
+/// Says to every rank that this rank has arrived, where each rank has words of its own to look at: `mine` holds, for each rank of
+/// the team, the word by which this rank is known there. `n` stores to peers, so that each waits on memory near it. Otherwise as
+/// [`arrive`].
 ///
 /// # Ordering
 /// Release, for each of the words: see [`flag::post`].
@@ -38,8 +39,8 @@ pub fn announce<Ws: Words + ?Sized>(mine: &Ws, epoch: u64) {
     }
 }
 
-/// Waits until every rank has arrived. Every rank of the team calls it, after its own [`arrive`] or [`announce`]; looks at one word until its rank has
-/// come, then at the next.
+/// Waits until every rank has arrived. Every rank of the team calls it, after its own [`arrive`] or [`announce`]; looks at one
+/// word until its rank has come, then at the next.
 ///
 /// # Ordering
 /// Acquire: what every rank did before it arrived is visible after this.
@@ -84,9 +85,9 @@ pub fn missing<Ws: Words + ?Sized>(words: &Ws, epoch: u64) -> impl Iterator<Item
 
 /// A barrier by one counter and one generation word: each arrival is counted, the last one publishes the epoch.
 ///
-/// Borrowed and without state of its own: each PE makes one from the same two words. The words start as zeros where the first epoch is 1; in
-/// general `arrivals` starts as the number of ranks times the epoch that `generation` starts as, wrapping. They should lie on two cache lines: arrivals
-/// would otherwise disturb those who wait.
+/// Borrowed and without state of its own: each PE makes one from the same two words. The words start as zeros where the first
+/// epoch is 1; in general `arrivals` starts as the number of ranks times the epoch that `generation` starts as, wrapping. They
+/// should lie on two cache lines: arrivals would otherwise disturb those who wait.
 #[derive(Debug)]
 pub struct Central<'a, W> {
     /// Counts the arrivals of all epochs together. Written by everybody.
@@ -106,8 +107,8 @@ impl<W> Clone for Central<'_, W> {
 impl<W> Copy for Central<'_, W> {}
 
 impl<W: Word> Central<'_, W> {
-    /// Says that a rank has arrived, without waiting. Every rank of the team calls it once per epoch, in order of epochs, and has completed
-    /// [`Central::wait`] for the epoch before. `true` for the last to arrive: the barrier is then complete.
+    /// Says that a rank has arrived, without waiting. Every rank of the team calls it once per epoch, in order of epochs, and has
+    /// completed [`Central::wait`] for the epoch before. `true` for the last to arrive: the barrier is then complete.
     ///
     /// # Ordering
     /// Acquire and release: the last to arrive has seen what all others did before, and releases it with the generation.
@@ -127,7 +128,8 @@ impl<W: Word> Central<'_, W> {
     /// Acquire: what every rank did before it arrived is visible after this.
     ///
     /// # Errors
-    /// The one of the pause; [`Central::arrived`] then tells how many have come, but nobody can tell who. The wait can be taken up again.
+    /// The one of the pause; [`Central::arrived`] then tells how many have come, but nobody can tell who. The wait can be taken
+    /// up again.
     #[inline]
     pub fn wait<P: Pause + ?Sized>(self, epoch: u64, pause: &mut P) -> Result<(), P::Error> {
         pause::until(pause, || self.is_complete(epoch).then_some(()))

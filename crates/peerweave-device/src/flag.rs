@@ -1,7 +1,7 @@
 //! A counter word that only grows, and a wait until it has reached an epoch.
 //!
-//! Carries no data: see [`crate::slot`] and [`crate::put_signal`]. Invariant: one PE writes the word, and each value it writes is at or after the
-//! one before.
+//! Carries no data: see [`crate::slot`] and [`crate::put_signal`]. Invariant: one PE writes the word, and each value it writes is
+//! at or after the one before.
 
 use crate::pause::{self, Pause};
 use crate::word::Word;
@@ -15,8 +15,8 @@ pub const fn at_or_after(value: u64, epoch: u64) -> bool {
 /// Says that this PE has come to `epoch`. The word's one writer calls it.
 ///
 /// # Ordering
-/// Release: all that this PE did before is visible to whoever sees that the word has [`reached`] the epoch. On x86, non-temporal stores are
-/// not ordered by a release: fence them first.
+/// Release: all that this PE did before is visible to whoever sees that the word has [`reached`] the epoch. On x86, non-temporal
+/// stores are not ordered by a release: fence them first.
 ///
 /// # Panics
 /// In debug builds, where the epoch lies before the one that was posted last.

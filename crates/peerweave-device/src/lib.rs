@@ -1,8 +1,8 @@
 //! The protocols by which PEs synchronise, written once, over words of memory that several PEs access.
 //!
-//! Nothing here allocates, maps memory, reads a clock or knows what a process is: the caller brings the words ([`Word`]) and decides what a
-//! waiter does between two looks ([`Pause`]). So the same code runs in the host backend, in kernels, and under a model checker that
-//! tries its interleavings.
+//! Nothing here allocates, maps memory, reads a clock or knows what a process is: the caller brings the words ([`Word`]) and
+//! decides what a waiter does between two looks ([`Pause`]). So the same code runs in the host backend, in kernels, and under a
+//! model checker that tries its interleavings.
 //!
 //! | module | what it does | who writes a word |
 //! |---|---|---|
@@ -14,13 +14,13 @@
 //! | [`mailbox`] | a ring of descriptors from one rank to another | the producer the lines, the consumer the acknowledgement |
 //!
 //! # Epochs
-//! Operations of a team are counted. The count of an operation is its epoch: 1 for the first where the words start as zeros, and one more for
-//! each that follows, on every rank alike. Epochs are never reset and may wrap: they are compared by their distance, which is
-//! right while two of them are less than 2⁶³ apart. No rank is ever more than one epoch ahead of another.
+//! Operations of a team are counted. The count of an operation is its epoch: 1 for the first where the words start as zeros, and
+//! one more for each that follows, on every rank alike. Epochs are never reset and may wrap: they are compared by their distance,
+//! which is right while two of them are less than 2⁶³ apart. No rank is ever more than one epoch ahead of another.
 //!
 //! # Ordering
-//! Every name that says nothing else is strong: what a PE wrote before it posted, arrived, published, signalled, pushed or acknowledged is
-//! visible to the PE that saw it do so.
+//! Every name that says nothing else is strong: what a PE wrote before it posted, arrived, published, signalled, pushed or
+//! acknowledged is visible to the PE that saw it do so.
 //!
 //! ```
 //! use core::sync::atomic::AtomicU64;

@@ -1,11 +1,12 @@
 //! A sequence word and the payload that it announces: what a slot and a mailbox are made of.
 //!
-//! When a line may be written again is not decided here: that is the protocol of [`crate::slot`] and [`crate::mailbox`]. Invariant: the payload
-//! that belongs to a sequence number is complete before the number can be seen.
+//! When a line may be written again is not decided here: that is the protocol of [`crate::slot`] and [`crate::mailbox`].
+//! Invariant: the payload that belongs to a sequence number is complete before the number can be seen.
 
 use crate::Word;
 
-/// A sequence word and the payload that it announces. Borrowed: where the words lie is the caller's choice, one cache line by preference.
+/// A sequence word and the payload that it announces. Borrowed: where the words lie is the caller's choice, one cache line by
+/// preference.
 #[derive(Debug)]
 pub struct Line<'a, W> {
     /// Says which payload is there.
@@ -33,7 +34,8 @@ impl<'a, W: Word> Line<'a, W> {
         Self { sequence, payload }
     }
 
-    /// Writes the payload, relaxed, then the sequence, release. Only the line's one writer calls this, when nobody reads the line any more.
+    /// Writes the payload, relaxed, then the sequence, release. Only the line's one writer calls this, when nobody reads the line
+    /// any more.
     ///
     /// # Panics
     /// Where the payload is longer than the line's.
@@ -46,8 +48,8 @@ impl<'a, W: Word> Line<'a, W> {
         self.sequence.store_release(sequence);
     }
 
-    /// Reads the start of the payload of this sequence number: the sequence acquire, then the payload relaxed. `false`, and nothing read, where
-    /// the line holds another.
+    /// Reads the start of the payload of this sequence number: the sequence acquire, then the payload relaxed. `false`, and
+    /// nothing read, where the line holds another.
     ///
     /// # Panics
     /// Where `into` is longer than the line's payload.

@@ -1,12 +1,12 @@
 //! A ring of descriptors from one rank to another: one producer, one consumer, nobody else.
 //!
-//! Says where data lies, does not move it, and never waits: a rank polls several mailboxes at once. A descriptor that was pushed is popped, acted upon (the
-//! consumer copies the data it names), then acknowledged, all in order; the producer's memory and the line are free again when
-//! the acknowledgement is seen.
+//! Says where data lies, does not move it, and never waits: a rank polls several mailboxes at once. A descriptor that was pushed
+//! is popped, acted upon (the consumer copies the data it names), then acknowledged, all in order; the producer's memory and the
+//! line are free again when the acknowledgement is seen.
 //!
-//! Invariant: descriptor `t`, counted from 0, lies in line `t % K` under the sequence `t + 1`; the acknowledgement is the number of descriptors that are done
-//! with; and `acknowledged <= popped <= pushed <= acknowledged + K`. The words start as zeros. Counts may wrap, which is why `K`
-//! is a power of two.
+//! Invariant: descriptor `t`, counted from 0, lies in line `t % K` under the sequence `t + 1`; the acknowledgement is the number
+//! of descriptors that are done with; and `acknowledged <= popped <= pushed <= acknowledged + K`. The words start as zeros.
+//! Counts may wrap, which is why `K` is a power of two.
 //!
 //! For speed the lines lie near the consumer and the acknowledgement near the producer: each then polls memory of its own.
 
@@ -34,7 +34,8 @@ pub struct Ring<'a, W, F> {
 }
 
 impl<'a, W: Word, F: Fn(usize) -> Line<'a, W>> Ring<'a, W, F> {
-    /// The mailbox of `capacity` lines, of which `line` gives the one with an index below that, and the word that counts acknowledgements.
+    /// The mailbox of `capacity` lines, of which `line` gives the one with an index below that, and the word that counts
+    /// acknowledgements.
     ///
     /// # Panics
     /// Where the capacity is not a power of two.
@@ -76,7 +77,8 @@ impl Producer {
     /// Pushes a descriptor; `None`, and nothing done, where the mailbox is full: until the consumer acknowledges.
     ///
     /// # Ordering
-    /// Release: what this rank wrote before is visible to the consumer when it pops. Acquire of the acknowledgement that made the line free.
+    /// Release: what this rank wrote before is visible to the consumer when it pops. Acquire of the acknowledgement that made the
+    /// line free.
     ///
     /// # Panics
     /// Where the descriptor is longer than a line's payload.
@@ -114,7 +116,8 @@ impl Producer {
     }
 }
 
-/// The consumer's side: what it has popped and acknowledged. There is one for each mailbox, and it is always used with the same one.
+/// The consumer's side: what it has popped and acknowledged. There is one for each mailbox, and it is always used with the same
+/// one.
 #[derive(Debug, Default)]
 pub struct Consumer {
     popped: u64,

@@ -1,12 +1,13 @@
 //! What a waiter does between two looks.
 //!
-//! No clock and no scheduler is here: the host backend spins, yields, sleeps and compares deadlines, a kernel reads its cycle counter. There
-//! is, on purpose, no pause that never gives up.
+//! No clock and no scheduler is here: the host backend spins, yields, sleeps and compares deadlines, a kernel reads its cycle
+//! counter. There is, on purpose, no pause that never gives up.
 
 /// What a waiter does between two looks. An `Err` ends the wait: a deadline has passed, a peer has died.
 ///
-/// A wait looks first and pauses only where it found nothing, so that what is there already is taken even when the deadline has passed.
-/// `pause` is called once for every unsuccessful look of the whole wait; one value may serve several waits, which then share its deadline.
+/// A wait looks first and pauses only where it found nothing, so that what is there already is taken even when the deadline has
+/// passed. `pause` is called once for every unsuccessful look of the whole wait; one value may serve several waits, which then
+/// share its deadline.
 pub trait Pause {
     /// Why the wait was ended.
     type Error;
@@ -14,7 +15,8 @@ pub trait Pause {
     /// Lets time pass: spins, yields, sleeps.
     ///
     /// # Errors
-    /// Whatever ends the wait. The protocols return it as it is, with the words as they were found: the wait can be taken up again.
+    /// Whatever ends the wait. The protocols return it as it is, with the words as they were found: the wait can be taken up
+    /// again.
     fn pause(&mut self) -> Result<(), Self::Error>;
 }
 

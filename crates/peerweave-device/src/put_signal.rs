@@ -1,9 +1,11 @@
 //! Data, then a signal; and waits for one signal word or several.
 //!
-//! How data is copied is not decided here: the caller brings the copy. Invariant: a signal is changed by a release (set) or by a read-modify-write that
-//! acquires and releases (add), and is awaited by an acquire, so that whoever sees the signal sees the data.
+//! How data is copied is not decided here: the caller brings the copy. Invariant: a signal is changed by a release (set) or by a
+//! read-modify-write that acquires and releases (add), and is awaited by an acquire, so that whoever sees the signal sees the
+//! data.
 //!
-//! Several PEs may signal one word: all must then add. A set hides what was added before, and its sender's data alone is ordered by it.
+//! Several PEs may signal one word: all must then add. A set hides what was added before, and its sender's data alone is ordered
+//! by it.
 
 use crate::pause::{self, Pause};
 use crate::word::{Word, Words};
@@ -12,8 +14,8 @@ use peerweave_types::{Compare, SignalOp};
 /// Changes a signal word. Any PE may.
 ///
 /// # Ordering
-/// Release: all that this PE wrote before is visible to whoever waits for the signal and sees it. On x86, non-temporal stores are not ordered by a
-/// release: fence them first.
+/// Release: all that this PE wrote before is visible to whoever waits for the signal and sees it. On x86, non-temporal stores are
+/// not ordered by a release: fence them first.
 #[inline]
 pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
     match op {
@@ -24,8 +26,8 @@ pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
     }
 }
 
-/// Runs the copy, then changes the signal word. The copy must have issued all of its stores from this thread when it returns, and have fenced the
-/// non-temporal ones.
+/// Runs the copy, then changes the signal word. The copy must have issued all of its stores from this thread when it returns, and
+/// have fenced the non-temporal ones.
 ///
 /// # Ordering
 /// Whoever waits for the signal and sees it, sees the copied data and all that this PE wrote before.
@@ -65,8 +67,8 @@ pub fn wait_until<W: Word + ?Sized, P: Pause + ?Sized>(
 /// Excludes no word: for [`Several::exclude`].
 pub const EXCLUDE_NONE: fn(usize) -> bool = |_| false;
 
-/// Several signal words that are awaited together. Words that are excluded are not looked at and count for nothing; where all are,
-/// every wait is over at once.
+/// Several signal words that are awaited together. Words that are excluded are not looked at and count for nothing; where all
+/// are, every wait is over at once.
 ///
 /// ```
 /// use core::sync::atomic::AtomicU64;
@@ -115,7 +117,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.included().find(|&index| self.look(index).is_some())
     }
 
-    /// Hands every index whose word satisfies the comparison to `found`, ascending, with the word as it was seen; looks once at each. Returns how many.
+    /// Hands every index whose word satisfies the comparison to `found`, ascending, with the word as it was seen; looks once at
+    /// each. Returns how many.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies.
@@ -131,8 +134,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         count
     }
 
-    /// Waits until every word has been seen to satisfy the comparison, one after the other: not all need to at one moment. Returns the last word as it
-    /// was seen, `None` where all are excluded.
+    /// Waits until every word has been seen to satisfy the comparison, one after the other: not all need to at one moment.
+    /// Returns the last word as it was seen, `None` where all are excluded.
     ///
     /// # Ordering
     /// Acquire, for each word.
@@ -148,7 +151,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         Ok(last)
     }
 
-    /// Waits until a word satisfies the comparison, and returns its index: the lowest, where one look finds several. `None`, at once, where all are excluded.
+    /// Waits until a word satisfies the comparison, and returns its index: the lowest, where one look finds several. `None`, at
+    /// once, where all are excluded.
     ///
     /// # Ordering
     /// Acquire, for the word that satisfies.
@@ -163,8 +167,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         pause::until(pause, || self.test_any()).map(Some)
     }
 
-    /// Waits until at least one word satisfies the comparison, and hands all that do to `found`, as [`Several::test_some`]. Returns how
-    /// many; 0, at once, where all are excluded.
+    /// Waits until at least one word satisfies the comparison, and hands all that do to `found`, as [`Several::test_some`].
+    /// Returns how many; 0, at once, where all are excluded.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies.

@@ -1,10 +1,11 @@
 //! A line whose words validate themselves: each carries 32 bits of data and the 32-bit epoch it belongs to.
 //!
-//! No order among the stores of a line matters, and so no sequence word is needed: a backend may write the line by one vector store, of which nothing
-//! is promised but that each aligned word is whole, and the line changes hands once. When a line may be written again is told in
-//! [`crate::slot`]: the reuse rule, two lines per rank, is the same.
+//! No order among the stores of a line matters, and so no sequence word is needed: a backend may write the line by one vector
+//! store, of which nothing is promised but that each aligned word is whole, and the line changes hands once. When a line may be
+//! written again is told in [`crate::slot`]: the reuse rule, two lines per rank, is the same.
 //!
-//! Invariant: a reader takes a line only when it has found one epoch in all of its words; by the reuse rule no word is written again before it has.
+//! Invariant: a reader takes a line only when it has found one epoch in all of its words; by the reuse rule no word is written
+//! again before it has.
 //!
 //! The epoch is the low half of the operation's. Zeroed memory is a line of epoch 0: the first epoch that is published is 1.
 
@@ -22,7 +23,8 @@ pub fn seal_line<const N: usize>(data: &[u32; N], epoch: u32) -> [u64; N] {
     data.map(|data| seal(data, epoch))
 }
 
-/// Publishes data in all words of a line. Its one writer calls it, in order of epochs, when the reuse rule of [`crate::slot`] allows.
+/// Publishes data in all words of a line. Its one writer calls it, in order of epochs, when the reuse rule of [`crate::slot`]
+/// allows.
 ///
 /// # Ordering
 /// Release: what this PE did before is visible to whoever reads the line.
@@ -38,8 +40,8 @@ pub fn publish<W: Word>(line: &[W], epoch: u32, data: &[u32]) {
     }
 }
 
-/// Reads the data of an epoch if it is there: fills `into` and returns `true`. Where the answer is no, `into` holds anything. Any PE may call it until it
-/// publishes the next epoch.
+/// Reads the data of an epoch if it is there: fills `into` and returns `true`. Where the answer is no, `into` holds anything. Any
+/// PE may call it until it publishes the next epoch.
 ///
 /// # Ordering
 /// Acquire, where the answer is yes.

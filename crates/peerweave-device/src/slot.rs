@@ -2,10 +2,10 @@
 //!
 //! Moves a few words, no bulk data. The line of a rank in epoch `k` is the one of parity `k & 1`.
 //!
-//! Invariant: **a rank publishes epoch `k` into parity `k & 1` only after it has seen every rank publish `k - 1`; seeing `k - 1` from a rank
-//! proves that it has finished reading `k - 2`**, which is what lay in that line. So every rank publishes in every epoch, be it an empty
-//! payload, and finishes reading an epoch before it publishes the next. Where an operation lets every rank read every other, the reads
-//! are the proof; where it does not (a broadcast), [`ready`] is called before the next [`publish`].
+//! Invariant: **a rank publishes epoch `k` into parity `k & 1` only after it has seen every rank publish `k - 1`; seeing `k - 1`
+//! from a rank proves that it has finished reading `k - 2`**, which is what lay in that line. So every rank publishes in every
+//! epoch, be it an empty payload, and finishes reading an epoch before it publishes the next. Where an operation lets every rank
+//! read every other, the reads are the proof; where it does not (a broadcast), [`ready`] is called before the next [`publish`].
 
 use crate::flag;
 use crate::line::Line;
@@ -76,8 +76,8 @@ pub const fn parity(epoch: u64) -> usize {
     (epoch & 1) as usize
 }
 
-/// Publishes this rank's payload of an epoch. Every rank calls it once per epoch, in order of epochs, when it has finished reading the epoch
-/// before and has seen every rank publish that one: see [`ready`].
+/// Publishes this rank's payload of an epoch. Every rank calls it once per epoch, in order of epochs, when it has finished
+/// reading the epoch before and has seen every rank publish that one: see [`ready`].
 ///
 /// # Ordering
 /// The payload relaxed, then the sequence release: what this rank did before, too, is visible to whoever reads the payload.
@@ -90,7 +90,8 @@ pub fn publish<S: Slots + ?Sized>(slots: &S, rank: Rank, epoch: u64, payload: &[
     slots.slot(rank.index(), parity(epoch)).write(epoch, payload);
 }
 
-/// Reads the start of a rank's payload of an epoch if it is there: fills `into` and returns `true`. A rank may read an epoch until it publishes the next.
+/// Reads the start of a rank's payload of an epoch if it is there: fills `into` and returns `true`. A rank may read an epoch
+/// until it publishes the next.
 ///
 /// # Ordering
 /// Acquire, where the answer is yes.
@@ -121,8 +122,9 @@ pub fn read<S: Slots + ?Sized, P: Pause + ?Sized>(
     pause::until(pause, || try_read(slots, rank, epoch, into).then_some(()))
 }
 
-/// Waits until this rank may publish `epoch`: until every rank has published the epoch before, and so has finished reading the one before that.
-/// Needed where this rank has not read every rank's payload of the epoch before; costs one load per rank where they have all come.
+/// Waits until this rank may publish `epoch`: until every rank has published the epoch before, and so has finished reading the
+/// one before that. Needed where this rank has not read every rank's payload of the epoch before; costs one load per rank where
+/// they have all come.
 ///
 /// # Ordering
 /// Acquire: what every rank read and wrote before it published is done.

@@ -1,15 +1,15 @@
 //! One 64-bit word that several PEs access, and an array of such words.
 //!
-//! No protocol is here, only what the memory beneath must be able to do. Invariant: a word is only ever accessed atomically, and every access
-//! is seen by all PEs that the word is shared among (on a GPU: system scope).
+//! No protocol is here, only what the memory beneath must be able to do. Invariant: a word is only ever accessed atomically, and
+//! every access is seen by all PEs that the word is shared among (on a GPU: system scope).
 
 use core::marker::PhantomData;
 
 /// One 64-bit word that several PEs access: what the memory beneath can do.
 ///
-/// Implemented for [`core::sync::atomic::AtomicU64`]; for the atomic of the model checker under `--cfg loom`; a kernel brings its own. The
-/// orderings are those of the C++20 memory model, and the protocols need exactly those stated. Each read-modify-write continues the
-/// release sequence of the store that it replaces.
+/// Implemented for [`core::sync::atomic::AtomicU64`]; for the atomic of the model checker under `--cfg loom`; a kernel brings its
+/// own. The orderings are those of the C++20 memory model, and the protocols need exactly those stated. Each read-modify-write
+/// continues the release sequence of the store that it replaces.
 pub trait Word {
     /// Reads the word. Orders nothing.
     fn load_relaxed(&self) -> u64;
@@ -29,8 +29,8 @@ pub trait Word {
     /// Writes the word and returns what was there. Acquires what it replaces and releases.
     fn swap_acq_rel(&self, value: u64) -> u64;
 
-    /// Writes `new` where the word is `current`. Returns what was there, as `Ok` where it was replaced; never fails where the word is
-    /// `current`. Acquires, and releases where it replaces.
+    /// Writes `new` where the word is `current`. Returns what was there, as `Ok` where it was replaced; never fails where the
+    /// word is `current`. Acquires, and releases where it replaces.
     fn compare_exchange_acq_rel(&self, current: u64, new: u64) -> Result<u64, u64>;
 
     /// Bitwise and; returns what was there. Acquires what it replaces and releases.

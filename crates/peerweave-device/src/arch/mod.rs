@@ -7,8 +7,8 @@ mod host;
 #[cfg(loom)]
 mod loom;
 
-/// Implements `Word` for an atomic type with the methods of `core::sync::atomic::AtomicU64`, given the `Ordering` that it takes and the fence
-/// that goes with it.
+/// Implements `Word` for an atomic type with the methods of `core::sync::atomic::AtomicU64`, given the `Ordering` that it takes
+/// and the fence that goes with it.
 macro_rules! word_by_atomic {
     ($atomic:ty, $ordering:ty, $fence:path) => {
         impl $crate::Word for $atomic {

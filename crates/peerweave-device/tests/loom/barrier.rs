@@ -105,3 +105,10 @@ refuted!(a_barrier_that_waits_for_the_epoch_before_is_refuted, "not handed over"
         barrier::wait(words, epoch - 1, patience)
     })
 });
+refuted!(a_barrier_of_three_that_is_wrong_in_the_last_epoch_alone_is_refuted, {
+    cells_change_hands_at_every_epoch::<Exact>(Team::of_three(1), 3, |words, rank, epoch, patience| {
+        barrier::arrive(words, Rank::new(rank as u32), epoch);
+        let words = if epoch == EPOCHS { &words[..2] } else { words };
+        barrier::wait(words, epoch, patience)
+    })
+});

@@ -1,14 +1,14 @@
 //! One PE posts, another waits.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
-use crate::{Patience, Plain, Team, check, refuted};
+use crate::{Patience, Plain, Team, check, refuted, several};
 use peerweave_device::flag;
 
 /// Each epoch hands over one more piece of data; the waiter looks at every second epoch only.
 fn data_is_there_when_the_flag_is_reached<W: TestWord>() {
     check(
         Team::PAIR,
-        || (W::default(), [const { () }; 3].map(|()| Plain::default())),
+        || (W::default(), several::<Plain>(3)),
         |rank, (word, data)| {
             if rank == 0 {
                 for (epoch, data) in (1..).zip(data) {

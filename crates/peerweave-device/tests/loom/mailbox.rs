@@ -24,7 +24,8 @@ impl<W: TestWord> Box<W> {
         Ring::new(self.buffers.len(), |index| Line::from_words(&lines[index * LINE..][..LINE]), acknowledged)
     }
 
-    /// Writes a buffer and pushes its name, when there is room; then waits until all is acknowledged and uses the buffers otherwise.
+    /// Writes a buffer and pushes its name, when there is room; then waits until all is acknowledged and uses the buffers
+    /// otherwise.
     fn produce(&self, messages: u64) {
         let (ring, mut producer) = (self.ring(), Producer::new());
         for message in 0..messages {

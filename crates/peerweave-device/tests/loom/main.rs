@@ -3,8 +3,8 @@
 //! Empty unless compiled with `--cfg loom`:
 //! `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo test -p peerweave-device --release --test loom`.
 //!
-//! Every scenario is a function over the kind of word. It must hold for [`words::Exact`], and must be refuted for each word with one ordering
-//! weakened that it relies on, and for each step of the protocol left out: else it would prove nothing.
+//! Every scenario is a function over the kind of word. It must hold for [`words::Exact`], and must be refuted for each word with
+//! one ordering weakened that it relies on, and for each step of the protocol left out: else it would prove nothing.
 #![cfg(loom)]
 
 mod barrier;
@@ -35,8 +35,8 @@ macro_rules! refuted {
 }
 pub(crate) use refuted;
 
-/// Checks every execution of this team, whose shared state `memory` makes anew for each. A rank may give up, for a [`Patience`] that is
-/// at its end; there must be executions in which none does.
+/// Checks every execution of this team, whose shared state `memory` makes anew for each. A rank may give up, for a [`Patience`]
+/// that is at its end; there must be executions in which none does.
 fn check<M: Send + Sync + 'static>(
     team: Team,
     memory: impl Fn() -> M + Send + Sync + 'static,
@@ -70,8 +70,8 @@ fn check<M: Send + Sync + 'static>(
 #[derive(Clone, Copy)]
 struct Team {
     ranks: usize,
-    /// How often, at most, a rank is interrupted where it could go on; `LOOM_MAX_PREEMPTIONS` lowers it. What three ranks can do grows so fast
-    /// that each scenario of three states what a minute allows.
+    /// How often, at most, a rank is interrupted where it could go on; `LOOM_MAX_PREEMPTIONS` lowers it. What three ranks can do
+    /// grows so fast that each scenario of three states what a minute allows.
     preemptions: usize,
 }
 
@@ -102,8 +102,8 @@ impl Patience {
         Self(u32::MAX)
     }
 
-    /// For more: the checker runs the first of several threads that all wait, and never the others. Executions in which a rank gives up are cut
-    /// short, not wrong: what happened until then is checked.
+    /// For more: the checker runs the first of several threads that all wait, and never the others. Executions in which a rank
+    /// gives up are cut short, not wrong: what happened until then is checked.
     const fn short() -> Self {
         Self(1)
     }
@@ -123,8 +123,8 @@ impl Pause for Patience {
 #[derive(Default)]
 struct Plain(UnsafeCell<u64>);
 
-// SAFETY: shared is the number in the cell; the protocol under test synchronises; the checker refutes it where it does not, before the
-// number is touched (every `refuted!` test does just that).
+// SAFETY: shared is the number in the cell; the protocol under test synchronises; the checker refutes it where it does not,
+// before the number is touched (every `refuted!` test does just that).
 unsafe impl Sync for Plain {}
 
 impl Plain {

@@ -18,8 +18,8 @@ fn payload(rank: usize, epoch: u64) -> [u64; 2] {
     [epoch * 10 + rank as u64, epoch * 1000 + rank as u64]
 }
 
-/// Every rank publishes and reads every other; nothing else holds a rank back. A cell of each rank is handed over beside its payload, to see
-/// that reading is ordered before the next but one is written.
+/// Every rank publishes and reads every other; nothing else holds a rank back. A cell of each rank is handed over beside its
+/// payload, to see that reading is ordered before the next but one is written.
 fn everybody_reads_everybody<W: TestWord>(team: Team, epochs: u64) {
     check(
         team,
@@ -55,7 +55,8 @@ fn payloads_of_three_pes_are_whole_when_a_line_is_used_again() {
 refuted!(a_slot_that_does_not_release_is_refuted, everybody_reads_everybody::<NoRelease>(Team::PAIR, 3));
 refuted!(a_slot_that_does_not_acquire_is_refuted, everybody_reads_everybody::<NoAcquire>(Team::PAIR, 3));
 
-/// The same, with nothing handed over but the payload: the checker's memory shows old words of a line where the orderings allow it.
+/// The same, with nothing handed over but the payload: the checker's memory shows old words of a line where the orderings allow
+/// it.
 fn payloads_alone<W: TestWord>() {
     check(
         Team::PAIR,
@@ -86,8 +87,8 @@ refuted!(a_payload_that_is_not_acquired_is_refuted, "torn or overwritten", paylo
 /// Holds a rank back before it publishes an epoch in these words.
 type HoldBack<W> = fn(&[W], u64, &mut Patience) -> Result<(), GaveUp>;
 
-/// Rank 0 broadcasts a payload, and a cell beside it; the others publish nothing but that they have come, and read rank 0 alone. `hold_back` runs
-/// before each publication.
+/// Rank 0 broadcasts a payload, and a cell beside it; the others publish nothing but that they have come, and read rank 0 alone.
+/// `hold_back` runs before each publication.
 fn broadcast<W: TestWord>(team: Team, epochs: u64, hold_back: HoldBack<W>, patience: Patience) {
     check(
         team,
