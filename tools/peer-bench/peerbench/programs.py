@@ -6,7 +6,6 @@ Every call of `measure` starts fresh processes and leaves none behind, also when
 import json
 import os
 import signal
-import statistics
 import subprocess
 import tempfile
 import time
@@ -17,7 +16,8 @@ from typing import Dict, List, Optional, Tuple
 from .cases import Group
 
 SYMMETRIC_SIZE = "512M"
-MIN_CALLS, MAX_CALLS = 3, 2_000_000
+BATCH_MS = 30
+"""The length of a batch; `peerweave bench` has the same built in."""
 
 
 class ProgramError(Exception):
@@ -42,7 +42,6 @@ class Settings:
     """How much is measured in one round; the same for every program."""
 
     batches: int = 5
-    batch_ms: float = 30.0
     timeout_s: float = 120.0
 
 
@@ -114,7 +113,7 @@ class Peer:
         if group.op == "init":
             return {0: self.start_to_first_barrier(group.pes, settings)}
         op = self.own_name(group.op)
-        argv = self.command(group.pes) + [op, "--batches", str(settings.batches), "--batch-ms", str(settings.batch_ms)]
+        argv = self.command(group.pes) + [op, "--batches", str(settings.batches), "--batch-ms", str(BATCH_MS)]
         if any(group.sizes):
             argv += ["--sizes", ",".join(str(size) for size in group.sizes)]
         if group.dirty:
@@ -199,101 +198,81 @@ TUNINGS = {
 # ---- Peerweave: everything that depends on its command line or its JSON is below this line ----
 
 PEERWEAVE_OPS = {"fetch-add": "atomics"}
+UNSIZED = ("barrier", "fetch-add")
 
 
-def peerweave_command(program: str, group: Group, size: int, calls: int, warmup: int, out: str) -> List[str]:
+def peerweave_command(program: str, group: Group, size: int, batches: int, out: str) -> List[str]:
     """The command that measures one case and writes its result to the file `out`."""
-    op = PEERWEAVE_OPS.get(group.op, group.op)
-    argv = [program, "bench", op, "-n", str(group.pes), "-d", "float", "-o", "sum"]
-    if size:
+    argv = [program, "bench", PEERWEAVE_OPS.get(group.op, group.op), "-n", str(group.pes), "-d", "float", "-o", "sum"]
+    if group.op not in UNSIZED:
         argv += ["-b", str(size), "-e", str(size), "-f", "2"]
     if group.dirty:
         argv.append("--dirty")
-    return argv + ["--iters", str(calls), "--warmup", str(warmup), "--json", out]
+    return argv + ["--batches", str(batches), "--json", out]
 
 
-def peerweave_result(document: dict, group: Group, size: int) -> Tuple[float, Optional[int]]:
-    """Microseconds per call and the number of wrong values (None: not checked) from the JSON of one run."""
-    rows = document.get("results", [])
-    if group.op == "fetch-add":
-        rows = [row for row in rows if "fetch" in str(row.get("redop", "")) and "add" in str(row.get("redop", ""))] or rows
-    elif size:
-        rows = [row for row in rows if row.get("size") == size]
+def peerweave_result(document: dict, group: Group, size: int) -> Sample:
+    """The sample in the JSON of one run."""
+    name = f"peerweave bench {group.op}"
+    if document.get("peerweave", {}).get("debug_assertions") is not False:
+        raise ProgramError(f"{name}: built with debug assertions; build it with --release")
+    rows = [row for row in document.get("results", []) if row.get("size") == size]
     if len(rows) != 1:
-        raise ProgramError(f"peerweave bench {group.op}: expected one result for size {size}, got {len(rows)}")
-    result = rows[0].get("out_of_place") or {}
-    us, wrong = result.get("time"), result.get("nwrong")
+        raise ProgramError(f"{name}: expected one result for size {size}, got {len(rows)}")
+    placement, batches = rows[0].get("out_of_place") or {}, rows[0].get("out_of_place_per_batch") or {}
+    us, wrong = placement.get("time"), placement.get("nwrong")
     if not isinstance(us, (int, float)) or not us > 0:
-        raise ProgramError(f"peerweave bench {group.op}: out_of_place.time is {us!r}, expected microseconds")
+        raise ProgramError(f"{name}: out_of_place.time is {us!r}, expected microseconds")
     checked = isinstance(wrong, (int, float)) and wrong >= 0
-    return float(us), int(wrong) if checked else None
+    return Sample(float(us), batches.get("times_us", []), batches.get("iterations", 0), int(wrong) if checked else None)
 
 
 class Peerweave:
-    """`peerweave bench`. One run is one batch, so that a round has as many batches as a peer's."""
+    """`peerweave bench`, one process for each case; it fills its batches of 30 ms by itself, as the peers' programs do."""
 
     name, label = "peerweave", "Peerweave"
 
     def __init__(self, program: str):
         self.program = program
-        self.version = "unknown"
         self.clock_ns: Optional[float] = None
-        self.calls: Dict[Tuple[Group, int], int] = {}
-        status, out, err = run([program, "--version"], 30)
+        self.version = self.ask_version()
+
+    def ask_version(self) -> str:
+        status, out, err = run([self.program, "--version"], 30)
         if status != 0:
-            raise ProgramError(f"{command_name([program])} --version: status {status}: {last_lines(err)}")
-        self.version = out.strip()
+            raise ProgramError(f"{command_name([self.program])} --version: status {status}: {last_lines(err)}")
+        return out.strip()
 
     def supports(self, group: Group) -> bool:
         return True
 
     def measure(self, group: Group, settings: Settings) -> Dict[int, Sample]:
         if group.op == "init":
-            return {0: self.start_to_exit(group, settings)}
-        return {size: self.measure_one(group, size, settings) for size in group.sizes}
+            return {0: self.start_to_first_barrier(group, settings)}
+        return {size: peerweave_result(self.once(group, size, settings.batches, settings), group, size) for size in group.sizes}
 
-    def measure_one(self, group: Group, size: int, settings: Settings) -> Sample:
-        calls = self.calls.get((group, size)) or self.calls_per_batch(group, size, settings)
-        self.calls[group, size] = calls
-        times, wrong = [], 0
-        for _ in range(settings.batches):
-            us, bad = self.once(group, size, calls, settings)
-            times.append(us)
-            wrong = None if bad is None or wrong is None else wrong + bad
-        return Sample(statistics.median(times), times, calls, wrong)
-
-    def calls_per_batch(self, group: Group, size: int, settings: Settings) -> int:
-        us, _ = self.once(group, size, 20 if size < 1 << 20 else MIN_CALLS, settings)
-        us, _ = self.once(group, size, bounded(2000 / us), settings)
-        return bounded(settings.batch_ms * 1e3 / us)
-
-    def once(self, group: Group, size: int, calls: int, settings: Settings) -> Tuple[float, Optional[int]]:
+    def once(self, group: Group, size: int, batches: int, settings: Settings) -> dict:
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "result.json")
-            # The peers discard one short batch before they measure.
-            argv = peerweave_command(self.program, group, size, calls, max(2, min(calls, 100)), out)
+            argv = peerweave_command(self.program, group, size, batches, out)
             status, _, err = run(argv, settings.timeout_s)
             try:
                 document = json.loads(Path(out).read_text())
             except (OSError, ValueError):
                 raise ProgramError(f"{command_name(argv)}: status {status}, no result: {last_lines(err)}") from None
-        us, wrong = peerweave_result(document, group, size)
-        if status != 0 and not wrong:
+        # Status 1 is wrong values: the result says how many.
+        if status not in (0, 1):
             raise ProgramError(f"{command_name(argv)}: status {status}: {last_lines(err)}")
-        return us, wrong
+        return document
 
-    def start_to_exit(self, group: Group, settings: Settings) -> Sample:
-        """An upper bound of start to first barrier: the whole run of a job that passes one barrier and ends."""
-        barrier = Group("barrier", group.pes, False, group.cases)
-        with tempfile.TemporaryDirectory() as folder:
-            argv = peerweave_command(self.program, barrier, 0, 1, 0, os.path.join(folder, "result.json"))
-            start = time.monotonic()
-            status, _, err = run(argv, settings.timeout_s)
-            us = (time.monotonic() - start) * 1e6
-        if status != 0:
-            raise ProgramError(f"{command_name(argv)}: status {status}: {last_lines(err)}")
-        return Sample(us, [us], 1)
-
-
-def bounded(calls: float) -> int:
-    return int(max(MIN_CALLS, min(MAX_CALLS, calls)))
+    def start_to_first_barrier(self, group: Group, settings: Settings) -> Sample:
+        """The command counts from its own start: what the system needs to load it is added, by a run that does nothing else."""
+        start = time.monotonic()
+        self.ask_version()
+        load_ms = (time.monotonic() - start) * 1e3
+        document = self.once(Group("barrier", group.pes, False, group.cases), 0, 1, settings)
+        peerweave_result(document, group, 0)
+        ms = document["peerweave"].get("start_to_first_barrier_ms")
+        if not isinstance(ms, (int, float)):
+            raise ProgramError(f"peerweave bench barrier: start_to_first_barrier_ms is {ms!r}, expected milliseconds")
+        return Sample((ms + load_ms) * 1e3, [(ms + load_ms) * 1e3], 1)

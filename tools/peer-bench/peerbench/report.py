@@ -194,9 +194,9 @@ def markdown(rows: List[Row], about: dict) -> str:
         f"- Disturbance: a round during which others used more than {about['quiet_cpus']} CPUs is repeated, at most"
         f" {about['retries']} times in a group; what is kept in spite of that is marked `disturbed`, with the CPUs that others used.",
         f"- {about['rounds']} rounds, programs in turn in each; a round is the median of {about['batches']} batches of about"
-        f" {about['batch_ms']:.0f} ms; below is the median over the rounds. f32, sum, out of place. Time: slowest PE's mean per call.",
+        f" {about['batch_ms']} ms; below is the median over the rounds. f32, sum, out of place. Time: slowest PE's mean per call.",
         "- dirty: each PE rewrites its input before each call, a barrier follows, the call is timed alone. loop: calls back to back.",
-        "- init: peers from launch to first barrier; Peerweave from launch to the exit of the whole job, which is longer.",
+        "- init: from launch to the first completed barrier.",
         "- ratio: Peerweave / better peer, in parentheses the lowest and highest single round."
         " defaults: Open MPI and OpenSHMEM as installed; best: Open MPI's tuned settings also count, of which the fastest is shown with its name. `-`: the library has no such call,"
         " or the setting changes nothing there.\n",

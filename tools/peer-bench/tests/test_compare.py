@@ -89,27 +89,37 @@ class Cases(unittest.TestCase):
 class PeerweaveAdapter(unittest.TestCase):
     group = cases.Group("all-reduce", 2, True, (cases.Case("all-reduce", 8),))
 
+    def result(self, size=8, debug=False, **placement):
+        document = {
+            "results": [{"size": size, "out_of_place": placement, "out_of_place_per_batch": {"times_us": [1.0, 2.0], "iterations": 7}}],
+            "peerweave": {"debug_assertions": debug},
+        }
+        return programs.peerweave_result(document, self.group, 8)
+
     def test_command_asks_for_exactly_one_size(self):
-        argv = programs.peerweave_command("peerweave", self.group, 8, 100, 5, "out.json")
+        argv = programs.peerweave_command("peerweave", self.group, 8, 5, "out.json")
         self.assertEqual(
-            argv,
-            "peerweave bench all-reduce -n 2 -d float -o sum -b 8 -e 8 -f 2 --dirty --iters 100 --warmup 5 --json out.json".split(),
+            argv, "peerweave bench all-reduce -n 2 -d float -o sum -b 8 -e 8 -f 2 --dirty --batches 5 --json out.json".split()
         )
 
+    def test_batches_and_calls_are_kept(self):
+        self.assertEqual(self.result(time=1.5, nwrong=0), Sample(1.5, [1.0, 2.0], 7, 0))
+
     def test_result_of_another_size_is_refused(self):
-        document = {"results": [{"size": 16, "out_of_place": {"time": 1.0, "nwrong": 0}}]}
         with self.assertRaisesRegex(programs.ProgramError, "expected one result for size 8, got 0"):
-            programs.peerweave_result(document, self.group, 8)
+            self.result(size=16, time=1.0, nwrong=0)
 
     def test_unchecked_result_is_not_taken_for_right(self):
         for wrong in (-1, "N/A", None):
-            document = {"results": [{"size": 8, "out_of_place": {"time": 1.0, "nwrong": wrong}}]}
-            self.assertEqual(programs.peerweave_result(document, self.group, 8), (1.0, None))
+            self.assertIsNone(self.result(time=1.0, nwrong=wrong).wrong)
 
     def test_result_without_a_time_is_refused(self):
-        document = {"results": [{"size": 8, "out_of_place": {"nwrong": 0}}]}
         with self.assertRaisesRegex(programs.ProgramError, "expected microseconds"):
-            programs.peerweave_result(document, self.group, 8)
+            self.result(nwrong=0)
+
+    def test_debug_build_is_refused(self):
+        with self.assertRaisesRegex(programs.ProgramError, "build it with --release"):
+            self.result(debug=True, time=1.0, nwrong=0)
 
 
 class Processes(unittest.TestCase):
@@ -154,6 +164,17 @@ class WholeRuns(unittest.TestCase):
         self.assertAlmostEqual(first["against_defaults"]["ratio"], 0.3)
         self.assertAlmostEqual(first["against_best"]["ratio"], 0.6)
         self.assertIn("| all-reduce 1K, 2 PEs | dirty | 3.00 | 10.00 | 5.00 (sm) | 10.00 | 0.60 | 0.30 (0.30-0.30) | met | 0.60", text)
+
+    def test_first_barrier_includes_the_loading_of_the_command(self):
+        done, document, _ = self.compare("--op", "init", "--pes", "8")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertGreater(document["rows"][0]["median_us"]["peerweave"], 5000)
+        self.assertEqual(document["rows"][0]["median_us"]["openmpi"], 100_000)
+
+    def test_every_case_can_be_asked_of_every_program(self):
+        done, document, _ = self.compare("--rounds", "1", "--batches", "1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([row["errors"] for row in document["rows"]], [{}] * len(cases.CASES))
 
     def test_strict_run_fails_on_an_unmet_goal(self):
         done, _, _ = self.compare("--op", "barrier", "--pes", "2", "--strict", FAKE_US="9")
