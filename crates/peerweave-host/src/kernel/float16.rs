@@ -60,7 +60,7 @@ pub(super) fn widen_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// f32 to bfloat16, to nearest, ties to even. The carry of the rounding can turn a NaN into something else, unless it is [`f32::NAN`].
+/// f32 to bfloat16, to nearest, ties to even. The carry of the rounding can turn a NaN into something else, but not the canonical one, [`super::number::Number::settle`].
 #[inline(always)]
 pub(super) fn narrow_bf16(value: f32) -> u16 {
     let bits = value.to_bits();

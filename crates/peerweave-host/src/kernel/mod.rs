@@ -30,6 +30,8 @@ mod lanes;
 mod number;
 mod op;
 mod reduce;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use isa::Isa;
 use peerweave_types::{DType, ReduceOp};

@@ -25,7 +25,7 @@ pub(super) trait Number: Copy {
 }
 
 macro_rules! float {
-    ($($t:ty),*) => {$(
+    ($($t:ty, $nan:literal);*) => {$(
         impl Number for $t {
             type Divisor = Self;
 
@@ -68,13 +68,14 @@ macro_rules! float {
 
             #[inline(always)]
             fn settle(self) -> Self {
-                if self.is_nan() { Self::NAN } else { self }
+                if self.is_nan() { Self::from_bits($nan) } else { self }
             }
         }
     )*};
 }
 
-float!(f32, f64);
+// Positive, quiet, no payload. Spelled out, because `NAN` is not promised to be any particular one.
+float!(f32, 0x7fc0_0000; f64, 0x7ff8_0000_0000_0000);
 
 /// Division by a count known beforehand, as a multiplication: Granlund and Montgomery, "Division by Invariant Integers using
 /// Multiplication" (PLDI 1994), figure 4.1. Exact for every dividend; hardware divides at a tenth of the speed and never in vectors.

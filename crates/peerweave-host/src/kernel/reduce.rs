@@ -32,7 +32,7 @@ impl<S: Storage, O: Op<S::Value>> Kernel for Reduce<'_, S, O> {
             if self.bytes >= 4 * vector {
                 // Aligned stores: one across two lines costs two, and streaming ones must be aligned.
                 let head = bytes_to_alignment(self.outputs[0], vector);
-                if head > 0 && head % size_of::<S>() == 0 {
+                if head > 0 && head.is_multiple_of(size_of::<S>()) {
                     self.part::<A>(0, head);
                     at = head;
                 }

@@ -149,7 +149,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
         super::float16::widen_all(from, into);
     }
 
-    /// f32 to binary16, to nearest, ties to even. No input is a NaN other than [`f32::NAN`].
+    /// f32 to binary16, to nearest, ties to even. No input is a NaN other than the canonical one.
     ///
     /// # Safety
     /// See the trait.
@@ -182,7 +182,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
         // SAFETY: as in `load_part`; the caller answers for `to`.
         unsafe {
             private.as_mut_ptr().cast::<Self::Vector>().write_unaligned(vector);
-            super::copy::pieces(to, private.as_ptr(), bytes);
+            super::copy::pieces(to, private.as_mut_ptr(), bytes);
         }
     }
 }

@@ -10,15 +10,15 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 #[inline(always)]
 unsafe fn load_bytes<const N: usize>(from: *const u8) -> [u8; N] {
-    // SAFETY: the caller promises that these bytes may be accessed atomically; `AtomicU8` has alignment 1. `cast_mut` only to name
-    // the type: a load does not write.
-    core::array::from_fn(|i| unsafe { AtomicU8::from_ptr(from.add(i).cast_mut()).load(Ordering::Relaxed) })
+    // SAFETY: the caller promises that these bytes may be read atomically; `AtomicU8` has alignment 1. They need not be writable: "atomic
+    // accesses on read-only memory" of the documentation of `std::sync::atomic` allows relaxed loads of this size.
+    core::array::from_fn(|i| unsafe { &*from.add(i).cast::<AtomicU8>() }.load(Ordering::Relaxed))
 }
 
 #[inline(always)]
 unsafe fn store_bytes<const N: usize>(bytes: [u8; N], to: *mut u8) {
     for (i, byte) in bytes.into_iter().enumerate() {
-        // SAFETY: as in `load_bytes`.
+        // SAFETY: the caller promises that these bytes may be written atomically; `AtomicU8` has alignment 1.
         unsafe { AtomicU8::from_ptr(to.add(i)).store(byte, Ordering::Relaxed) };
     }
 }

@@ -1,0 +1,63 @@
+//! The movers and reducers against naive ones, on every instruction set that this processor has.
+//!
+//! Not here: which of them a collective uses. Invariant: a test compares bits, never "close enough".
+
+mod copying;
+mod oracle;
+mod races;
+mod reducing;
+
+/// Numbers that are the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        // xorshift64*, Vigna 2016.
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| (self.next() >> 32) as u8).collect()
+    }
+}
+
+/// Memory at a chosen distance from a line border, with guard bytes on both sides that must stay as they are.
+struct Guarded {
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+const GUARD_BYTES: usize = 192;
+const GUARD: u8 = 0xa5;
+
+impl Guarded {
+    fn new(content: &[u8], misalignment: usize) -> Self {
+        let mut memory = vec![GUARD; content.len() + 2 * GUARD_BYTES + 128];
+        let start = GUARD_BYTES + (memory.as_ptr().addr() + GUARD_BYTES).wrapping_neg() % 64 + misalignment % 64;
+        memory[start..start + content.len()].copy_from_slice(content);
+        Self { memory, start, len: content.len() }
+    }
+
+    /// For sources too: the portable leaf reads through an atomic, which Stacked Borrows allows only where writing is allowed.
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.memory[self.start..].as_mut_ptr()
+    }
+
+    fn content(&self) -> &[u8] {
+        &self.memory[self.start..self.start + self.len]
+    }
+
+    #[track_caller]
+    fn assert_guards(&self, what: &dyn std::fmt::Display) {
+        let outside = self.memory[..self.start].iter().chain(&self.memory[self.start + self.len..]);
+        assert!(outside.into_iter().all(|&byte| byte == GUARD), "{what}: bytes outside were written");
+    }
+}

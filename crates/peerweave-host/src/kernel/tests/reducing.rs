@@ -1,0 +1,292 @@
+//! Reductions against the oracle.
+
+use super::super::reduce::reduce_on;
+use super::super::{Input, Isa, Stores};
+use super::{Guarded, Random, oracle};
+use half::{bf16, f16};
+use peerweave_types::{DType, ReduceOp};
+use proptest::prelude::*;
+
+/// One reduction to run and to check.
+#[derive(Debug)]
+struct Case {
+    dtype: DType,
+    op: ReduceOp,
+    inputs: usize,
+    outputs: usize,
+    count: usize,
+    /// Of which output it is the same memory as the input of that number.
+    in_place: bool,
+    /// How far from a line border the buffers begin, in elements.
+    misalignment: usize,
+    stores: Stores,
+}
+
+impl Case {
+    /// Runs on every instruction set, and compares with the oracle.
+    #[track_caller]
+    fn check(&self, random: &mut Random) {
+        let data: Vec<_> =
+            (0..self.inputs).map(|_| (elements(self.dtype, self.count, random), scalar(self.dtype, random))).collect();
+        self.check_data(&data);
+    }
+
+    #[track_caller]
+    fn check_data(&self, data: &[(Vec<u8>, u64)]) {
+        let expected = oracle::reduce(self.dtype, self.op, data);
+        for isa in Isa::available() {
+            let what = format_args!("{} {self:?}", isa.name()).to_string();
+            let size = self.dtype.size_bytes();
+            let at = |i: usize| (self.misalignment + i * self.misalignment % 7) * size;
+            let mut sources: Vec<_> = data.iter().enumerate().map(|(i, (bytes, _))| Guarded::new(bytes, at(i))).collect();
+            // With one misalignment for all outputs, streaming stores are used; with several they cannot be.
+            let apart = if self.stores == Stores::Streaming { 0 } else { 1 };
+            let empty = vec![0x5a; self.count * size];
+            let own = if self.in_place { self.outputs.saturating_sub(self.inputs) } else { self.outputs };
+            let mut targets: Vec<_> = (0..own).map(|i| Guarded::new(&empty, at(i * apart))).collect();
+            let inputs: Vec<_> =
+                sources.iter_mut().zip(data).map(|(s, &(_, scalar))| Input { at: s.as_mut_ptr().cast_const(), scalar }).collect();
+            let shared = if self.in_place { &inputs[..self.inputs.min(self.outputs)] } else { &[] };
+            let outputs: Vec<_> =
+                shared.iter().map(|input| input.at.cast_mut()).chain(targets.iter_mut().map(Guarded::as_mut_ptr)).collect();
+            // SAFETY: the buffers are ours alone and `count` elements long; an output in place is exactly an input.
+            unsafe { reduce_on(isa, self.dtype, self.op, &inputs, &outputs, self.count, self.stores) };
+            let written = if self.in_place { &sources[..self.inputs.min(self.outputs)] } else { &[] };
+            for (i, output) in written.iter().chain(&targets).enumerate() {
+                let differs = output.content().iter().zip(&expected).position(|(a, b)| a != b);
+                if let Some(differs) = differs {
+                    let element = differs / size * size..differs / size * size + size;
+                    panic!(
+                        "{what}: output {i}, element {}: {:02x?}, expected {:02x?} of {:02x?}",
+                        differs / size,
+                        &output.content()[element.clone()],
+                        &expected[element.clone()],
+                        data.iter().map(|(bytes, scalar)| (&bytes[element.clone()], scalar)).collect::<Vec<_>>()
+                    );
+                }
+            }
+            for buffer in sources.iter().chain(&targets) {
+                buffer.assert_guards(&what);
+            }
+            for (source, (bytes, _)) in sources.iter().zip(data).skip(written.len()) {
+                assert_eq!(source.content(), bytes, "{what}: an input was written");
+            }
+        }
+    }
+}
+
+/// Numbers of all magnitudes, with many that are special or equal.
+fn elements(dtype: DType, count: usize, random: &mut Random) -> Vec<u8> {
+    let special: &[u64] = match dtype {
+        DType::F16 => &[0, 0x8000, 1, 0x8001, 0x03ff, 0x0400, 0x7bff, 0x7c00, 0xfc00, 0x7e00, 0xfe01, 0x7c01, 0x3c00, 0x3c01],
+        DType::BF16 => &[0, 0x8000, 1, 0x8001, 0x007f, 0x0080, 0x7f7f, 0x7f80, 0xff80, 0x7fc0, 0xffc1, 0x7f81, 0x3f80, 0x3f81],
+        DType::F32 => &[
+            0,
+            0x8000_0000,
+            1,
+            0x8000_0001,
+            0x7f7f_ffff,
+            0x7f80_0000,
+            0xff80_0000,
+            0x7fc0_0000,
+            0xffc0_1234,
+            0x7f80_0001,
+            0x3f80_0000,
+        ],
+        DType::F64 => {
+            &[0, 1 << 63, 1, 0x7ff << 52, 0xfff << 52, 0x7ff8 << 48, 0xfff8_0000_0000_4321, (0x7ff << 52) + 1, 0x3ff << 52]
+        }
+        _ => &[0, 1, 2, u64::MAX, u64::MAX - 1, 0x80, 0x7f, 0x8000_0000, 0x7fff_ffff, 1 << 63, (1 << 63) - 1],
+    };
+    let size = dtype.size_bytes();
+    let element = |random: &mut Random| match random.below(4) {
+        0 => special[random.below(special.len())],
+        1 => small(dtype, random.below(200) as i64 - 100),
+        _ => random.next(),
+    };
+    (0..count).flat_map(|_| element(random).to_le_bytes().into_iter().take(size)).collect()
+}
+
+fn scalar(dtype: DType, random: &mut Random) -> u64 {
+    let bits = small(dtype, random.below(17) as i64 - 8);
+    if dtype.size_bytes() == 8 { bits } else { bits & ((1 << (8 * dtype.size_bytes())) - 1) }
+}
+
+/// The bits of a small number.
+fn small(dtype: DType, value: i64) -> u64 {
+    match dtype {
+        DType::F16 => f16::from_f32(value as f32 / 4.0).to_bits().into(),
+        DType::BF16 => bf16::from_f32(value as f32 / 4.0).to_bits().into(),
+        DType::F32 => (value as f32 / 4.0).to_bits().into(),
+        DType::F64 => (value as f64 / 4.0).to_bits(),
+        _ => value as u64,
+    }
+}
+
+fn reducible() -> impl Iterator<Item = (DType, ReduceOp)> {
+    let pairs = DType::ALL.into_iter().flat_map(|dtype| ReduceOp::ALL.into_iter().map(move |op| (dtype, op)));
+    pairs.filter(|&(dtype, op)| op.accepts(dtype))
+}
+
+/// Under miri everything takes a thousand times as long.
+const FEW: bool = cfg!(miri);
+
+#[test]
+fn every_type_and_operation_is_right_at_the_borders_of_vectors_and_groups() {
+    let mut random = Random(1);
+    let counts: Vec<usize> = if FEW { vec![0, 1, 5, 67] } else { (0..=130).chain(255..=258).chain(511..=513).collect() };
+    for (dtype, op) in reducible() {
+        for &count in &counts {
+            for inputs in if FEW { &[1, 3][..] } else { &[1, 2, 3, 8] } {
+                let outputs = 1 + random.below(3);
+                let stores = if random.below(2) == 0 { Stores::Cached } else { Stores::Streaming };
+                let misalignment = if random.below(3) == 0 { 0 } else { random.below(64) };
+                Case { dtype, op, inputs: *inputs, outputs, count, in_place: random.below(2) == 0, misalignment, stores }
+                    .check(&mut random);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_type_and_operation_is_right_over_many_groups() {
+    let mut random = Random(2);
+    for (dtype, op) in reducible() {
+        for count in if FEW { &[300][..] } else { &[1023, 1024, 1025, 4095, 4096, 4097] } {
+            for stores in [Stores::Cached, Stores::Streaming] {
+                let (inputs, misalignment) = (2 + random.below(2), random.below(2) * random.below(64));
+                Case { dtype, op, inputs, outputs: 2, count: *count, in_place: false, misalignment, stores }.check(&mut random);
+            }
+        }
+    }
+}
+
+#[test]
+fn hundreds_of_inputs_average_as_their_number_says() {
+    let mut random = Random(3);
+    for (dtype, op) in reducible().filter(|&(_, op)| matches!(op, ReduceOp::Avg | ReduceOp::Sum)) {
+        for inputs in if FEW { &[5, 17][..] } else { &[5, 7, 127, 128, 129, 255, 256, 257, 300] } {
+            Case { dtype, op, inputs: *inputs, outputs: 1, count: 70, in_place: false, misalignment: 1, stores: Stores::Cached }
+                .check(&mut random);
+        }
+    }
+}
+
+#[test]
+fn min_and_max_order_the_zeros_and_prefer_numbers_to_nans_in_any_order() {
+    let zeros = |a: f32, b: f32| [(a.to_le_bytes().to_vec(), 0), (b.to_le_bytes().to_vec(), 0)];
+    for (op, a, b, expected) in [
+        (ReduceOp::Min, 0.0, -0.0, -0.0f32),
+        (ReduceOp::Min, -0.0, 0.0, -0.0),
+        (ReduceOp::Max, 0.0, -0.0, 0.0),
+        (ReduceOp::Max, -0.0, 0.0, 0.0),
+        (ReduceOp::Min, f32::NAN, 3.0, 3.0),
+        (ReduceOp::Max, 3.0, f32::NAN, 3.0),
+        (ReduceOp::Max, f32::NAN, f32::NEG_INFINITY, f32::NEG_INFINITY),
+    ] {
+        let data = zeros(a, b);
+        assert_eq!(oracle::reduce(DType::F32, op, &data), expected.to_le_bytes(), "the oracle itself");
+        Case { dtype: DType::F32, op, inputs: 2, outputs: 1, count: 1, in_place: false, misalignment: 0, stores: Stores::Cached }
+            .check_data(&data);
+    }
+}
+
+#[test]
+fn sixteen_bit_floats_are_rounded_once_and_not_at_each_input() {
+    // 2048 + 1 + 1 in binary16: rounded at each step it stays 2048, rounded once it is 2050.
+    let data: Vec<_> = [2048.0, 1.0, 1.0].map(|x| (f16::from_f32(x).to_le_bytes().to_vec(), 0)).to_vec();
+    assert_eq!(oracle::reduce(DType::F16, ReduceOp::Sum, &data), f16::from_f32(2050.0).to_le_bytes());
+    let case = Case {
+        dtype: DType::F16,
+        op: ReduceOp::Sum,
+        inputs: 3,
+        outputs: 1,
+        count: 1,
+        in_place: false,
+        misalignment: 0,
+        stores: Stores::Cached,
+    };
+    case.check_data(&data);
+}
+
+#[test]
+fn every_binary16_and_bfloat16_survives_the_way_to_f32_and_back() {
+    let all: Vec<u8> = (0..=u16::MAX).step_by(if FEW { 251 } else { 1 }).flat_map(u16::to_le_bytes).collect();
+    for dtype in [DType::F16, DType::BF16] {
+        let count = all.len() / 2;
+        let case = Case {
+            dtype,
+            op: ReduceOp::Sum,
+            inputs: 1,
+            outputs: 1,
+            count,
+            in_place: false,
+            misalignment: 0,
+            stores: Stores::Cached,
+        };
+        case.check_data(&[(all.clone(), 0)]);
+    }
+}
+
+#[test]
+fn rounding_to_sixteen_bits_is_to_nearest_even_for_all_magnitudes() {
+    use super::super::float16::{narrow, narrow_bf16, widen, widen_bf16};
+    let step = if FEW { 10_000_019 } else { 509 };
+    let near_ties = (0..=u32::from(u16::MAX))
+        .flat_map(|high| [0x0fff, 0x1000, 0x1001, 0x3000, 0x7fff, 0x8000, 0x8001].map(|low| high << 16 | low));
+    for bits in (0..=u32::MAX).step_by(step).chain(near_ties.step_by(if FEW { 1009 } else { 1 })) {
+        let value = f32::from_bits(bits);
+        if !value.is_nan() {
+            assert_eq!(narrow(value), f16::from_f32(value).to_bits(), "{bits:#x}");
+            assert_eq!(narrow_bf16(value), bf16::from_f32(value).to_bits(), "{bits:#x}");
+        }
+    }
+    for bits in 0..=u16::MAX {
+        if !f16::from_bits(bits).is_nan() {
+            assert_eq!(widen(bits).to_bits(), f16::from_bits(bits).to_f32().to_bits(), "{bits:#x}");
+        }
+        assert_eq!(widen_bf16(bits).to_bits(), u32::from(bits) << 16);
+    }
+}
+
+#[test]
+#[should_panic(expected = "over 0 inputs")]
+fn a_reduction_of_nothing_is_a_bug_of_the_caller() {
+    // SAFETY: nothing is accessed.
+    unsafe { reduce_on(Isa::best(), DType::F32, ReduceOp::Sum, &[], &[], 1, Stores::Cached) };
+}
+
+#[test]
+#[should_panic(expected = "and of float")]
+fn a_bitwise_reduction_of_floats_is_a_bug_of_the_caller() {
+    let input = Input { at: std::ptr::null(), scalar: 0 };
+    // SAFETY: nothing is accessed.
+    unsafe { reduce_on(Isa::best(), DType::F32, ReduceOp::And, &[input], &[], 0, Stores::Cached) };
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if FEW { 8 } else { 512 }, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_shape_agrees_with_the_oracle(
+        pair in 0usize..100, inputs in 1usize..12, outputs in 1usize..12, count in 0usize..700,
+        in_place: bool, misalignment in 0usize..64, streaming: bool, seed in 1u64..,
+    ) {
+        let pairs: Vec<_> = reducible().collect();
+        let (dtype, op) = pairs[pair % pairs.len()];
+        let stores = if streaming { Stores::Streaming } else { Stores::Cached };
+        let count = if FEW { count % 80 } else { count };
+        Case { dtype, op, inputs, outputs, count, in_place, misalignment, stores }.check(&mut Random(seed));
+    }
+
+    #[test]
+    fn division_by_a_fixed_count_is_division(dividend: u64, shift in 0u32..64, count in 1u64.., count_shift in 0u32..64) {
+        use super::super::number::Number;
+        let (dividend, count) = (dividend >> shift, (count >> count_shift).max(1));
+        prop_assert_eq!(dividend.over(u64::divisor(count as usize)), dividend / count);
+        prop_assert_eq!((dividend as i64).over(i64::divisor(count as usize)), (i128::from(dividend as i64) / i128::from(count)) as i64);
+        let (dividend, count) = (dividend as u32, (count as u32).max(1));
+        prop_assert_eq!(dividend.over(u32::divisor(count as usize)), dividend / count);
+        prop_assert_eq!((dividend as i32).over(i32::divisor(count as usize)), (i64::from(dividend as i32) / i64::from(count)) as i32);
+    }
+}
