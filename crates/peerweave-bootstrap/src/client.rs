@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::Ipv4Addr;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use crate::interface;
 use crate::job::{Job, Served};
 use crate::proto::{Collective, Fault, Frame, Hello, JOIN_REQUEST, MAX_BLOB_LEN_BYTES, MAX_KEY_LEN_BYTES, ProtocolError};
 use crate::server::{Server, ServerOptions};
+use crate::socket::is_loopback_only;
 
 /// How a PE takes part in a rendezvous.
 ///
@@ -121,7 +123,7 @@ impl Rendezvous {
             (Served::ByPe0, 0) => Some(serve(job, endpoint, &options.server, deadline)?),
             _ => None,
         };
-        let endpoint = server.as_ref().map_or(endpoint, Server::endpoint).clone();
+        let endpoint = server.as_ref().map_or(endpoint, Server::here).clone();
         let connection = connect(job, &endpoint, start, deadline)?;
         let answer = connection.wait(JOIN_REQUEST, deadline);
         let mut joined = member(Link::Joined { connection, endpoint }, server);
@@ -404,8 +406,13 @@ const FAREWELL: Duration = Duration::from_millis(500);
 fn serve(job: &Job, endpoint: &Endpoint, options: &ServerOptions, deadline: Instant) -> Result<Server, BootstrapError> {
     let start = Instant::now();
     let mut options = options.clone();
-    if options.bind_address.is_none() && job.interface.is_some() && matches!(endpoint, Endpoint::Tcp(..)) {
-        options.bind_address = Some(interface::advertise_address(job.interface.as_deref())?.address);
+    if let (None, Endpoint::Tcp(host, _)) = (options.bind_address, endpoint) {
+        if job.interface.is_some() {
+            options.bind_address = Some(interface::advertise_address(job.interface.as_deref())?.address);
+        } else if job.n_machines > 1 && is_loopback_only(host) {
+            tracing::warn!(%endpoint, "the host's name means only this machine: listening on every interface");
+            options.bind_address = Some(Ipv4Addr::UNSPECIFIED.into());
+        }
     }
     loop {
         match Server::bind(endpoint, job.token, job.n_pes, options.clone()) {

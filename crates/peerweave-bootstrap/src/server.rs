@@ -20,7 +20,7 @@ use crate::client::loss_of;
 use crate::endpoint::Endpoint;
 use crate::error::{BootstrapError, Loss};
 use crate::proto::{Fault, MAX_PES};
-use crate::socket::Listener;
+use crate::socket::{Bound, Listener};
 use crate::token::Token;
 
 mod event_loop;
@@ -112,6 +112,7 @@ pub struct ServerState {
 #[derive(Debug)]
 pub struct Server {
     endpoint: Endpoint,
+    here: Endpoint,
     shared: Arc<Shared>,
     commands: Sender<Command>,
     thread: Option<JoinHandle<()>>,
@@ -155,7 +156,7 @@ impl Server {
                 expected: format!("1 to {MAX_PES}"),
             });
         }
-        let (listener, endpoint) = Listener::bind(endpoint, options.bind_address)?;
+        let (listener, Bound { told: endpoint, here }) = Listener::bind(endpoint, options.bind_address)?;
         let failed = |error: std::io::Error| BootstrapError::io("Server::bind", &error);
         let poll = Poll::new().map_err(failed)?;
         let shared = Arc::new(Shared {
@@ -169,12 +170,17 @@ impl Server {
         let thread =
             thread::Builder::new().name("peerweave-rendezvous".to_owned()).spawn(move || event_loop.run()).map_err(failed)?;
         tracing::debug!(%endpoint, n_pes, "the rendezvous is open");
-        Ok(Self { endpoint, shared, commands, thread: Some(thread), pid: std::process::id() })
+        Ok(Self { endpoint, here, shared, commands, thread: Some(thread), pid: std::process::id() })
     }
 
     /// Where PEs connect, with the port that the system chose where none was asked for.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
+    }
+
+    /// Where this process reaches it.
+    pub(crate) fn here(&self) -> &Endpoint {
+        &self.here
     }
 
     /// Who is there.

@@ -20,6 +20,14 @@ pub(crate) enum Listener {
     Tcp(net::TcpListener),
 }
 
+/// Where a listener is.
+pub(crate) struct Bound {
+    /// As others are told.
+    pub(crate) told: Endpoint,
+    /// As its own process reaches it, whatever the host's name means on this machine.
+    pub(crate) here: Endpoint,
+}
+
 /// One side of a connection, blocking with time limits.
 pub(crate) enum Stream {
     #[cfg(target_os = "linux")]
@@ -31,7 +39,7 @@ impl Listener {
     /// Binds, and says where: a chosen port takes the place of port 0.
     ///
     /// `interface` is the address to bind instead of the endpoint's host, which clients are told all the same.
-    pub(crate) fn bind(endpoint: &Endpoint, interface: Option<net::IpAddr>) -> Result<(Self, Endpoint), BootstrapError> {
+    pub(crate) fn bind(endpoint: &Endpoint, interface: Option<net::IpAddr>) -> Result<(Self, Bound), BootstrapError> {
         let failed = |error: &io::Error| BootstrapError::io_at("bind", endpoint, error);
         match endpoint {
             #[cfg(target_os = "linux")]
@@ -39,7 +47,7 @@ impl Listener {
                 use std::os::linux::net::SocketAddrExt;
                 let address = unix::SocketAddr::from_abstract_name(name).map_err(|e| failed(&e))?;
                 let listener = unix::UnixListener::bind_addr(&address).map_err(|e| failed(&e))?;
-                Ok((Self::Unix(listener), endpoint.clone()))
+                Ok((Self::Unix(listener), Bound { told: endpoint.clone(), here: endpoint.clone() }))
             }
             #[cfg(not(target_os = "linux"))]
             Endpoint::Unix(_) => Err(failed(&no_unix())),
@@ -56,8 +64,14 @@ impl Listener {
                     }),
                 }
                 .map_err(|e| failed(&e))?;
-                let port = listener.local_addr().map_err(|e| failed(&e))?.port();
-                Ok((Self::Tcp(listener), Endpoint::Tcp(host.clone(), port)))
+                let address = listener.local_addr().map_err(|e| failed(&e))?;
+                let here = match address.ip() {
+                    net::IpAddr::V4(ip) if ip.is_unspecified() => net::Ipv4Addr::LOCALHOST.into(),
+                    net::IpAddr::V6(ip) if ip.is_unspecified() => net::Ipv6Addr::LOCALHOST.into(),
+                    ip => ip,
+                };
+                let at = |host: String| Endpoint::Tcp(host, address.port());
+                Ok((Self::Tcp(listener), Bound { told: at(host.clone()), here: at(here.to_string()) }))
             }
         }
     }
@@ -141,6 +155,13 @@ where
     for<'a> &'a S: io::Write,
 {
     io::Write::write(&mut &*stream, bytes)
+}
+
+/// Whether a host's name means nothing but this machine, here: many systems list their own name as 127.0.1.1, which no other
+/// machine reaches.
+pub(crate) fn is_loopback_only(host: &str) -> bool {
+    let addresses = (host, 0).to_socket_addrs();
+    addresses.is_ok_and(|addresses| addresses.map(|address| address.ip().is_loopback()).reduce(|a, b| a && b) == Some(true))
 }
 
 /// Whether an error only says that the time given to a call was over.

@@ -384,6 +384,35 @@ fn pe_0_serves_stays_until_the_others_have_left_and_may_serve_again() {
 }
 
 #[test]
+fn pe_0_serves_several_machines_whatever_its_name_means_on_its_own() {
+    // A port that nobody has at present.
+    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let mut jobs = served_by_pe_0(3, Endpoint::Tcp("localhost".to_owned(), port));
+    for job in &mut jobs {
+        (job.n_machines, job.machine, job.local_n_pes, job.local_pe) = (3, job.pe.get(), 1, 0);
+    }
+    run_jobs(jobs, LONG, |joined| {
+        let rendezvous = joined.unwrap();
+        if let Some(server) = rendezvous.server() {
+            assert_eq!(*server.endpoint(), Endpoint::Tcp("localhost".to_owned(), port));
+        }
+        assert_eq!(rendezvous.exchange("machines", rendezvous.pe().to_string().as_bytes()).unwrap()[2], b"PE 2");
+        rendezvous.leave().unwrap();
+    });
+}
+
+#[test]
+fn the_interface_that_is_asked_for_is_the_one_that_is_listened_on() {
+    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let mut jobs = served_by_pe_0(2, Endpoint::Tcp("127.0.0.1".to_owned(), port));
+    jobs.iter_mut().for_each(|job| job.interface = Some("127.0.0.1".to_owned()));
+    run_jobs(jobs.clone(), LONG, |joined| joined.unwrap().leave().unwrap());
+    jobs.iter_mut().for_each(|job| job.interface = Some("no such interface".to_owned()));
+    let error = Rendezvous::join(&jobs[0], Options::default()).unwrap_err();
+    assert!(matches!(error, BootstrapError::Environment { variable: "PEERWEAVE_INTERFACE", .. }), "{error}");
+}
+
+#[test]
 fn a_serving_pe_0_that_drops_out_is_named() {
     run_jobs(served_by_pe_0(3, Endpoint::random_unix().unwrap()), LONG, |joined| {
         let rendezvous = joined.unwrap();
