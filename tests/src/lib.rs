@@ -1,1 +1,29 @@
-//! Being written.
+//! What the tests of Peerweave are made of: programs run as PEs of every backend, a naive oracle, faults.
+//!
+//! The scenarios themselves are in `tests/`. Nothing here is part of what users add.
+//!
+//! ```text
+//!   harness      the main function of a test binary: scenarios, or, where a variable says so, one PE
+//!   job, child   a program as PEs: threads, processes, or one PE that talks to nobody
+//!   sample       elements of every type, and reductions whose results are exact
+//!   oracle       every collective over `Vec<Vec<T>>`
+//!   memory       buffers of every kind with guards around them
+//!   calls        a collective by its name
+//!   conformance  cases, and what checks one
+//!   leftovers    what a job may not leave behind
+//!   needs        what a scenario needs of the machine
+//! ```
+
+pub mod calls;
+pub mod child;
+pub mod conformance;
+pub mod harness;
+pub mod job;
+pub mod leftovers;
+pub mod memory;
+pub mod needs;
+pub mod oracle;
+pub mod sample;
+
+pub use harness::main;
+pub use job::{Job, Seat};

@@ -1,0 +1,271 @@
+//! A collective by its name: the same call on whatever memory, on the calling thread or on a stream.
+//!
+//! Decides nothing: what is called with what is `conformance`'s to say.
+
+use crate::memory::{Mem, Store};
+use crate::sample::{Exact, Sample};
+use peerweave::{Rank, Reduction, Result, Stream, Team, Ticket, VectorCounts, none};
+
+/// Every form of every collective that takes memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of the calls")]
+pub enum Form {
+    AllReduce,
+    AllReduceInPlace,
+    Reduce,
+    ReduceInPlace,
+    ReduceScatter,
+    ReduceScatterInPlace,
+    Broadcast,
+    BroadcastInPlace,
+    AllGather,
+    AllGatherInPlace,
+    AllToAll,
+    AllToAllInPlace,
+    AllToAllV,
+    AllToAllVInPlace,
+    Gather,
+    GatherInPlace,
+    Scatter,
+    ScatterInPlace,
+}
+
+impl Form {
+    /// Those that combine elements.
+    pub const REDUCING: [Self; 6] = [
+        Self::AllReduce,
+        Self::AllReduceInPlace,
+        Self::Reduce,
+        Self::ReduceInPlace,
+        Self::ReduceScatter,
+        Self::ReduceScatterInPlace,
+    ];
+
+    /// Those that only move elements.
+    pub const MOVING: [Self; 12] = [
+        Self::Broadcast,
+        Self::BroadcastInPlace,
+        Self::AllGather,
+        Self::AllGatherInPlace,
+        Self::AllToAll,
+        Self::AllToAllInPlace,
+        Self::AllToAllV,
+        Self::AllToAllVInPlace,
+        Self::Gather,
+        Self::GatherInPlace,
+        Self::Scatter,
+        Self::ScatterInPlace,
+    ];
+
+    /// Whether it has one buffer.
+    pub fn is_in_place(self) -> bool {
+        use Form::{
+            AllGatherInPlace, AllReduceInPlace, AllToAllInPlace, AllToAllVInPlace, BroadcastInPlace, GatherInPlace, ReduceInPlace,
+            ReduceScatterInPlace, ScatterInPlace,
+        };
+        matches!(
+            self,
+            AllReduceInPlace
+                | ReduceInPlace
+                | ReduceScatterInPlace
+                | BroadcastInPlace
+                | AllGatherInPlace
+                | AllToAllInPlace
+                | AllToAllVInPlace
+                | GatherInPlace
+                | ScatterInPlace
+        )
+    }
+
+    /// Lengths of the sending and the receiving buffer of a rank, for `count` elements among `n` ranks. In place, they are the same buffer.
+    pub fn lens(self, count: usize, n: usize, is_root: bool) -> (usize, usize) {
+        match self {
+            Self::AllReduce | Self::AllReduceInPlace | Self::Reduce | Self::ReduceInPlace => (count, count),
+            Self::Broadcast | Self::BroadcastInPlace => (count, count),
+            Self::AllGather | Self::Gather => (count, count * n),
+            Self::ReduceScatter | Self::Scatter => (count * n, count),
+            Self::GatherInPlace | Self::ScatterInPlace if !is_root => (count, count),
+            _ => (count * n, count * n),
+        }
+    }
+}
+
+/// Where a call runs.
+#[derive(Clone, Copy, Debug)]
+pub enum On<'a> {
+    /// On the calling thread.
+    Caller,
+    /// On a stream, whose ticket is waited for.
+    Stream(&'a Stream),
+}
+
+/// `$call` with `$s` as each kind of source; slices only where `slice:` says how.
+macro_rules! source {
+    ($mem:expr, $s:ident => $any:expr, slice: $slice:expr) => {{
+        match &$mem.store {
+            Store::Symmetric { inner: $s, .. } => $any,
+            Store::Buffer { inner: $s, .. } => $any,
+            Store::Slice { .. } => {
+                let $s = $mem.store.slice($mem.len());
+                let _ = &$s;
+                $slice
+            }
+        }
+    }};
+}
+
+macro_rules! dest {
+    ($mem:expr, $d:ident => $any:expr, slice: $slice:expr) => {{
+        let len = $mem.len();
+        match &mut $mem.store {
+            Store::Symmetric { inner, .. } => {
+                let $d = &*inner;
+                $any
+            }
+            Store::Buffer { inner, .. } => {
+                let $d = &*inner;
+                $any
+            }
+            store @ Store::Slice { .. } => {
+                let $d = store.slice_mut(len);
+                let _ = &$d;
+                $slice
+            }
+        }
+    }};
+}
+
+/// Blocking with sources of every kind, or on a stream with those that it takes.
+macro_rules! two {
+    ($on:expr, $send:expr, $recv:expr, |$s:ident, $d:ident| $blocking:expr, |$stream:ident| $queued:expr) => {
+        match $on {
+            On::Caller => source!($send, $s => dest!($recv, $d => $blocking, slice: $blocking), slice: dest!($recv, $d => $blocking, slice: $blocking)),
+            On::Stream($stream) => ended(source!($send, $s => dest!($recv, $d => $queued, slice: no_slice()), slice: no_slice())),
+        }
+    };
+}
+
+macro_rules! one {
+    ($on:expr, $mem:expr, |$d:ident| $blocking:expr, |$stream:ident| $queued:expr) => {
+        match $on {
+            On::Caller => dest!($mem, $d => $blocking, slice: $blocking),
+            On::Stream($stream) => ended(dest!($mem, $d => $queued, slice: no_slice())),
+        }
+    };
+}
+
+fn no_slice<R>() -> Result<Ticket<R>> {
+    panic!("a stream takes no slices")
+}
+
+/// Waits for what was enqueued.
+///
+/// # Errors
+/// Those of the call and of the ticket.
+pub fn ended<R>(submitted: Result<Ticket<R>>) -> Result<R> {
+    submitted?.wait()
+}
+
+/// A collective that combines elements. In place, the buffer is `recv`. `absent`: whoever is not the root passes nothing.
+///
+/// # Errors
+/// As the call.
+pub fn reduction<T: Exact>(
+    form: Form,
+    team: &Team,
+    on: On<'_>,
+    send: &Mem<T>,
+    recv: &mut Mem<T>,
+    op: Reduction<T>,
+    root: Rank,
+    absent: bool,
+) -> Result<()> {
+    match form {
+        Form::AllReduce => two!(on, send, recv, |s, d| team.all_reduce_blocking(s, d, op), |q| team.all_reduce(q, s, d, op)),
+        Form::AllReduceInPlace => {
+            one!(on, recv, |d| team.all_reduce_in_place_blocking(d, op), |q| team.all_reduce_in_place(q, d, op))
+        }
+        Form::Reduce if absent && team.my_rank() != root => match on {
+            On::Caller => source!(send, s => team.reduce_blocking(s, none(), op, root), slice: team.reduce_blocking(s, none(), op, root)),
+            On::Stream(q) => ended(source!(send, s => team.reduce(q, s, none(), op, root), slice: no_slice())),
+        },
+        Form::Reduce => two!(on, send, recv, |s, d| team.reduce_blocking(s, d, op, root), |q| team.reduce(q, s, d, op, root)),
+        Form::ReduceInPlace => {
+            one!(on, recv, |d| team.reduce_in_place_blocking(d, op, root), |q| team.reduce_in_place(q, d, op, root))
+        }
+        Form::ReduceScatter => {
+            two!(on, send, recv, |s, d| team.reduce_scatter_blocking(s, d, op), |q| team.reduce_scatter(q, s, d, op))
+        }
+        Form::ReduceScatterInPlace => {
+            one!(on, recv, |d| team.reduce_scatter_in_place_blocking(d, op), |q| team.reduce_scatter_in_place(q, d, op))
+        }
+        other => panic!("{other:?} combines nothing"),
+    }
+}
+
+/// A collective that only moves elements, as [`reduction`].
+///
+/// # Errors
+/// As the call.
+pub fn movement<T: Sample>(
+    form: Form,
+    team: &Team,
+    on: On<'_>,
+    send: &Mem<T>,
+    recv: &mut Mem<T>,
+    root: Rank,
+    absent: bool,
+) -> Result<()> {
+    let absent = absent && team.my_rank() != root;
+    match form {
+        Form::Broadcast if absent => {
+            one!(on, recv, |d| team.broadcast_blocking(none(), d, root), |q| team.broadcast(q, none(), d, root))
+        }
+        Form::Broadcast => {
+            two!(on, send, recv, |s, d| team.broadcast_blocking(s, d, root), |q| team.broadcast(q, s, d, root))
+        }
+        Form::BroadcastInPlace => {
+            one!(on, recv, |d| team.broadcast_in_place_blocking(d, root), |q| team.broadcast_in_place(q, d, root))
+        }
+        Form::AllGather => two!(on, send, recv, |s, d| team.all_gather_blocking(s, d), |q| team.all_gather(q, s, d)),
+        Form::AllGatherInPlace => one!(on, recv, |d| team.all_gather_in_place_blocking(d), |q| team.all_gather_in_place(q, d)),
+        Form::AllToAll => two!(on, send, recv, |s, d| team.all_to_all_blocking(s, d), |q| team.all_to_all(q, s, d)),
+        Form::AllToAllInPlace => one!(on, recv, |d| team.all_to_all_in_place_blocking(d), |q| team.all_to_all_in_place(q, d)),
+        Form::Gather if absent => match on {
+            On::Caller => source!(send, s => team.gather_blocking(s, none(), root), slice: team.gather_blocking(s, none(), root)),
+            On::Stream(q) => ended(source!(send, s => team.gather(q, s, none(), root), slice: no_slice())),
+        },
+        Form::Gather => two!(on, send, recv, |s, d| team.gather_blocking(s, d, root), |q| team.gather(q, s, d, root)),
+        Form::GatherInPlace => {
+            one!(on, recv, |d| team.gather_in_place_blocking(d, root), |q| team.gather_in_place(q, d, root))
+        }
+        Form::Scatter if absent => {
+            one!(on, recv, |d| team.scatter_blocking(none(), d, root), |q| team.scatter(q, none(), d, root))
+        }
+        Form::Scatter => two!(on, send, recv, |s, d| team.scatter_blocking(s, d, root), |q| team.scatter(q, s, d, root)),
+        Form::ScatterInPlace => {
+            one!(on, recv, |d| team.scatter_in_place_blocking(d, root), |q| team.scatter_in_place(q, d, root))
+        }
+        other => panic!("{other:?} takes something else"),
+    }
+}
+
+/// An all-to-all-v; in place where `form` says so.
+///
+/// # Errors
+/// As the call.
+pub fn vector<T: Sample>(
+    form: Form,
+    team: &Team,
+    on: On<'_>,
+    send: &Mem<T>,
+    recv: &mut Mem<T>,
+    counts: VectorCounts,
+) -> Result<()> {
+    match form {
+        Form::AllToAllV => {
+            two!(on, send, recv, |s, d| team.all_to_all_v_blocking(s, d, counts), |q| team.all_to_all_v(q, s, d, counts))
+        }
+        _ => one!(on, recv, |d| team.all_to_all_v_in_place_blocking(d, counts), |q| team.all_to_all_v_in_place(q, d, counts)),
+    }
+}

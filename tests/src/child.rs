@@ -1,0 +1,239 @@
+//! PEs that are processes: started, listened to, killed, and never left behind.
+//!
+//! A PE's standard output is a protocol of lines between it and its scenario; its standard error is kept for the report of a failure.
+
+use crate::harness::PROGRAM;
+use crate::job::{ARGS, Job, MARK};
+use peerweave::Pe;
+use peerweave::bootstrap::{self, Endpoint, Server, ServerOptions, Token};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A job of processes, all of which end when this is dropped.
+#[derive(Debug)]
+pub struct Running {
+    server: Option<Server>,
+    pes: Vec<Process>,
+    program: &'static str,
+    limit: Duration,
+    /// What only this job's processes have in their environment.
+    pub mark: String,
+    /// The name of the socket where they meet.
+    pub socket: String,
+}
+
+#[derive(Debug)]
+struct Process {
+    child: Child,
+    lines: Receiver<(Instant, String)>,
+    stderr: Arc<Mutex<String>>,
+    ended: Option<ExitStatus>,
+}
+
+impl Running {
+    /// Starts the processes of `job`.
+    ///
+    /// # Panics
+    /// Where the system refuses.
+    pub fn start(job: &Job) -> Self {
+        let token = Token::random().expect("random numbers");
+        let endpoint = Endpoint::random_unix().expect("random numbers");
+        let Endpoint::Unix(socket) = &endpoint else { unreachable!("it is a Unix socket") };
+        let (socket, mark) = (socket.clone(), format!("mark-of-{socket}"));
+        let n_pes = u32::try_from(job.n_pes).expect("few PEs");
+        let server = Server::bind(&endpoint, token, n_pes, ServerOptions::default()).expect("a server");
+        let pes = (0..n_pes)
+            .map(|pe| {
+                let place = bootstrap::Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token);
+                let mut command = Command::new(std::env::current_exe().expect("this program"));
+                command.env(PROGRAM, job.program).env(ARGS, &job.args).env(MARK, &mark).envs(place.to_vars()).envs(job.vars());
+                Process::start(command)
+            })
+            .collect();
+        Self { server: Some(server), pes, program: job.program, limit: job.limit, mark, socket }
+    }
+
+    /// The next line of a PE.
+    ///
+    /// # Panics
+    /// Where it ended, or said nothing for the job's limit.
+    pub fn line(&mut self, pe: usize) -> String {
+        self.timed_line(pe).1
+    }
+
+    /// The next line of a PE, with the moment at which it came.
+    ///
+    /// # Panics
+    /// As [`Running::line`].
+    pub fn timed_line(&mut self, pe: usize) -> (Instant, String) {
+        match self.pes[pe].lines.recv_timeout(self.limit) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => self.report(&format!("PE {pe} said nothing for {:?}", self.limit)),
+            Err(RecvTimeoutError::Disconnected) => {
+                let status = self.pes[pe].wait(self.limit);
+                self.report(&format!("PE {pe} ended ({status:?}) without the line that was due"))
+            }
+        }
+    }
+
+    /// Waits until each of these PEs has said `line`.
+    ///
+    /// # Panics
+    /// Where one says something else.
+    pub fn all_say(&mut self, pes: impl IntoIterator<Item = usize>, line: &str) {
+        for pe in pes {
+            let said = self.line(pe);
+            if said != line {
+                self.report(&format!("PE {pe} said {said:?} instead of {line:?}"));
+            }
+        }
+    }
+
+    /// Kills a PE, and tells the rendezvous, as a launcher does. Returns when it was killed.
+    pub fn kill(&mut self, pe: usize) -> Instant {
+        let at = Instant::now();
+        self.signal(pe, Signal::KILL);
+        self.reap(pe);
+        at
+    }
+
+    /// Sends a signal to a PE.
+    ///
+    /// # Panics
+    /// Where it was waited for already.
+    pub fn signal(&self, pe: usize, signal: Signal) {
+        assert!(self.pes[pe].ended.is_none(), "PE {pe} has ended");
+        // It may be a zombie by now, which takes signals too.
+        kill_process(Pid::from_child(&self.pes[pe].child), signal).expect("a child of this process");
+    }
+
+    /// Waits for the end of a PE that was killed or kills itself, and tells the rendezvous, as a launcher does.
+    ///
+    /// # Panics
+    /// Where it does not end.
+    pub fn reap(&mut self, pe: usize) -> ExitStatus {
+        let Some(status) = self.pes[pe].wait(self.limit) else { self.report(&format!("PE {pe} did not end")) };
+        if let Some(server) = &self.server {
+            server.report_lost(Pe::new(pe as u32), &status.to_string());
+        }
+        status
+    }
+
+    /// The process number of a PE.
+    pub fn pid(&self, pe: usize) -> u32 {
+        self.pes[pe].child.id()
+    }
+
+    /// Waits for these PEs and asserts that they ended well.
+    ///
+    /// # Panics
+    /// Where one did not, with what they wrote to standard error.
+    pub fn succeed(&mut self, pes: impl IntoIterator<Item = usize>) {
+        let end = Instant::now() + self.limit;
+        // As a launcher: whoever fails first is reported at once, so that nobody waits for it in vain.
+        let mut left: Vec<usize> = pes.into_iter().collect();
+        let mut bad = Vec::new();
+        while !left.is_empty() {
+            left.retain(|&pe| match self.pes[pe].try_wait() {
+                Some(status) if status.success() => false,
+                Some(status) => {
+                    bad.push(format!("PE {pe} {status}"));
+                    false
+                }
+                None => true,
+            });
+            if Instant::now() > end {
+                let slow: Vec<String> = left.iter().map(|&pe| format!("PE {pe} at {}", self.pes[pe].whereabouts())).collect();
+                self.report(&format!("{bad:?}; not ended after {:?}: {slow:?}", self.limit));
+            }
+            thread::sleep(Duration::from_micros(300));
+        }
+        if !bad.is_empty() {
+            self.report(&format!("{bad:?}"));
+        }
+    }
+
+    /// Fails with everything that is known.
+    fn report(&mut self, what: &str) -> ! {
+        for process in &mut self.pes {
+            process.end();
+        }
+        let mut text = format!("{}: {what}", self.program);
+        for (pe, process) in self.pes.iter().enumerate() {
+            let stderr = process.stderr.lock().unwrap_or_else(PoisonError::into_inner);
+            let shown: String = stderr.lines().take(12).map(|line| format!("\n    [{pe}] {line}")).collect();
+            text += &shown;
+        }
+        panic!("{text}");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for process in &mut self.pes {
+            process.end();
+        }
+        drop(self.server.take());
+    }
+}
+
+impl Process {
+    fn start(mut command: Command) -> Self {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("a process");
+        let (said, lines) = channel();
+        let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if said.send((Instant::now(), line)).is_err() {
+                    return;
+                }
+            }
+        });
+        let stderr = Arc::new(Mutex::new(String::new()));
+        let (mut from, to) = (child.stderr.take().expect("it is piped"), stderr.clone());
+        thread::spawn(move || {
+            let mut block = [0; 4096];
+            while let Ok(count @ 1..) = from.read(&mut block) {
+                let text = String::from_utf8_lossy(&block[..count]);
+                to.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
+            }
+        });
+        Self { child, lines, stderr, ended: None }
+    }
+
+    fn try_wait(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().expect("a child of this process");
+        }
+        self.ended
+    }
+
+    fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let end = Instant::now() + limit;
+        while self.try_wait().is_none() && Instant::now() < end {
+            thread::sleep(Duration::from_micros(200));
+        }
+        self.ended
+    }
+
+    /// Where its threads are in the kernel, for the report of one that hangs.
+    fn whereabouts(&self) -> String {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let threads = status.lines().filter(|line| line.starts_with("State") || line.starts_with("Threads"));
+        threads.collect::<Vec<_>>().join(" ").replace('\t', " ")
+    }
+
+    fn end(&mut self) {
+        if self.ended.is_none() {
+            // It may have ended by itself; then there is nothing to kill.
+            let _ = self.child.kill();
+            self.ended = self.child.wait().ok();
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! Cases of collectives around every border of an algorithm, and what checks one of them against the oracle.
+//!
+//! A case is the same on every PE, since all work it out from the same seed. What differs among PEs (kinds of buffers, where they lie) is
+//! worked out from the seed and the rank.
+
+use crate::calls::{self, Form, On};
+use crate::memory::{Kind, MOST_SHIFT, Mem, arena_len, poison};
+use crate::oracle::{self, Expected, Matrix};
+use crate::sample::{Exact, Sample, hash, movable, reducible, scalar};
+use peerweave::{
+    DType, F8E4M3, F8E5M2, Rank, ReduceOp, Reduction, Stream, Symmetric, Team, TeamShape, VectorCounts, World, bf16, f16,
+};
+
+/// One call, as all ranks make it.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Which collective.
+    pub form: Form,
+    /// The reduction, where it reduces.
+    pub op: ReduceOp,
+    /// Elements, as the collective counts them; the longest part of an all-to-all-v.
+    pub count: usize,
+    /// The kind of all buffers, or a mixture.
+    pub kind: Option<Kind>,
+    /// On a stream, or on the calling thread.
+    pub on_stream: bool,
+    /// Everything else follows from it.
+    pub seed: u64,
+}
+
+/// What the cases of one element type share.
+#[derive(Debug)]
+pub struct Arenas<T> {
+    send: Symmetric<T>,
+    recv: Symmetric<T>,
+}
+
+impl<T: Sample> Arenas<T> {
+    /// Room for cases of up to `longest` elements in a buffer. Collective.
+    ///
+    /// # Panics
+    /// Where there is none.
+    pub fn new(world: &World, longest: usize) -> Self {
+        let len = arena_len(longest);
+        Self { send: world.alloc(len).expect("a heap"), recv: world.alloc(len).expect("a heap") }
+    }
+
+    /// Gives it back. Collective.
+    ///
+    /// # Panics
+    /// Where that fails.
+    pub fn release(self) {
+        self.send.release().expect("all release");
+        self.recv.release().expect("all release");
+    }
+}
+
+/// A rank that runs cases.
+#[derive(Debug)]
+pub struct Bench<'a> {
+    /// The team.
+    pub team: &'a Team,
+    /// A stream of this PE.
+    pub stream: &'a Stream,
+}
+
+impl Case {
+    fn root(&self, n: usize) -> usize {
+        (hash(&[self.seed, 1]) % n as u64) as usize
+    }
+
+    fn kind_of(&self, rank: usize, which: u64) -> Kind {
+        let kind = self.kind.unwrap_or(Kind::ALL[(hash(&[self.seed, 2, rank as u64, which]) % 3) as usize]);
+        if self.on_stream && kind == Kind::Slice { Kind::Buffer } else { kind }
+    }
+
+    fn shift(&self, rank: usize, which: u64) -> usize {
+        (hash(&[self.seed, 3, rank as u64, which]) % (MOST_SHIFT as u64 + 1)) as usize
+    }
+
+    /// The longest buffer of any rank, in elements.
+    pub fn longest(&self, n: usize) -> usize {
+        (self.count + GAP) * n
+    }
+}
+
+/// Elements between the parts of an all-to-all-v, at most.
+const GAP: usize = 3;
+
+impl Bench<'_> {
+    fn on(&self, case: &Case) -> On<'_> {
+        if case.on_stream { On::Stream(self.stream) } else { On::Caller }
+    }
+
+    fn me(&self) -> (usize, usize) {
+        (self.team.my_rank().index(), self.team.size())
+    }
+
+    /// The two buffers of this rank: what it sends (in place, nothing), and where it receives.
+    fn buffers<T: Sample>(&self, case: &Case, arenas: &Arenas<T>, mine: &[T], recv_len: usize) -> (Mem<T>, Mem<T>, Vec<T>) {
+        let rank = self.me().0;
+        let in_place = case.form.is_in_place();
+        let before: Vec<T> = if in_place { mine.to_vec() } else { (0..recv_len).map(poison).collect() };
+        let send = Mem::new(case.kind_of(rank, 0), &arenas.send, case.shift(rank, 0), if in_place { &[] } else { mine });
+        let recv = Mem::new(case.kind_of(rank, 1), &arenas.recv, case.shift(rank, 1), &before);
+        (send, recv, before)
+    }
+
+    /// Runs a case that combines elements.
+    ///
+    /// # Panics
+    /// Where the result is not the oracle's, or a byte beside it changed.
+    pub fn reduction<T: Exact>(&self, case: &Case, arenas: &Arenas<T>) {
+        let (rank, n) = self.me();
+        let root = case.root(n);
+        let lens = |rank: usize| case.form.lens(case.count, n, rank == root);
+        let inputs: Vec<Vec<T>> =
+            (0..n).map(|r| (0..lens(r).0).map(|i| reducible(case.op, case.seed, r, i, n)).collect()).collect();
+        let scalars: Vec<T> = (0..n).map(|r| scalar(case.seed, r)).collect();
+        let (send, mut recv, before) = self.buffers(case, arenas, &inputs[rank], lens(rank).1);
+        let op = match case.op {
+            ReduceOp::PreMulSum => Reduction::pre_mul_sum(scalars[rank]),
+            op => op.into(),
+        };
+        let (root_rank, absent) = (Rank::new(root as u32), case.seed & 1 == 0);
+        let done = calls::reduction(case.form, self.team, self.on(case), &send, &mut recv, op, root_rank, absent);
+        let expected = oracle::reduction(case.form, case.op, &inputs, &scalars, rank, root, &before);
+        self.check(case, done, &inputs[rank], &send, &recv, &expected);
+    }
+
+    /// Runs a case that only moves elements.
+    ///
+    /// # Panics
+    /// As [`Bench::reduction`].
+    pub fn movement<T: Sample>(&self, case: &Case, arenas: &Arenas<T>) {
+        if matches!(case.form, Form::AllToAllV | Form::AllToAllVInPlace) {
+            return self.vector(case, arenas);
+        }
+        let (rank, n) = self.me();
+        let root = case.root(n);
+        let lens = |rank: usize| case.form.lens(case.count, n, rank == root);
+        let inputs: Vec<Vec<T>> = (0..n).map(|r| (0..lens(r).0).map(|i| movable(case.seed, r, i)).collect()).collect();
+        let (send, mut recv, before) = self.buffers(case, arenas, &inputs[rank], lens(rank).1);
+        let (root_rank, absent) = (Rank::new(root as u32), case.seed & 1 == 0);
+        let done = calls::movement(case.form, self.team, self.on(case), &send, &mut recv, root_rank, absent);
+        let expected = oracle::movement(case.form, &inputs, rank, root, &before);
+        self.check(case, done, &inputs[rank], &send, &recv, &expected);
+    }
+
+    fn vector<T: Sample>(&self, case: &Case, arenas: &Arenas<T>) {
+        let (rank, n) = self.me();
+        let in_place = case.form == Form::AllToAllVInPlace;
+        let pair = |from: usize, to: usize| if in_place { (from.min(to), from.max(to)) } else { (from, to) };
+        let counts: Matrix = (0..n)
+            .map(|from| {
+                (0..n)
+                    .map(|to| {
+                        let (a, b) = pair(from, to);
+                        match hash(&[case.seed, 4, a as u64, b as u64]) {
+                            random if random % 4 == 0 => 0,
+                            random if random % 4 == 1 => case.count,
+                            random => ((random >> 8) % (case.count as u64 + 1)) as usize,
+                        }
+                    })
+                    .collect()
+            })
+            .collect();
+        // Parts in an order of the rank's own, with gaps.
+        let places = |rank: usize, side: u64, lens: &dyn Fn(usize) -> usize| -> Vec<usize> {
+            let mut order: Vec<usize> = (0..n).collect();
+            order.sort_by_key(|&peer| hash(&[case.seed, 5, side, rank as u64, peer as u64]));
+            let mut next = 0;
+            let mut offsets = vec![0; n];
+            for peer in order {
+                next += (hash(&[case.seed, 6, side, rank as u64, peer as u64]) % (GAP as u64 + 1)) as usize;
+                offsets[peer] = next;
+                next += lens(peer);
+            }
+            offsets
+        };
+        let send_offsets: Matrix = (0..n).map(|from| places(from, 0, &|to| counts[from][to])).collect();
+        let recv_offsets = if in_place { send_offsets[rank].clone() } else { places(rank, 1, &|from| counts[from][rank]) };
+        let end = |offsets: &[usize], lens: &dyn Fn(usize) -> usize| (0..n).map(|peer| offsets[peer] + lens(peer)).max().unwrap_or(0);
+        let inputs: Vec<Vec<T>> = (0..n)
+            .map(|from| (0..end(&send_offsets[from], &|to| counts[from][to])).map(|i| movable(case.seed, from, i)).collect())
+            .collect();
+        let recv_counts: Vec<usize> = (0..n).map(|from| counts[from][rank]).collect();
+        let recv_len = end(&recv_offsets, &|from| recv_counts[from]);
+        let (send, mut recv, before) = self.buffers(case, arenas, &inputs[rank], recv_len);
+        let passed = VectorCounts {
+            send_counts: counts[rank].clone(),
+            send_offsets: send_offsets[rank].clone(),
+            recv_counts,
+            recv_offsets: recv_offsets.clone(),
+        };
+        let done = calls::vector(case.form, self.team, self.on(case), &send, &mut recv, passed);
+        let expected = oracle::vector(&inputs, &counts, &send_offsets, &recv_offsets, rank, &before);
+        self.check(case, done, &inputs[rank], &send, &recv, &expected);
+    }
+
+    fn check<T: Sample>(
+        &self,
+        case: &Case,
+        done: peerweave::Result<()>,
+        mine: &[T],
+        send: &Mem<T>,
+        recv: &Mem<T>,
+        expected: &Expected<T>,
+    ) {
+        let (rank, n) = self.me();
+        let (from, to) = (case.kind_of(rank, 0), case.kind_of(rank, 1));
+        let whole = || format!("rank {rank} of {n}, {} from {from:?} to {to:?}: {case:?}", T::DTYPE);
+        done.unwrap_or_else(|error| panic!("{error}\n{}", whole()));
+        let found = recv.contents().unwrap_or_else(|touched| panic!("receiving: {touched}\n{}", whole()));
+        assert_eq!(found.len(), expected.len(), "{}", whole());
+        for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+            if expected.is_some_and(|expected| expected.bits() != found.bits()) {
+                panic!("element {i} of {} is {found:?}, expected {expected:?}\n{}", recv.len(), whole());
+            }
+        }
+        let sent = send.contents().unwrap_or_else(|touched| panic!("sending: {touched}\n{}", whole()));
+        let same = send.is_empty() || sent.iter().zip(mine).all(|(now, before)| now.bits() == before.bits());
+        assert!(same, "what was sent has changed\n{}", whole());
+    }
+}
+
+/// Counts around every border for elements of `size` bytes among `n` ranks: what fits the entry line, is staged, is eager, fits a staging area.
+pub fn counts(form: Form, size: usize, n: usize) -> [Vec<usize>; 2] {
+    let parts = if form.lens(1, n, true).0 == n && form.lens(1, n, false).0 == n { n } else { 1 };
+    let around = |bytes: usize| {
+        let count = bytes / (size * parts);
+        [count.saturating_sub(1), count, count + 1]
+    };
+    let small: Vec<usize> = [0, 1, 2, 3, 5, 6, 7]
+        .into_iter()
+        .chain([16, 24, 64, 2048, 4096, 8192].into_iter().flat_map(around))
+        .chain([1021 / parts, 20_011 / (size * parts)])
+        .collect();
+    let large = around(256 << 10).into_iter().chain([(512 << 10) / (size * parts) + 1, 700_001 / (size * parts)]).collect();
+    [small, large]
+}
+
+/// Cases for one element type in one team. Collective over the world: PEs that are not in the team pass `None`.
+///
+/// # Panics
+/// Where a case fails.
+pub fn all_of_a_type(world: &World, team: Option<&Team>, dtype: DType, passes: usize, seed: u64) {
+    let run = match dtype {
+        DType::I8 => numbers::<i8>,
+        DType::U8 => numbers::<u8>,
+        DType::I32 => numbers::<i32>,
+        DType::U32 => numbers::<u32>,
+        DType::I64 => numbers::<i64>,
+        DType::U64 => numbers::<u64>,
+        DType::F16 => numbers::<f16>,
+        DType::BF16 => numbers::<bf16>,
+        DType::F32 => numbers::<f32>,
+        DType::F64 => numbers::<f64>,
+        DType::F8E4M3 => elements::<F8E4M3>,
+        DType::F8E5M2 => elements::<F8E5M2>,
+        other => panic!("{other} is new"),
+    };
+    run(world, team, passes, seed);
+}
+
+/// The cases of one form: some around the small borders, and now and then one of the large.
+fn cases(form: Form, op: ReduceOp, size: usize, n: usize, passes: usize, seed: u64) -> impl Iterator<Item = Case> {
+    let [small, large] = counts(form, size, n);
+    (0..passes).map(move |pass| {
+        let seed = hash(&[seed, form as u64, op as u64, size as u64, pass as u64]);
+        let pick = seed >> 8;
+        let count = if pick.is_multiple_of(16) { large[(pick >> 8) as usize % large.len()] } else { small[(pick >> 8) as usize % small.len()] };
+        let kind = [None, Some(Kind::Symmetric), Some(Kind::Slice), Some(Kind::Buffer)][(pick >> 20) as usize % 4];
+        Case { form, op, count, kind, on_stream: pick >> 30 & 3 == 0, seed }
+    })
+}
+
+/// The longest buffer of [`cases`], in elements, among `n` ranks.
+fn longest(size: usize, n: usize) -> usize {
+    // In the forms with one operand, a rank has up to 700 001 bytes; where all are gathered, as many from each.
+    (700_001usize.div_ceil(size) + GAP + 1) * n
+}
+
+fn elements<T: Sample>(world: &World, team: Option<&Team>, passes: usize, seed: u64) {
+    let arenas = Arenas::<T>::new(world, longest(size_of::<T>(), world.n_pes()));
+    if let Some(team) = team {
+        let stream = world.stream().expect("a stream");
+        let bench = Bench { team, stream: &stream };
+        moving(&bench, &arenas, passes, seed);
+    }
+    arenas.release();
+}
+
+fn moving<T: Sample>(bench: &Bench<'_>, arenas: &Arenas<T>, passes: usize, seed: u64) {
+    for form in Form::MOVING {
+        for case in cases(form, ReduceOp::Sum, size_of::<T>(), bench.team.size(), passes, seed ^ T::DTYPE as u64) {
+            bench.movement(&case, arenas);
+        }
+    }
+}
+
+fn numbers<T: Exact>(world: &World, team: Option<&Team>, passes: usize, seed: u64) {
+    let arenas = Arenas::<T>::new(world, longest(size_of::<T>(), world.n_pes()));
+    if let Some(team) = team {
+        let stream = world.stream().expect("a stream");
+        let bench = Bench { team, stream: &stream };
+        moving(&bench, &arenas, passes, seed);
+        for form in Form::REDUCING {
+            for op in ReduceOp::ALL.into_iter().filter(|op| op.accepts(T::DTYPE)) {
+                for case in cases(form, op, size_of::<T>(), team.size(), passes, seed ^ T::DTYPE as u64) {
+                    bench.reduction(&case, &arenas);
+                }
+            }
+        }
+    }
+    arenas.release();
+}
+
+/// A team of a shape by its name; `None` for PEs that are not in it. Collective over the world.
+///
+/// # Panics
+/// Where it cannot be made.
+pub fn team_of(world: &World, shape: &str) -> Option<Team> {
+    let all = world.team();
+    let (n, me) = (all.size() as u32, all.my_rank().get());
+    let made = match shape {
+        "world" => return Some(all.clone()),
+        "every_second" => all.split_strided(TeamShape { start: 0, stride: 2, size: n.div_ceil(2) }),
+        "reversed" => all.split_strided(TeamShape { start: n - 1, stride: -1, size: n }),
+        "colors" => all.split(Some((me % 3).into()), -i64::from(me)),
+        "all_but_one" => all.split((me != 1 || n == 1).then_some(7), 0),
+        "rows" => all.split_2d(2).map(|(row, _)| Some(row)),
+        "columns" => all.split_2d(2).map(|(_, column)| Some(column)),
+        other => panic!("no shape {other}"),
+    };
+    made.unwrap_or_else(|error| panic!("{shape}: {error}"))
+}

@@ -1,0 +1,125 @@
+//! The main function of a test binary whose PEs are copies of itself.
+//!
+//! Without [`PROGRAM`] in its environment it runs scenarios one after another, as the standard harness would, and understands what
+//! `cargo test` and `cargo nextest` pass. With it, it is one PE: it runs the program of that name, and exits.
+
+use crate::job::Seat;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// What each PE of a job runs.
+pub type Program = fn(&Seat);
+
+/// The variable that makes this binary a PE, with the program that it runs.
+pub const PROGRAM: &str = "PEERWEAVE_TEST_PROGRAM";
+
+/// Programs by name.
+pub type Programs = &'static [(&'static str, Program)];
+
+/// Scenarios by name.
+pub type Scenarios = &'static [(&'static str, fn())];
+
+static PROGRAMS: OnceLock<Programs> = OnceLock::new();
+
+/// Names functions: `named![f, g]` is `&[("f", f), ("g", g)]`.
+#[macro_export]
+macro_rules! named {
+    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as _)),*] };
+}
+
+/// The program of that name.
+///
+/// # Panics
+/// Where there is none.
+pub fn program(name: &str) -> Program {
+    let programs = PROGRAMS.get().expect("only under `harness::main`");
+    programs.iter().find(|program| program.0 == name).unwrap_or_else(|| panic!("no program {name}")).1
+}
+
+/// Runs the scenarios that the arguments choose, or, in a PE, its program.
+pub fn main(programs: Programs, scenarios: Scenarios) -> ExitCode {
+    PROGRAMS.get_or_init(|| programs);
+    if let Ok(name) = std::env::var(PROGRAM) {
+        program(&name)(&Seat::of_process());
+        return ExitCode::SUCCESS;
+    }
+    let chosen = Choice::from(std::env::args().skip(1));
+    let scenarios: Vec<_> = scenarios.iter().filter(|scenario| chosen.takes(scenario.0)).collect();
+    if chosen.list {
+        // Nextest asks a second time for those that are not run by default, of which there are none.
+        if !chosen.ignored {
+            scenarios.iter().for_each(|scenario| println!("{}: test", scenario.0));
+        }
+        return ExitCode::SUCCESS;
+    }
+    println!("\nrunning {} scenarios", scenarios.len());
+    let mut failed = Vec::new();
+    for &&(name, run) in &scenarios {
+        let started = Instant::now();
+        let ended = catch_unwind(AssertUnwindSafe(run));
+        let seconds = started.elapsed().as_secs_f64();
+        match ended {
+            Ok(()) => println!("test {name} ... ok ({seconds:.2} s)"),
+            Err(_) => {
+                println!("test {name} ... FAILED ({seconds:.2} s)");
+                failed.push(name);
+            }
+        }
+    }
+    println!("\ntest result: {} passed; {} failed {failed:?}\n", scenarios.len() - failed.len(), failed.len());
+    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(101) }
+}
+
+/// What the arguments choose.
+#[derive(Debug, Default)]
+struct Choice {
+    parts: Vec<String>,
+    skip: Vec<String>,
+    exact: bool,
+    list: bool,
+    ignored: bool,
+}
+
+impl Choice {
+    fn from(mut arguments: impl Iterator<Item = String>) -> Self {
+        let mut choice = Self::default();
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--exact" => choice.exact = true,
+                "--list" => choice.list = true,
+                "--ignored" => choice.ignored = true,
+                "--skip" => choice.skip.extend(arguments.next()),
+                "--test-threads" | "--format" | "--color" => drop(arguments.next()),
+                other if other.starts_with('-') => {}
+                _ => choice.parts.push(argument),
+            }
+        }
+        choice
+    }
+
+    fn takes(&self, name: &str) -> bool {
+        let fits = |part: &String| if self.exact { name == part } else { name.contains(part.as_str()) };
+        (self.parts.is_empty() || self.parts.iter().any(fits)) && !self.skip.iter().any(fits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choice(text: &str) -> Choice {
+        Choice::from(text.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn arguments_choose_by_part_or_exactly() {
+        assert!(choice("").takes("a_put_arrives"));
+        assert!(choice("put --nocapture").takes("a_put_arrives"));
+        assert!(!choice("put --exact").takes("a_put_arrives"));
+        assert!(choice("a_put_arrives --exact --test-threads 4").takes("a_put_arrives"));
+        assert!(!choice("--skip put").takes("a_put_arrives"));
+        assert!(choice("--list --format terse").list);
+    }
+}

@@ -1,0 +1,209 @@
+//! A program as the PEs of a job: threads of this process, processes of their own, or one PE that talks to nobody.
+//!
+//! Does not say what is asserted: programs assert inside of each PE, and a PE that fails fails the scenario.
+
+use crate::child::Running;
+use crate::harness::program;
+use peerweave::bootstrap::BootstrapError;
+use peerweave::host::HostOptions;
+use peerweave::{Error, Pe, World, environment, noop};
+use std::cell::RefCell;
+use std::time::Duration;
+
+/// The variable with the arguments of a program.
+pub(crate) const ARGS: &str = "PEERWEAVE_TEST_ARGS";
+/// The variable by which the processes of a job are found.
+pub(crate) const MARK: &str = "PEERWEAVE_TEST_MARK";
+
+/// A program, and how many PEs run it.
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub(crate) program: &'static str,
+    pub(crate) n_pes: usize,
+    pub(crate) args: String,
+    pub(crate) limit: Duration,
+    deadline: Duration,
+    attach: bool,
+    check_calls: bool,
+    heap_bytes: Option<usize>,
+}
+
+impl Job {
+    /// The program of that name on `n_pes` PEs, with a deadline that no wait should reach.
+    pub fn new(program: &'static str, n_pes: usize) -> Self {
+        Self {
+            program,
+            n_pes,
+            args: String::new(),
+            limit: Duration::from_secs(120),
+            deadline: Duration::from_secs(30),
+            attach: true,
+            check_calls: false,
+            heap_bytes: None,
+        }
+    }
+
+    /// What the program finds in [`Seat::args`].
+    #[must_use]
+    pub fn args(mut self, args: impl Into<String>) -> Self {
+        self.args = args.into();
+        self
+    }
+
+    /// The deadline of every wait.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// How long the whole job may take.
+    #[must_use]
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Private buffers are copied through shared memory, never read out of other processes.
+    #[must_use]
+    pub fn without_attach(mut self) -> Self {
+        self.attach = false;
+        self
+    }
+
+    /// Calls are compared in full.
+    #[must_use]
+    pub fn check_calls(mut self) -> Self {
+        self.check_calls = true;
+        self
+    }
+
+    /// Bytes of symmetric heap of each PE.
+    #[must_use]
+    pub fn heap_bytes(mut self, bytes: usize) -> Self {
+        self.heap_bytes = Some(bytes);
+        self
+    }
+
+    /// The settings as variables.
+    pub(crate) fn vars(&self) -> Vec<(&'static str, String)> {
+        use environment::names;
+        let mut vars = vec![
+            (names::DEADLINE, self.deadline.as_secs_f64().to_string()),
+            (names::CROSS_MEMORY_ATTACH, if self.attach { "on" } else { "off" }.to_owned()),
+            (names::CHECK_CALLS, u8::from(self.check_calls).to_string()),
+        ];
+        vars.extend(self.heap_bytes.map(|bytes| (names::HEAP_BYTES, bytes.to_string())));
+        vars
+    }
+
+    /// Runs it as threads of this process.
+    ///
+    /// # Panics
+    /// Where a PE does.
+    pub fn on_threads(&self) {
+        let mut options = HostOptions::default();
+        options.deadline = self.deadline;
+        options.check_calls = self.check_calls;
+        options.heap_bytes = self.heap_bytes;
+        let run = program(self.program);
+        let ended = peerweave::host::on_threads(self.n_pes, &options, |world| run(&Seat::of_thread(world.into(), &self.args)));
+        ended.expect("shared memory");
+    }
+
+    /// Runs it as processes, to their end.
+    ///
+    /// # Panics
+    /// Where a PE does not end well, with what all of them wrote to standard error.
+    pub fn on_processes(&self) {
+        self.start().succeed(0..self.n_pes);
+    }
+
+    /// Starts it as processes.
+    pub fn start(&self) -> Running {
+        Running::start(self)
+    }
+
+    /// Runs it in every way there is: threads; processes that read each other's memory, and that do not; and, for one PE, on the backend
+    /// that talks to nobody.
+    ///
+    /// # Panics
+    /// Where a PE does in one of them.
+    pub fn everywhere(&self) {
+        if self.n_pes == 1 {
+            let world = peerweave::World::builder().backend(noop::Noop::new(0, 1)).build().expect("nothing to fail");
+            program(self.program)(&Seat::of_thread(world, &self.args));
+        }
+        self.on_threads();
+        self.on_processes();
+        self.clone().without_attach().on_processes();
+    }
+}
+
+/// A PE's place in a job that it may not have joined yet.
+#[derive(Debug)]
+pub struct Seat {
+    /// What the scenario passed.
+    pub args: String,
+    /// The world of a thread, which is there from the start.
+    world: RefCell<Option<World>>,
+}
+
+impl Seat {
+    fn of_thread(world: World, args: &str) -> Self {
+        Self { args: args.to_owned(), world: RefCell::new(Some(world)) }
+    }
+
+    /// The seat of this process. It ends when the scenario's process does.
+    ///
+    /// # Panics
+    /// Where the system cannot promise that.
+    pub fn of_process() -> Self {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).expect("Linux has this");
+        Self { args: std::env::var(ARGS).unwrap_or_default(), world: RefCell::new(None) }
+    }
+
+    /// Joins the job.
+    ///
+    /// # Errors
+    /// As [`World::from_env`].
+    pub fn try_join(&self) -> Result<World, Error> {
+        self.world.take().map_or_else(World::from_env, Ok)
+    }
+
+    /// Joins the job.
+    ///
+    /// # Panics
+    /// Where that fails.
+    pub fn join(&self) -> World {
+        self.try_join().expect("the job")
+    }
+
+    /// The argument at `index` of those that spaces separate.
+    ///
+    /// # Panics
+    /// Where there is none, or another type.
+    pub fn arg<T: std::str::FromStr>(&self, index: usize) -> T {
+        let text = self.args.split(' ').nth(index).unwrap_or_else(|| panic!("no argument {index} in {:?}", self.args));
+        text.parse().unwrap_or_else(|_| panic!("argument {index} in {:?}", self.args))
+    }
+}
+
+/// Says a line to the scenario.
+pub fn say(line: impl std::fmt::Display) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    // Nobody to hear it is nobody to fail for.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// The PEs that an error names, the set-up of the job included.
+pub fn named_by(error: &Error) -> Vec<Pe> {
+    let blamed = error.blamed();
+    let Error::Setup { source, .. } = error else { return blamed };
+    match source.downcast_ref::<BootstrapError>() {
+        Some(BootstrapError::PeLost { pe, .. }) => vec![*pe],
+        Some(BootstrapError::Timeout { missing, .. }) => missing.clone(),
+        _ => blamed,
+    }
+}

@@ -1,0 +1,136 @@
+//! Buffers of every kind that an operation takes, with guards on both sides that nobody may touch.
+
+use crate::sample::Sample;
+use peerweave::{Buffer, Symmetric};
+
+/// The kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A range of symmetric memory.
+    Symmetric,
+    /// A slice of the caller.
+    Slice,
+    /// A shared buffer.
+    Buffer,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Symmetric, Self::Slice, Self::Buffer];
+}
+
+/// Elements on each side that must stay as they are.
+const GUARD: usize = 9;
+
+/// One buffer.
+#[derive(Debug)]
+pub struct Mem<T> {
+    pub(crate) store: Store<T>,
+    len: usize,
+}
+
+/// Where its elements and guards lie.
+#[derive(Debug)]
+pub(crate) enum Store<T> {
+    Symmetric { all: Symmetric<T>, inner: Symmetric<T> },
+    /// `shift` elements before the first guard, for an unusual alignment.
+    Slice { all: Vec<T>, shift: usize },
+    Buffer { all: Buffer<T>, inner: Buffer<T> },
+}
+
+/// How many elements of an arena a buffer of `len` elements may need.
+pub const fn arena_len(len: usize) -> usize {
+    len + 2 * GUARD + MOST_SHIFT
+}
+
+/// The farthest that a buffer is moved from the start of its arena, in elements.
+pub const MOST_SHIFT: usize = 40;
+
+impl<T: Sample> Mem<T> {
+    /// A buffer of `kind` with these contents, `shift` elements (at most [`MOST_SHIFT`]) away from an even place; `arena` is what
+    /// symmetric ones are a part of.
+    ///
+    /// # Panics
+    /// Where the arena is too short.
+    pub fn new(kind: Kind, arena: &Symmetric<T>, shift: usize, contents: &[T]) -> Self {
+        assert!(shift <= MOST_SHIFT);
+        let len = contents.len();
+        let guarded: Vec<T> = (0..GUARD).map(guard).chain(contents.iter().copied()).chain((0..GUARD).map(|i| guard(i + GUARD))).collect();
+        let store = match kind {
+            Kind::Symmetric => {
+                let all = arena.slice(shift..shift + guarded.len()).expect("a large arena");
+                all.copy_from(&guarded).expect("live memory");
+                Store::Symmetric { inner: all.slice(GUARD..GUARD + len).expect("inside"), all }
+            }
+            Kind::Slice => {
+                let all = std::iter::repeat_n(T::default(), shift).chain(guarded).collect();
+                Store::Slice { all, shift }
+            }
+            Kind::Buffer => {
+                let whole: Buffer<T> = std::iter::repeat_n(T::default(), shift).chain(guarded).collect();
+                let all = whole.slice(shift..).expect("inside");
+                Store::Buffer { inner: all.slice(GUARD..GUARD + len).expect("inside"), all }
+            }
+        };
+        Self { store, len }
+    }
+
+    /// The contents now.
+    ///
+    /// # Errors
+    /// Where a guard was touched: which.
+    pub fn contents(&self) -> Result<Vec<T>, String> {
+        let mut all = match &self.store {
+            Store::Symmetric { all, .. } => all.to_vec().expect("live memory"),
+            Store::Slice { all, shift } => all[*shift..].to_vec(),
+            Store::Buffer { all, .. } => all.to_vec(),
+        };
+        let after = all.split_off(GUARD + self.len);
+        let inner = all.split_off(GUARD);
+        for (i, (found, side)) in all.iter().map(|&x| (x, "before")).chain(after.iter().map(|&x| (x, "after"))).enumerate() {
+            if found.bits() != guard::<T>(i).bits() {
+                return Err(format!("element {} {side} the buffer became {found:?}", i % GUARD));
+            }
+        }
+        Ok(inner)
+    }
+}
+
+impl<T> Store<T> {
+    /// The slice, where it is one.
+    pub(crate) fn slice(&self, len: usize) -> &[T] {
+        match self {
+            Self::Slice { all, shift } => &all[shift + GUARD..shift + GUARD + len],
+            _ => unreachable!("it is a slice"),
+        }
+    }
+
+    /// The slice to be written, where it is one.
+    pub(crate) fn slice_mut(&mut self, len: usize) -> &mut [T] {
+        match self {
+            Self::Slice { all, shift } => &mut all[*shift + GUARD..*shift + GUARD + len],
+            _ => unreachable!("it is a slice"),
+        }
+    }
+}
+
+impl<T> Mem<T> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+fn guard<T: Sample>(index: usize) -> T {
+    T::of_bits(0xa5a5_a5a5_a5a5_a500 | index as u64 | 0x40)
+}
+
+/// What receiving buffers hold before: a value that results rarely have.
+pub fn poison<T: Sample>(index: usize) -> T {
+    T::of_bits(0xdead_beef_dead_be00 | (index as u64 & 0x3f))
+}

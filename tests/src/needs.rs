@@ -1,0 +1,56 @@
+//! What a scenario needs of the machine. Nothing is skipped in silence: what is missing is said, or is a failure where it is required.
+
+/// The variable that lists what must be there, such as `gpu:2,multicast`.
+pub const REQUIRE: &str = "PEERWEAVE_REQUIRE";
+
+/// Whether the machine has `what` (`gpu:2`: two GPUs). Where it has not, that is printed, and the scenario returns.
+///
+/// # Panics
+/// Where `PEERWEAVE_REQUIRE` demands as much, or more, of the same.
+pub fn needs(what: &str) -> bool {
+    let (name, wanted) = parsed(what);
+    let found = amount(name);
+    if found >= wanted {
+        return true;
+    }
+    let required = std::env::var(REQUIRE).unwrap_or_default();
+    let demanded = required.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(parsed);
+    if demanded.into_iter().any(|(demanded, amount)| demanded == name && amount >= wanted) {
+        panic!("{REQUIRE}={required} demands {what}, and this machine has {found}");
+    }
+    println!("    not run: it needs {what}, and this machine has {found}");
+    false
+}
+
+fn parsed(entry: &str) -> (&str, usize) {
+    match entry.split_once(':') {
+        Some((name, amount)) => (name, amount.parse().unwrap_or_else(|_| panic!("{entry}: no number after the colon"))),
+        None => (entry, 1),
+    }
+}
+
+/// How many of something this machine has.
+fn amount(name: &str) -> usize {
+    match name {
+        "processors" => std::thread::available_parallelism().map_or(1, usize::from),
+        "gpu" => (0..).take_while(|index| std::path::Path::new(&format!("/dev/nvidia{index}")).exists()).count(),
+        other => panic!("{other}: nobody knows how to count these"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_a_name_and_a_number() {
+        assert_eq!(parsed("gpu:2"), ("gpu", 2));
+        assert_eq!(parsed("gpu"), ("gpu", 1));
+    }
+
+    #[test]
+    fn what_is_there_is_not_missed() {
+        assert!(needs("processors"));
+        assert!(!needs("processors:100000"));
+    }
+}

@@ -1,0 +1,102 @@
+//! Every collective, done naively over what each rank gives. Knows nothing of buffers or backends.
+
+use crate::calls::Form;
+use crate::sample::{Exact, Sample};
+use peerweave::ReduceOp;
+
+/// What a rank's receiving buffer holds afterwards, element by element; `None` where nothing is promised.
+pub type Expected<T> = Vec<Option<T>>;
+
+/// The parts of an all-to-all-v: `counts[from][to]` elements.
+pub type Matrix = Vec<Vec<usize>>;
+
+/// A collective that combines elements. `inputs[r]` is what rank `r` gives (its whole buffer, in place); `before` is what `rank`'s
+/// receiving buffer held.
+pub fn reduction<T: Exact>(form: Form, op: ReduceOp, inputs: &[Vec<T>], scalars: &[T], rank: usize, root: usize, before: &[T]) -> Expected<T> {
+    let n = inputs.len();
+    let combined = |index: usize| {
+        let elements: Vec<T> = inputs.iter().map(|input| input[index]).collect();
+        T::combine(op, &elements, scalars)
+    };
+    match form {
+        Form::AllReduce | Form::AllReduceInPlace => (0..inputs[0].len()).map(|i| Some(combined(i))).collect(),
+        Form::Reduce | Form::ReduceInPlace if rank == root => (0..inputs[0].len()).map(|i| Some(combined(i))).collect(),
+        Form::Reduce | Form::ReduceInPlace => before.iter().copied().map(Some).collect(),
+        Form::ReduceScatter => {
+            let count = inputs[0].len() / n;
+            (0..count).map(|i| Some(combined(rank * count + i))).collect()
+        }
+        Form::ReduceScatterInPlace => {
+            let count = inputs[0].len() / n;
+            let mine = rank * count..(rank + 1) * count;
+            (0..count * n).map(|i| mine.contains(&i).then(|| combined(i))).collect()
+        }
+        other => panic!("{other:?} combines nothing"),
+    }
+}
+
+/// A collective that only moves elements, as [`reduction`]. In place, gather and scatter have `n` parts at the root and one elsewhere.
+pub fn movement<T: Sample>(form: Form, inputs: &[Vec<T>], rank: usize, root: usize, before: &[T]) -> Expected<T> {
+    let n = inputs.len();
+    let is_root = rank == root;
+    let part = |rank: usize, part: usize| {
+        let count = inputs[rank].len() / n;
+        inputs[rank][part * count..(part + 1) * count].to_vec()
+    };
+    let result: Vec<T> = match form {
+        Form::Broadcast | Form::BroadcastInPlace => inputs[root].clone(),
+        Form::AllGather => inputs.concat(),
+        Form::AllGatherInPlace => (0..n).flat_map(|from| part(from, from)).collect(),
+        Form::AllToAll | Form::AllToAllInPlace => (0..n).flat_map(|from| part(from, rank)).collect(),
+        Form::Gather if is_root => inputs.concat(),
+        Form::GatherInPlace if is_root => {
+            (0..n).flat_map(|from| if from == root { part(root, root) } else { inputs[from].clone() }).collect()
+        }
+        Form::Scatter => part(root, rank),
+        Form::ScatterInPlace if !is_root => part(root, rank),
+        Form::Gather | Form::GatherInPlace | Form::ScatterInPlace => before.to_vec(),
+        other => panic!("{other:?} does not only move"),
+    };
+    result.into_iter().map(Some).collect()
+}
+
+/// An all-to-all-v. `inputs[from]` lies at `offsets[from][to]`; what `rank` gets from `from` goes to `recv_offsets[from]`.
+pub fn vector<T: Sample>(
+    inputs: &[Vec<T>],
+    counts: &Matrix,
+    send_offsets: &Matrix,
+    recv_offsets: &[usize],
+    rank: usize,
+    before: &[T],
+) -> Expected<T> {
+    let mut result: Vec<T> = before.to_vec();
+    for from in 0..inputs.len() {
+        let (count, start) = (counts[from][rank], send_offsets[from][rank]);
+        if count > 0 {
+            result[recv_offsets[from]..recv_offsets[from] + count].copy_from_slice(&inputs[from][start..start + count]);
+        }
+    }
+    result.into_iter().map(Some).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all<T>(expected: Expected<T>) -> Vec<T> {
+        expected.into_iter().map(|element| element.expect("promised")).collect()
+    }
+
+    #[test]
+    fn three_ranks_by_hand() {
+        let inputs = vec![vec![1, 2, 3], vec![10, 20, 30], vec![100, 200, 300]];
+        assert_eq!(all(reduction(Form::AllReduce, ReduceOp::Sum, &inputs, &[], 1, 0, &[])), [111, 222, 333]);
+        assert_eq!(all(reduction(Form::ReduceScatter, ReduceOp::Max, &inputs, &[], 1, 0, &[])), [200]);
+        assert_eq!(reduction(Form::ReduceScatterInPlace, ReduceOp::Min, &inputs, &[], 2, 0, &[]), [None, None, Some(3)]);
+        assert_eq!(all(movement(Form::AllToAll, &inputs, 1, 0, &[])), [2, 20, 200]);
+        assert_eq!(all(movement(Form::AllGatherInPlace, &inputs, 1, 0, &[])), [1, 20, 300]);
+        assert_eq!(all(movement(Form::Scatter, &inputs, 2, 1, &[])), [30]);
+        assert_eq!(all(movement(Form::Gather, &inputs[..2], 0, 0, &[])), [1, 2, 3, 10, 20, 30]);
+        assert_eq!(all(movement(Form::Gather, &inputs, 1, 0, &[7])), [7]);
+    }
+}

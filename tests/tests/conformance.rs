@@ -1,0 +1,221 @@
+//! Every collective, element type and reduction, in teams of every shape, on buffers of every kind, around every border of an algorithm,
+//! against a naive oracle; on every way to run PEs.
+
+use peerweave::{DType, Rank, ReduceOp, bf16, f16};
+use peerweave_tests::calls::Form;
+use peerweave_tests::conformance::{Arenas, Bench, Case, all_of_a_type, team_of};
+use peerweave_tests::memory::Kind;
+use peerweave_tests::sample::{Exact, hash};
+use peerweave_tests::{Job, Seat, named};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    peerweave_tests::main(
+        named![every_collective, streaming, same_bits, nans, long_run],
+        named![
+            every_collective_among_1_2_3_5_and_8,
+            every_collective_in_teams_of_every_shape,
+            large_operands_that_bypass_the_caches,
+            inexact_sums_have_the_same_bits_on_every_pe,
+            a_nan_is_ignored_by_min_and_max_unless_all_are,
+            many_collectives_in_a_row_stay_in_step,
+        ],
+    )
+}
+
+/// Arguments: shape of the team, passes, seed.
+fn every_collective(seat: &Seat) {
+    let world = seat.join();
+    let shape: String = seat.arg(0);
+    let team = team_of(&world, &shape);
+    for dtype in DType::ALL {
+        all_of_a_type(&world, team.as_ref(), dtype, seat.arg(1), seat.arg(2));
+    }
+    if let Some(team) = team.filter(|_| shape != "world") {
+        team.destroy().expect("all destroy");
+    }
+    assert!(world.finalize().expect("all finalize").is_clean() || shape == "rows" || shape == "columns");
+}
+
+fn every_collective_among_1_2_3_5_and_8() {
+    for (n_pes, passes) in [(1, 2), (2, 4), (3, 4), (5, 2), (8, 1)] {
+        Job::new("every_collective", n_pes).args(format!("world {passes} {n_pes}")).everywhere();
+    }
+}
+
+fn every_collective_in_teams_of_every_shape() {
+    for (seed, shape) in (100..).zip(["every_second", "reversed", "colors", "all_but_one", "rows", "columns"]) {
+        let job = Job::new("every_collective", 5).args(format!("{shape} 1 {seed}"));
+        job.on_threads();
+        if seed % 2 == 0 { job.on_processes() } else { job.without_attach().on_processes() }
+    }
+}
+
+/// Each collective with more bytes than caches hold.
+fn streaming(seat: &Seat) {
+    let world = seat.join();
+    let n = world.n_pes();
+    let stream = world.stream().expect("a stream");
+    let bench = Bench { team: world.team(), stream: &stream };
+    let arenas = Arenas::<f32>::new(&world, 3_300_000 * n);
+    for (i, form) in Form::REDUCING.into_iter().chain(Form::MOVING).enumerate() {
+        let parts = form.lens(1, n, true).0.max(form.lens(1, n, true).1);
+        let case = Case {
+            form,
+            op: ReduceOp::Sum,
+            count: 3_250_001 / parts * if parts == 1 { 1 } else { 2 },
+            kind: Some(Kind::Symmetric),
+            on_stream: i % 2 == 1,
+            seed: 900 + i as u64,
+        };
+        if Form::REDUCING.contains(&form) { bench.reduction(&case, &arenas) } else { bench.movement(&case, &arenas) }
+    }
+    arenas.release();
+    world.finalize().expect("all finalize");
+}
+
+fn large_operands_that_bypass_the_caches() {
+    Job::new("streaming", 2).on_threads();
+    Job::new("streaming", 3).on_processes();
+}
+
+/// Sums that depend on their order: whatever it is, it is the same for everybody.
+fn same_bits(seat: &Seat) {
+    fn one<T: Exact>(seat: &Seat, world: &peerweave::World, float: impl Fn(f64) -> T) {
+        let team = world.team();
+        let n = world.n_pes();
+        for (i, bytes) in [8usize, 24, 200, 2048, 4096, 5000, 70_000, 262_144, 600_000].into_iter().enumerate() {
+            for kind in 0..3 {
+                let count = (bytes / size_of::<T>()).max(1);
+                let seed: u64 = seat.arg(0);
+                let value = |i: usize| {
+                    let random = hash(&[seed, bytes as u64, world.my_pe().get().into(), i as u64]);
+                    float((random % 100_000) as f64 * 1.1e-3 - 37.7)
+                };
+                let mine: Vec<T> = (0..count).map(value).collect();
+                for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Avg] {
+                    let result: Vec<T> = match kind {
+                        0 => {
+                            let (from, to) = (world.alloc::<T>(count).unwrap(), world.alloc::<T>(count).unwrap());
+                            from.copy_from(&mine).unwrap();
+                            team.all_reduce_blocking(&from, &to, op).unwrap();
+                            let result = to.to_vec().unwrap();
+                            from.release().unwrap();
+                            to.release().unwrap();
+                            result
+                        }
+                        1 => {
+                            let mut to = vec![T::default(); count];
+                            team.all_reduce_blocking(&mine, &mut to, op).unwrap();
+                            to
+                        }
+                        _ => {
+                            let mut to = mine.clone();
+                            team.all_reduce_in_place_blocking(&mut to, op).unwrap();
+                            to
+                        }
+                    };
+                    let bits: Vec<u64> = result.iter().map(|x| x.bits()).collect();
+                    let mut digests = vec![0u64; n];
+                    team.all_gather_blocking(&[hash(&bits)], &mut digests).unwrap();
+                    assert!(digests.iter().all(|digest| *digest == digests[0]), "{} {op} of {count}, way {kind}, size {i}", T::DTYPE);
+                }
+            }
+        }
+    }
+    let world = seat.join();
+    one(seat, &world, |x| x as f32);
+    one(seat, &world, |x| x);
+    one(seat, &world, |x| f16::from_f64(x / 50.0));
+    one(seat, &world, bf16::from_f64);
+    world.finalize().expect("all finalize");
+}
+
+fn inexact_sums_have_the_same_bits_on_every_pe() {
+    for n_pes in [2, 3, 5] {
+        Job::new("same_bits", n_pes).args(n_pes.to_string()).everywhere();
+    }
+}
+
+fn nans(seat: &Seat) {
+    fn one<T: Exact>(world: &peerweave::World, nan: T) {
+        let (team, n) = (world.team(), world.n_pes());
+        let me = team.my_rank().index();
+        for count in [1, 3, 5, 100, 1000, 40_000] {
+            for op in [ReduceOp::Min, ReduceOp::Max] {
+                // NaN at all ranks but one, at one, at none, at all.
+                let value = |rank: usize, i: usize| match i % 4 {
+                    0 if rank != i / 4 % n => nan,
+                    1 if rank == i / 4 % n => nan,
+                    3 => nan,
+                    _ => T::small(rank as i64 - 1),
+                };
+                let mut buffer: Vec<T> = (0..count).map(|i| value(me, i)).collect();
+                team.all_reduce_in_place_blocking(&mut buffer, op).unwrap();
+                for (i, found) in buffer.iter().enumerate() {
+                    let all: Vec<T> = (0..n).map(|rank| value(rank, i)).collect();
+                    let expected = T::combine(op, &all, &[]);
+                    // A NaN is a NaN, whatever its bits.
+                    assert!(found.bits() == expected.bits() || (found != found && expected != expected), "{i}: {found:?}, not {expected:?}");
+                }
+            }
+        }
+    }
+    let world = seat.join();
+    one(&world, f32::NAN);
+    one(&world, f64::NAN);
+    one(&world, f16::NAN);
+    one(&world, bf16::NAN);
+    world.finalize().expect("all finalize");
+}
+
+fn a_nan_is_ignored_by_min_and_max_unless_all_are() {
+    for n_pes in [1, 2, 4] {
+        Job::new("nans", n_pes).everywhere();
+    }
+}
+
+/// Argument: how many.
+fn long_run(seat: &Seat) {
+    let world = seat.join();
+    let (team, n, me) = (world.team(), world.n_pes() as u64, u64::from(world.my_pe().get()));
+    let big = world.alloc::<u32>(5000).unwrap();
+    let stream = world.stream().unwrap();
+    for round in 0..seat.arg::<u64>(0) {
+        match hash(&[round]) % 6 {
+            0 => team.barrier_blocking().unwrap(),
+            1 => {
+                let mut sum = [0u64; 2];
+                team.all_reduce_blocking(&[round, me], &mut sum, ReduceOp::Sum).unwrap();
+                assert_eq!(sum, [round * n, n * (n - 1) / 2]);
+            }
+            2 => {
+                let root = (round % n) as u32;
+                let mut x = vec![if u64::from(root) == me { round } else { 0 }; 400];
+                team.broadcast_in_place_blocking(&mut x, Rank::new(root)).unwrap();
+                assert!(x.iter().all(|&x| x == round));
+            }
+            3 => {
+                big.fill(round as u32 + me as u32).unwrap();
+                team.all_reduce_in_place(&stream, &big, ReduceOp::Max).unwrap().wait().unwrap();
+                assert_eq!(big.load((round % 5000) as usize).unwrap(), round as u32 + n as u32 - 1);
+            }
+            4 => {
+                let mut all = vec![0u64; n as usize];
+                team.all_gather_blocking(&[round ^ me], &mut all).unwrap();
+                assert!(all.iter().zip(0..).all(|(&x, pe)| x == round ^ pe));
+            }
+            _ => {
+                team.sync(&stream).unwrap();
+                stream.synchronize().unwrap();
+            }
+        }
+    }
+    big.release().unwrap();
+    world.finalize().expect("all finalize");
+}
+
+fn many_collectives_in_a_row_stay_in_step() {
+    Job::new("long_run", 2).args("20000").everywhere();
+    Job::new("long_run", 5).args("2000").everywhere();
+}

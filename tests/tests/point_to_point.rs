@@ -1,0 +1,2 @@
+//! Scenarios to come.
+fn main() {}
