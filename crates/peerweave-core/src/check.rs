@@ -159,6 +159,11 @@ pub(crate) fn team(call: &'static str, team: &Team) -> Result<()> {
     if team.inner.is_destroyed() { Err(misuse(call, MisuseKind::TeamDestroyed)) } else { Ok(()) }
 }
 
+/// Whether the members of a group were checked for the team that runs it.
+pub(crate) fn same_team(call: &'static str, mine: &Team, theirs: &Team) -> Result<()> {
+    if Arc::ptr_eq(&mine.inner, &theirs.inner) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignGroup)) }
+}
+
 /// Whether the stream may take operations of the team.
 #[inline(always)]
 pub(crate) fn stream(call: &'static str, team: &Team, stream: &Stream) -> Result<()> {

@@ -295,6 +295,9 @@ pub enum MisuseKind {
     /// The team belongs to another world.
     #[error("the team belongs to another world")]
     ForeignTeam,
+    /// A group was swapped, inside of its closure, with that of a call for another team.
+    #[error("the group is that of another team")]
+    ForeignGroup,
     /// The stream or event belongs to another world.
     #[error("the {what} belongs to another world")]
     ForeignQueue {

@@ -1,7 +1,8 @@
 //! Groups: sends and receives that are under way at once, and other operations with them, handed over as one.
 //!
 //! Invariant: what the members' memory is held by lives as long as the group: clones in [`Group`], borrows for `'env` in [`BlockingGroup`]. Nothing
-//! runs before the closure has returned, and nothing at all where it, or a member, failed.
+//! runs before the closure has returned, and nothing at all where it, or a member, failed. A group runs only members that were checked for its own
+//! team: a closure that is given two groups can swap them, which is noticed.
 
 use crate::argument::{Dest, Held, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, maybe_span};
 use crate::backend::{CollectiveKind, Direction, Keep, Op, VectorCounts};
@@ -89,7 +90,8 @@ impl Team {
         check::stream(CALL, self, stream)?;
         let mut group = Group { team: self.clone(), ops: Vec::new(), held: Vec::new(), refused: None };
         members(&mut group)?;
-        let Group { ops, held, refused, .. } = group;
+        let Group { team, ops, held, refused } = group;
+        check::same_team(CALL, self, &team)?;
         refused.map_or(Ok(()), Err)?;
         let prepared = check::group(CALL, self, ops)?;
         let held = Arc::new(held);
@@ -127,7 +129,8 @@ impl Team {
         check::team(CALL, self)?;
         let mut group = BlockingGroup { team: self.clone(), ops: Vec::new(), refused: None, env: PhantomData };
         members(&mut group)?;
-        let BlockingGroup { ops, refused, .. } = group;
+        let BlockingGroup { team, ops, refused, env: _ } = group;
+        check::same_team(CALL, self, &team)?;
         refused.map_or(Ok(()), Err)?;
         call::run_unit(&self.inner.shared, check::group(CALL, self, ops)?)
     }

@@ -12,6 +12,7 @@ mod queue;
 pub use queue::{NoopEvent, NoopStream};
 
 use crate::backend::{Allocation, Backend, Caps, JobShape, Op, Outcome, Place, SplitPart, StreamBackend, TeamId, TeamRecord};
+use crate::shared_bytes::Reading;
 use crate::{Error, Result, TeamName};
 use data::Heap;
 use peerweave_types::{HeapGeometry, Pe, SymOffset};
@@ -215,6 +216,14 @@ impl Noop {
         }
     }
 
+    /// As `place`, for what is only read.
+    fn reading(&self, place: Place, bytes: usize) -> Reading {
+        match place {
+            Place::Symmetric(at) => Reading::Shared(self.at(self.job.my_pe, at, bytes)),
+            Place::Private(at) => Reading::Named(at),
+        }
+    }
+
     fn perform(&self, op: &Op) -> Result<Outcome> {
         if self.is_inert() {
             return Ok(Outcome::Done);
@@ -239,7 +248,7 @@ impl Noop {
 #[allow(unsafe_code)]
 // SAFETY: [B1] `data::perform` asserts that symmetric ranges lie in live allocations, and touches private ones for as many bytes as the operation
 // says, before `run` returns or while the queue holds the keep. [B2] the heap is freed when this is dropped. [B3] there is one thread of
-// execution per operation, and accesses to words are sequentially consistent. [B4] all accesses are atomic.
+// execution per operation, and accesses to words are sequentially consistent. [B4] all accesses to the heap are atomic.
 unsafe impl Backend for Noop {
     fn name(&self) -> &'static str {
         "noop"

@@ -55,18 +55,33 @@ pub(crate) unsafe fn write(from: *const u8, to: *mut u8, bytes: usize) {
     (head + words * WORD..bytes).for_each(byte);
 }
 
-/// Copies between two ranges of shared memory. Where they overlap, bytes are lost but nothing else goes wrong.
+/// Where a copy reads.
+#[derive(Clone, Copy)]
+pub(crate) enum Reading {
+    /// Memory that is shared.
+    Shared(*mut u8),
+    /// Memory that the caller of an operation named: perhaps a slice that is borrowed for reading alone, to which no atomic may refer. Read by
+    /// volatile accesses: should it be a buffer that somebody changes meanwhile, against all advice, these too see some mixture of bytes.
+    Named(*const u8),
+}
+
+/// Copies to shared memory. Where the ranges overlap, bytes are lost but nothing else goes wrong.
 ///
 /// # Safety
-/// `from` is valid for atomic reads and `to` for atomic writes of `bytes`.
-pub(crate) unsafe fn copy(from: *mut u8, to: *mut u8, bytes: usize) {
+/// `from` is valid for reads of its kind and `to` for atomic writes of `bytes`.
+pub(crate) unsafe fn copy(from: Reading, to: *mut u8, bytes: usize) {
     let mut stage = [0u8; 1024];
     let mut done = 0;
     while done < bytes {
         let now = stage.len().min(bytes - done);
         // SAFETY: `done + now <= bytes`, so both ranges are valid; `stage` is of this function and has room for `now` bytes.
         unsafe {
-            read(from.add(done), stage.as_mut_ptr(), now);
+            match from {
+                Reading::Shared(from) => read(from.add(done), stage.as_mut_ptr(), now),
+                Reading::Named(from) => {
+                    stage[..now].iter_mut().zip(done..).for_each(|(byte, i)| *byte = from.add(i).read_volatile());
+                }
+            }
             write(stage.as_ptr(), to.add(done), now);
         }
         done += now;

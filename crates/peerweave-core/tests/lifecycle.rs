@@ -83,6 +83,20 @@ fn slices_of_symmetric_memory_see_what_was_written() {
     assert_eq!(geometry.locate(address), Some((world.my_pe(), x.offset())));
 }
 
+#[test]
+fn handles_go_to_any_thread() {
+    fn anywhere<T: Send + Sync>() {}
+    anywhere::<World>();
+    anywhere::<peerweave_core::Team>();
+    anywhere::<peerweave_core::Stream>();
+    anywhere::<peerweave_core::Event>();
+    anywhere::<peerweave_core::Ticket<Vec<usize>>>();
+    anywhere::<peerweave_core::Symmetric<f32>>();
+    anywhere::<peerweave_core::Buffer<f32>>();
+    anywhere::<peerweave_core::Signal>();
+    anywhere::<peerweave_core::Error>();
+}
+
 /// Many threads share one world; the counter is right afterwards (for ThreadSanitizer).
 #[test]
 fn many_threads_add_to_one_word() {

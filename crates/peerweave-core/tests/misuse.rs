@@ -312,6 +312,24 @@ fn every_wrong_use_gives_its_error_and_reaches_no_backend() {
 }
 
 #[test]
+fn swapped_groups_are_noticed() {
+    let s = Scene::new().unwrap();
+    s.noop.take_calls();
+    let mut inner = Ok(());
+    let outer = s.team.group_blocking(|g| {
+        g.send(&s.x, PEER)?;
+        inner = s.other.team.group_blocking(|other| {
+            std::mem::swap(g, other);
+            Ok(())
+        });
+        Ok(())
+    });
+    assert_eq!(outer.unwrap_err().to_string(), "group_blocking: the group is that of another team");
+    assert_eq!(inner.unwrap_err().to_string(), "group_blocking: the group is that of another team");
+    assert!(s.noop.take_calls().is_empty());
+}
+
+#[test]
 fn what_is_not_wrong_passes() {
     let s = Scene::new().unwrap();
     // A root's arguments are ignored elsewhere, whatever they are.

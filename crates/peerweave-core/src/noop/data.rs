@@ -6,7 +6,8 @@ use crate::backend::TeamId;
 use crate::backend::{
     Atomic, AtomicKind, Collective, CollectiveKind, Direction, Op, Outcome, PointToPoint, Strided, Until, WaitMode, WaitUntil,
 };
-use crate::{Error, Result, Timeout, shared_bytes};
+use crate::shared_bytes::{self, Reading};
+use crate::{Error, Result, Timeout};
 use peerweave_types::{DType, Number, Pe, ReduceOp, SignalOp, SymOffset, bf16, f16};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -68,8 +69,8 @@ impl Drop for Heap {
 }
 
 /// Copies between two places that an operation names.
-fn copy(from: *mut u8, to: *mut u8, bytes: usize) {
-    // SAFETY: both were given by `Noop::at` or `Noop::place`: in the heap and allocated, or ordinary memory that the contract of `run` and `submit`
+fn copy(from: Reading, to: *mut u8, bytes: usize) {
+    // SAFETY: both were given by `Noop::at`, `Noop::reading` or `Noop::place`: in the heap and allocated, or ordinary memory that the contract of `run` and `submit`
     // says is valid for what the operation does, of as many bytes.
     unsafe { shared_bytes::copy(from, to, bytes) }
 }
@@ -80,12 +81,12 @@ pub(super) fn perform(noop: &Noop, op: &Op) -> Result<Outcome> {
         Op::PointToPoint(_) | Op::Fence | Op::Quiet => return Ok(Outcome::Done),
         Op::Group(ops) => return group(noop, ops),
         Op::Put(op) => {
-            copy(noop.place(op.source, op.bytes), noop.at(op.pe, op.target, op.bytes), op.bytes);
+            copy(noop.reading(op.source, op.bytes), noop.at(op.pe, op.target, op.bytes), op.bytes);
             if let Some((at, value, how)) = op.signal {
                 signal(noop, op.pe, at, value, how);
             }
         }
-        Op::Get(op) => copy(noop.at(op.pe, op.source, op.bytes), noop.place(op.target, op.bytes), op.bytes),
+        Op::Get(op) => copy(Reading::Shared(noop.at(op.pe, op.source, op.bytes)), noop.place(op.target, op.bytes), op.bytes),
         Op::Strided(op) => strided(noop, op),
         Op::Signal(op) => signal(noop, op.pe, op.at, op.value, op.op),
         Op::Wait(op) => return wait(noop, op),
@@ -107,12 +108,12 @@ fn collective(noop: &Noop, op: &Collective) {
         count = counts.recv_counts[0];
     }
     let bytes = count * size;
-    let (send, recv) = (noop.place(send, bytes), noop.place(recv, bytes));
+    let to = noop.place(recv, bytes);
     if send != recv {
-        copy(send, recv, bytes);
+        copy(noop.reading(send, bytes), to, bytes);
     }
     if op.kind.reduces() && op.op == ReduceOp::PreMulSum {
-        scale(op.dtype, recv, count, op.scalar);
+        scale(op.dtype, to, count, op.scalar);
     }
 }
 
@@ -171,7 +172,7 @@ fn group(noop: &Noop, ops: &[Op]) -> Result<Outcome> {
     for (team, sends) in sends {
         for (send, receive) in std::iter::zip(sends, receives.remove(&team).unwrap_or_default()) {
             let bytes = send.count.min(receive.count) * send.dtype.size_bytes();
-            copy(noop.place(send.at, bytes), noop.place(receive.at, bytes), bytes);
+            copy(noop.reading(send.at, bytes), noop.place(receive.at, bytes), bytes);
         }
     }
     Ok(Outcome::Done)
@@ -181,10 +182,10 @@ fn strided(noop: &Noop, op: &Strided) {
     let size = op.element_bytes;
     for i in 0..op.count {
         let remote = noop.at(op.pe, op.remote.plus((i * op.remote_stride * size) as u64), size);
-        let local = noop.place(op.local.plus(i * op.local_stride * size), size);
+        let local = op.local.plus(i * op.local_stride * size);
         match op.direction {
-            Direction::Send => copy(local, remote, size),
-            Direction::Receive => copy(remote, local, size),
+            Direction::Send => copy(noop.reading(local, size), remote, size),
+            Direction::Receive => copy(Reading::Shared(remote), noop.place(local, size), size),
         }
     }
 }
