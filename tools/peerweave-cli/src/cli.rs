@@ -27,6 +27,8 @@ pub enum Command {
     Run(RunArgs),
     /// Measure an operation and check every element of its result
     Bench(Box<BenchArgs>),
+    /// Say what this machine and this environment offer
+    Info(InfoArgs),
     /// A PE of `bench`; started by it alone
     #[command(hide = true, name = "bench-pe")]
     BenchPe {

@@ -29,6 +29,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Bench(args) => bench::main(&args),
+        Command::Info(args) => info::main(&args),
         Command::BenchPe { config } => bench::pe::main(&config),
         Command::Guard => {
             launch::guard::main();

@@ -8,7 +8,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use peerweave_core::{
+use peerweave::{
     Compare, Element, F8E4M3, F8E5M2, MaybeDest, MaybeSource, Number, Rank, ReduceOp, Reduction, Result, Source, Stream, StreamDest, StreamSource,
     Symmetric, Team, Ticket, VectorCounts, World, bf16, f16,
 };
@@ -276,7 +276,7 @@ fn last_of<'a, R: 'a>(
 /// What `g` must find: PE 1 has it in its memory from the start.
 pub const G_DUE: u64 = 0x0123_4567_89ab_cdef;
 
-fn first_signal(word: &Symmetric<u64>) -> peerweave_core::Signal {
+fn first_signal(word: &Symmetric<u64>) -> peerweave::Signal {
     word.signal(0).expect("the buffer of words has one")
 }
 

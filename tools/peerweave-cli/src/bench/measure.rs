@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use peerweave_core::{Element, Result, Stream, Symmetric, World};
+use peerweave::{Element, Result, Stream, Symmetric, World};
 
 use super::calls::{self, Calls, G_DUE, Reduces, Setting, Words, is_signal_alone};
 use super::config::{Case, Config};
@@ -13,7 +13,7 @@ use super::geometry::{self, Placement, Tile, View};
 use super::memory::{GUARD, Memory, count_unspoiled, count_wrong, fill, rewrite, spoil};
 use super::op::BenchOp;
 use super::pattern::{input_tile, moved_tile, reduced_tile};
-use peerweave_core::{MaybeDest, MaybeSource, StreamDest, StreamSource};
+use peerweave::{MaybeDest, MaybeSource, StreamDest, StreamSource};
 
 /// How long a batch is to take.
 const BATCH: Duration = Duration::from_millis(30);
@@ -191,7 +191,7 @@ where
         let mut times = FEWEST_CALLS;
         loop {
             let mut slowest = [self.timed(calls, times)?.as_secs_f64()];
-            self.setting.world.team().all_reduce_in_place_blocking(&mut slowest, peerweave_core::ReduceOp::Max)?;
+            self.setting.world.team().all_reduce_in_place_blocking(&mut slowest, peerweave::ReduceOp::Max)?;
             let seconds = slowest[0].max(1e-9);
             if seconds >= TRIAL.as_secs_f64() || times >= MOST_CALLS / 8 {
                 let wanted = BATCH.as_secs_f64() / (seconds / times as f64);
@@ -284,7 +284,7 @@ where
             }
             let left = super::record::monotonic_ns();
             let mut last = [if rank == late { came } else { 0 }];
-            world.team().all_reduce_in_place_blocking(&mut last, peerweave_core::ReduceOp::Max)?;
+            world.team().all_reduce_in_place_blocking(&mut last, peerweave::ReduceOp::Max)?;
             early += u64::from(left < last[0]);
         }
         Ok(early)

@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use peerweave_core::{Buffer, Element, Result, Symmetric};
+use peerweave::{Buffer, Element, Result, Symmetric};
 
 use super::geometry::Part;
 use super::pattern::{PERIOD, Sample, poison};
@@ -119,7 +119,7 @@ mod tests {
     use super::super::geometry::Tile;
     use super::super::pattern::{input_tile, moved_tile, reduced_tile};
     use super::*;
-    use peerweave_core::ReduceOp;
+    use peerweave::ReduceOp;
 
     const PART: Part = Part { at: 5, len: 2 * PERIOD + 100, of: Tile::Reduced, from: PERIOD - 3 };
 

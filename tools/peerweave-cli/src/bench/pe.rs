@@ -2,12 +2,9 @@
 
 use std::io::Write;
 
-use peerweave_bootstrap::Job;
-use peerweave_core::{
-    Buffer, DType, F8E4M3, F8E5M2, MaybeDest, MaybeSource, Result, Stream, StreamDest, StreamSource, Symmetric, World, bf16, f16,
+use peerweave::{
+    Buffer, DType, F8E4M3, F8E5M2, MaybeDest, MaybeSource, Result, Stream, StreamDest, StreamSource, Symmetric, World, bf16, f16, on_threads,
 };
-use peerweave_host::{Host, HostOptions, on_threads};
-use std::sync::Arc;
 
 use super::calls::Reduces;
 use super::config::{Buffers as BufferKind, Case, Config};
@@ -37,12 +34,11 @@ pub fn main(config: &str) -> u8 {
 }
 
 fn run_in_job(config: &Config) -> Result<()> {
-    let job = Job::from_env().map_err(|error| peerweave_core::Error::setup("Job::from_env", error))?;
-    run(World::new(Arc::new(Host::join(&job, &HostOptions::default())?))?, config)
+    run(World::from_env()?, config)
 }
 
 fn run_on_threads(config: &Config) -> Result<()> {
-    on_threads(config.n_pes, &HostOptions::default(), |world| run(world, config))?.into_iter().collect()
+    on_threads(config.n_pes, |world| run(world, config))?.into_iter().collect()
 }
 
 /// One PE, from its first barrier to its end.

@@ -1,2 +1,125 @@
-//! `peerweave info`. Being written.
+//! `peerweave info`: what this machine and this environment offer, each with its reason. Changes nothing.
+//!
+//! What can be tried is tried, and not concluded from settings: two PEs are started, and say how they found each other.
+
+mod environment;
 pub mod machine;
+mod system;
+mod trial;
+
+use serde::Serialize;
+
+use crate::cli::InfoArgs;
+use crate::exit;
+use environment::{Launcher, Variable};
+use machine::Machine;
+use system::System;
+use trial::Trial;
+
+/// Everything.
+#[derive(Debug, Serialize)]
+struct Info {
+    version: &'static str,
+    machine: Machine,
+    system: System,
+    trial: Trial,
+    launcher: Launcher,
+    libraries: Vec<Library>,
+    variables: Vec<Variable>,
+}
+
+/// A library that some version of Peerweave uses.
+#[derive(Debug, Serialize)]
+struct Library {
+    name: &'static str,
+    state: &'static str,
+    why: &'static str,
+}
+
+/// Runs the command; gives its exit code.
+pub fn main(args: &InfoArgs) -> u8 {
+    let info = Info {
+        version: env!("CARGO_PKG_VERSION"),
+        machine: Machine::look(),
+        system: System::look(),
+        trial: Trial::run(),
+        launcher: Launcher::look(),
+        libraries: libraries(),
+        variables: environment::variables(),
+    };
+    let text = if args.json {
+        match serde_json::to_string_pretty(&info) {
+            Ok(text) => text,
+            Err(error) => {
+                eprintln!("peerweave info: {error}");
+                return exit::LAUNCHER;
+            }
+        }
+    } else {
+        text(&info)
+    };
+    println!("{}", text.trim_end());
+    exit::OK
+}
+
+fn libraries() -> Vec<Library> {
+    let why = "this version has the host backend alone, which needs no library";
+    let names = ["CUDA driver (libcuda.so.1)", "NCCL (libnccl.so.2)", "NVSHMEM (libnvshmem_host.so.3)", "nvJitLink", "NVRTC"];
+    names.map(|name| Library { name, state: "not looked for", why }).into()
+}
+
+/// The form for people: a heading per part, then `name  value  (reason)`.
+fn text(info: &Info) -> String {
+    let mut out = format!("peerweave {}\n", info.version);
+    let mut part = |heading: &str, lines: Vec<(String, String)>| {
+        out += &format!("\n{heading}\n");
+        let width = lines.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+        for (name, value) in lines {
+            out += format!("  {name:<width$}  {value}").trim_end();
+            out.push('\n');
+        }
+    };
+    let Machine { hostname, system, architecture, cpu_model, cpus, cpus_online, memory_bytes, numa, virtualized } = &info.machine;
+    let line = |name: &str, value: String| (name.to_owned(), value);
+    part(
+        "Machine",
+        vec![
+            line("name", hostname.clone()),
+            line("system", format!("{system}, {architecture}")),
+            line("processor", format!("{cpu_model}{}", if *virtualized { " (virtual machine)" } else { "" })),
+            line("CPUs", format!("{cpus} for this process, {cpus_online} online")),
+            line("memory", gib(*memory_bytes)),
+            line("NUMA nodes", if numa.is_empty() { "unknown".to_owned() } else { numa.join("; ") }),
+        ],
+    );
+    part("System", info.system.lines());
+    part("Host backend", info.trial.lines());
+    part("Launcher", vec![line(&info.launcher.name, info.launcher.state.clone())]);
+    part("Libraries", info.libraries.iter().map(|library| line(library.name, format!("{}: {}", library.state, library.why))).collect());
+    part("Environment", info.variables.iter().map(|variable| line(&variable.name, variable.to_string())).collect());
+    out
+}
+
+/// Bytes in the unit that people think in.
+fn gib(bytes: u64) -> String {
+    match bytes {
+        0 => "unknown".to_owned(),
+        bytes if bytes >= 1 << 30 => format!("{:.1} GiB", bytes as f64 / f64::from(1u32 << 30)),
+        bytes => format!("{:.1} MiB", bytes as f64 / f64::from(1u32 << 20)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_a_unit() {
+        assert_eq!([gib(0), gib(3 << 29), gib(3 << 19)], ["unknown", "1.5 GiB", "1.5 MiB"]);
+    }
+
+    #[test]
+    fn no_library_is_claimed_to_have_been_looked_for() {
+        assert!(libraries().iter().all(|library| library.state == "not looked for" && library.why.contains("host backend")));
+    }
+}

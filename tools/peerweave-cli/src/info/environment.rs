@@ -1,0 +1,118 @@
+//! The environment: which launcher it is from, and which variables of ours are set. Reads it, and says why.
+
+use std::fmt;
+
+use peerweave::environment::names;
+use peerweave_bootstrap::Job;
+use peerweave_bootstrap::env::names as job_names;
+use serde::Serialize;
+
+/// Whose environment this is.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Launcher {
+    /// Its name.
+    pub name: String,
+    /// What it says, or why that cannot be understood.
+    pub state: String,
+}
+
+impl Launcher {
+    /// Reads this process's environment.
+    pub fn look() -> Self {
+        match Job::from_env() {
+            Ok(job) => Self {
+                name: job.launcher.to_string(),
+                state: match job.n_pes {
+                    1 => "a job of this process alone".to_owned(),
+                    n => format!("this is {} of {n}, on machine {} of {}", job.pe, job.machine, job.n_machines),
+                },
+            },
+            Err(error) => Self { name: "not understood".to_owned(), state: error.to_string() },
+        }
+    }
+}
+
+/// A variable that Peerweave reads.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Variable {
+    /// Its name.
+    pub name: String,
+    /// Its value, where it is set; a secret is not shown.
+    pub value: Option<String>,
+    /// What it may be, or why it means nothing.
+    pub note: String,
+}
+
+impl fmt::Display for Variable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            Some(value) => write!(f, "{value}  ({})", self.note),
+            None => write!(f, "not set  ({})", self.note),
+        }
+    }
+}
+
+/// What a launcher sets, in words.
+const OF_A_LAUNCHER: [(&str, &str); 9] = [
+    (job_names::PE, "which PE this process is"),
+    (job_names::N_PES, "number of PEs"),
+    (job_names::LOCAL_PE, "which of this machine's PEs"),
+    (job_names::LOCAL_N_PES, "PEs of this machine"),
+    (job_names::MACHINE, "which machine"),
+    (job_names::N_MACHINES, "number of machines"),
+    (job_names::RENDEZVOUS, "unix:@NAME or tcp:HOST:PORT"),
+    (job_names::TOKEN, "64 hexadecimal digits"),
+    (job_names::INTERFACE, "a network interface, by name or address"),
+];
+
+/// The variables that are read, in a fixed order, and then those of our prefix that are not.
+pub fn variables() -> Vec<Variable> {
+    variables_in(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()), names_set())
+}
+
+fn names_set() -> Vec<String> {
+    std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect()
+}
+
+fn variables_in(value_of: &dyn Fn(&str) -> Option<String>, set: Vec<String>) -> Vec<Variable> {
+    let known: Vec<(&str, &str)> = names::ALL.into_iter().chain(OF_A_LAUNCHER).collect();
+    let mut variables: Vec<Variable> = known
+        .iter()
+        .map(|(name, expected)| Variable {
+            name: (*name).to_owned(),
+            value: value_of(name).map(|value| if *name == job_names::TOKEN { "set, not shown".to_owned() } else { value }),
+            note: (*expected).to_owned(),
+        })
+        .collect();
+    let mut others: Vec<String> = set.into_iter().filter(|name| name.starts_with("PEERWEAVE_")).collect();
+    others.retain(|name| known.iter().all(|(known, _)| known != name));
+    others.sort();
+    variables.extend(others.into_iter().map(|name| Variable {
+        value: value_of(&name),
+        note: "not read by this version".to_owned(),
+        name,
+    }));
+    variables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_not_shown_and_an_unknown_variable_is_told_as_such() {
+        let value_of = |name: &str| match name {
+            "PEERWEAVE_TOKEN" => Some("0123456789abcdef".repeat(4)),
+            "PEERWEAVE_NCCL_PATH" => Some("/lib".to_owned()),
+            "PEERWEAVE_DEADLINE" => Some("5".to_owned()),
+            _ => None,
+        };
+        let variables = variables_in(&value_of, vec!["PEERWEAVE_NCCL_PATH".into(), "PEERWEAVE_TOKEN".into(), "HOME".into()]);
+        let of = |name: &str| variables.iter().find(|variable| variable.name == name).map(ToString::to_string);
+        assert_eq!(of("PEERWEAVE_TOKEN").unwrap(), "set, not shown  (64 hexadecimal digits)");
+        assert_eq!(of("PEERWEAVE_NCCL_PATH").unwrap(), "/lib  (not read by this version)");
+        assert!(of("PEERWEAVE_DEADLINE").unwrap().starts_with("5  ("));
+        assert!(of("PEERWEAVE_PE").unwrap().starts_with("not set  ("));
+        assert_eq!(of("HOME"), None);
+    }
+}

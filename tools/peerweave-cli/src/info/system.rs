@@ -1,0 +1,181 @@
+//! What the system permits: reading other processes' memory, memory files, limits. Tries what costs nothing.
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
+use serde::Serialize;
+
+use super::gib;
+use super::machine::{meminfo, read};
+
+/// Something that is there or not, and why.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Finding {
+    /// Whether it can be used.
+    pub available: bool,
+    /// What that rests on.
+    pub why: String,
+}
+
+impl Finding {
+    fn of(result: Result<(), impl std::fmt::Display>, why: &str) -> Self {
+        match result {
+            Ok(()) => Self { available: true, why: why.to_owned() },
+            Err(error) => Self { available: false, why: error.to_string() },
+        }
+    }
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({})", if self.available { "yes" } else { "no" }, self.why)
+    }
+}
+
+/// What the system permits.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct System {
+    /// Files in memory, which hold the symmetric heaps.
+    pub memfd: Finding,
+    /// Handles of processes, by which the end of a PE is seen.
+    pub pidfd: Finding,
+    /// Whether a process may read another's memory, by the settings.
+    pub cross_memory_attach: Finding,
+    /// Bytes of memory that are free to be used.
+    pub memory_available_bytes: u64,
+    /// The control group's limit, where there is one.
+    pub memory_limit_bytes: Option<u64>,
+    /// What counts against that limit now.
+    pub memory_used_bytes: Option<u64>,
+    /// Limit of the address space, in bytes, where there is one.
+    pub address_space_limit_bytes: Option<u64>,
+    /// Limit of locked memory, in bytes, where there is one.
+    pub locked_memory_limit_bytes: Option<u64>,
+    /// Limit of open files, where there is one.
+    pub open_files_limit: Option<u64>,
+    /// Whether shared memory can have huge pages.
+    pub shared_huge_pages: String,
+}
+
+impl System {
+    /// Looks at this system.
+    pub fn look() -> Self {
+        let group = Group::mine();
+        Self {
+            memfd: Finding::of(memfd_create("peerweave-info", MemfdFlags::CLOEXEC).map(drop), "memfd_create, tried"),
+            pidfd: Finding::of(pidfd_open(getpid(), PidfdFlags::empty()).map(drop), "pidfd_open, tried"),
+            cross_memory_attach: attach(&read("/proc/self/status"), std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()),
+            memory_available_bytes: meminfo("MemAvailable").unwrap_or(0),
+            memory_limit_bytes: group.limit("memory.max").or_else(|| group.limit("memory.limit_in_bytes")),
+            memory_used_bytes: group.limit("memory.current").or_else(|| group.limit("memory.usage_in_bytes")),
+            address_space_limit_bytes: getrlimit(Resource::As).current,
+            locked_memory_limit_bytes: getrlimit(Resource::Memlock).current,
+            open_files_limit: getrlimit(Resource::Nofile).current,
+            shared_huge_pages: huge_pages(&read("/sys/kernel/mm/transparent_hugepage/shmem_enabled")),
+        }
+    }
+
+    /// For people.
+    pub(super) fn lines(&self) -> Vec<(String, String)> {
+        let limit = |bytes: Option<u64>| bytes.map_or("none".to_owned(), gib);
+        let line = |name: &str, value: String| (name.to_owned(), value);
+        vec![
+            line("memory files", self.memfd.to_string()),
+            line("process handles", self.pidfd.to_string()),
+            line("cross-memory attach", self.cross_memory_attach.to_string()),
+            line("memory available", gib(self.memory_available_bytes)),
+            line("control group", match (self.memory_limit_bytes, self.memory_used_bytes) {
+                (Some(limit), Some(used)) => format!("limit {}, used {}", gib(limit), gib(used)),
+                (Some(limit), None) => format!("limit {}", gib(limit)),
+                (None, _) => "no limit of memory".to_owned(),
+            }),
+            line("address space limit", limit(self.address_space_limit_bytes)),
+            line("locked memory limit", limit(self.locked_memory_limit_bytes)),
+            line("open files limit", self.open_files_limit.map_or("none".to_owned(), |limit| limit.to_string())),
+            line("huge pages, shared", self.shared_huge_pages.clone()),
+        ]
+    }
+}
+
+/// What the settings say of reading other processes' memory. `status` is `/proc/self/status`.
+fn attach(status: &str, scope: Option<String>) -> Finding {
+    const CAP_SYS_PTRACE: u32 = 19;
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
+    let privileged =
+        field("CapEff").and_then(|hex| u64::from_str_radix(hex, 16).ok()).is_some_and(|caps| caps >> CAP_SYS_PTRACE & 1 == 1);
+    let filter = match field("Seccomp") {
+        Some("0") | None => "",
+        Some("1") => "; seccomp is strict",
+        Some(_) => "; a seccomp filter is in force and may forbid the call",
+    };
+    let (available, why) = match scope.as_deref().map(str::trim) {
+        None => (true, "no Yama in this kernel: processes of one user may".to_owned()),
+        Some("0") => (true, "ptrace_scope is 0: processes of one user may".to_owned()),
+        Some(scope @ ("1" | "2")) if privileged => (true, format!("ptrace_scope is {scope}, and this process has CAP_SYS_PTRACE")),
+        Some("1") => (false, "ptrace_scope is 1: only an ancestor may, and PEs are siblings".to_owned()),
+        Some("2") => (false, "ptrace_scope is 2: only with CAP_SYS_PTRACE".to_owned()),
+        Some(scope) => (false, format!("ptrace_scope is {scope}: nobody may")),
+    };
+    Finding { available, why: why + filter }
+}
+
+/// The files of this process's control group, in both versions of the interface.
+struct Group {
+    directories: Vec<String>,
+}
+
+impl Group {
+    fn mine() -> Self {
+        let groups = read("/proc/self/cgroup");
+        let mut directories = Vec::new();
+        for line in groups.lines() {
+            let mut fields = line.splitn(3, ':').skip(1);
+            match (fields.next(), fields.next()) {
+                (Some(""), Some(path)) => directories.push(format!("/sys/fs/cgroup{path}")),
+                (Some(controllers), Some(path)) if controllers.split(',').any(|name| name == "memory") => {
+                    directories.push(format!("/sys/fs/cgroup/memory{path}"));
+                }
+                _ => {}
+            }
+        }
+        // Inside a container the path is the host's, and the group itself is mounted at the top.
+        directories.extend(["/sys/fs/cgroup".to_owned(), "/sys/fs/cgroup/memory".to_owned()]);
+        Self { directories }
+    }
+
+    /// The first of the files that has a number that is a limit.
+    fn limit(&self, file: &str) -> Option<u64> {
+        // Without a limit the first version shows the largest number of whole pages.
+        const NO_LIMIT: u64 = 1 << 60;
+        let number = |directory: &String| std::fs::read_to_string(format!("{directory}/{file}")).ok()?.trim().parse().ok();
+        self.directories.iter().find_map(number).filter(|bytes| *bytes < NO_LIMIT)
+    }
+}
+
+/// The choice in brackets.
+fn huge_pages(setting: &str) -> String {
+    let chosen = setting.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(chosen, _)| chosen);
+    chosen.unwrap_or("unknown").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attaching_depends_on_yama_and_on_the_privilege() {
+        let plain = "Name:\tx\nCapEff:\t0000000000000000\nSeccomp:\t0\n";
+        let root = "CapEff:\t000001ffffffffff\nSeccomp:\t2\n";
+        let scope = |scope: &str| Some(format!("{scope}\n"));
+        assert!(attach(plain, None).available && attach(plain, scope("0")).available);
+        assert_eq!(attach(plain, scope("1")).why, "ptrace_scope is 1: only an ancestor may, and PEs are siblings");
+        assert!(!attach(plain, scope("2")).available && !attach(root, scope("3")).available);
+        let root = attach(root, scope("1"));
+        assert!(root.available && root.why.ends_with("a seccomp filter is in force and may forbid the call"), "{root}");
+    }
+
+    #[test]
+    fn the_choice_is_the_word_in_brackets() {
+        assert_eq!(huge_pages("always within_size advise [never] deny force\n"), "never");
+        assert_eq!(huge_pages(""), "unknown");
+    }
+}

@@ -1,0 +1,132 @@
+//! Starts two PEs that meet and end, and says how that went: what no setting can tell for certain.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::bench::config::{Buffers, Config};
+use crate::bench::op::BenchOp;
+use crate::bench::record::{Ready, Record, monotonic_ns};
+use crate::launch::{self, Attendant, Launch, Output, Source, Stdin};
+use crate::rendezvous::{Meeting, Place};
+
+/// How the trial went.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Trial {
+    /// Whether both PEs passed their barriers and ended well.
+    pub works: bool,
+    /// What they said where they did not.
+    pub complaints: Vec<String>,
+    /// From the start of the first to the last one's first barrier.
+    pub first_barrier_ms: Option<f64>,
+    /// What computes.
+    pub compute: Option<String>,
+    /// How ordinary buffers take part.
+    pub private_buffers: Option<String>,
+}
+
+/// A trial that takes longer has failed.
+const LIMIT: Duration = Duration::from_secs(10);
+
+impl Trial {
+    /// Runs it.
+    pub fn run() -> Self {
+        let mut witness = Witness::default();
+        let started_at_ns = monotonic_ns();
+        let ended = start(&mut witness);
+        let Witness { ready, mut complaints, .. } = witness;
+        if let Err(error) = &ended {
+            complaints.push(error.clone());
+        }
+        let last = ready.iter().map(|ready| ready.passed_at_ns).max();
+        Self {
+            works: ended == Ok(0) && ready.len() == 2,
+            complaints,
+            first_barrier_ms: last.map(|at| at.saturating_sub(started_at_ns) as f64 / 1e6),
+            compute: ready.first().map(|ready| ready.compute.clone()),
+            private_buffers: ready.first().map(|ready| ready.private_buffers.clone()),
+        }
+    }
+
+    /// For people.
+    pub(super) fn lines(&self) -> Vec<(String, String)> {
+        let line = |name: &str, value: String| (name.to_owned(), value);
+        let unknown = || "unknown".to_owned();
+        let mut lines = vec![line("two PEs", match (self.works, self.first_barrier_ms) {
+            (true, Some(ms)) => format!("meet and pass a barrier in {ms:.1} ms (tried)"),
+            _ => "fail (tried)".to_owned(),
+        })];
+        lines.extend(self.complaints.iter().map(|complaint| line("", complaint.clone())));
+        lines.push(line("computes with", self.compute.clone().unwrap_or_else(unknown)));
+        lines.push(line("private buffers", match self.private_buffers.as_deref() {
+            Some("CrossMemoryAttach") => "read from the other process (cross-memory attach, tried)".to_owned(),
+            Some("Staged") => "copied through shared memory (cross-memory attach was refused, or is switched off)".to_owned(),
+            Some(other) => other.to_owned(),
+            None => unknown(),
+        }));
+        lines
+    }
+}
+
+fn start(witness: &mut Witness) -> Result<u8, String> {
+    let config = Config {
+        op: BenchOp::Barrier,
+        n_pes: 2,
+        sizes: Vec::new(),
+        dtypes: Vec::new(),
+        redops: Vec::new(),
+        roots: Vec::new(),
+        iters: Some(1),
+        batches: 1,
+        warmup: 0,
+        dirty: false,
+        check: false,
+        buffers: Buffers::Symmetric,
+        threads: false,
+        stream: false,
+    };
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let meeting = Meeting::hold(&Place::ThisMachine, 2).map_err(|error| text(&error))?;
+    let launch = Launch {
+        program: std::env::current_exe().map_err(|error| text(&error))?,
+        args: vec!["bench-pe".into(), serde_json::to_string(&config).map_err(|error| text(&error))?.into()],
+        n_local: 2,
+        first_pe: 0,
+        n_pes: 2,
+        machine: 0,
+        n_machines: 1,
+        env: meeting.env(),
+        timeout: Some(LIMIT),
+        stdin: Stdin::Nothing,
+        direct_output: false,
+    };
+    witness.meeting = Some(meeting);
+    launch::supervise(&launch, witness).map(|ending| ending.exit_code()).map_err(|error| text(&error))
+}
+
+#[derive(Default)]
+struct Witness {
+    meeting: Option<Meeting>,
+    ready: Vec<Ready>,
+    complaints: Vec<String>,
+}
+
+impl Attendant for Witness {
+    fn line(&mut self, pe: usize, _: Source, line: &[u8], _: &mut Output) {
+        match serde_json::from_slice(line) {
+            Ok(Record::Ready(ready)) => self.ready.push(ready),
+            Ok(Record::Measured(_)) => {}
+            Err(_) => self.complaints.push(format!("PE {pe}: {}", String::from_utf8_lossy(line))),
+        }
+    }
+
+    fn failed(&mut self, pe: usize, why: &str) {
+        if let Some(meeting) = &self.meeting {
+            meeting.report_lost(pe, why);
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        "peerweave info"
+    }
+}
