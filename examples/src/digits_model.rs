@@ -78,6 +78,11 @@ impl Model {
         &self.parameters
     }
 
+    /// The parameters, to be overwritten: by those of another PE, for one.
+    pub fn parameters_mut(&mut self) -> &mut [f32] {
+        &mut self.parameters
+    }
+
     /// Adds up over `samples`: the derivatives of the loss by every parameter into `out`, and the loss, which is returned.
     ///
     /// The loss of one image is minus the natural logarithm of the probability that the network gives to its digit. `out` is

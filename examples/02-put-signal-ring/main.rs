@@ -1,0 +1,55 @@
+//! Blocks travel round a ring: each PE puts them into its right neighbour's memory and signals that they are there.
+#![forbid(unsafe_code)]
+
+use peerweave::{Compare, Error, Rank, ReduceOp, World};
+
+/// Elements of a block.
+const BLOCK: usize = 1000;
+
+/// What the block that starts at `rank` holds.
+fn content(rank: usize) -> Vec<u32> {
+    (0..BLOCK).map(|i| (rank * BLOCK + i) as u32).collect()
+}
+
+fn main() -> Result<(), Error> {
+    let world = World::from_env()?;
+    let team = world.team();
+    let (me, n) = (team.my_rank().index(), team.size());
+    let right = Rank::new(((me + 1) % n) as u32);
+
+    // Room for the block of every rank, and one word each that says whether the block is there. The words must be zero on every PE
+    // before a neighbour can change them: `alloc_zeroed` returns when they are.
+    let blocks = world.alloc::<u32>(n * BLOCK)?;
+    let arrived = world.alloc_zeroed::<u64>(n)?;
+    let block = |rank: usize| blocks.slice(rank * BLOCK..(rank + 1) * BLOCK);
+
+    block(me)?.copy_from(&content(me))?;
+    for step in 1..n {
+        // The block that came in the step before goes on to the right; in the first step that is this PE's own.
+        let pass = (me + n - (step - 1)) % n;
+        team.put_signal_blocking(&block(pass)?, &block(pass)?, arrived.signal(pass)?.set(1), right)?;
+
+        // The left neighbour has passed on the one before it. Once its word is set, its data is there.
+        let next = (me + n - step) % n;
+        team.wait_until_blocking(&arrived.signal(next)?, Compare::Eq, 1)?;
+        if me == 0 {
+            println!("step {step}: passed block {pass} on, got block {next}");
+        }
+    }
+
+    let mut complete = [0];
+    for rank in 0..n {
+        complete[0] += u32::from(block(rank)?.to_vec()? == content(rank));
+    }
+    team.all_reduce_in_place_blocking(&mut complete, ReduceOp::Sum)?;
+    assert_eq!(complete[0] as usize, n * n, "blocks that arrived as they were sent");
+    if me == 0 {
+        println!("blocks on each PE: {n} of {n}, as they were sent");
+    }
+
+    // Released memory is nobody's: releasing waits until every PE has come so far.
+    blocks.release()?;
+    arrived.release()?;
+    world.finalize()?;
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! A pipeline over two streams: while one chunk is gathered, the next is reduced, and the one after it is computed.
+#![forbid(unsafe_code)]
+
+use peerweave::{Error, ReduceOp, World};
+
+/// Chunks that go through the pipeline.
+const CHUNKS: usize = 6;
+/// Elements of a chunk, on each PE, per PE of the job.
+const PART: usize = 20_000;
+
+/// Element `i` of chunk `chunk`, as `rank` computes it. Small whole numbers, so that sums are exact.
+fn element(rank: usize, chunk: usize, i: usize) -> f32 {
+    ((rank + 1) * (chunk + 1) + i % 16) as f32
+}
+
+fn main() -> Result<(), Error> {
+    let world = World::from_env()?;
+    let (me, n) = (world.team().my_rank().index(), world.n_pes());
+    let count = n * PART;
+
+    // The collectives of one team run one after the other, whatever stream they are on. So each stream has a team of its own, of the
+    // same ranks; they then may overlap.
+    let split = |color| Ok::<_, Error>(world.team().split(Some(color), 0)?.expect("a rank that gives a color gets a team"));
+    let (reducing, gathering) = (split(0)?, split(0)?);
+    let (first, second) = (world.stream()?, world.stream()?);
+
+    let given = world.alloc::<f32>(CHUNKS * count)?;
+    let sums = world.alloc::<f32>(CHUNKS * count)?;
+    for chunk in 0..CHUNKS {
+        // Computed by this thread, while both streams work on the chunks before.
+        let mine: Vec<f32> = (0..count).map(|i| element(me, chunk, i)).collect();
+        let given = given.slice(chunk * count..(chunk + 1) * count)?;
+        let sums = sums.slice(chunk * count..(chunk + 1) * count)?;
+        given.copy_from(&mine)?;
+
+        // Reduce-scatter leaves each rank with its part of the sum, where all-gather will look for it.
+        let part = sums.slice(me * PART..(me + 1) * PART)?;
+        reducing.reduce_scatter(&first, &given, &part, ReduceOp::Sum)?;
+
+        // The second stream goes on when the first has passed this mark; this thread goes on at once.
+        second.wait_event(&first.record()?)?;
+        gathering.all_gather_in_place(&second, &sums)?;
+    }
+
+    // Only the end is waited for. What failed in a stream comes out here.
+    first.synchronize()?;
+    second.synchronize()?;
+
+    // Together, the two are an all-reduce.
+    let expected = world.alloc::<f32>(CHUNKS * count)?;
+    world.team().all_reduce_blocking(&given, &expected, ReduceOp::Sum)?;
+    assert_eq!(sums.to_vec()?, expected.to_vec()?);
+    let by_hand: f32 = (0..n).map(|rank| element(rank, CHUNKS - 1, count - 1)).sum();
+    assert_eq!(sums.load(CHUNKS * count - 1)?, by_hand);
+    if me == 0 {
+        println!("{CHUNKS} chunks of {count} elements went through reduce-scatter and all-gather");
+        println!("the last element is {by_hand}, and all are those of one all-reduce");
+    }
+
+    for buffer in [given, sums, expected] {
+        buffer.release()?;
+    }
+    reducing.destroy()?;
+    gathering.destroy()?;
+    world.finalize()?;
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! Heat in a rod that is cut into one piece per PE: neighbours exchange the cells at their borders before every step.
+#![forbid(unsafe_code)]
+
+use peerweave::{Error, Rank, World};
+use peerweave_examples::share;
+
+/// Cells of the rod.
+const CELLS: usize = 100;
+/// Steps of time.
+const STEPS: usize = 2000;
+
+/// The rod at the start: hot in the first quarter, cold elsewhere.
+fn start(cell: usize) -> f64 {
+    if cell < CELLS / 4 { 100.0 } else { 0.0 }
+}
+
+/// One step of the heat equation for `cells`, which has a cell more on both sides: a neighbour's, or a copy of the last one at an end of the rod.
+fn step(cells: &[f64]) -> Vec<f64> {
+    cells.windows(3).map(|near| near[1] + 0.25 * (near[0] - 2.0 * near[1] + near[2])).collect()
+}
+
+/// The whole rod after all steps, by one PE.
+fn serial() -> Vec<f64> {
+    let mut rod: Vec<f64> = (0..CELLS).map(start).collect();
+    for _ in 0..STEPS {
+        let padded = [&rod[..1], &rod, &rod[CELLS - 1..]].concat();
+        rod = step(&padded);
+    }
+    rod
+}
+
+fn main() -> Result<(), Error> {
+    let world = World::from_env()?;
+    let team = world.team();
+    let (me, n) = (team.my_rank().index(), team.size());
+    let mine = share(CELLS, me, n);
+    assert!(!mine.is_empty(), "{n} PEs; expected at most {CELLS}, one per cell");
+    let left = (me > 0).then(|| Rank::new(me as u32 - 1));
+    let right = (me + 1 < n).then(|| Rank::new(me as u32 + 1));
+
+    let mut cells: Vec<f64> = mine.clone().map(start).collect();
+    for _ in 0..STEPS {
+        let (first, last) = ([cells[0]], [cells[cells.len() - 1]]);
+        // What stays at the ends of the rod, where nobody sends: no heat leaves.
+        let (mut from_left, mut from_right) = (first, last);
+        // In a group all four are under way at once. One after the other, two neighbours could both wait for the other to receive.
+        team.group_blocking(|group| {
+            if let Some(left) = left {
+                group.send(&first, left)?;
+                group.recv(&mut from_left, left)?;
+            }
+            if let Some(right) = right {
+                group.send(&last, right)?;
+                group.recv(&mut from_right, right)?;
+            }
+            Ok(())
+        })?;
+        cells = step(&[&from_left[..], &cells, &from_right].concat());
+    }
+
+    // Every PE puts its piece where it belongs on rank 0; after the barrier all are there.
+    let rod = world.alloc::<f64>(CELLS)?;
+    team.put_blocking(&cells, &rod.slice(mine)?, Rank::new(0))?;
+    team.barrier_blocking()?;
+    if me == 0 {
+        let rod = rod.to_vec()?;
+        assert_eq!(rod, serial(), "the rod of {n} PEs and the rod of one");
+        let heat: f64 = rod.iter().sum();
+        println!("{STEPS} steps over {CELLS} cells: the same as by one PE, to the last bit");
+        println!("ends at {:.3} and {:.3}, mean {:.3}", rod[0], rod[CELLS - 1], heat / CELLS as f64);
+    }
+
+    rod.release()?;
+    world.finalize()?;
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! Tasks of unequal length, handed out by a counter that all PEs add to: whoever is free takes the next.
+#![forbid(unsafe_code)]
+
+use peerweave::{Error, Rank, ReduceOp, World};
+
+/// Tasks, each to count the primes in a range of numbers.
+const TASKS: u64 = 200;
+/// Numbers of a task. Later tasks take longer, so that equal shares would keep the last PE busy alone.
+const NUMBERS: u64 = 500;
+
+fn is_prime(number: u64) -> bool {
+    number >= 2 && (2..).take_while(|d| d * d <= number).all(|d| number % d != 0)
+}
+
+fn main() -> Result<(), Error> {
+    let world = World::from_env()?;
+    let team = world.team();
+    let rank_0 = Rank::new(0);
+
+    // Every PE has a counter at the same offset; the one of rank 0 is the queue.
+    let next = world.alloc_zeroed::<u64>(1)?;
+    let mut done = [0; TASKS as usize];
+    let mut primes = [0];
+    loop {
+        // Nobody else gets the number that this PE gets, and rank 0 need not answer: it works like the others.
+        let task = team.atomic_fetch_inc_blocking(&next, 0, rank_0)?;
+        if task >= TASKS {
+            break;
+        }
+        done[task as usize] += 1;
+        primes[0] += (task * NUMBERS..(task + 1) * NUMBERS).filter(|&number| is_prime(number)).count() as u64;
+    }
+
+    team.all_reduce_in_place_blocking(&mut done, ReduceOp::Sum)?;
+    team.all_reduce_in_place_blocking(&mut primes, ReduceOp::Sum)?;
+    assert_eq!(done, [1; TASKS as usize], "how often each task was done");
+    assert_eq!(primes[0], 9592, "primes below 100000");
+    // Every PE went once to a queue that was empty.
+    assert_eq!(team.atomic_fetch_blocking(&next, 0, rank_0)?, TASKS + team.size() as u64);
+    if team.my_rank() == rank_0 {
+        println!("{TASKS} tasks, each done once; PEs: {}", team.size());
+        println!("{} primes below {}", primes[0], TASKS * NUMBERS);
+    }
+
+    next.release()?;
+    world.finalize()?;
+    Ok(())
+}

@@ -1,0 +1,198 @@
+//! Every example at 1, 2, 3, 4 and 8 PEs, each PE a process, against its expected output.
+//!
+//! The launcher is not under test here: this makes the rendezvous itself and sets the variables that a launcher would. An expected file holds what
+//! `peerweave run` prints, with the lines of a PE together and PEs in order; between runs the lines of different PEs may mix otherwise.
+
+use peerweave::bootstrap::{Endpoint, Job, Server, ServerOptions, Token};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// How far a number with a decimal point may be from the one in an expected file, for each 1 of it. Sums of gradients are rounded in an order that
+/// depends on the number of PEs, `tanh` and `exp` differ in their last bit between systems, and what is printed is rounded once more.
+const TOLERANCE: f64 = 1e-5;
+
+/// The same between runs on one machine with different numbers of PEs, before that last rounding. Found: 1e-8.
+const ROUNDING: f64 = 1e-6;
+
+/// Seconds after which a PE gives up waiting, so that a failure ends the test.
+const DEADLINE: &str = "30";
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+fn text(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Standard output of every PE of a job, in order. All must have succeeded.
+fn run(program: &str, n_pes: u32, arguments: &[&str]) -> Vec<String> {
+    let token = Token::random().unwrap();
+    let server = Server::bind(&Endpoint::random_unix().unwrap(), token, n_pes, ServerOptions::default()).unwrap();
+    let children: Vec<_> = (0..n_pes)
+        .map(|pe| {
+            let job = Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token);
+            let mut command = Command::new(program);
+            command.args(arguments).envs(job.to_vars()).env("PEERWEAVE_DEADLINE", DEADLINE);
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    let outputs: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    for (pe, output) in outputs.iter().enumerate() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "PE {pe} of {n_pes}: {}\n{said}", output.status);
+    }
+    outputs.into_iter().map(|output| String::from_utf8(output.stdout).unwrap()).collect()
+}
+
+/// As `peerweave run` shows it: with the PE before each line where there are several.
+fn tagged(outputs: &[String]) -> Vec<String> {
+    let several = outputs.len() > 1;
+    let tag = |pe: usize| if several { format!("[{pe}] ") } else { String::new() };
+    outputs.iter().enumerate().flat_map(|(pe, output)| output.lines().map(move |line| tag(pe) + line)).collect()
+}
+
+/// Whether two lines have the same words, numbers with a decimal point compared within [`TOLERANCE`].
+fn alike(found: &str, expected: &str) -> bool {
+    let (found, expected): (Vec<_>, Vec<_>) = (found.split_whitespace().collect(), expected.split_whitespace().collect());
+    found.len() == expected.len() && found.iter().zip(expected).all(|(found, expected)| alike_word(found, expected))
+}
+
+fn alike_word(found: &str, expected: &str) -> bool {
+    let number = |word: &str| word.contains('.').then(|| word.parse::<f64>().ok()).flatten();
+    match (number(found), number(expected)) {
+        (Some(found), Some(expected)) => (found - expected).abs() <= TOLERANCE * expected.abs(),
+        _ => found == expected,
+    }
+}
+
+fn check(program: &str, example: &str, n_pes: u32) {
+    let path = folder(example).join(format!("expected/{n_pes}.txt"));
+    let expected = text(&path);
+    let found = tagged(&run(program, n_pes, &[]));
+    let all_alike = found.len() == expected.lines().count() && found.iter().zip(expected.lines()).all(|(f, e)| alike(f, e));
+    assert!(all_alike, "{}, found:\n{}\nexpected:\n{expected}", path.display(), found.join("\n"));
+}
+
+macro_rules! examples {
+    ($($module:ident: $program:literal in $folder:literal;)*) => {
+        /// Every example: the name of its program and its folder.
+        const EXAMPLES: &[(&str, &str)] = &[$(($program, $folder)),*];
+
+        $(mod $module {
+            const PROGRAM: &str = env!(concat!("CARGO_BIN_EXE_", $program));
+
+            #[test]
+            fn on_1_pe() {
+                super::check(PROGRAM, $folder, 1);
+            }
+
+            #[test]
+            fn on_2_pes() {
+                super::check(PROGRAM, $folder, 2);
+            }
+
+            #[test]
+            fn on_3_pes() {
+                super::check(PROGRAM, $folder, 3);
+            }
+
+            #[test]
+            fn on_4_pes() {
+                super::check(PROGRAM, $folder, 4);
+            }
+
+            #[test]
+            fn on_8_pes() {
+                super::check(PROGRAM, $folder, 8);
+            }
+        })*
+    };
+}
+
+examples! {
+    hello_team: "hello-team" in "01-hello-team";
+    put_signal_ring: "put-signal-ring" in "02-put-signal-ring";
+    all_reduce: "all-reduce" in "03-all-reduce";
+    train_digits: "train-digits" in "04-train-digits";
+    two_streams: "two-streams" in "05-two-streams";
+    send_recv_halo: "send-recv-halo" in "06-send-recv-halo";
+    atomic_work_queue: "atomic-work-queue" in "07-atomic-work-queue";
+    teams_2d: "teams-2d" in "08-teams-2d";
+}
+
+/// The number after `final loss` in what PE 0 printed.
+fn final_loss(outputs: &[String]) -> f64 {
+    let line = outputs[0].lines().last().expect("PE 0 printed something");
+    let number = line.strip_prefix("final loss ").and_then(|rest| rest.split(' ').next());
+    number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{line:?}; expected a line `final loss NUMBER …`"))
+}
+
+#[test]
+fn training_ends_at_the_loss_of_one_pe() {
+    let loss = |n_pes| final_loss(&run(env!("CARGO_BIN_EXE_train-digits"), n_pes, &["--epochs", "5"]));
+    let alone = loss(1);
+    assert!(alone < 1.0, "{alone} after 5 epochs");
+    for n_pes in [2, 3, 8] {
+        let together = loss(n_pes);
+        assert!((together - alone).abs() <= ROUNDING * alone, "{n_pes} PEs: {together}, one PE: {alone}");
+    }
+}
+
+#[test]
+fn training_of_no_epochs_reads_digits_by_chance() {
+    let output = run(env!("CARGO_BIN_EXE_train-digits"), 2, &["--epochs", "0"]);
+    let loss = final_loss(&output);
+    assert!((2.2..2.5).contains(&loss), "{loss}; ten classes at even odds have a loss of ln 10 = 2.303");
+}
+
+#[test]
+fn without_a_launcher_an_example_is_a_job_of_one_pe() {
+    let output = Command::new(env!("CARGO_BIN_EXE_hello-team")).env_clear().output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), text(&folder("01-hello-team/expected/1.txt")));
+}
+
+#[test]
+fn every_folder_with_a_number_is_an_example() {
+    let mut found: Vec<String> = std::fs::read_dir(folder("."))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with(|first: char| first.is_ascii_digit()))
+        .collect();
+    found.sort();
+    assert_eq!(found, EXAMPLES.iter().map(|&(_, folder)| folder).collect::<Vec<_>>());
+    for (program, folder) in EXAMPLES {
+        assert_eq!(folder[3..], **program, "a folder is named after its program");
+    }
+}
+
+#[test]
+fn readmes_promise_the_expected_output() {
+    let ladder = text(&folder("README.md"));
+    for (program, example) in EXAMPLES {
+        assert!(ladder.contains(&format!("({example}/README.md)")), "README.md does not lead to {example}");
+        let readme = text(&folder(example).join("README.md"));
+        let command = format!("cargo run --release -- run -n 4 -- {program}\n");
+        assert!(readme.contains(&command), "{example}/README.md lacks `{command}`");
+        let expected = text(&folder(example).join("expected/4.txt"));
+        assert!(readme.contains(&format!("```text\n{expected}```\n")), "{example}/README.md does not show expected/4.txt");
+    }
+}
+
+#[test]
+fn no_example_needs_unsafe() {
+    for (_, example) in EXAMPLES {
+        let source = text(&folder(example).join("main.rs"));
+        assert!(source.contains("\n#![forbid(unsafe_code)]\n"), "{example}/main.rs does not forbid unsafe code");
+    }
+}
+
+#[test]
+fn lines_are_alike_up_to_the_rounding_of_decimals() {
+    assert!(alike("loss 0.500001 of 7", "loss  0.500000 of 7"));
+    assert!(!alike("loss 0.50002 of 7", "loss 0.50000 of 7"));
+    assert!(!alike("loss 0.5 of 8", "loss 0.5 of 7"));
+    assert!(!alike("loss 0.5", "loss 0.5 of 7"));
+    assert!(!alike("loss NaN", "loss 0.5"));
+}
