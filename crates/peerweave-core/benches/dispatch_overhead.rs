@@ -7,7 +7,7 @@ use peerweave_core::{Buffer, Compare, Rank, ReduceOp, Result, World};
 use std::hint::black_box;
 use std::time::Instant;
 
-const BATCHES: usize = 15;
+const BATCHES: usize = 300;
 
 fn measure(name: &str, calls: u32, mut call: impl FnMut() -> Result<()>) -> Result<()> {
     let mut best = f64::INFINITY;
@@ -24,7 +24,7 @@ fn measure(name: &str, calls: u32, mut call: impl FnMut() -> Result<()>) -> Resu
 
 fn main() -> Result<()> {
     // cargo passes `--bench`; a number is ours.
-    let calls = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(1_000_000);
+    let calls = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(20_000);
     let noop = Noop::new(0, 4);
     let world = World::new(noop.clone())?;
     let (team, stream, peer) = (world.team(), world.stream()?, Rank::new(1));

@@ -1,7 +1,10 @@
 //! All validation. Nothing is run here: a call that passes becomes a [`Prepared`] operation, which `call.rs` hands over.
 //!
 //! Invariant **\[C1\]**: a [`Prepared`] names only memory of its owners, or of borrows that outlive it, and only bytes inside of it; its ranks are ranks
-//! of its team, its team is live, its reduction is defined for its type. Only this file makes one.
+//! of its team, its team is live, its reduction is defined for its type. Only this module makes one.
+//!
+//! What is on the path of small operations is inlined by force, so that an [`Op`] is built where it is handed over from and never moved: that is the
+//! difference between 6 ns and 19 ns for a put of 8 bytes (benches/dispatch_overhead.rs).
 
 use crate::argument::{Held, Owner, Span, keep};
 use crate::backend::{Keep, Op, TeamId};
@@ -266,12 +269,18 @@ pub(crate) fn group(call: &'static str, of: &Team, ops: Vec<Op>) -> Result<Prepa
     Ok(Prepared::new(Op::Group(ops.into()), [Owner::Caller; 3]))
 }
 
-/// An operation without memory: a fence or quiet.
+/// A fence.
 #[inline(always)]
-pub(crate) fn order(call: &'static str, shared: &Shared, op: Op) -> Result<Prepared<'static>> {
-    debug_assert!(matches!(op, Op::Fence | Op::Quiet));
+pub(crate) fn fence(call: &'static str, shared: &Shared) -> Result<Prepared<'static>> {
     shared.usable(call)?;
-    Ok(Prepared::new(op, [Owner::Caller; 3]))
+    Ok(Prepared::new(Op::Fence, [Owner::Caller; 3]))
+}
+
+/// A quiet.
+#[inline(always)]
+pub(crate) fn quiet(call: &'static str, shared: &Shared) -> Result<Prepared<'static>> {
+    shared.usable(call)?;
+    Ok(Prepared::new(Op::Quiet, [Owner::Caller; 3]))
 }
 
 /// Whether the team may be destroyed.

@@ -1,6 +1,6 @@
 //! The job as one PE sees it: who takes part, memory, streams, the end. What moves data is a method of a team.
 
-use crate::backend::{Backend, Caps, Op, TeamId, TeamRecord};
+use crate::backend::{Backend, Caps, TeamId, TeamRecord};
 use crate::shared::{FinalizeReport, Shared};
 use crate::stream::Stream;
 use crate::symmetric::Symmetric;
@@ -159,7 +159,7 @@ impl World {
     /// [`Misuse`](crate::Misuse) after finalize or for a stream of another world; what the backend reports.
     pub fn fence(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "fence";
-        call::submit(CALL, &self.team, stream, check::order(CALL, &self.shared, Op::Fence)?, decode::nothing)
+        call::submit(CALL, &self.team, stream, check::fence(CALL, &self.shared)?, decode::nothing)
     }
 
     /// As [`World::fence`], for what this thread did, on the calling thread.
@@ -168,7 +168,7 @@ impl World {
     /// As [`World::fence`].
     #[inline]
     pub fn fence_blocking(&self) -> Result<()> {
-        call::run_unit(&self.shared, check::order("fence_blocking", &self.shared, Op::Fence)?)
+        call::run_unit(&self.shared, check::fence("fence_blocking", &self.shared)?)
     }
 
     /// Completes: what this PE put, got and signalled before it, `nbi` forms included, is done at its targets.
@@ -180,7 +180,7 @@ impl World {
     /// As [`World::fence`].
     pub fn quiet(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "quiet";
-        call::submit(CALL, &self.team, stream, check::order(CALL, &self.shared, Op::Quiet)?, decode::nothing)
+        call::submit(CALL, &self.team, stream, check::quiet(CALL, &self.shared)?, decode::nothing)
     }
 
     /// As [`World::quiet`], for what this thread did, on the calling thread.
@@ -189,7 +189,7 @@ impl World {
     /// As [`World::fence`].
     #[inline]
     pub fn quiet_blocking(&self) -> Result<()> {
-        call::run_unit(&self.shared, check::order("quiet_blocking", &self.shared, Op::Quiet)?)
+        call::run_unit(&self.shared, check::quiet("quiet_blocking", &self.shared)?)
     }
 
     /// Ends this PE's part in the job and tells what was not released. Every handle that is still alive fails from now on.
