@@ -1,6 +1,6 @@
 //! The contract of `peerweave-core`, fulfilled.
 
-use crate::collective::{Progress, Purpose};
+use crate::collective::{Progress, Purpose, allocation_detail};
 use crate::kernel;
 use crate::layout::state;
 use crate::shared::Shared;
@@ -51,7 +51,7 @@ impl Host {
     fn run_collective(&self, op: &peerweave_core::backend::Collective) -> Result<Outcome, Error> {
         let shared = &*self.shared;
         shared.teams.with(op.team, |team| {
-            let done = Progress::begin(team).drive(shared, team, op, Limit::Deadline(shared.deadline))?;
+            let done = Progress::begin(team).drive(shared, team, op, Limit::Deadline(shared.deadline)).map_err(|failure| *failure)?;
             debug_assert!(done.is_some(), "a deadline is no budget");
             Ok(Outcome::Done)
         })
@@ -87,7 +87,7 @@ unsafe impl Backend for Host {
         shared.check_process("alloc")?;
         let world = shared.teams.world();
         let bytes = request.bytes as u64;
-        let detail = bytes << 1 | u64::from(request.zeroed);
+        let detail = allocation_detail(request);
         // All decide by the same number, the smallest that any of them sees.
         let mine = crate::machine::available_bytes(request.bytes);
         let available = shared.gather_words(world, Purpose::Allocate, detail, &[mine])?.into_iter().min().unwrap_or(mine);

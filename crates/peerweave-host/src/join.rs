@@ -13,8 +13,8 @@ use crate::team::Teams;
 use crate::tuning;
 use crate::{forks, machine};
 use peerweave_bootstrap::{BootstrapError, Job, Rendezvous};
-use peerweave_core::backend::{CallChecking, Caps, JobShape, PrivateBuffers};
-use peerweave_core::{Error, Misuse, MisuseKind};
+use peerweave_core::backend::{CallChecking, Caps, JobShape, PrivateBuffers, TeamId};
+use peerweave_core::{Error, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 use peerweave_types::Pe;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -63,7 +63,7 @@ impl Host {
         }
         let n_pes = job.n_pes as usize;
         let layout = layout(n_pes, options)?;
-        let setup = |error: BootstrapError| Error::setup(CALL, error);
+        let setup = |error: BootstrapError| meeting_failed(CALL, n_pes, error);
         let system = |error| Error::system(CALL, error);
         if n_pes == 1 {
             let file = segment::create(&layout).map_err(system)?;
@@ -165,6 +165,18 @@ impl Shared {
             rendezvous,
             _mapping: mapping,
         }
+    }
+}
+
+/// A failed rendezvous: who is to blame, where the error says it.
+fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Error {
+    let team = TeamName { id: TeamId::WORLD, size: n_pes };
+    match error {
+        BootstrapError::PeLost { pe, .. } => Error::Peer { call, team, pe, cause: PeerCause::Died },
+        BootstrapError::Timeout { waited, missing, .. } if !missing.is_empty() => {
+            Error::Timeout(Box::new(Timeout { call, team, waited, missing }))
+        }
+        error => Error::setup(call, error),
     }
 }
 

@@ -13,6 +13,10 @@ use peerweave_core::{Error, PeerCause, Timeout};
 use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 
+
+/// A failure on its way to the caller: boxed, so that results of the hot paths fit in registers.
+pub(crate) type Failure = Box<Error>;
+
 const FAILED: u64 = 1;
 
 fn phase_word(epoch: u32, phase: u32, status: u64) -> u64 {
@@ -53,14 +57,14 @@ impl<'a> Step<'a> {
 
     /// Waits until `rank` has entered; `None` where the budget was spent first.
     #[inline]
-    pub(crate) fn entry(&self, rank: usize, limit: Limit) -> Result<Option<Entry>, Error> {
+    pub(crate) fn entry(&self, rank: usize, limit: Limit) -> Result<Option<Entry>, Failure> {
         let line = &self.words(rank).entry[self.parity()];
         if let Some(entry) = line.read(self.epoch) {
             return Ok(Some(entry));
         }
         let mut waiter = self.shared.waiter(limit);
         loop {
-            if let Err(expired) = waiter.pause(|| self.gone(rank)) {
+            if let Err(expired) = waiter.pause(|| self.gone(rank).map_err(|failure| *failure)) {
                 // It may have entered, and even left in good order, between the last look and the question.
                 if let Some(entry) = line.read(self.epoch) {
                     return Ok(Some(entry));
@@ -97,7 +101,7 @@ impl<'a> Step<'a> {
 
     /// Waits until every rank has completed `phase` phases.
     #[inline]
-    pub(crate) fn all_completed(&self, phase: u32) -> Result<(), Error> {
+    pub(crate) fn all_completed(&self, phase: u32) -> Result<(), Failure> {
         for rank in 0..self.team.size() {
             if rank != self.team.rank {
                 self.one_completed(rank, phase)?;
@@ -108,11 +112,11 @@ impl<'a> Step<'a> {
 
     /// Waits until `rank` has completed `phase` phases.
     #[inline]
-    pub(crate) fn one_completed(&self, rank: usize, phase: u32) -> Result<(), Error> {
+    pub(crate) fn one_completed(&self, rank: usize, phase: u32) -> Result<(), Failure> {
         if !self.has_completed(rank, phase) {
             let mut waiter = self.shared.waiter(Limit::Deadline(self.shared.deadline));
             while !self.has_completed(rank, phase) {
-                if let Err(expired) = waiter.pause(|| self.gone(rank)) {
+                if let Err(expired) = waiter.pause(|| self.gone(rank).map_err(|failure| *failure)) {
                     if self.has_completed(rank, phase) {
                         break;
                     }
@@ -131,20 +135,20 @@ impl<'a> Step<'a> {
 
     /// Publishes that this rank has completed `phase` phases, and waits for all.
     #[inline]
-    pub(crate) fn sync(&self, phase: u32) -> Result<(), Error> {
+    pub(crate) fn sync(&self, phase: u32) -> Result<(), Failure> {
         self.complete(phase);
         self.all_completed(phase)
     }
 
     /// An error that names `rank`.
-    pub(crate) fn peer_error(&self, rank: usize, cause: PeerCause) -> Error {
+    pub(crate) fn peer_error(&self, rank: usize, cause: PeerCause) -> Failure {
         let pe = Pe::new(self.team.members[rank] as u32);
-        Error::Peer { call: self.call, team: self.team.name(), pe, cause }
+        Box::new(Error::Peer { call: self.call, team: self.team.name(), pe, cause })
     }
 
     /// Fails where `rank` will not come, and names who is to blame: a member that died before one that left, and either before one that
     /// only failed because of it.
-    fn gone(&self, rank: usize) -> Result<(), Error> {
+    fn gone(&self, rank: usize) -> Result<(), Failure> {
         let team = self.team;
         let others = || (0..team.size()).filter(|&r| r != team.rank);
         let cause_of = |r: usize| self.shared.liveness.gone(team.members[r]);
@@ -161,7 +165,7 @@ impl<'a> Step<'a> {
     }
 
     /// `rank` failed: of itself, or because another member is gone.
-    fn failed(&self, rank: usize) -> Error {
+    fn failed(&self, rank: usize) -> Failure {
         for wanted in [PeerCause::Died, PeerCause::Left] {
             for r in (0..self.team.size()).filter(|&r| r != self.team.rank) {
                 if self.shared.liveness.gone(self.team.members[r]).as_ref() == Some(&wanted) {
@@ -172,16 +176,16 @@ impl<'a> Step<'a> {
         self.peer_error(rank, PeerCause::Failed)
     }
 
-    fn expired<T>(&self, expired: Expired, missing: impl FnOnce() -> Vec<usize>) -> Result<Option<T>, Error> {
+    fn expired<T>(&self, expired: Expired, missing: impl FnOnce() -> Vec<usize>) -> Result<Option<T>, Failure> {
         match expired {
             Expired::Budget => Ok(None),
-            Expired::Failed(error) => Err(error),
-            Expired::Deadline(waited) => Err(Error::Timeout(Box::new(Timeout {
+            Expired::Failed(error) => Err(Box::new(error)),
+            Expired::Deadline(waited) => Err(Box::new(Error::Timeout(Box::new(Timeout {
                 call: self.call,
                 team: self.team.name(),
                 waited,
                 missing: missing().into_iter().map(|rank| Pe::new(self.team.members[rank] as u32)).collect(),
-            }))),
+            })))),
         }
     }
 }

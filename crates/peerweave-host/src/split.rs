@@ -52,7 +52,7 @@ impl Shared {
             counts: None,
         };
         let mut progress = Progress::begin_for(team, purpose, detail);
-        progress.drive(self, team, &op, Limit::Deadline(self.deadline))?;
+        progress.drive(self, team, &op, Limit::Deadline(self.deadline)).map_err(|failure| *failure)?;
         Ok(all)
     }
 
@@ -123,7 +123,7 @@ impl Shared {
             // A member may make another team in this slot as soon as it returns. So it waits until everybody has read everybody's entry; this second wait
             // looks at words that only grow, also in the next team.
             let step = Step { shared: self, team: &team, call: "destroy", epoch: team.last_issued() };
-            step.sync(1)?;
+            step.sync(1).map_err(|failure| *failure)?;
         }
         self.teams.remove(id);
         met

@@ -143,7 +143,8 @@ unsafe impl StreamBackend for HostStream {
                         let done = progress.drive(shared, team, op, Limit::Budget(CALLER_WAITS));
                         left = Some(progress);
                         done
-                    })?;
+                    })
+                    .map_err(|failure| *failure)?;
                     match (done, left) {
                         (None, Some(progress)) => {
                             Err(Task::Collective { op: op.clone(), team: shared.teams.get(op.team), progress })

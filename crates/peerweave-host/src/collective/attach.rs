@@ -5,27 +5,28 @@
 //! makes its share in its own memory, all synchronise, and the others fetch it from there.
 
 use super::direct::share;
-use super::{NO_BUFFER, PRIVATE, PerRank, Run};
+use super::{InPlace, NO_BUFFER, PRIVATE, PerRank, Run};
 use crate::attach;
 use crate::kernel::{self, Input, Stores};
 use crate::line::Entry;
 use crate::tuning::ATTACH_BLOCK;
 use peerweave_core::backend::{Collective, CollectiveKind as Kind};
-use peerweave_core::{Error, PeerCause};
+use crate::phase::Failure;
+use peerweave_core::PeerCause;
 use peerweave_types::SymOffset;
 use std::ops::Range;
 
 /// Whether this way serves a collective at all. An all-to-all in place would have to write into peers; a reduce would be done by the root alone.
-pub(super) fn serves(op: &Collective) -> bool {
+pub(super) fn serves(op: &Collective, in_place: InPlace) -> bool {
     match op.kind {
         Kind::AllReduce | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather | Kind::Gather | Kind::Scatter => true,
-        Kind::AllToAll => op.send != op.recv,
+        Kind::AllToAll => in_place == InPlace::Nobody,
         _ => false,
     }
 }
 
 impl Run<'_> {
-    pub(super) fn attach(&self, entries: &[Entry]) -> Result<(), Error> {
+    pub(super) fn attach(&self, entries: &[Entry]) -> Result<(), Failure> {
         let size = self.element_bytes();
         let bytes = self.op.count * size;
         let root = self.op.root.index();
@@ -72,7 +73,7 @@ impl Run<'_> {
     }
 
     /// Reduces elements `range` of all ranks' operands into `to` of this rank.
-    fn attach_reduce(&self, entries: &[Entry], range: Range<usize>, to: *mut u8) -> Result<(), Error> {
+    fn attach_reduce(&self, entries: &[Entry], range: Range<usize>, to: *mut u8) -> Result<(), Failure> {
         let size = self.element_bytes();
         let block_len = (ATTACH_BLOCK / size).min(range.len().max(1));
         let mut fetched: PerRank<Vec<u8>> = (0..self.n).map(|_| Vec::new()).collect();
@@ -109,7 +110,7 @@ impl Run<'_> {
     }
 
     /// Copies out of a buffer of `rank`.
-    fn fetch(&self, rank: usize, code: u64, offset: usize, to: *mut u8, bytes: usize) -> Result<(), Error> {
+    fn fetch(&self, rank: usize, code: u64, offset: usize, to: *mut u8, bytes: usize) -> Result<(), Failure> {
         assert_ne!(code, NO_BUFFER, "peerweave-core bug: a buffer is missing");
         if let Some(from) = self.mapped(rank, code) {
             let from = from.wrapping_add(offset);

@@ -2,7 +2,9 @@
 
 use super::Run;
 use crate::tuning::STAGE_BYTES;
-use peerweave_core::{Error, Mismatch};
+use super::mismatch;
+use crate::phase::Failure;
+use peerweave_core::Mismatch;
 use peerweave_types::Pe;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -71,7 +73,7 @@ impl Run<'_> {
     }
 
     /// Reads the counts of all ranks, after all have entered; ends with phase 1, when the staging areas are free again.
-    pub(super) fn read_counts(&self) -> Result<Counts, Error> {
+    pub(super) fn read_counts(&self) -> Result<Counts, Failure> {
         let mut table = Vec::with_capacity(self.n * self.n * COLUMNS);
         for rank in 0..self.n {
             table.extend((0..self.n * COLUMNS).map(|i| self.count_word(rank, i).load(Ordering::Relaxed)));
@@ -81,12 +83,12 @@ impl Run<'_> {
             for to in 0..self.n {
                 let (sent, received) = (counts.sent(from, to), counts.received(to, from));
                 if sent != received {
-                    return Err(Error::Mismatch(Box::new(Mismatch {
+                    return Err(mismatch(Mismatch {
                         team: self.step.team.name(),
                         pe: Pe::new(self.step.team.members[if from == self.me { to } else { from }] as u32),
                         mine: format!("all_to_all_v in which rank {to} receives {received} elements from rank {from}"),
                         theirs: format!("all_to_all_v in which rank {from} sends {sent} elements to rank {to}"),
-                    })));
+                    }));
                 }
             }
         }

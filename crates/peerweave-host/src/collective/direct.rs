@@ -5,11 +5,11 @@
 //! about the same number of bytes.
 
 use super::counts::Counts;
-use super::{NO_BUFFER, PerRank, Run};
+use super::{InPlace, NO_BUFFER, PerRank, Run};
 use crate::kernel::{self, Input, Stores};
 use crate::line::Entry;
 use crate::tuning;
-use peerweave_core::Error;
+use crate::phase::Failure;
 use peerweave_core::backend::CollectiveKind as Kind;
 use peerweave_types::SymOffset;
 use std::ops::Range;
@@ -42,19 +42,22 @@ impl Run<'_> {
     }
 
     /// The whole collective, after `phases_done` phases of it.
-    pub(super) fn direct(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Error> {
+    pub(super) fn direct(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Failure> {
         let buffers = self.buffers(entries);
-        let in_place = self.op.send == self.op.recv;
+        // Ranks may mix; all must choose the same.
+        let in_place = super::in_place(entries);
         match (self.op.kind, counts) {
             (Kind::AllReduce | Kind::Reduce, _) => self.direct_reduce(&buffers),
             (Kind::ReduceScatter, _) => self.direct_reduce_scatter(&buffers),
             (Kind::Broadcast, _) => self.direct_broadcast(&buffers),
             (Kind::AllGather | Kind::Gather, _) => self.direct_gather(&buffers),
             (Kind::Scatter, _) => self.direct_scatter(&buffers),
-            (Kind::AllToAll, _) if in_place => self.direct_exchange(&buffers),
+            (Kind::AllToAll, _) if in_place == InPlace::All => self.direct_exchange(&buffers),
+            // Parts would be moved to where others have yet to be read: through the staging areas.
+            (Kind::AllToAll | Kind::AllToAllV, _) if in_place != InPlace::Nobody => {
+                return self.in_rounds(entries, counts, phases_done);
+            }
             (Kind::AllToAll, _) => self.direct_all_to_all(&buffers),
-            // Its parts may be moved to where others have yet to be read: through the staging areas.
-            (Kind::AllToAllV, Some(counts)) if in_place => return self.in_rounds(entries, Some(counts), phases_done),
             (Kind::AllToAllV, Some(counts)) => self.direct_all_to_all_v(&buffers, counts),
             _ => {}
         }

@@ -18,12 +18,12 @@ mod rounds;
 
 use crate::kernel;
 use crate::line::Entry;
-use crate::phase::Step;
+use crate::phase::{Failure, Step};
 use crate::shared::Shared;
 use crate::team::TeamState;
 use crate::tuning;
 use crate::wait::{Expired, Limit};
-use peerweave_core::backend::{Collective, CollectiveKind, Place};
+use peerweave_core::backend::{Allocation, Collective, CollectiveKind, Place};
 use peerweave_core::{Error, Mismatch};
 use peerweave_types::{DType, Pe, ReduceOp};
 use smallvec::SmallVec;
@@ -62,6 +62,15 @@ impl Purpose {
     }
 }
 
+/// What an allocation must agree on, in one word: bytes, alignment, zeroed.
+pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
+    let align = u64::from(request.align.trailing_zeros());
+    request.bytes as u64 | align << ALLOCATE_ALIGN_SHIFT | u64::from(request.zeroed) << 63
+}
+
+/// No request reaches 2^56 bytes: the address space is smaller.
+const ALLOCATE_ALIGN_SHIFT: u32 = 56;
+
 /// A collective on its way: whether it has been entered, under which number.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -93,23 +102,27 @@ impl Progress {
         team: &TeamState,
         op: &Collective,
         limit: Limit,
-    ) -> Result<Option<()>, Error> {
+    ) -> Result<Option<()>, Failure> {
         if !team.is_turn(self.epoch) && !self.wait_for_turn(shared, team, limit) {
             return Ok(None);
         }
         let step = Step { shared, team, call: self.purpose.call().unwrap_or(op.kind.name()), epoch: self.epoch };
-        let (purpose, detail) = (self.purpose, self.detail);
         let outcome = match team.broken() {
-            Some(error) => Err(error.clone()),
-            None => Run { step, op, me: team.rank, n: team.size(), purpose, detail }.run(&mut self.entered, limit),
+            Some(error) => Err(Box::new(error.clone())),
+            None => Run { step: &step, op, me: team.rank, n: team.size(), purpose: self.purpose, detail: self.detail }
+                .run(&mut self.entered, limit),
         };
         match outcome {
-            Ok(None) => return Ok(None),
-            Err(ref error) => self.failed(&step, error),
-            Ok(Some(())) => {}
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(failure) => {
+                self.failed(&step, &failure);
+                team.end(self.epoch);
+                return Err(failure);
+            }
         }
         team.end(self.epoch);
-        outcome
+        Ok(Some(()))
     }
 
     #[cold]
@@ -146,7 +159,7 @@ impl Progress {
 /// One collective, as one rank runs it.
 #[derive(Clone, Copy)]
 struct Run<'a> {
-    step: Step<'a>,
+    step: &'a Step<'a>,
     op: &'a Collective,
     me: usize,
     n: usize,
@@ -198,26 +211,37 @@ impl Run<'_> {
         }
     }
 
+    /// `false` where `limit` is a budget and it was spent first.
     #[inline]
-    fn run(&self, entered: &mut bool, limit: Limit) -> Result<Option<()>, Error> {
+    fn run(&self, entered: &mut bool, limit: Limit) -> Result<bool, Failure> {
         let way = self.way();
-        if !*entered {
-            self.enter(way);
+        let signature = self.signature();
+        let mine = if *entered {
+            // Begun on another thread: what was said then is in this rank's own line.
+            self.step.entry(self.me, limit)?.expect("this rank has entered")
+        } else {
             *entered = true;
+            self.enter(way, signature)
+        };
+        if way == Way::Nothing {
+            return self.all_entered(signature, limit);
         }
-        let Some(entries) = self.entries(limit)? else { return Ok(None) };
+        let mut entries = PerRank::new();
+        if !self.entries(mine, &mut entries, limit)? {
+            return Ok(false);
+        }
         match way {
             Way::Nothing => {}
             Way::Line => self.consume_lines(&entries),
             Way::Staged => self.consume_staged(&entries),
             Way::Large => self.large(&entries)?,
         }
-        Ok(Some(()))
+        Ok(true)
     }
 
     #[inline]
-    fn enter(&self, way: Way) {
-        let mut entry = Entry { signature: self.signature(), payload: [0; 3] };
+    fn enter(&self, way: Way, signature: u32) -> Entry {
+        let mut entry = Entry { signature, payload: [0; 3] };
         match way {
             Way::Nothing => {}
             Way::Line => {
@@ -239,23 +263,41 @@ impl Run<'_> {
         }
         self.publish_call();
         self.step.publish(&entry);
+        entry
     }
 
-    /// Waits for all ranks' entries and compares their calls with this one's.
+    /// Waits for all ranks' entries, which carry nothing.
     #[inline]
-    fn entries(&self, limit: Limit) -> Result<Option<PerRank<Entry>>, Error> {
-        let mut entries = PerRank::new();
-        let mut agreed = true;
-        let mine = self.signature();
+    fn all_entered(&self, signature: u32, limit: Limit) -> Result<bool, Failure> {
+        let mut agreed = !self.step.shared.compare_calls;
+        for rank in (0..self.n).filter(|&rank| rank != self.me) {
+            let Some(entry) = self.step.entry(rank, limit)? else { return Ok(false) };
+            agreed &= entry.signature == signature;
+        }
+        if !agreed {
+            self.compare_calls()?;
+        }
+        Ok(true)
+    }
+
+    /// Waits for all ranks' entries and compares their calls with this one's. A rank does not read its own line: that would wait until the
+    /// store has left the core.
+    #[inline]
+    fn entries(&self, mine: Entry, entries: &mut PerRank<Entry>, limit: Limit) -> Result<bool, Failure> {
+        let mut agreed = !self.step.shared.compare_calls;
         for rank in 0..self.n {
-            let Some(entry) = self.step.entry(rank, limit)? else { return Ok(None) };
-            agreed &= entry.signature == mine;
+            if rank == self.me {
+                entries.push(mine);
+                continue;
+            }
+            let Some(entry) = self.step.entry(rank, limit)? else { return Ok(false) };
+            agreed &= entry.signature == mine.signature;
             entries.push(entry);
         }
-        if !agreed || self.step.shared.compare_calls {
-            self.compare_calls(&entries)?;
+        if !agreed {
+            self.compare_calls()?;
         }
-        Ok(Some(entries))
+        Ok(true)
     }
 
     /// The call in words: what all ranks must agree on.
@@ -283,24 +325,24 @@ impl Run<'_> {
     }
 
     #[cold]
-    fn compare_calls(&self, entries: &[Entry]) -> Result<(), Error> {
+    fn compare_calls(&self) -> Result<(), Failure> {
         let mine = self.call_words();
-        for (rank, entry) in entries.iter().enumerate() {
+        for rank in 0..self.n {
             let words = &self.step.words(rank).call[self.step.parity()].words;
             let theirs = std::array::from_fn(|i| words[i].load(Ordering::Relaxed));
-            if theirs != mine || entry.signature != entries[self.me].signature {
-                return Err(Error::Mismatch(Box::new(Mismatch {
+            if theirs != mine {
+                return Err(mismatch(Mismatch {
                     team: self.step.team.name(),
                     pe: Pe::new(self.step.team.members[rank] as u32),
                     mine: describe(mine),
                     theirs: describe(theirs),
-                })));
+                }));
             }
         }
         Ok(())
     }
 
-    fn large(&self, entries: &[Entry]) -> Result<(), Error> {
+    fn large(&self, entries: &[Entry]) -> Result<(), Failure> {
         let counts = match self.op.kind {
             CollectiveKind::AllToAllV => Some(self.read_counts()?),
             _ => None,
@@ -308,7 +350,7 @@ impl Run<'_> {
         let phases_done = u32::from(counts.is_some());
         if entries.iter().all(|entry| is_symmetric(entry.payload[0]) && is_symmetric(entry.payload[1])) {
             self.direct(entries, counts.as_ref(), phases_done)
-        } else if self.step.shared.attach && attach::serves(self.op) {
+        } else if self.step.shared.attach && attach::serves(self.op, in_place(entries)) {
             self.attach(entries)
         } else {
             self.in_rounds(entries, counts.as_ref(), phases_done)
@@ -347,11 +389,37 @@ fn is_symmetric(code: u64) -> bool {
     code == NO_BUFFER || code & PRIVATE == 0
 }
 
+/// How many ranks gave the same buffer twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum InPlace {
+    Nobody,
+    Somebody,
+    All,
+}
+
+fn in_place(entries: &[Entry]) -> InPlace {
+    let is = |entry: &&Entry| entry.payload[0] == entry.payload[1];
+    match entries.iter().filter(is).count() {
+        0 => InPlace::Nobody,
+        n if n == entries.len() => InPlace::All,
+        _ => InPlace::Somebody,
+    }
+}
+
+fn mismatch(mismatch: Mismatch) -> Failure {
+    Box::new(Error::Mismatch(Box::new(mismatch)))
+}
+
 fn describe([what, root, count, detail]: [u64; 4]) -> String {
     let purpose = Purpose::ALL.get((what >> 24 & 0xff) as usize).copied().unwrap_or(Purpose::User);
     if let Some(call) = purpose.call() {
         return match purpose {
-            Purpose::Allocate => format!("{call} of {} bytes, {}zeroed", detail >> 1, if detail & 1 == 1 { "" } else { "not " }),
+            Purpose::Allocate => {
+                let bytes = detail & ((1 << ALLOCATE_ALIGN_SHIFT) - 1);
+                let align = 1u64 << (detail >> ALLOCATE_ALIGN_SHIFT & 0x3f);
+                let zeroed = if detail >> 63 == 1 { "zeroed" } else { "not zeroed" };
+                format!("{call} of {bytes} bytes aligned to {align}, {zeroed}")
+            }
             Purpose::Release => format!("{call} of the buffer at {detail:#x}"),
             _ => call.to_owned(),
         };

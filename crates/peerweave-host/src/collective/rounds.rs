@@ -13,7 +13,7 @@ use super::{PerRank, Run};
 use crate::kernel::{self, Input, Stores};
 use crate::line::Entry;
 use crate::tuning::STAGE_BYTES;
-use peerweave_core::Error;
+use crate::phase::Failure;
 use peerweave_core::backend::CollectiveKind as Kind;
 use std::ops::Range;
 
@@ -90,7 +90,7 @@ impl Run<'_> {
     }
 
     /// The whole collective, block by block through the staging areas, after `phases_done` phases of it.
-    pub(super) fn in_rounds(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Error> {
+    pub(super) fn in_rounds(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Failure> {
         let block_len = STAGE_BYTES / self.element_bytes() / self.parts() / 16 * 16;
         assert!(block_len > 0, "teams of over {} ranks need larger staging areas", STAGE_BYTES / 8 / 16);
         let count = counts.map_or(self.op.count, Counts::longest);
