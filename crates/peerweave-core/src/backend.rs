@@ -29,7 +29,10 @@ use std::time::Duration;
 /// completed or failed; after a failure no thread or process touches private memory of the caller any more;
 /// **\[B2\]** the memory that [`Backend::local`] points into stays mapped until the backend is dropped;
 /// **\[B3\]** a completed wait (signal, barrier, ticket) makes every put that was ordered before it visible;
-/// **\[B4\]** the symmetric heap is accessed only in ways that stay defined when another PE accesses the same bytes at the same time.
+/// **\[B4\]** symmetric memory, and private memory that an [`Op`] names, is accessed only in ways that stay defined when others access the
+/// same bytes at the same time: private memory may be a buffer that another thread reads or another stream writes, or a plain slice;
+/// **\[B5\]** a call after [`Backend::finalize`], or one that races with it or with [`Backend::release`], gives an error or an unspecified
+/// value, and nothing worse.
 pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// A short name: `host`, `cuda`, `noop`.
     fn name(&self) -> &'static str;
@@ -81,7 +84,7 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// Runs an operation on the calling thread and returns when it is complete.
     ///
     /// # Safety
-    /// The memory that `op` names is valid for what it does until this returns, and nobody in this process uses what it writes meanwhile.
+    /// The memory that `op` names is valid for what it does until this returns.
     unsafe fn run(&self, op: &Op) -> Result<Outcome, Error>;
 
     /// The end of this PE's part in the job. Collective over all PEs, waits for what is under way. No call follows it.
@@ -94,7 +97,7 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
 /// An ordered queue of operations: each starts when the one before it has completed.
 ///
 /// # Safety
-/// As [`Backend`]; and **\[B5\]** `keep` is called, and what it returned held until the operation has completed or failed, whenever
+/// As [`Backend`]; and **\[B6\]** `keep` is called, and what it returned held until the operation has completed or failed, whenever
 /// `submit` returns [`Submitted::Queued`].
 pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
     /// Enqueues an operation. It may run on the calling thread where the queue is idle, for as long as a caller of an asynchronous
@@ -136,7 +139,8 @@ pub trait Pending: Send + Sync + fmt::Debug {
     fn wait(&self, within: Duration) -> Result<Outcome, Error>;
 }
 
-/// What keeps memory alive while an operation uses it. Dropping it is local and never blocks.
+/// What keeps memory alive while an operation uses it. Dropping it is local and never blocks; it may drop the last handle of the world, and
+/// with it the backend, on whatever thread that happens.
 pub type Keep = Box<dyn Any + Send + Sync>;
 
 /// What became of an operation that was handed to a queue.
@@ -535,7 +539,7 @@ pub struct WaitUntil {
 pub enum Until {
     /// All satisfy. Yields the last word's value (of the single word of `wait_until`).
     All,
-    /// One satisfies. Yields the lowest such index.
+    /// One satisfies. Yields the lowest such index, as the only one of [`Outcome::Indices`].
     Any,
     /// At least one satisfies. Yields all such indices.
     Some,

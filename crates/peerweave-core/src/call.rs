@@ -55,6 +55,6 @@ pub(crate) fn submit<R>(
 #[inline(always)]
 pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
     // SAFETY: [C1]: the memory belongs to owners that the caller has; `keep` gives clones of them, which the queue holds until the operation
-    // has completed or failed ([B5]). Where the operation is complete on return, the owners themselves have lived as long.
+    // has completed or failed ([B6]). Where the operation is complete on return, the owners themselves have lived as long.
     unsafe { stream.inner.submit(prepared.op(), keep) }
 }

@@ -4,7 +4,7 @@ use crate::collective::{Progress, Purpose, allocation_detail};
 use crate::kernel;
 use crate::layout::state;
 use crate::shared::Shared;
-use crate::stream::{HostStream, call_name};
+use crate::stream::HostStream;
 use crate::task::{Task, run_plain};
 use crate::wait::Limit;
 use peerweave_core::Error;
@@ -84,7 +84,6 @@ unsafe impl Backend for Host {
 
     fn allocate(&self, request: &Allocation) -> Result<SymOffset, Error> {
         let shared = &*self.shared;
-        shared.check_process("alloc")?;
         let world = shared.teams.world();
         let bytes = request.bytes as u64;
         let detail = allocation_detail(request);
@@ -122,7 +121,6 @@ unsafe impl Backend for Host {
     }
 
     fn release(&self, at: SymOffset) -> Result<(), Error> {
-        self.shared.check_process("release")?;
         self.drain("release")?;
         self.shared.meet(self.shared.teams.world(), Purpose::Release, at.0)?;
         let given = self.heap().give(at.0);
@@ -147,24 +145,20 @@ unsafe impl Backend for Host {
     }
 
     fn team_split(&self, parent: TeamId, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error> {
-        self.shared.check_process("split")?;
         self.shared.team_split(parent, part)
     }
 
     fn team_destroy(&self, team: TeamId) -> Result<(), Error> {
-        self.shared.check_process("destroy")?;
         self.shared.team_destroy(team)
     }
 
     fn stream(&self) -> Result<Arc<dyn StreamBackend>, Error> {
-        self.shared.check_process("stream")?;
         Ok(Arc::new(HostStream::new(self.shared.clone())))
     }
 
     #[inline]
     unsafe fn run(&self, op: &Op) -> Result<Outcome, Error> {
         let shared = &*self.shared;
-        shared.check_process(call_name(op))?;
         match op {
             Op::Collective(op) => self.run_collective(op),
             Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) => {
@@ -177,7 +171,6 @@ unsafe impl Backend for Host {
 
     fn finalize(&self) -> Result<(), Error> {
         let shared = &*self.shared;
-        shared.check_process("finalize")?;
         self.drain("finalize")?;
         shared.meet(shared.teams.world(), Purpose::Finalize, 0)?;
         shared.leave(state::FINALIZED);

@@ -1,4 +1,5 @@
-//! How often this process is a forked child of a process that used the backend: a child's mapping is gone, so it must not touch it.
+//! How often this process is a forked child of a process that used the backend: a child's mapping is gone, so it must not touch it when it
+//! drops what it inherited. Calls in a child are refused by the core.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};

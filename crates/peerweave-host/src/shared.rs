@@ -8,7 +8,6 @@ use crate::team::Teams;
 use crate::wait::{Limit, Waiter};
 use peerweave_bootstrap::Rendezvous;
 use peerweave_core::backend::{Caps, JobShape, Place};
-use peerweave_core::{Error, Misuse, MisuseKind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -57,12 +56,6 @@ impl Shared {
         }
     }
 
-    /// Refuses to work in a forked child.
-    #[inline]
-    pub(crate) fn check_process(&self, call: &'static str) -> Result<(), Error> {
-        if crate::forks::count() == self.forks { Ok(()) } else { Err(forked(call)) }
-    }
-
     /// Says that this PE takes part no more. Only the first word counts, and a forked child says nothing.
     pub(crate) fn leave(&self, as_state: u64) {
         if crate::forks::count() == self.forks {
@@ -70,9 +63,4 @@ impl Shared {
             let _ = page.state.compare_exchange(state::ALIVE, as_state, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
-}
-
-#[cold]
-fn forked(call: &'static str) -> Error {
-    Error::Misuse(Misuse { call, kind: MisuseKind::Forked })
 }

@@ -123,14 +123,13 @@ impl HostStream {
     }
 }
 
-// SAFETY: [B1], [B5]: `keep` is called and its result moved into the queue with the task wherever `Queued` is returned, and dropped after
+// SAFETY: [B1], [B6]: `keep` is called and its result moved into the queue with the task wherever `Queued` is returned, and dropped after
 // the task is over; otherwise the task is over before `submit` returns.
 unsafe impl StreamBackend for HostStream {
     #[inline]
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error> {
         let inner = &*self.inner;
         let shared = &*inner.shared;
-        shared.check_process(call_name(op))?;
         let idle = !inner.pending.load(Ordering::Acquire) && !inner.busy.swap(true, Ordering::Acquire);
         let task = if idle {
             let release = Busy(&inner.busy);

@@ -146,7 +146,7 @@ impl NoopStream {
 }
 
 #[allow(unsafe_code)]
-// SAFETY: as for `Noop`; [B5] the entry of an operation has what `keep` gave until it has run.
+// SAFETY: as for `Noop`; [B6] the entry of an operation has what `keep` gave until it has run.
 unsafe impl StreamBackend for NoopStream {
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
         self.backend.record(|| Call::Submit(op.clone()));
