@@ -14,9 +14,8 @@ const DEFAULT: &str = "warn,peerweave_bootstrap=error";
 /// A sentence, where the variable cannot be read as a filter.
 pub fn start() -> Result<(), String> {
     let filter = match std::env::var(VARIABLE) {
-        Ok(text) => {
-            EnvFilter::try_new(&text).map_err(|error| format!("{VARIABLE} is {text:?}: {error}; expected a filter such as info"))?
-        }
+        Ok(text) => EnvFilter::try_new(&text)
+            .map_err(|error| format!("{VARIABLE} is {text:?}: {error}; expected a filter such as info"))?,
         Err(_) => EnvFilter::new(DEFAULT),
     };
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(true).init();

@@ -57,7 +57,8 @@ pub fn format_size(bytes: usize) -> String {
 /// assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
 /// ```
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is not a duration; expected more than 0 with an optional ms, s, m or h, such as 30, 500ms or 2m");
+    let wrong =
+        || format!("{text:?} is not a duration; expected more than 0 with an optional ms, s, m or h, such as 30, 500ms or 2m");
     let unit_start = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_start);
     let seconds = match unit {

@@ -60,12 +60,21 @@ fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
 
 fn rendezvous_sockets() -> Vec<String> {
     let table = std::fs::read_to_string("/proc/net/unix").unwrap();
-    table.lines().filter_map(|line| line.split_ascii_whitespace().nth(7)).filter(|name| name.starts_with("@peerweave-")).map(str::to_owned).collect()
+    table
+        .lines()
+        .filter_map(|line| line.split_ascii_whitespace().nth(7))
+        .filter(|name| name.starts_with("@peerweave-"))
+        .map(str::to_owned)
+        .collect()
 }
 
 #[test]
 fn every_pe_knows_who_it_is() {
-    let output = run(3, &["--no-tag"], "echo $PEERWEAVE_PE/$PEERWEAVE_N_PES $PEERWEAVE_LOCAL_PE/$PEERWEAVE_LOCAL_N_PES $PEERWEAVE_MACHINE/$PEERWEAVE_N_MACHINES");
+    let output = run(
+        3,
+        &["--no-tag"],
+        "echo $PEERWEAVE_PE/$PEERWEAVE_N_PES $PEERWEAVE_LOCAL_PE/$PEERWEAVE_LOCAL_N_PES $PEERWEAVE_MACHINE/$PEERWEAVE_N_MACHINES",
+    );
     assert!(output.status.success());
     assert_eq!(sorted_lines(&stdout(&output)), ["0/3 0/3 0/1", "1/3 1/3 0/1", "2/3 2/3 0/1"]);
 }

@@ -9,8 +9,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use peerweave::{
-    Compare, Element, F8E4M3, F8E5M2, MaybeDest, MaybeSource, Number, Rank, ReduceOp, Reduction, Result, Source, Stream, StreamDest, StreamSource,
-    Symmetric, Team, Ticket, VectorCounts, World, bf16, f16,
+    Compare, Element, F8E4M3, F8E5M2, MaybeDest, MaybeSource, Number, Rank, ReduceOp, Reduction, Result, Source, Stream,
+    StreamDest, StreamSource, Symmetric, Team, Ticket, VectorCounts, World, bf16, f16,
 };
 
 use super::geometry::{Placement, View, vector_receives, vector_sends};
@@ -99,7 +99,11 @@ where
             calls!(*stream, |queue| team.reduce_scatter(queue, send, recv, op), team.reduce_scatter_blocking(send, recv, op))
         }
         (BenchOp::ReduceScatter, Placement::InPlace) => {
-            calls!(*stream, |queue| team.reduce_scatter_in_place(queue, recv, op), team.reduce_scatter_in_place_blocking(recv, op))
+            calls!(
+                *stream,
+                |queue| team.reduce_scatter_in_place(queue, recv, op),
+                team.reduce_scatter_in_place_blocking(recv, op)
+            )
         }
         (other, _) => unreachable!("{} does not reduce: see BenchOp::reduces", other.name()),
     }
@@ -109,10 +113,7 @@ where
 pub fn moving<'a, T, M>(setting: &'a Setting<'a, M>) -> Calls<'a>
 where
     T: Sample,
-    for<'m> &'m M: StreamSource<T>
-        + StreamDest<T>
-        + MaybeSource<T, Argument = &'m M>
-        + MaybeDest<T, Argument = &'m M>,
+    for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>,
 {
     let Setting { world, stream, view, send, recv } = setting;
     let View { rank, n_pes, counts, .. } = *view;

@@ -97,7 +97,9 @@ pub fn results(view: &View) -> Vec<Part> {
             let at = if shares_buffer(view) { rank * param } else { 0 };
             vec![Part { at, len: param, of: Tile::Input(root), from: rank * param }]
         }
-        BenchOp::AllToAll => (0..n_pes).map(|from| Part { at: from * param, len: param, of: Tile::Input(from), from: rank * param }).collect(),
+        BenchOp::AllToAll => {
+            (0..n_pes).map(|from| Part { at: from * param, len: param, of: Tile::Input(from), from: rank * param }).collect()
+        }
         BenchOp::AllToAllV => {
             let (receives, mut at) = (vector_receives(param, n_pes, rank), 0);
             let part = |(from, len): (usize, usize)| {

@@ -36,7 +36,11 @@ pub struct Circumstances<'a> {
 }
 
 /// The whole document.
-pub fn document(collector: &Collector, around: &Circumstances<'_>, variables: impl Iterator<Item = (OsString, OsString)>) -> Value {
+pub fn document(
+    collector: &Collector,
+    around: &Circumstances<'_>,
+    variables: impl Iterator<Item = (OsString, OsString)>,
+) -> Value {
     let Circumstances { config, args, start_time, end_time, machine, first_barrier_ms } = around;
     let env: Vec<String> = variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -161,7 +165,8 @@ mod tests {
             machine: &machine,
             first_barrier_ms: Some(5.0),
         };
-        let variables = [("PEERWEAVE_TOKEN", "secret"), ("PEERWEAVE_LOG", "info"), ("HOME", "/home/somebody"), ("NCCL_DEBUG", "WARN")];
+        let variables =
+            [("PEERWEAVE_TOKEN", "secret"), ("PEERWEAVE_LOG", "info"), ("HOME", "/home/somebody"), ("NCCL_DEBUG", "WARN")];
         document(&collector, &around, variables.into_iter().map(|(name, value)| (name.into(), value.into())))
     }
 
@@ -179,7 +184,10 @@ mod tests {
         };
         has(&document, &["version", "start_time", "args", "env", "nccl_version", "config", "results", "out_of_bounds"]);
         has(&document, &["average_bus_bandwidth", "end_time"]);
-        has(&document["config"], &["nthreads", "ngpus", "minimum_bytes", "maximum_bytes", "step_factor", "warmup_iters", "iterations"]);
+        has(
+            &document["config"],
+            &["nthreads", "ngpus", "minimum_bytes", "maximum_bytes", "step_factor", "warmup_iters", "iterations"],
+        );
         has(&document["config"], &["aggregated_iterations", "validation", "graph", "blocking_collectives", "devices"]);
         has(&document["config"]["devices"][0], &["rank", "group", "pid", "hostname", "device", "device_hex", "device_info"]);
         let result = &document["results"][0];

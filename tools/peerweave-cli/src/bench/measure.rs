@@ -65,8 +65,7 @@ where
     let rank = world.my_pe().index();
     let view = View { op: config.op, counts: case.counts, n_pes: world.n_pes(), rank, root: case.root.unwrap_or(0), placement };
     let (send_len, recv_len) = geometry::lengths(&view);
-    let setting =
-        Setting { world, stream, view, send: buffers.send.range(0..send_len)?, recv: buffers.recv.range(0..recv_len)? };
+    let setting = Setting { world, stream, view, send: buffers.send.range(0..send_len)?, recv: buffers.recv.range(0..recv_len)? };
     let target = buffers.target.slice(0..if view.op.is_one_sided() { recv_len } else { 0 })?;
     let bench = Bench { config, case, buffers, setting: &setting, target: &target, wrong: Cell::new(0), made: Cell::new(0) };
     bench.prepare_words()?;
@@ -245,7 +244,9 @@ where
         let view = self.view();
         let mut wrong = match view.op {
             BenchOp::Barrier => self.leavers()?,
-            BenchOp::P if view.rank == 1 => u64::from(self.buffers.target.load(0)?.bits64() != T::from_bits64(self.made.get()).bits64()),
+            BenchOp::P if view.rank == 1 => {
+                u64::from(self.buffers.target.load(0)?.bits64() != T::from_bits64(self.made.get()).bits64())
+            }
             BenchOp::Atomics | BenchOp::PutSignal if view.rank == 1 => u64::from(self.buffers.word.load(0)? != self.made.get()),
             _ => 0,
         };

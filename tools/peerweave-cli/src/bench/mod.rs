@@ -146,7 +146,8 @@ impl<'a> Clerk<'a> {
         let collector = Collector::new(config.clone());
         let rows = collector.rows_planned() as u64;
         let bar = if std::io::stderr().is_terminal() && rows > 1 {
-            let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {wide_msg} {eta}").unwrap_or(ProgressStyle::default_bar());
+            let style =
+                ProgressStyle::with_template("{bar:40} {pos}/{len} {wide_msg} {eta}").unwrap_or(ProgressStyle::default_bar());
             ProgressBar::new(rows).with_style(style)
         } else {
             ProgressBar::hidden()
@@ -176,9 +177,8 @@ impl Attendant for Clerk<'_> {
         match self.collector.take(record) {
             News::Nothing => {}
             News::AllReady => {
-                for line in table::header(self.config, self.args, self.collector.ready(), &self.host) {
-                    self.print(&line, output);
-                }
+                let lines = table::header(self.config, self.args, self.collector.ready(), &self.host);
+                self.print(&lines.join("\n"), output);
             }
             News::Row(row) => {
                 self.print(&table::line(&row), output);

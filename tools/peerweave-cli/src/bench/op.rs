@@ -168,7 +168,9 @@ impl BenchOp {
         let n = n_pes as f64;
         let factor = match self {
             Self::AllReduce => 2.0 * (n - 1.0) / n,
-            Self::AllGather | Self::ReduceScatter | Self::AllToAll | Self::AllToAllV | Self::Gather | Self::Scatter => (n - 1.0) / n,
+            Self::AllGather | Self::ReduceScatter | Self::AllToAll | Self::AllToAllV | Self::Gather | Self::Scatter => {
+                (n - 1.0) / n
+            }
             _ => 1.0,
         };
         let algbw = if seconds > 0.0 { base_bytes as f64 / 1e9 / seconds } else { 0.0 };
@@ -212,7 +214,14 @@ mod tests {
         for n in [1, 2, 3, 8] {
             let share = (n - 1) as f64 / n as f64;
             assert!((factor(BenchOp::AllReduce, n) - 2.0 * share).abs() < 1e-12);
-            for op in [BenchOp::AllGather, BenchOp::ReduceScatter, BenchOp::AllToAll, BenchOp::AllToAllV, BenchOp::Gather, BenchOp::Scatter] {
+            for op in [
+                BenchOp::AllGather,
+                BenchOp::ReduceScatter,
+                BenchOp::AllToAll,
+                BenchOp::AllToAllV,
+                BenchOp::Gather,
+                BenchOp::Scatter,
+            ] {
                 assert!((factor(op, n) - share).abs() < 1e-12, "{op:?}");
             }
             for op in [BenchOp::Broadcast, BenchOp::Reduce, BenchOp::SendRecv, BenchOp::Put, BenchOp::Get, BenchOp::PingPong] {

@@ -3,7 +3,8 @@
 use std::io::Write;
 
 use peerweave::{
-    Buffer, DType, F8E4M3, F8E5M2, MaybeDest, MaybeSource, Result, Stream, StreamDest, StreamSource, Symmetric, World, bf16, f16, on_threads,
+    Buffer, DType, F8E4M3, F8E5M2, MaybeDest, MaybeSource, Result, Stream, StreamDest, StreamSource, Symmetric, World, bf16, f16,
+    on_threads,
 };
 
 use super::calls::Reduces;
@@ -19,7 +20,9 @@ pub fn main(config: &str) -> u8 {
     let config: Config = match serde_json::from_str(config) {
         Ok(config) => config,
         Err(error) => {
-            eprintln!("peerweave bench-pe: the configuration cannot be read: {error}; this command is started by `peerweave bench` alone");
+            eprintln!(
+                "peerweave bench-pe: the configuration cannot be read: {error}; this command is started by `peerweave bench` alone"
+            );
             return exit::USAGE;
         }
     };
@@ -118,7 +121,8 @@ impl Plan<'_> {
                 word.release()
             }
             BufferKind::Private => {
-                let buffers = Buffers { send: Buffer::zeroed(send_len + GUARD), recv: Buffer::zeroed(recv_len + GUARD), target, word };
+                let buffers =
+                    Buffers { send: Buffer::zeroed(send_len + GUARD), recv: Buffer::zeroed(recv_len + GUARD), target, word };
                 self.rows::<T, Buffer<T>>(&buffers)?;
                 let Buffers { target, word, .. } = buffers;
                 target.release()?;

@@ -95,7 +95,9 @@ fn series(rows: &[Row]) -> Vec<Series> {
         } else {
             words.push(format!("{} {}", case.dtype.name(), case.redop.map_or("", ReduceOp::name)));
         }
-        if types > 1 && let Some(redop) = case.redop {
+        if types > 1
+            && let Some(redop) = case.redop
+        {
             words.push(redop.name().to_owned());
         }
         if let Some(root) = case.root {
@@ -185,12 +187,11 @@ fn panel<'a>(
     Ok(())
 }
 
-/// Powers of two between the ends, at most a dozen or so.
+/// Powers of two between the ends, from the first on, at most a dozen or so.
 fn sizes_to_name(first: f64, last: f64) -> Vec<f64> {
-    let octaves = (last / first).log2();
-    let step = (octaves / 12.0).ceil().max(1.0) as i32;
-    let from = first.log2().ceil() as i32;
-    (from..=last.log2().floor() as i32).filter(|exponent| exponent % step == 0).map(|exponent| 2f64.powi(exponent)).collect()
+    let step = ((last / first).log2() / 12.0).ceil().max(1.0) as usize;
+    let (from, to) = (first.log2().ceil() as i32, last.log2().floor() as i32);
+    (from..=to).step_by(step).map(|exponent| 2f64.powi(exponent)).collect()
 }
 
 /// 1, 2 and 5 times the powers of ten between the ends; of many powers, these alone.
@@ -244,7 +245,16 @@ mod tests {
     fn a_picture_names_its_axes_units_and_lines() {
         let (rows, config) = rows(&[8, 64, 1024, 65536, 1 << 20]);
         let text = svg(&rows, &config, "a machine").unwrap();
-        for word in ["all-reduce, 2 PEs", "a machine", "bus bandwidth (GB/s)", "time per call (µs)", "(bytes)", "64K", "out of place", "in place"] {
+        for word in [
+            "all-reduce, 2 PEs",
+            "a machine",
+            "bus bandwidth (GB/s)",
+            "time per call (µs)",
+            "(bytes)",
+            "64K",
+            "out of place",
+            "in place",
+        ] {
             assert!(text.contains(word), "{word}");
         }
         assert!(text.starts_with("<svg ") && text.trim_end().ends_with("</svg>"));
@@ -263,6 +273,7 @@ mod tests {
         assert_eq!((below(730.0), above(730.0)), (500.0, 1000.0));
         assert_eq!(values_to_name(0.2, 10.0), [0.2, 0.5, 1.0, 2.0, 5.0, 10.0]);
         assert_eq!(sizes_to_name(8.0, 64.0), [8.0, 16.0, 32.0, 64.0]);
+        assert_eq!(sizes_to_name(8.0, 8.0 * 65536.0)[..3], [8.0, 32.0, 128.0]);
         assert_eq!([plain(0.05), plain(0.2), plain(1000.0)], ["0.05", "0.2", "1000"]);
     }
 }

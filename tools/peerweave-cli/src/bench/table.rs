@@ -16,7 +16,11 @@ pub fn header(config: &Config, args: &BenchArgs, ready: &[Ready], host: &str) ->
     };
     let (first, last) = (config.sizes.first().unwrap_or(&0), config.sizes.last().unwrap_or(&0));
     let mut lines = vec![
-        format!("# peerweave version {} backend={}", env!("CARGO_PKG_VERSION"), ready.first().map_or("?", |ready| &ready.backend)),
+        format!(
+            "# peerweave version {} backend={}",
+            env!("CARGO_PKG_VERSION"),
+            ready.first().map_or("?", |ready| &ready.backend)
+        ),
         format!("# Collective test starting: {}", config.op.name()),
         format!(
             "# nPEs {} ({}) minBytes {first} maxBytes {last} step: {step}({unit}) warmup iters: {} iters: {} batches: {} validation: {}",
@@ -40,7 +44,8 @@ pub fn header(config: &Config, args: &BenchArgs, ready: &[Ready], host: &str) ->
         "# Using PEs".to_owned(),
     ];
     for Ready { pe, pid, compute, .. } in ready {
-        lines.push(format!("#  Rank {pe:>2} Group  0 Pid {pid:>6} on {host:>10} device {pe:>2} [{}] {compute}", ready[0].backend));
+        lines
+            .push(format!("#  Rank {pe:>2} Group  0 Pid {pid:>6} on {host:>10} device {pe:>2} [{}] {compute}", ready[0].backend));
     }
     lines.push("#".to_owned());
     lines.push(format!(
@@ -160,14 +165,20 @@ mod tests {
     fn a_line_has_the_columns_of_nccl_tests() {
         let line = line(&row(BenchOp::AllReduce, 1_048_576, 52.345, 1234.5));
         // Widths and precision as nccl-tests prints them: 12, 12, 8, 6, 6, then 7, 6, 6, 6 twice, two blanks apart.
-        assert_eq!(line, "     1048576        262144     float     sum      -1    52.34   20.03    0.00       0  1234.50    0.85    0.00       0");
+        assert_eq!(
+            line,
+            "     1048576        262144     float     sum      -1    52.34   20.03    0.00       0  1234.50    0.85    0.00       0"
+        );
         assert_eq!(line.split_ascii_whitespace().count(), 13);
     }
 
     #[test]
     fn what_an_operation_does_not_have_is_not_available() {
         let line = line(&row(BenchOp::SendRecv, 8, 0.254, 0.0));
-        assert_eq!(line, "           8             2     float    none      -1     0.25    0.03    0.03       0      N/A     N/A     N/A     N/A");
+        assert_eq!(
+            line,
+            "           8             2     float    none      -1     0.25    0.03    0.03       0      N/A     N/A     N/A     N/A"
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 /// Whose environment this is.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Launcher {
+pub(super) struct Launcher {
     /// Its name.
     pub name: String,
     /// What it says, or why that cannot be understood.
@@ -18,7 +18,7 @@ pub struct Launcher {
 
 impl Launcher {
     /// Reads this process's environment.
-    pub fn look() -> Self {
+    pub(super) fn look() -> Self {
         match Job::from_env() {
             Ok(job) => Self {
                 name: job.launcher.to_string(),
@@ -34,7 +34,7 @@ impl Launcher {
 
 /// A variable that Peerweave reads.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Variable {
+pub(super) struct Variable {
     /// Its name.
     pub name: String,
     /// Its value, where it is set; a secret is not shown.
@@ -66,7 +66,7 @@ const OF_A_LAUNCHER: [(&str, &str); 9] = [
 ];
 
 /// The variables that are read, in a fixed order, and then those of our prefix that are not.
-pub fn variables() -> Vec<Variable> {
+pub(super) fn variables() -> Vec<Variable> {
     variables_in(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()), names_set())
 }
 

@@ -95,7 +95,10 @@ fn text(info: &Info) -> String {
     part("System", info.system.lines());
     part("Host backend", info.trial.lines());
     part("Launcher", vec![line(&info.launcher.name, info.launcher.state.clone())]);
-    part("Libraries", info.libraries.iter().map(|library| line(library.name, format!("{}: {}", library.state, library.why))).collect());
+    part(
+        "Libraries",
+        info.libraries.iter().map(|library| line(library.name, format!("{}: {}", library.state, library.why))).collect(),
+    );
     part("Environment", info.variables.iter().map(|variable| line(&variable.name, variable.to_string())).collect());
     out
 }

@@ -9,7 +9,7 @@ use super::machine::{meminfo, read};
 
 /// Something that is there or not, and why.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Finding {
+pub(super) struct Finding {
     /// Whether it can be used.
     pub available: bool,
     /// What that rests on.
@@ -33,7 +33,7 @@ impl std::fmt::Display for Finding {
 
 /// What the system permits.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct System {
+pub(super) struct System {
     /// Files in memory, which hold the symmetric heaps.
     pub memfd: Finding,
     /// Handles of processes, by which the end of a PE is seen.
@@ -58,12 +58,15 @@ pub struct System {
 
 impl System {
     /// Looks at this system.
-    pub fn look() -> Self {
+    pub(super) fn look() -> Self {
         let group = Group::mine();
         Self {
             memfd: Finding::of(memfd_create("peerweave-info", MemfdFlags::CLOEXEC).map(drop), "memfd_create, tried"),
             pidfd: Finding::of(pidfd_open(getpid(), PidfdFlags::empty()).map(drop), "pidfd_open, tried"),
-            cross_memory_attach: attach(&read("/proc/self/status"), std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()),
+            cross_memory_attach: attach(
+                &read("/proc/self/status"),
+                std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok(),
+            ),
             memory_available_bytes: meminfo("MemAvailable").unwrap_or(0),
             memory_limit_bytes: group.limit("memory.max").or_else(|| group.limit("memory.limit_in_bytes")),
             memory_used_bytes: group.limit("memory.current").or_else(|| group.limit("memory.usage_in_bytes")),
@@ -83,11 +86,14 @@ impl System {
             line("process handles", self.pidfd.to_string()),
             line("cross-memory attach", self.cross_memory_attach.to_string()),
             line("memory available", gib(self.memory_available_bytes)),
-            line("control group", match (self.memory_limit_bytes, self.memory_used_bytes) {
-                (Some(limit), Some(used)) => format!("limit {}, used {}", gib(limit), gib(used)),
-                (Some(limit), None) => format!("limit {}", gib(limit)),
-                (None, _) => "no limit of memory".to_owned(),
-            }),
+            line(
+                "control group",
+                match (self.memory_limit_bytes, self.memory_used_bytes) {
+                    (Some(limit), Some(used)) => format!("limit {}, used {}", gib(limit), gib(used)),
+                    (Some(limit), None) => format!("limit {}", gib(limit)),
+                    (None, _) => "no limit of memory".to_owned(),
+                },
+            ),
             line("address space limit", limit(self.address_space_limit_bytes)),
             line("locked memory limit", limit(self.locked_memory_limit_bytes)),
             line("open files limit", self.open_files_limit.map_or("none".to_owned(), |limit| limit.to_string())),
@@ -110,7 +116,9 @@ fn attach(status: &str, scope: Option<String>) -> Finding {
     let (available, why) = match scope.as_deref().map(str::trim) {
         None => (true, "no Yama in this kernel: processes of one user may".to_owned()),
         Some("0") => (true, "ptrace_scope is 0: processes of one user may".to_owned()),
-        Some(scope @ ("1" | "2")) if privileged => (true, format!("ptrace_scope is {scope}, and this process has CAP_SYS_PTRACE")),
+        Some(scope @ ("1" | "2")) if privileged => {
+            (true, format!("ptrace_scope is {scope}, and this process has CAP_SYS_PTRACE"))
+        }
         Some("1") => (false, "ptrace_scope is 1: only an ancestor may, and PEs are siblings".to_owned()),
         Some("2") => (false, "ptrace_scope is 2: only with CAP_SYS_PTRACE".to_owned()),
         Some(scope) => (false, format!("ptrace_scope is {scope}: nobody may")),

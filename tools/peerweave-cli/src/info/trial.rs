@@ -12,7 +12,7 @@ use crate::rendezvous::{Meeting, Place};
 
 /// How the trial went.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Trial {
+pub(super) struct Trial {
     /// Whether both PEs passed their barriers and ended well.
     pub works: bool,
     /// What they said where they did not.
@@ -30,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 impl Trial {
     /// Runs it.
-    pub fn run() -> Self {
+    pub(super) fn run() -> Self {
         let mut witness = Witness::default();
         let started_at_ns = monotonic_ns();
         let ended = start(&mut witness);
@@ -52,18 +52,24 @@ impl Trial {
     pub(super) fn lines(&self) -> Vec<(String, String)> {
         let line = |name: &str, value: String| (name.to_owned(), value);
         let unknown = || "unknown".to_owned();
-        let mut lines = vec![line("two PEs", match (self.works, self.first_barrier_ms) {
-            (true, Some(ms)) => format!("meet and pass a barrier in {ms:.1} ms (tried)"),
-            _ => "fail (tried)".to_owned(),
-        })];
+        let mut lines = vec![line(
+            "two PEs",
+            match (self.works, self.first_barrier_ms) {
+                (true, Some(ms)) => format!("meet and pass a barrier in {ms:.1} ms (tried)"),
+                _ => "fail (tried)".to_owned(),
+            },
+        )];
         lines.extend(self.complaints.iter().map(|complaint| line("", complaint.clone())));
         lines.push(line("computes with", self.compute.clone().unwrap_or_else(unknown)));
-        lines.push(line("private buffers", match self.private_buffers.as_deref() {
-            Some("CrossMemoryAttach") => "read from the other process (cross-memory attach, tried)".to_owned(),
-            Some("Staged") => "copied through shared memory (cross-memory attach was refused, or is switched off)".to_owned(),
-            Some(other) => other.to_owned(),
-            None => unknown(),
-        }));
+        lines.push(line(
+            "private buffers",
+            match self.private_buffers.as_deref() {
+                Some("CrossMemoryAttach") => "read from the other process (cross-memory attach, tried)".to_owned(),
+                Some("Staged") => "copied through shared memory (cross-memory attach was refused, or is switched off)".to_owned(),
+                Some(other) => other.to_owned(),
+                None => unknown(),
+            },
+        ));
         lines
     }
 }

@@ -25,7 +25,13 @@ impl Guard {
     pub(super) fn start() -> Self {
         let started = std::env::current_exe().and_then(|this| {
             // A group of its own: a signal to the launcher's group must not reach it.
-            Command::new(this).arg("guard").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0).spawn()
+            Command::new(this)
+                .arg("guard")
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .process_group(0)
+                .spawn()
         });
         match started {
             Ok(mut child) => Self { pipe: child.stdin.take(), pid: Pid::from_raw(child.id() as i32) },

@@ -41,7 +41,8 @@ const _: () = assert!(GRACE.as_millis() + TERM_TO_KILL.as_millis() + 2 * DRAIN.a
 pub fn supervise(launch: &Launch, attendant: &mut dyn Attendant) -> Result<Ending, LaunchError> {
     let signals = Signals::take_over().map_err(LaunchError::system("signal handlers"))?;
     // What a PE leaves behind becomes a child of the launcher, which can then see and end it.
-    set_child_subreaper(Some(rustix::process::getpid())).map_err(|errno| LaunchError::system("PR_SET_CHILD_SUBREAPER")(errno.into()))?;
+    set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|errno| LaunchError::system("PR_SET_CHILD_SUBREAPER")(errno.into()))?;
     let mut job = Job::new(launch, signals);
     let ending = job.start(launch).and_then(|()| job.watch(launch, attendant));
     if ending.is_err() {
@@ -150,12 +151,13 @@ impl Job {
                     return Ok(self.ending.clone());
                 }
             }
-            let wake_at = [running.then_some(timeout_at).flatten().filter(|_| !self.ending.timed_out), self.term_at, self.kill_at]
-                .into_iter()
-                .flatten()
-                .chain((!running).then(|| drain_until.map(|at| if now < at { at } else { at + FLUSH })).flatten())
-                .filter(|at| *at > now)
-                .min();
+            let wake_at =
+                [running.then_some(timeout_at).flatten().filter(|_| !self.ending.timed_out), self.term_at, self.kill_at]
+                    .into_iter()
+                    .flatten()
+                    .chain((!running).then(|| drain_until.map(|at| if now < at { at } else { at + FLUSH })).flatten())
+                    .filter(|at| *at > now)
+                    .min();
             self.poll_once(wake_at.map(|at| at - now), attendant)?;
         }
     }
@@ -188,10 +190,8 @@ impl Job {
                 watched.push((to.as_fd(), PollFlags::OUT, What::RelayTo));
             }
         }
-        let timespec = within.map(|within| Timespec {
-            tv_sec: within.as_secs().min(1 << 30) as i64,
-            tv_nsec: i64::from(within.subsec_nanos()),
-        });
+        let timespec = within
+            .map(|within| Timespec { tv_sec: within.as_secs().min(1 << 30) as i64, tv_nsec: i64::from(within.subsec_nanos()) });
         let mut fds: Vec<_> = watched.iter().map(|(fd, flags, _)| PollFd::from_borrowed_fd(*fd, *flags)).collect();
         match poll(&mut fds, timespec.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -270,7 +270,10 @@ impl Job {
                 // The terminal has told the program already.
                 SIGINT if !self.own_group => self.stopped_by = Some(signal),
                 signal => {
-                    if !matches!(signal, signal_hook::consts::SIGUSR1 | signal_hook::consts::SIGUSR2 | signal_hook::consts::SIGCONT) {
+                    if !matches!(
+                        signal,
+                        signal_hook::consts::SIGUSR1 | signal_hook::consts::SIGUSR2 | signal_hook::consts::SIGCONT
+                    ) {
                         self.stopped_by = Some(signal);
                     }
                     self.pass_on(signal);

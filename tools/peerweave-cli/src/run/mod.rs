@@ -5,7 +5,6 @@
 
 mod tag;
 
-
 use crate::cli::{RunArgs, default_pes};
 use crate::exit;
 use crate::launch::{self, Launch, Stdin, program};

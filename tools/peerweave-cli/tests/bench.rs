@@ -1,0 +1,196 @@
+//! `peerweave bench` and `peerweave info` from end to end: every operation with real PEs, and that a backend which moves nothing is found out.
+
+use std::process::{Command, Output};
+
+use clap::{Parser, ValueEnum};
+use peerweave::noop::Noop;
+use peerweave::{Symmetric, World};
+use peerweave_cli::bench::config::{BenchArgs, Config};
+use peerweave_cli::bench::geometry::Placement;
+use peerweave_cli::bench::measure::{Buffers, measure};
+use peerweave_cli::bench::op::BenchOp;
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
+    command.env_remove("PEERWEAVE_PE").arg("bench").args(arguments).args(["--timeout", "60"]).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// The lines of figures of a run that must succeed, cut into fields.
+fn figures(arguments: &[&str]) -> Vec<Vec<String>> {
+    let output = bench(arguments);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {:?}\n{out}\n{err}", output.status);
+    assert!(out.contains("# Out of bounds values : 0 OK"), "{arguments:?}\n{out}");
+    let lines = out.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| line.split_ascii_whitespace().map(str::to_owned).collect()).collect()
+}
+
+/// Nothing wrong, and something measured.
+fn assert_right(fields: &[String], has_in_place: bool) {
+    assert_eq!(fields.len(), 13, "{fields:?}");
+    assert_eq!(fields[8], "0", "{fields:?}");
+    assert!(fields[5].parse::<f64>().unwrap() > 0.0, "{fields:?}");
+    assert_eq!(fields[12], if has_in_place { "0" } else { "N/A" }, "{fields:?}");
+}
+
+fn every_operation(options: &[&str]) {
+    for op in BenchOp::value_variants() {
+        if options.contains(&"--stream") && !op.has_stream_form() || options.contains(&"--dirty") && !op.has_input() {
+            continue;
+        }
+        let lines = figures(&[&[op.name(), "-n", "2", "-b", "8", "-e", "2K", "-f", "16", "--iters", "3"], options].concat());
+        assert_eq!(lines.len(), if op.has_size() { 3 } else { 1 }, "{op:?}: {lines:?}");
+        lines.iter().for_each(|fields| assert_right(fields, op.has_in_place()));
+    }
+}
+
+#[test]
+fn every_operation_gives_right_results_on_symmetric_buffers() {
+    every_operation(&[]);
+}
+
+#[test]
+fn every_operation_gives_right_results_on_private_buffers() {
+    every_operation(&["--buffers", "private"]);
+}
+
+#[test]
+fn every_operation_gives_right_results_from_a_stream() {
+    every_operation(&["--stream"]);
+}
+
+#[test]
+fn every_operation_gives_right_results_among_threads_with_rewritten_inputs() {
+    every_operation(&["--threads", "--dirty"]);
+}
+
+#[test]
+fn every_type_and_reduction_gives_right_results() {
+    let lines = figures(&["all-reduce", "-n", "3", "-d", "all", "-o", "all", "-b", "20K", "-e", "20K", "--iters", "2"]);
+    assert_eq!(lines.len(), 4 * 6 + 6 * 9);
+    lines.iter().for_each(|fields| assert_right(fields, true));
+    let lines = figures(&["all-gather", "-n", "3", "-d", "all", "-b", "20K", "-e", "20K", "--iters", "2"]);
+    assert_eq!(lines.len(), 12);
+}
+
+#[test]
+fn every_root_is_measured_where_all_are_asked_for() {
+    let lines = figures(&["broadcast", "-n", "3", "-r", "all", "-b", "64", "-e", "64", "--iters", "2"]);
+    let roots: Vec<_> = lines.iter().map(|fields| fields[4].as_str()).collect();
+    assert_eq!(roots, ["0", "1", "2"]);
+}
+
+#[test]
+fn a_number_of_calls_is_chosen_where_none_is_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("result.json");
+    figures(&["all-reduce", "-n", "2", "-b", "64", "-e", "64", "--batches", "3", "--json", path.to_str().unwrap()]);
+    let document: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let result = &document["results"][0];
+    assert!(result["actual_iterations"].as_u64().unwrap() >= 3);
+    assert_eq!(result["out_of_place_per_batch"]["times_us"].as_array().unwrap().len(), 3);
+    assert_eq!(result["out_of_place"]["nwrong"], 0);
+    assert_eq!(document["config"]["devices"].as_array().unwrap().len(), 2);
+    assert!(document["peerweave"]["start_to_first_barrier_ms"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_plot_is_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plot.svg");
+    figures(&["all-gather", "-n", "2", "-b", "64", "-e", "4K", "--iters", "3", "--plot", path.to_str().unwrap()]);
+    let svg = std::fs::read_to_string(path).unwrap();
+    assert!(svg.contains("all-gather, 2 PEs") && svg.contains("GB/s"));
+}
+
+#[test]
+fn a_run_that_is_not_checked_says_so() {
+    let output = bench(&["put", "-n", "2", "-b", "8", "-e", "8", "--iters", "3", "--no-check"]);
+    let out = text(&output.stdout);
+    assert!(out.contains("# Out of bounds values : 0 UNCHECKED"), "{out}");
+    assert!(out.lines().any(|line| line.split_ascii_whitespace().nth(8) == Some("N/A")), "{out}");
+}
+
+#[test]
+fn the_time_limit_holds_for_a_measurement_too() {
+    let arguments = ["all-reduce", "-n", "2", "-b", "64M", "-e", "64M", "--iters", "1000000", "--timeout", "1s"];
+    let output = Command::new(env!("CARGO_BIN_EXE_peerweave")).env_remove("PEERWEAVE_PE").arg("bench").args(arguments).output();
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(124), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_wrong_command_line_is_told_and_starts_nothing() {
+    let output = bench(&["put", "-n", "1"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(text(&output.stderr), "peerweave bench: -n is 1, but put needs 2 PEs\n");
+}
+
+#[test]
+fn a_pe_that_fails_is_named_and_ends_the_measurement() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
+    command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_HEAP_BYTES", "1M");
+    let output = command.args(["bench", "all-reduce", "-n", "2", "-b", "64M", "-e", "64M", "--timeout", "30"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("bytes asked for"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn info_is_one_json_document_with_a_reason_for_everything() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
+    let output =
+        command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_TOKEN", "a".repeat(64)).args(["info", "--json"]).output().unwrap();
+    assert!(output.status.success());
+    let out = text(&output.stdout);
+    assert!(!out.contains(&"a".repeat(64)), "the secret is shown");
+    let info: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(info["trial"]["works"], true, "{}", info["trial"]);
+    assert!(info["system"]["cross_memory_attach"]["why"].as_str().unwrap().len() > 10);
+    assert!(info["libraries"].as_array().unwrap().iter().all(|library| library["state"] == "not looked for"));
+    assert!(info["machine"]["cpus"].as_u64().unwrap() >= 1);
+}
+
+#[derive(Parser)]
+struct Wrapper {
+    #[command(flatten)]
+    bench: BenchArgs,
+}
+
+/// What the check says of one PE of two whose backend completes every collective and moves nothing.
+fn wrong_on_noop(op: BenchOp, rank: u32, placement: Placement) -> u64 {
+    let args = Wrapper::parse_from(["bench", op.name(), "-n", "2", "-b", "1K", "-e", "1K", "--iters", "1", "--warmup", "0"]);
+    let config = Config::from_args(&args.bench).unwrap();
+    let world = World::builder().backend(Noop::new(rank, 2)).build().unwrap();
+    let alloc = || world.alloc_zeroed::<f32>(1024).unwrap();
+    let buffers =
+        Buffers::<f32, Symmetric<f32>> { send: alloc(), recv: alloc(), target: alloc(), word: world.alloc_zeroed(1).unwrap() };
+    let outcome = measure(&world, None, &config, &config.cases()[0], placement, &buffers).unwrap();
+    outcome.wrong.expect("it was checked")
+}
+
+#[test]
+fn a_backend_that_moves_nothing_is_found_out() {
+    // A ping-pong would wait for an answer; a barrier moves nothing: that nobody leaves early takes PEs that come late.
+    let exempt = [BenchOp::PingPong, BenchOp::Barrier];
+    for op in BenchOp::value_variants().iter().filter(|op| !exempt.contains(op)) {
+        for placement in [Placement::OutOfPlace, Placement::InPlace] {
+            if placement == Placement::InPlace && !op.has_in_place() {
+                continue;
+            }
+            let wrong: u64 = (0..2).map(|rank| wrong_on_noop(*op, rank, placement)).sum();
+            assert!(wrong > 0, "{op:?} {placement:?}: nothing was found wrong");
+        }
+    }
+}
+
+#[test]
+fn almost_every_element_that_did_not_come_is_counted() {
+    // Two checks of 256 elements each, of which none was written.
+    assert_eq!(wrong_on_noop(BenchOp::AllReduce, 0, Placement::OutOfPlace), 2 * 256);
+    assert_eq!(wrong_on_noop(BenchOp::Put, 1, Placement::OutOfPlace), 2 * 256);
+}
