@@ -115,6 +115,44 @@ impl<T> Store<T> {
 }
 
 impl<T> Mem<T> {
+    /// The handle, where it is symmetric memory.
+    ///
+    /// # Panics
+    /// Where it is not.
+    pub fn symmetric(&self) -> &Symmetric<T> {
+        match &self.store {
+            Store::Symmetric { inner, .. } => inner,
+            _ => panic!("it is not symmetric"),
+        }
+    }
+
+    /// The handle, where it is a shared buffer.
+    ///
+    /// # Panics
+    /// Where it is not.
+    pub fn buffer(&self) -> &Buffer<T> {
+        match &self.store {
+            Store::Buffer { inner, .. } => inner,
+            _ => panic!("it is no shared buffer"),
+        }
+    }
+
+    /// The elements, where they are a slice.
+    ///
+    /// # Panics
+    /// Where they are not.
+    pub fn slice(&self) -> &[T] {
+        self.store.slice(self.len)
+    }
+
+    /// The elements to be written, where they are a slice.
+    ///
+    /// # Panics
+    /// Where they are not.
+    pub fn slice_mut(&mut self) -> &mut [T] {
+        self.store.slice_mut(self.len)
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.len

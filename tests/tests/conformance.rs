@@ -1,7 +1,7 @@
 //! Every collective, element type and reduction, in teams of every shape, on buffers of every kind, around every border of an algorithm,
 //! against a naive oracle; on every way to run PEs.
 
-use peerweave::{DType, Rank, ReduceOp, bf16, f16};
+use peerweave::{DType, Rank, ReduceOp, VectorCounts, bf16, f16};
 use peerweave_tests::calls::Form;
 use peerweave_tests::conformance::{Arenas, Bench, Case, all_of_a_type, team_of};
 use peerweave_tests::memory::Kind;
@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     peerweave_tests::main(
-        named![every_collective, streaming, same_bits, nans, long_run],
+        named![every_collective, streaming, same_bits, nans, long_run, mixed_places],
         named![
             every_collective_among_1_2_3_5_and_8,
             every_collective_in_teams_of_every_shape,
@@ -19,6 +19,7 @@ fn main() -> ExitCode {
             inexact_sums_have_the_same_bits_on_every_pe,
             a_nan_is_ignored_by_min_and_max_unless_all_are,
             many_collectives_in_a_row_stay_in_step,
+            some_ranks_in_place_and_some_not,
         ],
     )
 }
@@ -218,4 +219,63 @@ fn long_run(seat: &Seat) {
 fn many_collectives_in_a_row_stay_in_step() {
     Job::new("long_run", 2).args("20000").everywhere();
     Job::new("long_run", 5).args("2000").everywhere();
+}
+
+/// In place on some ranks and not on others is still the same call.
+fn mixed_places(seat: &Seat) {
+    let world = seat.join();
+    let (team, n) = (world.team(), world.n_pes());
+    let me = team.my_rank().index();
+    let value = |rank: usize, i: usize| hash(&[rank as u64, i as u64]) as u32;
+    for count in [1, 8, 500, 3000, 100_000] {
+        for symmetric in [true, false] {
+            let whole = count * n;
+            let [a, b] = [world.alloc::<u32>(whole).unwrap(), world.alloc::<u32>(whole).unwrap()];
+            let mine: Vec<u32> = (0..whole).map(|i| value(me, i)).collect();
+            let mut private = mine.clone();
+            let mut other = vec![0; whole];
+            a.copy_from(&mine).unwrap();
+            let in_place = me.is_multiple_of(2);
+            let expected: Vec<u32> = (0..n).flat_map(|from| (0..count).map(move |i| value(from, me * count + i))).collect();
+            match (symmetric, in_place) {
+                (true, true) => team.all_to_all_in_place_blocking(&a),
+                (true, false) => team.all_to_all_blocking(&a, &b),
+                (false, true) => team.all_to_all_in_place_blocking(&mut private),
+                (false, false) => team.all_to_all_blocking(&mine, &mut other),
+            }
+            .unwrap();
+            let found = match (symmetric, in_place) {
+                (true, true) => a.to_vec().unwrap(),
+                (true, false) => b.to_vec().unwrap(),
+                (false, true) => private,
+                (false, false) => other,
+            };
+            assert_eq!(found, expected, "all_to_all of {count}, symmetric: {symmetric}, in place: {in_place}");
+
+            let counts = VectorCounts::packed(vec![count; n], vec![count; n]);
+            a.copy_from(&mine).unwrap();
+            if in_place { team.all_to_all_v_in_place_blocking(&a, counts) } else { team.all_to_all_v_blocking(&a, &b, counts) }.unwrap();
+            let found = if in_place { a.to_vec() } else { b.to_vec() }.unwrap();
+            assert_eq!(found, expected, "all_to_all_v of {count}, in place: {in_place}");
+
+            let sum: Vec<u32> = (0..whole).map(|i| (0..n).fold(0, |sum: u32, rank| sum.wrapping_add(value(rank, i)))).collect();
+            let mut result = mine.clone();
+            if in_place {
+                team.all_reduce_in_place_blocking(&mut result, ReduceOp::Sum).unwrap();
+            } else {
+                a.copy_from(&mine).unwrap();
+                team.all_reduce_blocking(&a, &mut result, ReduceOp::Sum).unwrap();
+            }
+            assert!(result == sum, "all_reduce of {whole}, in place: {in_place}");
+            a.release().unwrap();
+            b.release().unwrap();
+        }
+    }
+    world.finalize().expect("all finalize");
+}
+
+fn some_ranks_in_place_and_some_not() {
+    for n_pes in [2, 3] {
+        Job::new("mixed_places", n_pes).everywhere();
+    }
 }
