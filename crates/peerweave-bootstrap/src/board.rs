@@ -401,7 +401,6 @@ impl Board {
         missing.retain(|missing| *missing != pe);
         let fault = if missing.is_empty() { fault } else { Fault::GaveUp { pe, missing } };
         members[pe as usize].seat = Seat::Lost(fault.clone());
-        self.stop_waiting(pe);
         let first = self.broken.get_or_insert(fault).clone();
         self.fail_all(&first, out);
     }

@@ -156,6 +156,8 @@ impl Server {
                 expected: format!("1 to {MAX_PES}"),
             });
         }
+        let hello_within = options.hello_within.min(Duration::from_secs(86_400));
+        let options = ServerOptions { hello_within, ..options };
         let (listener, Bound { told: endpoint, here }) = Listener::bind(endpoint, options.bind_address)?;
         let failed = |error: std::io::Error| BootstrapError::io("Server::bind", &error);
         let poll = Poll::new().map_err(failed)?;

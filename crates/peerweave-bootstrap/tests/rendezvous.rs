@@ -186,6 +186,15 @@ fn a_key_that_nobody_puts_times_out() {
 }
 
 #[test]
+fn a_deadline_may_be_none_at_all_or_as_good_as_for_ever() {
+    let options = ServerOptions { hello_within: Duration::MAX, ..ServerOptions::default() };
+    let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
+    let error = party.join(0, Duration::ZERO).unwrap_err();
+    assert!(matches!(error, BootstrapError::Timeout { .. }), "{error}");
+    party.try_run(0..2, Duration::MAX, |joined| joined.unwrap().barrier("patient").unwrap());
+}
+
+#[test]
 fn a_pe_that_drops_out_of_an_exchange_is_named_at_once() {
     let party = Party::new(4);
     party.run(0..4, |rendezvous| {

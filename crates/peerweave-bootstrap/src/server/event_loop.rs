@@ -397,7 +397,7 @@ impl EventLoop {
             Who::Leaving(_) => {}
             Who::Pe(pe) => {
                 if let Some(fault) = self.shared.board().closed(pe, out) {
-                    tracing::warn!(pe, why = describe(&fault), "a PE is lost");
+                    tracing::info!(pe, why = describe(&fault), "a PE is lost");
                 }
             }
         }
