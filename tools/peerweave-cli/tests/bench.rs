@@ -1,6 +1,8 @@
 //! `peerweave bench` and `peerweave info` from end to end: every operation with real PEs, and that a backend which moves nothing is found out.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use peerweave::noop::Noop;
@@ -138,6 +140,49 @@ fn a_pe_that_fails_is_named_and_ends_the_measurement() {
     let output = command.args(["bench", "all-reduce", "-n", "2", "-b", "64M", "-e", "64M", "--timeout", "30"]).output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("bytes asked for"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_pe_that_is_killed_ends_the_measurement_within_five_seconds_and_is_named_by_its_peers() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
+    command.env_remove("PEERWEAVE_PE").args(["bench", "barrier", "-n", "3", "--iters", "1000000000", "--no-check"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pe = (0..1000).find_map(|_| {
+        sleep(Duration::from_millis(5));
+        // The header is printed once all have passed a barrier; a PE's environment says which one it is.
+        pes_of(child.id()).into_iter().find(|pid| environment_has(*pid, "PEERWEAVE_PE=1"))
+    });
+    let pe = pe.expect("PE 1 has started");
+    sleep(Duration::from_millis(500));
+    let start = Instant::now();
+    assert!(Command::new("kill").arg("-9").arg(pe.to_string()).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let err = text(&output.stderr);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}\n{err}", start.elapsed());
+    assert_eq!(output.status.code(), Some(137), "{err}");
+    assert!(err.contains("peerweave bench: PE 1 (process ") && err.contains("killed by signal 9"), "{err}");
+    for survivor in ["[0] ", "[2] "] {
+        assert!(
+            err.lines().any(|line| line.starts_with(survivor) && line.contains("PE 1")),
+            "{survivor}does not name PE 1:\n{err}"
+        );
+    }
+}
+
+/// The children of a launcher that are PEs of a measurement.
+fn pes_of(launcher: u32) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap_or_default();
+    let pids = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+    pids.filter(|pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| text_has(&line, "bench-pe"))).collect()
+}
+
+fn environment_has(pid: u32, entry: &str) -> bool {
+    std::fs::read(format!("/proc/{pid}/environ"))
+        .is_ok_and(|entries| entries.split(|byte| *byte == 0).any(|one| one == entry.as_bytes()))
+}
+
+fn text_has(bytes: &[u8], part: &str) -> bool {
+    String::from_utf8_lossy(bytes).contains(part)
 }
 
 #[test]

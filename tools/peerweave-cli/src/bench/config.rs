@@ -246,13 +246,20 @@ impl Config {
         if args.dirty && !op.has_input() {
             return Err(format!("--dirty: {} has no input that could be rewritten", op.name()));
         }
+        if args.plot.is_some() && !op.has_size() {
+            return Err(format!("--plot: {} comes in one size, and a plot takes two at least", op.name()));
+        }
         if args.stream && !op.has_stream_form() {
             return Err(format!("--stream: {} waits for its answer in each call", op.name()));
+        }
+        let sizes = sizes(args)?;
+        if args.plot.is_some() && sizes.len() < 2 {
+            return Err("--plot takes two sizes at least; -b and -e give one".to_owned());
         }
         Ok(Self {
             op,
             n_pes,
-            sizes: sizes(args)?,
+            sizes,
             dtypes: dtypes.iter().map(|dtype| *dtype as u8).collect(),
             redops: redops.iter().map(|redop| *redop as u8).collect(),
             roots,
@@ -392,6 +399,8 @@ mod tests {
             (&["all-reduce", "-d", "float128"], "\"float128\" is no element type"),
             (&["all-reduce", "-o", "median"], "\"median\" is no reduction"),
             (&["all-reduce", "-f", "1"], "1 is not in 2.."),
+            (&["barrier", "--plot", "x.svg"], "--plot: barrier comes in one size"),
+            (&["put", "-b", "8", "-e", "8", "--plot", "x.svg"], "--plot takes two sizes at least"),
             (&["frobnicate"], "invalid value 'frobnicate'"),
         ] {
             let error = config(arguments).unwrap_err();

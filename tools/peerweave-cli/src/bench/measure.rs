@@ -113,7 +113,7 @@ where
         self.prepare(0)?;
         if self.config.check {
             self.make(calls, 1)?;
-            wrong += self.check(0)?;
+            wrong += self.check(0, Turn::BeforeTiming)?;
         }
         self.make(calls, self.config.warmup)?;
         let iters = match self.config.iters {
@@ -133,10 +133,10 @@ where
                 // The calls have made results their own inputs: only fresh inputs have a known result.
                 self.prepare(1)?;
                 self.make(calls, 1)?;
-                wrong += self.check(1)?;
+                wrong += self.check(1, Turn::AfterTiming)?;
             } else {
                 // What the last call left, among `iters` of them without a pause.
-                wrong += self.check(0)?;
+                wrong += self.check(0, Turn::AfterTiming)?;
             }
         }
         Ok(Outcome { iters, batch_us, wrong: self.config.check.then_some(wrong + self.wrong.get()) })
@@ -240,10 +240,11 @@ where
     }
 
     /// Counts what is wrong in this PE's result, and behind it. Waits until all have counted: the next call may write here.
-    fn check(&self, round: u64) -> Result<u64> {
+    fn check(&self, round: u64, turn: Turn) -> Result<u64> {
         let view = self.view();
         let mut wrong = match view.op {
-            BenchOp::Barrier => self.leavers()?,
+            // Once is enough of what takes a while for each PE.
+            BenchOp::Barrier if turn == Turn::BeforeTiming => self.leavers()?,
             BenchOp::P if view.rank == 1 => {
                 u64::from(self.buffers.target.load(0)?.bits64() != T::from_bits64(self.made.get()).bits64())
             }
@@ -270,7 +271,7 @@ where
 
     /// Each PE in turn comes late: who leaves the barrier before it has come is counted. One clock: one machine.
     fn leavers(&self) -> Result<u64> {
-        const LATE: Duration = Duration::from_millis(2);
+        const LATE: Duration = Duration::from_micros(500);
         let (world, rank) = (self.setting.world, self.view().rank);
         let mut early = 0;
         for late in 0..world.n_pes() {
@@ -317,6 +318,13 @@ where
             _ => Kind::Own(&self.buffers.recv),
         }
     }
+}
+
+/// Which of the two checks it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    BeforeTiming,
+    AfterTiming,
 }
 
 /// Memory of either kind.

@@ -56,6 +56,14 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     refuse_inside_a_job("bench")?;
     let config = Config::from_args(args).map_err(|message| (exit::USAGE, message))?;
     let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
+    // Found out now and not after the measurement.
+    for path in args.json.iter().chain(&args.plot) {
+        std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .map_err(|error| (exit::LAUNCHER, format!("{}: {error}", path.display())))?;
+    }
     let start_time = now();
     let machine = Machine::look();
     let program = std::env::current_exe().map_err(|error| launcher(&error))?;
