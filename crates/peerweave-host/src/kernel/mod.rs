@@ -41,7 +41,8 @@ use peerweave_types::{DType, ReduceOp};
 pub(crate) enum Stores {
     /// Ordinary: the lines stay in this core's caches. Best when someone reads them soon, and for all that fits.
     Cached,
-    /// Non-temporal: the lines go to memory without being read first. Best for what no cache will hold.
+    /// Non-temporal: the lines go to memory without being read first. Best for what no cache will hold. Used where all outputs of a
+    /// reduction lie alike in their lines, as the same offset in several heaps does; otherwise stores are ordinary.
     Streaming,
 }
 

@@ -25,30 +25,34 @@ struct Reduce<'a, S, O> {
 impl<S: Storage, O: Op<S::Value>> Kernel for Reduce<'_, S, O> {
     #[inline(always)]
     unsafe fn run<A: Arch>(self) {
-        let vector = A::Vector::BYTES;
-        let mut at = 0;
-        // SAFETY: `at` never exceeds `bytes`; the rest is the caller's promise, see `super::reduce`.
-        unsafe {
-            if self.bytes >= 4 * vector {
-                // Aligned stores: one across two lines costs two, and streaming ones must be aligned.
-                let head = bytes_to_alignment(self.outputs[0], vector);
-                if head > 0 && head.is_multiple_of(size_of::<S>()) {
-                    self.part::<A>(0, head);
-                    at = head;
+        let (vector, step) = (A::Vector::BYTES, 4 * A::Vector::BYTES);
+        // Aligned stores: one across two lines costs two, and streaming ones must be aligned. So there is a first stretch, less than
+        // a vector, up to where the first output is aligned; and a second, all the rest. One loop over both, for the code's size.
+        let head = bytes_to_alignment(self.outputs[0], vector);
+        let head = if self.bytes >= step && head.is_multiple_of(size_of::<S>()) { head } else { 0 };
+        let streaming = matches!(self.stores, Stores::Streaming)
+            && self.outputs.iter().all(|output| (output.addr() + head).is_multiple_of(vector));
+        let (mut at, mut end) = (0, if head > 0 { head } else { self.bytes });
+        loop {
+            // SAFETY: `at` never exceeds `end`, nor that `bytes`; the rest is the caller's promise, see `super::reduce`.
+            unsafe {
+                while at + step <= end {
+                    self.four::<A>(at, streaming);
+                    at += step;
                 }
-                let aligned = self.outputs.iter().all(|output| (output.addr() + at) & (vector - 1) == 0);
-                at = match (self.stores, aligned) {
-                    (Stores::Streaming, true) => self.body::<A, true>(at),
-                    _ => self.body::<A, false>(at),
-                };
+                while at + vector <= end {
+                    self.one::<A>(at);
+                    at += vector;
+                }
+                if at < end {
+                    self.part::<A>(at, end - at);
+                    at = end;
+                }
             }
-            while at + vector <= self.bytes {
-                self.one::<A>(at);
-                at += vector;
+            if end == self.bytes {
+                break;
             }
-            if at < self.bytes {
-                self.part::<A>(at, self.bytes - at);
-            }
+            end = self.bytes;
         }
         if matches!(self.stores, Stores::Streaming) {
             A::settle();
@@ -57,58 +61,18 @@ impl<S: Storage, O: Op<S::Value>> Kernel for Reduce<'_, S, O> {
 }
 
 impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
-    /// Four vectors at a time; returns where it stopped.
+    /// Four vectors.
     #[inline(always)]
-    unsafe fn body<A: Arch, const STREAMING: bool>(&self, mut at: usize) -> usize {
-        let step = 4 * A::Vector::BYTES;
-        // SAFETY: the groups lie below `bytes`.
+    unsafe fn four<A: Arch>(&self, at: usize, streaming: bool) {
+        // SAFETY: the caller's promise; if `streaming`, every output is aligned at `at`.
         unsafe {
-            match self.inputs {
-                // The commonest number, known to the compiler.
-                [_, _] => {
-                    let inputs = [self.inputs[0], self.inputs[1]];
-                    while at + step <= self.bytes {
-                        self.put::<A, STREAMING>(self.four::<A>(&inputs, at), at);
-                        at += step;
-                    }
-                }
-                inputs => {
-                    while at + step <= self.bytes {
-                        self.put::<A, STREAMING>(self.four::<A>(inputs, at), at);
-                        at += step;
-                    }
-                }
-            }
-        }
-        at
-    }
-
-    #[inline(always)]
-    unsafe fn put<A: Arch, const STREAMING: bool>(&self, vectors: [A::Vector; 4], at: usize) {
-        for output in self.outputs {
-            // SAFETY: the caller's promise; with `STREAMING`, every output is aligned at `at`.
-            unsafe {
-                if STREAMING {
-                    A::Vector::store_four_streaming(vectors, output.add(at));
-                } else {
-                    A::Vector::store_four(vectors, output.add(at));
-                }
-            }
-        }
-    }
-
-    /// The result of four vectors.
-    #[inline(always)]
-    unsafe fn four<A: Arch>(&self, inputs: &[Input], at: usize) -> [A::Vector; 4] {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let scalar = S::value_of_word(inputs[0].scalar);
-            let [a, b, c, d] = A::Vector::load_four(inputs[0].at.add(at));
+            let scalar = S::value_of_word(self.inputs[0].scalar);
+            let [a, b, c, d] = A::Vector::load_four(self.inputs[0].at.add(at));
             let mut a = self.first::<A>(a, scalar);
             let mut b = self.first::<A>(b, scalar);
             let mut c = self.first::<A>(c, scalar);
             let mut d = self.first::<A>(d, scalar);
-            for input in &inputs[1..] {
+            for input in &self.inputs[1..] {
                 let scalar = S::value_of_word(input.scalar);
                 let vectors = A::Vector::load_four(input.at.add(at));
                 a = self.next::<A>(a, vectors[0], scalar);
@@ -116,7 +80,16 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
                 c = self.next::<A>(c, vectors[2], scalar);
                 d = self.next::<A>(d, vectors[3], scalar);
             }
-            [self.last::<A>(a), self.last::<A>(b), self.last::<A>(c), self.last::<A>(d)]
+            let vectors = [self.last::<A>(a), self.last::<A>(b), self.last::<A>(c), self.last::<A>(d)];
+            if streaming {
+                for output in self.outputs {
+                    A::Vector::store_four_streaming(vectors, output.add(at));
+                }
+            } else {
+                for output in self.outputs {
+                    A::Vector::store_four(vectors, output.add(at));
+                }
+            }
         }
     }
 

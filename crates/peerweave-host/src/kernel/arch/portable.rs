@@ -3,6 +3,8 @@
 //!
 //! Nothing is fast here. Bytes and not words, because Rust leaves racing atomic accesses of different sizes undefined, and two movers
 //! need not cut the same memory in the same way.
+//!
+//! miri: under Stacked Borrows an atomic load needs a pointer through which writing is allowed too; under Tree Borrows it does not.
 
 use super::super::lanes::Storage;
 use super::{Arch, Kernel, Vector};

@@ -134,7 +134,7 @@ const FEW: bool = cfg!(miri);
 #[test]
 fn every_type_and_operation_is_right_at_the_borders_of_vectors_and_groups() {
     let mut random = Random(1);
-    let counts: Vec<usize> = if FEW { vec![0, 1, 5, 67] } else { (0..=130).chain(255..=258).chain(511..=513).collect() };
+    let counts: Vec<usize> = if FEW { vec![0, 5, 67] } else { (0..=130).chain(255..=258).chain(511..=513).collect() };
     for (dtype, op) in reducible() {
         for &count in &counts {
             for inputs in if FEW { &[1, 3][..] } else { &[1, 2, 3, 8] } {
@@ -152,7 +152,7 @@ fn every_type_and_operation_is_right_at_the_borders_of_vectors_and_groups() {
 fn every_type_and_operation_is_right_over_many_groups() {
     let mut random = Random(2);
     for (dtype, op) in reducible() {
-        for count in if FEW { &[300][..] } else { &[1023, 1024, 1025, 4095, 4096, 4097] } {
+        for count in if FEW { &[130][..] } else { &[1023, 1024, 1025, 4095, 4096, 4097] } {
             for stores in [Stores::Cached, Stores::Streaming] {
                 let (inputs, misalignment) = (2 + random.below(2), random.below(2) * random.below(64));
                 Case { dtype, op, inputs, outputs: 2, count: *count, in_place: false, misalignment, stores }.check(&mut random);
@@ -165,7 +165,7 @@ fn every_type_and_operation_is_right_over_many_groups() {
 fn hundreds_of_inputs_average_as_their_number_says() {
     let mut random = Random(3);
     for (dtype, op) in reducible().filter(|&(_, op)| matches!(op, ReduceOp::Avg | ReduceOp::Sum)) {
-        for inputs in if FEW { &[5, 17][..] } else { &[5, 7, 127, 128, 129, 255, 256, 257, 300] } {
+        for inputs in if FEW { &[5][..] } else { &[5, 7, 127, 128, 129, 255, 256, 257, 300] } {
             Case { dtype, op, inputs: *inputs, outputs: 1, count: 70, in_place: false, misalignment: 1, stores: Stores::Cached }
                 .check(&mut random);
         }
@@ -231,17 +231,18 @@ fn every_binary16_and_bfloat16_survives_the_way_to_f32_and_back() {
 #[test]
 fn rounding_to_sixteen_bits_is_to_nearest_even_for_all_magnitudes() {
     use super::super::float16::{narrow, narrow_bf16, widen, widen_bf16};
-    let step = if FEW { 10_000_019 } else { 509 };
-    let near_ties = (0..=u32::from(u16::MAX))
-        .flat_map(|high| [0x0fff, 0x1000, 0x1001, 0x3000, 0x7fff, 0x8000, 0x8001].map(|low| high << 16 | low));
-    for bits in (0..=u32::MAX).step_by(step).chain(near_ties.step_by(if FEW { 1009 } else { 1 })) {
+    let (step, high_step) = if FEW { (10_000_019, 509) } else { (509, 1) };
+    let high = || (0..=u16::MAX).step_by(high_step);
+    let near_ties =
+        high().flat_map(|high| [0x0fff, 0x1000, 0x1001, 0x3000, 0x7fff, 0x8000, 0x8001].map(|low| u32::from(high) << 16 | low));
+    for bits in (0..=u32::MAX).step_by(step).chain(near_ties) {
         let value = f32::from_bits(bits);
         if !value.is_nan() {
             assert_eq!(narrow(value), f16::from_f32(value).to_bits(), "{bits:#x}");
             assert_eq!(narrow_bf16(value), bf16::from_f32(value).to_bits(), "{bits:#x}");
         }
     }
-    for bits in 0..=u16::MAX {
+    for bits in high() {
         if !f16::from_bits(bits).is_nan() {
             assert_eq!(widen(bits).to_bits(), f16::from_bits(bits).to_f32().to_bits(), "{bits:#x}");
         }
