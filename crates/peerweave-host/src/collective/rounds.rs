@@ -39,19 +39,19 @@ impl Run<'_> {
 
     #[inline]
     pub(super) fn consume_lines(&self, entries: &[Entry]) {
-        let inputs: PerRank<Input> =
-            entries.iter().map(|entry| Input { at: entry.payload.as_ptr().cast(), scalar: entry.payload[2] }).collect();
+        let mut inputs = PerRank::new();
+        for entry in entries {
+            inputs.push(Input { at: entry.payload.as_ptr().cast(), scalar: entry.payload[2] });
+        }
         self.consume(&inputs, 0..self.op.count);
     }
 
     #[inline]
     pub(super) fn consume_staged(&self, entries: &[Entry]) {
-        let parity = self.step.parity();
-        let inputs: PerRank<Input> = entries
-            .iter()
-            .enumerate()
-            .map(|(rank, entry)| Input { at: self.step.stage(rank, parity), scalar: entry.payload[2] })
-            .collect();
+        let mut inputs = PerRank::new();
+        for (rank, entry) in entries.iter().enumerate() {
+            inputs.push(Input { at: self.step.stage(rank, self.step.parity()), scalar: entry.payload[2] });
+        }
         self.consume(&inputs, 0..self.op.count);
     }
 
