@@ -156,7 +156,7 @@ fn input(dtype: DType, redop: ReduceOp, n_pes: usize, rank: usize, round: u64, i
                 // More PEs than the type can count: only so many have a value.
                 () if dtype.is_integer() && n > whole_limit(dtype) => Value::Whole(i64::from(turn < 100)),
                 () if n % 2 == 1 && turn == n_pes - 1 => Value::Whole(q),
-                () if turn % 2 == 0 => Value::Whole(q + e),
+                () if turn.is_multiple_of(2) => Value::Whole(q + e),
                 () => Value::Whole(q - e),
             }
         }
