@@ -161,8 +161,10 @@ fn strangers_that_come_first_get_nothing_and_disturb_nobody() {
             // The leader waits for this PE: whatever sockets there are, one of them is its. All kinds of strangers come.
             thread::sleep(Duration::from_millis(50));
             let mut strangers = Vec::new();
+            // Says that it is this PE, and knows everything but the token.
+            let impostor = [b"peerw-fd".as_slice(), &[0; 32], &2u32.to_le_bytes()].concat();
             for name in sockets() {
-                for garbage in [&b""[..], b"x", b"peerw-fd", &[0; 44], &[0xff; 4096]] {
+                for garbage in [&b""[..], b"x", b"peerw-fd", &[0; 44], &[0xff; 4096], &impostor] {
                     let Ok(mut stream) = UnixStream::connect_addr(&SocketAddr::from_abstract_name(&name).unwrap()) else {
                         continue;
                     };
