@@ -7,6 +7,7 @@ use crate::shared::Shared;
 use crate::stream::HostStream;
 use crate::task::{Task, run_plain};
 use crate::wait::Limit;
+use peerweave_bootstrap::Rendezvous;
 use peerweave_core::Error;
 use peerweave_core::backend::{Allocation, Backend, Caps, JobShape, Op, Outcome, SplitPart, StreamBackend, TeamId, TeamRecord};
 use peerweave_types::{HeapGeometry, Pe, SymOffset};
@@ -23,9 +24,9 @@ pub struct Host {
 }
 
 impl Host {
-    /// The meeting place of the job, which outlives its set-up; `None` for a single PE and for PEs that are threads.
-    pub fn rendezvous(&self) -> Option<&Arc<peerweave_bootstrap::Rendezvous>> {
-        self.shared.rendezvous.as_ref()
+    /// The meeting place of the job, which outlives its set-up; `None` for a single PE, for PEs that are threads, and after finalize.
+    pub fn rendezvous(&self) -> Option<Arc<Rendezvous>> {
+        self.shared.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn heap(&self) -> MutexGuard<'_, crate::heap::HeapMap> {
@@ -51,7 +52,8 @@ impl Host {
     fn run_collective(&self, op: &peerweave_core::backend::Collective) -> Result<Outcome, Error> {
         let shared = &*self.shared;
         shared.teams.with(op.team, |team| {
-            let done = Progress::begin(team).drive(shared, team, op, Limit::Deadline(shared.deadline)).map_err(|failure| *failure)?;
+            let done =
+                Progress::begin(team).drive(shared, team, op, Limit::Deadline(shared.deadline)).map_err(|failure| *failure)?;
             debug_assert!(done.is_some(), "a deadline is no budget");
             Ok(Outcome::Done)
         })
@@ -174,7 +176,12 @@ unsafe impl Backend for Host {
         self.drain("finalize")?;
         shared.meet(shared.teams.world(), Purpose::Finalize, 0)?;
         shared.leave(state::FINALIZED);
-        Ok(())
+        let rendezvous = shared.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Whoever else holds it leaves when done with it. All PEs are here, so that one who serves the others does not wait for long.
+        match rendezvous.and_then(Arc::into_inner) {
+            Some(rendezvous) => rendezvous.leave().map_err(|error| Error::setup("finalize", error)),
+            None => Ok(()),
+        }
     }
 
     fn describe(&self) -> String {

@@ -162,7 +162,7 @@ impl Shared {
             heap: Mutex::new(heap),
             queued: AtomicUsize::new(0),
             forks: forks::watch(),
-            rendezvous,
+            rendezvous: Mutex::new(rendezvous),
             _mapping: mapping,
         }
     }

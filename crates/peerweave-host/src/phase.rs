@@ -13,7 +13,6 @@ use peerweave_core::{Error, PeerCause, Timeout};
 use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 
-
 /// A failure on its way to the caller: boxed, so that results of the hot paths fit in registers.
 pub(crate) type Failure = Box<Error>;
 

@@ -31,8 +31,8 @@ pub(crate) struct Shared {
     /// Operations in the queues of all streams.
     pub(crate) queued: AtomicUsize,
     pub(crate) forks: usize,
-    /// Kept open: it tells the launcher, and who meets there later, that this PE lives.
-    pub(crate) rendezvous: Option<Arc<Rendezvous>>,
+    /// Kept open until finalize: it tells the launcher, and who meets there later, that this PE lives.
+    pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
     /// Last, so that it is unmapped last.
     pub(crate) _mapping: Arc<Mapping>,
 }

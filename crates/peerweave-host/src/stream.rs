@@ -137,13 +137,15 @@ unsafe impl StreamBackend for HostStream {
                 Op::Collective(op) => {
                     // The team of a collective on an idle stream: no clone, no allocation.
                     let mut left = None;
-                    let done = shared.teams.with(op.team, |team| {
-                        let mut progress = crate::collective::Progress::begin(team);
-                        let done = progress.drive(shared, team, op, Limit::Budget(CALLER_WAITS));
-                        left = Some(progress);
-                        done
-                    })
-                    .map_err(|failure| *failure)?;
+                    let done = shared
+                        .teams
+                        .with(op.team, |team| {
+                            let mut progress = crate::collective::Progress::begin(team);
+                            let done = progress.drive(shared, team, op, Limit::Budget(CALLER_WAITS));
+                            left = Some(progress);
+                            done
+                        })
+                        .map_err(|failure| *failure)?;
                     match (done, left) {
                         (None, Some(progress)) => {
                             Err(Task::Collective { op: op.clone(), team: shared.teams.get(op.team), progress })

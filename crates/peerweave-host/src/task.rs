@@ -57,7 +57,9 @@ impl Task {
     /// Drives it; `None` where `limit` is a budget and it was spent first: call again.
     pub(crate) fn drive(&mut self, shared: &Shared, limit: Limit) -> Result<Option<Outcome>, Error> {
         match self {
-            Self::Collective { op, team, progress } => Ok(progress.drive(shared, team, op, limit).map_err(|failure| *failure)?.map(|()| Outcome::Done)),
+            Self::Collective { op, team, progress } => {
+                Ok(progress.drive(shared, team, op, limit).map_err(|failure| *failure)?.map(|()| Outcome::Done))
+            }
             Self::Transfers(transfers) => Ok(transfers.drive(shared, limit)?.map(|()| Outcome::Done)),
             Self::Wait(wait) => shared.wait_until(wait, limit),
             Self::Plain(op) => Ok(Some(run_plain(shared, op))),

@@ -15,6 +15,10 @@ pub(crate) fn staged_limit(n_ranks: usize) -> usize {
 /// for the areas of all ranks to stay in the shared cache.
 pub(crate) const STAGE_BYTES: usize = 256 << 10;
 
+/// From this many ranks on, an all-reduce in rounds divides the reduction among the ranks, for one synchronisation more per block; below, every
+/// rank reduces everything.
+pub(crate) const SHARED_REDUCTION_RANKS: usize = 4;
+
 /// Largest message of send/recv that travels inside its mailbox slot.
 pub(crate) const EAGER_BYTES: usize = 8 << 10;
 
@@ -26,6 +30,9 @@ pub(crate) const STREAMING_FOOTPRINT: usize = 48 << 20;
 
 /// From here on a single put or get bypasses the caches.
 pub(crate) const STREAMING_COPY: usize = 16 << 20;
+
+/// Teams of up to so many ranks read each other's private buffers also where all ranks need the same bytes.
+pub(crate) const ATTACH_RANKS: usize = 3;
 
 /// Blocks in which memory of another process is read: they must stay in the private cache.
 pub(crate) const ATTACH_BLOCK: usize = 128 << 10;

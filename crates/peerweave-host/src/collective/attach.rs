@@ -9,17 +9,19 @@ use super::{InPlace, NO_BUFFER, PRIVATE, PerRank, Run};
 use crate::attach;
 use crate::kernel::{self, Input, Stores};
 use crate::line::Entry;
-use crate::tuning::ATTACH_BLOCK;
-use peerweave_core::backend::{Collective, CollectiveKind as Kind};
 use crate::phase::Failure;
+use crate::tuning::{self, ATTACH_BLOCK, STAGE_BYTES};
 use peerweave_core::PeerCause;
+use peerweave_core::backend::{Collective, CollectiveKind as Kind};
 use peerweave_types::SymOffset;
 use std::ops::Range;
 
-/// Whether this way serves a collective at all. An all-to-all in place would have to write into peers; a reduce would be done by the root alone.
-pub(super) fn serves(op: &Collective, in_place: InPlace) -> bool {
+/// Whether this way serves a collective, for `n` ranks. An all-to-all in place would have to write into peers; a reduce would be done by the root
+/// alone. In larger teams the staging areas, which are read out of a cache, beat the kernel where everybody reads the same bytes.
+pub(super) fn serves(op: &Collective, in_place: InPlace, n: usize) -> bool {
     match op.kind {
-        Kind::AllReduce | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather | Kind::Gather | Kind::Scatter => true,
+        Kind::AllReduce | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather => n <= tuning::ATTACH_RANKS,
+        Kind::Gather | Kind::Scatter => true,
         Kind::AllToAll => in_place == InPlace::Nobody,
         _ => false,
     }
@@ -75,23 +77,22 @@ impl Run<'_> {
     /// Reduces elements `range` of all ranks' operands into `to` of this rank.
     fn attach_reduce(&self, entries: &[Entry], range: Range<usize>, to: *mut u8) -> Result<(), Failure> {
         let size = self.element_bytes();
-        let block_len = (ATTACH_BLOCK / size).min(range.len().max(1));
-        let mut fetched: PerRank<Vec<u8>> = (0..self.n).map(|_| Vec::new()).collect();
+        // What is fetched goes to this rank's staging areas, which lie together and are nobody else's business in this operation.
+        let scratch = self.step.stage(self.me, 0);
+        let block_len = (2 * STAGE_BYTES / self.n).min(ATTACH_BLOCK) / 64 * 64 / size;
         for start in range.clone().step_by(block_len) {
             let len = block_len.min(range.end - start);
             let mut inputs: PerRank<Input> = PerRank::new();
-            for rank in 0..self.n {
-                let at = match self.mapped(rank, entries[rank].payload[0]) {
+            for (rank, entry) in entries.iter().enumerate() {
+                let at = match self.mapped(rank, entry.payload[0]) {
                     Some(from) => from.wrapping_add(start * size).cast_const(),
                     None => {
-                        let block = &mut fetched[rank];
-                        block.resize(block_len * size, 0);
-                        let into = block.as_mut_ptr();
-                        self.fetch(rank, entries[rank].payload[0], start * size, into, len * size)?;
+                        let into = scratch.wrapping_add(rank * block_len * size);
+                        self.fetch(rank, entry.payload[0], start * size, into, len * size)?;
                         into.cast_const()
                     }
                 };
-                inputs.push(Input { at, scalar: entries[rank].payload[2] });
+                inputs.push(Input { at, scalar: entry.payload[2] });
             }
             self.reduce(&inputs, &[to.wrapping_add((start - range.start) * size)], len, Stores::Cached);
         }

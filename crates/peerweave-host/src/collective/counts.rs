@@ -1,9 +1,9 @@
 //! The counts of an all-to-all-v: each rank publishes its own, all read all, so that a disagreement is an error on every rank.
 
 use super::Run;
-use crate::tuning::STAGE_BYTES;
 use super::mismatch;
 use crate::phase::Failure;
+use crate::tuning::STAGE_BYTES;
 use peerweave_core::Mismatch;
 use peerweave_types::Pe;
 use std::sync::atomic::{AtomicU64, Ordering};

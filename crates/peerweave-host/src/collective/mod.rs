@@ -350,7 +350,7 @@ impl Run<'_> {
         let phases_done = u32::from(counts.is_some());
         if entries.iter().all(|entry| is_symmetric(entry.payload[0]) && is_symmetric(entry.payload[1])) {
             self.direct(entries, counts.as_ref(), phases_done)
-        } else if self.step.shared.attach && attach::serves(self.op, in_place(entries)) {
+        } else if self.step.shared.attach && attach::serves(self.op, in_place(entries), self.n) {
             self.attach(entries)
         } else {
             self.in_rounds(entries, counts.as_ref(), phases_done)

@@ -9,11 +9,12 @@
 //! into either area on entering.
 
 use super::counts::Counts;
+use super::direct::share;
 use super::{PerRank, Run};
 use crate::kernel::{self, Input, Stores};
 use crate::line::Entry;
-use crate::tuning::STAGE_BYTES;
 use crate::phase::Failure;
+use crate::tuning::{self, STAGE_BYTES};
 use peerweave_core::backend::CollectiveKind as Kind;
 use std::ops::Range;
 
@@ -112,12 +113,32 @@ impl Run<'_> {
                 .enumerate()
                 .map(|(rank, entry)| Input { at: self.step.stage(rank, parity), scalar: entry.payload[2] })
                 .collect();
+            if self.op.kind == Kind::AllReduce && self.n >= tuning::SHARED_REDUCTION_RANKS {
+                self.reduce_share(&inputs, block.len());
+                phase += 1;
+                self.step.sync(phase)?;
+                let size = self.element_bytes();
+                let to = self.address(self.op.recv).wrapping_add(block.start * size);
+                // SAFETY: the block lies in the result (checked by the core); a staging area holds it, and is apart.
+                unsafe { kernel::copy(to, stage, block.len() * size) };
+                continue;
+            }
             match counts {
                 None => self.consume(&inputs, block),
                 Some(counts) => self.consume_vector(&inputs, block, block_len, counts),
             }
         }
         self.step.sync(phase + 1)
+    }
+
+    /// Reduces this rank's share of the packed operands, in place in every rank's staging area: each rank reads a share of all, in place of all.
+    fn reduce_share(&self, inputs: &[Input], block_len: usize) {
+        let size = self.element_bytes();
+        let mine = share(block_len, self.n, self.me, size);
+        let at = mine.start * size;
+        let shares: PerRank<Input> = inputs.iter().map(|input| Input { at: input.at.wrapping_add(at), ..*input }).collect();
+        let outputs: PerRank<*mut u8> = shares.iter().map(|input| input.at.cast_mut()).collect();
+        self.reduce(&shares, &outputs, mine.len(), Stores::Cached);
     }
 
     fn set_aside(&self, counts: &Counts) -> Vec<u8> {

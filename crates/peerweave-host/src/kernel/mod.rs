@@ -140,8 +140,8 @@ pub(crate) unsafe fn fill_zero(dst: *mut u8, bytes: usize) {
 /// If there is no input, or `op` does not accept `dtype`: errors of the caller's checks.
 ///
 /// # Safety
-/// Every input is valid for reads and every output for writes of `count` elements, as in [`copy()`], and aligned to the element. An output
-/// is exactly an input or another output, or overlaps none.
+/// Every input is valid for reads and every output for writes of `count` elements, of any alignment, as in [`copy()`]. An output is exactly
+/// an input or another output, or overlaps none.
 pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], outputs: &[*mut u8], count: usize, stores: Stores) {
     // SAFETY: the caller's promise.
     unsafe { reduce::reduce_on(Isa::best(), dtype, op, inputs, outputs, count, stores) };

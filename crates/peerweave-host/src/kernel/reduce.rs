@@ -27,7 +27,8 @@ impl<S: Storage, O: Op<S::Value>> Kernel for Reduce<'_, S, O> {
     unsafe fn run<A: Arch>(self) {
         let (vector, step) = (A::Vector::BYTES, 4 * A::Vector::BYTES);
         // Aligned stores: one across two lines costs two, and streaming ones must be aligned. So there is a first stretch, less than
-        // a vector, up to where the first output is aligned; and a second, all the rest. One loop over both, for the code's size.
+        // a vector, up to where the first output is aligned (unless that is within an element); and a second, all the rest. One loop over
+        // both, for the code's size.
         let head = bytes_to_alignment(self.outputs[0], vector);
         let head = if self.bytes >= step && head.is_multiple_of(size_of::<S>()) { head } else { 0 };
         let streaming = matches!(self.stores, Stores::Streaming)
