@@ -165,8 +165,7 @@ mod tests {
             machine: &machine,
             first_barrier_ms: Some(5.0),
         };
-        let variables =
-            [("PEERWEAVE_TOKEN", "secret"), ("PEERWEAVE_LOG", "info"), ("HOME", "somewhere"), ("NCCL_DEBUG", "WARN")];
+        let variables = [("PEERWEAVE_TOKEN", "secret"), ("PEERWEAVE_LOG", "info"), ("HOME", "somewhere"), ("NCCL_DEBUG", "WARN")];
         document(&collector, &around, variables.into_iter().map(|(name, value)| (name.into(), value.into())))
     }
 

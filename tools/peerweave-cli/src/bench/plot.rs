@@ -251,7 +251,7 @@ mod tests {
             "bus bandwidth (GB/s)",
             "time per call (µs)",
             "(bytes)",
-            "64K",
+            "32K",
             "out of place",
             "in place",
         ] {
