@@ -3,7 +3,8 @@
 //! Invariant: the launcher of machine 0 holds the server for as long as a PE of its machine runs, and no name of it is left in a file system.
 
 use std::ffi::OsString;
-use std::net::IpAddr;
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use peerweave_bootstrap::{BootstrapError, Endpoint, Pe, Server, ServerOptions, Token};
 
@@ -21,6 +22,18 @@ pub enum Place {
         /// Which of them this is.
         machine: usize,
     },
+}
+
+/// Listens at the endpoint's own address. The other machines may know this one by a name or address that no interface of it has (an
+/// address translation, a service's name): then at every address.
+fn bind(endpoint: &Endpoint, token: Token, n_pes: u32) -> Result<Server, BootstrapError> {
+    let listen = |bind_address| Server::bind(endpoint, token, n_pes, ServerOptions { bind_address, ..ServerOptions::default() });
+    let own = listen(None);
+    if !matches!(own, Err(BootstrapError::Io { kind: ErrorKind::AddrNotAvailable, .. })) {
+        return own;
+    }
+    // Both versions of the protocol, or the older one where the machine has no other.
+    listen(Some(Ipv6Addr::UNSPECIFIED.into())).or_else(|_| listen(Some(Ipv4Addr::UNSPECIFIED.into()))).or(own)
 }
 
 /// The meeting place, held while this lives where this machine is the first.
@@ -53,9 +66,7 @@ impl Meeting {
                 if *machine > 0 {
                     return Ok(Self { server: None, endpoint, token });
                 }
-                // The other machines may know this one by a name or address that is not on an interface of it (NAT, a service's name).
-                let options = ServerOptions { bind_address: Some(IpAddr::from([0u16; 8])), ..ServerOptions::default() };
-                let server = Server::bind(&endpoint, token, n_pes as u32, options)?;
+                let server = bind(&endpoint, token, n_pes as u32)?;
                 Ok(Self { server: Some(server), endpoint, token })
             }
         }
@@ -74,5 +85,27 @@ impl Meeting {
         if let Some(server) = &self.server {
             server.report_lost(Pe::new(pe as u32), why);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_is_known_by_an_address_that_is_not_its_own_listens_everywhere() {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        // An address for documentation (RFC 5737): no interface has it.
+        let place = Place::Machines { address: format!("192.0.2.1:{port}"), n_machines: 2, machine: 0 };
+        let meeting = Meeting::hold(&place, 2).unwrap();
+        std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+        assert_eq!(meeting.env()[0].1, format!("tcp:192.0.2.1:{port}").as_str());
+    }
+
+    #[test]
+    fn an_address_that_cannot_be_read_is_told_with_what_was_expected() {
+        let place = Place::Machines { address: "nowhere".into(), n_machines: 2, machine: 1 };
+        let error = Meeting::hold(&place, 1).unwrap_err().to_string();
+        assert!(error.contains("nowhere") && error.contains("HOST:PORT"), "{error}");
     }
 }
