@@ -1,6 +1,6 @@
 //! A process that outlives a killed launcher by a moment, to end what the launcher started. Watches nothing but one pipe.
 //!
-//! The kernel ends the PEs themselves when the launcher dies ([`super::spawn`]); the guard ends what the PEs started. It reads the process
+//! The kernel ends the PEs themselves when the launcher dies (`spawn.rs` asks for it); the guard ends what the PEs started. It reads the process
 //! groups from its standard input, one line each: `+N` is to be ended, `-N` is not any more. When the input ends it kills and exits.
 
 use std::collections::BTreeSet;

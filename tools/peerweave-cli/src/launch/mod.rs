@@ -1,7 +1,7 @@
 //! Starts the PEs of this machine, watches them to their end, and leaves nothing behind. Knows nothing of what they compute.
 //!
 //! Invariant: whoever ends first, and however, when [`supervise`] returns there is no process left that it started, nor one that
-//! those started. Where the launcher itself is killed, the kernel ([`spawn`]) ends the PEs and the guard ([`guard`]) what is in their
+//! those started. Where the launcher itself is killed, the kernel ends the PEs and the guard ([`guard`]) what is in their
 //! process groups; what has left its group by then (`setsid`) is out of reach.
 //!
 //! One thread does all of it, around one `poll`: pipes, signals, deadlines. So lines cannot interleave and no lock is needed.
