@@ -9,7 +9,7 @@ const TASKS: u64 = 200;
 const NUMBERS: u64 = 500;
 
 fn is_prime(number: u64) -> bool {
-    number >= 2 && (2..).take_while(|d| d * d <= number).all(|d| number % d != 0)
+    number >= 2 && (2..).take_while(|d| d * d <= number).all(|d| !number.is_multiple_of(d))
 }
 
 fn main() -> Result<(), Error> {

@@ -27,7 +27,7 @@ fn main() -> Result<(), Error> {
     let n = world.n_pes();
 
     // The grid that is closest to a square. This PE is in one row and one column of it, and both are teams.
-    let down = (1..=n).rfind(|down| n % down == 0 && down * down <= n).unwrap_or(1);
+    let down = (1..=n).rfind(|down| n.is_multiple_of(*down) && down * down <= n).unwrap_or(1);
     let (row, column) = world.team().split_2d(n / down)?;
     let rows = share(SIDE, column.my_rank().index(), column.size());
     let columns = share(SIDE, row.my_rank().index(), row.size());
