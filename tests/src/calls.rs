@@ -60,8 +60,8 @@ impl Form {
     /// Whether it has one buffer.
     pub fn is_in_place(self) -> bool {
         use Form::{
-            AllGatherInPlace, AllReduceInPlace, AllToAllInPlace, AllToAllVInPlace, BroadcastInPlace, GatherInPlace, ReduceInPlace,
-            ReduceScatterInPlace, ScatterInPlace,
+            AllGatherInPlace, AllReduceInPlace, AllToAllInPlace, AllToAllVInPlace, BroadcastInPlace, GatherInPlace,
+            ReduceInPlace, ReduceScatterInPlace, ScatterInPlace,
         };
         matches!(
             self,
@@ -88,6 +88,15 @@ impl Form {
             _ => (count * n, count * n),
         }
     }
+}
+
+/// The root of a call, where it has one.
+#[derive(Clone, Copy, Debug)]
+pub struct Root {
+    /// Which rank.
+    pub rank: Rank,
+    /// Whether whoever is not the root passes nothing where only the root's buffer counts.
+    pub others_pass_none: bool,
 }
 
 /// Where a call runs.
@@ -166,7 +175,7 @@ pub fn ended<R>(submitted: Result<Ticket<R>>) -> Result<R> {
     submitted?.wait()
 }
 
-/// A collective that combines elements. In place, the buffer is `recv`. `absent`: whoever is not the root passes nothing.
+/// A collective that combines elements. In place, the buffer is `recv`.
 ///
 /// # Errors
 /// As the call.
@@ -177,16 +186,18 @@ pub fn reduction<T: Exact>(
     send: &Mem<T>,
     recv: &mut Mem<T>,
     op: Reduction<T>,
-    root: Rank,
-    absent: bool,
+    root: Root,
 ) -> Result<()> {
+    let (absent, root) = (root.others_pass_none && team.my_rank() != root.rank, root.rank);
     match form {
         Form::AllReduce => two!(on, send, recv, |s, d| team.all_reduce_blocking(s, d, op), |q| team.all_reduce(q, s, d, op)),
         Form::AllReduceInPlace => {
             one!(on, recv, |d| team.all_reduce_in_place_blocking(d, op), |q| team.all_reduce_in_place(q, d, op))
         }
-        Form::Reduce if absent && team.my_rank() != root => match on {
-            On::Caller => source!(send, s => team.reduce_blocking(s, none(), op, root), slice: team.reduce_blocking(s, none(), op, root)),
+        Form::Reduce if absent => match on {
+            On::Caller => {
+                source!(send, s => team.reduce_blocking(s, none(), op, root), slice: team.reduce_blocking(s, none(), op, root))
+            }
             On::Stream(q) => ended(source!(send, s => team.reduce(q, s, none(), op, root), slice: no_slice())),
         },
         Form::Reduce => two!(on, send, recv, |s, d| team.reduce_blocking(s, d, op, root), |q| team.reduce(q, s, d, op, root)),
@@ -207,16 +218,8 @@ pub fn reduction<T: Exact>(
 ///
 /// # Errors
 /// As the call.
-pub fn movement<T: Sample>(
-    form: Form,
-    team: &Team,
-    on: On<'_>,
-    send: &Mem<T>,
-    recv: &mut Mem<T>,
-    root: Rank,
-    absent: bool,
-) -> Result<()> {
-    let absent = absent && team.my_rank() != root;
+pub fn movement<T: Sample>(form: Form, team: &Team, on: On<'_>, send: &Mem<T>, recv: &mut Mem<T>, root: Root) -> Result<()> {
+    let (absent, root) = (root.others_pass_none && team.my_rank() != root.rank, root.rank);
     match form {
         Form::Broadcast if absent => {
             one!(on, recv, |d| team.broadcast_blocking(none(), d, root), |q| team.broadcast(q, none(), d, root))

@@ -51,7 +51,13 @@ impl Running {
             .map(|pe| {
                 let place = bootstrap::Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token);
                 let mut command = Command::new(std::env::current_exe().expect("this program"));
-                command.env(PROGRAM, job.program).env(ARGS, &job.args).env(MARK, &mark).envs(place.to_vars()).envs(job.vars()).env("RUST_BACKTRACE", "0");
+                command
+                    .env(PROGRAM, job.program)
+                    .env(ARGS, &job.args)
+                    .env(MARK, &mark)
+                    .envs(place.to_vars())
+                    .envs(job.vars())
+                    .env("RUST_BACKTRACE", "0");
                 Process::start(command)
             })
             .collect();

@@ -3,7 +3,7 @@
 //! A case is the same on every PE, since all work it out from the same seed. What differs among PEs (kinds of buffers, where they lie) is
 //! worked out from the seed and the rank.
 
-use crate::calls::{self, Form, On};
+use crate::calls::{self, Form, On, Root};
 use crate::memory::{Kind, MOST_SHIFT, Mem, arena_len, poison};
 use crate::oracle::{self, Expected, Matrix};
 use crate::sample::{Exact, Sample, hash, movable, reducible, scalar};
@@ -122,8 +122,8 @@ impl Bench<'_> {
             ReduceOp::PreMulSum => Reduction::pre_mul_sum(scalars[rank]),
             op => op.into(),
         };
-        let (root_rank, absent) = (Rank::new(root as u32), case.seed & 1 == 0);
-        let done = calls::reduction(case.form, self.team, self.on(case), &send, &mut recv, op, root_rank, absent);
+        let passed = Root { rank: Rank::new(root as u32), others_pass_none: case.seed & 1 == 0 };
+        let done = calls::reduction(case.form, self.team, self.on(case), &send, &mut recv, op, passed);
         let expected = oracle::reduction(case.form, case.op, &inputs, &scalars, rank, root, &before);
         self.check(case, done, &inputs[rank], &send, &recv, &expected);
     }
@@ -141,8 +141,8 @@ impl Bench<'_> {
         let lens = |rank: usize| case.form.lens(case.count, n, rank == root);
         let inputs: Vec<Vec<T>> = (0..n).map(|r| (0..lens(r).0).map(|i| movable(case.seed, r, i)).collect()).collect();
         let (send, mut recv, before) = self.buffers(case, arenas, &inputs[rank], lens(rank).1);
-        let (root_rank, absent) = (Rank::new(root as u32), case.seed & 1 == 0);
-        let done = calls::movement(case.form, self.team, self.on(case), &send, &mut recv, root_rank, absent);
+        let passed = Root { rank: Rank::new(root as u32), others_pass_none: case.seed & 1 == 0 };
+        let done = calls::movement(case.form, self.team, self.on(case), &send, &mut recv, passed);
         let expected = oracle::movement(case.form, &inputs, rank, root, &before);
         self.check(case, done, &inputs[rank], &send, &recv, &expected);
     }
@@ -180,7 +180,8 @@ impl Bench<'_> {
         };
         let send_offsets: Matrix = (0..n).map(|from| places(from, 0, &|to| counts[from][to])).collect();
         let recv_offsets = if in_place { send_offsets[rank].clone() } else { places(rank, 1, &|from| counts[from][rank]) };
-        let end = |offsets: &[usize], lens: &dyn Fn(usize) -> usize| (0..n).map(|peer| offsets[peer] + lens(peer)).max().unwrap_or(0);
+        let end =
+            |offsets: &[usize], lens: &dyn Fn(usize) -> usize| (0..n).map(|peer| offsets[peer] + lens(peer)).max().unwrap_or(0);
         let inputs: Vec<Vec<T>> = (0..n)
             .map(|from| (0..end(&send_offsets[from], &|to| counts[from][to])).map(|i| movable(case.seed, from, i)).collect())
             .collect();
@@ -269,7 +270,11 @@ fn cases(form: Form, op: ReduceOp, size: usize, n: usize, passes: usize, seed: u
     (0..passes).map(move |pass| {
         let seed = hash(&[seed, form as u64, op as u64, size as u64, pass as u64]);
         let pick = seed >> 8;
-        let count = if pick.is_multiple_of(16) { large[(pick >> 8) as usize % large.len()] } else { small[(pick >> 8) as usize % small.len()] };
+        let count = if pick.is_multiple_of(16) {
+            large[(pick >> 8) as usize % large.len()]
+        } else {
+            small[(pick >> 8) as usize % small.len()]
+        };
         let kind = [None, Some(Kind::Symmetric), Some(Kind::Slice), Some(Kind::Buffer)][(pick >> 20) as usize % 4];
         Case { form, op, count, kind, on_stream: pick >> 30 & 3 == 0, seed }
     })

@@ -131,7 +131,8 @@ impl Job {
     /// Where a PE does in one of them.
     pub fn everywhere(&self) {
         if self.n_pes == 1 {
-            let world = peerweave::World::builder().backend(noop::Noop::with_heap(0, 1, 256 << 20)).build().expect("nothing to fail");
+            let world =
+                peerweave::World::builder().backend(noop::Noop::with_heap(0, 1, 256 << 20)).build().expect("nothing to fail");
             program(self.program)(&Seat::of_thread(world, &self.args));
         }
         self.on_threads();

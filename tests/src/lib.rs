@@ -11,6 +11,7 @@
 //!   calls        a collective by its name
 //!   conformance  cases, and what checks one
 //!   leftovers    what a job may not leave behind
+//!   workload     a mixture of everything
 //!   needs        what a scenario needs of the machine
 //! ```
 
@@ -24,6 +25,7 @@ pub mod memory;
 pub mod needs;
 pub mod oracle;
 pub mod sample;
+pub mod workload;
 
 pub use harness::main;
 pub use job::{Job, Seat};

@@ -32,10 +32,19 @@ pub struct Mem<T> {
 /// Where its elements and guards lie.
 #[derive(Debug)]
 pub(crate) enum Store<T> {
-    Symmetric { all: Symmetric<T>, inner: Symmetric<T> },
+    Symmetric {
+        all: Symmetric<T>,
+        inner: Symmetric<T>,
+    },
     /// `shift` elements before the first guard, for an unusual alignment.
-    Slice { all: Vec<T>, shift: usize },
-    Buffer { all: Buffer<T>, inner: Buffer<T> },
+    Slice {
+        all: Vec<T>,
+        shift: usize,
+    },
+    Buffer {
+        all: Buffer<T>,
+        inner: Buffer<T>,
+    },
 }
 
 /// How many elements of an arena a buffer of `len` elements may need.
@@ -55,7 +64,8 @@ impl<T: Sample> Mem<T> {
     pub fn new(kind: Kind, arena: &Symmetric<T>, shift: usize, contents: &[T]) -> Self {
         assert!(shift <= MOST_SHIFT);
         let len = contents.len();
-        let guarded: Vec<T> = (0..GUARD).map(guard).chain(contents.iter().copied()).chain((0..GUARD).map(|i| guard(i + GUARD))).collect();
+        let guarded: Vec<T> =
+            (0..GUARD).map(guard).chain(contents.iter().copied()).chain((0..GUARD).map(|i| guard(i + GUARD))).collect();
         let store = match kind {
             Kind::Symmetric => {
                 let all = arena.slice(shift..shift + guarded.len()).expect("a large arena");

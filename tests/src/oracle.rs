@@ -12,7 +12,15 @@ pub type Matrix = Vec<Vec<usize>>;
 
 /// A collective that combines elements. `inputs[r]` is what rank `r` gives (its whole buffer, in place); `before` is what `rank`'s
 /// receiving buffer held.
-pub fn reduction<T: Exact>(form: Form, op: ReduceOp, inputs: &[Vec<T>], scalars: &[T], rank: usize, root: usize, before: &[T]) -> Expected<T> {
+pub fn reduction<T: Exact>(
+    form: Form,
+    op: ReduceOp,
+    inputs: &[Vec<T>],
+    scalars: &[T],
+    rank: usize,
+    root: usize,
+    before: &[T],
+) -> Expected<T> {
     let n = inputs.len();
     let combined = |index: usize| {
         let elements: Vec<T> = inputs.iter().map(|input| input[index]).collect();

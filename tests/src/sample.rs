@@ -54,6 +54,11 @@ sample_fp8!(F8E4M3, F8E5M2);
 pub trait Exact: Sample + Number {
     /// A small whole number.
     fn small(value: i64) -> Self;
+    /// Whether it is no number.
+    #[allow(clippy::eq_op, reason = "that is what it means")]
+    fn is_nan(self) -> bool {
+        self != self
+    }
     /// The reduction of one element of each rank, in rank order; `scalars` are those of the ranks.
     fn combine(op: ReduceOp, elements: &[Self], scalars: &[Self]) -> Self;
 }
@@ -151,7 +156,10 @@ mod tests {
         assert_eq!(i8::combine(ReduceOp::Sum, &[100, 100], &[]), -56);
         assert_eq!(i32::combine(ReduceOp::Avg, &[-3, -4], &[]), -3);
         assert_eq!(u8::combine(ReduceOp::Xor, &[0b101, 0b110], &[]), 0b011);
-        assert_eq!(f16::combine(ReduceOp::PreMulSum, &[f16::from_f32(1.5), f16::ONE], &[f16::ONE, f16::from_f32(2.0)]).to_f32(), 3.5);
+        assert_eq!(
+            f16::combine(ReduceOp::PreMulSum, &[f16::from_f32(1.5), f16::ONE], &[f16::ONE, f16::from_f32(2.0)]).to_f32(),
+            3.5
+        );
         assert_eq!(f32::combine(ReduceOp::Min, &[f32::NAN, 2.0], &[]), 2.0);
     }
 

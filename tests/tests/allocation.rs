@@ -56,7 +56,7 @@ fn sequences(seat: &Seat) {
         }
         // What a peer sees is what is there.
         if let Some((number, buffer)) = live.get((random >> 12) as usize % live.len().max(1))
-            && random % 4 == 0
+            && random.is_multiple_of(4)
         {
             team.barrier_blocking().unwrap();
             let peer = (me + random) % n;
@@ -169,8 +169,14 @@ fn exhausted(seat: &Seat) {
     };
     refused(world.alloc(heap + 1), heap + 1);
     refused(world.alloc(1 << 50), 1 << 50);
-    assert!(matches!(world.alloc::<u64>(usize::MAX / 2).unwrap_err().misuse(), Some(MisuseKind::Value { argument: "count", .. })));
-    assert!(matches!(world.alloc_aligned::<u64>(1, 3).unwrap_err().misuse(), Some(MisuseKind::Value { argument: "align_bytes", .. })));
+    assert!(matches!(
+        world.alloc::<u64>(usize::MAX / 2).unwrap_err().misuse(),
+        Some(MisuseKind::Value { argument: "count", .. })
+    ));
+    assert!(matches!(
+        world.alloc_aligned::<u64>(1, 3).unwrap_err().misuse(),
+        Some(MisuseKind::Value { argument: "align_bytes", .. })
+    ));
     let mut all = Vec::new();
     loop {
         match world.alloc::<u8>(heap / 10) {

@@ -1,2 +1,552 @@
-//! Scenarios to come.
-fn main() {}
+//! PEs that are killed, stopped, panic or go: every other one is told who, soon, and nothing stays behind.
+//!
+//! `PEERWEAVE_KILLS` says how many random kills there are (20 where it is not set).
+
+use peerweave::host::{HostOptions, on_threads};
+use peerweave::{Buffer, Compare, Error, PeerCause, Rank, ReduceOp, Reduction, Result, VectorCounts, World};
+use peerweave_tests::calls::{self, Form, On, Root};
+use peerweave_tests::child::Running;
+use peerweave_tests::job::{named_by, say};
+use peerweave_tests::leftovers::Before;
+use peerweave_tests::memory::{Kind, Mem, arena_len};
+use peerweave_tests::sample::hash;
+use peerweave_tests::workload::Workload;
+use peerweave_tests::{Job, Seat, named};
+use rustix::process::{Signal, getpid, kill_process};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+fn main() -> ExitCode {
+    peerweave_tests::main(
+        named![absent, joining, stage, finalizing, leaving, mixture],
+        named![
+            a_pe_killed_before_it_joins_is_named,
+            a_pe_killed_while_it_joins_is_named,
+            a_pe_killed_before_and_inside_each_collective_is_named,
+            a_pe_killed_around_allocation_teams_and_streams_is_named,
+            a_pe_killed_while_others_wait_for_its_word_is_named,
+            a_pe_killed_around_sends_and_receives_is_named,
+            a_pe_killed_in_finalize_is_named_or_not_missed,
+            a_pe_that_leaves_in_any_way_is_named,
+            a_thread_that_panics_is_named,
+            a_stopped_pe_is_named_at_the_deadline,
+            a_pe_that_is_stopped_for_a_while_is_waited_for,
+            random_kills,
+            more_pes_than_processors_only_take_longer,
+        ],
+    )
+}
+
+/// Within this time a loss has to be known to everybody.
+const SOON: Duration = Duration::from_secs(2);
+
+fn die() -> ! {
+    kill_process(getpid(), Signal::KILL).expect("this process");
+    // The signal may take a moment.
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Kills this process from another thread after so many microseconds.
+fn die_in(microseconds: u64) {
+    std::thread::spawn(move || {
+        let end = Instant::now() + Duration::from_micros(microseconds);
+        while Instant::now() < end {
+            std::hint::spin_loop();
+        }
+        die()
+    });
+}
+
+/// Says how this PE's part ended.
+fn tell(outcome: Result<()>) {
+    match outcome {
+        Ok(()) => say("fine"),
+        Err(error) => {
+            let named: Vec<String> = named_by(&error).iter().map(|pe| pe.get().to_string()).collect();
+            say(format!("lost {} | {error}", named.join(",")));
+        }
+    }
+}
+
+/// Waits until every PE but the victim has said that it lost the victim, soon after `since`, and ended well.
+fn all_lose(running: &mut Running, n_pes: usize, victim: usize, since: Instant, within: Duration) {
+    let others = || (0..n_pes).filter(|&pe| pe != victim);
+    for pe in others() {
+        let (at, line) = running.timed_line(pe);
+        let late = at.saturating_duration_since(since);
+        assert!(line.starts_with(&format!("lost {victim} |")), "PE {pe}, where {victim} is the victim: {line}");
+        assert!(late < within, "PE {pe} knew of it after {late:?}: {line}");
+    }
+    running.succeed(others());
+}
+
+/// Runs `kill` on a job of these, which returns when the victim died, and asserts what all others say and leave.
+fn victim_is_named(job: &Job, n_pes: usize, victim: usize, kill: impl FnOnce(&mut Running) -> Instant) {
+    let before = Before::now();
+    let mut running = job.start();
+    let since = kill(&mut running);
+    all_lose(&mut running, n_pes, victim, since, SOON);
+    let (socket, mark) = (running.socket.clone(), running.mark.clone());
+    drop(running);
+    before.assert_nothing_new(&socket, &mark);
+}
+
+/// The victim kills itself when all are ready.
+fn by_itself(running: &mut Running, n_pes: usize, victim: usize) -> Instant {
+    running.all_say(0..n_pes, "ready");
+    let status = running.reap(victim);
+    assert_eq!(status.signal(), Some(9), "{status}");
+    Instant::now()
+}
+
+// ---- before and during the rendezvous ----
+
+/// Argument: the PE that never joins.
+fn absent(seat: &Seat) {
+    let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
+    if me == seat.arg::<usize>(0) {
+        say("absent");
+        sleep(Duration::from_secs(60));
+    }
+    tell(seat.try_join().map(drop));
+}
+
+fn a_pe_killed_before_it_joins_is_named() {
+    for victim in [0, 1, 3] {
+        let job = Job::new("absent", 4).args(victim.to_string());
+        victim_is_named(&job, 4, victim, |running| {
+            assert_eq!(running.line(victim), "absent");
+            sleep(Duration::from_millis(20));
+            running.kill(victim)
+        });
+    }
+}
+
+/// Arguments: the victim, and its microseconds to live.
+fn joining(seat: &Seat) {
+    let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
+    if me == seat.arg::<usize>(0) {
+        die_in(seat.arg(1));
+    }
+    tell(seat.try_join().and_then(|world| {
+        loop {
+            world.team().barrier_blocking()?;
+        }
+    }));
+}
+
+fn a_pe_killed_while_it_joins_is_named() {
+    for i in 0..24u64 {
+        let victim = (i % 3) as usize;
+        let job = Job::new("joining", 3).args(format!("{victim} {}", i * 250));
+        victim_is_named(&job, 3, victim, |running| {
+            running.reap(victim);
+            Instant::now()
+        });
+    }
+}
+
+// ---- in the middle of something ----
+
+type Act<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
+
+/// One thing to do again and again, from its name.
+fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
+    let team = world.team();
+    let (n, me) = (team.size(), team.my_rank().index());
+    let (right, left) = (Rank::new(((me + 1) % n) as u32), Rank::new(((me + n - 1) % n) as u32));
+    let mut parts = name.split(':');
+    let kind = parts.next().unwrap_or_default();
+    let bytes: usize = parts.next().map_or(0, |bytes| bytes.parse().expect("bytes"));
+    let place = parts.next().unwrap_or_default();
+    Ok(match kind {
+        "alloc" => Box::new(move || world.alloc_zeroed::<u8>(bytes)?.release()),
+        "barrier" => Box::new(|| team.barrier_blocking()),
+        "sync" => Box::new(|| team.sync_blocking()),
+        "split" => Box::new(move || match team.split(Some((me % 2) as u64), 0)? {
+            Some(team) => team.destroy(),
+            None => Ok(()),
+        }),
+        "stream" => {
+            let stream = world.stream()?;
+            Box::new(move || {
+                let buffer = Buffer::from(vec![1u8; bytes]);
+                team.all_reduce_in_place(&stream, &buffer, ReduceOp::Sum)?;
+                team.barrier(&stream)?.wait()?;
+                stream.synchronize()
+            })
+        }
+        "wait" => {
+            let words = world.alloc_zeroed::<u64>(1)?;
+            let mut round = 0;
+            Box::new(move || {
+                round += 1;
+                team.signal_blocking(words.signal(0)?.set(round), right)?;
+                team.wait_until_blocking(&words.signal(0)?, Compare::Ge, round).map(drop)
+            })
+        }
+        "wait_on_stream" => {
+            let words = world.alloc_zeroed::<u64>(2)?;
+            let stream = world.stream()?;
+            let mut round = 0;
+            Box::new(move || {
+                round += 1;
+                team.signal(&stream, words.signal(0)?.set(round), right)?;
+                team.wait_until_any(&stream, &words, None, Compare::Ge, round)?.wait().map(drop)
+            })
+        }
+        "ring" => {
+            let (send, mut recv) = (vec![1u8; bytes], vec![0u8; bytes]);
+            Box::new(move || {
+                team.group_blocking(|group| {
+                    group.send(&send, right)?;
+                    group.recv(&mut recv, left)
+                })
+            })
+        }
+        // Everybody with the victim alone, one after the other.
+        "star" => {
+            let mut buffer = vec![1u8; bytes];
+            Box::new(move || {
+                if me == 1 {
+                    (0..n as u32).filter(|&rank| rank != 1).try_for_each(|rank| team.send_blocking(&buffer, Rank::new(rank)))
+                } else {
+                    team.recv_blocking(&mut buffer, Rank::new(1))
+                }
+            })
+        }
+        form => {
+            let reducing = Form::REDUCING.into_iter().find(|known| format!("{known:?}") == form);
+            let form = reducing.or_else(|| Form::MOVING.into_iter().find(|known| format!("{known:?}") == form)).expect("a form");
+            let count = bytes / 4;
+            let root = Root { rank: Rank::new(1), others_pass_none: false };
+            let (send_len, recv_len) = form.lens(count, n, me == 1);
+            let arenas = [world.alloc::<u32>(arena_len(send_len))?, world.alloc::<u32>(arena_len(recv_len))?];
+            let memory = if place == "symmetric" { Kind::Symmetric } else { Kind::Slice };
+            let send = Mem::new(memory, &arenas[0], 0, &vec![1u32; send_len]);
+            let mut recv = Mem::new(memory, &arenas[1], 0, &vec![1u32; recv_len]);
+            Box::new(move || match form {
+                Form::AllToAllV | Form::AllToAllVInPlace => {
+                    let counts = VectorCounts::packed(vec![count; n], vec![count; n]);
+                    calls::vector(form, team, On::Caller, &send, &mut recv, counts)
+                }
+                _ if reducing.is_some() => {
+                    let sum = Reduction::from(ReduceOp::Sum);
+                    calls::reduction(form, team, On::Caller, &send, &mut recv, sum, root)
+                }
+                _ => calls::movement(form, team, On::Caller, &send, &mut recv, root),
+            })
+        }
+    })
+}
+
+/// Arguments: what to do, the victim, and its microseconds to live, or `before`.
+fn stage(seat: &Seat) {
+    let (name, victim, when): (String, usize, String) = (seat.arg(0), seat.arg(1), seat.arg(2));
+    let run = |world: &World| -> Result<()> {
+        let mut act = act(world, &name)?;
+        (0..3).try_for_each(|_| act())?;
+        world.team().barrier_blocking()?;
+        say("ready");
+        if world.my_pe().index() == victim {
+            match when.as_str() {
+                "before" => die(),
+                "never" => {}
+                microseconds => die_in(microseconds.parse().expect("microseconds")),
+            }
+        }
+        loop {
+            act()?;
+        }
+    };
+    tell(seat.try_join().and_then(|world| run(&world)));
+}
+
+/// Kills around `name`: before it, and at some moments inside of it.
+fn killed_around(name: &str, seed: u64, insides: u64) {
+    for i in 0..=insides {
+        let victim = (hash(&[seed, i]) % 3) as usize;
+        let when = if i == 0 { "before".to_owned() } else { (hash(&[seed, i, 1]) % 1500).to_string() };
+        let job = Job::new("stage", 3).args(format!("{name} {victim} {when}"));
+        let job = if seed % 4 == 3 { job.without_attach() } else { job };
+        let mut who = format!("{name}, victim {victim}, {when} µs");
+        let guard = Context(&mut who);
+        victim_is_named(&job, 3, victim, |running| by_itself(running, 3, victim));
+        drop(guard);
+    }
+}
+
+/// Says where a panic happened.
+struct Context<'a>(&'a mut String);
+
+impl Drop for Context<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("    at: {}", self.0);
+        }
+    }
+}
+
+fn a_pe_killed_before_and_inside_each_collective_is_named() {
+    let sizes = [(8, "private"), (1500, "private"), (100_000, "symmetric"), (100_000, "private"), (1_500_000, "private")];
+    let mut seed = 0;
+    for form in ["barrier", "sync"] {
+        killed_around(form, seed, 4);
+        seed += 1;
+    }
+    for form in Form::REDUCING.into_iter().chain(Form::MOVING) {
+        for (bytes, place) in sizes {
+            // In place the large ones, each in its turn, so that a kill more is spent where more can be interrupted.
+            if form.is_in_place() && bytes < 10_000 {
+                continue;
+            }
+            killed_around(&format!("{form:?}:{bytes}:{place}"), seed, 1);
+            seed += 1;
+        }
+    }
+}
+
+fn a_pe_killed_around_allocation_teams_and_streams_is_named() {
+    for (seed, name) in (1000..).zip(["alloc:100", "alloc:3000000", "split", "stream:8", "stream:300000", "wait_on_stream"]) {
+        killed_around(name, seed, 4);
+    }
+}
+
+fn a_pe_killed_while_others_wait_for_its_word_is_named() {
+    killed_around("wait", 2000, 8);
+}
+
+fn a_pe_killed_around_sends_and_receives_is_named() {
+    for (seed, name) in (3000..).zip(["ring:100", "ring:30000", "ring:2000000"]) {
+        killed_around(name, seed, 4);
+    }
+    for (seed, bytes) in (3100..).zip([100, 30_000, 2_000_000]) {
+        for when in ["before".to_owned(), (hash(&[seed]) % 1000).to_string()] {
+            let job = Job::new("stage", 3).args(format!("star:{bytes} 1 {when}"));
+            victim_is_named(&job, 3, 1, |running| by_itself(running, 3, 1));
+        }
+    }
+}
+
+/// Arguments: the victim, and its microseconds to live, or `before`.
+fn finalizing(seat: &Seat) {
+    let (victim, when): (usize, String) = (seat.arg(0), seat.arg(1));
+    let world = seat.join();
+    world.team().barrier_blocking().expect("nobody is dead yet");
+    say("ready");
+    if world.my_pe().index() == victim {
+        match when.as_str() {
+            "before" => die(),
+            microseconds => die_in(microseconds.parse().expect("microseconds")),
+        }
+    }
+    tell(world.finalize().map(drop));
+    if std::env::var("PEERWEAVE_PE").is_ok_and(|pe| pe == victim.to_string()) {
+        sleep(Duration::from_secs(60));
+    }
+}
+
+fn a_pe_killed_in_finalize_is_named_or_not_missed() {
+    for i in 0..8u64 {
+        let victim = (i % 3) as usize;
+        let when = if i < 3 { "before".to_owned() } else { (i * 20).to_string() };
+        let mut running = Job::new("finalizing", 3).args(format!("{victim} {when}")).start();
+        let since = by_itself(&mut running, 3, victim);
+        for pe in (0..3).filter(|&pe| pe != victim) {
+            let (at, line) = running.timed_line(pe);
+            // Whoever arrived before it died took part in full.
+            assert!(line.starts_with(&format!("lost {victim} |")) || (line == "fine" && i >= 3), "PE {pe}: {line}");
+            assert!(at.saturating_duration_since(since) < SOON, "{line}");
+        }
+        running.succeed((0..3).filter(|&pe| pe != victim));
+    }
+}
+
+// ---- going without being killed ----
+
+/// Arguments: who goes, and how.
+#[expect(clippy::zombie_processes, reason = "a child that outlives its parent is what is tested")]
+fn leaving(seat: &Seat) {
+    let (victim, how): (usize, String) = (seat.arg(0), seat.arg(1));
+    let world = seat.join();
+    let run = |world: &World| -> Result<()> {
+        let mut act = act(world, "AllReduce:20000:private")?;
+        (0..5).try_for_each(|_| act())?;
+        say("ready");
+        if world.my_pe().index() == victim {
+            match how.as_str() {
+                "panic" => panic!("on purpose"),
+                "return" => return Ok(()),
+                "exit" => std::process::exit(0),
+                "abort" => std::process::abort(),
+                "orphan" => {
+                    // Its child outlives it, with whatever it has inherited.
+                    let mut child = std::process::Command::new("sleep");
+                    child.arg("3").env_clear().stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+                    let _outlives = child.spawn().expect("a child");
+                    die()
+                }
+                other => panic!("{other}?"),
+            }
+        }
+        loop {
+            act()?;
+        }
+    };
+    let outcome = run(&world);
+    let me = world.my_pe().index();
+    drop(world);
+    if me != victim {
+        tell(outcome);
+    } else if how == "return" {
+        // It lives on, without a world.
+        sleep(Duration::from_millis(300));
+    }
+}
+
+fn a_pe_that_leaves_in_any_way_is_named() {
+    for (i, how) in ["panic", "return", "exit", "abort", "orphan"].into_iter().enumerate() {
+        for victim in [0, 1 + i % 2] {
+            let job = Job::new("leaving", 3).args(format!("{victim} {how}"));
+            let mut running = job.start();
+            running.all_say(0..3, "ready");
+            let mut who = format!("{how}, victim {victim}");
+            let context = Context(&mut who);
+            all_lose(&mut running, 3, victim, Instant::now(), SOON);
+            running.reap(victim);
+            drop(context);
+        }
+    }
+}
+
+fn a_thread_that_panics_is_named() {
+    let told = Mutex::new(Vec::new());
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        on_threads(3, &HostOptions::default(), |world| {
+            let mut sum = [0u64];
+            for round in 0.. {
+                if round == 100 && world.my_pe().get() == 1 {
+                    panic!("on purpose");
+                }
+                if let Err(error) = world.team().all_reduce_blocking(&[1u64], &mut sum, ReduceOp::Sum) {
+                    told.lock().unwrap().push(error);
+                    return;
+                }
+            }
+        })
+    }));
+    assert!(panicked.is_err(), "the panic goes on");
+    let told = told.into_inner().unwrap();
+    assert_eq!(told.len(), 2);
+    for error in told {
+        assert!(matches!(&error, Error::Peer { pe, cause: PeerCause::Left, .. } if pe.get() == 1), "{error}");
+    }
+}
+
+fn a_stopped_pe_is_named_at_the_deadline() {
+    for (victim, name) in
+        [(0, "barrier"), (1, "AllReduce:20000:private"), (2, "AllReduce:200000:symmetric"), (1, "alloc:100"), (0, "stream:8")]
+    {
+        let before = Before::now();
+        let job = Job::new("stage", 3).args(format!("{name} {victim} never")).deadline(Duration::from_millis(400));
+        let mut running = job.start();
+        running.all_say(0..3, "ready");
+        running.signal(victim, Signal::STOP);
+        let mut guard = format!("{name}, victim {victim}");
+        let context = Context(&mut guard);
+        all_lose(&mut running, 3, victim, Instant::now(), Duration::from_millis(400) + SOON);
+        drop(context);
+        running.signal(victim, Signal::CONT);
+        // It finds the others gone, and says so.
+        let line = running.line(victim);
+        assert!(line.starts_with("lost "), "{line}");
+        running.succeed([victim]);
+        let (socket, mark) = (running.socket.clone(), running.mark.clone());
+        drop(running);
+        before.assert_nothing_new(&socket, &mark);
+    }
+}
+
+fn a_pe_that_is_stopped_for_a_while_is_waited_for() {
+    let mut running = Job::new("mixture", 3).args("3000").start();
+    running.all_say(0..3, "ready");
+    for i in 0..6 {
+        let pe = i % 3;
+        sleep(Duration::from_millis(15));
+        // It may have ended by now.
+        running.signal(pe, Signal::STOP);
+        sleep(Duration::from_millis(40));
+        running.signal(pe, Signal::CONT);
+    }
+    running.all_say(0..3, "fine");
+    running.succeed(0..3);
+}
+
+// ---- a mixture of everything ----
+
+/// Argument: rounds; `0` for as many as there is time for.
+fn mixture(seat: &Seat) {
+    let rounds: u64 = seat.arg(0);
+    let run = |world: World| -> Result<()> {
+        let mut workload = Workload::new(&world);
+        say("ready");
+        let mut round = 0;
+        while rounds == 0 || round < rounds {
+            workload.step()?;
+            round += 1;
+        }
+        drop(workload);
+        world.finalize().map(drop)
+    };
+    tell(seat.try_join().and_then(run));
+}
+
+fn random_kills() {
+    let kills: u64 = std::env::var("PEERWEAVE_KILLS").map_or(20, |kills| kills.parse().expect("PEERWEAVE_KILLS is a number"));
+    let mut slowest = Duration::ZERO;
+    for i in 0..kills {
+        let n_pes = 2 + (hash(&[i, 1]) % 4) as usize;
+        let victim = (hash(&[i, 2]) % n_pes as u64) as usize;
+        let delay = Duration::from_micros(hash(&[i, 3]) % 60_000);
+        let job = Job::new("mixture", n_pes).args("0");
+        let job = if i % 3 == 0 { job.without_attach() } else { job };
+        let before = Before::now();
+        let mut running = job.start();
+        // From before the rendezvous to far into the mixture.
+        sleep(delay);
+        let since = running.kill(victim);
+        let mut who = format!("kill {i}: PE {victim} of {n_pes} after {delay:?}");
+        let context = Context(&mut who);
+        for pe in (0..n_pes).filter(|&pe| pe != victim) {
+            let (mut at, mut line) = running.timed_line(pe);
+            if line == "ready" {
+                (at, line) = running.timed_line(pe);
+            }
+            assert!(line.starts_with(&format!("lost {victim} |")), "PE {pe}: {line}");
+            let late = at.saturating_duration_since(since);
+            assert!(late < SOON, "PE {pe} knew of it after {late:?}: {line}");
+            slowest = slowest.max(late);
+        }
+        running.succeed((0..n_pes).filter(|&pe| pe != victim));
+        let (socket, mark) = (running.socket.clone(), running.mark.clone());
+        drop(running);
+        before.assert_nothing_new(&socket, &mark);
+        drop(context);
+    }
+    println!("    {kills} kills; the slowest was known to everybody after {slowest:?}");
+}
+
+fn more_pes_than_processors_only_take_longer() {
+    for (n_pes, rounds) in [(8, 300), (16, 60)] {
+        let job = Job::new("mixture", n_pes).args(rounds.to_string());
+        let mut running = job.start();
+        running.all_say(0..n_pes, "ready");
+        running.all_say(0..n_pes, "fine");
+        running.succeed(0..n_pes);
+    }
+}

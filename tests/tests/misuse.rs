@@ -1,2 +1,310 @@
-//! Scenarios to come.
-fn main() {}
+//! Wrong calls among real PEs: whoever errs alone is told alone and can call again; where PEs disagree all are told, and the team works on.
+//!
+//! That every single argument is checked is shown in `peerweave-core`, against a backend that talks to nobody.
+
+use peerweave::bootstrap::Job as Place;
+use peerweave::{
+    Buffer, Compare, Error, MisuseKind, PrivateBuffers, Rank, ReduceOp, Reduction, Result, Symmetric, Team, VectorCounts, World,
+    none,
+};
+use peerweave_tests::{Job, Seat, named};
+use std::process::ExitCode;
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    peerweave_tests::main(
+        named![disagree, wrong_alone, foreign, settings, attach_differs],
+        named![
+            pes_that_call_different_things_are_all_told_and_the_team_works_on,
+            a_wrong_call_of_one_pe_disturbs_nobody,
+            what_belongs_to_another_world_is_refused,
+            settings_that_differ_are_an_error_on_every_pe,
+            a_pe_that_does_not_want_its_memory_read_is_not_read,
+        ],
+    )
+}
+
+/// What a PE calls with; `odd` PEs call something else.
+struct Caller<'a> {
+    team: &'a Team,
+    len: usize,
+    a: Symmetric<f32>,
+    b: Symmetric<f32>,
+    symmetric: bool,
+}
+
+impl Caller<'_> {
+    fn n(&self) -> usize {
+        self.team.size()
+    }
+
+    fn all_reduce(&self, len: usize, op: impl Into<Reduction<f32>>) -> Result<()> {
+        if self.symmetric {
+            self.team.all_reduce_blocking(&self.a.slice(..len)?, &self.b.slice(..len)?, op)
+        } else {
+            self.team.all_reduce_blocking(&vec![1.0; len], &mut vec![0.0; len], op)
+        }
+    }
+
+    fn broadcast(&self, len: usize, root: u32) -> Result<()> {
+        let root = Rank::new(root);
+        if self.symmetric {
+            self.team.broadcast_blocking(&self.a.slice(..len)?, &self.b.slice(..len)?, root)
+        } else {
+            self.team.broadcast_blocking(&vec![1.0f32; len], &mut vec![0.0; len], root)
+        }
+    }
+
+    fn all_gather(&self, len: usize) -> Result<()> {
+        if self.symmetric {
+            self.team.all_gather_blocking(&self.a.slice(..len)?, &self.b.slice(..len * self.n())?)
+        } else {
+            self.team.all_gather_blocking(&vec![1.0f32; len], &mut vec![0.0; len * self.n()])
+        }
+    }
+
+    fn all_to_all_v(&self, to_next: usize) -> Result<()> {
+        let (n, me) = (self.n(), self.team.my_rank().index());
+        let mut send = vec![self.len / n; n];
+        send[(me + 1) % n] = to_next;
+        let counts = VectorCounts::packed(send, vec![self.len / n; n]);
+        if self.symmetric {
+            let (a, b) = (&self.a, &self.b);
+            self.team.all_to_all_v_blocking(a, b, counts)
+        } else {
+            self.team.all_to_all_v_blocking(&vec![1.0f32; self.len + to_next], &mut vec![0.0; self.len], counts)
+        }
+    }
+}
+
+type Call = fn(&Caller<'_>, odd: bool) -> Result<()>;
+
+/// What ranks can disagree on. An odd rank calls the second of the two.
+const DISAGREEMENTS: &[(&str, Call)] =
+    &[
+        ("barrier or sync", |c, odd| if odd { c.team.barrier_blocking() } else { c.team.sync_blocking() }),
+        ("a barrier or a reduction", |c, odd| if odd { c.team.barrier_blocking() } else { c.all_reduce(c.len, ReduceOp::Sum) }),
+        ("the collective", |c, odd| if odd { c.broadcast(c.len, 0) } else { c.all_reduce(c.len, ReduceOp::Sum) }),
+        ("the count, by one", |c, odd| c.all_reduce(c.len - usize::from(odd), ReduceOp::Sum)),
+        ("the count, so that one is small", |c, odd| c.all_reduce(if odd { 1 } else { c.len }, ReduceOp::Sum)),
+        ("the count, so that one is nothing", |c, odd| c.all_gather(if odd { 0 } else { c.len })),
+        ("the reduction", |c, odd| c.all_reduce(c.len, if odd { ReduceOp::Min } else { ReduceOp::Max })),
+        ("a scalar or none", |c, odd| {
+            if odd { c.all_reduce(c.len, Reduction::pre_mul_sum(1.0)) } else { c.all_reduce(c.len, ReduceOp::Sum) }
+        }),
+        ("the root", |c, odd| c.broadcast(c.len, u32::from(odd))),
+        ("the root, who is the only one to pass a buffer", |c, odd| {
+            let root = Rank::new(u32::from(odd));
+            let (send, mut recv) = (vec![1.0f32; c.len], vec![0.0f32; c.len]);
+            if c.team.my_rank() == root {
+                c.team.reduce_blocking(&send, &mut recv, ReduceOp::Sum, root)
+            } else {
+                c.team.reduce_blocking(&send, none(), ReduceOp::Sum, root)
+            }
+        }),
+        ("the element type, as many bytes", |c, odd| {
+            if odd {
+                c.team.all_reduce_in_place_blocking(&mut vec![1u32; c.len], ReduceOp::Sum)
+            } else {
+                c.all_reduce(c.len, ReduceOp::Sum)
+            }
+        }),
+        ("the element type, another size", |c, odd| {
+            if odd {
+                c.team.all_reduce_in_place_blocking(&mut vec![1u8; c.len], ReduceOp::Sum)
+            } else {
+                c.all_reduce(c.len, ReduceOp::Sum)
+            }
+        }),
+        ("what is sent to whom", |c, odd| c.all_to_all_v(c.len / c.n() + usize::from(odd))),
+        (
+            "a split or a reduction",
+            |c, odd| {
+                if odd { c.team.split(Some(1), 0).map(drop) } else { c.all_reduce(c.len, ReduceOp::Sum) }
+            },
+        ),
+    ];
+
+fn disagree(seat: &Seat) {
+    let world = seat.join();
+    let team = world.team().split(Some(0), -i64::from(world.my_pe().get())).unwrap().unwrap();
+    let (n, me) = (team.size(), team.my_rank().index());
+    for len in [2 * n, 100 * n, 10_000 * n, 200_000 * n] {
+        let [a, b] = [0; 2].map(|_| world.alloc_zeroed::<f32>(len * (n + 1)).unwrap());
+        for symmetric in [true, false] {
+            let caller = Caller { team: &team, len, a: a.clone(), b: b.clone(), symmetric };
+            for (what, call) in DISAGREEMENTS {
+                b.fill(-7.0).unwrap();
+                let error = call(&caller, me % 2 == 1).expect_err(what);
+                let whole = format!("{what}, {len} elements, symmetric: {symmetric}: {error}");
+                let Error::Mismatch(mismatch) = &error else { panic!("{whole}") };
+                // It names a PE, not a rank; whose call differs from this one's.
+                let rank = team.rank_of(mismatch.pe).unwrap_or_else(|| panic!("{whole}"));
+                assert_ne!(rank, team.my_rank(), "{whole}");
+                assert_ne!(mismatch.mine, mismatch.theirs, "{whole}");
+                assert_eq!(mismatch.team, team.name(), "{whole}");
+                assert!(b.to_vec().unwrap().iter().all(|&x| x == -7.0), "something was written: {whole}");
+                // In step again.
+                let mut sum = [0u64; 5];
+                team.all_reduce_blocking(&[me as u64; 5], &mut sum, ReduceOp::Sum).unwrap();
+                assert_eq!(sum, [(n * (n - 1) / 2) as u64; 5], "after {whole}");
+            }
+        }
+        a.release().unwrap();
+        b.release().unwrap();
+    }
+    team.destroy().unwrap();
+    assert!(world.finalize().unwrap().is_clean());
+}
+
+fn pes_that_call_different_things_are_all_told_and_the_team_works_on() {
+    Job::new("disagree", 2).on_threads();
+    Job::new("disagree", 3).on_processes();
+    Job::new("disagree", 3).without_attach().check_calls().on_processes();
+}
+
+fn wrong_alone(seat: &Seat) {
+    let world = seat.join();
+    let (team, stream) = (world.team(), world.stream().unwrap());
+    let (n, me) = (team.size(), team.my_rank().index());
+    let [a, b] = [0; 2].map(|_| world.alloc_zeroed::<i32>(8 * n).unwrap());
+    let words = world.alloc_zeroed::<u64>(2).unwrap();
+    let is = |result: Result<()>, right: fn(&MisuseKind) -> bool| {
+        let error = result.expect_err("a wrong call");
+        assert!(error.misuse().is_some_and(right), "{error}");
+    };
+    for round in 0..n {
+        if me == round {
+            // While the others wait in a barrier, every one of these fails at once.
+            let none_such = Rank::new(n as u32);
+            is(team.all_reduce_blocking(&[1i32; 3], &mut [0; 2], ReduceOp::Sum), |kind| {
+                matches!(kind, MisuseKind::Length { .. })
+            });
+            is(team.all_gather_blocking(&[1i32; 3], &mut vec![0; 3 * n + 1]), |kind| matches!(kind, MisuseKind::Length { .. }));
+            is(team.broadcast_in_place_blocking(&mut [0i32; 3], none_such), |kind| matches!(kind, MisuseKind::Rank { .. }));
+            is(team.reduce_scatter_in_place_blocking(&mut vec![0i32; 8 * n + 1], ReduceOp::Sum), |kind| {
+                matches!(kind, MisuseKind::NotDivisible { .. } | MisuseKind::Length { .. })
+            });
+            is(team.all_reduce_blocking(&a, &a.slice(..).unwrap(), ReduceOp::Sum), |kind| {
+                matches!(kind, MisuseKind::Overlap { .. })
+            });
+            is(team.all_to_all_blocking(&a.slice(0..4 * n).unwrap(), &a.slice(n..5 * n).unwrap()), |kind| {
+                matches!(kind, MisuseKind::Overlap { .. })
+            });
+            is(team.all_reduce_in_place_blocking(&mut [1.0f32], ReduceOp::Xor), |kind| {
+                matches!(kind, MisuseKind::Reduction { .. })
+            });
+            is(team.all_reduce_in_place_blocking(&mut [1i32], ReduceOp::PreMulSum), |kind| {
+                matches!(kind, MisuseKind::Missing { .. })
+            });
+            is(team.reduce_blocking(&[1i32], none(), ReduceOp::Sum, team.my_rank()), |kind| {
+                matches!(kind, MisuseKind::Missing { .. })
+            });
+            is(team.put_blocking(&[1i32; 3], &a.slice(0..2).unwrap(), Rank::new(0)), |kind| {
+                matches!(kind, MisuseKind::Length { .. })
+            });
+            is(team.put_blocking(&[1i32; 2], &a.slice(0..2).unwrap(), none_such), |kind| matches!(kind, MisuseKind::Rank { .. }));
+            is(team.p_blocking(&a, 8 * n, 1, Rank::new(0)), |kind| matches!(kind, MisuseKind::Range { .. }));
+            is(team.send_blocking(&[1i32], none_such), |kind| matches!(kind, MisuseKind::Rank { .. }));
+            is(team.wait_until_all_blocking(&words, Some(&[true]), Compare::Eq, 1), |kind| {
+                matches!(kind, MisuseKind::Length { .. })
+            });
+            is(team.all_reduce(&stream, &a, &b.slice(1..).unwrap(), ReduceOp::Sum).map(drop), |kind| {
+                matches!(kind, MisuseKind::Length { .. })
+            });
+            is(
+                team.group(&stream, |group| {
+                    group.recv(&a, Rank::new(0))?;
+                    group.recv(&a, Rank::new(0))
+                })
+                .map(drop),
+                |kind| matches!(kind, MisuseKind::OverlapWithin { .. }),
+            );
+            stream.synchronize().unwrap();
+        }
+        team.barrier_blocking().unwrap();
+        let mut sum = [0i32];
+        team.all_reduce_blocking(&[1i32], &mut sum, ReduceOp::Sum).unwrap();
+        assert_eq!(sum[0], n as i32);
+    }
+    assert!(a.to_vec().unwrap().iter().all(|&x| x == 0), "a refused call wrote something");
+    world.finalize().unwrap();
+}
+
+fn a_wrong_call_of_one_pe_disturbs_nobody() {
+    Job::new("wrong_alone", 2).on_threads();
+    Job::new("wrong_alone", 3).on_processes();
+}
+
+fn foreign(seat: &Seat) {
+    let world = seat.join();
+    let other = World::builder().job(Place::single()).build().unwrap();
+    let (team, stream) = (world.team(), world.stream().unwrap());
+    let (theirs, their_stream) = (other.team(), other.stream().unwrap());
+    let (a, b) = (world.alloc_zeroed::<u64>(4).unwrap(), other.alloc_zeroed::<u64>(4).unwrap());
+    let (me, zero) = (team.my_rank(), Rank::new(0));
+    let buffer = |result: Result<()>| {
+        let error = result.expect_err("a foreign buffer");
+        assert!(matches!(error.misuse(), Some(MisuseKind::ForeignBuffer { .. })), "{error}");
+    };
+    buffer(team.all_reduce_blocking(&a, &b, ReduceOp::Sum));
+    buffer(team.all_reduce_blocking(&b, &a, ReduceOp::Sum));
+    buffer(team.put_blocking(&a, &b, me));
+    buffer(team.get_blocking(&b, &a, me));
+    buffer(team.signal_blocking(b.signal(0).unwrap().set(1), me));
+    buffer(team.put_signal_blocking(&[0u64; 4], &a, b.signal(0).unwrap().set(1), me));
+    buffer(team.wait_until_blocking(&b.signal(0).unwrap(), Compare::Eq, 0).map(drop));
+    buffer(team.atomic_inc_blocking(&b, 0, me));
+    buffer(theirs.broadcast_in_place_blocking(&a, zero));
+    buffer(team.group_blocking(|group| group.put(&[1u64; 4], &b, me)));
+    let queue = |result: Result<()>| {
+        let error = result.expect_err("a foreign stream");
+        assert!(matches!(error.misuse(), Some(MisuseKind::ForeignQueue { .. })), "{error}");
+    };
+    queue(team.barrier(&their_stream).map(drop));
+    queue(team.put(&their_stream, &Buffer::zeroed(4), &a, me).map(drop));
+    queue(theirs.all_reduce_in_place(&stream, &b, ReduceOp::Sum).map(drop));
+    queue(team.group(&their_stream, |_| Ok(())).map(drop));
+    queue(stream.wait_event(&their_stream.record().unwrap()));
+    queue(world.quiet(&their_stream).map(drop));
+    assert_eq!(team.translate(me, theirs), None);
+    // Both worlds work on.
+    team.barrier_blocking().unwrap();
+    theirs.all_reduce_in_place_blocking(&b, ReduceOp::Sum).unwrap();
+    a.release().unwrap();
+    b.release().unwrap();
+    assert!(world.finalize().unwrap().is_clean());
+    assert!(other.finalize().unwrap().is_clean());
+}
+
+fn what_belongs_to_another_world_is_refused() {
+    Job::new("foreign", 2).on_threads();
+    Job::new("foreign", 2).on_processes();
+}
+
+fn settings(_: &Seat) {
+    let place = Place::from_env().unwrap();
+    let heap_bytes = if place.pe.get() == 1 { 1 << 20 } else { 2 << 20 };
+    let error = World::builder().heap_bytes(heap_bytes).build().unwrap_err();
+    // Whoever notices says why; the others are told that it went.
+    assert!(place.pe.get() != 1 || error.to_string().contains("other options"), "{error}");
+}
+
+fn settings_that_differ_are_an_error_on_every_pe() {
+    Job::new("settings", 3).deadline(Duration::from_secs(20)).limit(Duration::from_secs(10)).on_processes();
+}
+
+fn attach_differs(_: &Seat) {
+    let place = Place::from_env().unwrap();
+    let world = World::builder().cross_memory_attach(place.pe.get() != 1).build().unwrap();
+    assert_eq!(world.caps().private_buffers, PrivateBuffers::Staged, "all or nobody");
+    let (n, me) = (world.n_pes(), world.my_pe().index());
+    let mut buffer = vec![me as u64; 100_000];
+    world.team().all_reduce_in_place_blocking(&mut buffer, ReduceOp::Sum).unwrap();
+    assert!(buffer.iter().all(|&x| x == (n * (n - 1) / 2) as u64));
+    world.finalize().unwrap();
+}
+
+fn a_pe_that_does_not_want_its_memory_read_is_not_read() {
+    Job::new("attach_differs", 3).on_processes();
+}

@@ -356,7 +356,8 @@ fn atomics(seat: &Seat) {
             taken.push(team.atomic_fetch_inc_blocking(&cells, 1, Rank::new(0)).unwrap().bits());
             // A lock by compare-swap around a count that is not atomic.
             if round % 8 == 0 {
-                while team.atomic_compare_swap_blocking(&cells, 4, T::small(0), T::small(1), Rank::new(0)).unwrap() != T::small(0) {
+                while team.atomic_compare_swap_blocking(&cells, 4, T::small(0), T::small(1), Rank::new(0)).unwrap() != T::small(0)
+                {
                     std::thread::yield_now();
                 }
                 let old = team.g_blocking(&cells, 5, Rank::new(0)).unwrap();
@@ -447,7 +448,6 @@ fn nbi(seat: &Seat) {
     data.release().unwrap();
     world.finalize().unwrap();
 }
-
 
 fn what_is_put_without_waiting_is_complete_after_quiet() {
     Job::new("nbi", 3).on_threads();

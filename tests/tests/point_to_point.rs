@@ -149,7 +149,8 @@ fn ahead(seat: &Seat) {
     let lens = |i: usize| hash(&[i as u64]) as usize % 5000;
     if me == 0 {
         let started = Instant::now();
-        let tickets: Vec<_> = (0..400).map(|i| team.send(&stream, &Buffer::from(message(0, 1, i, lens(i))), rank(1)).unwrap()).collect();
+        let tickets: Vec<_> =
+            (0..400).map(|i| team.send(&stream, &Buffer::from(message(0, 1, i, lens(i))), rank(1)).unwrap()).collect();
         // Each call that finds its stream idle may keep the caller a little; none waits for the receiver.
         assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
         team.barrier_blocking().unwrap();
@@ -193,7 +194,8 @@ fn mismatched(seat: &Seat) {
         assert_eq!(error.blamed(), [peerweave::Pe::new(1 - me as u32)], "{what}");
     };
     let mut round = 0;
-    for (sent, received) in [(3, 4), (4, 3), (0, 1), (1, 0), (5000, 1), (1, 5000), (100_000, 2), (2, 100_000), (100_000, 99_999)] {
+    for (sent, received) in [(3, 4), (4, 3), (0, 1), (1, 0), (5000, 1), (1, 5000), (100_000, 2), (2, 100_000), (100_000, 99_999)]
+    {
         for symmetric in [false, true] {
             let here = world.alloc::<u32>(sent.max(received)).unwrap();
             if me == 0 {

@@ -78,7 +78,7 @@ fn many_streams(seat: &Seat) {
     for round in 0..500u64 {
         // Each PE uses another stream for the same call.
         let stream = &streams[(hash(&[round, me]) % 4) as usize];
-        if hash(&[round, me, 1]) % 50 == 0 {
+        if hash(&[round, me, 1]).is_multiple_of(50) {
             sleep(Duration::from_millis(2));
         }
         let len = [1usize, 3, 100, 5000][(round % 4) as usize];

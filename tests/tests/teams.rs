@@ -116,10 +116,10 @@ fn churn(seat: &Seat) {
                 team.all_reduce_in_place_blocking(&mut large, ReduceOp::Max).unwrap();
                 assert!(large.iter().all(|&x| x == round));
             }
-            if hash(&[round]) % 8 == 0 { kept.push(team) } else { team.destroy().unwrap() }
+            if hash(&[round]).is_multiple_of(8) { kept.push(team) } else { team.destroy().unwrap() }
         }
         // Now and then the kept ones go, the oldest last.
-        if hash(&[round, 99]) % 32 == 0 {
+        if hash(&[round, 99]).is_multiple_of(32) {
             while let Some(team) = kept.pop() {
                 team.barrier_blocking().unwrap();
                 team.destroy().unwrap();

@@ -1,0 +1,59 @@
+//! Random sequences of collectives, on random numbers of PEs, against the oracle; what fails is made smaller.
+
+use peerweave::host::{HostOptions, on_threads};
+use peerweave::{ReduceOp, World};
+use peerweave_tests::calls::Form;
+use peerweave_tests::conformance::{Arenas, Bench, Case};
+use peerweave_tests::memory::Kind;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngSeed};
+
+fn count() -> impl Strategy<Value = usize> {
+    prop_oneof![4 => 0usize..20, 4 => 20usize..1200, 2 => 1200usize..9000, 1 => 9000usize..200_000]
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let form = prop_oneof![prop::sample::select(&Form::REDUCING[..]), prop::sample::select(&Form::MOVING[..])];
+    let kind = prop_oneof![Just(None), prop::sample::select(&Kind::ALL[..]).prop_map(Some)];
+    let op = prop::sample::select(&ReduceOp::ALL[..]);
+    (form, op, count(), kind, any::<bool>(), any::<u64>()).prop_map(|(form, op, count, kind, on_stream, seed)| Case {
+        form,
+        op,
+        count,
+        kind,
+        on_stream,
+        seed,
+    })
+}
+
+fn run(world: &World, cases: &[Case]) {
+    let stream = world.stream().unwrap();
+    let bench = Bench { team: world.team(), stream: &stream };
+    let longest = cases.iter().map(|case| case.longest(world.n_pes())).max().unwrap_or(0);
+    let (ints, floats) = (Arenas::<i32>::new(world, longest), Arenas::<f32>::new(world, longest));
+    for case in cases {
+        match Form::REDUCING.contains(&case.form) {
+            true if case.op.is_bitwise() || case.seed & 2 == 0 => bench.reduction(case, &ints),
+            true => bench.reduction(case, &floats),
+            false if case.seed & 2 == 0 => bench.movement(case, &ints),
+            false => bench.movement(case, &floats),
+        }
+    }
+    ints.release();
+    floats.release();
+}
+
+proptest! {
+    #![proptest_config(Config {
+        cases: 60,
+        rng_seed: RngSeed::Fixed(0x7065_6572),
+        failure_persistence: None,
+        max_shrink_iters: 200,
+        ..Config::default()
+    })]
+
+    #[test]
+    fn any_sequence_of_collectives_gives_what_the_oracle_gives(n_pes in 1usize..7, cases in prop::collection::vec(case(), 1..8)) {
+        on_threads(n_pes, &HostOptions::default(), |world| run(&world.into(), &cases)).unwrap();
+    }
+}
