@@ -10,7 +10,6 @@ use crate::liveness::Liveness;
 use crate::segment::{self, Mapping};
 use crate::shared::Shared;
 use crate::team::Teams;
-use crate::tuning;
 use crate::{forks, machine};
 use peerweave_bootstrap::{BootstrapError, Job, Rendezvous};
 use peerweave_core::backend::{CallChecking, Caps, JobShape, PrivateBuffers, TeamId};
@@ -145,7 +144,6 @@ impl Shared {
                 PrivateBuffers::Staged
             }
         };
-        let oversubscribed = n_pes > machine::processors();
         let heap = HeapMap::new(layout.heap_start(), layout.heap_start() + layout.heap_bytes as u64);
         let job = JobShape { my_pe: Pe::new(me as u32), n_pes, local: (0..n_pes as u32).map(Pe::new).collect() };
         Self {
@@ -154,7 +152,7 @@ impl Shared {
             job,
             caps,
             deadline: options.deadline,
-            spins: if oversubscribed { tuning::SPINS_OVERSUBSCRIBED } else { tuning::SPINS },
+            crowded: n_pes > machine::processors(),
             compare_calls: options.check_calls,
             attach: readable.is_ok(),
             liveness: Liveness::new(segments),

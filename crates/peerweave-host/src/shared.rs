@@ -20,7 +20,8 @@ pub(crate) struct Shared {
     pub(crate) job: JobShape,
     pub(crate) caps: Caps,
     pub(crate) deadline: Duration,
-    pub(crate) spins: u32,
+    /// PEs share processors.
+    pub(crate) crowded: bool,
     /// Compare full calls and not only their signatures.
     pub(crate) compare_calls: bool,
     /// Every PE may read the memory of every other one.
@@ -44,7 +45,7 @@ impl Shared {
 
     #[inline]
     pub(crate) fn waiter(&self, limit: Limit) -> Waiter {
-        Waiter::new(self.spins, limit)
+        Waiter::new(self.crowded, limit)
     }
 
     /// The address of a place of this PE.

@@ -36,11 +36,3 @@ pub(crate) const ATTACH_RANKS: usize = 3;
 
 /// Blocks in which memory of another process is read: they must stay in the private cache.
 pub(crate) const ATTACH_BLOCK: usize = 128 << 10;
-
-/// Looks at a word before a waiter yields, where every PE has a processor of its own.
-///
-/// Long: a waiter that yields beside strangers' processes loses its processor for a time slice.
-pub(crate) const SPINS: u32 = 20_000;
-
-/// The same, where PEs share processors: whoever is awaited needs this processor.
-pub(crate) const SPINS_OVERSUBSCRIBED: u32 = 4;

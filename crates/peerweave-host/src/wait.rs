@@ -1,14 +1,25 @@
-//! How a PE waits: it spins, then yields, then sleeps, and gives up at its deadline or when somebody it waits for is gone.
+//! How a PE waits: it spins, or yields where PEs share processors, then sleeps, and gives up at its deadline or when somebody it waits for is gone.
 //!
 //! Knows nothing of what is awaited: the caller looks, and says who is missing. A look that succeeds at once costs no clock reading.
 
 use peerweave_core::Error;
 use std::time::{Duration, Instant};
 
-/// Yields between two looks at the clock.
+/// Looks before the clock is read for the first time, where every PE has a processor.
+const SPINS: u32 = 2000;
+/// The same where PEs share processors: whoever is awaited needs this one.
+const SPINS_CROWDED: u32 = 4;
+/// Further looks between two looks at the clock, where every PE has a processor.
+const SPINS_PER_CLOCK: u32 = 200;
+/// Yields between two looks at the clock, where they share them.
 const YIELDS_PER_CLOCK: u32 = 16;
-/// How long a waiter yields before it sleeps: a sleeping waiter is 50 µs late, a yielding one burns its processor.
+/// How long a waiter that has a processor to itself spins. Longer than a time slice: beside strangers' processes a waiter that yields
+/// loses its processor for a slice, is late itself then, and so keeps the other side from ever meeting it.
+const SPIN_TIME: Duration = Duration::from_millis(10);
+/// How long a waiter that shares its processor yields before it sleeps: a sleeping waiter is 50 µs late, a yielding one burns its processor.
 const YIELD_TIME: Duration = Duration::from_millis(2);
+/// The first sleep.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
 /// The longest sleep.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 /// How often those who are missing are asked whether they still live.
@@ -38,6 +49,7 @@ pub(crate) enum Expired {
 #[derive(Debug)]
 pub(crate) struct Waiter {
     spins: u32,
+    crowded: bool,
     limit: Limit,
     slow: Option<Slow>,
 }
@@ -47,14 +59,14 @@ struct Slow {
     since: Instant,
     checked: Instant,
     yields: u32,
-    sleep: Duration,
+    sleep: Option<Duration>,
 }
 
 impl Waiter {
-    /// A wait that spins `spins` times before it yields.
+    /// A wait, where PEs share processors or do not.
     #[inline]
-    pub(crate) fn new(spins: u32, limit: Limit) -> Self {
-        Self { spins, limit, slow: None }
+    pub(crate) fn new(crowded: bool, limit: Limit) -> Self {
+        Self { spins: if crowded { SPINS_CROWDED } else { SPINS }, crowded, limit, slow: None }
     }
 
     /// Passes a little time between two looks. `gone` is asked now and then whether somebody who is awaited will not come.
@@ -72,23 +84,24 @@ impl Waiter {
     pub(crate) fn progressed(&mut self) {
         if let Some(slow) = &mut self.slow {
             slow.since = Instant::now();
-            slow.sleep = Duration::from_micros(20);
+            slow.sleep = None;
         }
     }
 
     #[cold]
     fn slow(&mut self, mut gone: impl FnMut() -> Result<(), Error>) -> Result<(), Expired> {
+        let crowded = self.crowded;
         let Some(slow) = &mut self.slow else {
             let now = Instant::now();
-            self.slow = Some(Slow { since: now, checked: now, yields: 0, sleep: Duration::from_micros(20) });
-            std::thread::yield_now();
+            self.slow = Some(Slow { since: now, checked: now, yields: 0, sleep: None });
             return Ok(());
         };
-        slow.yields = slow.yields.wrapping_add(1);
-        let sleeping = slow.sleep > Duration::from_micros(20);
-        if !sleeping && !slow.yields.is_multiple_of(YIELDS_PER_CLOCK) {
+        if crowded && slow.sleep.is_none() {
             std::thread::yield_now();
-            return Ok(());
+            slow.yields = slow.yields.wrapping_add(1);
+            if !slow.yields.is_multiple_of(YIELDS_PER_CLOCK) {
+                return Ok(());
+            }
         }
         let now = Instant::now();
         let waited = now - slow.since;
@@ -104,14 +117,17 @@ impl Waiter {
             slow.checked = now;
             gone().map_err(Expired::Failed)?;
         }
-        if waited < YIELD_TIME {
-            std::thread::yield_now();
+        if waited < if crowded { YIELD_TIME } else { SPIN_TIME } {
+            if !crowded {
+                self.spins = SPINS_PER_CLOCK;
+            }
         } else {
             let left = match self.limit {
                 Limit::Budget(limit) | Limit::Deadline(limit) => limit.saturating_sub(waited),
             };
-            std::thread::sleep(slow.sleep.min(left));
-            slow.sleep = (slow.sleep * 2).min(LONGEST_SLEEP);
+            let sleep = slow.sleep.unwrap_or(SHORTEST_SLEEP);
+            std::thread::sleep(sleep.min(left));
+            slow.sleep = Some((sleep * 2).min(LONGEST_SLEEP));
         }
         Ok(())
     }
@@ -123,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_deadline_ends_the_wait_and_says_how_long_it_was() {
-        let mut waiter = Waiter::new(10, Limit::Deadline(Duration::from_millis(30)));
+        let mut waiter = Waiter::new(false, Limit::Deadline(Duration::from_millis(30)));
         let started = Instant::now();
         let expired = loop {
             if let Err(expired) = waiter.pause(|| Ok(())) {
@@ -136,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_budget_ends_the_wait_without_failure() {
-        let mut waiter = Waiter::new(0, Limit::Budget(Duration::from_millis(1)));
+        let mut waiter = Waiter::new(true, Limit::Budget(Duration::from_millis(1)));
         let expired = loop {
             if let Err(expired) = waiter.pause(|| panic!("nobody is asked within a millisecond")) {
                 break expired;
@@ -147,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_missing_peer_is_asked_for_well_before_the_deadline() {
-        let mut waiter = Waiter::new(0, Limit::Deadline(Duration::from_secs(60)));
+        let mut waiter = Waiter::new(true, Limit::Deadline(Duration::from_secs(60)));
         let started = Instant::now();
         let gone = || Err(Error::Unsupported { call: "test", backend: "host", why: "gone" });
         loop {

@@ -215,7 +215,7 @@ mod tests {
                     for index in 0..n {
                         let share = share(count, n, index, size);
                         assert_eq!(share.start, next);
-                        assert!(share.start * size % 64 == 0 || share.start == count);
+                        assert!((share.start * size).is_multiple_of(64) || share.start == count);
                         next = share.end;
                     }
                     assert_eq!(next, count);
