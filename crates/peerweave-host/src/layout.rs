@@ -35,6 +35,8 @@ pub(crate) struct PePage {
     pub(crate) state: AtomicU64,
     /// Its process.
     pub(crate) pid: AtomicU64,
+    /// Whom it blames for its first failure: see `blame.rs`.
+    pub(crate) blames: AtomicU64,
     /// An address in its process where [`PePage::PROBE`] lies, to find out whether its memory can be read.
     pub(crate) probe_at: AtomicU64,
 }
@@ -59,7 +61,7 @@ pub(crate) struct TeamWords {
     pub(crate) entry: [Line; 2],
     /// How far this rank is in the operation that it entered: see `phase.rs`.
     pub(crate) phase: LoneWord,
-    /// Not 0: this rank has given up on the team.
+    /// Not 0: this rank has given up on the team, and the word says whom it blames: see `blame.rs`.
     pub(crate) broken: LoneWord,
     /// The full description of the call that was entered, read when signatures differ: two parities of four words.
     pub(crate) call: [CallWords; 2],

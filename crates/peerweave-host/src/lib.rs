@@ -8,7 +8,7 @@
 //!   stream.rs    queues; run on the caller where idle     split.rs, team.rs     teams, whose turn it is
 //!   task.rs      operations that can change threads       heap.rs               which parts of the heap are taken
 //!   collective/  the collectives      one_sided.rs        point_to_point.rs     wait_until.rs
-//!   phase.rs, line.rs   how ranks keep step               liveness.rs, wait.rs  how they wait, and give up
+//!   phase.rs, line.rs   how ranks keep step               wait.rs, liveness.rs, blame.rs  how they wait, give up, and say why
 //!   kernel/      copies and reductions                    layout.rs, segment.rs where everything lies
 //! ```
 //!
@@ -22,6 +22,7 @@
 
 mod attach;
 mod backend;
+mod blame;
 mod collective;
 mod forks;
 mod heap;

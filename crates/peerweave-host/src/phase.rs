@@ -127,7 +127,7 @@ impl<'a> Step<'a> {
         }
         let word = self.words(rank).phase.word.load(Ordering::Relaxed);
         if word & 0xff == FAILED && (word >> 32) as u32 == self.epoch {
-            return Err(self.failed(rank));
+            return Err(self.peer_error(rank, PeerCause::Failed));
         }
         Ok(())
     }
@@ -139,14 +139,14 @@ impl<'a> Step<'a> {
         self.all_completed(phase)
     }
 
-    /// An error that names `rank`.
+    /// An error that names `rank`, or whoever it blames itself.
     pub(crate) fn peer_error(&self, rank: usize, cause: PeerCause) -> Failure {
-        let pe = Pe::new(self.team.members[rank] as u32);
-        Box::new(Error::Peer { call: self.call, team: self.team.name(), pe, cause })
+        let word = self.words(rank).broken.word.load(Ordering::Acquire);
+        let (pe, cause) = self.shared.first_cause_from(self.team.members[rank], cause, (word != 0).then_some(word));
+        Box::new(Error::Peer { call: self.call, team: self.team.name(), pe: Pe::new(pe as u32), cause })
     }
 
-    /// Fails where `rank` will not come, and names who is to blame: a member that died before one that left, and either before one that
-    /// only failed because of it.
+    /// Fails where `rank` will not come, and names who was first: a member that died before any other.
     fn gone(&self, rank: usize) -> Result<(), Failure> {
         let team = self.team;
         let others = || (0..team.size()).filter(|&r| r != team.rank);
@@ -158,21 +158,9 @@ impl<'a> Step<'a> {
             return Err(self.peer_error(rank, cause));
         }
         if self.words(rank).broken.word.load(Ordering::Acquire) != 0 {
-            return Err(self.failed(rank));
+            return Err(self.peer_error(rank, PeerCause::Failed));
         }
         Ok(())
-    }
-
-    /// `rank` failed: of itself, or because another member is gone.
-    fn failed(&self, rank: usize) -> Failure {
-        for wanted in [PeerCause::Died, PeerCause::Left] {
-            for r in (0..self.team.size()).filter(|&r| r != self.team.rank) {
-                if self.shared.liveness.gone(self.team.members[r]).as_ref() == Some(&wanted) {
-                    return self.peer_error(r, wanted);
-                }
-            }
-        }
-        self.peer_error(rank, PeerCause::Failed)
     }
 
     fn expired<T>(&self, expired: Expired, missing: impl FnOnce() -> Vec<usize>) -> Result<Option<T>, Failure> {

@@ -128,14 +128,19 @@ impl Transfers {
         self.all.iter().filter(|transfer| !matches!(transfer.state, State::Done))
     }
 
+    /// Fails where a peer will not come, and names who was first: a member of the team that died before any other.
     fn gone(&self, shared: &Shared) -> Result<(), Error> {
         for transfer in self.unfinished() {
-            let pe = transfer.peer_pe();
-            if let Some(cause) = shared.liveness.gone(pe) {
-                return Err(transfer.peer_error(cause));
+            let members = transfer.team.members.iter().filter(|&&pe| pe != shared.me);
+            if let Some(&dead) = members.clone().find(|&&pe| shared.liveness.gone(pe) == Some(PeerCause::Died)) {
+                return Err(transfer.error(shared, dead, PeerCause::Died));
             }
-            if shared.segments.team_words(pe, transfer.team.slot).broken.word.load(Ordering::Acquire) != 0 {
-                return Err(transfer.peer_error(PeerCause::Failed));
+            let peer = transfer.peer_pe();
+            if let Some(cause) = shared.liveness.gone(peer) {
+                return Err(transfer.error(shared, peer, cause));
+            }
+            if shared.segments.team_words(peer, transfer.team.slot).broken.word.load(Ordering::Acquire) != 0 {
+                return Err(transfer.error(shared, peer, PeerCause::Failed));
             }
         }
         Ok(())
@@ -182,8 +187,11 @@ impl Transfer {
         self.team.members[self.op.peer.index()]
     }
 
-    fn peer_error(&self, cause: PeerCause) -> Error {
-        Error::Peer { call: self.call(), team: self.team.name(), pe: Pe::new(self.peer_pe() as u32), cause }
+    /// An error that names `pe`, or whoever it blames itself.
+    fn error(&self, shared: &Shared, pe: usize, cause: PeerCause) -> Error {
+        let word = shared.segments.team_words(pe, self.team.slot).broken.word.load(Ordering::Acquire);
+        let (pe, cause) = shared.first_cause_from(pe, cause, (word != 0).then_some(word));
+        Error::Peer { call: self.call(), team: self.team.name(), pe: Pe::new(pe as u32), cause }
     }
 
     fn bytes(&self) -> usize {
@@ -335,7 +343,7 @@ impl Transfer {
                 // SAFETY: `to` has room for `total` (checked by the core).
                 if unsafe { attach::read(pid, place, to, len) }.is_err() {
                     slot.taken.word.store(number, Ordering::Release);
-                    return Err(self.peer_error(PeerCause::Unreachable));
+                    return Err(self.error(shared, peer, PeerCause::Unreachable));
                 }
             }
             _ => {

@@ -112,7 +112,8 @@ impl TeamState {
     #[cold]
     pub(crate) fn give_up(&self, shared: &Shared, error: &Error) {
         if self.broken.set(error.clone()).is_ok() {
-            shared.segments.team_words(self.members[self.rank], self.slot).broken.word.store(1, Ordering::Release);
+            let word = shared.leave_word(error);
+            shared.segments.team_words(self.members[self.rank], self.slot).broken.word.store(word, Ordering::Release);
         }
     }
 }

@@ -32,7 +32,10 @@ impl Shared {
             match paused {
                 Ok(()) => {}
                 Err(Expired::Budget) => return Ok(None),
-                Err(Expired::Failed(error)) => return Err(error),
+                Err(Expired::Failed(error)) => {
+                    self.leave_word(&error);
+                    return Err(error);
+                }
                 Err(Expired::Deadline(waited)) => {
                     return Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new() })));
                 }
@@ -74,9 +77,10 @@ impl Shared {
         let mut left = None;
         let mut somebody = self.n_pes() == 1;
         for pe in (0..self.n_pes()).filter(|&pe| pe != self.me) {
-            match self.liveness.gone(pe) {
-                Some(PeerCause::Left) => left = Some(pe),
-                Some(cause) => return Err(Error::Peer { call, team, pe: Pe::new(pe as u32), cause }),
+            match self.liveness.gone(pe).map(|cause| self.first_cause(pe, cause)) {
+                // It left of itself; others may still signal.
+                Some((first, PeerCause::Left)) if first == pe => left = Some(pe),
+                Some((first, cause)) => return Err(Error::Peer { call, team, pe: Pe::new(first as u32), cause }),
                 None => somebody = true,
             }
         }

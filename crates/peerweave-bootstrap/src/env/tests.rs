@@ -42,7 +42,7 @@ fn every_launcher_says_where_a_pe_stands() {
                      SLURM_TASKS_PER_NODE=11(x9) SLURM_STEP_NODELIST=gpu[03,7-9] SLURM_JOB_NODELIST=gpu[01-09]";
 
     let table: [(&str, Launcher, Served, [u32; 6]); 11] = [
-        ("HOME=/home/me RANK=7", Launcher::Single, Served::ByPe0, [0, 1, 0, 1, 0, 1]),
+        ("HOME=/srv/me RANK=7", Launcher::Single, Served::ByPe0, [0, 1, 0, 1, 0, 1]),
         (&ours, Launcher::Peerweave, Served::ByLauncher, [3, 4, 3, 4, 0, 1]),
         (&ours_across, Launcher::Peerweave, Served::ByLauncher, [5, 8, 1, 4, 1, 2]),
         (&torch_one, Launcher::Torchrun, Served::ByPe0, [1, 2, 1, 2, 0, 1]),

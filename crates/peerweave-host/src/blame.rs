@@ -1,0 +1,86 @@
+//! Who is to blame: a PE that fails because another is gone leaves word of whom it blames, so that those who find it gone in turn name the one that
+//! was first, and not whoever failed first because of it.
+//!
+//! A word is 0, or names a PE and what became of it. Each is written by one PE, once for each page and once for each team's use of a slot.
+
+use crate::shared::Shared;
+use peerweave_core::{Error, PeerCause};
+use std::sync::atomic::Ordering;
+
+const CAUSES: [PeerCause; 4] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable];
+
+/// The word for a failure of PE `me`.
+fn word_of(error: &Error, me: usize) -> u64 {
+    let cause = match error {
+        Error::Peer { cause, .. } => CAUSES.iter().position(|known| known == cause).unwrap_or(2),
+        _ => 2,
+    };
+    let pe = error.blamed().first().map_or(me, |pe| pe.index());
+    (cause as u64) << 32 | (pe as u64 + 1)
+}
+
+/// The PE and cause of a word.
+fn read(word: u64) -> Option<(usize, PeerCause)> {
+    let pe = (word & 0xffff_ffff).checked_sub(1)?;
+    Some((pe as usize, CAUSES.get((word >> 32) as usize)?.clone()))
+}
+
+impl Shared {
+    /// Leaves word of this PE's failure, the first that it has; returns the word, for a team.
+    pub(crate) fn leave_word(&self, error: &Error) -> u64 {
+        let word = word_of(error, self.me);
+        let _ = self.segments.page(self.me).blames.compare_exchange(0, word, Ordering::Release, Ordering::Relaxed);
+        word
+    }
+
+    /// Follows the words of who blames whom, from `pe` for `cause`, to whoever was first. A PE that died is not asked: it is first.
+    pub(crate) fn first_cause(&self, pe: usize, cause: PeerCause) -> (usize, PeerCause) {
+        self.first_cause_from(pe, cause, None)
+    }
+
+    /// The same, where `pe` is known to have left this word in a team.
+    pub(crate) fn first_cause_from(&self, pe: usize, cause: PeerCause, word: Option<u64>) -> (usize, PeerCause) {
+        let start = (pe, cause);
+        let (mut at, mut word) = (start.clone(), word);
+        for _ in 0..self.n_pes() {
+            if at.1 == PeerCause::Died || self.liveness.gone(at.0) == Some(PeerCause::Died) {
+                return (at.0, PeerCause::Died);
+            }
+            let left = word.take().unwrap_or_else(|| self.segments.page(at.0).blames.load(Ordering::Acquire));
+            match read(left) {
+                Some((next, cause)) if next != at.0 && next < self.n_pes() => {
+                    // It blames this PE, which was late perhaps, but did not fail: then the one who left is named.
+                    if next == self.me {
+                        return start;
+                    }
+                    at = (next, cause);
+                }
+                _ => break,
+            }
+        }
+        at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use peerweave_core::backend::TeamId;
+    use peerweave_core::{TeamName, Timeout};
+    use peerweave_types::Pe;
+
+    #[test]
+    fn a_word_names_the_pe_and_what_became_of_it() {
+        let team = TeamName { id: TeamId::WORLD, size: 9 };
+        for cause in CAUSES {
+            let error = Error::Peer { call: "barrier", team, pe: Pe::new(7), cause: cause.clone() };
+            assert_eq!(read(word_of(&error, 1)), Some((7, cause)));
+        }
+        let missing = vec![Pe::new(0), Pe::new(4)];
+        let late = Error::Timeout(Box::new(Timeout { call: "barrier", team, waited: Default::default(), missing }));
+        assert_eq!(read(word_of(&late, 1)), Some((0, PeerCause::Failed)));
+        let own = Error::Unsupported { call: "barrier", backend: "host", why: "a test" };
+        assert_eq!(read(word_of(&own, 1)), Some((1, PeerCause::Failed)));
+        assert_eq!(read(0), None);
+    }
+}
