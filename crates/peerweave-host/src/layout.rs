@@ -133,10 +133,11 @@ pub(crate) struct Segments {
     layout: Layout,
 }
 
-// SAFETY: shared are the words of all segments, through atomics [L2], and bytes, through `kernel`, which tolerates races. Who holds a
-// `Segments` also holds the mapping. Would be caught by: tests/threads.rs under ThreadSanitizer.
+// SAFETY: shared are the words of all segments, through atomics [L2], and bytes, through `kernel`, which tolerates races. The words
+// synchronise: `line`, `phase`, signals and mailboxes. Who holds a `Segments` also holds the mapping. Would be caught by the tests of the
+// conformance suite on threads, which compare every element.
 unsafe impl Send for Segments {}
-// SAFETY: as for Send; no method gives a reference to anything but atomics.
+// SAFETY: as for Send: the same is shared; no method gives a reference to anything but atomics, which synchronise themselves. The same tests.
 unsafe impl Sync for Segments {}
 
 impl Segments {

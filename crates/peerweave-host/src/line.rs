@@ -1,13 +1,14 @@
 //! The entry line: how a rank tells all others, in one cache line, that it has entered an operation, which one, and its operand.
 //!
-//! Moves 28 bytes and a signature; larger operands lie elsewhere. Each of the eight words of a line holds 32 bits of data and the 32-bit
-//! epoch, so every word validates itself: a reader that finds the epoch in all eight has all of the data, whatever order or
-//! width the stores had. That lets the writer use one vector store, after which the line has changed hands once and not eight times.
+//! Moves 24 bytes and a signature; larger operands lie elsewhere. The protocol is [`peerweave_device::sealed`]: each of the eight words
+//! holds 32 bits of data and the 32-bit epoch, so that a reader who finds the epoch in all eight has all of the data, whatever order or
+//! width the stores had. That lets the writer here use one vector store, after which the line has changed hands once and not eight times.
 //!
 //! Reuse rule (the invariant): a rank writes epoch `e` into line `e & 1` only after it has read epoch `e - 1` of every rank, and a rank
 //! publishes `e - 1` only after it has done with all that belongs to `e - 2`. So nothing is overwritten that somebody may still read.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use peerweave_device::{Word, sealed};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Words of a line.
 pub(crate) const WORDS: usize = 8;
@@ -30,28 +31,24 @@ pub(crate) struct Line {
     _apart: [u64; WORDS],
 }
 
-const fn word(data: u32, epoch: u32) -> u64 {
-    (epoch as u64) << 32 | data as u64
-}
-
 impl Line {
     /// Publishes `entry` under `epoch`; everything this thread wrote before is visible to whoever reads it.
     #[inline]
     pub(crate) fn publish(&self, epoch: u32, entry: &Entry) {
-        let half = |i: usize| entry.payload[i / 2] >> (32 * (i % 2)) as u32;
-        let words: [u64; WORDS] = std::array::from_fn(|i| match i {
-            0 => word(entry.signature, epoch),
-            1..=6 => word(half(i - 1) as u32, epoch),
-            _ => word(0, epoch),
+        let half = |i: usize| (entry.payload[i / 2] >> (32 * (i % 2))) as u32;
+        let data: [u32; WORDS] = std::array::from_fn(|i| match i {
+            0 => entry.signature,
+            1..=6 => half(i - 1),
+            _ => 0,
         });
-        self.store(&words);
+        self.store(&sealed::seal_line(&data, epoch));
     }
 
     #[inline]
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     fn store(&self, words: &[u64; WORDS]) {
-        // On x86-64 stores become visible in program order, so nothing but the compiler has to be kept from moving earlier stores down.
-        fence(Ordering::Release);
+        // Nothing but the compiler has to be kept from moving earlier stores down: on x86-64 stores become visible in program order.
+        AtomicU64::fence_release();
         let line = self.words.as_ptr();
         if has_wide_store() {
             // SAFETY: `line` is 64 bytes, 64-byte aligned (repr(align)), inside a mapping that outlives `self`; AVX-512 was found.
@@ -66,7 +63,7 @@ impl Line {
     #[inline]
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     fn store(&self, words: &[u64; WORDS]) {
-        fence(Ordering::Release);
+        AtomicU64::fence_release();
         for (to, &from) in self.words.iter().zip(words) {
             to.store(from, Ordering::Relaxed);
         }
@@ -75,16 +72,15 @@ impl Line {
     /// The entry that was published under `epoch`, if it is there; what its rank wrote before is then visible to this thread.
     #[inline]
     pub(crate) fn read(&self, epoch: u32) -> Option<Entry> {
-        let words: [u64; WORDS] = std::array::from_fn(|i| self.words[i].load(Ordering::Relaxed));
-        if words.iter().any(|w| (w >> 32) as u32 != epoch) {
+        let mut data = [0u32; WORDS];
+        if !sealed::try_read(&self.words, epoch, &mut data) {
             return None;
         }
-        fence(Ordering::Acquire);
-        let low = |i: usize| words[i] & 0xffff_ffff;
-        Some(Entry { signature: words[0] as u32, payload: [low(1) | low(2) << 32, low(3) | low(4) << 32, low(5) | low(6) << 32] })
+        let word = |i: usize| u64::from(data[i]) | u64::from(data[i + 1]) << 32;
+        Some(Entry { signature: data[0], payload: [word(1), word(3), word(5)] })
     }
 
-    /// Whether `epoch` was published; cheaper than [`Line::read`], and enough to know that the rank has entered.
+    /// Whether `epoch` was published.
     #[inline]
     pub(crate) fn has(&self, epoch: u32) -> bool {
         self.read(epoch).is_some()
@@ -142,7 +138,7 @@ mod tests {
     fn a_half_written_line_is_not_read() {
         let line = line();
         line.publish(3, &Entry::default());
-        line.words[5].store(word(1, 5), Ordering::Relaxed);
+        line.words[5].store(sealed::seal(1, 5), Ordering::Relaxed);
         assert_eq!(line.read(3), None);
         assert_eq!(line.read(5), None);
     }

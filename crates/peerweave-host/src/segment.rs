@@ -18,7 +18,7 @@ pub(crate) struct Mapping {
 }
 
 // SAFETY: the mapping is an address range; who accesses it does so through `Segments`, which argues for itself. Shared: nothing mutable here.
-// Would be caught by: tests/threads.rs.
+// Would be caught by the conformance suite on threads.
 unsafe impl Send for Mapping {}
 // SAFETY: as for Send.
 unsafe impl Sync for Mapping {}

@@ -4,8 +4,9 @@ use crate::shared::Shared;
 use crate::wait::{Expired, Limit};
 use peerweave_core::backend::{Outcome, TeamId, Until, WaitMode, WaitUntil};
 use peerweave_core::{Error, PeerCause, TeamName, Timeout};
+use peerweave_device::put_signal::{self, Several};
+use peerweave_device::{Words, word};
 use peerweave_types::Pe;
-use std::sync::atomic::Ordering;
 
 impl Shared {
     /// Waits, or looks once; `None` where `limit` is a budget and it was spent first.
@@ -45,28 +46,21 @@ impl Shared {
 
     /// Whether the wait is over.
     fn look(&self, wait: &WaitUntil) -> Option<Outcome> {
-        let value = |i: usize| self.word(self.me, wait.at.plus(8 * i as u64)).load(Ordering::Acquire);
-        let mut looked_at = (0..wait.count).filter(|&i| wait.exclude.as_ref().is_none_or(|exclude| !exclude[i])).peekable();
-        if looked_at.peek().is_none() {
-            return Some(match wait.until {
-                Until::All => Outcome::Word(0),
-                Until::Any | Until::Some => Outcome::Indices(Vec::new()),
-            });
+        let words = word::from_fn(wait.count, |i| self.word(self.me, wait.at.plus(8 * i as u64)));
+        if wait.count == 1 && wait.exclude.is_none() && wait.until == Until::All {
+            return put_signal::test(words.word(0), wait.compare, wait.value).map(Outcome::Word);
+        }
+        let exclude = |i: usize| wait.exclude.as_ref().is_some_and(|exclude| exclude[i]);
+        let several = Several { words, exclude, compare: wait.compare, value: wait.value };
+        if several.all_excluded() {
+            return Some(if wait.until == Until::All { Outcome::Word(0) } else { Outcome::Indices(Vec::new()) });
         }
         match wait.until {
-            Until::All => {
-                let mut last = 0;
-                for i in looked_at {
-                    last = value(i);
-                    if !wait.compare.holds(last, wait.value) {
-                        return None;
-                    }
-                }
-                Some(Outcome::Word(last))
-            }
-            Until::Any => looked_at.find(|&i| wait.compare.holds(value(i), wait.value)).map(|i| Outcome::Indices(vec![i])),
+            Until::All => several.test_all().then_some(Outcome::Word(0)),
+            Until::Any => several.test_any().map(|i| Outcome::Indices(vec![i])),
             Until::Some => {
-                let found: Vec<usize> = looked_at.filter(|&i| wait.compare.holds(value(i), wait.value)).collect();
+                let mut found = Vec::new();
+                several.test_some(|i, _| found.push(i));
                 (!found.is_empty()).then_some(Outcome::Indices(found))
             }
         }

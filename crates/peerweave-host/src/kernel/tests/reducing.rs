@@ -134,10 +134,10 @@ const FEW: bool = cfg!(miri);
 #[test]
 fn every_type_and_operation_is_right_at_the_borders_of_vectors_and_groups() {
     let mut random = Random(1);
-    let counts: Vec<usize> = if FEW { vec![0, 5, 67] } else { (0..=130).chain(255..=258).chain(511..=513).collect() };
+    let counts: Vec<usize> = if FEW { vec![1, 67] } else { (0..=130).chain(255..=258).chain(511..=513).collect() };
     for (dtype, op) in reducible() {
         for &count in &counts {
-            for inputs in if FEW { &[1, 3][..] } else { &[1, 2, 3, 8] } {
+            for inputs in if FEW { &[3][..] } else { &[1, 2, 3, 8] } {
                 let outputs = 1 + random.below(3);
                 let stores = if random.below(2) == 0 { Stores::Cached } else { Stores::Streaming };
                 let misalignment = if random.below(2) == 0 { 8 * random.below(8) } else { random.below(64) };
@@ -152,7 +152,7 @@ fn every_type_and_operation_is_right_at_the_borders_of_vectors_and_groups() {
 fn every_type_and_operation_is_right_over_many_groups() {
     let mut random = Random(2);
     for (dtype, op) in reducible() {
-        for count in if FEW { &[130][..] } else { &[1023, 1024, 1025, 4095, 4096, 4097] } {
+        for count in if FEW { &[70][..] } else { &[1023, 1024, 1025, 4095, 4096, 4097] } {
             for stores in [Stores::Cached, Stores::Streaming] {
                 let (inputs, misalignment) = (2 + random.below(2), 8 * random.below(8));
                 Case { dtype, op, inputs, outputs: 2, count: *count, in_place: false, misalignment, stores }.check(&mut random);
@@ -211,7 +211,7 @@ fn sixteen_bit_floats_are_rounded_once_and_not_at_each_input() {
 
 #[test]
 fn every_binary16_and_bfloat16_survives_the_way_to_f32_and_back() {
-    let all: Vec<u8> = (0..=u16::MAX).step_by(if FEW { 251 } else { 1 }).flat_map(u16::to_le_bytes).collect();
+    let all: Vec<u8> = (0..=u16::MAX).step_by(if FEW { 1021 } else { 1 }).flat_map(u16::to_le_bytes).collect();
     for dtype in [DType::F16, DType::BF16] {
         let count = all.len() / 2;
         let case = Case {
@@ -231,7 +231,7 @@ fn every_binary16_and_bfloat16_survives_the_way_to_f32_and_back() {
 #[test]
 fn rounding_to_sixteen_bits_is_to_nearest_even_for_all_magnitudes() {
     use super::super::float16::{narrow, narrow_bf16, widen, widen_bf16};
-    let (step, high_step) = if FEW { (10_000_019, 509) } else { (509, 1) };
+    let (step, high_step) = if FEW { (100_000_007, 2039) } else { (509, 1) };
     let high = || (0..=u16::MAX).step_by(high_step);
     let near_ties =
         high().flat_map(|high| [0x0fff, 0x1000, 0x1001, 0x3000, 0x7fff, 0x8000, 0x8001].map(|low| u32::from(high) << 16 | low));
@@ -266,7 +266,7 @@ fn a_bitwise_reduction_of_floats_is_a_bug_of_the_caller() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if FEW { 8 } else { 512 }, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if FEW { 4 } else { 512 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_shape_agrees_with_the_oracle(
