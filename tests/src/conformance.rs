@@ -280,6 +280,36 @@ fn cases(form: Form, op: ReduceOp, size: usize, n: usize, passes: usize, seed: u
     })
 }
 
+/// Every form at every border, on buffers of every kind; the reductions take turns. Collective over the world.
+///
+/// # Panics
+/// Where a case fails.
+pub fn borders<T: Exact>(world: &World, seed: u64) {
+    let n = world.n_pes();
+    let arenas = Arenas::<T>::new(world, longest(size_of::<T>(), n));
+    let stream = world.stream().expect("a stream");
+    let bench = Bench { team: world.team(), stream: &stream };
+    let ops: Vec<ReduceOp> = ReduceOp::ALL.into_iter().filter(|op| op.accepts(T::DTYPE)).collect();
+    let kinds = [None, Some(Kind::Symmetric), Some(Kind::Slice), Some(Kind::Buffer)];
+    let mut number = 0;
+    for form in Form::REDUCING.into_iter().chain(Form::MOVING) {
+        let [small, large] = counts(form, size_of::<T>(), n);
+        for (i, count) in small.iter().chain(&large).copied().enumerate() {
+            for (j, kind) in kinds.into_iter().enumerate() {
+                number += 1;
+                // The large ones take turns among the kinds, besides the mixture.
+                if i >= small.len() && j != 0 && (i + j) % 3 != 0 {
+                    continue;
+                }
+                let op = ops[number % ops.len()];
+                let case = Case { form, op, count, kind, on_stream: number % 3 == 0, seed: hash(&[seed, number as u64]) };
+                if Form::REDUCING.contains(&form) { bench.reduction(&case, &arenas) } else { bench.movement(&case, &arenas) }
+            }
+        }
+    }
+    arenas.release();
+}
+
 /// The longest buffer of [`cases`], in elements, among `n` ranks.
 fn longest(size: usize, n: usize) -> usize {
     // In the forms with one operand, a rank has up to 700 001 bytes; where all are gathered, as many from each.

@@ -22,8 +22,10 @@ pub fn reduction<T: Exact>(
     before: &[T],
 ) -> Expected<T> {
     let n = inputs.len();
-    let combined = |index: usize| {
-        let elements: Vec<T> = inputs.iter().map(|input| input[index]).collect();
+    let mut elements = Vec::with_capacity(n);
+    let mut combined = |index: usize| {
+        elements.clear();
+        elements.extend(inputs.iter().map(|input| input[index]));
         T::combine(op, &elements, scalars)
     };
     match form {

@@ -3,7 +3,7 @@
 
 use peerweave::{DType, Rank, ReduceOp, VectorCounts, bf16, f16};
 use peerweave_tests::calls::Form;
-use peerweave_tests::conformance::{Arenas, Bench, Case, all_of_a_type, team_of};
+use peerweave_tests::conformance::{self, Arenas, Bench, Case, all_of_a_type, team_of};
 use peerweave_tests::memory::Kind;
 use peerweave_tests::sample::{Exact, hash};
 use peerweave_tests::{Job, Seat, named};
@@ -11,8 +11,9 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     peerweave_tests::main(
-        named![every_collective, streaming, same_bits, nans, long_run, mixed_places],
+        named![every_collective, borders, streaming, same_bits, nans, long_run, mixed_places],
         named![
+            every_border_on_buffers_of_every_kind,
             every_collective_among_1_2_3_5_and_8,
             every_collective_in_teams_of_every_shape,
             large_operands_that_bypass_the_caches,
@@ -50,6 +51,18 @@ fn every_collective_in_teams_of_every_shape() {
         job.on_threads();
         if seed % 2 == 0 { job.on_processes() } else { job.without_attach().on_processes() }
     }
+}
+
+fn borders(seat: &Seat) {
+    let world = seat.join();
+    conformance::borders::<u8>(&world, 1);
+    conformance::borders::<f32>(&world, 2);
+    world.finalize().expect("all finalize");
+}
+
+fn every_border_on_buffers_of_every_kind() {
+    Job::new("borders", 2).everywhere();
+    Job::new("borders", 3).on_processes();
 }
 
 /// Each collective with more bytes than caches hold.

@@ -226,7 +226,7 @@ fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
             let count = bytes / 4;
             let root = Root { rank: Rank::new(1), others_pass_none: false };
             let (send_len, recv_len) = form.lens(count, n, me == 1);
-            let arenas = [world.alloc::<u32>(arena_len(send_len))?, world.alloc::<u32>(arena_len(recv_len))?];
+            let arenas = [world.alloc::<u32>(arena_len(count * n))?, world.alloc::<u32>(arena_len(count * n))?];
             let memory = if place == "symmetric" { Kind::Symmetric } else { Kind::Slice };
             let send = Mem::new(memory, &arenas[0], 0, &vec![1u32; send_len]);
             let mut recv = Mem::new(memory, &arenas[1], 0, &vec![1u32; recv_len]);
@@ -509,6 +509,7 @@ fn mixture(seat: &Seat) {
 fn random_kills() {
     let kills: u64 = std::env::var("PEERWEAVE_KILLS").map_or(20, |kills| kills.parse().expect("PEERWEAVE_KILLS is a number"));
     let mut slowest = Duration::ZERO;
+    let mut wrong = Vec::new();
     for i in 0..kills {
         let n_pes = 2 + (hash(&[i, 1]) % 4) as usize;
         let victim = (hash(&[i, 2]) % n_pes as u64) as usize;
@@ -520,25 +521,24 @@ fn random_kills() {
         // From before the rendezvous to far into the mixture.
         sleep(delay);
         let since = running.kill(victim);
-        let mut who = format!("kill {i}: PE {victim} of {n_pes} after {delay:?}");
-        let context = Context(&mut who);
         for pe in (0..n_pes).filter(|&pe| pe != victim) {
             let (mut at, mut line) = running.timed_line(pe);
             if line == "ready" {
                 (at, line) = running.timed_line(pe);
             }
-            assert!(line.starts_with(&format!("lost {victim} |")), "PE {pe}: {line}");
             let late = at.saturating_duration_since(since);
-            assert!(late < SOON, "PE {pe} knew of it after {late:?}: {line}");
             slowest = slowest.max(late);
+            if !line.starts_with(&format!("lost {victim} |")) || late >= SOON {
+                wrong.push(format!("kill {i}, of PE {victim} of {n_pes} after {delay:?}: PE {pe} after {late:?}: {line}"));
+            }
         }
         running.succeed((0..n_pes).filter(|&pe| pe != victim));
         let (socket, mark) = (running.socket.clone(), running.mark.clone());
         drop(running);
         before.assert_nothing_new(&socket, &mark);
-        drop(context);
     }
     println!("    {kills} kills; the slowest was known to everybody after {slowest:?}");
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 fn more_pes_than_processors_only_take_longer() {
