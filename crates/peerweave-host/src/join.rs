@@ -16,7 +16,7 @@ use peerweave_core::backend::{CallChecking, Caps, JobShape, PrivateBuffers, Team
 use peerweave_core::{Error, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 use peerweave_types::Pe;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -153,6 +153,7 @@ impl Shared {
             caps,
             deadline: options.deadline,
             crowded: n_pes > machine::processors(),
+            shares_processor: AtomicBool::new(false),
             compare_calls: options.check_calls,
             attach: readable.is_ok(),
             liveness: Liveness::new(segments),

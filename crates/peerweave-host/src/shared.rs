@@ -5,10 +5,10 @@ use crate::layout::{Segments, state};
 use crate::liveness::Liveness;
 use crate::segment::Mapping;
 use crate::team::Teams;
-use crate::wait::{Limit, Waiter};
+use crate::wait::{Limit, Neighbours, Waiter};
 use peerweave_bootstrap::Rendezvous;
 use peerweave_core::backend::{Caps, JobShape, Place};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,8 +20,10 @@ pub(crate) struct Shared {
     pub(crate) job: JobShape,
     pub(crate) caps: Caps,
     pub(crate) deadline: Duration,
-    /// PEs share processors.
+    /// There are fewer processors than PEs.
     pub(crate) crowded: bool,
+    /// Another PE was seen to run on this one's processor.
+    pub(crate) shares_processor: AtomicBool,
     /// Compare full calls and not only their signatures.
     pub(crate) compare_calls: bool,
     /// Every PE may read the memory of every other one.
@@ -44,8 +46,12 @@ impl Shared {
     }
 
     #[inline]
-    pub(crate) fn waiter(&self, limit: Limit) -> Waiter {
-        Waiter::new(self.crowded, limit)
+    pub(crate) fn waiter(&self, limit: Limit) -> Waiter<'_> {
+        Waiter::new(
+            self.crowded,
+            Some(Neighbours { segments: &self.segments, me: self.me, shared: &self.shares_processor }),
+            limit,
+        )
     }
 
     /// The address of a place of this PE.

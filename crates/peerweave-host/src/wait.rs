@@ -2,7 +2,9 @@
 //!
 //! Knows nothing of what is awaited: the caller looks, and says who is missing. A look that succeeds at once costs no clock reading.
 
+use crate::layout::Segments;
 use peerweave_core::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Looks before the clock is read for the first time, where every PE has a processor.
@@ -14,7 +16,8 @@ const SPINS_PER_CLOCK: u32 = 200;
 /// Yields between two looks at the clock, where they share them.
 const YIELDS_PER_CLOCK: u32 = 16;
 /// How long a waiter that has a processor to itself spins. Longer than a time slice: beside strangers' processes a waiter that yields
-/// loses its processor for a slice, is late itself then, and so keeps the other side from ever meeting it.
+/// loses its processor for a slice, is late itself then, and so keeps the other side from ever meeting it. But the system may have put two PEs on
+/// one processor although there are enough: then the one that waits yields to the other. See [`Neighbours`].
 const SPIN_TIME: Duration = Duration::from_millis(10);
 /// How long a waiter that shares its processor yields before it sleeps: a sleeping waiter is 50 µs late, a yielding one burns its processor.
 const YIELD_TIME: Duration = Duration::from_millis(2);
@@ -45,11 +48,36 @@ pub(crate) enum Expired {
     Failed(Error),
 }
 
+/// Where the PEs of this machine run: each says so in its page when it waits for long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Neighbours<'a> {
+    pub(crate) segments: &'a Segments,
+    pub(crate) me: usize,
+    /// Whether this PE shared its processor when it last asked.
+    pub(crate) shared: &'a AtomicBool,
+}
+
+impl Neighbours<'_> {
+    /// Says where this PE runs; whether another one last waited there too.
+    fn share_my_processor(&self) -> bool {
+        // SAFETY: takes nothing and gives a number, or -1 where the system does not know.
+        let processor = unsafe { libc::sched_getcpu() };
+        let Ok(processor) = u64::try_from(processor) else { return false };
+        let word = |pe: usize| &self.segments.page(pe).processor;
+        word(self.me).store(processor + 1, Ordering::Relaxed);
+        let others = (0..self.segments.layout().n_pes).filter(|&pe| pe != self.me);
+        let shared = others.into_iter().any(|pe| word(pe).load(Ordering::Relaxed) == processor + 1);
+        self.shared.store(shared, Ordering::Relaxed);
+        shared
+    }
+}
+
 /// One wait.
 #[derive(Debug)]
-pub(crate) struct Waiter {
+pub(crate) struct Waiter<'a> {
     spins: u32,
     crowded: bool,
+    neighbours: Option<Neighbours<'a>>,
     limit: Limit,
     slow: Option<Slow>,
 }
@@ -62,11 +90,12 @@ struct Slow {
     sleep: Option<Duration>,
 }
 
-impl Waiter {
-    /// A wait, where PEs share processors or do not.
+impl<'a> Waiter<'a> {
+    /// A wait, where there are fewer processors than PEs (`crowded`) or not.
     #[inline]
-    pub(crate) fn new(crowded: bool, limit: Limit) -> Self {
-        Self { spins: if crowded { SPINS_CROWDED } else { SPINS }, crowded, limit, slow: None }
+    pub(crate) fn new(crowded: bool, neighbours: Option<Neighbours<'a>>, limit: Limit) -> Self {
+        let short = crowded || neighbours.is_some_and(|neighbours| neighbours.shared.load(Ordering::Relaxed));
+        Self { spins: if short { SPINS_CROWDED } else { SPINS }, crowded, neighbours, limit, slow: None }
     }
 
     /// Passes a little time between two looks. `gone` is asked now and then whether somebody who is awaited will not come.
@@ -118,8 +147,10 @@ impl Waiter {
             gone().map_err(Expired::Failed)?;
         }
         if waited < if crowded { YIELD_TIME } else { SPIN_TIME } {
-            if !crowded {
-                self.spins = SPINS_PER_CLOCK;
+            match self.neighbours {
+                _ if crowded => {}
+                Some(neighbours) if neighbours.share_my_processor() => std::thread::yield_now(),
+                _ => self.spins = SPINS_PER_CLOCK,
             }
         } else {
             let left = match self.limit {
@@ -139,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_deadline_ends_the_wait_and_says_how_long_it_was() {
-        let mut waiter = Waiter::new(false, Limit::Deadline(Duration::from_millis(30)));
+        let mut waiter = Waiter::new(false, None, Limit::Deadline(Duration::from_millis(30)));
         let started = Instant::now();
         let expired = loop {
             if let Err(expired) = waiter.pause(|| Ok(())) {
@@ -152,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_budget_ends_the_wait_without_failure() {
-        let mut waiter = Waiter::new(true, Limit::Budget(Duration::from_millis(1)));
+        let mut waiter = Waiter::new(true, None, Limit::Budget(Duration::from_millis(1)));
         let expired = loop {
             if let Err(expired) = waiter.pause(|| panic!("nobody is asked within a millisecond")) {
                 break expired;
@@ -163,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_missing_peer_is_asked_for_well_before_the_deadline() {
-        let mut waiter = Waiter::new(true, Limit::Deadline(Duration::from_secs(60)));
+        let mut waiter = Waiter::new(true, None, Limit::Deadline(Duration::from_secs(60)));
         let started = Instant::now();
         let gone = || Err(Error::Unsupported { call: "test", backend: "host", why: "gone" });
         loop {

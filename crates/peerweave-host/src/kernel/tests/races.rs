@@ -3,6 +3,7 @@
 use super::super::{Input, Stores, copy, copy_streaming, reduce};
 use peerweave_types::{DType, ReduceOp};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 const ROUNDS: usize = if cfg!(miri) { 3 } else { 3000 };
 const BYTES: usize = if cfg!(miri) { 100 } else { 4096 };
@@ -64,8 +65,10 @@ fn a_reduction_that_races_with_a_writer_still_gives_all_outputs_the_same_bits() 
 #[test]
 fn streaming_stores_are_published_by_the_release_store_that_follows() {
     let (memory, round_written, round_read) = (shared(), AtomicUsize::new(0), AtomicUsize::new(0));
+    let deadline = Instant::now() + Duration::from_secs(120);
     let wait_for = |word: &AtomicUsize, round| {
         while word.load(Ordering::Acquire) != round {
+            assert!(Instant::now() < deadline, "round {round}: the other thread did not arrive");
             std::thread::yield_now();
         }
     };
