@@ -43,6 +43,9 @@ fn main() -> ExitCode {
 /// Within this time a loss has to be known to everybody.
 const SOON: Duration = Duration::from_secs(2);
 
+/// The deadline of jobs in which a PE is stopped: the set-up of a job has to be done in this time too.
+const STOPPED: Duration = Duration::from_millis(1200);
+
 fn die() -> ! {
     kill_process(getpid(), Signal::KILL).expect("this process");
     // The signal may take a moment.
@@ -453,13 +456,13 @@ fn a_stopped_pe_is_named_at_the_deadline() {
         [(0, "barrier"), (1, "AllReduce:20000:private"), (2, "AllReduce:200000:symmetric"), (1, "alloc:100"), (0, "stream:8")]
     {
         let before = Before::now();
-        let job = Job::new("stage", 3).args(format!("{name} {victim} never")).deadline(Duration::from_millis(400));
+        let job = Job::new("stage", 3).args(format!("{name} {victim} never")).deadline(STOPPED);
         let mut running = job.start();
         running.all_say(0..3, "ready");
         running.signal(victim, Signal::STOP);
         let mut guard = format!("{name}, victim {victim}");
         let context = Context(&mut guard);
-        all_lose(&mut running, 3, victim, Instant::now(), Duration::from_millis(400) + SOON);
+        all_lose(&mut running, 3, victim, Instant::now(), STOPPED + SOON);
         drop(context);
         running.signal(victim, Signal::CONT);
         // It finds the others gone, and says so.

@@ -29,27 +29,33 @@ fn rank(index: usize) -> Rank {
     Rank::new(index as u32)
 }
 
+/// The late one comes only when all others have said that their calls returned.
 fn late_peer(seat: &Seat) {
     let world = seat.join();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let (n, me) = (team.size(), team.my_rank().index());
     let expected = (0..n as u64).sum::<u64>();
-    for (round, bytes) in [8usize, 24, 2000, 100_000].into_iter().cycle().take(8).enumerate() {
+    let words = world.alloc_zeroed::<u64>(1).unwrap();
+    let returned = words.signal(0).unwrap();
+    let mut kept = Duration::MAX;
+    for (round, bytes) in [8usize, 24, 2000, 100_000].into_iter().cycle().take(8 * n).enumerate() {
         let late = round % n;
         let (send, recv) = (Buffer::from(vec![me as u64; bytes / 8]), Buffer::<u64>::zeroed(bytes / 8));
         team.barrier_blocking().unwrap();
         if me == late {
-            sleep(Duration::from_millis(20));
+            team.wait_until_blocking(&returned, Compare::Eq, n as u64 - 1).unwrap();
+            words.store(0, 0).unwrap();
+            sleep(Duration::from_millis(round as u64 % 4));
         }
         let started = Instant::now();
         let ticket = team.all_reduce(&stream, &send, &recv, ReduceOp::Sum).unwrap();
-        let kept = started.elapsed();
         // What is enqueued behind it waits too, in order.
         let again = team.all_reduce_in_place(&stream, &recv, ReduceOp::Max).unwrap();
         if me != late {
-            // A caller is kept about a millisecond; the rest is for a machine with few processors.
-            assert!(kept < Duration::from_millis(15), "kept for {kept:?}");
-            assert!(!again.is_complete() && !stream.is_idle());
+            kept = kept.min(started.elapsed());
+            assert!(!ticket.is_complete() && !again.is_complete() && !stream.is_idle());
+            assert!(matches!(ticket.wait_within(Duration::ZERO), Err(Error::Timeout(_))));
+            team.signal_blocking(returned.add(1), rank(late)).unwrap();
         }
         again.wait().unwrap();
         assert!(ticket.is_complete() && ticket.wait().is_ok());
@@ -57,9 +63,9 @@ fn late_peer(seat: &Seat) {
         stream.synchronize().unwrap();
         assert!(stream.is_idle());
     }
-    // On an idle stream, with nobody late, what is small is complete when the call returns, or soon.
-    team.barrier_blocking().unwrap();
-    team.barrier(&stream).unwrap().wait().unwrap();
+    // A caller is kept about a millisecond; the least of many, for machines that are busy.
+    assert!(kept < Duration::from_millis(10), "kept for {kept:?}");
+    words.release().unwrap();
     world.finalize().unwrap();
 }
 
@@ -181,7 +187,7 @@ fn sticky(seat: &Seat) {
 
 fn an_error_stays_until_the_stream_is_synchronized() {
     Job::new("sticky", 1).deadline(Duration::from_millis(300)).on_threads();
-    Job::new("sticky", 2).deadline(Duration::from_millis(800)).on_processes();
+    Job::new("sticky", 2).deadline(Duration::from_millis(1500)).on_processes();
 }
 
 fn missing(seat: &Seat) {
@@ -201,21 +207,21 @@ fn missing(seat: &Seat) {
     let error = ticket.wait_within(Duration::from_secs(20)).unwrap_err();
     let Error::Timeout(timeout) = &error else { panic!("{error}") };
     assert_eq!(timeout.missing, absent, "{error}");
-    assert!(timeout.waited >= Duration::from_millis(500) && timeout.call.starts_with("all_reduce"), "{error}");
+    assert!(timeout.waited >= Duration::from_millis(1500) && timeout.call.starts_with("all_reduce"), "{error}");
     assert!(error.to_string().contains("missing: PE 1, PE 3"), "{error}");
     assert_eq!(behind.wait_within(Duration::from_secs(20)).unwrap_err().blamed(), absent);
     assert_eq!(stream.synchronize().unwrap_err().blamed(), absent);
     // The team can run nothing more, and says so at once.
     let started = Instant::now();
     assert!(team.barrier_blocking().is_err());
-    assert!(started.elapsed() < Duration::from_millis(400), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_millis(1200), "{:?}", started.elapsed());
     say("named");
     // Whoever still waits must not find this PE gone first.
     sleep(Duration::from_secs(60));
 }
 
 fn an_expired_deadline_names_whoever_did_not_come() {
-    let mut running = Job::new("missing", 4).deadline(Duration::from_millis(500)).start();
+    let mut running = Job::new("missing", 4).deadline(Duration::from_millis(1500)).start();
     running.all_say([0, 2], "named");
 }
 
