@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 const CAUSES: [PeerCause; 4] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable];
 
 /// The word for a failure of PE `me`.
-fn word_of(error: &Error, me: usize) -> u64 {
+pub(crate) fn word_of(error: &Error, me: usize) -> u64 {
     let cause = match error {
         Error::Peer { cause, .. } => CAUSES.iter().position(|known| known == cause).unwrap_or(2),
         _ => 2,

@@ -2,6 +2,7 @@
 
 use crate::attach;
 use crate::backend::Host;
+use crate::blame;
 use crate::collective::Purpose;
 use crate::heap::HeapMap;
 use crate::kernel;
@@ -75,10 +76,13 @@ impl Host {
         let created = if job.pe.get() == 0 { Some(segment::create(&layout).map_err(system)?) } else { None };
         let file = rendezvous.share_descriptor(&members, created).map_err(setup)?;
         let mapping = Arc::new(Mapping::new(file.as_fd(), layout).map_err(system)?);
-        announce(&mapping, job.pe.index());
+        let me = job.pe.index();
+        announce(&mapping, me);
         // Whoever is past this has filled in its page.
-        rendezvous.barrier("peerweave-host").map_err(setup)?;
-        Self::new(job.pe.index(), mapping, options, Some(Arc::new(rendezvous)))
+        let met = rendezvous.barrier("peerweave-host").map_err(setup);
+        met.and_then(|()| Self::new(me, mapping.clone(), options, Some(Arc::new(rendezvous))))
+            // Its process may end now; but it did not die, and the others are to blame whom it blames.
+            .inspect_err(|error| withdraw(&mapping, me, error))
     }
 
     /// The parts of `n_pes` PEs that are threads of this process, in order. Each is to be used by a thread of its own.
@@ -114,7 +118,9 @@ impl Host {
         let mut shared = Shared::alone(me, mapping, options, rendezvous, readable);
         // All or nobody: the choice of a way must be the same everywhere.
         let mine = u64::from(shared.attach);
-        let all = shared.gather_words(shared.teams.world(), Purpose::Join, 0, &[mine])?.into_iter().all(|word| word == 1);
+        let heap_bytes = shared.segments.layout().heap_bytes as u64;
+        let all =
+            shared.gather_words(shared.teams.world(), Purpose::Join, heap_bytes, &[mine])?.into_iter().all(|word| word == 1);
         shared.attach = all && shared.n_pes() > 1;
         if !shared.attach {
             shared.caps.private_buffers = PrivateBuffers::Staged;
@@ -177,6 +183,14 @@ fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Er
         }
         error => Error::setup(call, error),
     }
+}
+
+/// Takes back what `announce` said, and says why.
+fn withdraw(mapping: &Mapping, me: usize, error: &Error) {
+    let segments = mapping.segments();
+    let page = segments.page(me);
+    let _ = page.blames.compare_exchange(0, blame::word_of(error, me), Ordering::Release, Ordering::Relaxed);
+    page.state.store(state::LEFT, Ordering::Release);
 }
 
 /// Fills in the page of a PE of this process.

@@ -45,7 +45,6 @@ pub use peerweave_core::*;
 pub use peerweave_host as host;
 pub use world::{World, WorldBuilder};
 
-
 /// Runs `program` once per PE, each on a thread of its own, on the host backend: for tests and for learning.
 ///
 /// Returns what they returned, in the order of PEs. A PE that panics leaves the job, so that the others get an error that names it; its
@@ -68,4 +67,3 @@ pub use world::{World, WorldBuilder};
 pub fn on_threads<R: Send>(n_pes: usize, program: impl Fn(World) -> R + Sync) -> Result<Vec<R>, Error> {
     peerweave_host::on_threads(n_pes, &peerweave_host::HostOptions::default(), |world| program(World::from(world)))
 }
-

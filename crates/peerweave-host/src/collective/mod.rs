@@ -420,6 +420,7 @@ fn describe([what, root, count, detail]: [u64; 4]) -> String {
                 let zeroed = if detail >> 63 == 1 { "zeroed" } else { "not zeroed" };
                 format!("{call} of {bytes} bytes aligned to {align}, {zeroed}")
             }
+            Purpose::Join => format!("{call} with {detail} bytes of symmetric heap"),
             Purpose::Release => format!("{call} of the buffer at {detail:#x}"),
             _ => call.to_owned(),
         };

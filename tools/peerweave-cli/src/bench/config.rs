@@ -74,6 +74,9 @@ pub struct BenchArgs {
     /// Time the stream-ordered form: all calls of a batch are enqueued, then waited for
     #[arg(long, conflicts_with = "dirty")]
     pub stream: bool,
+    /// Whether each PE is bound to a processor of its own, where there are enough
+    #[arg(long, value_enum, default_value_t = Bind::Processor)]
+    pub bind: Bind,
     /// Write the result as JSON, with the keys of nccl-tests
     #[arg(short = 'J', long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -90,6 +93,16 @@ Time is that of the slowest PE, per call, the median over the batches. busbw is 
 In put, get, put-signal, p, g and atomics PE 0 works on the memory of PE 1, and each call is completed at its target
 before the next one; in ping-pong half a round trip is reported. Where an operation has no form in place, N/A stands.
 Inputs are chosen so that every result is exact. A wrong element anywhere makes the exit code 1.";
+
+/// Whether PEs are bound to processors.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Bind {
+    /// Each to one of its own, where there are enough; otherwise none.
+    Processor,
+    /// None.
+    None,
+}
 
 /// The kind of memory that is passed to the calls.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
@@ -198,6 +211,8 @@ pub struct Config {
     pub threads: bool,
     /// Whether the stream-ordered form is timed.
     pub stream: bool,
+    /// Whether PEs are bound to processors.
+    pub bind: Bind,
 }
 
 /// One line of the table.
@@ -271,6 +286,7 @@ impl Config {
             buffers: args.buffers,
             threads: args.threads,
             stream: args.stream,
+            bind: args.bind,
         })
     }
 

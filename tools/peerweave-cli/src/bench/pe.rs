@@ -8,7 +8,7 @@ use peerweave::{
 };
 
 use super::calls::Reduces;
-use super::config::{Buffers as BufferKind, Case, Config};
+use super::config::{Bind, Buffers as BufferKind, Case, Config};
 use super::geometry::{self, Placement, View};
 use super::measure::{Buffers, measure};
 use super::memory::{GUARD, Memory};
@@ -44,8 +44,28 @@ fn run_on_threads(config: &Config) -> Result<()> {
     on_threads(config.n_pes, |world| run(world, config))?.into_iter().collect()
 }
 
+/// Binds this thread to the processor of its index among those that it may use, where each PE can have one of its own: as other launchers do, since
+/// the system may otherwise put two PEs that wait for each other on one processor.
+fn bind(index: usize, n_pes: usize) {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
+    let mut processors = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
+    if (allowed.count() as usize) < n_pes {
+        return;
+    }
+    if let Some(processor) = processors.nth(index) {
+        let mut own = rustix::thread::CpuSet::new();
+        own.set(processor);
+        if let Err(error) = rustix::thread::sched_setaffinity(None, &own) {
+            tracing::debug!(%error, processor, "not bound");
+        }
+    }
+}
+
 /// One PE, from its first barrier to its end.
 fn run(world: World, config: &Config) -> Result<()> {
+    if config.bind == Bind::Processor {
+        bind(world.local_index(), config.n_pes);
+    }
     world.team().barrier_blocking()?;
     say(&Record::Ready(Ready {
         passed_at_ns: monotonic_ns(),

@@ -179,6 +179,7 @@ pub(crate) mod testing {
             buffers: Buffers::Symmetric,
             threads: false,
             stream: false,
+            bind: crate::bench::config::Bind::None,
         }
     }
 

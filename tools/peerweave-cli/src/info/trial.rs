@@ -90,6 +90,7 @@ fn start(witness: &mut Witness) -> Result<u8, String> {
         buffers: Buffers::Symmetric,
         threads: false,
         stream: false,
+        bind: crate::bench::config::Bind::None,
     };
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let meeting = Meeting::hold(&Place::ThisMachine, 2).map_err(|error| text(&error))?;
