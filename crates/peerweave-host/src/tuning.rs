@@ -26,7 +26,7 @@ pub(crate) const EAGER_BYTES: usize = 8 << 10;
 pub(crate) const MAILBOX_SLOTS: usize = 4;
 
 /// From this footprint on (all bytes that all ranks read and write) stores bypass the caches: the data would not stay there anyway.
-pub(crate) const STREAMING_FOOTPRINT: usize = 48 << 20;
+pub(crate) const STREAMING_FOOTPRINT: usize = 40 << 20;
 
 /// From here on a single put or get bypasses the caches.
 pub(crate) const STREAMING_COPY: usize = 16 << 20;

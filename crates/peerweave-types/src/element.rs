@@ -12,9 +12,9 @@ mod sealed {
 /// A type whose values Peerweave moves between PEs.
 ///
 /// # Safety
-/// Sealed; implemented only here. An implementation promises: **[E1]** every bit pattern of `size_of::<Self>()` bytes is a valid value,
-/// so that memory which a peer writes at any moment can be read without undefined behaviour in the value; **[E2]** there is no
-/// padding; **[E3]** size and meaning are those of [`Self::DTYPE`]; **[E4]** it is `Copy` and has no pointer in it.
+/// Sealed; implemented only here. An implementation promises: **\[E1\]** every bit pattern of `size_of::<Self>()` bytes is a valid value,
+/// so that memory which a peer writes at any moment can be read without undefined behaviour in the value; **\[E2\]** there is no
+/// padding; **\[E3\]** size and meaning are those of [`Self::DTYPE`]; **\[E4\]** it is `Copy` and has no pointer in it.
 pub unsafe trait Element: sealed::Sealed + Copy + Default + PartialEq + Send + Sync + core::fmt::Debug + 'static {
     /// The run-time name of this type.
     const DTYPE: DType;
