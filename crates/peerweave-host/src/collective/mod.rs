@@ -150,8 +150,9 @@ impl Progress {
     fn failed(&self, step: &Step<'_>, error: &Error) {
         // Ranks that called different things have all noticed, have touched nothing, and stay in step.
         if !matches!(error, Error::Mismatch(_)) {
-            step.fail();
+            // First whom this rank blames, then that it failed: who sees the second must find the first.
             step.team.give_up(step.shared, error);
+            step.fail();
         }
     }
 }
