@@ -257,19 +257,29 @@ fn dropped(seat: &Seat) {
         assert!(found.iter().enumerate().all(|(i, &x)| x == round * 100 + (i / 1000) as u64), "round {round}");
         team.barrier_blocking().unwrap();
     }
-    // A stream, its tickets and its buffers, all dropped with everything still queued; the release waits for what uses the heap.
-    let stream = world.stream().unwrap();
-    let cell = world.alloc_zeroed::<u64>(1).unwrap();
-    let source = Buffer::from(vec![5u64; n * 1000]);
-    if me == 0 {
-        sleep(Duration::from_millis(30));
+    // A stream, its tickets and its buffers, all dropped with everything still queued; a release waits for what uses the heap.
+    let (cell, gone) = (world.alloc_zeroed::<u64>(1).unwrap(), world.alloc_zeroed::<u64>(1000).unwrap());
+    let at = gone.offset();
+    {
+        let (stream, source) = (world.stream().unwrap(), Buffer::from(vec![5u64; 1000]));
+        drop(team.wait_until(&stream, &cell.signal(0).unwrap(), Compare::Eq, 1));
+        drop(team.put(&stream, &source, &gone, rank((me + 1) % n)));
     }
-    drop(team.barrier(&stream));
-    drop(team.put(&stream, &source, &sink, rank((me + 1) % n)));
-    drop((stream, source));
-    cell.release().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            sleep(Duration::from_millis(30));
+            team.signal_blocking(cell.signal(0).unwrap().set(1), team.my_rank()).unwrap();
+        });
+        gone.release().unwrap();
+    });
+    let next = world.alloc::<u64>(1000).unwrap();
+    assert_eq!(next.offset(), at, "it is meant to be used again");
+    next.fill(6).unwrap();
     team.barrier_blocking().unwrap();
-    assert!(sink.to_vec().unwrap().iter().all(|&x| x == 5));
+    sleep(Duration::from_millis(50));
+    assert!(next.to_vec().unwrap().iter().all(|&x| x == 6), "something came late");
+    next.release().unwrap();
+    cell.release().unwrap();
     drop(sink);
     let report = world.finalize().unwrap();
     assert_eq!(report.leaked.len(), 1);

@@ -4,10 +4,12 @@ use peerweave::{Error, MisuseKind, Pe, Rank, ReduceOp, Team, TeamShape, World};
 use peerweave_tests::sample::hash;
 use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::Duration;
 
 fn main() -> ExitCode {
     peerweave_tests::main(
-        named![shapes, churn, exhaustion, after_destroy, nested, disjoint],
+        named![shapes, churn, exhaustion, after_destroy, nested, disjoint, reuse],
         named![
             members_ranks_and_translations_are_those_that_were_asked_for,
             teams_come_and_go_thousands_of_times,
@@ -15,6 +17,7 @@ fn main() -> ExitCode {
             a_destroyed_team_refuses_every_call,
             teams_of_teams_work_at_once,
             disjoint_teams_work_without_each_other,
+            a_slot_is_used_by_others_while_a_member_of_its_last_team_sleeps,
         ],
     )
 }
@@ -268,4 +271,40 @@ fn disjoint(seat: &Seat) {
 fn disjoint_teams_work_without_each_other() {
     Job::new("disjoint", 5).on_threads();
     Job::new("disjoint", 4).on_processes();
+}
+
+/// PE 0 ends a team with PE 1, which waits asleep, and makes one with PE 2 in the same slot at once.
+fn reuse(seat: &Seat) {
+    let world = seat.join();
+    let me = world.my_pe().get();
+    let with = |other: u32| world.team().split((me == 0 || me == other).then_some(0), 0).unwrap();
+    let lasting = with(2);
+    for _ in 0..25 {
+        let Some(first) = with(1) else {
+            // PE 2.
+            let second = lasting.as_ref().unwrap().split(Some(0), 0).unwrap().unwrap();
+            (0..4).for_each(|_| second.barrier_blocking().unwrap());
+            second.destroy().unwrap();
+            continue;
+        };
+        if me == 1 {
+            first.destroy().unwrap();
+            continue;
+        }
+        let slot = first.name().id;
+        // Whoever waits for a while looks only now and then.
+        sleep(Duration::from_millis(6));
+        first.destroy().unwrap();
+        let second = lasting.as_ref().unwrap().split(Some(0), 0).unwrap().unwrap();
+        assert_eq!(second.name().id, slot, "it is meant to be used again");
+        (0..4).for_each(|_| second.barrier_blocking().unwrap());
+        second.destroy().unwrap();
+    }
+    world.team().barrier_blocking().unwrap();
+    world.finalize().unwrap();
+}
+
+fn a_slot_is_used_by_others_while_a_member_of_its_last_team_sleeps() {
+    Job::new("reuse", 3).on_threads();
+    Job::new("reuse", 3).on_processes();
 }
