@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Any failure of Peerweave.
-#[derive(Clone, Debug, thiserror::Error)]
+///
+/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`, show to people.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The call is wrong: reading the code mends it. Nothing was enqueued, no peer was told, and the call can be made again.
@@ -79,6 +81,12 @@ pub enum Error {
         /// What it said.
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {
