@@ -117,9 +117,14 @@ unsafe impl Backend for Host {
             // SAFETY: a fresh allocation of this PE's segment.
             unsafe { kernel::fill_zero(shared.segments.symmetric(shared.me, SymOffset(at)), (end - at) as usize) };
         }
-        // Nobody puts here before all have it.
-        shared.meet(world, Purpose::Allocate, detail)?;
-        Ok(SymOffset(at))
+        // Nobody puts here before all have it, all at the same place.
+        match shared.meet(world, Purpose::Place, at) {
+            Ok(()) => Ok(SymOffset(at)),
+            Err(error) => {
+                self.heap().give(at);
+                Err(error)
+            }
+        }
     }
 
     fn release(&self, at: SymOffset) -> Result<(), Error> {

@@ -42,23 +42,35 @@ impl Shared {
     pub(crate) fn first_cause_from(&self, pe: usize, cause: PeerCause, word: Option<u64>) -> (usize, PeerCause) {
         let start = (pe, cause);
         let (mut at, mut word) = (start.clone(), word);
-        for _ in 0..self.n_pes() {
+        let mut seen = vec![self.me];
+        loop {
             if at.1 == PeerCause::Died || self.liveness.gone(at.0) == Some(PeerCause::Died) {
                 return (at.0, PeerCause::Died);
             }
-            let left = word.take().unwrap_or_else(|| self.segments.page(at.0).blames.load(Ordering::Acquire));
-            match read(left) {
-                Some((next, cause)) if next != at.0 && next < self.n_pes() => {
-                    // It blames this PE, which was late perhaps, but did not fail: then the one who left is named.
-                    if next == self.me {
-                        return start;
-                    }
+            // PEs that blame each other, or this one, which was late perhaps but did not fail: then the one that was found is named.
+            if seen.contains(&at.0) {
+                return start;
+            }
+            seen.push(at.0);
+            let of_team = word.take();
+            match read(of_team.unwrap_or_else(|| self.segments.page(at.0).blames.load(Ordering::Acquire))) {
+                // The word of a page may be about something long past: it counts if whom it names is gone too.
+                Some((next, cause)) if next != at.0 && next < self.n_pes() && (of_team.is_some() || self.is_gone_soon(next)) => {
                     at = (next, cause);
                 }
-                _ => break,
+                _ => return at,
             }
         }
-        at
+    }
+
+    /// Whether a PE is gone, or is on its way: the kernel takes a process's memory before it says that the process has ended.
+    fn is_gone_soon(&self, pe: usize) -> bool {
+        (0..30).any(|look| {
+            if look > 0 {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            pe != self.me && self.liveness.gone(pe).is_some()
+        })
     }
 }
 

@@ -212,7 +212,7 @@ fn layout(n_pes: usize, options: &HostOptions) -> Result<Layout, Error> {
     }
     // As much as the machine has, but no more than leaves room in the address space.
     let default = (machine::memory_bytes() as usize).min((1 << 44) / n_pes);
-    let heap_bytes = options.heap_bytes.unwrap_or(default).next_multiple_of(4096);
-    Layout::new(n_pes, heap_bytes)
-        .ok_or_else(|| value("heap_bytes", heap_bytes.to_string(), "less than 64 TiB for all PEs together"))
+    let heap_bytes = options.heap_bytes.unwrap_or(default);
+    let layout = heap_bytes.checked_next_multiple_of(4096).and_then(|heap_bytes| Layout::new(n_pes, heap_bytes));
+    layout.ok_or_else(|| value("heap_bytes", heap_bytes.to_string(), "less than 64 TiB for all PEs together"))
 }

@@ -1,6 +1,6 @@
 //! The entry line: how a rank tells all others, in one cache line, that it has entered an operation, which one, and its operand.
 //!
-//! Moves 24 bytes and a signature; larger operands lie elsewhere. The protocol is [`peerweave_device::sealed`]: each of the eight words
+//! Moves 24 bytes and a signature of 64 bits; larger operands lie elsewhere. The protocol is [`peerweave_device::sealed`]: each of the eight words
 //! holds 32 bits of data and the 32-bit epoch, so that a reader who finds the epoch in all eight has all of the data, whatever order or
 //! width the stores had. That lets the writer here use one vector store, after which the line has changed hands once and not eight times.
 //!
@@ -16,10 +16,10 @@ pub(crate) const WORDS: usize = 8;
 /// Bytes of operand in a line.
 pub(crate) const PAYLOAD_BYTES: usize = 24;
 
-/// What a rank says on entering: 32 bits of signature, 24 bytes of operand.
+/// What a rank says on entering: 64 bits of signature, 24 bytes of operand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Entry {
-    pub(crate) signature: u32,
+    pub(crate) signature: u64,
     pub(crate) payload: [u64; 3],
 }
 
@@ -37,9 +37,9 @@ impl Line {
     pub(crate) fn publish(&self, epoch: u32, entry: &Entry) {
         let half = |i: usize| (entry.payload[i / 2] >> (32 * (i % 2))) as u32;
         let data: [u32; WORDS] = std::array::from_fn(|i| match i {
-            0 => entry.signature,
+            0 => entry.signature as u32,
             1..=6 => half(i - 1),
-            _ => 0,
+            _ => (entry.signature >> 32) as u32,
         });
         self.store(&sealed::seal_line(&data, epoch));
     }
@@ -77,7 +77,8 @@ impl Line {
             return None;
         }
         let word = |i: usize| u64::from(data[i]) | u64::from(data[i + 1]) << 32;
-        Some(Entry { signature: data[0], payload: [word(1), word(3), word(5)] })
+        let signature = u64::from(data[0]) | u64::from(data[7]) << 32;
+        Some(Entry { signature, payload: [word(1), word(3), word(5)] })
     }
 
     /// Whether `epoch` was published.
@@ -127,7 +128,7 @@ mod tests {
     #[test]
     fn an_entry_is_read_as_published_and_only_under_its_epoch() {
         let line = line();
-        let entry = Entry { signature: 0xdead_beef, payload: [u64::MAX, 0x0123_4567_89ab_cdef, 7] };
+        let entry = Entry { signature: 0xdead_beef_0bad_cafe, payload: [u64::MAX, 0x0123_4567_89ab_cdef, 7] };
         line.publish(9, &entry);
         assert_eq!(line.read(9), Some(entry));
         assert_eq!(line.read(7), None);
@@ -152,7 +153,7 @@ mod tests {
                 scope.spawn(move || {
                     for epoch in 1..20_000u32 {
                         let mine = u64::from(epoch) * (me as u64 + 3);
-                        let entry = Entry { signature: epoch, payload: [mine, !mine, mine ^ 0xffff] };
+                        let entry = Entry { signature: u64::from(epoch) << 7, payload: [mine, !mine, mine ^ 0xffff] };
                         lines[me][(epoch & 1) as usize].publish(epoch, &entry);
                         let theirs = loop {
                             if let Some(entry) = lines[1 - me][(epoch & 1) as usize].read(epoch) {
@@ -161,7 +162,10 @@ mod tests {
                             std::thread::yield_now();
                         };
                         let expected = u64::from(epoch) * (1 - me as u64 + 3);
-                        assert_eq!(theirs, Entry { signature: epoch, payload: [expected, !expected, expected ^ 0xffff] });
+                        assert_eq!(
+                            theirs,
+                            Entry { signature: u64::from(epoch) << 7, payload: [expected, !expected, expected ^ 0xffff] }
+                        );
                     }
                 });
             }

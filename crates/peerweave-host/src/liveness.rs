@@ -23,8 +23,10 @@ enum Process {
     Own,
     /// Another one.
     Other(OwnedFd),
-    /// It could not be watched: a kernel before 5.3, or it was gone already.
-    Unwatched(i32),
+    /// The kernel has no process descriptors (before 5.3): asked for by number.
+    Numbered(Pid),
+    /// It cannot be watched from here, such as from another namespace of processes: it speaks for itself, and deadlines hold.
+    Unwatched,
 }
 
 impl Liveness {
@@ -39,9 +41,13 @@ impl Liveness {
                     _ if pid == u64::from(own) => Process::Own,
                     Some(pid) => match pidfd_open(pid, PidfdFlags::empty()) {
                         Ok(descriptor) => Process::Other(descriptor),
-                        Err(_) => Process::Unwatched(pid.as_raw_nonzero().get()),
+                        Err(rustix::io::Errno::NOSYS) => Process::Numbered(pid),
+                        Err(error) => {
+                            tracing::warn!(pe, %error, "cannot watch the process of this PE: its death would be noticed by deadlines alone");
+                            Process::Unwatched
+                        }
                     },
-                    None => Process::Unwatched(0),
+                    None => Process::Unwatched,
                 }
             })
             .collect();
@@ -61,10 +67,8 @@ impl Liveness {
                 let now = Timespec { tv_sec: 0, tv_nsec: 0 };
                 matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(n) if n > 0)
             }
-            Process::Unwatched(pid) => match Pid::from_raw(*pid) {
-                Some(pid) => rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH),
-                None => true,
-            },
+            Process::Numbered(pid) => rustix::process::test_kill_process(*pid) == Err(rustix::io::Errno::SRCH),
+            Process::Unwatched => false,
         };
         // It may have left in good order and ended since the state was read.
         match self.segments.page(pe).state.load(Ordering::Acquire) {

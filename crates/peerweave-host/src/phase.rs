@@ -8,7 +8,7 @@ use crate::layout::TeamWords;
 use crate::line::Entry;
 use crate::shared::Shared;
 use crate::team::TeamState;
-use crate::wait::{Expired, Limit};
+use crate::wait::{Expired, Limit, Waiter};
 use peerweave_core::{Error, PeerCause, Timeout};
 use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
@@ -54,14 +54,14 @@ impl<'a> Step<'a> {
         self.words(self.team.rank).entry[self.parity()].publish(self.epoch, entry);
     }
 
-    /// Waits until `rank` has entered; `None` where the budget was spent first.
+    /// Waits until `rank` has entered; `None` where the budget was spent first. One waiter serves all ranks, so that limits hold for all together.
     #[inline]
-    pub(crate) fn entry(&self, rank: usize, limit: Limit) -> Result<Option<Entry>, Failure> {
+    pub(crate) fn entry(&self, rank: usize, waiter: &mut Option<Waiter<'a>>, limit: Limit) -> Result<Option<Entry>, Failure> {
         let line = &self.words(rank).entry[self.parity()];
         if let Some(entry) = line.read(self.epoch) {
             return Ok(Some(entry));
         }
-        let mut waiter = self.shared.waiter(limit);
+        let waiter = waiter.get_or_insert_with(|| self.shared.waiter(limit));
         loop {
             if let Err(expired) = waiter.pause(|| self.gone(rank).map_err(|failure| *failure)) {
                 // It may have entered, and even left in good order, between the last look and the question.
@@ -101,9 +101,10 @@ impl<'a> Step<'a> {
     /// Waits until every rank has completed `phase` phases.
     #[inline]
     pub(crate) fn all_completed(&self, phase: u32) -> Result<(), Failure> {
+        let mut waiter = None;
         for rank in 0..self.team.size() {
             if rank != self.team.rank {
-                self.one_completed(rank, phase)?;
+                self.one_completed(rank, phase, &mut waiter)?;
             }
         }
         Ok(())
@@ -111,9 +112,9 @@ impl<'a> Step<'a> {
 
     /// Waits until `rank` has completed `phase` phases.
     #[inline]
-    pub(crate) fn one_completed(&self, rank: usize, phase: u32) -> Result<(), Failure> {
+    fn one_completed(&self, rank: usize, phase: u32, waiter: &mut Option<Waiter<'a>>) -> Result<(), Failure> {
         if !self.has_completed(rank, phase) {
-            let mut waiter = self.shared.waiter(Limit::Deadline(self.shared.deadline));
+            let waiter = waiter.get_or_insert_with(|| self.shared.waiter(Limit::Deadline(self.shared.deadline)));
             while !self.has_completed(rank, phase) {
                 if let Err(expired) = waiter.pause(|| self.gone(rank).map_err(|failure| *failure)) {
                     if self.has_completed(rank, phase) {

@@ -15,6 +15,8 @@ pub(crate) struct Mapping {
     base: *mut u8,
     bytes: usize,
     segments: Segments,
+    /// The process that mapped it: a forked child has no such mapping.
+    forks: usize,
 }
 
 // SAFETY: the mapping is an address range. Shared: two numbers that never change, so nothing has to synchronise; who accesses the memory does so
@@ -58,7 +60,7 @@ impl Mapping {
         unsafe { rustix::mm::madvise(base.cast(), bytes, rustix::mm::Advice::LinuxDontFork)? };
         // SAFETY: [L1] `base` is a fresh shared mapping of a file of exactly that size, which began as zeros; `Mapping` keeps it.
         let segments = unsafe { Segments::new(base, layout) };
-        Ok(Self { base, bytes, segments })
+        Ok(Self { base, bytes, segments, forks: crate::forks::watch() })
     }
 
     /// What lies in it.
@@ -69,6 +71,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if crate::forks::count() != self.forks {
+            return;
+        }
         // SAFETY: the range was mapped by `new`; all that points into it holds this `Mapping` (`Shared` owns it, threads own a `Shared`).
         let unmapped = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) };
         debug_assert!(unmapped.is_ok());

@@ -87,7 +87,7 @@ impl TeamState {
             return Vec::new();
         }
         let entered = |pe: usize| shared.segments.team_words(pe, self.slot).entry[(next & 1) as usize].has(next);
-        self.members.iter().copied().filter(|&pe| !entered(pe)).collect()
+        self.members.iter().copied().filter(|&pe| pe != shared.me && !entered(pe)).collect()
     }
 
     /// Whether the operations before `epoch` are complete on this PE.

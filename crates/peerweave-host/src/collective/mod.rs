@@ -24,7 +24,7 @@ use crate::team::TeamState;
 use crate::tuning;
 use crate::wait::{Expired, Limit};
 use peerweave_core::backend::{Allocation, Collective, CollectiveKind, Place};
-use peerweave_core::{Error, Mismatch};
+use peerweave_core::{Error, Mismatch, Timeout};
 use peerweave_types::{DType, Pe, ReduceOp};
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
@@ -43,16 +43,18 @@ pub(crate) enum Purpose {
     Destroy = 4,
     Finalize = 5,
     Join = 6,
+    Place = 7,
 }
 
 impl Purpose {
-    const ALL: [Self; 7] = [Self::User, Self::Allocate, Self::Release, Self::Split, Self::Destroy, Self::Finalize, Self::Join];
+    const ALL: [Self; 8] =
+        [Self::User, Self::Allocate, Self::Release, Self::Split, Self::Destroy, Self::Finalize, Self::Join, Self::Place];
 
     /// The call, where it is the backend's own.
     fn call(self) -> Option<&'static str> {
         match self {
             Self::User => None,
-            Self::Allocate => Some("alloc"),
+            Self::Allocate | Self::Place => Some("alloc"),
             Self::Release => Some("release"),
             Self::Split => Some("split"),
             Self::Destroy => Some("destroy"),
@@ -65,10 +67,11 @@ impl Purpose {
 /// What an allocation must agree on, in one word: bytes, alignment, zeroed.
 pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
     let align = u64::from(request.align.trailing_zeros());
-    request.bytes as u64 | align << ALLOCATE_ALIGN_SHIFT | u64::from(request.zeroed) << 63
+    let bytes = (request.bytes as u64).min((1 << ALLOCATE_ALIGN_SHIFT) - 1);
+    bytes | align << ALLOCATE_ALIGN_SHIFT | u64::from(request.zeroed) << 63
 }
 
-/// No request reaches 2^56 bytes: the address space is smaller.
+/// No request of 2^56 bytes can be fulfilled: the address space is smaller. All those look alike.
 const ALLOCATE_ALIGN_SHIFT: u32 = 56;
 
 /// A collective on its way: whether it has been entered, under which number.
@@ -103,57 +106,103 @@ impl Progress {
         op: &Collective,
         limit: Limit,
     ) -> Result<Option<()>, Failure> {
-        if !team.is_turn(self.epoch) && !self.wait_for_turn(shared, team, limit) {
+        let step = Step { shared, team, call: self.purpose.call().unwrap_or(op.kind.name()), epoch: self.epoch };
+        if !team.is_turn(self.epoch) && !wait_for_turn(&step, limit)? {
             return Ok(None);
         }
-        let step = Step { shared, team, call: self.purpose.call().unwrap_or(op.kind.name()), epoch: self.epoch };
+        let turn = Turn { step: &step };
         let outcome = match team.broken() {
             Some(error) => Err(Box::new(error.clone())),
             None => Run { step: &step, op, me: team.rank, n: team.size(), purpose: self.purpose, detail: self.detail }
                 .run(&mut self.entered, limit),
         };
         match outcome {
-            Ok(true) => {}
-            Ok(false) => return Ok(None),
+            Ok(true) => turn.end(),
+            Ok(false) => {
+                turn.keep();
+                return Ok(None);
+            }
             Err(failure) => {
-                self.failed(&step, &failure);
-                team.end(self.epoch);
+                failed(&step, &failure);
+                turn.end();
                 return Err(failure);
             }
         }
-        team.end(self.epoch);
         Ok(Some(()))
-    }
-
-    #[cold]
-    fn wait_for_turn(&self, shared: &Shared, team: &TeamState, limit: Limit) -> bool {
-        let mut waiter = shared.waiter(limit);
-        while !team.is_turn(self.epoch) {
-            // What runs before has a deadline of its own and ends with it, so only a budget ends this wait.
-            match waiter.pause(|| Ok(())) {
-                Err(Expired::Budget) => return false,
-                Err(_) => waiter.progressed(),
-                Ok(()) => {}
-            }
-        }
-        true
     }
 
     /// Takes its turn without running.
     pub(crate) fn skip(&mut self, shared: &Shared, team: &TeamState, because: &Error) {
-        self.wait_for_turn(shared, team, Limit::Deadline(shared.deadline));
-        self.failed(&Step { shared, team, call: "skip", epoch: self.epoch }, because);
-        team.end(self.epoch);
+        let step = Step { shared, team, call: "skip", epoch: self.epoch };
+        if wait_for_turn(&step, Limit::Deadline(shared.deadline)).is_ok() {
+            let turn = Turn { step: &step };
+            failed(&step, because);
+            turn.end();
+        }
+    }
+}
+
+/// The turn of an operation in its team. It ends even when the operation panics, since others wait behind it.
+struct Turn<'a> {
+    step: &'a Step<'a>,
+}
+
+impl Turn<'_> {
+    #[inline]
+    fn end(self) {
+        self.step.team.end(self.step.epoch);
+        std::mem::forget(self);
     }
 
-    #[cold]
-    fn failed(&self, step: &Step<'_>, error: &Error) {
-        // Ranks that called different things have all noticed, have touched nothing, and stay in step.
-        if !matches!(error, Error::Mismatch(_)) {
-            // First whom this rank blames, then that it failed: who sees the second must find the first.
-            step.team.give_up(step.shared, error);
-            step.fail();
+    /// The operation goes on later.
+    #[inline]
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let panicked = std::io::Error::other("the operation panicked");
+        failed(self.step, &Error::system(self.step.call, panicked));
+        self.step.team.end(self.step.epoch);
+    }
+}
+
+/// Waits for the operations before; `false` where `limit` is a budget and it was spent first. Each of those has a deadline, so that an end that does
+/// not come within two of them is a failure of its own.
+#[cold]
+fn wait_for_turn(step: &Step<'_>, limit: Limit) -> Result<bool, Failure> {
+    let limit = match limit {
+        Limit::Deadline(deadline) => Limit::Deadline(deadline.saturating_mul(2)),
+        budget => budget,
+    };
+    let mut waiter = step.shared.waiter(limit);
+    while !step.team.is_turn(step.epoch) {
+        match waiter.pause(|| Ok(())) {
+            Ok(()) => {}
+            Err(Expired::Budget) => return Ok(false),
+            Err(Expired::Deadline(waited)) => {
+                let missing = step.shared.teams.missing(step.shared);
+                let timeout = Timeout { call: step.call, team: step.team.name(), waited, missing };
+                let error = Error::Timeout(Box::new(timeout));
+                step.team.give_up(step.shared, &error);
+                return Err(Box::new(error));
+            }
+            Err(Expired::Failed(error)) => return Err(Box::new(error)),
         }
+    }
+    Ok(true)
+}
+
+#[cold]
+fn failed(step: &Step<'_>, error: &Error) {
+    // Ranks that called different things have all noticed, have touched nothing, and stay in step. After the first failure the phase stays where it is:
+    // in a later epoch it would say that this rank had completed the one in which it failed.
+    if !matches!(error, Error::Mismatch(_)) && step.team.broken().is_none() {
+        // First whom this rank blames, then that it failed: who sees the second must find the first.
+        step.team.give_up(step.shared, error);
+        step.fail();
     }
 }
 
@@ -219,7 +268,7 @@ impl Run<'_> {
         let signature = self.signature();
         let mine = if *entered {
             // Begun on another thread: what was said then is in this rank's own line.
-            self.step.entry(self.me, limit)?.expect("this rank has entered")
+            self.step.entry(self.me, &mut None, limit)?.expect("this rank has entered")
         } else {
             *entered = true;
             self.enter(way, signature)
@@ -228,7 +277,7 @@ impl Run<'_> {
             return self.all_entered(signature, limit);
         }
         let mut entries = PerRank::new();
-        if !self.entries(mine, &mut entries, limit)? {
+        if !self.entries(way, mine, &mut entries, limit)? {
             return Ok(false);
         }
         match way {
@@ -241,7 +290,7 @@ impl Run<'_> {
     }
 
     #[inline]
-    fn enter(&self, way: Way, signature: u32) -> Entry {
+    fn enter(&self, way: Way, signature: u64) -> Entry {
         let mut entry = Entry { signature, payload: [0; 3] };
         match way {
             Way::Nothing => {}
@@ -269,10 +318,11 @@ impl Run<'_> {
 
     /// Waits for all ranks' entries, which carry nothing.
     #[inline]
-    fn all_entered(&self, signature: u32, limit: Limit) -> Result<bool, Failure> {
-        let mut agreed = !self.step.shared.compare_calls;
+    fn all_entered(&self, signature: u64, limit: Limit) -> Result<bool, Failure> {
+        let mut agreed = !self.compares_in_full(Way::Nothing);
+        let mut waiter = None;
         for rank in (0..self.n).filter(|&rank| rank != self.me) {
-            let Some(entry) = self.step.entry(rank, limit)? else { return Ok(false) };
+            let Some(entry) = self.step.entry(rank, &mut waiter, limit)? else { return Ok(false) };
             agreed &= entry.signature == signature;
         }
         if !agreed {
@@ -284,14 +334,15 @@ impl Run<'_> {
     /// Waits for all ranks' entries and compares their calls with this one's. A rank does not read its own line: that would wait until the
     /// store has left the core.
     #[inline]
-    fn entries(&self, mine: Entry, entries: &mut PerRank<Entry>, limit: Limit) -> Result<bool, Failure> {
-        let mut agreed = !self.step.shared.compare_calls;
+    fn entries(&self, way: Way, mine: Entry, entries: &mut PerRank<Entry>, limit: Limit) -> Result<bool, Failure> {
+        let mut agreed = !self.compares_in_full(way);
+        let mut waiter = None;
         for rank in 0..self.n {
             if rank == self.me {
                 entries.push(mine);
                 continue;
             }
-            let Some(entry) = self.step.entry(rank, limit)? else { return Ok(false) };
+            let Some(entry) = self.step.entry(rank, &mut waiter, limit)? else { return Ok(false) };
             agreed &= entry.signature == mine.signature;
             entries.push(entry);
         }
@@ -308,13 +359,19 @@ impl Run<'_> {
         [what, u64::from(op.root.get()), op.count as u64, self.detail]
     }
 
+    /// A digest of the call. Each term is a bijection of one word, so that calls that differ in one word alone never have the same.
     #[inline]
-    fn signature(&self) -> u32 {
+    fn signature(&self) -> u64 {
         let [what, root, count, detail] = self.call_words();
-        let mixed = (what ^ root << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        (what ^ root << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
             ^ count.wrapping_mul(0xd6e8_feb8_6659_fd93)
-            ^ detail.wrapping_mul(0xff51_afd7_ed55_8ccd);
-        (mixed >> 32) as u32 ^ mixed as u32
+            ^ detail.wrapping_mul(0xff51_afd7_ed55_8ccd)
+    }
+
+    /// Whether calls are compared in full and not only by their digests: wherever a rank touches memory by what another one says.
+    #[inline]
+    fn compares_in_full(&self, way: Way) -> bool {
+        self.step.shared.compare_calls || way == Way::Large || self.purpose != Purpose::User
     }
 
     #[inline]
@@ -422,6 +479,7 @@ fn describe([what, root, count, detail]: [u64; 4]) -> String {
                 format!("{call} of {bytes} bytes aligned to {align}, {zeroed}")
             }
             Purpose::Join => format!("{call} with {detail} bytes of symmetric heap"),
+            Purpose::Place => format!("{call} that ends at {detail:#x}"),
             Purpose::Release => format!("{call} of the buffer at {detail:#x}"),
             _ => call.to_owned(),
         };

@@ -144,9 +144,11 @@ impl Run<'_> {
     fn set_aside(&self, counts: &Counts) -> Vec<u8> {
         let size = self.element_bytes();
         let from = self.address(self.op.send).cast_const();
-        let end = (0..self.n).map(|rank| counts.send_offset(self.me, rank) + counts.sent(self.me, rank)).max().unwrap_or(0);
+        // The offset of an empty part may be anything.
+        let parts = || (0..self.n).filter(|&rank| counts.sent(self.me, rank) > 0);
+        let end = parts().map(|rank| counts.send_offset(self.me, rank) + counts.sent(self.me, rank)).max().unwrap_or(0);
         let mut aside = vec![0; end * size];
-        for rank in 0..self.n {
+        for rank in parts() {
             let (at, len) = (counts.send_offset(self.me, rank) * size, counts.sent(self.me, rank) * size);
             // SAFETY: the core has checked that each part lies in the buffer; `aside` reaches to the end of the last.
             unsafe { kernel::copy(aside[at..at + len].as_mut_ptr(), from.wrapping_add(at), len) };
