@@ -52,7 +52,7 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// Allocates symmetric memory. Collective over all PEs: all must ask for the same, and disagreement is an error on each.
     fn allocate(&self, request: &Allocation) -> Result<SymOffset, Error>;
 
-    /// Gives symmetric memory back. Collective over all PEs. Waits for this PE's operations that are still under way on any stream.
+    /// Gives symmetric memory back, unless the calls mismatch. Collective over all PEs. Waits for this PE's operations that are still under way on any stream.
     fn release(&self, at: SymOffset) -> Result<(), Error>;
 
     /// Where this PE's copy of a symmetric place is mapped, for [`Backend::read_local`] and [`Backend::write_local`] and for users that
@@ -75,7 +75,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// that gives none gets none.
     fn team_split(&self, parent: TeamId, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error>;
 
-    /// Ends a team. Collective over it. Never called for the world.
+    /// Ends a team. Collective over it, after the operations that were issued before. Never called for the world. After a mismatch the team is
+    /// as it was.
     fn team_destroy(&self, team: TeamId) -> Result<(), Error>;
 
     /// A new ordered queue.
@@ -231,7 +232,8 @@ pub enum CallChecking {
     Never,
 }
 
-/// The number of a team inside its backend. The world is [`TeamId::WORLD`]; a number is used again after its team was destroyed.
+/// The number of a team inside its backend. The world is [`TeamId::WORLD`]; a number is not used again soon after its team was destroyed, so that
+/// a late call finds no stranger's team under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TeamId(pub u32);
 

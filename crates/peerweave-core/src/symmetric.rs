@@ -294,8 +294,14 @@ impl<T: Element> Symmetric<T> {
         if region.released.swap(true, Ordering::AcqRel) {
             return Err(check::misuse(CALL, MisuseKind::Released { argument: "self" }));
         }
-        region.shared.remove(region.number);
-        region.shared.backend.release(region.at)
+        let outcome = region.shared.backend.release(region.at);
+        match &outcome {
+            Ok(()) => region.shared.remove(region.number),
+            // Others called something else; the allocation is as it was, for other handles.
+            Err(crate::Error::Mismatch(_)) => region.released.store(false, Ordering::Release),
+            Err(_) => {}
+        }
+        outcome
     }
 
     #[inline]

@@ -190,7 +190,12 @@ impl Team {
         if self.inner.destroyed.swap(true, Ordering::AcqRel) {
             return Err(check::misuse(CALL, MisuseKind::TeamDestroyed));
         }
-        self.inner.shared.backend.team_destroy(self.inner.id)
+        let outcome = self.inner.shared.backend.team_destroy(self.inner.id);
+        if matches!(outcome, Err(crate::Error::Mismatch(_))) {
+            // Others called something else; the team works on, for its clones.
+            self.inner.destroyed.store(false, Ordering::Release);
+        }
+        outcome
     }
 }
 

@@ -51,12 +51,11 @@ impl Host {
 
     fn run_collective(&self, op: &peerweave_core::backend::Collective) -> Result<Outcome, Error> {
         let shared = &*self.shared;
-        shared.teams.with(op.team, |team| {
-            let done =
-                Progress::begin(team).drive(shared, team, op, Limit::Deadline(shared.deadline)).map_err(|failure| *failure)?;
-            debug_assert!(done.is_some(), "a deadline is no budget");
-            Ok(Outcome::Done)
-        })
+        let done = shared.teams.with(op.kind.name(), op.team, |team| {
+            Progress::begin(team).drive(shared, team, op, Limit::Deadline(shared.deadline))
+        })?;
+        debug_assert!(!matches!(done, Ok(None)), "a deadline is no budget");
+        done.map(|_| Outcome::Done).map_err(|failure| *failure)
     }
 }
 
@@ -169,7 +168,7 @@ unsafe impl Backend for Host {
         match op {
             Op::Collective(op) => self.run_collective(op),
             Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) => {
-                let done = Task::begin(shared, op).drive(shared, Limit::Deadline(shared.deadline))?;
+                let done = Task::begin(shared, op)?.drive(shared, Limit::Deadline(shared.deadline))?;
                 Ok(done.expect("a deadline is no budget"))
             }
             plain => Ok(run_plain(shared, plain)),

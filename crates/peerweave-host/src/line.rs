@@ -81,6 +81,11 @@ impl Line {
         Some(Entry { signature, payload: [word(1), word(3), word(5)] })
     }
 
+    /// Forgets everything. Only before the team that uses the line begins.
+    pub(crate) fn reset(&self) {
+        self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+
     /// Whether `epoch` was published.
     #[inline]
     pub(crate) fn has(&self, epoch: u32) -> bool {

@@ -18,7 +18,7 @@ use peerweave_core::backend::{Direction, Place, PointToPoint};
 use peerweave_core::{Error, Mismatch, PeerCause, Timeout};
 use peerweave_types::{DType, Pe, SymOffset};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// How a message travels.
 mod mode {
@@ -28,6 +28,8 @@ mod mode {
     pub(super) const SYMMETRIC: u64 = 1;
     /// In the sender's private memory at `place[0]`, to be read through the kernel.
     pub(super) const ATTACH: u64 = 2;
+    /// Nowhere any more: the sender has given up, and what it named may be something else by now.
+    pub(super) const WITHDRAWN: u64 = 3;
 }
 
 /// Marks in [`MailSlot::taken`] a message that the receiver did not want.
@@ -40,6 +42,10 @@ struct Transfer {
     team: Arc<TeamState>,
     turn: u64,
     state: State,
+    /// How far the lane was when this operation last looked, while it waits for its turn.
+    used_seen: u64,
+    /// The receiver has thrown away a fragment of this message.
+    refused: bool,
 }
 
 #[derive(Debug)]
@@ -72,13 +78,15 @@ pub(crate) struct Transfers {
 
 impl Transfers {
     /// Takes the operations' turns in their lanes. Must be driven to its end.
-    pub(crate) fn begin(shared: &Shared, ops: impl IntoIterator<Item = PointToPoint>) -> Self {
-        let all = ops.into_iter().map(|op| {
-            let team = shared.teams.get(op.team);
+    pub(crate) fn begin(shared: &Shared, ops: impl IntoIterator<Item = PointToPoint>) -> Result<Self, Error> {
+        // All teams are looked up before any turn is taken.
+        let ops = ops.into_iter().map(|op| shared.teams.get(call_of(&op), op.team).map(|team| (op, team)));
+        let ops = ops.collect::<Result<Vec<_>, Error>>()?;
+        let all = ops.into_iter().map(|(op, team)| {
             let turn = lane(&team, &op).issued.fetch_add(1, Ordering::Relaxed);
-            Transfer { op, team, turn, state: State::Queued }
+            Transfer { op, team, turn, state: State::Queued, used_seen: 0, refused: false }
         });
-        Self { all: all.collect(), failed: None }
+        Ok(Self { all: all.collect(), failed: None })
     }
 
     /// Moves all of them to their ends; `None` where `limit` is a budget and it was spent first.
@@ -160,10 +168,18 @@ impl Transfers {
         for transfer in &mut self.all {
             if !matches!(transfer.state, State::Done) {
                 transfer.team.give_up(shared, &error);
+                transfer.withdraw(shared);
                 transfer.finish();
             }
         }
         error
+    }
+}
+
+fn call_of(op: &PointToPoint) -> &'static str {
+    match op.direction {
+        Direction::Send => "send",
+        Direction::Receive => "recv",
     }
 }
 
@@ -177,10 +193,7 @@ fn lane<'a>(team: &'a TeamState, op: &PointToPoint) -> &'a Lane {
 
 impl Transfer {
     fn call(&self) -> &'static str {
-        match self.op.direction {
-            Direction::Send => "send",
-            Direction::Receive => "recv",
-        }
+        call_of(&self.op)
     }
 
     fn peer_pe(&self) -> usize {
@@ -208,6 +221,15 @@ impl Transfer {
         (shared.segments.mail(at, self.team.slot, from, index), shared.segments.mail_bytes(at, self.team.slot, from, index))
     }
 
+    /// Takes back an offer that the receiver may yet find: what it copied before this, it copied from memory that was still lent; what it copies
+    /// after, it will throw away. The slot is not used again, since the team is given up.
+    fn withdraw(&self, shared: &Shared) {
+        if let State::Offered { number } = self.state {
+            self.slot(shared, number).0.mode.store(mode::WITHDRAWN, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+        }
+    }
+
     /// Leaves the lane to the next operation.
     fn finish(&mut self) {
         if !matches!(self.state, State::Done) {
@@ -226,10 +248,12 @@ impl Transfer {
         }
         if matches!(self.state, State::Queued) {
             if lane(&self.team, &self.op).turn.load(Ordering::Acquire) != self.turn {
-                return match self.team.broken() {
-                    Some(error) => Err(error.clone()),
-                    None => Ok(false),
-                };
+                if let Some(error) = self.team.broken() {
+                    return Err(error.clone());
+                }
+                // What those before it move is progress too.
+                let used = lane(&self.team, &self.op).used.load(Ordering::Relaxed);
+                return Ok(std::mem::replace(&mut self.used_seen, used) != used);
             }
             if let Some(error) = self.team.broken() {
                 return Err(error.clone());
@@ -249,9 +273,11 @@ impl Transfer {
                 let number = used.load(Ordering::Relaxed) + 1;
                 let (slot, room) = self.slot(shared, number);
                 let free_after = number.saturating_sub(MAILBOX_SLOTS as u64);
-                if slot.taken.word.load(Ordering::Acquire) & !REFUSED < free_after {
+                let last = slot.taken.word.load(Ordering::Acquire);
+                if last & !REFUSED < free_after {
                     return Ok(false);
                 }
+                self.refused |= bytes >= MAILBOX_SLOTS * EAGER_BYTES && last == free_after | REFUSED;
                 used.store(number, Ordering::Relaxed);
                 slot.what[0].store(self.op.dtype as u64, Ordering::Relaxed);
                 slot.what[1].store(self.op.count as u64, Ordering::Relaxed);
@@ -277,7 +303,14 @@ impl Transfer {
                         // SAFETY: `bytes + len` lies in the buffer (checked by the core); a slot has room for `EAGER_BYTES` and is ours until published.
                         unsafe { kernel::copy(room, shared.address(at).wrapping_add(bytes), len) };
                         offer(mode::IN_SLOT, 0, len);
-                        if bytes + len == total { self.finish() } else { self.state = State::Moving { bytes: bytes + len } }
+                        if bytes + len == total {
+                            if self.refused {
+                                return Err(self.refusal());
+                            }
+                            self.finish();
+                        } else {
+                            self.state = State::Moving { bytes: bytes + len };
+                        }
                     }
                 }
                 Ok(true)
@@ -289,8 +322,7 @@ impl Transfer {
                     return Ok(false);
                 }
                 if taken == number | REFUSED {
-                    let theirs = "recv of another count or element type".to_owned();
-                    return Err(Error::Mismatch(Box::new(self.mismatch(describe("send", self.op.dtype, self.op.count), theirs))));
+                    return Err(self.refusal());
                 }
                 self.finish();
                 Ok(true)
@@ -338,17 +370,24 @@ impl Transfer {
                     unsafe { kernel::copy(to, from, len) };
                 }
             }
+            mode::WITHDRAWN => return Err(self.error(shared, peer, PeerCause::Failed)),
             mode::ATTACH => {
                 let pid = shared.segments.page(peer).pid.load(Ordering::Relaxed);
                 // SAFETY: `to` has room for `total` (checked by the core).
                 if unsafe { attach::read(pid, place, to, len) }.is_err() {
-                    slot.taken.word.store(number, Ordering::Release);
+                    slot.taken.word.store(number | REFUSED, Ordering::Release);
                     return Err(self.error(shared, peer, PeerCause::Unreachable));
                 }
             }
             _ => {
                 // SAFETY: a slot holds `EAGER_BYTES` at least, `len` is no more (the sender's `offer`); `to` as above.
                 unsafe { kernel::copy(to, lies_at, len.min(EAGER_BYTES)) };
+            }
+        }
+        if how != mode::IN_SLOT {
+            fence(Ordering::Acquire);
+            if slot.mode.load(Ordering::Relaxed) != how {
+                return Err(self.error(shared, peer, PeerCause::Failed));
             }
         }
         taken(&slot.taken.word, number);
@@ -360,6 +399,12 @@ impl Transfer {
         Ok(true)
     }
 
+    /// The receiver did not want this message, or could not read it.
+    fn refusal(&self) -> Error {
+        let theirs = "recv of another count or element type, or could not read what was sent".to_owned();
+        Error::Mismatch(Box::new(self.mismatch(describe("send", self.op.dtype, self.op.count), theirs)))
+    }
+
     fn mismatch(&self, mine: String, theirs: String) -> Mismatch {
         Mismatch { team: self.team.name(), pe: Pe::new(self.peer_pe() as u32), mine, theirs }
     }
@@ -367,13 +412,13 @@ impl Transfer {
 
 /// Publishes a slot, with all that was stored before, by instructions that Rust's memory model does not know among others.
 fn publish(sequence: &AtomicU64, number: u64) {
-    std::sync::atomic::fence(Ordering::Release);
+    fence(Ordering::Release);
     sequence.store(number, Ordering::Release);
 }
 
 /// Gives a slot back after the last access to it.
 fn taken(word: &AtomicU64, number: u64) {
-    std::sync::atomic::fence(Ordering::Release);
+    fence(Ordering::Release);
     word.store(number, Ordering::Release);
 }
 

@@ -2,15 +2,23 @@
 
 use crate::collective::{Progress, Purpose};
 use crate::layout::MAX_TEAMS;
+use crate::line::Line;
 use crate::phase::Step;
 use crate::shared::Shared;
-use crate::team::TeamState;
+use crate::team::{Lane, TeamState};
 use crate::tuning::MAILBOX_SLOTS;
-use crate::wait::Limit;
-use peerweave_core::Error;
+use crate::wait::{Expired, Limit};
 use peerweave_core::backend::{Collective, CollectiveKind, Place, SplitPart, TeamId, TeamRecord};
+use peerweave_core::{Error, Timeout};
 use peerweave_types::{DType, Pe, Rank, ReduceOp};
 use std::sync::atomic::Ordering;
+
+/// How often a split is tried whose slots other splits take at the same time.
+const ATTEMPTS: usize = 64;
+
+fn no_slot() -> Error {
+    Error::OutOfMemory { call: "split", requested_bytes: 1, available_bytes: 0, what: "team slots that are free on all members" }
+}
 
 /// What a rank says: whether it takes part, color, key, free slots, and what its slots' last teams ended with.
 const WORDS: usize = 4 + MAX_TEAMS;
@@ -62,51 +70,69 @@ impl Shared {
     }
 
     pub(crate) fn team_split(&self, parent: TeamId, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error> {
-        let parent = self.teams.get(parent);
+        let parent = self.teams.get("split", parent)?;
+        for _ in 0..ATTEMPTS {
+            let wanted = self.wanted_team(&parent, part)?;
+            // Another split, of another parent, may have taken the slot on some member since that said it was free: then all try again.
+            let slot = wanted.as_ref().and_then(|wanted| wanted.as_ref().ok()).map(|team| team.slot);
+            let claimed = slot.filter(|&slot| self.teams.claim(slot));
+            if let (Some(Ok(team)), Some(_)) = (&wanted, claimed) {
+                self.reset(team);
+            }
+            let mine = u64::from(slot.is_none() || claimed.is_some());
+            // Nobody uses the new words before all have emptied theirs.
+            let all_claimed =
+                self.gather_words(&parent, Purpose::Split, 1, &[mine]).map(|words| words.iter().all(|&word| word == 1));
+            match (all_claimed, wanted) {
+                (Ok(true), None) => return Ok(None),
+                (Ok(true), Some(Err(error))) => return Err(error),
+                (Ok(true), Some(Ok(team))) => {
+                    let members = team.members.iter().map(|&pe| Pe::new(pe as u32)).collect();
+                    let record = TeamRecord { id: team.id, members };
+                    self.teams.insert(team);
+                    return Ok(Some(record));
+                }
+                (outcome, _) => {
+                    claimed.into_iter().for_each(|slot| self.teams.disclaim(slot));
+                    outcome?;
+                }
+            }
+        }
+        Err(no_slot())
+    }
+
+    /// The team that this rank will be in, by what all ranks say; an error in place of it where no slot is free on all its members.
+    fn wanted_team(&self, parent: &TeamState, part: Option<SplitPart>) -> Result<Option<Result<TeamState, Error>>, Error> {
         let mut mine = vec![u64::from(part.is_some())];
         let SplitPart { color, key } = part.unwrap_or(SplitPart { color: 0, key: 0 });
-        mine.extend([color, key as u64, self.teams.free_slots()]);
-        mine.extend(self.teams.ended().into_iter().map(u64::from));
-        let all = self.gather_words(&parent, Purpose::Split, 0, &mine)?;
+        let (free, ended) = self.teams.free_slots();
+        mine.extend([color, key as u64, free]);
+        mine.extend(ended.into_iter().map(u64::from));
+        let all = self.gather_words(parent, Purpose::Split, 0, &mine)?;
         let wishes: Vec<Wish<'_>> = all.chunks_exact(WORDS).map(|words| Wish { words }).collect();
-
-        let team = part.map(|part| {
+        Ok(part.map(|part| {
             let mut ranks: Vec<usize> = (0..wishes.len()).filter(|&rank| wishes[rank].color() == Some(part.color)).collect();
             ranks.sort_by_key(|&rank| (wishes[rank].key(), rank));
             let free = ranks.iter().fold(u64::MAX, |free, &rank| free & wishes[rank].free_slots());
             let slot = free.trailing_zeros() as usize;
-            (slot < MAX_TEAMS).then(|| {
-                let epoch = ranks.iter().map(|&rank| wishes[rank].ended(slot)).max().unwrap_or(0);
-                let members: Vec<usize> = ranks.iter().map(|&rank| parent.members[rank]).collect();
-                let rank = members.iter().position(|&pe| pe == self.me).expect("this rank gave that color");
-                TeamState::new(slot, members, rank, epoch)
-            })
-        });
-        if let Some(Some(team)) = &team {
-            self.reset(team);
-        }
-        // Nobody uses the new words before all have reset theirs.
-        self.meet(&parent, Purpose::Split, 1)?;
-        match team {
-            None => Ok(None),
-            Some(None) => Err(Error::OutOfMemory {
-                call: "split",
-                requested_bytes: 1,
-                available_bytes: 0,
-                what: "team slots that are free on all members",
-            }),
-            Some(Some(team)) => {
-                let members = team.members.iter().map(|&pe| Pe::new(pe as u32)).collect();
-                let record = TeamRecord { id: team.id, members };
-                self.teams.insert(team);
-                Ok(Some(record))
+            if slot >= MAX_TEAMS {
+                return Err(no_slot());
             }
-        }
+            let epoch = ranks.iter().map(|&rank| wishes[rank].ended(slot)).max().unwrap_or(0);
+            let members: Vec<usize> = ranks.iter().map(|&rank| parent.members[rank]).collect();
+            let rank = members.iter().position(|&pe| pe == self.me).expect("this rank gave that color");
+            Ok(TeamState::new(slot, members, rank, epoch))
+        }))
     }
 
     /// Empties the words that this PE owns in a slot.
     fn reset(&self, team: &TeamState) {
-        self.segments.team_words(self.me, team.slot).broken.word.store(0, Ordering::Relaxed);
+        let words = self.segments.team_words(self.me, team.slot);
+        words.broken.word.store(0, Ordering::Relaxed);
+        // Epochs go on from the largest that any member has seen here, but after 2^32 operations the largest may be the older one: nothing of before may
+        // look like something to come.
+        words.entry.iter().for_each(Line::reset);
+        words.phase.word.store(u64::from(team.last_issued()) << 32 | 0xffff_ff00, Ordering::Relaxed);
         for from in 0..team.size() {
             for index in 0..MAILBOX_SLOTS {
                 let slot = self.segments.mail(self.me, team.slot, from, index);
@@ -117,15 +143,30 @@ impl Shared {
     }
 
     pub(crate) fn team_destroy(&self, id: TeamId) -> Result<(), Error> {
-        let team = self.teams.get(id);
-        let met = self.meet(&team, Purpose::Destroy, 0);
-        if met.is_ok() {
-            // A member may make another team in this slot as soon as it returns. So it waits until everybody has read everybody's entry; this second wait
-            // looks at words that only grow, also in the next team.
-            let step = Step { shared: self, team: &team, call: "destroy", epoch: team.last_issued() };
-            step.sync(1).map_err(|failure| *failure)?;
+        let team = self.teams.get("destroy", id)?;
+        self.wait_for_lanes(&team)?;
+        // Where this fails the team stays as it is: after a mismatch it works on, otherwise its slot is not used again, since others may still use its
+        // words.
+        self.meet(&team, Purpose::Destroy, 0)?;
+        // A member may make another team in this slot as soon as it returns. So it waits until everybody has read everybody's entry; this second wait
+        // looks at words that only grow, also in the next team.
+        let step = Step { shared: self, team: &team, call: "destroy", epoch: team.last_issued() };
+        step.sync(1).map_err(|failure| *failure)?;
+        self.teams.remove(&team);
+        Ok(())
+    }
+
+    /// Waits until sends and receives of the team that were issued before are over, on whatever stream.
+    fn wait_for_lanes(&self, team: &TeamState) -> Result<(), Error> {
+        let mut waiter = self.waiter(Limit::Deadline(self.deadline));
+        let over = |lane: &Lane| lane.turn.load(Ordering::Acquire) == lane.issued.load(Ordering::Acquire);
+        while !team.lanes.iter().all(|lanes| over(&lanes.send) && over(&lanes.receive)) {
+            if let Err(Expired::Deadline(waited)) = waiter.pause(|| Ok(())) {
+                let open = team.lanes.iter().zip(&team.members).filter(|(lanes, _)| !over(&lanes.send) || !over(&lanes.receive));
+                let missing = open.map(|(_, &pe)| Pe::new(pe as u32)).collect();
+                return Err(Error::Timeout(Box::new(Timeout { call: "destroy", team: team.name(), waited, missing })));
+            }
         }
-        self.teams.remove(id);
-        met
+        Ok(())
     }
 }

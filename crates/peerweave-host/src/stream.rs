@@ -2,8 +2,10 @@
 //!
 //! An operation that finds its stream idle runs on the calling thread, and moves to the stream's thread only where it would keep the
 //! caller waiting for peers longer than [`CALLER_WAITS`]. Invariant: at most one operation of a stream runs at a time, by whoever holds `busy`; an
-//! operation starts on the caller's thread only when the queue is empty and `busy` was free.
+//! operation starts on the caller's thread only when the queue is empty and `busy` was free; operations that take turns in their teams do so in
+//! the order in which they stand in the queue.
 
+use crate::collective::Progress;
 use crate::shared::Shared;
 use crate::task::{Task, run_plain};
 use crate::wait::Limit;
@@ -99,28 +101,6 @@ impl HostStream {
             }),
         }
     }
-
-    /// Whether the stream has its thread, or could start it now.
-    fn has_worker(&self) -> bool {
-        let inner = &self.inner;
-        let mut queue = lock(&inner.queue);
-        if !queue.has_worker {
-            let worker = inner.clone();
-            let spawned = std::thread::Builder::new().name("peerweave-stream".into()).spawn(move || worker.work());
-            queue.has_worker = spawned.is_ok();
-        }
-        queue.has_worker
-    }
-
-    /// Only where there is a worker.
-    fn enqueue(&self, job: Job) {
-        let inner = &self.inner;
-        let mut queue = lock(&inner.queue);
-        inner.pending.store(true, Ordering::Release);
-        inner.shared.queued.fetch_add(1, Ordering::AcqRel);
-        queue.jobs.push_back(job);
-        inner.changed.notify_all();
-    }
 }
 
 // SAFETY: [B1], [B6]: `keep` is called and its result moved into the queue with the task wherever `Queued` is returned, and dropped after
@@ -129,56 +109,37 @@ unsafe impl StreamBackend for HostStream {
     #[inline]
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error> {
         let inner = &*self.inner;
-        let shared = &*inner.shared;
-        let idle = !inner.pending.load(Ordering::Acquire) && !inner.busy.swap(true, Ordering::Acquire);
-        let task = if idle {
-            let release = Busy(&inner.busy);
-            let done = match op {
-                Op::Collective(op) => {
-                    // The team of a collective on an idle stream: no clone, no allocation.
-                    let mut left = None;
-                    let done = shared
-                        .teams
-                        .with(op.team, |team| {
-                            let mut progress = crate::collective::Progress::begin(team);
-                            let done = progress.drive(shared, team, op, Limit::Budget(CALLER_WAITS));
-                            left = Some(progress);
-                            done
-                        })
-                        .map_err(|failure| *failure)?;
-                    match (done, left) {
-                        (None, Some(progress)) => {
-                            Err(Task::Collective { op: op.clone(), team: shared.teams.get(op.team), progress })
-                        }
-                        _ => Ok(Outcome::Done),
-                    }
-                }
-                Op::Group(_) | Op::PointToPoint(_) | Op::Wait(_) => {
-                    let mut task = Task::begin(shared, op);
-                    task.drive(shared, Limit::Budget(CALLER_WAITS))?.ok_or(task)
-                }
-                plain => Ok(run_plain(shared, plain)),
-            };
-            match done {
-                Ok(outcome) => return Ok(Submitted::Complete(outcome)),
-                Err(mut task) => {
-                    if !self.has_worker() {
-                        // Without a thread the caller waits after all.
-                        let done = task.drive(shared, Limit::Deadline(shared.deadline))?;
-                        return Ok(Submitted::Complete(done.expect("a deadline is no budget")));
-                    }
-                    // `pending` is set before `busy` is given up, so that nobody overtakes.
-                    let submitted = self.queue_task(call_name(op), task, keep());
-                    drop(release);
-                    inner.changed.notify_all();
-                    return Ok(submitted);
-                }
+        if !matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_)) {
+            // Waits for nobody and takes no turn: no lock.
+            if !inner.pending.load(Ordering::Acquire) && !inner.busy.swap(true, Ordering::Acquire) {
+                let _release = Busy(&inner.busy);
+                return Ok(Submitted::Complete(run_plain(&inner.shared, op)));
             }
-        } else {
-            self.need_worker(call_name(op))?;
-            Task::begin(shared, op)
-        };
-        Ok(self.queue_task(call_name(op), task, keep()))
+            let mut queue = lock(&inner.queue);
+            self.need_worker(&mut queue, call_name(op))?;
+            return Ok(self.push(queue, call_name(op), Task::begin(&inner.shared, op)?, keep(), End::Back));
+        }
+        // Taking a turn and taking a place in the queue are one step: of two threads' operations the first in its team is first here.
+        let mut queue = lock(&inner.queue);
+        if inner.pending.load(Ordering::Acquire) || inner.busy.swap(true, Ordering::Acquire) {
+            self.need_worker(&mut queue, call_name(op))?;
+            return Ok(self.push(queue, call_name(op), Task::begin(&inner.shared, op)?, keep(), End::Back));
+        }
+        let release = Busy(&inner.busy);
+        let (outcome, unfinished) = inner.run_inline(op, queue)?;
+        let Some(mut task) = unfinished else { return Ok(Submitted::Complete(outcome)) };
+        let mut queue = lock(&inner.queue);
+        if self.need_worker(&mut queue, call_name(op)).is_err() {
+            // Without a thread the caller waits after all.
+            drop(queue);
+            let done = task.drive(&inner.shared, Limit::Deadline(inner.shared.deadline))?;
+            return Ok(Submitted::Complete(done.expect("a deadline is no budget")));
+        }
+        // In front of whatever was queued meanwhile; and before `busy` is given up, so that nobody overtakes.
+        let submitted = self.push(queue, call_name(op), task, keep(), End::Front);
+        drop(release);
+        inner.changed.notify_all();
+        Ok(submitted)
     }
 
     fn synchronize(&self, within: Duration) -> Result<(), Error> {
@@ -218,11 +179,12 @@ unsafe impl StreamBackend for HostStream {
 
     fn record(&self) -> Result<Arc<dyn EventBackend>, Error> {
         let event = Arc::new(HostEvent::new());
-        if self.is_idle() {
-            event.pass(Ok(()));
+        let mut queue = lock(&self.inner.queue);
+        if queue.jobs.is_empty() && queue.running.is_none() && !self.inner.busy.load(Ordering::Acquire) {
+            event.pass(queue.failed.clone().map_or(Ok(()), Err));
         } else {
-            self.need_worker("record")?;
-            self.enqueue(Job::Mark(event.clone()));
+            self.need_worker(&mut queue, "record")?;
+            self.enqueue(queue, Job::Mark(event.clone()), End::Back);
         }
         Ok(event)
     }
@@ -230,23 +192,49 @@ unsafe impl StreamBackend for HostStream {
     fn wait_event(&self, event: &Arc<dyn EventBackend>) -> Result<(), Error> {
         let event: Arc<dyn Any + Send + Sync> = event.clone();
         let event = event.downcast::<HostEvent>().expect("peerweave-core bug: an event of another backend");
-        if !event.is_complete() {
-            self.need_worker("wait_event")?;
-            self.enqueue(Job::Await(event));
+        if !event.has_passed_well() {
+            let mut queue = lock(&self.inner.queue);
+            self.need_worker(&mut queue, "wait_event")?;
+            self.enqueue(queue, Job::Await(event), End::Back);
         }
         Ok(())
     }
 }
 
+/// Which end of the queue.
+#[derive(Clone, Copy)]
+enum End {
+    Front,
+    Back,
+}
+
 impl HostStream {
-    fn need_worker(&self, call: &'static str) -> Result<(), Error> {
-        let refused = || std::io::Error::new(std::io::ErrorKind::WouldBlock, "no thread can be started for the stream");
-        if self.has_worker() { Ok(()) } else { Err(Error::system(call, refused())) }
+    /// Starts the stream's thread where it has none.
+    fn need_worker(&self, queue: &mut Queue, call: &'static str) -> Result<(), Error> {
+        if !queue.has_worker {
+            let worker = self.inner.clone();
+            let spawned = std::thread::Builder::new().name("peerweave-stream".into()).spawn(move || worker.work());
+            spawned.map_err(|error| Error::system(call, error))?;
+            queue.has_worker = true;
+        }
+        Ok(())
     }
 
-    fn queue_task(&self, call: &'static str, task: Task, keep: Keep) -> Submitted {
+    /// Only where there is a worker.
+    fn enqueue(&self, mut queue: MutexGuard<'_, Queue>, job: Job, end: End) {
+        self.inner.pending.store(true, Ordering::Release);
+        self.inner.shared.queued.fetch_add(1, Ordering::AcqRel);
+        match end {
+            End::Front => queue.jobs.push_front(job),
+            End::Back => queue.jobs.push_back(job),
+        }
+        drop(queue);
+        self.inner.changed.notify_all();
+    }
+
+    fn push(&self, queue: MutexGuard<'_, Queue>, call: &'static str, task: Task, keep: Keep, end: End) -> Submitted {
         let done = Arc::new(Completion::new(call, self.inner.shared.clone()));
-        self.enqueue(Job::Run { call, task, done: done.clone(), keep });
+        self.enqueue(queue, Job::Run { call, task, done: done.clone(), keep }, end);
         Submitted::Queued(done)
     }
 }
@@ -270,34 +258,53 @@ impl Drop for Busy<'_> {
 }
 
 impl Inner {
+    /// Runs an operation on the caller's thread, for as long as a caller can be expected to wait; what is left of it is given back. `queue` is held
+    /// until it has its turn.
+    #[inline]
+    fn run_inline(&self, op: &Op, queue: MutexGuard<'_, Queue>) -> Result<(Outcome, Option<Task>), Error> {
+        let shared = &*self.shared;
+        let limit = Limit::Budget(CALLER_WAITS);
+        if let Op::Collective(op) = op {
+            // The commonest by far: no clone, no allocation.
+            let call = op.kind.name();
+            let mut progress = shared.teams.with(call, op.team, Progress::begin)?;
+            drop(queue);
+            let done = shared.teams.with(call, op.team, |team| progress.drive(shared, team, op, limit))?;
+            return match done.map_err(|failure| *failure)? {
+                Some(()) => Ok((Outcome::Done, None)),
+                None => {
+                    let team = shared.teams.get(call, op.team)?;
+                    Ok((Outcome::NotYet, Some(Task::Collective { op: op.clone(), team, progress })))
+                }
+            };
+        }
+        let mut task = Task::begin(shared, op)?;
+        drop(queue);
+        match task.drive(shared, limit)? {
+            Some(outcome) => Ok((outcome, None)),
+            None => Ok((Outcome::NotYet, Some(task))),
+        }
+    }
+
     /// The stream's thread.
     fn work(self: Arc<Self>) {
-        loop {
-            let mut queue = lock(&self.queue);
-            let job = loop {
-                if let Some(job) = queue.jobs.pop_front() {
-                    queue.running = Some(match &job {
-                        Job::Run { call, .. } => call,
-                        Job::Mark(_) => "record",
-                        Job::Await(_) => "wait_event",
-                    });
-                    break job;
-                }
-                // This thread and the handle hold it; without the handle nobody can enqueue any more.
-                if Arc::strong_count(&self) == 1 {
-                    queue.has_worker = false;
-                    return;
-                }
-                let waited = self.changed.wait_timeout(queue, Duration::from_millis(200));
-                queue = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
-            };
-            let earlier = queue.failed.clone();
-            drop(queue);
-            // Whoever ran an operation inline when this was queued finishes first.
+        while self.wait_for_job() {
+            // Whoever runs an operation inline finishes first, or puts the rest of it in front.
+            let mut waits = 0u32;
             while self.busy.swap(true, Ordering::Acquire) {
-                std::thread::yield_now();
+                waits += 1;
+                if waits < 100 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(50)) }
             }
             let release = Busy(&self.busy);
+            let mut queue = lock(&self.queue);
+            let Some(job) = queue.jobs.pop_front() else { continue };
+            queue.running = Some(match &job {
+                Job::Run { call, .. } => call,
+                Job::Mark(_) => "record",
+                Job::Await(_) => "wait_event",
+            });
+            let earlier = queue.failed.clone();
+            drop(queue);
             let failed = self.run(job, earlier);
             drop(release);
             let mut queue = lock(&self.queue);
@@ -314,12 +321,29 @@ impl Inner {
         }
     }
 
+    /// Waits until there is something to do; `false` where nothing will come any more.
+    fn wait_for_job(self: &Arc<Self>) -> bool {
+        let mut queue = lock(&self.queue);
+        while queue.jobs.is_empty() {
+            // This thread and the handle hold it; without the handle nobody can enqueue any more.
+            if Arc::strong_count(self) == 1 {
+                queue.has_worker = false;
+                return false;
+            }
+            let waited = self.changed.wait_timeout(queue, Duration::from_millis(200));
+            queue = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+        true
+    }
+
     /// Runs one job after the failure `earlier`, if any; returns a new failure.
     fn run(&self, job: Job, earlier: Option<Error>) -> Option<Error> {
         let deadline = Limit::Deadline(self.shared.deadline);
         match job {
             Job::Run { call, mut task, done, keep } => {
-                let outcome = match earlier {
+                // A mismatch has run nothing and broken nothing: what follows does not depend on it more than on any other error of a call.
+                let because = earlier.filter(|error| !matches!(error, Error::Mismatch(_)));
+                let run = || match because {
                     // It may have its turn in a team, which it must take and leave; but a collective that some ranks skip would stop the others, so
                     // its team is given up.
                     Some(because) => {
@@ -329,6 +353,9 @@ impl Inner {
                     }
                     None => task.drive(&self.shared, deadline).map(|outcome| outcome.expect("a deadline is no budget")),
                 };
+                // A panic must not leave the ticket waiting and the stream without its thread.
+                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
+                    .unwrap_or_else(|_| Err(Error::system(call, std::io::Error::other("the operation panicked"))));
                 let failed = outcome.as_ref().err().filter(|error| !matches!(error, Error::Skipped { .. })).cloned();
                 drop(task);
                 drop(keep);
@@ -409,6 +436,11 @@ fn clock() -> Duration {
 impl HostEvent {
     fn new() -> Self {
         Self { state: Mutex::new(None), changed: Condvar::new() }
+    }
+
+    /// Whether the mark was passed, with nothing failed before it.
+    fn has_passed_well(&self) -> bool {
+        matches!(&*lock(&self.state), Some((_, Ok(()))))
     }
 
     fn pass(&self, outcome: Result<(), Error>) {

@@ -30,28 +30,36 @@ pub(crate) enum Task {
 
 impl Task {
     /// Begins an operation: takes its place among those of its team.
-    pub(crate) fn begin(shared: &Shared, op: &Op) -> Self {
-        match op {
+    pub(crate) fn begin(shared: &Shared, op: &Op) -> Result<Self, Error> {
+        Ok(match op {
             Op::Collective(op) => {
-                let team = shared.teams.get(op.team);
+                let team = shared.teams.get(op.kind.name(), op.team)?;
                 let progress = Progress::begin(&team);
                 Self::Collective { op: op.clone(), team, progress }
             }
-            Op::PointToPoint(op) => Self::Transfers(Transfers::begin(shared, [op.clone()])),
-            Op::Group(ops) => Self::begin_group(shared, ops),
+            Op::PointToPoint(op) => Self::Transfers(Transfers::begin(shared, [op.clone()])?),
+            Op::Group(ops) => Self::begin_group(shared, ops)?,
             Op::Wait(wait) => Self::Wait(wait.clone()),
             plain => Self::Plain(plain.clone()),
-        }
+        })
     }
 
-    fn begin_group(shared: &Shared, ops: &[Op]) -> Self {
+    fn begin_group(shared: &Shared, ops: &[Op]) -> Result<Self, Error> {
         let transfers = ops.iter().filter_map(|op| match op {
             Op::PointToPoint(op) => Some(op.clone()),
             _ => None,
         });
-        let first = Self::Transfers(Transfers::begin(shared, transfers));
-        let rest = ops.iter().filter(|op| !matches!(op, Op::PointToPoint(_))).map(|op| Self::begin(shared, op));
-        Self::Sequence(std::iter::once(first).chain(rest).collect(), None)
+        // Every team is looked up before any turn is taken.
+        for op in ops {
+            if let Op::Collective(op) = op {
+                shared.teams.get(op.kind.name(), op.team)?;
+            }
+        }
+        let mut tasks = VecDeque::from([Self::Transfers(Transfers::begin(shared, transfers)?)]);
+        for op in ops.iter().filter(|op| !matches!(op, Op::PointToPoint(_))) {
+            tasks.push_back(Self::begin(shared, op)?);
+        }
+        Ok(Self::Sequence(tasks, None))
     }
 
     /// Drives it; `None` where `limit` is a budget and it was spent first: call again.

@@ -5,11 +5,11 @@
 
 use crate::shared::Shared;
 use peerweave_core::backend::TeamId;
-use peerweave_core::{Error, TeamName};
+use peerweave_core::{Error, Misuse, MisuseKind, TeamName};
 use peerweave_types::Pe;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// One team, as one of its members sees it.
 #[derive(Debug)]
@@ -50,7 +50,8 @@ impl TeamState {
     pub(crate) fn new(slot: usize, members: Vec<usize>, rank: usize, epoch: u32) -> Self {
         let lanes = members.iter().map(|_| Lanes::default()).collect();
         Self {
-            id: TeamId(slot as u32),
+            // The slot, and in which turn of its use: a number is not used again soon.
+            id: TeamId(slot as u32 | epoch << 8),
             slot,
             members: members.into(),
             rank,
@@ -118,73 +119,115 @@ impl TeamState {
     }
 }
 
+/// What a slot is used for.
+#[derive(Clone, Debug, Default)]
+enum Slot {
+    #[default]
+    Free,
+    /// A split under way will put a team here.
+    Claimed,
+    Team(Arc<TeamState>),
+}
+
 /// All teams of a PE.
 #[derive(Debug)]
 pub(crate) struct Teams {
     world: Arc<TeamState>,
+    others: RwLock<Others>,
+}
+
+#[derive(Debug)]
+struct Others {
+    slots: Vec<Slot>,
     /// Epoch that the last team of each slot ended with.
-    ended: Mutex<Vec<u32>>,
-    others: RwLock<Vec<Option<Arc<TeamState>>>>,
+    ended: Vec<u32>,
 }
 
 impl Teams {
     pub(crate) fn new(n_pes: usize, me: usize, max_teams: usize) -> Self {
-        Self {
-            world: Arc::new(TeamState::new(0, (0..n_pes).collect(), me, 0)),
-            ended: Mutex::new(vec![0; max_teams]),
-            others: RwLock::new(vec![None; max_teams]),
-        }
+        let others = Others { slots: vec![Slot::Free; max_teams], ended: vec![0; max_teams] };
+        Self { world: Arc::new(TeamState::new(0, (0..n_pes).collect(), me, 0)), others: RwLock::new(others) }
     }
 
-    pub(crate) fn world(&self) -> &TeamState {
+    fn read(&self) -> RwLockReadGuard<'_, Others> {
+        self.others.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Others> {
+        self.others.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn world(&self) -> &Arc<TeamState> {
         &self.world
     }
 
-    /// The team of a number that the core holds as live.
+    /// The team of a number, for a short while.
     #[inline]
-    pub(crate) fn with<R>(&self, id: TeamId, f: impl FnOnce(&TeamState) -> R) -> R {
-        if id == TeamId::WORLD { f(&self.world) } else { f(&self.get(id)) }
+    pub(crate) fn with<R>(&self, call: &'static str, id: TeamId, f: impl FnOnce(&TeamState) -> R) -> Result<R, Error> {
+        if id == TeamId::WORLD { Ok(f(&self.world)) } else { self.get(call, id).map(|team| f(&team)) }
     }
 
-    /// The same, to be kept.
-    pub(crate) fn get(&self, id: TeamId) -> Arc<TeamState> {
+    /// The team of a number. The core has seen it live; but another thread may have destroyed it since, and made another one in its slot, which has
+    /// another number.
+    pub(crate) fn get(&self, call: &'static str, id: TeamId) -> Result<Arc<TeamState>, Error> {
         if id == TeamId::WORLD {
-            return self.world.clone();
+            return Ok(self.world.clone());
         }
-        let others = self.others.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-        others.get(id.0 as usize).cloned().flatten().expect("peerweave-core bug: a team that does not exist")
+        match self.read().slots.get(slot_of(id)) {
+            Some(Slot::Team(team)) if team.id == id => Ok(team.clone()),
+            _ => Err(Misuse { call, kind: MisuseKind::TeamDestroyed }.into()),
+        }
     }
 
-    /// One bit per free slot.
-    pub(crate) fn free_slots(&self) -> u64 {
-        let others = self.others.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-        others.iter().enumerate().skip(1).filter(|(_, team)| team.is_none()).fold(0, |bits, (slot, _)| bits | 1 << slot)
+    /// One bit per free slot, and what each slot's last team ended with.
+    pub(crate) fn free_slots(&self) -> (u64, Vec<u32>) {
+        let others = self.read();
+        let free = others.slots.iter().enumerate().skip(1).filter(|(_, slot)| matches!(slot, Slot::Free));
+        (free.fold(0, |bits, (slot, _)| bits | 1 << slot), others.ended.clone())
     }
 
     /// PEs that operations under way are waiting for.
     pub(crate) fn missing(&self, shared: &Shared) -> Vec<Pe> {
-        let others = self.others.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let teams = std::iter::once(&self.world).chain(others.iter().flatten());
+        let others = self.read();
+        let made = others.slots.iter().filter_map(|slot| if let Slot::Team(team) = slot { Some(team) } else { None });
+        let teams = std::iter::once(&self.world).chain(made);
         let missing: BTreeSet<usize> = teams.flat_map(|team| team.missing(shared)).collect();
         missing.into_iter().map(|pe| Pe::new(pe as u32)).collect()
     }
 
+    /// Takes a free slot for a team that is being made; `false` where it is not free any more.
+    pub(crate) fn claim(&self, slot: usize) -> bool {
+        let mut others = self.write();
+        let free = matches!(others.slots[slot], Slot::Free);
+        if free {
+            others.slots[slot] = Slot::Claimed;
+        }
+        free
+    }
+
+    /// Gives a claimed slot back.
+    pub(crate) fn disclaim(&self, slot: usize) {
+        let mut others = self.write();
+        debug_assert!(matches!(others.slots[slot], Slot::Claimed));
+        others.slots[slot] = Slot::Free;
+    }
+
+    /// Puts a team into the slot that was claimed for it.
     pub(crate) fn insert(&self, team: TeamState) {
-        let mut others = self.others.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         let slot = team.slot;
-        others[slot] = Some(Arc::new(team));
+        let mut others = self.write();
+        debug_assert!(matches!(others.slots[slot], Slot::Claimed));
+        others.slots[slot] = Slot::Team(Arc::new(team));
     }
 
     /// Forgets a team; its slot is free.
-    pub(crate) fn remove(&self, id: TeamId) {
-        let mut others = self.others.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(team) = others[id.0 as usize].take() {
-            self.ended.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[team.slot] = team.last_issued();
-        }
+    pub(crate) fn remove(&self, team: &TeamState) {
+        let mut others = self.write();
+        others.slots[team.slot] = Slot::Free;
+        others.ended[team.slot] = team.last_issued();
     }
+}
 
-    /// What each slot's last team ended with.
-    pub(crate) fn ended(&self) -> Vec<u32> {
-        self.ended.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
-    }
+fn slot_of(id: TeamId) -> usize {
+    (id.0 & 0xff) as usize
 }
