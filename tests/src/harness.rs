@@ -68,7 +68,12 @@ pub fn main(programs: Programs, scenarios: Scenarios) -> ExitCode {
             }
         }
     }
-    println!("\ntest result: {} passed; {} failed {failed:?}\n", scenarios.len() - failed.len(), failed.len());
+    if !failed.is_empty() {
+        println!("\nfailures: {failed:?}");
+    }
+    let verdict = if failed.is_empty() { "ok" } else { "FAILED" };
+    let passed = scenarios.len() - failed.len();
+    println!("\ntest result: {verdict}. {passed} passed; {} failed; 0 ignored; 0 measured; 0 filtered out\n", failed.len());
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(101) }
 }
 
