@@ -86,6 +86,14 @@ impl Line {
         self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
+    /// The signature that was published under `epoch`, if it is there: all that a barrier needs, in the two words that carry it.
+    #[inline]
+    pub(crate) fn read_signature(&self, epoch: u32) -> Option<u64> {
+        let (mut low, mut high) = ([0], [0]);
+        let whole = sealed::try_read(&self.words[..1], epoch, &mut low) && sealed::try_read(&self.words[7..], epoch, &mut high);
+        whole.then_some(u64::from(low[0]) | u64::from(high[0]) << 32)
+    }
+
     /// Whether `epoch` was published.
     #[inline]
     pub(crate) fn has(&self, epoch: u32) -> bool {
@@ -136,6 +144,8 @@ mod tests {
         let entry = Entry { signature: 0xdead_beef_0bad_cafe, payload: [u64::MAX, 0x0123_4567_89ab_cdef, 7] };
         line.publish(9, &entry);
         assert_eq!(line.read(9), Some(entry));
+        assert_eq!(line.read_signature(9), Some(entry.signature));
+        assert_eq!(line.read_signature(7), None);
         assert_eq!(line.read(7), None);
         assert_eq!(line.read(11), None);
     }

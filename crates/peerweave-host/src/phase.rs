@@ -5,7 +5,7 @@
 //! can be 2^31 operations behind to see.
 
 use crate::layout::TeamWords;
-use crate::line::Entry;
+use crate::line::{Entry, Line};
 use crate::shared::Shared;
 use crate::team::TeamState;
 use crate::wait::{Expired, Limit, Waiter};
@@ -57,22 +57,44 @@ impl<'a> Step<'a> {
     /// Waits until `rank` has entered; `None` where the budget was spent first. One waiter serves all ranks, so that limits hold for all together.
     #[inline]
     pub(crate) fn entry(&self, rank: usize, waiter: &mut Option<Waiter<'a>>, limit: Limit) -> Result<Option<Entry>, Failure> {
+        self.entered(rank, waiter, limit, |line| line.read(self.epoch))
+    }
+
+    /// The same where nothing of the entry is wanted but its signature.
+    #[inline]
+    pub(crate) fn entry_signature(
+        &self,
+        rank: usize,
+        waiter: &mut Option<Waiter<'a>>,
+        limit: Limit,
+    ) -> Result<Option<u64>, Failure> {
+        self.entered(rank, waiter, limit, |line| line.read_signature(self.epoch))
+    }
+
+    #[inline]
+    fn entered<T>(
+        &self,
+        rank: usize,
+        waiter: &mut Option<Waiter<'a>>,
+        limit: Limit,
+        read: impl Fn(&Line) -> Option<T>,
+    ) -> Result<Option<T>, Failure> {
         let line = &self.words(rank).entry[self.parity()];
-        if let Some(entry) = line.read(self.epoch) {
+        if let Some(entry) = read(line) {
             return Ok(Some(entry));
         }
         let waiter = waiter.get_or_insert_with(|| self.shared.waiter(limit));
         loop {
             if let Err(expired) = waiter.pause(|| self.gone(rank).map_err(|failure| *failure)) {
                 // It may have entered, and even left in good order, between the last look and the question.
-                if let Some(entry) = line.read(self.epoch) {
+                if let Some(entry) = read(line) {
                     return Ok(Some(entry));
                 }
                 return self.expired(expired, || {
                     (0..self.team.size()).filter(|&r| !self.words(r).entry[self.parity()].has(self.epoch)).collect()
                 });
             }
-            if let Some(entry) = line.read(self.epoch) {
+            if let Some(entry) = read(line) {
                 return Ok(Some(entry));
             }
         }

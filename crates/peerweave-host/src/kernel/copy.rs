@@ -8,6 +8,9 @@ use super::arch::{Arch, Kernel, Vector, word};
 /// The longest copy that is done in place, without asking for the instruction set.
 pub(super) const INLINE_BYTES: usize = 32;
 
+/// From here on a streaming copy is left to the processor's own, where it has one: measured at 64 MiB, 2.1 ms against 3.1.
+const HUGE_BYTES: usize = 32 << 20;
+
 /// From here on a copy is larger than the first cache, source and destination together. There string instructions win, if the two lie
 /// alike in their lines: measured on Zen 5, 1.6 times at 32 KiB and 1.3 times at 16 MiB; never otherwise.
 const STRING_COPY_BYTES: usize = 32 << 10;
@@ -160,6 +163,11 @@ impl Kernel for CopyStreaming {
         let vector = A::Vector::BYTES;
         // SAFETY: `at` never exceeds `bytes`; `dst + at` is a multiple of 64 in the loop.
         unsafe {
+            // For what is far larger than any cache the processor's own copy, which does not read the destination either, is faster still.
+            let alike = (dst.addr() ^ src.addr()) & (LINE_BYTES - 1) == 0;
+            if bytes >= HUGE_BYTES && alike && A::string_copy(dst, src, bytes) {
+                return;
+            }
             let mut at = bytes_to_alignment(dst, LINE_BYTES).min(bytes);
             pieces(dst, src, at);
             while at + 4 * vector <= bytes {
