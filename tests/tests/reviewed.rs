@@ -1,0 +1,460 @@
+//! What reviews of the host backend found, each as the smallest scenario that showed it: PEs that come after others gave up, threads of one PE that
+//! call at once, calls that look alike, teams that end while something of theirs is under way.
+//!
+//! PEs are threads here. They tell each other beside the library how far they are, so that nothing hangs on how fast the machine is.
+
+use peerweave::host::{HostOptions, on_threads};
+use peerweave::{Buffer, Compare, Error, Pe, PeerCause, Rank, ReduceOp, Result, Team, Ticket, VectorCounts};
+use peerweave_tests::named;
+use std::process::ExitCode;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{scope, sleep, yield_now};
+use std::time::{Duration, Instant};
+
+fn main() -> ExitCode {
+    peerweave_tests::main(
+        named![],
+        named![
+            whoever_comes_after_a_peer_gave_up_gets_no_result,
+            splits_of_two_teams_at_once_take_two_slots,
+            counts_that_look_alike_are_a_mismatch_and_nothing_is_written,
+            a_message_whose_sender_gave_up_is_not_received,
+            a_destroy_that_others_did_not_call_leaves_the_team_whole,
+            a_destroy_waits_for_sends_and_receives_that_are_queued,
+            two_threads_may_use_one_stream_and_one_team,
+            an_empty_part_may_have_any_offset,
+            a_deadline_holds_for_all_who_are_late_together,
+            a_mismatch_that_a_ticket_told_stops_nothing,
+            a_mark_behind_a_failure_fails,
+        ],
+    )
+}
+
+/// A deadline that no wait should reach.
+const PATIENT: Duration = Duration::from_secs(20);
+
+fn options(deadline: Duration) -> HostOptions {
+    let mut options = HostOptions::default();
+    (options.deadline, options.heap_bytes) = (deadline, Some(8 << 20));
+    options
+}
+
+/// How far the threads of a scenario are.
+#[derive(Default)]
+struct Steps(AtomicUsize);
+
+impl Steps {
+    fn done(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn wait_for(&self, steps: usize) {
+        let started = Instant::now();
+        while self.0.load(Ordering::Acquire) < steps {
+            assert!(started.elapsed() < 2 * PATIENT, "another thread does not come");
+            yield_now();
+        }
+    }
+
+    fn meet(&self, threads: usize) {
+        self.done();
+        self.wait_for(threads);
+    }
+}
+
+/// The result of an operation on a stream, whether the call or the ticket tells it.
+fn told<R>(submitted: Result<Ticket<R>>) -> Result<R> {
+    submitted?.wait()
+}
+
+#[track_caller]
+fn is_mismatch<R>(result: Result<R>) {
+    let Err(error) = result else { panic!("the calls differ") };
+    assert!(matches!(error, Error::Mismatch(_)), "{error}");
+}
+
+/// The low byte of a team's number is its slot.
+fn slot(team: &Team) -> u32 {
+    team.name().id.0 & 0xff
+}
+
+fn whoever_comes_after_a_peer_gave_up_gets_no_result() {
+    for queued in [false, true] {
+        let (gave_up, end) = (Steps::default(), Steps::default());
+        on_threads(3, &options(Duration::from_millis(400)), |world| {
+            let (team, me) = (world.team(), world.my_pe().index());
+            let (send, recv) = (Buffer::from(vec![me as f32 + 1.0; 100_000]), Buffer::from(vec![-1.0f32; 100_000]));
+            if me > 0 {
+                gave_up.wait_for(1);
+                // PE 0 has entered, but its part of the sum will never be there.
+                let error = team.all_reduce_blocking(&send, &recv, ReduceOp::Sum).expect_err("a sum without PE 0");
+                assert!(matches!(error, Error::Peer { .. } | Error::Timeout(_)), "{error}");
+            } else {
+                // What it calls after its failure must not look as if it had done its part.
+                let failed = if queued {
+                    let stream = world.stream().unwrap();
+                    let first = team.all_reduce(&stream, &send, &recv, ReduceOp::Sum).unwrap();
+                    let next = team.barrier(&stream).unwrap();
+                    let failed = first.wait_within(PATIENT);
+                    let error = next.wait_within(PATIENT).unwrap_err();
+                    assert!(matches!(error, Error::Skipped { .. }), "{error}");
+                    failed
+                } else {
+                    let failed = team.all_reduce_blocking(&send, &recv, ReduceOp::Sum);
+                    assert!(team.barrier_blocking().is_err());
+                    failed
+                };
+                let error = failed.unwrap_err();
+                assert!(matches!(error, Error::Timeout(_)), "{error}");
+                assert_eq!(error.blamed(), [Pe::new(1), Pe::new(2)]);
+                gave_up.done();
+            }
+            // Nobody leaves before all were told.
+            end.meet(3);
+        })
+        .unwrap();
+    }
+}
+
+fn splits_of_two_teams_at_once_take_two_slots() {
+    on_threads(2, &options(PATIENT), |world| {
+        let me = u64::from(world.my_pe().get());
+        let parents = [0, 1].map(|_| world.team().split(Some(0), 0).unwrap().unwrap());
+        for round in 0..40 {
+            let start = Barrier::new(2);
+            let (both, alone) = scope(|scope| {
+                let split = |parent: usize, color: u64| {
+                    start.wait();
+                    parents[parent].split(Some(color), 0).unwrap().unwrap()
+                };
+                let both = scope.spawn(move || split(0, 0));
+                let alone = scope.spawn(move || split(1, me));
+                (both.join().unwrap(), alone.join().unwrap())
+            });
+            assert_ne!(slot(&both), slot(&alone), "round {round}");
+            for (team, size) in [(both, 2), (alone, 1)] {
+                assert_eq!(team.size(), size);
+                let mut all = [0u8; 12];
+                let (inside, behind) = all.split_at_mut(4 * size);
+                team.all_gather_blocking(&[7u8; 4], &mut *inside).unwrap();
+                assert!(inside.iter().all(|&x| x == 7) && behind.iter().all(|&x| x == 0), "round {round}, team of {size}");
+                team.destroy().unwrap();
+            }
+        }
+        world.finalize().unwrap();
+    })
+    .unwrap();
+}
+
+fn counts_that_look_alike_are_a_mismatch_and_nothing_is_written() {
+    // Digests of 32 bits are the same for these.
+    const ALIKE: [[usize; 2]; 4] = [[3206, 124_389], [24_499, 140_343], [59_545, 109_356], [34_300, 169_577]];
+    on_threads(2, &options(PATIENT), |world| {
+        let (team, me) = (world.team(), world.my_pe().index());
+        let (ones, zeros) = (world.alloc::<f32>(170_000).unwrap(), world.alloc_zeroed::<f32>(170_000).unwrap());
+        ones.fill(1.0).unwrap();
+        for counts in ALIKE {
+            let count = counts[me];
+            let (send, recv) = (ones.slice(..count).unwrap(), zeros.slice(..count).unwrap());
+            is_mismatch(team.all_reduce_blocking(&send, &recv, ReduceOp::Sum));
+            is_mismatch(team.broadcast_blocking(&send, &recv, Rank::new(0)));
+            team.barrier_blocking().unwrap();
+            assert!(zeros.to_vec().unwrap().iter().all(|&x| x == 0.0), "{counts:?}");
+            let mut private = vec![0.0f32; count];
+            is_mismatch(team.all_reduce_blocking(&vec![1.0f32; count], &mut private, ReduceOp::Sum));
+            assert!(private.iter().all(|&x| x == 0.0), "{counts:?}");
+        }
+        is_mismatch(world.alloc::<f32>([106_548, 178_800][me]));
+        // The heaps are still the same.
+        let at = world.alloc::<f32>(1000).unwrap().offset().0;
+        let mut all = [0u64; 2];
+        team.all_gather_blocking(&[at], &mut all).unwrap();
+        assert_eq!(all, [at; 2]);
+        world.finalize().unwrap();
+    })
+    .unwrap();
+}
+
+fn a_message_whose_sender_gave_up_is_not_received() {
+    let (start, gave_up, end) = (Steps::default(), Steps::default(), Steps::default());
+    on_threads(2, &options(Duration::from_secs(1)), |world| {
+        let team = world.team();
+        start.meet(2);
+        let message = world.alloc_zeroed::<u64>(10_000).unwrap();
+        if world.my_pe().index() == 0 {
+            message.fill(1).unwrap();
+            let error = team.send_blocking(&message, Rank::new(1)).unwrap_err();
+            assert!(matches!(error, Error::Timeout(_)), "{error}");
+            // The memory is its own again.
+            message.fill(666).unwrap();
+            gave_up.done();
+        } else {
+            gave_up.wait_for(1);
+            let mut received = vec![0u64; 10_000];
+            let error = team.recv_blocking(&mut received, Rank::new(0)).expect_err("the message was withdrawn");
+            assert!(matches!(&error, Error::Peer { pe, cause: PeerCause::Failed, .. } if pe.get() == 0), "{error}");
+        }
+        end.meet(2);
+    })
+    .unwrap();
+}
+
+fn a_destroy_that_others_did_not_call_leaves_the_team_whole() {
+    on_threads(3, &options(PATIENT), |world| {
+        let me = world.my_pe().get();
+        let first = world.team().split((me < 2).then_some(0), 0).unwrap();
+        match (&first, me) {
+            (Some(team), 0) => is_mismatch(team.clone().destroy()),
+            (Some(team), _) => is_mismatch(team.barrier_blocking()),
+            (None, _) => {}
+        }
+        // PE 0 is in both; the words of one must not be those of the other.
+        let second = world.team().split((me != 1).then_some(0), 0).unwrap();
+        if let (Some(first), Some(second)) = (&first, &second) {
+            assert_ne!(slot(first), slot(second));
+        }
+        for round in 0..10 {
+            for (team, members) in [(&second, [0, 2]), (&first, [0, 1])] {
+                if let Some(team) = team {
+                    let mut all = [0u32; 2];
+                    team.all_gather_blocking(&[me + round], &mut all).unwrap();
+                    assert_eq!(all, members.map(|pe| pe + round));
+                }
+            }
+        }
+        for team in [first, second].into_iter().flatten() {
+            team.destroy().unwrap();
+        }
+        world.team().barrier_blocking().unwrap();
+        world.finalize().unwrap();
+    })
+    .unwrap();
+}
+
+fn a_destroy_waits_for_sends_and_receives_that_are_queued() {
+    // One fits a slot of a mailbox; the other needs the receiver while it is sent.
+    for len in [4, 20_000] {
+        on_threads(2, &options(PATIENT), |world| {
+            let sends = world.my_pe().get() == 0;
+            let stream = world.stream().unwrap();
+            let words = world.alloc_zeroed::<u64>(1).unwrap();
+            let team = world.team().split(Some(0), 0).unwrap().unwrap();
+            let old_slot = slot(&team);
+            let message = Buffer::from(vec![if sends { 111u64 } else { 0 }; len]);
+            let ticket = if sends {
+                drop(team.wait_until(&stream, &words.signal(0).unwrap(), Compare::Eq, 1).unwrap());
+                team.send(&stream, &message, Rank::new(1)).unwrap()
+            } else {
+                team.recv(&stream, &message, Rank::new(0)).unwrap()
+            };
+            scope(|scope| {
+                if sends {
+                    scope.spawn(|| {
+                        sleep(Duration::from_millis(50));
+                        words.store(0, 1).unwrap();
+                    });
+                }
+                team.destroy().unwrap();
+                assert!(!sends || words.load(0).unwrap() == 1, "the message was not sent yet");
+                assert!(message.to_vec().iter().all(|&x| x == 111), "the message has not arrived");
+            });
+            ticket.wait().unwrap();
+            // The next team's messages are its own.
+            let next = world.team().split(Some(0), 0).unwrap().unwrap();
+            assert_eq!(slot(&next), old_slot, "it is meant to be used again");
+            let mut other = vec![if sends { 222u64 } else { 0 }; len];
+            if sends {
+                next.send_blocking(&other, Rank::new(1)).unwrap();
+            } else {
+                next.recv_blocking(&mut other, Rank::new(0)).unwrap();
+            }
+            assert!(other.iter().all(|&x| x == 222) && message.to_vec().iter().all(|&x| x == 111));
+            next.destroy().unwrap();
+            words.release().unwrap();
+            world.finalize().unwrap();
+        })
+        .unwrap();
+    }
+}
+
+fn two_threads_may_use_one_stream_and_one_team() {
+    on_threads(2, &options(PATIENT), |world| {
+        let me = world.my_pe().index();
+        let (team, stream, gate) = (world.team(), world.stream().unwrap(), Steps::default());
+        scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for round in 1..=120 {
+                        gate.meet(2 * round);
+                        // The other PE's operations leave their callers' threads while they wait.
+                        if me == round % 2 && round % 3 == 0 {
+                            sleep(Duration::from_millis(3));
+                        }
+                        // Both threads call the same in a round, so that it does not matter who is first.
+                        if round % 4 < 2 {
+                            team.barrier(&stream).unwrap().wait_within(PATIENT).unwrap();
+                        } else {
+                            let sum = Buffer::from(vec![round as u64; 700]);
+                            team.all_reduce_in_place(&stream, &sum, ReduceOp::Sum).unwrap().wait_within(PATIENT).unwrap();
+                            assert_eq!(sum.to_vec(), [2 * round as u64; 700]);
+                        }
+                    }
+                });
+            }
+        });
+        stream.synchronize().unwrap();
+        assert!(stream.is_idle());
+        world.finalize().unwrap();
+    })
+    .unwrap();
+}
+
+fn an_empty_part_may_have_any_offset() {
+    for n_pes in [1, 2] {
+        on_threads(n_pes, &options(PATIENT), |world| {
+            let (team, me) = (world.team(), world.my_pe().index());
+            for far in [5, 1 << 50, usize::MAX / 8, usize::MAX] {
+                // Nothing for this PE itself, elements 1 and 2 for the other; or nothing at all.
+                for len in [2, 0] {
+                    let counts: Vec<usize> = (0..n_pes).map(|rank| if rank == me { 0 } else { len }).collect();
+                    let offsets: Vec<usize> = counts.iter().map(|&count| if count == 0 { far } else { 1 }).collect();
+                    let counts = VectorCounts {
+                        send_counts: counts.clone(),
+                        send_offsets: offsets.clone(),
+                        recv_counts: counts,
+                        recv_offsets: offsets,
+                    };
+                    let theirs = if len > 0 && n_pes > 1 { 1 - me } else { me } as u64;
+                    let expected = [me as u64, theirs, theirs, me as u64];
+                    let mut buffer = [me as u64; 4];
+                    team.all_to_all_v_in_place_blocking(&mut buffer, counts.clone()).unwrap();
+                    assert_eq!(buffer, expected, "empty parts at {far}, in place");
+                    let mut recv = [me as u64; 4];
+                    team.all_to_all_v_blocking(&[me as u64; 4], &mut recv, counts.clone()).unwrap();
+                    assert_eq!(recv, expected, "empty parts at {far}");
+                    let symmetric = world.alloc::<u64>(4).unwrap();
+                    symmetric.fill(me as u64).unwrap();
+                    team.all_to_all_v_in_place_blocking(&symmetric, counts).unwrap();
+                    assert_eq!(symmetric.to_vec().unwrap(), expected, "empty parts at {far}, in symmetric memory");
+                    symmetric.release().unwrap();
+                }
+            }
+            world.finalize().unwrap();
+        })
+        .unwrap();
+    }
+}
+
+fn a_deadline_holds_for_all_who_are_late_together() {
+    const DEADLINE: Duration = Duration::from_millis(800);
+    for large in [false, true] {
+        let (start, gave_up, end) = (Steps::default(), Steps::default(), Steps::default());
+        on_threads(3, &options(DEADLINE), |world| {
+            let team = world.team();
+            let mut buffer = vec![1u64; if large { 100_000 } else { 0 }];
+            let mut call = || match large {
+                true => team.all_reduce_in_place_blocking(&mut buffer, ReduceOp::Sum),
+                false => team.barrier_blocking(),
+            };
+            start.meet(3);
+            match world.my_pe().get() {
+                0 => {
+                    let started = Instant::now();
+                    let error = call().unwrap_err();
+                    let waited = started.elapsed();
+                    assert!(matches!(error, Error::Timeout(_)), "{error}");
+                    assert!(error.blamed().contains(&Pe::new(2)), "{error}");
+                    assert!(waited >= DEADLINE && waited < DEADLINE * 3 / 2, "waited for {waited:?}");
+                    gave_up.done();
+                }
+                1 => {
+                    // Late, but in time: that gives nobody a deadline of its own.
+                    sleep(DEADLINE * 4 / 5);
+                    let outcome = call();
+                    assert!(!large || outcome.is_err(), "a sum without PE 0");
+                }
+                _ => {
+                    gave_up.wait_for(1);
+                    let outcome = call();
+                    assert!(!large || outcome.is_err(), "a sum without PE 0");
+                }
+            }
+            end.meet(3);
+        })
+        .unwrap();
+    }
+}
+
+fn a_mismatch_that_a_ticket_told_stops_nothing() {
+    let called = Steps::default();
+    on_threads(2, &options(PATIENT), |world| {
+        let (team, stream, me) = (world.team(), world.stream().unwrap(), world.my_pe().index());
+        for (round, late) in (1..).zip([0, 1, 0, 1]) {
+            let buffer = Buffer::from(vec![1u32; 10 + me]);
+            if me == late {
+                called.wait_for(round);
+            }
+            let submitted = team.all_reduce_in_place(&stream, &buffer, ReduceOp::Sum);
+            if me != late {
+                // On this PE it is in the queue, where its error stays.
+                assert!(submitted.as_ref().is_ok_and(|ticket| !ticket.is_complete()));
+                called.done();
+            }
+            is_mismatch(told(submitted));
+            assert_eq!(buffer.to_vec(), vec![1; 10 + me]);
+            // Nobody synchronizes, and all goes on, on both PEs.
+            told(team.barrier(&stream)).unwrap();
+            let sum = Buffer::from(vec![1u32; 10]);
+            told(team.all_reduce_in_place(&stream, &sum, ReduceOp::Sum)).unwrap();
+            assert_eq!(sum.to_vec(), [2; 10]);
+            team.barrier_blocking().unwrap();
+        }
+        // Who asks the stream is told once more, and only once.
+        is_mismatch(stream.synchronize());
+        stream.synchronize().unwrap();
+        told(team.barrier(&stream)).unwrap();
+        world.finalize().unwrap();
+    })
+    .unwrap();
+}
+
+fn a_mark_behind_a_failure_fails() {
+    on_threads(1, &options(Duration::from_millis(300)), |world| {
+        let team = world.team();
+        let (failing, waiting) = (world.stream().unwrap(), world.stream().unwrap());
+        let words = world.alloc_zeroed::<u64>(1).unwrap();
+        let word = words.signal(0).unwrap();
+        let me = team.my_rank();
+        // Nobody ends this wait.
+        let error = team.wait_until(&failing, &word, Compare::Ge, 1).unwrap().wait_within(PATIENT).unwrap_err();
+        assert!(matches!(error, Error::Timeout(_)), "{error}");
+        // Whether the stream has come to rest since or not.
+        for rest in [false, true] {
+            let started = Instant::now();
+            while rest && !failing.is_idle() {
+                assert!(started.elapsed() < PATIENT);
+                yield_now();
+            }
+            let mark = failing.record().unwrap();
+            let error = mark.wait_within(PATIENT).expect_err("an operation before the mark failed");
+            assert!(matches!(error, Error::Timeout(_)), "{error}");
+            // What waits for it is not run either.
+            waiting.wait_event(&mark).unwrap();
+            let error = told(team.signal(&waiting, word.set(9), me)).unwrap_err();
+            assert!(matches!(error, Error::Skipped { .. }), "{error}");
+            assert!(waiting.synchronize_within(PATIENT).is_err());
+        }
+        assert_eq!(words.load(0).unwrap(), 0);
+        // Once told, it is over.
+        assert!(failing.synchronize_within(PATIENT).is_err());
+        let mark = failing.record().unwrap();
+        mark.wait_within(PATIENT).unwrap();
+        waiting.wait_event(&mark).unwrap();
+        told(team.signal(&waiting, word.set(9), me)).unwrap();
+        assert_eq!(words.load(0).unwrap(), 9);
+        words.release().unwrap();
+        world.finalize().unwrap();
+    })
+    .unwrap();
+}
