@@ -219,10 +219,12 @@ def peerweave_result(document: dict, group: Group, size: int) -> Sample:
     rows = [row for row in document.get("results", []) if row.get("size") == size]
     if len(rows) != 1:
         raise ProgramError(f"{name}: expected one result for size {size}, got {len(rows)}")
-    placement, batches = rows[0].get("out_of_place") or {}, rows[0].get("out_of_place_per_batch") or {}
+    # The peers' broadcasts have one buffer at the root, or leave the root's second one alone: that is in place here.
+    form = "in_place" if group.op == "broadcast" else "out_of_place"
+    placement, batches = rows[0].get(form) or {}, rows[0].get(f"{form}_per_batch") or {}
     us, wrong = placement.get("time"), placement.get("nwrong")
     if not isinstance(us, (int, float)) or not us > 0:
-        raise ProgramError(f"{name}: out_of_place.time is {us!r}, expected microseconds")
+        raise ProgramError(f"{name}: {form}.time is {us!r}, expected microseconds")
     checked = isinstance(wrong, (int, float)) and wrong >= 0
     return Sample(float(us), batches.get("times_us", []), batches.get("iterations", 0), int(wrong) if checked else None)
 
