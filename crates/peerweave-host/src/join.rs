@@ -7,7 +7,7 @@ use crate::collective::Purpose;
 use crate::heap::HeapMap;
 use crate::kernel;
 use crate::layout::{Layout, MAX_TEAMS, PePage, state};
-use crate::liveness::Liveness;
+use crate::liveness::{Liveness, pid_namespace};
 use crate::segment::{self, Mapping};
 use crate::shared::Shared;
 use crate::team::Teams;
@@ -29,7 +29,7 @@ pub struct HostOptions {
     pub deadline: Duration,
     /// Bytes of symmetric heap of each PE; `None`: as much as the machine has memory. Pages cost nothing until they are touched.
     pub heap_bytes: Option<usize>,
-    /// Compare calls in full. Signatures of 32 bits are compared in any case.
+    /// Compare calls in full. Signatures of 64 bits are compared in any case, and calls in full wherever memory depends on it.
     pub check_calls: bool,
     /// Whether private buffers may be read out of other processes, where the system permits it.
     pub cross_memory_attach: bool,
@@ -199,6 +199,7 @@ fn announce(mapping: &Mapping, pe: usize) {
     let segments = mapping.segments();
     let page = segments.page(pe);
     page.pid.store(u64::from(std::process::id()), Ordering::Relaxed);
+    page.pid_namespace.store(pid_namespace(), Ordering::Relaxed);
     page.probe_at.store((&raw const PROBE) as u64, Ordering::Relaxed);
     page.state.store(state::ALIVE, Ordering::Release);
 }

@@ -35,6 +35,8 @@ pub(crate) struct PePage {
     pub(crate) state: AtomicU64,
     /// Its process.
     pub(crate) pid: AtomicU64,
+    /// The namespace in which that number means something.
+    pub(crate) pid_namespace: AtomicU64,
     /// The processor on which it last waited for long, plus 1: see `wait.rs`.
     pub(crate) processor: AtomicU64,
     /// Whom it blames for its first failure: see `blame.rs`.

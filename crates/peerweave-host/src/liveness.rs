@@ -25,6 +25,8 @@ enum Process {
     Other(OwnedFd),
     /// The kernel has no process descriptors (before 5.3): asked for by number.
     Numbered(Pid),
+    /// It had ended before it could be watched.
+    Ended,
     /// It cannot be watched from here, such as from another namespace of processes: it speaks for itself, and deadlines hold.
     Unwatched,
 }
@@ -42,6 +44,12 @@ impl Liveness {
                     Some(pid) => match pidfd_open(pid, PidfdFlags::empty()) {
                         Ok(descriptor) => Process::Other(descriptor),
                         Err(rustix::io::Errno::NOSYS) => Process::Numbered(pid),
+                        // A moment ago it met this PE; in this namespace, no such process means that it has died since.
+                        Err(rustix::io::Errno::SRCH)
+                            if segments.page(pe).pid_namespace.load(Ordering::Acquire) == pid_namespace() =>
+                        {
+                            Process::Ended
+                        }
                         Err(error) => {
                             tracing::warn!(pe, %error, "cannot watch the process of this PE: its death would be noticed by deadlines alone");
                             Process::Unwatched
@@ -68,6 +76,7 @@ impl Liveness {
                 matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(n) if n > 0)
             }
             Process::Numbered(pid) => rustix::process::test_kill_process(*pid) == Err(rustix::io::Errno::SRCH),
+            Process::Ended => true,
             Process::Unwatched => false,
         };
         // It may have left in good order and ended since the state was read.
@@ -77,4 +86,9 @@ impl Liveness {
             _ => None,
         }
     }
+}
+
+/// The namespace in which this process has its number; 0 where the system does not say.
+pub(crate) fn pid_namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| std::os::unix::fs::MetadataExt::ino(&namespace))
 }
