@@ -1,0 +1,218 @@
+//! Typed functions over an open library, each resolved at its first call.
+//!
+//! Invariant: a [`Symbol`] only ever goes from unknown to an address, or from unknown to absent.
+
+use std::ffi::{CStr, c_void};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::{Library, MissingSymbol};
+
+/// A function of a vendor's library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SymbolInfo {
+    /// Its name in the library.
+    pub name: &'static str,
+    /// The version that brought it.
+    pub since: &'static str,
+}
+
+impl SymbolInfo {
+    #[doc(hidden)]
+    pub const fn new(name: &'static str, since: &'static str) -> Self {
+        Self { name, since }
+    }
+}
+
+/// The address of one function, looked up once. Made by [`bindings!`](crate::bindings).
+#[derive(Debug)]
+pub struct Symbol(AtomicPtr<c_void>);
+
+/// Stands for "looked up, not there". No function has an odd address at the start of the address space.
+const ABSENT: *mut c_void = ptr::without_provenance_mut(1);
+
+impl Symbol {
+    /// Not looked up yet.
+    #[doc(hidden)]
+    pub const fn unknown() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// The address of `name` in `library`.
+    ///
+    /// # Errors
+    /// [`MissingSymbol`], each time, where the library has no such function.
+    #[doc(hidden)]
+    #[inline]
+    pub fn get(&self, library: &Library, name: &'static CStr, since: &'static str) -> Result<NonNull<c_void>, MissingSymbol> {
+        // Relaxed is enough: what is published is an address inside a mapping that is older than `library` and never goes away.
+        let address = self.0.load(Ordering::Relaxed);
+        if address > ABSENT {
+            // SAFETY: it is greater than ABSENT, so it is not null.
+            return Ok(unsafe { NonNull::new_unchecked(address) });
+        }
+        self.look_up(library, name, since)
+    }
+
+    #[cold]
+    fn look_up(&self, library: &Library, name: &'static CStr, since: &'static str) -> Result<NonNull<c_void>, MissingSymbol> {
+        let known_absent = self.0.load(Ordering::Relaxed) == ABSENT;
+        // Two threads may both look it up; they find the same.
+        match library.symbol(name).filter(|_| !known_absent) {
+            Some(address) => {
+                self.0.store(address.as_ptr(), Ordering::Relaxed);
+                Ok(address)
+            }
+            None => {
+                self.0.store(ABSENT, Ordering::Relaxed);
+                let name = name.to_str().expect("names of functions are ASCII: they come from identifiers");
+                Err(MissingSymbol { product: library.product(), name, since, path: library.shared_path() })
+            }
+        }
+    }
+}
+
+/// Declares a struct of functions that are resolved one by one, at their first call.
+///
+/// Each function has the version that brought it in front, as free text. The struct gets
+/// - `new(Library)`, which looks nothing up;
+/// - per function, `unsafe fn name(&self, ..) -> Result<R, MissingSymbol>`;
+/// - `SYMBOLS`, all names with their versions; `has(name)`; `missing()`, those that this library lacks; `library()`.
+///
+/// A call of a function that was resolved before costs one relaxed load more than a call through a pointer. See the crate's
+/// example.
+#[macro_export]
+macro_rules! bindings {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis struct $Api:ident {
+            $(
+                $(#[$function_attribute:meta])*
+                $since:literal fn $name:ident ( $( $argument:ident : $type:ty ),* $(,)? ) $( -> $return:ty )?;
+            )*
+        }
+    ) => {
+        $(#[$attribute])*
+        #[allow(non_snake_case, reason = "the fields are named as the vendor names its functions")]
+        #[derive(Debug)]
+        $visibility struct $Api {
+            library: $crate::Library,
+            $( $name: $crate::Symbol, )*
+        }
+
+        #[allow(dead_code, non_snake_case, clippy::too_many_arguments, reason = "the names and shapes are the vendor's")]
+        impl $Api {
+            /// All functions that are bound here, with the version that brought each.
+            $visibility const SYMBOLS: &'static [$crate::SymbolInfo] =
+                &[ $( $crate::SymbolInfo::new(stringify!($name), $since), )* ];
+
+            /// Binds a library. Nothing is looked up before it is called.
+            $visibility const fn new(library: $crate::Library) -> Self {
+                Self { library, $( $name: $crate::Symbol::unknown(), )* }
+            }
+
+            /// The library that is bound.
+            $visibility const fn library(&self) -> &$crate::Library {
+                &self.library
+            }
+
+            /// Whether the library has a function of this name. False for names that are not bound here.
+            $visibility fn has(&self, name: &str) -> bool {
+                $( if name == stringify!($name) { return self.$name.get(&self.library, $crate::bindings!(@c $name), $since).is_ok(); } )*
+                false
+            }
+
+            /// The functions that are bound here and that the library lacks.
+            $visibility fn missing(&self) -> ::std::vec::Vec<$crate::SymbolInfo> {
+                Self::SYMBOLS.iter().copied().filter(|symbol| !self.has(symbol.name)).collect()
+            }
+
+            $(
+                $(#[$function_attribute])*
+                ///
+                /// # Errors
+                /// `MissingSymbol` where the library has no such function.
+                ///
+                /// # Safety
+                /// What the vendor's documentation asks of the caller.
+                #[inline]
+                $visibility unsafe fn $name(&self $(, $argument: $type)*)
+                    -> ::core::result::Result<$crate::bindings!(@return $($return)?), $crate::MissingSymbol>
+                {
+                    let address = self.$name.get(&self.library, $crate::bindings!(@c $name), $since)?;
+                    // SAFETY: the address is that of the function of this name, and the declaration states its signature.
+                    let function = unsafe {
+                        ::core::mem::transmute::<
+                            ::core::ptr::NonNull<::core::ffi::c_void>,
+                            unsafe extern "C" fn($($type),*) $( -> $return )?,
+                        >(address)
+                    };
+                    // SAFETY: the caller keeps what the function asks for.
+                    ::core::result::Result::Ok(unsafe { function($($argument),*) })
+                }
+            )*
+        }
+    };
+    (@return) => { () };
+    (@return $return:ty) => { $return };
+    (@c $name:ident) => {
+        const {
+            match ::core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => unreachable!(),
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::{c_double, c_int};
+
+    use crate::{Search, Visibility};
+
+    crate::bindings! {
+        /// A little of libm, and something that it never had.
+        struct Math {
+            /// Cosine.
+            "C89" fn cos(radians: c_double) -> c_double;
+            /// Scales by a power of two.
+            "C99" fn scalbn(value: c_double, exponent: c_int) -> c_double;
+            /// Nobody has it.
+            "C42" fn no_such_function(value: c_double);
+        }
+    }
+
+    fn math() -> Math {
+        const SEARCH: Search = Search::new("libm", "TEST_LIBM_PATH", &["libm.so.6"]);
+        Math::new(SEARCH.open(Visibility::Local).expect("every Linux has libm"))
+    }
+
+    #[test]
+    fn functions_are_called_with_their_types() {
+        let math = math();
+        // SAFETY: the signatures are those of the C standard.
+        let results = unsafe { (math.cos(0.0), math.scalbn(1.5, 4), math.cos(0.0)) };
+        assert_eq!(results, (Ok(1.0), Ok(24.0), Ok(1.0)));
+    }
+
+    #[test]
+    fn absent_function_is_an_error_each_time_and_the_others_work() {
+        let math = math();
+        for _ in 0..2 {
+            // SAFETY: nothing is called.
+            let error = unsafe { math.no_such_function(0.0) }.expect_err("libm has no such function");
+            assert_eq!((error.product, error.name, error.since), ("libm", "no_such_function", "C42"));
+            assert_eq!(&*error.path, math.library().path());
+        }
+        assert!(math.has("cos") && !math.has("no_such_function") && !math.has("not bound"));
+    }
+
+    #[test]
+    fn missing_lists_what_is_bound_and_absent() {
+        let missing: Vec<_> = math().missing().iter().map(|symbol| (symbol.name, symbol.since)).collect();
+        assert_eq!(missing, [("no_such_function", "C42")]);
+        assert_eq!(Math::SYMBOLS.len(), 3);
+    }
+}

@@ -1,0 +1,140 @@
+//! An open library. What to open is `search.rs`; typed calls are `bindings.rs`.
+//!
+//! Invariant: a library stays mapped until the process ends, so that an address from it is never stale.
+
+use std::ffi::{CStr, OsStr, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Who sees the symbols of a library that is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Visibility {
+    /// Only who holds the handle. What libraries want that have no plug-ins.
+    Local,
+    /// Libraries loaded later too: for libraries whose plug-ins resolve symbols from them.
+    Global,
+}
+
+/// A shared library, open until the process ends.
+///
+/// Cloning is cheap and gives the same library.
+#[derive(Clone, Debug)]
+pub struct Library {
+    handle: NonNull<c_void>,
+    product: &'static str,
+    path: Arc<Path>,
+}
+
+// SAFETY: shared is the dynamic linker's handle, which is only ever given to `dlsym`; POSIX lets any thread call it at any time,
+// the linker synchronises, and the handle is never closed. `symbols_resolve_from_several_threads` would catch a failure.
+unsafe impl Send for Library {}
+// SAFETY: as above: `&Library` gives no more than `dlsym` and the immutable path.
+unsafe impl Sync for Library {}
+
+impl Library {
+    /// Opens one file, or what the dynamic linker finds under a bare name.
+    ///
+    /// # Errors
+    /// The dynamic linker's words.
+    pub(crate) fn open(product: &'static str, file: &Path, visibility: Visibility) -> Result<Self, String> {
+        use libloading::os::unix;
+        let flags = unix::RTLD_LAZY
+            | match visibility {
+                Visibility::Local => unix::RTLD_LOCAL,
+                Visibility::Global => unix::RTLD_GLOBAL,
+            };
+        // SAFETY: loading runs the library's initialisers. Which library that is was chosen by who runs the program (a variable, its
+        // Python, the system), who vouches for it as for the program itself.
+        let library = unsafe { unix::Library::open(Some(file), flags) }.map_err(|error| words_of(&error))?;
+        let handle = NonNull::new(library.into_raw()).ok_or("the dynamic linker gave no handle")?;
+        let path = path_of(handle).unwrap_or_else(|| file.to_path_buf());
+        tracing::debug!(product, path = %path.display(), "library loaded");
+        Ok(Self { handle, product, path: path.into() })
+    }
+
+    /// The library, as its vendor calls it.
+    pub fn product(&self) -> &'static str {
+        self.product
+    }
+
+    /// The file that is mapped.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn shared_path(&self) -> Arc<Path> {
+        Arc::clone(&self.path)
+    }
+
+    /// The directory that the file is in: where a vendor puts plug-ins and headers beside it. `None` where only a bare name is known.
+    pub fn directory(&self) -> Option<&Path> {
+        self.path.parent().filter(|directory| *directory != OsStr::new(""))
+    }
+
+    /// The address of a symbol, or `None` where the library has none of that name.
+    pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: the handle is open until the process ends and the name ends in a zero byte.
+        NonNull::new(unsafe { libc::dlsym(self.handle.as_ptr(), name.as_ptr()) })
+    }
+}
+
+/// What the dynamic linker said, without the words around it.
+fn words_of(error: &libloading::Error) -> String {
+    use std::error::Error as _;
+    error.source().map_or_else(|| error.to_string(), |source| source.to_string())
+}
+
+/// The head of the dynamic linker's record of a library, as `<link.h>` declares it.
+#[repr(C)]
+struct LinkMap {
+    address: usize,
+    name: *const std::ffi::c_char,
+}
+
+fn path_of(handle: NonNull<c_void>) -> Option<PathBuf> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let mut map: *const LinkMap = std::ptr::null();
+    // SAFETY: the handle is open, and RTLD_DI_LINKMAP stores one pointer to where the third argument points.
+    let status = unsafe { libc::dlinfo(handle.as_ptr(), libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) };
+    if status != 0 || map.is_null() {
+        return None;
+    }
+    // SAFETY: the linker gave the record of an open library; it and its name live as long as the library is open, which is for ever.
+    let name = unsafe { CStr::from_ptr((*map).name) };
+    (!name.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(name.to_bytes())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn libc() -> Library {
+        Library::open("libc", Path::new("libc.so.6"), Visibility::Local).expect("every Linux has it")
+    }
+
+    #[test]
+    fn bare_name_is_resolved_to_a_file() {
+        let library = libc();
+        assert!(library.path().is_absolute(), "{}", library.path().display());
+        assert!(library.directory().is_some_and(Path::is_dir));
+    }
+
+    #[test]
+    fn symbol_that_is_not_there_is_none() {
+        let library = libc();
+        assert!(library.symbol(c"getpid").is_some());
+        assert!(library.symbol(c"no_such_function").is_none());
+    }
+
+    #[test]
+    fn symbols_resolve_from_several_threads() {
+        let library = libc();
+        let first = library.symbol(c"getpid").map(|address| address.as_ptr() as usize);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| assert_eq!(library.symbol(c"getpid").map(|address| address.as_ptr() as usize), first));
+            }
+        });
+    }
+}

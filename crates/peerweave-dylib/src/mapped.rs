@@ -1,0 +1,49 @@
+//! Which libraries of a kind this process has mapped, whoever loaded them.
+
+use std::path::PathBuf;
+
+/// The files mapped into this process whose name begins with `stem` (such as `libnccl.so`), each once, in the order of their addresses.
+///
+/// Two copies of one communication library in a process (one of a Python wheel, one of the system, say) do not know of each other: handles of
+/// one must not be given to the other. Empty where the system has no `/proc/self/maps`.
+///
+/// ```
+/// # #[cfg(all(target_os = "linux", target_env = "gnu"))]
+/// assert_eq!(peerweave_dylib::mapped("libc.so").len(), 1);
+/// ```
+pub fn mapped(stem: &str) -> Vec<PathBuf> {
+    // A reader of this file sees the mappings of one moment; lossy, since other libraries' paths are none of our business.
+    std::fs::read("/proc/self/maps").map(|maps| files(&String::from_utf8_lossy(&maps), stem)).unwrap_or_default()
+}
+
+fn files(maps: &str, stem: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for line in maps.lines() {
+        // address permissions offset device inode path; the path may contain blanks.
+        let Some(path) = line.splitn(6, ' ').nth(5).map(|path| path.trim_start().trim_end_matches(" (deleted)")) else { continue };
+        let path = PathBuf::from(path);
+        let matches = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(stem));
+        if matches && !found.contains(&path) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_file_is_named_once_and_blanks_stay() {
+        let maps = "\
+7f0 r--p 00000000 08:01 12                         /opt/a b/libnccl.so.2
+7f1 r-xp 00001000 08:01 12                         /opt/a b/libnccl.so.2
+7f2 r--p 00000000 08:01 13                         /usr/lib/libnccl.so.2.30.4 (deleted)
+7f3 rw-p 00000000 00:00 0                          [heap]
+7f4 rw-p 00000000 00:00 0 
+7f5 r--p 00000000 08:01 14                         /usr/lib/libnccl-net.so
+";
+        assert_eq!(files(maps, "libnccl.so"), [PathBuf::from("/opt/a b/libnccl.so.2"), "/usr/lib/libnccl.so.2.30.4".into()]);
+    }
+}

@@ -1,0 +1,122 @@
+//! Where the active Python keeps its packages, found by looking at directories alone: no interpreter is started.
+//!
+//! Wheels put a vendor's library under `site-packages/nvidia/...`. "Active" is what a shell means by it: the activated environment, else
+//! the `python3` that PATH finds.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// The package directories of the active Python, first those that an import would look at first. Only such that exist.
+pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut add = |directory: PathBuf| {
+        if directory.is_dir() && !found.contains(&directory) {
+            found.push(directory);
+        }
+    };
+    if let Some(paths) = variable("PYTHONPATH") {
+        std::env::split_paths(&paths).filter(|path| !path.as_os_str().is_empty()).for_each(&mut add);
+    }
+    for activated in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
+        if let Some(prefix) = variable(activated) {
+            packages_below(Path::new(&prefix)).into_iter().for_each(&mut add);
+        }
+    }
+    if let Some(path) = variable("PATH") {
+        for interpreter in ["python3", "python"] {
+            for prefix in prefixes(&path, interpreter) {
+                packages_below(&prefix).into_iter().for_each(&mut add);
+            }
+        }
+    }
+    if let Some(home) = variable("HOME") {
+        packages_below(&Path::new(&home).join(".local")).into_iter().for_each(&mut add);
+    }
+    found
+}
+
+/// The prefixes of the first interpreter of that name on PATH: where it stands (it may be a link inside a virtual environment), where
+/// its links lead to, and the local twin of a system's.
+fn prefixes(path: &OsString, interpreter: &str) -> Vec<PathBuf> {
+    let Some(found) = std::env::split_paths(path).map(|directory| directory.join(interpreter)).find(|file| file.is_file()) else {
+        return Vec::new();
+    };
+    let mut prefixes = Vec::new();
+    for file in [Some(found.clone()), found.canonicalize().ok()].into_iter().flatten() {
+        if let Some(prefix) = file.parent().and_then(Path::parent) {
+            prefixes.push(prefix.to_path_buf());
+            if prefix == Path::new("/usr") {
+                prefixes.push(PathBuf::from("/usr/local"));
+            }
+        }
+    }
+    prefixes
+}
+
+/// `lib/python3.*/site-packages` and `dist-packages` (Debian's) below a prefix, the newest Python first.
+fn packages_below(prefix: &Path) -> Vec<PathBuf> {
+    let mut versions: Vec<((u32, u32), PathBuf)> = ["lib", "lib64"]
+        .iter()
+        .filter_map(|lib| std::fs::read_dir(prefix.join(lib)).ok())
+        .flatten()
+        .filter_map(|entry| entry.ok())
+        .filter_map(|entry| Some((version(entry.file_name().to_str()?)?, entry.path())))
+        .collect();
+    versions.sort_by(|a, b| b.0.cmp(&a.0));
+    let mut found: Vec<PathBuf> =
+        versions.iter().flat_map(|(_, path)| [path.join("site-packages"), path.join("dist-packages")]).collect();
+    found.push(prefix.join("lib/python3/dist-packages"));
+    found.retain(|directory| directory.is_dir());
+    found
+}
+
+/// `python3.12` is (3, 12); `python3` (Debian's shared directory) is none.
+fn version(name: &str) -> Option<(u32, u32)> {
+    let (major, minor) = name.strip_prefix("python")?.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn package_directory(root: &Path, relative: &str) -> PathBuf {
+        let directory = root.join(relative);
+        std::fs::create_dir_all(&directory).expect("temporary directory is writable");
+        directory
+    }
+
+    #[test]
+    fn activated_environment_comes_before_the_interpreter_on_the_path() {
+        let root = tempfile::tempdir().expect("temporary directory");
+        let venv = package_directory(root.path(), "venv/lib/python3.12/site-packages");
+        let old = package_directory(root.path(), "prefix/lib/python3.9/site-packages");
+        let new = package_directory(root.path(), "prefix/lib/python3.11/dist-packages");
+        let bin = package_directory(root.path(), "prefix/bin");
+        std::fs::write(bin.join("python3"), "").expect("temporary directory is writable");
+        let found = site_packages(&|name| match name {
+            "VIRTUAL_ENV" => Some(root.path().join("venv").into()),
+            "PATH" => Some(std::env::join_paths([root.path().join("empty"), bin.clone()]).expect("no colon in it")),
+            _ => None,
+        });
+        assert_eq!(found, [venv, new, old]);
+    }
+
+    #[test]
+    fn environment_that_is_not_activated_is_found_beside_its_interpreter() {
+        let root = tempfile::tempdir().expect("temporary directory");
+        let base = package_directory(root.path(), "base/lib/python3.12/site-packages");
+        let venv = package_directory(root.path(), "venv/lib/python3.12/site-packages");
+        let (base_bin, venv_bin) = (package_directory(root.path(), "base/bin"), package_directory(root.path(), "venv/bin"));
+        std::fs::write(base_bin.join("python3"), "").expect("temporary directory is writable");
+        std::os::unix::fs::symlink(base_bin.join("python3"), venv_bin.join("python3")).expect("links are possible");
+        let found = site_packages(&|name| (name == "PATH").then(|| venv_bin.clone().into()));
+        let base = base.canonicalize().expect("it exists");
+        assert_eq!(found, [venv, base]);
+    }
+
+    #[test]
+    fn nothing_set_is_nothing_found() {
+        assert!(site_packages(&|_| None).is_empty());
+    }
+}

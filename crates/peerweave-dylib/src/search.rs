@@ -1,0 +1,212 @@
+//! Where a library is looked for, in which order. Opening one file is `library.rs`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use crate::{Attempt, Library, LoadError, Visibility, python};
+
+/// Which library to look for, and where.
+///
+/// The order: the variable, if it is set (a file or a directory; then nothing else is tried); the wheels of the active Python; the dynamic
+/// linker's own path; the well-known directories. In each place the file names are tried in their order.
+#[derive(Clone, Copy, Debug)]
+pub struct Search {
+    product: &'static str,
+    variable: Option<&'static str>,
+    file_names: &'static [&'static str],
+    wheel_directories: &'static [&'static str],
+    system_directories: &'static [&'static str],
+}
+
+impl Search {
+    /// A search for `product` under its file names, best first. `variable` is the environment variable that overrides all else.
+    ///
+    /// # Panics
+    /// If there is no file name: a mistake in the source, not in its input.
+    pub const fn new(product: &'static str, variable: &'static str, file_names: &'static [&'static str]) -> Self {
+        assert!(!file_names.is_empty(), "a search needs at least one file name");
+        Self { product, variable: Some(variable), file_names, wheel_directories: &[], system_directories: &[] }
+    }
+
+    /// A search that no variable overrides: for a library that something else in the process loads as well, and must be the same.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub const fn without_variable(product: &'static str, file_names: &'static [&'static str]) -> Self {
+        assert!(!file_names.is_empty(), "a search needs at least one file name");
+        Self { product, variable: None, file_names, wheel_directories: &[], system_directories: &[] }
+    }
+
+    /// Directories below Python's `site-packages` that the vendor's wheels install into, such as `nvidia/nccl/lib`.
+    pub const fn in_wheels(mut self, directories: &'static [&'static str]) -> Self {
+        self.wheel_directories = directories;
+        self
+    }
+
+    /// Directories that the vendor's packages are known to use and that the dynamic linker may not search.
+    pub const fn in_directories(mut self, directories: &'static [&'static str]) -> Self {
+        self.system_directories = directories;
+        self
+    }
+
+    /// The library, as its vendor calls it.
+    pub const fn product(&self) -> &'static str {
+        self.product
+    }
+
+    /// Opens the first file that loads.
+    ///
+    /// # Errors
+    /// [`LoadError`] with every path that was tried. A file that is not there is not handed to the dynamic linker.
+    pub fn open(&self, visibility: Visibility) -> Result<Library, LoadError> {
+        self.open_with(visibility, &|name| std::env::var_os(name))
+    }
+
+    /// Opens a file, or the first file of that kind in a directory, and tries nothing else.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_at(&self, path: &Path, visibility: Visibility) -> Result<Library, LoadError> {
+        let mut tried = Vec::new();
+        match self.explicit(path, visibility, &mut tried) {
+            Some(library) => Ok(library),
+            None => Err(self.error(true, tried)),
+        }
+    }
+
+    /// As [`open`](Self::open), with the environment as a function: for tests, and for programs with settings of their own.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(&self, visibility: Visibility, variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Library, LoadError> {
+        if let Some(path) = self.variable.and_then(variable).filter(|value| !value.is_empty()) {
+            return self.open_at(Path::new(&path), visibility);
+        }
+        let mut tried = Vec::new();
+        for packages in python::site_packages(variable) {
+            for directory in self.wheel_directories {
+                if let Some(library) = self.directory(&packages.join(directory), visibility, &mut tried) {
+                    return Ok(library);
+                }
+            }
+        }
+        for name in self.file_names {
+            if let Some(library) = self.attempt(Path::new(name), visibility, &mut tried) {
+                return Ok(library);
+            }
+        }
+        for directory in self.system_directories {
+            if let Some(library) = self.directory(Path::new(directory), visibility, &mut tried) {
+                return Ok(library);
+            }
+        }
+        Err(self.error(false, tried))
+    }
+
+    fn explicit(&self, path: &Path, visibility: Visibility, tried: &mut Vec<Attempt>) -> Option<Library> {
+        if path.is_dir() {
+            return self.directory(path, visibility, tried);
+        }
+        if !path.exists() {
+            tried.push(Attempt { path: path.to_path_buf(), reason: "no such file or directory".into() });
+            return None;
+        }
+        self.attempt(path, visibility, tried)
+    }
+
+    fn directory(&self, directory: &Path, visibility: Visibility, tried: &mut Vec<Attempt>) -> Option<Library> {
+        let candidates: Vec<PathBuf> = self.file_names.iter().map(|name| directory.join(name)).collect();
+        let mut present = candidates.iter().filter(|file| file.exists()).peekable();
+        if present.peek().is_none() {
+            let reason = if directory.is_dir() { format!("has none of {}", self.file_names.join(", ")) } else { "no such directory".into() };
+            tried.push(Attempt { path: directory.to_path_buf(), reason });
+            return None;
+        }
+        present.find_map(|file| self.attempt(file, visibility, tried))
+    }
+
+    fn attempt(&self, file: &Path, visibility: Visibility, tried: &mut Vec<Attempt>) -> Option<Library> {
+        match Library::open(self.product, file, visibility) {
+            Ok(library) => Some(library),
+            Err(reason) => {
+                tried.push(Attempt { path: file.to_path_buf(), reason });
+                None
+            }
+        }
+    }
+
+    fn error(&self, exclusive: bool, tried: Vec<Attempt>) -> LoadError {
+        LoadError { product: self.product, variable: self.variable, exclusive, tried }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEARCH: Search = Search::new("libm", "TEST_LIBM_PATH", &["libm.so.6"]).in_directories(&["/nowhere/at/all"]);
+    const ABSENT: Search = Search::new("Nothing", "TEST_NOTHING_PATH", &["libnothing.so.7", "libnothing.so"])
+        .in_wheels(&["vendor/lib"])
+        .in_directories(&["/nowhere/at/all"]);
+
+    #[test]
+    fn linker_finds_what_the_system_has() {
+        let library = SEARCH.open_with(Visibility::Local, &|_| None).expect("every Linux has libm");
+        assert!(library.symbol(c"cos").is_some());
+        assert_eq!(library.product(), "libm");
+    }
+
+    #[test]
+    fn variable_is_exclusive_even_where_the_library_is_elsewhere() {
+        let error = SEARCH
+            .open_with(Visibility::Local, &|name| (name == "TEST_LIBM_PATH").then(|| "/nowhere/libm.so.6".into()))
+            .expect_err("nothing is there");
+        assert!(error.exclusive);
+        assert_eq!(error.tried, [Attempt { path: "/nowhere/libm.so.6".into(), reason: "no such file or directory".into() }]);
+        assert!(error.to_string().contains("TEST_LIBM_PATH is set"), "{error}");
+    }
+
+    #[test]
+    fn directory_in_the_variable_is_searched_for_the_names() {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let error = SEARCH.open_at(directory.path(), Visibility::Local).expect_err("it is empty");
+        assert_eq!(error.tried[0].reason, "has none of libm.so.6");
+    }
+
+    #[test]
+    fn file_that_is_no_library_says_so() {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        std::fs::write(directory.path().join("libm.so.6"), "not a library").expect("temporary directory is writable");
+        let error = SEARCH.open_at(directory.path(), Visibility::Local).expect_err("it is text");
+        assert_eq!(error.tried.len(), 1);
+        assert!(error.tried[0].reason.contains("file too short") || error.tried[0].reason.contains("ELF"), "{}", error.tried[0].reason);
+    }
+
+    #[test]
+    fn error_lists_wheels_names_and_directories_in_order() {
+        let venv = tempfile::tempdir().expect("temporary directory");
+        let packages = venv.path().join("lib/python3.12/site-packages");
+        std::fs::create_dir_all(&packages).expect("temporary directory is writable");
+        let error = ABSENT
+            .open_with(Visibility::Local, &|name| (name == "VIRTUAL_ENV").then(|| venv.path().into()))
+            .expect_err("nobody has it");
+        let paths: Vec<_> = error.tried.iter().map(|attempt| attempt.path.clone()).collect();
+        let expected: [PathBuf; 4] =
+            [packages.join("vendor/lib"), "libnothing.so.7".into(), "libnothing.so".into(), "/nowhere/at/all".into()];
+        assert_eq!(paths, expected);
+        assert!(!error.exclusive);
+    }
+
+    #[test]
+    fn wheel_comes_before_the_linker() {
+        let system = SEARCH.open_with(Visibility::Local, &|_| None).expect("every Linux has libm");
+        let venv = tempfile::tempdir().expect("temporary directory");
+        let lib = venv.path().join("lib/python3.12/site-packages/vendor/lib");
+        std::fs::create_dir_all(&lib).expect("temporary directory is writable");
+        std::fs::copy(system.path(), lib.join("libm.so.6")).expect("it can be read");
+        let search = SEARCH.in_wheels(&["vendor/lib"]);
+        let found = search.open_with(Visibility::Local, &|name| (name == "VIRTUAL_ENV").then(|| venv.path().into())).expect("it is there");
+        assert_eq!(found.path(), lib.join("libm.so.6"));
+        assert_eq!(found.directory(), Some(lib.as_path()));
+    }
+}
