@@ -20,7 +20,9 @@ fn files(maps: &str, stem: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for line in maps.lines() {
         // address permissions offset device inode path; the path may contain blanks.
-        let Some(path) = line.splitn(6, ' ').nth(5).map(|path| path.trim_start().trim_end_matches(" (deleted)")) else { continue };
+        let Some(path) = line.splitn(6, ' ').nth(5).map(|path| path.trim_start().trim_end_matches(" (deleted)")) else {
+            continue;
+        };
         let path = PathBuf::from(path);
         let matches = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(stem));
         if matches && !found.contains(&path) {

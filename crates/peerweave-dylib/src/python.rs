@@ -62,7 +62,7 @@ fn packages_below(prefix: &Path) -> Vec<PathBuf> {
         .filter_map(|entry| entry.ok())
         .filter_map(|entry| Some((version(entry.file_name().to_str()?)?, entry.path())))
         .collect();
-    versions.sort_by(|a, b| b.0.cmp(&a.0));
+    versions.sort_by_key(|(version, _)| std::cmp::Reverse(*version));
     let mut found: Vec<PathBuf> =
         versions.iter().flat_map(|(_, path)| [path.join("site-packages"), path.join("dist-packages")]).collect();
     found.push(prefix.join("lib/python3/dist-packages"));

@@ -118,7 +118,11 @@ impl Search {
         let candidates: Vec<PathBuf> = self.file_names.iter().map(|name| directory.join(name)).collect();
         let mut present = candidates.iter().filter(|file| file.exists()).peekable();
         if present.peek().is_none() {
-            let reason = if directory.is_dir() { format!("has none of {}", self.file_names.join(", ")) } else { "no such directory".into() };
+            let reason = if directory.is_dir() {
+                format!("has none of {}", self.file_names.join(", "))
+            } else {
+                "no such directory".into()
+            };
             tried.push(Attempt { path: directory.to_path_buf(), reason });
             return None;
         }
@@ -179,7 +183,11 @@ mod tests {
         std::fs::write(directory.path().join("libm.so.6"), "not a library").expect("temporary directory is writable");
         let error = SEARCH.open_at(directory.path(), Visibility::Local).expect_err("it is text");
         assert_eq!(error.tried.len(), 1);
-        assert!(error.tried[0].reason.contains("file too short") || error.tried[0].reason.contains("ELF"), "{}", error.tried[0].reason);
+        assert!(
+            error.tried[0].reason.contains("file too short") || error.tried[0].reason.contains("ELF"),
+            "{}",
+            error.tried[0].reason
+        );
     }
 
     #[test]
@@ -205,7 +213,9 @@ mod tests {
         std::fs::create_dir_all(&lib).expect("temporary directory is writable");
         std::fs::copy(system.path(), lib.join("libm.so.6")).expect("it can be read");
         let search = SEARCH.in_wheels(&["vendor/lib"]);
-        let found = search.open_with(Visibility::Local, &|name| (name == "VIRTUAL_ENV").then(|| venv.path().into())).expect("it is there");
+        let found = search
+            .open_with(Visibility::Local, &|name| (name == "VIRTUAL_ENV").then(|| venv.path().into()))
+            .expect("it is there");
         assert_eq!(found.path(), lib.join("libm.so.6"));
         assert_eq!(found.directory(), Some(lib.as_path()));
     }

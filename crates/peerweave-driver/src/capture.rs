@@ -1,0 +1,82 @@
+//! Streams that are being captured, and what the graph must keep alive.
+//!
+//! A graph replays addresses. So what it uses must live as long as it does, however long that is: CUDA's user objects tie a value to a
+//! graph. Their last function may not call the driver, so it hands the value to the reaper.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use crate::cudarc::driver::CudaStream;
+use crate::cudarc::driver::sys::{CUgraph, CUresult, CUstreamCaptureStatus, CUuserObject};
+use crate::{CudaError, Driver, DriverError, Keep, reaper};
+
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, the only flag that exists and it must be given.
+const NO_DESTRUCTOR_SYNC: u32 = 1;
+/// `CU_GRAPH_USER_OBJECT_MOVE`: the reference is handed over.
+const MOVE: u32 = 1;
+
+/// Whether work enqueued on the stream now is captured into a graph instead of run.
+///
+/// # Errors
+/// [`CudaError`] also where the capture was invalidated by an earlier fault.
+#[inline]
+pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the stream is live and the pointer is to a live value.
+    let code = unsafe { Driver::get()?.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) }?;
+    CudaError::check("cuStreamIsCapturing", code)?;
+    match status {
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(false),
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(true),
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED => {
+            Err(CudaError::new("cuStreamIsCapturing", CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED).into())
+        }
+    }
+}
+
+/// Makes the graph that the stream is being captured into keep these values until it, and all that is made of it, is destroyed.
+///
+/// They are dropped by a thread of this crate, some time after. Since CUDA 11.3.
+///
+/// # Errors
+/// If the stream is not being captured (`CUDA_ERROR_ILLEGAL_STATE`), or the driver is too old; the values are dropped then.
+pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), DriverError> {
+    let api = Driver::get()?.api();
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let mut graph: CUgraph = std::ptr::null_mut();
+    let (id, dependencies, n_dependencies) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the stream is live, two pointers are to live values, and the others may be null.
+    let code = unsafe {
+        api.cuStreamGetCaptureInfo_v2(stream.cu_stream(), &raw mut status, id, &raw mut graph, dependencies, n_dependencies)
+    }?;
+    CudaError::check("cuStreamGetCaptureInfo_v2", code)?;
+    if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE || graph.is_null() {
+        return Err(CudaError::new("cuStreamGetCaptureInfo_v2", CUresult::CUDA_ERROR_ILLEGAL_STATE).into());
+    }
+    let kept: *mut c_void = Box::into_raw(Box::new(kept)).cast();
+    let mut object: CUuserObject = std::ptr::null_mut();
+    // SAFETY: `release` takes the box back, exactly once: when the last reference goes.
+    let code = unsafe { api.cuUserObjectCreate(&raw mut object, kept, Some(release), 1, NO_DESTRUCTOR_SYNC) };
+    match code {
+        Ok(CUresult::CUDA_SUCCESS) => {}
+        refused => {
+            // SAFETY: no object was made, so nobody else has the box.
+            drop(unsafe { Box::from_raw(kept.cast::<Vec<Keep>>()) });
+            CudaError::check("cuUserObjectCreate", refused?)?;
+        }
+    }
+    // SAFETY: the graph is being captured, so it lives; the only reference to the object is handed over.
+    let retained = unsafe { api.cuGraphRetainUserObject(graph, object, 1, MOVE) };
+    if retained != Ok(CUresult::CUDA_SUCCESS) {
+        // SAFETY: the reference was not handed over, so it is ours to give back; that runs `release`.
+        let _ = unsafe { api.cuUserObjectRelease(object, 1) };
+    }
+    CudaError::check("cuGraphRetainUserObject", retained?)?;
+    Ok(())
+}
+
+/// Called by the driver when the last reference to a user object goes, on a thread of its choice.
+unsafe extern "C" fn release(kept: *mut c_void) {
+    // SAFETY: the pointer is the box that `keep_in_graph` gave away, and this is its one release.
+    reaper::drop_later(*unsafe { Box::from_raw(kept.cast::<Vec<Keep>>()) });
+}

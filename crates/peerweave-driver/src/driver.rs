@@ -1,0 +1,130 @@
+//! The driver of this process: found once, initialised once.
+//!
+//! Invariant: the library is the one that cudarc opens, since both ask the dynamic linker for the same names in the same order.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use peerweave_dylib::{LoadError, Search, Visibility};
+
+use crate::cudarc::driver::CudaContext;
+use crate::cudarc::driver::sys::{CUdevice, CUdevice_attribute, CUresult};
+use crate::{Api, CudaError, DriverError};
+
+const SEARCH: Search = Search::without_variable("CUDA's driver", &["libcuda.so", "libcuda.so.1"]);
+
+/// CUDA's driver, loaded and initialised.
+#[derive(Debug)]
+pub struct Driver {
+    api: Api,
+}
+
+/// A version of CUDA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CudaVersion {
+    /// Such as 13.
+    pub major: u32,
+    /// Such as 0.
+    pub minor: u32,
+}
+
+impl fmt::Display for CudaVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+static LOADED: OnceLock<Result<Driver, LoadError>> = OnceLock::new();
+
+impl Driver {
+    /// The driver of this process. The first call loads and initialises it.
+    ///
+    /// # Errors
+    /// [`DriverError::Load`] where there is none, [`DriverError::Cuda`] where it does not start (no device, driver and kernel module of different
+    /// versions). Both are found out again at each call, at no cost worth mentioning.
+    pub fn get() -> Result<&'static Self, DriverError> {
+        let driver = LOADED.get_or_init(|| SEARCH.open(Visibility::Local).map(|library| Self { api: Api::new(library) }));
+        let driver = driver.as_ref().map_err(|error| DriverError::Load(error.clone()))?;
+        static STARTED: OnceLock<CUresult> = OnceLock::new();
+        let code = match STARTED.get() {
+            Some(code) => *code,
+            None => {
+                // SAFETY: no flags are defined; any thread may call it, and more than once.
+                let code = unsafe { driver.api.cuInit(0) }?;
+                *STARTED.get_or_init(|| code)
+            }
+        };
+        CudaError::check("cuInit", code)?;
+        Ok(driver)
+    }
+
+    /// The driver's functions.
+    pub fn api(&self) -> &Api {
+        &self.api
+    }
+
+    /// The newest CUDA that the driver serves.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn version(&self) -> Result<CudaVersion, DriverError> {
+        let mut code: c_int = 0;
+        // SAFETY: the pointer is to a live integer.
+        CudaError::check("cuDriverGetVersion", unsafe { self.api.cuDriverGetVersion(&raw mut code) }?)?;
+        let code = code.unsigned_abs();
+        Ok(CudaVersion { major: code / 1000, minor: code % 1000 / 10 })
+    }
+
+    /// How many devices this process sees.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn device_count(&self) -> Result<usize, DriverError> {
+        let mut count: c_int = 0;
+        // SAFETY: the pointer is to a live integer.
+        CudaError::check("cuDeviceGetCount", unsafe { self.api.cuDeviceGetCount(&raw mut count) }?)?;
+        Ok(count.unsigned_abs() as usize)
+    }
+
+    /// An attribute of a device.
+    ///
+    /// # Errors
+    /// What the driver says; an attribute that it does not know is `CUDA_ERROR_INVALID_VALUE`.
+    pub fn attribute(&self, ordinal: usize, attribute: CUdevice_attribute) -> Result<i32, DriverError> {
+        let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
+        let mut value: c_int = 0;
+        // SAFETY: the pointer is to a live integer; the driver checks the rest.
+        CudaError::check("cuDeviceGetAttribute", unsafe { self.api.cuDeviceGetAttribute(&raw mut value, attribute, device) }?)?;
+        Ok(value)
+    }
+}
+
+/// The primary context of a device, by cudarc, or why there is none; never a panic.
+///
+/// # Errors
+/// [`DriverError::NoSuchDevice`], and those of [`Driver::get`].
+pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, DriverError> {
+    let count = Driver::get()?.device_count()?;
+    if ordinal >= count {
+        return Err(DriverError::NoSuchDevice { call: "context", ordinal, count });
+    }
+    Ok(CudaContext::new(ordinal).map_err(CudaError::of("cuDevicePrimaryCtxRetain"))?)
+}
+
+/// Name and description of a code, in the driver's words if it is there.
+pub(crate) fn describe(code: u32) -> (String, String) {
+    let unknown = || (format!("CUresult {code}"), "no description".to_owned());
+    let Some(Ok(driver)) = LOADED.get() else { return unknown() };
+    let (mut name, mut text): (*const c_char, *const c_char) = (std::ptr::null(), std::ptr::null());
+    // SAFETY: the pointers are to live pointers; the driver stores the addresses of constants, or nothing for a code it does not know.
+    let known = unsafe {
+        matches!(driver.api.cuGetErrorName(code, &raw mut name), Ok(CUresult::CUDA_SUCCESS))
+            && matches!(driver.api.cuGetErrorString(code, &raw mut text), Ok(CUresult::CUDA_SUCCESS))
+    };
+    if !known || name.is_null() || text.is_null() {
+        return unknown();
+    }
+    // SAFETY: both are constants of the driver, ended by zero.
+    unsafe { (CStr::from_ptr(name).to_string_lossy().into_owned(), CStr::from_ptr(text).to_string_lossy().into_owned()) }
+}

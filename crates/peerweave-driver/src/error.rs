@@ -1,0 +1,127 @@
+//! What the driver can answer, with the call that it answered to.
+
+use peerweave_dylib::{LoadError, MissingSymbol};
+
+use crate::cudarc::driver::sys::CUresult;
+
+/// An error code of CUDA's driver.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} ({code}) from {call}: {text}")]
+#[non_exhaustive]
+pub struct CudaError {
+    /// The driver's function, or for calls through cudarc what was asked for.
+    pub call: &'static str,
+    /// The driver's code.
+    pub code: u32,
+    /// The code's name, such as `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub name: String,
+    /// The driver's own description.
+    pub text: String,
+}
+
+impl CudaError {
+    /// The error of `call`. Asks the driver for its name and description.
+    #[cold]
+    pub fn new(call: &'static str, code: CUresult) -> Self {
+        Self::from_code(call, code as u32)
+    }
+
+    /// As [`new`](Self::new), for a code that may be newer than the enumeration.
+    #[cold]
+    pub fn from_code(call: &'static str, code: u32) -> Self {
+        let (name, text) = crate::driver::describe(code);
+        Self { call, code, name, text }
+    }
+
+    /// Whether the device or the process has too little memory.
+    pub fn is_out_of_memory(&self) -> bool {
+        self.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32
+    }
+
+    /// Whether the driver says that it, or the device, cannot do this.
+    pub fn is_not_supported(&self) -> bool {
+        self.code == CUresult::CUDA_ERROR_NOT_SUPPORTED as u32
+    }
+
+    /// Turns a code into a result.
+    ///
+    /// # Errors
+    /// The error of `call`, for every code but success.
+    #[inline]
+    pub fn check(call: &'static str, code: CUresult) -> Result<(), Self> {
+        if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(Self::new(call, code)) }
+    }
+
+    /// Gives an error of cudarc its call.
+    #[cold]
+    pub fn of(call: &'static str) -> impl FnOnce(crate::cudarc::driver::DriverError) -> Self {
+        move |error| Self::new(call, error.0)
+    }
+}
+
+/// Why a call of the driver did not do what was asked.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// There is no driver on this machine.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The driver is too old to have the function.
+    #[error(transparent)]
+    Missing(#[from] MissingSymbol),
+    /// The driver refused.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// There is no such device.
+    #[error("{call}: device {ordinal} does not exist, there are {count}")]
+    NoSuchDevice {
+        /// What was called.
+        call: &'static str,
+        /// The device that was asked for.
+        ordinal: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The memory belongs to another device.
+    #[error("{call}: the memory is on device {found}, expected device {expected}")]
+    WrongDevice {
+        /// What was called.
+        call: &'static str,
+        /// Where the memory is.
+        found: usize,
+        /// Where it should be.
+        expected: usize,
+    },
+    /// A number of elements is too large for the address space.
+    #[error("{call}: {count} elements of {element_bytes} bytes exceed the address space")]
+    TooLarge {
+        /// What was called.
+        call: &'static str,
+        /// Elements asked for.
+        count: usize,
+        /// Bytes of one.
+        element_bytes: usize,
+    },
+    /// A copy between buffers of different lengths.
+    #[error("{call}: {found} elements, expected {expected}")]
+    WrongLength {
+        /// What was called.
+        call: &'static str,
+        /// Elements given.
+        found: usize,
+        /// Elements expected.
+        expected: usize,
+    },
+    /// A range that is not inside the memory.
+    #[error("{call}: range {start}..{end} of {len} elements")]
+    OutOfRange {
+        /// What was called.
+        call: &'static str,
+        /// First element.
+        start: usize,
+        /// One past the last.
+        end: usize,
+        /// Elements that there are.
+        len: usize,
+    },
+}

@@ -1,0 +1,36 @@
+//! CUDA's driver for the crates above: errors with their call, device memory by trait, stream-ordered lifetimes, waits with a deadline.
+//!
+//! Does not wrap what cudarc wraps well: its contexts, streams, events and slices are the types here too. Neither communicates nor shares
+//! memory between processes.
+//!
+//! Nothing panics where there is no driver: [`Driver::get`] comes first, and is an error there.
+//!
+//! ```
+//! match peerweave_driver::Driver::get() {
+//!     Ok(driver) => println!("driver for CUDA {}", driver.version()?),
+//!     Err(error) => println!("{error}"), // names every path that was tried
+//! }
+//! # Ok::<(), peerweave_driver::DriverError>(())
+//! ```
+
+mod api;
+mod buffer;
+mod capture;
+mod driver;
+mod error;
+mod memory;
+mod reaper;
+mod switch;
+mod wait;
+
+pub use api::Api;
+pub use buffer::{Access, DeviceBuffer, DeviceBufferMut, Keep, Raw};
+pub use capture::{is_capturing, keep_in_graph};
+pub use cudarc;
+pub use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
+pub use driver::{CudaVersion, Driver, context};
+pub use error::{CudaError, DriverError};
+pub use memory::DeviceMemory;
+pub use reaper::{Retired, retire, settle};
+pub use switch::{MulticastDisabled, multicast_switch};
+pub use wait::{wait, wait_until};

@@ -1,0 +1,259 @@
+//! Owned device memory that can be shared, sliced, captured into graphs, and dropped at any time.
+//!
+//! Plain allocations, not from a pool: so they can be registered with NCCL and shared with other processes by the older way. Symmetric memory
+//! is not here.
+//!
+//! Invariant: the memory is freed after all work on every stream that it was handed to.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use peerweave_types::Element;
+
+use crate::cudarc::driver::sys::CUdeviceptr;
+use crate::cudarc::driver::{CudaContext, CudaStream};
+use crate::{Access, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, reaper};
+
+/// Device memory of `len` elements. Clones and slices are handles of the same memory.
+///
+/// Two handles may be given to work on different streams; if that work races, the elements' values are unspecified and nothing else is: the
+/// host never sees them through a reference. It is freed, some time later, when the last handle and the last graph that uses it are gone and the streams that
+/// used it have passed that work.
+pub struct DeviceMemory<T> {
+    allocation: Arc<Allocation>,
+    start: usize,
+    len: usize,
+    _elements: PhantomData<fn() -> T>,
+}
+
+struct Allocation {
+    address: CUdeviceptr,
+    context: Arc<CudaContext>,
+    /// Streams that work on this memory was enqueued on.
+    streams: Mutex<Vec<Arc<CudaStream>>>,
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        let streams = std::mem::take(self.streams.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let address = self.address;
+        reaper::retire(
+            &self.context,
+            streams,
+            Box::new(move || {
+                if let Ok(driver) = Driver::get() {
+                    // SAFETY: the last handle is gone and the streams that used the memory have passed that work.
+                    let _ = unsafe { driver.api().cuMemFree_v2(address) };
+                }
+            }),
+        );
+    }
+}
+
+impl<T: Element> DeviceMemory<T> {
+    /// Allocates `len` elements, with unspecified values, on the device of `context`. Zero elements are allowed.
+    ///
+    /// # Errors
+    /// [`DriverError::TooLarge`]; `CUDA_ERROR_OUT_OF_MEMORY` after everything retired has been freed or a second has passed.
+    pub fn alloc(context: &Arc<CudaContext>, len: usize) -> Result<Self, DriverError> {
+        let api = Driver::get()?.api();
+        let bytes = len
+            .checked_mul(size_of::<T>())
+            .filter(|bytes| isize::try_from(*bytes).is_ok())
+            .ok_or(DriverError::TooLarge { call: "DeviceMemory::alloc", count: len, element_bytes: size_of::<T>() })?;
+        context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+        let mut address: CUdeviceptr = 0;
+        let mut allocate = || {
+            // SAFETY: the pointer is to a live address. An allocation of nothing is an error of the driver's, so at least one byte.
+            CudaError::check("cuMemAlloc_v2", unsafe { api.cuMemAlloc_v2(&raw mut address, bytes.max(1)) }?)
+                .map_err(DriverError::from)
+        };
+        match allocate() {
+            Err(DriverError::Cuda(error)) if error.is_out_of_memory() => {
+                reaper::settle(Instant::now() + Duration::from_secs(1));
+                allocate()?;
+            }
+            done => done?,
+        }
+        let allocation = Allocation { address, context: Arc::clone(context), streams: Mutex::new(Vec::new()) };
+        Ok(Self { allocation: Arc::new(allocation), start: 0, len, _elements: PhantomData })
+    }
+
+    /// Allocates and fills with zeros, in the order of `stream`.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc), and what the driver says of the filling.
+    pub fn zeroed(stream: &Arc<CudaStream>, len: usize) -> Result<Self, DriverError> {
+        let memory = Self::alloc(stream.context(), len)?;
+        let bytes = len * size_of::<T>();
+        if bytes > 0 {
+            memory.allocation.note(stream);
+            // SAFETY: the range was just allocated, and it is freed after this stream's work.
+            let code = unsafe { Driver::get()?.api().cuMemsetD8Async(memory.address(), 0, bytes, stream.cu_stream()) }?;
+            CudaError::check("cuMemsetD8Async", code)?;
+        }
+        Ok(memory)
+    }
+
+    /// Allocates and copies `values` there, in the order of `stream`; waits until they have been read.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc), and what the driver says of the copy.
+    pub fn from_slice(stream: &Arc<CudaStream>, values: &[T]) -> Result<Self, DriverError> {
+        let mut memory = Self::alloc(stream.context(), values.len())?;
+        memory.copy_from(stream, values)?;
+        Ok(memory)
+    }
+
+    /// Copies `values` to the memory, in the order of `stream`; waits until that is done, since the slice is only borrowed.
+    ///
+    /// # Errors
+    /// [`DriverError::WrongLength`] unless both have the same number of elements; what the driver says.
+    pub fn copy_from(&mut self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), DriverError> {
+        self.check_copy("DeviceMemory::copy_from", stream, values.len())?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        let api = Driver::get()?.api();
+        self.allocation.note(stream);
+        // SAFETY: both ranges have `size_of_val(values)` bytes; the host's is borrowed until the stream has passed the copy, below.
+        let code =
+            unsafe { api.cuMemcpyHtoDAsync_v2(self.address(), values.as_ptr().cast(), size_of_val(values), stream.cu_stream()) }?;
+        let done = stream.synchronize();
+        CudaError::check("cuMemcpyHtoDAsync_v2", code)?;
+        Ok(done.map_err(CudaError::of("cuStreamSynchronize"))?)
+    }
+
+    /// Copies the memory to the host, after what `stream` has before; waits for it.
+    ///
+    /// # Errors
+    /// What the driver says, also of earlier work on the stream.
+    pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, DriverError> {
+        self.check_copy("DeviceMemory::to_vec", stream, self.len)?;
+        let mut values = vec![T::default(); self.len];
+        if values.is_empty() {
+            return Ok(values);
+        }
+        let api = Driver::get()?.api();
+        self.allocation.note(stream);
+        let bytes = size_of_val(values.as_slice());
+        // SAFETY: both ranges have that many bytes; elements allow any bits; the vector lives until the stream has passed the copy, below.
+        let code = unsafe { api.cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), self.address(), bytes, stream.cu_stream()) }?;
+        let done = stream.synchronize();
+        if done.is_err() {
+            // The copy may still come: the vector must outlive it.
+            std::mem::forget(std::mem::take(&mut values));
+        }
+        CudaError::check("cuMemcpyDtoHAsync_v2", code)?;
+        done.map_err(CudaError::of("cuStreamSynchronize"))?;
+        Ok(values)
+    }
+
+    /// A handle of a part of the memory. `range` counts elements.
+    ///
+    /// # Errors
+    /// [`DriverError::OutOfRange`].
+    pub fn slice(&self, range: Range<usize>) -> Result<Self, DriverError> {
+        if range.start > range.end || range.end > self.len {
+            return Err(DriverError::OutOfRange {
+                call: "DeviceMemory::slice",
+                start: range.start,
+                end: range.end,
+                len: self.len,
+            });
+        }
+        Ok(Self {
+            allocation: Arc::clone(&self.allocation),
+            start: self.start + range.start,
+            len: range.end - range.start,
+            _elements: PhantomData,
+        })
+    }
+
+    fn check_copy(&self, call: &'static str, stream: &CudaStream, count: usize) -> Result<(), DriverError> {
+        let (found, expected) = (stream.context().ordinal(), self.allocation.context.ordinal());
+        if found != expected {
+            return Err(DriverError::WrongDevice { call, found, expected });
+        }
+        if count != self.len {
+            return Err(DriverError::WrongLength { call, found: count, expected: self.len });
+        }
+        Ok(())
+    }
+}
+
+impl<T> DeviceMemory<T> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device address of the first element. Using it is `unsafe` elsewhere; it is valid while a handle lives.
+    pub fn address(&self) -> CUdeviceptr {
+        self.allocation.address + (self.start * size_of::<T>()) as u64
+    }
+
+    /// The context that the memory was allocated in.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.allocation.context
+    }
+}
+
+impl Allocation {
+    /// Notes that work on this memory is enqueued on a stream.
+    fn note(&self, stream: &Arc<CudaStream>) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if !streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
+            streams.push(Arc::clone(stream));
+        }
+    }
+}
+
+impl<T> Clone for DeviceMemory<T> {
+    fn clone(&self) -> Self {
+        Self { allocation: Arc::clone(&self.allocation), start: self.start, len: self.len, _elements: PhantomData }
+    }
+}
+
+impl<T> fmt::Debug for DeviceMemory<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, device) = (std::any::type_name::<T>(), self.allocation.context.ordinal());
+        write!(f, "DeviceMemory({} x {name} at {:#x} on device {device})", self.len, self.address())
+    }
+}
+
+// SAFETY: [D1] `slice` keeps ranges inside the allocation; [D2] the stream is noted before work is enqueued, and the reaper frees after it;
+// [D3] the allocation itself is what keeps it.
+unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn device(&self) -> usize {
+        self.allocation.context.ordinal()
+    }
+
+    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+        self.allocation.note(stream);
+        Access::new(self.address())
+    }
+
+    fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
+        Some((self.address(), Arc::<Allocation>::clone(&self.allocation)))
+    }
+}
+
+// SAFETY: as above; the memory is written by devices alone, never through a reference.
+unsafe impl<T> DeviceBufferMut<T> for DeviceMemory<T> {
+    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+        self.read(stream)
+    }
+}

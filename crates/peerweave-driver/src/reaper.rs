@@ -1,0 +1,193 @@
+//! The thread that frees what streams have finished with, so that no destructor waits.
+//!
+//! Freeing device memory makes the driver wait for the whole device. In a destructor that could be for ever: a collective whose peer
+//! died never ends. So destructors only note which streams used the memory, and this thread frees it when they have passed that point.
+//!
+//! Invariant: memory is freed after every event recorded at its retirement has come.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::cudarc::driver::sys::{CUevent, CUresult};
+use crate::cudarc::driver::{CudaContext, CudaStream};
+use crate::{CudaError, Driver, DriverError, Keep, wait_until};
+
+/// What is freed by the reaper: something that may call the driver, with the context of its device current.
+pub type Retired = Box<dyn FnOnce() + Send>;
+
+struct Entry {
+    context: Option<Arc<CudaContext>>,
+    events: Vec<Event>,
+    free: Retired,
+}
+
+/// An event that marks the point a stream must pass.
+struct Event {
+    event: CUevent,
+    /// The stream is kept so that its event can come.
+    _stream: Arc<CudaStream>,
+}
+
+// SAFETY: shared is a handle of the driver, whose functions may be called from any thread; only the reaper uses it, once it is sent.
+// `memory_is_freed_after_the_streams_that_used_it` would catch a failure.
+unsafe impl Send for Event {}
+
+struct Reaper {
+    entries: Mutex<Sender<Entry>>,
+    /// Entries sent and not yet freed.
+    pending: Arc<AtomicUsize>,
+}
+
+fn reaper() -> &'static Reaper {
+    static REAPER: OnceLock<Reaper> = OnceLock::new();
+    REAPER.get_or_init(|| {
+        let (sender, receiver) = channel::<Entry>();
+        let pending = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&pending);
+        let body = move || {
+            let mut waiting: Vec<Entry> = Vec::new();
+            loop {
+                // With nothing to ask about, sleep until there is.
+                let next = if waiting.is_empty() {
+                    receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                } else {
+                    receiver.recv_timeout(Duration::from_millis(1))
+                };
+                match next {
+                    Ok(entry) => waiting.push(entry),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) if waiting.is_empty() => return,
+                    Err(RecvTimeoutError::Disconnected) => std::thread::sleep(Duration::from_millis(1)),
+                }
+                let (ready, still): (Vec<_>, Vec<_>) = waiting.into_iter().partition(Entry::is_ready);
+                waiting = still;
+                for entry in ready {
+                    entry.run();
+                    count.fetch_sub(1, Ordering::Release);
+                }
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("peerweave-reaper".into()).spawn(body) {
+            // What is retired then stays allocated: a leak, which is safe.
+            tracing::error!(%error, "no thread for freeing device memory");
+        }
+        Reaper { entries: Mutex::new(sender), pending }
+    })
+}
+
+impl Entry {
+    fn is_ready(&self) -> bool {
+        if self.events.is_empty() {
+            return true;
+        }
+        let Ok(driver) = Driver::get() else { return false };
+        self.events.iter().all(|event| {
+            // SAFETY: the event is destroyed only after this entry has run.
+            !matches!(unsafe { driver.api().cuEventQuery(event.event) }, Ok(CUresult::CUDA_ERROR_NOT_READY))
+        })
+    }
+
+    fn run(self) {
+        let bound = self.context.as_ref().is_none_or(|context| context.bind_to_thread().is_ok());
+        if let Ok(driver) = Driver::get() {
+            for event in &self.events {
+                // SAFETY: nobody else has the event.
+                let _ = unsafe { driver.api().cuEventDestroy_v2(event.event) };
+            }
+        }
+        if bound {
+            // A destructor of somebody else's value may panic; the thread must go on.
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(self.free)).is_err() {
+                tracing::error!("a panic while retired memory was freed");
+            }
+        } else {
+            // The context is broken, and its memory with it.
+            std::mem::forget(self.free);
+        }
+    }
+}
+
+/// Frees something of a device once all work is done that `streams` have now. Returns at once; never fails: what cannot be freed safely is leaked.
+///
+/// `free` runs on a thread of this crate with the device's context current. It may call the driver and wait for the device.
+pub fn retire(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<CudaStream>>, free: Retired) {
+    match record(context, streams) {
+        Ok(events) => send(Entry { context: Some(Arc::clone(context)), events, free }),
+        Err(error) => {
+            tracing::warn!(%error, "device memory is leaked: it cannot be known when it is free");
+            std::mem::forget(free);
+        }
+    }
+}
+
+fn record(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<CudaStream>>) -> Result<Vec<Event>, DriverError> {
+    /// `CU_EVENT_DISABLE_TIMING`: the cheapest event there is.
+    const DISABLE_TIMING: u32 = 2;
+    let api = Driver::get()?.api();
+    let mut events = Vec::new();
+    for stream in streams {
+        stream.context().bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+        let mut event: CUevent = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live handle.
+        CudaError::check("cuEventCreate", unsafe { api.cuEventCreate(&raw mut event, DISABLE_TIMING) }?)?;
+        // SAFETY: both handles are live.
+        let code = unsafe { api.cuEventRecord(event, stream.cu_stream()) }?;
+        events.push(Event { event, _stream: stream });
+        CudaError::check("cuEventRecord", code)?;
+    }
+    context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+    Ok(events)
+}
+
+/// Drops something on the reaper's thread: for callbacks of the driver, which may not call it.
+pub(crate) fn drop_later(kept: Vec<Keep>) {
+    send(Entry { context: None, events: Vec::new(), free: Box::new(move || drop(kept)) });
+}
+
+fn send(entry: Entry) {
+    let reaper = reaper();
+    reaper.pending.fetch_add(1, Ordering::Relaxed);
+    let sent = reaper.entries.lock().unwrap_or_else(PoisonError::into_inner).send(entry);
+    if let Err(error) = sent {
+        // The thread is gone: leak.
+        std::mem::forget(error.0);
+    }
+}
+
+/// Waits until everything retired so far has been freed, or the deadline has passed. Gives whether it has.
+///
+/// For measuring memory, and before an allocation is given up for lack of it. Must not be called from what `retire` was given.
+pub fn settle(deadline: Instant) -> bool {
+    let pending = &reaper().pending;
+    wait_until::<std::convert::Infallible>(deadline, || Ok(pending.load(Ordering::Acquire) == 0)).unwrap_or(false)
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Event({:p})", self.event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_needs_no_driver_is_dropped_on_the_other_thread() {
+        struct Told(std::sync::mpsc::Sender<std::thread::ThreadId>);
+        impl Drop for Told {
+            fn drop(&mut self) {
+                let _ = self.0.send(std::thread::current().id());
+            }
+        }
+        let (sender, receiver) = channel();
+        let kept: Keep = Arc::new(Mutex::new(Told(sender)));
+        drop_later(vec![kept]);
+        let by = receiver.recv_timeout(Duration::from_secs(10)).expect("it is dropped");
+        assert_ne!(by, std::thread::current().id());
+        assert!(settle(Instant::now() + Duration::from_secs(10)));
+    }
+}

@@ -1,0 +1,78 @@
+//! The switch that forbids multicast objects.
+//!
+//! A fault of the switch fabric can take all GPUs of a machine out of service, and with them other people's work. So one variable, of ours
+//! or of NVIDIA's libraries, is enough to make every creation and import an error before the driver is called.
+
+/// Multicast objects are forbidden in this process.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("multicast objects are forbidden by {variable}={value}")]
+#[non_exhaustive]
+pub struct MulticastDisabled {
+    /// The variable that forbids them.
+    pub variable: &'static str,
+    /// Its value.
+    pub value: String,
+}
+
+/// Whether multicast objects may be created or imported. Read anew at each call.
+///
+/// # Errors
+/// [`MulticastDisabled`] with `PEERWEAVE_MULTICAST=off`, `NCCL_NVLS_ENABLE=0` or `NVSHMEM_DISABLE_NVLS=1`. A value that is not understood counts as
+/// forbidding: the safe side.
+pub fn multicast_switch() -> Result<(), MulticastDisabled> {
+    switch(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+}
+
+fn switch(variable: &dyn Fn(&str) -> Option<String>) -> Result<(), MulticastDisabled> {
+    // The values that allow; NCCL reads a number (2 is "where supported"), NVSHMEM a truth value.
+    let allowing: [(&'static str, &[&str]); 3] = [
+        ("PEERWEAVE_MULTICAST", &["", "auto", "on", "1"]),
+        ("NCCL_NVLS_ENABLE", &["", "1", "2"]),
+        ("NVSHMEM_DISABLE_NVLS", &["", "0", "false", "no", "off", "n", "f"]),
+    ];
+    for (name, values) in allowing {
+        if let Some(value) = variable(name)
+            && !values.contains(&value.trim().to_ascii_lowercase().as_str())
+        {
+            return Err(MulticastDisabled { variable: name, value });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &'static str, value: &str) -> Result<(), MulticastDisabled> {
+        switch(&|asked| (asked == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn nothing_set_allows() {
+        assert_eq!(switch(&|_| None), Ok(()));
+        assert_eq!(with("PEERWEAVE_MULTICAST", "auto"), Ok(()));
+        assert_eq!(with("NCCL_NVLS_ENABLE", "2"), Ok(()));
+        assert_eq!(with("NVSHMEM_DISABLE_NVLS", "0"), Ok(()));
+    }
+
+    #[test]
+    fn each_variable_forbids_alone() {
+        for (name, value) in [
+            ("PEERWEAVE_MULTICAST", "off"),
+            ("PEERWEAVE_MULTICAST", "OFF"),
+            ("NCCL_NVLS_ENABLE", "0"),
+            ("NVSHMEM_DISABLE_NVLS", "1"),
+        ] {
+            let error = with(name, value).expect_err("it forbids");
+            assert_eq!((error.variable, error.value.as_str()), (name, value));
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_forbids() {
+        assert!(with("PEERWEAVE_MULTICAST", "perhaps").is_err());
+        assert!(with("NCCL_NVLS_ENABLE", "-1").is_err());
+        assert!(with("NVSHMEM_DISABLE_NVLS", "yes please").is_err());
+    }
+}
