@@ -300,9 +300,6 @@ pub enum MisuseKind {
         /// The parameter.
         argument: &'static str,
     },
-    /// The team belongs to another world.
-    #[error("the team belongs to another world")]
-    ForeignTeam,
     /// A group was swapped, inside of its closure, with that of a call for another team.
     #[error("the group is that of another team")]
     ForeignGroup,

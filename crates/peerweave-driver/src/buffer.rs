@@ -54,10 +54,10 @@ impl fmt::Debug for Access<'_> {
 ///
 /// # Safety
 /// Implementations promise:
-/// - **[D1]** the address of [`read`](Self::read) is that of at least `len` initialised or at least allocated elements on device
+/// - **\[D1\]** the address of [`read`](Self::read) is that of at least `len` initialised or at least allocated elements on device
 ///   [`device`](Self::device);
-/// - **[D2]** the memory stays allocated until all work is done that was enqueued on the stream while the access lived;
-/// - **[D3]** where [`keep`](Self::keep) gives a value, the memory stays allocated while that value lives, and its address is the one of `read`.
+/// - **\[D2\]** the memory stays allocated until all work is done that was enqueued on the stream while the access lived;
+/// - **\[D3\]** where [`keep`](Self::keep) gives a value, the memory stays allocated while that value lives, and its address is the one of `read`.
 pub unsafe trait DeviceBuffer<T> {
     /// Number of elements.
     fn len(&self) -> usize;
@@ -138,10 +138,11 @@ pub struct Raw<T> {
     _elements: PhantomData<*mut T>,
 }
 
-// SAFETY: shared is an address that the host never dereferences; who made it answers for the memory; whether two threads enqueue
-// work that races is theirs to order by streams, and elements are plain data. `raw_buffers_cross_threads` uses it so.
+// SAFETY: shared is an address that the host never dereferences; who made it answers for the memory. Work that two threads enqueue is
+// synchronised by the streams they choose, and elements are plain data. Would be caught by the test `raw_buffers_cross_threads`.
 unsafe impl<T: Send> Send for Raw<T> {}
-// SAFETY: as above; `&Raw` gives no more than the address.
+// SAFETY: shared is the same address, and `&Raw` gives no more than it; synchronised by streams, as above. Would be caught by the test
+// `raw_buffers_cross_threads`.
 unsafe impl<T: Sync> Sync for Raw<T> {}
 
 impl<T> Raw<T> {

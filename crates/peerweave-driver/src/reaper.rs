@@ -31,8 +31,8 @@ struct Event {
     _stream: Arc<CudaStream>,
 }
 
-// SAFETY: shared is a handle of the driver, whose functions may be called from any thread; only the reaper uses it, once it is sent.
-// `memory_is_freed_after_the_streams_that_used_it` would catch a failure.
+// SAFETY: shared is a handle of the driver, whose functions may be called from any thread; synchronised by the channel: only the reaper uses it
+// once it is sent. Would be caught by the test `memory_is_freed_after_the_streams_that_used_it` in tests/memory.rs.
 unsafe impl Send for Event {}
 
 struct Reaper {

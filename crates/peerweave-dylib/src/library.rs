@@ -27,9 +27,10 @@ pub struct Library {
 }
 
 // SAFETY: shared is the dynamic linker's handle, which is only ever given to `dlsym`; POSIX lets any thread call it at any time,
-// the linker synchronises, and the handle is never closed. `symbols_resolve_from_several_threads` would catch a failure.
+// the linker synchronises, and the handle is never closed. Would be caught by the test `symbols_resolve_from_several_threads`.
 unsafe impl Send for Library {}
-// SAFETY: as above: `&Library` gives no more than `dlsym` and the immutable path.
+// SAFETY: shared is the same handle, and `&Library` gives no more than `dlsym`, which the linker synchronises, and the immutable path. Would be
+// caught by the test `symbols_resolve_from_several_threads`.
 unsafe impl Sync for Library {}
 
 impl Library {

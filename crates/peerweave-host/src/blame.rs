@@ -63,6 +63,19 @@ impl Shared {
         }
     }
 
+    /// Why `peer` will not come to an operation of a team, and who of the members is the first reason: one that died before any other.
+    pub(crate) fn will_not_come(&self, members: &[usize], slot: usize, peer: usize) -> Option<(usize, PeerCause)> {
+        let mut others = members.iter().copied().filter(|&pe| pe != self.me);
+        if let Some(dead) = others.find(|&pe| self.liveness.gone(pe) == Some(PeerCause::Died)) {
+            return Some((dead, PeerCause::Died));
+        }
+        if let Some(cause) = self.liveness.gone(peer) {
+            return Some((peer, cause));
+        }
+        let gave_up = self.segments.team_words(peer, slot).broken.word.load(Ordering::Acquire) != 0;
+        gave_up.then_some((peer, PeerCause::Failed))
+    }
+
     /// Whether a PE is gone, or is on its way: the kernel takes a process's memory before it says that the process has ended.
     fn is_gone_soon(&self, pe: usize) -> bool {
         (0..30).any(|look| {

@@ -66,9 +66,9 @@ impl Host {
         let setup = |error: BootstrapError| meeting_failed(CALL, n_pes, error);
         let system = |error| Error::system(CALL, error);
         if n_pes == 1 {
-            let file = segment::create(&layout).map_err(system)?;
-            let mapping = Mapping::new(file.as_fd(), layout).map_err(system)?;
-            return Self::new(0, Arc::new(mapping), options, None);
+            let mapping = own_memory(layout).map_err(system)?;
+            announce(&mapping, 0);
+            return Self::new(0, mapping, options, None);
         }
         let meeting = peerweave_bootstrap::Options { deadline: options.deadline, ..Default::default() };
         let rendezvous = Rendezvous::join(job, meeting).map_err(setup)?;
@@ -92,8 +92,7 @@ impl Host {
     pub fn threads(n_pes: usize, options: &HostOptions) -> Result<Vec<Self>, Error> {
         const CALL: &str = "Host::threads";
         let layout = layout(n_pes, options)?;
-        let file = segment::create(&layout).map_err(|error| Error::system(CALL, error))?;
-        let mapping = Arc::new(Mapping::new(file.as_fd(), layout).map_err(|error| Error::system(CALL, error))?);
+        let mapping = own_memory(layout).map_err(|error| Error::system(CALL, error))?;
         (0..n_pes).for_each(|pe| announce(&mapping, pe));
         // Made here one after the other, so without the collective that ends a join.
         let alone = |pe| Shared::alone(pe, mapping.clone(), options, None, Err("PEs are threads".into()));
@@ -103,9 +102,6 @@ impl Host {
     /// The rest of joining, after all pages are filled in.
     fn new(me: usize, mapping: Arc<Mapping>, options: &HostOptions, rendezvous: Option<Arc<Rendezvous>>) -> Result<Self, Error> {
         let segments = mapping.segments();
-        if rendezvous.is_none() {
-            announce(&mapping, me);
-        }
         let readable = if !options.cross_memory_attach {
             Err("switched off".to_owned())
         } else {
@@ -171,6 +167,12 @@ impl Shared {
             _mapping: mapping,
         }
     }
+}
+
+/// Memory that no other process has to be given.
+fn own_memory(layout: Layout) -> Result<Arc<Mapping>, std::io::Error> {
+    let file = segment::create(&layout)?;
+    Ok(Arc::new(Mapping::new(file.as_fd(), layout)?))
 }
 
 /// A failed rendezvous: who is to blame, where the error says it.

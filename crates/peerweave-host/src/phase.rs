@@ -79,23 +79,30 @@ impl<'a> Step<'a> {
         limit: Limit,
         read: impl Fn(&Line) -> Option<T>,
     ) -> Result<Option<T>, Failure> {
-        let line = &self.words(rank).entry[self.parity()];
-        if let Some(entry) = read(line) {
-            return Ok(Some(entry));
+        self.reached(rank, waiter, limit, |rank| read(&self.words(rank).entry[self.parity()]))
+    }
+
+    /// Waits until `look` finds something of `rank`; `None` where the budget was spent first.
+    #[inline]
+    fn reached<T>(
+        &self,
+        rank: usize,
+        waiter: &mut Option<Waiter<'a>>,
+        limit: Limit,
+        look: impl Fn(usize) -> Option<T>,
+    ) -> Result<Option<T>, Failure> {
+        if let Some(found) = look(rank) {
+            return Ok(Some(found));
         }
         let waiter = waiter.get_or_insert_with(|| self.shared.waiter(limit));
         loop {
-            if let Err(expired) = waiter.pause(|| self.gone(rank).map_err(|failure| *failure)) {
-                // It may have entered, and even left in good order, between the last look and the question.
-                if let Some(entry) = read(line) {
-                    return Ok(Some(entry));
-                }
-                return self.expired(expired, || {
-                    (0..self.team.size()).filter(|&r| !self.words(r).entry[self.parity()].has(self.epoch)).collect()
-                });
+            let paused = waiter.pause(|| self.gone(rank).map_err(|failure| *failure));
+            // Also after a failure: it may have come, and even left in good order, between the last look and the question.
+            if let Some(found) = look(rank) {
+                return Ok(Some(found));
             }
-            if let Some(entry) = read(line) {
-                return Ok(Some(entry));
+            if let Err(expired) = paused {
+                return self.expired(expired, || (0..self.team.size()).filter(|&rank| look(rank).is_none()).collect());
             }
         }
     }
@@ -135,19 +142,9 @@ impl<'a> Step<'a> {
     /// Waits until `rank` has completed `phase` phases.
     #[inline]
     fn one_completed(&self, rank: usize, phase: u32, waiter: &mut Option<Waiter<'a>>) -> Result<(), Failure> {
-        if !self.has_completed(rank, phase) {
-            let waiter = waiter.get_or_insert_with(|| self.shared.waiter(Limit::Deadline(self.shared.deadline)));
-            while !self.has_completed(rank, phase) {
-                if let Err(expired) = waiter.pause(|| self.gone(rank).map_err(|failure| *failure)) {
-                    if self.has_completed(rank, phase) {
-                        break;
-                    }
-                    return self
-                        .expired(expired, || (0..self.team.size()).filter(|&r| !self.has_completed(r, phase)).collect())
-                        .map(|_: Option<()>| unreachable!("a deadline is no budget"));
-                }
-            }
-        }
+        let limit = Limit::Deadline(self.shared.deadline);
+        let reached = self.reached(rank, waiter, limit, |rank| self.has_completed(rank, phase).then_some(()))?;
+        debug_assert!(reached.is_some(), "a deadline is no budget");
         let word = self.words(rank).phase.word.load(Ordering::Relaxed);
         if word & 0xff == FAILED && (word >> 32) as u32 == self.epoch {
             return Err(self.peer_error(rank, PeerCause::Failed));
@@ -171,19 +168,14 @@ impl<'a> Step<'a> {
 
     /// Fails where `rank` will not come, and names who was first: a member that died before any other.
     fn gone(&self, rank: usize) -> Result<(), Failure> {
-        let team = self.team;
-        let others = || (0..team.size()).filter(|&r| r != team.rank);
-        let cause_of = |r: usize| self.shared.liveness.gone(team.members[r]);
-        if let Some(dead) = others().find(|&r| cause_of(r) == Some(PeerCause::Died)) {
-            return Err(self.peer_error(dead, PeerCause::Died));
+        let TeamState { members, slot, .. } = self.team;
+        match self.shared.will_not_come(members, *slot, members[rank]) {
+            None => Ok(()),
+            Some((pe, cause)) => {
+                let rank = members.iter().position(|&member| member == pe).expect("a member was found");
+                Err(self.peer_error(rank, cause))
+            }
         }
-        if let Some(cause) = cause_of(rank) {
-            return Err(self.peer_error(rank, cause));
-        }
-        if self.words(rank).broken.word.load(Ordering::Acquire) != 0 {
-            return Err(self.peer_error(rank, PeerCause::Failed));
-        }
-        Ok(())
     }
 
     fn expired<T>(&self, expired: Expired, missing: impl FnOnce() -> Vec<usize>) -> Result<Option<T>, Failure> {

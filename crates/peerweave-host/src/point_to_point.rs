@@ -139,16 +139,9 @@ impl Transfers {
     /// Fails where a peer will not come, and names who was first: a member of the team that died before any other.
     fn gone(&self, shared: &Shared) -> Result<(), Error> {
         for transfer in self.unfinished() {
-            let members = transfer.team.members.iter().filter(|&&pe| pe != shared.me);
-            if let Some(&dead) = members.clone().find(|&&pe| shared.liveness.gone(pe) == Some(PeerCause::Died)) {
-                return Err(transfer.error(shared, dead, PeerCause::Died));
-            }
-            let peer = transfer.peer_pe();
-            if let Some(cause) = shared.liveness.gone(peer) {
-                return Err(transfer.error(shared, peer, cause));
-            }
-            if shared.segments.team_words(peer, transfer.team.slot).broken.word.load(Ordering::Acquire) != 0 {
-                return Err(transfer.error(shared, peer, PeerCause::Failed));
+            let team = &transfer.team;
+            if let Some((pe, cause)) = shared.will_not_come(&team.members, team.slot, transfer.peer_pe()) {
+                return Err(transfer.error(shared, pe, cause));
             }
         }
         Ok(())
