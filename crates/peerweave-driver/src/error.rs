@@ -102,6 +102,20 @@ pub enum DriverError {
         /// Bytes of one.
         element_bytes: usize,
     },
+    /// The stream is being captured into a graph, and what was asked for is not work for a graph.
+    #[error("{call}: the stream is being captured into a graph")]
+    Capturing {
+        /// What was called.
+        call: &'static str,
+    },
+    /// What the stream had to do did not end in time.
+    #[error("{call}: the stream was still busy after {waited:?}")]
+    Timeout {
+        /// What was called.
+        call: &'static str,
+        /// How long it was waited for.
+        waited: std::time::Duration,
+    },
     /// A copy between buffers of different lengths.
     #[error("{call}: {found} elements, expected {expected}")]
     WrongLength {

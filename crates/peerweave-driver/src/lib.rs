@@ -30,7 +30,7 @@ pub use cudarc;
 pub use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
 pub use driver::{CudaVersion, Driver, context};
 pub use error::{CudaError, DriverError};
-pub use memory::DeviceMemory;
+pub use memory::{DEADLINE, DeviceMemory};
 pub use reaper::{Retired, retire, settle};
 pub use switch::{MulticastDisabled, multicast_switch};
 pub use wait::{wait, wait_until};

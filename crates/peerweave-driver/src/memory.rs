@@ -15,7 +15,10 @@ use peerweave_types::Element;
 
 use crate::cudarc::driver::sys::CUdeviceptr;
 use crate::cudarc::driver::{CudaContext, CudaStream};
-use crate::{Access, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, reaper};
+use crate::{Access, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, is_capturing, reaper, wait};
+
+/// The longest wait for what a stream has before a copy to or from the host.
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Device memory of `len` elements. Clones and slices are handles of the same memory.
 ///
@@ -98,26 +101,29 @@ impl<T: Element> DeviceMemory<T> {
         Ok(memory)
     }
 
-    /// Allocates and copies `values` there, in the order of `stream`; waits until they have been read.
+    /// Allocates and copies `values` there, as [`copy_from`](Self::copy_from).
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc), and what the driver says of the copy.
+    /// As [`alloc`](Self::alloc) and [`copy_from`](Self::copy_from).
     pub fn from_slice(stream: &Arc<CudaStream>, values: &[T]) -> Result<Self, DriverError> {
         let mut memory = Self::alloc(stream.context(), values.len())?;
         memory.copy_from(stream, values)?;
         Ok(memory)
     }
 
-    /// Copies `values` to the memory, in the order of `stream`; waits until that is done, since the slice is only borrowed.
+    /// Copies `values` to the memory after what `stream` has before, and waits until that is done. Waits at most [`DEADLINE`].
     ///
     /// # Errors
-    /// [`DriverError::WrongLength`] unless both have the same number of elements; what the driver says.
+    /// [`DriverError::WrongLength`] unless both have the same number of elements; [`DriverError::WrongDevice`], [`DriverError::Capturing`];
+    /// [`DriverError::Timeout`] where the stream does not come to the copy; what the driver says, also of earlier work on the stream.
     pub fn copy_from(&mut self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), DriverError> {
-        self.check_copy("DeviceMemory::copy_from", stream, values.len())?;
+        const CALL: &str = "DeviceMemory::copy_from";
+        self.check_copy(CALL, stream, values.len())?;
         if values.is_empty() {
             return Ok(());
         }
         let api = Driver::get()?.api();
+        arrive(CALL, stream, DEADLINE)?;
         self.allocation.note(stream);
         // SAFETY: both ranges have `size_of_val(values)` bytes; the host's is borrowed until the stream has passed the copy, below.
         let code =
@@ -127,17 +133,27 @@ impl<T: Element> DeviceMemory<T> {
         Ok(done.map_err(CudaError::of("cuStreamSynchronize"))?)
     }
 
-    /// Copies the memory to the host, after what `stream` has before; waits for it.
+    /// Copies the memory to the host after what `stream` has before, and waits for it. Waits at most [`DEADLINE`].
     ///
     /// # Errors
-    /// What the driver says, also of earlier work on the stream.
+    /// As [`copy_from`](Self::copy_from).
     pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, DriverError> {
-        self.check_copy("DeviceMemory::to_vec", stream, self.len)?;
+        self.to_vec_within(stream, DEADLINE)
+    }
+
+    /// As [`to_vec`](Self::to_vec), with the longest wait for what the stream has before.
+    ///
+    /// # Errors
+    /// As [`copy_from`](Self::copy_from).
+    pub fn to_vec_within(&self, stream: &Arc<CudaStream>, longest: Duration) -> Result<Vec<T>, DriverError> {
+        const CALL: &str = "DeviceMemory::to_vec";
+        self.check_copy(CALL, stream, self.len)?;
         let mut values = vec![T::default(); self.len];
         if values.is_empty() {
             return Ok(values);
         }
         let api = Driver::get()?.api();
+        arrive(CALL, stream, longest)?;
         self.allocation.note(stream);
         let bytes = size_of_val(values.as_slice());
         // SAFETY: both ranges have that many bytes; elements allow any bits; the vector lives until the stream has passed the copy, below.
@@ -183,6 +199,14 @@ impl<T: Element> DeviceMemory<T> {
         }
         Ok(())
     }
+}
+
+/// Waits until the stream is idle, so that a copy between it and ordinary memory, which no deadline can end, is as long as the copy.
+fn arrive(call: &'static str, stream: &Arc<CudaStream>, longest: Duration) -> Result<(), DriverError> {
+    if is_capturing(stream)? {
+        return Err(DriverError::Capturing { call });
+    }
+    if wait(stream, Instant::now() + longest)? { Ok(()) } else { Err(DriverError::Timeout { call, waited: longest }) }
 }
 
 impl<T> DeviceMemory<T> {
