@@ -1,0 +1,27 @@
+//! Prints what this crate believes of one version of NCCL, for `cargo xtask abi` to compare with a header and a library.
+//!
+//! One line for each fact: `size STRUCT BYTES`, `offset STRUCT.FIELD BYTES`, `value NAME NUMBER`, `symbol NAME SINCE`.
+
+use peerweave_nccl::{Version, sys};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let version: Version = std::env::args().nth(1).ok_or("usage: abi_table VERSION")?.parse()?;
+    for layout in sys::layouts(version) {
+        println!("size {} {}", layout.name, layout.len_bytes);
+        for field in &layout.fields {
+            println!("offset {}.{} {}", layout.name, field.name, field.offset_bytes);
+        }
+    }
+    for (name, since, number) in sys::values() {
+        if version >= since {
+            println!("value {name} {number}");
+        }
+    }
+    if let Some(len_bytes) = sys::device_comm_len_bytes(version) {
+        println!("size ncclDevComm {len_bytes}");
+    }
+    for symbol in sys::Api::SYMBOLS {
+        println!("symbol {} {}", symbol.name, symbol.since);
+    }
+    Ok(())
+}

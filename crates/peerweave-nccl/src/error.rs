@@ -1,0 +1,554 @@
+//! What can go wrong, sorted by who is at fault: the caller, the library, a peer, time.
+//!
+//! No call fails here. A message is a bug report: it names the call, the value, what was expected, and where a library spoke, its words.
+//!
+//! Invariant: the variants that carry much are boxed, so that a result stays small enough for a call that takes nanoseconds.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerweave_bootstrap::BootstrapError;
+use peerweave_driver::{CudaError, DriverError, MulticastDisabled};
+use peerweave_dylib::LoadError;
+
+use crate::{Version, sys};
+
+/// Any failure of this crate.
+///
+/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`, show to people.
+#[derive(Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum NcclError {
+    /// The call is wrong: reading the code mends it. NCCL was not called.
+    #[error(transparent)]
+    Misuse(#[from] Misuse),
+    /// The library that was found is too old for this call or option. NCCL was not called.
+    #[error(transparent)]
+    Unsupported(Box<Unsupported>),
+    /// NCCL said no.
+    #[error(transparent)]
+    Nccl(Box<Failure>),
+    /// There is no NCCL, or it cannot be used.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// CUDA's driver is missing, or said no.
+    #[error(transparent)]
+    Cuda(#[from] DriverError),
+    /// A deadline expired.
+    #[error(transparent)]
+    Timeout(Box<Timeout>),
+    /// A rank is gone.
+    #[error(transparent)]
+    PeerLost(Box<PeerLost>),
+    /// The process is a fork of the one that loaded NCCL, whose threads did not follow it. Only the parent can use NCCL.
+    #[error("{call}: NCCL was loaded by process {loaded_by}, and this is its fork {process}; start a new program instead")]
+    Forked {
+        /// The call.
+        call: &'static str,
+        /// The process that loaded it.
+        loaded_by: u32,
+        /// This process.
+        process: u32,
+    },
+    /// The communicator can no longer do this.
+    #[error("{call} on {communicator}: {state}")]
+    Dead {
+        /// The call.
+        call: &'static str,
+        /// The communicator.
+        communicator: Arc<CommunicatorName>,
+        /// What became of it.
+        state: DeadState,
+    },
+    /// Multicast objects are forbidden in this process. Neither NCCL nor the driver was called.
+    #[error(transparent)]
+    MulticastDisabled(#[from] MulticastDisabled),
+    /// The ranks did not find each other.
+    #[error("{call}: {source}")]
+    Bootstrap {
+        /// The call.
+        call: &'static str,
+        /// What the rendezvous said.
+        source: Arc<BootstrapError>,
+    },
+}
+
+impl fmt::Debug for NcclError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl NcclError {
+    /// A mistake of the caller in `call`.
+    #[cold]
+    pub(crate) fn misuse(call: &'static str, kind: MisuseKind) -> Self {
+        Misuse { call, kind }.into()
+    }
+
+    /// A failure of the rendezvous in `call`.
+    #[allow(dead_code, reason = "used by what needs a world")]
+    pub(crate) fn bootstrap(call: &'static str) -> impl FnOnce(BootstrapError) -> Self {
+        move |source| Self::Bootstrap { call, source: Arc::new(source) }
+    }
+
+    /// The kind of misuse, where it is one.
+    pub fn misuse_kind(&self) -> Option<&MisuseKind> {
+        match self {
+            Self::Misuse(misuse) => Some(&misuse.kind),
+            _ => None,
+        }
+    }
+
+    /// NCCL's code, where NCCL spoke.
+    pub fn code(&self) -> Option<ResultCode> {
+        match self {
+            Self::Nccl(failure) => Some(failure.code),
+            _ => None,
+        }
+    }
+}
+
+impl From<Unsupported> for NcclError {
+    fn from(error: Unsupported) -> Self {
+        Self::Unsupported(Box::new(error))
+    }
+}
+
+impl From<Failure> for NcclError {
+    fn from(error: Failure) -> Self {
+        Self::Nccl(Box::new(error))
+    }
+}
+
+impl From<Timeout> for NcclError {
+    fn from(error: Timeout) -> Self {
+        Self::Timeout(Box::new(error))
+    }
+}
+
+impl From<PeerLost> for NcclError {
+    fn from(error: PeerLost) -> Self {
+        Self::PeerLost(Box::new(error))
+    }
+}
+
+impl From<CudaError> for NcclError {
+    fn from(error: CudaError) -> Self {
+        Self::Cuda(error.into())
+    }
+}
+
+/// A mistake of the caller: which call, and what is wrong with it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call}: {kind}")]
+#[non_exhaustive]
+pub struct Misuse {
+    /// The call.
+    pub call: &'static str,
+    /// What is wrong with it.
+    pub kind: MisuseKind,
+}
+
+/// What is wrong with a call: the value that was found, and what was expected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MisuseKind {
+    /// A number outside of what is allowed.
+    #[error("{what} is {found}, expected {expected}")]
+    Value {
+        /// Which argument or option.
+        what: &'static str,
+        /// Its value.
+        found: i64,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// Something of the wrong length.
+    #[error("{what} has {found} {unit}, expected {expected}")]
+    Length {
+        /// What.
+        what: &'static str,
+        /// Its length.
+        found: usize,
+        /// The length that it should have.
+        expected: usize,
+        /// In what both are counted: elements, bytes.
+        unit: &'static str,
+    },
+    /// Text that cannot be what it should be.
+    #[error("{what}: {why}")]
+    Text {
+        /// Which argument or option.
+        what: &'static str,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A rank that the communicator does not have.
+    #[error("{what} is rank {found}, the communicator has {ranks}")]
+    Rank {
+        /// Which argument: root, peer.
+        what: &'static str,
+        /// Its value.
+        found: usize,
+        /// How many ranks there are.
+        ranks: usize,
+    },
+    /// Memory or a stream of another device.
+    #[error("{what} is on device {found}, expected device {expected}")]
+    Device {
+        /// Which argument.
+        what: &'static str,
+        /// Where it is.
+        found: usize,
+        /// Where it should be.
+        expected: usize,
+    },
+    /// An object that was made for another communicator.
+    #[error("{what} belongs to {found}, not to {expected}")]
+    WrongCommunicator {
+        /// Which argument.
+        what: &'static str,
+        /// The communicator that it belongs to.
+        found: Arc<CommunicatorName>,
+        /// The communicator that it was used with.
+        expected: Arc<CommunicatorName>,
+    },
+    /// Two libraries named libnccl are in play, and the argument comes from the other one.
+    #[error("{what} comes from {}, this is {}", found.display(), expected.display())]
+    WrongLibrary {
+        /// Which argument.
+        what: &'static str,
+        /// The library that it comes from.
+        found: Arc<Path>,
+        /// The library that was called.
+        expected: Arc<Path>,
+    },
+    /// Two options that exclude each other, or one that needs another.
+    #[error("{what}: {why}")]
+    Combination {
+        /// Which options.
+        what: &'static str,
+        /// What is wrong with them together.
+        why: &'static str,
+    },
+    /// The call is not possible in this place.
+    #[error("{why}")]
+    Context {
+        /// Why not, and what to do instead.
+        why: &'static str,
+    },
+}
+
+/// Something that the library found is too old for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} needs NCCL {since}, found {found} ({})", path.display())]
+#[non_exhaustive]
+pub struct Unsupported {
+    /// The function or the option, by NCCL's own name.
+    pub what: &'static str,
+    /// The version that brought it.
+    pub since: Version,
+    /// The version that was found.
+    pub found: Version,
+    /// Where it was found.
+    pub path: Arc<Path>,
+}
+
+/// NCCL's answer to a call that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub struct Failure {
+    /// NCCL's function.
+    pub call: &'static str,
+    /// Its code.
+    pub code: ResultCode,
+    /// NCCL's description of the code.
+    pub meaning: &'static str,
+    /// The version of the library.
+    pub version: Version,
+    /// NCCL's text of its last error. Empty where it left none. It is the process's last error: another thread's failure may have come
+    /// between.
+    pub last_error: String,
+    /// The communicator, where there is one already.
+    pub communicator: Option<Arc<CommunicatorName>>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.call)?;
+        if let Some(communicator) = &self.communicator {
+            write!(f, " on {communicator}")?;
+        }
+        write!(f, ": {} (NCCL {}): {}", self.code, self.version, self.meaning)?;
+        if !self.last_error.is_empty() {
+            write!(f, "; NCCL's last error: {}", self.last_error.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// A code that NCCL's functions return.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ResultCode(c_int);
+
+impl ResultCode {
+    /// A call of CUDA failed.
+    pub const UNHANDLED_CUDA_ERROR: Self = Self(sys::ncclResult_t::ncclUnhandledCudaError.0);
+    /// A call of the operating system failed.
+    pub const SYSTEM_ERROR: Self = Self(sys::ncclResult_t::ncclSystemError.0);
+    /// A mistake in NCCL, or memory that was overwritten.
+    pub const INTERNAL_ERROR: Self = Self(sys::ncclResult_t::ncclInternalError.0);
+    /// An argument is invalid.
+    pub const INVALID_ARGUMENT: Self = Self(sys::ncclResult_t::ncclInvalidArgument.0);
+    /// The call is wrong here.
+    pub const INVALID_USAGE: Self = Self(sys::ncclResult_t::ncclInvalidUsage.0);
+    /// A peer or the network failed.
+    pub const REMOTE_ERROR: Self = Self(sys::ncclResult_t::ncclRemoteError.0);
+    /// A non-blocking communicator has not finished.
+    pub const IN_PROGRESS: Self = Self(sys::ncclResult_t::ncclInProgress.0);
+    /// A wait inside the library ran out. 2.30.3.
+    pub const TIMEOUT: Self = Self(sys::ncclResult_t::ncclTimeout.0);
+
+    pub(crate) const fn new(code: sys::ncclResult_t) -> Self {
+        Self(code.0)
+    }
+
+    /// The number.
+    pub const fn get(self) -> i32 {
+        self.0
+    }
+
+    /// NCCL's name of it, if this crate knows one.
+    pub fn name(self) -> Option<&'static str> {
+        sys::ncclResult_t(self.0).name()
+    }
+}
+
+impl fmt::Display for ResultCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name().unwrap_or("unknown code"), self.0)
+    }
+}
+
+impl fmt::Debug for ResultCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A communicator in a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CommunicatorName {
+    /// Its name, if it was given one.
+    pub name: Option<String>,
+    /// This process's rank.
+    pub rank: usize,
+    /// How many ranks it has.
+    pub ranks: usize,
+    /// Counts this process's communicators, so that two of the same name are told apart.
+    pub number: u64,
+}
+
+impl fmt::Display for CommunicatorName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "communicator {name:?} #{}", self.number)?,
+            None => write!(f, "communicator #{}", self.number)?,
+        }
+        write!(f, " (rank {} of {})", self.rank, self.ranks)
+    }
+}
+
+/// What became of a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeadState {
+    /// It was aborted.
+    #[error("it was aborted")]
+    Aborted,
+    /// It was finalized.
+    #[error("it was finalized")]
+    Finalized,
+    /// It was revoked: it can only be split, shrunk or destroyed.
+    #[error("it was revoked, and can only be split, shrunk or destroyed")]
+    Revoked,
+    /// It is suspended: resume it first.
+    #[error("it is suspended, resume it first")]
+    Suspended,
+    /// A call on it failed in a way that it does not survive.
+    #[error("it failed before, and can only be shrunk, aborted or dropped")]
+    Failed,
+}
+
+/// A deadline that expired.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub struct Timeout {
+    /// What was waited for.
+    pub call: &'static str,
+    /// Which call of the communicator it was, counted from 1; `None` where calls are not counted yet.
+    pub sequence: Option<u64>,
+    /// How long was waited.
+    pub waited: Duration,
+    /// The communicator, where there is one already.
+    pub communicator: Option<Arc<CommunicatorName>>,
+    /// The ranks that did not arrive, as far as the others can tell. Empty where nobody could.
+    pub missing: Vec<usize>,
+    /// What ranks reported of themselves.
+    pub reports: Vec<RankReport>,
+}
+
+impl fmt::Display for Timeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.call)?;
+        if let Some(sequence) = self.sequence {
+            write!(f, " (call {sequence})")?;
+        }
+        if let Some(communicator) = &self.communicator {
+            write!(f, " on {communicator}")?;
+        }
+        write!(f, ": not complete after {:?}", self.waited)?;
+        if !self.missing.is_empty() {
+            write!(f, "; did not arrive: {}", Ranks(&self.missing))?;
+        }
+        for report in &self.reports {
+            write!(f, "; {report}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What a rank said about itself when others waited for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RankReport {
+    /// The rank.
+    pub rank: usize,
+    /// The last call that it issued, counted from 1; 0 before the first.
+    pub sequence: u64,
+    /// The name of that call.
+    pub call: String,
+}
+
+impl fmt::Display for RankReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.sequence {
+            0 => write!(f, "rank {} has issued nothing yet", self.rank),
+            sequence => write!(f, "rank {} last issued {} (call {sequence})", self.rank, self.call),
+        }
+    }
+}
+
+/// Ranks that are gone.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub struct PeerLost {
+    /// What was called, or waited for.
+    pub call: &'static str,
+    /// The communicator.
+    pub communicator: Option<Arc<CommunicatorName>>,
+    /// The ranks that are gone. Empty where NCCL only says that some are.
+    pub ranks: Vec<usize>,
+    /// NCCL's words, where it said something.
+    pub last_error: String,
+}
+
+impl fmt::Display for PeerLost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.call)?;
+        if let Some(communicator) = &self.communicator {
+            write!(f, " on {communicator}")?;
+        }
+        match self.ranks.as_slice() {
+            [] => f.write_str(": a rank is gone")?,
+            ranks => write!(f, ": gone: {}", Ranks(ranks))?,
+        }
+        if !self.last_error.is_empty() {
+            write!(f, "; NCCL's last error: {}", self.last_error.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// Ranks in a message.
+struct Ranks<'a>(&'a [usize]);
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.len() == 1 { "rank" } else { "ranks" })?;
+        for (index, rank) in self.0.iter().enumerate() {
+            write!(f, "{} {rank}", if index == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn communicator() -> Option<Arc<CommunicatorName>> {
+        Some(Arc::new(CommunicatorName { name: Some("tensor".into()), rank: 1, ranks: 4, number: 7 }))
+    }
+
+    #[test]
+    fn failure_reads_as_a_bug_report() {
+        let error = NcclError::from(Failure {
+            call: "ncclAllReduce",
+            code: ResultCode::INVALID_USAGE,
+            meaning: "invalid usage",
+            version: Version::new(2, 30, 4),
+            last_error: "op 9 is not created\n".into(),
+            communicator: communicator(),
+        });
+        let text = "ncclAllReduce on communicator \"tensor\" #7 (rank 1 of 4): ncclInvalidUsage (5) (NCCL 2.30.4): invalid usage; \
+                    NCCL's last error: op 9 is not created";
+        assert_eq!(error.to_string(), text);
+        assert_eq!(format!("{error:?}"), text);
+        assert_eq!(error.code(), Some(ResultCode::INVALID_USAGE));
+    }
+
+    #[test]
+    fn timeout_names_who_did_not_arrive() {
+        let error = NcclError::from(Timeout {
+            call: "all_reduce",
+            sequence: Some(12),
+            waited: Duration::from_secs(5),
+            communicator: communicator(),
+            missing: vec![2, 3],
+            reports: vec![
+                RankReport { rank: 2, sequence: 11, call: "broadcast".into() },
+                RankReport { rank: 3, sequence: 0, call: String::new() },
+            ],
+        });
+        assert_eq!(
+            error.to_string(),
+            "all_reduce (call 12) on communicator \"tensor\" #7 (rank 1 of 4): not complete after 5s; did not arrive: ranks 2, 3; \
+             rank 2 last issued broadcast (call 11); rank 3 has issued nothing yet"
+        );
+    }
+
+    #[test]
+    fn code_that_nobody_knows_keeps_its_number() {
+        assert_eq!(ResultCode::new(sys::ncclResult_t(77)).to_string(), "unknown code (77)");
+    }
+
+    #[test]
+    fn results_stay_small() {
+        assert!(size_of::<NcclError>() <= 96, "{}", size_of::<NcclError>());
+    }
+
+    #[test]
+    fn source_of_a_rendezvous_failure_is_kept() {
+        use std::error::Error as _;
+        let inner = "no endpoint".parse::<peerweave_bootstrap::Endpoint>().expect_err("it is none");
+        let error = NcclError::bootstrap("Communicator::from_world")(inner);
+        assert!(error.source().is_some());
+        assert!(error.to_string().starts_with("Communicator::from_world: "));
+    }
+}

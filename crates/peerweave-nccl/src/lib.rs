@@ -1,0 +1,41 @@
+//! Safe NCCL, loaded at run time: one binary for NCCL 2.18 to 2.32, and for machines that have none.
+//!
+//! No network transport of its own, no tensors. Every module says what it does not do.
+//!
+//! ```text
+//!  Nccl          the library: where it is, its version, what it lacks, parameters, logs
+//!   ├─ UniqueId     what ranks that want to meet have in common
+//!   ├─ Config       how a communicator shall be made; CollConfig, how one collective shall run
+//!   └─ NcclError    misuse, unsupported, NCCL's answer, a deadline, a lost peer
+//! ```
+#![doc = include_str!("../README.md")]
+#![allow(clippy::result_large_err, reason = "the error is held to 96 bytes by a test")]
+
+mod config;
+mod error;
+mod library;
+mod unique_id;
+mod version;
+
+#[cfg(feature = "raw")]
+#[allow(non_camel_case_types, non_snake_case, reason = "the names are the vendor's")]
+pub mod sys;
+#[cfg(not(feature = "raw"))]
+#[allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    non_camel_case_types,
+    non_snake_case,
+    reason = "all of it is public under the feature `raw`"
+)]
+mod sys;
+
+pub use config::{Config, CtaPolicy, GraphUsage, HostCftMode, NvlsHostMode, Switch};
+pub use error::{
+    CommunicatorName, DeadState, Failure, Misuse, MisuseKind, NcclError, PeerLost, RankReport, ResultCode, Timeout, Unsupported,
+};
+pub use library::Nccl;
+pub use peerweave_dylib::{Attempt, LoadError, SymbolInfo};
+pub use unique_id::UniqueId;
+pub use version::{ParseVersionError, Version};

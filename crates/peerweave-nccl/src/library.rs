@@ -1,0 +1,343 @@
+//! The NCCL that this process uses: finding it, its version, what it lacks, and every call into it.
+//!
+//! What to configure is `config.rs`; parameters and logs are `parameters.rs` and `debug_log.rs`; communicators have their own modules.
+//!
+//! # Invariants
+//! - **[L1]** A library is never unloaded and its record never freed, so that a [`Nccl`] is a plain reference for ever.
+//! - **[L2]** No function of a library is called in a fork of the process that loaded it.
+
+use std::ffi::{CStr, c_char};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+
+use peerweave_dylib::{MissingSymbol, Search, SymbolInfo, Visibility};
+
+use crate::error::{CommunicatorName, Failure, NcclError, ResultCode, Unsupported};
+use crate::sys::{Api, ncclResult_t};
+use crate::{UniqueId, Version, sys};
+
+/// The oldest library that this crate uses.
+const OLDEST: Version = Version::new(2, 18, 1);
+
+const SEARCH: Search = Search::new("NCCL", "PEERWEAVE_NCCL_PATH", &["libnccl.so.2", "libnccl.so"])
+    .in_wheels(&["nvidia/nccl/lib"])
+    .in_directories(&[
+        #[cfg(target_arch = "x86_64")]
+        "/usr/lib/x86_64-linux-gnu",
+        #[cfg(target_arch = "aarch64")]
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/local/lib",
+        "/usr/local/nccl/lib",
+        "/usr/local/cuda/lib64",
+        "/opt/nccl/lib",
+        "/opt/conda/lib",
+    ]);
+
+/// Counts how often this process was forked from one that had loaded NCCL: 0 where it was loaded.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// An NCCL library, loaded until the process ends.
+///
+/// A handle: copying it is free, and it may be used from any thread. Two are equal if they are the same library.
+#[derive(Clone, Copy)]
+pub struct Nccl(&'static Loaded);
+
+struct Loaded {
+    api: Api,
+    version: Version,
+    path: Arc<Path>,
+    /// Files of other libnccl that the process had mapped when this one was loaded.
+    others: Vec<PathBuf>,
+    loaded_by: u32,
+    forks: u32,
+}
+
+/// All libraries that were loaded here, so that a file is loaded once. The first is not always the one of [`Nccl::load`].
+static LOADED: Mutex<Vec<&'static Loaded>> = Mutex::new(Vec::new());
+
+impl Nccl {
+    /// The library of this process: found and loaded by the first call, the same ever after.
+    ///
+    /// Tried in order: `PEERWEAVE_NCCL_PATH` (a file or a directory; if it is set, nothing else is), the wheels of the active Python
+    /// (`nvidia/nccl/lib`), the dynamic linker's path (`libnccl.so.2`, then `libnccl.so`), well-known directories. No GPU and no driver is needed.
+    ///
+    /// # Errors
+    /// [`NcclError::Load`] with every path that was tried; a later call tries again. [`NcclError::Unsupported`] for a library older than 2.18.1.
+    /// [`NcclError::Forked`] in a fork of the process that loaded it.
+    pub fn load() -> Result<Self, NcclError> {
+        static DEFAULT: OnceLock<Nccl> = OnceLock::new();
+        if let Some(nccl) = DEFAULT.get() {
+            return nccl.not_forked("Nccl::load").map(|()| *nccl);
+        }
+        let nccl = Self::adopt(SEARCH.open(Visibility::Local)?)?;
+        Ok(*DEFAULT.get_or_init(|| nccl))
+    }
+
+    /// One particular library: a file, or the directory that has it. Does not change what [`load`](Self::load) gives.
+    ///
+    /// Handles of one library mean nothing to another, and each has its own threads, memory and environment: a program should have one.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, NcclError> {
+        Self::adopt(SEARCH.open_at(path.as_ref(), Visibility::Local)?)
+    }
+
+    fn adopt(library: peerweave_dylib::Library) -> Result<Self, NcclError> {
+        let path: Arc<Path> = library.path().into();
+        let identity = identity(&path);
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = loaded.iter().find(|known| self::identity(&known.path) == identity) {
+            let known = Self(known);
+            return known.not_forked("Nccl::load").map(|()| known);
+        }
+        count_forks();
+        let others: Vec<PathBuf> =
+            peerweave_dylib::mapped("libnccl.so").into_iter().filter(|file| self::identity(file) != identity).collect();
+        let api = Api::new(library);
+        let version = version_of(&api, &path)?;
+        if !version.at_least(OLDEST) {
+            return Err(Unsupported { what: "peerweave-nccl", since: OLDEST, found: version, path }.into());
+        }
+        tracing::debug!(%version, path = %path.display(), "NCCL loaded");
+        for other in &others {
+            tracing::warn!(
+                used = %path.display(), other = %other.display(),
+                "a second libnccl is mapped in this process; communicators, windows and memory of one must not reach the other"
+            );
+        }
+        let forks = FORKS.load(Ordering::Relaxed);
+        let record: &'static Loaded =
+            Box::leak(Box::new(Loaded { api, version, path, others, loaded_by: std::process::id(), forks }));
+        loaded.push(record);
+        Ok(Self(record))
+    }
+
+    /// The library's version.
+    pub fn version(self) -> Version {
+        self.0.version
+    }
+
+    /// The file that is mapped.
+    pub fn path(self) -> &'static Path {
+        &self.0.path
+    }
+
+    pub(crate) fn shared_path(self) -> Arc<Path> {
+        Arc::clone(&self.0.path)
+    }
+
+    /// Files of other libnccl that this process had mapped when this one was loaded: of a Python that runs in it, say, or linked at build time.
+    ///
+    /// They work beside each other only as long as no handle of one reaches the other. A warning was logged for each.
+    pub fn others(self) -> &'static [PathBuf] {
+        &self.0.others
+    }
+
+    /// The functions that this crate can use and that the library lacks, each with the version that brought it.
+    pub fn missing(self) -> Vec<SymbolInfo> {
+        self.0.api.missing()
+    }
+
+    /// Whether the library has a function, by NCCL's name. False for names that this crate does not use.
+    pub fn has(self, function: &str) -> bool {
+        self.0.api.has(function)
+    }
+
+    /// NCCL's functions, unsafe to call. Calls through it are not guarded against a fork.
+    #[cfg(feature = "raw")]
+    pub fn api(self) -> &'static Api {
+        &self.0.api
+    }
+
+    /// What a code means, in NCCL's words.
+    ///
+    /// # Errors
+    /// [`NcclError::Forked`].
+    pub fn error_string(self, code: ResultCode) -> Result<&'static str, NcclError> {
+        self.not_forked("ncclGetErrorString")?;
+        Ok(self.meaning(ncclResult_t(code.get())))
+    }
+
+    /// NCCL's text of the last error of this process; `None` where there was none.
+    ///
+    /// # Errors
+    /// [`NcclError::Forked`].
+    pub fn last_error(self) -> Result<Option<String>, NcclError> {
+        self.not_forked("ncclGetLastError")?;
+        Ok(Some(self.last_error_text(std::ptr::null_mut())).filter(|text| !text.is_empty()))
+    }
+
+    /// A new id for ranks to meet with. Opens a socket in this process that listens until they have met, on the interface that NCCL chooses
+    /// (`NCCL_SOCKET_IFNAME`).
+    ///
+    /// # Errors
+    /// [`NcclError::Nccl`] where there is no usable interface; [`NcclError::Forked`].
+    pub fn unique_id(self) -> Result<UniqueId, NcclError> {
+        let mut id = sys::ncclUniqueId { internal: [0; sys::NCCL_UNIQUE_ID_BYTES] };
+        // SAFETY: `id` is 128 bytes that the function may write.
+        self.call("ncclGetUniqueId", |api| unsafe { api.ncclGetUniqueId(&raw mut id) })?;
+        Ok(UniqueId::from_raw(id))
+    }
+
+    /// Calls a function that belongs to no communicator. Every code but success is an error.
+    ///
+    /// # Errors
+    /// [`NcclError::Nccl`], [`NcclError::Unsupported`], [`NcclError::Forked`].
+    #[inline]
+    pub(crate) fn call(
+        self,
+        call: &'static str,
+        function: impl FnOnce(&'static Api) -> Result<ncclResult_t, MissingSymbol>,
+    ) -> Result<(), NcclError> {
+        match self.code(call, function)? {
+            ncclResult_t::ncclSuccess => Ok(()),
+            code => Err(self.failure(call, code, None)),
+        }
+    }
+
+    /// Calls a function and gives what it returns; only what is wrong before NCCL is reached is an error.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`], [`NcclError::Forked`].
+    #[inline]
+    pub(crate) fn code<R>(
+        self,
+        call: &'static str,
+        function: impl FnOnce(&'static Api) -> Result<R, MissingSymbol>,
+    ) -> Result<R, NcclError> {
+        self.not_forked(call)?;
+        function(&self.0.api).map_err(|missing| self.unsupported_function(&missing))
+    }
+
+    /// The error of a call, with NCCL's words.
+    #[cold]
+    pub(crate) fn failure(
+        self,
+        call: &'static str,
+        code: ncclResult_t,
+        communicator: Option<Arc<CommunicatorName>>,
+    ) -> NcclError {
+        Failure {
+            call,
+            code: ResultCode::new(code),
+            meaning: self.meaning(code),
+            version: self.0.version,
+            last_error: self.last_error_text(std::ptr::null_mut()),
+            communicator,
+        }
+        .into()
+    }
+
+    /// Something that came later than this library.
+    #[cold]
+    pub(crate) fn unsupported(self, what: &'static str, since: Version) -> NcclError {
+        Unsupported { what, since, found: self.0.version, path: self.shared_path() }.into()
+    }
+
+    /// An error unless the library is at least that version.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`].
+    #[allow(dead_code, reason = "used by what makes communicators")]
+    pub(crate) fn needs(self, what: &'static str, since: Version) -> Result<(), NcclError> {
+        if self.0.version.at_least(since) { Ok(()) } else { Err(self.unsupported(what, since)) }
+    }
+
+    #[cold]
+    fn unsupported_function(self, missing: &MissingSymbol) -> NcclError {
+        let since = missing.since.parse().expect("the bindings state versions");
+        self.unsupported(missing.name, since)
+    }
+
+    /// Upholds [L2].
+    #[inline]
+    pub(crate) fn not_forked(self, call: &'static str) -> Result<(), NcclError> {
+        // Relaxed is enough: the count only changes in a child that has a single thread, the one that reads it or its descendants.
+        if FORKS.load(Ordering::Relaxed) == self.0.forks { Ok(()) } else { Err(self.forked(call)) }
+    }
+
+    #[cold]
+    fn forked(self, call: &'static str) -> NcclError {
+        NcclError::Forked { call, loaded_by: self.0.loaded_by, process: std::process::id() }
+    }
+
+    fn meaning(self, code: ncclResult_t) -> &'static str {
+        // SAFETY: it takes any code, and gives null or text that the library holds in its data, which is mapped for ever [L1].
+        unsafe { self.0.api.ncclGetErrorString(code).map_or("", |text| static_text(text)) }
+    }
+
+    /// NCCL's last error. The communicator may be null, then it is the process's.
+    pub(crate) fn last_error_text(self, communicator: sys::ncclComm_t) -> String {
+        // SAFETY: the communicator is null or live; NCCL only reads it, and gives null or text in a buffer of the library's. Another thread
+        // that fails meanwhile writes that buffer, as it may for every reader of this function; NCCL holds no lock, and always keeps a zero byte at the
+        // end, so that what is read may be a mixture but ends.
+        let text = unsafe { self.0.api.ncclGetLastError(communicator).unwrap_or(std::ptr::null()) };
+        if text.is_null() {
+            return String::new();
+        }
+        // SAFETY: as above.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+}
+
+impl PartialEq for Nccl {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for Nccl {}
+
+impl fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NCCL {} ({})", self.0.version, self.0.path.display())
+    }
+}
+
+/// # Safety
+/// Null, or text that lives for ever.
+unsafe fn static_text(text: *const c_char) -> &'static str {
+    if text.is_null() {
+        return "";
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("")
+}
+
+fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NcclError> {
+    let unknown = Version::new(0, 0, 0);
+    let unusable = |what, since| NcclError::from(Unsupported { what, since, found: unknown, path: Arc::clone(path) });
+    let mut code = 0;
+    // SAFETY: it writes one int.
+    let result = unsafe { api.ncclGetVersion(&raw mut code) };
+    match result {
+        Ok(ncclResult_t::ncclSuccess) => Version::from_code(code).ok_or_else(|| unusable("a version that can be read", OLDEST)),
+        Ok(_) => Err(unusable("ncclGetVersion that succeeds", OLDEST)),
+        Err(missing) => Err(unusable(missing.name, OLDEST)),
+    }
+}
+
+/// What tells one file from another, whatever links lead to it.
+fn identity(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
+}
+
+/// Has forks counted from now on. Costs a call nothing, where asking for the process's number would be a system call each time.
+fn count_forks() {
+    extern "C" fn in_the_child() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler is a function that lives for ever (this code is never unloaded while handlers can run: a Rust library that is
+        // itself closed with dlclose would have its handlers removed by the C library), and only adds to an atomic, which is allowed after a fork.
+        let status = unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
+        if status != 0 {
+            tracing::warn!(status, "forks of this process cannot be noticed: do not use NCCL in them");
+        }
+    });
+}

@@ -1,0 +1,236 @@
+//! How much of each struct a version knows.
+//!
+//! NCCL appends to its structs and tells versions apart by the size and version words in front. So an older version's struct is a prefix of ours,
+//! up to the field that it does not know. The one exception is `ncclCommProperties_t` before 2.29.7, which has a struct of its own here.
+//!
+//! Invariant: `cargo xtask abi` compares every size and offset that this gives with those of the vendor's headers.
+
+use std::mem::{align_of, offset_of, size_of};
+
+use super::requirements::*;
+use super::types::*;
+use crate::Version;
+
+/// A field of a struct.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Field {
+    /// The vendor's name.
+    pub name: &'static str,
+    /// The version that brought it.
+    pub since: Version,
+    /// Where it begins, in bytes.
+    pub offset_bytes: usize,
+    /// How long it is, in bytes.
+    pub len_bytes: usize,
+}
+
+/// A struct as one version knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Layout {
+    /// The vendor's name.
+    pub name: &'static str,
+    /// What `sizeof` gives there, in bytes.
+    pub len_bytes: usize,
+    /// The fields that the version knows, in their order.
+    pub fields: Vec<Field>,
+}
+
+/// A struct whose layout depends on the version of the library.
+pub(crate) trait Versioned {
+    const NAME: &'static str;
+    const FIELDS: &'static [Field];
+    const ALIGN_BYTES: usize;
+
+    /// What `sizeof` gives at that version; `None` where the version has no such struct.
+    fn len_bytes(version: Version) -> Option<usize> {
+        let last = Self::FIELDS.iter().take_while(|field| version.at_least(field.since)).last()?;
+        Some((last.offset_bytes + last.len_bytes).next_multiple_of(Self::ALIGN_BYTES))
+    }
+}
+
+/// Declares the history of a struct: each version, and the fields that it appended.
+macro_rules! history {
+    ($Struct:ident as $name:literal { $(($major:literal, $minor:literal, $patch:literal) $($field:ident)+;)+ }) => {
+        impl Versioned for $Struct {
+            const NAME: &'static str = $name;
+            const ALIGN_BYTES: usize = align_of::<$Struct>();
+            const FIELDS: &'static [Field] = &[$($(Field {
+                name: stringify!($field),
+                since: Version::new($major, $minor, $patch),
+                offset_bytes: offset_of!($Struct, $field),
+                len_bytes: {
+                    const fn of<T, U>(_: fn(&T) -> &U) -> usize { size_of::<U>() }
+                    of(|all: &$Struct| &all.$field)
+                },
+            },)+)+];
+        }
+    };
+}
+
+history!(ncclUniqueId as "ncclUniqueId" { (2, 0, 0) internal; });
+
+history!(ncclConfig_t as "ncclConfig_t" {
+    (2, 14, 0) size magic version blocking;
+    (2, 17, 0) cgaClusterSize minCTAs maxCTAs netName;
+    (2, 18, 0) splitShare;
+    (2, 26, 0) trafficClass;
+    (2, 27, 0) commName collnetEnable CTAPolicy shrinkShare nvlsCTAs;
+    (2, 28, 0) nChannelsPerNetPeer nvlinkCentricSched;
+    (2, 29, 0) graphUsageMode numRmaCtx;
+    (2, 30, 0) maxP2pPeers;
+    (2, 30, 5) graphStreamOrdering;
+    (2, 31, 0) launchOrderImplicit numRmaSig rmaEagerInit;
+    (2, 31, 1) hostCftMode;
+    (2, 32, 0) nvlsHostMode;
+});
+
+history!(ncclConfigExt_t as "ncclConfigExt_t" { (2, 31, 0) next key val; });
+
+history!(ncclCollConfig_t as "ncclCollConfig_t" {
+    (2, 31, 0) size magic version ext minCTAs maxCTAs nvlsCTAs cgaClusterSize algSelection forceAlgSelection CTAPolicy userProfilerTag;
+    (2, 32, 0) launchCompletionEvent;
+});
+
+history!(ncclSimInfo_t as "ncclSimInfo_t" { (2, 22, 3) size magic version estimatedTime; });
+
+history!(ncclEncryptionConfig_t as "ncclEncryptionConfig_t" { (2, 32, 0) size magic version mode psk; });
+
+history!(ncclWaitSignalDesc_t as "ncclWaitSignalDesc_t" { (2, 29, 2) opCnt peer sigIdx ctx; });
+
+history!(ncclCommProperties_v22902 as "ncclCommProperties_t" {
+    (2, 29, 2) size magic version rank nRanks cudaDev nvmlDev deviceApiSupport multimemSupport ginType;
+});
+
+history!(ncclCommProperties_t as "ncclCommProperties_t" {
+    (2, 29, 7) size magic version rank nRanks cudaDev nvmlDev deviceApiSupport multimemSupport ginType nLsaTeams hostRmaSupport railedGinType;
+    (2, 31, 0) commHash ginMinStride ginConnectionType ginSupport devCommRuntimeVersionSize cftSupport cftMulticastSupport cftCountedSupport;
+});
+
+history!(ncclTeam_t as "ncclTeam_t" { (2, 28, 3) nRanks rank stride; });
+
+history!(ncclMultimemHandle_t as "ncclMultimemHandle_t" { (2, 28, 3) mcBasePtr; });
+
+history!(ncclLsaBarrierHandle_t as "ncclLsaBarrierHandle_t" { (2, 28, 3) bufHandle nBarriers; });
+
+history!(ncclGinBarrierHandle_t as "ncclGinBarrierHandle_t" { (2, 30, 3) signal0 unused; });
+
+history!(ncclLLA2AHandle_t as "ncclLLA2AHandle_t" { (2, 28, 3) bufHandle nSlots; });
+
+history!(ncclDevResourceRequirements_t as "ncclDevResourceRequirements_t" {
+    (2, 28, 7) next bufferSize bufferAlign outBufferHandle ginSignalCount ginCounterCount outGinSignalStart outGinCounterStart;
+});
+
+history!(ncclTeamRequirements_t as "ncclTeamRequirements_t" { (2, 28, 3) next team multimem outMultimemHandle; });
+
+// 2.28 had one without size, magic and version, which is not bound: its device API is not used.
+history!(ncclDevCommRequirements_t as "ncclDevCommRequirements_t" {
+    (2, 29, 2) size magic version resourceRequirementsList teamRequirementsList lsaMultimem barrierCount lsaBarrierCount railGinBarrierCount
+        lsaLLA2ABlockCount lsaLLA2ASlotCount ginForceEnable ginContextCount ginSignalCount ginCounterCount;
+    (2, 29, 7) ginConnectionType ginExclusiveContexts ginQueueDepth;
+    (2, 30, 3) ginTrafficClass worldGinBarrierCount;
+    (2, 30, 7) ginStrongSignalsRequired ginVaSignalsRequired;
+    (2, 31, 0) ginCustomStride ginType useRuntimeVersion cftCaps cftBarrierCount;
+});
+
+/// The layout of one struct at that version, by the vendor's name; `None` where the version has no such struct.
+pub fn layout_of(name: &str, version: Version) -> Option<Layout> {
+    layouts(version).into_iter().find(|layout| layout.name == name)
+}
+
+/// Every struct that is bound, as that version knows it. Those that it does not have are left out.
+pub fn layouts(version: Version) -> Vec<Layout> {
+    fn push<T: Versioned>(all: &mut Vec<Layout>, version: Version) {
+        if let Some(len_bytes) = T::len_bytes(version) {
+            let fields = T::FIELDS.iter().copied().take_while(|field| version.at_least(field.since)).collect();
+            all.push(Layout { name: T::NAME, len_bytes, fields });
+        }
+    }
+    let mut all = Vec::new();
+    push::<ncclUniqueId>(&mut all, version);
+    push::<ncclConfig_t>(&mut all, version);
+    push::<ncclConfigExt_t>(&mut all, version);
+    push::<ncclCollConfig_t>(&mut all, version);
+    push::<ncclSimInfo_t>(&mut all, version);
+    push::<ncclEncryptionConfig_t>(&mut all, version);
+    push::<ncclWaitSignalDesc_t>(&mut all, version);
+    push::<ncclCommProperties_t>(&mut all, version);
+    if !all.iter().any(|layout| layout.name == ncclCommProperties_t::NAME) {
+        push::<ncclCommProperties_v22902>(&mut all, version);
+    }
+    push::<ncclTeam_t>(&mut all, version);
+    push::<ncclMultimemHandle_t>(&mut all, version);
+    push::<ncclLsaBarrierHandle_t>(&mut all, version);
+    push::<ncclGinBarrierHandle_t>(&mut all, version);
+    push::<ncclLLA2AHandle_t>(&mut all, version);
+    push::<ncclDevResourceRequirements_t>(&mut all, version);
+    push::<ncclTeamRequirements_t>(&mut all, version);
+    push::<ncclDevCommRequirements_t>(&mut all, version);
+    all
+}
+
+/// Bytes of `ncclDevComm` as that version writes it; `None` where it is not known here. Since 2.31 the library says it itself.
+pub fn device_comm_len_bytes(version: Version) -> Option<usize> {
+    const KNOWN: [(Version, usize); 5] = [
+        (Version::new(2, 30, 3), 0),
+        (Version::new(2, 30, 4), 0),
+        (Version::new(2, 30, 7), 0),
+        (Version::new(2, 31, 2), 0),
+        (Version::new(2, 32, 3), 248),
+    ];
+    KNOWN.iter().find(|(known, _)| *known == version).map(|(_, len_bytes)| *len_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config_len(minor: u8, patch: u8) -> Option<usize> {
+        ncclConfig_t::len_bytes(Version::new(2, minor, patch))
+    }
+
+    #[test]
+    fn configuration_grows_with_the_versions() {
+        let known = [
+            (13, 4, None),
+            (14, 3, Some(24)),
+            (17, 1, Some(40)),
+            (18, 1, Some(48)),
+            (25, 1, Some(48)),
+            (26, 2, Some(48)),
+            (27, 3, Some(72)),
+            (28, 3, Some(80)),
+            (29, 2, Some(88)),
+            (30, 3, Some(96)),
+            (30, 7, Some(96)),
+            (31, 2, Some(112)),
+            (32, 3, Some(120)),
+            (99, 0, Some(120)),
+        ];
+        for (minor, patch, len) in known {
+            assert_eq!(config_len(minor, patch), len, "2.{minor}.{patch}");
+        }
+    }
+
+    #[test]
+    fn properties_of_the_first_versions_have_a_struct_of_their_own() {
+        let of = |minor, patch| layout_of("ncclCommProperties_t", Version::new(2, minor, patch)).map(|layout| layout.len_bytes);
+        assert_eq!(of(28, 9), None);
+        assert_eq!(of(29, 2), Some(40));
+        assert_eq!(of(29, 7), Some(56));
+        assert_eq!(of(32, 3), Some(152));
+    }
+
+    #[test]
+    fn every_history_is_in_order_of_versions_and_of_offsets() {
+        for layout in layouts(super::super::HEADER) {
+            assert!(layout.fields.windows(2).all(|pair| pair[0].since <= pair[1].since), "{}", layout.name);
+            assert!(
+                layout.fields.windows(2).all(|pair| pair[0].offset_bytes + pair[0].len_bytes <= pair[1].offset_bytes),
+                "{}",
+                layout.name
+            );
+        }
+    }
+}
