@@ -1,0 +1,187 @@
+//! What every address means: which allocation it is of, whose memory it is, who may access it. Moving bytes is in [`crate::transfer`].
+//! Invariant: ranges do not overlap, and every byte of a live range may be touched by the copies that [`AddressMap::place`] allows.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::abi::{Code, Result};
+use crate::driver::Driver;
+use crate::handles::lock;
+use crate::physical::Physical;
+
+/// One live range of addresses.
+pub(crate) struct Range {
+    pub(crate) base: u64,
+    pub(crate) size: u64,
+    /// Differs among all ranges that ever lived in the process.
+    pub(crate) id: u64,
+    pub(crate) kind: Kind,
+}
+
+/// What a range is.
+pub(crate) enum Kind {
+    /// Of a device's arena.
+    Device(DeviceRange),
+    /// Pinned memory of the host.
+    Host(HostRange),
+    /// Legacy sharing: a piece of another process's arena.
+    Imported { device: usize, context: usize, mapping: (u64, u64), opened: u32, key: [u8; 64], _file: OwnedFd },
+    /// Memory mapped into a reservation.
+    Mapped(MappedRange),
+}
+
+/// A plain allocation of a device.
+pub(crate) struct DeviceRange {
+    pub(crate) device: usize,
+    pub(crate) context: usize,
+    pub(crate) pool: Option<usize>,
+    pub(crate) managed: bool,
+    pub(crate) charged_bytes: u64,
+    /// A free is queued: new work must not use it.
+    pub(crate) freeing: bool,
+    /// Belongs to a graph.
+    pub(crate) of_graph: bool,
+}
+
+/// Pinned or registered memory of the host.
+pub(crate) struct HostRange {
+    pub(crate) context: usize,
+    pub(crate) device: usize,
+    pub(crate) flags: u32,
+    pub(crate) registered: bool,
+}
+
+/// A part of a reservation behind which there is memory.
+pub(crate) struct MappedRange {
+    pub(crate) physical: Arc<Physical>,
+    pub(crate) offset: u64,
+    /// Rights by device: 1 is reading, 3 is reading and writing.
+    pub(crate) access: BTreeMap<usize, u32>,
+}
+
+/// What is wanted of an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Need {
+    Read,
+    Write,
+}
+
+/// Where bytes are.
+pub(crate) enum Place {
+    /// Ordinary bytes, and the device that they are of.
+    Plain { owner: Option<usize> },
+    /// An address of a multicast object.
+    Multicast { physical: Arc<Physical>, offset: u64 },
+}
+
+/// All ranges and reservations.
+#[derive(Default)]
+pub(crate) struct AddressMap {
+    pub(crate) ranges: BTreeMap<u64, Range>,
+    /// Sizes of reservations by base.
+    pub(crate) reservations: BTreeMap<u64, u64>,
+}
+
+/// A number for a new range.
+pub(crate) fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl AddressMap {
+    pub(crate) fn insert(&mut self, range: Range) {
+        self.ranges.insert(range.base, range);
+    }
+
+    /// The range that an address lies in.
+    pub(crate) fn find(&self, address: u64) -> Option<&Range> {
+        self.ranges.range(..=address).next_back().map(|(_, range)| range).filter(|range| address - range.base < range.size)
+    }
+
+    /// Whether any live range has a byte of these.
+    pub(crate) fn overlaps(&self, base: u64, size: u64) -> bool {
+        self.ranges.range(..base.saturating_add(size)).next_back().is_some_and(|(_, range)| range.base + range.size > base)
+    }
+
+    /// The reservation that holds all of these addresses: base and size.
+    pub(crate) fn reservation(&self, base: u64, size: u64) -> Option<(u64, u64)> {
+        let (start, length) = self.reservations.range(..=base).next_back().map(|(start, length)| (*start, *length))?;
+        (base.checked_add(size)? <= start + length).then_some((start, length))
+    }
+
+    /// Mapped ranges that lie in these addresses, where they fill them without a gap; `None` otherwise.
+    pub(crate) fn mapped_exactly(&self, base: u64, size: u64) -> Option<Vec<u64>> {
+        let mut at = base;
+        let mut found = Vec::new();
+        while at < base + size {
+            let range = self.ranges.get(&at)?;
+            if !matches!(range.kind, Kind::Mapped(_)) {
+                return None;
+            }
+            found.push(at);
+            at += range.size;
+        }
+        (at == base + size).then_some(found)
+    }
+
+    /// Finds out what bytes are and whether `device` may use them so.
+    ///
+    /// `pageable`: whether memory that the driver does not know, of the host's own, is welcome. `queued`: the work is about to be
+    /// done and was accepted before, so that a free that is behind it does not matter.
+    pub(crate) fn place(
+        &self,
+        driver: &Driver,
+        device: usize,
+        address: u64,
+        bytes: u64,
+        need: Need,
+        pageable: bool,
+        queued: bool,
+    ) -> Result<Place> {
+        let end = address.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
+        let Some(range) = self.find(address) else {
+            let inside = self.reservation(address, 1).is_some()
+                || driver.devices.iter().any(|device| lock(&device.arena).covers(address));
+            return if address != 0 && pageable && !inside && !self.overlaps(address, bytes) {
+                Ok(Place::Plain { owner: None })
+            } else {
+                Err(Code::INVALID_VALUE)
+            };
+        };
+        let fits = end <= range.base + range.size;
+        match &range.kind {
+            Kind::Device(memory) if fits && (queued || !memory.freeing) => Ok(Place::Plain { owner: Some(memory.device) }),
+            Kind::Imported { device, .. } if fits => Ok(Place::Plain { owner: Some(*device) }),
+            Kind::Host(_) if fits => Ok(Place::Plain { owner: None }),
+            Kind::Mapped(_) => self.place_mapped(device, address, end, need),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+
+    /// Mapped memory may go on from one mapping into the next.
+    fn place_mapped(&self, device: usize, address: u64, end: u64, need: Need) -> Result<Place> {
+        let mut at = address;
+        let mut place = None;
+        while at < end {
+            let range = self.find(at).ok_or(Code::INVALID_VALUE)?;
+            let Kind::Mapped(mapped) = &range.kind else { return Err(Code::INVALID_VALUE) };
+            let wanted = if need == Need::Write { 2 } else { 1 };
+            if mapped.access.get(&device).copied().unwrap_or(0) & wanted == 0 {
+                return Err(Code::INVALID_VALUE);
+            }
+            if mapped.physical.is_multicast() {
+                // Loads through a multicast address are for the reducing instructions of kernels only.
+                if need == Need::Read || end > range.base + range.size {
+                    return Err(Code::INVALID_VALUE);
+                }
+                let offset = mapped.offset + (at - range.base);
+                return Ok(Place::Multicast { physical: Arc::clone(&mapped.physical), offset });
+            }
+            place.get_or_insert(Place::Plain { owner: Some(mapped.physical.device) });
+            at = range.base + range.size;
+        }
+        place.ok_or(Code::INVALID_VALUE)
+    }
+}

@@ -1,0 +1,98 @@
+//! Addresses and bytes of a device's plain allocations: one shared mapping from which pieces are cut.
+//! The budget is in [`crate::device`], what an address means in [`crate::address`].
+//! Invariant: bytes outside every live piece can be neither read nor written, and a piece is followed by such bytes.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use crate::abi::{Code, Result};
+use crate::share;
+
+/// Pieces begin and end at pages, so that the hardware of the host guards them.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+
+/// The pattern of memory that nobody wrote yet.
+pub(crate) const POISON: u8 = 0xC3;
+
+/// The mapping of one device.
+pub(crate) struct Arena {
+    ordinal: usize,
+    length_bytes: u64,
+    /// Made at the first allocation.
+    mapping: Option<Mapping>,
+    /// Free pieces by offset.
+    free: BTreeMap<u64, u64>,
+}
+
+struct Mapping {
+    file: OwnedFd,
+    base: u64,
+}
+
+impl Arena {
+    pub(crate) fn new(ordinal: usize, budget_bytes: u64) -> Arena {
+        // Addresses are plenty, so that no allocation within the budget fails for want of a gap.
+        let length_bytes = (budget_bytes.max(1 << 20) * 4).next_multiple_of(PAGE_BYTES);
+        Arena { ordinal, length_bytes, mapping: None, free: BTreeMap::from([(0, length_bytes)]) }
+    }
+
+    fn mapping(&mut self) -> Result<&Mapping> {
+        if self.mapping.is_none() {
+            let file = share::memory_file(&format!("arena:{}", self.ordinal), self.length_bytes)?;
+            let base = share::map(None, self.length_bytes, libc::PROT_NONE, Some((&file, 0)))?;
+            self.mapping = Some(Mapping { file, base });
+        }
+        self.mapping.as_ref().ok_or(Code::OPERATING_SYSTEM)
+    }
+
+    /// Whether the address lies in the device's range, live or not.
+    pub(crate) fn covers(&self, address: u64) -> bool {
+        self.mapping.as_ref().is_some_and(|mapping| (mapping.base..mapping.base + self.length_bytes).contains(&address))
+    }
+
+    /// Cuts a piece of whole pages and gives its address.
+    pub(crate) fn take(&mut self, length_bytes: u64) -> Result<u64> {
+        let with_guard = length_bytes + PAGE_BYTES;
+        let base = self.mapping()?.base;
+        let (offset, found) = self
+            .free
+            .iter()
+            .find(|(_, free)| **free >= with_guard)
+            .map(|(offset, free)| (*offset, *free))
+            .ok_or(Code::OUT_OF_MEMORY)?;
+        self.free.remove(&offset);
+        if found > with_guard {
+            self.free.insert(offset + with_guard, found - with_guard);
+        }
+        let address = base + offset;
+        share::protect(address, length_bytes, libc::PROT_READ | libc::PROT_WRITE)?;
+        share::poison(address, length_bytes);
+        Ok(address)
+    }
+
+    /// Takes a piece back; whoever still touches it faults.
+    pub(crate) fn give_back(&mut self, address: u64, length_bytes: u64) {
+        let Some(mapping) = &self.mapping else { return };
+        let offset = address - mapping.base;
+        let _ = share::protect(address, length_bytes, libc::PROT_NONE);
+        share::discard(&mapping.file, offset, length_bytes);
+        let mut start = offset;
+        let mut length = length_bytes + PAGE_BYTES;
+        if let Some((before, bytes)) = self.free.range(..offset).next_back().map(|(at, bytes)| (*at, *bytes))
+            && before + bytes == start
+        {
+            self.free.remove(&before);
+            start = before;
+            length += bytes;
+        }
+        if let Some(bytes) = self.free.remove(&(start + length)) {
+            length += bytes;
+        }
+        self.free.insert(start, length);
+    }
+
+    /// Where another process finds the piece: the file's number here, and the offset in it.
+    pub(crate) fn locate(&self, address: u64) -> Option<(i32, u64)> {
+        self.mapping.as_ref().map(|mapping| (mapping.file.as_raw_fd(), address - mapping.base))
+    }
+}

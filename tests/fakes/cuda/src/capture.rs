@@ -1,0 +1,390 @@
+//! Capture: streams whose work becomes the nodes of a graph instead of being done. Graphs are in [`crate::graph`].
+//! Invariant: a stream is part of at most one capture, and its position is the nodes that its next one depends on.
+
+use core::ffi::{c_int, c_uint};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
+
+use crate::abi::{Code, CuGraph, CuGraphNode, CuStream, In, Out, Result};
+use crate::context::Context;
+use crate::driver::driver;
+use crate::graph::{self, Graph, Node};
+use crate::handles::lock;
+use crate::memory::GraphMemory;
+use crate::stream::{self, Kind, Stream};
+use crate::work::Work;
+
+const GLOBAL: c_int = 0;
+/// 1, between the two, is thread-local: the thread that began it is held to it, others are not.
+const RELAXED: c_int = 2;
+
+/// All captures that are under way.
+#[derive(Default)]
+pub(crate) struct Captures {
+    next: u64,
+    active: HashMap<u64, Capture>,
+    of_stream: HashMap<usize, u64>,
+}
+
+struct Capture {
+    origin: usize,
+    mode: c_int,
+    thread: ThreadId,
+    graph: usize,
+    body: Arc<Mutex<Graph>>,
+    invalid: bool,
+    positions: HashMap<usize, Position>,
+}
+
+#[derive(Default)]
+struct Position {
+    nodes: Vec<usize>,
+    /// What was last shown to a caller, kept for as long as the caller may look at it.
+    shown: Vec<CuGraphNode>,
+}
+
+/// How many captures there are: without any, nobody takes the lock.
+static ACTIVE: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static THREAD_MODE: core::cell::Cell<c_int> = const { core::cell::Cell::new(GLOBAL) };
+}
+
+impl Captures {
+    fn of(&mut self, stream: &Stream) -> Option<(u64, &mut Capture)> {
+        let id = *self.of_stream.get(&stream.handle)?;
+        self.active.get_mut(&id).map(|capture| (id, capture))
+    }
+}
+
+fn with<T>(run: impl FnOnce(&mut Captures) -> T) -> Result<T> {
+    Ok(run(&mut lock(&driver()?.captures)))
+}
+
+/// Makes the work a node where the stream is captured; `None` where it is not and the work is to be done.
+pub(crate) fn add(stream: &Arc<Stream>, work: &Work) -> Option<Result<usize>> {
+    if ACTIVE.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    if let Err(code) = forbid_legacy(stream) {
+        return Some(Err(code));
+    }
+    with(|captures| {
+        let (_, capture) = captures.of(stream)?;
+        if capture.invalid {
+            return Some(Err(Code::STREAM_CAPTURE_INVALIDATED));
+        }
+        let position = capture.positions.entry(stream.handle).or_default();
+        let mut body = lock(&capture.body);
+        body.nodes.push(Node { work: work.clone(), after: position.nodes.clone() });
+        let index = body.nodes.len() - 1;
+        position.nodes = vec![index];
+        Some(Ok(index))
+    })
+    .ok()
+    .flatten()
+}
+
+/// The capture that a stream is part of, and the nodes that come before its next one.
+pub(crate) fn position(stream: &Arc<Stream>) -> Result<Option<(u64, Vec<usize>)>> {
+    if ACTIVE.load(Ordering::Acquire) == 0 {
+        return Ok(None);
+    }
+    with(|captures| match captures.of(stream) {
+        None => Ok(None),
+        Some((_, capture)) if capture.invalid => Err(Code::STREAM_CAPTURE_INVALIDATED),
+        Some((id, capture)) => Ok(Some((id, capture.positions.get(&stream.handle).map_or_else(Vec::new, |at| at.nodes.clone())))),
+    })?
+}
+
+/// The stream waits for an event that was recorded in a capture: it becomes part of it.
+pub(crate) fn join(stream: &Arc<Stream>, capture: u64, nodes: &[usize]) -> Result {
+    with(|captures| {
+        let other = captures.of(stream).map(|(id, _)| id).filter(|id| *id != capture);
+        if let Some(other) = other {
+            for id in [other, capture] {
+                if let Some(capture) = captures.active.get_mut(&id) {
+                    capture.invalid = true;
+                }
+            }
+            return Err(Code::STREAM_CAPTURE_MERGE);
+        }
+        let found = captures.active.get_mut(&capture).ok_or(Code::CAPTURED_EVENT)?;
+        if found.invalid {
+            return Err(Code::STREAM_CAPTURE_INVALIDATED);
+        }
+        if stream.kind == Kind::Legacy {
+            found.invalid = true;
+            return Err(Code::STREAM_CAPTURE_IMPLICIT);
+        }
+        let position = found.positions.entry(stream.handle).or_default();
+        let merged: BTreeSet<usize> = position.nodes.iter().chain(nodes).copied().collect();
+        position.nodes = merged.into_iter().collect();
+        captures.of_stream.insert(stream.handle, capture);
+        Ok(())
+    })?
+}
+
+/// Refuses an operation that a capture cannot hold, which ends the capture's usefulness.
+pub(crate) fn refuse(stream: &Arc<Stream>, code: Code) -> Result {
+    with(|captures| {
+        if let Some((_, capture)) = captures.of(stream) {
+            capture.invalid = true;
+        }
+    })?;
+    Err(code)
+}
+
+/// Waiting for, or asking about, a stream under capture.
+pub(crate) fn forbid_in_stream(stream: &Arc<Stream>) -> Result {
+    forbid_legacy(stream)?;
+    match position(stream)? {
+        Some(_) => refuse(stream, Code::STREAM_CAPTURE_UNSUPPORTED),
+        None => Ok(()),
+    }
+}
+
+/// Waiting for a context of which a stream is captured.
+pub(crate) fn forbid_in_context(context: &Context) -> Result {
+    if ACTIVE.load(Ordering::Acquire) == 0 {
+        return Ok(());
+    }
+    for stream in context.live_streams() {
+        if position(&stream)?.is_some() {
+            return refuse(&stream, Code::STREAM_CAPTURE_UNSUPPORTED);
+        }
+    }
+    Ok(())
+}
+
+/// The legacy stream would wait for a blocking stream that is captured.
+pub(crate) fn forbid_legacy(stream: &Arc<Stream>) -> Result {
+    if stream.kind != Kind::Legacy || ACTIVE.load(Ordering::Acquire) == 0 {
+        return Ok(());
+    }
+    for other in stream.context.live_streams() {
+        if other.kind == Kind::Blocking && position(&other)?.is_some() {
+            return refuse(&other, Code::STREAM_CAPTURE_IMPLICIT);
+        }
+    }
+    Ok(())
+}
+
+/// Calls that are not safe while others capture, by the modes of the captures and of the thread.
+pub(crate) fn forbid_unsafe() -> Result {
+    if ACTIVE.load(Ordering::Acquire) == 0 || THREAD_MODE.get() == RELAXED {
+        return Ok(());
+    }
+    let (me, mode) = (thread::current().id(), THREAD_MODE.get());
+    with(|captures| {
+        let mut forbidden = false;
+        for capture in captures.active.values_mut() {
+            let mine = capture.thread == me && capture.mode != RELAXED;
+            let anyones = capture.mode == GLOBAL && mode == GLOBAL;
+            if mine || anyones {
+                capture.invalid = true;
+                forbidden = true;
+            }
+        }
+        if forbidden { Err(Code::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+    })?
+}
+
+/// A stream is destroyed in the middle of a capture.
+pub(crate) fn invalidate_stream(stream: &Arc<Stream>) {
+    let _ = with(|captures| {
+        if let Some((_, capture)) = captures.of(stream) {
+            capture.invalid = true;
+        }
+    });
+}
+
+/// An allocation that was captured into the graph of the stream's capture.
+pub(crate) fn graph_memory(stream: &Arc<Stream>, is: impl Fn(&GraphMemory) -> bool) -> Option<Arc<GraphMemory>> {
+    with(|captures| {
+        let (_, capture) = captures.of(stream)?;
+        let body = lock(&capture.body);
+        body.nodes.iter().find_map(|node| match &node.work {
+            Work::GraphAlloc(memory) if is(memory) => Some(Arc::clone(memory)),
+            _ => None,
+        })
+    })
+    .ok()
+    .flatten()
+}
+
+fn begin(stream: CuStream, mode: c_int) -> Result {
+    if !(GLOBAL..=RELAXED).contains(&mode) {
+        return Err(Code::INVALID_VALUE);
+    }
+    let stream = stream::resolve(stream)?;
+    stream.context.check()?;
+    if stream.kind == Kind::Legacy {
+        return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    let driver = driver()?;
+    let mut captures = lock(&driver.captures);
+    if captures.of(&stream).is_some() {
+        return Err(Code::ILLEGAL_STATE);
+    }
+    let body = Arc::new(Mutex::new(Graph { capturing: true, ..Graph::default() }));
+    let graph = driver.graphs.reserve();
+    driver.graphs.insert(graph, Arc::clone(&body));
+    captures.next += 1;
+    let id = captures.next;
+    let positions = HashMap::from([(stream.handle, Position::default())]);
+    let capture =
+        Capture { origin: stream.handle, mode, thread: thread::current().id(), graph, body, invalid: false, positions };
+    captures.active.insert(id, capture);
+    captures.of_stream.insert(stream.handle, id);
+    ACTIVE.fetch_add(1, Ordering::AcqRel);
+    Ok(())
+}
+
+/// Whether work of another stream is not in the past of the origin's position.
+fn has_unjoined(capture: &Capture) -> bool {
+    let body = lock(&capture.body);
+    let mut past = BTreeSet::new();
+    let mut open: Vec<usize> = capture.positions.get(&capture.origin).map_or_else(Vec::new, |at| at.nodes.clone());
+    while let Some(index) = open.pop() {
+        if past.insert(index) {
+            open.extend(&body.nodes[index].after);
+        }
+    }
+    capture.positions.iter().any(|(stream, at)| *stream != capture.origin && at.nodes.iter().any(|index| !past.contains(index)))
+}
+
+fn end(stream: CuStream, out: &Out<CuGraph>) -> Result {
+    out.set(CuGraph(0))?;
+    let stream = stream::resolve(stream)?;
+    let driver = driver()?;
+    let mut captures = lock(&driver.captures);
+    let (id, capture) = captures.of(&stream).ok_or(Code::ILLEGAL_STATE)?;
+    if capture.origin != stream.handle {
+        capture.invalid = true;
+        return Err(Code::STREAM_CAPTURE_UNMATCHED);
+    }
+    if capture.mode != RELAXED && capture.thread != thread::current().id() {
+        return Err(Code::STREAM_CAPTURE_WRONG_THREAD);
+    }
+    captures.of_stream.retain(|_, of| *of != id);
+    let Some(capture) = captures.active.remove(&id) else { return Err(Code::ILLEGAL_STATE) };
+    ACTIVE.fetch_sub(1, Ordering::AcqRel);
+    drop(captures);
+    lock(&capture.body).capturing = false;
+    let failed = if capture.invalid {
+        Some(Code::STREAM_CAPTURE_INVALIDATED)
+    } else if has_unjoined(&capture) {
+        Some(Code::STREAM_CAPTURE_UNJOINED)
+    } else {
+        None
+    };
+    if let Some(code) = failed {
+        driver.graphs.remove(capture.graph);
+        return Err(code);
+    }
+    out.set(CuGraph(capture.graph))
+}
+
+fn info(
+    stream: CuStream,
+    status: &Out<c_int>,
+    id: &Out<u64>,
+    graph: &Out<CuGraph>,
+    nodes: &Out<usize>,
+    count: &Out<usize>,
+) -> Result {
+    status.required()?;
+    let stream = stream::resolve(stream)?;
+    forbid_legacy(&stream)?;
+    with(|captures| {
+        let Some((number, capture)) = captures.of(&stream) else { return status.set(0) };
+        if capture.invalid {
+            return status.set(2);
+        }
+        status.set(1)?;
+        id.set_if_wanted(number);
+        graph.set_if_wanted(CuGraph(capture.graph));
+        let handle = capture.graph;
+        let position = capture.positions.entry(stream.handle).or_default();
+        position.shown = position.nodes.iter().map(|index| graph::node_handle(handle, *index)).collect();
+        nodes.set_if_wanted(position.shown.as_ptr() as usize);
+        count.set_if_wanted(position.shown.len());
+        Ok(())
+    })?
+}
+
+fn update(stream: CuStream, nodes: &In<CuGraphNode>, count: usize, flags: c_uint) -> Result {
+    if flags > 1 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let stream = stream::resolve(stream)?;
+    let given = nodes.array(count)?;
+    with(|captures| {
+        let (_, capture) = captures.of(&stream).ok_or(Code::ILLEGAL_STATE)?;
+        let length = lock(&capture.body).nodes.len();
+        let mut places = BTreeSet::new();
+        for node in given {
+            let index = (node.0 & 0xffff).wrapping_sub(1);
+            if node.0 >> 16 != capture.graph || index >= length {
+                return Err(Code::INVALID_VALUE);
+            }
+            places.insert(index);
+        }
+        let position = capture.positions.entry(stream.handle).or_default();
+        if flags == 0 {
+            places.extend(position.nodes.iter().copied());
+        }
+        position.nodes = places.into_iter().collect();
+        Ok(())
+    })?
+}
+
+exports! {
+    10010 fn cuStreamBeginCapture_v2(stream: CuStream, mode: c_int) {
+        begin(stream, mode)
+    }
+
+    10000 fn cuStreamEndCapture(stream: CuStream, graph: Out<CuGraph>) {
+        end(stream, &graph)
+    }
+
+    10000 fn cuStreamIsCapturing(stream: CuStream, status: Out<c_int>) {
+        info(stream, &status, &Out::nowhere(), &Out::nowhere(), &Out::nowhere(), &Out::nowhere())
+    }
+
+    11030 fn cuStreamGetCaptureInfo_v2(
+        stream: CuStream, status: Out<c_int>, id: Out<u64>, graph: Out<CuGraph>, nodes: Out<usize>, count: Out<usize>,
+    ) {
+        info(stream, &status, &id, &graph, &nodes, &count)
+    }
+
+    12030 fn cuStreamGetCaptureInfo_v3(
+        stream: CuStream, status: Out<c_int>, id: Out<u64>, graph: Out<CuGraph>, nodes: Out<usize>, edges: Out<usize>,
+        count: Out<usize>,
+    ) {
+        // Edges here carry no data.
+        edges.set_if_wanted(0);
+        info(stream, &status, &id, &graph, &nodes, &count)
+    }
+
+    11030 fn cuStreamUpdateCaptureDependencies(stream: CuStream, nodes: In<CuGraphNode>, count: usize, flags: c_uint) {
+        update(stream, &nodes, count, flags)
+    }
+
+    12030 fn cuStreamUpdateCaptureDependencies_v2(
+        stream: CuStream, nodes: In<CuGraphNode>, _edges: usize, count: usize, flags: c_uint,
+    ) {
+        update(stream, &nodes, count, flags)
+    }
+
+    10010 fn cuThreadExchangeStreamCaptureMode(mode: Out<c_int>) {
+        let wanted = mode.get()?;
+        if !(GLOBAL..=RELAXED).contains(&wanted) {
+            return Err(Code::INVALID_VALUE);
+        }
+        mode.set(THREAD_MODE.replace(wanted))
+    }
+}

@@ -1,0 +1,306 @@
+//! Contexts, which of them is current in a thread, and the error that stays in one. Queries about devices are in [`crate::device`].
+//! Invariant: once a context holds an error, every call that uses the context gives that error.
+
+use core::ffi::{c_int, c_uint};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::ThreadId;
+
+use crate::abi::{Code, CuContext, CuDevice, Out, Result};
+use crate::device::Device;
+use crate::driver::driver;
+use crate::handles::lock;
+use crate::stream::Stream;
+
+/// One context.
+pub(crate) struct Context {
+    pub(crate) handle: usize,
+    pub(crate) device: usize,
+    pub(crate) primary: bool,
+    pub(crate) id: u64,
+    flags: AtomicI32,
+    error: AtomicI32,
+    destroyed: AtomicBool,
+    pub(crate) streams: Mutex<Vec<Weak<Stream>>>,
+    /// Held from the moment when a submission looks at other streams until it is in its own queue.
+    pub(crate) submission: Mutex<()>,
+    /// Handles of the legacy stream (`None`) and of each thread's own.
+    pub(crate) implicit: Mutex<HashMap<Option<ThreadId>, usize>>,
+    /// Devices whose memory this context may access.
+    pub(crate) peers: Mutex<HashSet<usize>>,
+    limits: Mutex<HashMap<c_int, usize>>,
+    cache: AtomicI32,
+}
+
+impl Context {
+    fn new(handle: usize, device: usize, primary: bool, flags: u32) -> Context {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Context {
+            handle,
+            device,
+            primary,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            flags: AtomicI32::new(flags as i32),
+            error: AtomicI32::new(0),
+            destroyed: AtomicBool::new(false),
+            streams: Mutex::default(),
+            submission: Mutex::default(),
+            implicit: Mutex::default(),
+            peers: Mutex::default(),
+            limits: Mutex::new(HashMap::from([(0, 1024), (1, 7_995_392), (2, 8 << 20), (3, 2), (4, 2048), (5, 64), (6, 0)])),
+            cache: AtomicI32::new(0),
+        }
+    }
+
+    /// The error that stays, as a code of the interface; 0 is none.
+    pub(crate) fn error(&self) -> c_int {
+        self.error.load(Ordering::Acquire)
+    }
+
+    /// Refuses use of a context that failed or is gone.
+    pub(crate) fn check(&self) -> Result {
+        if self.destroyed.load(Ordering::Acquire) {
+            return Err(Code::CONTEXT_IS_DESTROYED);
+        }
+        match self.error() {
+            0 => Ok(()),
+            code => Err(Code(code)),
+        }
+    }
+
+    /// Something went wrong in work that was already accepted: the first such error stays.
+    pub(crate) fn fail(&self, code: Code) {
+        let _ = self.error.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// The streams that are alive.
+    pub(crate) fn live_streams(&self) -> Vec<Arc<Stream>> {
+        let mut streams = lock(&self.streams);
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Waits for all work of all streams of the context.
+    pub(crate) fn synchronize(&self) -> Result {
+        self.check()?;
+        crate::capture::forbid_in_context(self)?;
+        let targets: Vec<_> = self.live_streams().into_iter().map(|stream| (stream.submitted(), stream)).collect();
+        for (target, stream) in targets {
+            stream.wait_until(target);
+        }
+        self.check()
+    }
+
+    fn destroy(self: &Arc<Context>) {
+        let Ok(driver) = driver() else { return };
+        self.destroyed.store(true, Ordering::Release);
+        driver.contexts.remove(self.handle);
+        for stream in self.live_streams() {
+            driver.streams.remove(stream.handle);
+            stream.close();
+        }
+        crate::memory::free_all_of_context(self.handle);
+    }
+}
+
+thread_local! {
+    /// The stack of the thread; the last is current.
+    static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The current context of the calling thread, which must be in order.
+pub(crate) fn current() -> Result<Arc<Context>> {
+    let driver = driver()?;
+    let handle = CURRENT.with_borrow(|stack| stack.last().copied()).filter(|handle| *handle != 0).ok_or(Code::INVALID_CONTEXT)?;
+    let context = driver.contexts.get(handle).ok_or(Code::CONTEXT_IS_DESTROYED)?;
+    context.check()?;
+    Ok(context)
+}
+
+/// A context by its handle; null is the current one.
+pub(crate) fn by_handle(handle: CuContext) -> Result<Arc<Context>> {
+    if handle.0 == 0 {
+        return current();
+    }
+    driver()?.contexts.get(handle.0).ok_or(Code::INVALID_CONTEXT)
+}
+
+/// Makes sure that the device's primary context exists, and counts one more user.
+pub(crate) fn retain_primary(device: &Device) -> usize {
+    let mut primary = lock(&device.primary);
+    if primary.retained == 0 {
+        let Ok(driver) = driver() else { return 0 };
+        if primary.handle == 0 {
+            primary.handle = driver.contexts.reserve();
+        }
+        let context = Context::new(primary.handle, device.ordinal, true, primary.flags);
+        driver.contexts.insert(primary.handle, Arc::new(context));
+    }
+    primary.retained += 1;
+    primary.handle
+}
+
+/// Counts one user less; the last one takes the context along.
+pub(crate) fn release_primary(device: &Device) -> Result {
+    let mut primary = lock(&device.primary);
+    if primary.retained == 0 {
+        return Err(Code::INVALID_CONTEXT);
+    }
+    primary.retained -= 1;
+    let handle = primary.handle;
+    let last = primary.retained == 0;
+    drop(primary);
+    if last && let Some(context) = driver()?.contexts.get(handle) {
+        context.destroy();
+    }
+    Ok(())
+}
+
+/// Takes the primary context along, whoever uses it.
+pub(crate) fn reset_primary(device: &Device) {
+    let (handle, flags, retained) = {
+        let primary = lock(&device.primary);
+        (primary.handle, primary.flags, primary.retained)
+    };
+    let Ok(driver) = driver() else { return };
+    if let Some(context) = driver.contexts.get(handle) {
+        context.destroy();
+        if retained > 0 {
+            driver.contexts.insert(handle, Arc::new(Context::new(handle, device.ordinal, true, flags)));
+        }
+    }
+}
+
+fn create(out: &Out<CuContext>, flags: c_uint, device: CuDevice) -> Result {
+    out.required()?;
+    let driver = driver()?;
+    let device = driver.device(device)?.ordinal;
+    let handle = driver.contexts.reserve();
+    driver.contexts.insert(handle, Arc::new(Context::new(handle, device, false, flags)));
+    CURRENT.with_borrow_mut(|stack| stack.push(handle));
+    out.set(CuContext(handle))
+}
+
+exports! {
+    4000 fn cuCtxSetCurrent(context: CuContext) {
+        let driver = driver()?;
+        if context.0 != 0 && driver.contexts.get(context.0).is_none() {
+            return Err(Code::INVALID_CONTEXT);
+        }
+        CURRENT.with_borrow_mut(|stack| {
+            stack.pop();
+            if context.0 != 0 {
+                stack.push(context.0);
+            }
+        });
+        Ok(())
+    }
+
+    4000 fn cuCtxGetCurrent(context: Out<CuContext>) {
+        driver()?;
+        context.set(CuContext(CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(0))))
+    }
+
+    4000 fn cuCtxPushCurrent_v2(context: CuContext) {
+        driver()?.contexts.get(context.0).ok_or(Code::INVALID_CONTEXT)?;
+        CURRENT.with_borrow_mut(|stack| stack.push(context.0));
+        Ok(())
+    }
+
+    4000 fn cuCtxPopCurrent_v2(context: Out<CuContext>) {
+        driver()?;
+        let popped = CURRENT.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)?;
+        context.set_if_wanted(CuContext(popped));
+        Ok(())
+    }
+
+    2000 fn cuCtxGetDevice(device: Out<CuDevice>) {
+        device.set(current()?.device as CuDevice)
+    }
+
+    13000 fn cuCtxGetDevice_v2(device: Out<CuDevice>, context: CuContext) {
+        device.set(by_handle(context)?.device as CuDevice)
+    }
+
+    2000 fn cuCtxSynchronize() {
+        current()?.synchronize()
+    }
+
+    13000 fn cuCtxSynchronize_v2(context: CuContext) {
+        by_handle(context)?.synchronize()
+    }
+
+    3020 fn cuCtxCreate_v2(context: Out<CuContext>, flags: c_uint, device: CuDevice) {
+        create(&context, flags, device)
+    }
+
+    11040 fn cuCtxCreate_v3(context: Out<CuContext>, _affinity: usize, _count: c_int, flags: c_uint, device: CuDevice) {
+        create(&context, flags, device)
+    }
+
+    12050 fn cuCtxCreate_v4(context: Out<CuContext>, _params: usize, flags: c_uint, device: CuDevice) {
+        create(&context, flags, device)
+    }
+
+    4000 fn cuCtxDestroy_v2(context: CuContext) {
+        let context = driver()?.contexts.get(context.0).ok_or(Code::INVALID_CONTEXT)?;
+        if context.primary {
+            return Err(Code::INVALID_CONTEXT);
+        }
+        context.destroy();
+        CURRENT.with_borrow_mut(|stack| {
+            if stack.last() == Some(&context.handle) {
+                stack.pop();
+            }
+        });
+        Ok(())
+    }
+
+    3020 fn cuCtxGetApiVersion(context: CuContext, version: Out<c_uint>) {
+        by_handle(context)?;
+        version.set(3020)
+    }
+
+    12000 fn cuCtxGetId(context: CuContext, id: Out<u64>) {
+        id.set(by_handle(context)?.id)
+    }
+
+    7000 fn cuCtxGetFlags(flags: Out<c_uint>) {
+        flags.set(current()?.flags.load(Ordering::Relaxed) as c_uint)
+    }
+
+    12010 fn cuCtxSetFlags(flags: c_uint) {
+        current()?.flags.store(flags as i32, Ordering::Relaxed);
+        Ok(())
+    }
+
+    3010 fn cuCtxGetLimit(value: Out<usize>, limit: c_int) {
+        let context = current()?;
+        let limits = lock(&context.limits);
+        value.set(*limits.get(&limit).ok_or(Code::UNSUPPORTED_LIMIT)?)
+    }
+
+    3010 fn cuCtxSetLimit(limit: c_int, value: usize) {
+        let context = current()?;
+        *lock(&context.limits).get_mut(&limit).ok_or(Code::UNSUPPORTED_LIMIT)? = value;
+        Ok(())
+    }
+
+    3020 fn cuCtxGetCacheConfig(config: Out<c_int>) {
+        config.set(current()?.cache.load(Ordering::Relaxed))
+    }
+
+    3020 fn cuCtxSetCacheConfig(config: c_int) {
+        current()?.cache.store(config, Ordering::Relaxed);
+        Ok(())
+    }
+
+    5050 fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
+        current()?;
+        least.set_if_wanted(0);
+        greatest.set_if_wanted(crate::stream::GREATEST_PRIORITY);
+        Ok(())
+    }
+}

@@ -1,0 +1,252 @@
+//! Devices: what a query about one answers, and its budget of memory. Contexts are in [`crate::context`].
+//! Invariant: the bytes that a budget counts as used never exceed its total.
+
+use core::ffi::{c_char, c_int, c_uint};
+use std::sync::Mutex;
+
+use crate::abi::{Code, CuContext, CuDevice, CuPool, In, Out, Result, Uuid};
+use crate::arena::Arena;
+use crate::driver::driver;
+use crate::faults::{self, variable};
+use crate::handles::{Table, lock};
+use crate::pool::Pool;
+
+/// One pretended H200.
+pub(crate) struct Device {
+    pub(crate) ordinal: usize,
+    pub(crate) total_bytes: u64,
+    used_bytes: Mutex<u64>,
+    pub(crate) arena: Mutex<Arena>,
+    pub(crate) default_pool: usize,
+    pub(crate) current_pool: Mutex<usize>,
+    /// How often the primary context is retained, and its flags.
+    pub(crate) primary: Mutex<Primary>,
+}
+
+/// What is known of a device's primary context.
+#[derive(Default)]
+pub(crate) struct Primary {
+    pub(crate) handle: usize,
+    pub(crate) retained: u32,
+    pub(crate) flags: u32,
+}
+
+impl Device {
+    pub(crate) fn new(ordinal: usize, pools: &Table<Pool>) -> Device {
+        let total_bytes = faults::number(variable::MEMORY_BYTES).unwrap_or(4 << 30);
+        let default_pool = pools.add(Pool::new(ordinal, true));
+        Device {
+            ordinal,
+            total_bytes,
+            used_bytes: Mutex::new(0),
+            arena: Mutex::new(Arena::new(ordinal, total_bytes)),
+            default_pool,
+            current_pool: Mutex::new(default_pool),
+            primary: Mutex::default(),
+        }
+    }
+
+    /// Takes bytes out of the budget.
+    pub(crate) fn charge(&self, bytes: u64) -> Result {
+        let mut used = lock(&self.used_bytes);
+        if bytes > self.total_bytes - *used {
+            return Err(Code::OUT_OF_MEMORY);
+        }
+        *used += bytes;
+        Ok(())
+    }
+
+    /// Gives bytes back to the budget.
+    pub(crate) fn refund(&self, bytes: u64) {
+        let mut used = lock(&self.used_bytes);
+        *used = used.saturating_sub(bytes);
+    }
+
+    /// What is left of the budget.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.total_bytes - *lock(&self.used_bytes)
+    }
+
+    fn name(&self) -> &'static str {
+        "Peerweave fake CUDA device"
+    }
+
+    /// Bus number of the pretended slot.
+    fn bus(&self) -> usize {
+        0x10 + self.ordinal
+    }
+
+    fn bus_id(&self) -> String {
+        format!("0000:{:02X}:00.0", self.bus())
+    }
+
+    /// Differs among devices, is the same in every process.
+    fn uuid(&self) -> Uuid {
+        let mut bytes = *b"peerweave-fake\0\0";
+        bytes[14..].copy_from_slice(&(self.ordinal as u16).to_be_bytes());
+        Uuid { bytes }
+    }
+
+    fn attribute(&self, attribute: c_int) -> Result<c_int> {
+        let vmm = c_int::from(has_vmm());
+        Ok(match attribute {
+            1 => 1024,                          // threads per block
+            2 | 3 => 1024,                      // block x, y
+            4 => 64,                            // block z
+            5 => c_int::MAX,                    // grid x
+            6 | 7 => 65535,                     // grid y, z
+            8 => 49152,                         // shared memory per block
+            9 => 65536,                         // constant memory
+            10 => 32,                           // warp
+            11 => c_int::MAX,                   // pitch
+            12 | 82 => 65536,                   // registers per block, per multiprocessor
+            13 => 1_980_000,                    // clock, kHz
+            14 => 512,                          // texture alignment
+            16 => 132,                          // multiprocessors
+            33 => self.bus() as c_int,          // PCI bus
+            34 | 50 => 0,                       // PCI device, domain
+            36 => 2_619_000,                    // memory clock, kHz
+            37 => 6144,                         // bus width, bits
+            38 => 62_914_560,                   // L2
+            39 => 2048,                         // threads per multiprocessor
+            40 => 3,                            // copy engines
+            75 => 9,                            // compute capability
+            76 => 0,
+            81 => 233_472,                      // shared memory per multiprocessor
+            87 => 2,
+            97 => 232_448,                      // shared memory opt-in
+            106 => 32,                          // blocks per multiprocessor
+            111 => 1024,                        // reserved shared memory
+            // Can: overlap, map host memory, concurrent kernels, ECC, unified addressing, priorities, L1 caches, managed
+            // memory, preemption, host registration, 64-bit stream memory operations, cooperative launch, clusters, IPC events.
+            15 | 19 | 31 | 32 | 41 | 78..=80 | 83 | 89..=96 | 98 | 99 | 113 | 116 | 120 | 122 | 123 | 125 | 126 => 1,
+            115 => c_int::from(!faults::switch(variable::NO_POOLS)),
+            119 => 0,                           // pools cannot be shared between processes here
+            102 | 103 => vmm,                   // virtual memory, POSIX file descriptors
+            110 => 0,                           // no RDMA
+            128 => c_int::from(vmm == 1 && fabric_supported()),
+            132 => c_int::from(vmm == 1 && has_multicast()),
+            130 | 131 | 134 => -1,              // no NUMA
+            0 => return Err(Code::INVALID_VALUE),
+            17..=162 => 0,
+            _ => return Err(Code::INVALID_VALUE),
+        })
+    }
+}
+
+/// Whether the driver says that it has virtual memory management.
+pub(crate) fn has_vmm() -> bool {
+    !faults::switch(variable::NO_VMM)
+}
+
+/// Whether the driver says that it has multicast objects.
+pub(crate) fn has_multicast() -> bool {
+    !faults::switch(variable::NO_MULTICAST) && crate::driver::version() >= 12010
+}
+
+/// Whether fabric handles work.
+pub(crate) fn fabric_supported() -> bool {
+    faults::setting(variable::FABRIC_DIR).is_some()
+}
+
+fn set_text(out: &Out<c_char>, capacity: c_int, text: &str) -> Result {
+    let capacity = usize::try_from(capacity).ok().filter(|capacity| *capacity > 0).ok_or(Code::INVALID_VALUE)?;
+    let mut bytes: Vec<c_char> = text.bytes().take(capacity - 1).map(|byte| byte as c_char).collect();
+    bytes.push(0);
+    out.set_array(capacity, &bytes)
+}
+
+exports! {
+    2000 fn cuDeviceGet(device: Out<CuDevice>, ordinal: c_int) {
+        device.required()?;
+        device.set(driver()?.device(ordinal)?.ordinal as CuDevice)
+    }
+
+    2000 fn cuDeviceGetCount(count: Out<c_int>) {
+        count.set(driver()?.devices.len() as c_int)
+    }
+
+    2000 fn cuDeviceGetName(name: Out<c_char>, capacity: c_int, device: CuDevice) {
+        set_text(&name, capacity, driver()?.device(device)?.name())
+    }
+
+    9020 fn cuDeviceGetUuid(uuid: Out<Uuid>, device: CuDevice) {
+        uuid.set(driver()?.device(device)?.uuid())
+    }
+
+    11040 fn cuDeviceGetUuid_v2(uuid: Out<Uuid>, device: CuDevice) {
+        uuid.set(driver()?.device(device)?.uuid())
+    }
+
+    3020 fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: CuDevice) {
+        bytes.set(driver()?.device(device)?.total_bytes as usize)
+    }
+
+    2000 fn cuDeviceGetAttribute(value: Out<c_int>, attribute: c_int, device: CuDevice) {
+        value.required()?;
+        value.set(driver()?.device(device)?.attribute(attribute)?)
+    }
+
+    4010 fn cuDeviceGetPCIBusId(text: Out<c_char>, capacity: c_int, device: CuDevice) {
+        set_text(&text, capacity, &driver()?.device(device)?.bus_id())
+    }
+
+    4010 fn cuDeviceGetByPCIBusId(device: Out<CuDevice>, text: In<c_char>) {
+        let text = text.text()?.to_ascii_uppercase();
+        let found = driver()?.devices.iter().find(|device| {
+            let id = device.bus_id();
+            text == id || text == id[5..] || text == id[..id.len() - 2]
+        });
+        device.set(found.ok_or(Code::INVALID_DEVICE)?.ordinal as CuDevice)
+    }
+
+    2000 fn cuDeviceComputeCapability(major: Out<c_int>, minor: Out<c_int>, device: CuDevice) {
+        driver()?.device(device)?;
+        major.set(9)?;
+        minor.set(0)
+    }
+
+    11020 fn cuDeviceGetDefaultMemPool(pool: Out<CuPool>, device: CuDevice) {
+        pool.set(CuPool(driver()?.device(device)?.default_pool))
+    }
+
+    11020 fn cuDeviceGetMemPool(pool: Out<CuPool>, device: CuDevice) {
+        pool.set(CuPool(*lock(&driver()?.device(device)?.current_pool)))
+    }
+
+    11020 fn cuDeviceSetMemPool(device: CuDevice, pool: CuPool) {
+        let driver = driver()?;
+        let device = driver.device(device)?;
+        let found = driver.pools.get(pool.0).ok_or(Code::INVALID_VALUE)?;
+        if found.device != device.ordinal {
+            return Err(Code::INVALID_VALUE);
+        }
+        *lock(&device.current_pool) = pool.0;
+        Ok(())
+    }
+
+    7000 fn cuDevicePrimaryCtxRetain(context: Out<CuContext>, device: CuDevice) {
+        context.required()?;
+        context.set(CuContext(crate::context::retain_primary(driver()?.device(device)?)))
+    }
+
+    11000 fn cuDevicePrimaryCtxRelease_v2(device: CuDevice) {
+        crate::context::release_primary(driver()?.device(device)?)
+    }
+
+    11000 fn cuDevicePrimaryCtxReset_v2(device: CuDevice) {
+        crate::context::reset_primary(driver()?.device(device)?);
+        Ok(())
+    }
+
+    7000 fn cuDevicePrimaryCtxGetState(device: CuDevice, flags: Out<c_uint>, active: Out<c_int>) {
+        let primary = lock(&driver()?.device(device)?.primary);
+        flags.set(primary.flags)?;
+        active.set(c_int::from(primary.retained > 0))
+    }
+
+    11000 fn cuDevicePrimaryCtxSetFlags_v2(device: CuDevice, flags: c_uint) {
+        lock(&driver()?.device(device)?.primary).flags = flags;
+        Ok(())
+    }
+}

@@ -1,0 +1,97 @@
+//! The state of the process: its devices and the tables of what was made. How each thing works is in its own module.
+//! Invariant: made once, by the first `cuInit` that succeeds, and never taken down.
+
+use std::sync::{Mutex, OnceLock, RwLock};
+
+use crate::abi::{Code, Result};
+use crate::address::AddressMap;
+use crate::capture::Captures;
+use crate::context::Context;
+use crate::device::Device;
+use crate::event::Event;
+use crate::faults::{self, variable};
+use crate::graph::{Exec, Graph};
+use crate::handles::Table;
+use crate::physical::Physical;
+use crate::pool::Pool;
+use crate::stream::Stream;
+use crate::user_object::UserObject;
+
+/// Everything that lives as long as the process.
+pub(crate) struct Driver {
+    pub(crate) devices: Vec<Device>,
+    pub(crate) version: i32,
+    pub(crate) broken_peers: Vec<(Option<usize>, Option<usize>)>,
+    pub(crate) unreachable_peers: Vec<(Option<usize>, Option<usize>)>,
+    /// Copies hold it for reading while they run; whoever takes memory away holds it for writing.
+    pub(crate) map: RwLock<AddressMap>,
+    pub(crate) contexts: Table<Context>,
+    pub(crate) streams: Table<Stream>,
+    pub(crate) events: Table<Event>,
+    pub(crate) graphs: Table<Mutex<Graph>>,
+    pub(crate) execs: Table<Exec>,
+    pub(crate) user_objects: Table<UserObject>,
+    pub(crate) pools: Table<Pool>,
+    pub(crate) physical: Table<Physical>,
+    pub(crate) captures: Mutex<Captures>,
+}
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+
+/// The version that the driver claims.
+pub(crate) fn version() -> i32 {
+    faults::number(variable::VERSION).map_or(13000, |value| value as i32)
+}
+
+/// Makes the state at the first call.
+pub(crate) fn init() -> Result<&'static Driver> {
+    let count = faults::number(variable::DEVICES).unwrap_or(8) as usize;
+    if count == 0 {
+        return Err(Code::NO_DEVICE);
+    }
+    Ok(DRIVER.get_or_init(|| {
+        let pools = Table::new(0x57);
+        Driver {
+            devices: (0..count).map(|ordinal| Device::new(ordinal, &pools)).collect(),
+            version: version(),
+            broken_peers: faults::pairs(variable::BROKEN_PEER),
+            unreachable_peers: faults::pairs(variable::NO_PEER),
+            map: RwLock::new(AddressMap::default()),
+            contexts: Table::new(0x51),
+            streams: Table::new(0x52),
+            events: Table::new(0x53),
+            graphs: Table::new(0x54),
+            execs: Table::new(0x55),
+            user_objects: Table::new(0x56),
+            pools,
+            physical: Table::new(0x58),
+            captures: Mutex::new(Captures::default()),
+        }
+    }))
+}
+
+/// The state, for every function but the few that work before `cuInit`.
+pub(crate) fn driver() -> Result<&'static Driver> {
+    DRIVER.get().ok_or(Code::NOT_INITIALIZED)
+}
+
+impl Driver {
+    /// The device of an ordinal.
+    pub(crate) fn device(&self, ordinal: i32) -> Result<&Device> {
+        usize::try_from(ordinal).ok().and_then(|ordinal| self.devices.get(ordinal)).ok_or(Code::INVALID_DEVICE)
+    }
+
+    /// Whether what `from` writes into the memory of `to` is lost.
+    pub(crate) fn loses_writes(&self, from: usize, to: usize) -> bool {
+        from != to && names(&self.broken_peers, from, to)
+    }
+
+    /// Whether the pair of devices can access each other's memory.
+    pub(crate) fn can_access_peer(&self, from: usize, to: usize) -> bool {
+        from != to && !names(&self.unreachable_peers, from, to)
+    }
+}
+
+fn names(pairs: &[(Option<usize>, Option<usize>)], from: usize, to: usize) -> bool {
+    pairs.iter().any(|(a, b)| a.is_none_or(|a| a == from) && b.is_none_or(|b| b == to))
+}

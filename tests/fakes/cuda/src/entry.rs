@@ -1,0 +1,146 @@
+//! The ways in: initialisation, version, texts of errors, and finding functions by name. Devices are in [`crate::device`].
+//! Invariant: a name that a test takes away is found by no call of `cuGetProcAddress`.
+
+use core::ffi::{c_char, c_int, c_uint};
+
+use crate::abi::{CODES, Code, In, Out, Result};
+use crate::driver::{self, driver};
+use crate::faults::{setting, variable};
+
+/// An exported function.
+pub(crate) struct Symbol {
+    pub(crate) name: &'static str,
+    /// The driver's version that brought it.
+    pub(crate) since: c_int,
+    pub(crate) address: fn() -> *const (),
+}
+
+const ALL: &[&[Symbol]] = &[
+    SYMBOLS,
+    crate::capture::SYMBOLS,
+    crate::context::SYMBOLS,
+    crate::copy::SYMBOLS,
+    crate::device::SYMBOLS,
+    crate::event::SYMBOLS,
+    crate::graph::SYMBOLS,
+    crate::host_memory::SYMBOLS,
+    crate::ipc::SYMBOLS,
+    crate::memory::SYMBOLS,
+    crate::modules::SYMBOLS,
+    crate::multicast::SYMBOLS,
+    crate::peer::SYMBOLS,
+    crate::pointer::SYMBOLS,
+    crate::pool::SYMBOLS,
+    crate::stream::SYMBOLS,
+    crate::user_object::SYMBOLS,
+    crate::vmm::SYMBOLS,
+];
+
+/// `CUdriverProcAddressQueryResult`.
+const FOUND: c_int = 0;
+const SYMBOL_NOT_FOUND: c_int = 1;
+const VERSION_NOT_SUFFICIENT: c_int = 2;
+
+fn is_missing(name: &str) -> bool {
+    setting(variable::MISSING).is_some_and(|names| names.split(',').any(|missing| missing.trim() == name))
+}
+
+/// The newest form of a function that a program of `version` may use: `cuMemAlloc` is found as `cuMemAlloc_v2`.
+fn find(name: &str, version: c_int) -> core::result::Result<&'static Symbol, c_int> {
+    let version = version.min(driver::version());
+    let form = |symbol: &Symbol| match symbol.name.strip_prefix(name) {
+        Some("") => Some(0),
+        Some(tail) => tail.strip_prefix("_v").and_then(|number| number.parse::<u32>().ok()),
+        None => None,
+    };
+    let forms = || ALL.iter().copied().flatten().filter(|symbol| form(symbol).is_some() && !is_missing(symbol.name));
+    let newest = forms().filter(|symbol| symbol.since <= version).max_by_key(|symbol| (symbol.since, form(symbol)));
+    newest.ok_or_else(|| if forms().next().is_some() { VERSION_NOT_SUFFICIENT } else { SYMBOL_NOT_FOUND })
+}
+
+fn proc_address(name: &In<c_char>, function: &Out<usize>, version: c_int, flags: u64, status: &Out<c_int>) -> Result {
+    function.required()?;
+    // LEGACY_STREAM and PER_THREAD_DEFAULT_STREAM; the latter's own forms are not here.
+    if flags & !3 != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    match find(&name.text()?, version) {
+        Ok(symbol) => {
+            status.set_if_wanted(FOUND);
+            function.set((symbol.address)() as usize)
+        }
+        Err(why) => {
+            status.set_if_wanted(why);
+            function.set(0)?;
+            Err(Code::NOT_FOUND)
+        }
+    }
+}
+
+fn text(code: c_int, out: &Out<usize>, name: bool) -> Result {
+    let (ok_name, ok_text) = (c"CUDA_SUCCESS", c"no error");
+    let found = if code == 0 {
+        Some(if name { ok_name } else { ok_text })
+    } else {
+        CODES.iter().find(|entry| entry.0 == code).map(|entry| if name { entry.1 } else { entry.2 })
+    };
+    out.set(found.map_or(0, |text| text.as_ptr() as usize))?;
+    found.map(|_| ()).ok_or(Code::INVALID_VALUE)
+}
+
+exports! {
+    2000 fn cuInit(flags: c_uint) {
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        driver::init().map(|_| ())
+    }
+
+    2020 fn cuDriverGetVersion(version: Out<c_int>) {
+        version.set(driver::version())
+    }
+
+    6000 fn cuGetErrorName(code: c_int, out: Out<usize>) {
+        text(code, &out, true)
+    }
+
+    6000 fn cuGetErrorString(code: c_int, out: Out<usize>) {
+        text(code, &out, false)
+    }
+
+    11030 fn cuGetProcAddress(name: In<c_char>, function: Out<usize>, version: c_int, flags: u64) {
+        proc_address(&name, &function, version, flags, &Out::nowhere())
+    }
+
+    12000 fn cuGetProcAddress_v2(name: In<c_char>, function: Out<usize>, version: c_int, flags: u64, status: Out<c_int>) {
+        proc_address(&name, &function, version, flags, &status)
+    }
+
+    4000 fn cuProfilerStart() {
+        // Nobody listens, as with a driver that no profiler is attached to.
+        driver().map(|_| ())
+    }
+
+    4000 fn cuProfilerStop() {
+        driver().map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_found_in_its_newest_form() {
+        assert_eq!(find("cuMemAlloc", 13000).map(|symbol| symbol.name), Ok("cuMemAlloc_v2"));
+        assert_eq!(find("cuCtxSynchronize", 12000).map(|symbol| symbol.name), Ok("cuCtxSynchronize"));
+        assert_eq!(find("cuCtxSynchronize", 13000).map(|symbol| symbol.name), Ok("cuCtxSynchronize_v2"));
+        assert_eq!(find("cuGetProcAddress", 12000).map(|symbol| symbol.name), Ok("cuGetProcAddress_v2"));
+    }
+
+    #[test]
+    fn an_old_program_does_not_find_a_new_function() {
+        assert_eq!(find("cuMulticastCreate", 12000).map(|symbol| symbol.name), Err(VERSION_NOT_SUFFICIENT));
+        assert_eq!(find("cuNothing", 13000).map(|symbol| symbol.name), Err(SYMBOL_NOT_FOUND));
+    }
+}

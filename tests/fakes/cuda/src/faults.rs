@@ -1,0 +1,197 @@
+//! What every call passes on its way in: the log, the faults that a test ordered, and the ban on calls from host functions.
+//! The functions themselves are not here. Invariant: a call that the log does not show did not reach the driver.
+
+use core::cell::Cell;
+use core::ffi::{c_char, c_int};
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::abi::{Code, In, Result};
+
+/// The variables, read once, at the first call (`PEERWEAVE_FAKE_CUDA_FAIL` and `_LOG`) or at `cuInit` (the others).
+pub(crate) mod variable {
+    pub(crate) const DEVICES: &str = "PEERWEAVE_FAKE_CUDA_DEVICES";
+    pub(crate) const MEMORY_BYTES: &str = "PEERWEAVE_FAKE_CUDA_MEMORY_BYTES";
+    pub(crate) const VERSION: &str = "PEERWEAVE_FAKE_CUDA_VERSION";
+    pub(crate) const FAIL: &str = "PEERWEAVE_FAKE_CUDA_FAIL";
+    pub(crate) const MISSING: &str = "PEERWEAVE_FAKE_CUDA_MISSING";
+    pub(crate) const LOG: &str = "PEERWEAVE_FAKE_CUDA_LOG";
+    pub(crate) const NO_VMM: &str = "PEERWEAVE_FAKE_CUDA_NO_VMM";
+    pub(crate) const NO_MULTICAST: &str = "PEERWEAVE_FAKE_CUDA_NO_MULTICAST";
+    pub(crate) const NO_POOLS: &str = "PEERWEAVE_FAKE_CUDA_NO_POOLS";
+    pub(crate) const NO_PEER: &str = "PEERWEAVE_FAKE_CUDA_NO_PEER";
+    pub(crate) const BROKEN_PEER: &str = "PEERWEAVE_FAKE_CUDA_BROKEN_PEER";
+    pub(crate) const FABRIC_DIR: &str = "PEERWEAVE_FAKE_CUDA_FABRIC_DIR";
+    pub(crate) const NO_POISON: &str = "PEERWEAVE_FAKE_CUDA_NO_POISON";
+}
+
+/// A variable's value; empty counts as unset.
+pub(crate) fn setting(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Whether a switch is on: set, and not `0`.
+pub(crate) fn switch(name: &str) -> bool {
+    setting(name).is_some_and(|value| value != "0")
+}
+
+/// A number, in the decimal form.
+///
+/// # Panics
+/// Where the variable holds no number: a test with a misspelt setting must not pass by accident.
+pub(crate) fn number(name: &str) -> Option<u64> {
+    setting(name).map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value:?}: expected a number")))
+}
+
+/// Pairs `a-b` separated by commas; `*` stands for any device.
+pub(crate) fn pairs(name: &str) -> Vec<(Option<usize>, Option<usize>)> {
+    let side = |text: &str| match text.trim() {
+        "*" => None,
+        text => Some(text.parse().unwrap_or_else(|_| panic!("{name}: {text:?} is neither a device nor *"))),
+    };
+    setting(name)
+        .map(|value| {
+            value
+                .split(',')
+                .map(|pair| {
+                    let (from, to) = pair.split_once('-').unwrap_or_else(|| panic!("{name}: {pair:?} is not a pair a-b"));
+                    (side(from), side(to))
+                })
+                .collect()
+        })
+        .unwrap_or_default()
+}
+
+/// One order to fail: which call of the function, and with what.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Order {
+    /// Counted from 1; `None` is every call.
+    nth: Option<u64>,
+    code: Code,
+}
+
+#[derive(Default)]
+struct Orders {
+    by_name: HashMap<String, Vec<Order>>,
+    counts: HashMap<String, u64>,
+}
+
+impl Orders {
+    /// Reads `name:nth=code,name:*=code`.
+    fn parse(text: &str) -> core::result::Result<Orders, String> {
+        let mut orders = Orders::default();
+        for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+            let read = || -> Option<(String, Order)> {
+                let (name, rest) = item.split_once(':')?;
+                let (nth, code) = rest.split_once('=')?;
+                let nth = if nth == "*" { None } else { Some(nth.parse().ok()?) };
+                Some((name.to_owned(), Order { nth, code: Code(code.parse().ok()?) }))
+            };
+            let (name, order) = read().ok_or_else(|| format!("{item:?} is not function:nth=code"))?;
+            orders.by_name.entry(name).or_default().push(order);
+        }
+        Ok(orders)
+    }
+
+    fn next(&mut self, name: &str) -> Option<Code> {
+        let orders = self.by_name.get(name)?;
+        let count = self.counts.entry(name.to_owned()).or_default();
+        *count += 1;
+        orders.iter().find(|order| order.nth.is_none_or(|nth| nth == *count)).map(|order| order.code)
+    }
+}
+
+fn orders() -> &'static Mutex<Orders> {
+    static ORDERS: OnceLock<Mutex<Orders>> = OnceLock::new();
+    ORDERS.get_or_init(|| {
+        let text = setting(variable::FAIL).unwrap_or_default();
+        Mutex::new(Orders::parse(&text).unwrap_or_else(|error| panic!("{}: {error}", variable::FAIL)))
+    })
+}
+
+fn log(line: &str) {
+    static LOG: OnceLock<Option<File>> = OnceLock::new();
+    let file = LOG.get_or_init(|| {
+        setting(variable::LOG).map(|path| {
+            OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(&path)
+                .unwrap_or_else(|error| panic!("{}={path}: {error}", variable::LOG))
+        })
+    });
+    if let Some(mut file) = file.as_ref() {
+        // One write per line, so that lines of several threads and processes do not mix.
+        let _ = file.write_all(format!("{} {line}\n", std::process::id()).as_bytes());
+    }
+}
+
+thread_local! {
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a function of the caller's that must not call the driver: calls from within it get `CUDA_ERROR_NOT_PERMITTED`.
+pub(crate) fn as_host_function<T>(run: impl FnOnce() -> T) -> T {
+    let before = IN_HOST_FUNCTION.replace(true);
+    let value = run();
+    IN_HOST_FUNCTION.set(before);
+    value
+}
+
+/// Every exported function is this call around its inside.
+pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result) -> c_int {
+    log(name);
+    let injected = orders().lock().unwrap_or_else(PoisonError::into_inner).next(name);
+    let result = match injected {
+        Some(code) => Err(code),
+        None if IN_HOST_FUNCTION.get() && !name.starts_with("cuGetError") => Err(Code::NOT_PERMITTED),
+        None => body(),
+    };
+    match result {
+        Ok(()) => 0,
+        Err(Code(code)) => {
+            log(&format!("{name} = {code}"));
+            code
+        }
+    }
+}
+
+/// Fake only: replaces the orders to fail by those of the text, counting calls from now.
+///
+/// Returns 0, or `CUDA_ERROR_INVALID_VALUE` where the text is not `function:nth=code,...`.
+#[unsafe(no_mangle)]
+extern "C" fn peerweave_fake_cuda_fail(text: In<c_char>) -> c_int {
+    let Ok(text) = text.text() else { return Code::INVALID_VALUE.0 };
+    match Orders::parse(&text) {
+        Ok(new) => {
+            *orders().lock().unwrap_or_else(PoisonError::into_inner) = new;
+            0
+        }
+        Err(_) => Code::INVALID_VALUE.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_fails_its_call_and_no_other() {
+        let mut orders = Orders::parse("cuMemCreate:2=2, cuMemMap:*=999").expect("well formed");
+        assert_eq!(orders.next("cuMemCreate"), None);
+        assert_eq!(orders.next("cuMemCreate"), Some(Code(2)));
+        assert_eq!(orders.next("cuMemCreate"), None);
+        assert_eq!(orders.next("cuMemMap"), Some(Code(999)));
+        assert_eq!(orders.next("cuMemMap"), Some(Code(999)));
+        assert_eq!(orders.next("cuInit"), None);
+    }
+
+    #[test]
+    fn a_misspelt_order_is_refused() {
+        for text in ["cuMemCreate", "cuMemCreate:2", "cuMemCreate:x=2", "cuMemCreate:1=oom"] {
+            assert!(Orders::parse(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Tables of live objects by handle. What the objects are is not here.
+//! Invariant: a handle is never given twice, so that one of an object that is gone finds nothing.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Takes a lock whose data stays usable after a panic elsewhere.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The objects of one kind.
+pub(crate) struct Table<T> {
+    next: AtomicUsize,
+    live: Mutex<HashMap<usize, Arc<T>>>,
+}
+
+impl<T> Table<T> {
+    /// A table whose handles differ from those of every table with another `kind`.
+    pub(crate) fn new(kind: usize) -> Table<T> {
+        Table { next: AtomicUsize::new((kind << 36) | 0x100), live: Mutex::new(HashMap::new()) }
+    }
+
+    /// A handle for an object that is about to be made.
+    pub(crate) fn reserve(&self) -> usize {
+        self.next.fetch_add(0x10, Ordering::Relaxed)
+    }
+
+    pub(crate) fn insert(&self, handle: usize, object: Arc<T>) {
+        lock(&self.live).insert(handle, object);
+    }
+
+    pub(crate) fn add(&self, object: T) -> usize {
+        let handle = self.reserve();
+        self.insert(handle, Arc::new(object));
+        handle
+    }
+
+    pub(crate) fn get(&self, handle: usize) -> Option<Arc<T>> {
+        lock(&self.live).get(&handle).cloned()
+    }
+
+    pub(crate) fn remove(&self, handle: usize) -> Option<Arc<T>> {
+        lock(&self.live).remove(&handle)
+    }
+
+    pub(crate) fn all(&self) -> Vec<(usize, Arc<T>)> {
+        lock(&self.live).iter().map(|(handle, object)| (*handle, Arc::clone(object))).collect()
+    }
+}

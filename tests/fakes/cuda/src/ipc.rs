@@ -1,0 +1,237 @@
+//! Legacy sharing between processes: handles of plain memory, and events that several processes see.
+//! Sharing of virtual memory is in [`crate::vmm`]. Invariant: a handle of a process that is gone opens nothing.
+
+use core::ffi::c_uint;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::abi::{Code, CuEvent, CuPtr, Handle64, Out, Result};
+use crate::address::{Kind, Range, next_id};
+use crate::arena::PAGE_BYTES;
+use crate::context::current;
+use crate::driver::driver;
+use crate::event::{self, Event};
+use crate::handles::lock;
+use crate::memory::change;
+use crate::share;
+use crate::stream::outside_capture;
+
+const MEMORY: u64 = 0x706d_656d;
+const EVENT: u64 = 0x7065_7674;
+
+/// What a handle of 64 bytes says.
+struct Ticket {
+    kind: u64,
+    pid: u32,
+    /// With the number of the process, so that a later process of the same number is not mistaken for it.
+    start: u64,
+    fd: i32,
+    offset: u64,
+    size: u64,
+    device: u64,
+    id: u64,
+}
+
+impl Ticket {
+    fn of_this_process(kind: u64, fd: i32, offset: u64, size: u64, device: usize, id: u64) -> Result<Ticket> {
+        let pid = std::process::id();
+        let start = share::process_start(pid).ok_or(Code::OPERATING_SYSTEM)?;
+        Ok(Ticket { kind, pid, start, fd, offset, size, device: device as u64, id })
+    }
+
+    fn to_bytes(&self) -> [u8; 64] {
+        let words =
+            [self.kind, u64::from(self.pid), self.start, self.fd as u64, self.offset, self.size, self.device, self.id];
+        let mut bytes = [0; 64];
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8; 64], kind: u64) -> Result<Ticket> {
+        let word = |index: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[index * 8..][..8]);
+            u64::from_le_bytes(word)
+        };
+        if word(0) != kind {
+            return Err(Code::INVALID_VALUE);
+        }
+        Ok(Ticket {
+            kind,
+            pid: word(1) as u32,
+            start: word(2),
+            fd: word(3) as i32,
+            offset: word(4),
+            size: word(5),
+            device: word(6),
+            id: word(7),
+        })
+    }
+
+    /// Opens the file that the ticket names, if its process still lives.
+    fn open(&self) -> Result<OwnedFd> {
+        if share::process_start(self.pid) != Some(self.start) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let file = share::open_of_process(self.pid, self.fd).ok_or(Code::INVALID_VALUE)?;
+        share::label(&file).ok_or(Code::INVALID_VALUE)?;
+        Ok(file)
+    }
+}
+
+/// The recordings of an interprocess event, in memory that all its processes have.
+#[derive(Clone)]
+pub(crate) struct SharedEvent {
+    words: Arc<Words>,
+    device: usize,
+}
+
+/// Two counters: recordings begun, recordings done.
+struct Words {
+    file: OwnedFd,
+    address: u64,
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        share::unmap(self.address, PAGE_BYTES);
+    }
+}
+
+impl SharedEvent {
+    pub(crate) fn create(device: usize) -> Result<SharedEvent> {
+        SharedEvent::over(share::memory_file("event", PAGE_BYTES)?, device)
+    }
+
+    fn over(file: OwnedFd, device: usize) -> Result<SharedEvent> {
+        let address = share::map(None, PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, Some((&file, 0)))?;
+        Ok(SharedEvent { words: Arc::new(Words { file, address }), device })
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        // SAFETY: the page is mapped for as long as `words` lives, and all processes use its words as atomics only.
+        unsafe { AtomicU64::from_ptr((self.words.address as *mut u64).add(index)) }
+    }
+
+    /// The number of a recording that begins.
+    pub(crate) fn begin(&self) -> u64 {
+        self.word(0).fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    pub(crate) fn finish(&self, number: u64) {
+        self.word(1).fetch_max(number, Ordering::AcqRel);
+    }
+
+    /// The number of the latest recording; 0 is none.
+    pub(crate) fn latest(&self) -> u64 {
+        self.word(0).load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_done(&self, number: u64) -> bool {
+        self.word(1).load(Ordering::Acquire) >= number
+    }
+
+    pub(crate) fn wait(&self, number: u64) {
+        while !self.is_done(number) {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+}
+
+exports! {
+    4010 fn cuIpcGetMemHandle(handle: Out<Handle64>, pointer: CuPtr) {
+        handle.required()?;
+        let driver = driver()?;
+        current()?;
+        let map = change(driver);
+        let range = map.find(pointer).ok_or(Code::INVALID_VALUE)?;
+        let Kind::Device(memory) = &range.kind else { return Err(Code::INVALID_VALUE) };
+        if memory.managed || memory.pool.is_some() || memory.of_graph || memory.freeing {
+            return Err(Code::INVALID_VALUE);
+        }
+        let (fd, offset) = lock(&driver.devices[memory.device].arena).locate(range.base).ok_or(Code::INVALID_VALUE)?;
+        let ticket = Ticket::of_this_process(MEMORY, fd, offset, range.size, memory.device, range.id)?;
+        handle.set(Handle64 { bytes: ticket.to_bytes() })
+    }
+
+    11000 fn cuIpcOpenMemHandle_v2(pointer: Out<CuPtr>, handle: Handle64, flags: c_uint) {
+        pointer.required()?;
+        // LAZY_ENABLE_PEER_ACCESS is required.
+        if flags != 1 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let context = outside_capture()?;
+        let driver = driver()?;
+        let ticket = Ticket::from_bytes(&handle.bytes, MEMORY)?;
+        // A process cannot open what it shares itself.
+        if ticket.pid == std::process::id() {
+            return Err(Code::INVALID_CONTEXT);
+        }
+        let device = driver.device(ticket.device as i32)?.ordinal;
+        if device != context.device && !driver.can_access_peer(context.device, device) {
+            return Err(Code::PEER_ACCESS_UNSUPPORTED);
+        }
+        let mut map = change(driver);
+        // The same memory opened again in a process is the same address, counted.
+        for range in map.ranges.values_mut() {
+            if let Kind::Imported { key, opened, context: of, .. } = &mut range.kind
+                && *key == handle.bytes
+                && *of == context.handle
+            {
+                *opened += 1;
+                return pointer.set(range.base);
+            }
+        }
+        let file = ticket.open()?;
+        let length = ticket.size.next_multiple_of(PAGE_BYTES);
+        let base = share::map(None, length, libc::PROT_READ | libc::PROT_WRITE, Some((&file, ticket.offset)))?;
+        let kind = Kind::Imported {
+            device, context: context.handle, mapping: (base, length), opened: 1, key: handle.bytes, _file: file,
+        };
+        map.insert(Range { base, size: ticket.size, id: next_id(), kind });
+        pointer.set(base)
+    }
+
+    4010 fn cuIpcCloseMemHandle(pointer: CuPtr) {
+        let context = outside_capture()?;
+        let driver = driver()?;
+        let last = {
+            let mut map = change(driver);
+            match map.ranges.get_mut(&pointer).map(|range| &mut range.kind) {
+                Some(Kind::Imported { opened, .. }) => {
+                    *opened -= 1;
+                    *opened == 0
+                }
+                _ => return Err(Code::INVALID_VALUE),
+            }
+        };
+        if last {
+            context.synchronize()?;
+            let mut map = change(driver);
+            if let Some(Range { kind: Kind::Imported { mapping, .. }, .. }) = map.ranges.remove(&pointer) {
+                share::unmap(mapping.0, mapping.1);
+            }
+        }
+        Ok(())
+    }
+
+    4010 fn cuIpcGetEventHandle(handle: Out<Handle64>, event: CuEvent) {
+        let event = event::find(event)?;
+        let shared = event.shared.as_ref().ok_or(Code::INVALID_VALUE)?;
+        let ticket = Ticket::of_this_process(EVENT, shared.words.file.as_raw_fd(), 0, PAGE_BYTES, shared.device, 0)?;
+        handle.set(Handle64 { bytes: ticket.to_bytes() })
+    }
+
+    4010 fn cuIpcOpenEventHandle(event: Out<CuEvent>, handle: Handle64) {
+        event.required()?;
+        let context = current()?;
+        let ticket = Ticket::from_bytes(&handle.bytes, EVENT)?;
+        let shared = SharedEvent::over(ticket.open()?, ticket.device as usize)?;
+        // DISABLE_TIMING and INTERPROCESS, as the event that it is.
+        event.set(CuEvent(driver()?.events.add(Event::new(context, 6, Some(shared)))))
+    }
+}

@@ -1,0 +1,74 @@
+//! Memory behind a handle: the file that holds it, and what an importer may know of it. Mapping it is in [`crate::vmm`].
+//! Invariant: what a device is charged for a piece of memory is refunded when the last handle and the last mapping are gone.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, PoisonError};
+
+use crate::abi::{Code, Result};
+use crate::driver::driver;
+use crate::multicast::Team;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+pub(crate) const POSIX_FD: i32 = 1;
+/// `CU_MEM_HANDLE_TYPE_FABRIC`.
+pub(crate) const FABRIC: i32 = 8;
+
+/// The unit of memory behind handles, of its size, of its offsets, of addresses: as on the hardware.
+pub(crate) const GRANULARITY: u64 = 2 << 20;
+
+/// Memory, or a multicast object, behind a handle.
+pub(crate) struct Physical {
+    pub(crate) file: OwnedFd,
+    pub(crate) size: u64,
+    pub(crate) device: usize,
+    pub(crate) handle_types: i32,
+    /// Names the memory in all processes.
+    pub(crate) number: u64,
+    /// Charged to the device's budget by this process.
+    charged: bool,
+    /// How many handles there are: `cuMemRelease` takes one away.
+    pub(crate) handles: Mutex<u32>,
+    pub(crate) team: Option<Team>,
+}
+
+impl Physical {
+    pub(crate) fn new(file: OwnedFd, size: u64, device: usize, handle_types: i32, number: u64, charged: bool) -> Physical {
+        Physical { file, size, device, handle_types, number, charged, handles: Mutex::new(1), team: None }
+    }
+
+    pub(crate) fn with_team(mut self, team: Team) -> Physical {
+        self.team = Some(team);
+        self
+    }
+
+    pub(crate) fn is_multicast(&self) -> bool {
+        self.team.is_some()
+    }
+
+    /// Stores bytes to every memory that is bound at an offset of a multicast object.
+    pub(crate) fn replicate(&self, offset: u64, bytes: &[u8]) -> Result {
+        self.team.as_ref().ok_or(Code::ILLEGAL_ADDRESS)?.replicate(offset, bytes)
+    }
+
+    /// One handle more.
+    pub(crate) fn retain(&self) {
+        *self.handles.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    }
+
+    /// One handle less; whether it was the last.
+    pub(crate) fn release(&self) -> bool {
+        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        *handles = handles.saturating_sub(1);
+        *handles == 0
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        if self.charged
+            && let Ok(driver) = driver()
+        {
+            driver.devices[self.device].refund(self.size);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Moving bytes: copies, fills, single words. Which functions ask for it is in [`crate::copy`]; who may, in [`crate::address`].
+//! Invariant: bytes are touched only while the map of addresses is held, so that no memory goes away under a copy.
+
+use std::sync::{Arc, PoisonError, RwLockReadGuard};
+
+use crate::abi::{Code, Result};
+use crate::address::{AddressMap, Need, Place};
+use crate::context::Context;
+use crate::driver::{Driver, driver};
+
+/// Where a copy reads.
+#[derive(Clone)]
+pub(crate) enum Source {
+    Address(u64),
+    /// Pageable memory of the host, read when the copy was ordered.
+    Staged(Arc<[u8]>),
+}
+
+/// A copy of rows; a plain one has one row.
+#[derive(Clone)]
+pub(crate) struct Copy {
+    pub(crate) to: u64,
+    pub(crate) from: Source,
+    pub(crate) row_bytes: u64,
+    pub(crate) rows: u64,
+    pub(crate) to_pitch: u64,
+    pub(crate) from_pitch: u64,
+    /// The devices that write and read: those of the contexts of a peer copy, or the stream's.
+    pub(crate) writer: Option<usize>,
+    pub(crate) reader: Option<usize>,
+}
+
+/// A fill of rows with a pattern.
+#[derive(Clone)]
+pub(crate) struct Fill {
+    pub(crate) to: u64,
+    pub(crate) pattern: u32,
+    pub(crate) element_bytes: u64,
+    pub(crate) elements: u64,
+    pub(crate) rows: u64,
+    pub(crate) pitch: u64,
+}
+
+fn map(driver: &Driver) -> RwLockReadGuard<'_, AddressMap> {
+    driver.map.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Refuses, before anything is queued, what the work could not do.
+pub(crate) fn check(device: usize, address: u64, bytes: u64, need: Need, pageable: bool) -> Result {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let driver = driver()?;
+    map(driver).place(driver, device, address, bytes, need, pageable, false).map(|_| ())
+}
+
+/// Whether the driver knows nothing of the address: pageable memory of the host.
+pub(crate) fn is_pageable(address: u64) -> bool {
+    driver().is_ok_and(|driver| map(driver).find(address).is_none())
+}
+
+/// Finds bytes again when the work is done; memory that went away meanwhile is an illegal address.
+fn place(driver: &Driver, map: &AddressMap, device: usize, address: u64, bytes: u64, need: Need) -> Result<Place> {
+    map.place(driver, device, address, bytes, need, true, true).map_err(|_| Code::ILLEGAL_ADDRESS)
+}
+
+/// Writes bytes to where an address is, as `device` does it.
+fn write(driver: &Driver, map: &AddressMap, device: usize, address: u64, from: *const u8, bytes: u64) -> Result {
+    match place(driver, map, device, address, bytes, Need::Write)? {
+        Place::Plain { owner } => {
+            if owner.is_some_and(|owner| driver.loses_writes(device, owner)) {
+                return Ok(());
+            }
+            // SAFETY: `place` found the destination live, `from` was found so by the caller, and the map is held meanwhile.
+            unsafe { core::ptr::copy(from, address as *mut u8, bytes as usize) };
+            Ok(())
+        }
+        Place::Multicast { physical, offset } => {
+            let mut staged = vec![0_u8; bytes as usize];
+            // SAFETY: as above; the destination is the new vector.
+            unsafe { core::ptr::copy_nonoverlapping(from, staged.as_mut_ptr(), bytes as usize) };
+            physical.replicate(offset, &staged)
+        }
+    }
+}
+
+/// Writes a caller's bytes to an address.
+pub(crate) fn store(device: usize, address: u64, bytes: &[u8]) -> Result {
+    let driver = driver()?;
+    write(driver, &map(driver), device, address, bytes.as_ptr(), bytes.len() as u64)
+}
+
+/// Reads a word of 4 or 8 bytes, in one load, since others may be writing it.
+pub(crate) fn load(device: usize, address: u64, bytes: u64) -> Result<u64> {
+    use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    let driver = driver()?;
+    let map = map(driver);
+    place(driver, &map, device, address, bytes, Need::Read)?;
+    // SAFETY: the word is live while the map is held, and its address is a multiple of its size (checked when it was queued).
+    Ok(unsafe {
+        if bytes == 4 {
+            u64::from(AtomicU32::from_ptr(address as *mut u32).load(Ordering::Acquire))
+        } else {
+            AtomicU64::from_ptr(address as *mut u64).load(Ordering::Acquire)
+        }
+    })
+}
+
+impl Copy {
+    /// A plain copy.
+    pub(crate) fn flat(to: u64, from: Source, bytes: u64) -> Copy {
+        Copy { to, from, row_bytes: bytes, rows: 1, to_pitch: bytes, from_pitch: bytes, writer: None, reader: None }
+    }
+
+    /// Moves the bytes.
+    pub(crate) fn run(&self, context: &Context) -> Result {
+        if self.row_bytes == 0 {
+            return Ok(());
+        }
+        let driver = driver()?;
+        let map = map(driver);
+        let writer = self.writer.unwrap_or(context.device);
+        let reader = self.reader.unwrap_or(context.device);
+        for row in 0..self.rows {
+            let to = self.to + row * self.to_pitch;
+            let from = match &self.from {
+                Source::Staged(bytes) => bytes[(row * self.from_pitch) as usize..].as_ptr(),
+                Source::Address(from) => {
+                    let from = from + row * self.from_pitch;
+                    place(driver, &map, reader, from, self.row_bytes, Need::Read)?;
+                    from as *const u8
+                }
+            };
+            // A peer copy is written by the reading device too: a broken pair loses it either way.
+            if reader != writer
+                && driver.loses_writes(reader, writer)
+                && matches!(place(driver, &map, writer, to, self.row_bytes, Need::Write)?, Place::Plain { .. })
+            {
+                continue;
+            }
+            write(driver, &map, writer, to, from, self.row_bytes)?;
+        }
+        Ok(())
+    }
+}
+
+impl Fill {
+    /// Writes the pattern.
+    pub(crate) fn run(&self, context: &Context) -> Result {
+        if self.elements == 0 {
+            return Ok(());
+        }
+        let driver = driver()?;
+        let map = map(driver);
+        let pattern = self.pattern.to_ne_bytes();
+        let row: Vec<u8> =
+            pattern[..self.element_bytes as usize].iter().copied().cycle().take((self.elements * self.element_bytes) as usize).collect();
+        for index in 0..self.rows {
+            write(driver, &map, context.device, self.to + index * self.pitch, row.as_ptr(), row.len() as u64)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,2 @@
+//! Virtual memory: memory behind handles, reservations of addresses, mappings, rights.
+exports! {}

@@ -1,0 +1,234 @@
+//! Capture, graphs and what is tied to their lives.
+
+use core::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaContext, sys};
+use peerweave_fakes::Fakes;
+use sys::CUresult::*;
+
+/// Calls a raw function.
+macro_rules! call {
+    ($name:ident($($argument:expr),* $(,)?)) => {
+        // SAFETY: pointers given are to live places of the right types.
+        unsafe { sys::$name($($argument),*) }
+    };
+}
+
+const GLOBAL: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+
+fn no_flags() -> sys::CUgraphInstantiate_flags {
+    sys::CUgraphInstantiate_flags(0)
+}
+
+unsafe extern "C" fn count(data: *mut c_void) {
+    // SAFETY: every caller in this file gives a counter that lives for as long as the test.
+    unsafe { &*data.cast::<AtomicU32>() }.fetch_add(1, Ordering::SeqCst);
+}
+
+fn counter() -> &'static AtomicU32 {
+    Box::leak(Box::default())
+}
+
+fn data(counter: &'static AtomicU32) -> *mut c_void {
+    (counter as *const AtomicU32).cast_mut().cast()
+}
+
+fn soon(what: &str, is: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is() {
+        assert!(start.elapsed() < Duration::from_secs(10), "{what} did not happen");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn captured_work_is_done_at_every_launch_and_not_before() {
+    Fakes::new().cuda().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        // SAFETY: one stream only. Waits for events from before a capture are not part of any capture.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().unwrap();
+        let mut from = stream.clone_htod(&[1_u32; 256]).unwrap();
+        let mut to = stream.alloc_zeros::<u32>(256).unwrap();
+        stream.synchronize().unwrap();
+        let runs = counter();
+        stream.begin_capture(RELAXED).unwrap();
+        stream.memcpy_dtod(&from, &mut to).unwrap();
+        assert_eq!(call!(cuLaunchHostFunc(stream.cu_stream(), Some(count), data(runs))), CUDA_SUCCESS);
+        let graph = stream.end_capture(no_flags()).unwrap().expect("a graph");
+        stream.synchronize().unwrap();
+        assert_eq!(runs.load(Ordering::SeqCst), 0);
+        let mut out = vec![9_u32; 256];
+        for round in 2..5 {
+            let fill = vec![round; 256];
+            stream.memcpy_htod(&fill, &mut from).unwrap();
+            graph.launch().unwrap();
+            stream.memcpy_dtoh(&to, &mut out).unwrap();
+            assert_eq!(out, fill);
+            assert_eq!(runs.load(Ordering::SeqCst), round - 1);
+        }
+    });
+}
+
+#[test]
+fn a_second_stream_joins_a_capture_and_must_come_back() {
+    Fakes::new().cuda().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+        let runs = counter();
+        for comes_back in [true, false] {
+            one.begin_capture(GLOBAL).unwrap();
+            assert_eq!(call!(cuLaunchHostFunc(one.cu_stream(), Some(count), data(runs))), CUDA_SUCCESS);
+            two.join(&one).unwrap();
+            assert_eq!(two.capture_status().unwrap(), sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE);
+            assert_eq!(call!(cuLaunchHostFunc(two.cu_stream(), Some(count), data(runs))), CUDA_SUCCESS);
+            assert_eq!(call!(cuLaunchHostFunc(one.cu_stream(), Some(count), data(runs))), CUDA_SUCCESS);
+            if comes_back {
+                one.join(&two).unwrap();
+                let graph = one.end_capture(no_flags()).unwrap().expect("a graph");
+                graph.launch().unwrap();
+                one.synchronize().unwrap();
+                assert_eq!(runs.load(Ordering::SeqCst), 3);
+            } else {
+                let failed = one.end_capture(no_flags());
+                assert_eq!(failed.err().map(|error| error.0), Some(CUDA_ERROR_STREAM_CAPTURE_UNJOINED));
+            }
+            assert_eq!(two.capture_status().unwrap(), sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
+        }
+    });
+}
+
+#[test]
+fn branches_of_a_graph_run_at_the_same_time() {
+    struct Meeting {
+        here: AtomicU32,
+    }
+    unsafe extern "C" fn meet(data: *mut c_void) {
+        // SAFETY: the leaked meeting below.
+        let meeting = unsafe { &*data.cast::<Meeting>() };
+        meeting.here.fetch_add(1, Ordering::SeqCst);
+        soon("the other branch", || meeting.here.load(Ordering::SeqCst) >= 2);
+    }
+    Fakes::new().cuda().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+        let meeting: &'static Meeting = Box::leak(Box::new(Meeting { here: AtomicU32::new(0) }));
+        let data = (meeting as *const Meeting).cast_mut().cast::<c_void>();
+        one.begin_capture(GLOBAL).unwrap();
+        two.join(&one).unwrap();
+        for stream in [&one, &two] {
+            assert_eq!(call!(cuLaunchHostFunc(stream.cu_stream(), Some(meet), data)), CUDA_SUCCESS);
+        }
+        one.join(&two).unwrap();
+        let graph = one.end_capture(no_flags()).unwrap().expect("a graph");
+        graph.launch().unwrap();
+        one.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn what_a_capture_cannot_hold_ends_it() {
+    Fakes::new().cuda().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+        one.begin_capture(GLOBAL).unwrap();
+        assert_eq!(one.synchronize().unwrap_err().0, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        let end = one.end_capture(no_flags());
+        assert_eq!(end.err().map(|error| error.0), Some(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+
+        let before = two.record_event(None).unwrap();
+        one.begin_capture(GLOBAL).unwrap();
+        assert_eq!(one.wait(&before).unwrap_err().0, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+        assert!(one.end_capture(no_flags()).is_err());
+
+        one.begin_capture(GLOBAL).unwrap();
+        let mut pointer = 0;
+        assert_eq!(call!(cuMemAlloc_v2(&mut pointer, 16)), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        assert!(one.end_capture(no_flags()).is_err());
+
+        one.begin_capture(RELAXED).unwrap();
+        assert_eq!(call!(cuMemAlloc_v2(&mut pointer, 16)), CUDA_SUCCESS);
+        assert!(one.end_capture(no_flags()).is_ok());
+        assert_eq!(call!(cuMemFree_v2(pointer)), CUDA_SUCCESS);
+
+        let end = one.end_capture(no_flags());
+        assert_eq!(end.err().map(|error| error.0), Some(CUDA_ERROR_ILLEGAL_STATE));
+        let default = context.default_stream();
+        assert_eq!(default.begin_capture(GLOBAL).unwrap_err().0, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    });
+}
+
+#[test]
+fn a_user_object_is_destroyed_when_the_last_graph_is_gone() {
+    Fakes::new().cuda().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let destroyed = counter();
+        stream.begin_capture(GLOBAL).unwrap();
+        assert_eq!(call!(cuLaunchHostFunc(stream.cu_stream(), Some(count), data(counter()))), CUDA_SUCCESS);
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut graph = core::ptr::null_mut();
+        let (mut nodes, mut length) = (core::ptr::null(), 0);
+        let mut id = 0;
+        assert_eq!(
+            call!(cuStreamGetCaptureInfo_v3(
+                stream.cu_stream(), &mut status, &mut id, &mut graph, &mut nodes, core::ptr::null_mut(), &mut length
+            )),
+            CUDA_SUCCESS
+        );
+        assert_eq!(status, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE);
+        assert_eq!(length, 1);
+        let mut object = core::ptr::null_mut();
+        assert_eq!(call!(cuUserObjectCreate(&mut object, data(destroyed), Some(count), 1, 1)), CUDA_SUCCESS);
+        assert_eq!(call!(cuGraphRetainUserObject(graph, object, 1, 1)), CUDA_SUCCESS);
+        let graph = stream.end_capture(no_flags()).unwrap().expect("a graph");
+        graph.launch().unwrap();
+        stream.synchronize().unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(destroyed.load(Ordering::SeqCst), 0);
+        drop(graph);
+        soon("the destructor", || destroyed.load(Ordering::SeqCst) == 1);
+        assert_eq!(call!(cuUserObjectRelease(object, 1)), CUDA_ERROR_INVALID_VALUE);
+    });
+}
+
+#[test]
+fn memory_allocated_in_a_capture_belongs_to_the_graph() {
+    Fakes::new().cuda().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let before = context.mem_get_info().unwrap();
+        stream.begin_capture(GLOBAL).unwrap();
+        let mut pointer = 0;
+        assert_eq!(call!(cuMemAllocAsync(&mut pointer, 1 << 20, stream.cu_stream())), CUDA_SUCCESS);
+        assert_eq!(call!(cuMemsetD8Async(pointer, 1, 1 << 20, stream.cu_stream())), CUDA_SUCCESS);
+        assert_eq!(call!(cuMemFreeAsync(pointer, stream.cu_stream())), CUDA_SUCCESS);
+        let graph = stream.end_capture(no_flags()).unwrap().expect("a graph");
+        for _ in 0..3 {
+            graph.launch().unwrap();
+        }
+        stream.synchronize().unwrap();
+        drop(graph);
+        soon("the memory's return", || context.mem_get_info().unwrap() == before);
+    });
+}
+
+#[test]
+fn a_destroyed_graph_finds_nothing() {
+    Fakes::new().cuda().run(|| {
+        let _context: Arc<CudaContext> = CudaContext::new(0).unwrap();
+        let mut graph = core::ptr::null_mut();
+        assert_eq!(call!(cuGraphCreate(&mut graph, 0)), CUDA_SUCCESS);
+        let mut exec = core::ptr::null_mut();
+        assert_eq!(call!(cuGraphInstantiateWithFlags(&mut exec, graph, 0)), CUDA_SUCCESS);
+        assert_eq!(call!(cuGraphDestroy(graph)), CUDA_SUCCESS);
+        assert_eq!(call!(cuGraphDestroy(graph)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(call!(cuGraphLaunch(exec, core::ptr::null_mut())), CUDA_SUCCESS);
+        assert_eq!(call!(cuGraphExecDestroy(exec)), CUDA_SUCCESS);
+        assert_eq!(call!(cuGraphLaunch(exec, core::ptr::null_mut())), CUDA_ERROR_INVALID_VALUE);
+    });
+}

@@ -1,0 +1,219 @@
+//! Streams, events and copies, through the safe layer of cudarc.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaContext, CudaStream, sys};
+use peerweave_fakes::Fakes;
+
+fn fakes() -> Fakes {
+    Fakes::new().cuda()
+}
+
+/// Queues a closure.
+fn host(stream: &CudaStream, run: impl FnOnce() + Send + 'static) {
+    unsafe extern "C" fn call(data: *mut core::ffi::c_void) {
+        // SAFETY: the box below, given to exactly one call.
+        let run = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
+        run();
+    }
+    let boxed: Box<Box<dyn FnOnce() + Send>> = Box::new(Box::new(run));
+    // SAFETY: the box lives until the call, which happens once.
+    let result = unsafe { sys::cuLaunchHostFunc(stream.cu_stream(), Some(call), Box::into_raw(boxed).cast()) };
+    assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
+}
+
+/// Waits for something that must come soon.
+fn soon(what: &str, is: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is() {
+        assert!(start.elapsed() < Duration::from_secs(10), "{what} did not happen");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn devices_say_what_an_h200_says() {
+    fakes().env("PEERWEAVE_FAKE_CUDA_DEVICES", "3").env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", "1048576").run(|| {
+        assert_eq!(CudaContext::device_count().unwrap(), 3);
+        let contexts: Vec<_> = (0..3).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
+        assert_eq!(contexts[0].compute_capability().unwrap(), (9, 0));
+        assert_eq!(contexts[2].total_mem().unwrap(), 1 << 20);
+        assert_ne!(contexts[0].uuid().unwrap().bytes, contexts[1].uuid().unwrap().bytes);
+        assert!(contexts[0].has_async_alloc());
+        assert!(contexts[1].name().unwrap().contains("fake"));
+        assert_eq!(CudaContext::new(3).unwrap_err().0, sys::CUresult::CUDA_ERROR_INVALID_DEVICE);
+    });
+}
+
+#[test]
+fn bytes_go_to_the_device_and_come_back() {
+    fakes().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let data: Vec<u32> = (0..100_000).collect();
+        let there = stream.clone_htod(&data).unwrap();
+        let twice = stream.clone_dtod(&there).unwrap();
+        assert_eq!(stream.clone_dtoh(&twice).unwrap(), data);
+        let zeros = stream.alloc_zeros::<u64>(1000).unwrap();
+        assert_eq!(stream.clone_dtoh(&zeros).unwrap(), vec![0; 1000]);
+        context.check_err().unwrap();
+    });
+}
+
+#[test]
+fn work_of_one_stream_is_done_in_order() {
+    fakes().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let mut buffer = stream.alloc_zeros::<u32>(1 << 16).unwrap();
+        let order = Arc::new(AtomicU32::new(0));
+        for step in 0..50_u32 {
+            stream.memcpy_htod(&vec![step; 1 << 16], &mut buffer).unwrap();
+            let order = Arc::clone(&order);
+            host(&stream, move || assert_eq!(order.fetch_add(1, Ordering::SeqCst), step));
+        }
+        assert_eq!(stream.clone_dtoh(&buffer).unwrap(), vec![49; 1 << 16]);
+        assert_eq!(order.load(Ordering::SeqCst), 50);
+    });
+}
+
+#[test]
+fn two_streams_run_at_the_same_time() {
+    fakes().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+        let flags: [Arc<AtomicBool>; 2] = Default::default();
+        // Each waits for the other: in one queue neither would end.
+        for (stream, mine, other) in [(&one, 0, 1), (&two, 1, 0)] {
+            let (mine, other) = (Arc::clone(&flags[mine]), Arc::clone(&flags[other]));
+            host(stream, move || {
+                mine.store(true, Ordering::SeqCst);
+                soon("the other stream", || other.load(Ordering::SeqCst));
+            });
+        }
+        one.synchronize().unwrap();
+        two.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn a_stream_waits_for_an_event_of_another() {
+    fakes().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+        let open = Arc::new(AtomicBool::new(false));
+        let seen = Arc::new(AtomicBool::new(false));
+        let gate = Arc::clone(&open);
+        host(&one, move || soon("the gate", || gate.load(Ordering::SeqCst)));
+        let event = one.record_event(None).unwrap();
+        two.wait(&event).unwrap();
+        let (passed, gate) = (Arc::clone(&seen), Arc::clone(&open));
+        host(&two, move || passed.store(gate.load(Ordering::SeqCst), Ordering::SeqCst));
+        assert!(!event.is_complete());
+        std::thread::sleep(Duration::from_millis(20));
+        open.store(true, Ordering::SeqCst);
+        two.synchronize().unwrap();
+        assert!(event.is_complete());
+        assert!(seen.load(Ordering::SeqCst), "the second stream did not wait for the first");
+    });
+}
+
+#[test]
+fn the_legacy_stream_stands_between_blocking_streams() {
+    fakes().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        context.bind_to_thread().unwrap();
+        let mut raw = core::ptr::null_mut();
+        // SAFETY: a place for a handle.
+        unsafe { sys::cuStreamCreate(&mut raw, 0) }.result().unwrap();
+        // SAFETY: the stream is destroyed by nobody before the end.
+        let blocking = unsafe { context.wrap_borrowed_stream(raw) };
+        let free = context.new_stream().unwrap();
+        let open = Arc::new(AtomicBool::new(false));
+        let gate = Arc::clone(&open);
+        host(&blocking, move || soon("the gate", || gate.load(Ordering::SeqCst)));
+        let done = Arc::new(AtomicBool::new(false));
+        let (flag, gate) = (Arc::clone(&done), Arc::clone(&open));
+        host(&context.default_stream(), move || flag.store(gate.load(Ordering::SeqCst), Ordering::SeqCst));
+        host(&free, || ());
+        free.synchronize().unwrap();
+        open.store(true, Ordering::SeqCst);
+        context.default_stream().synchronize().unwrap();
+        assert!(done.load(Ordering::SeqCst), "the legacy stream overtook a blocking one");
+    });
+}
+
+#[test]
+fn events_measure_time() {
+    fakes().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let start = stream.record_event(timed).unwrap();
+        host(&stream, || std::thread::sleep(Duration::from_millis(30)));
+        let end = stream.record_event(timed).unwrap();
+        let elapsed = start.elapsed_ms(&end).unwrap();
+        assert!((30.0..5000.0).contains(&elapsed), "{elapsed}");
+        let untimed = stream.record_event(None).unwrap();
+        assert_eq!(start.elapsed_ms(&untimed).unwrap_err().0, sys::CUresult::CUDA_ERROR_INVALID_HANDLE);
+    });
+}
+
+#[test]
+fn a_host_function_that_calls_the_driver_is_told_so() {
+    fakes().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let code = Arc::new(AtomicU32::new(0));
+        let seen = Arc::clone(&code);
+        host(&stream, move || {
+            let mut count = 0;
+            // SAFETY: a place for a number.
+            seen.store(unsafe { sys::cuDeviceGetCount(&mut count) } as u32, Ordering::SeqCst);
+        });
+        stream.synchronize().unwrap();
+        assert_eq!(code.load(Ordering::SeqCst), sys::CUresult::CUDA_ERROR_NOT_PERMITTED as u32);
+    });
+}
+
+#[test]
+fn peer_copies_cross_devices() {
+    fakes().run(|| {
+        let contexts: Vec<_> = (0..2).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
+        let streams: Vec<_> = contexts.iter().map(|context| context.new_stream().unwrap()).collect();
+        let data: Vec<u16> = (0..5000).collect();
+        let here = streams[0].clone_htod(&data).unwrap();
+        streams[0].synchronize().unwrap();
+        let there = streams[1].clone_dtod(&here).unwrap();
+        assert_eq!(there.ordinal(), 1);
+        assert_eq!(streams[1].clone_dtoh(&there).unwrap(), data);
+    });
+}
+
+#[test]
+fn a_blocked_stream_stays_blocked_until_it_is_unblocked() {
+    fakes().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        // SAFETY: functions of the fake with these types.
+        let (block, unblock) = unsafe {
+            type Function = unsafe extern "C" fn(sys::CUstream) -> core::ffi::c_int;
+            let library = sys::culib();
+            (
+                *library.get::<Function>(b"peerweave_fake_stream_block").unwrap(),
+                *library.get::<Function>(b"peerweave_fake_stream_unblock").unwrap(),
+            )
+        };
+        // SAFETY: a live stream.
+        assert_eq!(unsafe { block(stream.cu_stream()) }, 0);
+        let event = stream.record_event(None).unwrap();
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(!event.is_complete());
+        // SAFETY: a live stream.
+        assert_eq!(unsafe { unblock(stream.cu_stream()) }, 0);
+        stream.synchronize().unwrap();
+        assert!(event.is_complete());
+    });
+}

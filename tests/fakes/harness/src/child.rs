@@ -1,0 +1,190 @@
+//! Children: this test binary again, for one test. Which libraries they find is in the crate's head.
+//! Invariant: a child is reaped before its output is given, and killed before that if its time is over.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+const SCENARIO: &str = "PEERWEAVE_FAKES_SCENARIO";
+const RANK: &str = "PEERWEAVE_FAKES_RANK";
+const COUNT: &str = "PEERWEAVE_FAKES_COUNT";
+const DIRECTORY: &str = "PEERWEAVE_FAKES_DIRECTORY";
+
+/// The log of the fake driver's calls: one file for all children of a scenario.
+const LOG: &str = "PEERWEAVE_FAKE_CUDA_LOG";
+
+/// Who this process is, where it is a child.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Child {
+    /// The full name of the test that is run.
+    pub scenario: String,
+    /// Which of the children this is, counted from 0.
+    pub rank: usize,
+    /// How many children there are.
+    pub count: usize,
+    /// An empty directory that all children of the scenario share, for sockets and files.
+    pub directory: PathBuf,
+}
+
+/// Says who this process is; `None` in one that no [`crate::Fakes`] started.
+#[must_use]
+pub fn child() -> Option<Child> {
+    let number = |name| std::env::var(name).ok()?.parse().ok();
+    Some(Child {
+        scenario: std::env::var(SCENARIO).ok()?,
+        rank: number(RANK)?,
+        count: number(COUNT)?,
+        directory: std::env::var_os(DIRECTORY)?.into(),
+    })
+}
+
+impl Child {
+    /// Waits until a file of the shared directory is there, and gives its path. The limit of the child is the wait's limit.
+    #[must_use]
+    pub fn file(&self, name: &str) -> PathBuf {
+        let path = self.directory.join(name);
+        while !path.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        path
+    }
+
+    /// Waits until a file of the shared directory is there.
+    pub fn wait_for_file(&self, name: &str) {
+        let _ = self.file(name);
+    }
+
+    /// Puts a file into the shared directory, whole or not at all.
+    ///
+    /// # Panics
+    /// Where it cannot be written.
+    pub fn put_file(&self, name: &str, bytes: &[u8]) {
+        let hidden = self.directory.join(format!(".{name}.{}", self.rank));
+        std::fs::write(&hidden, bytes).expect("the shared directory");
+        std::fs::rename(&hidden, self.directory.join(name)).expect("the shared directory");
+    }
+
+    /// Waits for every child to come to the point of this name, which must be used once.
+    pub fn meet(&self, point: &str) {
+        self.put_file(&format!("{point}.{}", self.rank), b"");
+        for rank in 0..self.count {
+            self.wait_for_file(&format!("{point}.{rank}"));
+        }
+    }
+}
+
+/// What came of a child.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Output {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// All that it printed.
+    pub stdout: String,
+    /// All that it complained of.
+    pub stderr: String,
+    /// Whether it was killed because its time was over.
+    pub timed_out: bool,
+    /// Functions of the fake driver that the children of the scenario called, in order.
+    pub calls: Vec<String>,
+}
+
+impl Output {
+    /// Whether the child ran exactly its one test, and that passed.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        self.status.success() && !self.timed_out && self.stdout.contains("test result: ok. 1 passed")
+    }
+}
+
+impl fmt::Display for Output {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ended = if self.timed_out { "killed at its limit" } else { "ended" };
+        write!(out, "{ended}, {}\n--- stdout\n{}\n--- stderr\n{}", self.status, self.stdout, self.stderr)
+    }
+}
+
+struct Running {
+    process: std::process::Child,
+    stdout: PathBuf,
+    stderr: PathBuf,
+}
+
+/// Starts the children, waits for all of them, and kills what is left when the time is over.
+pub(crate) fn run_all(
+    count: usize,
+    scenario: &str,
+    shared: &Path,
+    variables: &BTreeMap<String, Option<OsString>>,
+    limit: Duration,
+) -> Vec<Output> {
+    let above = shared.parent().expect("the shared directory lies in one of ours");
+    let log = match variables.get(LOG) {
+        Some(Some(path)) => PathBuf::from(path),
+        _ => above.join("calls"),
+    };
+    let binary = std::env::current_exe().expect("the path of this test binary");
+    let mut running = Vec::new();
+    for rank in 0..count {
+        let stdout = above.join(format!("stdout.{rank}"));
+        let stderr = above.join(format!("stderr.{rank}"));
+        let mut command = Command::new(&binary);
+        command
+            .args([scenario, "--exact", "--nocapture", "--test-threads=1", "--include-ignored"])
+            .stdin(Stdio::null())
+            .stdout(File::create(&stdout).expect("a file for the output"))
+            .stderr(File::create(&stderr).expect("a file for the output"))
+            .env(LOG, &log)
+            .env(SCENARIO, scenario)
+            .env(RANK, rank.to_string())
+            .env(COUNT, count.to_string())
+            .env(DIRECTORY, shared);
+        for (name, value) in variables {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let process = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", binary.display()));
+        running.push(Running { process, stdout, stderr });
+    }
+    let deadline = Instant::now() + limit;
+    let ends: Vec<(ExitStatus, bool)> = running.iter_mut().map(|child| end(&mut child.process, deadline)).collect();
+    let calls = std::fs::read_to_string(&log).unwrap_or_default();
+    let calls: Vec<String> = calls
+        .lines()
+        .filter(|line| !line.contains(" = "))
+        .filter_map(|line| line.split_once(' ').map(|(_, call)| call.to_owned()))
+        .collect();
+    let text = |path: &Path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
+    running
+        .into_iter()
+        .zip(ends)
+        .map(|(child, (status, timed_out))| Output {
+            status,
+            stdout: text(&child.stdout),
+            stderr: text(&child.stderr),
+            timed_out,
+            calls: calls.clone(),
+        })
+        .collect()
+}
+
+/// Waits for a child until the deadline; kills it then.
+fn end(process: &mut std::process::Child, deadline: Instant) -> (ExitStatus, bool) {
+    loop {
+        if let Some(status) = process.try_wait().expect("a child of this process") {
+            return (status, false);
+        }
+        if Instant::now() >= deadline {
+            let _ = process.kill();
+            return (process.wait().expect("a child of this process"), true);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

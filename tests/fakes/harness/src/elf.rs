@@ -1,0 +1,35 @@
+//! Taking functions out of a copy of a library, by changing their names in its table. Nothing else of the file is touched.
+//! Invariant: a name that is changed is found under no other name, since the hash of the table stays that of the old one.
+
+use object::read::elf::{ElfFile64, FileHeader, SectionHeader, Sym};
+use object::{Endianness, elf};
+
+/// The bytes of the library without the functions; those that it does not export are left out of account.
+///
+/// # Panics
+/// Where the bytes are no library.
+pub(crate) fn without(mut bytes: Vec<u8>, functions: &[String]) -> Vec<u8> {
+    for place in places(&bytes, functions) {
+        bytes[place] = b'~';
+    }
+    bytes
+}
+
+/// Where the first letters of the names are in the file.
+fn places(bytes: &[u8], functions: &[String]) -> Vec<usize> {
+    let file = ElfFile64::<Endianness>::parse(bytes).expect("a library of 64 bits");
+    let header = file.elf_header();
+    let endian = file.endian();
+    let sections = header.sections(endian, bytes).expect("the sections of a library");
+    let symbols = sections.symbols(endian, bytes, elf::SHT_DYNSYM).expect("the table of exported names");
+    let strings = sections.section(symbols.string_section()).expect("the text of the names");
+    let text_at = strings.sh_offset(endian) as usize;
+    symbols
+        .iter()
+        .filter(|symbol| {
+            let name = symbols.symbol_name(endian, symbol).unwrap_or_default();
+            functions.iter().any(|function| function.as_bytes() == name)
+        })
+        .map(|symbol| text_at + symbol.st_name(endian) as usize)
+        .collect()
+}

@@ -1,0 +1,270 @@
+//! Runs a test against the fake vendors' libraries: builds them where needed, and starts the test again with them in its path.
+//!
+//! What the libraries do is not here: see `peerweave-fake-cuda` and `peerweave-fake-nccl`, which a test never links.
+//! Invariant: a child that does not end within its limit is killed, and the test that started it fails.
+//!
+//! A test is one function, run twice. [`Fakes::run`] starts the test's own binary again for this one test, with the libraries
+//! in `LD_LIBRARY_PATH`; the child comes to the same call, and there the body runs:
+//!
+//! ```no_run
+//! # use peerweave_fakes::Fakes;
+//! #[test]
+//! fn a_driver_of_an_old_version_is_reported() {
+//!     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_VERSION", "11040").run(|| {
+//!         // Here libcuda.so.1 is the fake.
+//!     });
+//! }
+//! ```
+#![cfg(target_os = "linux")]
+
+mod build;
+mod child;
+mod elf;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use child::{Child, Output, child};
+
+/// How long a child may take, unless [`Fakes::limit`] says otherwise.
+pub const DEFAULT_LIMIT: Duration = Duration::from_secs(60);
+
+/// Which libraries a child finds, and with which settings.
+#[derive(Clone, Debug)]
+pub struct Fakes {
+    cuda: bool,
+    nccl: bool,
+    without: Vec<String>,
+    variables: BTreeMap<String, Option<OsString>>,
+    limit: Duration,
+}
+
+impl Default for Fakes {
+    fn default() -> Fakes {
+        Fakes::new()
+    }
+}
+
+impl Fakes {
+    /// No library at all: a child finds an empty directory. What the machine itself has further down its path stays there.
+    #[must_use]
+    pub fn new() -> Fakes {
+        Fakes { cuda: false, nccl: false, without: Vec::new(), variables: BTreeMap::new(), limit: DEFAULT_LIMIT }
+    }
+
+    /// The fake driver, as `libcuda.so.1` and `libcuda.so`.
+    #[must_use]
+    pub fn cuda(mut self) -> Fakes {
+        self.cuda = true;
+        self
+    }
+
+    /// The fake NCCL, as `libnccl.so.2` and `libnccl.so`, also through `PEERWEAVE_NCCL_PATH`.
+    #[must_use]
+    pub fn nccl(mut self) -> Fakes {
+        self.nccl = true;
+        self
+    }
+
+    /// A function that no library has: neither `dlsym` nor `cuGetProcAddress` finds it.
+    ///
+    /// The child gets copies of the libraries in whose tables the name is changed. May be called for several functions.
+    #[must_use]
+    pub fn without(mut self, function: &str) -> Fakes {
+        self.without.push(function.to_owned());
+        self
+    }
+
+    /// A variable of the child.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Fakes {
+        self.variables.insert(name.to_owned(), Some(value.into()));
+        self
+    }
+
+    /// A variable that the child does not have.
+    #[must_use]
+    pub fn env_remove(mut self, name: &str) -> Fakes {
+        self.variables.insert(name.to_owned(), None);
+        self
+    }
+
+    /// How long a child may take, from its start to its end.
+    #[must_use]
+    pub fn limit(mut self, limit: Duration) -> Fakes {
+        self.limit = limit;
+        self
+    }
+
+    /// Runs the body in a child with these libraries, and passes if the child does.
+    ///
+    /// To be called directly in a test function, since the test to start is found by the body's type.
+    ///
+    /// # Panics
+    /// Where the child fails, does not end within its limit, or cannot be started; its output is in the message.
+    pub fn run<F: FnOnce()>(&self, body: F) {
+        self.run_scenario(1, &scenario_of::<F>(), |_| body());
+    }
+
+    /// As [`Fakes::run`], in `count` children at once, each of which learns who it is.
+    ///
+    /// All of them share the directory [`Child::directory`] and the moment when they start, and nothing else.
+    ///
+    /// # Panics
+    /// Where any child fails, does not end within its limit, or cannot be started.
+    pub fn run_many<F: FnOnce(Child)>(&self, count: usize, body: F) {
+        self.run_scenario(count, &scenario_of::<F>(), body);
+    }
+
+    fn run_scenario(&self, count: usize, scenario: &str, body: impl FnOnce(Child)) {
+        if let Some(me) = child().filter(|me| me.scenario == scenario) {
+            return body(me);
+        }
+        for (rank, output) in self.spawn_children(count, scenario).into_iter().enumerate() {
+            assert!(output.passed(), "{scenario}: child {rank} of {count}: {output}");
+        }
+    }
+
+    /// Starts this test binary again for one test, and gives back what came of it, whatever that is.
+    ///
+    /// `scenario` is the test's full name, as the harness of tests prints it. In the child, [`child`] says that it is one.
+    ///
+    /// # Panics
+    /// Where the child cannot be started or a library cannot be built.
+    #[must_use]
+    pub fn run_child(&self, scenario: &str) -> Output {
+        self.spawn_children(1, scenario).pop().expect("one child was asked for")
+    }
+
+    /// As [`Fakes::run_child`], with `count` children at once; their outputs are in order of their ranks.
+    ///
+    /// # Panics
+    /// Where a child cannot be started or a library cannot be built.
+    #[must_use]
+    pub fn spawn_children(&self, count: usize, scenario: &str) -> Vec<Output> {
+        let place = tempfile::Builder::new().prefix("peerweave-fakes-").tempdir().expect("a temporary directory");
+        let libraries = place.path().join("lib");
+        let shared = place.path().join("shared");
+        std::fs::create_dir(&libraries).expect("a directory for the libraries");
+        std::fs::create_dir(&shared).expect("a directory for the children");
+        self.put_libraries(&libraries);
+        let mut variables = self.variables.clone();
+        variables.entry("LD_LIBRARY_PATH".to_owned()).or_insert_with(|| {
+            let mut path = OsString::from(&libraries);
+            if let Some(before) = std::env::var_os("LD_LIBRARY_PATH").filter(|before| !before.is_empty()) {
+                path.push(":");
+                path.push(before);
+            }
+            Some(path)
+        });
+        if self.nccl {
+            variables.entry("PEERWEAVE_NCCL_PATH".to_owned()).or_insert_with(|| Some(libraries.clone().into()));
+        }
+        if !self.without.is_empty() {
+            variables
+                .entry("PEERWEAVE_FAKE_CUDA_MISSING".to_owned())
+                .or_insert_with(|| Some(self.without.join(",").into()));
+        }
+        child::run_all(count, scenario, &shared, &variables, self.limit)
+    }
+
+    fn put_libraries(&self, directory: &Path) {
+        let wanted = [
+            (self.cuda, "peerweave-fake-cuda", &["libcuda.so.1", "libcuda.so"]),
+            (self.nccl, "peerweave-fake-nccl", &["libnccl.so.2", "libnccl.so"]),
+        ];
+        for (_, package, names) in wanted.iter().filter(|(wanted, ..)| *wanted) {
+            let library = build::library(package);
+            let first = directory.join(names[0]);
+            if self.without.is_empty() {
+                link(&library, &first);
+            } else {
+                let bytes = std::fs::read(&library).expect("the fake library");
+                std::fs::write(&first, elf::without(bytes, &self.without)).expect("a copy of the fake library");
+            }
+            link(Path::new(names[0]), &directory.join(names[1]));
+        }
+    }
+}
+
+fn link(target: &Path, name: &Path) {
+    std::os::unix::fs::symlink(target, name).unwrap_or_else(|error| panic!("a link {}: {error}", name.display()));
+}
+
+/// The full name of the test in which the closure is written: its type's path, without the crate and without itself.
+fn scenario_of<F>() -> String {
+    let path = std::any::type_name::<F>();
+    let path = path.split("::{{closure}}").next().unwrap_or(path);
+    path.split_once("::").map_or(path, |(_, inside)| inside).to_owned()
+}
+
+/// Where the fake library of a package is, built if need be: for tests that place it themselves.
+///
+/// # Panics
+/// Where it cannot be built.
+#[must_use]
+pub fn library(package: &str) -> PathBuf {
+    build::library(package)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name<F: FnOnce()>(_body: F) -> String {
+        scenario_of::<F>()
+    }
+
+    #[test]
+    fn a_test_is_found_by_its_body() {
+        assert_eq!(name(|| ()), "tests::a_test_is_found_by_its_body");
+    }
+
+    #[test]
+    fn a_child_runs_the_body_and_the_parent_does_not() {
+        let parent = std::process::id().to_string();
+        Fakes::new().env("FAKES_PARENT", parent.clone()).run(|| {
+            assert_ne!(std::env::var("FAKES_PARENT").as_deref(), Ok(std::process::id().to_string().as_str()));
+        });
+    }
+
+    #[test]
+    fn a_failing_child_fails_its_test() {
+        if child().is_some() {
+            panic!("on purpose");
+        }
+        let output = Fakes::new().run_child("tests::a_failing_child_fails_its_test");
+        assert!(!output.passed());
+        assert!(output.to_string().contains("on purpose"), "{output}");
+    }
+
+    #[test]
+    fn a_child_that_hangs_is_killed_at_its_limit() {
+        if child().is_some() {
+            loop {
+                std::thread::park();
+            }
+        }
+        let output = Fakes::new().limit(Duration::from_millis(300)).run_child("tests::a_child_that_hangs_is_killed_at_its_limit");
+        assert!(output.timed_out && !output.passed());
+    }
+
+    #[test]
+    fn a_scenario_that_does_not_exist_does_not_pass() {
+        let output = Fakes::new().run_child("tests::nothing_of_that_name");
+        assert!(!output.passed(), "{output}");
+    }
+
+    #[test]
+    fn children_know_their_ranks_and_share_a_directory() {
+        Fakes::new().run_many(3, |me| {
+            assert_eq!(me.count, 3);
+            std::fs::write(me.directory.join(me.rank.to_string()), b"here").expect("the shared directory");
+            me.wait_for_file("0");
+            me.wait_for_file("1");
+            me.wait_for_file("2");
+        });
+    }
+}

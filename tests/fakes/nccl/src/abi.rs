@@ -1,0 +1,178 @@
+//! NCCL's types as C sees them: result codes, data types, the structs of its headers.
+//!
+//! What is not here: what any of them means. Invariant: sizes and offsets are those of NCCL 2.32's headers (asserted below).
+
+use core::ffi::{c_char, c_int, c_uint, c_void};
+
+/// What a function of NCCL returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Code {
+    Success = 0,
+    UnhandledCudaError = 1,
+    SystemError = 2,
+    InternalError = 3,
+    InvalidArgument = 4,
+    InvalidUsage = 5,
+    RemoteError = 6,
+    InProgress = 7,
+    Timeout = 8,
+}
+
+impl Code {
+    /// The code of a number, `InternalError` for one that NCCL does not have.
+    pub(crate) fn from_number(number: i32) -> Self {
+        use Code::*;
+        [Success, UnhandledCudaError, SystemError, InternalError, InvalidArgument, InvalidUsage, RemoteError, InProgress, Timeout]
+            .into_iter()
+            .find(|code| *code as i32 == number)
+            .unwrap_or(InternalError)
+    }
+}
+
+/// Why a call did not succeed: the code it returns, and what `ncclGetLastError` says.
+#[derive(Clone, Debug)]
+pub(crate) struct Fail {
+    pub(crate) code: Code,
+    pub(crate) text: String,
+}
+
+/// What the body of an exported function gives.
+pub(crate) type Result<T = ()> = core::result::Result<T, Fail>;
+
+/// A failure with its text.
+pub(crate) fn fail<T>(code: Code, text: impl Into<String>) -> Result<T> {
+    Err(Fail { code, text: text.into() })
+}
+
+/// A failure for an argument that the call refuses.
+pub(crate) fn invalid<T>(text: impl Into<String>) -> Result<T> {
+    fail(Code::InvalidArgument, text)
+}
+
+/// A failure for a call that is not allowed now.
+pub(crate) fn misuse<T>(text: impl Into<String>) -> Result<T> {
+    fail(Code::InvalidUsage, text)
+}
+
+/// What is still going on, in a non-blocking communicator.
+pub(crate) fn in_progress<T>() -> Result<T> {
+    fail(Code::InProgress, String::new())
+}
+
+/// 128 bytes that name a communicator to be made.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct UniqueId {
+    pub(crate) bytes: [u8; 128],
+}
+
+/// A CUDA stream's handle.
+pub(crate) type Stream = *mut c_void;
+
+pub(crate) const UNDEFINED: c_int = c_int::MIN;
+pub(crate) const MAGIC: c_uint = 0xcafe_beef;
+pub(crate) const SIM_MAGIC: c_uint = 0x7468_5283;
+
+/// What begins every versioned struct of NCCL.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Header {
+    pub(crate) size: usize,
+    pub(crate) magic: c_uint,
+    pub(crate) version: c_uint,
+}
+
+/// `ncclConfig_t` of 2.32.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ConfigStruct {
+    pub(crate) header: Header,
+    pub(crate) blocking: c_int,
+    pub(crate) cga_cluster_size: c_int,
+    pub(crate) min_ctas: c_int,
+    pub(crate) max_ctas: c_int,
+    pub(crate) net_name: *const c_char,
+    pub(crate) split_share: c_int,
+    pub(crate) traffic_class: c_int,
+    pub(crate) comm_name: *const c_char,
+    pub(crate) collnet_enable: c_int,
+    pub(crate) cta_policy: c_int,
+    pub(crate) shrink_share: c_int,
+    pub(crate) nvls_ctas: c_int,
+    pub(crate) channels_per_net_peer: c_int,
+    pub(crate) nvlink_centric_sched: c_int,
+    pub(crate) graph_usage_mode: c_int,
+    pub(crate) num_rma_ctx: c_int,
+    pub(crate) max_p2p_peers: c_int,
+    pub(crate) graph_stream_ordering: c_int,
+    pub(crate) launch_order_implicit: c_int,
+    pub(crate) num_rma_sig: c_int,
+    pub(crate) rma_eager_init: c_int,
+    pub(crate) host_cft_mode: c_int,
+    pub(crate) nvls_host_mode: c_int,
+}
+
+/// `ncclCollConfig_t` of 2.32.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct CollConfig {
+    pub(crate) header: Header,
+    pub(crate) ext: *const c_void,
+    pub(crate) min_ctas: c_int,
+    pub(crate) max_ctas: c_int,
+    pub(crate) nvls_ctas: c_int,
+    pub(crate) cga_cluster_size: c_int,
+    pub(crate) alg_selection: *const c_char,
+    pub(crate) force_alg_selection: c_int,
+    pub(crate) cta_policy: c_int,
+    pub(crate) user_profiler_tag: u64,
+    pub(crate) launch_completion_event: *mut c_void,
+}
+
+/// `ncclSimInfo_t`.
+#[repr(C)]
+pub(crate) struct SimInfo {
+    pub(crate) header: Header,
+    pub(crate) estimated_time: f32,
+}
+
+/// `ncclWaitSignalDesc_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct WaitSignalDesc {
+    pub(crate) count: c_int,
+    pub(crate) peer: c_int,
+    pub(crate) signal: c_int,
+    pub(crate) context: c_int,
+}
+
+/// `ncclEncryptionConfig_t`.
+#[repr(C)]
+pub(crate) struct EncryptionConfig {
+    pub(crate) header: Header,
+    pub(crate) mode: c_int,
+    pub(crate) psk: *const c_char,
+}
+
+/// `ncclTeam`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Team {
+    pub(crate) ranks: c_int,
+    pub(crate) rank: c_int,
+    pub(crate) stride: c_int,
+}
+
+const _: () = {
+    assert!(size_of::<Header>() == 16);
+    assert!(size_of::<ConfigStruct>() == 120);
+    assert!(core::mem::offset_of!(ConfigStruct, nvls_host_mode) == 112);
+    assert!(core::mem::offset_of!(ConfigStruct, comm_name) == 48);
+    assert!(size_of::<CollConfig>() == 72);
+    assert!(core::mem::offset_of!(CollConfig, user_profiler_tag) == 56);
+    assert!(size_of::<SimInfo>() == 24);
+    assert!(size_of::<EncryptionConfig>() == 32);
+    assert!(size_of::<WaitSignalDesc>() == 16);
+    assert!(size_of::<Team>() == 12);
+};

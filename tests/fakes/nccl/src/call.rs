@@ -1,0 +1,142 @@
+//! What happens around the body of every exported function: its faults, its line in the log, its error's text.
+//!
+//! What is not here: the bodies. Invariant: no panic leaves an exported function; one ends the process with its message.
+
+use std::cell::Cell;
+use std::fmt::Write as _;
+
+use crate::abi::{Code, Fail, Result, UniqueId};
+use crate::comm::CommPtr;
+use crate::{errors, faults, group, log, settings, version};
+
+/// Makes exported functions whose body gives a [`Result`] and whose C result is its code.
+macro_rules! exports {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        extern "C" fn $name($($arg: $type),*) -> core::ffi::c_int {
+            $crate::call::enter(stringify!($name), &[$((stringify!($arg), &$arg)),*], move || -> $crate::abi::Result { $body })
+        }
+    )*};
+}
+
+/// What an argument is for the log and for rules that look at a rank.
+pub(crate) trait Argument {
+    /// Adds the argument to a line of the log.
+    fn show(&self, line: &mut String);
+    /// The communicator, if the argument is one.
+    fn comm(&self) -> Option<CommPtr> {
+        None
+    }
+}
+
+macro_rules! numbers {
+    ($($type:ty),*) => {$(
+        impl Argument for $type {
+            fn show(&self, line: &mut String) {
+                let _ = write!(line, "{self}");
+            }
+        }
+    )*};
+}
+numbers!(i32, u32, usize);
+
+impl<T> Argument for *const T {
+    fn show(&self, line: &mut String) {
+        let _ = write!(line, "{:#x}", self.addr());
+    }
+}
+
+impl<T> Argument for *mut T {
+    fn show(&self, line: &mut String) {
+        let _ = write!(line, "{:#x}", self.addr());
+    }
+}
+
+impl Argument for UniqueId {
+    fn show(&self, line: &mut String) {
+        for byte in &self.bytes[8..24] {
+            let _ = write!(line, "{byte:02x}");
+        }
+    }
+}
+
+impl Argument for CommPtr {
+    fn show(&self, line: &mut String) {
+        let _ = write!(line, "{:#x}", self.address());
+    }
+
+    fn comm(&self) -> Option<CommPtr> {
+        Some(*self)
+    }
+}
+
+impl Argument for crate::abi::Team {
+    fn show(&self, line: &mut String) {
+        let _ = write!(line, "{}/{}/{}", self.rank, self.ranks, self.stride);
+    }
+}
+
+/// A function's arguments with their names.
+pub(crate) type Arguments<'a> = &'a [(&'static str, &'a dyn Argument)];
+
+thread_local! {
+    static EFFECT: Cell<faults::Effect> = const { Cell::new(faults::Effect::NONE) };
+}
+
+/// What the rules want of the operation that the running call enqueues.
+pub(crate) fn take_effect() -> faults::Effect {
+    EFFECT.replace(faults::Effect::NONE)
+}
+
+/// Functions whose failure inside a group is the group's failure too.
+const GROUPED: &[&str] = &[
+    "AllGather", "AllReduce", "AlltoAll", "Bcast", "Broadcast", "CommGrow", "CommInitRank", "CommInitRankConfig",
+    "CommInitRankScalable", "CommShrink", "CommSplit", "Gather", "PutSignal", "Recv", "Reduce", "ReduceScatter", "Scatter",
+    "Send", "Signal", "WaitSignal",
+];
+
+fn is_grouped(function: &str) -> bool {
+    let name = function.trim_start_matches("nccl");
+    GROUPED.contains(&name.trim_end_matches("Config")) || GROUPED.contains(&name)
+}
+
+/// Runs the body of an exported function.
+pub(crate) fn enter(function: &'static str, arguments: Arguments<'_>, body: impl FnOnce() -> Result) -> i32 {
+    version::check(function);
+    let settings = settings::get();
+    let mut result = Ok(());
+    if settings.any_rule {
+        let (effect, injected) = faults::next(function, arguments);
+        EFFECT.set(effect);
+        if let Some(code) = injected {
+            result = Err(Fail { code, text: format!("{function}: a fault that the test asked for") });
+            group::on_injected(function);
+        }
+    }
+    let result = result.and_then(|()| {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or_else(|_| {
+            eprintln!("fake nccl: {function} panicked");
+            std::process::abort()
+        })
+    });
+    let code = match result {
+        Ok(()) => Code::Success,
+        Err(failure) => {
+            if failure.code != Code::InProgress {
+                errors::set(&failure.text);
+                if is_grouped(function) {
+                    group::note(failure.code);
+                }
+            }
+            failure.code
+        }
+    };
+    if settings.any_rule {
+        take_effect();
+    }
+    if settings.log.is_some() {
+        log::call(function, arguments, code);
+    }
+    code as i32
+}

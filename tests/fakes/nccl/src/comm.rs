@@ -1,0 +1,289 @@
+//! The communicator: one rank's state, its life, and the handle that programs hold.
+//!
+//! What is not here: how one is made (`lifecycle`, `derive`) and what it runs (`execute`).
+//! Invariant: a communicator's memory is never given back, so that every use after its end is recognised; and it ends the process,
+//! since in NCCL it would be undefined.
+
+use core::ffi::c_void;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::abi::{Code, Fail, Result, invalid, misuse};
+use crate::bootstrap::Members;
+use crate::config::Config;
+use crate::mailbox::{self, Channel, Slot};
+use crate::post;
+use crate::redop::RedOp;
+
+/// The handle that programs hold.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct CommPtr(*const Comm);
+
+const MARK: u64 = 0x6661_6b65_6e63_636c;
+
+/// One rank of a communicator.
+pub(crate) struct Comm {
+    mark: u64,
+    /// The device's ordinal in this process.
+    pub(crate) device: i32,
+    /// The context in which streams are used.
+    pub(crate) context: usize,
+    pub(crate) config: Config,
+    /// Known once it is initialised.
+    pub(crate) members: OnceLock<Members>,
+    /// `ncclCommAbort`, or a shrink with abort.
+    pub(crate) aborted: AtomicBool,
+    pub(crate) revoked: AtomicBool,
+    /// The handle is no longer valid.
+    released: AtomicBool,
+    async_error: AtomicI32,
+    /// Background work of a non-blocking communicator.
+    pub(crate) pending: AtomicU32,
+    /// Operations in captured graphs that still exist.
+    pub(crate) persistent: AtomicU64,
+    state: Mutex<State>,
+}
+
+/// What changes under a lock that is never held while waiting or sending.
+#[derive(Default)]
+pub(crate) struct State {
+    /// How many launches were given a turn.
+    pub(crate) launched: u64,
+    /// Whose turn it is.
+    pub(crate) turn: u64,
+    pub(crate) running: bool,
+    /// The next collective's number.
+    pub(crate) collective: u64,
+    /// The next exchange of the library's own.
+    pub(crate) control: u64,
+    /// The next one-sided operation's number.
+    pub(crate) one_sided: u64,
+    /// How often survivors have left others behind.
+    pub(crate) shrinks: u64,
+    pub(crate) finalized: bool,
+    pub(crate) suspended: bool,
+    /// An id for growing that nobody has used yet.
+    pub(crate) grow_id: bool,
+    pub(crate) redops: Vec<Option<RedOp>>,
+    /// Registered buffers by handle.
+    pub(crate) registered: HashMap<usize, usize>,
+    /// Windows that are registered, by handle.
+    pub(crate) windows: Vec<usize>,
+    pub(crate) device_comms: Vec<u64>,
+    /// Signals that have come, by sender, signal and context.
+    pub(crate) signals: HashMap<(i32, i32, i32), u64>,
+}
+
+static LIVE: Mutex<Vec<&'static Comm>> = Mutex::new(Vec::new());
+
+fn live_list() -> MutexGuard<'static, Vec<&'static Comm>> {
+    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Every communicator whose handle is valid.
+pub(crate) fn live() -> Vec<&'static Comm> {
+    live_list().clone()
+}
+
+/// Ends the process: what the program did is undefined behaviour with the real library.
+pub(crate) fn undefined(what: &str) -> ! {
+    eprintln!("fake nccl: {what}");
+    crate::log::line(&format!("undefined behaviour: {what}"));
+    std::process::abort();
+}
+
+impl CommPtr {
+    pub(crate) const NULL: Self = Self(std::ptr::null());
+
+    pub(crate) fn address(self) -> usize {
+        self.0.addr()
+    }
+
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The communicator if it looks like one, in any state.
+    pub(crate) fn peek(self) -> Option<&'static Comm> {
+        if self.0.is_null() || !self.0.is_aligned() {
+            return None;
+        }
+        // SAFETY: a program passes what it got from this library, and that memory is never given back.
+        let comm = unsafe { &*self.0 };
+        (comm.mark == MARK).then_some(comm)
+    }
+
+    /// The communicator, whose handle must be valid; it need not be ready.
+    pub(crate) fn get(self) -> Result<&'static Comm> {
+        if self.0.is_null() {
+            return invalid("comm argument is NULL");
+        }
+        let Some(comm) = self.peek() else {
+            return invalid("comm argument is not a communicator");
+        };
+        if comm.released.load(Ordering::Acquire) {
+            undefined("use of a destroyed communicator");
+        }
+        Ok(comm)
+    }
+
+    /// The communicator, initialised and with nothing under way in the background.
+    pub(crate) fn ready(self) -> Result<&'static Comm> {
+        let comm = self.get()?;
+        match comm.async_state() {
+            Code::Success => Ok(comm),
+            Code::InProgress => invalid("Attempt to use communicator before the previous operation returned ncclSuccess"),
+            code => Err(Fail { code, text: "the communicator has an asynchronous error".into() }),
+        }
+    }
+
+    /// The communicator, ready for communication.
+    pub(crate) fn usable(self) -> Result<&'static Comm> {
+        let comm = self.ready()?;
+        if comm.revoked.load(Ordering::Acquire) {
+            return misuse("the communicator was revoked");
+        }
+        let state = comm.state();
+        if state.finalized {
+            return misuse("the communicator was finalized");
+        }
+        if state.suspended {
+            return misuse("the communicator is suspended");
+        }
+        drop(state);
+        Ok(comm)
+    }
+}
+
+impl Comm {
+    /// A communicator whose initialisation is yet to come.
+    pub(crate) fn new(device: (i32, usize), config: Config) -> &'static Self {
+        let comm: &'static Self = Box::leak(Box::new(Self {
+            mark: MARK,
+            device: device.0,
+            context: device.1,
+            config,
+            members: OnceLock::new(),
+            aborted: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
+            released: AtomicBool::new(false),
+            async_error: AtomicI32::new(0),
+            pending: AtomicU32::new(0),
+            persistent: AtomicU64::new(0),
+            state: Mutex::default(),
+        }));
+        live_list().push(comm);
+        comm
+    }
+
+    /// The handle.
+    pub(crate) fn handle(&'static self) -> CommPtr {
+        CommPtr(self)
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who is in it. Only for a communicator that is initialised.
+    pub(crate) fn who(&self) -> &Members {
+        self.members.get().expect("the communicator is initialised")
+    }
+
+    /// This rank, once it is known.
+    pub(crate) fn rank(&self) -> Option<i32> {
+        self.members.get().map(|members| members.rank)
+    }
+
+    /// Whether what runs must give up.
+    pub(crate) fn stopped(&self) -> bool {
+        self.aborted.load(Ordering::Acquire) || self.revoked.load(Ordering::Acquire)
+    }
+
+    /// Whether the handle is no longer valid.
+    pub(crate) fn is_released(&self) -> bool {
+        self.released.load(Ordering::Acquire)
+    }
+
+    /// What `ncclCommGetAsyncError` says.
+    pub(crate) fn async_state(&self) -> Code {
+        match Code::from_number(self.async_error.load(Ordering::Acquire)) {
+            Code::Success if self.pending.load(Ordering::Acquire) > 0 => Code::InProgress,
+            code => code,
+        }
+    }
+
+    /// Sets an asynchronous error; the first one stays.
+    pub(crate) fn set_async_error(&self, code: Code) {
+        let _ = self.async_error.compare_exchange(0, code as i32, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Wakes and ends everything that runs.
+    pub(crate) fn abort(&self) {
+        self.aborted.store(true, Ordering::Release);
+        mailbox::interrupt();
+    }
+
+    /// Waits until nothing that was launched is left, or until it is aborted.
+    pub(crate) fn drain(&self) {
+        let idle = || {
+            let state = self.state();
+            !state.running && state.turn == state.launched
+        };
+        mailbox::wait_until(&|| self.stopped() || idle(), None);
+    }
+
+    /// Ends the handle's validity.
+    pub(crate) fn release(&'static self) {
+        if self.released.swap(true, Ordering::AcqRel) {
+            undefined("use of a destroyed communicator");
+        }
+        live_list().retain(|comm| !std::ptr::eq(*comm, self));
+        if let Some(members) = self.members.get() {
+            mailbox::purge(members.id, members.rank);
+        }
+    }
+
+    /// Sends to a rank.
+    pub(crate) fn send(&self, to: i32, channel: Channel, tag: u64, bytes: mailbox::Bytes) {
+        let members = self.who();
+        let slot = Slot { comm: members.id, to, from: members.rank, channel, tag };
+        if post::send(&members.addresses[to as usize], slot, bytes).is_err() {
+            // As with NCCL over shared memory, whose peer died: nobody is told.
+            crate::log::line(&format!("rank {} cannot reach rank {to}", members.rank));
+        }
+    }
+
+    /// Takes a message from a rank; `None` if everything was stopped meanwhile.
+    pub(crate) fn receive(&self, from: i32, channel: Channel, tag: u64) -> Option<mailbox::Bytes> {
+        self.receive_until(from, channel, tag, &|| self.stopped())
+    }
+
+    /// As [`receive`](Self::receive), with another reason to stop.
+    pub(crate) fn receive_until(&self, from: i32, channel: Channel, tag: u64, stop: &dyn Fn() -> bool) -> Option<mailbox::Bytes> {
+        let members = self.who();
+        mailbox::take(Slot { comm: members.id, to: members.rank, from, channel, tag }, stop)
+    }
+}
+
+/// A pointer that the library keeps for the program's thread or writes through later.
+#[derive(Clone, Copy)]
+pub(crate) struct Out<T>(pub(crate) *mut T);
+
+// SAFETY: the program promises that what it passes stays valid until the call's work is complete, on whichever thread it is done.
+unsafe impl<T> Send for Out<T> {}
+
+impl<T> Out<T> {
+    /// Writes where the program wants it.
+    pub(crate) fn set(&self, value: T) {
+        // SAFETY: the callers have checked that the pointer is not null; the program promises that it is writable.
+        unsafe { self.0.write(value) }
+    }
+}
+
+/// Refuses a null pointer.
+pub(crate) fn not_null<T>(pointer: *const T, name: &str) -> Result {
+    if pointer.cast::<c_void>().is_null() { invalid(format!("{name} argument is NULL")) } else { Ok(()) }
+}

@@ -1,0 +1,118 @@
+//! Messages between ranks: every exchange of the library is one rank's message in another rank's mailbox.
+//!
+//! What is not here: how a message reaches another process (`wire`). Invariant: messages of one slot are taken in the order in
+//! which they were delivered, and whoever waits wakes at every delivery and every interruption.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A message's content, shared by its receivers in one process.
+pub(crate) type Bytes = Arc<[u8]>;
+
+/// What a message is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub(crate) enum Channel {
+    /// A contribution to a collective; the tag is its number in the communicator.
+    Collective = 0,
+    /// A send's data.
+    PointToPoint = 1,
+    /// The receiver of a send has it.
+    Acknowledge = 2,
+    /// An exchange of the library itself; the tag is its number in the communicator.
+    Control = 3,
+    /// A rank that wants to join a communicator, to the process that made its id.
+    Join = 4,
+    /// The answer to it.
+    Table = 5,
+    /// One-sided: data and signal for a window of the receiver.
+    OneSided = 6,
+    /// The receiver has applied it.
+    OneSidedDone = 7,
+}
+
+impl Channel {
+    /// The channel of a number on the wire.
+    pub(crate) fn from_number(number: u8) -> Option<Self> {
+        use Channel::*;
+        let all = [Collective, PointToPoint, Acknowledge, Control, Join, Table, OneSided, OneSidedDone];
+        all.get(usize::from(number)).copied()
+    }
+}
+
+/// Where a message lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Slot {
+    /// The communicator's id.
+    pub(crate) comm: u128,
+    /// The rank that shall take it.
+    pub(crate) to: i32,
+    /// The rank that sent it.
+    pub(crate) from: i32,
+    pub(crate) channel: Channel,
+    pub(crate) tag: u64,
+}
+
+static BOXES: LazyLock<Mutex<HashMap<Slot, VecDeque<Bytes>>>> = LazyLock::new(Mutex::default);
+static NEWS: Condvar = Condvar::new();
+
+fn boxes() -> MutexGuard<'static, HashMap<Slot, VecDeque<Bytes>>> {
+    BOXES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Puts a message into a mailbox of this process.
+pub(crate) fn deliver(slot: Slot, bytes: Bytes) {
+    boxes().entry(slot).or_default().push_back(bytes);
+    NEWS.notify_all();
+}
+
+/// Wakes everybody who waits, to look at its reason to stop.
+pub(crate) fn interrupt() {
+    drop(boxes());
+    NEWS.notify_all();
+}
+
+/// Waits for a message; `None` once `stop` says so.
+pub(crate) fn take(slot: Slot, stop: &dyn Fn() -> bool) -> Option<Bytes> {
+    let mut guard = boxes();
+    loop {
+        if stop() {
+            return None;
+        }
+        if let Some(queue) = guard.get_mut(&slot) {
+            let message = queue.pop_front();
+            if queue.is_empty() {
+                guard.remove(&slot);
+            }
+            if message.is_some() {
+                return message;
+            }
+        }
+        guard = NEWS.wait(guard).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+/// Waits until a condition over the library's state holds, which whoever makes it hold announces by [`interrupt`].
+/// Gives false if the time is over first.
+pub(crate) fn wait_until(condition: &dyn Fn() -> bool, limit: Option<Duration>) -> bool {
+    let end = limit.map(|limit| Instant::now() + limit);
+    let mut guard = boxes();
+    while !condition() {
+        guard = match end {
+            None => NEWS.wait(guard).unwrap_or_else(PoisonError::into_inner),
+            Some(end) => {
+                let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
+                    return false;
+                };
+                NEWS.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+    }
+    true
+}
+
+/// Throws away what still lies in the mailboxes of one rank.
+pub(crate) fn purge(comm: u128, rank: i32) {
+    boxes().retain(|slot, _| slot.comm != comm || slot.to != rank);
+}

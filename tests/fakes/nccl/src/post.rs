@@ -1,0 +1,38 @@
+//! Where messages go: into a mailbox of this process, over the wire, or to the part of the library that acts on them at once.
+//!
+//! What is not here: waiting (`mailbox`). Invariant: a message to a rank of the same process never touches a socket.
+
+use crate::abi::{Code, Result};
+use crate::mailbox::{self, Bytes, Channel, Slot};
+use crate::wire::{self, Address};
+use crate::{bootstrap, comm, settings, window};
+
+/// Sends a message to the process at an address, which may be this one.
+pub(crate) fn send(address: &Address, slot: Slot, bytes: Bytes) -> Result {
+    if wire::own()? == address {
+        arrived(slot, bytes);
+        Ok(())
+    } else {
+        wire::send(address, slot, bytes)
+    }
+}
+
+/// Takes in a message for this process.
+pub(crate) fn arrived(slot: Slot, bytes: Bytes) {
+    match slot.channel {
+        Channel::Join => bootstrap::joined(slot, &bytes),
+        Channel::OneSided => window::apply(slot, &bytes),
+        _ => mailbox::deliver(slot, bytes),
+    }
+}
+
+/// A process that had sent messages is gone. NCCL over shared memory would not notice; over a network it would.
+pub(crate) fn process_died(address: &Address) {
+    if settings::get().death_is_error {
+        for comm in comm::live() {
+            if comm.members.get().is_some_and(|members| members.addresses.contains(address)) {
+                comm.set_async_error(Code::RemoteError);
+            }
+        }
+    }
+}

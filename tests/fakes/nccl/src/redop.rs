@@ -1,0 +1,105 @@
+//! Reduction operators: the built-in ones, and those that multiply by a scalar first.
+//!
+//! What is not here: the arithmetic (`compute`). Invariant: an operator that was made belongs to one communicator and one type.
+
+use core::ffi::{c_int, c_void};
+
+use crate::abi::{Result, invalid};
+use crate::comm::{Comm, CommPtr, Out, not_null};
+use crate::compute::{DType, Op};
+
+/// The least number of an operator that a program made.
+const FIRST_OWN: c_int = 5;
+
+/// An operator that a program made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RedOp {
+    pub(crate) dtype: DType,
+    pub(crate) scalar: Scalar,
+}
+
+/// Where the factor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scalar {
+    /// Its bytes.
+    Now([u8; 8]),
+    /// In device memory, read when the collective runs.
+    Later(usize),
+}
+
+impl Scalar {
+    /// The factor's bytes, for the collective that runs now.
+    pub(crate) fn bytes(&self, dtype: DType) -> [u8; 8] {
+        match *self {
+            Self::Now(bytes) => bytes,
+            Self::Later(address) => read(std::ptr::with_exposed_provenance(address), dtype),
+        }
+    }
+}
+
+fn read(from: *const u8, dtype: DType) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    // SAFETY: the program promises one value of the type there, and no type is longer than eight bytes.
+    unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), dtype.size()) };
+    bytes
+}
+
+/// What a collective's operator means on this communicator.
+pub(crate) fn resolve(comm: &Comm, op: c_int, dtype: DType) -> Result<Op> {
+    Ok(match op {
+        0 => Op::Sum,
+        1 => Op::Prod,
+        2 => Op::Max,
+        3 => Op::Min,
+        4 => Op::Avg,
+        own if own >= FIRST_OWN => {
+            let state = comm.state();
+            let Some(redop) = state.redops.get((own - FIRST_OWN) as usize).copied().flatten() else {
+                return invalid(format!("reduction operation {own} unknown to this communicator"));
+            };
+            if redop.dtype != dtype {
+                return invalid("Data type supplied to user-created ncclRedOp_t does not match type given to reduction operation");
+            }
+            Op::PreMulSum(redop.scalar)
+        }
+        other => return invalid(format!("invalid reduction operation {other}")),
+    })
+}
+
+exports! {
+    /// Makes an operator that multiplies this rank's values by a scalar before it sums.
+    fn ncclRedOpCreatePreMulSum(op: *mut c_int, scalar: *mut c_void, datatype: c_int, residence: c_int, comm: CommPtr) {
+        let comm = comm.ready()?;
+        not_null(op, "op")?;
+        not_null(scalar, "scalar")?;
+        let dtype = DType::from_number(datatype)?;
+        let scalar = match residence {
+            0 => Scalar::Later(scalar.expose_provenance()),
+            1 => Scalar::Now(read(scalar.cast(), dtype)),
+            other => return invalid(format!("invalid scalar residence {other}")),
+        };
+        let mut state = comm.state();
+        let free = state.redops.iter().position(Option::is_none);
+        let place = free.unwrap_or_else(|| {
+            state.redops.push(None);
+            state.redops.len() - 1
+        });
+        state.redops[place] = Some(RedOp { dtype, scalar });
+        Out(op).set(FIRST_OWN + c_int::try_from(place).expect("few operators"));
+        Ok(())
+    }
+
+    /// Forgets such an operator.
+    fn ncclRedOpDestroy(op: c_int, comm: CommPtr) {
+        if (0..FIRST_OWN).contains(&op) {
+            return invalid("ncclRedOpDestroy: operation is a NCCL builtin");
+        }
+        let comm = comm.ready()?;
+        let mut state = comm.state();
+        let place = usize::try_from(op - FIRST_OWN).ok();
+        match place.and_then(|place| state.redops.get_mut(place)).and_then(Option::take) {
+            Some(_) => Ok(()),
+            None => invalid(format!("ncclRedOpDestroy: operation {op} unknown to this communicator")),
+        }
+    }
+}

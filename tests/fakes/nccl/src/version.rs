@@ -1,0 +1,32 @@
+//! Which version the library pretends to be, and which functions that version has.
+//!
+//! What is not here: the fields of a version's structs (`config`, `device_comm`). Invariant: `since.txt` names every function of
+//! NCCL that this library exports, once.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+static SINCE: LazyLock<HashMap<&'static str, i32>> = LazyLock::new(|| {
+    let lines = include_str!("../since.txt").lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    lines
+        .map(|line| {
+            let (name, since) = line.split_once(' ').expect("a name and a version");
+            (name, since.parse().expect("a version's number"))
+        })
+        .collect()
+});
+
+/// Whether NCCL has such a function in any version.
+pub(crate) fn known(function: &str) -> bool {
+    SINCE.contains_key(function)
+}
+
+/// Ends the process if the version that is pretended does not have the function: it should have been made to look absent.
+#[inline]
+pub(crate) fn check(function: &str) {
+    let version = crate::settings::get().version;
+    if version < crate::settings::NEWEST && SINCE.get(function).is_some_and(|since| *since > version) {
+        eprintln!("fake nccl: {function} is newer than the pretended version {version}: take its name out of the library's table");
+        std::process::abort();
+    }
+}

@@ -1,0 +1,136 @@
+//! Messages to other processes of the machine, over Unix sockets in the abstract namespace.
+//!
+//! What is not here: what a message means (`post`). Invariant: sending never blocks; messages from one process to another arrive in
+//! the order in which they were sent, or not at all once the receiver is dead.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
+
+use crate::abi::{Code, Result, fail};
+use crate::mailbox::{Bytes, Channel, Slot};
+
+/// Where a process listens.
+pub(crate) type Address = String;
+
+struct Frame {
+    slot: Slot,
+    bytes: Bytes,
+}
+
+static OWN: OnceLock<Address> = OnceLock::new();
+static OPENING: Mutex<()> = Mutex::new(());
+static PEERS: LazyLock<Mutex<HashMap<Address, Sender<Frame>>>> = LazyLock::new(Mutex::default);
+
+fn system<T>(what: &str, error: &io::Error) -> Result<T> {
+    fail(Code::SystemError, format!("{what}: {error}"))
+}
+
+/// The address of this process; it listens from the first call on.
+pub(crate) fn own() -> Result<&'static Address> {
+    let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(own) = OWN.get() {
+        return Ok(own);
+    }
+    let address = format!("peerweave-fake-nccl-{}-{:016x}", std::process::id(), crate::random::word());
+    let listener = match SocketAddr::from_abstract_name(&address).and_then(|name| UnixListener::bind_addr(&name)) {
+        Ok(listener) => listener,
+        Err(error) => return system("listening for other processes", &error),
+    };
+    let accept = move || {
+        for stream in listener.incoming().flatten() {
+            let _ = std::thread::Builder::new().name("fake-nccl-read".into()).spawn(move || read_all(stream));
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("fake-nccl-accept".into()).spawn(accept) {
+        return system("starting the listener's thread", &error);
+    }
+    Ok(OWN.get_or_init(|| address))
+}
+
+fn read_all(mut stream: UnixStream) {
+    let Ok(sender) = read_block(&mut stream).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()) else { return };
+    while let Ok(slot) = read_slot(&mut stream) {
+        let Ok(bytes) = read_block(&mut stream) else { break };
+        crate::post::arrived(slot, bytes.into());
+    }
+    crate::post::process_died(&sender);
+}
+
+fn read_block(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+    let mut length = [0; 8];
+    stream.read_exact(&mut length)?;
+    let length = usize::try_from(u64::from_le_bytes(length)).map_err(io::Error::other)?;
+    let mut bytes = vec![0; length];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn read_slot(stream: &mut UnixStream) -> io::Result<Slot> {
+    let mut comm = [0; 16];
+    let mut ranks = [[0; 4]; 2];
+    let mut channel = [0; 1];
+    let mut tag = [0; 8];
+    stream.read_exact(&mut comm)?;
+    stream.read_exact(&mut ranks[0])?;
+    stream.read_exact(&mut ranks[1])?;
+    stream.read_exact(&mut channel)?;
+    stream.read_exact(&mut tag)?;
+    let channel = Channel::from_number(channel[0]).ok_or_else(|| io::Error::other("an unknown channel"))?;
+    Ok(Slot {
+        comm: u128::from_le_bytes(comm),
+        to: i32::from_le_bytes(ranks[0]),
+        from: i32::from_le_bytes(ranks[1]),
+        channel,
+        tag: u64::from_le_bytes(tag),
+    })
+}
+
+fn write_frame(stream: &mut UnixStream, frame: &Frame) -> io::Result<()> {
+    let slot = &frame.slot;
+    let mut head = Vec::with_capacity(41);
+    head.extend_from_slice(&slot.comm.to_le_bytes());
+    head.extend_from_slice(&slot.to.to_le_bytes());
+    head.extend_from_slice(&slot.from.to_le_bytes());
+    head.push(slot.channel as u8);
+    head.extend_from_slice(&slot.tag.to_le_bytes());
+    head.extend_from_slice(&(frame.bytes.len() as u64).to_le_bytes());
+    stream.write_all(&head)?;
+    stream.write_all(&frame.bytes)
+}
+
+fn connect(address: &Address) -> Result<Sender<Frame>> {
+    let own = own()?.clone();
+    let mut stream = match SocketAddr::from_abstract_name(address).and_then(|name| UnixStream::connect_addr(&name)) {
+        Ok(stream) => stream,
+        Err(error) => return fail(Code::RemoteError, format!("connecting to the process at {address}: {error}")),
+    };
+    let (sender, frames) = mpsc::channel::<Frame>();
+    let write = move || {
+        let mut hello = (own.len() as u64).to_le_bytes().to_vec();
+        hello.extend_from_slice(own.as_bytes());
+        let mut alive = stream.write_all(&hello).is_ok();
+        for frame in frames {
+            alive = alive && write_frame(&mut stream, &frame).is_ok();
+        }
+    };
+    match std::thread::Builder::new().name("fake-nccl-write".into()).spawn(write) {
+        Ok(_) => Ok(sender),
+        Err(error) => system("starting a writer's thread", &error),
+    }
+}
+
+/// Sends a message to another process.
+pub(crate) fn send(address: &Address, slot: Slot, bytes: Bytes) -> Result {
+    let mut peers = PEERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if !peers.contains_key(address) {
+        let sender = connect(address)?;
+        peers.insert(address.clone(), sender);
+    }
+    // A writer's thread ends only with this map's entry, so that the message is always taken.
+    let _ = peers[address].send(Frame { slot, bytes });
+    Ok(())
+}
