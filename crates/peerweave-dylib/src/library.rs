@@ -47,7 +47,7 @@ impl Library {
             };
         // SAFETY: loading runs the library's initialisers. Which library that is was chosen by who runs the program (a variable, its
         // Python, the system), who vouches for it as for the program itself.
-        let library = unsafe { unix::Library::open(Some(file), flags) }.map_err(|error| words_of(&error))?;
+        let library = unsafe { unix::Library::open(Some(file), flags) }.map_err(|error| words_of(&error, file))?;
         let handle = NonNull::new(library.into_raw()).ok_or("the dynamic linker gave no handle")?;
         let path = path_of(handle).unwrap_or_else(|| file.to_path_buf());
         tracing::debug!(product, path = %path.display(), "library loaded");
@@ -80,10 +80,14 @@ impl Library {
     }
 }
 
-/// What the dynamic linker said, without the words around it.
-fn words_of(error: &libloading::Error) -> String {
+/// What the dynamic linker said, without the words around it and without the name that it repeats.
+fn words_of(error: &libloading::Error, file: &Path) -> String {
     use std::error::Error as _;
-    error.source().map_or_else(|| error.to_string(), |source| source.to_string())
+    let words = error.source().map_or_else(|| error.to_string(), |source| source.to_string());
+    match words.strip_prefix(&format!("{}: ", file.display())) {
+        Some(rest) => rest.to_owned(),
+        None => words,
+    }
 }
 
 /// The head of the dynamic linker's record of a library, as `<link.h>` declares it.
