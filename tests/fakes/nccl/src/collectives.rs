@@ -1,0 +1,154 @@
+//! The collectives and point-to-point calls: their argument checks, and the operation each makes.
+//!
+//! What is not here: running it (`execute`). Invariant: what NCCL refuses is refused with its code, before anything is enqueued.
+
+use core::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering;
+
+use crate::abi::{CollConfig, Result, Stream, invalid};
+use crate::comm::{Comm, CommPtr, not_null};
+use crate::compute::{DType, Op};
+use crate::execute::{Collective, Item, Kind, Work};
+use crate::{call, config, counters, group, redop, settings};
+
+/// What every collective has; those without a root or an operator have zero there.
+struct Call {
+    kind: Kind,
+    send: *const c_void,
+    receive: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    op: Option<c_int>,
+    root: c_int,
+    comm: CommPtr,
+    stream: Stream,
+}
+
+fn submit(comm: &'static Comm, stream: Stream, work: Work, event: Option<usize>) -> Result {
+    let item = Item { work, effect: call::take_effect() };
+    group::submit(group::Operation { comm, stream: stream.expose_provenance(), item, event })
+}
+
+fn check_peer(comm: &Comm, peer: c_int, what: &str) -> Result {
+    let ranks = comm.who().ranks();
+    if peer < 0 || peer >= ranks {
+        return invalid(format!("invalid {what} {peer} ({what} should be in the 0..{ranks} range)"));
+    }
+    Ok(())
+}
+
+fn collective(call: Call, config: Option<*const CollConfig>) -> Result {
+    counters::COLLECTIVES.fetch_add(1, Ordering::Relaxed);
+    if settings::get().noop {
+        return Ok(());
+    }
+    let comm = call.comm.usable()?;
+    let event = match config {
+        Some(config) => config::read_call(config, comm.config.max_ctas)?,
+        None => None,
+    };
+    check_peer(comm, call.root, "root")?;
+    let dtype = DType::from_number(call.dtype)?;
+    let op = call.op.map_or(Ok(Op::Sum), |op| redop::resolve(comm, op, dtype))?;
+    let ranks = comm.who().ranks() as usize;
+    if call.count.checked_mul(dtype.size()).and_then(|bytes| bytes.checked_mul(ranks)).is_none() {
+        return invalid(format!("count {} is too big", call.count));
+    }
+    if call.count == 0 {
+        return Ok(());
+    }
+    let me = comm.who().rank;
+    let reads = !matches!(call.kind, Kind::Broadcast | Kind::Scatter) || me == call.root;
+    let writes = !matches!(call.kind, Kind::Reduce | Kind::Gather) || me == call.root;
+    if reads {
+        not_null(call.send, "sendbuff")?;
+    }
+    if writes {
+        not_null(call.receive, "recvbuff")?;
+    }
+    let (send, receive) = (call.send.expose_provenance(), call.receive.expose_provenance());
+    let work = Collective { kind: call.kind, send, receive, count: call.count, dtype, op, root: call.root };
+    submit(comm, call.stream, Work::Collective(work), event)
+}
+
+macro_rules! collectives {
+    ($($(#[$doc:meta])* $kind:ident: $name:ident, $with_config:ident ($($extra:ident),*), $op:expr, $root:expr;)*) => {
+        exports! {$(
+            $(#[$doc])*
+            fn $name(sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: c_int, $($extra: c_int,)*
+                comm: CommPtr, stream: Stream) {
+                let call = Call { kind: Kind::$kind, send: sendbuff, receive: recvbuff, count, dtype: datatype, op: $op, root: $root,
+                    comm, stream };
+                collective(call, None)
+            }
+
+            /// The same with a configuration of the call.
+            fn $with_config(sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: c_int, $($extra: c_int,)*
+                comm: CommPtr, stream: Stream, config: *const CollConfig) {
+                let call = Call { kind: Kind::$kind, send: sendbuff, receive: recvbuff, count, dtype: datatype, op: $op, root: $root,
+                    comm, stream };
+                collective(call, Some(config))
+            }
+        )*}
+    };
+}
+
+collectives! {
+    /// Reduces everybody's values to everybody.
+    AllReduce: ncclAllReduce, ncclAllReduceConfig(op), Some(op), 0;
+    /// Reduces everybody's values to the root.
+    Reduce: ncclReduce, ncclReduceConfig(op, root), Some(op), root;
+    /// Copies the root's values to everybody.
+    Broadcast: ncclBroadcast, ncclBroadcastConfig(root), None, root;
+    /// Gathers everybody's values at everybody.
+    AllGather: ncclAllGather, ncclAllGatherConfig(), None, 0;
+    /// Reduces everybody's values and leaves each a part.
+    ReduceScatter: ncclReduceScatter, ncclReduceScatterConfig(op), Some(op), 0;
+    /// Exchanges a part with each.
+    AllToAll: ncclAlltoAll, ncclAlltoAllConfig(), None, 0;
+    /// Gathers everybody's values at the root.
+    Gather: ncclGather, ncclGatherConfig(root), None, root;
+    /// Gives each a part of the root's values.
+    Scatter: ncclScatter, ncclScatterConfig(root), None, root;
+}
+
+/// The bytes of a point-to-point call that was checked, or none where the call does nothing.
+fn point_to_point(comm: CommPtr, buffer: *const c_void, count: usize, datatype: c_int, peer: c_int) -> Result<Option<(&'static Comm, usize)>> {
+    counters::COLLECTIVES.fetch_add(1, Ordering::Relaxed);
+    if settings::get().noop {
+        return Ok(None);
+    }
+    let comm = comm.usable()?;
+    check_peer(comm, peer, "peer")?;
+    let Some(bytes) = DType::from_number(datatype)?.size().checked_mul(count) else {
+        return invalid(format!("count {count} is too big"));
+    };
+    if bytes > 0 {
+        not_null(buffer, "buffer")?;
+    }
+    Ok(Some((comm, bytes)))
+}
+
+exports! {
+    /// The old form of broadcast, in place.
+    fn ncclBcast(buff: *mut c_void, count: usize, datatype: c_int, root: c_int, comm: CommPtr, stream: Stream) {
+        let kind = Kind::Broadcast;
+        collective(Call { kind, send: buff, receive: buff, count, dtype: datatype, op: None, root, comm, stream }, None)
+    }
+
+    /// Sends to a rank, which must receive as much.
+    fn ncclSend(sendbuff: *const c_void, count: usize, datatype: c_int, peer: c_int, comm: CommPtr, stream: Stream) {
+        match point_to_point(comm, sendbuff, count, datatype, peer)? {
+            Some((comm, bytes)) => submit(comm, stream, Work::Send { from: sendbuff.expose_provenance(), bytes, peer }, None),
+            None => Ok(()),
+        }
+    }
+
+    /// Receives from a rank.
+    fn ncclRecv(recvbuff: *mut c_void, count: usize, datatype: c_int, peer: c_int, comm: CommPtr, stream: Stream) {
+        match point_to_point(comm, recvbuff, count, datatype, peer)? {
+            Some((comm, bytes)) => submit(comm, stream, Work::Receive { to: recvbuff.expose_provenance(), bytes, peer }, None),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Groups: what is called between `ncclGroupStart` and the outermost `ncclGroupEnd` is done together; a call outside is a group of one.
+//!
+//! What is not here: what a job or an operation does. Invariant: after a call failed inside a group, nothing of the group is launched.
+
+use core::ffi::c_int;
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+
+use crate::abi::{Code, Fail, Header, Result, SIM_MAGIC, SimInfo, fail, invalid, misuse};
+use crate::comm::{Comm, CommPtr, Out, not_null};
+use crate::execute::{Item, Launch, Work, forget, run_again, run_once};
+use crate::{config, driver, errors, mailbox};
+
+/// A communicator that is to be made.
+pub(crate) struct Job {
+    /// The new communicator; none for a rank that takes part without getting one.
+    pub(crate) comm: Option<&'static Comm>,
+    /// The one it is made from.
+    pub(crate) parent: Option<&'static Comm>,
+    /// Where the program keeps its handle.
+    pub(crate) handle: Out<CommPtr>,
+    /// Meets the other ranks.
+    pub(crate) run: Box<dyn FnOnce() -> Result + Send>,
+}
+
+/// An operation that waits for the group's end.
+pub(crate) struct Operation {
+    pub(crate) comm: &'static Comm,
+    pub(crate) stream: usize,
+    pub(crate) item: Item,
+    /// To record when it is launched.
+    pub(crate) event: Option<usize>,
+}
+
+#[derive(Default)]
+struct Group {
+    depth: u32,
+    error: Option<Code>,
+    jobs: Vec<Job>,
+    operations: Vec<Operation>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = RefCell::default();
+}
+
+/// Remembers that a call inside the group failed.
+pub(crate) fn note(code: Code) {
+    GROUP.with_borrow_mut(|group| {
+        if group.depth > 0 && group.error.is_none() {
+            group.error = Some(code);
+        }
+    });
+}
+
+/// A fault was injected into a call before its body ran: an end of a group still ends it.
+pub(crate) fn on_injected(function: &str) {
+    if matches!(function, "ncclGroupEnd" | "ncclGroupSimulateEnd") {
+        let group = GROUP.take();
+        group.jobs.into_iter().for_each(give_up);
+    }
+}
+
+/// Adds a job; outside a group it is done now.
+pub(crate) fn submit_job(job: Job) -> Result {
+    let alone = GROUP.with_borrow_mut(|group| {
+        if group.depth > 0 {
+            group.jobs.push(job);
+            None
+        } else {
+            Some(job)
+        }
+    });
+    alone.map_or(Ok(()), |job| finish(vec![job], Vec::new()))
+}
+
+/// Adds an operation; outside a group it is launched now.
+pub(crate) fn submit(operation: Operation) -> Result {
+    let alone = GROUP.with_borrow_mut(|group| {
+        if group.depth > 0 {
+            group.operations.push(operation);
+            None
+        } else {
+            Some(operation)
+        }
+    });
+    alone.map_or(Ok(()), |operation| finish(Vec::new(), vec![operation]))
+}
+
+/// A job that is not done: its communicator never comes into being.
+fn give_up(job: Job) {
+    if let Some(comm) = job.comm {
+        job.handle.set(CommPtr::NULL);
+        comm.abort();
+        comm.release();
+    }
+}
+
+fn finish(jobs: Vec<Job>, operations: Vec<Operation>) -> Result {
+    let mut all: Vec<&'static Comm> = operations.iter().map(|operation| operation.comm).collect();
+    for job in &jobs {
+        all.extend(job.parent);
+        all.extend(job.comm);
+    }
+    // A job's new communicator decides, and a parent only where there is none, as in NCCL.
+    let deciding = jobs.iter().filter_map(|job| job.comm.or(job.parent)).chain(operations.iter().map(|operation| operation.comm));
+    let blocking: Vec<bool> = deciding.map(|comm| comm.config.blocking).collect();
+    if blocking.windows(2).any(|pair| pair[0] != pair[1]) {
+        jobs.into_iter().for_each(give_up);
+        return misuse("Blocking and nonblocking communicators are not allowed in the same group");
+    }
+    if let Err(failure) = check_sends_to_self(&operations) {
+        jobs.into_iter().for_each(give_up);
+        return Err(failure);
+    }
+    let Some(first) = blocking.first() else { return Ok(()) };
+    if *first {
+        run_jobs(jobs, true)?;
+        return launch(operations);
+    }
+    for comm in &all {
+        comm.pending.fetch_add(1, Ordering::AcqRel);
+    }
+    let work = move || {
+        let result = run_jobs(jobs, false).and_then(|()| launch(operations));
+        for comm in all {
+            if let Err(failure) = &result {
+                errors::set(&failure.text);
+                comm.set_async_error(failure.code);
+            }
+            comm.pending.fetch_sub(1, Ordering::AcqRel);
+        }
+        mailbox::interrupt();
+    };
+    match std::thread::Builder::new().name("fake-nccl-group".into()).spawn(work) {
+        Ok(_) => fail(Code::InProgress, ""),
+        Err(error) => fail(Code::SystemError, format!("starting a thread: {error}")),
+    }
+}
+
+/// Every job in a thread of its own, since ranks of one communicator may be made by one thread.
+fn run_jobs(jobs: Vec<Job>, blocking: bool) -> Result {
+    let mut running = Vec::new();
+    for job in jobs {
+        let (comm, handle) = (job.comm, job.handle);
+        running.push((comm, handle, std::thread::spawn(job.run)));
+    }
+    let mut result = Ok(());
+    for (comm, handle, thread) in running {
+        let done = thread.join().unwrap_or_else(|_| {
+            eprintln!("fake nccl: a job panicked");
+            std::process::abort()
+        });
+        if done.is_err() && blocking {
+            if let Some(comm) = comm {
+                handle.set(CommPtr::NULL);
+                comm.abort();
+                comm.release();
+            }
+        }
+        result = result.and(done);
+    }
+    result
+}
+
+/// A send to this very rank without a receive in the same group would wait for itself.
+fn check_sends_to_self(operations: &[Operation]) -> Result {
+    for operation in operations {
+        let me = operation.comm.who().rank;
+        let count = |wanted: fn(&Work) -> Option<i32>| {
+            let same = operations.iter().filter(|other| std::ptr::eq(other.comm, operation.comm));
+            same.filter(|other| wanted(&other.item.work) == Some(me)).count()
+        };
+        let sends = count(|work| if let Work::Send { peer, .. } = work { Some(*peer) } else { None });
+        let receives = count(|work| if let Work::Receive { peer, .. } = work { Some(*peer) } else { None });
+        if sends > receives {
+            return misuse("Trying to send to self without a matching recv");
+        }
+        if receives > sends {
+            return misuse("Trying to recv to self without a matching send");
+        }
+    }
+    Ok(())
+}
+
+/// Gives each communicator's operations to its stream; if there are several streams, they wait for each other as in NCCL.
+fn launch(operations: Vec<Operation>) -> Result {
+    let mut parts: Vec<(&'static Comm, Vec<Operation>)> = Vec::new();
+    for operation in operations {
+        match parts.iter_mut().find(|(comm, _)| std::ptr::eq(*comm, operation.comm)) {
+            Some((_, part)) => part.push(operation),
+            None => parts.push((operation.comm, vec![operation])),
+        }
+    }
+    for (comm, part) in parts {
+        driver::with_context(comm.context, || launch_part(comm, part))?;
+    }
+    Ok(())
+}
+
+fn launch_part(comm: &'static Comm, part: Vec<Operation>) -> Result {
+    let stream = part[0].stream;
+    let mut others: Vec<usize> = part.iter().map(|operation| operation.stream).filter(|other| *other != stream).collect();
+    others.sort_unstable();
+    others.dedup();
+    for other in &others {
+        driver::join(*other, stream)?;
+    }
+    let events: Vec<usize> = part.iter().filter_map(|operation| operation.event).collect();
+    let items = part.into_iter().map(|operation| operation.item).collect();
+    if driver::is_capturing(stream)? {
+        let launch = Box::into_raw(Box::new(Launch { comm, items, turn: None })).cast();
+        comm.persistent.fetch_add(1, Ordering::AcqRel);
+        if let Err(failure) = driver::keep_in_graph(stream, launch, forget) {
+            forget(launch);
+            return Err(failure);
+        }
+        driver::launch(stream, run_again, launch)?;
+    } else {
+        // The lock is held over the launch, so that turns are given in the order of the streams.
+        let mut state = comm.state();
+        let turn = state.launched;
+        let launch = Box::into_raw(Box::new(Launch { comm, items, turn: Some(turn) })).cast();
+        if let Err(failure) = driver::launch(stream, run_once, launch) {
+            // SAFETY: the driver refused it, so that nobody else has it.
+            drop(unsafe { Box::from_raw(launch.cast::<Launch>()) });
+            return Err(failure);
+        }
+        state.launched = turn + 1;
+    }
+    for event in events {
+        driver::record(event, stream)?;
+    }
+    for other in others {
+        driver::join(stream, other)?;
+    }
+    Ok(())
+}
+
+fn end(simulate: Option<*mut SimInfo>) -> Result {
+    let group = GROUP.with_borrow_mut(|group| {
+        if group.depth == 0 {
+            return misuse("ncclGroupEnd: not in a group call.");
+        }
+        group.depth -= 1;
+        Ok(if group.depth == 0 { Some(std::mem::take(group)) } else { None })
+    })?;
+    let Some(group) = group else { return Ok(()) };
+    if let Some(code) = group.error {
+        group.jobs.into_iter().for_each(give_up);
+        return Err(Fail { code, text: "a call inside the group failed".into() });
+    }
+    let Some(info) = simulate else { return finish(group.jobs, group.operations) };
+    if !info.is_null() {
+        let bytes: usize = group.operations.iter().map(|operation| operation.item.work.bytes()).sum();
+        // SAFETY: the caller checked its header, and NCCL's caller promises the struct.
+        unsafe { (*info).estimated_time = 1.0 + bytes as f32 / 1e4 };
+    }
+    Ok(())
+}
+
+impl Work {
+    /// How many bytes this rank gives or takes.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Collective(collective) => collective.count * collective.dtype.size(),
+            Self::Send { bytes, .. } | Self::Receive { bytes, .. } => *bytes,
+            Self::OneSided(_) => 0,
+        }
+    }
+}
+
+exports! {
+    /// Begins a group, or one more level of it.
+    fn ncclGroupStart() {
+        GROUP.with_borrow_mut(|group| group.depth += 1);
+        Ok(())
+    }
+
+    /// Ends a level; the outermost end does everything.
+    fn ncclGroupEnd() {
+        end(None)
+    }
+
+    /// Ends a level; the outermost end does nothing but say how long it would have taken, in microseconds.
+    fn ncclGroupSimulateEnd(sim_info: *mut SimInfo) {
+        not_null(sim_info, "simInfo").and_then(|()| {
+            // SAFETY: the pointer is not null, and every version's struct begins with this header.
+            let header = unsafe { sim_info.cast::<Header>().read() };
+            if header.size < size_of::<SimInfo>() {
+                return invalid(format!("ncclSimInfo_t has {} bytes", header.size));
+            }
+            config::check_header(&header, SIM_MAGIC, "ncclSimInfo_t")
+        })?;
+        end(Some(sim_info))
+    }
+}
+
+/// How deep the calling thread is in groups.
+#[unsafe(no_mangle)]
+extern "C" fn peerweave_fake_nccl_group_depth() -> c_int {
+    GROUP.with_borrow(|group| group.depth as c_int)
+}

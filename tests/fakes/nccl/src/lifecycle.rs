@@ -1,0 +1,201 @@
+//! How communicators are made from unique ids, and how they end.
+//!
+//! What is not here: communicators made from others (`derive`). Invariant: the handle is given out before the ranks have met, so that
+//! a non-blocking program can abort an initialisation.
+
+use core::ffi::c_int;
+
+use crate::abi::{ConfigStruct, Result, UniqueId, fail, invalid, misuse, Code};
+use crate::bootstrap::{self, Members};
+use crate::comm::{Comm, CommPtr, Out, not_null, undefined};
+use crate::config::{self, Config};
+use crate::{driver, group, mailbox, settings, wire};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Waits as the test wants an initialisation of this rank to wait.
+pub(crate) fn init_faults(comm: &Comm, rank: i32) -> Result {
+    let settings = settings::get();
+    let stopped = || comm.stopped();
+    if settings.init_slow_ms > 0 {
+        mailbox::wait_until(&stopped, Some(Duration::from_millis(settings.init_slow_ms)));
+    }
+    if settings.init_stuck.is_some_and(|only| only.is_none_or(|only| only == rank)) {
+        mailbox::wait_until(&stopped, None);
+    }
+    if comm.stopped() { fail(Code::InternalError, "initialisation was aborted") } else { Ok(()) }
+}
+
+/// Gives out the handle of a communicator whose members a job will find.
+pub(crate) fn start(
+    newcomm: *mut CommPtr,
+    comm: &'static Comm,
+    parent: Option<&'static Comm>,
+    rank: i32,
+    find: impl FnOnce(&'static Comm) -> Result<Members> + Send + 'static,
+) -> Result {
+    let handle = Out(newcomm);
+    handle.set(comm.handle());
+    let run = move || {
+        init_faults(comm, rank)?;
+        let members = find(comm)?;
+        let _ = comm.members.set(members);
+        Ok(())
+    };
+    group::submit_job(group::Job { comm: Some(comm), parent, handle, run: Box::new(run) })
+}
+
+fn init_rank(newcomm: *mut CommPtr, ranks: c_int, id: UniqueId, rank: c_int, config: Config) -> Result {
+    not_null(newcomm, "newcomm")?;
+    let device = driver::current_device()?;
+    if ranks < 1 || rank < 0 || rank >= ranks {
+        return invalid(format!("Invalid rank requested : {rank}/{ranks}"));
+    }
+    bootstrap::check_id(&id)?;
+    let comm = Comm::new(device, config);
+    start(newcomm, comm, None, rank, move |comm| bootstrap::join(&id, ranks, rank, comm.device, &|| comm.stopped()))
+}
+
+fn destroy(comm: CommPtr) -> Result {
+    if comm.is_null() {
+        return Ok(());
+    }
+    let comm = comm.get()?;
+    match comm.async_state() {
+        Code::Success => {}
+        Code::InProgress => return invalid("Attempt to use communicator before the previous operation returned ncclSuccess"),
+        code => return fail(code, "the communicator has an asynchronous error: abort it"),
+    }
+    comm.drain();
+    wait_for_graphs(comm);
+    comm.release();
+    Ok(())
+}
+
+/// NCCL waits for ever until the graphs that hold its operations are gone; this ends the process with the reason.
+fn wait_for_graphs(comm: &Comm) {
+    let gone = || comm.persistent.load(Ordering::Acquire) == 0;
+    if !mailbox::wait_until(&gone, Some(Duration::from_secs(5))) {
+        undefined("a communicator ends while captured graphs still hold its operations: NCCL would wait for ever");
+    }
+}
+
+exports! {
+    /// Makes an id; this process serves it.
+    fn ncclGetUniqueId(unique_id: *mut UniqueId) {
+        not_null(unique_id, "uniqueId")?;
+        Out(unique_id).set(bootstrap::make_id()?);
+        Ok(())
+    }
+
+    /// Makes a rank's communicator.
+    fn ncclCommInitRank(comm: *mut CommPtr, nranks: c_int, comm_id: UniqueId, rank: c_int) {
+        init_rank(comm, nranks, comm_id, rank, Config::DEFAULT)
+    }
+
+    /// The same with a configuration.
+    fn ncclCommInitRankConfig(comm: *mut CommPtr, nranks: c_int, comm_id: UniqueId, rank: c_int, config: *const ConfigStruct) {
+        init_rank(comm, nranks, comm_id, rank, config::read(config, Config::DEFAULT)?)
+    }
+
+    /// The same with several ids, of which the first is used.
+    fn ncclCommInitRankScalable(newcomm: *mut CommPtr, nranks: c_int, myrank: c_int, n_id: c_int, comm_ids: *const UniqueId,
+        config: *const ConfigStruct) {
+        if n_id < 1 || n_id > nranks {
+            return invalid(format!("improper usage of ncclCommInitRankScalable: nId = {n_id}, nranks = {nranks}"));
+        }
+        not_null(comm_ids, "commId")?;
+        // SAFETY: the program promises so many ids there.
+        let ids = unsafe { std::slice::from_raw_parts(comm_ids, n_id as usize) };
+        for id in ids {
+            bootstrap::check_id(id)?;
+        }
+        init_rank(newcomm, nranks, ids[0], myrank, config::read(config, Config::DEFAULT)?)
+    }
+
+    /// Makes the communicators of all devices of this process.
+    fn ncclCommInitAll(comms: *mut CommPtr, ndev: c_int, devlist: *const c_int) {
+        not_null(comms, "comms")?;
+        if ndev < 0 {
+            return invalid(format!("Invalid device count requested : {ndev}"));
+        }
+        let available = driver::device_count()?;
+        let mut devices = Vec::new();
+        for index in 0..ndev {
+            // SAFETY: the program promises `ndev` devices if it gives a list.
+            let device = if devlist.is_null() { index } else { unsafe { devlist.add(index as usize).read() } };
+            if device < 0 || device >= available {
+                return fail(Code::UnhandledCudaError, format!("Cuda failure 101 'invalid device ordinal': {device}"));
+            }
+            if devices.contains(&device) {
+                return misuse(format!("device {device} is listed twice"));
+            }
+            devices.push(device);
+        }
+        let id = crate::random::wide();
+        let addresses = vec![wire::own()?.clone(); devices.len()];
+        for (rank, device) in devices.iter().enumerate() {
+            let comm = Comm::new(driver::device_of_ordinal(*device)?, Config::DEFAULT);
+            let members = Members { id, rank: rank as i32, addresses: addresses.clone(), devices: devices.clone() };
+            init_faults(comm, members.rank)?;
+            let _ = comm.members.set(members);
+            // SAFETY: the program promises room for `ndev` handles.
+            Out(unsafe { comms.add(rank) }).set(comm.handle());
+        }
+        Ok(())
+    }
+
+    /// Waits until everything that was launched is complete; only ending it is allowed after.
+    fn ncclCommFinalize(comm: CommPtr) {
+        let comm = comm.ready()?;
+        if comm.revoked.load(Ordering::Acquire) {
+            return misuse("a revoked communicator cannot be finalized");
+        }
+        if std::mem::replace(&mut comm.state().finalized, true) {
+            return invalid("the communicator has already been finalized");
+        }
+        if comm.config.blocking {
+            comm.drain();
+            return Ok(());
+        }
+        comm.pending.fetch_add(1, Ordering::AcqRel);
+        std::thread::spawn(move || {
+            comm.drain();
+            comm.pending.fetch_sub(1, Ordering::AcqRel);
+            mailbox::interrupt();
+        });
+        crate::abi::in_progress()
+    }
+
+    /// Ends a communicator after everything that was launched is complete.
+    fn ncclCommDestroy(comm: CommPtr) {
+        destroy(comm)
+    }
+
+    /// Ends a communicator now, and whatever runs on it.
+    fn ncclCommAbort(comm: CommPtr) {
+        if comm.is_null() {
+            return Ok(());
+        }
+        let comm = comm.get()?;
+        comm.abort();
+        mailbox::wait_until(&|| !comm.state().running && comm.pending.load(Ordering::Acquire) == 0, None);
+        wait_for_graphs(comm);
+        comm.release();
+        Ok(())
+    }
+
+    /// Ends whatever runs; the communicator can then only be ended, split or shrunk.
+    fn ncclCommRevoke(comm: CommPtr, revoke_flags: c_int) {
+        let comm = comm.get()?;
+        if revoke_flags != 0 {
+            return invalid(format!("invalid revoke flags {revoke_flags}"));
+        }
+        if comm.revoked.swap(true, Ordering::AcqRel) {
+            return misuse("the communicator was revoked before");
+        }
+        mailbox::interrupt();
+        mailbox::wait_until(&|| !comm.state().running, None);
+        Ok(())
+    }
+}

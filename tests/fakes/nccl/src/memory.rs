@@ -1,0 +1,85 @@
+//! `ncclMemAlloc` and registered buffers.
+//!
+//! What is not here: windows. Invariant: what is freed or deregistered was allocated or registered before, by its start or handle.
+
+use core::ffi::c_void;
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use crate::abi::{Result, invalid};
+use crate::comm::{CommPtr, Out, not_null};
+use crate::driver;
+
+static ALLOCATIONS: LazyLock<Mutex<HashMap<usize, usize>>> = LazyLock::new(Mutex::default);
+
+fn allocations() -> MutexGuard<'static, HashMap<usize, usize>> {
+    ALLOCATIONS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many allocations there are, and their bytes.
+pub(crate) fn count() -> (i64, i64) {
+    let all = allocations();
+    (all.len() as i64, all.values().sum::<usize>() as i64)
+}
+
+/// NCCL rounds up to the granularity of physical memory; so much is enough for its alignments here.
+const GRANULARITY: usize = 2 << 20;
+
+exports! {
+    /// Allocates memory of the current device, aligned for windows.
+    fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) {
+        if ptr.is_null() || size == 0 {
+            return invalid("ncclMemAlloc: a null pointer or no bytes");
+        }
+        let bytes = size.next_multiple_of(GRANULARITY);
+        let pointer = driver::allocate(bytes)?;
+        allocations().insert(pointer, bytes);
+        Out(ptr).set(std::ptr::with_exposed_provenance_mut(pointer));
+        Ok(())
+    }
+
+    /// Gives it back.
+    fn ncclMemFree(ptr: *mut c_void) {
+        if ptr.is_null() {
+            return Ok(());
+        }
+        if allocations().remove(&ptr.addr()).is_none() {
+            return invalid("ncclMemFree: not memory of ncclMemAlloc");
+        }
+        driver::free(ptr.addr())
+    }
+
+    /// Registers a buffer of a communicator.
+    fn ncclCommRegister(comm: CommPtr, buff: *mut c_void, size: usize, handle: *mut *mut c_void) {
+        let comm = comm.ready()?;
+        not_null(buff, "buff")?;
+        not_null(handle, "handle")?;
+        if size == 0 {
+            return invalid("ncclCommRegister: no bytes");
+        }
+        let token = Box::into_raw(Box::new(buff.addr()));
+        comm.state().registered.insert(token.expose_provenance(), size);
+        Out(handle).set(token.cast());
+        Ok(())
+    }
+
+    /// Forgets it.
+    fn ncclCommDeregister(comm: CommPtr, handle: *mut c_void) {
+        let comm = comm.ready()?;
+        if comm.state().registered.remove(&handle.addr()).is_none() {
+            return invalid("Deregister: handle is not valid");
+        }
+        // SAFETY: the handle was made by `ncclCommRegister` and is forgotten only once.
+        drop(unsafe { Box::from_raw(handle.cast::<usize>()) });
+        Ok(())
+    }
+}
+
+/// Forgets a communicator's registered buffers, whose handles die with it.
+pub(crate) fn forget_all(registered: HashMap<usize, usize>) -> Result {
+    for handle in registered.into_keys() {
+        // SAFETY: the handle was made by `ncclCommRegister` and is in no map any more.
+        drop(unsafe { Box::from_raw(std::ptr::with_exposed_provenance_mut::<usize>(handle)) });
+    }
+    Ok(())
+}

@@ -1,0 +1,82 @@
+//! What a program may ask of the library and of a communicator.
+//!
+//! What is not here: the properties for kernels (`device_comm`). Invariant: an answer that depends on the ranks is given only once they
+//! have met.
+
+use core::ffi::c_int;
+
+use crate::abi::{EncryptionConfig, Header, MAGIC, Result, invalid};
+use crate::comm::{CommPtr, Out, not_null};
+use crate::{config, settings};
+
+exports! {
+    /// The version that is pretended.
+    fn ncclGetVersion(version: *mut c_int) {
+        not_null(version, "version")?;
+        Out(version).set(settings::get().version);
+        Ok(())
+    }
+
+    /// What went wrong on a communicator since, or whether something is under way.
+    fn ncclCommGetAsyncError(comm: CommPtr, async_error: *mut c_int) {
+        let comm = comm.get()?;
+        not_null(async_error, "asyncError")?;
+        Out(async_error).set(comm.async_state() as c_int);
+        Ok(())
+    }
+
+    /// How many ranks there are.
+    fn ncclCommCount(comm: CommPtr, count: *mut c_int) {
+        let comm = comm.ready()?;
+        not_null(count, "count")?;
+        Out(count).set(comm.who().ranks());
+        Ok(())
+    }
+
+    /// The device's ordinal.
+    fn ncclCommCuDevice(comm: CommPtr, device: *mut c_int) {
+        let comm = comm.ready()?;
+        not_null(device, "device")?;
+        Out(device).set(comm.device);
+        Ok(())
+    }
+
+    /// This rank.
+    fn ncclCommUserRank(comm: CommPtr, rank: *mut c_int) {
+        let comm = comm.ready()?;
+        not_null(rank, "rank")?;
+        Out(rank).set(comm.who().rank);
+        Ok(())
+    }
+
+    /// Sets how the processes' own connections are encrypted; connections within a machine's memory need none.
+    fn ncclSetEncryption(config: *const EncryptionConfig) {
+        not_null(config, "config")?;
+        // SAFETY: the pointer is not null, and every version's struct begins with this header.
+        let header = unsafe { config.cast::<Header>().read() };
+        config::check_header(&header, MAGIC, "ncclEncryptionConfig_t")?;
+        if header.size < size_of::<EncryptionConfig>() {
+            return invalid(format!("ncclEncryptionConfig_t has {} bytes", header.size));
+        }
+        // SAFETY: the struct is as long as this library's.
+        let config = unsafe { &*config };
+        match config.mode {
+            0 => Ok(()),
+            1 if config.psk.is_null() => invalid("encryption with a key needs the key"),
+            1 => Ok(()),
+            mode => invalid(format!("unknown encryption mode {mode}")),
+        }
+    }
+}
+
+/// Reads the logging variables again: this library has none.
+#[unsafe(no_mangle)]
+extern "C" fn ncclResetDebugInit() {
+    crate::log::line("ncclResetDebugInit()");
+}
+
+/// The same, under the name that the header does not have.
+#[unsafe(no_mangle)]
+extern "C" fn ncclResetDebugInitInternal() {
+    crate::log::line("ncclResetDebugInitInternal()");
+}
