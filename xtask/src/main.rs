@@ -1,14 +1,16 @@
 //! `cargo xtask`: checks of the workspace that neither the compiler nor clippy makes.
 //!
-//! Nothing here builds, installs or changes anything; `.ci/run` says when each check runs.
+//! Nothing here installs or changes anything, and only `abi` builds; `.ci/run` says when each check runs.
 //!
 //! Invariant: a check that finds a fault prints every place of it and ends with status 1; one that cannot look ends with status 2.
 
+mod abi;
 mod layers;
 mod safety;
 mod tree;
 mod words;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cargo_metadata::{CargoOpt, Metadata, MetadataCommand};
@@ -28,6 +30,12 @@ enum Check {
     Layers,
     /// Every unsafe block and unsafe impl has a SAFETY argument; counts them by crate
     Unsafe,
+    /// What peerweave-nccl believes of NCCL's structs, numbers and functions is what its headers and library say
+    Abi {
+        /// A directory with the `include` and `lib` of one NCCL, as its wheel has it
+        #[arg(long)]
+        nccl: PathBuf,
+    },
     /// No tracked file holds a placeholder, a skipped test or a path of somebody's machine
     Words,
 }
@@ -39,6 +47,8 @@ enum Unable {
     Metadata(#[from] cargo_metadata::Error),
     #[error(transparent)]
     Tree(#[from] tree::TreeError),
+    #[error(transparent)]
+    Abi(#[from] abi::AbiError),
 }
 
 /// What a check found.
@@ -89,6 +99,7 @@ fn run(check: &Check) -> Result<Findings, Unable> {
             }
             Ok(Findings { summary: report.table(), faults: display(report.faults()) })
         }
+        Check::Abi { nccl } => Ok(abi::compare(root, nccl)?),
         Check::Words => {
             let files = tree::tracked(root)?;
             let faults: Vec<_> = files.iter().flat_map(|file| words::faults(&file.path, &file.text)).collect();

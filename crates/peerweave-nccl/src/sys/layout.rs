@@ -105,7 +105,8 @@ history!(ncclCommProperties_v22902 as "ncclCommProperties_t" {
 
 history!(ncclCommProperties_t as "ncclCommProperties_t" {
     (2, 29, 7) size magic version rank nRanks cudaDev nvmlDev deviceApiSupport multimemSupport ginType nLsaTeams hostRmaSupport railedGinType;
-    (2, 31, 0) commHash ginMinStride ginConnectionType ginSupport devCommRuntimeVersionSize cftSupport cftMulticastSupport cftCountedSupport;
+    (2, 31, 0) commHash ginMinStride ginConnectionType ginSupport devCommRuntimeVersionSize;
+    (2, 32, 0) cftSupport cftMulticastSupport cftCountedSupport;
 });
 
 history!(ncclTeam_t as "ncclTeam_t" { (2, 28, 3) nRanks rank stride; });
@@ -173,10 +174,10 @@ pub fn layouts(version: Version) -> Vec<Layout> {
 /// Bytes of `ncclDevComm` as that version writes it; `None` where it is not known here. Since 2.31 the library says it itself.
 pub fn device_comm_len_bytes(version: Version) -> Option<usize> {
     const KNOWN: [(Version, usize); 5] = [
-        (Version::new(2, 30, 3), 0),
-        (Version::new(2, 30, 4), 0),
-        (Version::new(2, 30, 7), 0),
-        (Version::new(2, 31, 2), 0),
+        (Version::new(2, 30, 3), 240),
+        (Version::new(2, 30, 4), 240),
+        (Version::new(2, 30, 7), 240),
+        (Version::new(2, 31, 2), 248),
         (Version::new(2, 32, 3), 248),
     ];
     KNOWN.iter().find(|(known, _)| *known == version).map(|(_, len_bytes)| *len_bytes)

@@ -1,0 +1,54 @@
+//! The names of calls, as one byte: what a communicator remembers of its last one.
+//!
+//! Invariant: the names are those of the methods.
+
+macro_rules! calls {
+    ($($Call:ident $name:literal),* $(,)?) => {
+        /// A call that is counted.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub(crate) enum Call {
+            $($Call),*
+        }
+
+        impl Call {
+            const NAMES: &'static [&'static str] = &[$($name),*];
+        }
+    };
+}
+
+calls! {
+    AllReduce "all_reduce", Broadcast "broadcast", Reduce "reduce", AllGather "all_gather", ReduceScatter "reduce_scatter",
+    AllToAll "all_to_all", Gather "gather", Scatter "scatter", Send "send", Recv "recv", AllToAllV "all_to_all_v",
+    AllGatherV "all_gather_v", AllReduceInPlace "all_reduce_in_place", BroadcastInPlace "broadcast_in_place",
+    ReduceInPlace "reduce_in_place", AllGatherInPlace "all_gather_in_place", ReduceScatterInPlace "reduce_scatter_in_place",
+    GatherInPlace "gather_in_place", ScatterInPlace "scatter_in_place", PutSignal "put_signal", Signal "signal",
+    WaitSignal "wait_signal", Split "split", Shrink "shrink", Grow "grow",
+}
+
+impl Call {
+    /// How many bits a call takes in a word.
+    pub(crate) const BITS: u32 = 8;
+
+    pub(crate) const fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+
+    /// The name of the call in the low bits of a word.
+    pub(crate) fn name_of(word: u64) -> &'static str {
+        Self::NAMES.get((word & 0xff) as usize).copied().unwrap_or("")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_by_number() {
+        assert_eq!(Call::AllReduce.name(), "all_reduce");
+        assert_eq!(Call::Grow.name(), "grow");
+        assert_eq!(Call::name_of(7 << Call::BITS | Call::Recv as u64), "recv");
+        assert_eq!(Call::name_of(255), "");
+    }
+}

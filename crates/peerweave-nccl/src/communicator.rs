@@ -1,0 +1,516 @@
+//! A communicator: the handle, what is known of it, and how NCCL is called on it.
+//!
+//! Making one is `init.rs` and `split.rs`, ending one `lifecycle.rs`, waiting `wait.rs`; what it does for its users is in `collective.rs` and others.
+//!
+//! # Invariants
+//! - **[C1]** The handle is used only inside the gate, and freed only by who closed it (`state.rs`).
+//! - **[C2]** A call that NCCL has not finished when it returns is finished, or the communicator is aborted, before the borrows of the call end.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_driver::cudarc::driver::sys::{CUcontext, CUresult};
+use peerweave_driver::{CudaContext, CudaError, CudaStream, Driver, wait_until};
+use peerweave_dylib::MissingSymbol;
+
+use crate::error::{CommunicatorName, MisuseKind, NcclError, ResultCode, Timeout};
+use crate::lifecycle;
+use crate::state::{Allowed, Gate, Inside, Refused, State};
+use crate::sys::{Api, ncclComm, ncclComm_t, ncclCommMemStat_t, ncclResult_t};
+use crate::{Call, Nccl};
+
+/// One rank's membership in a group of ranks that communicate.
+///
+/// A handle: clones are the same membership. The last one that is dropped, together with the last graph, window and operation made of it, ends
+/// the membership in the background, without waiting for anybody; [`finalize`](Self::finalize) ends it in order.
+///
+/// # Threads
+/// Any thread may use it. NCCL forbids calls on one communicator that are in no order, so each call takes the communicator's own lock, and
+/// waits for it at most as long as [`deadline`](Self::deadline) says. That makes calls of several threads safe, not right: their order must
+/// still be the same on every rank, which threads that race do not give. [`abort`](Self::abort), [`async_error`](Self::async_error) and
+/// [`wait`](Self::wait) need no lock and work while another thread is stuck.
+///
+/// # Calls that have to wait
+/// By default communicators are made non-blocking, so that what NCCL does on the host (meeting, connecting at first use, splitting) has a
+/// deadline too. [`Config::blocking`](crate::Config::blocking) turns that off.
+///
+/// ```
+/// use std::time::Duration;
+/// use peerweave_driver::{DeviceMemory, context};
+/// use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp};
+///
+/// fn sum_over_all_gpus(nccl: Nccl) -> Result<(), NcclError> {
+///     let deadline = Duration::from_secs(20);
+///     let contexts = (0..peerweave_driver::Driver::get()?.device_count()?).map(context).collect::<Result<Vec<_>, _>>()?;
+///     let communicators = Communicator::init_all(nccl, &contexts, &Config::new(), deadline)?;
+///     let streams: Vec<_> = contexts.iter().map(|context| context.default_stream()).collect();
+///     let mut values = Vec::new();
+///     for stream in &streams {
+///         values.push(DeviceMemory::from_slice(stream, &[1.0f32; 1024])?);
+///     }
+///     // One thread drives several ranks, so their calls go into a group.
+///     nccl.group(|group| {
+///         for ((communicator, stream), values) in communicators.iter().zip(&streams).zip(&mut values) {
+///             group.all_reduce_in_place(communicator, stream, values, ReduceOp::Sum)?;
+///         }
+///         Ok(())
+///     })?;
+///     for (communicator, stream) in communicators.iter().zip(&streams) {
+///         communicator.wait(stream, deadline)?;
+///     }
+///     Ok(())
+/// }
+/// # match Nccl::load() { Ok(nccl) => drop(sum_over_all_gpus(nccl)), Err(error) => println!("{error}") }
+/// ```
+#[derive(Clone)]
+pub struct Communicator {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// The handle of NCCL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Handle(NonNull<ncclComm>);
+
+// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a time; synchronised by the gate [C1]. Would be
+// caught by the scenario `threads_share_a_communicator`.
+unsafe impl Send for Handle {}
+// SAFETY: as above; the pointer itself never changes.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    pub(crate) fn new(comm: ncclComm_t) -> Option<Self> {
+        NonNull::new(comm).map(Self)
+    }
+
+    pub(crate) fn get(self) -> ncclComm_t {
+        self.0.as_ptr()
+    }
+}
+
+/// What clones, graphs, windows and operations of a communicator share.
+pub(crate) struct Inner {
+    pub(crate) nccl: Nccl,
+    pub(crate) handle: Handle,
+    pub(crate) gate: Gate,
+    pub(crate) driver: &'static Driver,
+    pub(crate) context: Arc<CudaContext>,
+    cu_context: SharedContext,
+    pub(crate) n_ranks: usize,
+    pub(crate) rank: usize,
+    pub(crate) name: Arc<CommunicatorName>,
+    /// The same on every rank, and of no other communicator of the job (as far as 64 bits of a hash go).
+    pub(crate) identity: u64,
+    pub(crate) blocking: bool,
+    deadline_ms: AtomicU64,
+    /// The number of the last call, shifted, and which call it was.
+    last: AtomicU64,
+    /// How many children were made of it.
+    pub(crate) children: AtomicU64,
+    /// How many captures hold it.
+    pub(crate) graphs: AtomicUsize,
+    pub(crate) world: Option<World>,
+}
+
+/// A context of the driver, to be compared.
+struct SharedContext(CUcontext);
+
+// SAFETY: shared is a pointer that is only compared and handed to the driver, which takes it from any thread; the context is kept by the `Arc`
+// beside it. Would be caught by the scenario `threads_share_a_communicator`.
+unsafe impl Send for SharedContext {}
+// SAFETY: as above; it never changes.
+unsafe impl Sync for SharedContext {}
+
+/// The rendezvous that a communicator was made by.
+#[derive(Clone)]
+pub(crate) struct World {
+    pub(crate) rendezvous: Weak<Rendezvous>,
+    /// Whether ranks are the PEs of the rendezvous.
+    pub(crate) ranks_are_pes: bool,
+}
+
+/// What a new communicator is made of.
+pub(crate) struct Parts {
+    pub(crate) nccl: Nccl,
+    pub(crate) handle: Handle,
+    pub(crate) context: Arc<CudaContext>,
+    pub(crate) name: Option<String>,
+    pub(crate) identity: u64,
+    pub(crate) blocking: bool,
+    pub(crate) deadline: Duration,
+    pub(crate) world: Option<World>,
+}
+
+/// How many communicators this process has made.
+static MADE: AtomicU64 = AtomicU64::new(0);
+
+/// All communicators of this process that were not dropped.
+static ALL: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+/// All communicators of this process that were not dropped.
+pub(crate) fn all() -> Vec<Arc<Inner>> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
+}
+
+impl Communicator {
+    /// Takes a handle that NCCL says is ready. Asks NCCL who it is.
+    pub(crate) fn adopt(parts: Parts) -> Result<Self, NcclError> {
+        let Parts { nccl, handle, context, name, identity, blocking, deadline, world } = parts;
+        let (mut rank, mut n_ranks) = (0, 0);
+        let asked = (|| {
+            // SAFETY: the handle is ready, nobody else has it, and the pointer is to a live integer.
+            nccl.call("ncclCommCount", |api| unsafe { api.ncclCommCount(handle.get(), &raw mut n_ranks) })?;
+            // SAFETY: as above.
+            nccl.call("ncclCommUserRank", |api| unsafe { api.ncclCommUserRank(handle.get(), &raw mut rank) })?;
+            Ok::<_, NcclError>(Driver::get()?)
+        })();
+        let driver = match asked {
+            Ok(driver) => driver,
+            Err(error) => {
+                lifecycle::abort_handles(nccl, vec![(handle, Arc::clone(&context))], Duration::from_secs(1));
+                return Err(error);
+            }
+        };
+        let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
+        let number = MADE.fetch_add(1, Ordering::Relaxed) + 1;
+        let inner = Arc::new(Inner {
+            nccl,
+            handle,
+            gate: Gate::default(),
+            driver,
+            cu_context: SharedContext(context.cu_ctx()),
+            context,
+            n_ranks,
+            rank,
+            name: Arc::new(CommunicatorName { name, rank, ranks: n_ranks, number }),
+            identity,
+            blocking,
+            deadline_ms: AtomicU64::new(millis(deadline)),
+            last: AtomicU64::new(0),
+            children: AtomicU64::new(0),
+            graphs: AtomicUsize::new(0),
+            world,
+        });
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|known| known.strong_count() > 0);
+        all.push(Arc::downgrade(&inner));
+        tracing::debug!(communicator = %inner.name, device = inner.device(), "communicator made");
+        Ok(Self { inner })
+    }
+
+    /// The library that it belongs to.
+    pub fn nccl(&self) -> Nccl {
+        self.inner.nccl
+    }
+
+    /// How many ranks it has.
+    pub fn n_ranks(&self) -> usize {
+        self.inner.n_ranks
+    }
+
+    /// This rank, counted from 0.
+    pub fn rank(&self) -> usize {
+        self.inner.rank
+    }
+
+    /// The ordinal of the device that this rank uses.
+    pub fn cuda_device(&self) -> usize {
+        self.inner.device()
+    }
+
+    /// The context of that device.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.inner.context
+    }
+
+    /// How it is called in errors.
+    pub fn name(&self) -> &CommunicatorName {
+        &self.inner.name
+    }
+
+    /// The number of the last call that was issued on it, counted from 1; 0 before the first.
+    ///
+    /// Ranks that call in the same order have the same numbers for the same calls.
+    pub fn sequence(&self) -> u64 {
+        self.inner.last.load(Ordering::Relaxed) >> Call::BITS
+    }
+
+    /// How long a call may take on the host: for its turn, and for NCCL to connect ranks at first use.
+    pub fn deadline(&self) -> Duration {
+        self.inner.deadline()
+    }
+
+    /// Changes [`deadline`](Self::deadline), for all clones. In milliseconds, rounded up.
+    pub fn set_deadline(&self, deadline: Duration) {
+        self.inner.deadline_ms.store(millis(deadline), Ordering::Relaxed);
+    }
+
+    /// What NCCL says went wrong in the background, in a peer or the network; `None` for nothing.
+    /// [`ResultCode::IN_PROGRESS`] where it is still at work. Needs no turn: works while another thread is stuck in a call.
+    ///
+    /// # Errors
+    /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
+    pub fn async_error(&self) -> Result<Option<ResultCode>, NcclError> {
+        match self.inner.async_code("async_error")? {
+            ncclResult_t::ncclSuccess => Ok(None),
+            code => Ok(Some(ResultCode::new(code))),
+        }
+    }
+
+    /// NCCL's text of the last error; `None` where there was none. NCCL keeps one for the process, so that it may be another communicator's.
+    ///
+    /// # Errors
+    /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
+    pub fn last_error(&self) -> Result<Option<String>, NcclError> {
+        const CALL: &str = "last_error";
+        self.inner.nccl.not_forked(CALL)?;
+        let _looking = self.inner.gate.look(Allowed::OPEN).map_err(|refused| self.inner.refused(CALL, refused))?;
+        Ok(Some(self.inner.nccl.last_error_text(self.inner.handle.get())).filter(|text| !text.is_empty()))
+    }
+
+    /// How much memory of the device NCCL holds for this rank. NCCL 2.29.7.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] before; [`NcclError::Dead`].
+    pub fn mem_stats(&self) -> Result<MemStats, NcclError> {
+        const CALL: &str = "mem_stats";
+        let inner = &self.inner;
+        let _inside = inner.enter(CALL, Allowed::OPEN)?;
+        let statistic = |which: ncclCommMemStat_t| {
+            let mut value = 0u64;
+            // SAFETY: the handle is live inside the gate [C1], and the pointer is to a live word.
+            let code = inner.nccl.code(CALL, |api| unsafe { api.ncclCommMemStats(inner.handle.get(), which, &raw mut value) })?;
+            inner.check("ncclCommMemStats", code).map(|()| value)
+        };
+        Ok(MemStats {
+            suspendable_bytes: statistic(ncclCommMemStat_t::ncclStatGpuMemSuspend)?,
+            is_suspended: statistic(ncclCommMemStat_t::ncclStatGpuMemSuspended)? != 0,
+            persistent_bytes: statistic(ncclCommMemStat_t::ncclStatGpuMemPersist)?,
+            total_bytes: statistic(ncclCommMemStat_t::ncclStatGpuMemTotal)?,
+        })
+    }
+}
+
+/// How much memory of the device NCCL holds for a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemStats {
+    /// What [`Communicator::suspend`] gives back.
+    pub suspendable_bytes: u64,
+    /// Whether it is given back now.
+    pub is_suspended: bool,
+    /// What it does not give back.
+    pub persistent_bytes: u64,
+    /// All that NCCL tracks.
+    pub total_bytes: u64,
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on device {} ({:?})", self.inner.name, self.inner.device(), self.inner.gate.state())
+    }
+}
+
+impl Inner {
+    pub(crate) fn device(&self) -> usize {
+        self.context.ordinal()
+    }
+
+    pub(crate) fn deadline(&self) -> Duration {
+        Duration::from_millis(self.deadline_ms.load(Ordering::Relaxed))
+    }
+
+    /// The last call, and its number.
+    pub(crate) fn last(&self) -> (u64, &'static str) {
+        let last = self.last.load(Ordering::Relaxed);
+        (last >> Call::BITS, if last == 0 { "" } else { Call::name_of(last) })
+    }
+
+    /// Notes a call. Inside the gate.
+    #[inline]
+    pub(crate) fn count(&self, call: Call) {
+        // Only who is inside writes, so a load and a store are enough.
+        let last = self.last.load(Ordering::Relaxed);
+        self.last.store(((last >> Call::BITS) + 1) << Call::BITS | call as u64, Ordering::Relaxed);
+    }
+
+    /// Goes in alone, in a process that may.
+    #[inline]
+    pub(crate) fn enter(&self, call: &'static str, allowed: Allowed) -> Result<Inside<'_>, NcclError> {
+        self.nccl.not_forked(call)?;
+        self.gate.enter(allowed, || self.deadline()).map_err(|refused| self.refused(call, refused))
+    }
+
+    #[cold]
+    pub(crate) fn refused(&self, call: &'static str, refused: Refused) -> NcclError {
+        match refused {
+            Refused::State(state) => self.dead(call, state),
+            Refused::Busy => self.timeout(call, self.deadline()),
+        }
+    }
+
+    #[cold]
+    pub(crate) fn dead(&self, call: &'static str, state: State) -> NcclError {
+        NcclError::Dead { call, communicator: Arc::clone(&self.name), state: state.dead() }
+    }
+
+    #[cold]
+    pub(crate) fn timeout(&self, call: &'static str, waited: Duration) -> NcclError {
+        let sequence = Some(self.last().0).filter(|number| *number > 0);
+        let communicator = Some(Arc::clone(&self.name));
+        Timeout { call, sequence, waited, communicator, missing: Vec::new(), reports: Vec::new() }.into()
+    }
+
+    #[cold]
+    pub(crate) fn failure(&self, call: &'static str, code: ncclResult_t) -> NcclError {
+        self.nccl.failure(call, code, Some(Arc::clone(&self.name)))
+    }
+
+    /// An error for every code but success.
+    #[inline]
+    pub(crate) fn check(&self, call: &'static str, code: ncclResult_t) -> Result<(), NcclError> {
+        if code == ncclResult_t::ncclSuccess { Ok(()) } else { Err(self.failure(call, code)) }
+    }
+
+    /// The state of the communicator, whoever is inside.
+    pub(crate) fn async_code(&self, call: &'static str) -> Result<ncclResult_t, NcclError> {
+        self.nccl.not_forked(call)?;
+        let _looking = self.gate.look(Allowed::OPEN).map_err(|refused| self.refused(call, refused))?;
+        self.ask()
+    }
+
+    /// The state of the communicator, for who is inside or looks in.
+    pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
+        let mut state = ncclResult_t::ncclSuccess;
+        // SAFETY: the handle is live inside the gate [C1]; this function may be called beside others; the pointer is to a live value.
+        let code = self.nccl.code("ncclCommGetAsyncError", |api| unsafe {
+            api.ncclCommGetAsyncError(self.handle.get(), &raw mut state)
+        })?;
+        self.check("ncclCommGetAsyncError", code)?;
+        Ok(state)
+    }
+
+    /// Calls a function on the handle, alone, with the device's context current, and waits for NCCL to be done with it.
+    ///
+    /// # Errors
+    /// Those of [`enter`](Self::enter) and of [`settle`](Self::settle); NCCL's.
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        name: &'static str,
+        allowed: Allowed,
+        function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
+    ) -> Result<(), NcclError> {
+        let inside = self.enter(name, allowed)?;
+        self.bind()?;
+        let code = self.nccl.code(name, |api| function(api, self.handle.get()))?;
+        self.settle(name, code, inside)
+    }
+
+    /// Makes the device's context the thread's, since NCCL looks at that.
+    #[inline]
+    pub(crate) fn bind(&self) -> Result<(), NcclError> {
+        let api = self.driver.api();
+        let mut current: CUcontext = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live handle.
+        let code = unsafe { api.cuCtxGetCurrent(&raw mut current) }.map_err(peerweave_driver::DriverError::from)?;
+        if code == CUresult::CUDA_SUCCESS && current == self.cu_context.0 {
+            return Ok(());
+        }
+        // SAFETY: the context is kept by `self.context`.
+        let code = unsafe { api.cuCtxSetCurrent(self.cu_context.0) }.map_err(peerweave_driver::DriverError::from)?;
+        Ok(CudaError::check("cuCtxSetCurrent", code)?)
+    }
+
+    /// An error unless work of this communicator can be enqueued on the stream.
+    #[inline]
+    pub(crate) fn check_stream(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
+        if stream.context().cu_ctx() == self.cu_context.0 { Ok(()) } else { Err(self.wrong_stream(call, stream)) }
+    }
+
+    #[cold]
+    fn wrong_stream(&self, call: &'static str, stream: &CudaStream) -> NcclError {
+        let (found, expected) = (stream.context().ordinal(), self.device());
+        let kind = match found == expected {
+            true => MisuseKind::Context { why: "the stream is of another context than the communicator's; both must be of the primary one" },
+            false => MisuseKind::Device { what: "the stream", found, expected },
+        };
+        NcclError::misuse(call, kind)
+    }
+
+    /// Ends a call: if NCCL is still at work, waits until it is done. Upholds [C2].
+    #[inline]
+    pub(crate) fn settle(self: &Arc<Self>, call: &'static str, code: ncclResult_t, inside: Inside<'_>) -> Result<(), NcclError> {
+        match code {
+            ncclResult_t::ncclSuccess => Ok(()),
+            ncclResult_t::ncclInProgress => settle_all(call, vec![(self, inside)], self.deadline()),
+            code => Err(self.failure(call, code)),
+        }
+    }
+}
+
+/// Waits until NCCL is done with what it does on the host for these communicators. What is not done in time is aborted [C2].
+#[cold]
+pub(crate) fn settle_all(call: &'static str, mut members: Vec<(&Arc<Inner>, Inside<'_>)>, deadline: Duration) -> Result<(), NcclError> {
+    let start = Instant::now();
+    let mut first_error = None;
+    let result = wait_until(start + deadline, || {
+        let mut index = 0;
+        while index < members.len() {
+            let inner = members[index].0;
+            // Who aborts waits for this thread to leave.
+            let state = if inner.gate.is_closed() { Err(inner.dead(call, inner.gate.state())) } else { inner.ask() };
+            match state {
+                Ok(ncclResult_t::ncclInProgress) => index += 1,
+                Ok(ncclResult_t::ncclSuccess) => drop(members.swap_remove(index)),
+                Ok(code) => {
+                    // Read before the state changes: the words are of this failure.
+                    first_error.get_or_insert_with(|| inner.failure(call, code));
+                    let _ = inner.gate.set(State::Failed);
+                    drop(members.swap_remove(index));
+                }
+                Err(error) => {
+                    first_error.get_or_insert(error);
+                    drop(members.swap_remove(index));
+                }
+            }
+        }
+        Ok::<_, std::convert::Infallible>(members.is_empty())
+    });
+    let Ok(done) = result;
+    if !done {
+        // NCCL would launch the work later, with memory that is only borrowed until this call returns. Aborting forbids that first of all.
+        let closed = |inner: &&Arc<Inner>| inner.gate.close(State::Aborted).is_ok();
+        let late: Vec<Arc<Inner>> = members.iter().map(|(inner, _)| *inner).filter(closed).map(Arc::clone).collect();
+        if let Some((inner, _)) = members.first() {
+            first_error.get_or_insert(inner.timeout(call, start.elapsed()));
+        }
+        drop(members);
+        for error in lifecycle::abort_closed(&late, lifecycle::ABORT_LIMIT).into_iter().filter_map(Result::err) {
+            tracing::error!(%error, "a communicator whose call did not end could not be aborted in time");
+        }
+    }
+    match first_error {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Nobody is inside: entering borrows what is dropped here.
+        let state = self.gate.state();
+        if self.gate.close(State::Finalized).is_ok() {
+            lifecycle::close_later(self, state);
+        }
+    }
+}
+
+/// As good as for ever, and a time that the clock can still tell.
+const LONGEST_MS: u64 = 10 * 365 * 86_400_000;
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).min(LONGEST_MS)
+}

@@ -1,0 +1,390 @@
+//! How a communicator ends: in order, by force, in the background; and how it rests.
+//!
+//! What waits for NCCL without a limit of NCCL's own does so on a thread of its own.
+//!
+//! Invariant: a handle is given to `ncclCommDestroy` or `ncclCommAbort` once, by who closed its gate.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_driver::{CudaContext, wait_until};
+
+use crate::communicator::{self, Communicator, Handle, Inner};
+use crate::error::{CommunicatorName, MisuseKind, NcclError};
+use crate::state::{Allowed, State};
+use crate::sys::{self, ncclResult_t};
+use crate::{Nccl, Timeout};
+
+/// How long this crate waits for aborts that nobody gave a limit.
+pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long an abort waits for a thread to leave a call by itself. With a non-blocking communicator that takes microseconds; a thread that is stuck
+/// inside NCCL only leaves because of the abort.
+const ABORT_GRACE: Duration = Duration::from_millis(500);
+
+/// How many communicators are being ended in the background.
+static ENDING: AtomicUsize = AtomicUsize::new(0);
+
+impl Communicator {
+    /// Ends the membership in order: what was issued completes, and NCCL's resources are freed.
+    ///
+    /// # Collective
+    /// All ranks. A thread that has several ranks ends them with [`finalize_all`](Self::finalize_all).
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] while captured graphs use it (then nothing was done); [`NcclError::Timeout`] if others did not come or work does not end, after
+    /// which it is aborted; [`NcclError::Dead`] if it was ended before, through another handle.
+    pub fn finalize(self, deadline: Duration) -> Result<(), NcclError> {
+        Self::finalize_all(vec![self], deadline)
+    }
+
+    /// Ends several memberships of this process in order.
+    ///
+    /// # Collective
+    /// As [`finalize`](Self::finalize).
+    ///
+    /// # Errors
+    /// As [`finalize`](Self::finalize): the first. All are ended nevertheless, unless a graph uses one of them.
+    pub fn finalize_all(communicators: Vec<Self>, deadline: Duration) -> Result<(), NcclError> {
+        const CALL: &str = "finalize";
+        let start = Instant::now();
+        for communicator in &communicators {
+            let graphs = communicator.inner.graphs.load(Ordering::Acquire);
+            if graphs > 0 {
+                let kind = MisuseKind::Graphs { count: graphs };
+                return Err(NcclError::misuse(CALL, kind));
+            }
+        }
+        let mut first_error = None;
+        let mut ends = Vec::new();
+        for communicator in &communicators {
+            let inner = &communicator.inner;
+            let closed = inner.enter(CALL, Allowed::LIVE).and_then(|_inside| {
+                // A capture may have come between, but not while this thread is inside.
+                match inner.graphs.load(Ordering::Acquire) {
+                    0 => inner.gate.close(State::Finalized).map_err(|state| inner.dead(CALL, state)),
+                    count => Err(NcclError::misuse(CALL, MisuseKind::Graphs { count })),
+                }
+            });
+            match closed {
+                Ok(()) => ends.push((inner, Ending::of(inner, State::Live, deadline.saturating_sub(start.elapsed())).start())),
+                Err(error) => drop(first_error.get_or_insert(error)),
+            }
+        }
+        for (inner, end) in ends {
+            // The thread has the deadline itself, and aborts after it: a little more, to hear of it.
+            let rest = deadline.saturating_sub(start.elapsed()) + ABORT_LIMIT;
+            let result = match end.map(|end| end.recv_timeout(rest)) {
+                Some(Ok(result)) => result,
+                Some(Err(RecvTimeoutError::Timeout)) => Err(inner.timeout(CALL, start.elapsed())),
+                Some(Err(RecvTimeoutError::Disconnected)) | None => Err(no_thread(CALL)),
+            };
+            if let Err(error) = result {
+                first_error.get_or_insert(error);
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    /// Ends the membership by force: work that runs on the device ends soon, with unspecified results, and calls of other threads that are stuck return an
+    /// error. Needs no turn and no other rank.
+    ///
+    /// Returns when NCCL has freed the communicator, at most after `limit`; NCCL goes on in the background then. While captured graphs use the
+    /// communicator, NCCL keeps its memory until they are destroyed, and this returns without waiting for that.
+    ///
+    /// # Errors
+    /// [`NcclError::Timeout`] if NCCL has not ended by then; [`NcclError::Dead`] if it was ended before; NCCL's own.
+    pub fn abort(&self, limit: Duration) -> Result<(), NcclError> {
+        const CALL: &str = "abort";
+        self.inner.nccl.not_forked(CALL)?;
+        self.inner.gate.close(State::Aborted).map_err(|state| self.inner.dead(CALL, state))?;
+        abort_closed(std::slice::from_ref(&self.inner), limit).pop().unwrap_or(Ok(()))
+    }
+
+    /// Aborts every communicator of this process, each from a thread of its own: aborting one after the other can wait for ever, since they share
+    /// devices. Gives how many were aborted.
+    ///
+    /// # Errors
+    /// As [`abort`](Self::abort): the first.
+    pub fn abort_all(limit: Duration) -> Result<usize, NcclError> {
+        abort_together(&communicator::all(), limit)
+    }
+
+    /// Waits until the communicators that were dropped so far are ended, at most so long. Gives whether they are.
+    ///
+    /// For the end of a program, which would otherwise take their threads with it.
+    pub fn settle(deadline: Duration) -> bool {
+        let ended = || Ok(ENDING.load(Ordering::Acquire) == 0);
+        wait_until::<std::convert::Infallible>(Instant::now() + deadline, ended).unwrap_or(false)
+    }
+
+    /// Ends what runs on the communicator, and keeps it for [`split`](Self::split) and [`shrink`](Self::shrink). NCCL 2.28.7.
+    ///
+    /// Needs no turn: works while another thread is stuck in a call.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] before; [`NcclError::Dead`]; [`NcclError::Timeout`] by the communicator's deadline; NCCL's own.
+    pub fn revoke(&self) -> Result<(), NcclError> {
+        const CALL: &str = "revoke";
+        let inner = &self.inner;
+        inner.nccl.not_forked(CALL)?;
+        // An old library is told before anything changes.
+        inner.nccl.needs("ncclCommRevoke", crate::Version::new(2, 28, 7))?;
+        let start = Instant::now();
+        let looking = inner.gate.look(Allowed::OPEN).map_err(|refused| inner.refused(CALL, refused))?;
+        inner.gate.set(State::Revoked).map_err(|state| inner.dead(CALL, state))?;
+        inner.bind()?;
+        // SAFETY: the handle is live: who frees it waits for who looks in. NCCL lets this function run beside a call that is stuck.
+        let code = inner.nccl.code(CALL, |api| unsafe { api.ncclCommRevoke(inner.handle.get(), sys::NCCL_REVOKE_DEFAULT) })?;
+        if code != ncclResult_t::ncclInProgress {
+            return inner.check("ncclCommRevoke", code);
+        }
+        let done = wait_until(start + inner.deadline(), || {
+            if inner.gate.is_closed() {
+                return Err(inner.dead(CALL, inner.gate.state()));
+            }
+            Ok(inner.ask()? != ncclResult_t::ncclInProgress)
+        });
+        drop(looking);
+        if done? { Ok(()) } else { Err(inner.timeout(CALL, start.elapsed())) }
+    }
+
+    /// Gives back the memory of the device that NCCL can do without for now. NCCL 2.29.7.
+    ///
+    /// Until [`resume`](Self::resume), nothing can be issued.
+    ///
+    /// # Collective
+    /// All ranks, when nothing is in flight.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] before; [`NcclError::Dead`]; NCCL's own.
+    pub fn suspend(&self) -> Result<(), NcclError> {
+        const CALL: &str = "suspend";
+        self.change(CALL, Allowed::LIVE, State::Suspended, |api, comm| {
+            // SAFETY: the handle is live inside the gate.
+            unsafe { api.ncclCommSuspend(comm, sys::NCCL_SUSPEND_MEM) }
+        })
+    }
+
+    /// Takes the memory again. NCCL 2.29.7.
+    ///
+    /// # Collective
+    /// All ranks.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] unless it is suspended; else as [`suspend`](Self::suspend).
+    pub fn resume(&self) -> Result<(), NcclError> {
+        const CALL: &str = "resume";
+        if self.inner.gate.state() == State::Live {
+            return Err(NcclError::misuse(CALL, MisuseKind::Context { why: "the communicator is not suspended" }));
+        }
+        self.change(CALL, Allowed::SUSPENDED, State::Live, |api, comm| {
+            // SAFETY: the handle is live inside the gate.
+            unsafe { api.ncclCommResume(comm) }
+        })
+    }
+
+    fn change(
+        &self,
+        call: &'static str,
+        allowed: Allowed,
+        state: State,
+        function: impl FnOnce(&'static sys::Api, sys::ncclComm_t) -> Result<ncclResult_t, peerweave_dylib::MissingSymbol>,
+    ) -> Result<(), NcclError> {
+        self.inner.call(call, allowed, function)?;
+        self.inner.gate.set(state).map_err(|state| self.inner.dead(call, state))
+    }
+}
+
+/// Aborts those of them that are open, each from its own thread. Gives how many.
+pub(crate) fn abort_together(communicators: &[Arc<Inner>], limit: Duration) -> Result<usize, NcclError> {
+    let open = |inner: &&Arc<Inner>| inner.nccl.not_forked("abort").is_ok() && inner.gate.close(State::Aborted).is_ok();
+    let closed: Vec<Arc<Inner>> = communicators.iter().filter(open).map(Arc::clone).collect();
+    abort_closed(&closed, limit).into_iter().collect::<Result<Vec<()>, _>>().map(|aborted| aborted.len())
+}
+
+/// Frees communicators that this thread has closed.
+pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec<Result<(), NcclError>> {
+    const CALL: &str = "abort";
+    let start = Instant::now();
+    let aborts: Vec<_> = communicators
+        .iter()
+        .map(|inner| {
+            tracing::warn!(communicator = %inner.name, "aborted");
+            let inner = Arc::clone(inner);
+            in_the_background("peerweave-abort", move || {
+                if !inner.gate.drain(ABORT_GRACE) {
+                    tracing::warn!(communicator = %inner.name, "aborted while a call on it is stuck");
+                }
+                abort_handle(inner.nccl, inner.handle, &inner.context, Some(&inner.name))
+            })
+        })
+        .collect();
+    let wait = |(inner, abort): (&Arc<Inner>, Option<Receiver<_>>)| {
+        let Some(abort) = abort else { return Err(no_thread(CALL)) };
+        if inner.graphs.load(Ordering::Acquire) > 0 {
+            // NCCL ends what runs first, and then waits for the graphs.
+            return Ok(());
+        }
+        match abort.recv_timeout(limit.saturating_sub(start.elapsed())) {
+            Ok(result) => result,
+            Err(_) => Err(inner.timeout(CALL, start.elapsed())),
+        }
+    };
+    communicators.iter().zip(aborts).map(wait).collect()
+}
+
+/// Frees handles that are no communicators yet. Gives whether NCCL was done in time.
+pub(crate) fn abort_handles(nccl: Nccl, handles: Vec<(Handle, Arc<CudaContext>)>, limit: Duration) -> bool {
+    let start = Instant::now();
+    let aborts: Vec<_> = handles
+        .into_iter()
+        .map(|(handle, context)| in_the_background("peerweave-abort", move || abort_handle(nccl, handle, &context, None)))
+        .collect();
+    aborts.into_iter().all(|abort| {
+        abort.is_some_and(|abort| abort.recv_timeout(limit.saturating_sub(start.elapsed())).is_ok_and(|result| result.is_ok()))
+    })
+}
+
+fn abort_handle(
+    nccl: Nccl,
+    handle: Handle,
+    context: &Arc<CudaContext>,
+    name: Option<&Arc<CommunicatorName>>,
+) -> Result<(), NcclError> {
+    // Without its context NCCL still ends what runs.
+    let _ = context.bind_to_thread();
+    // SAFETY: this thread closed the gate, or is the only one that knows the handle, so that nobody uses it later and nobody frees it again. A thread that
+    // is still inside is stuck in NCCL, which lets another thread abort then.
+    let code = nccl.code("ncclCommAbort", |api| unsafe { api.ncclCommAbort(handle.get()) })?;
+    match code {
+        ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
+        code => Err(nccl.failure("ncclCommAbort", code, name.map(Arc::clone))),
+    }
+}
+
+/// Ends in the background what was dropped. Never blocks, never panics: what cannot be ended is leaked.
+pub(crate) fn close_later(inner: &Inner, state: State) {
+    if inner.nccl.not_forked("drop").is_err() {
+        return;
+    }
+    if Ending::of(inner, state, inner.deadline()).start().is_none() {
+        tracing::error!(communicator = %inner.name, "leaked: no thread to end it");
+    }
+}
+
+/// What is needed to end a communicator that nobody uses any more.
+struct Ending {
+    nccl: Nccl,
+    handle: Handle,
+    context: Arc<CudaContext>,
+    name: Arc<CommunicatorName>,
+    state: State,
+    deadline: Duration,
+}
+
+impl Ending {
+    fn of(inner: &Inner, state: State, deadline: Duration) -> Self {
+        Self {
+            nccl: inner.nccl,
+            handle: inner.handle,
+            context: Arc::clone(&inner.context),
+            name: Arc::clone(&inner.name),
+            state,
+            deadline,
+        }
+    }
+
+    fn start(self) -> Option<Receiver<Result<(), NcclError>>> {
+        in_the_background("peerweave-end", move || {
+            let start = Instant::now();
+            let finalized = match self.state {
+                State::Live => self.finalize(start),
+                // NCCL destroys what is suspended; what failed or was revoked has nothing to complete.
+                State::Suspended => Ok(()),
+                _ => return abort_handle(self.nccl, self.handle, &self.context, Some(&self.name)),
+            };
+            let ended = finalized.and_then(|()| self.destroy());
+            if let Err(error) = &ended {
+                tracing::warn!(communicator = %self.name, %error, "could not be ended in order");
+            }
+            ended
+        })
+    }
+
+    /// Completes what was issued, or aborts and says why.
+    fn finalize(&self, start: Instant) -> Result<(), NcclError> {
+        const CALL: &str = "ncclCommFinalize";
+        let (nccl, handle, context) = (self.nccl, self.handle, Arc::clone(&self.context));
+        // A blocking communicator would keep this thread for ever where a peer is gone, so another one calls.
+        let called = in_the_background("peerweave-finalize", move || {
+            let _ = context.bind_to_thread();
+            // SAFETY: the gate is closed, and this is the only use of the handle until it returns or is aborted.
+            nccl.code(CALL, |api| unsafe { api.ncclCommFinalize(handle.get()) })
+        });
+        let answer = called.map(|called| called.recv_timeout(self.deadline.saturating_sub(start.elapsed())));
+        let state = match answer {
+            Some(Ok(Ok(ncclResult_t::ncclInProgress))) => {
+                let mut state = ncclResult_t::ncclInProgress;
+                let done = wait_until(start + self.deadline, || {
+                    // SAFETY: as above; the pointer is to a live value.
+                    let code = self.nccl.code(CALL, |api| unsafe { api.ncclCommGetAsyncError(handle.get(), &raw mut state) })?;
+                    Ok::<_, NcclError>(code != ncclResult_t::ncclSuccess || state != ncclResult_t::ncclInProgress)
+                })?;
+                if done { Ok(state) } else { Err(self.late(start)) }
+            }
+            Some(Ok(code)) => code,
+            Some(Err(RecvTimeoutError::Timeout)) => Err(self.late(start)),
+            Some(Err(RecvTimeoutError::Disconnected)) | None => Err(no_thread(CALL)),
+        };
+        let error = match state {
+            Ok(ncclResult_t::ncclSuccess) => return Ok(()),
+            Ok(code) => self.nccl.failure(CALL, code, Some(Arc::clone(&self.name))),
+            Err(error) => error,
+        };
+        // Not in order, but it is freed, and what runs ends.
+        let _ = abort_handle(self.nccl, self.handle, &self.context, Some(&self.name));
+        Err(error)
+    }
+
+    fn destroy(&self) -> Result<(), NcclError> {
+        let _ = self.context.bind_to_thread();
+        // SAFETY: the gate is closed and drained by being dropped or by `finalize`, nobody else frees the handle, and nothing is in flight.
+        let code = self.nccl.code("ncclCommDestroy", |api| unsafe { api.ncclCommDestroy(self.handle.get()) })?;
+        match code {
+            ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
+            code => Err(self.nccl.failure("ncclCommDestroy", code, Some(Arc::clone(&self.name)))),
+        }
+    }
+
+    fn late(&self, start: Instant) -> NcclError {
+        let communicator = Some(Arc::clone(&self.name));
+        Timeout { call: "finalize", sequence: None, waited: start.elapsed(), communicator, missing: Vec::new(), reports: Vec::new() }.into()
+    }
+}
+
+#[cold]
+fn no_thread(call: &'static str) -> NcclError {
+    NcclError::misuse(call, MisuseKind::Context { why: "the system gives no more threads, and it needs one" })
+}
+
+/// Runs something on a thread of its own, and counts it until it is done. `None` if there is no thread.
+fn in_the_background<R: Send + 'static>(name: &str, work: impl FnOnce() -> R + Send + 'static) -> Option<Receiver<R>> {
+    struct Counted;
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            ENDING.fetch_sub(1, Ordering::Release);
+        }
+    }
+    ENDING.fetch_add(1, Ordering::Relaxed);
+    let counted = Counted;
+    let (sender, receiver) = channel();
+    let body = move || {
+        let _counted = counted;
+        // Who asked may have given up.
+        let _ = sender.send(work());
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(body).ok().map(|_| receiver)
+}

@@ -1,0 +1,277 @@
+//! The gate of a communicator: who may call NCCL on its handle now, and whether the handle may be freed.
+//!
+//! Knows nothing of NCCL. State, lock and the count of readers are one word, so that each decision is one atomic step.
+//!
+//! # Invariants
+//! - **[G1]** At most one thread is inside by [`Gate::enter`]. NCCL forbids calls on one communicator in no order.
+//! - **[G2]** After [`Gate::close`] nobody gets in, and it succeeds once: whoever it succeeds for frees the handle, after [`Gate::drain`].
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::DeadState;
+
+/// What a communicator can do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum State {
+    Live = 0,
+    Suspended = 1,
+    Failed = 2,
+    Revoked = 3,
+    Finalized = 4,
+    Aborted = 5,
+}
+
+impl State {
+    /// How a state is told to a caller who cannot do something in it.
+    pub(crate) fn dead(self) -> DeadState {
+        match self {
+            Self::Suspended => DeadState::Suspended,
+            Self::Failed | Self::Live => DeadState::Failed,
+            Self::Revoked => DeadState::Revoked,
+            Self::Finalized => DeadState::Finalized,
+            Self::Aborted => DeadState::Aborted,
+        }
+    }
+
+    fn is_closed(self) -> bool {
+        matches!(self, Self::Finalized | Self::Aborted)
+    }
+
+    const fn bit(self) -> u32 {
+        1 << self as u32
+    }
+}
+
+/// Which states a call is possible in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowed(u32);
+
+impl Allowed {
+    /// Work is enqueued only on what lives.
+    pub(crate) const LIVE: Self = Self(State::Live.bit());
+    /// What suspending ends.
+    pub(crate) const SUSPENDED: Self = Self(State::Suspended.bit());
+    /// Children can be made of what was revoked.
+    pub(crate) const SPLIT: Self = Self(State::Live.bit() | State::Revoked.bit());
+    /// Whatever was not freed.
+    pub(crate) const OPEN: Self =
+        Self(State::Live.bit() | State::Suspended.bit() | State::Failed.bit() | State::Revoked.bit());
+
+    fn has(self, state: State) -> bool {
+        self.0 & state.bit() != 0
+    }
+}
+
+/// Why somebody does not get in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// The state does not allow it.
+    State(State),
+    /// Another thread was inside until the deadline.
+    Busy,
+}
+
+const LOCKED: u32 = 1;
+const WAITERS: u32 = 2;
+const STATE_SHIFT: u32 = 2;
+const STATE_MASK: u32 = 0b111 << STATE_SHIFT;
+const READER: u32 = 1 << 8;
+
+fn state_of(word: u32) -> State {
+    match (word & STATE_MASK) >> STATE_SHIFT {
+        0 => State::Live,
+        1 => State::Suspended,
+        2 => State::Failed,
+        3 => State::Revoked,
+        4 => State::Finalized,
+        _ => State::Aborted,
+    }
+}
+
+fn with_state(word: u32, state: State) -> u32 {
+    word & !STATE_MASK | (state as u32) << STATE_SHIFT
+}
+
+/// The gate of one communicator.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    word: AtomicU32,
+    sleepers: Mutex<()>,
+    left: Condvar,
+}
+
+/// A thread that is inside alone. Leaves when dropped.
+#[derive(Debug)]
+pub(crate) struct Inside<'a>(&'a Gate);
+
+/// A thread that only looks, beside others.
+#[derive(Debug)]
+pub(crate) struct Looking<'a>(&'a Gate);
+
+impl Gate {
+    /// Goes in alone. While another is inside, waits for as long as `patience` says; it is asked only then.
+    #[inline]
+    pub(crate) fn enter(&self, allowed: Allowed, patience: impl FnOnce() -> Duration) -> Result<Inside<'_>, Refused> {
+        // Acquire, with the release of who left before: what one call did to the communicator comes before the next call.
+        if allowed.has(State::Live) && self.word.compare_exchange(0, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            return Ok(Inside(self));
+        }
+        self.enter_slowly(allowed, patience())
+    }
+
+    #[cold]
+    fn enter_slowly(&self, allowed: Allowed, patience: Duration) -> Result<Inside<'_>, Refused> {
+        let start = Instant::now();
+        let mut word = self.word.load(Ordering::Relaxed);
+        loop {
+            if !allowed.has(state_of(word)) {
+                return Err(Refused::State(state_of(word)));
+            }
+            if word & LOCKED == 0 {
+                match self.word.compare_exchange_weak(word, word | LOCKED, Ordering::Acquire, Ordering::Relaxed) {
+                    Ok(_) => return Ok(Inside(self)),
+                    Err(now) => word = now,
+                }
+                continue;
+            }
+            let Some(rest) = patience.checked_sub(start.elapsed()) else { return Err(Refused::Busy) };
+            let guard = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+            // Who leaves clears the mark and takes the mutex before waking: no wake-up is lost between here and the wait.
+            match self.word.compare_exchange(word, word | WAITERS, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => drop(self.left.wait_timeout(guard, rest).unwrap_or_else(PoisonError::into_inner)),
+                Err(_) => drop(guard),
+            }
+            word = self.word.load(Ordering::Relaxed);
+        }
+    }
+
+    /// Looks in, whoever is inside.
+    pub(crate) fn look(&self, allowed: Allowed) -> Result<Looking<'_>, Refused> {
+        let count = |word| allowed.has(state_of(word)).then_some(word + READER);
+        match self.word.fetch_update(Ordering::Acquire, Ordering::Relaxed, count) {
+            Ok(_) => Ok(Looking(self)),
+            Err(word) => Err(Refused::State(state_of(word))),
+        }
+    }
+
+    pub(crate) fn state(&self) -> State {
+        state_of(self.word.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state().is_closed()
+    }
+
+    /// Changes the state of what is not closed. Gives the state that is kept instead, if it is closed.
+    pub(crate) fn set(&self, state: State) -> Result<(), State> {
+        let change = |word| (!state_of(word).is_closed()).then_some(with_state(word, state));
+        self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).map(|_| ()).map_err(state_of)
+    }
+
+    /// Lets nobody in any more. Succeeds once [G2].
+    pub(crate) fn close(&self, state: State) -> Result<(), State> {
+        debug_assert!(state.is_closed());
+        self.set(state)?;
+        // Who waits to get in is told at once.
+        drop(self.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
+        self.left.notify_all();
+        Ok(())
+    }
+
+    /// After `close`: waits until nobody is inside, at most so long. Gives whether nobody is.
+    pub(crate) fn drain(&self, limit: Duration) -> bool {
+        let empty = || Ok(self.word.load(Ordering::Acquire) & !(STATE_MASK | WAITERS) == 0);
+        peerweave_driver::wait_until::<std::convert::Infallible>(Instant::now() + limit, empty).unwrap_or(false)
+    }
+}
+
+impl Drop for Inside<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let before = self.0.word.fetch_and(!(LOCKED | WAITERS), Ordering::Release);
+        if before & WAITERS != 0 {
+            drop(self.0.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
+            self.0.left.notify_all();
+        }
+    }
+}
+
+impl Drop for Looking<'_> {
+    fn drop(&mut self) {
+        self.0.word.fetch_sub(READER, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn one_thread_at_a_time_and_nobody_is_forgotten() {
+        let (gate, inside, entries) = (Gate::default(), AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..2_000 {
+                        let _inside = gate.enter(Allowed::LIVE, || LONG).expect("it is live");
+                        assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0);
+                        entries.fetch_add(1, Ordering::Relaxed);
+                        inside.fetch_sub(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(entries.into_inner(), 8_000);
+        assert_eq!(gate.word.into_inner() & !WAITERS, 0);
+    }
+
+    #[test]
+    fn who_waits_is_told_when_the_gate_closes() {
+        let gate = Gate::default();
+        let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| gate.enter(Allowed::LIVE, || LONG).map(drop));
+            std::thread::sleep(Duration::from_millis(20));
+            gate.close(State::Aborted).expect("it was open");
+            assert_eq!(waiting.join().expect("no panic"), Err(Refused::State(State::Aborted)));
+        });
+        assert!(!gate.drain(Duration::from_millis(5)), "one is still inside");
+        drop(inside);
+        assert!(gate.drain(LONG));
+    }
+
+    #[test]
+    fn gate_closes_once() {
+        let gate = Gate::default();
+        assert_eq!(gate.close(State::Finalized), Ok(()));
+        assert_eq!(gate.close(State::Aborted), Err(State::Finalized));
+        assert_eq!(gate.set(State::Live), Err(State::Finalized));
+        assert!(gate.look(Allowed::OPEN).is_err());
+    }
+
+    #[test]
+    fn busy_gate_is_given_up_at_the_deadline() {
+        let gate = Gate::default();
+        let _inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
+        let second = gate.enter(Allowed::LIVE, || Duration::from_millis(10));
+        assert_eq!(second.map(drop), Err(Refused::Busy));
+        assert!(gate.look(Allowed::LIVE).is_ok(), "looking is possible beside it");
+    }
+
+    #[test]
+    fn states_allow_what_they_should() {
+        let gate = Gate::default();
+        gate.set(State::Revoked).expect("open");
+        assert_eq!(gate.enter(Allowed::LIVE, || LONG).map(drop), Err(Refused::State(State::Revoked)));
+        assert!(gate.enter(Allowed::SPLIT, || LONG).is_ok());
+        gate.set(State::Suspended).expect("open");
+        assert!(gate.enter(Allowed::SUSPENDED, || LONG).is_ok());
+        assert!(gate.enter(Allowed::SPLIT, || LONG).is_err());
+    }
+}
