@@ -1,14 +1,16 @@
-//! The thread that frees what streams have finished with, so that no destructor waits.
+//! The threads that free what streams have finished with, so that no destructor waits.
 //!
 //! Freeing device memory makes the driver wait for the whole device. In a destructor that could be for ever: a collective whose peer
-//! died never ends. So destructors only note which streams used the memory, and this thread frees it when they have passed that point.
+//! died never ends. So destructors only note which streams used the memory, and a thread frees it when they have passed that point: one thread
+//! for each device, so that a device that is stuck keeps only its own.
 //!
 //! Invariant: memory is freed after every event recorded at its retirement has come.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::cudarc::driver::sys::{CUevent, CUresult};
@@ -35,47 +37,53 @@ struct Event {
 // once it is sent. Would be caught by the test `memory_is_freed_after_the_streams_that_used_it` in tests/memory.rs.
 unsafe impl Send for Event {}
 
-struct Reaper {
-    entries: Mutex<Sender<Entry>>,
-    /// Entries sent and not yet freed.
-    pending: Arc<AtomicUsize>,
+/// Entries sent and not yet freed, of all devices.
+static PENDING: AtomicUsize = AtomicUsize::new(0);
+
+/// The threads' ends of their channels, by device; `None` is for what needs no device.
+static REAPERS: Mutex<BTreeMap<Option<usize>, Sender<Entry>>> = Mutex::new(BTreeMap::new());
+
+fn send(entry: Entry) {
+    let device = entry.context.as_ref().map(|context| context.ordinal());
+    PENDING.fetch_add(1, Ordering::Relaxed);
+    let mut reapers = REAPERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let sent = reapers.entry(device).or_insert_with(start).send(entry);
+    if let Err(error) = sent {
+        // The thread could not be started: leak, which is safe.
+        std::mem::forget(error.0);
+        PENDING.fetch_sub(1, Ordering::Release);
+    }
 }
 
-fn reaper() -> &'static Reaper {
-    static REAPER: OnceLock<Reaper> = OnceLock::new();
-    REAPER.get_or_init(|| {
-        let (sender, receiver) = channel::<Entry>();
-        let pending = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&pending);
-        let body = move || {
-            let mut waiting: Vec<Entry> = Vec::new();
-            loop {
-                // With nothing to ask about, sleep until there is.
-                let next = if waiting.is_empty() {
-                    receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
-                } else {
-                    receiver.recv_timeout(Duration::from_millis(1))
-                };
-                match next {
-                    Ok(entry) => waiting.push(entry),
-                    Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) if waiting.is_empty() => return,
-                    Err(RecvTimeoutError::Disconnected) => std::thread::sleep(Duration::from_millis(1)),
-                }
-                let (ready, still): (Vec<_>, Vec<_>) = waiting.into_iter().partition(Entry::is_ready);
-                waiting = still;
-                for entry in ready {
-                    entry.run();
-                    count.fetch_sub(1, Ordering::Release);
-                }
-            }
+fn start() -> Sender<Entry> {
+    let (sender, receiver) = channel();
+    if let Err(error) = std::thread::Builder::new().name("peerweave-reaper".into()).spawn(move || reap(&receiver)) {
+        tracing::error!(%error, "no thread for freeing device memory");
+    }
+    sender
+}
+
+fn reap(receiver: &Receiver<Entry>) {
+    let mut waiting: Vec<Entry> = Vec::new();
+    loop {
+        // With nothing to ask about, sleep until there is. The senders live as long as the process.
+        let next = if waiting.is_empty() {
+            receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            receiver.recv_timeout(Duration::from_millis(1))
         };
-        if let Err(error) = std::thread::Builder::new().name("peerweave-reaper".into()).spawn(body) {
-            // What is retired then stays allocated: a leak, which is safe.
-            tracing::error!(%error, "no thread for freeing device memory");
+        match next {
+            Ok(entry) => waiting.push(entry),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return waiting.into_iter().for_each(std::mem::forget),
         }
-        Reaper { entries: Mutex::new(sender), pending }
-    })
+        let (ready, still): (Vec<_>, Vec<_>) = waiting.into_iter().partition(Entry::is_ready);
+        waiting = still;
+        for entry in ready {
+            entry.run();
+            PENDING.fetch_sub(1, Ordering::Release);
+        }
+    }
 }
 
 impl Entry {
@@ -147,22 +155,11 @@ pub(crate) fn drop_later(kept: Vec<Keep>) {
     send(Entry { context: None, events: Vec::new(), free: Box::new(move || drop(kept)) });
 }
 
-fn send(entry: Entry) {
-    let reaper = reaper();
-    reaper.pending.fetch_add(1, Ordering::Relaxed);
-    let sent = reaper.entries.lock().unwrap_or_else(PoisonError::into_inner).send(entry);
-    if let Err(error) = sent {
-        // The thread is gone: leak.
-        std::mem::forget(error.0);
-    }
-}
-
 /// Waits until everything retired so far has been freed, or the deadline has passed. Gives whether it has.
 ///
 /// For measuring memory, and before an allocation is given up for lack of it. Must not be called from what `retire` was given.
 pub fn settle(deadline: Instant) -> bool {
-    let pending = &reaper().pending;
-    wait_until::<std::convert::Infallible>(deadline, || Ok(pending.load(Ordering::Acquire) == 0)).unwrap_or(false)
+    wait_until::<std::convert::Infallible>(deadline, || Ok(PENDING.load(Ordering::Acquire) == 0)).unwrap_or(false)
 }
 
 impl fmt::Debug for Event {

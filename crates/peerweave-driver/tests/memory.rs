@@ -1,0 +1,243 @@
+//! Device memory and its lifetimes in stream order, over the fake driver.
+#![cfg(target_os = "linux")]
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstream, CUstreamCaptureMode};
+use peerweave_driver::{
+    CudaContext, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, DriverError, context, is_capturing,
+    keep_in_graph, retire, settle, wait,
+};
+use peerweave_fakes::Fakes;
+
+const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(50);
+
+fn device() -> (Arc<CudaContext>, Arc<CudaStream>) {
+    let context = context(0).expect("the fake has devices");
+    let stream = context.new_stream().expect("a stream");
+    (context, stream)
+}
+
+/// Calls a function that only the fake driver has.
+fn fake(name: &std::ffi::CStr, stream: &CudaStream) {
+    let address = Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it");
+    // SAFETY: the fake declares both functions so.
+    let function =
+        unsafe { std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, extern "C" fn(CUstream) -> c_int>(address) };
+    assert_eq!(function(stream.cu_stream()), 0, "{name:?}");
+}
+
+fn block(stream: &CudaStream) {
+    fake(c"peerweave_fake_stream_block", stream);
+}
+
+fn unblock(stream: &CudaStream) {
+    fake(c"peerweave_fake_stream_unblock", stream);
+}
+
+fn free_bytes(context: &CudaContext) -> usize {
+    context.mem_get_info().expect("a live context").0
+}
+
+#[test]
+fn what_is_copied_in_comes_back() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let values: Vec<f32> = (0..1000).map(|i| i as f32).collect();
+        let mut memory = DeviceMemory::from_slice(&stream, &values).expect("there is room");
+        assert_eq!(memory.to_vec(&stream).expect("the copy ends"), values);
+        memory.slice(10..20).expect("inside").copy_from(&stream, &[7.0; 10]).expect("the copy ends");
+        let part = memory.slice(9..21).expect("inside").to_vec(&stream).expect("the copy ends");
+        assert_eq!(part, [&[9.0][..], &[7.0; 10], &[20.0]].concat());
+        assert_eq!(DeviceMemory::<u64>::zeroed(&stream, 5).expect("room").to_vec(&stream).expect("the copy ends"), [0; 5]);
+        assert!(DeviceMemory::<u8>::alloc(&context, 0).expect("nothing is little").to_vec(&stream).expect("no copy").is_empty());
+        assert_eq!((memory.device(), DeviceBuffer::len(&memory)), (0, 1000));
+        let address = memory.read(&stream).address();
+        assert_eq!(memory.write(&stream).address(), address);
+    });
+}
+
+#[test]
+fn wrong_lengths_ranges_and_devices_are_named() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let mut memory = DeviceMemory::<u32>::alloc(&context, 8).expect("room");
+        let error = memory.copy_from(&stream, &[1; 7]).expect_err("one too few");
+        assert_eq!(error.to_string(), "DeviceMemory::copy_from: 7 elements, expected 8");
+        let backwards = std::ops::Range { start: 5, end: 4 };
+        assert_eq!(memory.slice(backwards).expect_err("backwards").to_string(), "DeviceMemory::slice: range 5..4 of 8 elements");
+        assert!(matches!(memory.slice(0..9), Err(DriverError::OutOfRange { end: 9, len: 8, .. })));
+        let elsewhere = peerweave_driver::context(1).expect("eight devices").new_stream().expect("a stream");
+        let error = memory.to_vec(&elsewhere).expect_err("another device");
+        assert_eq!(error.to_string(), "DeviceMemory::to_vec: the memory is on device 1, expected device 0");
+        assert!(matches!(DeviceMemory::<u64>::alloc(&context, usize::MAX / 4), Err(DriverError::TooLarge { .. })));
+        assert!(matches!(peerweave_driver::context(8), Err(DriverError::NoSuchDevice { ordinal: 8, count: 8, .. })));
+    });
+}
+
+#[test]
+fn memory_is_freed_after_the_streams_that_used_it() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let before = free_bytes(&context);
+        block(&stream);
+        let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("room");
+        let while_used = free_bytes(&context);
+        assert!(while_used + (1 << 20) <= before);
+        let start = Instant::now();
+        drop(memory);
+        assert!(start.elapsed() < Duration::from_secs(1), "a destructor does not wait");
+        assert!(!settle(Instant::now() + SHORT), "the stream still has to fill it");
+        assert_eq!(free_bytes(&context), while_used);
+        unblock(&stream);
+        assert!(settle(Instant::now() + LONG));
+        assert_eq!(free_bytes(&context), before);
+    });
+}
+
+#[test]
+fn stuck_device_does_not_hold_up_the_others() {
+    Fakes::new().cuda().run(|| {
+        let (_, stuck) = device();
+        let elsewhere = context(1).expect("eight devices");
+        let other = elsewhere.new_stream().expect("a stream");
+        block(&stuck);
+        let held = DeviceMemory::<u8>::zeroed(&stuck, 1 << 20).expect("room");
+        let before = free_bytes(&elsewhere);
+        let free = DeviceMemory::<u8>::zeroed(&other, 1 << 20).expect("room");
+        drop(held);
+        drop(free);
+        let came_back = peerweave_driver::wait_until::<()>(Instant::now() + LONG, || Ok(free_bytes(&elsewhere) == before));
+        assert_eq!(came_back, Ok(true));
+        unblock(&stuck);
+        assert!(settle(Instant::now() + LONG));
+    });
+}
+
+#[test]
+fn allocation_waits_for_what_is_about_to_be_freed() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (4 << 20).to_string()).run(|| {
+        let (context, stream) = device();
+        for round in 0..20 {
+            let memory = DeviceMemory::<u8>::zeroed(&stream, 3 << 20).unwrap_or_else(|error| panic!("round {round}: {error}"));
+            drop(memory);
+        }
+        let error = DeviceMemory::<u8>::alloc(&context, 5 << 20).expect_err("more than there is");
+        assert!(
+            matches!(&error, DriverError::Cuda(error) if error.is_out_of_memory() && error.call == "cuMemAlloc_v2"),
+            "{error}"
+        );
+        assert!(error.to_string().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
+    });
+}
+
+#[test]
+fn waits_end_at_their_deadlines() {
+    Fakes::new().cuda().run(|| {
+        let (_, stream) = device();
+        assert!(wait(&stream, Instant::now()).expect("an idle stream"));
+        block(&stream);
+        let memory = DeviceMemory::<u32>::zeroed(&stream, 4).expect("room");
+        let start = Instant::now();
+        assert!(!wait(&stream, start + SHORT).expect("it is only slow"));
+        assert!((SHORT..LONG).contains(&start.elapsed()));
+        let error = memory.to_vec_within(&stream, SHORT).expect_err("the stream is stuck");
+        assert!(matches!(error, DriverError::Timeout { call: "DeviceMemory::to_vec", waited: SHORT }), "{error}");
+        unblock(&stream);
+        assert!(wait(&stream, Instant::now() + LONG).expect("it goes on"));
+    });
+}
+
+#[test]
+fn graph_keeps_what_it_was_given() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let before = free_bytes(&context);
+        let memory = DeviceMemory::<u32>::alloc(&context, 1 << 18).expect("room");
+        let raw = memory.address();
+        assert!(!is_capturing(&stream).expect("a live stream"));
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
+        assert!(is_capturing(&stream).expect("a live stream"));
+        assert!(matches!(memory.to_vec(&stream), Err(DriverError::Capturing { .. })));
+        let (address, keep) = memory.keep().expect("shared memory can be kept");
+        assert_eq!(address, raw);
+        // SAFETY: the range is allocated, and the graph keeps it.
+        let code = unsafe { Driver::get().expect("the fake").api().cuMemsetD32Async(address, 7, 1 << 18, stream.cu_stream()) };
+        assert_eq!(code.map(|code| code as u32), Ok(0));
+        keep_in_graph(&stream, vec![keep]).expect("it is being captured");
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).expect("captured").expect("there is work in it");
+        drop(memory);
+        assert!(settle(Instant::now() + LONG));
+        assert!(free_bytes(&context) < before, "the graph still uses it");
+        graph.launch().expect("the memory is there");
+        stream.synchronize().expect("it ends");
+        drop(graph);
+        let came_back = peerweave_driver::wait_until::<()>(Instant::now() + LONG, || Ok(free_bytes(&context) == before));
+        assert_eq!(came_back, Ok(true));
+    });
+}
+
+#[test]
+fn nothing_is_kept_where_nothing_is_captured_or_the_driver_is_old() {
+    Fakes::new().cuda().without("cuUserObjectCreate").run(|| {
+        let (_, stream) = device();
+        let value: peerweave_driver::Keep = Arc::new(1);
+        let error = keep_in_graph(&stream, vec![Arc::clone(&value)]).expect_err("it is not captured");
+        assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_STATE"), "{error}");
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
+        let error = keep_in_graph(&stream, vec![Arc::clone(&value)]).expect_err("there is no such function");
+        assert!(
+            matches!(&error, DriverError::Missing(missing) if missing.name == "cuUserObjectCreate" && missing.since == "11.3"),
+            "{error}"
+        );
+        assert_eq!(Arc::strong_count(&value), 1, "what cannot be kept is dropped");
+        drop(stream.end_capture(CUgraphInstantiate_flags(0)));
+    });
+}
+
+#[test]
+fn what_cannot_be_freed_safely_is_leaked() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuEventRecord:1=2").run(|| {
+        let (context, stream) = device();
+        let freed = Arc::new(());
+        let token = Arc::clone(&freed);
+        retire(&context, [Arc::clone(&stream)], Box::new(move || drop(token)));
+        assert!(settle(Instant::now() + LONG));
+        assert_eq!(Arc::strong_count(&freed), 2, "it was leaked");
+        let token = Arc::clone(&freed);
+        retire(&context, [stream], Box::new(move || drop(token)));
+        assert!(settle(Instant::now() + LONG));
+        assert_eq!(Arc::strong_count(&freed), 2, "the next one is freed");
+    });
+}
+
+#[test]
+fn machine_without_a_driver_gets_an_error_that_names_what_was_tried() {
+    Fakes::new().run(|| {
+        // A machine that has a driver of its own is not what this is about.
+        match Driver::get() {
+            Err(DriverError::Load(error)) => {
+                assert_eq!(
+                    error.tried.iter().map(|attempt| attempt.path.to_str()).collect::<Vec<_>>(),
+                    [Some("libcuda.so"), Some("libcuda.so.1")]
+                );
+            }
+            Err(DriverError::Cuda(error)) => assert_eq!(error.call, "cuInit"),
+            Err(error) => panic!("{error}"),
+            Ok(driver) => assert!(driver.version().is_ok()),
+        }
+    });
+}
+
+#[test]
+fn driver_that_does_not_start_says_so() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuInit:*=100").run(|| {
+        for _ in 0..2 {
+            let error = Driver::get().expect_err("it does not start");
+            assert!(error.to_string().starts_with("CUDA_ERROR_NO_DEVICE (100) from cuInit"), "{error}");
+        }
+    });
+}
