@@ -230,6 +230,11 @@ impl<T: Copy> In<T> {
         Ok((0..count).map(|index| unsafe { self.0.add(index).read_unaligned() }).collect())
     }
 
+    /// The number itself, for arguments that are a pointer or a number.
+    pub(crate) fn address(&self) -> usize {
+        self.0 as usize
+    }
+
     /// The same address, for functions whose type of input depends on another argument.
     pub(crate) fn cast<U>(&self) -> In<U> {
         In(self.0.cast())

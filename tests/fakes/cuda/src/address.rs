@@ -68,6 +68,17 @@ pub(crate) enum Need {
     Write,
 }
 
+/// Who asks for bytes, and what for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    pub(crate) device: usize,
+    pub(crate) need: Need,
+    /// Whether memory that the driver does not know, of the host's own, is welcome.
+    pub(crate) pageable: bool,
+    /// The work was accepted before and is about to be done, so that a free that is behind it does not matter.
+    pub(crate) queued: bool,
+}
+
 /// Where bytes are.
 pub(crate) enum Place {
     /// Ordinary bytes, and the device that they are of.
@@ -126,25 +137,13 @@ impl AddressMap {
         (at == base + size).then_some(found)
     }
 
-    /// Finds out what bytes are and whether `device` may use them so.
-    ///
-    /// `pageable`: whether memory that the driver does not know, of the host's own, is welcome. `queued`: the work is about to be
-    /// done and was accepted before, so that a free that is behind it does not matter.
-    pub(crate) fn place(
-        &self,
-        driver: &Driver,
-        device: usize,
-        address: u64,
-        bytes: u64,
-        need: Need,
-        pageable: bool,
-        queued: bool,
-    ) -> Result<Place> {
+    /// Finds out what bytes are and whether they may be used so.
+    pub(crate) fn place(&self, driver: &Driver, address: u64, bytes: u64, access: Access) -> Result<Place> {
         let end = address.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
         let Some(range) = self.find(address) else {
-            let inside = self.reservation(address, 1).is_some()
-                || driver.devices.iter().any(|device| lock(&device.arena).covers(address));
-            return if address != 0 && pageable && !inside && !self.overlaps(address, bytes) {
+            let inside =
+                self.reservation(address, 1).is_some() || driver.devices.iter().any(|device| lock(&device.arena).covers(address));
+            return if address != 0 && access.pageable && !inside && !self.overlaps(address, bytes) {
                 Ok(Place::Plain { owner: None })
             } else {
                 Err(Code::INVALID_VALUE)
@@ -152,28 +151,28 @@ impl AddressMap {
         };
         let fits = end <= range.base + range.size;
         match &range.kind {
-            Kind::Device(memory) if fits && (queued || !memory.freeing) => Ok(Place::Plain { owner: Some(memory.device) }),
+            Kind::Device(memory) if fits && (access.queued || !memory.freeing) => Ok(Place::Plain { owner: Some(memory.device) }),
             Kind::Imported { device, .. } if fits => Ok(Place::Plain { owner: Some(*device) }),
             Kind::Host(_) if fits => Ok(Place::Plain { owner: None }),
-            Kind::Mapped(_) => self.place_mapped(device, address, end, need),
+            Kind::Mapped(_) => self.place_mapped(address, end, access),
             _ => Err(Code::INVALID_VALUE),
         }
     }
 
     /// Mapped memory may go on from one mapping into the next.
-    fn place_mapped(&self, device: usize, address: u64, end: u64, need: Need) -> Result<Place> {
+    fn place_mapped(&self, address: u64, end: u64, access: Access) -> Result<Place> {
         let mut at = address;
         let mut place = None;
         while at < end {
             let range = self.find(at).ok_or(Code::INVALID_VALUE)?;
             let Kind::Mapped(mapped) = &range.kind else { return Err(Code::INVALID_VALUE) };
-            let wanted = if need == Need::Write { 2 } else { 1 };
-            if mapped.access.get(&device).copied().unwrap_or(0) & wanted == 0 {
+            let wanted = if access.need == Need::Write { 2 } else { 1 };
+            if mapped.access.get(&access.device).copied().unwrap_or(0) & wanted == 0 {
                 return Err(Code::INVALID_VALUE);
             }
             if mapped.physical.is_multicast() {
                 // Loads through a multicast address are for the reducing instructions of kernels only.
-                if need == Need::Read || end > range.base + range.size {
+                if access.need == Need::Read || end > range.base + range.size {
                     return Err(Code::INVALID_VALUE);
                 }
                 let offset = mapped.offset + (at - range.base);

@@ -201,18 +201,14 @@ pub(crate) fn invalidate_stream(stream: &Arc<Stream>) {
     });
 }
 
-/// An allocation that was captured into the graph of the stream's capture.
-pub(crate) fn graph_memory(stream: &Arc<Stream>, is: impl Fn(&GraphMemory) -> bool) -> Option<Arc<GraphMemory>> {
+/// Whether such an allocation was captured into the graph of the stream's capture.
+pub(crate) fn has_graph_memory(stream: &Arc<Stream>, is: impl Fn(&GraphMemory) -> bool) -> bool {
     with(|captures| {
-        let (_, capture) = captures.of(stream)?;
-        let body = lock(&capture.body);
-        body.nodes.iter().find_map(|node| match &node.work {
-            Work::GraphAlloc(memory) if is(memory) => Some(Arc::clone(memory)),
-            _ => None,
+        captures.of(stream).is_some_and(|(_, capture)| {
+            lock(&capture.body).nodes.iter().any(|node| matches!(&node.work, Work::GraphAlloc(memory) if is(memory)))
         })
     })
-    .ok()
-    .flatten()
+    .unwrap_or(false)
 }
 
 fn begin(stream: CuStream, mode: c_int) -> Result {
@@ -235,8 +231,7 @@ fn begin(stream: CuStream, mode: c_int) -> Result {
     captures.next += 1;
     let id = captures.next;
     let positions = HashMap::from([(stream.handle, Position::default())]);
-    let capture =
-        Capture { origin: stream.handle, mode, thread: thread::current().id(), graph, body, invalid: false, positions };
+    let capture = Capture { origin: stream.handle, mode, thread: thread::current().id(), graph, body, invalid: false, positions };
     captures.active.insert(id, capture);
     captures.of_stream.insert(stream.handle, id);
     ACTIVE.fetch_add(1, Ordering::AcqRel);

@@ -141,7 +141,14 @@ fn fill(on: Option<CuStream>, to: CuPtr, pattern: u32, element_bytes: u64, eleme
     for row in 0..rows as u64 {
         transfer::check(stream.context.device, to + row * pitch as u64, bytes, Need::Write, false)?;
     }
-    stream.submit(Work::Fill(Fill { to, pattern, element_bytes, elements: elements as u64, rows: rows as u64, pitch: pitch as u64 }))
+    stream.submit(Work::Fill(Fill {
+        to,
+        pattern,
+        element_bytes,
+        elements: elements as u64,
+        rows: rows as u64,
+        pitch: pitch as u64,
+    }))
 }
 
 exports! {

@@ -90,43 +90,43 @@ impl Device {
     fn attribute(&self, attribute: c_int) -> Result<c_int> {
         let vmm = c_int::from(has_vmm());
         Ok(match attribute {
-            1 => 1024,                          // threads per block
-            2 | 3 => 1024,                      // block x, y
-            4 => 64,                            // block z
-            5 => c_int::MAX,                    // grid x
-            6 | 7 => 65535,                     // grid y, z
-            8 => 49152,                         // shared memory per block
-            9 => 65536,                         // constant memory
-            10 => 32,                           // warp
-            11 => c_int::MAX,                   // pitch
-            12 | 82 => 65536,                   // registers per block, per multiprocessor
-            13 => 1_980_000,                    // clock, kHz
-            14 => 512,                          // texture alignment
-            16 => 132,                          // multiprocessors
-            33 => self.bus() as c_int,          // PCI bus
-            34 | 50 => 0,                       // PCI device, domain
-            36 => 2_619_000,                    // memory clock, kHz
-            37 => 6144,                         // bus width, bits
-            38 => 62_914_560,                   // L2
-            39 => 2048,                         // threads per multiprocessor
-            40 => 3,                            // copy engines
-            75 => 9,                            // compute capability
+            1 => 1024,                 // threads per block
+            2 | 3 => 1024,             // block x, y
+            4 => 64,                   // block z
+            5 => c_int::MAX,           // grid x
+            6 | 7 => 65535,            // grid y, z
+            8 => 49152,                // shared memory per block
+            9 => 65536,                // constant memory
+            10 => 32,                  // warp
+            11 => c_int::MAX,          // pitch
+            12 | 82 => 65536,          // registers per block, per multiprocessor
+            13 => 1_980_000,           // clock, kHz
+            14 => 512,                 // texture alignment
+            16 => 132,                 // multiprocessors
+            33 => self.bus() as c_int, // PCI bus
+            34 | 50 => 0,              // PCI device, domain
+            36 => 2_619_000,           // memory clock, kHz
+            37 => 6144,                // bus width, bits
+            38 => 62_914_560,          // L2
+            39 => 2048,                // threads per multiprocessor
+            40 => 3,                   // copy engines
+            75 => 9,                   // compute capability
             76 => 0,
-            81 => 233_472,                      // shared memory per multiprocessor
+            81 => 233_472, // shared memory per multiprocessor
             87 => 2,
-            97 => 232_448,                      // shared memory opt-in
-            106 => 32,                          // blocks per multiprocessor
-            111 => 1024,                        // reserved shared memory
+            97 => 232_448, // shared memory opt-in
+            106 => 32,     // blocks per multiprocessor
+            111 => 1024,   // reserved shared memory
             // Can: overlap, map host memory, concurrent kernels, ECC, unified addressing, priorities, L1 caches, managed
             // memory, preemption, host registration, 64-bit stream memory operations, cooperative launch, clusters, IPC events.
             15 | 19 | 31 | 32 | 41 | 78..=80 | 83 | 89..=96 | 98 | 99 | 113 | 116 | 120 | 122 | 123 | 125 | 126 => 1,
             115 => c_int::from(!faults::switch(variable::NO_POOLS)),
-            119 => 0,                           // pools cannot be shared between processes here
-            102 | 103 => vmm,                   // virtual memory, POSIX file descriptors
-            110 => 0,                           // no RDMA
+            119 => 0,         // pools cannot be shared between processes here
+            102 | 103 => vmm, // virtual memory, POSIX file descriptors
+            110 => 0,         // no RDMA
             128 => c_int::from(vmm == 1 && fabric_supported()),
             132 => c_int::from(vmm == 1 && has_multicast()),
-            130 | 131 | 134 => -1,              // no NUMA
+            130 | 131 | 134 => -1, // no NUMA
             0 => return Err(Code::INVALID_VALUE),
             17..=162 => 0,
             _ => return Err(Code::INVALID_VALUE),

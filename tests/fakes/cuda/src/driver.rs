@@ -20,7 +20,6 @@ use crate::user_object::UserObject;
 /// Everything that lives as long as the process.
 pub(crate) struct Driver {
     pub(crate) devices: Vec<Device>,
-    pub(crate) version: i32,
     pub(crate) broken_peers: Vec<(Option<usize>, Option<usize>)>,
     pub(crate) unreachable_peers: Vec<(Option<usize>, Option<usize>)>,
     /// Copies hold it for reading while they run; whoever takes memory away holds it for writing.
@@ -53,7 +52,6 @@ pub(crate) fn init() -> Result<&'static Driver> {
         let pools = Table::new(0x57);
         Driver {
             devices: (0..count).map(|ordinal| Device::new(ordinal, &pools)).collect(),
-            version: version(),
             broken_peers: faults::pairs(variable::BROKEN_PEER),
             unreachable_peers: faults::pairs(variable::NO_PEER),
             map: RwLock::new(AddressMap::default()),

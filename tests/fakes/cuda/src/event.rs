@@ -32,7 +32,10 @@ pub(crate) enum State {
     Never,
     Recorded(Arc<Recording>),
     /// Recorded in a stream under capture: the capture, and the nodes that come before.
-    Captured { capture: u64, nodes: Vec<usize> },
+    Captured {
+        capture: u64,
+        nodes: Vec<usize>,
+    },
 }
 
 /// One recording of an event.

@@ -42,8 +42,7 @@ impl Ticket {
     }
 
     fn to_bytes(&self) -> [u8; 64] {
-        let words =
-            [self.kind, u64::from(self.pid), self.start, self.fd as u64, self.offset, self.size, self.device, self.id];
+        let words = [self.kind, u64::from(self.pid), self.start, self.fd as u64, self.offset, self.size, self.device, self.id];
         let mut bytes = [0; 64];
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());

@@ -200,8 +200,10 @@ exports! {
             return Err(Code::INVALID_VALUE);
         }
         if capture::position(&stream)?.is_some() {
-            let memory = capture::graph_memory(&stream, |memory| memory.base == pointer).ok_or(Code::INVALID_VALUE)?;
-            return stream.submit(Work::GraphFree(memory));
+            if !capture::has_graph_memory(&stream, |memory| memory.base == pointer) {
+                return Err(Code::INVALID_VALUE);
+            }
+            return stream.submit(Work::GraphFree);
         }
         let id = {
             let mut map = change(driver);

@@ -43,6 +43,12 @@ pub(crate) fn open_of_process(pid: u32, fd: i32) -> Option<OwnedFd> {
     Some(file.into())
 }
 
+/// How long a file is.
+pub(crate) fn length(file: &OwnedFd) -> Result<u64> {
+    let file = File::from(duplicate(file)?);
+    file.metadata().map(|metadata| metadata.len()).map_err(|_| Code::OPERATING_SYSTEM)
+}
+
 /// A second descriptor of the same file.
 pub(crate) fn duplicate(file: &OwnedFd) -> Result<OwnedFd> {
     file.as_fd().try_clone_to_owned().map_err(|_| Code::OPERATING_SYSTEM)

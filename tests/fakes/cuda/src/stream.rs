@@ -127,7 +127,8 @@ impl Stream {
             Kind::Legacy => self.context.live_streams().into_iter().filter(|other| other.kind == Kind::Blocking).collect(),
             Kind::Blocking => self.context.live_streams().into_iter().filter(|other| other.kind == Kind::Legacy).collect(),
         };
-        let after = others.into_iter().filter(|other| !other.is_idle()).map(|other| (Arc::clone(&other), other.submitted())).collect();
+        let after =
+            others.into_iter().filter(|other| !other.is_idle()).map(|other| (Arc::clone(&other), other.submitted())).collect();
         let mut queue = lock(&self.queue);
         queue.waiting.push_back(Submission { after, run });
         queue.submitted += 1;

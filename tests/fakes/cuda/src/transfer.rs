@@ -4,7 +4,7 @@
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 
 use crate::abi::{Code, Result};
-use crate::address::{AddressMap, Need, Place};
+use crate::address::{Access, AddressMap, Need, Place};
 use crate::context::Context;
 use crate::driver::{Driver, driver};
 
@@ -51,7 +51,7 @@ pub(crate) fn check(device: usize, address: u64, bytes: u64, need: Need, pageabl
         return Ok(());
     }
     let driver = driver()?;
-    map(driver).place(driver, device, address, bytes, need, pageable, false).map(|_| ())
+    map(driver).place(driver, address, bytes, Access { device, need, pageable, queued: false }).map(|_| ())
 }
 
 /// Whether the driver knows nothing of the address: pageable memory of the host.
@@ -61,7 +61,7 @@ pub(crate) fn is_pageable(address: u64) -> bool {
 
 /// Finds bytes again when the work is done; memory that went away meanwhile is an illegal address.
 fn place(driver: &Driver, map: &AddressMap, device: usize, address: u64, bytes: u64, need: Need) -> Result<Place> {
-    map.place(driver, device, address, bytes, need, true, true).map_err(|_| Code::ILLEGAL_ADDRESS)
+    map.place(driver, address, bytes, Access { device, need, pageable: true, queued: true }).map_err(|_| Code::ILLEGAL_ADDRESS)
 }
 
 /// Writes bytes to where an address is, as `device` does it.
@@ -153,8 +153,12 @@ impl Fill {
         let driver = driver()?;
         let map = map(driver);
         let pattern = self.pattern.to_ne_bytes();
-        let row: Vec<u8> =
-            pattern[..self.element_bytes as usize].iter().copied().cycle().take((self.elements * self.element_bytes) as usize).collect();
+        let row: Vec<u8> = pattern[..self.element_bytes as usize]
+            .iter()
+            .copied()
+            .cycle()
+            .take((self.elements * self.element_bytes) as usize)
+            .collect();
         for index in 0..self.rows {
             write(driver, &map, context.device, self.to + index * self.pitch, row.as_ptr(), row.len() as u64)?;
         }

@@ -19,14 +19,29 @@ pub(crate) enum Work {
     Empty,
     Copy(Copy),
     Fill(Fill),
-    Host { function: unsafe extern "C" fn(*mut c_void), data: usize },
-    WaitValue { address: u64, value: u64, bytes: u64, condition: c_uint },
-    Write { address: u64, value: u64, bytes: u64 },
+    Host {
+        function: unsafe extern "C" fn(*mut c_void),
+        data: usize,
+    },
+    WaitValue {
+        address: u64,
+        value: u64,
+        bytes: u64,
+        condition: c_uint,
+    },
+    Write {
+        address: u64,
+        value: u64,
+        bytes: u64,
+    },
     /// The end of an allocation, by its address and number.
-    Free { address: u64, id: u64 },
+    Free {
+        address: u64,
+        id: u64,
+    },
     /// An allocation that belongs to a graph begins or ends; its address is the graph's for as long as the graph lives.
     GraphAlloc(Arc<GraphMemory>),
-    GraphFree(Arc<GraphMemory>),
+    GraphFree,
     Graph(Arc<Plan>),
     RecordEvent(Arc<Event>),
     WaitEvent(Arc<Event>),
@@ -39,7 +54,7 @@ impl Work {
     /// Does the work.
     pub(crate) fn run(&self, context: &Arc<Context>) -> Result {
         match self {
-            Work::Empty | Work::GraphAlloc(_) | Work::GraphFree(_) => Ok(()),
+            Work::Empty | Work::GraphAlloc(_) | Work::GraphFree => Ok(()),
             Work::Copy(copy) => copy.run(context),
             Work::Fill(fill) => fill.run(context),
             Work::Host { function, data } => {
@@ -82,7 +97,7 @@ impl Work {
             Work::WaitEvent(_) => 6,
             Work::RecordEvent(_) => 7,
             Work::GraphAlloc(_) => 10,
-            Work::GraphFree(_) => 11,
+            Work::GraphFree => 11,
             Work::WaitValue { .. } | Work::Write { .. } => 12,
         }
     }

@@ -176,7 +176,13 @@ fn a_user_object_is_destroyed_when_the_last_graph_is_gone() {
         let mut id = 0;
         assert_eq!(
             call!(cuStreamGetCaptureInfo_v3(
-                stream.cu_stream(), &mut status, &mut id, &mut graph, &mut nodes, core::ptr::null_mut(), &mut length
+                stream.cu_stream(),
+                &mut status,
+                &mut id,
+                &mut graph,
+                &mut nodes,
+                core::ptr::null_mut(),
+                &mut length
             )),
             CUDA_SUCCESS
         );

@@ -74,10 +74,7 @@ fn freed_memory_cannot_be_used() {
         assert_eq!(call!(cuMemcpyDtoH_v2(host.as_mut_ptr().cast(), pointer, 16)), CUDA_ERROR_INVALID_VALUE);
         let mut kind = 0_u32;
         let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
-        assert_eq!(
-            call!(cuPointerGetAttribute((&raw mut kind).cast::<c_void>(), attribute, pointer)),
-            CUDA_ERROR_INVALID_VALUE
-        );
+        assert_eq!(call!(cuPointerGetAttribute((&raw mut kind).cast::<c_void>(), attribute, pointer)), CUDA_ERROR_INVALID_VALUE);
     });
 }
 

@@ -163,9 +163,7 @@ impl Fakes {
             variables.entry("PEERWEAVE_NCCL_PATH".to_owned()).or_insert_with(|| Some(libraries.clone().into()));
         }
         if !self.without.is_empty() {
-            variables
-                .entry("PEERWEAVE_FAKE_CUDA_MISSING".to_owned())
-                .or_insert_with(|| Some(self.without.join(",").into()));
+            variables.entry("PEERWEAVE_FAKE_CUDA_MISSING".to_owned()).or_insert_with(|| Some(self.without.join(",").into()));
         }
         child::run_all(count, scenario, &shared, &variables, self.limit)
     }

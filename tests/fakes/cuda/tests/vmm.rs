@@ -1,0 +1,299 @@
+//! Virtual memory: mapping, rights, sharing between processes by descriptors and by fabric, and the legacy way.
+
+mod common;
+
+use common::*;
+use cudarc::driver::{CudaContext, sys};
+use peerweave_fakes::Fakes;
+use sys::CUresult::*;
+
+fn fakes() -> Fakes {
+    Fakes::new().cuda()
+}
+
+#[test]
+fn memory_is_mapped_used_and_unmapped() {
+    fakes().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let before = context.mem_get_info().unwrap();
+        context.bind_to_thread().unwrap();
+        let handle = create(0, 2 * PIECE).unwrap();
+        let address = map(handle, 2 * PIECE, 0);
+        fill(address, 7, PIECE / 2);
+        assert_eq!(words(address + 2 * PIECE as u64 - 8, 2), [7, 7]);
+        // The mapping keeps the memory when the handle is gone.
+        assert_eq!(call!(cuMemRelease(handle)), CUDA_SUCCESS);
+        assert_eq!(call!(cuMemRelease(handle)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(words(address, 1), [7]);
+        assert_ne!(context.mem_get_info().unwrap(), before);
+        assert_eq!(call!(cuMemUnmap(address, 2 * PIECE)), CUDA_SUCCESS);
+        assert_eq!(context.mem_get_info().unwrap(), before);
+        assert_eq!(call!(cuMemsetD8_v2(address, 1, 1)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(call!(cuMemAddressFree(address, 2 * PIECE)), CUDA_SUCCESS);
+    });
+}
+
+#[test]
+fn misuse_of_mappings_is_refused() {
+    fakes().run(|| {
+        let _context = CudaContext::new(0).unwrap();
+        assert_eq!(create(0, PIECE + 4096), Err(CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(create(0, 0), Err(CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(create(99, PIECE), Err(CUDA_ERROR_INVALID_DEVICE));
+        let handle = create(0, PIECE).unwrap();
+        let address = reserve(2 * PIECE);
+        assert_eq!(call!(cuMemMap(address, 2 * PIECE, 0, handle, 0)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(call!(cuMemMap(address + 4096, PIECE, 0, handle, 0)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(call!(cuMemMap(address + 2 * PIECE as u64, PIECE, 0, handle, 0)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(call!(cuMemMap(address, PIECE, 0, handle + 16, 0)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(call!(cuMemMap(address, PIECE, 0, handle, 0)), CUDA_SUCCESS);
+        assert_eq!(call!(cuMemMap(address, PIECE, 0, handle, 0)), CUDA_ERROR_INVALID_VALUE);
+        // Without a right there is no access.
+        assert_eq!(call!(cuMemsetD8_v2(address, 1, 1)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(allow(address, 2 * PIECE, 0, READ_WRITE), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(allow(address, PIECE, 0, READ), CUDA_SUCCESS);
+        assert_eq!(call!(cuMemsetD8_v2(address, 1, 1)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(words(address, 1), [0xC3C3_C3C3]);
+        let mut flags = 9;
+        assert_eq!(call!(cuMemGetAccess(&mut flags, &location(0), address)), CUDA_SUCCESS);
+        assert_eq!(flags, 1);
+        assert_eq!(call!(cuMemAddressFree(address, 2 * PIECE)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(call!(cuMemUnmap(address, 2 * PIECE)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(call!(cuMemUnmap(address, PIECE)), CUDA_SUCCESS);
+        assert_eq!(call!(cuMemAddressFree(address, PIECE)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(call!(cuMemAddressFree(address, 2 * PIECE)), CUDA_SUCCESS);
+    });
+}
+
+#[test]
+fn handles_run_out_of_memory_like_allocations() {
+    fakes().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (3 * PIECE).to_string()).run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let one = create(0, 2 * PIECE).unwrap();
+        assert_eq!(create(0, 2 * PIECE), Err(CUDA_ERROR_OUT_OF_MEMORY));
+        assert!(create(1, 2 * PIECE).is_ok());
+        assert_eq!(call!(cuMemRelease(one)), CUDA_SUCCESS);
+        assert!(create(0, 2 * PIECE).is_ok());
+        assert_eq!(context.mem_get_info().unwrap().0, PIECE);
+    });
+}
+
+#[test]
+fn a_copy_goes_on_from_one_mapping_into_the_next() {
+    fakes().run(|| {
+        let _context = CudaContext::new(0).unwrap();
+        let base = reserve(4 * PIECE);
+        assert_eq!(base % PIECE as u64, 0);
+        for (index, device) in [(0, 0), (1, 1)] {
+            let handle = create(device, PIECE).unwrap();
+            let at = base + (index * PIECE) as u64;
+            assert_eq!(call!(cuMemMap(at, PIECE, 0, handle, 0)), CUDA_SUCCESS);
+            assert_eq!(call!(cuMemRelease(handle)), CUDA_SUCCESS);
+        }
+        assert_eq!(allow(base, 2 * PIECE, 0, READ_WRITE), CUDA_SUCCESS);
+        fill(base + PIECE as u64 - 8, 5, 4);
+        assert_eq!(words(base + PIECE as u64 - 12, 6), [0xC3C3_C3C3, 5, 5, 5, 5, 0xC3C3_C3C3]);
+        assert_eq!(call!(cuMemsetD8_v2(base + 2 * PIECE as u64 - 1, 1, 2)), CUDA_ERROR_INVALID_VALUE);
+        let mut handle = 0;
+        assert_eq!(call!(cuMemRetainAllocationHandle(&mut handle, (base + PIECE as u64 + 5) as *mut _)), CUDA_SUCCESS);
+        let mut found = prop(0, POSIX);
+        assert_eq!(call!(cuMemGetAllocationPropertiesFromHandle(&mut found, handle)), CUDA_SUCCESS);
+        // SAFETY: the number of the device is the second word of a location.
+        assert_eq!(unsafe { (&raw const found.location).cast::<i32>().add(1).read() }, 1);
+        assert_eq!(call!(cuMemUnmap(base, 2 * PIECE)), CUDA_SUCCESS);
+    });
+}
+
+#[test]
+fn a_descriptor_shares_memory_with_other_processes() {
+    fakes().run_many(3, |me| {
+        let _context = CudaContext::new(me.rank).unwrap();
+        let handle = if me.rank == 0 {
+            let handle = create(0, PIECE).unwrap();
+            share(&me, "memory", Some(&export(handle)));
+            handle
+        } else {
+            import(&share(&me, "memory", None).expect("received")).unwrap()
+        };
+        let address = map(handle, PIECE, me.rank as i32);
+        assert_eq!(call!(cuMemRelease(handle)), CUDA_SUCCESS);
+        fill(address + 4 * me.rank as u64, 100 + me.rank as u32, 1);
+        me.meet("written");
+        assert_eq!(words(address, 3), [100, 101, 102]);
+        let mut ordinal = -1;
+        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+        assert_eq!(call!(cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address)), CUDA_SUCCESS);
+        assert_eq!(ordinal, 0);
+        me.meet("read");
+    });
+}
+
+#[test]
+fn a_descriptor_of_something_else_is_refused() {
+    fakes().run(|| {
+        let _context = CudaContext::new(0).unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(import(&file.into()), Err(CUDA_ERROR_INVALID_VALUE));
+        let mut handle = 0;
+        assert_eq!(call!(cuMemImportFromShareableHandle(&mut handle, 9999 as *mut _, POSIX)), CUDA_ERROR_INVALID_VALUE);
+        let private = {
+            let mut handle = 0;
+            let types = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
+            assert_eq!(call!(cuMemCreate(&mut handle, PIECE, &prop(0, types), 0)), CUDA_SUCCESS);
+            handle
+        };
+        let mut fd = -1_i32;
+        let code = call!(cuMemExportToShareableHandle((&raw mut fd).cast(), private, POSIX, 0));
+        assert_eq!(code, CUDA_ERROR_INVALID_VALUE);
+    });
+}
+
+#[test]
+fn fabric_handles_work_only_where_there_is_a_fabric() {
+    fakes().run(|| {
+        let _context = CudaContext::new(0).unwrap();
+        let mut handle = 0;
+        assert_eq!(call!(cuMemCreate(&mut handle, PIECE, &prop(0, FABRIC), 0)), CUDA_ERROR_NOT_SUPPORTED);
+    });
+}
+
+#[test]
+fn a_fabric_handle_is_plain_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    fakes().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", directory.path()).run_many(2, |me| {
+        let context = CudaContext::new(me.rank).unwrap();
+        use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED as SUPPORTED;
+        assert_eq!(context.attribute(SUPPORTED).unwrap(), 1);
+        let mut handle = 0;
+        if me.rank == 0 {
+            assert_eq!(call!(cuMemCreate(&mut handle, PIECE, &prop(0, FABRIC), 0)), CUDA_SUCCESS);
+            let address = map(handle, PIECE, 0);
+            fill(address, 42, 4);
+            let mut bytes = [0_u8; 64];
+            assert_eq!(call!(cuMemExportToShareableHandle(bytes.as_mut_ptr().cast(), handle, FABRIC, 0)), CUDA_SUCCESS);
+            me.put_file("handle", &bytes);
+            me.meet("done");
+        } else {
+            let mut bytes = std::fs::read(me.file("handle")).unwrap();
+            assert_eq!(call!(cuMemImportFromShareableHandle(&mut handle, bytes.as_mut_ptr().cast(), FABRIC)), CUDA_SUCCESS);
+            assert_eq!(words(map(handle, PIECE, 1), 4), [42; 4]);
+            bytes[9] ^= 1;
+            let code = call!(cuMemImportFromShareableHandle(&mut handle, bytes.as_mut_ptr().cast(), FABRIC));
+            assert_eq!(code, CUDA_ERROR_INVALID_VALUE);
+            me.meet("done");
+        }
+    });
+}
+
+#[test]
+fn a_legacy_handle_shares_an_allocation() {
+    fakes().run_many(2, |me| {
+        let context = CudaContext::new(me.rank).unwrap();
+        context.bind_to_thread().unwrap();
+        // SAFETY: bytes.
+        let mut handle: sys::CUipcMemHandle = unsafe { std::mem::zeroed() };
+        let place = (&raw mut handle).cast::<u8>();
+        if me.rank == 0 {
+            let mut pointer = 0;
+            assert_eq!(call!(cuMemAlloc_v2(&mut pointer, 5000)), CUDA_SUCCESS);
+            fill(pointer, 11, 1250);
+            assert_eq!(call!(cuIpcGetMemHandle(&mut handle, pointer)), CUDA_SUCCESS);
+            let mut here = 0;
+            assert_eq!(call!(cuIpcOpenMemHandle_v2(&mut here, handle, 1)), CUDA_ERROR_INVALID_CONTEXT);
+            // SAFETY: the 64 bytes of the handle.
+            me.put_file("handle", unsafe { std::slice::from_raw_parts(place, 64) });
+            me.meet("changed");
+            assert_eq!(words(pointer, 3), [12, 11, 11]);
+            me.meet("closed");
+            let mut pool = 0;
+            assert_eq!(call!(cuMemAllocAsync(&mut pool, 100, std::ptr::null_mut())), CUDA_SUCCESS);
+            assert_eq!(call!(cuIpcGetMemHandle(&mut handle, pool)), CUDA_ERROR_INVALID_VALUE);
+        } else {
+            let bytes = std::fs::read(me.file("handle")).unwrap();
+            // SAFETY: 64 bytes into 64 bytes.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, 64) };
+            let (mut pointer, mut again) = (0, 0);
+            assert_eq!(call!(cuIpcOpenMemHandle_v2(&mut pointer, handle, 0)), CUDA_ERROR_INVALID_VALUE);
+            assert_eq!(call!(cuIpcOpenMemHandle_v2(&mut pointer, handle, 1)), CUDA_SUCCESS);
+            assert_eq!(call!(cuIpcOpenMemHandle_v2(&mut again, handle, 1)), CUDA_SUCCESS);
+            assert_eq!(pointer, again);
+            assert_eq!(words(pointer, 1250), [11; 1250]);
+            assert_eq!(call!(cuMemsetD32_v2(pointer + 4996, 1, 2)), CUDA_ERROR_INVALID_VALUE);
+            assert_eq!(call!(cuMemFree_v2(pointer)), CUDA_ERROR_INVALID_VALUE);
+            fill(pointer, 12, 1);
+            me.meet("changed");
+            assert_eq!(call!(cuIpcCloseMemHandle(pointer)), CUDA_SUCCESS);
+            assert_eq!(words(pointer, 1), [12]);
+            assert_eq!(call!(cuIpcCloseMemHandle(pointer)), CUDA_SUCCESS);
+            assert_eq!(call!(cuIpcCloseMemHandle(pointer)), CUDA_ERROR_INVALID_VALUE);
+            me.meet("closed");
+        }
+    });
+}
+
+#[test]
+fn a_handle_of_a_process_that_is_gone_opens_nothing() {
+    fakes().run_many(2, |me| {
+        let context = CudaContext::new(me.rank).unwrap();
+        context.bind_to_thread().unwrap();
+        // SAFETY: bytes.
+        let mut handle: sys::CUipcMemHandle = unsafe { std::mem::zeroed() };
+        let place = (&raw mut handle).cast::<u8>();
+        if me.rank == 0 {
+            let mut pointer = 0;
+            assert_eq!(call!(cuMemAlloc_v2(&mut pointer, 64)), CUDA_SUCCESS);
+            assert_eq!(call!(cuIpcGetMemHandle(&mut handle, pointer)), CUDA_SUCCESS);
+            // SAFETY: the 64 bytes of the handle.
+            me.put_file("handle", unsafe { std::slice::from_raw_parts(place, 64) });
+            me.put_file("pid", std::process::id().to_string().as_bytes());
+        } else {
+            let bytes = std::fs::read(me.file("handle")).unwrap();
+            let pid = std::fs::read_to_string(me.file("pid")).unwrap();
+            let is_gone = || {
+                let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+                state.is_empty() || state.contains(") Z ")
+            };
+            while !is_gone() {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            // SAFETY: 64 bytes into 64 bytes.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, 64) };
+            let mut pointer = 0;
+            assert_eq!(call!(cuIpcOpenMemHandle_v2(&mut pointer, handle, 1)), CUDA_ERROR_INVALID_VALUE);
+        }
+    });
+}
+
+#[test]
+fn an_event_is_waited_for_in_another_process() {
+    fakes().run_many(2, |me| {
+        let context = CudaContext::new(me.rank).unwrap();
+        let stream = context.new_stream().unwrap();
+        // SAFETY: bytes.
+        let mut handle: sys::CUipcEventHandle = unsafe { std::mem::zeroed() };
+        let place = (&raw mut handle).cast::<u8>();
+        let mut event = std::ptr::null_mut();
+        if me.rank == 0 {
+            assert_eq!(call!(cuEventCreate(&mut event, 4)), CUDA_ERROR_INVALID_VALUE);
+            assert_eq!(call!(cuEventCreate(&mut event, 6)), CUDA_SUCCESS);
+            assert_eq!(call!(cuIpcGetEventHandle(&mut handle, event)), CUDA_SUCCESS);
+            unsafe extern "C" fn nap(_: *mut core::ffi::c_void) {
+                std::thread::sleep(std::time::Duration::from_millis(60));
+            }
+            assert_eq!(call!(cuLaunchHostFunc(stream.cu_stream(), Some(nap), std::ptr::null_mut())), CUDA_SUCCESS);
+            assert_eq!(call!(cuEventRecord(event, stream.cu_stream())), CUDA_SUCCESS);
+            // SAFETY: the 64 bytes of the handle.
+            me.put_file("handle", unsafe { std::slice::from_raw_parts(place, 64) });
+            me.meet("waited");
+        } else {
+            let bytes = std::fs::read(me.file("handle")).unwrap();
+            // SAFETY: 64 bytes into 64 bytes.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, 64) };
+            assert_eq!(call!(cuIpcOpenEventHandle(&mut event, handle)), CUDA_SUCCESS);
+            assert_eq!(call!(cuStreamWaitEvent(stream.cu_stream(), event, 0)), CUDA_SUCCESS);
+            stream.synchronize().unwrap();
+            assert_eq!(call!(cuEventQuery(event)), CUDA_SUCCESS);
+            me.meet("waited");
+        }
+    });
+}
