@@ -1,0 +1,441 @@
+//! Checks shared GPU memory on the GPUs of this machine: `check_gpus [--pes N] [--threads] [--kill] [--rounds N]`.
+//!
+//! N processes (or threads) map one heap all to all; every pair is written and read with patterns; the heap grows; many rounds of allocation leave
+//! no memory behind. With `--kill` one process is killed while its memory is mapped, and the others must get an error that names it.
+//! The last line is `OK ...` or `FAILED ...`. No wait is longer than 20 seconds. Multicast objects are never touched.
+
+use std::process::{Child, Command, ExitCode};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Server, ServerOptions, Token};
+use peerweave_driver::{CudaContext, CudaStream, Driver};
+use peerweave_types::Pe;
+use peerweave_vmm::{
+    Exportable, Granularity, HeapOptions, Misuse, PeerMatrix, PhysicalMemory, Reservation, Rights, SymmetricHeap,
+    SymmetricMemory, VmmError, peer,
+};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// The longest wait.
+const WAIT: Duration = Duration::from_secs(20);
+/// After this the parent ends everything.
+const WHOLE_RUN: Duration = Duration::from_secs(240);
+/// Tells a child that it is one, and what it is to do.
+const ROLE: &str = "PEERWEAVE_CHECK_ROLE";
+const MIB: usize = 1 << 20;
+
+#[derive(Clone, Debug)]
+struct Plan {
+    pes: Option<u32>,
+    threads: bool,
+    kill: bool,
+    rounds: usize,
+}
+
+fn main() -> ExitCode {
+    let outcome = match std::env::var(ROLE) {
+        Ok(role) => {
+            let outcome = Plan::parse(role.split_whitespace().map(str::to_owned)).and_then(|plan| {
+                let job = Job::from_env()?;
+                pe(&job, &plan).map_err(|error| format!("PE {}: {error}", job.pe.get()).into())
+            });
+            return match outcome {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    eprintln!("{error}");
+                    ExitCode::FAILURE
+                }
+            };
+        }
+        Err(_) => Plan::parse(std::env::args().skip(1)).and_then(|plan| parent(&plan)),
+    };
+    match outcome {
+        Ok(told) => {
+            println!("OK {told}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("FAILED {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl Plan {
+    fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, Failure> {
+        let mut plan = Self { pes: None, threads: false, kill: false, rounds: 1000 };
+        while let Some(word) = words.next() {
+            let mut number = || words.next().and_then(|word| word.parse::<u32>().ok()).ok_or(format!("{word} needs a number"));
+            match word.as_str() {
+                "--pes" => plan.pes = Some(number()?),
+                "--rounds" => plan.rounds = number()? as usize,
+                "--threads" => plan.threads = true,
+                "--kill" => plan.kill = true,
+                _ => return Err(format!("{word} is not known; expected --pes N, --threads, --kill or --rounds N").into()),
+            }
+        }
+        if plan.kill && plan.threads {
+            return Err("--kill needs processes".into());
+        }
+        Ok(plan)
+    }
+
+    fn role(&self) -> String {
+        let kill = if self.kill { " --kill" } else { "" };
+        format!("--rounds {}{kill}", self.rounds)
+    }
+}
+
+/// Starts the PEs and waits for them.
+fn parent(plan: &Plan) -> Result<String, Failure> {
+    // Asks the driver without making a context: the memory that one takes is the children's.
+    let matrix = PeerMatrix::look()?;
+    let n_pes = plan.pes.unwrap_or(matrix.devices.len() as u32);
+    println!("driver for CUDA {}, {} devices, {n_pes} PEs", Driver::get()?.version()?, matrix.devices.len());
+    for device in &matrix.devices {
+        let reached = matrix.pairs[device.ordinal].iter().flatten().filter(|pair| pair.access).count();
+        let atomics = matrix.pairs[device.ordinal].iter().flatten().filter(|pair| pair.native_atomics).count();
+        println!(
+            "  device {} {} {}: VMM {}, {:?}, reaches {reached} others, {atomics} with native atomics",
+            device.ordinal, device.name, device.pci_address, device.vmm, device.exportable
+        );
+    }
+    let token = Token::random()?;
+    let server = Server::bind(&Endpoint::random_unix()?, token, n_pes, ServerOptions::default())?;
+    let jobs: Vec<Job> = (0..n_pes).map(|pe| Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token)).collect();
+    let start = Instant::now();
+    if plan.threads {
+        let outcomes: Vec<Result<(), Failure>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = jobs.iter().map(|job| scope.spawn(move || pe(job, plan))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a panic".into()))).collect()
+        });
+        for (pe, outcome) in outcomes.into_iter().enumerate() {
+            outcome.map_err(|error| format!("PE {pe}: {error}"))?;
+        }
+    } else {
+        processes(&jobs, plan)?;
+    }
+    let kind = if plan.threads { "threads" } else { "processes" };
+    let what = if plan.kill { ", the last one killed" } else { "" };
+    Ok(format!("{n_pes} {kind}{what}, {:.1?}", start.elapsed()))
+}
+
+fn processes(jobs: &[Job], plan: &Plan) -> Result<(), Failure> {
+    struct Children(Vec<Child>);
+    impl Drop for Children {
+        fn drop(&mut self) {
+            for child in &mut self.0 {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+    let program = std::env::current_exe()?;
+    let mut children = Children(Vec::new());
+    for job in jobs {
+        children.0.push(Command::new(&program).env(ROLE, plan.role()).envs(job.to_vars()).spawn()?);
+    }
+    let start = Instant::now();
+    let mut ended = vec![None; jobs.len()];
+    while ended.iter().any(Option::is_none) {
+        if start.elapsed() > WHOLE_RUN {
+            return Err(format!("did not end within {WHOLE_RUN:?}").into());
+        }
+        for (child, ended) in children.0.iter_mut().zip(&mut ended) {
+            if ended.is_none() {
+                *ended = child.try_wait()?;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    for (pe, status) in ended.iter().flatten().enumerate() {
+        let killed = plan.kill && pe + 1 == jobs.len();
+        match (status.success(), killed) {
+            (true, false) | (false, true) => {}
+            (true, true) => return Err("the PE that was to be killed ended in order".into()),
+            (false, false) => return Err(format!("PE {pe}: {status}").into()),
+        }
+    }
+    Ok(())
+}
+
+/// What every PE has.
+struct Pes {
+    rendezvous: Arc<Rendezvous>,
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    me: u32,
+    n: u32,
+}
+
+impl Pes {
+    fn say(&self, what: &str) {
+        if self.me == 0 {
+            println!("  {what}");
+        }
+    }
+
+    fn barrier(&self, label: &str) -> Result<(), Failure> {
+        Ok(self.rendezvous.barrier(label)?)
+    }
+
+    fn others(&self) -> impl Iterator<Item = Pe> {
+        (0..self.n).filter(|pe| *pe != self.me).map(Pe::new)
+    }
+}
+
+fn soon() -> Instant {
+    Instant::now() + WAIT
+}
+
+/// One PE.
+fn pe(job: &Job, plan: &Plan) -> Result<(), Failure> {
+    let rendezvous = Arc::new(Rendezvous::join(job, Options { deadline: WAIT, ..Options::default() })?);
+    let devices = Driver::get()?.device_count()?;
+    let context = peerweave_driver::context(job.pe.index() % devices)?;
+    let stream = context.new_stream()?;
+    let pes = Pes { rendezvous, stream, me: job.pe.get(), n: job.n_pes, context };
+    if plan.kill {
+        return killed(&pes);
+    }
+    let before = steady(&pes)?;
+    exchange_and_grow(&pes)?;
+    let after_heap = steady(&pes)?;
+    rounds(&pes, plan.rounds)?;
+    heaps(&pes, (plan.rounds / 50).max(2))?;
+    mappings(&pes, plan.rounds)?;
+    let after = steady(&pes)?;
+    // The first use of copies and streams makes the driver keep some memory; what follows must not.
+    pes.say(&format!("free memory: {before} before, {after_heap} after the first heap, {after} at the end (bytes)"));
+    if after_heap.saturating_sub(after) > 4 * MIB {
+        return Err(format!("{} bytes are lost", after_heap - after).into());
+    }
+    pes.barrier("measured")?;
+    if pes.me == 0 {
+        pairs(&pes, devices)?;
+    }
+    pes.barrier("end")?;
+    Arc::into_inner(pes.rendezvous).ok_or("a heap still holds the rendezvous")?.leave()?;
+    Ok(())
+}
+
+/// Free bytes of the device, once everything retired is gone on all PEs.
+fn steady(pes: &Pes) -> Result<usize, Failure> {
+    if !peerweave_driver::settle(soon()) {
+        return Err("what was dropped is not freed within the deadline".into());
+    }
+    pes.barrier("settled")?;
+    let (free, _) = pes.context.mem_get_info()?;
+    pes.barrier("measured")?;
+    Ok(free)
+}
+
+fn words(from: u32, to: u32, round: u32, len: usize) -> Vec<u64> {
+    let seed = u64::from(from) << 48 | u64::from(to) << 32 | u64::from(round) << 8;
+    (0..len as u64).map(|index| (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(index.wrapping_mul(0xd134_2543_de82_ef95))).collect()
+}
+
+fn compare(found: &[u64], expected: &[u64], what: &str) -> Result<(), Failure> {
+    match found.iter().zip(expected).position(|(found, expected)| found != expected) {
+        None if found.len() == expected.len() => Ok(()),
+        None => Err(format!("{what}: {} words, expected {}", found.len(), expected.len()).into()),
+        Some(at) => Err(format!("{what}: word {at} is {:#x}, expected {:#x}", found[at], expected[at]).into()),
+    }
+}
+
+/// Every PE writes to and reads from every other one.
+fn all_to_all(pes: &Pes, heap: &SymmetricHeap, round: u32, len: usize) -> Result<(), Failure> {
+    let mailbox: SymmetricMemory<u64> = heap.alloc(len * pes.n as usize)?;
+    let mut staging: SymmetricMemory<u64> = heap.alloc(len)?;
+    let slot = |of: u32| of as usize * len..(of as usize + 1) * len;
+    let zeros = peerweave_vmm::read(&pes.stream, &mailbox, soon())?;
+    compare(&zeros, &vec![0; zeros.len()], "what was allocated")?;
+    pes.barrier("zeros seen")?;
+    for pe in pes.others() {
+        peerweave_vmm::write(&pes.stream, &mut staging, &words(pes.me, pe.get(), round, len), soon())?;
+        let mut theirs = mailbox.peer(pe)?.slice(slot(pes.me))?;
+        peerweave_vmm::copy(&pes.stream, &mut theirs, &staging)?;
+    }
+    done(pes)?;
+    pes.barrier("put")?;
+    for pe in pes.others() {
+        let mine = mailbox.slice(slot(pe.get()))?;
+        let found = peerweave_vmm::read(&pes.stream, &mine, soon())?;
+        compare(&found, &words(pe.get(), pes.me, round, len), &format!("what {pe} put"))?;
+    }
+    // What everybody put to everybody is read back from where it is.
+    for pe in pes.others() {
+        for from in (0..pes.n).filter(|from| *from != pe.get()) {
+            let theirs = mailbox.peer(pe)?.slice(slot(from))?;
+            peerweave_vmm::copy(&pes.stream, &mut staging, &theirs)?;
+            let found = peerweave_vmm::read(&pes.stream, &staging, soon())?;
+            compare(&found, &words(from, pe.get(), round, len), &format!("got from {pe} what PE {from} put"))?;
+        }
+    }
+    pes.barrier("got")?;
+    heap.free(staging)?;
+    heap.free(mailbox)?;
+    Ok(())
+}
+
+fn done(pes: &Pes) -> Result<(), Failure> {
+    match peerweave_driver::wait(&pes.stream, soon())? {
+        true => Ok(()),
+        false => Err("a stream did not end within the deadline".into()),
+    }
+}
+
+fn options() -> HeapOptions {
+    HeapOptions::new(32 * MIB).max_bytes(1 << 30)
+}
+
+fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
+    let start = Instant::now();
+    let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options())?;
+    pes.say(&format!("heap by way of {:?}: {} bytes on each PE, {:.1?}", heap.way(), heap.bytes(), start.elapsed()));
+    if let Ok(geometry) = heap.geometry() {
+        for place in 0..pes.n {
+            let expected = geometry.base + u64::from(place) * geometry.stride + 4096;
+            if heap.address_of(Pe::new(place), 4096)? != expected {
+                return Err("an address is not base + stride * pe + offset".into());
+            }
+        }
+    }
+    let start = Instant::now();
+    let len = (16 * MIB / 8) / pes.n as usize;
+    all_to_all(pes, &heap, 1, len)?;
+    pes.say(&format!("every pair written and read, {} bytes each: {:.1?}", len * 8, start.elapsed()));
+    let full = heap.alloc::<u8>(64 * MIB);
+    if !matches!(full, Err(VmmError::Misuse(Misuse::Exhausted { .. }))) {
+        return Err(format!("expected that there is no room, got {full:?}").into());
+    }
+    let start = Instant::now();
+    heap.grow(64 * MIB)?;
+    pes.say(&format!("grown to {} bytes: {:.1?}", heap.bytes(), start.elapsed()));
+    // Larger than the first chunk: it lies in both, or in the new one.
+    all_to_all(pes, &heap, 2, (48 * MIB / 8) / pes.n as usize)?;
+    pes.say("every pair written and read across the growth");
+    let dropped = heap.alloc::<u32>(1000)?;
+    drop(dropped);
+    let report = heap.finalize()?;
+    if report.leaks.len() != 1 || !report.leaks[0].dropped {
+        return Err(format!("expected one piece that was dropped, got {report:?}").into());
+    }
+    Ok(())
+}
+
+/// Allocates and frees again and again in one heap.
+fn rounds(pes: &Pes, n: usize) -> Result<(), Failure> {
+    let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options())?;
+    let start = Instant::now();
+    for round in 0..n {
+        let memory = heap.alloc::<f32>(1 + round * 997 % 100_000)?;
+        let other = heap.alloc::<u64>(1 + round * 31 % 5000)?;
+        heap.free(memory)?;
+        heap.free(other)?;
+    }
+    let each = start.elapsed() / (4 * n.max(1)) as u32;
+    pes.say(&format!("{n} rounds of two allocations and two frees: {each:.1?} per call"));
+    let whole = heap.alloc::<u8>(heap.bytes() as usize)?;
+    heap.free(whole)?;
+    let report = heap.finalize()?;
+    if report.is_clean() { Ok(()) } else { Err(report.to_string().into()) }
+}
+
+/// Makes and ends whole heaps.
+fn heaps(pes: &Pes, n: usize) -> Result<(), Failure> {
+    let start = Instant::now();
+    for round in 0..n {
+        let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options())?;
+        let memory = heap.alloc::<u64>(64)?;
+        if round % 2 == 0 {
+            heap.free(memory)?;
+            heap.finalize()?;
+        }
+    }
+    pes.say(&format!("{n} heaps made and ended: {:.1?} each", start.elapsed() / n.max(1) as u32));
+    Ok(())
+}
+
+/// Makes, maps, uses and drops physical memory.
+fn mappings(pes: &Pes, n: usize) -> Result<(), Failure> {
+    let ordinal = pes.context.ordinal();
+    let granularity = Granularity::of_device(ordinal, Exportable::NOWHERE)?;
+    let bytes = granularity.recommended;
+    let addresses = Reservation::new(&pes.context, 64 * bytes, bytes.next_power_of_two())?;
+    let start = Instant::now();
+    for round in 0..n {
+        let memory = PhysicalMemory::create(&pes.context, bytes, Exportable::NOWHERE)?;
+        let offset = round % 64 * bytes;
+        // The last one to be there goes as soon as the stream has passed its work.
+        let mapping = loop {
+            match addresses.map(offset, &memory, 0, bytes) {
+                Err(VmmError::Misuse(Misuse::Occupied { .. })) if peerweave_driver::settle(soon()) => {}
+                mapping => break mapping?,
+            }
+        };
+        mapping.allow(&[ordinal], Rights::ReadWrite)?;
+        peerweave_vmm::zero(&pes.stream, &mut mapping.memory::<u64>(ordinal)?)?;
+    }
+    done(pes)?;
+    pes.say(&format!("{n} mappings made, used and dropped: {:.1?} each", start.elapsed() / n.max(1) as u32));
+    Ok(())
+}
+
+/// Tries every pair of devices, from one process.
+fn pairs(pes: &Pes, devices: usize) -> Result<(), Failure> {
+    let start = Instant::now();
+    let contexts: Vec<_> = (0..devices).map(peerweave_driver::context).collect::<Result<_, _>>()?;
+    let mut tried = 0;
+    for from in &contexts {
+        for to in contexts.iter().filter(|to| to.ordinal() != from.ordinal()) {
+            peer::check_pair(from, to, Instant::now() + Duration::from_secs(5))?;
+            tried += 1;
+            if start.elapsed() > WAIT * 3 / 4 {
+                return Err(format!("only {tried} pairs of devices within {:.1?}", start.elapsed()).into());
+            }
+        }
+    }
+    pes.say(&format!("{tried} pairs of devices tried from one process: {:.1?}", start.elapsed()));
+    Ok(())
+}
+
+/// The last PE is killed while its memory is mapped.
+fn killed(pes: &Pes) -> Result<(), Failure> {
+    let victim = Pe::new(pes.n - 1);
+    let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options())?;
+    let mut memory: SymmetricMemory<u64> = heap.alloc(1 << 20)?;
+    let mine = words(pes.me, pes.me, 3, 1 << 20);
+    peerweave_vmm::write(&pes.stream, &mut memory, &mine, soon())?;
+    pes.barrier("written")?;
+    if pes.me == victim.get() {
+        // As the kernel would for lack of memory: no destructor runs, no farewell is said.
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
+        return Err("a dead process goes on".into());
+    }
+    let start = Instant::now();
+    let error = match heap.alloc::<f32>(1000) {
+        Ok(_) => return Err("an allocation with a dead PE succeeded".into()),
+        Err(error) => error,
+    };
+    let waited = start.elapsed();
+    if error.blamed() != [victim] {
+        return Err(format!("expected that {victim} is blamed, got: {error}").into());
+    }
+    pes.say(&format!("after {waited:.1?}: {error}"));
+    match heap.grow(1) {
+        Err(VmmError::Misuse(Misuse::Broken { .. })) => {}
+        other => return Err(format!("expected that the heap is broken, got {other:?}").into()),
+    }
+    // Its memory is mapped here still, and this keeps it.
+    let found = peerweave_vmm::read(&pes.stream, &memory.peer(victim)?, soon())?;
+    compare(&found, &words(victim.get(), victim.get(), 3, 1 << 20), "memory of the PE that was killed")?;
+    pes.say("memory of the PE that was killed is still there");
+    drop((memory, heap));
+    if !peerweave_driver::settle(soon()) {
+        return Err("what was dropped is not freed within the deadline".into());
+    }
+    Ok(())
+}

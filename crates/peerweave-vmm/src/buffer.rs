@@ -1,0 +1,192 @@
+//! What the kinds of memory of this crate share: they are device buffers, and are copied to and from in a stream's order.
+//!
+//! Where the memory is, and who keeps it, is each kind's own.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut, DriverError};
+use peerweave_types::Element;
+
+use crate::raw;
+use crate::streams::wait_for;
+use crate::{Misuse, VmmError};
+
+/// Makes a type with `address`, `len`, `device_of`, `note` and `keep_alive` a device buffer.
+macro_rules! buffers {
+    ($Memory:ident) => {
+        impl<T> $Memory<T> {
+            /// Number of elements.
+            pub fn len(&self) -> usize {
+                self.len
+            }
+
+            /// Whether there are no elements.
+            pub fn is_empty(&self) -> bool {
+                self.len == 0
+            }
+        }
+
+        impl<T> std::fmt::Debug for $Memory<T> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let (name, element) = (stringify!($Memory), std::any::type_name::<T>());
+                write!(f, "{name}({} x {element} at {:#x}, for device {})", self.len, self.address(), self.device_of())
+            }
+        }
+
+        // SAFETY: [D1] ranges stay inside what the type stands for, which its device may read and write; [D2] the stream is noted before work is
+        // enqueued, and whoever frees or unmaps the memory waits for the noted streams; [D3] `keep_alive` is what owns the mapping.
+        unsafe impl<T> peerweave_driver::DeviceBuffer<T> for $Memory<T> {
+            fn len(&self) -> usize {
+                self.len
+            }
+
+            fn device(&self) -> usize {
+                self.device_of()
+            }
+
+            fn read<'a>(&'a self, stream: &'a std::sync::Arc<peerweave_driver::CudaStream>) -> peerweave_driver::Access<'a> {
+                self.note(stream);
+                peerweave_driver::Access::new(self.address())
+            }
+
+            fn keep(&self) -> Option<(peerweave_driver::cudarc::driver::sys::CUdeviceptr, peerweave_driver::Keep)> {
+                Some((self.address(), self.keep_alive()))
+            }
+        }
+
+        // SAFETY: as above; the memory is written by devices alone, never through a reference.
+        unsafe impl<T> peerweave_driver::DeviceBufferMut<T> for $Memory<T> {
+            fn write<'a>(&'a mut self, stream: &'a std::sync::Arc<peerweave_driver::CudaStream>) -> peerweave_driver::Access<'a> {
+                peerweave_driver::DeviceBuffer::read(self, stream)
+            }
+        }
+    };
+}
+pub(crate) use buffers;
+
+/// Copies between device buffers of the stream's device, in its order, and returns at once.
+///
+/// With a [`PeerMemory`](crate::PeerMemory) on one side this is a put or a get by a copy engine.
+///
+/// # Errors
+/// [`DriverError::WrongLength`] unless both have the same number of elements, [`DriverError::WrongDevice`] for buffers of another device's work; what the driver says.
+pub fn copy<T: Element>(
+    stream: &Arc<CudaStream>,
+    target: &mut impl DeviceBufferMut<T>,
+    source: &impl DeviceBuffer<T>,
+) -> Result<(), VmmError> {
+    check("copy", stream, target, source.len())?;
+    check("copy", stream, source, target.len())?;
+    let bytes = source.len() * size_of::<T>();
+    if bytes == 0 {
+        return Ok(());
+    }
+    raw::bind(stream.context())?;
+    let from = source.read(stream);
+    let to = target.write(stream);
+    // SAFETY: both ranges have that many bytes and stay until the stream has passed the copy, which their accesses promise.
+    raw::done("cuMemcpyAsync", unsafe { raw::api()?.cuMemcpyAsync(to.address(), from.address(), bytes, stream.cu_stream()) })
+}
+
+/// Copies `values` to a device buffer in the order of `stream`, and waits until that is done.
+///
+/// # Errors
+/// As [`copy`]; [`VmmError::Timeout`] if the stream has not passed the copy by the deadline.
+pub fn write<T: Element>(
+    stream: &Arc<CudaStream>,
+    target: &mut impl DeviceBufferMut<T>,
+    values: &[T],
+    deadline: Instant,
+) -> Result<(), VmmError> {
+    check("write", stream, target, values.len())?;
+    if values.is_empty() {
+        return Ok(());
+    }
+    let start = Instant::now();
+    raw::bind(stream.context())?;
+    // The copy may come after the deadline: its source must be ours.
+    let values = values.to_vec();
+    let to = target.write(stream);
+    let bytes = size_of_val(values.as_slice());
+    // SAFETY: both ranges have that many bytes; the host's is leaked unless the stream has passed the copy.
+    let code = unsafe { raw::api()?.cuMemcpyHtoDAsync_v2(to.address(), values.as_ptr().cast(), bytes, stream.cu_stream()) };
+    let waited = raw::done("cuMemcpyHtoDAsync_v2", code).and_then(|()| wait_for(stream, "write", start, deadline));
+    if waited.is_err() {
+        std::mem::forget(values);
+    }
+    waited
+}
+
+/// Copies a device buffer to the host, after what `stream` has before, and waits for it.
+///
+/// # Errors
+/// As [`write`].
+pub fn read<T: Element>(
+    stream: &Arc<CudaStream>,
+    source: &impl DeviceBuffer<T>,
+    deadline: Instant,
+) -> Result<Vec<T>, VmmError> {
+    check("read", stream, source, source.len())?;
+    let mut values = vec![T::default(); source.len()];
+    if values.is_empty() {
+        return Ok(values);
+    }
+    let start = Instant::now();
+    raw::bind(stream.context())?;
+    let from = source.read(stream);
+    let bytes = size_of_val(values.as_slice());
+    // SAFETY: both ranges have that many bytes and elements allow any bits; the host's is leaked unless the stream has passed the copy.
+    let code = unsafe { raw::api()?.cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), from.address(), bytes, stream.cu_stream()) };
+    let waited = raw::done("cuMemcpyDtoHAsync_v2", code).and_then(|()| wait_for(stream, "read", start, deadline));
+    match waited {
+        Ok(()) => Ok(values),
+        Err(error) => {
+            std::mem::forget(values);
+            Err(error)
+        }
+    }
+}
+
+/// Fills a device buffer with zero bytes, in the order of `stream`, and returns at once.
+///
+/// # Errors
+/// As [`copy`].
+pub fn zero<T: Element>(stream: &Arc<CudaStream>, target: &mut impl DeviceBufferMut<T>) -> Result<(), VmmError> {
+    check("zero", stream, target, target.len())?;
+    let bytes = target.len() * size_of::<T>();
+    if bytes == 0 {
+        return Ok(());
+    }
+    raw::bind(stream.context())?;
+    let to = target.write(stream);
+    // SAFETY: the range has that many bytes and stays until the stream has passed the filling, which its access promises.
+    raw::done("cuMemsetD8Async", unsafe { raw::api()?.cuMemsetD8Async(to.address(), 0, bytes, stream.cu_stream()) })
+}
+
+fn check<T>(
+    call: &'static str,
+    stream: &CudaStream,
+    buffer: &impl DeviceBuffer<T>,
+    expected: usize,
+) -> Result<(), VmmError> {
+    let ordinal = stream.context().ordinal();
+    if buffer.device() != ordinal {
+        return Err(DriverError::WrongDevice { call, found: buffer.device(), expected: ordinal }.into());
+    }
+    if buffer.len() != expected {
+        return Err(DriverError::WrongLength { call, found: buffer.len(), expected }.into());
+    }
+    Ok(())
+}
+
+/// The bytes of `count` elements.
+pub(crate) fn bytes_of<T>(call: &'static str, count: usize) -> Result<usize, VmmError> {
+    let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
+    Ok(bytes.ok_or(DriverError::TooLarge { call, count, element_bytes: size_of::<T>() })?)
+}
+
+/// A wrong value, for the error.
+pub(crate) fn wrong_value(call: &'static str, what: &'static str, value: impl ToString, expected: &str) -> VmmError {
+    Misuse::Value { call, what, value: value.to_string(), expected: expected.to_owned() }.into()
+}

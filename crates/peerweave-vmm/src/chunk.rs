@@ -1,0 +1,275 @@
+//! One step of a heap's growth: a piece of memory of each PE of the machine, mapped in all of them.
+//!
+//! When chunks are made, and that all agree, is `heap.rs`. Invariant: a chunk owns what its addresses need, for as long as it lives.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUresult};
+use peerweave_driver::{CudaContext, Keep};
+use peerweave_types::Pe;
+
+use crate::access::Rights;
+use crate::agree::{Reader, unreadable};
+use crate::identity::{self, Entry, ProcessId};
+use crate::ipc::{IpcHandle, IpcMemory, IpcPeerMemory};
+use crate::mapping::{Mapping, Source};
+use crate::physical::{self, Exportable, PhysicalMemory};
+use crate::raw;
+use crate::reservation::Reservation;
+use crate::share::{FabricHandle, SharedMemory};
+use crate::streams::Streams;
+use crate::{PeerCause, VmmError};
+
+/// How memory of one PE of a machine gets to the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Way {
+    /// All PEs are threads of one process.
+    Process,
+    /// As POSIX file descriptors.
+    FileDescriptor,
+    /// As fabric handles.
+    Fabric,
+    /// By legacy CUDA IPC: the addresses of peers are no arithmetic then.
+    Ipc,
+}
+
+impl Way {
+    pub(crate) fn exportable(self) -> Exportable {
+        match self {
+            Self::FileDescriptor => Exportable::FILE_DESCRIPTOR,
+            Self::Fabric => Exportable::FABRIC,
+            Self::Process | Self::Ipc => Exportable::NOWHERE,
+        }
+    }
+}
+
+/// What all chunks of a heap have in common.
+pub(crate) struct Layout {
+    pub(crate) context: Arc<CudaContext>,
+    pub(crate) way: Way,
+    /// PEs of this machine in ascending order, and the index of this one.
+    pub(crate) members: Vec<Pe>,
+    pub(crate) place: usize,
+    /// `None` in the way of legacy IPC.
+    pub(crate) reservation: Option<Reservation>,
+    pub(crate) stride: u64,
+    /// Streams that any memory of the heap was handed to.
+    pub(crate) streams: Arc<Streams>,
+}
+
+/// A chunk of this PE, before it is shared.
+pub(crate) struct Made {
+    own: Own,
+    /// Keeps it to be found by other threads.
+    _entry: Option<Entry>,
+    pub(crate) fd: Option<OwnedFd>,
+    /// What the others need to know.
+    pub(crate) blob: Vec<u8>,
+}
+
+enum Own {
+    Physical(PhysicalMemory),
+    Ipc(IpcMemory),
+}
+
+/// A chunk, mapped from all PEs of the machine.
+pub(crate) struct Chunk {
+    /// Offset of its first byte in every segment, and its length.
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
+    /// Its address in this process for each place.
+    pub(crate) addresses: Vec<CUdeviceptr>,
+    pub(crate) own: Option<PhysicalMemory>,
+    _keep: Vec<Keep>,
+    lent: Option<IpcMemory>,
+}
+
+impl Layout {
+    /// Makes this PE's piece and what the others need to find it.
+    pub(crate) fn make(&self, bytes: usize) -> Result<Made, VmmError> {
+        let context = &self.context;
+        if self.way == Way::Ipc {
+            let memory = IpcMemory::alloc_for(context, bytes, Arc::clone(&self.streams))?;
+            let handle = memory.export()?;
+            let entry = identity::publish(Arc::new(memory.clone()));
+            let mut blob = ProcessId::mine().0.to_vec();
+            blob.extend(entry.key.to_le_bytes());
+            blob.extend(handle.0);
+            return Ok(Made { own: Own::Ipc(memory), _entry: Some(entry), fd: None, blob });
+        }
+        let memory = PhysicalMemory::create(context, bytes, self.way.exportable())?;
+        let (mut entry, mut fd, mut blob) = (None, None, Vec::new());
+        match self.way {
+            Way::FileDescriptor => {
+                let SharedMemory::FileDescriptor { fd: exported, .. } = memory.export_file_descriptor()? else { unreachable!() };
+                fd = Some(exported);
+            }
+            Way::Fabric => {
+                let SharedMemory::Fabric { handle, .. } = memory.export_fabric()? else { unreachable!() };
+                blob.extend(handle.0);
+            }
+            Way::Process | Way::Ipc => {
+                let published = identity::publish(Arc::<physical::Inner>::clone(&memory.inner));
+                blob.extend(published.key.to_le_bytes());
+                entry = Some(published);
+            }
+        }
+        Ok(Made { own: Own::Physical(memory), _entry: entry, fd, blob })
+    }
+
+    /// Maps the pieces of all members at `start` of their segments. `blobs` are of all PEs of the job, `fds` of the members.
+    pub(crate) fn join(
+        &self,
+        call: &str,
+        made: &Made,
+        (start, bytes): (u64, usize),
+        blobs: &[Vec<u8>],
+        fds: Vec<OwnedFd>,
+    ) -> Result<Chunk, VmmError> {
+        let mut chunk = Chunk { start, bytes: bytes as u64, addresses: Vec::new(), own: None, _keep: Vec::new(), lent: None };
+        let mut fds = fds.into_iter();
+        for (place, pe) in self.members.iter().enumerate() {
+            let fd = fds.next();
+            let is_mine = place == self.place;
+            match &made.own {
+                Own::Physical(own) => {
+                    let memory = if is_mine { own.clone() } else { self.peers_memory(call, *pe, &blobs[pe.index()], fd, bytes)? };
+                    let mapping = self.map(*pe, place, start, &memory, bytes)?;
+                    chunk.addresses.push(mapping.address());
+                    chunk._keep.push(mapping.keep());
+                    if is_mine {
+                        chunk.own = Some(memory);
+                    }
+                }
+                Own::Ipc(own) if is_mine => {
+                    chunk.addresses.push(own.address());
+                    chunk._keep.push(own.keep());
+                    chunk.lent = Some(own.clone());
+                }
+                Own::Ipc(_) => {
+                    let (address, keep) = self.open(call, *pe, &blobs[pe.index()], bytes)?;
+                    chunk.addresses.push(address);
+                    chunk._keep.push(keep);
+                }
+            }
+        }
+        Ok(chunk)
+    }
+
+    /// The physical memory of another PE.
+    fn peers_memory(
+        &self,
+        call: &str,
+        pe: Pe,
+        blob: &[u8],
+        fd: Option<OwnedFd>,
+        bytes: usize,
+    ) -> Result<PhysicalMemory, VmmError> {
+        let mut reader = Reader(blob);
+        let shared = match self.way {
+            Way::FileDescriptor => SharedMemory::FileDescriptor { fd: fd.ok_or_else(|| unreadable(call, pe))?, bytes },
+            Way::Fabric => {
+                let handle = FabricHandle(reader.bytes().ok_or_else(|| unreadable(call, pe))?);
+                SharedMemory::Fabric { handle, bytes }
+            }
+            Way::Process | Way::Ipc => {
+                let key = reader.number().ok_or_else(|| unreadable(call, pe))?;
+                let inner = identity::find::<physical::Inner>(key).ok_or_else(|| gone(call, pe))?;
+                return Ok(PhysicalMemory { inner });
+            }
+        };
+        // SAFETY: the peer, which knows the job's secret and made the same call, exported its physical memory of that many bytes.
+        unsafe { PhysicalMemory::import(&self.context, shared) }
+    }
+
+    fn map(&self, pe: Pe, place: usize, start: u64, memory: &PhysicalMemory, bytes: usize) -> Result<Mapping, VmmError> {
+        let reservation = self.reservation.as_ref().ok_or_else(|| VmmError::Unsupported {
+            feature: "segments at equal strides",
+            needs: "virtual memory management".into(),
+            found: "legacy IPC".into(),
+        })?;
+        let offset = usize::try_from(place as u64 * self.stride + start).unwrap_or(usize::MAX);
+        let source = Source::Physical(memory.clone());
+        let mapping = reservation.map_source("SymmetricHeap", offset, source, 0, bytes, Arc::clone(&self.streams))?;
+        let ordinal = self.context.ordinal();
+        mapping.allow(&[ordinal], Rights::ReadWrite).map_err(|error| match place == self.place {
+            true => error,
+            false if error.is_code(PEER_REFUSED) => VmmError::Unsupported {
+                feature: "peer access",
+                needs: format!("that device {ordinal} reaches the memory of {pe}"),
+                found: error.to_string(),
+            },
+            false => error,
+        })?;
+        Ok(mapping)
+    }
+
+    /// Another PE's memory by legacy IPC, or directly where it is a thread of this process.
+    fn open(&self, call: &str, pe: Pe, blob: &[u8], bytes: usize) -> Result<(CUdeviceptr, Keep), VmmError> {
+        let mut reader = Reader(blob);
+        let mut read = || Some((ProcessId(reader.bytes()?), reader.number()?, IpcHandle(reader.bytes()?)));
+        let (process, key, handle) = read().ok_or_else(|| unreadable(call, pe))?;
+        if process != ProcessId::mine() {
+            // SAFETY: the peer made the same call with that many bytes, and leaks the memory unless all have finalized.
+            let opened = unsafe { IpcPeerMemory::open_for(&self.context, handle, bytes, Arc::clone(&self.streams)) }?;
+            return Ok((opened.address(), Arc::new(opened)));
+        }
+        let memory = identity::find::<IpcMemory>(key).ok_or_else(|| gone(call, pe))?;
+        if memory.context().ordinal() != self.context.ordinal() {
+            crate::peer::enable(&self.context, memory.context())?;
+        }
+        Ok((memory.address(), memory))
+    }
+}
+
+/// What drivers answer where a device does not reach another's memory.
+const PEER_REFUSED: &[CUresult] = &[
+    CUresult::CUDA_ERROR_INVALID_DEVICE,
+    CUresult::CUDA_ERROR_NOT_SUPPORTED,
+    CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+];
+
+fn gone(call: &str, pe: Pe) -> VmmError {
+    VmmError::Peer { call: call.to_owned(), pe, cause: PeerCause::Failed("has withdrawn its memory".into()) }
+}
+
+impl Chunk {
+    /// Closes what is open of others.
+    pub(crate) fn close_peers(&mut self) {
+        self._keep.clear();
+    }
+
+    /// Says that no other PE has this chunk open any more.
+    ///
+    /// # Safety
+    /// All have said so.
+    pub(crate) unsafe fn recall(&self) {
+        if let Some(memory) = &self.lent {
+            // SAFETY: promised by the caller.
+            unsafe { memory.recall() };
+        }
+    }
+
+    /// Whether an offset is in this chunk, with `bytes` after it.
+    pub(crate) fn holds(&self, offset: u64, bytes: u64) -> bool {
+        offset >= self.start && offset.saturating_add(bytes) <= self.start + self.bytes
+    }
+}
+
+/// Whether a device offers physical memory by fabric handles, tried with the smallest piece.
+pub(crate) fn fabric_works(context: &Arc<CudaContext>) -> Result<bool, VmmError> {
+    if !raw::has(context.ordinal(), raw::Attribute::Fabric)? {
+        return Ok(false);
+    }
+    let tried = physical::Granularity::of_device(context.ordinal(), Exportable::FABRIC)
+        .and_then(|granularity| PhysicalMemory::create(context, granularity.minimum, Exportable::FABRIC))
+        .and_then(|memory| memory.export_fabric());
+    match tried {
+        Ok(_) => Ok(true),
+        Err(VmmError::Unsupported { .. }) => Ok(false),
+        Err(error) if error.is_code(physical::FABRIC_REFUSED) => Ok(false),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,368 @@
+//! What a heap and every handle of its memory share: the mapped chunks, the allocator, and who is around.
+//!
+//! The calls that users make are in `heap.rs`. Invariant: [H1] to [H3] of that module; the state is locked during a whole collective call,
+//! and nothing that runs in a destructor takes that lock.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
+use peerweave_driver::{CudaContext, CudaError, CudaStream, DriverError};
+use peerweave_types::Pe;
+
+use super::{Growth, HeapOptions, Leak, Sharing};
+use crate::agree::{Disagreement, Reader, agree};
+use crate::allocator::{History, Ranges};
+use crate::chunk::{Chunk, Layout, Way, fabric_works};
+use crate::error::{Misuse, VmmError};
+use crate::identity::{self, ProcessId};
+use crate::ipc::IpcMemory;
+use crate::physical::{Exportable, Granularity};
+use crate::raw::{self, Attribute};
+use crate::reservation::Reservation;
+use crate::streams::{Streams, deadline, wait_for};
+
+/// What handles of memory keep.
+pub(crate) struct HeapInner {
+    pub(super) rendezvous: Arc<Rendezvous>,
+    pub(super) options: HeapOptions,
+    /// The same number on all PEs.
+    id: u64,
+    granularity: u64,
+    pub(super) max_bytes: u64,
+    /// For filling with zeros.
+    stream: Arc<CudaStream>,
+    pub(crate) layout: Layout,
+    pub(super) chunks: RwLock<Vec<Chunk>>,
+    /// Held during a collective call.
+    state: Mutex<State>,
+    ledger: Mutex<BTreeMap<u64, Leak>>,
+}
+
+/// What collective calls change.
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) ranges: Ranges,
+    pub(super) history: History,
+    /// Collective calls that worked.
+    pub(super) calls: u64,
+    /// Bytes of each segment.
+    pub(super) total: u64,
+    /// Where the next chunk starts.
+    end: u64,
+    pub(super) broken: Option<String>,
+}
+
+/// What a PE tells of itself before a heap is made.
+pub(super) struct Around {
+    pub(super) random: u64,
+    machine: u64,
+    process: ProcessId,
+    granularity: u64,
+    total_bytes: u64,
+    vmm: bool,
+    file_descriptor: bool,
+    fabric: bool,
+}
+
+impl Around {
+    pub(super) fn look(context: &Arc<CudaContext>, options: &HeapOptions) -> Result<Self, VmmError> {
+        let ordinal = context.ordinal();
+        let vmm = raw::has(ordinal, Attribute::Vmm)? && options.sharing != Sharing::Ipc;
+        let exportable = if vmm { Exportable::of_device(ordinal)? } else { Exportable::NOWHERE };
+        // Tried only where it would be taken: it makes memory.
+        let fabric = vmm && (options.sharing == Sharing::PreferFabric || !exportable.file_descriptor) && fabric_works(context)?;
+        let granularity = match vmm {
+            true => Granularity::of_device(ordinal, Exportable { fabric, ..exportable })?.recommended,
+            false => IpcMemory::STEP_BYTES,
+        };
+        raw::bind(context)?;
+        let (mut free_bytes, mut total_bytes) = (0, 0);
+        // SAFETY: both pointers are to live numbers.
+        let code = unsafe { raw::api()?.cuMemGetInfo_v2(&raw mut free_bytes, &raw mut total_bytes) };
+        raw::done("cuMemGetInfo_v2", code)?;
+        let mut random = [0; 8];
+        if getrandom::fill(&mut random).is_err() {
+            random = (std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos() as u64)).to_le_bytes();
+        }
+        Ok(Self {
+            random: u64::from_le_bytes(random),
+            machine: identity::machine(),
+            process: ProcessId::mine(),
+            granularity: granularity as u64,
+            total_bytes: total_bytes as u64,
+            vmm,
+            file_descriptor: exportable.file_descriptor,
+            fabric,
+        })
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut blob: Vec<u8> =
+            [self.random, self.machine, self.granularity, self.total_bytes].iter().flat_map(|word| word.to_le_bytes()).collect();
+        blob.extend(self.process.0);
+        blob.extend([self.vmm, self.file_descriptor, self.fabric].map(u8::from));
+        blob
+    }
+
+    pub(super) fn decode(blob: &[u8]) -> Option<Self> {
+        let mut reader = Reader(blob);
+        let (random, machine, granularity) = (reader.number()?, reader.number()?, reader.number()?);
+        let (total_bytes, process) = (reader.number()?, ProcessId(reader.bytes()?));
+        let [vmm, file_descriptor, fabric] = reader.bytes::<3>()?.map(|flag| flag == 1);
+        let whole = reader.rest().is_empty() && granularity > 0;
+        whole.then_some(Self { random, machine, process, granularity, total_bytes, vmm, file_descriptor, fabric })
+    }
+
+    /// The way that all PEs of a machine can go, with the wish of the options.
+    fn way(members: &[&Self], sharing: Sharing) -> Way {
+        let all = |can: fn(&Self) -> bool| members.iter().all(|member| can(member));
+        let one_process = members.iter().all(|member| member.process == members[0].process);
+        match sharing {
+            _ if !all(|member| member.vmm) => Way::Ipc,
+            Sharing::PreferFabric if all(|member| member.fabric) => Way::Fabric,
+            _ if one_process => Way::Process,
+            _ if all(|member| member.file_descriptor) => Way::FileDescriptor,
+            _ if all(|member| member.fabric) => Way::Fabric,
+            _ => Way::Ipc,
+        }
+    }
+}
+
+impl HeapInner {
+    /// A heap without memory. Local.
+    pub(super) fn new(
+        rendezvous: &Arc<Rendezvous>,
+        context: &Arc<CudaContext>,
+        options: HeapOptions,
+        around: &[Around],
+        id: u64,
+    ) -> Result<Self, VmmError> {
+        let call = "SymmetricHeap::new";
+        let mine = &around[rendezvous.pe().index()];
+        let members: Vec<Pe> =
+            (0..).map(Pe::new).zip(around).filter(|(_, pe)| pe.machine == mine.machine).map(|(pe, _)| pe).collect();
+        let place = members.iter().position(|pe| *pe == rendezvous.pe()).expect("this PE is on its own machine");
+        let way = Around::way(&members.iter().map(|pe| &around[pe.index()]).collect::<Vec<_>>(), options.sharing);
+        let granularity = around.iter().map(|pe| pe.granularity).max().unwrap_or(1).max(IpcMemory::STEP_BYTES as u64);
+        let wanted = options.max_bytes.map_or(around.iter().map(|pe| pe.total_bytes).max().unwrap_or(0), |bytes| bytes as u64);
+        let too_large = || DriverError::TooLarge { call, count: options.initial_bytes, element_bytes: 1 };
+        let max_bytes = wanted
+            .max(options.initial_bytes as u64)
+            .max(1)
+            .checked_next_multiple_of(granularity)
+            .filter(|bytes| bytes.checked_mul(members.len() as u64).is_some_and(|all| all <= 1 << 56))
+            .ok_or_else(too_large)?;
+        let reservation = match way {
+            Way::Ipc => None,
+            Way::Process | Way::FileDescriptor | Way::Fabric => {
+                let bytes = usize::try_from(max_bytes * members.len() as u64).map_err(|_| too_large())?;
+                Some(Reservation::new(context, bytes, granularity.next_power_of_two() as usize)?)
+            }
+        };
+        raw::bind(context)?;
+        let stream = context.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
+        let layout = Layout {
+            context: Arc::clone(context),
+            way,
+            members,
+            place,
+            reservation,
+            stride: max_bytes,
+            streams: Arc::new(Streams::default()),
+        };
+        tracing::debug!(?way, members = layout.members.len(), max_bytes, "a symmetric heap");
+        Ok(Self {
+            rendezvous: Arc::clone(rendezvous),
+            options,
+            id,
+            granularity,
+            max_bytes,
+            stream,
+            layout,
+            chunks: RwLock::default(),
+            state: Mutex::default(),
+            ledger: Mutex::default(),
+        })
+    }
+
+    /// Begins a collective call.
+    pub(super) fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, State>, VmmError> {
+        let state = self.state();
+        match &state.broken {
+            Some(earlier) => Err(Misuse::Broken { call, earlier: earlier.clone() }.into()),
+            None => Ok(state),
+        }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn ledger(&self) -> MutexGuard<'_, BTreeMap<u64, Leak>> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn with_chunks<R>(&self, body: impl FnOnce(&[Chunk]) -> R) -> R {
+        body(&self.chunks.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Notes that memory was dropped without being freed.
+    pub(crate) fn park(&self, offset: u64) {
+        if let Some(leak) = self.ledger().get_mut(&offset) {
+            leak.dropped = true;
+            tracing::debug!(offset, bytes = leak.bytes, "symmetric memory was dropped without free: it stays until the heap is gone");
+        }
+    }
+
+    pub(super) fn label(&self, state: &State, what: &str) -> String {
+        label(self.id, state.calls, what)
+    }
+
+    /// The end of a round: where the PEs may have come to different ends, the heap is of no use any more.
+    pub(super) fn settle<R>(
+        &self,
+        state: &mut State,
+        call: &str,
+        agreed: Result<R, Disagreement>,
+    ) -> Result<R, VmmError> {
+        agreed.map_err(|disagreement| {
+            if let Disagreement::Unknown(error) = &disagreement {
+                state.broken = Some(format!("{call} failed: {error}"));
+            }
+            disagreement.into()
+        })
+    }
+
+    /// Adds a chunk of `bytes` to all segments.
+    pub(super) fn extend(&self, state: &mut State, call: &str, bytes: u64) -> Result<(), VmmError> {
+        let (start, len) = (state.end, usize::try_from(bytes).unwrap_or(usize::MAX));
+        let made = self.layout.make(len);
+        let outcome = made.as_ref().map(|made| made.blob.clone()).map_err(Clone::clone);
+        let agreed = agree(&self.rendezvous, &self.label(state, "chunk"), call, outcome);
+        let blobs = self.settle(state, call, agreed)?;
+        let mut made = made?;
+        let fds = match made.fd.take() {
+            Some(fd) if self.layout.members.len() > 1 => {
+                let fds = self.rendezvous.exchange_descriptors(&self.layout.members, fd);
+                self.settle(state, call, fds.map_err(|error| Disagreement::Unknown(error.into())))?
+            }
+            _ => Vec::new(),
+        };
+        let chunk = self.layout.join(call, &made, (start, len), &blobs, fds);
+        let outcome = chunk.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
+        let agreed = agree(&self.rendezvous, &self.label(state, "mapped"), call, outcome);
+        self.settle(state, call, agreed)?;
+        self.chunks.write().unwrap_or_else(PoisonError::into_inner).push(chunk?);
+        state.ranges.add(start, bytes);
+        state.total += bytes;
+        // By legacy IPC neighbouring chunks have unrelated addresses: a gap keeps allocations from going across.
+        state.end = start + bytes + if self.layout.way == Way::Ipc { self.granularity } else { 0 };
+        Ok(())
+    }
+
+    pub(super) fn rounded(&self, bytes: usize) -> u64 {
+        (bytes as u64).max(1).checked_next_multiple_of(self.granularity).unwrap_or(u64::MAX)
+    }
+
+    /// By how much to grow for an allocation, if that is allowed and there is room.
+    pub(super) fn growth_for(&self, state: &State, bytes: u64, alignment: u64) -> Option<u64> {
+        let Growth::Steps { bytes: step } = self.options.growth else { return None };
+        let wanted = bytes.max(step as u64).checked_add(alignment)?.max(1).checked_next_multiple_of(self.granularity)?;
+        let least = bytes.max(1).checked_next_multiple_of(self.granularity)?;
+        let room = self.max_bytes.checked_sub(state.total)?;
+        [wanted, least].into_iter().find(|growth| *growth <= room)
+    }
+
+    pub(super) fn exhausted(&self, call: &'static str, state: &State, bytes: u64) -> VmmError {
+        let (free, total, limit) = (state.ranges.free_bytes(), state.total, self.max_bytes);
+        Misuse::Exhausted { call, bytes, free, total, limit }.into()
+    }
+
+    /// Fills a range of this PE's segment with zeros and waits for it.
+    pub(super) fn zero(&self, call: &'static str, offset: u64, bytes: u64) -> Result<(), VmmError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let address = self.address_of(call, self.layout.members[self.layout.place], offset, bytes)?;
+        self.layout.streams.note(&self.stream);
+        raw::bind(&self.layout.context)?;
+        // SAFETY: the range is mapped, free on every PE until this call ends, and unmapped only after this stream's work.
+        let code = unsafe { raw::api()?.cuMemsetD8Async(address, 0, bytes as usize, self.stream.cu_stream()) };
+        raw::done("cuMemsetD8Async", code)?;
+        wait_for(&self.stream, call, start, deadline(self.rendezvous.deadline()))
+    }
+
+    /// The address of a range of a segment.
+    pub(crate) fn address_of(&self, call: &'static str, pe: Pe, offset: u64, bytes: u64) -> Result<CUdeviceptr, VmmError> {
+        let Layout { members, reservation, stride, .. } = &self.layout;
+        let place = members.binary_search(&pe).map_err(|_| {
+            let mapped = members.iter().map(|pe| pe.get()).collect();
+            Misuse::NotMapped { call, pe, mapped }
+        })?;
+        self.with_chunks(|chunks| {
+            let end = chunks.last().map_or(0, |chunk| chunk.start + chunk.bytes);
+            let outside = || {
+                let (start, len) = (offset as usize, end as usize);
+                VmmError::from(Misuse::OutOfRange { call, start, end: start.saturating_add(bytes as usize), len, unit: "bytes" })
+            };
+            match reservation {
+                Some(reservation) if offset.checked_add(bytes).is_some_and(|last| last <= end) => {
+                    Ok(reservation.base() + place as u64 * stride + offset)
+                }
+                Some(_) => Err(outside()),
+                None => {
+                    let chunk = chunks.iter().find(|chunk| chunk.holds(offset, bytes)).ok_or_else(outside)?;
+                    Ok(chunk.addresses[place] + (offset - chunk.start))
+                }
+            }
+        })
+    }
+}
+
+/// The label of a round.
+pub(super) fn label(id: u64, calls: u64, what: &str) -> String {
+    format!("peerweave-vmm/{id:016x}/{calls}/{what}")
+}
+
+/// Tells the others that this PE has failed; gives the error back, or what came between.
+pub(super) fn tell(rendezvous: &Rendezvous, label: &str, call: &str, error: VmmError) -> VmmError {
+    match agree(rendezvous, label, call, Err(error.clone())) {
+        Err(disagreement) => disagreement.into(),
+        Ok(_) => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn around(process: u8, vmm: bool, file_descriptor: bool, fabric: bool) -> Around {
+        let (granularity, total_bytes) = (2 << 20, 1 << 30);
+        Around { random: 1, machine: 2, process: ProcessId([process; 16]), granularity, total_bytes, vmm, file_descriptor, fabric }
+    }
+
+    #[test]
+    fn the_way_is_the_best_that_all_can_go() {
+        let way = |members: &[Around], sharing| Around::way(&members.iter().collect::<Vec<_>>(), sharing);
+        let full = || around(1, true, true, true);
+        assert_eq!(way(&[full(), full()], Sharing::Auto), Way::Process);
+        assert_eq!(way(&[full(), around(2, true, true, true)], Sharing::Auto), Way::FileDescriptor);
+        assert_eq!(way(&[full(), around(2, true, true, true)], Sharing::PreferFabric), Way::Fabric);
+        assert_eq!(way(&[full(), around(2, true, true, false)], Sharing::PreferFabric), Way::FileDescriptor);
+        assert_eq!(way(&[full(), around(2, true, false, true)], Sharing::Auto), Way::Fabric);
+        assert_eq!(way(&[full(), around(2, true, false, false)], Sharing::Auto), Way::Ipc);
+        assert_eq!(way(&[full(), around(1, false, false, false)], Sharing::Auto), Way::Ipc);
+    }
+
+    #[test]
+    fn what_a_pe_tells_of_itself_is_read_back() {
+        let blob = around(7, true, false, true).encode();
+        let read = Around::decode(&blob).expect("it is whole");
+        assert_eq!((read.process, read.vmm, read.file_descriptor, read.fabric), (ProcessId([7; 16]), true, false, true));
+        assert!((0..blob.len()).all(|len| Around::decode(&blob[..len]).is_none()));
+    }
+}

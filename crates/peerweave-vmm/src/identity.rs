@@ -1,0 +1,101 @@
+//! Who shares what with this process: the machine, and the process itself where PEs are threads.
+//!
+//! Invariant: two PEs with the same process identity have one address space and one registry; with the same machine identity they can
+//! pass descriptors to each other.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+/// What tells this process from every other one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ProcessId(pub(crate) [u8; 16]);
+
+impl ProcessId {
+    /// This process. A fork is another one.
+    pub(crate) fn mine() -> Self {
+        static RANDOM: OnceLock<[u8; 12]> = OnceLock::new();
+        let random = RANDOM.get_or_init(|| {
+            let mut bytes = [0; 12];
+            // Without random numbers the process number and the clock must do.
+            if getrandom::fill(&mut bytes).is_err() {
+                let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos() as u64);
+                bytes[..8].copy_from_slice(&now.to_le_bytes());
+            }
+            bytes
+        });
+        let mut id = [0; 16];
+        id[..12].copy_from_slice(random);
+        id[12..].copy_from_slice(&std::process::id().to_le_bytes());
+        Self(id)
+    }
+}
+
+/// A number for this boot of this machine and this network namespace, in which abstract sockets are found.
+pub(crate) fn machine() -> u64 {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let network = std::fs::read_link("/proc/self/ns/net").map(|link| link.to_string_lossy().into_owned()).unwrap_or_default();
+    let text = format!("{}\n{}\n{network}", boot.trim(), if boot.is_empty() { host.trim() } else { "" });
+    let words: Vec<u64> = text.bytes().map(u64::from).collect();
+    crate::allocator::History::default().with(&words).get()
+}
+
+/// A value for the other PEs of this process.
+pub(crate) type Shared = Arc<dyn Any + Send + Sync>;
+
+static REGISTRY: Mutex<Option<HashMap<u64, Weak<dyn Any + Send + Sync>>>> = Mutex::new(None);
+
+/// Something that other PEs of this process can find by its number, while this lives.
+pub(crate) struct Entry {
+    pub(crate) key: u64,
+    _value: Shared,
+}
+
+/// Makes a value known to the other PEs of this process.
+pub(crate) fn publish(value: Shared) -> Entry {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let key = NEXT.fetch_add(1, Ordering::Relaxed);
+    let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+    registry.get_or_insert_default().insert(key, Arc::downgrade(&value));
+    Entry { key, _value: value }
+}
+
+/// The value that a PE of this process has published under a number.
+pub(crate) fn find<T: Any + Send + Sync>(key: u64) -> Option<Arc<T>> {
+    let registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+    let value = registry.as_ref()?.get(&key)?.upgrade()?;
+    drop(registry);
+    value.downcast().ok()
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if let Some(registry) = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            registry.remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_published_is_found_until_it_is_withdrawn() {
+        let entry = publish(Arc::new(7u32));
+        assert_eq!(find::<u32>(entry.key).as_deref(), Some(&7));
+        assert!(find::<u64>(entry.key).is_none(), "another type");
+        let key = entry.key;
+        drop(entry);
+        assert!(find::<u32>(key).is_none());
+    }
+
+    #[test]
+    fn threads_of_one_process_have_its_identity() {
+        let other = std::thread::spawn(ProcessId::mine).join().expect("no panic");
+        assert_eq!(other, ProcessId::mine());
+        assert_eq!(machine(), machine());
+    }
+}

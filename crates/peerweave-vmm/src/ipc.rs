@@ -1,0 +1,223 @@
+//! The older way to share device memory between processes, for devices or drivers where virtual memory cannot be shared.
+//!
+//! An importer gets an address of the driver's choice, so nothing here lies at a stride. Invariant: memory that was exported is freed only after its
+//! owner has said that nobody has it open any more; otherwise it is leaked, since freeing it under an importer is undefined.
+
+use std::ffi::c_char;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
+use peerweave_driver::{CudaContext, Keep, retire, settle};
+
+use crate::VmmError;
+use crate::buffer::wrong_value;
+use crate::raw;
+use crate::streams::Streams;
+
+/// An allocation on its way to another process by legacy IPC.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct IpcHandle(pub [u8; 64]);
+
+impl fmt::Debug for IpcHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IpcHandle({:02x}{:02x}..)", self.0[0], self.0[1])
+    }
+}
+
+/// A plain allocation that other processes can open. Clones are handles of the same allocation.
+#[derive(Clone)]
+pub struct IpcMemory {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    address: CUdeviceptr,
+    bytes: usize,
+    context: Arc<CudaContext>,
+    /// Whether others may have it open.
+    lent: AtomicBool,
+    streams: Arc<Streams>,
+}
+
+impl IpcMemory {
+    /// The driver's own unit of allocations: a multiple of it is an allocation by itself, and not a part of one that holds other people's data.
+    pub const STEP_BYTES: usize = 2 << 20;
+
+    /// Allocates `bytes` on the device of `context`.
+    ///
+    /// # Errors
+    /// [`Misuse::Value`](crate::Misuse::Value) unless it is a multiple of [`STEP_BYTES`](Self::STEP_BYTES) above 0; what the driver says.
+    pub fn alloc(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, VmmError> {
+        Self::alloc_for(context, bytes, Arc::default())
+    }
+
+    pub(crate) fn alloc_for(context: &Arc<CudaContext>, bytes: usize, streams: Arc<Streams>) -> Result<Self, VmmError> {
+        if bytes == 0 || !bytes.is_multiple_of(Self::STEP_BYTES) {
+            return Err(wrong_value("IpcMemory::alloc", "bytes", bytes, "a multiple of 2 MiB above 0"));
+        }
+        raw::bind(context)?;
+        let mut address: CUdeviceptr = 0;
+        let mut allocate = || {
+            // SAFETY: the pointer is to a live address.
+            raw::done("cuMemAlloc_v2", unsafe { raw::api()?.cuMemAlloc_v2(&raw mut address, bytes) })
+        };
+        match allocate() {
+            Err(error) if error.is_out_of_memory() => {
+                settle(Instant::now() + Duration::from_secs(1));
+                allocate()?;
+            }
+            made => made?,
+        }
+        let inner = Inner { address, bytes, context: Arc::clone(context), lent: AtomicBool::new(false), streams };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// A handle for other processes. From now on the memory is leaked when it is dropped, unless [`recall`](Self::recall) comes first.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn export(&self) -> Result<IpcHandle, VmmError> {
+        raw::bind(&self.inner.context)?;
+        let mut handle = CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: the pointer is to a live handle, and the address is that of a live allocation.
+        let code = unsafe { raw::api()?.cuIpcGetMemHandle(&raw mut handle, self.inner.address) };
+        raw::done("cuIpcGetMemHandle", code)?;
+        self.inner.lent.store(true, Ordering::Release);
+        Ok(IpcHandle(handle.reserved.map(|byte| byte as u8)))
+    }
+
+    /// Says that no other process has the memory open, nor will open it.
+    ///
+    /// # Safety
+    /// It is so: all have dropped their [`IpcPeerMemory`], their streams have passed its use, and this was learnt from them.
+    pub unsafe fn recall(&self) {
+        self.inner.lent.store(false, Ordering::Release);
+    }
+
+    /// The address in this process.
+    pub fn address(&self) -> CUdeviceptr {
+        self.inner.address
+    }
+
+    /// Its length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.inner.bytes
+    }
+
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
+        &self.inner.context
+    }
+
+    pub(crate) fn keep(&self) -> Keep {
+        Arc::<Inner>::clone(&self.inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if *self.lent.get_mut() {
+            tracing::warn!(bytes = self.bytes, "memory that other processes may have open is leaked until this process ends");
+            return;
+        }
+        let address = self.address;
+        retire(
+            &self.context,
+            self.streams.all(),
+            Box::new(move || {
+                // SAFETY: the last handle is gone, nobody else has it open, and the streams that used it have passed that work.
+                let code = raw::api().map(|api| unsafe { api.cuMemFree_v2(address) });
+                if let Err(error) = code.and_then(|code| raw::done("cuMemFree_v2", code)) {
+                    tracing::warn!(%error, "memory was not freed");
+                }
+            }),
+        );
+    }
+}
+
+/// Memory of another process, opened here. Clones are handles of the same opening.
+#[derive(Clone)]
+pub struct IpcPeerMemory {
+    inner: Arc<PeerInner>,
+}
+
+struct PeerInner {
+    address: CUdeviceptr,
+    bytes: usize,
+    context: Arc<CudaContext>,
+    streams: Arc<Streams>,
+}
+
+impl IpcPeerMemory {
+    /// Opens memory of another process for the device of `context`, with peer access where it is on another device.
+    ///
+    /// # Errors
+    /// What the driver says; legacy IPC refuses a handle of the same process.
+    ///
+    /// # Safety
+    /// The handle is of an allocation of `bytes` that its owner keeps until it has learnt that this value is gone.
+    pub unsafe fn open(context: &Arc<CudaContext>, handle: IpcHandle, bytes: usize) -> Result<Self, VmmError> {
+        // SAFETY: promised by the caller.
+        unsafe { Self::open_for(context, handle, bytes, Arc::default()) }
+    }
+
+    /// As [`open`](Self::open), with the streams that closing must wait for.
+    pub(crate) unsafe fn open_for(
+        context: &Arc<CudaContext>,
+        handle: IpcHandle,
+        bytes: usize,
+        streams: Arc<Streams>,
+    ) -> Result<Self, VmmError> {
+        /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
+        const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+        raw::bind(context)?;
+        let handle = CUipcMemHandle { reserved: handle.0.map(|byte| byte as c_char) };
+        let mut address: CUdeviceptr = 0;
+        // SAFETY: the pointer is to a live address; the driver checks the handle.
+        let code = unsafe { raw::api()?.cuIpcOpenMemHandle_v2(&raw mut address, handle, LAZY_ENABLE_PEER_ACCESS) };
+        raw::done("cuIpcOpenMemHandle_v2", code)?;
+        Ok(Self { inner: Arc::new(PeerInner { address, bytes, context: Arc::clone(context), streams }) })
+    }
+
+    /// The address in this process.
+    pub fn address(&self) -> CUdeviceptr {
+        self.inner.address
+    }
+
+    /// Its length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.inner.bytes
+    }
+}
+
+impl Drop for PeerInner {
+    fn drop(&mut self) {
+        let address = self.address;
+        retire(
+            &self.context,
+            self.streams.all(),
+            Box::new(move || {
+                // SAFETY: it was opened by this value, which was the last handle, and the streams that used it have passed that work.
+                let code = raw::api().map(|api| unsafe { api.cuIpcCloseMemHandle(address) });
+                if let Err(error) = code.and_then(|code| raw::done("cuIpcCloseMemHandle", code)) {
+                    tracing::warn!(%error, "memory of another process was not closed");
+                }
+            }),
+        );
+    }
+}
+
+impl fmt::Debug for IpcMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IpcMemory({} bytes at {:#x})", self.inner.bytes, self.inner.address)
+    }
+}
+
+impl fmt::Debug for IpcPeerMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IpcPeerMemory({} bytes at {:#x})", self.inner.bytes, self.inner.address)
+    }
+}

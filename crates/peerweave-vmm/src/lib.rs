@@ -1,0 +1,37 @@
+//! GPU memory shared between PEs: CUDA's virtual memory made safe, a symmetric heap over NVLink, multicast objects.
+#![doc = include_str!("../README.md")]
+
+mod access;
+mod agree;
+mod allocator;
+mod buffer;
+mod chunk;
+mod error;
+mod heap;
+mod identity;
+mod ipc;
+mod mapping;
+mod pads;
+pub mod peer;
+mod physical;
+mod raw;
+mod reservation;
+mod share;
+mod streams;
+mod symmetric;
+mod view;
+
+pub use access::Rights;
+pub use buffer::{copy, read, write, zero};
+pub use chunk::Way;
+pub use error::{Misuse, PeerCause, VmmError};
+pub use heap::{Growth, HeapOptions, Leak, LeakReport, Sharing, SymmetricHeap};
+pub use ipc::{IpcHandle, IpcMemory, IpcPeerMemory};
+pub use mapping::{MappedMemory, Mapping};
+pub use pads::SignalPad;
+pub use peer::PeerMatrix;
+pub use physical::{Exportable, Granularity, PhysicalMemory};
+pub use reservation::Reservation;
+pub use share::{FabricHandle, SharedMemory};
+pub use symmetric::{PeerMemory, SymmetricMemory};
+pub use view::SymmetricView;

@@ -1,0 +1,248 @@
+//! Memory at addresses: a mapping keeps its memory and its reservation, and goes when no stream uses it any more.
+//!
+//! Invariants: [M1] what is mapped and the addresses live as long as the mapping; [M2] it is unmapped after all work on every stream that it
+//! was handed to; [M3] nobody gets an address for a device that has no rights.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUmemGenericAllocationHandle, CUmemLocation};
+use peerweave_driver::{CudaContext, CudaStream, Keep, retire};
+use peerweave_types::Element;
+
+use crate::access::Rights;
+use crate::buffer::buffers;
+use crate::error::{Misuse, VmmError};
+//MC use crate::multicast::Bound;
+use crate::physical::PhysicalMemory;
+use crate::raw::{self, AccessDescription, Location};
+use crate::reservation::Place;
+use crate::streams::Streams;
+
+/// Memory that is mapped at addresses. Clones are handles of the same mapping.
+#[derive(Clone)]
+pub struct Mapping {
+    inner: Arc<Inner>,
+}
+
+/// What is mapped.
+pub(crate) enum Source {
+    Physical(PhysicalMemory),
+    //MC Multicast(Arc<Bound>),
+}
+
+impl Source {
+    pub(crate) fn handle(&self) -> CUmemGenericAllocationHandle {
+        match self {
+            Self::Physical(memory) => memory.handle(),
+            //MC Self::Multicast(bound) => bound.handle(),
+        }
+    }
+}
+
+pub(crate) struct Inner {
+    /// Taken when it is dropped.
+    parts: Option<(Source, Place)>,
+    address: CUdeviceptr,
+    bytes: usize,
+    context: Arc<CudaContext>,
+    rights: Mutex<BTreeMap<usize, Rights>>,
+    streams: Arc<Streams>,
+}
+
+impl Mapping {
+    pub(crate) fn new(place: Place, address: CUdeviceptr, bytes: usize, source: Source, streams: Arc<Streams>) -> Self {
+        let context = Arc::clone(place.context());
+        let inner = Inner { parts: Some((source, place)), address, bytes, context, rights: Mutex::default(), streams };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// The first address. Using it is `unsafe` elsewhere; it is valid while a handle of the mapping lives, and for devices that have rights.
+    pub fn address(&self) -> CUdeviceptr {
+        self.inner.address
+    }
+
+    /// Its length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.inner.bytes
+    }
+
+    /// Gives devices, by ordinal, rights to the whole mapping, or takes them away with [`Rights::None`].
+    ///
+    /// Taking rights away is refused for a device that memory was handed out for: work may still use it.
+    ///
+    /// # Errors
+    /// [`Misuse::Value`] for less rights than a device has while [`memory`](Self::memory) may be in use; what the driver says.
+    pub fn allow(&self, devices: &[usize], rights: Rights) -> Result<(), VmmError> {
+        let call = "Mapping::allow";
+        if devices.is_empty() {
+            let (value, expected) = ("no device".into(), "at least one".into());
+            return Err(Misuse::Value { call, what: "devices", value, expected }.into());
+        }
+        let mut known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
+        // A handle beyond this one may have been made into memory that a stream uses.
+        let may_be_in_use = Arc::strong_count(&self.inner) > 1 || !self.inner.streams.all().is_empty();
+        if let Some(device) = devices.iter().find(|device| may_be_in_use && known.get(device).is_some_and(|has| *has > rights)) {
+            let value = format!("{rights:?} for device {device}, which has {:?}", known[device]);
+            let expected = "no less than before, while there are other handles or streams that used it".into();
+            return Err(Misuse::Value { call, what: "rights", value, expected }.into());
+        }
+        let descriptions: Vec<AccessDescription> = devices
+            .iter()
+            .map(|device| AccessDescription { location: Location::device(*device), flags: rights.flags() })
+            .collect();
+        raw::bind(&self.inner.context)?;
+        let Inner { address, bytes, .. } = *self.inner;
+        // SAFETY: the range is mapped while this mapping lives, and the array has that many entries.
+        let code = unsafe { raw::api()?.cuMemSetAccess(address, bytes, descriptions.as_ptr().cast(), descriptions.len()) };
+        raw::done("cuMemSetAccess", code)?;
+        known.extend(devices.iter().map(|device| (*device, rights)));
+        Ok(())
+    }
+
+    /// The rights of a device, as the driver tells.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn rights(&self, device: usize) -> Result<Rights, VmmError> {
+        let location = Location::device(device);
+        let mut flags = 0;
+        // SAFETY: both pointers are to live values of the driver's layout.
+        let code = unsafe {
+            raw::api()?.cuMemGetAccess(&raw mut flags, (&raw const location).cast::<CUmemLocation>(), self.inner.address)
+        };
+        raw::done("cuMemGetAccess", code)?;
+        Rights::from_flags(flags).ok_or_else(|| VmmError::Unsupported {
+            feature: "these rights",
+            needs: "none, read, or read and write".into(),
+            found: format!("flags {flags}"),
+        })
+    }
+
+    /// The mapping as device memory of whole elements, for work of device `device`.
+    ///
+    /// # Errors
+    /// [`Misuse::Value`] unless the device has been given [`Rights::ReadWrite`].
+    pub fn memory<T: Element>(&self, device: usize) -> Result<MappedMemory<T>, VmmError> {
+        let rights = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner).get(&device).copied();
+        if rights != Some(Rights::ReadWrite) {
+            let value = format!("{:?} for device {device}", rights.unwrap_or(Rights::None));
+            let expected = "Rights::ReadWrite, by Mapping::allow".into();
+            return Err(Misuse::Value { call: "Mapping::memory", what: "rights", value, expected }.into());
+        }
+        let len = self.inner.bytes / size_of::<T>();
+        Ok(MappedMemory { mapping: Arc::clone(&self.inner), device, start: 0, len, _elements: PhantomData })
+    }
+
+    /// The physical memory behind it; `None` for a multicast mapping.
+    pub fn physical(&self) -> Option<&PhysicalMemory> {
+        match &self.inner.parts.as_ref()?.0 {
+            Source::Physical(memory) => Some(memory),
+            //MC Source::Multicast(_) => None,
+        }
+    }
+
+    pub(crate) fn keep(&self) -> Keep {
+        Arc::<Inner>::clone(&self.inner)
+    }
+
+    pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
+        self.inner.streams.note(stream);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let Some((source, place)) = self.parts.take() else { return };
+        let (address, bytes) = (self.address, self.bytes);
+        retire(
+            &self.context,
+            self.streams.all(),
+            Box::new(move || {
+                // SAFETY: the range was mapped by this mapping alone, the last handle is gone, and the streams that used it have passed that work.
+                let code = raw::api().map(|api| unsafe { api.cuMemUnmap(address, bytes) });
+                match code.and_then(|code| raw::done("cuMemUnmap", code)) {
+                    Ok(()) => drop((source, place)),
+                    Err(error) => {
+                        // Still mapped: the memory and the addresses must stay.
+                        tracing::warn!(%error, "a mapping is leaked");
+                        std::mem::forget((source, place));
+                    }
+                }
+            }),
+        );
+    }
+}
+
+/// A mapping seen as `len` elements of `T`, for the work of one device. Clones and slices are handles of the same mapping.
+///
+/// Two handles may be given to work on different streams; if that work races, the elements' values are unspecified and nothing else is.
+pub struct MappedMemory<T> {
+    mapping: Arc<Inner>,
+    device: usize,
+    start: usize,
+    len: usize,
+    _elements: PhantomData<fn() -> T>,
+}
+
+impl<T> MappedMemory<T> {
+    /// The address of the first element.
+    pub fn address(&self) -> CUdeviceptr {
+        self.mapping.address + (self.start * size_of::<T>()) as u64
+    }
+
+    /// A handle of a part. `range` counts elements.
+    ///
+    /// # Errors
+    /// [`Misuse::OutOfRange`].
+    pub fn slice(&self, range: Range<usize>) -> Result<Self, VmmError> {
+        let range = elements_of("MappedMemory::slice", range, self.len)?;
+        Ok(Self {
+            mapping: Arc::clone(&self.mapping),
+            device: self.device,
+            start: self.start + range.start,
+            len: range.len(),
+            _elements: PhantomData,
+        })
+    }
+
+    fn device_of(&self) -> usize {
+        self.device
+    }
+
+    fn note(&self, stream: &Arc<CudaStream>) {
+        self.mapping.streams.note(stream);
+    }
+
+    fn keep_alive(&self) -> Keep {
+        Arc::<Inner>::clone(&self.mapping)
+    }
+}
+
+impl<T> Clone for MappedMemory<T> {
+    fn clone(&self) -> Self {
+        let Self { device, start, len, .. } = *self;
+        Self { mapping: Arc::clone(&self.mapping), device, start, len, _elements: PhantomData }
+    }
+}
+
+// [D1] `slice` keeps ranges inside the mapping, and the device has rights [M3]; [D2] is [M2]; [D3] the mapping is what keeps it [M1].
+buffers!(MappedMemory);
+
+/// A range of elements, if it is inside.
+pub(crate) fn elements_of(call: &'static str, range: Range<usize>, len: usize) -> Result<Range<usize>, Misuse> {
+    match range.start <= range.end && range.end <= len {
+        true => Ok(range),
+        false => Err(Misuse::OutOfRange { call, start: range.start, end: range.end, len, unit: "elements" }),
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rights = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
+        write!(f, "Mapping({} bytes at {:#x}, rights {rights:?})", self.inner.bytes, self.inner.address)
+    }
+}

@@ -1,0 +1,77 @@
+//! Signal pads: words in symmetric memory that one PE sets and another waits for, each in a line of its own.
+//!
+//! Waiting and setting from kernels is `peerweave-device`'s. Invariant: no two signals share a line.
+
+use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
+use peerweave_types::{KernelContext, Pe, SignalWord, SymOffset};
+
+use crate::buffer::wrong_value;
+use crate::error::{Misuse, VmmError};
+use crate::symmetric::{PeerMemory, SymmetricMemory};
+
+/// `len` signals at the same offset of every PE's segment, zero at first.
+#[derive(Debug)]
+pub struct SignalPad {
+    memory: SymmetricMemory<SignalWord>,
+    len: usize,
+}
+
+impl SignalPad {
+    /// Words from one signal to the next.
+    pub const WORDS_PER_SIGNAL: usize = KernelContext::SIGNAL_LINE_BYTES as usize / size_of::<SignalWord>();
+
+    pub(crate) fn new(memory: SymmetricMemory<SignalWord>, len: usize) -> Self {
+        Self { memory, len }
+    }
+
+    /// Number of signals.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no signals.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the first signal is in every segment.
+    pub fn offset(&self) -> SymOffset {
+        self.memory.offset()
+    }
+
+    /// One signal of this PE, as a buffer of one element.
+    ///
+    /// # Errors
+    /// [`Misuse::OutOfRange`].
+    pub fn signal(&self, index: usize) -> Result<SymmetricMemory<SignalWord>, VmmError> {
+        let word = self.word("SignalPad::signal", index)?;
+        self.memory.slice(word..word + 1)
+    }
+
+    /// One signal of another PE, as a buffer of one element.
+    ///
+    /// # Errors
+    /// [`Misuse::OutOfRange`], [`Misuse::NotMapped`].
+    pub fn signal_of(&self, pe: Pe, index: usize) -> Result<PeerMemory<SignalWord>, VmmError> {
+        self.signal(index)?.peer(pe)
+    }
+
+    /// The address, in this process, of a signal of a PE.
+    ///
+    /// # Errors
+    /// As [`signal_of`](Self::signal_of).
+    pub fn address_of(&self, pe: Pe, index: usize) -> Result<CUdeviceptr, VmmError> {
+        Ok(self.signal_of(pe, index)?.address())
+    }
+
+    pub(crate) fn into_memory(self) -> SymmetricMemory<SignalWord> {
+        self.memory
+    }
+
+    fn word(&self, call: &'static str, index: usize) -> Result<usize, VmmError> {
+        if index >= self.len {
+            return Err(Misuse::OutOfRange { call, start: index, end: index.saturating_add(1), len: self.len, unit: "signals" }.into());
+        }
+        index.checked_mul(Self::WORDS_PER_SIGNAL).ok_or_else(|| wrong_value(call, "index", index, "a signal of the pad"))
+    }
+}

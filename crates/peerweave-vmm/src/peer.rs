@@ -1,0 +1,204 @@
+//! Which device reaches which other's memory: by what the driver says, and by trying.
+//!
+//! Invariant: a pair counts as good only after both directions carried data that was compared.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use peerweave_driver::cudarc::driver::sys::{CUdevice, CUdevice_P2PAttribute, CUresult};
+use peerweave_driver::{CudaContext, CudaError, Driver, DriverError};
+
+use crate::access::Rights;
+use crate::error::VmmError;
+use crate::mapping::{MappedMemory, Mapping};
+use crate::physical::{Exportable, Granularity, PhysicalMemory};
+use crate::raw::{self, Attribute};
+use crate::reservation::Reservation;
+
+/// What a device offers for shared memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// Its ordinal in this process.
+    pub ordinal: usize,
+    /// Its name.
+    pub name: String,
+    /// Its address on the PCI bus: the same in every process, whatever the ordinals are.
+    pub pci_address: String,
+    /// Virtual memory management.
+    pub vmm: bool,
+    /// Memory that leaves as a file descriptor, or by its attribute as a fabric handle.
+    pub exportable: Exportable,
+    /// Multicast objects, by its attribute.
+    pub multicast: bool,
+}
+
+/// What the driver says of one device's way to another's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PairInfo {
+    /// Whether there is a way.
+    pub access: bool,
+    /// Whether all atomic operations work across it.
+    pub native_atomics: bool,
+    /// The driver's rank of its speed; smaller is faster.
+    pub performance_rank: i32,
+}
+
+/// The devices of this process, and every ordered pair of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeerMatrix {
+    /// The devices, by ordinal.
+    pub devices: Vec<DeviceInfo>,
+    /// `pairs[from][to]`; `None` on the diagonal.
+    pub pairs: Vec<Vec<Option<PairInfo>>>,
+}
+
+impl PeerMatrix {
+    /// Asks the driver. Makes no context and takes no memory.
+    ///
+    /// ```
+    /// match peerweave_vmm::PeerMatrix::look() {
+    ///     Ok(matrix) => println!("{} devices", matrix.devices.len()),
+    ///     Err(error) => println!("{error}"),
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// What the driver says, above all that there is none.
+    pub fn look() -> Result<Self, VmmError> {
+        let count = Driver::get()?.device_count()?;
+        let device = |ordinal| -> Result<DeviceInfo, VmmError> {
+            Ok(DeviceInfo {
+                ordinal,
+                name: raw::device_name(ordinal)?,
+                pci_address: raw::pci_address(ordinal)?,
+                vmm: raw::has(ordinal, Attribute::Vmm)?,
+                exportable: Exportable::of_device(ordinal)?,
+                multicast: raw::has(ordinal, Attribute::Multicast)?,
+            })
+        };
+        let row = |from| (0..count).map(|to| if from == to { Ok(None) } else { pair(from, to).map(Some) }).collect();
+        Ok(Self {
+            devices: (0..count).map(device).collect::<Result<_, _>>()?,
+            pairs: (0..count).map(row).collect::<Result<_, VmmError>>()?,
+        })
+    }
+}
+
+/// What the driver says of `from`'s way to the memory of `to`.
+///
+/// # Errors
+/// What the driver says.
+pub fn pair(from: usize, to: usize) -> Result<PairInfo, VmmError> {
+    let number = |ordinal: usize| CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
+    let mut can = 0;
+    // SAFETY: the pointer is to a live integer; the driver checks the devices.
+    raw::done("cuDeviceCanAccessPeer", unsafe { raw::api()?.cuDeviceCanAccessPeer(&raw mut can, number(from), number(to)) })?;
+    let ask = |attribute| {
+        let mut value = 0;
+        // SAFETY: as above.
+        let code = unsafe { raw::api()?.cuDeviceGetP2PAttribute(&raw mut value, attribute, number(from), number(to)) };
+        raw::done("cuDeviceGetP2PAttribute", code).map(|()| value)
+    };
+    Ok(PairInfo {
+        access: can != 0,
+        native_atomics: ask(CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)? != 0,
+        performance_rank: ask(CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK)?,
+    })
+}
+
+/// Lets the context `from` reach plain allocations (not mappings, which have rights of their own) of the context `to`. Once is enough; again is no error.
+///
+/// # Errors
+/// [`VmmError::Unsupported`] where the devices do not reach each other; what the driver says.
+pub fn enable(from: &Arc<CudaContext>, to: &Arc<CudaContext>) -> Result<(), VmmError> {
+    raw::bind(from)?;
+    // SAFETY: both contexts are live.
+    match raw::done("cuCtxEnablePeerAccess", unsafe { raw::api()?.cuCtxEnablePeerAccess(to.cu_ctx(), 0) }) {
+        Err(error) if error.is_code(&[CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED]) => Ok(()),
+        Err(error) if error.is_code(&[CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, CUresult::CUDA_ERROR_INVALID_DEVICE]) => {
+            Err(VmmError::Unsupported {
+                feature: "peer access",
+                needs: format!("that device {} reaches the memory of device {}", from.ordinal(), to.ordinal()),
+                found: error.to_string(),
+            })
+        }
+        enabled => enabled,
+    }
+}
+
+/// Writes and reads memory of device `to` from device `from`, and compares every word with what was sent.
+///
+/// A machine whose peer access is broken answers yes to every question and delivers wrong data, or nothing: this is how it shows.
+///
+/// # Errors
+/// [`VmmError::BrokenPeer`] for data that differ or do not come by the deadline; [`VmmError::Unsupported`] where the devices do not reach each
+/// other; what the driver says.
+pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Instant) -> Result<(), VmmError> {
+    let (near, far) = (from.ordinal(), to.ordinal());
+    if near != far && !pair(near, far)?.access {
+        return Err(VmmError::Unsupported {
+            feature: "peer access",
+            needs: format!("that device {near} reaches the memory of device {far}"),
+            found: "cuDeviceCanAccessPeer says no".into(),
+        });
+    }
+    let broken = |what: String| VmmError::BrokenPeer { from: format!("device {near}"), to: format!("device {far}"), what };
+    let judged = |result: Result<(), VmmError>| match result {
+        Err(VmmError::Timeout { call, waited, .. }) => Err(broken(format!("{call} did not end within {waited:.1?}"))),
+        result => result,
+    };
+    let own = scratch(from, &[near])?;
+    let theirs = scratch(to, &[near, far])?;
+    let (mut source, mut reached): (MappedMemory<u64>, MappedMemory<u64>) = (own.memory(near)?, theirs.memory(near)?);
+    let mut there: MappedMemory<u64> = theirs.memory(far)?;
+    let new_stream = |context: &Arc<CudaContext>| {
+        let made = raw::bind(context).and_then(|()| {
+            context.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(|error| DriverError::from(error).into())
+        });
+        made as Result<_, VmmError>
+    };
+    let (near_stream, far_stream) = (new_stream(from)?, new_stream(to)?);
+    let compare = |found: Vec<u64>, expected: &[u64], way: &str| {
+        match found.iter().zip(expected).position(|(found, expected)| found != expected) {
+            None => Ok(()),
+            Some(at) => Err(broken(format!("{way}: word {at} is {:#018x}, expected {:#018x}", found[at], expected[at]))),
+        }
+    };
+    let put = pattern(1 + (near as u64) << 32 | far as u64, source.len());
+    judged(crate::write(&near_stream, &mut source, &put, deadline))?;
+    crate::copy(&near_stream, &mut reached, &source)?;
+    judged(crate::streams::wait_for(&near_stream, "a write to the peer", Instant::now(), deadline))?;
+    let mut found = Vec::new();
+    judged(crate::read(&far_stream, &there, deadline).map(|values| found = values))?;
+    compare(std::mem::take(&mut found), &put, "written")?;
+
+    let get = pattern(!put[0], source.len());
+    judged(crate::write(&far_stream, &mut there, &get, deadline))?;
+    crate::copy(&near_stream, &mut source, &reached)?;
+    judged(crate::read(&near_stream, &source, deadline).map(|values| found = values))?;
+    compare(found, &get, "read")
+}
+
+/// Some memory of a context's device, mapped for these devices.
+fn scratch(context: &Arc<CudaContext>, devices: &[usize]) -> Result<Mapping, VmmError> {
+    let granularity = Granularity::of_device(context.ordinal(), Exportable::NOWHERE)?;
+    let bytes = granularity.recommended;
+    let memory = PhysicalMemory::create(context, bytes, Exportable::NOWHERE)?;
+    let mapping = Reservation::new(context, bytes, bytes.next_power_of_two())?.map(0, &memory, 0, bytes)?;
+    mapping.allow(devices, Rights::ReadWrite)?;
+    Ok(mapping)
+}
+
+/// Words that repeat nowhere (splitmix64).
+pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u64> {
+    let word = |index: u64| {
+        let mut z = seed.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    (0..len as u64).map(word).collect()
+}

@@ -1,0 +1,231 @@
+//! Physical memory of a device: pieces that have no address until they are mapped.
+//!
+//! Sharing them is `share.rs`, addresses are `reservation.rs`. Invariant: the driver's handle is released when the last value that needs
+//! it is gone, a mapping included.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_driver::cudarc::driver::sys::{CUmemAllocationGranularity_flags, CUmemGenericAllocationHandle, CUresult};
+use peerweave_driver::{CudaContext, Driver, retire, settle};
+
+use crate::error::{Misuse, VmmError};
+use crate::raw::{self, AllocationProperties, Attribute};
+
+/// By which ways physical memory may leave its process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Exportable {
+    /// As a POSIX file descriptor, to processes of this machine.
+    pub file_descriptor: bool,
+    /// As a fabric handle, to every machine of an NVLink domain. Needs NVIDIA's IMEX service.
+    pub fabric: bool,
+}
+
+impl Exportable {
+    /// Not at all: for this process alone.
+    pub const NOWHERE: Self = Self { file_descriptor: false, fabric: false };
+    /// As a POSIX file descriptor.
+    pub const FILE_DESCRIPTOR: Self = Self { file_descriptor: true, fabric: false };
+    /// As a fabric handle.
+    pub const FABRIC: Self = Self { file_descriptor: false, fabric: true };
+
+    /// The ways that a device offers, by its attributes. That a fabric handle can be had is only known when one was made.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn of_device(ordinal: usize) -> Result<Self, VmmError> {
+        Ok(Self { file_descriptor: raw::has(ordinal, Attribute::FileDescriptor)?, fabric: raw::has(ordinal, Attribute::Fabric)? })
+    }
+
+    pub(crate) fn bits(self) -> u32 {
+        u32::from(self.file_descriptor) * raw::FILE_DESCRIPTOR.0 | u32::from(self.fabric) * raw::FABRIC.0
+    }
+}
+
+/// The steps in which physical memory comes, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granularity {
+    /// Every length and offset is a multiple of it.
+    pub minimum: usize,
+    /// The multiple that is mapped best.
+    pub recommended: usize,
+}
+
+impl Granularity {
+    /// The granularity of a device's memory.
+    ///
+    /// # Errors
+    /// [`VmmError::Unsupported`] where the device has no virtual memory management; what the driver says.
+    pub fn of_device(ordinal: usize, exportable: Exportable) -> Result<Self, VmmError> {
+        check_supported(ordinal)?;
+        let properties = AllocationProperties::on_device(ordinal, exportable.bits(), false);
+        let ask = |which| {
+            let mut bytes = 0;
+            // SAFETY: both pointers are to live values.
+            let code = unsafe { raw::api()?.cuMemGetAllocationGranularity(&raw mut bytes, properties.as_ptr(), which) };
+            raw::done("cuMemGetAllocationGranularity", code).map(|()| bytes)
+        };
+        let minimum = ask(CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM)?;
+        let recommended = ask(CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)?;
+        if minimum == 0 || recommended % minimum != 0 {
+            return Err(VmmError::Unsupported {
+                feature: "virtual memory management",
+                needs: "a granularity above 0 of which the recommended one is a multiple".into(),
+                found: format!("minimum {minimum}, recommended {recommended}"),
+            });
+        }
+        Ok(Self { minimum, recommended })
+    }
+
+    /// The smallest multiple of the recommended granularity that holds `bytes`, at least one; `None` beyond the address space.
+    pub fn round_up(&self, bytes: usize) -> Option<usize> {
+        bytes.max(1).checked_next_multiple_of(self.recommended)
+    }
+}
+
+/// That a device has virtual memory management.
+pub(crate) fn check_supported(ordinal: usize) -> Result<(), VmmError> {
+    let count = Driver::get()?.device_count()?;
+    if ordinal >= count {
+        return Err(peerweave_driver::DriverError::NoSuchDevice { call: "peerweave-vmm", ordinal, count }.into());
+    }
+    if raw::has(ordinal, Attribute::Vmm)? {
+        return Ok(());
+    }
+    Err(VmmError::Unsupported {
+        feature: "virtual memory management",
+        needs: "a device with CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED".into(),
+        found: format!("device {ordinal} without it"),
+    })
+}
+
+/// Physical memory of one device. Clones are handles of the same memory.
+///
+/// It has no address: see [`Reservation::map`](crate::Reservation::map). The memory goes back to the device when the last handle and the last mapping are gone, in all processes.
+///
+/// ```no_run
+/// use peerweave_vmm::{Exportable, Granularity, PhysicalMemory, Reservation, Rights};
+///
+/// let context = peerweave_driver::context(0)?;
+/// let granularity = Granularity::of_device(0, Exportable::NOWHERE)?;
+/// let memory = PhysicalMemory::create(&context, granularity.recommended, Exportable::NOWHERE)?;
+/// let addresses = Reservation::new(&context, 4 * granularity.recommended, granularity.recommended)?;
+/// let mapping = addresses.map(granularity.recommended, &memory, 0, granularity.recommended)?;
+/// mapping.allow(&[0], Rights::ReadWrite)?;
+/// drop((memory, addresses)); // the mapping keeps both
+/// # Ok::<(), peerweave_vmm::VmmError>(())
+/// ```
+#[derive(Clone)]
+pub struct PhysicalMemory {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// The driver's handle.
+pub(crate) struct Inner {
+    handle: CUmemGenericAllocationHandle,
+    bytes: usize,
+    exportable: Exportable,
+    context: Arc<CudaContext>,
+}
+
+impl PhysicalMemory {
+    /// Takes `bytes` of the device of `context`.
+    ///
+    /// # Errors
+    /// [`Misuse::Unaligned`] unless `bytes` is a multiple of the device's minimum granularity;
+    /// [`VmmError::Unsupported`] where the device, or for fabric handles the machine, cannot do it;
+    /// `CUDA_ERROR_OUT_OF_MEMORY` after everything retired has been freed or a second has passed.
+    pub fn create(context: &Arc<CudaContext>, bytes: usize, exportable: Exportable) -> Result<Self, VmmError> {
+        let ordinal = context.ordinal();
+        let granularity = Granularity::of_device(ordinal, exportable)?;
+        if bytes == 0 || !bytes.is_multiple_of(granularity.minimum) {
+            let (call, what) = ("PhysicalMemory::create", "bytes");
+            return Err(Misuse::Unaligned { call, what, value: bytes, multiple: granularity.minimum }.into());
+        }
+        raw::bind(context)?;
+        let mut properties = AllocationProperties::on_device(ordinal, exportable.bits(), raw::has(ordinal, Attribute::RdmaWithVmm)?);
+        let mut handle = 0;
+        let mut create = |properties: &AllocationProperties| {
+            // SAFETY: both pointers are to live values; no flags are defined.
+            raw::done("cuMemCreate", unsafe { raw::api()?.cuMemCreate(&raw mut handle, bytes, properties.as_ptr(), 0) })
+        };
+        let mut made = create(&properties);
+        if made.as_ref().is_err_and(VmmError::is_out_of_memory) {
+            settle(Instant::now() + Duration::from_secs(1));
+            made = create(&properties);
+        }
+        if made.as_ref().is_err_and(|error| error.is_code(&[CUresult::CUDA_ERROR_NOT_SUPPORTED, CUresult::CUDA_ERROR_INVALID_VALUE])) {
+            // Some virtual machines promise direct access by network cards and refuse it.
+            properties = AllocationProperties::on_device(ordinal, exportable.bits(), false);
+            made = create(&properties);
+        }
+        match made {
+            Ok(()) => Ok(Self::own(handle, bytes, exportable, context)),
+            Err(error) if exportable.fabric && error.is_code(FABRIC_REFUSED) => Err(VmmError::Unsupported {
+                feature: "memory that leaves as a fabric handle",
+                needs: "NVIDIA's IMEX service and this user's right to use it".into(),
+                found: error.to_string(),
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes over a handle that the driver has just given.
+    pub(crate) fn own(
+        handle: CUmemGenericAllocationHandle,
+        bytes: usize,
+        exportable: Exportable,
+        context: &Arc<CudaContext>,
+    ) -> Self {
+        Self { inner: Arc::new(Inner { handle, bytes, exportable, context: Arc::clone(context) }) }
+    }
+
+    /// Its length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.inner.bytes
+    }
+
+    /// By which ways it may leave this process.
+    pub fn exportable(&self) -> Exportable {
+        self.inner.exportable
+    }
+
+    /// The context it was made or imported in. For imported memory the device may be another than the one the memory is on.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.inner.context
+    }
+
+    pub(crate) fn handle(&self) -> CUmemGenericAllocationHandle {
+        self.inner.handle
+    }
+}
+
+/// What drivers answer where fabric handles are known but not to be had.
+pub(crate) const FABRIC_REFUSED: &[CUresult] =
+    &[CUresult::CUDA_ERROR_NOT_PERMITTED, CUresult::CUDA_ERROR_NOT_SUPPORTED, CUresult::CUDA_ERROR_INVALID_VALUE];
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let handle = self.handle;
+        // Nothing that uses the memory is left, but giving it back may take the driver a while.
+        retire(
+            &self.context,
+            [],
+            Box::new(move || {
+                // SAFETY: this value owned the handle, and every mapping of it kept this value.
+                let code = raw::api().map(|api| unsafe { api.cuMemRelease(handle) });
+                if let Err(error) = code.and_then(|code| raw::done("cuMemRelease", code)) {
+                    tracing::warn!(%error, "physical memory was not released");
+                }
+            }),
+        );
+    }
+}
+
+impl fmt::Debug for PhysicalMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { bytes, exportable, context, .. } = &*self.inner;
+        write!(f, "PhysicalMemory({bytes} bytes, context of device {}, {exportable:?})", context.ordinal())
+    }
+}

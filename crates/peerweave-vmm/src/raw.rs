@@ -1,0 +1,176 @@
+//! What the driver is handed, as plain data of our own, and the one place where its answers become errors.
+//!
+//! Own declarations, since cudarc's structs change with the version of CUDA that a program is built for, while the driver's do not.
+//! Invariant: each struct here has the size and layout of its namesake in the driver's header, checked below against cudarc's.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use peerweave_driver::cudarc::driver::sys::{
+    CUdevice, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmulticastObjectProp, CUresult,
+};
+use peerweave_driver::{Api, CudaError, Driver, DriverError};
+use peerweave_dylib::MissingSymbol;
+
+use crate::VmmError;
+
+peerweave_dylib::bindings! {
+    /// What `peerweave_driver::Api` lacks, or has with an enumeration that lacks numbers where it is built for an older CUDA.
+    pub(crate) struct Attributes {
+        /// The name of a device.
+        "2.0" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> CUresult;
+        /// An attribute of a device.
+        "2.0" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) -> CUresult;
+    }
+}
+
+/// Attributes of devices, by the driver's numbers.
+#[derive(Clone, Copy, Debug)]
+#[repr(i32)]
+pub(crate) enum Attribute {
+    Vmm = 102,
+    FileDescriptor = 103,
+    RdmaWithVmm = 110,
+    Fabric = 128,
+    Multicast = 132,
+}
+
+fn attributes() -> Result<&'static Attributes, VmmError> {
+    static ATTRIBUTES: OnceLock<Attributes> = OnceLock::new();
+    let driver = Driver::get()?;
+    Ok(ATTRIBUTES.get_or_init(|| Attributes::new(driver.api().library().clone())))
+}
+
+/// The name of a device.
+pub(crate) fn device_name(ordinal: usize) -> Result<String, VmmError> {
+    let mut text: [c_char; 128] = [0; 128];
+    let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
+    // SAFETY: the pointer is to an array of that length, less the zero that ends it in any case.
+    let code = unsafe { attributes()?.cuDeviceGetName(text.as_mut_ptr(), text.len() as c_int - 1, device) };
+    done("cuDeviceGetName", code)?;
+    Ok(text_of(&text))
+}
+
+/// The address of a device on the PCI bus.
+pub(crate) fn pci_address(ordinal: usize) -> Result<String, VmmError> {
+    let mut text: [c_char; 64] = [0; 64];
+    let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
+    // SAFETY: the pointer is to an array of that length, less the zero that ends it in any case.
+    let code = unsafe { api()?.cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as c_int - 1, device) };
+    done("cuDeviceGetPCIBusId", code)?;
+    Ok(text_of(&text))
+}
+
+fn text_of(text: &[c_char]) -> String {
+    // SAFETY: the driver was told of one byte less than there is, so that a zero ends it.
+    unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
+}
+
+/// An attribute that is a truth value. One that the driver does not know is false: the device cannot do it through this driver.
+pub(crate) fn has(ordinal: usize, attribute: Attribute) -> Result<bool, VmmError> {
+    let attributes = attributes()?;
+    let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
+    let mut value: c_int = 0;
+    // SAFETY: the pointer is to a live integer; the driver checks the rest.
+    match unsafe { attributes.cuDeviceGetAttribute(&raw mut value, attribute as c_int, device) } {
+        Ok(CUresult::CUDA_ERROR_INVALID_VALUE) => Ok(false),
+        code => done("cuDeviceGetAttribute", code).map(|()| value != 0),
+    }
+}
+
+/// The driver's functions.
+pub(crate) fn api() -> Result<&'static Api, VmmError> {
+    Ok(Driver::get()?.api())
+}
+
+/// An answer of the driver as a result.
+#[inline]
+pub(crate) fn done(call: &'static str, code: Result<CUresult, MissingSymbol>) -> Result<(), VmmError> {
+    let code = code.map_err(DriverError::from)?;
+    Ok(CudaError::check(call, code).map_err(DriverError::from)?)
+}
+
+/// Makes the context of a device the thread's current one.
+pub(crate) fn bind(context: &peerweave_driver::CudaContext) -> Result<(), VmmError> {
+    Ok(context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent")).map_err(DriverError::from)?)
+}
+
+/// `CUmemLocation`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Location {
+    kind: u32,
+    id: c_int,
+}
+
+impl Location {
+    pub(crate) fn device(ordinal: usize) -> Self {
+        /// `CU_MEM_LOCATION_TYPE_DEVICE`.
+        const DEVICE: u32 = 1;
+        Self { kind: DEVICE, id: c_int::try_from(ordinal).unwrap_or(c_int::MAX) }
+    }
+}
+
+/// `CUmemAllocationProp`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct AllocationProperties {
+    kind: u32,
+    pub(crate) handles: u32,
+    location: Location,
+    windows: *mut c_void,
+    compression: u8,
+    rdma: u8,
+    usage: u16,
+    reserved: [u8; 4],
+}
+
+impl AllocationProperties {
+    pub(crate) fn on_device(ordinal: usize, handles: u32, rdma: bool) -> Self {
+        /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+        const PINNED: u32 = 1;
+        Self {
+            kind: PINNED,
+            handles,
+            location: Location::device(ordinal),
+            windows: std::ptr::null_mut(),
+            compression: 0,
+            rdma: u8::from(rdma),
+            usage: 0,
+            reserved: [0; 4],
+        }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const CUmemAllocationProp {
+        (&raw const *self).cast()
+    }
+}
+
+/// `CUmemAccessDesc`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct AccessDescription {
+    pub(crate) location: Location,
+    pub(crate) flags: u32,
+}
+
+/// `CUmulticastObjectProp`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct MulticastDescription {
+    pub(crate) devices: u32,
+    pub(crate) bytes: usize,
+    pub(crate) handles: u64,
+    pub(crate) flags: u64,
+}
+
+const _: () = {
+    assert!(size_of::<AllocationProperties>() == size_of::<CUmemAllocationProp>());
+    assert!(size_of::<AccessDescription>() == size_of::<CUmemAccessDesc>());
+    assert!(size_of::<MulticastDescription>() == size_of::<CUmulticastObjectProp>());
+};
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+pub(crate) const FILE_DESCRIPTOR: CUmemAllocationHandleType = CUmemAllocationHandleType { 0: 1 };
+/// `CU_MEM_HANDLE_TYPE_FABRIC`.
+pub(crate) const FABRIC: CUmemAllocationHandleType = CUmemAllocationHandleType { 0: 8 };

@@ -1,0 +1,162 @@
+//! Ranges of device addresses, with nothing behind them until something is mapped there.
+//!
+//! Mapping is `mapping.rs`. Invariant: a reservation lives as long as every mapping in it, and no two mappings overlap.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
+use peerweave_driver::{CudaContext, retire};
+
+use crate::error::{Misuse, VmmError};
+use crate::mapping::{Mapping, Source};
+use crate::physical::{PhysicalMemory, check_supported};
+use crate::raw;
+use crate::streams::Streams;
+
+/// A range of addresses of this process, the same for all its devices. Clones are handles of the same range.
+#[derive(Clone)]
+pub struct Reservation {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    base: CUdeviceptr,
+    bytes: usize,
+    context: Arc<CudaContext>,
+    /// What is mapped: start to end, in bytes from the base.
+    mapped: Mutex<BTreeMap<usize, usize>>,
+}
+
+impl Reservation {
+    /// Reserves `bytes` of addresses at a multiple of `alignment_bytes` (a power of two).
+    ///
+    /// Costs no memory of any device.
+    ///
+    /// # Errors
+    /// [`Misuse::Value`] for 0 bytes or an alignment that is no power of two; what the driver says, above all of a length that is no multiple of its granularity.
+    pub fn new(context: &Arc<CudaContext>, bytes: usize, alignment_bytes: usize) -> Result<Self, VmmError> {
+        let call = "Reservation::new";
+        if bytes == 0 {
+            return Err(Misuse::Value { call, what: "bytes", value: "0".into(), expected: "at least 1".into() }.into());
+        }
+        if !alignment_bytes.is_power_of_two() {
+            let (value, expected) = (alignment_bytes.to_string(), "a power of two".into());
+            return Err(Misuse::Value { call, what: "alignment_bytes", value, expected }.into());
+        }
+        check_supported(context.ordinal())?;
+        raw::bind(context)?;
+        let mut base: CUdeviceptr = 0;
+        // SAFETY: the pointer is to a live address; no address is wished for and no flags are defined.
+        let code = unsafe { raw::api()?.cuMemAddressReserve(&raw mut base, bytes, alignment_bytes, 0, 0) };
+        raw::done("cuMemAddressReserve", code)?;
+        let inner = Inner { base, bytes, context: Arc::clone(context), mapped: Mutex::default() };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The first address.
+    pub fn base(&self) -> CUdeviceptr {
+        self.inner.base
+    }
+
+    /// Its length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.inner.bytes
+    }
+
+    /// Maps `bytes` of `memory`, from `memory_offset` on, at `offset` of this range. All in bytes, all multiples of the granularity.
+    ///
+    /// Nobody may read or write there before [`Mapping::allow`].
+    ///
+    /// # Errors
+    /// [`Misuse::OutOfRange`] for bytes outside either; [`Misuse::Occupied`] where something is mapped; what the driver says, above all of
+    /// offsets that are no multiples of the granularity.
+    pub fn map(&self, offset: usize, memory: &PhysicalMemory, memory_offset: usize, bytes: usize) -> Result<Mapping, VmmError> {
+        let call = "Reservation::map";
+        range_of(call, memory_offset, bytes, memory.bytes())?;
+        self.map_source(call, offset, Source::Physical(memory.clone()), memory_offset, bytes, Arc::default())
+    }
+
+    /// As [`map`](Self::map), of anything that has a handle, with the streams that unmapping must wait for.
+    pub(crate) fn map_source(
+        &self,
+        call: &'static str,
+        offset: usize,
+        source: Source,
+        source_offset: usize,
+        bytes: usize,
+        streams: Arc<Streams>,
+    ) -> Result<Mapping, VmmError> {
+        let range = range_of(call, offset, bytes, self.inner.bytes)?;
+        let place = self.inner.occupy(call, range)?;
+        raw::bind(&self.inner.context)?;
+        let address = self.inner.base + offset as u64;
+        // SAFETY: the range is inside this reservation, nothing is mapped there, and the source's handle is live.
+        let code = unsafe { raw::api()?.cuMemMap(address, bytes, source_offset, source.handle(), 0) };
+        raw::done("cuMemMap", code)?;
+        Ok(Mapping::new(place, address, bytes, source, streams))
+    }
+}
+
+/// A part of a reservation that is taken. Dropping it makes room again.
+pub(crate) struct Place {
+    reservation: Arc<Inner>,
+    start: usize,
+}
+
+impl Place {
+    pub(crate) fn context(&self) -> &Arc<CudaContext> {
+        &self.reservation.context
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.reservation.mapped.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.start);
+    }
+}
+
+impl Inner {
+    fn occupy(self: &Arc<Self>, call: &'static str, range: Range<usize>) -> Result<Place, Misuse> {
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        // The last one that starts before the end: it overlaps or none does.
+        if mapped.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start) {
+            return Err(Misuse::Occupied { call, start: range.start, end: range.end });
+        }
+        mapped.insert(range.start, range.end);
+        Ok(Place { reservation: Arc::clone(self), start: range.start })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let (base, bytes) = (self.base, self.bytes);
+        retire(
+            &self.context,
+            [],
+            Box::new(move || {
+                // SAFETY: every mapping in the range kept it, so nothing is mapped there any more.
+                let code = raw::api().map(|api| unsafe { api.cuMemAddressFree(base, bytes) });
+                if let Err(error) = code.and_then(|code| raw::done("cuMemAddressFree", code)) {
+                    tracing::warn!(%error, "reserved addresses were not given back");
+                }
+            }),
+        );
+    }
+}
+
+/// `bytes` from `start` on, if that is inside `len` and not empty.
+pub(crate) fn range_of(call: &'static str, start: usize, bytes: usize, len: usize) -> Result<Range<usize>, Misuse> {
+    match start.checked_add(bytes) {
+        Some(end) if end <= len && bytes > 0 => Ok(start..end),
+        _ => Err(Misuse::OutOfRange { call, start, end: start.saturating_add(bytes), len, unit: "bytes" }),
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reservation({} bytes at {:#x})", self.inner.bytes, self.inner.base)
+    }
+}

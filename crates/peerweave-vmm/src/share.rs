@@ -1,0 +1,137 @@
+//! Physical memory from one process to another: as a POSIX file descriptor, or as a fabric handle.
+//!
+//! How the handles travel is the caller's, or the heap's, which uses the rendezvous. Multicast objects have calls of their own, behind the switch.
+//! Invariant: what is imported as memory was exported as memory, of the length that it says.
+
+use std::fmt;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use peerweave_driver::CudaContext;
+use peerweave_driver::cudarc::driver::sys::{CUmemAllocationHandleType, CUmemGenericAllocationHandle};
+
+use crate::error::VmmError;
+use crate::physical::{Exportable, PhysicalMemory, check_supported};
+use crate::raw;
+
+/// A fabric handle: 64 bytes that mean the same memory on every machine of an NVLink domain.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct FabricHandle(pub [u8; 64]);
+
+impl fmt::Debug for FabricHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FabricHandle({:02x}{:02x}..)", self.0[0], self.0[1])
+    }
+}
+
+/// Memory on its way to another process.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum SharedMemory {
+    /// As a file descriptor, for a process of this machine.
+    FileDescriptor {
+        /// Hand it to [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or a Unix socket of your own.
+        fd: OwnedFd,
+        /// The memory's length.
+        bytes: usize,
+    },
+    /// As a fabric handle.
+    Fabric {
+        /// Plain bytes; send them as you like.
+        handle: FabricHandle,
+        /// The memory's length.
+        bytes: usize,
+    },
+}
+
+impl PhysicalMemory {
+    /// A file descriptor by which another process of this machine can import this memory. The memory lives as long as any of its descriptors.
+    ///
+    /// # Errors
+    /// [`Misuse::Value`](crate::Misuse::Value) for memory that was not made for it; what the driver says.
+    pub fn export_file_descriptor(&self) -> Result<SharedMemory, VmmError> {
+        self.check_way("PhysicalMemory::export_file_descriptor", self.exportable().file_descriptor)?;
+        Ok(SharedMemory::FileDescriptor { fd: export_file_descriptor(self.handle())?, bytes: self.bytes() })
+    }
+
+    /// A fabric handle by which another process of the NVLink domain can import this memory, while it lives.
+    ///
+    /// # Errors
+    /// As [`export_file_descriptor`](Self::export_file_descriptor).
+    pub fn export_fabric(&self) -> Result<SharedMemory, VmmError> {
+        self.check_way("PhysicalMemory::export_fabric", self.exportable().fabric)?;
+        Ok(SharedMemory::Fabric { handle: export_fabric(self.handle())?, bytes: self.bytes() })
+    }
+
+    /// Imports memory of another process, or of this one.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// `shared` was exported as physical memory of that many bytes, and not as a multicast object: those are behind a switch.
+    pub unsafe fn import(context: &Arc<CudaContext>, shared: SharedMemory) -> Result<Self, VmmError> {
+        check_supported(context.ordinal())?;
+        raw::bind(context)?;
+        let (handle, bytes, exportable) = match shared {
+            // The descriptor is closed when the driver has looked at it.
+            SharedMemory::FileDescriptor { fd, bytes } => (import_file_descriptor(&fd)?, bytes, Exportable::FILE_DESCRIPTOR),
+            SharedMemory::Fabric { handle, bytes } => (import_fabric(handle)?, bytes, Exportable::FABRIC),
+        };
+        Ok(Self::own(handle, bytes, exportable, context))
+    }
+
+    fn check_way(&self, call: &'static str, possible: bool) -> Result<(), VmmError> {
+        match possible {
+            true => Ok(()),
+            false => {
+                let found = format!("{:?}", self.exportable());
+                Err(crate::buffer::wrong_value(call, "exportable", found, "the way asked for, given to PhysicalMemory::create"))
+            }
+        }
+    }
+}
+
+/// Exports any handle, of memory or of a multicast object.
+pub(crate) fn export_file_descriptor(handle: CUmemGenericAllocationHandle) -> Result<OwnedFd, VmmError> {
+    let mut fd: i32 = -1;
+    // SAFETY: the handle is live, and for this kind the driver stores an integer.
+    let code = unsafe { raw::api()?.cuMemExportToShareableHandle((&raw mut fd).cast(), handle, raw::FILE_DESCRIPTOR, 0) };
+    raw::done("cuMemExportToShareableHandle", code)?;
+    if fd < 0 {
+        return Err(VmmError::Unsupported {
+            feature: "memory that leaves as a file descriptor",
+            needs: "a descriptor from the driver".into(),
+            found: fd.to_string(),
+        });
+    }
+    // SAFETY: the driver has just opened it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+pub(crate) fn export_fabric(handle: CUmemGenericAllocationHandle) -> Result<FabricHandle, VmmError> {
+    let mut fabric = FabricHandle([0; 64]);
+    // SAFETY: the handle is live, and for this kind the driver stores 64 bytes.
+    let code = unsafe { raw::api()?.cuMemExportToShareableHandle((&raw mut fabric).cast(), handle, raw::FABRIC, 0) };
+    raw::done("cuMemExportToShareableHandle", code)?;
+    Ok(fabric)
+}
+
+pub(crate) fn import_file_descriptor(fd: &OwnedFd) -> Result<CUmemGenericAllocationHandle, VmmError> {
+    let number = usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX);
+    // For this kind the driver takes the number itself in the place of a pointer.
+    import(std::ptr::without_provenance_mut(number), raw::FILE_DESCRIPTOR)
+}
+
+pub(crate) fn import_fabric(mut fabric: FabricHandle) -> Result<CUmemGenericAllocationHandle, VmmError> {
+    import((&raw mut fabric).cast(), raw::FABRIC)
+}
+
+fn import(shared: *mut std::ffi::c_void, kind: CUmemAllocationHandleType) -> Result<CUmemGenericAllocationHandle, VmmError> {
+    let mut handle = 0;
+    // SAFETY: the pointer is to a live value, and `shared` is what the kind asks for.
+    let code = unsafe { raw::api()?.cuMemImportFromShareableHandle(&raw mut handle, shared, kind) };
+    raw::done("cuMemImportFromShareableHandle", code)?;
+    Ok(handle)
+}

@@ -1,0 +1,220 @@
+//! Typed memory of the symmetric heap: this PE's part, and views of the other PEs' parts.
+//!
+//! Allocated and freed by the heap. Gives no reference to the memory: a peer may write there at any moment. Invariant: handles of a block keep the
+//! heap's mappings; a block that is dropped without being freed is parked.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
+use peerweave_driver::{CudaStream, Keep};
+use peerweave_types::{Element, Pe, SymOffset};
+
+use crate::buffer::buffers;
+use crate::error::VmmError;
+use crate::heap::HeapInner;
+use crate::mapping::elements_of;
+use crate::streams::Streams;
+use crate::view::SymmetricView;
+
+/// A range of the heap that was allocated.
+pub(crate) struct Block {
+    heap: Arc<HeapInner>,
+    offset: u64,
+    address: CUdeviceptr,
+    streams: Streams,
+    freed: AtomicBool,
+}
+
+impl Block {
+    pub(crate) fn new(heap: Arc<HeapInner>, offset: u64, bytes: u64) -> Result<Self, VmmError> {
+        let own = heap.layout.members[heap.layout.place];
+        let address = heap.address_of("SymmetricHeap::alloc", own, offset, bytes)?;
+        Ok(Self { heap, offset, address, streams: Streams::default(), freed: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn heap(&self) -> &Arc<HeapInner> {
+        &self.heap
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(crate) fn streams(&self) -> &Streams {
+        &self.streams
+    }
+
+    /// Its range belongs to the allocator again.
+    pub(crate) fn forget(&self) {
+        self.freed.store(true, Ordering::Release);
+    }
+
+    fn note(&self, stream: &Arc<CudaStream>) {
+        self.streams.note(stream);
+        self.heap.layout.streams.note(stream);
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if !*self.freed.get_mut() {
+            self.heap.park(self.offset);
+        }
+    }
+}
+
+/// `len` elements at the same offset of every PE's segment; as a buffer, this PE's own. Clones and slices are handles of the same allocation.
+///
+/// Freed by [`SymmetricHeap::free`](crate::SymmetricHeap::free), collectively. Work on different streams and of different PEs may race: then the
+/// elements' values are unspecified, and nothing else is.
+pub struct SymmetricMemory<T> {
+    block: Arc<Block>,
+    start: usize,
+    len: usize,
+    _elements: PhantomData<fn() -> T>,
+}
+
+impl<T> SymmetricMemory<T> {
+    pub(crate) fn new(block: Arc<Block>, len: usize) -> Self {
+        Self { block, start: 0, len, _elements: PhantomData }
+    }
+
+    pub(crate) fn block(&self) -> &Arc<Block> {
+        &self.block
+    }
+
+    /// The address of the first element of this PE. Using it is `unsafe` elsewhere; it is valid while a handle lives.
+    pub fn address(&self) -> CUdeviceptr {
+        self.block.address + self.start_bytes()
+    }
+
+    /// Where it is in every segment.
+    pub fn offset(&self) -> SymOffset {
+        SymOffset(self.block.offset + self.start_bytes())
+    }
+
+    /// A handle of a part of the memory, on every PE. `range` counts elements.
+    ///
+    /// # Errors
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange).
+    pub fn slice(&self, range: Range<usize>) -> Result<Self, VmmError> {
+        let range = elements_of("SymmetricMemory::slice", range, self.len)?;
+        Ok(Self { block: Arc::clone(&self.block), start: self.start + range.start, len: range.len(), _elements: PhantomData })
+    }
+
+    fn start_bytes(&self) -> u64 {
+        (self.start * size_of::<T>()) as u64
+    }
+
+    fn device_of(&self) -> usize {
+        self.block.heap.layout.context.ordinal()
+    }
+
+    fn note(&self, stream: &Arc<CudaStream>) {
+        self.block.note(stream);
+    }
+
+    fn keep_alive(&self) -> Keep {
+        Arc::<Block>::clone(&self.block)
+    }
+}
+
+impl<T: Element> SymmetricMemory<T> {
+    /// The same elements in the segment of another PE of this machine, or of this one.
+    ///
+    /// # Errors
+    /// [`Misuse::NotMapped`](crate::Misuse::NotMapped).
+    pub fn peer(&self, pe: Pe) -> Result<PeerMemory<T>, VmmError> {
+        let bytes = (self.len * size_of::<T>()) as u64;
+        let address = self.block.heap.address_of("SymmetricMemory::peer", pe, self.offset().0, bytes)?;
+        Ok(PeerMemory { block: Arc::clone(&self.block), pe, address, len: self.len, _elements: PhantomData })
+    }
+
+    /// What a kernel needs to reach these elements on every PE of the machine: plain data.
+    ///
+    /// Valid while a handle of the memory lives.
+    ///
+    /// # Errors
+    /// [`VmmError::Unsupported`] where memory is shared by legacy IPC: then addresses are no arithmetic.
+    pub fn view(&self) -> Result<SymmetricView, VmmError> {
+        let layout = &self.block.heap.layout;
+        let reservation = layout.reservation.as_ref().ok_or_else(|| VmmError::Unsupported {
+            feature: "segments at equal strides",
+            needs: "virtual memory management".into(),
+            found: "legacy IPC".into(),
+        })?;
+        Ok(SymmetricView {
+            base: reservation.base() + self.offset().0,
+            stride: layout.stride,
+            bytes: (self.len * size_of::<T>()) as u64,
+            multicast: 0,
+            me: layout.place as u32,
+            n_pes: layout.members.len() as u32,
+        })
+    }
+}
+
+impl<T> Clone for SymmetricMemory<T> {
+    fn clone(&self) -> Self {
+        Self { block: Arc::clone(&self.block), start: self.start, len: self.len, _elements: PhantomData }
+    }
+}
+
+buffers!(SymmetricMemory);
+
+/// Elements in the segment of another PE, reached by this PE's device. A handle of the same allocation.
+///
+/// As a device buffer it is memory for this PE's device: copies to it are puts, copies from it are gets.
+pub struct PeerMemory<T> {
+    block: Arc<Block>,
+    pe: Pe,
+    address: CUdeviceptr,
+    len: usize,
+    _elements: PhantomData<fn() -> T>,
+}
+
+impl<T> PeerMemory<T> {
+    /// The address in this process of the first element of that PE.
+    pub fn address(&self) -> CUdeviceptr {
+        self.address
+    }
+
+    /// Whose memory it is.
+    pub fn pe(&self) -> Pe {
+        self.pe
+    }
+
+    /// A handle of a part. `range` counts elements.
+    ///
+    /// # Errors
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange).
+    pub fn slice(&self, range: Range<usize>) -> Result<Self, VmmError> {
+        let range = elements_of("PeerMemory::slice", range, self.len)?;
+        let address = self.address + (range.start * size_of::<T>()) as u64;
+        Ok(Self { block: Arc::clone(&self.block), pe: self.pe, address, len: range.len(), _elements: PhantomData })
+    }
+
+    fn device_of(&self) -> usize {
+        self.block.heap.layout.context.ordinal()
+    }
+
+    fn note(&self, stream: &Arc<CudaStream>) {
+        self.block.note(stream);
+    }
+
+    fn keep_alive(&self) -> Keep {
+        Arc::<Block>::clone(&self.block)
+    }
+}
+
+impl<T> Clone for PeerMemory<T> {
+    fn clone(&self) -> Self {
+        let Self { pe, address, len, .. } = *self;
+        Self { block: Arc::clone(&self.block), pe, address, len, _elements: PhantomData }
+    }
+}
+
+buffers!(PeerMemory);

@@ -1,0 +1,67 @@
+//! What kernels receive: plain data of a fixed layout.
+//!
+//! Dereferences nothing. Invariant: the layout is part of the interface, and is checked below.
+
+use peerweave_types::{Pe, SymOffset};
+
+/// Some bytes at the same offset of every PE's segment, as a kernel reaches them.
+///
+/// PEs are counted among those of the machine, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct SymmetricView {
+    /// Address of the bytes of PE 0.
+    pub base: u64,
+    /// Bytes from one PE's to the next one's.
+    pub stride: u64,
+    /// How many bytes there are.
+    pub bytes: u64,
+    /// Address at which a store reaches all PEs, and a load that reduces reads all; 0 where there is none.
+    pub multicast: u64,
+    /// This PE.
+    pub me: u32,
+    /// How many PEs there are.
+    pub n_pes: u32,
+}
+
+impl SymmetricView {
+    /// The address of byte `offset` of a PE.
+    #[inline]
+    pub const fn address(&self, pe: Pe, offset: SymOffset) -> u64 {
+        self.base + self.stride * pe.get() as u64 + offset.0
+    }
+
+    /// The multicast address of byte `offset`, where there is one.
+    #[inline]
+    pub const fn multicast_address(&self, offset: SymOffset) -> Option<u64> {
+        match self.multicast {
+            0 => None,
+            base => Some(base + offset.0),
+        }
+    }
+
+    /// The view with a multicast address for its first byte.
+    pub const fn with_multicast(self, multicast: u64) -> Self {
+        Self { multicast, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_kernel_receives_has_a_fixed_layout() {
+        assert_eq!(size_of::<SymmetricView>(), 40);
+        assert_eq!(core::mem::offset_of!(SymmetricView, multicast), 24);
+        assert_eq!(core::mem::offset_of!(SymmetricView, n_pes), 36);
+    }
+
+    #[test]
+    fn addresses_of_pes_are_a_stride_apart() {
+        let view = SymmetricView { base: 1 << 40, stride: 1 << 30, bytes: 64, multicast: 0, me: 1, n_pes: 4 };
+        assert_eq!(view.address(Pe::new(3), SymOffset(8)), (1 << 40) + (3 << 30) + 8);
+        assert_eq!(view.multicast_address(SymOffset(8)), None);
+        assert_eq!(view.with_multicast(1 << 41).multicast_address(SymOffset(8)), Some((1 << 41) + 8));
+    }
+}
