@@ -306,6 +306,11 @@ impl Config {
         self.name.as_deref()
     }
 
+    /// Whether calls shall wait, where that was set.
+    pub(crate) fn blocking_set(&self) -> Option<Switch> {
+        self.blocking
+    }
+
     /// Whether calls shall return before NCCL is done.
     #[allow(dead_code, reason = "used by what makes communicators")]
     pub(crate) fn is_non_blocking(&self) -> bool {
@@ -390,10 +395,10 @@ fn unset() -> ncclConfig_t {
 #[allow(dead_code, reason = "used by what makes communicators")]
 pub(crate) struct RawConfig(ncclConfig_t);
 
-// SAFETY: what the pointers in it point to is text that nobody writes and that lives until the process ends (`interned`), so any thread may
-// read it at any time. `threads_read_the_names_of_a_config` would catch a failure.
+// SAFETY: shared is the text that the pointers in it point to: nobody writes it and it lives until the process ends (`interned`), so nobody has to
+// synchronise. `threads_read_the_names_of_a_config` would catch a failure; it is the test of that.
 unsafe impl Send for RawConfig {}
-// SAFETY: as above; nothing in it changes behind a shared reference.
+// SAFETY: as above, and nothing in it changes behind a shared reference.
 unsafe impl Sync for RawConfig {}
 
 #[allow(dead_code, reason = "used by what makes communicators")]

@@ -11,9 +11,15 @@
 #![doc = include_str!("../README.md")]
 #![allow(clippy::result_large_err, reason = "the error is held to 96 bytes by a test")]
 
+mod coll_config;
 mod config;
+mod debug_log;
+mod encryption;
 mod error;
 mod library;
+mod parameters;
+mod properties;
+mod sim_info;
 mod unique_id;
 mod version;
 
@@ -31,11 +37,16 @@ pub mod sys;
 )]
 mod sys;
 
+pub use coll_config::{CollConfig, VendorOption, VendorValue};
 pub use config::{Config, CtaPolicy, GraphUsage, HostCftMode, NvlsHostMode, Switch};
+pub use debug_log::LogLevel;
+pub use encryption::EncryptionConfig;
 pub use error::{
     CommunicatorName, DeadState, Failure, Misuse, MisuseKind, NcclError, PeerLost, RankReport, ResultCode, Timeout, Unsupported,
 };
 pub use library::Nccl;
 pub use peerweave_dylib::{Attempt, LoadError, SymbolInfo};
+pub use properties::{CommProperties, GinConnection, GinType, MemStats};
+pub use sim_info::SimInfo;
 pub use unique_id::UniqueId;
 pub use version::{ParseVersionError, Version};

@@ -1,0 +1,127 @@
+//! NCCL's log as events of `tracing`.
+//!
+//! Does not choose what is shown: the application's subscriber does, by the target `nccl`.
+//!
+//! Invariant: the reader takes every line as long as the process lives, so that NCCL never waits for room in the pipe.
+
+use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter};
+use std::os::fd::AsRawFd as _;
+use std::sync::{Mutex, PoisonError};
+
+use crate::{MisuseKind, Nccl, NcclError};
+
+/// How much NCCL logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LogLevel {
+    /// What goes wrong.
+    Warn,
+    /// What NCCL finds and chooses, too. Much at the start, little later.
+    Info,
+    /// Everything that the library was built to log.
+    Trace,
+}
+
+impl Nccl {
+    /// Sends NCCL's log to `tracing`, with the target `nccl`, instead of standard output.
+    ///
+    /// Sets `NCCL_DEBUG` and `NCCL_DEBUG_FILE` in this process's environment; what `NCCL_DEBUG_SUBSYS` selects stays as it is. Libraries before 2.24.3 read
+    /// them once: there it has to be called before anything else that logs. A thread reads until the process ends. Calling it again changes the level.
+    ///
+    /// # Errors
+    /// [`NcclError::Forked`]; [`NcclError::Misuse`] where the system gives no pipe or no thread.
+    ///
+    /// # Safety
+    /// No other thread may read or write the environment meanwhile, NCCL's own included: call it at the start of the program.
+    pub unsafe fn trace_log(self, level: LogLevel) -> Result<(), NcclError> {
+        const CALL: &str = "Nccl::trace_log";
+        self.not_forked(CALL)?;
+        let refused = |why| NcclError::misuse(CALL, MisuseKind::Context { why });
+        // NCCL opens the file by its name, now or later: our end stays open for that, until the process ends.
+        static WRITER: Mutex<Option<PipeWriter>> = Mutex::new(None);
+        let mut writer = WRITER.lock().unwrap_or_else(PoisonError::into_inner);
+        let writer = match writer.as_ref() {
+            Some(writer) => writer,
+            None => {
+                let (reader, new) = std::io::pipe().map_err(|_| refused("the system gives no pipe"))?;
+                let thread = std::thread::Builder::new().name("nccl-log".into());
+                thread.spawn(move || forward(reader)).map_err(|_| refused("the system gives no thread"))?;
+                writer.insert(new)
+            }
+        };
+        let level = match level {
+            LogLevel::Warn => "WARN",
+            LogLevel::Info => "INFO",
+            LogLevel::Trace => "TRACE",
+        };
+        // SAFETY: the caller promises that nobody else uses the environment now.
+        unsafe {
+            std::env::set_var("NCCL_DEBUG", level);
+            std::env::set_var("NCCL_DEBUG_FILE", format!("/proc/self/fd/{}", writer.as_raw_fd()));
+        }
+        match self.reset_debug() {
+            Err(NcclError::Unsupported(_)) => Ok(()), // too old to read them again: it will with its first message
+            result => result,
+        }
+    }
+}
+
+fn forward(reader: PipeReader) {
+    let mut reader = BufReader::new(reader);
+    let mut line = Vec::new();
+    // Bytes, not text: NCCL may log names that are not UTF-8, and a reader that stops would block it.
+    while matches!(reader.read_until(b'\n', &mut line), Ok(length) if length > 0) {
+        let text = String::from_utf8_lossy(&line);
+        let text = text.trim_end();
+        if !text.is_empty() {
+            match level_of(text) {
+                tracing::Level::ERROR | tracing::Level::WARN => tracing::warn!(target: "nccl", "{text}"),
+                tracing::Level::TRACE => tracing::trace!(target: "nccl", "{text}"),
+                _ => tracing::info!(target: "nccl", "{text}"),
+            }
+        }
+        line.clear();
+    }
+}
+
+/// The level that NCCL wrote into a line: `host:pid:tid [device] NCCL WARN text`, with a time and a file in front of it in some.
+fn level_of(line: &str) -> tracing::Level {
+    match line.split_once("NCCL ").and_then(|(_, rest)| rest.split_whitespace().next()) {
+        Some("WARN" | "ABORT") => tracing::Level::WARN,
+        Some("TRACE" | "CALL") => tracing::Level::TRACE,
+        _ => tracing::Level::INFO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_those_of_the_lines() {
+        for (line, level) in [
+            ("node1:7:9 [0] NCCL INFO Bootstrap: Using lo:127.0.0.1<0>", tracing::Level::INFO),
+            ("[2026-11-21 05:00:00] node1:7:9 [0] init.cc:99 NCCL WARN Invalid config", tracing::Level::WARN),
+            ("node1:7:9 [0] 12.5 main:3 NCCL TRACE x", tracing::Level::TRACE),
+            ("NCCL version 2.32.3+cuda13.0", tracing::Level::INFO),
+            ("something else", tracing::Level::INFO),
+        ] {
+            assert_eq!(level_of(line), level, "{line}");
+        }
+    }
+
+    #[test]
+    fn reader_takes_every_line_until_all_writers_are_gone() {
+        use std::io::Write as _;
+        let (reader, mut writer) = std::io::pipe().expect("the system gives a pipe");
+        let reader = std::thread::spawn(move || forward(reader));
+        // More than a pipe holds: it would block if nobody read.
+        for _ in 0..4_000 {
+            writer
+                .write_all(b"node:1:2 [0] NCCL INFO \xff not text, and long enough to fill the pipe many times\n")
+                .expect("it is read");
+        }
+        drop(writer);
+        reader.join().expect("the reader ends");
+    }
+}

@@ -1,0 +1,95 @@
+//! The library's run-time parameters (NCCL 2.30.3), and its rereading of those of its log.
+//!
+//! Reads only: they are set by environment variables before NCCL is first used.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_int};
+
+use crate::sys::ncclResult_t;
+use crate::{MisuseKind, Nccl, NcclError, Version};
+
+impl Nccl {
+    /// All parameters that NCCL publishes, with their values as text. With `NCCL_PARAM_DUMP_ALL=true` in the environment, also the others. NCCL 2.30.3.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] before 2.30.3, [`NcclError::Nccl`], [`NcclError::Forked`].
+    pub fn params(self) -> Result<BTreeMap<String, String>, NcclError> {
+        let mut params = BTreeMap::new();
+        for key in self.param_keys()? {
+            let value = self.param_value(&key)?;
+            params.insert(key.to_string_lossy().into_owned(), value);
+        }
+        Ok(params)
+    }
+
+    /// The value of one parameter as text; `None` where NCCL has no parameter of that name. NCCL 2.30.3.
+    ///
+    /// # Errors
+    /// As [`params`](Self::params); [`NcclError::Misuse`] for a name with a zero byte.
+    pub fn param(self, name: &str) -> Result<Option<String>, NcclError> {
+        const CALL: &str = "Nccl::param";
+        let Ok(key) = CString::new(name) else {
+            return Err(NcclError::misuse(CALL, MisuseKind::Text { what: "the name", why: "a zero byte inside" }));
+        };
+        match self.param_value(&key) {
+            Ok(value) => Ok(Some(value)),
+            Err(NcclError::Nccl(failure)) if failure.code.get() == ncclResult_t::ncclInvalidArgument.0 => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Has NCCL write all parameters to standard output. NCCL 2.30.3.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] before 2.30.3, [`NcclError::Forked`].
+    pub fn dump_params(self) -> Result<(), NcclError> {
+        // SAFETY: it takes nothing and only writes.
+        self.code("ncclParamDumpAll", |api| unsafe { api.ncclParamDumpAll() })
+    }
+
+    /// Has NCCL read the variables of its log (`NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`, `NCCL_DEBUG_FILE`) again, with its next message. NCCL 2.24.3.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] before 2.24.3, [`NcclError::Forked`].
+    pub fn reset_debug(self) -> Result<(), NcclError> {
+        // NVIDIA deprecates the first name, and has exported the second since 2.28.3.
+        if self.has("ncclResetDebugInitInternal") {
+            // SAFETY: it takes nothing, and locks what it changes.
+            return self.code("ncclResetDebugInitInternal", |api| unsafe { api.ncclResetDebugInitInternal() });
+        }
+        self.needs("ncclResetDebugInit", Version::new(2, 24, 3))?;
+        // SAFETY: as above.
+        self.code("ncclResetDebugInit", |api| unsafe { api.ncclResetDebugInit() })
+    }
+
+    fn param_keys(self) -> Result<Vec<CString>, NcclError> {
+        let mut table: *mut *const c_char = std::ptr::null_mut();
+        let mut len: c_int = 0;
+        // SAFETY: it stores a pointer and a number. The table is valid until this thread asks again.
+        self.call("ncclParamGetAllParameterKeys", |api| unsafe {
+            api.ncclParamGetAllParameterKeys(&raw mut table, &raw mut len)
+        })?;
+        let len = usize::try_from(len).unwrap_or(0);
+        if table.is_null() || len == 0 {
+            return Ok(Vec::new());
+        }
+        // SAFETY: NCCL says that the table has that many entries.
+        let keys = unsafe { std::slice::from_raw_parts(table, len) };
+        // SAFETY: each entry is null or text that is valid as long as the table.
+        Ok(keys.iter().filter(|key| !key.is_null()).map(|key| unsafe { CStr::from_ptr(*key) }.to_owned()).collect())
+    }
+
+    fn param_value(self, key: &CStr) -> Result<String, NcclError> {
+        let mut value: *const c_char = std::ptr::null();
+        let mut len: c_int = 0;
+        // SAFETY: the key ends in a zero byte; a pointer and a number are stored. The text is valid until this thread asks again.
+        self.call("ncclParamGetParameter", |api| unsafe {
+            api.ncclParamGetParameter(key.as_ptr(), &raw mut value, &raw mut len)
+        })?;
+        if value.is_null() {
+            return Ok(String::new());
+        }
+        // SAFETY: as above.
+        Ok(unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
+    }
+}

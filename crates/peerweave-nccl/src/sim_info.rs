@@ -1,0 +1,63 @@
+//! What NCCL estimates of a group that is not run (NCCL 2.22.3).
+
+use std::time::Duration;
+
+use crate::sys::{self, Versioned, ncclSimInfo_t};
+use crate::{Nccl, NcclError, Version};
+
+/// What a simulated group would take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct SimInfo {
+    /// The time until it is complete; `None` where NCCL has no estimate.
+    pub estimated_time: Option<Duration>,
+}
+
+#[allow(dead_code, reason = "used by groups")]
+impl SimInfo {
+    /// The struct that NCCL fills.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] before 2.22.3.
+    pub(crate) fn empty(nccl: Nccl) -> Result<ncclSimInfo_t, NcclError> {
+        let version = nccl.version().min(sys::HEADER);
+        empty(version).ok_or_else(|| nccl.unsupported("SimInfo (ncclSimInfo_t)", Version::new(2, 22, 3)))
+    }
+
+    /// What NCCL filled in. Microseconds; negative or not a number where there is no estimate.
+    pub(crate) fn of(raw: &ncclSimInfo_t) -> Self {
+        let microseconds = f64::from(raw.estimatedTime);
+        Self { estimated_time: Duration::try_from_secs_f64(microseconds / 1e6).ok() }
+    }
+}
+
+fn empty(version: Version) -> Option<ncclSimInfo_t> {
+    Some(ncclSimInfo_t {
+        size: ncclSimInfo_t::len_bytes(version)?,
+        magic: sys::NCCL_SIM_INFO_MAGIC,
+        version: version.code().unsigned_abs(),
+        estimatedTime: sys::NCCL_UNDEF_FLOAT,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn struct_has_a_mark_of_its_own_and_came_with_2_22_3() {
+        let raw = empty(Version::new(2, 22, 3)).expect("2.22.3 has it");
+        assert_eq!((raw.size, raw.magic, raw.version), (24, 0x7468_5283, 22203));
+        assert!(empty(Version::new(2, 21, 5)).is_none());
+    }
+
+    #[test]
+    fn no_estimate_is_none() {
+        let mut raw = empty(Version::new(2, 32, 3)).expect("2.32 has it");
+        assert_eq!(SimInfo::of(&raw).estimated_time, None);
+        raw.estimatedTime = f32::NAN;
+        assert_eq!(SimInfo::of(&raw).estimated_time, None);
+        raw.estimatedTime = 250.0;
+        assert_eq!(SimInfo::of(&raw).estimated_time, Some(Duration::from_micros(250)));
+    }
+}
