@@ -30,11 +30,6 @@ impl Members {
     pub(crate) fn ranks(&self) -> i32 {
         i32::try_from(self.addresses.len()).unwrap_or(i32::MAX)
     }
-
-    /// Whether a rank is a thread of this process.
-    pub(crate) fn is_local(&self, rank: i32) -> bool {
-        self.addresses[rank as usize] == self.addresses[self.rank as usize]
-    }
 }
 
 /// The ranks of an id that have come so far.

@@ -39,7 +39,7 @@ macro_rules! numbers {
         }
     )*};
 }
-numbers!(i32, u32, usize);
+numbers!(i32, u32, u64, usize);
 
 impl<T> Argument for *const T {
     fn show(&self, line: &mut String) {

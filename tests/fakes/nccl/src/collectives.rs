@@ -24,12 +24,12 @@ struct Call {
     stream: Stream,
 }
 
-fn submit(comm: &'static Comm, stream: Stream, work: Work, event: Option<usize>) -> Result {
+pub(crate) fn submit(comm: &'static Comm, stream: Stream, work: Work, event: Option<usize>) -> Result {
     let item = Item { work, effect: call::take_effect() };
     group::submit(group::Operation { comm, stream: stream.expose_provenance(), item, event })
 }
 
-fn check_peer(comm: &Comm, peer: c_int, what: &str) -> Result {
+pub(crate) fn check_peer(comm: &Comm, peer: c_int, what: &str) -> Result {
     let ranks = comm.who().ranks();
     if peer < 0 || peer >= ranks {
         return invalid(format!("invalid {what} {peer} ({what} should be in the 0..{ranks} range)"));

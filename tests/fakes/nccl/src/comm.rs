@@ -13,8 +13,8 @@ use crate::abi::{Code, Fail, Result, invalid, misuse};
 use crate::bootstrap::Members;
 use crate::config::Config;
 use crate::mailbox::{self, Channel, Slot};
-use crate::post;
 use crate::redop::RedOp;
+use crate::{counters, memory, post, window};
 
 /// The handle that programs hold.
 #[derive(Clone, Copy)]
@@ -58,8 +58,6 @@ pub(crate) struct State {
     pub(crate) collective: u64,
     /// The next exchange of the library's own.
     pub(crate) control: u64,
-    /// The next one-sided operation's number.
-    pub(crate) one_sided: u64,
     /// How often survivors have left others behind.
     pub(crate) shrinks: u64,
     pub(crate) finalized: bool,
@@ -69,8 +67,6 @@ pub(crate) struct State {
     pub(crate) redops: Vec<Option<RedOp>>,
     /// Registered buffers by handle.
     pub(crate) registered: HashMap<usize, usize>,
-    /// Windows that are registered, by handle.
-    pub(crate) windows: Vec<usize>,
     pub(crate) device_comms: Vec<u64>,
     /// Signals that have come, by sender, signal and context.
     pub(crate) signals: HashMap<(i32, i32, i32), u64>,
@@ -241,6 +237,12 @@ impl Comm {
             undefined("use of a destroyed communicator");
         }
         live_list().retain(|comm| !std::ptr::eq(*comm, self));
+        let mut state = self.state();
+        let registered = std::mem::take(&mut state.registered);
+        let left = registered.len() + state.redops.drain(..).flatten().count() + state.device_comms.drain(..).count();
+        drop(state);
+        counters::LEFT_BEHIND.fetch_add((left + window::forget_all(self.handle())) as u64, Ordering::Relaxed);
+        memory::forget_all(registered);
         if let Some(members) = self.members.get() {
             mailbox::purge(members.id, members.rank);
         }

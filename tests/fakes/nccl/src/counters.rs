@@ -10,8 +10,12 @@ use crate::{comm, memory, window};
 /// Collectives and point-to-point calls, in the mode without work too.
 pub(crate) static COLLECTIVES: AtomicU64 = AtomicU64::new(0);
 
+/// Windows, operators, registrations and device communicators that were there when their communicator ended.
+pub(crate) static LEFT_BEHIND: AtomicU64 = AtomicU64::new(0);
+
 /// A count by its name: `communicators`, `windows`, `redops`, `registrations`, `device_comms`, `allocations`,
-/// `allocated_bytes`, `graph_launches` (in graphs that exist) and `collectives` (calls so far). -1 for another name.
+/// `allocated_bytes`, `graph_launches` (in graphs that exist), `left_behind` (what was not given back before its communicator
+/// ended) and `collectives` (calls so far). -1 for another name.
 ///
 /// # Safety
 /// The name is a C string.
@@ -30,6 +34,7 @@ unsafe extern "C" fn peerweave_fake_nccl_count(name: *const c_char) -> i64 {
         b"allocations" => memory::count().0,
         b"allocated_bytes" => memory::count().1,
         b"graph_launches" => sum(&|comm| comm.persistent.load(Ordering::Acquire) as usize),
+        b"left_behind" => LEFT_BEHIND.load(Ordering::Relaxed) as i64,
         b"collectives" => COLLECTIVES.load(Ordering::Relaxed) as i64,
         _ => -1,
     }

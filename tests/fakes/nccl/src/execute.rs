@@ -131,12 +131,17 @@ fn all(comm: &Comm, items: &[Item]) -> Step {
             comm.send(peer, Channel::PointToPoint, 0, read(from, bytes).into());
             sends.push(peer);
         }
+        if let Work::OneSided(one_sided) = &item.work
+            && one_sided.is_outgoing()
+        {
+            window::run(comm, one_sided).ok_or(Stopped)?;
+        }
     }
     for item in items {
         match &item.work {
             Work::Collective(collective) => run_collective(comm, collective)?,
-            Work::OneSided(one_sided) => window::run(comm, one_sided).ok_or(Stopped)?,
-            Work::Send { .. } | Work::Receive { .. } => {}
+            Work::OneSided(one_sided) if !one_sided.is_outgoing() => window::run(comm, one_sided).ok_or(Stopped)?,
+            _ => {}
         }
     }
     for item in items {
@@ -181,7 +186,7 @@ fn mismatch(comm: &Comm, what: &str) -> Step {
     stay(comm)
 }
 
-fn read(address: usize, bytes: usize) -> Vec<u8> {
+pub(crate) fn read(address: usize, bytes: usize) -> Vec<u8> {
     let mut copy = vec![0; bytes];
     if bytes > 0 {
         // SAFETY: the program promised so many readable bytes until the operation is complete; device memory is host memory here.
@@ -190,7 +195,7 @@ fn read(address: usize, bytes: usize) -> Vec<u8> {
     copy
 }
 
-fn write(address: usize, bytes: &[u8]) {
+pub(crate) fn write(address: usize, bytes: &[u8]) {
     if !bytes.is_empty() {
         // SAFETY: the program promised so many writable bytes until the operation is complete; device memory is host memory here.
         unsafe { std::ptr::copy(bytes.as_ptr(), std::ptr::with_exposed_provenance_mut::<u8>(address), bytes.len()) };

@@ -102,8 +102,8 @@ fn finish(jobs: Vec<Job>, operations: Vec<Operation>) -> Result {
         all.extend(job.parent);
         all.extend(job.comm);
     }
-    // A job's new communicator decides, and a parent only where there is none, as in NCCL.
-    let deciding = jobs.iter().filter_map(|job| job.comm.or(job.parent)).chain(operations.iter().map(|operation| operation.comm));
+    // The parent decides, and a new communicator only where there is none, as in NCCL.
+    let deciding = jobs.iter().filter_map(|job| job.parent.or(job.comm)).chain(operations.iter().map(|operation| operation.comm));
     let blocking: Vec<bool> = deciding.map(|comm| comm.config.blocking).collect();
     if blocking.windows(2).any(|pair| pair[0] != pair[1]) {
         jobs.into_iter().for_each(give_up);

@@ -20,6 +20,7 @@ mod comm;
 mod compute;
 mod config;
 mod counters;
+mod derive;
 mod driver;
 mod errors;
 mod execute;

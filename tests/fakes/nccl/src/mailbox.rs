@@ -28,15 +28,13 @@ pub(crate) enum Channel {
     Table = 5,
     /// One-sided: data and signal for a window of the receiver.
     OneSided = 6,
-    /// The receiver has applied it.
-    OneSidedDone = 7,
 }
 
 impl Channel {
     /// The channel of a number on the wire.
     pub(crate) fn from_number(number: u8) -> Option<Self> {
         use Channel::*;
-        let all = [Collective, PointToPoint, Acknowledge, Control, Join, Table, OneSided, OneSidedDone];
+        let all = [Collective, PointToPoint, Acknowledge, Control, Join, Table, OneSided];
         all.get(usize::from(number)).copied()
     }
 }

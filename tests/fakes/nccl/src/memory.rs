@@ -6,7 +6,7 @@ use core::ffi::c_void;
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use crate::abi::{Result, invalid};
+use crate::abi::invalid;
 use crate::comm::{CommPtr, Out, not_null};
 use crate::driver;
 
@@ -76,10 +76,9 @@ exports! {
 }
 
 /// Forgets a communicator's registered buffers, whose handles die with it.
-pub(crate) fn forget_all(registered: HashMap<usize, usize>) -> Result {
+pub(crate) fn forget_all(registered: HashMap<usize, usize>) {
     for handle in registered.into_keys() {
         // SAFETY: the handle was made by `ncclCommRegister` and is in no map any more.
         drop(unsafe { Box::from_raw(std::ptr::with_exposed_provenance_mut::<usize>(handle)) });
     }
-    Ok(())
 }

@@ -5,7 +5,7 @@
 
 use core::ffi::c_int;
 
-use crate::abi::{EncryptionConfig, Header, MAGIC, Result, invalid};
+use crate::abi::{EncryptionConfig, Header, MAGIC, invalid};
 use crate::comm::{CommPtr, Out, not_null};
 use crate::{config, settings};
 

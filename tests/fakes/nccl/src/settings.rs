@@ -32,6 +32,7 @@ pub(crate) struct Settings {
     pub(crate) init_stuck: Option<Option<i32>>,
     pub(crate) init_slow_ms: u64,
     pub(crate) null_window: bool,
+    pub(crate) multimem: bool,
     pub(crate) noop: bool,
     pub(crate) death_is_error: bool,
     pub(crate) log: Option<String>,
@@ -99,6 +100,7 @@ fn read() -> Settings {
         init_stuck: variable("INIT_STUCK").map(|text| (text != "*").then(|| number("INIT_STUCK", &text))),
         init_slow_ms: variable("INIT_SLOW").map_or(0, |text| number("INIT_SLOW", &text)),
         null_window: flag("NULL_WINDOW"),
+        multimem: flag("MULTIMEM"),
         noop: flag("NOOP"),
         death_is_error: match variable("DEATH").as_deref() {
             None | Some("hang") => false,

@@ -1,0 +1,252 @@
+//! Communicators made from others: split, shrink, grow; and communicators put to sleep.
+//!
+//! What is not here: ids that no communicator made (`bootstrap`). Invariant: ranks that derive together agree on the new communicator's
+//! number without anybody's say, from the old number and from what they derive.
+
+use core::ffi::c_int;
+use std::sync::atomic::Ordering;
+
+use crate::abi::{ConfigStruct, Result, UniqueId, fail, invalid, misuse, Code};
+use crate::bootstrap::{self, Members};
+use crate::comm::{Comm, CommPtr, Out, not_null};
+use crate::config::{self, Config};
+use crate::lifecycle::start;
+use crate::mailbox::{Bytes, Channel};
+use crate::{driver, group, random};
+
+/// The next number of an exchange among all ranks.
+pub(crate) fn next_control(comm: &Comm) -> u64 {
+    let mut state = comm.state();
+    state.control += 1;
+    state.control
+}
+
+/// Gives a message to some ranks, and gets theirs; in the order of the ranks.
+pub(crate) fn exchange(comm: &Comm, with: &[i32], tag: u64, own: &[u8], stop: &dyn Fn() -> bool) -> Result<Vec<Bytes>> {
+    let own: Bytes = own.into();
+    for rank in with {
+        comm.send(*rank, Channel::Control, tag, own.clone());
+    }
+    let mut all = Vec::new();
+    for rank in with {
+        match comm.receive_until(*rank, Channel::Control, tag, stop) {
+            Some(bytes) => all.push(bytes),
+            None => return fail(Code::InternalError, "initialisation was aborted"),
+        }
+    }
+    Ok(all)
+}
+
+pub(crate) fn everybody(comm: &Comm) -> Vec<i32> {
+    (0..comm.who().ranks()).collect()
+}
+
+/// The members that some ranks of a communicator become.
+fn subset(parent: &Comm, ranks: &[i32], id: u128) -> Members {
+    let who = parent.who();
+    let rank = ranks.iter().position(|rank| *rank == who.rank).expect("this rank is among them") as i32;
+    let pick = |index: &i32| who.addresses[*index as usize].clone();
+    let device = |index: &i32| who.devices[*index as usize];
+    Members { id, rank, addresses: ranks.iter().map(pick).collect(), devices: ranks.iter().map(device).collect() }
+}
+
+fn number(bytes: &[u8], at: usize) -> i32 {
+    i32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn split(parent: &'static Comm, color: c_int, key: c_int, newcomm: *mut CommPtr, config: Config) -> Result {
+    let tag = next_control(parent);
+    let revoked_before = parent.revoked.load(Ordering::Acquire);
+    let own = [color.to_le_bytes(), key.to_le_bytes()].concat();
+    let find = move |child: Option<&'static Comm>| {
+        let stop = || {
+            parent.aborted.load(Ordering::Acquire)
+                || (!revoked_before && parent.revoked.load(Ordering::Acquire))
+                || child.is_some_and(Comm::stopped)
+        };
+        let all = exchange(parent, &everybody(parent), tag, &own, &stop)?;
+        let mut ranks: Vec<i32> = (0..).zip(&all).filter(|(_, bytes)| number(bytes, 0) == color).map(|(rank, _)| rank).collect();
+        ranks.sort_by_key(|rank| (number(&all[*rank as usize], 4), *rank));
+        Ok((ranks, random::derived(parent.who().id, &[1, tag, color as u64])))
+    };
+    if color == -1 {
+        Out(newcomm).set(CommPtr::NULL);
+        let run = move || find(None).map(drop);
+        return group::submit_job(group::Job { comm: None, parent: Some(parent), handle: Out(newcomm), run: Box::new(run) });
+    }
+    let child = Comm::new((parent.device, parent.context), config);
+    start(newcomm, child, Some(parent), parent.who().rank, move |child| {
+        let (ranks, id) = find(Some(child))?;
+        Ok(subset(parent, &ranks, id))
+    })
+}
+
+fn shrink(parent: &'static Comm, excluded: &[c_int], newcomm: *mut CommPtr, config: Config, abort: bool) -> Result {
+    let who = parent.who();
+    if excluded.contains(&who.rank) {
+        return invalid(format!("rank {} is in the list of excluded ranks", who.rank));
+    }
+    let survivors: Vec<i32> = (0..who.ranks()).filter(|rank| !excluded.contains(rank)).collect();
+    let times = {
+        let mut state = parent.state();
+        state.shrinks += 1;
+        state.shrinks
+    };
+    if abort {
+        parent.abort();
+    } else {
+        parent.drain();
+    }
+    let words: Vec<u64> = [2, times].into_iter().chain(survivors.iter().map(|rank| *rank as u64)).collect();
+    let id = random::derived(who.id, &words);
+    let child = Comm::new((parent.device, parent.context), config);
+    start(newcomm, child, Some(parent), who.rank, move |child| {
+        exchange(parent, &survivors, id as u64 | 1 << 63, &[], &|| child.stopped())?;
+        Ok(subset(parent, &survivors, id))
+    })
+}
+
+/// A parent may be revoked, but neither ended nor busy in the background.
+fn parent(comm: CommPtr) -> Result<&'static Comm> {
+    let comm = comm.ready()?;
+    if comm.state().finalized {
+        return misuse("the communicator was finalized");
+    }
+    if comm.state().suspended {
+        return misuse("the communicator is suspended");
+    }
+    Ok(comm)
+}
+
+exports! {
+    /// Makes a communicator of the ranks with the same color, in the order of their keys.
+    fn ncclCommSplit(comm: CommPtr, color: c_int, key: c_int, newcomm: *mut CommPtr, config: *const ConfigStruct) {
+        let parent = parent(comm)?;
+        not_null(newcomm, "newcomm")?;
+        if color < -1 {
+            return invalid(format!("invalid color {color}"));
+        }
+        split(parent, color, key, newcomm, config::read(config, parent.config)?)
+    }
+
+    /// Makes a communicator without some ranks, which need not take part.
+    fn ncclCommShrink(comm: CommPtr, exclude_ranks_list: *const c_int, exclude_ranks_count: c_int, newcomm: *mut CommPtr,
+        config: *const ConfigStruct, shrink_flags: c_int) {
+        let comm = match shrink_flags {
+            0 => parent(comm)?,
+            // After an error the survivors go on: the parent's state does not matter.
+            1 => comm.get()?,
+            other => return invalid(format!("invalid shrink flags {other}")),
+        };
+        not_null(newcomm, "newcomm")?;
+        let Some(who) = comm.members.get() else { return invalid("the communicator is not initialised") };
+        if exclude_ranks_count < 0 || exclude_ranks_count >= who.ranks() || (exclude_ranks_count > 0 && exclude_ranks_list.is_null()) {
+            return invalid(format!("invalid number of excluded ranks {exclude_ranks_count}"));
+        }
+        let mut excluded = Vec::new();
+        for index in 0..exclude_ranks_count as usize {
+            // SAFETY: the program promises so many ranks there.
+            let rank = unsafe { exclude_ranks_list.add(index).read() };
+            if rank < 0 || rank >= who.ranks() || excluded.contains(&rank) {
+                return invalid(format!("invalid excluded rank {rank}"));
+            }
+            excluded.push(rank);
+        }
+        shrink(comm, &excluded, newcomm, config::read(config, comm.config)?, shrink_flags == 1)
+    }
+
+    /// Makes an id with which new ranks join a growing communicator.
+    fn ncclCommGetUniqueId(comm: CommPtr, unique_id: *mut UniqueId) {
+        let comm = parent(comm)?;
+        not_null(unique_id, "uniqueId")?;
+        if std::mem::replace(&mut comm.state().grow_id, true) {
+            return misuse("an id that ncclCommGetUniqueId made is still unused");
+        }
+        Out(unique_id).set(bootstrap::make_id()?);
+        Ok(())
+    }
+
+    /// Makes a communicator with more ranks: of those of an old one, and of new ones that have none.
+    fn ncclCommGrow(comm: CommPtr, n_ranks: c_int, unique_id: *const UniqueId, rank: c_int, newcomm: *mut CommPtr,
+        config: *const ConfigStruct) {
+        not_null(newcomm, "newcomm")?;
+        let given = if unique_id.is_null() {
+            None
+        } else {
+            // SAFETY: the program promises an id there.
+            let id = unsafe { unique_id.read() };
+            bootstrap::check_id(&id)?;
+            Some(id)
+        };
+        if comm.is_null() {
+            let Some(id) = given else { return invalid("a new rank needs the id") };
+            if rank < 0 || rank >= n_ranks {
+                return invalid(format!("Invalid rank requested : {rank}/{n_ranks}"));
+            }
+            let child = Comm::new(driver::current_device()?, config::read(config, Config::DEFAULT)?);
+            return start(newcomm, child, None, rank, move |child| {
+                bootstrap::join(&id, n_ranks, rank, child.device, &|| child.stopped())
+            });
+        }
+        let parent = parent(comm)?;
+        let who = parent.who();
+        if rank != -1 {
+            return invalid(format!("an existing rank keeps its own: rank must be -1, not {rank}"));
+        }
+        if n_ranks <= who.ranks() {
+            return invalid(format!("{n_ranks} ranks are not more than {}", who.ranks()));
+        }
+        let tag = next_control(parent);
+        let child = Comm::new((parent.device, parent.context), config::read(config, parent.config)?);
+        start(newcomm, child, Some(parent), who.rank, move |child| {
+            let own = given.map_or(Vec::new(), |id| id.bytes.to_vec());
+            let all = exchange(parent, &everybody(parent), tag, &own, &|| child.stopped() || parent.stopped())?;
+            let Some(bytes) = all.iter().find(|bytes| bytes.len() == 128) else {
+                return invalid("no existing rank has given the id");
+            };
+            let id = UniqueId { bytes: bytes[..].try_into().expect("128 bytes") };
+            let members = bootstrap::join(&id, n_ranks, parent.who().rank, child.device, &|| child.stopped())?;
+            if given.is_some() {
+                parent.state().grow_id = false;
+            }
+            Ok(members)
+        })
+    }
+
+    /// Gives back what memory a communicator can do without; until it is resumed it cannot be used.
+    fn ncclCommSuspend(comm: CommPtr, flags: c_int) {
+        let comm = comm.usable()?;
+        if flags != 1 {
+            return invalid(format!("invalid suspend flags {flags}"));
+        }
+        comm.drain();
+        comm.state().suspended = true;
+        Ok(())
+    }
+
+    /// Makes a suspended communicator usable.
+    fn ncclCommResume(comm: CommPtr) {
+        let comm = comm.ready()?;
+        if !std::mem::replace(&mut comm.state().suspended, false) {
+            return misuse("the communicator is not suspended");
+        }
+        Ok(())
+    }
+
+    /// How much memory a communicator has: figures of this library's own, which add up as NCCL's do.
+    fn ncclCommMemStats(comm: CommPtr, stat: c_int, value: *mut u64) {
+        let comm = comm.ready()?;
+        not_null(value, "value")?;
+        const CAN_BE_SUSPENDED: u64 = 4 << 20;
+        const PERSISTS: u64 = 1 << 20;
+        let suspended = comm.state().suspended;
+        Out(value).set(match stat {
+            0 => CAN_BE_SUSPENDED,
+            1 => u64::from(suspended),
+            2 => PERSISTS,
+            3 => PERSISTS + if suspended { 0 } else { CAN_BE_SUSPENDED },
+            other => return invalid(format!("unknown statistic {other}")),
+        });
+        Ok(())
+    }
+}
