@@ -96,3 +96,46 @@ impl Arena {
         self.mapping.as_ref().map(|mapping| (mapping.file.as_raw_fd(), address - mapping.base))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A few thousand steps of taking and giving back, in an order that a simple generator chooses.
+    #[test]
+    fn pieces_never_meet_and_all_of_them_come_back() {
+        let mut arena = Arena::new(0, 8 << 20);
+        let mut live: Vec<(u64, u64)> = Vec::new();
+        let mut state = 12345_u64;
+        let mut next = |limit: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % limit
+        };
+        for step in 0..3000_u64 {
+            if live.is_empty() || (live.len() < 40 && next(2) == 0) {
+                let bytes = (next(20) + 1) * PAGE_BYTES;
+                let address = arena.take(bytes).expect("far below the budget");
+                assert!(arena.covers(address) && arena.covers(address + bytes));
+                for (other, length) in &live {
+                    assert!(address + bytes < *other || other + length < address, "step {step}: two pieces touch");
+                }
+                // SAFETY: the piece that was just taken, of which this is the first word.
+                unsafe { (address as *mut u64).write(step) };
+                live.push((address, bytes));
+            } else {
+                let (address, bytes) = live.swap_remove(next(live.len() as u64) as usize);
+                arena.give_back(address, bytes);
+            }
+        }
+        for (address, bytes) in live {
+            arena.give_back(address, bytes);
+        }
+        assert_eq!(arena.free, BTreeMap::from([(0, arena.length_bytes)]));
+    }
+
+    #[test]
+    fn what_is_larger_than_the_arena_does_not_fit() {
+        let mut arena = Arena::new(0, 1 << 20);
+        assert_eq!(arena.take(5 << 20), Err(Code::OUT_OF_MEMORY));
+    }
+}

@@ -304,3 +304,17 @@ exports! {
         Ok(())
     }
 }
+
+/// Fake only: something went wrong on the device of the current context, as a kernel's illegal address does. The code stays.
+///
+/// Work that is queued is not done any more; every call that uses the context gives the code. 0 is refused.
+#[unsafe(no_mangle)]
+extern "C" fn peerweave_fake_context_fail(code: c_int) -> c_int {
+    crate::faults::call("peerweave_fake_context_fail", || {
+        if code <= 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        current()?.fail(Code(code));
+        Ok(())
+    })
+}

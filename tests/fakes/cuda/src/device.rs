@@ -120,7 +120,7 @@ impl Device {
             // Can: overlap, map host memory, concurrent kernels, ECC, unified addressing, priorities, L1 caches, managed
             // memory, preemption, host registration, 64-bit stream memory operations, cooperative launch, clusters, IPC events.
             15 | 19 | 31 | 32 | 41 | 78..=80 | 83 | 89..=96 | 98 | 99 | 113 | 116 | 120 | 122 | 123 | 125 | 126 => 1,
-            115 => c_int::from(!faults::switch(variable::NO_POOLS)),
+            115 => c_int::from(has_pools()),
             119 => 0,         // pools cannot be shared between processes here
             102 | 103 => vmm, // virtual memory, POSIX file descriptors
             110 => 0,         // no RDMA
@@ -134,9 +134,14 @@ impl Device {
     }
 }
 
+/// Whether the driver says that it has pools, and with them memory in order of streams.
+pub(crate) fn has_pools() -> bool {
+    !faults::switch(variable::NO_POOLS) && crate::driver::version() >= 11020
+}
+
 /// Whether the driver says that it has virtual memory management.
 pub(crate) fn has_vmm() -> bool {
-    !faults::switch(variable::NO_VMM)
+    !faults::switch(variable::NO_VMM) && crate::driver::version() >= 10020
 }
 
 /// Whether the driver says that it has multicast objects.

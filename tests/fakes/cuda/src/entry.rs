@@ -32,6 +32,7 @@ const ALL: &[&[Symbol]] = &[
     crate::pointer::SYMBOLS,
     crate::pool::SYMBOLS,
     crate::stream::SYMBOLS,
+    crate::unified::SYMBOLS,
     crate::user_object::SYMBOLS,
     crate::vmm::SYMBOLS,
 ];

@@ -15,9 +15,15 @@
 //! `FAIL=function:nth=code,...`: calls that fail, counted from 1, `*` for every call. `MISSING=function,...`: what
 //! `cuGetProcAddress` does not find (the harness also takes the name out of the library's own table). `LOG=file`: a line
 //! `pid function` for each call, and `pid function = code` for each that failed. `NO_POISON`: new memory is zero instead of 0xC3.
+//! Budgets are of the process: two processes that use one device have one each.
+//!
+//! # Where the driver's manual is silent
+//! Binding memory to a multicast object waits up to 2 s for devices that other processes still have to add, then fails with
+//! `CUDA_ERROR_SYSTEM_NOT_READY`; mapping an object whose team is not complete fails with `CUDA_ERROR_ILLEGAL_STATE` at once.
+//! What a process bound is unbound when it has neither handle nor mapping of the object left, and is gone when it dies.
 //!
 //! # Functions of the fake only
-//! `peerweave_fake_cuda_fail(text)`, `peerweave_fake_stream_block(stream)`, `peerweave_fake_stream_unblock(stream)`,
+//! `peerweave_fake_cuda_fail(text)`, `peerweave_fake_context_fail(code)`, `peerweave_fake_stream_block(stream)`, `peerweave_fake_stream_unblock(stream)`,
 //! `peerweave_fake_multicast_store(address, bytes, length_bytes)`.
 
 #![allow(non_snake_case)]
@@ -67,6 +73,7 @@ mod pool;
 mod share;
 mod stream;
 mod transfer;
+mod unified;
 mod user_object;
 mod vmm;
 mod work;

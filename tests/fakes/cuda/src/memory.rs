@@ -9,6 +9,7 @@ use crate::address::{AddressMap, DeviceRange, Kind, Range, next_id};
 use crate::arena::PAGE_BYTES;
 use crate::capture;
 use crate::context;
+use crate::device::has_pools;
 use crate::driver::{Driver, driver};
 use crate::handles::lock;
 use crate::stream::{self, outside_capture};
@@ -78,14 +79,14 @@ pub(crate) fn finish_free(base: u64, id: u64) -> Result {
     Ok(())
 }
 
-/// All plain memory of a context that is going away.
+/// All plain memory of a context that is going away, that of pools included: they go with the primary context.
 pub(crate) fn free_all_of_context(context: usize) {
     let Ok(driver) = driver() else { return };
     let mut map = change(driver);
     let bases: Vec<u64> = map
         .ranges
         .values()
-        .filter(|range| matches!(&range.kind, Kind::Device(memory) if memory.context == context && memory.pool.is_none()))
+        .filter(|range| matches!(&range.kind, Kind::Device(memory) if memory.context == context && !memory.of_graph))
         .map(|range| range.base)
         .collect();
     for base in bases {
@@ -108,6 +109,9 @@ impl Drop for GraphMemory {
 fn allocate_in_order(out: &Out<CuPtr>, bytes: usize, pool: Option<CuPool>, stream: CuStream) -> Result {
     out.required()?;
     let driver = driver()?;
+    if !has_pools() {
+        return Err(Code::NOT_SUPPORTED);
+    }
     let stream = stream::resolve(stream)?;
     stream.context.check()?;
     let device = stream.context.device;

@@ -1,4 +1,5 @@
-//! What needs a compiler and a GPU: modules, kernels, arrays of occupancy. All of it is refused, by the code that says why.
+//! What needs a compiler and a GPU: modules, kernels, their occupancy. All of it is refused, by the code that says why.
+//! Work that needs no kernel is in [`crate::work`].
 //! Invariant: no function here says success, so that no program believes that a kernel ran.
 
 use crate::abi::Code;
@@ -38,4 +39,11 @@ no_image! {
     2020 cuFuncSetCacheConfig(function: usize, config: i32);
     6050 cuOccupancyMaxActiveBlocksPerMultiprocessor(count: usize, function: usize, threads: i32, shared: usize);
     7000 cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count: usize, function: usize, threads: i32, shared: usize, flags: u32);
+    6050 cuOccupancyMaxPotentialBlockSize(grid: usize, block: usize, function: usize, size: usize, shared: usize, limit: i32);
+    7000 cuOccupancyMaxPotentialBlockSizeWithFlags(
+        grid: usize, block: usize, function: usize, size: usize, shared: usize, limit: i32, flags: u32
+    );
+    10020 cuOccupancyAvailableDynamicSMemPerBlock(bytes: usize, function: usize, blocks: i32, threads: i32);
+    11070 cuOccupancyMaxPotentialClusterSize(size: usize, function: usize, config: usize);
+    11070 cuOccupancyMaxActiveClusters(count: usize, function: usize, config: usize);
 }

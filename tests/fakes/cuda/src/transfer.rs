@@ -153,14 +153,17 @@ impl Fill {
         let driver = driver()?;
         let map = map(driver);
         let pattern = self.pattern.to_ne_bytes();
-        let row: Vec<u8> = pattern[..self.element_bytes as usize]
-            .iter()
-            .copied()
-            .cycle()
-            .take((self.elements * self.element_bytes) as usize)
-            .collect();
-        for index in 0..self.rows {
-            write(driver, &map, context.device, self.to + index * self.pitch, row.as_ptr(), row.len() as u64)?;
+        let row_bytes = self.elements * self.element_bytes;
+        // A part of a row at a time: the whole may be gigabytes.
+        let part_bytes = row_bytes.min(1 << 20);
+        let part: Vec<u8> = pattern[..self.element_bytes as usize].iter().copied().cycle().take(part_bytes as usize).collect();
+        for row in 0..self.rows {
+            let mut done = 0;
+            while done < row_bytes {
+                let bytes = part_bytes.min(row_bytes - done);
+                write(driver, &map, context.device, self.to + row * self.pitch + done, part.as_ptr(), bytes)?;
+                done += bytes;
+            }
         }
         Ok(())
     }

@@ -135,3 +135,78 @@ fn kernels_are_refused() {
         assert_eq!(code, CUDA_ERROR_NO_BINARY_FOR_GPU);
     });
 }
+
+#[test]
+fn a_context_that_failed_stays_failed_and_other_devices_go_on() {
+    Fakes::new().cuda().run(|| {
+        let other = CudaContext::new(1).unwrap();
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        context.bind_to_thread().unwrap();
+        // SAFETY: a function of the fake with this type.
+        unsafe {
+            type Fail = unsafe extern "C" fn(core::ffi::c_int) -> core::ffi::c_int;
+            assert_eq!((*sys::culib().get::<Fail>(b"peerweave_fake_context_fail").unwrap())(719), 0);
+        }
+        assert_eq!(stream.synchronize().unwrap_err().0, CUDA_ERROR_LAUNCH_FAILED);
+        assert_eq!(stream.clone_htod(&[1_u8]).unwrap_err().0, CUDA_ERROR_LAUNCH_FAILED);
+        let healthy = other.new_stream().unwrap();
+        assert_eq!(healthy.clone_dtoh(&healthy.clone_htod(&[1_u8]).unwrap()).unwrap(), [1]);
+    });
+}
+
+#[test]
+fn peer_access_is_enabled_once_and_disabled_once() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
+        let contexts: Vec<_> = (0..3).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
+        contexts[0].bind_to_thread().unwrap();
+        // SAFETY: contexts that live.
+        let (enable, disable) = unsafe {
+            (
+                |peer: usize| sys::cuCtxEnablePeerAccess(contexts[peer].cu_ctx(), 0),
+                |peer: usize| sys::cuCtxDisablePeerAccess(contexts[peer].cu_ctx()),
+            )
+        };
+        assert_eq!(disable(1), CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
+        assert_eq!(enable(1), CUDA_SUCCESS);
+        assert_eq!(enable(1), CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+        assert_eq!(enable(0), CUDA_ERROR_INVALID_CONTEXT);
+        assert_eq!(enable(2), CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+        assert_eq!(disable(1), CUDA_SUCCESS);
+    });
+}
+
+/// What cudarc 0.19.10 calls, by its safe layer and by `result.rs`.
+const CALLED_BY_CUDARC: &str = "\
+    cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy_v2 cuCtxGetCacheConfig cuCtxGetCurrent cuCtxGetLimit
+    cuCtxGetStreamPriorityRange cuCtxSetCacheConfig cuCtxSetCurrent cuCtxSetFlags cuCtxSetLimit cuCtxSynchronize
+    cuDestroyExternalMemory cuDeviceGet cuDeviceGetAttribute cuDeviceGetCount cuDeviceGetDefaultMemPool
+    cuDeviceGetMemPool cuDeviceGetName cuDeviceGetUuid cuDeviceGetUuid_v2 cuDevicePrimaryCtxRelease_v2
+    cuDevicePrimaryCtxRetain cuDeviceSetMemPool cuDeviceTotalMem_v2 cuEventCreate cuEventDestroy_v2
+    cuEventElapsedTime cuEventElapsedTime_v2 cuEventQuery cuEventRecord cuEventSynchronize
+    cuExternalMemoryGetMappedBuffer cuFuncGetAttribute cuFuncSetAttribute cuFuncSetCacheConfig cuGetErrorName
+    cuGetErrorString cuGraphDestroy cuGraphExecDestroy cuGraphInstantiateWithFlags cuGraphLaunch cuGraphUpload
+    cuImportExternalMemory cuInit cuLaunchCooperativeKernel cuLaunchHostFunc cuLaunchKernel cuMemAdvise_v2
+    cuMemAllocAsync cuMemAllocFromPoolAsync cuMemAllocManaged cuMemAlloc_v2 cuMemFreeAsync cuMemFreeHost
+    cuMemFree_v2 cuMemGetInfo_v2 cuMemHostAlloc cuMemPoolCreate cuMemPoolDestroy cuMemPoolGetAttribute
+    cuMemPoolSetAttribute cuMemPoolTrimTo cuMemPrefetchAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpyDtoD_v2
+    cuMemcpyDtoHAsync_v2 cuMemcpyDtoH_v2 cuMemcpyHtoDAsync_v2 cuMemcpyHtoD_v2 cuMemcpyPeerAsync cuMemsetD8Async
+    cuMemsetD8_v2 cuModuleGetFunction cuModuleGetGlobal_v2 cuModuleLoad cuModuleLoadData cuModuleUnload
+    cuOccupancyAvailableDynamicSMemPerBlock cuOccupancyMaxActiveBlocksPerMultiprocessor
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxActiveClusters
+    cuOccupancyMaxPotentialBlockSize cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyMaxPotentialClusterSize
+    cuProfilerStart cuProfilerStop cuStreamAttachMemAsync cuStreamBeginCapture_v2 cuStreamCreate
+    cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamEndCapture cuStreamIsCapturing cuStreamSynchronize
+    cuStreamWaitEvent
+";
+
+#[test]
+fn every_function_that_cudarc_calls_is_there() {
+    Fakes::new().cuda().run(|| {
+        for name in CALLED_BY_CUDARC.split_whitespace() {
+            // SAFETY: looking up a name; nothing is called through it.
+            let found = unsafe { sys::culib().get::<unsafe extern "C" fn()>(name.as_bytes()).is_ok() };
+            assert!(found, "{name}");
+        }
+    });
+}

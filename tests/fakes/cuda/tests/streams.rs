@@ -217,3 +217,105 @@ fn a_blocked_stream_stays_blocked_until_it_is_unblocked() {
         assert!(event.is_complete());
     });
 }
+
+#[test]
+fn a_stream_waits_for_a_word_that_another_writes() {
+    fakes().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+        let words = one.alloc_zeros::<u64>(2).unwrap();
+        one.synchronize().unwrap();
+        let (address, _guard) = cudarc::driver::DevicePtr::device_ptr(&words, &one);
+        let passed = Arc::new(AtomicBool::new(false));
+        // SAFETY: words of a live allocation.
+        unsafe { sys::cuStreamWaitValue64_v2(one.cu_stream(), address + 8, 7, 1) }.result().unwrap();
+        let flag = Arc::clone(&passed);
+        host(&one, move || flag.store(true, Ordering::SeqCst));
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!passed.load(Ordering::SeqCst));
+        // SAFETY: as above.
+        unsafe { sys::cuStreamWriteValue64_v2(two.cu_stream(), address + 8, 7, 0) }.result().unwrap();
+        one.synchronize().unwrap();
+        assert!(passed.load(Ordering::SeqCst));
+        // SAFETY: an address that is no multiple of 8.
+        let code = unsafe { sys::cuStreamWriteValue64_v2(two.cu_stream(), address + 4, 7, 0) };
+        assert_eq!(code, sys::CUresult::CUDA_ERROR_INVALID_VALUE);
+    });
+}
+
+#[test]
+fn a_source_on_the_host_may_change_as_soon_as_the_copy_is_ordered() {
+    fakes().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let mut there = stream.alloc_zeros::<u8>(1 << 20).unwrap();
+        let mut pinned = {
+            // SAFETY: written before it is read.
+            unsafe { context.alloc_pinned::<u8>(1 << 20) }.unwrap()
+        };
+        pinned.as_mut_slice().unwrap().fill(1);
+        host(&stream, || std::thread::sleep(Duration::from_millis(30)));
+        let mut pageable = vec![2_u8; 1 << 20];
+        stream.memcpy_htod(&pageable, &mut there).unwrap();
+        pageable.fill(3);
+        assert!(stream.clone_dtoh(&there).unwrap().iter().all(|byte| *byte == 2));
+        stream.memcpy_htod(&pinned, &mut there).unwrap();
+        assert!(stream.clone_dtoh(&there).unwrap().iter().all(|byte| *byte == 1));
+    });
+}
+
+#[test]
+fn many_threads_share_devices_without_harm() {
+    fakes().run(|| {
+        let contexts: Vec<_> = (0..4).map(|ordinal| CudaContext::new(ordinal).unwrap()).collect();
+        std::thread::scope(|scope| {
+            for worker in 0..8_u32 {
+                let context = Arc::clone(&contexts[worker as usize % 4]);
+                scope.spawn(move || {
+                    let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
+                    for round in 0..40_u32 {
+                        let value = worker * 1000 + round;
+                        let first = streams[0].clone_htod(&vec![value; 3000]).unwrap();
+                        streams[1].join(&streams[0]).unwrap();
+                        let second = streams[1].clone_dtod(&first).unwrap();
+                        drop(first);
+                        assert!(streams[1].clone_dtoh(&second).unwrap().iter().all(|word| *word == value));
+                    }
+                    context.check_err().unwrap();
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn rows_are_copied_with_their_pitches() {
+    fakes().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let from = stream.clone_htod(&(0..64_u8).collect::<Vec<_>>()).unwrap();
+        let to = stream.alloc_zeros::<u8>(64).unwrap();
+        stream.synchronize().unwrap();
+        let (from_address, _from) = cudarc::driver::DevicePtr::device_ptr(&from, &stream);
+        let (to_address, _to) = cudarc::driver::DevicePtr::device_ptr(&to, &stream);
+        // SAFETY: numbers and pointers; the kinds of memory are set before use.
+        let mut copy: sys::CUDA_MEMCPY2D = unsafe {
+            let mut copy = std::mem::MaybeUninit::<sys::CUDA_MEMCPY2D>::zeroed();
+            (*copy.as_mut_ptr()).srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+            (*copy.as_mut_ptr()).dstMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+            copy.assume_init()
+        };
+        copy.srcDevice = from_address;
+        copy.dstDevice = to_address;
+        (copy.srcPitch, copy.dstPitch, copy.srcXInBytes, copy.srcY) = (16, 8, 2, 1);
+        (copy.WidthInBytes, copy.Height) = (3, 3);
+        // SAFETY: rows inside two live allocations.
+        unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result().unwrap();
+        let got = stream.clone_dtoh(&to).unwrap();
+        assert_eq!(got[..20], [18, 19, 20, 0, 0, 0, 0, 0, 34, 35, 36, 0, 0, 0, 0, 0, 50, 51, 52, 0]);
+        copy.WidthInBytes = 9;
+        // SAFETY: refused, since a row is longer than its pitch.
+        let code = unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) };
+        assert_eq!(code, sys::CUresult::CUDA_ERROR_INVALID_VALUE);
+    });
+}

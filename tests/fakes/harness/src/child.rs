@@ -14,6 +14,9 @@ const RANK: &str = "PEERWEAVE_FAKES_RANK";
 const COUNT: &str = "PEERWEAVE_FAKES_COUNT";
 const DIRECTORY: &str = "PEERWEAVE_FAKES_DIRECTORY";
 
+/// Which of a test's bodies the child was started for, counted from 1.
+pub(crate) const CALL: &str = "PEERWEAVE_FAKES_CALL";
+
 /// The log of the fake driver's calls: one file for all children of a scenario.
 const LOG: &str = "PEERWEAVE_FAKE_CUDA_LOG";
 
@@ -41,6 +44,11 @@ pub fn child() -> Option<Child> {
         count: number(COUNT)?,
         directory: std::env::var_os(DIRECTORY)?.into(),
     })
+}
+
+/// Which of its test's bodies this child is for.
+pub(crate) fn call() -> Option<usize> {
+    std::env::var(CALL).ok()?.parse().ok()
 }
 
 impl Child {

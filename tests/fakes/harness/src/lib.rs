@@ -24,6 +24,7 @@ mod elf;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 pub use child::{Child, Output, child};
@@ -100,7 +101,8 @@ impl Fakes {
 
     /// Runs the body in a child with these libraries, and passes if the child does.
     ///
-    /// To be called directly in a test function, since the test to start is found by the body's type.
+    /// To be called directly in a test function, since the test to start is found by the body's type. A test may do so several
+    /// times, in an order that does not differ between runs: each body has a child of its own.
     ///
     /// # Panics
     /// Where the child fails, does not end within its limit, or cannot be started; its output is in the message.
@@ -119,10 +121,15 @@ impl Fakes {
     }
 
     fn run_scenario(&self, count: usize, scenario: &str, body: impl FnOnce(Child)) {
+        let call = next_call(scenario);
         if let Some(me) = child().filter(|me| me.scenario == scenario) {
-            return body(me);
+            // A test may run several bodies, with other libraries or settings: this child was started for one of them.
+            if child::call() == Some(call) {
+                body(me);
+            }
+            return;
         }
-        for (rank, output) in self.spawn_children(count, scenario).into_iter().enumerate() {
+        for (rank, output) in self.spawn(count, scenario, Some(call)).into_iter().enumerate() {
             assert!(output.passed(), "{scenario}: child {rank} of {count}: {output}");
         }
     }
@@ -144,6 +151,10 @@ impl Fakes {
     /// Where a child cannot be started or a library cannot be built.
     #[must_use]
     pub fn spawn_children(&self, count: usize, scenario: &str) -> Vec<Output> {
+        self.spawn(count, scenario, None)
+    }
+
+    fn spawn(&self, count: usize, scenario: &str, call: Option<usize>) -> Vec<Output> {
         let place = tempfile::Builder::new().prefix("peerweave-fakes-").tempdir().expect("a temporary directory");
         let libraries = place.path().join("lib");
         let shared = place.path().join("shared");
@@ -164,6 +175,9 @@ impl Fakes {
         }
         if !self.without.is_empty() {
             variables.entry("PEERWEAVE_FAKE_CUDA_MISSING".to_owned()).or_insert_with(|| Some(self.without.join(",").into()));
+        }
+        if let Some(call) = call {
+            variables.insert(child::CALL.to_owned(), Some(call.to_string().into()));
         }
         child::run_all(count, scenario, &shared, &variables, self.limit)
     }
@@ -189,6 +203,15 @@ impl Fakes {
 
 fn link(target: &Path, name: &Path) {
     std::os::unix::fs::symlink(target, name).unwrap_or_else(|error| panic!("a link {}: {error}", name.display()));
+}
+
+/// How many bodies the test has come to in this process.
+fn next_call(scenario: &str) -> usize {
+    static CALLS: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
+    let mut calls = CALLS.lock().unwrap_or_else(PoisonError::into_inner);
+    let count = calls.entry(scenario.to_owned()).or_default();
+    *count += 1;
+    *count
 }
 
 /// The full name of the test in which the closure is written: its type's path, without the crate and without itself.
@@ -226,6 +249,31 @@ mod tests {
         Fakes::new().env("FAKES_PARENT", parent.clone()).run(|| {
             assert_ne!(std::env::var("FAKES_PARENT").as_deref(), Ok(std::process::id().to_string().as_str()));
         });
+    }
+
+    #[test]
+    fn a_test_with_several_bodies_runs_each_in_a_child_of_its_own() {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        for body in ["one", "two", "three"] {
+            let path = place.path().join(body);
+            Fakes::new().env("FAKES_PATH", &path).env("FAKES_BODY", body).run(|| {
+                assert_eq!(std::env::var("FAKES_BODY").as_deref(), Ok(body));
+                std::fs::write(std::env::var_os("FAKES_PATH").expect("set by the parent"), body).expect("a new file");
+            });
+            if child().is_none() {
+                assert_eq!(std::fs::read(&path).expect("written by the child"), body.as_bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn a_library_is_found_or_built_and_loses_a_name() {
+        let path = library("peerweave-fake-cuda");
+        let whole = std::fs::read(&path).expect("the library");
+        let cut = elf::without(whole.clone(), &["cuMemCreate".to_owned(), "cuNothing".to_owned()]);
+        let changed: Vec<usize> = (0..whole.len()).filter(|at| whole[*at] != cut[*at]).collect();
+        assert_eq!(changed.len(), 1);
+        assert_eq!(&cut[changed[0]..changed[0] + 12], b"~uMemCreate\0");
     }
 
     #[test]
