@@ -21,7 +21,7 @@ use crate::error::{CommunicatorName, MisuseKind, NcclError, ResultCode, Timeout}
 use crate::lifecycle;
 use crate::state::{Allowed, Gate, Inside, Refused, State};
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclCommMemStat_t, ncclResult_t};
-use crate::{Call, Nccl};
+use crate::{Call, CommProperties, Nccl};
 
 /// One rank's membership in a group of ranks that communicate.
 ///
@@ -271,19 +271,30 @@ impl Communicator {
         Ok(Some(self.inner.nccl.last_error_text(self.inner.handle.get())).filter(|text| !text.is_empty()))
     }
 
-    /// How much memory of the device NCCL holds for this rank. NCCL 2.29.7.
+    /// What it can do: which ways of communication the ranks have.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before; [`NcclError::Dead`].
-    pub fn mem_stats(&self) -> Result<MemStats, NcclError> {
-        const CALL: &str = "mem_stats";
+    /// [`NcclError::Unsupported`] before NCCL 2.29.2; [`NcclError::Dead`]; NCCL's own.
+    pub fn properties(&self) -> Result<CommProperties, NcclError> {
         let inner = &self.inner;
-        let _inside = inner.enter(CALL, Allowed::OPEN)?;
+        let _inside = inner.enter("properties", Allowed::OPEN)?;
+        // SAFETY: the handle is live inside the gate [C1].
+        unsafe { CommProperties::query(inner.nccl, inner.handle.get(), &inner.name) }
+    }
+
+    /// How much memory of the device NCCL holds for this rank.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] before NCCL 2.29.7; [`NcclError::Dead`]; NCCL's own.
+    pub fn mem_stats(&self) -> Result<MemStats, NcclError> {
+        let inner = &self.inner;
+        let _inside = inner.enter("mem_stats", Allowed::OPEN)?;
         let statistic = |which: ncclCommMemStat_t| {
+            const CALL: &str = "ncclCommMemStats";
             let mut value = 0u64;
             // SAFETY: the handle is live inside the gate [C1], and the pointer is to a live word.
             let code = inner.nccl.code(CALL, |api| unsafe { api.ncclCommMemStats(inner.handle.get(), which, &raw mut value) })?;
-            inner.check("ncclCommMemStats", code).map(|()| value)
+            inner.check(CALL, code).map(|()| value)
         };
         Ok(MemStats {
             suspendable_bytes: statistic(ncclCommMemStat_t::ncclStatGpuMemSuspend)?,

@@ -235,6 +235,22 @@ pub enum MisuseKind {
         /// What is wrong with them together.
         why: &'static str,
     },
+    /// Two buffers of a call share memory.
+    #[error("{send} and {recv} share memory at {address:#x}; what works in place is a call of its own")]
+    Overlap {
+        /// The argument that is read.
+        send: &'static str,
+        /// The argument that is written.
+        recv: &'static str,
+        /// The first address that both have.
+        address: u64,
+    },
+    /// Captured graphs use the communicator.
+    #[error("captured graphs still use the communicator ({count} captured calls); destroy them first")]
+    Graphs {
+        /// How many captured calls hold it.
+        count: usize,
+    },
     /// The call is not possible in this place.
     #[error("{why}")]
     Context {

@@ -11,17 +11,31 @@
 #![doc = include_str!("../README.md")]
 #![allow(clippy::result_large_err, reason = "the error is held to 96 bytes by a test")]
 
+mod call;
 mod coll_config;
+mod collective;
+mod communicator;
 mod config;
 mod debug_log;
 mod encryption;
 mod error;
+mod group;
+mod in_place;
+mod init;
 mod library;
+mod lifecycle;
 mod parameters;
+mod point_to_point;
 mod properties;
+mod red_op;
+mod request;
+mod requests;
 mod sim_info;
+mod split;
+mod state;
 mod unique_id;
 mod version;
+mod wait;
 
 #[cfg(feature = "raw")]
 #[allow(non_camel_case_types, non_snake_case, reason = "the names are the vendor's")]
@@ -37,6 +51,7 @@ pub mod sys;
 )]
 mod sys;
 
+pub(crate) use call::Call;
 pub use coll_config::{CollConfig, VendorOption, VendorValue};
 pub use config::{Config, CtaPolicy, GraphUsage, HostCftMode, NvlsHostMode, Switch};
 pub use debug_log::LogLevel;
@@ -44,9 +59,15 @@ pub use encryption::EncryptionConfig;
 pub use error::{
     CommunicatorName, DeadState, Failure, Misuse, MisuseKind, NcclError, PeerLost, RankReport, ResultCode, Timeout, Unsupported,
 };
+pub use collective::Configured;
+pub use communicator::{Communicator, MemStats};
+pub use group::Group;
 pub use library::Nccl;
 pub use peerweave_dylib::{Attempt, LoadError, SymbolInfo};
-pub use properties::{CommProperties, GinConnection, GinType, MemStats};
+pub use properties::{CommProperties, GinConnection, GinType};
+pub use red_op::{PreMulSum, ReduceOp, Reduction};
 pub use sim_info::SimInfo;
+pub use split::ShrinkMode;
 pub use unique_id::UniqueId;
 pub use version::{ParseVersionError, Version};
+pub use wait::OnExpiry;

@@ -13,7 +13,7 @@ use peerweave_driver::{CudaContext, wait_until};
 
 use crate::communicator::{self, Communicator, Handle, Inner};
 use crate::error::{CommunicatorName, MisuseKind, NcclError};
-use crate::state::{Allowed, State};
+use crate::state::{Allowed, Refused, State};
 use crate::sys::{self, ncclResult_t};
 use crate::{Nccl, Timeout};
 
@@ -69,6 +69,8 @@ impl Communicator {
                 }
             });
             match closed {
+                // Who looks in leaves in no time.
+                Ok(()) if !inner.gate.drain(ABORT_LIMIT) => drop(first_error.get_or_insert(inner.timeout(CALL, start.elapsed()))),
                 Ok(()) => ends.push((inner, Ending::of(inner, State::Live, deadline.saturating_sub(start.elapsed())).start())),
                 Err(error) => drop(first_error.get_or_insert(error)),
             }
@@ -387,4 +389,33 @@ fn in_the_background<R: Send + 'static>(name: &str, work: impl FnOnce() -> R + S
         let _ = sender.send(work());
     };
     std::thread::Builder::new().name(name.to_owned()).spawn(body).ok().map(|_| receiver)
+}
+
+/// Does something inside a communicator's gate, for a destructor: now if it is free, on another thread if it is busy, not at all if there is
+/// nothing left to do it to.
+pub(crate) fn when_possible(
+    inner: Arc<Inner>,
+    allowed: Allowed,
+    patience: Duration,
+    work: impl FnOnce(&Inner) -> Result<(), NcclError> + Send + 'static,
+) {
+    if inner.nccl.not_forked("drop").is_err() {
+        return;
+    }
+    let told = |result: Result<(), NcclError>| {
+        if let Err(error) = result {
+            tracing::warn!(%error, "while something was freed");
+        }
+    };
+    match inner.gate.enter(allowed, || patience) {
+        Ok(_inside) => return told(work(&inner)),
+        Err(Refused::State(_)) => return,
+        Err(Refused::Busy) => {}
+    }
+    drop(in_the_background("peerweave-free", move || {
+        let _ = inner.context.bind_to_thread();
+        if let Ok(_inside) = inner.gate.enter(allowed, || inner.deadline()) {
+            told(work(&inner));
+        }
+    }));
 }

@@ -56,6 +56,8 @@ impl Allowed {
     pub(crate) const SUSPENDED: Self = Self(State::Suspended.bit());
     /// Children can be made of what was revoked.
     pub(crate) const SPLIT: Self = Self(State::Live.bit() | State::Revoked.bit());
+    /// A new communicator without the ranks that are gone can be made even of what failed.
+    pub(crate) const SHRINK: Self = Self(Self::SPLIT.0 | State::Failed.bit());
     /// Whatever was not freed.
     pub(crate) const OPEN: Self =
         Self(State::Live.bit() | State::Suspended.bit() | State::Failed.bit() | State::Revoked.bit());

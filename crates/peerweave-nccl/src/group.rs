@@ -1,0 +1,248 @@
+//! Groups: calls that NCCL gets together, so that none waits for another.
+//!
+//! A group records; NCCL hears of it when the closure has returned. So an error or a panic inside leaves nothing half done, and nothing
+//! that a group uses can go before it is launched.
+//!
+//! Invariant: between `ncclGroupStart` and `ncclGroupEnd` only this file runs, on one thread.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut};
+use peerweave_types::Element;
+
+use crate::communicator::{Communicator, Inner, settle_all};
+use crate::error::{MisuseKind, NcclError};
+use crate::red_op::Reduction;
+use crate::request::{At, Request};
+use crate::split::enter_all;
+use crate::state::Allowed;
+use crate::sys::ncclResult_t;
+use crate::{Call, Nccl, SimInfo, requests};
+
+/// Calls that are issued together. Made by [`Nccl::group`].
+///
+/// What a call uses stays borrowed until the group has been launched:
+///
+/// ```compile_fail
+/// # use std::sync::Arc;
+/// # use peerweave_driver::{CudaStream, DeviceMemory};
+/// # use peerweave_nccl::{Communicator, Nccl, ReduceOp};
+/// # fn f(nccl: Nccl, comm: &Communicator, stream: &Arc<CudaStream>, mut values: DeviceMemory<f32>) {
+/// nccl.group(|group| {
+///     let mut local = values.clone();
+///     group.all_reduce_in_place(comm, stream, &mut local, ReduceOp::Sum) // `local` does not live long enough
+/// });
+/// # }
+/// ```
+pub struct Group<'env> {
+    members: Vec<Member<'env>>,
+    nccl: Nccl,
+}
+
+struct Member<'env> {
+    inner: Arc<Inner>,
+    request: Request<'env>,
+}
+
+impl Nccl {
+    /// Issues the calls that the closure records, together, when it has returned.
+    ///
+    /// If it returns an error or panics, nothing is issued. Needed where one thread has several ranks, and where ranks send to each other; and it lets NCCL
+    /// run several operations at once. The group holds its turn on each of its communicators only while it is issued.
+    ///
+    /// ```no_run
+    /// # use std::sync::Arc;
+    /// # use peerweave_driver::{CudaStream, DeviceMemory};
+    /// # use peerweave_nccl::{Communicator, Nccl, NcclError};
+    /// # fn exchange(nccl: Nccl, comm: &Communicator, stream: &Arc<CudaStream>, mine: &DeviceMemory<f32>, theirs: &mut DeviceMemory<f32>)
+    /// # -> Result<(), NcclError> {
+    /// let (next, previous) = ((comm.rank() + 1) % comm.n_ranks(), (comm.rank() + comm.n_ranks() - 1) % comm.n_ranks());
+    /// nccl.group(|group| {
+    ///     group.send(comm, stream, mine, next)?;
+    ///     group.recv(comm, stream, theirs, previous)
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The closure's; the first of any of its calls; [`NcclError::Timeout`] if NCCL cannot connect the ranks by the longest
+    /// [`deadline`](Communicator::deadline) of the communicators, which are aborted then.
+    pub fn group<'env, R>(self, record: impl FnOnce(&mut Group<'env>) -> Result<R, NcclError>) -> Result<R, NcclError> {
+        let mut group = Group { members: Vec::new(), nccl: self };
+        let result = record(&mut group)?;
+        group.launch()?;
+        Ok(result)
+    }
+
+    /// What the calls that the closure records would take, by NCCL's estimate. Nothing is issued. NCCL 2.22.3.
+    ///
+    /// # Errors
+    /// As [`group`](Self::group); [`NcclError::Unsupported`].
+    pub fn simulate<'env>(self, record: impl FnOnce(&mut Group<'env>) -> Result<(), NcclError>) -> Result<SimInfo, NcclError> {
+        let mut info = SimInfo::empty(self)?;
+        let mut group = Group { members: Vec::new(), nccl: self };
+        record(&mut group)?;
+        const CALL: &str = "simulate";
+        // SAFETY: `issue` has started the group, and the struct is of this library's version.
+        group.issue(CALL, false, |nccl| nccl.code(CALL, |api| unsafe { api.ncclGroupSimulateEnd(&raw mut info) }))?;
+        Ok(SimInfo::of(&info))
+    }
+}
+
+impl<'env> Group<'env> {
+    /// A group within the group: NCCL gets them together. Of use for functions that form groups and are called in groups.
+    ///
+    /// # Errors
+    /// The closure's.
+    pub fn group<R>(&mut self, record: impl FnOnce(&mut Self) -> Result<R, NcclError>) -> Result<R, NcclError> {
+        let before = self.members.len();
+        let result = record(self);
+        if result.is_err() {
+            // As an outer group that fails: nothing of it is issued.
+            self.members.truncate(before);
+        }
+        result
+    }
+
+    /// How many calls were recorded.
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Whether nothing was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub(crate) fn record(
+        &mut self,
+        call: Call,
+        communicator: &Communicator,
+        stream: &'env Arc<CudaStream>,
+        prepare: impl FnOnce(At<'_, 'env>) -> Result<Request<'env>, NcclError>,
+    ) -> Result<(), NcclError> {
+        let (inner, name) = (&communicator.inner, call.name());
+        inner.nccl.not_forked(name)?;
+        if inner.nccl != self.nccl {
+            let (found, expected) = (inner.nccl.shared_path(), self.nccl.shared_path());
+            return Err(NcclError::misuse(name, MisuseKind::WrongLibrary { what: "the communicator", found, expected }));
+        }
+        drop(inner.gate.look(Allowed::LIVE).map_err(|refused| inner.refused(name, refused))?);
+        inner.bind()?;
+        let request = prepare(At::new(call, inner, stream)?)?;
+        self.members.push(Member { inner: Arc::clone(inner), request });
+        Ok(())
+    }
+
+    fn launch(self) -> Result<(), NcclError> {
+        const CALL: &str = "group";
+        let nccl = self.nccl;
+        // SAFETY: `issue` has started the group.
+        self.issue(CALL, true, move |_| nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() }))
+    }
+
+    fn issue(
+        mut self,
+        call: &'static str,
+        runs: bool,
+        end: impl FnOnce(Nccl) -> Result<ncclResult_t, NcclError>,
+    ) -> Result<(), NcclError> {
+        let nccl = self.nccl;
+        if self.members.is_empty() {
+            return Ok(());
+        }
+        let _span = tracing::trace_span!("nccl", call, members = self.members.len()).entered();
+        let mut deadline = Duration::ZERO;
+        if runs {
+            for Member { inner, request } in &mut self.members {
+                request.hand_to_graph(inner)?;
+            }
+        }
+        let inners: Vec<Arc<Inner>> = self.members.iter().map(|member| Arc::clone(&member.inner)).collect();
+        let inside = enter_all(call, Allowed::LIVE, inners.iter().collect())?;
+        // SAFETY: it is ended below, whatever happens between.
+        nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
+        let mut first_error = None;
+        for Member { inner, request } in &self.members {
+            deadline = deadline.max(inner.deadline());
+            if runs {
+                inner.count(request.call);
+            }
+            let name = request.call.name();
+            // SAFETY: this thread is inside all of their gates.
+            let code = inner.bind().and_then(|()| nccl.code(name, |api| unsafe { request.issue(api, inner, std::ptr::null()) }));
+            let error = match code {
+                Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => continue,
+                Ok(code) => inner.failure(name, code),
+                Err(error) => error,
+            };
+            first_error = Some(error);
+            break;
+        }
+        let ended = match end(nccl) {
+            Ok(ncclResult_t::ncclSuccess) => Ok(()),
+            Ok(ncclResult_t::ncclInProgress) => settle_all(call, inside, deadline),
+            Ok(code) => Err(nccl.failure(call, code, None)),
+            Err(error) => Err(error),
+        };
+        // Only now may what the members use go.
+        drop(self.members);
+        first_error.map_or(ended, Err)
+    }
+}
+
+impl std::fmt::Debug for Group<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let calls: Vec<_> = self.members.iter().map(|member| member.request.call.name()).collect();
+        write!(f, "Group{calls:?}")
+    }
+}
+
+macro_rules! recorded {
+    ($($Call:ident $name:ident($($argument:ident: $Type:ty),*);)*) => {
+        /// The calls of [`Communicator`], recorded.
+        impl<'env> Group<'env> {
+            $(
+                #[doc = concat!("As [`Communicator::", stringify!($name), "`], when the group is launched.")]
+                #[doc = ""]
+                #[doc = "# Errors"]
+                #[doc = "What can be known now; then nothing was recorded."]
+                pub fn $name<T: Element>(
+                    &mut self,
+                    communicator: &Communicator,
+                    stream: &'env Arc<CudaStream>,
+                    $($argument: $Type),*
+                ) -> Result<(), NcclError> {
+                    self.record(Call::$Call, communicator, stream, |at| requests::$name(at, $($argument),*))
+                }
+            )*
+        }
+    };
+}
+
+recorded! {
+    AllReduce all_reduce(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
+    Broadcast broadcast(send: Option<&'env dyn DeviceBuffer<T>>, recv: &'env mut impl DeviceBufferMut<T>, root: usize);
+    Reduce reduce(
+        send: &'env impl DeviceBuffer<T>, recv: Option<&'env mut dyn DeviceBufferMut<T>>, op: impl Reduction<T>, root: usize
+    );
+    AllGather all_gather(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>);
+    ReduceScatter reduce_scatter(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
+    AllToAll all_to_all(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>);
+    Gather gather(send: &'env impl DeviceBuffer<T>, recv: Option<&'env mut dyn DeviceBufferMut<T>>, root: usize);
+    Scatter scatter(send: Option<&'env dyn DeviceBuffer<T>>, recv: &'env mut impl DeviceBufferMut<T>, root: usize);
+    Send send(buffer: &'env impl DeviceBuffer<T>, peer: usize);
+    Recv recv(buffer: &'env mut impl DeviceBufferMut<T>, peer: usize);
+    AllToAllV all_to_all_v(
+        send: &'env impl DeviceBuffer<T>, send_counts: &[usize], recv: &'env mut impl DeviceBufferMut<T>, recv_counts: &[usize]
+    );
+    AllGatherV all_gather_v(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>, counts: &[usize]);
+    AllReduceInPlace all_reduce_in_place(buffer: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
+    BroadcastInPlace broadcast_in_place(buffer: &'env mut impl DeviceBufferMut<T>, root: usize);
+    ReduceInPlace reduce_in_place(buffer: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>, root: usize);
+    AllGatherInPlace all_gather_in_place(buffer: &'env mut impl DeviceBufferMut<T>);
+    ReduceScatterInPlace reduce_scatter_in_place(buffer: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
+    GatherInPlace gather_in_place(buffer: &'env mut impl DeviceBufferMut<T>, root: usize);
+    ScatterInPlace scatter_in_place(buffer: &'env mut impl DeviceBufferMut<T>, root: usize);
+}

@@ -1,0 +1,86 @@
+//! The collectives in one buffer, where NCCL allows that: calls of their own, since a buffer cannot be borrowed to read and to write.
+//!
+//! NCCL has no all-to-all in place. What is checked is in `requests.rs`; errors and what else holds for all calls is at [`Communicator::all_reduce`].
+
+use std::sync::Arc;
+
+use peerweave_driver::{CudaStream, DeviceBufferMut};
+use peerweave_types::Element;
+
+use crate::communicator::Communicator;
+use crate::error::NcclError;
+use crate::red_op::Reduction;
+use crate::{Call, requests};
+
+/// Collectives in one buffer. What holds for [`all_reduce`](Self::all_reduce) and its siblings holds here.
+impl Communicator {
+    /// Reduces over all ranks; every rank gets the result in place of what it gave.
+    pub fn all_reduce_in_place<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        buffer: &mut impl DeviceBufferMut<T>,
+        op: impl Reduction<T>,
+    ) -> Result<(), NcclError> {
+        self.run(Call::AllReduceInPlace, stream, None, |at| requests::all_reduce_in_place(at, buffer, op))
+    }
+
+    /// Every rank's buffer becomes the root's.
+    pub fn broadcast_in_place<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        buffer: &mut impl DeviceBufferMut<T>,
+        root: usize,
+    ) -> Result<(), NcclError> {
+        self.run(Call::BroadcastInPlace, stream, None, |at| requests::broadcast_in_place(at, buffer, root))
+    }
+
+    /// Reduces over all ranks; the root gets the result in place of what it gave. The others' buffers are only read.
+    pub fn reduce_in_place<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        buffer: &mut impl DeviceBufferMut<T>,
+        op: impl Reduction<T>,
+        root: usize,
+    ) -> Result<(), NcclError> {
+        self.run(Call::ReduceInPlace, stream, None, |at| requests::reduce_in_place(at, buffer, op, root))
+    }
+
+    /// The buffer has a part for each rank; this rank's part goes to all, and the others' parts are theirs.
+    pub fn all_gather_in_place<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        buffer: &mut impl DeviceBufferMut<T>,
+    ) -> Result<(), NcclError> {
+        self.run(Call::AllGatherInPlace, stream, None, |at| requests::all_gather_in_place(at, buffer))
+    }
+
+    /// The buffer has a part for each rank; this rank's part becomes the reduction of it over all ranks. The other parts are unspecified afterwards.
+    pub fn reduce_scatter_in_place<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        buffer: &mut impl DeviceBufferMut<T>,
+        op: impl Reduction<T>,
+    ) -> Result<(), NcclError> {
+        self.run(Call::ReduceScatterInPlace, stream, None, |at| requests::reduce_scatter_in_place(at, buffer, op))
+    }
+
+    /// The root's buffer has a part for each rank, its own in place; the others give buffers of the length of one part, which are only read.
+    pub fn gather_in_place<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        buffer: &mut impl DeviceBufferMut<T>,
+        root: usize,
+    ) -> Result<(), NcclError> {
+        self.run(Call::GatherInPlace, stream, None, |at| requests::gather_in_place(at, buffer, root))
+    }
+
+    /// The root's buffer has a part for each rank, and its own stays in place; the others give buffers of the length of one part.
+    pub fn scatter_in_place<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        buffer: &mut impl DeviceBufferMut<T>,
+        root: usize,
+    ) -> Result<(), NcclError> {
+        self.run(Call::ScatterInPlace, stream, None, |at| requests::scatter_in_place(at, buffer, root))
+    }
+}

@@ -1,0 +1,393 @@
+//! Making communicators: all in one process, one per process or thread, by a rendezvous.
+//!
+//! Children of a communicator are `split.rs`.
+//!
+//! Invariant: where NCCL writes a new handle is memory that lives until NCCL is done, even after a deadline.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::{BootstrapError, Rendezvous};
+use peerweave_driver::cudarc::driver::sys::CUcontext;
+use peerweave_driver::{CudaContext, CudaError, Driver, DriverError, wait_until};
+use peerweave_dylib::MissingSymbol;
+
+use crate::communicator::{Communicator, Handle, Inner, Parts, World};
+use crate::config::RawConfig;
+use crate::error::{MisuseKind, NcclError, Timeout};
+use crate::state::Inside;
+use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
+use crate::{Config, Nccl, Switch, UniqueId, lifecycle};
+
+impl Communicator {
+    /// Makes the communicators of one process: rank `i` on the device of `contexts[i]`.
+    ///
+    /// One thread that drives several ranks issues their calls in a group ([`Nccl::group`]): alone, a call may wait for the ranks that come later.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] for no device or one that comes twice; [`NcclError::Unsupported`] for options that the library does not know;
+    /// [`NcclError::Timeout`]; NCCL's own.
+    pub fn init_all(
+        nccl: Nccl,
+        contexts: &[Arc<CudaContext>],
+        config: &Config,
+        deadline: Duration,
+    ) -> Result<Vec<Self>, NcclError> {
+        const CALL: &str = "init_all";
+        let start = Instant::now();
+        let members: Vec<_> = contexts.iter().enumerate().map(|(rank, context)| (Arc::clone(context), rank)).collect();
+        check_members(CALL, &members, contexts.len())?;
+        let id = nccl.unique_id()?;
+        init(CALL, nccl, &members, contexts.len(), &[id], config, deadline.saturating_sub(start.elapsed()), None)
+    }
+
+    /// Joins a communicator of `n_ranks` as rank `rank`, on the device of `context`.
+    ///
+    /// # Collective
+    /// All ranks, each with the same id and number of ranks, from its own process or thread. Ranks of one thread join by
+    /// [`init_ranks`](Self::init_ranks).
+    ///
+    /// # Errors
+    /// [`NcclError::Timeout`] if others do not come within `deadline`; else as [`init_all`](Self::init_all).
+    pub fn init_rank(
+        nccl: Nccl,
+        context: &Arc<CudaContext>,
+        n_ranks: usize,
+        id: &UniqueId,
+        rank: usize,
+        config: &Config,
+        deadline: Duration,
+    ) -> Result<Self, NcclError> {
+        const CALL: &str = "init_rank";
+        let members = [(Arc::clone(context), rank)];
+        check_members(CALL, &members, n_ranks)?;
+        init(CALL, nccl, &members, n_ranks, std::slice::from_ref(id), config, deadline, None).map(only)
+    }
+
+    /// As [`init_rank`](Self::init_rank), for thousands of ranks: several ids, made by different processes, so that not all ranks meet at one. NCCL 2.23.4.
+    ///
+    /// # Collective
+    /// All ranks, each with the same ids in the same order.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] for no id, or more than there are ranks; else as [`init_rank`](Self::init_rank).
+    pub fn init_rank_scalable(
+        nccl: Nccl,
+        context: &Arc<CudaContext>,
+        n_ranks: usize,
+        ids: &[UniqueId],
+        rank: usize,
+        config: &Config,
+        deadline: Duration,
+    ) -> Result<Self, NcclError> {
+        const CALL: &str = "init_rank_scalable";
+        let members = [(Arc::clone(context), rank)];
+        check_members(CALL, &members, n_ranks)?;
+        nccl.needs("ncclCommInitRankScalable", crate::Version::new(2, 23, 4))?;
+        if ids.is_empty() || ids.len() > n_ranks {
+            let (found, expected) = (ids.len() as i64, "at least 1 and at most the number of ranks");
+            return Err(NcclError::misuse(CALL, MisuseKind::Value { what: "the number of ids", found, expected }));
+        }
+        init(CALL, nccl, &members, n_ranks, ids, config, deadline, None).map(only)
+    }
+
+    /// Joins a communicator of `n_ranks` with several ranks of this thread, each with its device. The result is in the order of `members`.
+    ///
+    /// # Collective
+    /// All ranks, as [`init_rank`](Self::init_rank).
+    ///
+    /// # Errors
+    /// As [`init_rank`](Self::init_rank).
+    pub fn init_ranks(
+        nccl: Nccl,
+        members: &[(Arc<CudaContext>, usize)],
+        n_ranks: usize,
+        id: &UniqueId,
+        config: &Config,
+        deadline: Duration,
+    ) -> Result<Vec<Self>, NcclError> {
+        const CALL: &str = "init_ranks";
+        check_members(CALL, members, n_ranks)?;
+        init(CALL, nccl, members, n_ranks, std::slice::from_ref(id), config, deadline, None)
+    }
+
+    /// Makes the communicator of a job in one call: the ranks are the PEs of the rendezvous, and the id travels over it. With it, an expired
+    /// [`wait`](Self::wait) says where the other ranks are and who is gone.
+    ///
+    /// The rendezvous stays the caller's: the communicator does not keep it from leaving.
+    ///
+    /// # Collective
+    /// All PEs of the rendezvous.
+    ///
+    /// # Errors
+    /// [`NcclError::Bootstrap`] names the PEs that did not come to exchange the id; else as [`init_rank`](Self::init_rank).
+    pub fn from_rendezvous(
+        nccl: Nccl,
+        context: &Arc<CudaContext>,
+        rendezvous: &Arc<Rendezvous>,
+        config: &Config,
+        deadline: Duration,
+    ) -> Result<Self, NcclError> {
+        const CALL: &str = "from_rendezvous";
+        let start = Instant::now();
+        let (rank, n_ranks) = (rendezvous.pe().index(), rendezvous.n_pes() as usize);
+        // Only rank 0's counts; a failure to make it must reach the others too, or they wait for it.
+        let made = if rank == 0 { nccl.unique_id().map(Some) } else { Ok(None) };
+        let mine = made.as_ref().ok().and_then(|id| id.as_ref()).map_or(Vec::new(), |id| id.as_bytes().to_vec());
+        let blobs = rendezvous.exchange("peerweave-nccl/unique-id", &mine).map_err(NcclError::bootstrap(CALL))?;
+        made?;
+        let id: UniqueId = match blobs.first().map(Vec::as_slice) {
+            Some([]) | None => {
+                let why = "rank 0 could not make an id; its own error says why";
+                return Err(NcclError::misuse(CALL, MisuseKind::Context { why }));
+            }
+            Some(blob) => blob.try_into()?,
+        };
+        let world = Some(World { rendezvous: Arc::downgrade(rendezvous), ranks_are_pes: true });
+        let members = [(Arc::clone(context), rank)];
+        check_members(CALL, &members, n_ranks)?;
+        let rest = deadline.saturating_sub(start.elapsed());
+        let made = init(CALL, nccl, &members, n_ranks, &[id], config, rest, world);
+        match made {
+            Err(error @ NcclError::Timeout(_)) => Err(who_is_gone(CALL, rendezvous, error)),
+            made => made.map(only),
+        }
+    }
+}
+
+/// A deadline that expired because somebody died is that somebody's loss.
+fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) -> NcclError {
+    match rendezvous.check() {
+        Err(lost @ BootstrapError::PeLost { .. }) => NcclError::bootstrap(call)(lost),
+        _ => error,
+    }
+}
+
+fn only(mut made: Vec<Communicator>) -> Communicator {
+    made.pop().expect("one was asked for")
+}
+
+fn check_members(call: &'static str, members: &[(Arc<CudaContext>, usize)], n_ranks: usize) -> Result<(), NcclError> {
+    let value = |what, found: usize, expected| {
+        Err(NcclError::misuse(call, MisuseKind::Value { what, found: i64::try_from(found).unwrap_or(i64::MAX), expected }))
+    };
+    if n_ranks == 0 || c_int::try_from(n_ranks).is_err() {
+        return value("the number of ranks", n_ranks, "1 to 2147483647");
+    }
+    if members.is_empty() {
+        return value("the number of ranks of this thread", 0, "at least 1");
+    }
+    for (index, (context, rank)) in members.iter().enumerate() {
+        if *rank >= n_ranks {
+            return Err(NcclError::misuse(call, MisuseKind::Rank { what: "the rank", found: *rank, ranks: n_ranks }));
+        }
+        for (other_context, other_rank) in &members[..index] {
+            if rank == other_rank {
+                return value("the rank", *rank, "each rank once");
+            }
+            if context.ordinal() == other_context.ordinal() {
+                return value("the device", context.ordinal(), "each device once");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[allow(clippy::too_many_arguments, reason = "what NCCL needs, and how long it may take")]
+fn init(
+    call: &'static str,
+    nccl: Nccl,
+    members: &[(Arc<CudaContext>, usize)],
+    n_ranks: usize,
+    ids: &[UniqueId],
+    config: &Config,
+    deadline: Duration,
+    world: Option<World>,
+) -> Result<Vec<Communicator>, NcclError> {
+    let (config, blocking) = with_mode(config.clone());
+    let mut raw: Vec<RawConfig> = Vec::new();
+    for _ in members {
+        raw.push(config.to_raw(call, nccl)?);
+    }
+    let mut raw_ids: Vec<_> = ids.iter().map(|id| id.to_raw()).collect();
+    let contexts: Vec<_> = members.iter().map(|(context, _)| Arc::clone(context)).collect();
+    let n = c_int::try_from(n_ranks).unwrap_or(c_int::MAX);
+    let handles = make(call, nccl, &contexts, &[], deadline, |api, index, out| {
+        let rank = c_int::try_from(members[index].1).unwrap_or(c_int::MAX);
+        let config = raw[index].as_mut_ptr();
+        match raw_ids.as_mut_slice() {
+            // SAFETY: `make` gives memory for the handle that lives as long as NCCL may write it, and has made the device's context current; NCCL
+            // reads the configuration during the call.
+            [id] => unsafe { api.ncclCommInitRankConfig(out, n, *id, rank, config) },
+            // SAFETY: as above; the ids are only read, during the call.
+            ids => unsafe {
+                let n_ids = c_int::try_from(ids.len()).unwrap_or(c_int::MAX);
+                api.ncclCommInitRankScalable(out, n, rank, n_ids, ids.as_mut_ptr(), config)
+            },
+        }
+    })?;
+    let identity = ids.iter().fold(SEED, |hash, id| mix(hash, id.as_bytes()));
+    adopt_all(handles, &contexts, |handle, context| Parts {
+        nccl,
+        handle,
+        context,
+        name: config.name_set().map(str::to_owned),
+        identity,
+        blocking,
+        deadline,
+        world: world.clone(),
+    })
+}
+
+/// Non-blocking unless it was asked for: only so NCCL's own waits have deadlines. Gives whether it blocks.
+pub(crate) fn with_mode(config: Config) -> (Config, bool) {
+    match config.blocking_set() {
+        None => (config.blocking(Switch::Off), false),
+        Some(mode) => (config, mode == Switch::On),
+    }
+}
+
+/// All become communicators, or all are aborted.
+pub(crate) fn adopt_all(
+    handles: Vec<Option<Handle>>,
+    contexts: &[Arc<CudaContext>],
+    parts: impl Fn(Handle, Arc<CudaContext>) -> Parts,
+) -> Result<Vec<Communicator>, NcclError> {
+    let found = handles.into_iter().zip(contexts).filter_map(|(handle, context)| Some((handle?, Arc::clone(context))));
+    // Those made before an error are dropped, which ends them; those after it are made and dropped too.
+    let made: Vec<_> = found.map(|(handle, context)| Communicator::adopt(parts(handle, context))).collect();
+    made.into_iter().collect()
+}
+
+/// Where NCCL writes a handle, perhaps from a thread of its own.
+type Slot = Box<AtomicPtr<ncclComm>>;
+
+/// Has NCCL make handles, one for each context, and waits until they are ready. In a group if there are several.
+///
+/// `parents` are inside their gates; NCCL works on them too. A handle is `None` where NCCL made none without an error.
+pub(crate) fn make(
+    call: &'static str,
+    nccl: Nccl,
+    contexts: &[Arc<CudaContext>],
+    parents: &[(&Arc<Inner>, Inside<'_>)],
+    deadline: Duration,
+    mut start: impl FnMut(&'static Api, usize, *mut ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
+) -> Result<Vec<Option<Handle>>, NcclError> {
+    let began = Instant::now();
+    let _current = Current::save()?;
+    let slots: Vec<Slot> = contexts.iter().map(|_| Box::default()).collect();
+    let grouped = contexts.len() > 1;
+    if grouped {
+        // SAFETY: it is ended below, whatever happens between.
+        nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
+    }
+    let mut result = Ok(());
+    for (index, (context, slot)) in contexts.iter().zip(&slots).enumerate() {
+        result = context.bind_to_thread().map_err(|error| CudaError::of("cuCtxSetCurrent")(error).into()).and_then(|()| {
+            accepted(nccl, call, nccl.code(call, |api| start(api, index, slot.as_ptr()))?)
+        });
+        if result.is_err() {
+            break;
+        }
+    }
+    if grouped {
+        // SAFETY: this thread started it above.
+        let ended = nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() }).and_then(|code| accepted(nccl, call, code));
+        result = result.and(ended);
+    }
+    let made = |slot: &Slot| Handle::new(slot.load(Ordering::Acquire));
+    let mut done = true;
+    if result.is_ok() {
+        let ready = wait_until(began + deadline, || {
+            // Without a parent there is a handle at once, or soon.
+            let begun = !parents.is_empty() || slots.iter().all(|slot| made(slot).is_some());
+            Ok(begun && ready(nccl, call, parents, slots.iter().filter_map(made))?)
+        });
+        match ready {
+            Ok(ready) => done = ready,
+            Err(error) => result = Err(error),
+        }
+    }
+    if done && result.is_ok() {
+        return Ok(slots.iter().map(made).collect());
+    }
+    let half_made: Vec<_> =
+        slots.iter().zip(contexts).filter_map(|(slot, context)| Some((made(slot)?, Arc::clone(context)))).collect();
+    let ended = lifecycle::abort_handles(nccl, half_made, lifecycle::ABORT_LIMIT);
+    if !(done && ended) {
+        // NCCL may still write there.
+        std::mem::forget(slots);
+    }
+    result?;
+    let communicator = parents.first().map(|(parent, _)| Arc::clone(&parent.name));
+    Err(Timeout { call, sequence: None, waited: began.elapsed(), communicator, missing: Vec::new(), reports: Vec::new() }.into())
+}
+
+/// Whether NCCL is done with all of them.
+fn ready(
+    nccl: Nccl,
+    call: &'static str,
+    parents: &[(&Arc<Inner>, Inside<'_>)],
+    handles: impl Iterator<Item = Handle>,
+) -> Result<bool, NcclError> {
+    let mut all = true;
+    for (parent, _) in parents {
+        if parent.gate.is_closed() {
+            return Err(parent.dead(call, parent.gate.state()));
+        }
+        // What went wrong with a parent before does not count: making children without the lost ranks is what shrinking is for.
+        all &= parent.ask()? != ncclResult_t::ncclInProgress;
+    }
+    for handle in handles {
+        let mut state = ncclResult_t::ncclSuccess;
+        // SAFETY: NCCL made the handle and nobody else knows it; the pointer is to a live value.
+        nccl.call("ncclCommGetAsyncError", |api| unsafe { api.ncclCommGetAsyncError(handle.get(), &raw mut state) })?;
+        match state {
+            ncclResult_t::ncclSuccess => {}
+            ncclResult_t::ncclInProgress => all = false,
+            code => return Err(nccl.failure(call, code, None)),
+        }
+    }
+    Ok(all)
+}
+
+/// Success, or work in progress.
+fn accepted(nccl: Nccl, call: &'static str, code: ncclResult_t) -> Result<(), NcclError> {
+    match code {
+        ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
+        code => Err(nccl.failure(call, code, None)),
+    }
+}
+
+/// The thread's context, put back when dropped.
+struct Current(CUcontext);
+
+impl Current {
+    fn save() -> Result<Self, NcclError> {
+        let mut current: CUcontext = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live handle.
+        let code = unsafe { Driver::get()?.api().cuCtxGetCurrent(&raw mut current) }.map_err(DriverError::from)?;
+        CudaError::check("cuCtxGetCurrent", code)?;
+        Ok(Self(current))
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        if let Ok(driver) = Driver::get() {
+            // SAFETY: the context was the thread's current one when the call began; putting back one that was destroyed since is an error of the driver's,
+            // not more.
+            let _ = unsafe { driver.api().cuCtxSetCurrent(self.0) };
+        }
+    }
+}
+
+/// The start of an identity.
+const SEED: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a: every rank finds the same number, with no words exchanged.
+pub(crate) fn mix(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}

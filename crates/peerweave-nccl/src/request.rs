@@ -1,0 +1,434 @@
+//! One call, checked and with its addresses: what a communicator issues at once and a group records.
+//!
+//! Which lengths each collective wants is in `collective.rs` and its siblings. Nothing here waits.
+//!
+//! Invariant: while a [`Request`] lives, its memory stays allocated, and its stream's order with other streams holds.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use peerweave_driver::cudarc::driver::CudaEvent;
+use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceBufferMut, Keep, is_capturing, keep_in_graph};
+use peerweave_dylib::MissingSymbol;
+use peerweave_types::{DType, Element};
+
+use crate::communicator::Inner;
+use crate::error::{MisuseKind, NcclError};
+use crate::red_op::{Made, Reduction};
+use crate::sys::{Api, CUstream, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
+use crate::{Call, Nccl, Version};
+
+/// The library's number of an element type. Types that it does not know yet can still be moved, as bytes.
+#[inline]
+pub(crate) fn data_type(call: &'static str, nccl: Nccl, dtype: DType, reduces: bool) -> Result<ncclDataType_t, NcclError> {
+    Ok(match dtype {
+        DType::I8 => ncclDataType_t::ncclInt8,
+        DType::U8 => ncclDataType_t::ncclUint8,
+        DType::I32 => ncclDataType_t::ncclInt32,
+        DType::U32 => ncclDataType_t::ncclUint32,
+        DType::I64 => ncclDataType_t::ncclInt64,
+        DType::U64 => ncclDataType_t::ncclUint64,
+        DType::F16 => ncclDataType_t::ncclFloat16,
+        DType::BF16 => ncclDataType_t::ncclBfloat16,
+        DType::F32 => ncclDataType_t::ncclFloat32,
+        DType::F64 => ncclDataType_t::ncclFloat64,
+        DType::F8E4M3 | DType::F8E5M2 => return eight_bits(nccl, dtype, reduces),
+        _ => return Err(NcclError::misuse(call, MisuseKind::Context { why: "NCCL has no such element type" })),
+    })
+}
+
+fn eight_bits(nccl: Nccl, dtype: DType, reduces: bool) -> Result<ncclDataType_t, NcclError> {
+    const SINCE: Version = Version::new(2, 24, 3);
+    match dtype {
+        _ if !nccl.version().at_least(SINCE) && !reduces => Ok(ncclDataType_t::ncclUint8),
+        DType::F8E4M3 => nccl.needs("ncclFloat8e4m3", SINCE).map(|()| ncclDataType_t::ncclFloat8e4m3),
+        _ => nccl.needs("ncclFloat8e5m2", SINCE).map(|()| ncclDataType_t::ncclFloat8e5m2),
+    }
+}
+
+/// What NCCL is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    AllReduce(ncclRedOp_t),
+    Broadcast(c_int),
+    Reduce(ncclRedOp_t, c_int),
+    AllGather,
+    ReduceScatter(ncclRedOp_t),
+    AllToAll,
+    Gather(c_int),
+    Scatter(c_int),
+    Send(c_int),
+    Recv(c_int),
+}
+
+/// One call of NCCL, without communicator and stream. Addresses are 0 where there is no buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operation {
+    pub(crate) kind: Kind,
+    pub(crate) send: u64,
+    pub(crate) recv: u64,
+    pub(crate) count: usize,
+    pub(crate) data_type: ncclDataType_t,
+    pub(crate) element_bytes: usize,
+}
+
+/// One call of this crate: an operation of NCCL, or several that belong together.
+#[derive(Debug)]
+pub(crate) enum Operations {
+    One(Operation),
+    Many(Vec<Operation>),
+}
+
+/// A call that was checked, with what it keeps.
+pub(crate) struct Request<'a> {
+    pub(crate) call: Call,
+    pub(crate) stream: &'a Arc<CudaStream>,
+    pub(crate) operations: Operations,
+    _accesses: [Option<Access<'a>>; 2],
+    /// Not empty exactly if the stream is being captured.
+    keeps: Vec<Keep>,
+    _reduction: Option<Arc<Made>>,
+}
+
+/// A captured call's hold on its communicator.
+struct GraphHold(Arc<Inner>);
+
+impl Drop for GraphHold {
+    fn drop(&mut self) {
+        self.0.graphs.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Request<'_> {
+    /// Ties what a captured call uses to the graph. Before it is issued.
+    #[inline]
+    pub(crate) fn hand_to_graph(&mut self, inner: &Arc<Inner>) -> Result<(), NcclError> {
+        if self.keeps.is_empty() { Ok(()) } else { self.hand_over(inner) }
+    }
+
+    #[cold]
+    fn hand_over(&mut self, inner: &Arc<Inner>) -> Result<(), NcclError> {
+        inner.graphs.fetch_add(1, Ordering::AcqRel);
+        self.keeps.push(Arc::new(GraphHold(Arc::clone(inner))));
+        Ok(keep_in_graph(self.stream, std::mem::take(&mut self.keeps))?)
+    }
+
+    /// Keeps an event that NCCL records, where the call is captured.
+    pub(crate) fn keep_event(&mut self, event: Option<&Arc<CudaEvent>>) {
+        if let (Some(event), false) = (event, self.keeps.is_empty()) {
+            self.keeps.push(Arc::<CudaEvent>::clone(event));
+        }
+    }
+
+    /// Gives the call to NCCL.
+    ///
+    /// # Safety
+    /// This thread is inside the communicator's gate, and `config` is null or valid during the call.
+    #[inline]
+    pub(crate) unsafe fn issue(
+        &self,
+        api: &Api,
+        inner: &Inner,
+        config: *const ncclCollConfig_t,
+    ) -> Result<ncclResult_t, MissingSymbol> {
+        let (comm, stream) = (inner.handle.get(), self.stream.cu_stream());
+        match &self.operations {
+            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live while this request
+            // does, and after it for as long as the stream needs them.
+            Operations::One(operation) => unsafe { operation.issue(api, inner, comm, stream, config) },
+            // SAFETY: as above, for each.
+            Operations::Many(operations) => unsafe {
+                grouped(api, || operations.iter().map(|operation| operation.issue(api, inner, comm, stream, config)))
+            },
+        }
+    }
+}
+
+/// Calls of NCCL as one. The first failure counts.
+///
+/// # Safety
+/// As the calls.
+unsafe fn grouped<I: Iterator<Item = Result<ncclResult_t, MissingSymbol>>>(
+    api: &Api,
+    calls: impl FnOnce() -> I,
+) -> Result<ncclResult_t, MissingSymbol> {
+    // SAFETY: it is ended below.
+    let started = unsafe { api.ncclGroupStart() }?;
+    if started != ncclResult_t::ncclSuccess {
+        return Ok(started);
+    }
+    let is_bad = |result: &Result<ncclResult_t, MissingSymbol>| !matches!(result, Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress));
+    let failed = calls().find(is_bad);
+    // SAFETY: this thread started it.
+    let ended = unsafe { api.ncclGroupEnd() };
+    failed.unwrap_or(ended)
+}
+
+impl Operation {
+    /// # Safety
+    /// The handle is live and used by this thread alone; the buffers are as long as the operation says, and stay until the stream has passed it.
+    #[inline]
+    unsafe fn issue(
+        &self,
+        api: &Api,
+        inner: &Inner,
+        comm: ncclComm_t,
+        stream: CUstream,
+        config: *const ncclCollConfig_t,
+    ) -> Result<ncclResult_t, MissingSymbol> {
+        let (send, recv): (*const c_void, *mut c_void) =
+            (std::ptr::with_exposed_provenance(self.send as usize), std::ptr::with_exposed_provenance_mut(self.recv as usize));
+        let (count, kind) = (self.count, self.data_type);
+        if !config.is_null() {
+            // SAFETY: as above; the configuration is valid during the call.
+            return unsafe {
+                match self.kind {
+                    Kind::AllReduce(op) => api.ncclAllReduceConfig(send, recv, count, kind, op, comm, stream, config),
+                    Kind::Broadcast(root) => api.ncclBroadcastConfig(send, recv, count, kind, root, comm, stream, config),
+                    Kind::Reduce(op, root) => api.ncclReduceConfig(send, recv, count, kind, op, root, comm, stream, config),
+                    Kind::AllGather => api.ncclAllGatherConfig(send, recv, count, kind, comm, stream, config),
+                    Kind::ReduceScatter(op) => api.ncclReduceScatterConfig(send, recv, count, kind, op, comm, stream, config),
+                    Kind::AllToAll => api.ncclAlltoAllConfig(send, recv, count, kind, comm, stream, config),
+                    Kind::Gather(root) => api.ncclGatherConfig(send, recv, count, kind, root, comm, stream, config),
+                    Kind::Scatter(root) => api.ncclScatterConfig(send, recv, count, kind, root, comm, stream, config),
+                    Kind::Send(peer) => api.ncclSend(send, count, kind, peer, comm, stream),
+                    Kind::Recv(peer) => api.ncclRecv(recv, count, kind, peer, comm, stream),
+                }
+            };
+        }
+        // SAFETY: as above. Before 2.28 the last three collectives are composed.
+        unsafe {
+            match self.kind {
+                Kind::AllReduce(op) => api.ncclAllReduce(send, recv, count, kind, op, comm, stream),
+                Kind::Broadcast(root) => api.ncclBroadcast(send, recv, count, kind, root, comm, stream),
+                Kind::Reduce(op, root) => api.ncclReduce(send, recv, count, kind, op, root, comm, stream),
+                Kind::AllGather => api.ncclAllGather(send, recv, count, kind, comm, stream),
+                Kind::ReduceScatter(op) => api.ncclReduceScatter(send, recv, count, kind, op, comm, stream),
+                Kind::Send(peer) => api.ncclSend(send, count, kind, peer, comm, stream),
+                Kind::Recv(peer) => api.ncclRecv(recv, count, kind, peer, comm, stream),
+                Kind::AllToAll => match api.ncclAlltoAll(send, recv, count, kind, comm, stream) {
+                    Err(_) => self.compose(api, inner, comm, stream),
+                    native => native,
+                },
+                Kind::Gather(root) => match api.ncclGather(send, recv, count, kind, root, comm, stream) {
+                    Err(_) => self.compose(api, inner, comm, stream),
+                    native => native,
+                },
+                Kind::Scatter(root) => match api.ncclScatter(send, recv, count, kind, root, comm, stream) {
+                    Err(_) => self.compose(api, inner, comm, stream),
+                    native => native,
+                },
+            }
+        }
+    }
+
+    /// A collective that the library lacks, by sends and receives.
+    ///
+    /// # Safety
+    /// As [`issue`](Self::issue).
+    #[cold]
+    unsafe fn compose(&self, api: &Api, inner: &Inner, comm: ncclComm_t, stream: CUstream) -> Result<ncclResult_t, MissingSymbol> {
+        let part = (self.count * self.element_bytes) as u64;
+        let rank = inner.rank as c_int;
+        let at = |address: u64, peer: c_int| address + part * u64::from(peer.unsigned_abs());
+        let send = |peer, address| Operation { kind: Kind::Send(peer), send: address, ..*self };
+        let recv = |peer, address| Operation { kind: Kind::Recv(peer), recv: address, ..*self };
+        let peers = 0..inner.n_ranks as c_int;
+        let mut parts = Vec::new();
+        match self.kind {
+            Kind::AllToAll => parts.extend(peers.flat_map(|peer| [send(peer, at(self.send, peer)), recv(peer, at(self.recv, peer))])),
+            Kind::Gather(root) => {
+                // What is in place already is not moved.
+                let in_place = rank == root && at(self.recv, rank) == self.send;
+                if !in_place {
+                    parts.push(send(root, self.send));
+                }
+                if rank == root {
+                    parts.extend(peers.filter(|peer| !(in_place && *peer == rank)).map(|peer| recv(peer, at(self.recv, peer))));
+                }
+            }
+            Kind::Scatter(root) => {
+                let in_place = rank == root && at(self.send, rank) == self.recv;
+                if rank == root {
+                    parts.extend(peers.filter(|peer| !(in_place && *peer == rank)).map(|peer| send(peer, at(self.send, peer))));
+                }
+                if !in_place {
+                    parts.push(recv(root, self.recv));
+                }
+            }
+            _ => {}
+        }
+        // SAFETY: each part lies inside the buffers of the whole.
+        unsafe { grouped(api, || parts.iter().map(|part| part.issue(api, inner, comm, stream, std::ptr::null()))) }
+    }
+}
+
+/// Where a call is checked: on which communicator, for which stream.
+#[derive(Clone, Copy)]
+pub(crate) struct At<'c, 'a> {
+    pub(crate) call: Call,
+    pub(crate) inner: &'c Arc<Inner>,
+    pub(crate) stream: &'a Arc<CudaStream>,
+    capturing: bool,
+}
+
+/// A buffer of a call.
+pub(crate) struct Operand<'a> {
+    what: &'static str,
+    pub(crate) address: u64,
+    len_bytes: u64,
+    access: Option<Access<'a>>,
+    keep: Option<Keep>,
+}
+
+impl<'c, 'a> At<'c, 'a> {
+    /// Checks the stream. The device's context is the thread's.
+    #[inline]
+    pub(crate) fn new(call: Call, inner: &'c Arc<Inner>, stream: &'a Arc<CudaStream>) -> Result<Self, NcclError> {
+        inner.check_stream(call.name(), stream)?;
+        Ok(Self { call, inner, stream, capturing: is_capturing(stream)? })
+    }
+
+    pub(crate) fn n_ranks(&self) -> usize {
+        self.inner.n_ranks
+    }
+
+    /// The library's number of an element type that is only moved.
+    #[inline]
+    pub(crate) fn moved<T: Element>(&self) -> Result<ncclDataType_t, NcclError> {
+        data_type(self.call.name(), self.inner.nccl, T::DTYPE, false)
+    }
+
+    /// The library's numbers of an element type and of what reduces it, and what that belongs to.
+    #[inline]
+    pub(crate) fn reduced<T: Element>(
+        &self,
+        op: &impl Reduction<T>,
+    ) -> Result<(ncclDataType_t, ncclRedOp_t, Option<Arc<Made>>), NcclError> {
+        let data_type = data_type(self.call.name(), self.inner.nccl, T::DTYPE, true)?;
+        let (op, made) = op.resolve();
+        if let Some(made) = made {
+            made.check(self.call.name(), self.inner, self.stream)?;
+        }
+        Ok((data_type, op, made.map(Arc::clone)))
+    }
+
+    /// A rank of the communicator, as NCCL wants it.
+    #[inline]
+    pub(crate) fn rank(&self, what: &'static str, rank: usize) -> Result<c_int, NcclError> {
+        if rank < self.inner.n_ranks {
+            // There are at most `c_int::MAX` ranks.
+            return Ok(rank as c_int);
+        }
+        Err(NcclError::misuse(self.call.name(), MisuseKind::Rank { what, found: rank, ranks: self.inner.n_ranks }))
+    }
+
+    /// An error unless something has the length that it should have.
+    #[inline]
+    pub(crate) fn length(&self, what: &'static str, found: usize, expected: usize) -> Result<(), NcclError> {
+        if found == expected { Ok(()) } else { Err(self.wrong_length(what, found, expected)) }
+    }
+
+    #[cold]
+    fn wrong_length(&self, what: &'static str, found: usize, expected: usize) -> NcclError {
+        NcclError::misuse(self.call.name(), MisuseKind::Length { what, found, expected, unit: "elements" })
+    }
+
+    /// `count` elements for each rank. Saturates: no buffer has that length.
+    #[inline]
+    pub(crate) fn of_all(&self, count: usize) -> usize {
+        count.saturating_mul(self.inner.n_ranks)
+    }
+
+    /// The part of each rank in a buffer that has one for each.
+    #[inline]
+    pub(crate) fn part(&self, what: &'static str, len: usize) -> Result<usize, NcclError> {
+        let count = len / self.inner.n_ranks;
+        if count * self.inner.n_ranks == len {
+            return Ok(count);
+        }
+        let (found, expected) = (i64::try_from(len).unwrap_or(i64::MAX), "a multiple of the number of ranks");
+        Err(NcclError::misuse(self.call.name(), MisuseKind::Value { what, found, expected }))
+    }
+
+    #[inline]
+    fn device(&self, what: &'static str, found: usize) -> Result<(), NcclError> {
+        let expected = self.inner.device();
+        if found == expected { Ok(()) } else { Err(NcclError::misuse(self.call.name(), MisuseKind::Device { what, found, expected })) }
+    }
+
+    #[inline]
+    fn operand<T: Element>(&self, what: &'static str, len: usize, access: Access<'a>) -> Operand<'a> {
+        Operand { what, address: access.address(), len_bytes: (len * size_of::<T>()) as u64, access: Some(access), keep: None }
+    }
+
+    #[cold]
+    fn kept<T: Element>(&self, what: &'static str, buffer: &dyn DeviceBuffer<T>) -> Result<Operand<'a>, NcclError> {
+        let Some((address, keep)) = buffer.keep() else {
+            let why = "the stream is being captured, and a graph replays after the call: give memory that can be kept alive, a DeviceMemory or \
+                       a Raw, instead of a borrowed slice";
+            return Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }));
+        };
+        let len_bytes = (buffer.len() * size_of::<T>()) as u64;
+        Ok(Operand { what, address, len_bytes, access: None, keep: Some(keep) })
+    }
+
+    /// A buffer that is read. Last of the checks, since it may make the stream wait for another.
+    #[inline]
+    pub(crate) fn read<T: Element>(&self, what: &'static str, buffer: &'a dyn DeviceBuffer<T>) -> Result<Operand<'a>, NcclError> {
+        self.device(what, buffer.device())?;
+        if self.capturing {
+            return self.kept(what, buffer);
+        }
+        Ok(self.operand::<T>(what, buffer.len(), buffer.read(self.stream)))
+    }
+
+    /// A buffer that is written.
+    #[inline]
+    pub(crate) fn write<T: Element>(
+        &self,
+        what: &'static str,
+        buffer: &'a mut dyn DeviceBufferMut<T>,
+    ) -> Result<Operand<'a>, NcclError> {
+        self.device(what, buffer.device())?;
+        if self.capturing {
+            return self.kept(what, &*buffer);
+        }
+        let len = buffer.len();
+        Ok(self.operand::<T>(what, len, buffer.write(self.stream)))
+    }
+
+    /// The request, unless its buffers share memory.
+    #[inline]
+    pub(crate) fn request(
+        self,
+        operations: Operations,
+        send: Option<Operand<'a>>,
+        recv: Option<Operand<'a>>,
+        reduction: Option<Arc<Made>>,
+    ) -> Result<Request<'a>, NcclError> {
+        if let (Some(send), Some(recv)) = (&send, &recv) {
+            let start = send.address.max(recv.address);
+            if start < (send.address + send.len_bytes).min(recv.address + recv.len_bytes) {
+                return Err(self.overlap(send.what, recv.what, start));
+            }
+        }
+        let mut keeps = Vec::new();
+        let mut take = |operand: Option<Operand<'a>>| {
+            let operand = operand?;
+            keeps.extend(operand.keep);
+            operand.access
+        };
+        let accesses = [take(send), take(recv)];
+        if self.capturing {
+            keeps.extend(reduction.as_ref().and_then(|made| made.keep()));
+        }
+        Ok(Request { call: self.call, stream: self.stream, operations, _accesses: accesses, keeps, _reduction: reduction })
+    }
+
+    #[cold]
+    fn overlap(&self, send: &'static str, recv: &'static str, address: u64) -> NcclError {
+        NcclError::misuse(self.call.name(), MisuseKind::Overlap { send, recv, address })
+    }
+}

@@ -1,0 +1,360 @@
+//! What each call wants: lengths, roots, and which of NCCL's operations it becomes.
+//!
+//! Checks that all calls share are in `request.rs`; nothing is issued here.
+//!
+//! Invariant: a request that is made here reads and writes inside its buffers only, on whatever rank.
+
+use std::sync::Arc;
+
+use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
+use peerweave_types::Element;
+
+use crate::error::{MisuseKind, NcclError};
+use crate::red_op::{Made, Reduction};
+use crate::request::{At, Kind, Operand, Operation, Operations, Request};
+use crate::sys::ncclDataType_t;
+
+/// Where the caller gave no buffer, and NCCL wants none.
+const NO_BUFFER: u64 = 0;
+
+/// What a reduction belongs to.
+type Owner = Option<Arc<Made>>;
+
+impl<'a> At<'_, 'a> {
+    /// One operation with its buffers.
+    #[inline]
+    #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
+    fn one<T: Element>(
+        self,
+        kind: Kind,
+        count: usize,
+        data_type: ncclDataType_t,
+        send: Option<Operand<'a>>,
+        recv: Option<Operand<'a>>,
+        made: Owner,
+    ) -> Result<Request<'a>, NcclError> {
+        let address = |operand: &Option<Operand<'a>>| operand.as_ref().map_or(NO_BUFFER, |operand| operand.address);
+        let (send_address, recv_address) = (address(&send), address(&recv));
+        let operation =
+            Operation { kind, send: send_address, recv: recv_address, count, data_type, element_bytes: size_of::<T>() };
+        self.request(Operations::One(operation), send, recv, made)
+    }
+
+    /// One operation in one buffer: what is sent begins at element `send` of it, what is received at element `recv`.
+    #[inline]
+    #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
+    fn in_place<T: Element>(
+        self,
+        kind: Kind,
+        count: usize,
+        data_type: ncclDataType_t,
+        buffer: &'a mut dyn DeviceBufferMut<T>,
+        [send, recv]: [usize; 2],
+        made: Owner,
+    ) -> Result<Request<'a>, NcclError> {
+        let buffer = self.write("the buffer", buffer)?;
+        let at = |element: usize| buffer.address + (element * size_of::<T>()) as u64;
+        let operation =
+            Operation { kind, send: at(send), recv: at(recv), count, data_type, element_bytes: size_of::<T>() };
+        self.request(Operations::One(operation), None, Some(buffer), made)
+    }
+
+    /// Several operations in two buffers.
+    fn many<T: Element>(
+        self,
+        send: &'a dyn DeviceBuffer<T>,
+        recv: &'a mut dyn DeviceBufferMut<T>,
+        operations: impl FnOnce(u64, u64, ncclDataType_t) -> Vec<Operation>,
+    ) -> Result<Request<'a>, NcclError> {
+        let data_type = self.moved::<T>()?;
+        let (send, recv) = (self.read("the send buffer", send)?, self.write("the receive buffer", recv)?);
+        let operations = operations(send.address, recv.address, data_type);
+        self.request(Operations::Many(operations), Some(send), Some(recv), None)
+    }
+}
+
+#[inline]
+pub(crate) fn all_reduce<'a, T: Element>(
+    at: At<'_, 'a>,
+    send: &'a dyn DeviceBuffer<T>,
+    recv: &'a mut dyn DeviceBufferMut<T>,
+    op: impl Reduction<T>,
+) -> Result<Request<'a>, NcclError> {
+    let (count, (data_type, op, made)) = (send.len(), at.reduced::<T>(&op)?);
+    at.length("the receive buffer", recv.len(), count)?;
+    let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
+    at.one::<T>(Kind::AllReduce(op), count, data_type, Some(send), Some(recv), made)
+}
+
+#[inline]
+pub(crate) fn all_reduce_in_place<'a, T: Element>(
+    at: At<'_, 'a>,
+    buffer: &'a mut dyn DeviceBufferMut<T>,
+    op: impl Reduction<T>,
+) -> Result<Request<'a>, NcclError> {
+    let (count, (data_type, op, made)) = (buffer.len(), at.reduced::<T>(&op)?);
+    at.in_place(Kind::AllReduce(op), count, data_type, buffer, [0, 0], made)
+}
+
+pub(crate) fn broadcast<'a, T: Element>(
+    at: At<'_, 'a>,
+    send: Option<&'a dyn DeviceBuffer<T>>,
+    recv: &'a mut dyn DeviceBufferMut<T>,
+    root: usize,
+) -> Result<Request<'a>, NcclError> {
+    let (count, data_type, raw_root) = (recv.len(), at.moved::<T>()?, at.rank("the root", root)?);
+    let send = match send {
+        _ if root != at.inner.rank => None,
+        None => return Err(at.missing("the send buffer")),
+        Some(send) => {
+            at.length("the send buffer", send.len(), count)?;
+            Some(at.read("the send buffer", send)?)
+        }
+    };
+    let recv = at.write("the receive buffer", recv)?;
+    at.one::<T>(Kind::Broadcast(raw_root), count, data_type, send, Some(recv), None)
+}
+
+pub(crate) fn broadcast_in_place<'a, T: Element>(
+    at: At<'_, 'a>,
+    buffer: &'a mut dyn DeviceBufferMut<T>,
+    root: usize,
+) -> Result<Request<'a>, NcclError> {
+    let (count, data_type, root) = (buffer.len(), at.moved::<T>()?, at.rank("the root", root)?);
+    at.in_place(Kind::Broadcast(root), count, data_type, buffer, [0, 0], None)
+}
+
+pub(crate) fn reduce<'a, T: Element>(
+    at: At<'_, 'a>,
+    send: &'a dyn DeviceBuffer<T>,
+    recv: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
+    op: impl Reduction<T>,
+    root: usize,
+) -> Result<Request<'a>, NcclError> {
+    let (count, (data_type, op, made)) = (send.len(), at.reduced::<T>(&op)?);
+    let raw_root = at.rank("the root", root)?;
+    let recv = at.of_root(root, "the receive buffer", recv, count)?;
+    let send = at.read("the send buffer", send)?;
+    at.one::<T>(Kind::Reduce(op, raw_root), count, data_type, Some(send), recv, made)
+}
+
+pub(crate) fn reduce_in_place<'a, T: Element>(
+    at: At<'_, 'a>,
+    buffer: &'a mut dyn DeviceBufferMut<T>,
+    op: impl Reduction<T>,
+    root: usize,
+) -> Result<Request<'a>, NcclError> {
+    let (count, (data_type, op, made)) = (buffer.len(), at.reduced::<T>(&op)?);
+    let root = at.rank("the root", root)?;
+    at.in_place(Kind::Reduce(op, root), count, data_type, buffer, [0, 0], made)
+}
+
+pub(crate) fn all_gather<'a, T: Element>(
+    at: At<'_, 'a>,
+    send: &'a dyn DeviceBuffer<T>,
+    recv: &'a mut dyn DeviceBufferMut<T>,
+) -> Result<Request<'a>, NcclError> {
+    let (count, data_type) = (send.len(), at.moved::<T>()?);
+    at.length("the receive buffer", recv.len(), at.of_all(count))?;
+    let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
+    at.one::<T>(Kind::AllGather, count, data_type, Some(send), Some(recv), None)
+}
+
+pub(crate) fn all_gather_in_place<'a, T: Element>(
+    at: At<'_, 'a>,
+    buffer: &'a mut dyn DeviceBufferMut<T>,
+) -> Result<Request<'a>, NcclError> {
+    let (count, data_type) = (at.part("the length of the buffer", buffer.len())?, at.moved::<T>()?);
+    let mine = at.inner.rank * count;
+    at.in_place(Kind::AllGather, count, data_type, buffer, [mine, 0], None)
+}
+
+pub(crate) fn reduce_scatter<'a, T: Element>(
+    at: At<'_, 'a>,
+    send: &'a dyn DeviceBuffer<T>,
+    recv: &'a mut dyn DeviceBufferMut<T>,
+    op: impl Reduction<T>,
+) -> Result<Request<'a>, NcclError> {
+    let (count, (data_type, op, made)) = (recv.len(), at.reduced::<T>(&op)?);
+    at.length("the send buffer", send.len(), at.of_all(count))?;
+    let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
+    at.one::<T>(Kind::ReduceScatter(op), count, data_type, Some(send), Some(recv), made)
+}
+
+pub(crate) fn reduce_scatter_in_place<'a, T: Element>(
+    at: At<'_, 'a>,
+    buffer: &'a mut dyn DeviceBufferMut<T>,
+    op: impl Reduction<T>,
+) -> Result<Request<'a>, NcclError> {
+    let (count, (data_type, op, made)) = (at.part("the length of the buffer", buffer.len())?, at.reduced::<T>(&op)?);
+    let mine = at.inner.rank * count;
+    at.in_place(Kind::ReduceScatter(op), count, data_type, buffer, [0, mine], made)
+}
+
+pub(crate) fn all_to_all<'a, T: Element>(
+    at: At<'_, 'a>,
+    send: &'a dyn DeviceBuffer<T>,
+    recv: &'a mut dyn DeviceBufferMut<T>,
+) -> Result<Request<'a>, NcclError> {
+    let (count, data_type) = (at.part("the length of the send buffer", send.len())?, at.moved::<T>()?);
+    at.length("the receive buffer", recv.len(), send.len())?;
+    let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
+    at.one::<T>(Kind::AllToAll, count, data_type, Some(send), Some(recv), None)
+}
+
+pub(crate) fn gather<'a, T: Element>(
+    at: At<'_, 'a>,
+    send: &'a dyn DeviceBuffer<T>,
+    recv: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
+    root: usize,
+) -> Result<Request<'a>, NcclError> {
+    let (count, data_type, raw_root) = (send.len(), at.moved::<T>()?, at.rank("the root", root)?);
+    let recv = at.of_root(root, "the receive buffer", recv, at.of_all(count))?;
+    let send = at.read("the send buffer", send)?;
+    at.one::<T>(Kind::Gather(raw_root), count, data_type, Some(send), recv, None)
+}
+
+pub(crate) fn gather_in_place<'a, T: Element>(
+    at: At<'_, 'a>,
+    buffer: &'a mut dyn DeviceBufferMut<T>,
+    root: usize,
+) -> Result<Request<'a>, NcclError> {
+    let (data_type, raw_root) = (at.moved::<T>()?, at.rank("the root", root)?);
+    if root != at.inner.rank {
+        let count = buffer.len();
+        return at.in_place(Kind::Gather(raw_root), count, data_type, buffer, [0, 0], None);
+    }
+    let count = at.part("the length of the buffer", buffer.len())?;
+    at.in_place(Kind::Gather(raw_root), count, data_type, buffer, [root * count, 0], None)
+}
+
+pub(crate) fn scatter<'a, T: Element>(
+    at: At<'_, 'a>,
+    send: Option<&'a dyn DeviceBuffer<T>>,
+    recv: &'a mut dyn DeviceBufferMut<T>,
+    root: usize,
+) -> Result<Request<'a>, NcclError> {
+    let (count, data_type, raw_root) = (recv.len(), at.moved::<T>()?, at.rank("the root", root)?);
+    let send = match send {
+        _ if root != at.inner.rank => None,
+        None => return Err(at.missing("the send buffer")),
+        Some(send) => {
+            at.length("the send buffer", send.len(), at.of_all(count))?;
+            Some(at.read("the send buffer", send)?)
+        }
+    };
+    let recv = at.write("the receive buffer", recv)?;
+    at.one::<T>(Kind::Scatter(raw_root), count, data_type, send, Some(recv), None)
+}
+
+pub(crate) fn scatter_in_place<'a, T: Element>(
+    at: At<'_, 'a>,
+    buffer: &'a mut dyn DeviceBufferMut<T>,
+    root: usize,
+) -> Result<Request<'a>, NcclError> {
+    let (data_type, raw_root) = (at.moved::<T>()?, at.rank("the root", root)?);
+    if root != at.inner.rank {
+        let count = buffer.len();
+        return at.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, 0], None);
+    }
+    let count = at.part("the length of the buffer", buffer.len())?;
+    at.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, root * count], None)
+}
+
+pub(crate) fn send<'a, T: Element>(at: At<'_, 'a>, buffer: &'a dyn DeviceBuffer<T>, peer: usize) -> Result<Request<'a>, NcclError> {
+    let (count, data_type, peer) = (buffer.len(), at.moved::<T>()?, at.rank("the peer", peer)?);
+    let buffer = at.read("the buffer", buffer)?;
+    at.one::<T>(Kind::Send(peer), count, data_type, Some(buffer), None, None)
+}
+
+pub(crate) fn recv<'a, T: Element>(
+    at: At<'_, 'a>,
+    buffer: &'a mut dyn DeviceBufferMut<T>,
+    peer: usize,
+) -> Result<Request<'a>, NcclError> {
+    let (count, data_type, peer) = (buffer.len(), at.moved::<T>()?, at.rank("the peer", peer)?);
+    let buffer = at.write("the buffer", buffer)?;
+    at.one::<T>(Kind::Recv(peer), count, data_type, None, Some(buffer), None)
+}
+
+pub(crate) fn all_to_all_v<'a, T: Element>(
+    at: At<'_, 'a>,
+    send: &'a dyn DeviceBuffer<T>,
+    send_counts: &[usize],
+    recv: &'a mut dyn DeviceBufferMut<T>,
+    recv_counts: &[usize],
+) -> Result<Request<'a>, NcclError> {
+    at.counts(["the send counts", "the send buffer"], send_counts, send.len())?;
+    at.counts(["the receive counts", "the receive buffer"], recv_counts, recv.len())?;
+    let (mine, element_bytes) = (at.inner.rank, size_of::<T>());
+    at.length("the receive count of this rank itself", recv_counts[mine], send_counts[mine])?;
+    at.many::<T>(send, recv, |mut send, mut recv, data_type| {
+        let mut operations = Vec::with_capacity(2 * send_counts.len());
+        for (peer, (&to, &from)) in send_counts.iter().zip(recv_counts).enumerate() {
+            let peer = peer as i32;
+            let part = Operation { kind: Kind::Send(peer), send, recv: NO_BUFFER, count: to, data_type, element_bytes };
+            // Both sides know the count, so that nobody waits for nothing.
+            operations.extend((to > 0).then_some(part));
+            let part = Operation { kind: Kind::Recv(peer), send: NO_BUFFER, recv, count: from, data_type, element_bytes };
+            operations.extend((from > 0).then_some(part));
+            send += (to * element_bytes) as u64;
+            recv += (from * element_bytes) as u64;
+        }
+        operations
+    })
+}
+
+pub(crate) fn all_gather_v<'a, T: Element>(
+    at: At<'_, 'a>,
+    send: &'a dyn DeviceBuffer<T>,
+    recv: &'a mut dyn DeviceBufferMut<T>,
+    counts: &[usize],
+) -> Result<Request<'a>, NcclError> {
+    at.counts(["the counts", "the receive buffer"], counts, recv.len())?;
+    let (mine, element_bytes) = (at.inner.rank, size_of::<T>());
+    at.length("the send buffer", send.len(), counts[mine])?;
+    at.many::<T>(send, recv, |send, mut recv, data_type| {
+        let mut operations = Vec::with_capacity(counts.len());
+        for (root, &count) in counts.iter().enumerate() {
+            let send = if root == mine { send } else { NO_BUFFER };
+            let part = Operation { kind: Kind::Broadcast(root as i32), send, recv, count, data_type, element_bytes };
+            operations.extend((count > 0).then_some(part));
+            recv += (count * element_bytes) as u64;
+        }
+        operations
+    })
+}
+
+impl<'a> At<'_, 'a> {
+    #[cold]
+    fn missing(&self, what: &'static str) -> NcclError {
+        NcclError::misuse(self.call.name(), MisuseKind::Text { what, why: "this rank is the root, and has to give it" })
+    }
+
+    /// A buffer that only the root writes.
+    fn of_root<T: Element>(
+        &self,
+        root: usize,
+        what: &'static str,
+        buffer: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
+        expected: usize,
+    ) -> Result<Option<Operand<'a>>, NcclError> {
+        match buffer {
+            _ if root != self.inner.rank => Ok(None),
+            None => Err(self.missing(what)),
+            Some(buffer) => {
+                self.length(what, buffer.len(), expected)?;
+                self.write(what, buffer).map(Some)
+            }
+        }
+    }
+
+    /// A count for each rank, and together those of the buffer.
+    fn counts(&self, [what, buffer]: [&'static str; 2], counts: &[usize], len: usize) -> Result<(), NcclError> {
+        if counts.len() != self.n_ranks() {
+                let (found, expected) = (counts.len(), self.n_ranks());
+            return Err(NcclError::misuse(self.call.name(), MisuseKind::Length { what, found, expected, unit: "numbers" }));
+        }
+        self.length(buffer, len, counts.iter().fold(0, |sum, count| sum.saturating_add(*count)))
+    }
+}

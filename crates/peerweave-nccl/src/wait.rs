@@ -1,0 +1,193 @@
+//! Waiting with a deadline for what was enqueued, and finding out who did not come.
+//!
+//! Ending what is stuck is `lifecycle.rs`.
+//!
+//! Invariant: ranks tell each other where they are only when a wait has expired or when they are asked to: a call costs nothing for it.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::{BootstrapError, Rendezvous};
+use peerweave_driver::cudarc::driver::sys::CUresult;
+use peerweave_driver::{CudaError, CudaStream, DriverError, wait_until};
+
+use crate::communicator::{Communicator, Inner};
+use crate::error::{NcclError, PeerLost, RankReport, Timeout};
+use crate::lifecycle::ABORT_LIMIT;
+use crate::state::State;
+use crate::sys::ncclResult_t;
+
+/// What an expired wait does about what is stuck.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnExpiry {
+    /// Aborts every communicator of the process: what is stuck ends, and nothing of it can be used again.
+    AbortAll,
+    /// Leaves everything as it is, for [`Communicator::shrink`] with [`ShrinkMode::Abort`](crate::ShrinkMode::Abort) or
+    /// [`Communicator::revoke`]. The work stays stuck until then, and with it the stream.
+    LeaveAlone,
+}
+
+/// How often NCCL is asked whether something went wrong in the background.
+const ASK_EVERY: Duration = Duration::from_millis(2);
+
+/// How long the other ranks have to say where they are, and to be asked.
+const REPORTS: Duration = Duration::from_millis(500);
+
+impl Communicator {
+    /// Waits until all work is done that the stream has now, and looks for errors of the communicator meanwhile. Needs no turn.
+    ///
+    /// On expiry, or on an error, **every communicator of the process is aborted**, each from a thread of its own, since work that is stuck on a device can
+    /// block the others that share it. [`wait_with`](Self::wait_with) leaves that out.
+    ///
+    /// # Errors
+    /// [`NcclError::Timeout`] names the last call and its number, and what the other ranks reported over the rendezvous, if there is one;
+    /// [`NcclError::PeerLost`] where the rendezvous knows who is gone; [`NcclError::Nccl`] for NCCL's asynchronous errors; [`NcclError::Dead`] if the
+    /// communicator was ended meanwhile; [`NcclError::Cuda`] if the work failed.
+    pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
+        self.wait_with(stream, deadline, OnExpiry::AbortAll)
+    }
+
+    /// As [`wait`](Self::wait), with a choice of what is done about what is stuck.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn wait_with(&self, stream: &Arc<CudaStream>, deadline: Duration, on_expiry: OnExpiry) -> Result<(), NcclError> {
+        const CALL: &str = "wait";
+        let inner = &self.inner;
+        inner.nccl.not_forked(CALL)?;
+        inner.check_stream(CALL, stream)?;
+        inner.bind()?;
+        let start = Instant::now();
+        let mut asked = start;
+        let done = wait_until(start + deadline, || {
+            // SAFETY: the stream lives as long as the `Arc` that holds it.
+            let code = unsafe { inner.driver.api().cuStreamQuery(stream.cu_stream()) }.map_err(DriverError::from)?;
+            match code {
+                CUresult::CUDA_SUCCESS => return Ok(true),
+                CUresult::CUDA_ERROR_NOT_READY => {}
+                code => return Err(NcclError::from(CudaError::new("cuStreamQuery", code))),
+            }
+            if asked.elapsed() >= ASK_EVERY {
+                asked = Instant::now();
+                match inner.async_code(CALL)? {
+                    ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => {}
+                    code => {
+                        let _ = inner.gate.set(State::Failed);
+                        return Err(inner.failure(inner.last().1, code));
+                    }
+                }
+            }
+            Ok(false)
+        });
+        let error = match done {
+            Ok(true) => return Ok(()),
+            Ok(false) => expired(inner, start.elapsed()),
+            // Somebody else ended the communicator, and that is what ended the wait.
+            Err(error @ NcclError::Dead { .. }) => return Err(error),
+            Err(error) => error,
+        };
+        if on_expiry == OnExpiry::AbortAll {
+            match Self::abort_all(ABORT_LIMIT) {
+                Ok(count) => tracing::error!(%error, count, "all communicators of the process were aborted"),
+                Err(late) => tracing::error!(%error, %late, "not all communicators of the process could be aborted in time"),
+            }
+        }
+        Err(error)
+    }
+
+    /// Tells the other ranks which call this rank issued last, for who waits for it; and gives what they told so far. Nothing without a
+    /// rendezvous.
+    ///
+    /// # Errors
+    /// [`NcclError::Bootstrap`].
+    pub fn report(&self) -> Result<Vec<RankReport>, NcclError> {
+        const CALL: &str = "report";
+        let inner = &self.inner;
+        inner.nccl.not_forked(CALL)?;
+        let Some(rendezvous) = inner.world.as_ref().and_then(|world| world.rendezvous.upgrade()) else { return Ok(Vec::new()) };
+        publish(inner, &rendezvous).map_err(NcclError::bootstrap(CALL))?;
+        let others = (0..inner.n_ranks).filter(|rank| *rank != inner.rank);
+        others.filter_map(|rank| reported(inner, &rendezvous, rank).map_err(NcclError::bootstrap(CALL)).transpose()).collect()
+    }
+}
+
+fn key(inner: &Inner, rank: usize) -> String {
+    format!("peerweave-nccl/{:016x}/{rank}", inner.identity)
+}
+
+fn publish(inner: &Inner, rendezvous: &Rendezvous) -> Result<(), BootstrapError> {
+    let (sequence, call) = inner.last();
+    rendezvous.put(&key(inner, inner.rank), format!("{sequence} {call}").as_bytes())
+}
+
+fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: usize) -> Result<Option<RankReport>, BootstrapError> {
+    let Some(text) = rendezvous.try_get(&key(inner, rank))? else { return Ok(None) };
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let (sequence, call) = text.split_once(' ').unwrap_or((&text, ""));
+    Ok(sequence.parse().ok().map(|sequence| RankReport { rank, sequence, call: call.to_owned() }))
+}
+
+/// The error of a wait that expired, with what the others say.
+#[cold]
+fn expired(inner: &Arc<Inner>, waited: Duration) -> NcclError {
+    let (sequence, call) = inner.last();
+    let call = if call.is_empty() { "wait" } else { call };
+    let mut news = News::default();
+    if let Some(rendezvous) = inner.world.as_ref().and_then(|world| world.rendezvous.upgrade()) {
+        let (sender, receiver) = channel();
+        let asking = Arc::clone(inner);
+        // A rendezvous whose server is gone or stuck must not keep this thread beyond its deadline.
+        let body = move || {
+            let _ = sender.send(News::gather(&asking, &rendezvous));
+        };
+        if std::thread::Builder::new().name("peerweave-reports".into()).spawn(body).is_ok() {
+            news = receiver.recv_timeout(2 * REPORTS).unwrap_or_default();
+        }
+    }
+    let communicator = Some(Arc::clone(&inner.name));
+    if !news.gone.is_empty() {
+        let last_error = inner.nccl.last_error_text(std::ptr::null_mut());
+        return PeerLost { call, communicator, ranks: news.gone, last_error }.into();
+    }
+    Timeout { call, sequence: Some(sequence), waited, communicator, missing: news.missing, reports: news.reports }.into()
+}
+
+/// What the other ranks say, or the rendezvous about them.
+#[derive(Default)]
+struct News {
+    gone: Vec<usize>,
+    missing: Vec<usize>,
+    reports: Vec<RankReport>,
+}
+
+impl News {
+    fn gather(inner: &Inner, rendezvous: &Rendezvous) -> Self {
+        let mut news = Self::default();
+        let ranks_are_pes = inner.world.as_ref().is_some_and(|world| world.ranks_are_pes);
+        if let Err(lost @ BootstrapError::PeLost { .. }) = rendezvous.check()
+            && ranks_are_pes
+        {
+            news.gone = lost.blamed().into_iter().map(|pe| pe.index()).collect();
+            return news;
+        }
+        if publish(inner, rendezvous).is_err() {
+            return news;
+        }
+        // The others' waits expire about now too.
+        let others: Vec<usize> = (0..inner.n_ranks).filter(|rank| *rank != inner.rank).collect();
+        let all = wait_until(Instant::now() + REPORTS, || {
+            let found = others.iter().map(|rank| reported(inner, rendezvous, *rank));
+            news.reports = found.filter_map(Result::transpose).collect::<Result<_, _>>()?;
+            Ok::<_, BootstrapError>(news.reports.len() == others.len())
+        });
+        if let Ok(false) = all {
+            news.missing = others.into_iter().filter(|rank| news.reports.iter().all(|report| report.rank != *rank)).collect();
+        }
+        // Who reports an earlier call has not arrived at this one.
+        let (sequence, _) = inner.last();
+        news.missing.extend(news.reports.iter().filter(|report| report.sequence < sequence).map(|report| report.rank));
+        news.missing.sort_unstable();
+        news
+    }
+}
