@@ -91,9 +91,26 @@ pub(crate) fn take_effect() -> faults::Effect {
 
 /// Functions whose failure inside a group is the group's failure too.
 const GROUPED: &[&str] = &[
-    "AllGather", "AllReduce", "AlltoAll", "Bcast", "Broadcast", "CommGrow", "CommInitRank", "CommInitRankConfig",
-    "CommInitRankScalable", "CommShrink", "CommSplit", "Gather", "PutSignal", "Recv", "Reduce", "ReduceScatter", "Scatter",
-    "Send", "Signal", "WaitSignal",
+    "AllGather",
+    "AllReduce",
+    "AlltoAll",
+    "Bcast",
+    "Broadcast",
+    "CommGrow",
+    "CommInitRank",
+    "CommInitRankConfig",
+    "CommInitRankScalable",
+    "CommShrink",
+    "CommSplit",
+    "Gather",
+    "PutSignal",
+    "Recv",
+    "Reduce",
+    "ReduceScatter",
+    "Scatter",
+    "Send",
+    "Signal",
+    "WaitSignal",
 ];
 
 fn is_grouped(function: &str) -> bool {

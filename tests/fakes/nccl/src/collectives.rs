@@ -113,7 +113,13 @@ collectives! {
 }
 
 /// The bytes of a point-to-point call that was checked, or none where the call does nothing.
-fn point_to_point(comm: CommPtr, buffer: *const c_void, count: usize, datatype: c_int, peer: c_int) -> Result<Option<(&'static Comm, usize)>> {
+fn point_to_point(
+    comm: CommPtr,
+    buffer: *const c_void,
+    count: usize,
+    datatype: c_int,
+    peer: c_int,
+) -> Result<Option<(&'static Comm, usize)>> {
     counters::COLLECTIVES.fetch_add(1, Ordering::Relaxed);
     if settings::get().noop {
         return Ok(None);

@@ -67,7 +67,8 @@ pub(crate) struct State {
     pub(crate) redops: Vec<Option<RedOp>>,
     /// Registered buffers by handle.
     pub(crate) registered: HashMap<usize, usize>,
-    pub(crate) device_comms: Vec<u64>,
+    /// The buffers of device communicators.
+    pub(crate) device_comms: Vec<Vec<u64>>,
     /// Signals that have come, by sender, signal and context.
     pub(crate) signals: HashMap<(i32, i32, i32), u64>,
 }

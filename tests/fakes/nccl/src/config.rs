@@ -128,7 +128,9 @@ pub(crate) fn read(config: *const ConfigStruct, inherited: Config) -> Result<Con
         values.reset(field);
     }
     let boolean = |value| value == 0 || value == 1;
-    for name in ["blocking", "splitShare", "collnetEnable", "shrinkShare", "nvlinkCentricSched", "launchOrderImplicit", "rmaEagerInit"] {
+    for name in
+        ["blocking", "splitShare", "collnetEnable", "shrinkShare", "nvlinkCentricSched", "launchOrderImplicit", "rmaEagerInit"]
+    {
         one_of(&values, name, boolean)?;
     }
     one_of(&values, "cgaClusterSize", |value| value >= 0)?;
@@ -226,9 +228,11 @@ pub(crate) fn read_call(config: *const CollConfig, max_ctas: c_int) -> Result<Op
 
 /// An algorithm that NCCL does not have is refused if the selection is forced.
 fn check_algorithms(selection: &str, forced: bool) -> Result {
-    const KNOWN: &[&str] = &["ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat", "ll", "ll128", "simple", "symk", "ce"];
+    const KNOWN: &[&str] =
+        &["ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat", "ll", "ll128", "simple", "symk", "ce"];
     let lower = selection.to_ascii_lowercase();
-    let unknown = lower.split([',', ';', ':', '+', '|', '^', '=', '/', ' ']).find(|word| !word.is_empty() && !KNOWN.contains(word));
+    let unknown =
+        lower.split([',', ';', ':', '+', '|', '^', '=', '/', ' ']).find(|word| !word.is_empty() && !KNOWN.contains(word));
     match unknown {
         Some(word) if forced => misuse(format!("no algorithm {word} for this collective")),
         _ => Ok(()),

@@ -6,7 +6,7 @@
 use core::ffi::c_int;
 use std::sync::atomic::Ordering;
 
-use crate::abi::{ConfigStruct, Result, UniqueId, fail, invalid, misuse, Code};
+use crate::abi::{Code, ConfigStruct, Result, UniqueId, fail, invalid, misuse};
 use crate::bootstrap::{self, Members};
 use crate::comm::{Comm, CommPtr, Out, not_null};
 use crate::config::{self, Config};

@@ -12,6 +12,7 @@ use crate::compute::{self, DType, Op};
 use crate::faults::Effect;
 use crate::mailbox::{self, Bytes, Channel};
 use crate::window::{self, OneSided};
+use crate::wire;
 
 /// Which collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +114,7 @@ fn run(launch: &Launch) {
         return;
     }
     let _ = all(comm, &launch.items);
+    wire::flush(&comm.who().addresses, &|| comm.stopped());
     let mut state = comm.state();
     state.running = false;
     state.turn += u64::from(launch.turn.is_some());

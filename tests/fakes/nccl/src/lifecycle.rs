@@ -5,7 +5,7 @@
 
 use core::ffi::c_int;
 
-use crate::abi::{ConfigStruct, Result, UniqueId, fail, invalid, misuse, Code};
+use crate::abi::{Code, ConfigStruct, Result, UniqueId, fail, invalid, misuse};
 use crate::bootstrap::{self, Members};
 use crate::comm::{Comm, CommPtr, Out, not_null, undefined};
 use crate::config::{self, Config};
@@ -39,6 +39,7 @@ pub(crate) fn start(
     let run = move || {
         init_faults(comm, rank)?;
         let members = find(comm)?;
+        wire::flush(&members.addresses, &|| comm.stopped());
         let _ = comm.members.set(members);
         Ok(())
     };

@@ -58,7 +58,9 @@ pub(crate) fn resolve(comm: &Comm, op: c_int, dtype: DType) -> Result<Op> {
                 return invalid(format!("reduction operation {own} unknown to this communicator"));
             };
             if redop.dtype != dtype {
-                return invalid("Data type supplied to user-created ncclRedOp_t does not match type given to reduction operation");
+                return invalid(
+                    "Data type supplied to user-created ncclRedOp_t does not match type given to reduction operation",
+                );
             }
             Op::PreMulSum(redop.scalar)
         }

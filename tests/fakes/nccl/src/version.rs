@@ -26,7 +26,9 @@ pub(crate) fn known(function: &str) -> bool {
 pub(crate) fn check(function: &str) {
     let version = crate::settings::get().version;
     if version < crate::settings::NEWEST && SINCE.get(function).is_some_and(|since| *since > version) {
-        eprintln!("fake nccl: {function} is newer than the pretended version {version}: take its name out of the library's table");
+        eprintln!(
+            "fake nccl: {function} is newer than the pretended version {version}: take its name out of the library's table"
+        );
         std::process::abort();
     }
 }

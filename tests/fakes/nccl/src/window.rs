@@ -7,7 +7,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use crate::abi::{Result, Stream, WaitSignalDesc, fail, invalid, misuse, Code};
+use crate::abi::{Code, Result, Stream, WaitSignalDesc, fail, invalid, misuse};
 use crate::comm::{self, Comm, CommPtr, Out, not_null, undefined};
 use crate::compute::DType;
 use crate::derive;
@@ -92,7 +92,8 @@ fn reserve(bytes: usize) -> usize {
         return 0;
     }
     // SAFETY: a new mapping without access, at an address that the system chooses.
-    let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+    let start =
+        unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
     if start == libc::MAP_FAILED { 0 } else { start.addr() }
 }
 
@@ -139,7 +140,8 @@ impl OneSided {
 /// Does a one-sided operation; `None` if it was stopped.
 pub(crate) fn run(comm: &Comm, work: &OneSided) -> Option<()> {
     let mut message = Vec::new();
-    let head = |message: &mut Vec<u8>, words: [u64; 4]| words.iter().for_each(|word| message.extend_from_slice(&word.to_le_bytes()));
+    let head =
+        |message: &mut Vec<u8>, words: [u64; 4]| words.iter().for_each(|word| message.extend_from_slice(&word.to_le_bytes()));
     let peer = match work {
         OneSided::Put { from, bytes, peer, window, offset, signal, context } => {
             head(&mut message, [*window, *offset as u64, *signal as u64, *context as u64]);

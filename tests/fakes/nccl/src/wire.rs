@@ -7,11 +7,12 @@ use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use crate::abi::{Code, Result, fail};
-use crate::mailbox::{Bytes, Channel, Slot};
+use crate::mailbox::{self, Bytes, Channel, Slot};
 
 /// Where a process listens.
 pub(crate) type Address = String;
@@ -21,9 +22,16 @@ struct Frame {
     bytes: Bytes,
 }
 
+/// A process that messages go to.
+struct Peer {
+    frames: Sender<Frame>,
+    /// Messages that the system does not have yet.
+    unwritten: Arc<AtomicUsize>,
+}
+
 static OWN: OnceLock<Address> = OnceLock::new();
 static OPENING: Mutex<()> = Mutex::new(());
-static PEERS: LazyLock<Mutex<HashMap<Address, Sender<Frame>>>> = LazyLock::new(Mutex::default);
+static PEERS: LazyLock<Mutex<HashMap<Address, Peer>>> = LazyLock::new(Mutex::default);
 
 fn system<T>(what: &str, error: &io::Error) -> Result<T> {
     fail(Code::SystemError, format!("{what}: {error}"))
@@ -102,23 +110,28 @@ fn write_frame(stream: &mut UnixStream, frame: &Frame) -> io::Result<()> {
     stream.write_all(&frame.bytes)
 }
 
-fn connect(address: &Address) -> Result<Sender<Frame>> {
+fn connect(address: &Address) -> Result<Peer> {
     let own = own()?.clone();
     let mut stream = match SocketAddr::from_abstract_name(address).and_then(|name| UnixStream::connect_addr(&name)) {
         Ok(stream) => stream,
         Err(error) => return fail(Code::RemoteError, format!("connecting to the process at {address}: {error}")),
     };
     let (sender, frames) = mpsc::channel::<Frame>();
+    let unwritten = Arc::new(AtomicUsize::new(0));
+    let left = Arc::clone(&unwritten);
     let write = move || {
         let mut hello = (own.len() as u64).to_le_bytes().to_vec();
         hello.extend_from_slice(own.as_bytes());
         let mut alive = stream.write_all(&hello).is_ok();
         for frame in frames {
             alive = alive && write_frame(&mut stream, &frame).is_ok();
+            if left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                mailbox::interrupt();
+            }
         }
     };
     match std::thread::Builder::new().name("fake-nccl-write".into()).spawn(write) {
-        Ok(_) => Ok(sender),
+        Ok(_) => Ok(Peer { frames: sender, unwritten }),
         Err(error) => system("starting a writer's thread", &error),
     }
 }
@@ -127,10 +140,23 @@ fn connect(address: &Address) -> Result<Sender<Frame>> {
 pub(crate) fn send(address: &Address, slot: Slot, bytes: Bytes) -> Result {
     let mut peers = PEERS.lock().unwrap_or_else(PoisonError::into_inner);
     if !peers.contains_key(address) {
-        let sender = connect(address)?;
-        peers.insert(address.clone(), sender);
+        let peer = connect(address)?;
+        peers.insert(address.clone(), peer);
     }
     // A writer's thread ends only with this map's entry, so that the message is always taken.
-    let _ = peers[address].send(Frame { slot, bytes });
+    let peer = &peers[address];
+    peer.unwritten.fetch_add(1, Ordering::AcqRel);
+    let _ = peer.frames.send(Frame { slot, bytes });
     Ok(())
+}
+
+/// Waits until the system has what was sent to some processes: it arrives even if this process ends now.
+pub(crate) fn flush(addresses: &[Address], stop: &dyn Fn() -> bool) {
+    let waiting: Vec<_> = {
+        let peers = PEERS.lock().unwrap_or_else(PoisonError::into_inner);
+        addresses.iter().filter_map(|address| peers.get(address)).map(|peer| Arc::clone(&peer.unwritten)).collect()
+    };
+    if !waiting.is_empty() {
+        mailbox::wait_until(&|| stop() || waiting.iter().all(|unwritten| unwritten.load(Ordering::Acquire) == 0), None);
+    }
 }

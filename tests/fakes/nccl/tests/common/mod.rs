@@ -2,7 +2,7 @@
 //!
 //! What is not here: any check of results but the codes. Invariant: every pointer that a call gets comes from the same test.
 
-#![allow(dead_code, non_snake_case)]
+#![allow(dead_code, non_snake_case, unreachable_pub)]
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::ffi::{CStr, CString};

@@ -1,0 +1,167 @@
+//! The teams of a communicator, and what kernels' resources need.
+//!
+//! What is not here: device communicators (`device_comm`). Invariant: a rank's LSA team are the ranks whose memory it can reach, and its
+//! rail team those at the same place in other LSA teams.
+
+use core::ffi::c_int;
+
+use crate::abi::{Result, Team, invalid};
+use crate::comm::{Comm, CommPtr, Out, not_null};
+use crate::window::lsa_size;
+
+/// `ncclDevResourceRequirements_t`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ResourceRequirements {
+    pub(crate) next: *mut ResourceRequirements,
+    pub(crate) bytes: usize,
+    pub(crate) align: usize,
+    pub(crate) out_buffer: *mut u32,
+    pub(crate) gin_signals: c_int,
+    pub(crate) gin_counters: c_int,
+    pub(crate) out_gin_signal: *mut u32,
+    pub(crate) out_gin_counter: *mut u32,
+}
+
+const _: () = assert!(size_of::<ResourceRequirements>() == 56);
+
+impl ResourceRequirements {
+    const NOTHING: Self = Self {
+        next: std::ptr::null_mut(),
+        bytes: 0,
+        align: 0,
+        out_buffer: std::ptr::null_mut(),
+        gin_signals: 0,
+        gin_counters: 0,
+        out_gin_signal: std::ptr::null_mut(),
+        out_gin_counter: std::ptr::null_mut(),
+    };
+}
+
+/// A handle: the buffer's place and a count.
+#[repr(C)]
+pub(crate) struct BufferHandle {
+    buffer: u32,
+    count: c_int,
+}
+
+const NONE: Team = Team { ranks: 0, rank: 0, stride: 0 };
+
+fn team(comm: CommPtr, of: impl FnOnce(&Comm) -> Team) -> Team {
+    match comm.ready() {
+        Ok(comm) => of(comm),
+        Err(failure) => {
+            crate::errors::set(&failure.text);
+            NONE
+        }
+    }
+}
+
+/// The team of this rank's reachable peers.
+pub(crate) fn lsa(comm: &Comm) -> Team {
+    let size = lsa_size(comm);
+    Team { ranks: size, rank: comm.who().rank % size, stride: 1 }
+}
+
+/// Everybody.
+#[unsafe(no_mangle)]
+extern "C" fn ncclTeamWorld(comm: CommPtr) -> Team {
+    team(comm, |comm| Team { ranks: comm.who().ranks(), rank: comm.who().rank, stride: 1 })
+}
+
+/// The ranks that this one can reach.
+#[unsafe(no_mangle)]
+extern "C" fn ncclTeamLsa(comm: CommPtr) -> Team {
+    team(comm, lsa)
+}
+
+/// The ranks at the same place in the other LSA teams.
+#[unsafe(no_mangle)]
+extern "C" fn ncclTeamRail(comm: CommPtr) -> Team {
+    team(comm, |comm| {
+        let size = lsa_size(comm);
+        Team { ranks: comm.who().ranks() / size, rank: comm.who().rank / size, stride: size }
+    })
+}
+
+/// A team of hardware that this library does not pretend to have: this rank alone.
+#[unsafe(no_mangle)]
+extern "C" fn ncclTeamCft(comm: CommPtr, _mode: c_int) -> Team {
+    team(comm, |_| Team { ranks: 1, rank: 0, stride: 1 })
+}
+
+/// As above.
+#[unsafe(no_mangle)]
+extern "C" fn ncclTeamCftMultimem(comm: CommPtr) -> Team {
+    team(comm, |_| Team { ranks: 1, rank: 0, stride: 1 })
+}
+
+/// A team's rank as one of the communicator.
+#[unsafe(no_mangle)]
+extern "C" fn ncclTeamRankToWorld(comm: CommPtr, of: Team, rank: c_int) -> c_int {
+    team(comm, |comm| Team { rank: comm.who().rank + (rank - of.rank) * of.stride, ..NONE }).rank
+}
+
+/// A team's rank as one of the LSA team.
+#[unsafe(no_mangle)]
+extern "C" fn ncclTeamRankToLsa(comm: CommPtr, of: Team, rank: c_int) -> c_int {
+    team(comm, |comm| Team { rank: lsa(comm).rank + (rank - of.rank) * of.stride, ..NONE }).rank
+}
+
+/// How many slots an exchange of so many elements needs: each holds eight bytes.
+#[unsafe(no_mangle)]
+extern "C" fn ncclLLA2ACalcSlots(max_elts: c_int, max_elt_size: c_int) -> c_int {
+    max_elts * ((max_elt_size + 7) / 8)
+}
+
+fn buffer_requirement(
+    bytes: usize,
+    align: usize,
+    count: c_int,
+    handle: *mut BufferHandle,
+    out: *mut ResourceRequirements,
+) -> Result {
+    not_null(handle, "outHandle")?;
+    not_null(out, "outReq")?;
+    Out(handle).set(BufferHandle { buffer: 0, count });
+    // SAFETY: the handle is not null; only the address of its first field is taken.
+    let out_buffer = unsafe { &raw mut (*handle).buffer };
+    Out(out).set(ResourceRequirements { bytes, align, out_buffer, ..ResourceRequirements::NOTHING });
+    Ok(())
+}
+
+exports! {
+    /// What barriers among ranks that reach each other need.
+    fn ncclLsaBarrierCreateRequirement(team: Team, n_barriers: c_int, out_handle: *mut BufferHandle,
+        out_req: *mut ResourceRequirements) {
+        if n_barriers < 0 || team.ranks < 1 {
+            return invalid(format!("{n_barriers} barriers of {} ranks", team.ranks));
+        }
+        buffer_requirement((3 + team.ranks as usize) * n_barriers as usize * 4, 4, n_barriers, out_handle, out_req)
+    }
+
+    /// What exchanges with low latency need.
+    fn ncclLLA2ACreateRequirement(n_blocks: c_int, n_slots: c_int, out_handle: *mut BufferHandle, out_req: *mut ResourceRequirements) {
+        if n_blocks < 0 || n_slots < 0 {
+            return invalid(format!("{n_blocks} blocks of {n_slots} slots"));
+        }
+        buffer_requirement(n_blocks as usize * (1 + 2 * n_slots as usize) * 16, 16, n_slots, out_handle, out_req)
+    }
+
+    /// What barriers over a network need: a signal for each rank of each.
+    fn ncclGinBarrierCreateRequirement(comm: CommPtr, team: Team, n_barriers: c_int, out_handle: *mut BufferHandle,
+        out_req: *mut ResourceRequirements) {
+        comm.ready()?;
+        not_null(out_handle, "outHandle")?;
+        not_null(out_req, "outReq")?;
+        if n_barriers < 0 || team.ranks < 1 {
+            return invalid(format!("{n_barriers} barriers of {} ranks", team.ranks));
+        }
+        Out(out_handle).set(BufferHandle { buffer: 0, count: 0 });
+        // SAFETY: the handle is not null; only the address of its first field is taken.
+        let out_gin_signal = unsafe { &raw mut (*out_handle).buffer };
+        let gin_signals = n_barriers * team.ranks;
+        Out(out_req).set(ResourceRequirements { gin_signals, out_gin_signal, ..ResourceRequirements::NOTHING });
+        Ok(())
+    }
+}
