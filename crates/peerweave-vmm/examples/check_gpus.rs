@@ -234,7 +234,9 @@ fn steady(pes: &Pes) -> Result<usize, Failure> {
 
 fn words(from: u32, to: u32, round: u32, len: usize) -> Vec<u64> {
     let seed = u64::from(from) << 48 | u64::from(to) << 32 | u64::from(round) << 8;
-    (0..len as u64).map(|index| (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(index.wrapping_mul(0xd134_2543_de82_ef95))).collect()
+    (0..len as u64)
+        .map(|index| (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(index.wrapping_mul(0xd134_2543_de82_ef95)))
+        .collect()
 }
 
 fn compare(found: &[u64], expected: &[u64], what: &str) -> Result<(), Failure> {

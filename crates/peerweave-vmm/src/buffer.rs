@@ -122,11 +122,7 @@ pub fn write<T: Element>(
 ///
 /// # Errors
 /// As [`write`].
-pub fn read<T: Element>(
-    stream: &Arc<CudaStream>,
-    source: &impl DeviceBuffer<T>,
-    deadline: Instant,
-) -> Result<Vec<T>, VmmError> {
+pub fn read<T: Element>(stream: &Arc<CudaStream>, source: &impl DeviceBuffer<T>, deadline: Instant) -> Result<Vec<T>, VmmError> {
     check("read", stream, source, source.len())?;
     let mut values = vec![T::default(); source.len()];
     if values.is_empty() {
@@ -164,12 +160,7 @@ pub fn zero<T: Element>(stream: &Arc<CudaStream>, target: &mut impl DeviceBuffer
     raw::done("cuMemsetD8Async", unsafe { raw::api()?.cuMemsetD8Async(to.address(), 0, bytes, stream.cu_stream()) })
 }
 
-fn check<T>(
-    call: &'static str,
-    stream: &CudaStream,
-    buffer: &impl DeviceBuffer<T>,
-    expected: usize,
-) -> Result<(), VmmError> {
+fn check<T>(call: &'static str, stream: &CudaStream, buffer: &impl DeviceBuffer<T>, expected: usize) -> Result<(), VmmError> {
     let ordinal = stream.context().ordinal();
     if buffer.device() != ordinal {
         return Err(DriverError::WrongDevice { call, found: buffer.device(), expected: ordinal }.into());

@@ -225,11 +225,8 @@ impl Layout {
 }
 
 /// What drivers answer where a device does not reach another's memory.
-const PEER_REFUSED: &[CUresult] = &[
-    CUresult::CUDA_ERROR_INVALID_DEVICE,
-    CUresult::CUDA_ERROR_NOT_SUPPORTED,
-    CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
-];
+const PEER_REFUSED: &[CUresult] =
+    &[CUresult::CUDA_ERROR_INVALID_DEVICE, CUresult::CUDA_ERROR_NOT_SUPPORTED, CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED];
 
 fn gone(call: &str, pe: Pe) -> VmmError {
     VmmError::Peer { call: call.to_owned(), pe, cause: PeerCause::Failed("has withdrawn its memory".into()) }

@@ -253,7 +253,8 @@ mod tests {
         let error = VmmError::from(lost);
         assert_eq!(error.to_string(), "barrier: PE 3 is lost: its connection closed without a farewell");
         assert_eq!(error.blamed(), [Pe::new(3)]);
-        let late = VmmError::Timeout { call: "grow".into(), waited: Duration::from_secs(2), missing: vec![Pe::new(1), Pe::new(2)] };
+        let late =
+            VmmError::Timeout { call: "grow".into(), waited: Duration::from_secs(2), missing: vec![Pe::new(1), Pe::new(2)] };
         assert_eq!(late.to_string(), "grow: timed out after 2.0s, PEs 1, 2 did not arrive");
         assert_eq!(late.blamed().len(), 2);
     }

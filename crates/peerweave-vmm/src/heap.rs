@@ -30,8 +30,8 @@ use crate::symmetric::{Block, SymmetricMemory};
 
 mod inner;
 
-use inner::{Around, State};
 pub(crate) use inner::HeapInner;
+use inner::{Around, State};
 
 /// How memory of the heap should get to the other PEs of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -295,8 +295,7 @@ impl SymmetricHeap {
         } else {
             block.streams().wait(CALL, deadline(self.inner.rendezvous.deadline()))
         };
-        let agreed =
-            agree(&self.inner.rendezvous, &self.inner.label(&state, "free"), &call, outcome.map(|()| Vec::new()));
+        let agreed = agree(&self.inner.rendezvous, &self.inner.label(&state, "free"), &call, outcome.map(|()| Vec::new()));
         self.inner.settle(&mut state, &call, agreed)?;
         state.ranges.give_back(offset);
         state.history = state.history.with(&[2, offset]);
@@ -368,8 +367,12 @@ impl SymmetricHeap {
         let drained = self.inner.layout.streams.wait(CALL, deadline(self.inner.rendezvous.deadline()));
         let leaks: Vec<Leak> = self.inner.ledger().values().cloned().collect();
         let held = leaks.iter().filter(|leak| !leak.dropped).count() as u64;
-        let agreed =
-            agree(&self.inner.rendezvous, &self.inner.label(&state, "finalize"), CALL, drained.map(|()| held.to_le_bytes().into()));
+        let agreed = agree(
+            &self.inner.rendezvous,
+            &self.inner.label(&state, "finalize"),
+            CALL,
+            drained.map(|()| held.to_le_bytes().into()),
+        );
         let held = self.inner.settle(&mut state, CALL, agreed)?;
         if held.iter().all(|held| *held == [0; 8]) && self.inner.layout.way == Way::Ipc {
             self.close_peers(&mut state)?;
@@ -440,6 +443,11 @@ impl SymmetricHeap {
     /// The physical memory of this PE, chunk by chunk, each with its offset: to bind it to a multicast object. Empty where memory is shared by legacy IPC.
     pub fn physical(&self) -> Vec<(u64, PhysicalMemory)> {
         self.inner.with_chunks(|chunks| chunks.iter().filter_map(|chunk| Some((chunk.start, chunk.own.clone()?))).collect())
+    }
+
+    /// What making multicast objects of it needs.
+    pub(crate) fn for_multicast(&self) -> (&Rendezvous, &Arc<CudaContext>, u64) {
+        (&self.inner.rendezvous, &self.inner.layout.context, self.inner.id)
     }
 
     /// The context that the heap is on.

@@ -16,7 +16,7 @@ use peerweave_types::Element;
 use crate::access::Rights;
 use crate::buffer::buffers;
 use crate::error::{Misuse, VmmError};
-//MC use crate::multicast::Bound;
+use crate::multicast::BoundInner;
 use crate::physical::PhysicalMemory;
 use crate::raw::{self, AccessDescription, Location};
 use crate::reservation::Place;
@@ -31,14 +31,14 @@ pub struct Mapping {
 /// What is mapped.
 pub(crate) enum Source {
     Physical(PhysicalMemory),
-    //MC Multicast(Arc<Bound>),
+    Multicast(Arc<BoundInner>),
 }
 
 impl Source {
     pub(crate) fn handle(&self) -> CUmemGenericAllocationHandle {
         match self {
             Self::Physical(memory) => memory.handle(),
-            //MC Self::Multicast(bound) => bound.handle(),
+            Self::Multicast(bound) => bound.handle(),
         }
     }
 }
@@ -141,7 +141,7 @@ impl Mapping {
     pub fn physical(&self) -> Option<&PhysicalMemory> {
         match &self.inner.parts.as_ref()?.0 {
             Source::Physical(memory) => Some(memory),
-            //MC Source::Multicast(_) => None,
+            Source::Multicast(_) => None,
         }
     }
 

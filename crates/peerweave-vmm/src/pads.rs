@@ -70,7 +70,9 @@ impl SignalPad {
 
     fn word(&self, call: &'static str, index: usize) -> Result<usize, VmmError> {
         if index >= self.len {
-            return Err(Misuse::OutOfRange { call, start: index, end: index.saturating_add(1), len: self.len, unit: "signals" }.into());
+            return Err(
+                Misuse::OutOfRange { call, start: index, end: index.saturating_add(1), len: self.len, unit: "signals" }.into()
+            );
         }
         index.checked_mul(Self::WORDS_PER_SIGNAL).ok_or_else(|| wrong_value(call, "index", index, "a signal of the pad"))
     }

@@ -161,11 +161,13 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
         made as Result<_, VmmError>
     };
     let (near_stream, far_stream) = (new_stream(from)?, new_stream(to)?);
-    let compare = |found: Vec<u64>, expected: &[u64], way: &str| {
-        match found.iter().zip(expected).position(|(found, expected)| found != expected) {
-            None => Ok(()),
-            Some(at) => Err(broken(format!("{way}: word {at} is {:#018x}, expected {:#018x}", found[at], expected[at]))),
-        }
+    let compare = |found: Vec<u64>, expected: &[u64], way: &str| match found
+        .iter()
+        .zip(expected)
+        .position(|(found, expected)| found != expected)
+    {
+        None => Ok(()),
+        Some(at) => Err(broken(format!("{way}: word {at} is {:#018x}, expected {:#018x}", found[at], expected[at]))),
     };
     let put = pattern(1 + (near as u64) << 32 | far as u64, source.len());
     judged(crate::write(&near_stream, &mut source, &put, deadline))?;

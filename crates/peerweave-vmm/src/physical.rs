@@ -144,7 +144,8 @@ impl PhysicalMemory {
             return Err(Misuse::Unaligned { call, what, value: bytes, multiple: granularity.minimum }.into());
         }
         raw::bind(context)?;
-        let mut properties = AllocationProperties::on_device(ordinal, exportable.bits(), raw::has(ordinal, Attribute::RdmaWithVmm)?);
+        let mut properties =
+            AllocationProperties::on_device(ordinal, exportable.bits(), raw::has(ordinal, Attribute::RdmaWithVmm)?);
         let mut handle = 0;
         let mut create = |properties: &AllocationProperties| {
             // SAFETY: both pointers are to live values; no flags are defined.
@@ -155,7 +156,10 @@ impl PhysicalMemory {
             settle(Instant::now() + Duration::from_secs(1));
             made = create(&properties);
         }
-        if made.as_ref().is_err_and(|error| error.is_code(&[CUresult::CUDA_ERROR_NOT_SUPPORTED, CUresult::CUDA_ERROR_INVALID_VALUE])) {
+        if made
+            .as_ref()
+            .is_err_and(|error| error.is_code(&[CUresult::CUDA_ERROR_NOT_SUPPORTED, CUresult::CUDA_ERROR_INVALID_VALUE]))
+        {
             // Some virtual machines promise direct access by network cards and refuse it.
             properties = AllocationProperties::on_device(ordinal, exportable.bits(), false);
             made = create(&properties);

@@ -29,7 +29,7 @@ pub(crate) struct HeapInner {
     pub(super) rendezvous: Arc<Rendezvous>,
     pub(super) options: HeapOptions,
     /// The same number on all PEs.
-    id: u64,
+    pub(super) id: u64,
     granularity: u64,
     pub(super) max_bytes: u64,
     /// For filling with zeros.
@@ -213,7 +213,11 @@ impl HeapInner {
     pub(crate) fn park(&self, offset: u64) {
         if let Some(leak) = self.ledger().get_mut(&offset) {
             leak.dropped = true;
-            tracing::debug!(offset, bytes = leak.bytes, "symmetric memory was dropped without free: it stays until the heap is gone");
+            tracing::debug!(
+                offset,
+                bytes = leak.bytes,
+                "symmetric memory was dropped without free: it stays until the heap is gone"
+            );
         }
     }
 
@@ -222,12 +226,7 @@ impl HeapInner {
     }
 
     /// The end of a round: where the PEs may have come to different ends, the heap is of no use any more.
-    pub(super) fn settle<R>(
-        &self,
-        state: &mut State,
-        call: &str,
-        agreed: Result<R, Disagreement>,
-    ) -> Result<R, VmmError> {
+    pub(super) fn settle<R>(&self, state: &mut State, call: &str, agreed: Result<R, Disagreement>) -> Result<R, VmmError> {
         agreed.map_err(|disagreement| {
             if let Disagreement::Unknown(error) = &disagreement {
                 state.broken = Some(format!("{call} failed: {error}"));
@@ -342,7 +341,16 @@ mod tests {
 
     fn around(process: u8, vmm: bool, file_descriptor: bool, fabric: bool) -> Around {
         let (granularity, total_bytes) = (2 << 20, 1 << 30);
-        Around { random: 1, machine: 2, process: ProcessId([process; 16]), granularity, total_bytes, vmm, file_descriptor, fabric }
+        Around {
+            random: 1,
+            machine: 2,
+            process: ProcessId([process; 16]),
+            granularity,
+            total_bytes,
+            vmm,
+            file_descriptor,
+            fabric,
+        }
     }
 
     #[test]

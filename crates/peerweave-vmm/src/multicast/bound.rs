@@ -1,0 +1,147 @@
+//! A multicast object with memory behind all of it, and its addresses.
+//!
+//! Invariant: an address exists only while every device of this process has memory bound behind every byte of the object; that the other
+//! processes have is learnt by a collective call.
+
+use std::fmt;
+use std::sync::Arc;
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUmemGenericAllocationHandle};
+use peerweave_driver::{Access, CudaStream, Keep};
+
+use super::aligned;
+use super::binding::Binding;
+use super::object::{Object, Team};
+use crate::access::Rights;
+use crate::agree::agree;
+use crate::buffer::wrong_value;
+use crate::error::VmmError;
+use crate::mapping::{Mapping, Source};
+use crate::reservation::{Reservation, range_of};
+
+/// A multicast object with memory of every device behind it. Clones are handles of the same.
+#[derive(Clone)]
+pub struct Bound {
+    inner: Arc<Inner>,
+}
+
+/// What a mapping keeps.
+pub(crate) struct Inner {
+    object: Arc<Object>,
+    _bindings: Vec<Binding>,
+}
+
+impl Inner {
+    pub(crate) fn handle(&self) -> CUmemGenericAllocationHandle {
+        self.object.handle()
+    }
+}
+
+impl Team {
+    /// The object with what was bound to it, where this process added all devices.
+    ///
+    /// # Errors
+    /// [`Misuse::Value`](crate::Misuse::Value) for a binding of another object, a device with a gap, or a team with devices of other processes. The bindings are dropped then.
+    pub fn bound(self, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
+        let (here, all) = (self.devices.len(), self.properties().devices);
+        if here != all as usize {
+            return Err(wrong_value("Team::bound", "devices of this process", here, &format!("{all}, or Team::bound_with")));
+        }
+        self.check("Team::bound", &bindings)?;
+        Ok(self.into_bound(bindings))
+    }
+
+    /// The object with what was bound to it, once all PEs of the job have bound theirs.
+    ///
+    /// # Collective
+    /// All PEs of the job. `label` is the same on all and names the object.
+    ///
+    /// # Errors
+    /// As [`bound`](Self::bound), told to all; as every collective call.
+    pub fn bound_with(self, rendezvous: &Rendezvous, label: &str, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
+        let call = format!("Team::bound_with({label}, {:?})", self.properties());
+        let outcome = self.check("Team::bound_with", &bindings).map(|()| Vec::new());
+        agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/bound"), &call, outcome)?;
+        Ok(self.into_bound(bindings))
+    }
+
+    fn check(&self, call: &'static str, bindings: &[Binding]) -> Result<(), VmmError> {
+        if let Some(binding) = bindings.iter().find(|binding| !binding.is_of(&self.object)) {
+            return Err(wrong_value(call, "a binding", format!("{binding:?} of another object"), "one of this object"));
+        }
+        for device in self.devices.iter() {
+            if let Some(gap) = self.object.first_gap(*device) {
+                let found = format!("nothing at byte {gap}");
+                return Err(wrong_value(call, "what is bound of a device", format!("{found} of device {device}"), "every byte"));
+            }
+        }
+        Ok(())
+    }
+
+    fn into_bound(self, bindings: Vec<Binding>) -> Bound {
+        Bound { inner: Arc::new(Inner { object: self.object, _bindings: bindings }) }
+    }
+}
+
+impl Bound {
+    /// Maps `bytes` of the object, from `object_offset` on, at `offset` of a reservation, for reading and writing by these devices of this process.
+    ///
+    /// # Errors
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange), [`Misuse::Unaligned`](crate::Misuse::Unaligned), [`Misuse::Occupied`](crate::Misuse::Occupied); what the driver says.
+    pub fn map(
+        &self,
+        addresses: &Reservation,
+        offset: usize,
+        object_offset: usize,
+        bytes: usize,
+        devices: &[usize],
+    ) -> Result<MulticastMapping, VmmError> {
+        let call = "Bound::map";
+        let object = &self.inner.object;
+        range_of(call, object_offset, bytes, object.properties.bytes)?;
+        aligned(call, "object_offset", object_offset, object.granularity().minimum)?;
+        aligned(call, "bytes", bytes, object.granularity().minimum)?;
+        let source = Source::Multicast(Arc::clone(&self.inner));
+        let mapping = addresses.map_source(call, offset, source, object_offset, bytes, Arc::default())?;
+        mapping.allow(devices, Rights::ReadWrite)?;
+        Ok(MulticastMapping { mapping })
+    }
+}
+
+/// Addresses at which a store reaches the memory of every device of the team, and a reducing load reads them all.
+///
+/// No device buffer: a plain load or a copy from it means nothing. Clones are handles of the same mapping.
+#[derive(Clone, Debug)]
+pub struct MulticastMapping {
+    mapping: Mapping,
+}
+
+impl MulticastMapping {
+    /// The first address. Using it is for kernels; it is valid while a handle of the mapping lives.
+    pub fn address(&self) -> CUdeviceptr {
+        self.mapping.address()
+    }
+
+    /// Its length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.mapping.bytes()
+    }
+
+    /// The address for work that is about to be enqueued on `stream`: it stays mapped until the stream has passed that work.
+    pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
+        self.mapping.note(stream);
+        Access::new(self.address())
+    }
+
+    /// What keeps the address valid, for graphs.
+    pub fn keep(&self) -> Keep {
+        self.mapping.keep()
+    }
+}
+
+impl fmt::Debug for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Bound({:?})", self.inner.object.properties)
+    }
+}

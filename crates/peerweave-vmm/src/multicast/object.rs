@@ -1,0 +1,299 @@
+//! A multicast object that is being put together, and the complete team.
+//!
+//! What is bound is `binding.rs`. Invariants: the switch is asked before the driver in every function here that makes a handle; a [`Team`] exists only when
+//! every device has been added, so that binding does not wait.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_driver::cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle, CUmulticastObjectProp};
+use peerweave_driver::{CudaContext, multicast_switch, retire};
+use peerweave_types::Pe;
+
+use super::{MulticastGranularity, MulticastProperties, aligned, check_device, too_old};
+use crate::agree::{Reader, agree, unreadable};
+use crate::buffer::wrong_value;
+use crate::error::{Misuse, VmmError};
+use crate::raw;
+use crate::reservation::range_of;
+use crate::share::{FabricHandle, export_fabric, export_file_descriptor, import_fabric, import_file_descriptor};
+
+/// The driver's handle of a multicast object.
+pub(super) struct Object {
+    handle: CUmemGenericAllocationHandle,
+    pub(super) properties: MulticastProperties,
+    granularity: MulticastGranularity,
+    context: Arc<CudaContext>,
+    /// What is bound: device and start to end, in bytes.
+    bound: Mutex<BTreeMap<(usize, usize), usize>>,
+}
+
+/// A multicast object on its way to another process.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum SharedMulticast {
+    /// As a file descriptor, for a process of this machine.
+    FileDescriptor {
+        /// Hand it to [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or a Unix socket of your own.
+        fd: OwnedFd,
+        /// What the object is.
+        properties: MulticastProperties,
+    },
+    /// As a fabric handle.
+    Fabric {
+        /// Plain bytes.
+        handle: FabricHandle,
+        /// What the object is.
+        properties: MulticastProperties,
+    },
+}
+
+/// A multicast object that does not have all its devices yet.
+pub struct Building {
+    object: Arc<Object>,
+    devices: Vec<usize>,
+}
+
+/// A multicast object with all its devices. Clones are handles of the same object.
+#[derive(Clone)]
+pub struct Team {
+    pub(super) object: Arc<Object>,
+    /// The devices that this process added.
+    pub(super) devices: Arc<[usize]>,
+}
+
+impl Building {
+    /// Creates an object. The device of `context` is not added by that.
+    ///
+    /// # Errors
+    /// [`VmmError::MulticastDisabled`] before any call of the driver; [`VmmError::Unsupported`] with the version or attribute that it needs; [`Misuse`] for
+    /// properties that cannot be; what the driver says.
+    pub fn create(context: &Arc<CudaContext>, properties: MulticastProperties) -> Result<Self, VmmError> {
+        multicast_switch()?;
+        check_device(context.ordinal())?;
+        let granularity = properties.check("Building::create")?;
+        raw::bind(context)?;
+        let description = properties.description();
+        let mut handle = 0;
+        let pointer = (&raw const description).cast::<CUmulticastObjectProp>();
+        // SAFETY: both pointers are to live values of the driver's layout.
+        let code = unsafe { raw::api()?.cuMulticastCreate(&raw mut handle, pointer) };
+        raw::done("cuMulticastCreate", code).map_err(too_old)?;
+        Ok(Self::own(handle, properties, granularity, context))
+    }
+
+    /// Imports an object of another process, or of this one.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    ///
+    /// # Safety
+    /// `shared` was exported as a multicast object with those properties.
+    pub unsafe fn import(context: &Arc<CudaContext>, shared: SharedMulticast) -> Result<Self, VmmError> {
+        multicast_switch()?;
+        check_device(context.ordinal())?;
+        raw::bind(context)?;
+        let (SharedMulticast::FileDescriptor { properties, .. } | SharedMulticast::Fabric { properties, .. }) = shared;
+        let granularity = properties.check("Building::import")?;
+        let handle = match shared {
+            SharedMulticast::FileDescriptor { fd, .. } => import_file_descriptor(&fd)?,
+            SharedMulticast::Fabric { handle, .. } => import_fabric(handle)?,
+        };
+        Ok(Self::own(handle, properties, granularity, context))
+    }
+
+    fn own(
+        handle: CUmemGenericAllocationHandle,
+        properties: MulticastProperties,
+        granularity: MulticastGranularity,
+        context: &Arc<CudaContext>,
+    ) -> Self {
+        let object = Object { handle, properties, granularity, context: Arc::clone(context), bound: Mutex::default() };
+        Self { object: Arc::new(object), devices: Vec::new() }
+    }
+
+    /// Adds a device. Each is added once, by one process.
+    ///
+    /// # Errors
+    /// [`Misuse::Value`] for a device that this process has added already, or one more than there may be; [`VmmError::Unsupported`]; what the driver says.
+    pub fn add_device(&mut self, context: &Arc<CudaContext>) -> Result<(), VmmError> {
+        let call = "Building::add_device";
+        let ordinal = context.ordinal();
+        if self.devices.contains(&ordinal) {
+            return Err(wrong_value(call, "device", ordinal, "one that was not added before"));
+        }
+        if self.devices.len() >= self.object.properties.devices as usize {
+            let expected = format!("no more: the object has {} devices", self.object.properties.devices);
+            return Err(wrong_value(call, "device", ordinal, &expected));
+        }
+        check_device(ordinal)?;
+        raw::bind(context)?;
+        let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
+        // SAFETY: the handle is live.
+        let code = unsafe { raw::api()?.cuMulticastAddDevice(self.object.handle, device) };
+        raw::done("cuMulticastAddDevice", code).map_err(too_old)?;
+        self.devices.push(ordinal);
+        Ok(())
+    }
+
+    /// A handle for another process, which adds its own devices.
+    ///
+    /// # Errors
+    /// [`Misuse::Value`] for an object that was not made for it; what the driver says.
+    pub fn export(&self) -> Result<SharedMulticast, VmmError> {
+        let Object { handle, properties, .. } = *self.object;
+        match properties.exportable {
+            exportable if exportable.file_descriptor => {
+                Ok(SharedMulticast::FileDescriptor { fd: export_file_descriptor(handle)?, properties })
+            }
+            exportable if exportable.fabric => Ok(SharedMulticast::Fabric { handle: export_fabric(handle)?, properties }),
+            exportable => {
+                let found = format!("{exportable:?}");
+                Err(wrong_value("Building::export", "exportable", found, "a way, given to Building::create"))
+            }
+        }
+    }
+
+    /// What the object is.
+    pub fn properties(&self) -> MulticastProperties {
+        self.object.properties
+    }
+
+    /// How many devices this process has added.
+    pub fn devices_added(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// The team, where this process has added all devices.
+    ///
+    /// # Errors
+    /// [`Misuse::Value`] if devices are missing: the object is dropped then.
+    pub fn complete(self) -> Result<Team, VmmError> {
+        let (found, expected) = (self.devices.len(), self.object.properties.devices);
+        match found == expected as usize {
+            true => Ok(self.into_team()),
+            false => Err(wrong_value("Building::complete", "devices added", found, &format!("{expected}"))),
+        }
+    }
+
+    /// The team, where all are known to have added theirs.
+    pub(super) fn into_team(self) -> Team {
+        Team { object: self.object, devices: self.devices.into() }
+    }
+
+    /// The team, once the PEs of the job have added all devices together.
+    ///
+    /// # Collective
+    /// All PEs of the job, each with its handle of the object. `label` is the same on all and names the object.
+    ///
+    /// # Errors
+    /// [`Misuse::Value`] on all if devices are missing; as every collective call.
+    pub fn complete_with(self, rendezvous: &Rendezvous, label: &str) -> Result<Team, VmmError> {
+        let Object { properties, .. } = *self.object;
+        let call = format!("Building::complete_with({label}, {properties:?})");
+        let mine = (self.devices.len() as u64).to_le_bytes().to_vec();
+        let counts = agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/complete"), &call, Ok(mine))?;
+        let mut all = 0u64;
+        for (pe, count) in (0..).map(Pe::new).zip(&counts) {
+            all = all.saturating_add(Reader(count).number().ok_or_else(|| unreadable(&call, pe))?);
+        }
+        match all == u64::from(properties.devices) {
+            true => Ok(self.into_team()),
+            false => {
+                let expected = format!("{}", properties.devices);
+                Err(wrong_value("Building::complete_with", "devices added by all PEs", all, &expected))
+            }
+        }
+    }
+}
+
+impl Team {
+    /// What the object is.
+    pub fn properties(&self) -> MulticastProperties {
+        self.object.properties
+    }
+
+    /// In which steps memory is bound.
+    pub fn granularity(&self) -> MulticastGranularity {
+        self.object.granularity
+    }
+
+    /// The devices that this process added, by ordinal.
+    pub fn devices(&self) -> &[usize] {
+        &self.devices
+    }
+}
+
+impl Object {
+    pub(super) fn handle(&self) -> CUmemGenericAllocationHandle {
+        self.handle
+    }
+
+    pub(super) fn granularity(&self) -> MulticastGranularity {
+        self.granularity
+    }
+
+    /// Takes a range of a device's part for a binding.
+    pub(super) fn occupy(&self, call: &'static str, device: usize, start: usize, bytes: usize) -> Result<Range<usize>, Misuse> {
+        let range = range_of(call, start, bytes, self.properties.bytes)?;
+        aligned(call, "offset", start, self.granularity.minimum)?;
+        aligned(call, "bytes", bytes, self.granularity.minimum)?;
+        let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = bound.range((device, 0)..(device, range.end)).next_back();
+        if before.is_some_and(|(_, end)| *end > range.start) {
+            return Err(Misuse::Occupied { call, start: range.start, end: range.end });
+        }
+        bound.insert((device, range.start), range.end);
+        Ok(range)
+    }
+
+    pub(super) fn vacate(&self, device: usize, start: usize) {
+        self.bound.lock().unwrap_or_else(PoisonError::into_inner).remove(&(device, start));
+    }
+
+    /// The first byte of a device's part that nothing is bound to.
+    pub(super) fn first_gap(&self, device: usize) -> Option<usize> {
+        let bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut covered = 0;
+        for ((_, start), end) in bound.range((device, 0)..=(device, usize::MAX)) {
+            if *start != covered {
+                break;
+            }
+            covered = *end;
+        }
+        (covered < self.properties.bytes).then_some(covered)
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        let handle = self.handle;
+        retire(
+            &self.context,
+            [],
+            Box::new(move || {
+                // SAFETY: this value owned the handle, and every binding and mapping kept this value.
+                let code = raw::api().map(|api| unsafe { api.cuMemRelease(handle) });
+                if let Err(error) = code.and_then(|code| raw::done("cuMemRelease", code)) {
+                    tracing::warn!(%error, "a multicast object was not released");
+                }
+            }),
+        );
+    }
+}
+
+impl fmt::Debug for Building {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Building({:?}, devices {:?} added here)", self.object.properties, self.devices)
+    }
+}
+
+impl fmt::Debug for Team {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Team({:?}, devices {:?} of this process)", self.object.properties, self.devices)
+    }
+}
