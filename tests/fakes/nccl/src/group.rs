@@ -151,12 +151,13 @@ fn run_jobs(jobs: Vec<Job>, blocking: bool) -> Result {
             eprintln!("fake nccl: a job panicked");
             std::process::abort()
         });
-        if done.is_err() && blocking {
-            if let Some(comm) = comm {
-                handle.set(CommPtr::NULL);
-                comm.abort();
-                comm.release();
-            }
+        if done.is_err()
+            && blocking
+            && let Some(comm) = comm
+        {
+            handle.set(CommPtr::NULL);
+            comm.abort();
+            comm.release();
         }
         result = result.and(done);
     }

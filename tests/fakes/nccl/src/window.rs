@@ -189,7 +189,7 @@ fn wait(comm: &Comm, wanted: &[WaitSignalDesc]) -> Option<()> {
 pub(crate) fn apply(slot: Slot, bytes: &[u8]) {
     let word = |index: usize| u64::from_le_bytes(bytes[index * 8..index * 8 + 8].try_into().expect("eight bytes"));
     let matches = |comm: &&Comm| comm.members.get().is_some_and(|members| members.id == slot.comm && members.rank == slot.to);
-    let Some(comm) = comm::live().into_iter().find(|comm| matches(&comm)) else { return };
+    let Some(comm) = comm::live().into_iter().find(matches) else { return };
     let data = &bytes[32..];
     if !data.is_empty() {
         let all = windows();
@@ -236,7 +236,7 @@ exports! {
         if size == 0 || win_flags & !0xf != 0 {
             return invalid(format!("a window of {size} bytes with flags {win_flags:#x}"));
         }
-        if buff.addr() % 4096 != 0 {
+        if !buff.addr().is_multiple_of(4096) {
             return invalid("Window address must be suitably aligned.");
         }
         Out(win).set(std::ptr::null_mut());

@@ -136,7 +136,7 @@ fn properties_and_device_communicators_have_the_layout_of_their_version() {
             assert_eq!(device[0], 0xcafe_beef | 23203 << 32);
             assert_eq!((int(&device, 8), int(&device, 12), int(&device, 20), int(&device, 24)), (rank, 2, rank, 2));
             assert_eq!(device[31], u64::MAX, "248 bytes and no more");
-            assert_eq!(count("device_comms") > 0, true);
+            assert!(count("device_comms") > 0);
             ok(ncclDevCommDestroy(comm, device.as_ptr().cast()));
             assert_eq!(ncclDevCommDestroy(comm, device.as_ptr().cast()), 4);
             wanted[8] = 1; // ginSignalCount, without a connection

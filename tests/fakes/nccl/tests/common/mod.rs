@@ -2,7 +2,7 @@
 //!
 //! What is not here: any check of results but the codes. Invariant: every pointer that a call gets comes from the same test.
 
-#![allow(dead_code, non_snake_case, unreachable_pub)]
+#![allow(dead_code, non_snake_case, unreachable_pub, clippy::too_many_arguments)]
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::ffi::{CStr, CString};
@@ -66,9 +66,9 @@ macro_rules! library {
         $(
             pub fn $name($($arg: $type),*) -> $result {
                 type Function = unsafe extern "C" fn($($type),*) -> $result;
+                let name = stringify!($name).as_bytes();
                 // SAFETY: the function has this signature.
-                let function: libloading::Symbol<'_, Function> =
-                    unsafe { $table.get(stringify!($name).as_bytes()) }.expect(stringify!($name));
+                let function = unsafe { $table.get::<Function>(name) }.expect(stringify!($name));
                 // SAFETY: the test passes what the function asks for.
                 unsafe { function($($arg),*) }
             }
