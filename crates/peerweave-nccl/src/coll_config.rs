@@ -132,7 +132,6 @@ impl CollConfig {
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] for what the library does not know; [`NcclError::Misuse`] for a value that NCCL would refuse.
-    #[allow(dead_code, reason = "used by what enqueues collectives")]
     pub(crate) fn to_raw(&self, call: &'static str, nccl: Nccl) -> Result<RawCollConfig, NcclError> {
         self.for_version(&Found { call, version: nccl.version(), path: &nccl.shared_path() })
     }
@@ -210,14 +209,12 @@ impl CollConfig {
 /// The configuration of a collective for one version of the library. Has to outlive every call that it is given to, and the end of their group.
 ///
 /// Not `Clone`: the struct points into the list beside it.
-#[allow(dead_code, reason = "used by what enqueues collectives")]
 pub(crate) struct RawCollConfig {
     raw: ncclCollConfig_t,
     _extensions: Vec<ncclConfigExt_t>,
     event: Option<Arc<CudaEvent>>,
 }
 
-#[allow(dead_code, reason = "used by what enqueues collectives")]
 impl RawCollConfig {
     /// For NCCL, which only reads it.
     pub(crate) fn as_ptr(&self) -> *const ncclCollConfig_t {

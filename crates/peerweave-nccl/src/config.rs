@@ -105,7 +105,6 @@ impl Choice for CtaPolicy {
 }
 
 impl CtaPolicy {
-    #[allow(dead_code, reason = "used by CollConfig")]
     pub(crate) fn raw(self) -> c_int {
         self.number()
     }
@@ -311,17 +310,10 @@ impl Config {
         self.blocking
     }
 
-    /// Whether calls shall return before NCCL is done.
-    #[allow(dead_code, reason = "used by what makes communicators")]
-    pub(crate) fn is_non_blocking(&self) -> bool {
-        self.blocking == Some(Switch::Off)
-    }
-
     /// The struct for this library.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] for an option that the library does not know; [`NcclError::Misuse`] for a value that NCCL would refuse.
-    #[allow(dead_code, reason = "used by what makes communicators")]
     pub(crate) fn to_raw(&self, call: &'static str, nccl: Nccl) -> Result<RawConfig, NcclError> {
         self.for_version(&Found { call, version: nccl.version(), path: &nccl.shared_path() })
     }
@@ -392,7 +384,6 @@ fn unset() -> ncclConfig_t {
 
 /// A configuration for one version of the library.
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "used by what makes communicators")]
 pub(crate) struct RawConfig(ncclConfig_t);
 
 // SAFETY: shared is the text that the pointers in it point to: nobody writes it and it lives until the process ends (`interned`), so nobody has to
@@ -401,7 +392,6 @@ unsafe impl Send for RawConfig {}
 // SAFETY: as above, and nothing in it changes behind a shared reference.
 unsafe impl Sync for RawConfig {}
 
-#[allow(dead_code, reason = "used by what makes communicators")]
 impl RawConfig {
     /// For NCCL, which reads it during the call and keeps only pointers to the names, which live for ever.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut ncclConfig_t {
@@ -568,7 +558,7 @@ mod tests {
         // SAFETY: the pointer was made by `interned` just now.
         assert_eq!(unsafe { CStr::from_ptr(raw.commName) }, c"pipeline");
         assert_eq!(config.name_set(), Some("pipeline"));
-        assert!(config.is_non_blocking());
+        assert_eq!(config.blocking_set(), Some(Switch::Off));
     }
 
     #[test]

@@ -90,7 +90,6 @@ impl NcclError {
     }
 
     /// A failure of the rendezvous in `call`.
-    #[allow(dead_code, reason = "used by what needs a world")]
     pub(crate) fn bootstrap(call: &'static str) -> impl FnOnce(BootstrapError) -> Self {
         move |source| Self::Bootstrap { call, source: Arc::new(source) }
     }

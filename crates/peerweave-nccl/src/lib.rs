@@ -17,6 +17,9 @@ mod collective;
 mod communicator;
 mod config;
 mod debug_log;
+mod device_comm;
+mod device_requirements;
+mod device_team;
 mod encryption;
 mod error;
 mod group;
@@ -55,6 +58,9 @@ pub(crate) use call::Call;
 pub use coll_config::{CollConfig, VendorOption, VendorValue};
 pub use config::{Config, CtaPolicy, GraphUsage, HostCftMode, NvlsHostMode, Switch};
 pub use debug_log::LogLevel;
+pub use device_comm::{CftTeam, DeviceCommunicator, MultimemHandle};
+pub use device_requirements::{DeviceCommLayout, DeviceCommRequirements, ResourceBuffer};
+pub use device_team::DeviceTeam;
 pub use encryption::EncryptionConfig;
 pub use error::{
     CommunicatorName, DeadState, Failure, Misuse, MisuseKind, NcclError, PeerLost, RankReport, ResultCode, Timeout, Unsupported,

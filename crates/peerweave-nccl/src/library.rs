@@ -242,7 +242,6 @@ impl Nccl {
     ///
     /// # Errors
     /// [`NcclError::Unsupported`].
-    #[allow(dead_code, reason = "used by what makes communicators")]
     pub(crate) fn needs(self, what: &'static str, since: Version) -> Result<(), NcclError> {
         if self.0.version.at_least(since) { Ok(()) } else { Err(self.unsupported(what, since)) }
     }

@@ -1,4 +1,4 @@
-//! What a communicator can do, and how much memory it takes.
+//! What a communicator can do.
 //!
 //! Reads only. How the struct grew from version to version is `sys/layout.rs`.
 
@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use crate::error::{CommunicatorName, NcclError};
 use crate::sys::{
-    self, Versioned, ncclComm_t, ncclCommMemStat_t, ncclCommProperties_t, ncclCommProperties_v22902, ncclGinConnectionType_t,
-    ncclGinType_t, ncclResult_t,
+    self, Versioned, ncclComm_t, ncclCommProperties_t, ncclCommProperties_v22902, ncclGinConnectionType_t, ncclGinType_t,
+    ncclResult_t,
 };
 use crate::{Nccl, Version};
 
@@ -90,7 +90,6 @@ impl CommProperties {
     ///
     /// # Safety
     /// The communicator is live and this library's.
-    #[allow(dead_code, reason = "used by Communicator")]
     pub(crate) unsafe fn query(nccl: Nccl, comm: ncclComm_t, name: &Arc<CommunicatorName>) -> Result<Self, NcclError> {
         const CALL: &str = "ncclCommQueryProperties";
         let version = nccl.version().min(sys::HEADER);
@@ -247,48 +246,6 @@ fn understood(filled: &Filled, version: Version) -> ncclCommProperties_t {
         raw.ginType = ncclGinType_t(first.ginType.into());
     }
     raw
-}
-
-/// The memory of the device that a communicator takes (NCCL 2.29.7).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MemStats {
-    /// What suspending gives back, or has given back, in bytes.
-    pub suspendable_bytes: u64,
-    /// Whether the communicator is suspended.
-    pub suspended: bool,
-    /// What suspending does not give back, in bytes.
-    pub persistent_bytes: u64,
-    /// All that NCCL tracks, in bytes.
-    pub total_bytes: u64,
-}
-
-impl MemStats {
-    /// Asks NCCL.
-    ///
-    /// # Errors
-    /// [`NcclError::Unsupported`] before 2.29.7; [`NcclError::Nccl`].
-    ///
-    /// # Safety
-    /// The communicator is live and this library's.
-    #[allow(dead_code, reason = "used by Communicator")]
-    pub(crate) unsafe fn query(nccl: Nccl, comm: ncclComm_t, name: &Arc<CommunicatorName>) -> Result<Self, NcclError> {
-        const CALL: &str = "ncclCommMemStats";
-        let ask = |stat| {
-            let mut value = 0;
-            // SAFETY: the communicator by the caller's promise; one number is stored.
-            match nccl.code(CALL, |api| unsafe { api.ncclCommMemStats(comm, stat, &raw mut value) })? {
-                ncclResult_t::ncclSuccess => Ok(value),
-                code => Err(nccl.failure(CALL, code, Some(Arc::clone(name)))),
-            }
-        };
-        Ok(Self {
-            suspendable_bytes: ask(ncclCommMemStat_t::ncclStatGpuMemSuspend)?,
-            suspended: ask(ncclCommMemStat_t::ncclStatGpuMemSuspended)? != 0,
-            persistent_bytes: ask(ncclCommMemStat_t::ncclStatGpuMemPersist)?,
-            total_bytes: ask(ncclCommMemStat_t::ncclStatGpuMemTotal)?,
-        })
-    }
 }
 
 #[cfg(test)]

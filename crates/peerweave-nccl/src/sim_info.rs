@@ -13,7 +13,6 @@ pub struct SimInfo {
     pub estimated_time: Option<Duration>,
 }
 
-#[allow(dead_code, reason = "used by groups")]
 impl SimInfo {
     /// The struct that NCCL fills.
     ///

@@ -52,7 +52,6 @@ impl UniqueId {
         Self(id.internal.map(|byte| byte as u8))
     }
 
-    #[allow(dead_code, reason = "used by what makes communicators")]
     pub(crate) fn to_raw(self) -> sys::ncclUniqueId {
         sys::ncclUniqueId { internal: self.0.map(|byte| byte as c_char) }
     }
