@@ -81,7 +81,7 @@ pub(crate) struct Access {
 
 /// Where bytes are.
 pub(crate) enum Place {
-    /// Ordinary bytes, and the device that they are of.
+    /// Ordinary bytes, and the slot of the device that they are of.
     Plain { owner: Option<usize> },
     /// An address of a multicast object.
     Multicast { physical: Arc<Physical>, offset: u64 },
@@ -151,8 +151,10 @@ impl AddressMap {
         };
         let fits = end <= range.base + range.size;
         match &range.kind {
-            Kind::Device(memory) if fits && (access.queued || !memory.freeing) => Ok(Place::Plain { owner: Some(memory.device) }),
-            Kind::Imported { device, .. } if fits => Ok(Place::Plain { owner: Some(*device) }),
+            Kind::Device(memory) if fits && (access.queued || !memory.freeing) => {
+                Ok(Place::Plain { owner: Some(driver.slot(memory.device)) })
+            }
+            Kind::Imported { device, .. } if fits => Ok(Place::Plain { owner: Some(driver.slot(*device)) }),
             Kind::Host(_) if fits => Ok(Place::Plain { owner: None }),
             Kind::Mapped(_) => self.place_mapped(address, end, access),
             _ => Err(Code::INVALID_VALUE),
@@ -178,7 +180,7 @@ impl AddressMap {
                 let offset = mapped.offset + (at - range.base);
                 return Ok(Place::Multicast { physical: Arc::clone(&mapped.physical), offset });
             }
-            place.get_or_insert(Place::Plain { owner: Some(mapped.physical.device) });
+            place.get_or_insert(Place::Plain { owner: Some(mapped.physical.slot) });
             at = range.base + range.size;
         }
         place.ok_or(Code::INVALID_VALUE)

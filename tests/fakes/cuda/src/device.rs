@@ -14,6 +14,8 @@ use crate::pool::Pool;
 /// One pretended H200.
 pub(crate) struct Device {
     pub(crate) ordinal: usize,
+    /// Where it is in the machine, which is the same in every process.
+    pub(crate) slot: usize,
     pub(crate) total_bytes: u64,
     used_bytes: Mutex<u64>,
     pub(crate) arena: Mutex<Arena>,
@@ -32,11 +34,12 @@ pub(crate) struct Primary {
 }
 
 impl Device {
-    pub(crate) fn new(ordinal: usize, pools: &Table<Pool>) -> Device {
+    pub(crate) fn new(ordinal: usize, slot: usize, pools: &Table<Pool>) -> Device {
         let total_bytes = faults::number(variable::MEMORY_BYTES).unwrap_or(4 << 30);
         let default_pool = pools.add(Pool::new(ordinal, true));
         Device {
             ordinal,
+            slot,
             total_bytes,
             used_bytes: Mutex::new(0),
             arena: Mutex::new(Arena::new(ordinal, total_bytes)),
@@ -73,7 +76,7 @@ impl Device {
 
     /// Bus number of the pretended slot.
     fn bus(&self) -> usize {
-        0x10 + self.ordinal
+        0x10 + self.slot
     }
 
     fn bus_id(&self) -> String {
@@ -83,11 +86,14 @@ impl Device {
     /// Differs among devices, is the same in every process.
     fn uuid(&self) -> Uuid {
         let mut bytes = *b"peerweave-fake\0\0";
-        bytes[14..].copy_from_slice(&(self.ordinal as u16).to_be_bytes());
+        bytes[14..].copy_from_slice(&(self.slot as u16).to_be_bytes());
         Uuid { bytes }
     }
 
     fn attribute(&self, attribute: c_int) -> Result<c_int> {
+        if !(1..=last_attribute(crate::driver::version())).contains(&attribute) {
+            return Err(Code::INVALID_VALUE);
+        }
         let vmm = c_int::from(has_vmm());
         Ok(match attribute {
             1 => 1024,                 // threads per block
@@ -127,10 +133,27 @@ impl Device {
             128 => c_int::from(vmm == 1 && fabric_supported()),
             132 => c_int::from(vmm == 1 && has_multicast()),
             130 | 131 | 134 => -1, // no NUMA
-            0 => return Err(Code::INVALID_VALUE),
-            17..=162 => 0,
-            _ => return Err(Code::INVALID_VALUE),
+            _ => 0,
         })
+    }
+}
+
+/// The last attribute that a driver of a version knows.
+fn last_attribute(version: c_int) -> c_int {
+    match version {
+        ..11040 => 118,
+        11040..11060 => 119,
+        11060..11070 => 121,
+        11070..12000 => 124,
+        12000..12010 => 129,
+        12010..12020 => 132,
+        12020..12050 => 134,
+        12050..12080 => 135,
+        12080..13000 => 143,
+        13000..13010 => 147,
+        13010..13030 => 148,
+        13030..13040 => 156,
+        _ => 161,
     }
 }
 

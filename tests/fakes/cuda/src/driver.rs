@@ -44,14 +44,14 @@ pub(crate) fn version() -> i32 {
 
 /// Makes the state at the first call.
 pub(crate) fn init() -> Result<&'static Driver> {
-    let count = faults::number(variable::DEVICES).unwrap_or(8) as usize;
-    if count == 0 {
+    let slots = visible_slots();
+    if slots.is_empty() {
         return Err(Code::NO_DEVICE);
     }
     Ok(DRIVER.get_or_init(|| {
         let pools = Table::new(0x57);
         Driver {
-            devices: (0..count).map(|ordinal| Device::new(ordinal, &pools)).collect(),
+            devices: slots.iter().enumerate().map(|(ordinal, slot)| Device::new(ordinal, *slot, &pools)).collect(),
             broken_peers: faults::pairs(variable::BROKEN_PEER),
             unreachable_peers: faults::pairs(variable::NO_PEER),
             map: RwLock::new(AddressMap::default()),
@@ -79,14 +79,33 @@ impl Driver {
         usize::try_from(ordinal).ok().and_then(|ordinal| self.devices.get(ordinal)).ok_or(Code::INVALID_DEVICE)
     }
 
-    /// Whether what `from` writes into the memory of `to` is lost.
+    /// Where a device is in the machine: the same in every process, whatever its ordinal is.
+    pub(crate) fn slot(&self, ordinal: usize) -> usize {
+        self.devices[ordinal].slot
+    }
+
+    /// The device in a slot of the machine, where this process sees it.
+    pub(crate) fn ordinal_of(&self, slot: usize) -> Option<usize> {
+        self.devices.iter().position(|device| device.slot == slot)
+    }
+
+    /// Whether what the device in slot `from` writes into the memory of slot `to` is lost.
     pub(crate) fn loses_writes(&self, from: usize, to: usize) -> bool {
         from != to && names(&self.broken_peers, from, to)
     }
 
-    /// Whether the pair of devices can access each other's memory.
+    /// Whether the device in slot `from` can access the memory of slot `to`.
     pub(crate) fn can_access_peer(&self, from: usize, to: usize) -> bool {
         from != to && !names(&self.unreachable_peers, from, to)
+    }
+}
+
+/// The machine's devices that this process sees, in its order: all, or those of `CUDA_VISIBLE_DEVICES` up to the first that is none.
+fn visible_slots() -> Vec<usize> {
+    let count = faults::number(variable::DEVICES).unwrap_or(8) as usize;
+    match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Err(_) => (0..count).collect(),
+        Ok(list) => list.split(',').map_while(|slot| slot.trim().parse::<usize>().ok().filter(|slot| *slot < count)).collect(),
     }
 }
 

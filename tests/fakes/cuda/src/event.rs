@@ -141,8 +141,11 @@ impl Event {
     }
 
     /// Whether the latest recording is done; never recorded counts as done.
+    ///
+    /// A driver counts the question among the calls that are not safe while others capture.
     fn query(&self) -> Result {
         self.context.check()?;
+        capture::forbid_unsafe()?;
         let ready = match (&self.shared, self.state()) {
             (Some(shared), _) => shared.is_done(shared.latest()),
             (None, State::Never) => true,

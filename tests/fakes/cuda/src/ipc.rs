@@ -153,7 +153,7 @@ exports! {
             return Err(Code::INVALID_VALUE);
         }
         let (fd, offset) = lock(&driver.devices[memory.device].arena).locate(range.base).ok_or(Code::INVALID_VALUE)?;
-        let ticket = Ticket::of_this_process(MEMORY, fd, offset, range.size, memory.device, range.id)?;
+        let ticket = Ticket::of_this_process(MEMORY, fd, offset, range.size, driver.slot(memory.device), range.id)?;
         handle.set(Handle64 { bytes: ticket.to_bytes() })
     }
 
@@ -170,8 +170,9 @@ exports! {
         if ticket.pid == std::process::id() {
             return Err(Code::INVALID_CONTEXT);
         }
-        let device = driver.device(ticket.device as i32)?.ordinal;
-        if device != context.device && !driver.can_access_peer(context.device, device) {
+        let slot = ticket.device as usize;
+        let device = driver.ordinal_of(slot).ok_or(Code::INVALID_DEVICE)?;
+        if device != context.device && !driver.can_access_peer(driver.slot(context.device), slot) {
             return Err(Code::PEER_ACCESS_UNSUPPORTED);
         }
         let mut map = change(driver);

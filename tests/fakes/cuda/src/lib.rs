@@ -8,7 +8,8 @@
 //! an error of the real driver and not a crash.
 //!
 //! # Settings
-//! All names begin with `PEERWEAVE_FAKE_CUDA_`. `DEVICES` (8), `MEMORY_BYTES` of each device (4 GiB), `VERSION` (13000),
+//! All names begin with `PEERWEAVE_FAKE_CUDA_`, but for `CUDA_VISIBLE_DEVICES`, which means what it means to a driver (numbers
+//! only). Pairs and shared memory name devices as they lie in the machine, whatever their ordinals. `DEVICES` (8), `MEMORY_BYTES` of each device (4 GiB), `VERSION` (13000),
 //! `NO_VMM`, `NO_MULTICAST`, `NO_POOLS`: the driver says that it lacks them. `NO_PEER=0-1,...`: pairs without peer access.
 //! `BROKEN_PEER=0-1,...`: pairs (from, to) whose access is claimed, but what device 0 writes to device 1 is lost.
 //! `FABRIC_DIR`: a directory through which fabric handles find their memory; without it fabric is not supported.

@@ -157,9 +157,9 @@ impl Team {
         if failed { Err(Code::OPERATING_SYSTEM) } else { Ok(Locked(self)) }
     }
 
-    /// Whether the device was added.
-    pub(crate) fn has_device(&self, device: usize) -> Result<bool> {
-        Ok(device < 64 && self.lock()?.word(ADDED) & (1 << device) != 0)
+    /// Whether the device in the slot was added.
+    pub(crate) fn has_slot(&self, slot: usize) -> Result<bool> {
+        Ok(slot < 64 && self.lock()?.word(ADDED) & (1 << slot) != 0)
     }
 
     /// Whether as many devices were added as the object was made for.
@@ -194,7 +194,7 @@ impl Team {
     fn bind(&self, at: u64, physical: &Arc<Physical>, memory_at: u64, size: u64) -> Result {
         let pid = std::process::id();
         let binding = Binding {
-            device: physical.device as u64,
+            device: physical.slot as u64,
             at,
             size,
             memory: physical.number,
@@ -304,11 +304,11 @@ fn bind(object: &Physical, device: Option<CuDevice>, at: u64, memory: &Arc<Physi
     if memory.is_multicast() || size == 0 || !inside(at, object.size) || !inside(memory_at, memory.size) {
         return Err(Code::INVALID_VALUE);
     }
-    if device.is_some_and(|device| device as usize != memory.device) {
+    if device.is_some_and(|device| Some(device as usize) != memory.device) {
         return Err(Code::INVALID_DEVICE);
     }
     team.wait_for_devices()?;
-    if !team.has_device(memory.device)? {
+    if !team.has_slot(memory.slot)? {
         return Err(Code::INVALID_DEVICE);
     }
     team.bind(at, memory, memory_at, size)
@@ -370,12 +370,12 @@ exports! {
         let number = new_number();
         let file = share::memory_file(&format!("multicast:{size}:{}:{number}", prop.handle_types), TABLE_BYTES)?;
         let team = Team::create(&file, number, prop.devices)?;
-        handle.set(publish(Physical::new(file, size, 0, prop.handle_types as c_int, number, false).with_team(team))?)
+        handle.set(publish(Physical::new(file, size, usize::MAX, prop.handle_types as c_int, number, false).with_team(team))?)
     }
 
     12010 fn cuMulticastAddDevice(object: CuMemHandle, device: CuDevice) {
-        let device = supported()?.device(device)?.ordinal;
-        team_of(&*find(object)?)?.add(device)
+        let slot = supported()?.device(device)?.slot;
+        team_of(&*find(object)?)?.add(slot)
     }
 
     12010 fn cuMulticastBindMem(
@@ -402,8 +402,8 @@ exports! {
     }
 
     12010 fn cuMulticastUnbind(object: CuMemHandle, device: CuDevice, at: usize, size: usize) {
-        let device = supported()?.device(device)?.ordinal;
-        team_of(&*find(object)?)?.unbind(device, at as u64, size as u64)
+        let slot = supported()?.device(device)?.slot;
+        team_of(&*find(object)?)?.unbind(slot, at as u64, size as u64)
     }
 
     12010 fn cuMulticastGetGranularity(granularity: Out<usize>, prop: In<MulticastProp>, option: c_int) {

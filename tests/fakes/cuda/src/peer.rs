@@ -11,13 +11,13 @@ use crate::handles::lock;
 exports! {
     4000 fn cuDeviceCanAccessPeer(can: Out<c_int>, device: CuDevice, peer: CuDevice) {
         let driver = driver()?;
-        let (device, peer) = (driver.device(device)?.ordinal, driver.device(peer)?.ordinal);
+        let (device, peer) = (driver.device(device)?.slot, driver.device(peer)?.slot);
         can.set(c_int::from(driver.can_access_peer(device, peer)))
     }
 
     8000 fn cuDeviceGetP2PAttribute(value: Out<c_int>, attribute: c_int, from: CuDevice, to: CuDevice) {
         let driver = driver()?;
-        let (from, to) = (driver.device(from)?.ordinal, driver.device(to)?.ordinal);
+        let (from, to) = (driver.device(from)?.slot, driver.device(to)?.slot);
         if from == to {
             return Err(Code::INVALID_DEVICE);
         }
@@ -43,7 +43,8 @@ exports! {
         if peer.device == context.device {
             return Err(Code::INVALID_CONTEXT);
         }
-        if !driver()?.can_access_peer(context.device, peer.device) {
+        let driver = driver()?;
+        if !driver.can_access_peer(driver.slot(context.device), driver.slot(peer.device)) {
             return Err(Code::PEER_ACCESS_UNSUPPORTED);
         }
         if lock(&context.peers).insert(peer.device) { Ok(()) } else { Err(Code::PEER_ACCESS_ALREADY_ENABLED) }

@@ -20,7 +20,10 @@ pub(crate) const GRANULARITY: u64 = 2 << 20;
 pub(crate) struct Physical {
     pub(crate) file: OwnedFd,
     pub(crate) size: u64,
-    pub(crate) device: usize,
+    /// Where the device is in the machine; of a multicast object, nowhere.
+    pub(crate) slot: usize,
+    /// The device, where this process sees it.
+    pub(crate) device: Option<usize>,
     pub(crate) handle_types: i32,
     /// Names the memory in all processes.
     pub(crate) number: u64,
@@ -32,8 +35,9 @@ pub(crate) struct Physical {
 }
 
 impl Physical {
-    pub(crate) fn new(file: OwnedFd, size: u64, device: usize, handle_types: i32, number: u64, charged: bool) -> Physical {
-        Physical { file, size, device, handle_types, number, charged, handles: Mutex::new(1), team: None }
+    pub(crate) fn new(file: OwnedFd, size: u64, slot: usize, handle_types: i32, number: u64, charged: bool) -> Physical {
+        let device = driver().ok().and_then(|driver| driver.ordinal_of(slot));
+        Physical { file, size, slot, device, handle_types, number, charged, handles: Mutex::new(1), team: None }
     }
 
     pub(crate) fn with_team(mut self, team: Team) -> Physical {
@@ -66,9 +70,9 @@ impl Physical {
 impl Drop for Physical {
     fn drop(&mut self) {
         if self.charged
-            && let Ok(driver) = driver()
+            && let (Ok(driver), Some(device)) = (driver(), self.device)
         {
-            driver.devices[self.device].refund(self.size);
+            driver.devices[device].refund(self.size);
         }
     }
 }

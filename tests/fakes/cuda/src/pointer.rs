@@ -12,13 +12,15 @@ use crate::memory::change;
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
 
-fn device_of(range: &Range) -> usize {
-    match &range.kind {
+fn device_of(range: &Range) -> c_int {
+    let ordinal = match &range.kind {
+        // A multicast object, or memory of a device that this process does not see: the driver's word for no device.
+        Kind::Mapped(mapped) => return mapped.physical.device.map_or(-2, |device| device as c_int),
         Kind::Device(memory) => memory.device,
         Kind::Host(memory) => memory.device,
         Kind::Imported { device, .. } => *device,
-        Kind::Mapped(mapped) => mapped.physical.device,
-    }
+    };
+    ordinal as c_int
 }
 
 /// One answer, of the type that belongs to the attribute.
@@ -52,7 +54,7 @@ fn answer(driver: &Driver, range: &Range, attribute: c_int, address: CuPtr, out:
         // IS_MANAGED
         8 => out.cast::<u8>().set(u8::from(matches!(&range.kind, Kind::Device(memory) if memory.managed))),
         // DEVICE_ORDINAL
-        9 => out.cast::<c_int>().set(device_of(range) as c_int),
+        9 => out.cast::<c_int>().set(device_of(range)),
         // IS_LEGACY_CUDA_IPC_CAPABLE
         10 => out.cast::<u8>().set(u8::from(
             matches!(&range.kind, Kind::Device(memory) if !memory.managed && memory.pool.is_none() && !memory.of_graph),

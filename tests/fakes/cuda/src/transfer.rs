@@ -68,7 +68,7 @@ fn place(driver: &Driver, map: &AddressMap, device: usize, address: u64, bytes: 
 fn write(driver: &Driver, map: &AddressMap, device: usize, address: u64, from: *const u8, bytes: u64) -> Result {
     match place(driver, map, device, address, bytes, Need::Write)? {
         Place::Plain { owner } => {
-            if owner.is_some_and(|owner| driver.loses_writes(device, owner)) {
+            if owner.is_some_and(|owner| driver.loses_writes(driver.slot(device), owner)) {
                 return Ok(());
             }
             // SAFETY: `place` found the destination live, `from` was found so by the caller, and the map is held meanwhile.
@@ -133,7 +133,7 @@ impl Copy {
             };
             // A peer copy is written by the reading device too: a broken pair loses it either way.
             if reader != writer
-                && driver.loses_writes(reader, writer)
+                && driver.loses_writes(driver.slot(reader), driver.slot(writer))
                 && matches!(place(driver, &map, writer, to, self.row_bytes, Need::Write)?, Place::Plain { .. })
             {
                 continue;

@@ -66,15 +66,15 @@ fn check_prop(driver: &Driver, prop: &AllocationProp) -> Result<usize> {
 
 fn create(driver: &Driver, size: u64, device: usize, types: c_int) -> Result<Physical> {
     driver.devices[device].charge(size)?;
-    let number = new_number();
-    let made = share::memory_file(&format!("memory:{device}:{types}:{number}"), size).and_then(|file| {
+    let (number, slot) = (new_number(), driver.slot(device));
+    let made = share::memory_file(&format!("memory:{slot}:{types}:{number}"), size).and_then(|file| {
         let address = share::map(None, size, libc::PROT_READ | libc::PROT_WRITE, Some((&file, 0)))?;
         share::poison(address, size);
         share::unmap(address, size);
         Ok(file)
     });
     match made {
-        Ok(file) => Ok(Physical::new(file, size, device, types, number, true)),
+        Ok(file) => Ok(Physical::new(file, size, slot, types, number, true)),
         Err(code) => {
             driver.devices[device].refund(size);
             Err(code)
@@ -123,12 +123,12 @@ fn set_access(driver: &Driver, at: CuPtr, size: u64, wanted: &[AccessDesc]) -> R
         if one.location.kind != Location::DEVICE || !matches!(one.flags, 0 | 1 | 3) {
             return Err(Code::INVALID_VALUE);
         }
-        let device = driver.device(one.location.id)?.ordinal;
+        let slot = driver.device(one.location.id)?.slot;
         for base in &ranges {
             let Some(Range { kind: Kind::Mapped(mapped), .. }) = map.ranges.get(base) else { continue };
             let allowed = match &mapped.physical.team {
-                Some(team) => team.has_device(device)?,
-                None => mapped.physical.device == device || driver.can_access_peer(device, mapped.physical.device),
+                Some(team) => team.has_slot(slot)?,
+                None => mapped.physical.slot == slot || driver.can_access_peer(slot, mapped.physical.slot),
             };
             if !allowed {
                 return Err(Code::INVALID_DEVICE);
@@ -189,9 +189,9 @@ fn adopt(file: OwnedFd) -> Result<Physical> {
     let mut word = || words.next().and_then(|word| word.parse::<u64>().ok()).ok_or(Code::INVALID_VALUE);
     match kind {
         "memory" => {
-            let (device, types, number) = (word()? as usize, word()? as c_int, word()?);
+            let (slot, types, number) = (word()? as usize, word()? as c_int, word()?);
             let size = share::length(&file)?;
-            Ok(Physical::new(file, size, device, types, number, false))
+            Ok(Physical::new(file, size, slot, types, number, false))
         }
         "multicast" => {
             let (size, types, number) = (word()?, word()? as c_int, word()?);
@@ -199,7 +199,7 @@ fn adopt(file: OwnedFd) -> Result<Physical> {
                 return Err(Code::NOT_SUPPORTED);
             }
             let team = Team::open(&file, number)?;
-            Ok(Physical::new(file, size, 0, types, number, false).with_team(team))
+            Ok(Physical::new(file, size, usize::MAX, types, number, false).with_team(team))
         }
         _ => Err(Code::INVALID_VALUE),
     }
@@ -375,7 +375,7 @@ exports! {
         prop.set(AllocationProp {
             kind: 1,
             handle_types: physical.handle_types,
-            location: Location { kind: Location::DEVICE, id: physical.device as c_int },
+            location: Location { kind: Location::DEVICE, id: physical.device.map_or(-1, |device| device as c_int) },
             win32: 0,
             compression: 0,
             rdma: 0,

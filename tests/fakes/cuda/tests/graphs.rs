@@ -238,3 +238,29 @@ fn a_destroyed_graph_finds_nothing() {
         assert_eq!(call!(cuGraphLaunch(exec, core::ptr::null_mut())), CUDA_ERROR_INVALID_VALUE);
     });
 }
+
+#[test]
+fn a_question_from_another_thread_ends_a_global_capture_unless_it_asks_relaxed() {
+    Fakes::new().cuda().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let event = context.new_stream().unwrap().record_event(None).unwrap();
+        for relaxed in [true, false] {
+            stream.begin_capture(GLOBAL).unwrap();
+            std::thread::scope(|scope| {
+                let asked = scope.spawn(|| {
+                    let mut mode = if relaxed { RELAXED } else { GLOBAL };
+                    assert_eq!(call!(cuThreadExchangeStreamCaptureMode(&mut mode)), CUDA_SUCCESS);
+                    event.try_is_complete().map_err(|error| error.0)
+                });
+                let answer = asked.join().unwrap();
+                if relaxed {
+                    assert!(answer.is_ok());
+                } else {
+                    assert_eq!(answer, Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
+                }
+            });
+            assert_eq!(stream.end_capture(no_flags()).is_ok(), relaxed);
+        }
+    });
+}

@@ -190,7 +190,7 @@ fn a_legacy_handle_shares_an_allocation() {
     fakes().run_many(2, |me| {
         let context = CudaContext::new(me.rank).unwrap();
         context.bind_to_thread().unwrap();
-        // SAFETY: bytes.
+        // SAFETY: an array of 64 bytes, for which zero is a value.
         let mut handle: sys::CUipcMemHandle = unsafe { std::mem::zeroed() };
         let place = (&raw mut handle).cast::<u8>();
         if me.rank == 0 {
@@ -236,7 +236,7 @@ fn a_handle_of_a_process_that_is_gone_opens_nothing() {
     fakes().run_many(2, |me| {
         let context = CudaContext::new(me.rank).unwrap();
         context.bind_to_thread().unwrap();
-        // SAFETY: bytes.
+        // SAFETY: an array of 64 bytes, for which zero is a value.
         let mut handle: sys::CUipcMemHandle = unsafe { std::mem::zeroed() };
         let place = (&raw mut handle).cast::<u8>();
         if me.rank == 0 {
@@ -269,7 +269,7 @@ fn an_event_is_waited_for_in_another_process() {
     fakes().run_many(2, |me| {
         let context = CudaContext::new(me.rank).unwrap();
         let stream = context.new_stream().unwrap();
-        // SAFETY: bytes.
+        // SAFETY: an array of 64 bytes, for which zero is a value.
         let mut handle: sys::CUipcEventHandle = unsafe { std::mem::zeroed() };
         let place = (&raw mut handle).cast::<u8>();
         let mut event = std::ptr::null_mut();
@@ -295,5 +295,35 @@ fn an_event_is_waited_for_in_another_process() {
             assert_eq!(call!(cuEventQuery(event)), CUDA_SUCCESS);
             me.meet("waited");
         }
+    });
+}
+
+#[test]
+fn processes_that_each_see_one_device_share_memory_of_both() {
+    fakes().run_many(2, |me| {
+        // SAFETY: the only thread so far.
+        unsafe { std::env::set_var("CUDA_VISIBLE_DEVICES", (me.rank + 4).to_string()) };
+        assert_eq!(CudaContext::device_count().unwrap(), 1);
+        let context = CudaContext::new(0).unwrap();
+        use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID as BUS;
+        assert_eq!(context.attribute(BUS).unwrap(), 0x14 + me.rank as i32);
+        let handle = if me.rank == 0 {
+            let handle = create(0, PIECE).unwrap();
+            share(&me, "memory", Some(&export(handle)));
+            handle
+        } else {
+            import(&share(&me, "memory", None).expect("received")).unwrap()
+        };
+        let address = map(handle, PIECE, 0);
+        if me.rank == 0 {
+            fill(address, 6, 8);
+        }
+        me.meet("written");
+        assert_eq!(words(address, 8), [6; 8]);
+        let mut ordinal = 7;
+        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+        assert_eq!(call!(cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address)), CUDA_SUCCESS);
+        assert_eq!(ordinal, if me.rank == 0 { 0 } else { -2 });
+        me.meet("read");
     });
 }

@@ -147,6 +147,9 @@ pub(crate) fn run_all(
             .stdin(Stdio::null())
             .stdout(File::create(&stdout).expect("a file for the output"))
             .stderr(File::create(&stderr).expect("a file for the output"))
+            // A machine with real devices may hide some of them: from the fake, only a test does.
+            .env_remove("CUDA_VISIBLE_DEVICES")
+            .env_remove(CALL)
             .env(LOG, &log)
             .env(SCENARIO, scenario)
             .env(RANK, rank.to_string())
