@@ -1,0 +1,227 @@
+//! Checks NCCL through this crate on the GPUs of a machine: every collective, type and reduction, in and out of place, against the host.
+//!
+//! ```text
+//! check_gpus [--count elements]                             all GPUs in one process
+//! check_gpus --rank r --ranks n --id-file path [--kill k]   one process for each GPU: start n of them
+//! ```
+//! With `--kill k`, rank `k` kills itself after a first all-reduce; the others find out, shrink, and go on.
+//! The last line is `OK n checks` or `FAILED ...`; every wait has a deadline of 20 s.
+
+#[path = "../tests/matrix/mod.rs"]
+mod matrix;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use matrix::{Check, DEADLINE, Member};
+use peerweave_driver::{CudaContext, DeviceMemory, Driver};
+use peerweave_nccl::{Communicator, Config, Nccl, NcclError, OnExpiry, ReduceOp, ShrinkMode, UniqueId};
+
+struct Arguments {
+    count: usize,
+    rank: Option<usize>,
+    ranks: usize,
+    id_file: PathBuf,
+    kill: Option<usize>,
+}
+
+fn arguments() -> Result<Arguments, String> {
+    let mut parsed = Arguments { count: 1003, rank: None, ranks: 0, id_file: PathBuf::new(), kill: None };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let value = words.next().ok_or(format!("{word} needs a value"))?;
+        let number = || value.parse::<usize>().map_err(|error| format!("{word} {value}: {error}"));
+        match word.as_str() {
+            "--count" => parsed.count = number()?.max(1),
+            "--rank" => parsed.rank = Some(number()?),
+            "--ranks" => parsed.ranks = number()?,
+            "--id-file" => parsed.id_file = value.into(),
+            "--kill" => parsed.kill = Some(number()?),
+            _ => return Err(format!("{word} is not understood")),
+        }
+    }
+    Ok(parsed)
+}
+
+fn main() -> ExitCode {
+    let arguments = match arguments() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            println!("FAILED {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let outcome = match arguments.rank {
+        None => one_process(&arguments),
+        Some(rank) => one_of_many(&arguments, rank),
+    };
+    match outcome {
+        Ok(checks) => {
+            println!("OK {checks} checks");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("FAILED {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn one_process(arguments: &Arguments) -> Result<usize, String> {
+    let text = |error: NcclError| error.to_string();
+    let nccl = Nccl::load().map_err(text)?;
+    println!("{nccl:?}");
+    let driver = Driver::get().map_err(|error| error.to_string())?;
+    let count = driver.device_count().map_err(|error| error.to_string())?;
+    let contexts = (0..count).map(peerweave_driver::context).collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+    let start = Instant::now();
+    let communicators = Communicator::init_all(nccl, &contexts, &Config::new(), DEADLINE).map_err(text)?;
+    println!("init_all of {count} ranks: {:?}", start.elapsed());
+    let members = members(communicators, &contexts)?;
+    let mut check = Check::new(nccl, &members, count == 1);
+    for elements in [1, 17, arguments.count] {
+        check.all(elements).map_err(text)?;
+    }
+    check.of_type::<f32>(1 << 18).map_err(text)?;
+    let checks = summary(&check)?;
+    split_and_shrink(&members).map_err(text)?;
+    let communicators = members.into_iter().map(|member| member.comm).collect();
+    Communicator::finalize_all(communicators, DEADLINE).map_err(text)?;
+    Ok(checks)
+}
+
+fn members(communicators: Vec<Communicator>, contexts: &[Arc<CudaContext>]) -> Result<Vec<Member>, String> {
+    let member = |(comm, context): (Communicator, &Arc<CudaContext>)| {
+        let stream = context.new_stream().map_err(|error| error.to_string())?;
+        Ok(Member { comm, stream })
+    };
+    communicators.into_iter().zip(contexts).map(member).collect()
+}
+
+fn summary(check: &Check<'_>) -> Result<usize, String> {
+    for (what, (passed, failed)) in &check.table {
+        println!("{what:<24} {passed:>6} passed {failed:>6} failed");
+    }
+    for failure in &check.failures {
+        println!("  {failure}");
+    }
+    match check.totals() {
+        (passed, 0) => Ok(passed),
+        (passed, failed) => Err(format!("{failed} of {} checks", passed + failed)),
+    }
+}
+
+/// Halves, and all but the last rank: each sums the ranks of its members.
+fn split_and_shrink(members: &[Member]) -> Result<(), NcclError> {
+    let n = members.len();
+    let colors: Vec<_> = members.iter().map(|member| (&member.comm, Some((member.comm.rank() % 2) as u32), 0)).collect();
+    let halves = Communicator::split_all(&colors, None)?;
+    let streams: Vec<_> = members.iter().map(|member| Arc::clone(&member.stream)).collect();
+    let halves: Vec<_> = halves.into_iter().flatten().zip(streams).map(|(comm, stream)| Member { comm, stream }).collect();
+    sum_of_ranks(&halves)?;
+    println!("split into {} halves", if n > 1 { 2 } else { 1 });
+    Communicator::finalize_all(halves.into_iter().map(|member| member.comm).collect(), DEADLINE)?;
+    let nccl = members[0].comm.nccl();
+    if n > 1 && nccl.has("ncclCommShrink") {
+        let staying: Vec<_> = members[..n - 1].iter().map(|member| &member.comm).collect();
+        let fewer = Communicator::shrink_all(&staying, &[n - 1], ShrinkMode::Default, None)?;
+        let fewer: Vec<_> =
+            fewer.into_iter().zip(members).map(|(comm, member)| Member { comm, stream: Arc::clone(&member.stream) }).collect();
+        sum_of_ranks(&fewer)?;
+        println!("shrunk to {} ranks", n - 1);
+        Communicator::finalize_all(fewer.into_iter().map(|member| member.comm).collect(), DEADLINE)?;
+    }
+    Ok(())
+}
+
+/// Sums rank + 1 over all ranks, and panics if the sum is wrong.
+fn sum_of_ranks(members: &[Member]) -> Result<(), NcclError> {
+    let Some(first) = members.first() else { return Ok(()) };
+    let mut buffers = Vec::new();
+    for member in members {
+        buffers.push(DeviceMemory::from_slice(&member.stream, &[member.comm.rank() as u64 + 1; 5])?);
+    }
+    first.comm.nccl().group(|group| {
+        for (member, buffer) in members.iter().zip(&mut buffers) {
+            group.all_reduce_in_place(&member.comm, &member.stream, buffer, ReduceOp::Sum)?;
+        }
+        Ok(())
+    })?;
+    for (member, buffer) in members.iter().zip(&buffers) {
+        member.comm.wait(&member.stream, DEADLINE)?;
+        let n = member.comm.n_ranks() as u64;
+        assert_eq!(buffer.to_vec(&member.stream)?, [n * (n + 1) / 2; 5], "{:?}", member.comm);
+    }
+    Ok(())
+}
+
+fn one_of_many(arguments: &Arguments, rank: usize) -> Result<usize, String> {
+    let text = |error: NcclError| error.to_string();
+    let nccl = Nccl::load().map_err(text)?;
+    let context = peerweave_driver::context(rank).map_err(|error| error.to_string())?;
+    let id = id(nccl, rank, &arguments.id_file)?;
+    let start = Instant::now();
+    let comm = Communicator::init_rank(nccl, &context, arguments.ranks, &id, rank, &Config::new(), DEADLINE).map_err(text)?;
+    println!("rank {rank}: {nccl:?}, init_rank {:?}", start.elapsed());
+    let stream = context.new_stream().map_err(|error| error.to_string())?;
+    let members = [Member { comm, stream }];
+    if let Some(killed) = arguments.kill {
+        return after_a_death(&members[0], killed).map_err(text);
+    }
+    let mut check = Check::new(nccl, &members, true);
+    for elements in [1, arguments.count] {
+        check.all(elements).map_err(text)?;
+    }
+    let checks = summary(&check)?;
+    let [member] = members;
+    member.comm.finalize(DEADLINE).map_err(text)?;
+    Ok(checks)
+}
+
+/// Rank 0 makes the id; the others find it in the file.
+fn id(nccl: Nccl, rank: usize, file: &Path) -> Result<UniqueId, String> {
+    if rank == 0 {
+        let id = nccl.unique_id().map_err(|error| error.to_string())?;
+        let unfinished = file.with_extension("unfinished");
+        std::fs::write(&unfinished, id.to_hex()).and_then(|()| std::fs::rename(&unfinished, file)).map_err(|error| error.to_string())?;
+        return Ok(id);
+    }
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        match std::fs::read_to_string(file) {
+            Ok(text) => return text.trim().parse().map_err(|error: NcclError| error.to_string()),
+            Err(error) if Instant::now() > deadline => return Err(format!("{}: {error}", file.display())),
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// One rank dies; the others' next all-reduce does not complete, and they go on without it.
+fn after_a_death(member: &Member, killed: usize) -> Result<usize, NcclError> {
+    let (comm, stream) = (&member.comm, &member.stream);
+    sum_of_ranks(std::slice::from_ref(member))?;
+    if comm.rank() == killed {
+        println!("rank {killed} kills itself");
+        // SAFETY: of no memory concern: the process ends.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    }
+    let mut buffer = DeviceMemory::from_slice(stream, &vec![1.0f32; 1 << 20])?;
+    let stuck = comm
+        .all_reduce_in_place(stream, &mut buffer, ReduceOp::Sum)
+        .and_then(|()| comm.wait_with(stream, Duration::from_secs(5), OnExpiry::LeaveAlone));
+    match stuck {
+        Ok(()) => println!("rank {}: completed although rank {killed} died", comm.rank()),
+        Err(error) => println!("rank {}: {error}", comm.rank()),
+    }
+    comm.set_deadline(DEADLINE);
+    let fewer = comm.shrink(&[killed], ShrinkMode::Abort)?;
+    println!("rank {} is rank {} of {}", comm.rank(), fewer.rank(), fewer.n_ranks());
+    // The stream of the communicator that failed may still be held by what it ran.
+    let stream = comm.context().new_stream().map_err(peerweave_driver::CudaError::of("cuStreamCreate"))?;
+    sum_of_ranks(&[Member { comm: fewer.clone(), stream }])?;
+    comm.abort(DEADLINE)?;
+    fewer.finalize(DEADLINE)?;
+    Ok(1)
+}

@@ -1,0 +1,419 @@
+//! Every collective x type x reduction x in and out of place against an oracle on the host. Shared by the tests and `examples/check_gpus.rs`.
+//!
+//! Values are chosen so that every result is exact in every type, whatever order the library reduces in.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerweave_driver::{CudaStream, DeviceMemory};
+use peerweave_nccl::{Communicator, Nccl, NcclError, PreMulSum, ReduceOp};
+use peerweave_types::{Element, F8E4M3, F8E5M2, bf16, f16};
+
+/// How long each wait may take.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+
+/// One rank of this thread.
+pub struct Member {
+    pub comm: Communicator,
+    pub stream: Arc<CudaStream>,
+}
+
+/// The ranks of this thread, and what came of the checks.
+pub struct Check<'a> {
+    pub nccl: Nccl,
+    pub members: &'a [Member],
+    /// Without groups: for a thread with one rank.
+    pub direct: bool,
+    /// Passed and failed, by collective.
+    pub table: BTreeMap<&'static str, (usize, usize)>,
+    /// The first few failures.
+    pub failures: Vec<String>,
+}
+
+/// A type that the checks are made with.
+pub trait Sample: Element {
+    /// A small number; integers wrap.
+    fn number(value: i64) -> Self;
+    /// Any value: what is only moved.
+    fn pattern(seed: usize) -> Self {
+        Self::number((seed % 101) as i64)
+    }
+    /// Near enough where a division by the number of ranks is not exact.
+    fn near(self, value: f64) -> bool;
+    /// The largest value that all sums of eight are exact with.
+    const SMALL: i64 = 4;
+}
+
+macro_rules! sample {
+    ($($t:ty: $value:ident => $make:expr, $read:expr, $tolerance:expr;)*) => {$(
+        impl Sample for $t {
+            fn number($value: i64) -> Self {
+                $make
+            }
+            fn near(self, value: f64) -> bool {
+                let read: fn($t) -> f64 = $read;
+                (read(self) - value).abs() <= $tolerance * value.abs()
+            }
+        }
+    )*};
+}
+
+sample! {
+    i8: value => value as i8, |x| x as f64, 0.0;
+    u8: value => value as u8, |x| x as f64, 0.0;
+    i32: value => value as i32, |x| x as f64, 0.0;
+    u32: value => value as u32, |x| x as f64, 0.0;
+    i64: value => value, |x| x as f64, 0.0;
+    u64: value => value as u64, |x| x as f64, 0.0;
+    f16: value => f16::from_f64(value as f64), f16::to_f64, 4e-3;
+    bf16: value => bf16::from_f64(value as f64), bf16::to_f64, 4e-2;
+    f32: value => value as f32, |x| f64::from(x), 1e-6;
+    f64: value => value as f64, |x| x, 1e-12;
+}
+
+/// The value of an 8-bit float.
+fn value_of_bits(bits: u8, mantissa_bits: u32, bias: i32) -> f64 {
+    let mantissa = f64::from(bits & ((1 << mantissa_bits) - 1)) / f64::from(1u32 << mantissa_bits);
+    let exponent = i32::from(bits & 0x7f) >> mantissa_bits;
+    let sign = if bits & 0x80 == 0 { 1.0 } else { -1.0 };
+    sign * if exponent == 0 { mantissa * 2f64.powi(1 - bias) } else { (1.0 + mantissa) * 2f64.powi(exponent - bias) }
+}
+
+macro_rules! sample_8_bits {
+    ($($t:ty: $mantissa_bits:literal, $bias:literal;)*) => {$(
+        impl Sample for $t {
+            fn number(value: i64) -> Self {
+                let found = (0..0x7c).find(|bits| value_of_bits(*bits, $mantissa_bits, $bias) == value as f64);
+                Self::from_bits(found.expect("the values of the checks are exact"))
+            }
+            fn pattern(seed: usize) -> Self {
+                Self::from_bits((seed * 37 % 256) as u8)
+            }
+            fn near(self, value: f64) -> bool {
+                (value_of_bits(self.to_bits(), $mantissa_bits, $bias) - value).abs() <= 0.5 * value.abs()
+            }
+            const SMALL: i64 = 1;
+        }
+    )*};
+}
+
+sample_8_bits! {
+    F8E4M3: 3, 7;
+    F8E5M2: 2, 15;
+}
+
+/// What a rank gives to a reduction.
+fn given<T: Sample>(op: &Op<'_, T>, n: usize, rank: usize, index: usize) -> i64 {
+    let mixed = (rank * 7 + index * 3 + rank * index) as i64;
+    match op {
+        // Powers of two, so that products are exact.
+        Op::Plain(ReduceOp::Prod) => 1 + mixed % 2,
+        // The same of every rank: each partial sum, divided or not, is exact.
+        Op::Plain(ReduceOp::Avg) if T::SMALL == 1 => (index % 3) as i64,
+        Op::Plain(ReduceOp::Avg) => n as i64 * (mixed % 3),
+        _ => mixed % (T::SMALL + 1),
+    }
+}
+
+/// A reduction, and what it is called in the table.
+pub enum Op<'a, T> {
+    Plain(ReduceOp),
+    /// With scalar 2, one for each member.
+    Scaled(&'a [PreMulSum<T>]),
+}
+
+impl<T> Clone for Op<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Op<'_, T> {}
+
+fn reduced<T: Sample>(op: &Op<'_, T>, n: usize, index: usize) -> i64 {
+    let values = (0..n).map(|rank| given(op, n, rank, index));
+    match op {
+        Op::Plain(ReduceOp::Sum) => values.sum(),
+        Op::Plain(ReduceOp::Prod) => values.product(),
+        Op::Plain(ReduceOp::Min) => values.min().unwrap_or(0),
+        Op::Plain(ReduceOp::Max) => values.max().unwrap_or(0),
+        Op::Plain(ReduceOp::Avg) => values.sum::<i64>() / n as i64,
+        Op::Scaled(_) => values.map(|value| 2 * value).sum(),
+    }
+}
+
+/// Issues a call for each member: in one group, or directly.
+macro_rules! each {
+    ($check:ident, $iterator:expr, |$index:pat_param, $member:ident, $arguments:pat_param| $method:ident($($argument:expr),*)) => {
+        if $check.direct {
+            for (($index, $member), $arguments) in $check.members.iter().enumerate().zip($iterator) {
+                $member.comm.$method(&$member.stream, $($argument),*)?;
+            }
+            Ok(())
+        } else {
+            $check.nccl.group(|group| {
+                for (($index, $member), $arguments) in $check.members.iter().enumerate().zip($iterator) {
+                    group.$method(&$member.comm, &$member.stream, $($argument),*)?;
+                }
+                Ok(())
+            })
+        }
+    };
+}
+
+/// As `each`, with the reduction that the member has.
+macro_rules! each_reduced {
+    ($check:ident, $op:ident, $iterator:expr, |$member:ident, $arguments:pat_param| $method:ident([$($before:expr),*], [$($after:expr),*])) => {
+        match $op {
+            Op::Plain(op) => each!($check, $iterator, |_, $member, $arguments| $method($($before,)* op $(, $after)*)),
+            Op::Scaled(ops) => each!($check, $iterator, |index, $member, $arguments| $method($($before,)* &ops[index] $(, $after)*)),
+        }
+    };
+}
+
+type Buffers<T> = Vec<DeviceMemory<T>>;
+
+impl<'a> Check<'a> {
+    /// Checks of the ranks of this thread.
+    pub fn new(nccl: Nccl, members: &'a [Member], direct: bool) -> Self {
+        Self { nccl, members, direct, table: BTreeMap::new(), failures: Vec::new() }
+    }
+
+    /// How many passed and failed.
+    pub fn totals(&self) -> (usize, usize) {
+        self.table.values().fold((0, 0), |(passed, failed), (more, worse)| (passed + more, failed + worse))
+    }
+
+    fn n(&self) -> usize {
+        self.members[0].comm.n_ranks()
+    }
+
+    /// A buffer for each member, with `len(rank)` elements.
+    fn buffers<T: Sample>(&self, len: impl Fn(usize) -> usize, value: impl Fn(usize, usize) -> T) -> Result<Buffers<T>, NcclError> {
+        let buffer = |member: &Member| {
+            let rank = member.comm.rank();
+            let values: Vec<T> = (0..len(rank)).map(|index| value(rank, index)).collect();
+            Ok(DeviceMemory::from_slice(&member.stream, &values)?)
+        };
+        self.members.iter().map(buffer).collect()
+    }
+
+    fn blank<T: Sample>(&self, len: impl Fn(usize) -> usize) -> Result<Buffers<T>, NcclError> {
+        self.buffers(len, |_, _| T::default())
+    }
+
+    /// Waits for all members and compares what they have.
+    fn verify<T: Sample>(
+        &mut self,
+        what: &'static str,
+        detail: &str,
+        issued: Result<(), NcclError>,
+        found: &Buffers<T>,
+        expected: impl Fn(usize, usize) -> Option<T>,
+        close: Option<&dyn Fn(usize, usize) -> f64>,
+    ) -> Result<(), NcclError> {
+        issued?;
+        for (member, buffer) in self.members.iter().zip(found) {
+            member.comm.wait(&member.stream, DEADLINE)?;
+            let rank = member.comm.rank();
+            let values = buffer.to_vec(&member.stream)?;
+            let is_wrong = |(index, value): &(usize, &T)| match (expected(rank, *index), close) {
+                (None, _) => false,
+                (Some(_), Some(close)) => !value.near(close(rank, *index)),
+                (Some(expected), None) => expected != **value,
+            };
+            let wrong = values.iter().enumerate().find(is_wrong);
+            let entry = self.table.entry(what).or_default();
+            match wrong {
+                None => entry.0 += 1,
+                Some((index, value)) => {
+                    entry.1 += 1;
+                    if self.failures.len() < 10 {
+                        let expected = expected(rank, index);
+                        let kind = T::DTYPE;
+                        self.failures.push(format!("{what} {detail} {kind}: rank {rank}, element {index}: {value:?}, expected {expected:?}"));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything, with `count` elements of each rank.
+    pub fn all(&mut self, count: usize) -> Result<(), NcclError> {
+        self.of_type::<i8>(count)?;
+        self.of_type::<u8>(count)?;
+        self.of_type::<i32>(count)?;
+        self.of_type::<u32>(count)?;
+        self.of_type::<i64>(count)?;
+        self.of_type::<u64>(count)?;
+        self.of_type::<f16>(count)?;
+        self.of_type::<bf16>(count)?;
+        self.of_type::<f32>(count)?;
+        self.of_type::<f64>(count)?;
+        self.of_type::<F8E4M3>(count)?;
+        self.of_type::<F8E5M2>(count)
+    }
+
+    /// Every collective of one type. Reductions only where the library knows the type.
+    pub fn of_type<T: Sample>(&mut self, count: usize) -> Result<(), NcclError> {
+        if T::SMALL > 1 || self.nccl.version().at_least(peerweave_nccl::Version::new(2, 24, 3)) {
+            for op in ReduceOp::ALL {
+                self.reductions::<T>(op.name(), Op::Plain(op), count)?;
+            }
+            let host = self.members.iter().map(|member| PreMulSum::new(&member.comm, T::number(2)));
+            let host = host.collect::<Result<Vec<_>, _>>()?;
+            self.reductions("premulsum", Op::Scaled(&host), count)?;
+            let on_device = |member: &Member| {
+                PreMulSum::from_device(&member.comm, DeviceMemory::from_slice(&member.stream, &[T::number(2)])?)
+            };
+            let device = self.members.iter().map(on_device).collect::<Result<Vec<_>, NcclError>>()?;
+            self.reductions("premulsum (device)", Op::Scaled(&device), count)?;
+        }
+        self.movements::<T>(count)
+    }
+
+    fn reductions<T: Sample>(&mut self, name: &str, op: Op<'_, T>, count: usize) -> Result<(), NcclError> {
+        let n = self.n();
+        let value = |rank: usize, index: usize| T::number(given(&op, n, rank, index));
+        let result = |index: usize| T::number(reduced(&op, n, index));
+        // NCCL multiplies by 1/n, which only powers of two have.
+        let divides = matches!(op, Op::Plain(ReduceOp::Avg)) && !n.is_power_of_two();
+        let number = |index: usize| reduced(&op, n, index) as f64;
+        let everywhere = |_: usize, index: usize| number(index);
+        let close: Option<&dyn Fn(usize, usize) -> f64> = if divides { Some(&everywhere) } else { None };
+
+        let (send, mut recv) = (self.buffers(|_| count, value)?, self.blank::<T>(|_| count)?);
+        let issued = each_reduced!(self, op, send.iter().zip(&mut recv), |member, (send, recv)| all_reduce([send, recv], []));
+        self.verify("all_reduce", name, issued, &recv, |_, index| Some(result(index)), close)?;
+        let mut both = self.buffers(|_| count, value)?;
+        let issued = each_reduced!(self, op, &mut both, |member, buffer| all_reduce_in_place([buffer], []));
+        self.verify("all_reduce_in_place", name, issued, &both, |_, index| Some(result(index)), close)?;
+
+        let root = n - 1;
+        let mut recv = self.blank::<T>(|_| count)?;
+        let issued = each_reduced!(self, op, send.iter().zip(&mut recv), |member, (send, recv)| reduce([send, (member.comm.rank() == root).then_some(recv as _)], [root]));
+        self.verify("reduce", name, issued, &recv, |rank, index| Some(if rank == root { result(index) } else { T::default() }), close)?;
+        let mut both = self.buffers(|_| count, value)?;
+        let issued = each_reduced!(self, op, &mut both, |member, buffer| reduce_in_place([buffer], [root]));
+        self.verify("reduce_in_place", name, issued, &both, |rank, index| (rank == root).then(|| result(index)), close)?;
+
+        let (send, mut recv) = (self.buffers(|_| n * count, value)?, self.blank::<T>(|_| count)?);
+        let issued = each_reduced!(self, op, send.iter().zip(&mut recv), |member, (send, recv)| reduce_scatter([send, recv], []));
+        let mine = |rank: usize, index: usize| Some(result(rank * count + index));
+        self.verify("reduce_scatter", name, issued, &recv, mine, divides.then_some(&|rank, index| number(rank * count + index)))?;
+        let mut both = self.buffers(|_| n * count, value)?;
+        let issued = each_reduced!(self, op, &mut both, |member, buffer| reduce_scatter_in_place([buffer], []));
+        let part = |rank: usize, index: usize| (index / count == rank).then(|| result(index));
+        self.verify("reduce_scatter_in_place", name, issued, &both, part, close)
+    }
+
+    fn movements<T: Sample>(&mut self, count: usize) -> Result<(), NcclError> {
+        let (n, root) = (self.n(), self.n() / 2);
+        let value = |rank: usize, index: usize| T::pattern(rank * 31 + index * 7 + 1);
+        // What rank `from` gives at the part for rank `to`.
+        let addressed = |from: usize, to: usize, index: usize| T::pattern(from * 17 + to * 29 + index * 3 + 1);
+
+        let (send, mut recv) = (self.buffers(|_| count, value)?, self.blank::<T>(|_| count)?);
+        let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| broadcast((member.comm.rank() == root).then_some(send as _), recv, root));
+        self.verify("broadcast", "", issued, &recv, |_, index| Some(value(root, index)), None)?;
+        let mut both = self.buffers(|_| count, value)?;
+        let issued = each!(self, &mut both, |_, member, buffer| broadcast_in_place(buffer, root));
+        self.verify("broadcast_in_place", "", issued, &both, |_, index| Some(value(root, index)), None)?;
+
+        let mut recv = self.blank::<T>(|_| n * count)?;
+        let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| all_gather(send, recv));
+        let gathered = |_: usize, index: usize| Some(value(index / count, index % count));
+        self.verify("all_gather", "", issued, &recv, gathered, None)?;
+        let mut both = self.buffers(|_| n * count, |rank, index| {
+            if index / count == rank { value(rank, index % count) } else { T::default() }
+        })?;
+        let issued = each!(self, &mut both, |_, member, buffer| all_gather_in_place(buffer));
+        self.verify("all_gather_in_place", "", issued, &both, gathered, None)?;
+
+        let send_all = self.buffers(|_| n * count, |rank, index| addressed(rank, index / count, index % count))?;
+        let mut recv = self.blank::<T>(|_| n * count)?;
+        let issued = each!(self, send_all.iter().zip(&mut recv), |_, member, (send, recv)| all_to_all(send, recv));
+        self.verify("all_to_all", "", issued, &recv, |rank, index| Some(addressed(index / count, rank, index % count)), None)?;
+
+        let mut recv = self.blank::<T>(|rank| if rank == root { n * count } else { 0 })?;
+        let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| gather(send, (member.comm.rank() == root).then_some(recv as _), root));
+        self.verify("gather", "", issued, &recv, gathered, None)?;
+        let mut both = self.buffers(|rank| if rank == root { n * count } else { count }, |rank, index| match rank == root {
+            true if index / count != root => T::default(),
+            true => value(root, index % count),
+            false => value(rank, index),
+        })?;
+        let issued = each!(self, &mut both, |_, member, buffer| gather_in_place(buffer, root));
+        self.verify("gather_in_place", "", issued, &both, |rank, index| if rank == root { gathered(0, index) } else { None }, None)?;
+
+        let mut recv = self.blank::<T>(|_| count)?;
+        let issued = each!(self, send_all.iter().zip(&mut recv), |_, member, (send, recv)| scatter((member.comm.rank() == root).then_some(send as _), recv, root));
+        self.verify("scatter", "", issued, &recv, |rank, index| Some(addressed(root, rank, index)), None)?;
+        let mut both = self.buffers(
+            |rank| if rank == root { n * count } else { count },
+            |rank, index| if rank == root { addressed(root, index / count, index % count) } else { T::default() },
+        )?;
+        let issued = each!(self, &mut both, |_, member, buffer| scatter_in_place(buffer, root));
+        self.verify(
+            "scatter_in_place",
+            "",
+            issued,
+            &both,
+            |rank, index| Some(if rank == root { addressed(root, index / count, index % count) } else { addressed(root, rank, index) }),
+            None,
+        )?;
+        self.uneven::<T>(count)
+    }
+
+    /// A different number of elements for each rank, some of them none; and a ring of sends and receives.
+    fn uneven<T: Sample>(&mut self, count: usize) -> Result<(), NcclError> {
+        let n = self.n();
+        let sent = |from: usize, to: usize| (from * 2 + to * 3) % 4 * count / 3;
+        let addressed = |from: usize, to: usize, index: usize| T::pattern(from * 17 + to * 29 + index * 3 + 1);
+        let send_counts = |rank: usize| (0..n).map(|to| sent(rank, to)).collect::<Vec<_>>();
+        let recv_counts = |rank: usize| (0..n).map(|from| sent(from, rank)).collect::<Vec<_>>();
+        // Which part an element is in, and where in it.
+        let place = |counts: &[usize], mut index: usize| {
+            let mut part = 0;
+            while index >= counts[part] {
+                index -= counts[part];
+                part += 1;
+            }
+            (part, index)
+        };
+        let send = self.buffers(|rank| send_counts(rank).iter().sum(), |rank, index| {
+            let (to, index) = place(&send_counts(rank), index);
+            addressed(rank, to, index)
+        })?;
+        let mut recv = self.blank::<T>(|rank| recv_counts(rank).iter().sum())?;
+        let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| all_to_all_v(send, &send_counts(member.comm.rank()), recv, &recv_counts(member.comm.rank())));
+        let expected = |rank: usize, index: usize| {
+            let (from, index) = place(&recv_counts(rank), index);
+            Some(addressed(from, rank, index))
+        };
+        self.verify("all_to_all_v", "", issued, &recv, expected, None)?;
+
+        let counts: Vec<usize> = (0..n).map(|rank| (rank + 1) % 3 * count / 2).collect();
+        let send = self.buffers(|rank| counts[rank], |rank, index| addressed(rank, 0, index))?;
+        let mut recv = self.blank::<T>(|_| counts.iter().sum())?;
+        let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| all_gather_v(send, recv, &counts));
+        let expected = |_: usize, index: usize| {
+            let (from, index) = place(&counts, index);
+            Some(addressed(from, 0, index))
+        };
+        self.verify("all_gather_v", "", issued, &recv, expected, None)?;
+
+        let send = self.buffers(|_| count, |rank, index| addressed(rank, 1, index))?;
+        let mut recv = self.blank::<T>(|_| count)?;
+        let issued = self.nccl.group(|group| {
+            for ((member, send), recv) in self.members.iter().zip(&send).zip(&mut recv) {
+                let rank = member.comm.rank();
+                group.send(&member.comm, &member.stream, send, (rank + 1) % n)?;
+                group.recv(&member.comm, &member.stream, recv, (rank + n - 1) % n)?;
+            }
+            Ok(())
+        });
+        self.verify("send and recv", "", issued, &recv, |rank, index| Some(addressed((rank + n - 1) % n, 1, index)), None)
+    }
+}
