@@ -15,6 +15,7 @@ pub mod multicast;
 mod pads;
 pub mod peer;
 mod physical;
+pub mod probe;
 mod raw;
 mod reservation;
 mod share;

@@ -3,11 +3,12 @@
 //! Own declarations, since cudarc's structs change with the version of CUDA that a program is built for, while the driver's do not.
 //! Invariant: each struct here has the size and layout of its namesake in the driver's header, checked below against cudarc's.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use peerweave_driver::cudarc::driver::sys::{
-    CUdevice, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmulticastObjectProp, CUresult,
+    CUdevice, CUfunction, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmodule, CUmulticastObjectProp,
+    CUresult, CUstream,
 };
 use peerweave_driver::{Api, CudaError, Driver, DriverError};
 use peerweave_dylib::MissingSymbol;
@@ -16,11 +17,22 @@ use crate::VmmError;
 
 peerweave_dylib::bindings! {
     /// What `peerweave_driver::Api` lacks, or has with an enumeration that lacks numbers where it is built for an older CUDA.
-    pub(crate) struct Attributes {
+    pub(crate) struct Extra {
         /// The name of a device.
         "2.0" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> CUresult;
         /// An attribute of a device.
         "2.0" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) -> CUresult;
+        /// Loads a module from its text or image.
+        "2.0" fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CUresult;
+        /// Unloads it.
+        "2.0" fn cuModuleUnload(module: CUmodule) -> CUresult;
+        /// A kernel of a module.
+        "2.0" fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> CUresult;
+        /// Launches a kernel, ordered by a stream.
+        "4.0" fn cuLaunchKernel(
+            function: CUfunction, blocks_x: c_uint, blocks_y: c_uint, blocks_z: c_uint, threads_x: c_uint, threads_y: c_uint,
+            threads_z: c_uint, shared_bytes: c_uint, stream: CUstream, arguments: *mut *mut c_void, more: *mut *mut c_void,
+        ) -> CUresult;
     }
 }
 
@@ -35,10 +47,10 @@ pub(crate) enum Attribute {
     Multicast = 132,
 }
 
-fn attributes() -> Result<&'static Attributes, VmmError> {
-    static ATTRIBUTES: OnceLock<Attributes> = OnceLock::new();
+pub(crate) fn extra() -> Result<&'static Extra, VmmError> {
+    static EXTRA: OnceLock<Extra> = OnceLock::new();
     let driver = Driver::get()?;
-    Ok(ATTRIBUTES.get_or_init(|| Attributes::new(driver.api().library().clone())))
+    Ok(EXTRA.get_or_init(|| Extra::new(driver.api().library().clone())))
 }
 
 /// The name of a device.
@@ -46,7 +58,7 @@ pub(crate) fn device_name(ordinal: usize) -> Result<String, VmmError> {
     let mut text: [c_char; 128] = [0; 128];
     let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
     // SAFETY: the pointer is to an array of that length, less the zero that ends it in any case.
-    let code = unsafe { attributes()?.cuDeviceGetName(text.as_mut_ptr(), text.len() as c_int - 1, device) };
+    let code = unsafe { extra()?.cuDeviceGetName(text.as_mut_ptr(), text.len() as c_int - 1, device) };
     done("cuDeviceGetName", code)?;
     Ok(text_of(&text))
 }
@@ -68,11 +80,11 @@ fn text_of(text: &[c_char]) -> String {
 
 /// An attribute that is a truth value. One that the driver does not know is false: the device cannot do it through this driver.
 pub(crate) fn has(ordinal: usize, attribute: Attribute) -> Result<bool, VmmError> {
-    let attributes = attributes()?;
+    let extra = extra()?;
     let device = CUdevice::try_from(ordinal).unwrap_or(CUdevice::MAX);
     let mut value: c_int = 0;
     // SAFETY: the pointer is to a live integer; the driver checks the rest.
-    match unsafe { attributes.cuDeviceGetAttribute(&raw mut value, attribute as c_int, device) } {
+    match unsafe { extra.cuDeviceGetAttribute(&raw mut value, attribute as c_int, device) } {
         Ok(CUresult::CUDA_ERROR_INVALID_VALUE) => Ok(false),
         code => done("cuDeviceGetAttribute", code).map(|()| value != 0),
     }

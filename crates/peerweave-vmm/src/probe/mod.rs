@@ -1,0 +1,321 @@
+//! Measures the way between two devices: bandwidth by stores, by loads and by copy engine, and the latency of a flag.
+//!
+//! Prints nothing: `peerweave bench p2p` does. The kernels are PTX text that the driver compiles when it is loaded (`kernels.ptx`).
+//! Invariant: every wait has a deadline, on the host by a clock and in a kernel by a count, and what arrived is compared.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_driver::cudarc::driver::sys::CUevent_flags;
+use peerweave_driver::{CudaContext, CudaError, CudaStream, DeviceBuffer, DriverError};
+
+use crate::access::Rights;
+use crate::buffer::wrong_value;
+use crate::error::VmmError;
+use crate::mapping::{MappedMemory, Mapping};
+use crate::peer::pattern;
+use crate::physical::{Exportable, Granularity, PhysicalMemory};
+use crate::reservation::Reservation;
+use crate::streams::wait_for;
+
+mod kernels;
+
+use kernels::Kernels;
+
+/// What moves the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Method {
+    /// A kernel of the first device reads its own memory and writes the second's.
+    Stores,
+    /// A kernel of the first device reads the second's memory and writes its own.
+    Loads,
+    /// A copy engine, from the first device's memory to the second's.
+    CopyEngine,
+}
+
+impl Method {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Stores, Self::Loads, Self::CopyEngine];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stores => "stores",
+            Self::Loads => "loads",
+            Self::CopyEngine => "copy engine",
+        }
+    }
+}
+
+/// Devices with memory that all of them reach.
+pub struct Probe {
+    stations: Vec<Station>,
+    /// Bytes of each source and target.
+    bytes: usize,
+    no_kernels: Option<VmmError>,
+}
+
+struct Station {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    source: Mapping,
+    target: Mapping,
+    /// Words of the ping-pong: one line for each other device's, and one for failures.
+    flags: Mapping,
+    kernels: Option<Kernels>,
+}
+
+/// What a measurement found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Moved {
+    /// From the first to the last of the repeats, on the device's clock.
+    pub seconds: f64,
+    /// Bytes moved in that time.
+    pub bytes: u64,
+    /// Words of 8 bytes at the target's start and end that were compared and differ.
+    pub wrong: usize,
+}
+
+impl Moved {
+    /// GB/s: 10^9 bytes in a second.
+    pub fn gigabytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.seconds / 1e9
+    }
+}
+
+/// Words of 8 bytes that are compared at each end of a target.
+const COMPARED_WORDS: usize = 1 << 17;
+/// Bytes from one flag to the next.
+const LINE_BYTES: u64 = 128;
+
+impl Probe {
+    /// Takes `bytes`, rounded up to the granularity, twice on each device, for all devices to reach.
+    ///
+    /// # Errors
+    /// [`VmmError::Unsupported`] where devices do not reach each other; what the driver says. That kernels cannot be loaded is told by [`kernels`](Self::kernels).
+    pub fn new(contexts: &[Arc<CudaContext>], bytes: usize, deadline: Instant) -> Result<Self, VmmError> {
+        let ordinals: Vec<usize> = contexts.iter().map(|context| context.ordinal()).collect();
+        let mut no_kernels = None;
+        let mut rounded = bytes;
+        let mut stations = Vec::new();
+        for context in contexts {
+            let granularity = Granularity::of_device(context.ordinal(), Exportable::NOWHERE)?;
+            rounded =
+                granularity.round_up(bytes).ok_or_else(|| wrong_value("Probe::new", "bytes", bytes, "what a device has"))?;
+            let kernels = match Kernels::load(context) {
+                Ok(kernels) => Some(kernels),
+                Err(error) => {
+                    no_kernels = Some(error);
+                    None
+                }
+            };
+            crate::raw::bind(context)?;
+            let stream = context.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
+            let map = |bytes| shared(context, bytes, &ordinals);
+            let station = Station {
+                stream,
+                source: map(rounded)?,
+                target: map(rounded)?,
+                flags: map(granularity.recommended)?,
+                context: Arc::clone(context),
+                kernels,
+            };
+            let mut source: MappedMemory<u64> = station.source.memory(context.ordinal())?;
+            let values = pattern(1 + context.ordinal() as u64, source.len());
+            crate::write(&station.stream, &mut source, &values, deadline)?;
+            stations.push(station);
+        }
+        Ok(Self { stations, bytes: rounded, no_kernels })
+    }
+
+    /// Bytes of each source and target.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Why stores, loads and latency cannot be measured, if so.
+    pub fn kernels(&self) -> Result<(), &VmmError> {
+        self.no_kernels.as_ref().map_or(Ok(()), Err)
+    }
+
+    /// Moves the whole memory `repeats` times along each way, all ways at once, and compares what came. A way is a pair of indices into the
+    /// contexts that the probe was made of; its first works. No device may be first twice, or second twice.
+    ///
+    /// `shape` is blocks and threads of the kernels.
+    ///
+    /// # Errors
+    /// [`Misuse::Value`](crate::Misuse::Value) for other ways; [`VmmError::Timeout`]; why there is no kernel; what the driver says.
+    pub fn bandwidth(
+        &self,
+        method: Method,
+        ways: &[(usize, usize)],
+        repeats: u32,
+        shape: (u32, u32),
+        deadline: Instant,
+    ) -> Result<Vec<Moved>, VmmError> {
+        let call = "Probe::bandwidth";
+        let twice = |pick: fn(&(usize, usize)) -> usize| {
+            let mut seen = vec![false; self.stations.len()];
+            ways.iter().any(|way| pick(way) >= seen.len() || std::mem::replace(&mut seen[pick(way)], true))
+        };
+        if repeats == 0 || ways.is_empty() || twice(|way| way.0) || twice(|way| way.1) {
+            return Err(wrong_value(call, "ways", format!("{ways:?}"), "devices of the probe, each first once and second once"));
+        }
+        for (from, to) in ways {
+            let into = if method == Method::Loads { from } else { to };
+            let station = &self.stations[*into];
+            crate::zero(&station.stream, &mut station.target.memory::<u64>(station.context.ordinal())?)?;
+            wait_for(&station.stream, call, Instant::now(), deadline)?;
+        }
+        // Once to warm up: the first use of a mapping or a kernel is slow.
+        for way in ways {
+            self.enqueue(method, *way, 1, shape)?;
+        }
+        for (from, _) in ways {
+            wait_for(&self.stations[*from].stream, call, Instant::now(), deadline)?;
+        }
+        let cuda =
+            |error: peerweave_driver::cudarc::driver::DriverError| DriverError::from(CudaError::of("cuEventRecord")(error));
+        let mut events = Vec::new();
+        for way in ways {
+            let station = &self.stations[way.0];
+            let event = || station.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(cuda);
+            let (start, end) = (event()?, event()?);
+            start.record(&station.stream).map_err(cuda)?;
+            self.enqueue(method, *way, repeats, shape)?;
+            end.record(&station.stream).map_err(cuda)?;
+            events.push((start, end));
+        }
+        let mut moved = Vec::new();
+        for (way, (start, end)) in ways.iter().zip(&events) {
+            wait_for(&self.stations[way.0].stream, call, Instant::now(), deadline)?;
+            let seconds = f64::from(start.elapsed_ms(end).map_err(cuda)?) / 1e3;
+            moved.push(Moved { seconds, bytes: self.bytes as u64 * u64::from(repeats), wrong: 0 });
+        }
+        for (way, moved) in ways.iter().zip(&mut moved) {
+            moved.wrong = self.wrong(method, *way, deadline)?;
+        }
+        Ok(moved)
+    }
+
+    /// Half the round trip of a flag between two devices, in seconds, over `rounds` of them.
+    ///
+    /// # Errors
+    /// [`VmmError::BrokenPeer`] where a flag does not come; as [`bandwidth`](Self::bandwidth).
+    pub fn latency(&self, one: usize, other: usize, rounds: u32, deadline: Instant) -> Result<f64, VmmError> {
+        /// Some seconds, at half a microsecond for each look.
+        const MOST_LOOKS: u32 = 8_000_000;
+        let call = "Probe::latency";
+        if one == other || one.max(other) >= self.stations.len() || rounds == 0 {
+            return Err(wrong_value(
+                call,
+                "devices",
+                format!("{one} and {other}"),
+                "two devices of the probe, and a round at least",
+            ));
+        }
+        let pair = [(one, other), (other, one)];
+        for (at, _) in pair {
+            let station = &self.stations[at];
+            crate::zero(&station.stream, &mut station.flags.memory::<u32>(station.context.ordinal())?)?;
+            wait_for(&station.stream, call, Instant::now(), deadline)?;
+        }
+        let cuda =
+            |error: peerweave_driver::cudarc::driver::DriverError| DriverError::from(CudaError::of("cuEventRecord")(error));
+        let mut events = Vec::new();
+        // No rounds at first: a kernel that is loaded while another one waits could hold both.
+        for rounds in [0, rounds] {
+            events.clear();
+            for (at, peer) in pair {
+                let station = &self.stations[at];
+                let event = || station.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(cuda);
+                let (start, end) = (event()?, event()?);
+                let (mine, theirs) = (station.flags.address(), self.stations[peer].flags.address());
+                start.record(&station.stream).map_err(cuda)?;
+                self.stations[peer].flags.note(&station.stream);
+                station.flags.note(&station.stream);
+                self.kernels_of(at)?.ping(&station.stream, mine, theirs, at == one, rounds, MOST_LOOKS, mine + LINE_BYTES)?;
+                end.record(&station.stream).map_err(cuda)?;
+                events.push((start, end));
+            }
+            for (at, _) in pair {
+                wait_for(&self.stations[at].stream, call, Instant::now(), deadline)?;
+            }
+        }
+        for (at, peer) in pair {
+            let station = &self.stations[at];
+            let words = station.flags.memory::<u32>(station.context.ordinal())?.slice(0..64)?;
+            let failed = crate::read(&station.stream, &words, deadline)?[LINE_BYTES as usize / 4];
+            if failed != 0 {
+                return Err(VmmError::BrokenPeer {
+                    from: format!("device {}", self.stations[peer].context.ordinal()),
+                    to: format!("device {}", station.context.ordinal()),
+                    what: format!("the flag of round {failed} did not come"),
+                });
+            }
+        }
+        let seconds = f64::from(events[0].0.elapsed_ms(&events[0].1).map_err(cuda)?) / 1e3;
+        Ok(seconds / f64::from(rounds) / 2.0)
+    }
+
+    fn kernels_of(&self, at: usize) -> Result<&Kernels, VmmError> {
+        match (&self.stations[at].kernels, &self.no_kernels) {
+            (Some(kernels), _) => Ok(kernels),
+            (None, Some(error)) => Err(error.clone()),
+            (None, None) => unreachable!("a station without kernels left its error"),
+        }
+    }
+
+    fn enqueue(&self, method: Method, (from, to): (usize, usize), repeats: u32, shape: (u32, u32)) -> Result<(), VmmError> {
+        let (near, far) = (&self.stations[from], &self.stations[to]);
+        let ordinal = near.context.ordinal();
+        let (source, target) = match method {
+            Method::Stores | Method::CopyEngine => (near.source.memory::<u64>(ordinal)?, far.target.memory::<u64>(ordinal)?),
+            Method::Loads => (far.source.memory::<u64>(ordinal)?, near.target.memory::<u64>(ordinal)?),
+        };
+        for _ in 0..repeats {
+            if method == Method::CopyEngine {
+                crate::copy(&near.stream, &mut target.clone(), &source)?;
+            } else {
+                let (read, write) = (source.read(&near.stream), target.read(&near.stream));
+                self.kernels_of(from)?.copy(&near.stream, write.address(), read.address(), self.bytes as u64 / 16, shape)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many of the compared words are not what the source has.
+    fn wrong(&self, method: Method, (from, to): (usize, usize), deadline: Instant) -> Result<usize, VmmError> {
+        let (source, target) = if method == Method::Loads { (to, from) } else { (from, to) };
+        let station = &self.stations[target];
+        let memory: MappedMemory<u64> = station.target.memory(station.context.ordinal())?;
+        let expected = pattern(1 + self.stations[source].context.ordinal() as u64, memory.len());
+        let ends = [0..COMPARED_WORDS.min(memory.len()), memory.len().saturating_sub(COMPARED_WORDS)..memory.len()];
+        let mut wrong = 0;
+        for range in ends {
+            let found = crate::read(&station.stream, &memory.slice(range.clone())?, deadline)?;
+            wrong += found.iter().zip(&expected[range]).filter(|(found, expected)| found != expected).count();
+        }
+        Ok(wrong)
+    }
+}
+
+/// Memory of one device that all of these reach.
+fn shared(context: &Arc<CudaContext>, bytes: usize, ordinals: &[usize]) -> Result<Mapping, VmmError> {
+    let memory = PhysicalMemory::create(context, bytes, Exportable::NOWHERE)?;
+    let alignment = Granularity::of_device(context.ordinal(), Exportable::NOWHERE)?.recommended.next_power_of_two();
+    let mapping = Reservation::new(context, bytes, alignment)?.map(0, &memory, 0, bytes)?;
+    mapping.allow(ordinals, Rights::ReadWrite)?;
+    Ok(mapping)
+}
+
+/// As long as measuring one thing may take, unless the caller knows better.
+pub const USUAL_WAIT: Duration = Duration::from_secs(10);
+
+impl std::fmt::Debug for Probe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Probe({} devices, {} bytes)", self.stations.len(), self.bytes)
+    }
+}
