@@ -59,6 +59,9 @@ struct Loaded {
 static LOADED: Mutex<Vec<&'static Loaded>> = Mutex::new(Vec::new());
 
 impl Nccl {
+    /// Every function of NCCL that this crate can use, with the version that brought it.
+    pub const FUNCTIONS: &'static [SymbolInfo] = Api::SYMBOLS;
+
     /// The library of this process: found and loaded by the first call, the same ever after.
     ///
     /// Tried in order: `PEERWEAVE_NCCL_PATH` (a file or a directory; if it is set, nothing else is), the wheels of the active Python
@@ -95,8 +98,13 @@ impl Nccl {
             return known.not_forked("Nccl::load").map(|()| known);
         }
         count_forks();
-        let others: Vec<PathBuf> =
-            peerweave_dylib::mapped("libnccl.so").into_iter().filter(|file| self::identity(file) != identity).collect();
+        // Those that others mapped, and those that were loaded here under whatever name.
+        let mut others: Vec<PathBuf> = peerweave_dylib::mapped("libnccl.so")
+            .into_iter()
+            .chain(loaded.iter().map(|known| self::identity(&known.path)))
+            .collect();
+        others.retain(|file| self::identity(file) != identity);
+        others.dedup();
         let api = Api::new(library);
         let version = version_of(&api, &path)?;
         if !version.at_least(OLDEST) {

@@ -1,0 +1,167 @@
+//! Device communicators, teams and properties, on fake devices.
+//!
+//! What a kernel does with them is not here: the fake NCCL lays the bytes out and runs no kernel.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+use std::time::Duration;
+
+use peerweave_driver::context;
+use peerweave_fakes::Fakes;
+use peerweave_nccl::{
+    CftTeam, Communicator, Config, DeviceCommLayout, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, Nccl, NcclError,
+    ResourceBuffer, Switch, UniqueId, Version,
+};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const RANKS: usize = 4;
+
+fn fakes_of(version: &str) -> Fakes {
+    let version: Version = version.parse().expect("a version");
+    let later = Nccl::FUNCTIONS.iter().filter(|function| function.since.parse::<Version>().expect("a version") > version);
+    let fakes = Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", RANKS.to_string());
+    later
+        .fold(fakes, |fakes, function| fakes.without(function.name))
+        .env("PEERWEAVE_FAKE_NCCL_VERSION", version.code().to_string())
+}
+
+/// Runs `body` on a communicator of four ranks, each with a thread.
+fn on_every_rank(body: impl Fn(Communicator) + Sync) {
+    let nccl = Nccl::load().expect("the fake is there");
+    let id: UniqueId = nccl.unique_id().expect("an id");
+    std::thread::scope(|scope| {
+        for rank in 0..RANKS {
+            let body = &body;
+            scope.spawn(move || {
+                let context = context(rank).expect("the fake has four devices");
+                body(Communicator::init_rank(nccl, &context, RANKS, &id, rank, &Config::new(), DEADLINE).expect("all come"));
+            });
+        }
+    });
+}
+
+/// The first words of a device communicator since 2.30.3: mark, version, rank, number of ranks.
+fn head(device: &DeviceCommunicator) -> [u32; 4] {
+    std::array::from_fn(|word| u32::from_ne_bytes(device.as_bytes()[4 * word..][..4].try_into().expect("four bytes")))
+}
+
+#[test]
+fn device_communicator_of_a_new_library_is_as_large_as_it_says() {
+    fakes_of("2.32.3").run(|| {
+        on_every_rank(|communicator| {
+            let requirements = DeviceCommRequirements::new()
+                .lsa_barriers(2)
+                .buffer(ResourceBuffer { len_bytes: 1000, align_bytes: 256 })
+                .buffer(ResourceBuffer { len_bytes: 64, align_bytes: 128 });
+            let device = DeviceCommunicator::create(&communicator, &requirements).expect("all ask for the same");
+            let properties = communicator.properties().expect("2.32 has them");
+            assert_eq!(Some(device.as_bytes().len()), properties.device_comm_len_bytes());
+            assert_eq!(head(&device), [0xcafe_beef, 23203, communicator.rank() as u32, RANKS as u32]);
+            let (one, two) =
+                (device.buffer_offset_bytes(0).expect("asked for"), device.buffer_offset_bytes(1).expect("asked for"));
+            assert!(one.is_multiple_of(256) && two.is_multiple_of(128), "{one} {two}");
+            assert!(one + 1000 <= two || two + 64 <= one, "they do not overlap: {one} {two}");
+            assert_eq!((device.buffer_offset_bytes(2), device.multimem_handle(0)), (None, None));
+            // SAFETY: no kernel was started.
+            unsafe { device.destroy() }.expect("it is alive");
+        });
+    });
+}
+
+#[test]
+fn device_communicator_of_2_30_has_the_size_that_is_known() {
+    fakes_of("2.30.7").run(|| {
+        on_every_rank(|communicator| {
+            let device = DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new()).expect("all ask for the same");
+            assert_eq!(device.as_bytes().len(), 240);
+            assert_eq!(head(&device), [0xcafe_beef, 23007, communicator.rank() as u32, RANKS as u32]);
+        });
+    });
+}
+
+#[test]
+fn kernels_of_an_older_version_get_its_layout() {
+    fakes_of("2.32.3").run(|| {
+        on_every_rank(|communicator| {
+            let requirements = DeviceCommRequirements::new().layout(DeviceCommLayout::Version(Version::new(2, 30, 4)));
+            let device = DeviceCommunicator::create(&communicator, &requirements).expect("all ask for the same");
+            assert_eq!((device.as_bytes().len(), head(&device)[1]), (240, 23004));
+        });
+    });
+}
+
+#[test]
+fn library_without_a_usable_device_interface_is_too_old() {
+    fakes_of("2.29.7").run(|| {
+        on_every_rank(|communicator| {
+            let error = DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new()).expect_err("it came later");
+            assert!(matches!(error, NcclError::Unsupported(error) if error.since == Version::new(2, 30, 3)));
+            let properties = communicator.properties().expect("2.29.7 has them");
+            assert_eq!(
+                (properties.rank(), properties.ranks(), properties.device_comm_len_bytes()),
+                (communicator.rank(), RANKS, None)
+            );
+            assert!(matches!(communicator.cft_team(CftTeam::Flat), Err(NcclError::Unsupported(_))));
+        });
+    });
+}
+
+#[test]
+fn multicast_that_is_forbidden_never_reaches_nccl() {
+    fakes_of("2.32.3")
+        .env("PEERWEAVE_MULTICAST", "off")
+        .env("NCCL_NVLS_ENABLE", "0")
+        .env("PEERWEAVE_FAKE_NCCL_MULTIMEM", "1")
+        .run(|| {
+            on_every_rank(|communicator| {
+                let world = communicator.world_team();
+                for requirements in
+                    [DeviceCommRequirements::new().lsa_multimem(Switch::On), DeviceCommRequirements::new().multimem_team(world)]
+                {
+                    let error = DeviceCommunicator::create(&communicator, &requirements).expect_err("it is forbidden");
+                    assert!(matches!(error, NcclError::MulticastDisabled(_)), "{error}");
+                }
+            });
+        });
+}
+
+#[test]
+fn requirements_that_differ_are_everybody_s_error() {
+    fakes_of("2.32.3").run(|| {
+        on_every_rank(|communicator| {
+            let requirements = DeviceCommRequirements::new().lsa_barriers(1 + communicator.rank() as u32 * 64);
+            let error = DeviceCommunicator::create(&communicator, &requirements).expect_err("they differ");
+            assert!(error.to_string().contains("ncclDevCommCreate"), "{error}");
+        });
+    });
+}
+
+#[test]
+fn teams_of_one_machine_are_the_world_and_oneself() {
+    fakes_of("2.32.3").run(|| {
+        on_every_rank(|communicator| {
+            let rank = communicator.rank();
+            let lsa = communicator.lsa_team().expect("it is alive").expect("the fake reaches all");
+            assert_eq!(lsa, communicator.world_team());
+            let rail = communicator.rail_team().expect("it is alive").expect("the fake reaches all");
+            assert_eq!((rail.ranks(), rail.rank_of(0)), (1, Some(rank)));
+            assert_eq!(DeviceTeam::world(RANKS, rank).outer(RANKS), Some(rail));
+        });
+    });
+}
+
+#[test]
+fn device_communicator_outlives_nobody_it_needs() {
+    fakes_of("2.32.3").run(|| {
+        on_every_rank(|communicator| {
+            let device = DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new()).expect("all ask for the same");
+            communicator.abort(DEADLINE).expect("nothing runs");
+            let again =
+                DeviceCommunicator::create(device.communicator(), &DeviceCommRequirements::new()).expect_err("it was aborted");
+            assert!(matches!(again, NcclError::Dead { .. }), "{again}");
+            // SAFETY: no kernel was started.
+            let error = unsafe { device.destroy() }.expect_err("its communicator took it along");
+            assert!(matches!(error, NcclError::Dead { .. }), "{error}");
+        });
+    });
+}

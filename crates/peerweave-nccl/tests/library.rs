@@ -1,0 +1,192 @@
+//! The library itself: found or not, old or new, whole or with a function missing, alone or in a fork.
+//!
+//! Communicators are not here. No GPU and no NCCL is needed: the children of these tests find a fake one.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+use std::path::PathBuf;
+
+use peerweave_fakes::Fakes;
+use peerweave_nccl::{EncryptionConfig, Nccl, NcclError, ResultCode, SymbolInfo, UniqueId, Version};
+
+/// A fake NCCL that is as old as that, so that it lacks what came later.
+fn library_of(version: &str) -> Fakes {
+    let version: Version = version.parse().expect("a version");
+    let later = Nccl::FUNCTIONS.iter().filter(|function| since(function) > version);
+    later
+        .fold(Fakes::new().nccl(), |fakes, function| fakes.without(function.name))
+        .env("PEERWEAVE_FAKE_NCCL_VERSION", version.code().to_string())
+}
+
+/// The fake does not have what no header for Linux declares.
+const NOT_IN_THE_FAKE: [&str; 2] = ["ncclGinOutboxCreateRequirement", "ncclGinInboxA2ACreateRequirement"];
+
+fn since(function: &SymbolInfo) -> Version {
+    function.since.parse().expect("functions state versions")
+}
+
+#[test]
+fn no_library_is_an_error_that_names_what_was_tried() {
+    Fakes::new().env("PEERWEAVE_NCCL_PATH", "/nowhere/libnccl.so.2").run(|| {
+        let Err(NcclError::Load(error)) = Nccl::load() else { panic!("there is none") };
+        assert!(error.exclusive);
+        assert_eq!(error.tried.len(), 1);
+        assert_eq!(error.tried[0].path, PathBuf::from("/nowhere/libnccl.so.2"));
+        let again = Nccl::open("/nowhere/else").expect_err("there is none");
+        assert!(again.to_string().contains("/nowhere/else"), "{again}");
+    });
+}
+
+#[test]
+fn library_that_is_found_later_is_loaded_then() {
+    Fakes::new().nccl().run(|| {
+        let found = std::env::var_os("PEERWEAVE_NCCL_PATH").expect("the fake is there");
+        // SAFETY: the only other thread of this process waits for this one.
+        unsafe { std::env::set_var("PEERWEAVE_NCCL_PATH", "/nowhere") };
+        assert!(matches!(Nccl::load(), Err(NcclError::Load(_))));
+        // SAFETY: as above.
+        unsafe { std::env::set_var("PEERWEAVE_NCCL_PATH", found) };
+        assert_eq!(Nccl::load().expect("it is there now"), Nccl::load().expect("it is the same"));
+    });
+}
+
+macro_rules! lacks {
+    ($($name:ident $version:literal)*) => {$(
+        #[test]
+        fn $name() {
+            library_of($version).run(|| {
+                let nccl = Nccl::load().expect("it is there");
+                assert_eq!(nccl.version().to_string(), $version);
+                let is_real = |name: &&str| !NOT_IN_THE_FAKE.contains(name);
+                let later = Nccl::FUNCTIONS.iter().filter(|function| since(function) > nccl.version());
+                let expected: Vec<_> = later.map(|function| function.name).filter(is_real).collect();
+                let missing: Vec<_> = nccl.missing().iter().map(|function| function.name).filter(is_real).collect();
+                assert_eq!(missing, expected);
+                assert!(nccl.has("ncclAllReduce") && !nccl.has("ncclNothing"));
+            });
+        }
+    )*};
+}
+
+lacks! {
+    library_of_2_18_lacks_what_came_later "2.18.1"
+    library_of_2_27_lacks_what_came_later "2.27.7"
+    library_of_2_29_lacks_what_came_later "2.29.7"
+    library_of_2_32_lacks_nothing "2.32.3"
+}
+
+#[test]
+fn library_before_2_18_is_refused() {
+    Fakes::new().nccl().env("PEERWEAVE_FAKE_NCCL_VERSION", "21701").run(|| {
+        let Err(NcclError::Unsupported(error)) = Nccl::load() else { panic!("it is too old") };
+        assert_eq!((error.since, error.found), (Version::new(2, 18, 1), Version::new(2, 17, 1)));
+    });
+}
+
+#[test]
+fn function_that_is_missing_is_an_error_of_that_call_only() {
+    Fakes::new().nccl().without("ncclGetUniqueId").run(|| {
+        let nccl = Nccl::load().expect("it is there");
+        let Err(NcclError::Unsupported(error)) = nccl.unique_id() else { panic!("it has none") };
+        assert_eq!((error.what, error.found), ("ncclGetUniqueId", Version::new(2, 32, 3)));
+        assert_eq!(*error.path, *nccl.path());
+        assert!(!nccl.error_string(ResultCode::TIMEOUT).expect("it has that").is_empty());
+    });
+}
+
+#[test]
+fn ids_differ_and_come_back_from_text() {
+    Fakes::new().nccl().run(|| {
+        let nccl = Nccl::load().expect("it is there");
+        let (one, two) = (nccl.unique_id().expect("an id"), nccl.unique_id().expect("an id"));
+        assert_ne!(one, two);
+        assert_eq!(one.to_hex().parse::<UniqueId>().expect("it was written so"), one);
+    });
+}
+
+#[test]
+fn failure_has_code_version_and_nccl_s_words() {
+    Fakes::new().nccl().env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclGetUniqueId=2").run(|| {
+        let nccl = Nccl::load().expect("it is there");
+        let Err(NcclError::Nccl(failure)) = nccl.unique_id() else { panic!("it fails") };
+        assert_eq!((failure.call, failure.code, failure.version), ("ncclGetUniqueId", ResultCode::SYSTEM_ERROR, nccl.version()));
+        assert_eq!(failure.meaning, nccl.error_string(failure.code).expect("it is alive"));
+        assert!(!failure.last_error.is_empty());
+        assert_eq!(nccl.last_error().expect("it is alive").as_deref(), Some(failure.last_error.as_str()));
+    });
+}
+
+#[test]
+fn parameters_are_a_map() {
+    Fakes::new().nccl().env("NCCL_DEBUG_LEVELS", "WARN").run(|| {
+        let nccl = Nccl::load().expect("it is there");
+        let params = nccl.params().expect("2.32 has parameters");
+        assert!(params.contains_key("NCCL_DEBUG_SUBSYS"), "{params:?}");
+        for (name, value) in &params {
+            assert_eq!(nccl.param(name).expect("it is listed").as_ref(), Some(value));
+        }
+        assert_eq!(params["NCCL_DEBUG_LEVELS"], "WARN");
+        assert_eq!(nccl.param("NCCL_NO_SUCH_THING").expect("it is an answer"), None);
+        assert!(nccl.param("a\0b").expect_err("no such name can be").misuse_kind().is_some());
+    });
+}
+
+#[test]
+fn parameters_and_encryption_of_an_old_library_are_unsupported() {
+    library_of("2.29.7").run(|| {
+        let nccl = Nccl::load().expect("it is there");
+        assert!(matches!(nccl.params(), Err(NcclError::Unsupported(error)) if error.since == Version::new(2, 30, 3)));
+        assert!(matches!(nccl.dump_params(), Err(NcclError::Unsupported(_))));
+        assert!(matches!(nccl.set_encryption(&EncryptionConfig::Plain), Err(NcclError::Unsupported(_))));
+        assert!(nccl.reset_debug().is_ok(), "2.24.3 brought it");
+    });
+    library_of("2.23.4").run(|| {
+        let nccl = Nccl::load().expect("it is there");
+        assert!(matches!(nccl.reset_debug(), Err(NcclError::Unsupported(error)) if error.since == Version::new(2, 24, 3)));
+    });
+}
+
+#[test]
+fn second_library_is_loaded_beside_the_first_and_reported() {
+    Fakes::new().nccl().run(|| {
+        let first = Nccl::load().expect("it is there");
+        assert!(first.others().is_empty());
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let copy = directory.path().join("libnccl.so.2");
+        std::fs::copy(first.path(), &copy).expect("it can be copied");
+        let second = Nccl::open(directory.path()).expect("it is a library");
+        assert_ne!(first, second);
+        assert_eq!(second.others(), [first.path().canonicalize().expect("it exists")]);
+        assert_eq!(Nccl::open(first.path()).expect("it is loaded"), first);
+        let link = directory.path().join("libnccl.so");
+        std::os::unix::fs::symlink(&copy, &link).expect("links are possible");
+        assert_eq!(Nccl::open(&link).expect("it is loaded"), second, "a link is the same file");
+        assert_eq!(Nccl::load().expect("it is loaded"), first, "the process's own stays what it is");
+    });
+}
+
+#[test]
+fn fork_of_the_process_gets_errors_instead_of_a_hang() {
+    Fakes::new().nccl().run(|| {
+        let nccl = Nccl::load().expect("it is there");
+        let parent = std::process::id();
+        // SAFETY: the child only does what a fork may do while other threads hold locks: it calls functions that return before they reach
+        // NCCL, and ends with `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let forked =
+                |result: Result<(), NcclError>| matches!(result, Err(NcclError::Forked { loaded_by, .. }) if loaded_by == parent);
+            let all = forked(nccl.unique_id().map(drop))
+                && forked(nccl.last_error().map(drop))
+                && forked(nccl.params().map(drop))
+                && forked(Nccl::load().map(drop));
+            // SAFETY: it ends the process.
+            unsafe { libc::_exit(if all { 17 } else { 18 }) };
+        }
+        let mut status = 0;
+        // SAFETY: the child is ours, and the pointer is to a live integer.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 17, "status {status:#x}");
+        assert!(nccl.unique_id().is_ok(), "the parent goes on");
+    });
+}
