@@ -196,7 +196,9 @@ fn info_is_one_json_document_with_a_reason_for_everything() {
     let info: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(info["trial"]["works"], true, "{}", info["trial"]);
     assert!(info["system"]["cross_memory_attach"]["why"].as_str().unwrap().len() > 10);
-    assert!(info["libraries"].as_array().unwrap().iter().all(|library| library["state"] == "not looked for"));
+    for library in info["libraries"].as_array().unwrap() {
+        assert!(library["path"].is_string() || !library["why"].as_array().unwrap().is_empty(), "{library}");
+    }
     assert!(info["machine"]["cpus"].as_u64().unwrap() >= 1);
 }
 

@@ -71,6 +71,9 @@ pub struct BenchArgs {
     /// The PEs are threads of one process
     #[arg(long)]
     pub threads: bool,
+    /// Capture this many calls into a CUDA graph and time its replays; --backend nccl alone
+    #[arg(short = 'G', long, value_name = "CALLS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub graph: Option<u32>,
     /// Time the stream-ordered form: all calls of a batch are enqueued, then waited for
     #[arg(long, conflicts_with = "dirty")]
     pub stream: bool,
@@ -120,6 +123,8 @@ pub enum Buffers {
 pub enum BackendName {
     /// The shared memory of one machine
     Host,
+    /// NCCL, one GPU for each PE; always stream-ordered
+    Nccl,
 }
 
 /// Element types, in order.
@@ -213,6 +218,10 @@ pub struct Config {
     pub stream: bool,
     /// Whether PEs are bound to processors.
     pub bind: Bind,
+    /// What moves the data.
+    pub backend: BackendName,
+    /// Calls in a graph, where graphs are timed.
+    pub graph: Option<u32>,
 }
 
 /// One line of the table.
@@ -247,7 +256,11 @@ impl Config {
             return Err(format!("-n is {n_pes}, but {} needs {} PEs", op.name(), op.least_pes()));
         }
         let dtypes = if op.has_type() { args.datatype.0.clone() } else { vec![DType::I64] };
-        let redops = if op.reduces() { args.redop.0.clone() } else { Vec::new() };
+        let mut redops = if op.reduces() { args.redop.0.clone() } else { Vec::new() };
+        if args.backend == BackendName::Nccl && redops.len() > 1 {
+            // All of them means all that there are.
+            redops.retain(|redop| has_nccl(*redop));
+        }
         if op.reduces() && !dtypes.iter().any(|dtype| redops.iter().any(|redop| redop.accepts(*dtype))) {
             let (dtype, redop) = (dtypes[0], redops[0]);
             return Err(format!("{redop} is not defined for {dtype}"));
@@ -266,6 +279,11 @@ impl Config {
         }
         if args.stream && !op.has_stream_form() {
             return Err(format!("--stream: {} waits for its answer in each call", op.name()));
+        }
+        match args.backend {
+            BackendName::Host if args.graph.is_some() => return Err("--graph: the host backend has no graphs".to_owned()),
+            BackendName::Host => {}
+            BackendName::Nccl => check_nccl(args, &redops)?,
         }
         let sizes = sizes(args)?;
         if args.plot.is_some() && sizes.len() < 2 {
@@ -287,7 +305,34 @@ impl Config {
             threads: args.threads,
             stream: args.stream,
             bind: args.bind,
+            backend: args.backend,
+            graph: args.graph,
         })
+    }
+
+    /// Whether the form in place is measured too.
+    pub fn has_in_place(&self) -> bool {
+        // NCCL exchanges nothing in place.
+        let exchanges = matches!(self.op, BenchOp::AllToAll | BenchOp::AllToAllV);
+        self.op.has_in_place() && !(exchanges && self.backend == BackendName::Nccl)
+    }
+
+    /// The kind of memory, in words.
+    pub fn buffers_name(&self) -> &'static str {
+        match (self.backend, self.buffers) {
+            (BackendName::Nccl, _) => "device memory",
+            (BackendName::Host, Buffers::Symmetric) => "symmetric",
+            (BackendName::Host, Buffers::Private) => "private",
+        }
+    }
+
+    /// The form of the calls, in words.
+    pub fn calls_name(&self) -> String {
+        match (self.graph, self.stream || self.backend == BackendName::Nccl) {
+            (Some(calls), _) => format!("graphs of {calls}"),
+            (None, true) => "stream-ordered".to_owned(),
+            (None, false) => "blocking".to_owned(),
+        }
     }
 
     /// The lines of the table: types outermost, then reductions, roots and sizes, as in nccl-tests. Reductions that a type does not have
@@ -309,6 +354,32 @@ impl Config {
         }
         cases
     }
+}
+
+/// Whether NCCL has a reduction.
+fn has_nccl(redop: ReduceOp) -> bool {
+    !matches!(redop, ReduceOp::And | ReduceOp::Or | ReduceOp::Xor)
+}
+
+/// What NCCL cannot do, or this command with it.
+fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
+    let refuse = |what: &str| Err(format!("--backend nccl: {what}"));
+    if args.op.is_one_sided() || args.op == BenchOp::Barrier {
+        return refuse(&format!("{} is no operation of NCCL", args.op.name()));
+    }
+    if let Some(redop) = redops.iter().find(|redop| !has_nccl(**redop)) {
+        return refuse(&format!("{redop} is no reduction of NCCL"));
+    }
+    for (given, option) in [
+        (args.threads, "--threads: each PE is a process with a GPU of its own"),
+        (args.dirty, "--dirty is for caches of processors"),
+        (args.buffers == Buffers::Private, "--buffers private is memory of the host"),
+    ] {
+        if given {
+            return refuse(option);
+        }
+    }
+    Ok(())
 }
 
 /// Each as `Some`, or a single `None` where there are none.
@@ -417,6 +488,10 @@ mod tests {
             (&["all-reduce", "-f", "1"], "1 is not in 2.."),
             (&["barrier", "--plot", "x.svg"], "--plot: barrier comes in one size"),
             (&["put", "-b", "8", "-e", "8", "--plot", "x.svg"], "--plot takes two sizes at least"),
+            (&["put", "--backend", "nccl"], "--backend nccl: put is no operation of NCCL"),
+            (&["all-reduce", "--backend", "nccl", "-d", "i32", "-o", "xor"], "--backend nccl: xor is no reduction of NCCL"),
+            (&["all-reduce", "--backend", "nccl", "--threads"], "--backend nccl: --threads"),
+            (&["all-reduce", "-G", "20"], "--graph: the host backend has no graphs"),
             (&["frobnicate"], "invalid value 'frobnicate'"),
         ] {
             let error = config(arguments).unwrap_err();

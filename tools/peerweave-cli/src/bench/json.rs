@@ -59,7 +59,7 @@ pub fn document(
         "iterations": config.iters,
         "aggregated_iterations": 1,
         "validation": u8::from(config.check),
-        "graph": 0,
+        "graph": config.graph.unwrap_or(0),
         "blocking_collectives": truth(!config.stream),
         "per_iter_timing": truth(config.dirty),
         "per_iter_skip": 0,

@@ -5,6 +5,7 @@
 //!   pe.rs        a PE: goes through the plan                      geometry.rs  which element must hold what
 //!   measure.rs   one case: check, time, check                     pattern.rs   inputs with exact results
 //!   calls.rs     the calls that are timed                         memory.rs    filling and comparing
+//!   nccl.rs      a PE with a GPU, over NCCL                       nccl_calls.rs  its calls
 //!   record.rs    what a PE tells                                  report.rs    what all told, put together
 //!   table.rs, json.rs, plot.rs   the forms of the result
 //! ```
@@ -16,6 +17,8 @@ pub mod geometry;
 pub mod json;
 pub mod measure;
 pub mod memory;
+mod nccl;
+mod nccl_calls;
 pub mod op;
 pub mod pattern;
 pub mod pe;
@@ -119,13 +122,8 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
 fn subtitle(config: &Config, machine: &Machine, collector: &Collector) -> String {
     let mut words = vec![format!("{}, {} CPUs", machine.cpu_model, machine.cpus)];
     words.extend(collector.ready().first().map(|ready| format!("{} backend", ready.backend)));
-    words.push(match config.buffers {
-        config::Buffers::Symmetric => "symmetric buffers".to_owned(),
-        config::Buffers::Private => "private buffers".to_owned(),
-    });
-    if config.stream {
-        words.push("stream-ordered".to_owned());
-    }
+    words.push(config.buffers_name().to_owned());
+    words.push(format!("calls: {}", config.calls_name()));
     if config.dirty {
         words.push("rewritten inputs".to_owned());
     }

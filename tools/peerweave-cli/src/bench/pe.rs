@@ -8,10 +8,11 @@ use peerweave::{
 };
 
 use super::calls::Reduces;
-use super::config::{Bind, Buffers as BufferKind, Case, Config};
+use super::config::{BackendName, Bind, Buffers as BufferKind, Case, Config};
 use super::geometry::{self, Placement, View};
 use super::measure::{Buffers, measure};
 use super::memory::{GUARD, Memory};
+use super::nccl;
 use super::record::{Measured, Ready, Record, monotonic_ns};
 use crate::exit;
 
@@ -26,7 +27,11 @@ pub fn main(config: &str) -> u8 {
             return exit::USAGE;
         }
     };
-    let result = if config.threads { run_on_threads(&config) } else { run_in_job(&config) };
+    let result: std::result::Result<(), Box<dyn std::error::Error>> = match config.backend {
+        BackendName::Nccl => nccl::run(&config),
+        BackendName::Host if config.threads => run_on_threads(&config).map_err(Into::into),
+        BackendName::Host => run_in_job(&config).map_err(Into::into),
+    };
     match result {
         Ok(()) => exit::OK,
         Err(error) => {
@@ -46,7 +51,7 @@ fn run_on_threads(config: &Config) -> Result<()> {
 
 /// Binds this thread to the processor of its index among those that it may use, where each PE can have one of its own: as other launchers do, since
 /// the system may otherwise put two PEs that wait for each other on one processor.
-fn bind(index: usize, n_pes: usize) {
+pub(super) fn bind(index: usize, n_pes: usize) {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
     let mut processors = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
     if (allowed.count() as usize) < n_pes {
@@ -177,13 +182,13 @@ impl Plan<'_> {
     }
 }
 
-fn placements(config: &Config) -> impl Iterator<Item = Placement> + use<> {
-    let in_place = config.op.has_in_place().then_some(Placement::InPlace);
+pub(super) fn placements(config: &Config) -> impl Iterator<Item = Placement> + use<> {
+    let in_place = config.has_in_place().then_some(Placement::InPlace);
     std::iter::once(Placement::OutOfPlace).chain(in_place)
 }
 
 /// One line, in one write: PEs may be threads.
-fn say(record: &Record) {
+pub(super) fn say(record: &Record) {
     let mut line = serde_json::to_string(record).expect("a record has no map with keys that are no text");
     line.push('\n');
     // Where the command has gone there is nobody to tell, and this process ends with it.

@@ -106,7 +106,7 @@ impl Collector {
             Record::Measured(measured) => {
                 let row = measured.row;
                 self.pending.push(measured);
-                let placements = if self.config.op.has_in_place() { 2 } else { 1 };
+                let placements = if self.config.has_in_place() { 2 } else { 1 };
                 if self.pending.iter().filter(|measured| measured.row == row).count() < placements * self.config.n_pes {
                     return News::Nothing;
                 }
@@ -158,7 +158,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
 /// What the reports' tests share.
 #[cfg(test)]
 pub(crate) mod testing {
-    use super::super::config::{Buffers, Config};
+    use super::super::config::{BackendName, Buffers, Config};
     use super::super::op::BenchOp;
     use super::*;
     use peerweave_types::{DType, ReduceOp};
@@ -180,6 +180,8 @@ pub(crate) mod testing {
             threads: false,
             stream: false,
             bind: crate::bench::config::Bind::None,
+            backend: BackendName::Host,
+            graph: None,
         }
     }
 

@@ -33,11 +33,8 @@ pub fn header(config: &Config, args: &BenchArgs, ready: &[Ready], host: &str) ->
         ),
         format!(
             "# buffers: {} calls: {} inputs: {}",
-            match config.buffers {
-                super::config::Buffers::Symmetric => "symmetric",
-                super::config::Buffers::Private => "private",
-            },
-            if config.stream { "stream-ordered" } else { "blocking" },
+            config.buffers_name(),
+            config.calls_name(),
             if config.dirty { "rewritten before each call" } else { "the same in every call" },
         ),
         "#".to_owned(),

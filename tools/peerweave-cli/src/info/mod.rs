@@ -3,6 +3,7 @@
 //! What can be tried is tried, and not concluded from settings: two PEs are started, and say how they found each other.
 
 mod environment;
+mod libraries;
 pub mod machine;
 mod system;
 mod trial;
@@ -12,6 +13,7 @@ use serde::Serialize;
 use crate::cli::InfoArgs;
 use crate::exit;
 use environment::{Launcher, Variable};
+use libraries::Library;
 use machine::Machine;
 use system::System;
 use trial::Trial;
@@ -25,15 +27,8 @@ struct Info {
     trial: Trial,
     launcher: Launcher,
     libraries: Vec<Library>,
+    multicast: String,
     variables: Vec<Variable>,
-}
-
-/// A library that some version of Peerweave uses.
-#[derive(Debug, Serialize)]
-struct Library {
-    name: &'static str,
-    state: &'static str,
-    why: &'static str,
 }
 
 /// Runs the command; gives its exit code.
@@ -44,7 +39,8 @@ pub fn main(args: &InfoArgs) -> u8 {
         system: System::look(),
         trial: Trial::run(),
         launcher: Launcher::look(),
-        libraries: libraries(),
+        libraries: libraries::look(),
+        multicast: libraries::multicast(),
         variables: environment::variables(),
     };
     let text = if args.json {
@@ -60,12 +56,6 @@ pub fn main(args: &InfoArgs) -> u8 {
     };
     println!("{}", text.trim_end());
     exit::OK
-}
-
-fn libraries() -> Vec<Library> {
-    let why = "this version has the host backend alone, which needs no library";
-    let names = ["CUDA driver (libcuda.so.1)", "NCCL (libnccl.so.2)", "NVSHMEM (libnvshmem_host.so.3)", "nvJitLink", "NVRTC"];
-    names.map(|name| Library { name, state: "not looked for", why }).into()
 }
 
 /// The form for people: a heading per part, then `name  value  (reason)`.
@@ -95,10 +85,9 @@ fn text(info: &Info) -> String {
     part("System", info.system.lines());
     part("Host backend", info.trial.lines());
     part("Launcher", vec![line(&info.launcher.name, info.launcher.state.clone())]);
-    part(
-        "Libraries",
-        info.libraries.iter().map(|library| line(library.name, format!("{}: {}", library.state, library.why))).collect(),
-    );
+    let mut libraries: Vec<_> = info.libraries.iter().flat_map(Library::lines).collect();
+    libraries.push(line("multicast", info.multicast.clone()));
+    part("Libraries", libraries);
     part("Environment", info.variables.iter().map(|variable| line(&variable.name, variable.to_string())).collect());
     out
 }
@@ -119,10 +108,5 @@ mod tests {
     #[test]
     fn bytes_have_a_unit() {
         assert_eq!([gib(0), gib(3 << 29), gib(3 << 19)], ["unknown", "1.5 GiB", "1.5 MiB"]);
-    }
-
-    #[test]
-    fn no_library_is_claimed_to_have_been_looked_for() {
-        assert!(libraries().iter().all(|library| library.state == "not looked for" && library.why.contains("host backend")));
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::bench::config::{Buffers, Config};
+use crate::bench::config::{BackendName, Buffers, Config};
 use crate::bench::op::BenchOp;
 use crate::bench::record::{Ready, Record, monotonic_ns};
 use crate::launch::{self, Attendant, Launch, Output, Source, Stdin};
@@ -91,6 +91,8 @@ fn start(witness: &mut Witness) -> Result<u8, String> {
         threads: false,
         stream: false,
         bind: crate::bench::config::Bind::None,
+        backend: BackendName::Host,
+        graph: None,
     };
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let meeting = Meeting::hold(&Place::ThisMachine, 2).map_err(|error| text(&error))?;

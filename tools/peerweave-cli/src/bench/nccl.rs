@@ -1,0 +1,287 @@
+//! A PE of `bench --backend nccl`: one process, one GPU. Goes through the same plan, with the same inputs and the same check, as the host's PEs.
+//!
+//! Invariant: every PE makes the same calls in the same order; the number of calls in a batch is agreed on through the rendezvous, not by
+//! the library that is measured.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::{Job, Options, Rendezvous};
+use peerweave_driver::cudarc::driver::CudaGraph;
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use peerweave_driver::{CudaError, CudaStream, DeviceMemory, DriverError, context};
+use peerweave_nccl::{Communicator, Config as NcclConfig, Nccl};
+use peerweave_types::{DType, F8E4M3, F8E5M2, bf16, f16};
+
+use super::config::{Case, Config};
+use super::geometry::{self, Placement, Tile, View};
+use super::memory::GUARD;
+use super::nccl_calls::{Elements, Operation, Setting, enqueue, operation};
+use super::pattern::{PERIOD, input_tile, moved_tile, poison, reduced_tile};
+use super::pe::{bind, placements, say};
+use super::record::{Measured, Ready, Record, monotonic_ns};
+use crate::bench::config::Bind;
+
+/// Anything that ends the measurement.
+pub(super) type Failure = Box<dyn std::error::Error>;
+
+/// How long a wait may take.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// How long a batch is to take.
+const BATCH: Duration = Duration::from_millis(30);
+const FEWEST_CALLS: u64 = 3;
+
+/// The process, from its first barrier to its end.
+pub(super) fn run(config: &Config) -> Result<(), Failure> {
+    let rendezvous = Arc::new(Rendezvous::join(&Job::from_env()?, Options { deadline: DEADLINE, ..Options::default() })?);
+    let pe = rendezvous.pe().index();
+    if config.bind == Bind::Processor {
+        bind(pe, config.n_pes);
+    }
+    let nccl = Nccl::load()?;
+    let context = context(pe)?;
+    let stream = context.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
+    let communicator = Communicator::from_rendezvous(nccl, &context, &rendezvous, &NcclConfig::new(), DEADLINE)?;
+    let session =
+        Session { config, rendezvous: &rendezvous, communicator: &communicator, stream: &stream, meetings: Default::default() };
+    session.meet()?;
+    say(&Record::Ready(Ready {
+        passed_at_ns: monotonic_ns(),
+        pe,
+        pid: std::process::id(),
+        backend: "nccl".to_owned(),
+        compute: format!("{}, NCCL {}", context.name().map_err(CudaError::of("cuDeviceGetName"))?, nccl.version()),
+        private_buffers: "device memory".to_owned(),
+    }));
+    let cases: Vec<(usize, Case)> = config.cases().into_iter().enumerate().collect();
+    for of_one_type in cases.chunk_by(|a, b| a.1.dtype == b.1.dtype) {
+        match of_one_type[0].1.dtype {
+            DType::I8 => session.rows::<i8>(of_one_type),
+            DType::U8 => session.rows::<u8>(of_one_type),
+            DType::I32 => session.rows::<i32>(of_one_type),
+            DType::U32 => session.rows::<u32>(of_one_type),
+            DType::I64 => session.rows::<i64>(of_one_type),
+            DType::U64 => session.rows::<u64>(of_one_type),
+            DType::F16 => session.rows::<f16>(of_one_type),
+            DType::BF16 => session.rows::<bf16>(of_one_type),
+            DType::F32 => session.rows::<f32>(of_one_type),
+            DType::F64 => session.rows::<f64>(of_one_type),
+            DType::F8E4M3 => session.rows::<F8E4M3>(of_one_type),
+            DType::F8E5M2 => session.rows::<F8E5M2>(of_one_type),
+            other => unreachable!("{other} is not known to bench: DType::ALL has grown"),
+        }?;
+    }
+    session.meet()?;
+    communicator.finalize(DEADLINE)?;
+    Ok(())
+}
+
+struct Session<'a> {
+    config: &'a Config,
+    rendezvous: &'a Rendezvous,
+    communicator: &'a Communicator,
+    stream: &'a Arc<CudaStream>,
+    /// How often the PEs have met through the rendezvous.
+    meetings: std::cell::Cell<u64>,
+}
+
+/// One placement of one case, ready to be called.
+struct Bench<'a, T> {
+    session: &'a Session<'a>,
+    case: &'a Case,
+    view: View,
+    operation: Operation<T>,
+    send: DeviceMemory<T>,
+    recv: DeviceMemory<T>,
+    /// The result's memory with its guard.
+    guarded: DeviceMemory<T>,
+}
+
+impl Session<'_> {
+    /// All PEs come here before any goes on.
+    fn meet(&self) -> Result<(), Failure> {
+        self.meetings.set(self.meetings.get() + 1);
+        Ok(self.rendezvous.barrier(&format!("bench/{}", self.meetings.get()))?)
+    }
+
+    /// The largest of what the PEs say.
+    fn agree(&self, mine: f64) -> Result<f64, Failure> {
+        self.meetings.set(self.meetings.get() + 1);
+        let all = self.rendezvous.exchange(&format!("bench/{}", self.meetings.get()), &mine.to_le_bytes())?;
+        let all = all.iter().map(|blob| blob.as_slice().try_into().map(f64::from_le_bytes)).collect::<Result<Vec<_>, _>>()?;
+        Ok(all.into_iter().fold(0.0, f64::max))
+    }
+
+    fn rows<T: Elements>(&self, cases: &[(usize, Case)]) -> Result<(), Failure> {
+        let pe = self.communicator.rank();
+        let view = |case: &Case, placement| View {
+            op: self.config.op,
+            counts: case.counts,
+            n_pes: self.config.n_pes,
+            rank: pe,
+            root: case.root.unwrap_or(0),
+            placement,
+        };
+        let views: Vec<View> =
+            cases.iter().flat_map(|(_, case)| placements(self.config).map(|placement| view(case, placement))).collect();
+        let most = |part: fn((usize, usize)) -> usize| views.iter().map(|view| part(geometry::lengths(view))).max().unwrap_or(0);
+        let context = self.stream.context();
+        let send = DeviceMemory::<T>::alloc(context, most(|(send, _)| send))?;
+        let recv = DeviceMemory::<T>::alloc(context, most(|(_, recv)| recv) + GUARD)?;
+        for (row, case) in cases {
+            let mut records = Vec::new();
+            for placement in placements(self.config) {
+                let view = view(case, placement);
+                let (send_len, recv_len) = geometry::lengths(&view);
+                let (send, recv, guarded) =
+                    (send.slice(0..send_len)?, recv.slice(0..recv_len)?, recv.slice(0..recv_len + GUARD)?);
+                let operation = operation(self.communicator, case.redop, &view)?;
+                let mut bench = Bench { session: self, case, view, operation, send, recv, guarded };
+                let (iters, batch_us, wrong) = bench.measure()?;
+                records.push(Record::Measured(Measured { pe, row: *row, placement, iters, batch_us, wrong }));
+            }
+            records.iter().for_each(say);
+        }
+        Ok(())
+    }
+}
+
+impl<T: Elements> Bench<'_, T> {
+    fn measure(&mut self) -> Result<(u64, Vec<f64>, Option<u64>), Failure> {
+        let config = self.session.config;
+        let mut wrong = 0;
+        self.prepare(0)?;
+        if config.check {
+            self.enqueue(1)?;
+            wrong += self.check(0)?;
+        }
+        self.enqueue(config.warmup.max(1))?;
+        self.finish()?;
+        let graph = config.graph.map(|calls| self.capture(calls)).transpose()?;
+        let per_launch = u64::from(config.graph.unwrap_or(1));
+        let launches = match config.iters {
+            Some(iters) => iters.div_ceil(per_launch),
+            None => self.launches_per_batch(graph.as_ref())?,
+        };
+        let mut batch_us = Vec::new();
+        for _ in 0..config.batches {
+            let spent = self.timed(graph.as_ref(), launches)?;
+            batch_us.push(spent.as_secs_f64() * 1e6 / (launches * per_launch) as f64);
+        }
+        self.session.meet()?;
+        if config.check {
+            // In place the calls have made results their own inputs: only fresh inputs have a known result.
+            let round = u64::from(self.view.placement == Placement::InPlace);
+            self.prepare(round)?;
+            match &graph {
+                Some(graph) if self.view.placement == Placement::OutOfPlace => launch(graph, 1)?,
+                _ => self.enqueue(1)?,
+            }
+            wrong += self.check(round)?;
+        }
+        Ok((launches * per_launch, batch_us, config.check.then_some(wrong)))
+    }
+
+    fn enqueue(&mut self, times: u64) -> Result<(), Failure> {
+        let Session { communicator, stream, .. } = self.session;
+        let setting = Setting { communicator, stream, view: self.view };
+        for _ in 0..times {
+            enqueue(&setting, &self.operation, &mut self.send, &mut self.recv)?;
+        }
+        Ok(())
+    }
+
+    /// The calls as a graph.
+    fn capture(&mut self, calls: u32) -> Result<CudaGraph, Failure> {
+        let stream = self.session.stream;
+        stream
+            .begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+            .map_err(CudaError::of("cuStreamBeginCapture"))?;
+        let captured = self.enqueue(u64::from(calls));
+        // Ended in any case: a stream that is left capturing is of no use for the error's sake.
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(CudaError::of("cuStreamEndCapture"));
+        captured?;
+        let graph = graph?.ok_or("the calls left no graph")?;
+        graph.upload().map_err(CudaError::of("cuGraphUpload"))?;
+        launch(&graph, 1)?;
+        self.finish()?;
+        Ok(graph)
+    }
+
+    /// Waits for everything that was enqueued.
+    fn finish(&self) -> Result<(), Failure> {
+        Ok(self.session.communicator.wait(self.session.stream, DEADLINE)?)
+    }
+
+    /// The time of so many launches, on this PE, from the moment when all are ready.
+    fn timed(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<Duration, Failure> {
+        self.session.meet()?;
+        let start = Instant::now();
+        match graph {
+            Some(graph) => launch(graph, launches)?,
+            None => self.enqueue(launches)?,
+        }
+        self.finish()?;
+        Ok(start.elapsed())
+    }
+
+    /// As many launches as take about [`BATCH`]; the same number on every PE.
+    fn launches_per_batch(&mut self, graph: Option<&CudaGraph>) -> Result<u64, Failure> {
+        let mine = self.timed(graph, FEWEST_CALLS)?.as_secs_f64();
+        let slowest = self.session.agree(mine)?.max(1e-9);
+        // The first few are slower than the rest, and a few more calls cost little.
+        Ok(((BATCH.as_secs_f64() / (slowest / FEWEST_CALLS as f64)) as u64).clamp(FEWEST_CALLS, 100_000))
+    }
+
+    /// Fills the input and spoils what the result will be written to, with values of this round.
+    fn prepare(&mut self, round: u64) -> Result<(), Failure> {
+        let stream = self.session.stream;
+        let input = geometry::input(&self.view);
+        let tile = self.tile(input.of, round);
+        let mut result = vec![poison::<T>(); self.guarded.len()];
+        let shared = geometry::shares_buffer(&self.view);
+        let mut own = vec![poison::<T>(); if shared { 0 } else { self.send.len() }];
+        let target = if shared { &mut result } else { &mut own };
+        for (i, element) in target[input.at..input.at + input.len].iter_mut().enumerate() {
+            *element = tile[(input.from + i) % PERIOD];
+        }
+        self.guarded.copy_from(stream, &result)?;
+        if !shared {
+            self.send.copy_from(stream, &own)?;
+        }
+        self.session.meet()
+    }
+
+    /// Counts what is wrong in this PE's result, and behind it.
+    fn check(&self, round: u64) -> Result<u64, Failure> {
+        self.finish()?;
+        let found = self.guarded.to_vec(self.session.stream)?;
+        let mut wrong = 0;
+        for part in geometry::results(&self.view) {
+            let tile = self.tile(part.of, round);
+            let due = (0..part.len).map(|i| tile[(part.from + i) % PERIOD]);
+            wrong +=
+                found[part.at..part.at + part.len].iter().zip(due).filter(|(found, due)| found.bits64() != due.bits64()).count();
+        }
+        wrong += found[self.recv.len()..].iter().filter(|found| found.bits64() != poison::<T>().bits64()).count();
+        self.session.meet()?;
+        Ok(wrong as u64)
+    }
+
+    fn tile(&self, of: Tile, round: u64) -> Vec<T> {
+        let n_pes = self.view.n_pes;
+        match (of, self.case.redop) {
+            (Tile::Input(rank), None) => moved_tile(rank, round),
+            (Tile::Input(rank), Some(redop)) => input_tile(redop, n_pes, rank, round),
+            (Tile::Reduced, Some(redop)) => reduced_tile(redop, n_pes, round),
+            (Tile::Reduced, None) => unreachable!("only reductions have a reduced result"),
+        }
+    }
+}
+
+fn launch(graph: &CudaGraph, times: u64) -> Result<(), Failure> {
+    for _ in 0..times {
+        graph.launch().map_err(CudaError::of("cuGraphLaunch"))?;
+    }
+    Ok(())
+}

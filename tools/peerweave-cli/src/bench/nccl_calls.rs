@@ -1,0 +1,113 @@
+//! Which call of NCCL stands for which operation of `bench`. Times and checks nothing.
+
+use std::sync::Arc;
+
+use peerweave_driver::{CudaStream, DeviceMemory};
+use peerweave_nccl::{Communicator, Group, NcclError, PreMulSum, ReduceOp as NcclOp};
+use peerweave_types::{F8E4M3, F8E5M2, ReduceOp, bf16, f16};
+
+use super::geometry::{self, Placement, View};
+use super::op::BenchOp;
+use super::pattern::{Sample, scalar};
+
+/// Elements that are measured. Those of eight bits are moved, but not reduced: the plan leaves them out.
+pub(super) trait Elements: Sample {}
+
+macro_rules! elements {
+    ($($t:ty),*) => { $(impl Elements for $t {})* };
+}
+elements!(i8, u8, i32, u32, i64, u64, f16, bf16, f32, f64, F8E4M3, F8E5M2);
+
+/// How elements are combined, if they are.
+pub(super) enum Operation<T> {
+    /// Nothing is combined.
+    None,
+    /// One that every communicator has.
+    Plain(NcclOp),
+    /// A sum of products with this rank's scalar.
+    Scaled(PreMulSum<T>),
+}
+
+/// The reduction of a case, made for this communicator where it has to be.
+pub(super) fn operation<T: Elements>(
+    communicator: &Communicator,
+    redop: Option<ReduceOp>,
+    view: &View,
+) -> Result<Operation<T>, NcclError> {
+    Ok(match redop {
+        None => Operation::None,
+        Some(ReduceOp::Sum) => Operation::Plain(NcclOp::Sum),
+        Some(ReduceOp::Prod) => Operation::Plain(NcclOp::Prod),
+        Some(ReduceOp::Min) => Operation::Plain(NcclOp::Min),
+        Some(ReduceOp::Max) => Operation::Plain(NcclOp::Max),
+        Some(ReduceOp::Avg) => Operation::Plain(NcclOp::Avg),
+        Some(ReduceOp::PreMulSum) => Operation::Scaled(PreMulSum::new(communicator, scalar(view.rank))?),
+        Some(other) => unreachable!("{other} is no reduction of NCCL: the configuration refuses it"),
+    })
+}
+
+/// Where a call is made.
+pub(super) struct Setting<'a> {
+    pub(super) communicator: &'a Communicator,
+    pub(super) stream: &'a Arc<CudaStream>,
+    pub(super) view: View,
+}
+
+/// Enqueues one call. `recv` is the buffer of the result, in place also that of the input.
+pub(super) fn enqueue<T: Elements>(
+    setting: &Setting<'_>,
+    operation: &Operation<T>,
+    send: &mut DeviceMemory<T>,
+    recv: &mut DeviceMemory<T>,
+) -> Result<(), NcclError> {
+    let Setting { communicator: c, stream: s, view } = setting;
+    let (root, n, rank) = (view.root, view.n_pes, view.rank);
+    let param = view.counts.param;
+    if view.op.reduces() {
+        return match operation {
+            Operation::Plain(op) => reduce(setting, *op, send, recv),
+            Operation::Scaled(op) => reduce(setting, op, send, recv),
+            Operation::None => unreachable!("a reduction has an operation"),
+        };
+    }
+    let in_place = view.placement == Placement::InPlace;
+    match view.op {
+        BenchOp::Broadcast if in_place => c.broadcast_in_place(s, recv, root),
+        BenchOp::Broadcast => c.broadcast(s, Some(&*send), recv, root),
+        BenchOp::AllGather if in_place => c.all_gather_in_place(s, recv),
+        BenchOp::AllGather => c.all_gather(s, &*send, recv),
+        BenchOp::AllToAll => c.all_to_all(s, &*send, recv),
+        BenchOp::AllToAllV => {
+            let (to, from) = (geometry::vector_sends(param, n, rank), geometry::vector_receives(param, n, rank));
+            c.all_to_all_v(s, &*send, &to, recv, &from)
+        }
+        // In place only the root's buffer has both; the others give, or get, their part.
+        BenchOp::Gather if in_place => c.gather_in_place(s, if rank == root { recv } else { send }, root),
+        BenchOp::Gather => c.gather(s, &*send, Some(recv), root),
+        BenchOp::Scatter if in_place => c.scatter_in_place(s, recv, root),
+        BenchOp::Scatter => c.scatter(s, Some(&*send), recv, root),
+        BenchOp::SendRecv => c.nccl().group(|group: &mut Group<'_>| {
+            group.send(c, s, &*send, (rank + 1) % n)?;
+            group.recv(c, s, recv, (rank + n - 1) % n)
+        }),
+        other => unreachable!("{} is no operation of NCCL: the configuration refuses it", other.name()),
+    }
+}
+
+fn reduce<T: Elements>(
+    setting: &Setting<'_>,
+    op: impl peerweave_nccl::Reduction<T>,
+    send: &mut DeviceMemory<T>,
+    recv: &mut DeviceMemory<T>,
+) -> Result<(), NcclError> {
+    let Setting { communicator: c, stream: s, view } = setting;
+    match (view.op, view.placement) {
+        (BenchOp::AllReduce, Placement::InPlace) => c.all_reduce_in_place(s, recv, op),
+        (BenchOp::AllReduce, Placement::OutOfPlace) => c.all_reduce(s, &*send, recv, op),
+        (BenchOp::Reduce, Placement::InPlace) => c.reduce_in_place(s, recv, op, view.root),
+        (BenchOp::Reduce, Placement::OutOfPlace) => c.reduce(s, &*send, Some(recv), op, view.root),
+        (BenchOp::ReduceScatter, Placement::InPlace) => c.reduce_scatter_in_place(s, recv, op),
+        (BenchOp::ReduceScatter, Placement::OutOfPlace) => c.reduce_scatter(s, &*send, recv, op),
+        (other, _) => unreachable!("{} reduces nothing", other.name()),
+    }
+}

@@ -1,0 +1,114 @@
+//! Which of NVIDIA's libraries this process finds, where, and what each lacks of what Peerweave can use. Calls nothing but their versions.
+
+use peerweave_driver::{Driver, multicast_switch};
+use peerweave_nccl::Nccl;
+use serde::Serialize;
+
+/// One library.
+#[derive(Debug, Serialize)]
+pub(super) struct Library {
+    /// As its vendor calls it.
+    pub name: &'static str,
+    /// `found`, `not found`, `not usable` or `not looked for`.
+    pub state: &'static str,
+    /// Its version, where it was found.
+    pub version: Option<String>,
+    /// Its file, where it was found.
+    pub path: Option<String>,
+    /// What it lacks: functions, each with the version that brought it.
+    pub lacks: Vec<String>,
+    /// Why it was not found, with every path that was tried; or what else there is to know.
+    pub why: Vec<String>,
+}
+
+impl Library {
+    fn absent(name: &'static str, state: &'static str, why: &str) -> Self {
+        Self {
+            name,
+            state,
+            version: None,
+            path: None,
+            lacks: Vec::new(),
+            why: why.lines().map(|line| line.trim().to_owned()).collect(),
+        }
+    }
+
+    /// Lines for people.
+    pub(super) fn lines(&self) -> Vec<(String, String)> {
+        let version = self.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
+        let path = self.path.as_ref().map(|path| format!(", {path}")).unwrap_or_default();
+        let mut lines = vec![(self.name.to_owned(), format!("{}{version}{path}", self.state))];
+        lines.extend(self.why.iter().map(|why| (String::new(), why.clone())));
+        if !self.lacks.is_empty() {
+            lines.push((String::new(), format!("lacks {}", self.lacks.join(", "))));
+        }
+        lines
+    }
+}
+
+/// All that some part of Peerweave uses or will use.
+pub(super) fn look() -> Vec<Library> {
+    let later = "no part of this version uses it";
+    vec![
+        driver(),
+        nccl(),
+        Library::absent("NVSHMEM", "not looked for", later),
+        Library::absent("nvJitLink", "not looked for", later),
+        Library::absent("NVRTC", "not looked for", later),
+    ]
+}
+
+/// Whether multicast objects may be made, in a sentence.
+pub(super) fn multicast() -> String {
+    match multicast_switch() {
+        Ok(()) => "allowed, where the devices support them".to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn driver() -> Library {
+    const NAME: &str = "CUDA driver";
+    let driver = match Driver::get() {
+        Ok(driver) => driver,
+        Err(error @ peerweave_driver::DriverError::Load(_)) => return Library::absent(NAME, "not found", &error.to_string()),
+        Err(error) => return Library::absent(NAME, "not usable", &error.to_string()),
+    };
+    let devices = driver.device_count().map_or_else(|error| error.to_string(), |count| format!("{count} devices"));
+    Library {
+        name: NAME,
+        state: "found",
+        version: driver.version().ok().map(|version| format!("for CUDA {version}")),
+        path: Some(driver.api().library().path().display().to_string()),
+        lacks: driver.api().missing().iter().map(|symbol| format!("{} ({})", symbol.name, symbol.since)).collect(),
+        why: vec![devices],
+    }
+}
+
+fn nccl() -> Library {
+    const NAME: &str = "NCCL";
+    match Nccl::load() {
+        Ok(nccl) => Library {
+            name: NAME,
+            state: "found",
+            version: Some(nccl.version().to_string()),
+            path: Some(nccl.path().display().to_string()),
+            lacks: nccl.missing().iter().map(|symbol| format!("{} ({})", symbol.name, symbol.since)).collect(),
+            why: nccl.others().iter().map(|other| format!("a second one is mapped as well: {}", other.display())).collect(),
+        },
+        Err(error @ peerweave_nccl::NcclError::Load(_)) => Library::absent(NAME, "not found", &error.to_string()),
+        Err(error) => Library::absent(NAME, "not usable", &error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_library_says_why_or_where() {
+        for library in look() {
+            assert!(library.path.is_some() || !library.why.is_empty(), "{library:?}");
+            assert_eq!(library.path.is_some(), library.state == "found", "{library:?}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! `peerweave bench --backend nccl` and `peerweave info` over libraries that stand in for the driver and NCCL: real processes, checked results.
+#![cfg(target_os = "linux")]
+
+use std::os::unix::fs::symlink;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A directory with the fakes, under the names that are looked for.
+struct Machine(TempDir);
+
+impl Machine {
+    fn new(with: &[(&str, &str)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        for (package, name) in with {
+            symlink(peerweave_fakes::library(package), directory.path().join(name)).unwrap();
+        }
+        Self(directory)
+    }
+
+    fn with_gpus() -> Self {
+        Self::new(&[
+            ("peerweave-fake-cuda", "libcuda.so.1"),
+            ("peerweave-fake-cuda", "libcuda.so"),
+            ("peerweave-fake-nccl", "libnccl.so.2"),
+        ])
+    }
+
+    fn run(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
+        command.env_remove("PEERWEAVE_PE").env("LD_LIBRARY_PATH", self.0.path()).env("PEERWEAVE_NCCL_PATH", self.0.path());
+        command.env("PEERWEAVE_FAKE_NCCL_DIR", self.0.path()).envs(variables.iter().copied());
+        command.args(arguments).output().unwrap()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn every_operation_of_nccl_is_measured_and_right() {
+    let machine = Machine::with_gpus();
+    for (op, in_place) in [
+        ("all-reduce", true),
+        ("reduce", true),
+        ("broadcast", true),
+        ("all-gather", true),
+        ("reduce-scatter", true),
+        ("gather", true),
+        ("scatter", true),
+        ("all-to-all", false),
+        ("all-to-all-v", false),
+        ("send-recv", false),
+    ] {
+        let options = [
+            "bench",
+            op,
+            "--backend",
+            "nccl",
+            "-n",
+            "3",
+            "-b",
+            "8",
+            "-e",
+            "2K",
+            "-f",
+            "256",
+            "--iters",
+            "2",
+            "-w",
+            "1",
+            "--timeout",
+            "60",
+        ];
+        let output = machine.run(&options, &[]);
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{op}: {out}\n{err}");
+        let lines: Vec<Vec<&str>> =
+            out.lines().filter(|line| !line.starts_with('#')).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines.len(), 2, "{op}: {out}");
+        for line in lines {
+            assert_eq!((line[8], line[12]), ("0", if in_place { "0" } else { "N/A" }), "{op}: {out}");
+        }
+    }
+}
+
+#[test]
+fn graphs_of_calls_are_replayed() {
+    let options = [
+        "bench",
+        "all-reduce",
+        "--backend",
+        "nccl",
+        "-n",
+        "2",
+        "-b",
+        "1K",
+        "-e",
+        "1K",
+        "-G",
+        "20",
+        "--iters",
+        "40",
+        "-o",
+        "all",
+        "-d",
+        "bf16",
+    ];
+    let output = Machine::with_gpus().run(&options, &[]);
+    let out = text(&output.stdout);
+    assert!(output.status.success(), "{out}\n{}", text(&output.stderr));
+    assert!(out.contains("calls: graphs of 20"), "{out}");
+    assert_eq!(out.lines().filter(|line| !line.starts_with('#')).count(), 6, "six reductions: {out}");
+    assert!(out.contains("# Out of bounds values : 0 OK"), "{out}");
+}
+
+#[test]
+fn machine_without_gpus_is_told_what_is_missing() {
+    let output = Machine::new(&[]).run(&["bench", "all-reduce", "--backend", "nccl", "-n", "1", "-e", "8"], &[]);
+    assert!(!output.status.success());
+    let err = text(&output.stderr);
+    assert!(err.contains("NCCL was not found") && err.contains("PEERWEAVE_NCCL_PATH"), "{err}");
+}
+
+#[test]
+fn more_pes_than_devices_are_refused_by_name() {
+    let options = ["bench", "all-reduce", "--backend", "nccl", "-n", "3", "-e", "8", "--timeout", "60"];
+    let output = Machine::with_gpus().run(&options, &[("PEERWEAVE_FAKE_CUDA_DEVICES", "2")]);
+    assert!(!output.status.success());
+    let err = text(&output.stderr);
+    assert!(err.contains("device 2 does not exist, there are 2"), "{err}");
+}
+
+#[test]
+fn info_names_the_libraries_found_and_what_an_old_one_lacks() {
+    let machine = Machine::with_gpus();
+    let output = machine.run(&["info", "--json"], &[("PEERWEAVE_MULTICAST", "off")]);
+    let info: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let library =
+        |name: &str| info["libraries"].as_array().unwrap().iter().find(|library| library["name"] == name).unwrap().clone();
+    assert_eq!(library("CUDA driver")["state"], "found", "{info}");
+    assert_eq!(library("NCCL")["version"], "2.32.3", "{info}");
+    assert!(info["multicast"].as_str().unwrap().contains("PEERWEAVE_MULTICAST=off"), "{info}");
+}
