@@ -56,6 +56,8 @@ pub(crate) struct HostRange {
 /// A part of a reservation behind which there is memory.
 pub(crate) struct MappedRange {
     pub(crate) physical: Arc<Physical>,
+    /// The handle that it was mapped by, whether or not that lives.
+    pub(crate) handle: usize,
     pub(crate) offset: u64,
     /// Rights by device: 1 is reading, 3 is reading and writing.
     pub(crate) access: BTreeMap<usize, u32>,

@@ -44,8 +44,4 @@ impl<T> Table<T> {
     pub(crate) fn remove(&self, handle: usize) -> Option<Arc<T>> {
         lock(&self.live).remove(&handle)
     }
-
-    pub(crate) fn all(&self) -> Vec<(usize, Arc<T>)> {
-        lock(&self.live).iter().map(|(handle, object)| (*handle, Arc::clone(object))).collect()
-    }
 }

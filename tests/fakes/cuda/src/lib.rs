@@ -18,10 +18,12 @@
 //! `pid function` for each call, and `pid function = code` for each that failed. `NO_POISON`: new memory is zero instead of 0xC3.
 //! Budgets are of the process: two processes that use one device have one each.
 //!
-//! # Where the driver's manual is silent
-//! Binding memory to a multicast object waits up to 2 s for devices that other processes still have to add, then fails with
-//! `CUDA_ERROR_SYSTEM_NOT_READY`; mapping an object whose team is not complete fails with `CUDA_ERROR_ILLEGAL_STATE` at once.
-//! What a process bound is unbound when it has neither handle nor mapping of the object left, and is gone when it dies.
+//! # Where this is not the driver
+//! Binding memory to a multicast object, and mapping the object, wait for devices that others still have to add, as the driver's
+//! do, but only for `TEAM_WAIT_MS` (2000); then they fail with `CUDA_ERROR_SYSTEM_NOT_READY`. What a process bound is unbound when
+//! the process has neither handle nor mapping of the object left, and is gone when it dies. Undefined by the manual, an error here:
+//! stale handles, unbinding what was not bound so, freed memory. Mapping at an offset into memory is refused: the manual says that
+//! it must be zero. Memory of pools cannot be shared or bound.
 //!
 //! # Functions of the fake only
 //! `peerweave_fake_cuda_fail(text)`, `peerweave_fake_context_fail(code)`, `peerweave_fake_stream_block(stream)`, `peerweave_fake_stream_unblock(stream)`,

@@ -24,8 +24,10 @@ use crate::vmm::{aligned, available, check_handle_types, find, new_number, publi
 /// What the driver recommends: larger than what it demands, so that nobody takes one for the other.
 const RECOMMENDED_BYTES: u64 = 16 << 20;
 
-/// How long a bind waits for devices that other processes still have to add; a driver waits without end.
-const WAIT_FOR_DEVICES: Duration = Duration::from_secs(2);
+/// How long binding and mapping wait for devices that others still have to add. A driver waits without end.
+fn wait_for_team() -> Duration {
+    Duration::from_millis(faults::number(faults::variable::TEAM_WAIT_MS).unwrap_or(2000))
+}
 
 /// The table: a head of words, then bindings.
 const TABLE_BYTES: u64 = 64 << 10;
@@ -163,7 +165,7 @@ impl Team {
     }
 
     /// Whether as many devices were added as the object was made for.
-    pub(crate) fn is_complete(&self) -> Result<bool> {
+    fn is_complete(&self) -> Result<bool> {
         Ok(self.lock()?.is_complete())
     }
 
@@ -180,8 +182,9 @@ impl Team {
         Ok(())
     }
 
-    fn wait_for_devices(&self) -> Result {
-        let deadline = Instant::now() + WAIT_FOR_DEVICES;
+    /// Waits until the team is complete.
+    pub(crate) fn wait_for_devices(&self) -> Result {
+        let deadline = Instant::now() + wait_for_team();
         while !self.is_complete()? {
             if Instant::now() >= deadline {
                 return Err(Code::SYSTEM_NOT_READY);
@@ -302,6 +305,10 @@ fn bind(object: &Physical, device: Option<CuDevice>, at: u64, memory: &Arc<Physi
     aligned(&[at, memory_at, size])?;
     let inside = |from: u64, whole: u64| from.checked_add(size).is_some_and(|end| end <= whole);
     if memory.is_multicast() || size == 0 || !inside(at, object.size) || !inside(memory_at, memory.size) {
+        return Err(Code::INVALID_VALUE);
+    }
+    // What other processes may get must not hold memory that they may not get.
+    if object.handle_types != 0 && memory.handle_types == 0 {
         return Err(Code::INVALID_VALUE);
     }
     if device.is_some_and(|device| Some(device as usize) != memory.device) {

@@ -170,6 +170,7 @@ fn copy_of(driver: &Driver, address: CuPtr) -> Option<Range> {
         }),
         Kind::Mapped(mapped) => Kind::Mapped(MappedRange {
             physical: std::sync::Arc::clone(&mapped.physical),
+            handle: mapped.handle,
             offset: mapped.offset,
             access: mapped.access.clone(),
         }),

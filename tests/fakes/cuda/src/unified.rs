@@ -3,7 +3,7 @@
 
 use core::ffi::{c_int, c_uint};
 
-use crate::abi::{Code, CuPtr, CuStream, Location, Result};
+use crate::abi::{Code, CuDevice, CuPtr, CuStream, Location, Result};
 use crate::address::Kind;
 use crate::context;
 use crate::driver::driver;
@@ -31,25 +31,46 @@ fn check_location(location: Location) -> Result {
     }
 }
 
+fn advise(address: CuPtr, bytes: usize, advice: c_int, location: Location) -> Result {
+    context::current()?;
+    if !(1..=6).contains(&advice) {
+        return Err(Code::INVALID_VALUE);
+    }
+    check_location(location)?;
+    check_managed(address, bytes)
+}
+
+fn prefetch(address: CuPtr, bytes: usize, location: Location, stream: CuStream) -> Result {
+    let stream = stream::resolve(stream)?;
+    check_location(location)?;
+    check_managed(address, bytes)?;
+    // All places are the same memory: only the order in the stream is left to keep.
+    stream.submit(Work::Empty)
+}
+
+/// The host by its number, in the forms that came before locations.
+fn location_of(device: CuDevice) -> Location {
+    if device == -1 { Location { kind: 2, id: 0 } } else { Location { kind: Location::DEVICE, id: device } }
+}
+
 exports! {
+    8000 fn cuMemAdvise(address: CuPtr, bytes: usize, advice: c_int, device: CuDevice) {
+        advise(address, bytes, advice, location_of(device))
+    }
+
+    8000 fn cuMemPrefetchAsync(address: CuPtr, bytes: usize, device: CuDevice, stream: CuStream) {
+        prefetch(address, bytes, location_of(device), stream)
+    }
+
     12020 fn cuMemAdvise_v2(address: CuPtr, bytes: usize, advice: c_int, location: Location) {
-        context::current()?;
-        if !(1..=6).contains(&advice) {
-            return Err(Code::INVALID_VALUE);
-        }
-        check_location(location)?;
-        check_managed(address, bytes)
+        advise(address, bytes, advice, location)
     }
 
     12020 fn cuMemPrefetchAsync_v2(address: CuPtr, bytes: usize, location: Location, flags: c_uint, stream: CuStream) {
         if flags != 0 {
             return Err(Code::INVALID_VALUE);
         }
-        let stream = stream::resolve(stream)?;
-        check_location(location)?;
-        check_managed(address, bytes)?;
-        // All places are the same memory: only the order in the stream is left to keep.
-        stream.submit(Work::Empty)
+        prefetch(address, bytes, location, stream)
     }
 
     6000 fn cuStreamAttachMemAsync(stream: CuStream, address: CuPtr, bytes: usize, flags: c_uint) {

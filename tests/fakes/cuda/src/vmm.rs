@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::{AccessDesc, AllocationProp, Code, CuMemHandle, CuPtr, Handle64, In, Location, Out, Result};
 use crate::address::{Kind, MappedRange, Range, next_id};
+use crate::arena::PAGE_BYTES;
 use crate::device::{fabric_supported, has_vmm};
 use crate::driver::{Driver, driver};
 use crate::faults::{setting, variable};
@@ -237,8 +238,7 @@ exports! {
     10020 fn cuMemAddressReserve(address: Out<CuPtr>, size: usize, alignment: usize, wish: CuPtr, flags: c_ulonglong) {
         address.required()?;
         let driver = available()?;
-        aligned(&[size as u64])?;
-        if size == 0 || flags != 0 || (alignment != 0 && !alignment.is_power_of_two()) {
+        if size == 0 || flags != 0 || !size.is_multiple_of(PAGE_BYTES as usize) || (alignment != 0 && !alignment.is_power_of_two()) {
             return Err(Code::INVALID_VALUE);
         }
         let base = reserve(size as u64, alignment as u64, wish)?;
@@ -265,10 +265,8 @@ exports! {
         if size == 0 || flags != 0 || offset != 0 || size > physical.size {
             return Err(Code::INVALID_VALUE);
         }
-        if let Some(team) = &physical.team
-            && !team.is_complete()?
-        {
-            return Err(Code::ILLEGAL_STATE);
+        if let Some(team) = &physical.team {
+            team.wait_for_devices()?;
         }
         let mut map = change(driver);
         map.reservation(address, size).ok_or(Code::INVALID_VALUE)?;
@@ -278,7 +276,7 @@ exports! {
         if !physical.is_multicast() {
             share::map(Some(address), size, libc::PROT_NONE, Some((&physical.file, 0)))?;
         }
-        let kind = Kind::Mapped(MappedRange { physical, offset: 0, access: BTreeMap::new() });
+        let kind = Kind::Mapped(MappedRange { physical, handle: handle as usize, offset: 0, access: BTreeMap::new() });
         map.insert(Range { base: address, size, id: next_id(), kind });
         Ok(())
     }
@@ -353,21 +351,14 @@ exports! {
     11000 fn cuMemRetainAllocationHandle(handle: Out<CuMemHandle>, address: CuPtr) {
         handle.required()?;
         let driver = available()?;
-        let physical = match change(driver).find(address).map(|range| &range.kind) {
-            Some(Kind::Mapped(mapped)) => Arc::clone(&mapped.physical),
-            _ => return Err(Code::INVALID_VALUE),
+        let map = change(driver);
+        let Some(Kind::Mapped(mapped)) = map.find(address).map(|range| &range.kind) else {
+            return Err(Code::INVALID_VALUE);
         };
-        physical.retain();
-        let known = driver.physical.all().into_iter().find(|(_, other)| Arc::ptr_eq(other, &physical));
-        let number = known.map_or_else(
-            || {
-                let number = driver.physical.reserve();
-                driver.physical.insert(number, Arc::clone(&physical));
-                number
-            },
-            |(number, _)| number,
-        );
-        handle.set(number as CuMemHandle)
+        // The same handle that it was mapped by, says the manual, even where that was released meanwhile.
+        mapped.physical.retain();
+        driver.physical.insert(mapped.handle, Arc::clone(&mapped.physical));
+        handle.set(mapped.handle as CuMemHandle)
     }
 
     10020 fn cuMemGetAllocationPropertiesFromHandle(prop: Out<AllocationProp>, handle: CuMemHandle) {

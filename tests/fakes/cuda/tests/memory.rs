@@ -206,3 +206,70 @@ fn a_context_that_is_gone_takes_its_memory_and_streams_along() {
         assert_eq!(call!(cuMemFree_v2(pointer)), CUDA_ERROR_INVALID_VALUE);
     });
 }
+
+#[test]
+fn managed_memory_is_the_hosts_and_the_devices() {
+    fakes().run(|| {
+        let context = CudaContext::new(1).unwrap();
+        context.bind_to_thread().unwrap();
+        let mut pointer = 0;
+        assert_eq!(call!(cuMemAllocManaged(&mut pointer, 4096, 1)), CUDA_SUCCESS);
+        // SAFETY: managed memory is the host's too; nothing else uses it now.
+        unsafe { (pointer as *mut u32).write(77) };
+        let mut out = 0_u32;
+        assert_eq!(call!(cuMemcpyDtoH_v2((&raw mut out).cast(), pointer, 4)), CUDA_SUCCESS);
+        assert_eq!(out, 77);
+        let mut managed = 0_u8;
+        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED;
+        assert_eq!(call!(cuPointerGetAttribute((&raw mut managed).cast(), attribute, pointer)), CUDA_SUCCESS);
+        assert_eq!(managed, 1);
+        assert_eq!(call!(cuMemAllocManaged(&mut pointer, 4096, 3)), CUDA_ERROR_INVALID_VALUE);
+    });
+}
+
+#[test]
+fn memory_of_the_host_is_registered_once() {
+    fakes().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        context.bind_to_thread().unwrap();
+        let mut memory = vec![3_u8; 8192];
+        let place = memory.as_mut_ptr().cast::<c_void>();
+        assert_eq!(call!(cuMemHostRegister_v2(place, 8192, 0)), CUDA_SUCCESS);
+        assert_eq!(call!(cuMemHostRegister_v2(place.wrapping_byte_add(100), 10, 0)), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+        let mut device = 0;
+        assert_eq!(call!(cuMemHostGetDevicePointer_v2(&mut device, place, 0)), CUDA_SUCCESS);
+        // Registered memory is an address of the device's.
+        assert_eq!(call!(cuMemsetD8_v2(device + 8191, 9, 1)), CUDA_SUCCESS);
+        assert_eq!(call!(cuCtxSynchronize()), CUDA_SUCCESS);
+        assert_eq!(call!(cuMemFreeHost(place)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(call!(cuMemHostUnregister(place)), CUDA_SUCCESS);
+        assert_eq!(call!(cuMemHostUnregister(place)), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+        assert_eq!(memory[8191], 9);
+        assert_eq!(call!(cuMemsetD8_v2(device, 9, 1)), CUDA_ERROR_INVALID_VALUE);
+    });
+}
+
+#[test]
+fn contexts_are_a_stack_of_the_thread() {
+    fakes().run(|| {
+        let (one, two) = (CudaContext::new(0).unwrap(), CudaContext::new(1).unwrap());
+        one.bind_to_thread().unwrap();
+        assert_eq!(call!(cuCtxPushCurrent_v2(two.cu_ctx())), CUDA_SUCCESS);
+        let mut device = -1;
+        assert_eq!(call!(cuCtxGetDevice(&mut device)), CUDA_SUCCESS);
+        assert_eq!(device, 1);
+        let mut popped = std::ptr::null_mut();
+        assert_eq!(call!(cuCtxPopCurrent_v2(&mut popped)), CUDA_SUCCESS);
+        assert_eq!(popped, two.cu_ctx());
+        assert_eq!(call!(cuCtxGetDevice(&mut device)), CUDA_SUCCESS);
+        assert_eq!(device, 0);
+        // Another thread has no context yet.
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(call!(cuCtxSynchronize()), CUDA_ERROR_INVALID_CONTEXT));
+        });
+        let (mut flags, mut active) = (9, 9);
+        assert_eq!(call!(cuDevicePrimaryCtxGetState(2, &mut flags, &mut active)), CUDA_SUCCESS);
+        assert_eq!(active, 0);
+        assert_eq!(call!(cuDevicePrimaryCtxRelease_v2(2)), CUDA_ERROR_INVALID_CONTEXT);
+    });
+}

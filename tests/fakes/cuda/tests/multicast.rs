@@ -103,7 +103,7 @@ fn a_multicast_address_cannot_be_read() {
 
 #[test]
 fn states_come_in_their_order() {
-    fakes().run(|| {
+    fakes().env("PEERWEAVE_FAKE_CUDA_TEAM_WAIT_MS", "50").run(|| {
         let _context = CudaContext::new(0).unwrap();
         assert_eq!(create_object(2, PIECE + 1), Err(CUDA_ERROR_INVALID_VALUE));
         assert_eq!(create_object(0, PIECE), Err(CUDA_ERROR_INVALID_VALUE));
@@ -113,10 +113,10 @@ fn states_come_in_their_order() {
             |at: usize, memory: u64, from: usize, size: usize| call!(cuMulticastBindMem(object, at, memory, from, size, 0));
         assert_eq!(call!(cuMulticastAddDevice(object, 0)), CUDA_SUCCESS);
         assert_eq!(call!(cuMulticastAddDevice(object, 0)), CUDA_ERROR_INVALID_VALUE);
-        // A bind waits for the rest of the team, here in vain; a mapping does not wait.
+        // Binding and mapping wait for the rest of the team, here in vain.
         assert_eq!(bind(0, memories[0], 0, PIECE), CUDA_ERROR_SYSTEM_NOT_READY);
         let address = reserve(2 * PIECE);
-        assert_eq!(call!(cuMemMap(address, 2 * PIECE, 0, object, 0)), CUDA_ERROR_ILLEGAL_STATE);
+        assert_eq!(call!(cuMemMap(address, 2 * PIECE, 0, object, 0)), CUDA_ERROR_SYSTEM_NOT_READY);
         assert_eq!(call!(cuMulticastAddDevice(object, 1)), CUDA_SUCCESS);
         assert_eq!(call!(cuMulticastAddDevice(object, 2)), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(bind(0, memories[2], 0, PIECE), CUDA_ERROR_INVALID_DEVICE);
@@ -124,6 +124,10 @@ fn states_come_in_their_order() {
         assert_eq!(bind(PIECE, memories[0], 0, 2 * PIECE), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(bind(0, memories[0], PIECE, 2 * PIECE), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(bind(0, object, 0, PIECE), CUDA_ERROR_INVALID_VALUE);
+        let mut private = 0;
+        let unshared = prop(0, sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE);
+        assert_eq!(call!(cuMemCreate(&mut private, PIECE, &unshared, 0)), CUDA_SUCCESS);
+        assert_eq!(bind(0, private, 0, PIECE), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(bind(PIECE, memories[0], 0, PIECE), CUDA_SUCCESS);
         assert_eq!(bind(PIECE, memories[0], PIECE, PIECE), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(call!(cuMemMap(address, 2 * PIECE, 0, object, 0)), CUDA_SUCCESS);

@@ -319,3 +319,35 @@ fn rows_are_copied_with_their_pitches() {
         assert_eq!(code, sys::CUresult::CUDA_ERROR_INVALID_VALUE);
     });
 }
+
+#[test]
+fn a_callback_learns_of_the_error_that_a_host_function_never_sees() {
+    unsafe extern "C" fn keep(_stream: sys::CUstream, status: sys::CUresult, data: *mut core::ffi::c_void) {
+        // SAFETY: the counter below, which lives for as long as the process.
+        unsafe { &*data.cast::<AtomicU32>() }.store(status as u32, Ordering::SeqCst);
+    }
+    fakes().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let seen: &'static AtomicU32 = Box::leak(Box::new(AtomicU32::new(12345)));
+        let data = (seen as *const AtomicU32).cast_mut().cast();
+        // SAFETY: the callback's data lives for ever.
+        unsafe { sys::cuStreamAddCallback(stream.cu_stream(), Some(keep), data, 0) }.result().unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(seen.load(Ordering::SeqCst), 0);
+        let ran = Arc::new(AtomicBool::new(false));
+        let (flag, inside) = (Arc::clone(&ran), Arc::clone(&context));
+        host(&stream, || std::thread::sleep(Duration::from_millis(50)));
+        host(&stream, move || flag.store(true, Ordering::SeqCst));
+        // SAFETY: as above.
+        unsafe { sys::cuStreamAddCallback(stream.cu_stream(), Some(keep), data, 0) }.result().unwrap();
+        inside.bind_to_thread().unwrap();
+        // SAFETY: a function of the fake with this type.
+        unsafe {
+            type Fail = unsafe extern "C" fn(core::ffi::c_int) -> core::ffi::c_int;
+            assert_eq!((*sys::culib().get::<Fail>(b"peerweave_fake_context_fail").unwrap())(700), 0);
+        }
+        soon("the callback", || seen.load(Ordering::SeqCst) == 700);
+        assert!(!ran.load(Ordering::SeqCst));
+    });
+}

@@ -46,6 +46,7 @@ fn misuse_of_mappings_is_refused() {
         assert_eq!(call!(cuMemMap(address + 4096, PIECE, 0, handle, 0)), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(call!(cuMemMap(address + 2 * PIECE as u64, PIECE, 0, handle, 0)), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(call!(cuMemMap(address, PIECE, 0, handle + 16, 0)), CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(call!(cuMemMap(address, PIECE, PIECE, handle, 0)), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(call!(cuMemMap(address, PIECE, 0, handle, 0)), CUDA_SUCCESS);
         assert_eq!(call!(cuMemMap(address, PIECE, 0, handle, 0)), CUDA_ERROR_INVALID_VALUE);
         // Without a right there is no access.
@@ -84,9 +85,11 @@ fn a_copy_goes_on_from_one_mapping_into_the_next() {
         let _context = CudaContext::new(0).unwrap();
         let base = reserve(4 * PIECE);
         assert_eq!(base % PIECE as u64, 0);
+        let mut handles = Vec::new();
         for (index, device) in [(0, 0), (1, 1)] {
             let handle = create(device, PIECE).unwrap();
             let at = base + (index * PIECE) as u64;
+            handles.push(handle);
             assert_eq!(call!(cuMemMap(at, PIECE, 0, handle, 0)), CUDA_SUCCESS);
             assert_eq!(call!(cuMemRelease(handle)), CUDA_SUCCESS);
         }
@@ -96,10 +99,13 @@ fn a_copy_goes_on_from_one_mapping_into_the_next() {
         assert_eq!(call!(cuMemsetD8_v2(base + 2 * PIECE as u64 - 1, 1, 2)), CUDA_ERROR_INVALID_VALUE);
         let mut handle = 0;
         assert_eq!(call!(cuMemRetainAllocationHandle(&mut handle, (base + PIECE as u64 + 5) as *mut _)), CUDA_SUCCESS);
+        assert_eq!(handle, handles[1], "the handle that it was mapped by");
         let mut found = prop(0, POSIX);
         assert_eq!(call!(cuMemGetAllocationPropertiesFromHandle(&mut found, handle)), CUDA_SUCCESS);
         // SAFETY: the number of the device is the second word of a location.
         assert_eq!(unsafe { (&raw const found.location).cast::<i32>().add(1).read() }, 1);
+        assert_eq!(call!(cuMemRelease(handle)), CUDA_SUCCESS);
+        assert_eq!(call!(cuMemRelease(handle)), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(call!(cuMemUnmap(base, 2 * PIECE)), CUDA_SUCCESS);
     });
 }

@@ -98,7 +98,7 @@ pub struct Output {
     pub stderr: String,
     /// Whether it was killed because its time was over.
     pub timed_out: bool,
-    /// Functions of the fake driver that the children of the scenario called, in order.
+    /// Functions of the fake driver that this child called, in order.
     pub calls: Vec<String>,
 }
 
@@ -167,11 +167,12 @@ pub(crate) fn run_all(
     let deadline = Instant::now() + limit;
     let ends: Vec<(ExitStatus, bool)> = running.iter_mut().map(|child| end(&mut child.process, deadline)).collect();
     let calls = std::fs::read_to_string(&log).unwrap_or_default();
-    let calls: Vec<String> = calls
-        .lines()
-        .filter(|line| !line.contains(" = "))
-        .filter_map(|line| line.split_once(' ').map(|(_, call)| call.to_owned()))
-        .collect();
+    // A line is the process and the call; what a failed call gave stands on a line of its own.
+    let calls_of = |process: u32| {
+        let prefix = format!("{process} ");
+        let mine = calls.lines().filter(|line| !line.contains(" = ")).filter_map(|line| line.strip_prefix(&prefix));
+        mine.map(str::to_owned).collect()
+    };
     let text = |path: &Path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
     running
         .into_iter()
@@ -181,7 +182,7 @@ pub(crate) fn run_all(
             stdout: text(&child.stdout),
             stderr: text(&child.stderr),
             timed_out,
-            calls: calls.clone(),
+            calls: calls_of(child.process.id()),
         })
         .collect()
 }
