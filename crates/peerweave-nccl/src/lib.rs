@@ -12,6 +12,7 @@
 #![allow(clippy::result_large_err, reason = "the error is held to 96 bytes by a test")]
 
 mod call;
+mod choices;
 mod coll_config;
 mod collective;
 mod communicator;
@@ -27,6 +28,7 @@ mod in_place;
 mod init;
 mod library;
 mod lifecycle;
+mod nvls;
 mod parameters;
 mod point_to_point;
 mod properties;
@@ -55,8 +57,11 @@ pub mod sys;
 mod sys;
 
 pub(crate) use call::Call;
+pub use choices::{CtaPolicy, GraphUsage, HostCftMode, NvlsHostMode, Switch};
 pub use coll_config::{CollConfig, VendorOption, VendorValue};
-pub use config::{Config, CtaPolicy, GraphUsage, HostCftMode, NvlsHostMode, Switch};
+pub use collective::Configured;
+pub use communicator::{Communicator, MemStats};
+pub use config::Config;
 pub use debug_log::LogLevel;
 pub use device_comm::{CftTeam, DeviceCommunicator, MultimemHandle};
 pub use device_requirements::{DeviceCommLayout, DeviceCommRequirements, ResourceBuffer};
@@ -65,8 +70,6 @@ pub use encryption::EncryptionConfig;
 pub use error::{
     CommunicatorName, DeadState, Failure, Misuse, MisuseKind, NcclError, PeerLost, RankReport, ResultCode, Timeout, Unsupported,
 };
-pub use collective::Configured;
-pub use communicator::{Communicator, MemStats};
 pub use group::Group;
 pub use library::Nccl;
 pub use peerweave_dylib::{Attempt, LoadError, SymbolInfo};

@@ -126,6 +126,16 @@ fn multicast_that_is_forbidden_never_reaches_nccl() {
 }
 
 #[test]
+fn communicator_is_not_made_where_multicast_is_forbidden_and_nccl_was_not_told() {
+    fakes_of("2.32.3").env("PEERWEAVE_MULTICAST", "off").env_remove("NCCL_NVLS_ENABLE").run(|| {
+        let nccl = Nccl::load().expect("the fake is there");
+        let contexts = [context(0).expect("the fake has devices")];
+        let error = Communicator::init_all(nccl, &contexts, &Config::new(), DEADLINE).expect_err("NCCL would make one");
+        assert!(error.misuse_kind().is_some() && error.to_string().contains("NCCL_NVLS_ENABLE=0"), "{error}");
+    });
+}
+
+#[test]
 fn requirements_that_differ_are_everybody_s_error() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
