@@ -185,7 +185,9 @@ fn id(nccl: Nccl, rank: usize, file: &Path) -> Result<UniqueId, String> {
     if rank == 0 {
         let id = nccl.unique_id().map_err(|error| error.to_string())?;
         let unfinished = file.with_extension("unfinished");
-        std::fs::write(&unfinished, id.to_hex()).and_then(|()| std::fs::rename(&unfinished, file)).map_err(|error| error.to_string())?;
+        std::fs::write(&unfinished, id.to_hex())
+            .and_then(|()| std::fs::rename(&unfinished, file))
+            .map_err(|error| error.to_string())?;
         return Ok(id);
     }
     let deadline = Instant::now() + DEADLINE;

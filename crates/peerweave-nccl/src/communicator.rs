@@ -397,9 +397,9 @@ impl Inner {
     pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
         let mut state = ncclResult_t::ncclSuccess;
         // SAFETY: the handle is live inside the gate [C1]; this function may be called beside others; the pointer is to a live value.
-        let code = self.nccl.code("ncclCommGetAsyncError", |api| unsafe {
-            api.ncclCommGetAsyncError(self.handle.get(), &raw mut state)
-        })?;
+        let code = self
+            .nccl
+            .code("ncclCommGetAsyncError", |api| unsafe { api.ncclCommGetAsyncError(self.handle.get(), &raw mut state) })?;
         self.check("ncclCommGetAsyncError", code)?;
         Ok(state)
     }
@@ -445,7 +445,9 @@ impl Inner {
     fn wrong_stream(&self, call: &'static str, stream: &CudaStream) -> NcclError {
         let (found, expected) = (stream.context().ordinal(), self.device());
         let kind = match found == expected {
-            true => MisuseKind::Context { why: "the stream is of another context than the communicator's; both must be of the primary one" },
+            true => MisuseKind::Context {
+                why: "the stream is of another context than the communicator's; both must be of the primary one",
+            },
             false => MisuseKind::Device { what: "the stream", found, expected },
         };
         NcclError::misuse(call, kind)
@@ -464,7 +466,11 @@ impl Inner {
 
 /// Waits until NCCL is done with what it does on the host for these communicators. What is not done in time is aborted [C2].
 #[cold]
-pub(crate) fn settle_all(call: &'static str, mut members: Vec<(&Arc<Inner>, Inside<'_>)>, deadline: Duration) -> Result<(), NcclError> {
+pub(crate) fn settle_all(
+    call: &'static str,
+    mut members: Vec<(&Arc<Inner>, Inside<'_>)>,
+    deadline: Duration,
+) -> Result<(), NcclError> {
     let start = Instant::now();
     let mut first_error = None;
     let result = wait_until(start + deadline, || {

@@ -285,9 +285,10 @@ pub(crate) fn make(
     }
     let mut result = Ok(());
     for (index, (context, slot)) in contexts.iter().zip(&slots).enumerate() {
-        result = context.bind_to_thread().map_err(|error| CudaError::of("cuCtxSetCurrent")(error).into()).and_then(|()| {
-            accepted(nccl, call, nccl.code(call, |api| start(api, index, slot.as_ptr()))?)
-        });
+        result = context
+            .bind_to_thread()
+            .map_err(|error| CudaError::of("cuCtxSetCurrent")(error).into())
+            .and_then(|()| accepted(nccl, call, nccl.code(call, |api| start(api, index, slot.as_ptr()))?));
         if result.is_err() {
             break;
         }

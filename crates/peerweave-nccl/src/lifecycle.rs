@@ -4,9 +4,9 @@
 //!
 //! Invariant: a handle is given to `ncclCommDestroy` or `ncclCommAbort` once, by who closed its gate.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use peerweave_driver::{CudaContext, wait_until};
@@ -363,7 +363,15 @@ impl Ending {
 
     fn late(&self, start: Instant) -> NcclError {
         let communicator = Some(Arc::clone(&self.name));
-        Timeout { call: "finalize", sequence: None, waited: start.elapsed(), communicator, missing: Vec::new(), reports: Vec::new() }.into()
+        Timeout {
+            call: "finalize",
+            sequence: None,
+            waited: start.elapsed(),
+            communicator,
+            missing: Vec::new(),
+            reports: Vec::new(),
+        }
+        .into()
     }
 }
 

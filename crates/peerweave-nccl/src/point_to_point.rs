@@ -16,7 +16,12 @@ impl Communicator {
     /// Sends to a rank, which has to [`recv`](Self::recv) as many elements of the same type.
     ///
     /// Two ranks that send to each other do so in groups: a send may wait for its receive.
-    pub fn send<T: Element>(&self, stream: &Arc<CudaStream>, buffer: &impl DeviceBuffer<T>, peer: usize) -> Result<(), NcclError> {
+    pub fn send<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        buffer: &impl DeviceBuffer<T>,
+        peer: usize,
+    ) -> Result<(), NcclError> {
         self.run(Call::Send, stream, None, |at| requests::send(at, buffer, peer))
     }
 

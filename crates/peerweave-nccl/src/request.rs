@@ -158,7 +158,9 @@ unsafe fn grouped<I: Iterator<Item = Result<ncclResult_t, MissingSymbol>>>(
     if started != ncclResult_t::ncclSuccess {
         return Ok(started);
     }
-    let is_bad = |result: &Result<ncclResult_t, MissingSymbol>| !matches!(result, Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress));
+    let is_bad = |result: &Result<ncclResult_t, MissingSymbol>| {
+        !matches!(result, Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress))
+    };
     let failed = calls().find(is_bad);
     // SAFETY: this thread started it.
     let ended = unsafe { api.ncclGroupEnd() };
@@ -228,7 +230,13 @@ impl Operation {
     /// # Safety
     /// As [`issue`](Self::issue).
     #[cold]
-    unsafe fn compose(&self, api: &Api, inner: &Inner, comm: ncclComm_t, stream: CUstream) -> Result<ncclResult_t, MissingSymbol> {
+    unsafe fn compose(
+        &self,
+        api: &Api,
+        inner: &Inner,
+        comm: ncclComm_t,
+        stream: CUstream,
+    ) -> Result<ncclResult_t, MissingSymbol> {
         let part = (self.count * self.element_bytes) as u64;
         let rank = inner.rank as c_int;
         let at = |address: u64, peer: c_int| address + part * u64::from(peer.unsigned_abs());
@@ -237,7 +245,9 @@ impl Operation {
         let peers = 0..inner.n_ranks as c_int;
         let mut parts = Vec::new();
         match self.kind {
-            Kind::AllToAll => parts.extend(peers.flat_map(|peer| [send(peer, at(self.send, peer)), recv(peer, at(self.recv, peer))])),
+            Kind::AllToAll => {
+                parts.extend(peers.flat_map(|peer| [send(peer, at(self.send, peer)), recv(peer, at(self.recv, peer))]))
+            }
             Kind::Gather(root) => {
                 // What is in place already is not moved.
                 let in_place = rank == root && at(self.recv, rank) == self.send;
@@ -355,7 +365,11 @@ impl<'c, 'a> At<'c, 'a> {
     #[inline]
     fn device(&self, what: &'static str, found: usize) -> Result<(), NcclError> {
         let expected = self.inner.device();
-        if found == expected { Ok(()) } else { Err(NcclError::misuse(self.call.name(), MisuseKind::Device { what, found, expected })) }
+        if found == expected {
+            Ok(())
+        } else {
+            Err(NcclError::misuse(self.call.name(), MisuseKind::Device { what, found, expected }))
+        }
     }
 
     #[inline]

@@ -54,8 +54,7 @@ impl<'a> At<'_, 'a> {
     ) -> Result<Request<'a>, NcclError> {
         let buffer = self.write("the buffer", buffer)?;
         let at = |element: usize| buffer.address + (element * size_of::<T>()) as u64;
-        let operation =
-            Operation { kind, send: at(send), recv: at(recv), count, data_type, element_bytes: size_of::<T>() };
+        let operation = Operation { kind, send: at(send), recv: at(recv), count, data_type, element_bytes: size_of::<T>() };
         self.request(Operations::One(operation), None, Some(buffer), made)
     }
 
@@ -261,7 +260,11 @@ pub(crate) fn scatter_in_place<'a, T: Element>(
     at.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, root * count], None)
 }
 
-pub(crate) fn send<'a, T: Element>(at: At<'_, 'a>, buffer: &'a dyn DeviceBuffer<T>, peer: usize) -> Result<Request<'a>, NcclError> {
+pub(crate) fn send<'a, T: Element>(
+    at: At<'_, 'a>,
+    buffer: &'a dyn DeviceBuffer<T>,
+    peer: usize,
+) -> Result<Request<'a>, NcclError> {
     let (count, data_type, peer) = (buffer.len(), at.moved::<T>()?, at.rank("the peer", peer)?);
     let buffer = at.read("the buffer", buffer)?;
     at.one::<T>(Kind::Send(peer), count, data_type, Some(buffer), None, None)
@@ -352,7 +355,7 @@ impl<'a> At<'_, 'a> {
     /// A count for each rank, and together those of the buffer.
     fn counts(&self, [what, buffer]: [&'static str; 2], counts: &[usize], len: usize) -> Result<(), NcclError> {
         if counts.len() != self.n_ranks() {
-                let (found, expected) = (counts.len(), self.n_ranks());
+            let (found, expected) = (counts.len(), self.n_ranks());
             return Err(NcclError::misuse(self.call.name(), MisuseKind::Length { what, found, expected, unit: "numbers" }));
         }
         self.length(buffer, len, counts.iter().fold(0, |sum, count| sum.saturating_add(*count)))

@@ -103,7 +103,8 @@ impl Communicator {
         const CALL: &str = "shrink";
         let mut list = Vec::new();
         for (index, &rank) in excluded.iter().enumerate() {
-            let value = |expected| NcclError::misuse(CALL, MisuseKind::Value { what: "an excluded rank", found: rank as i64, expected });
+            let value =
+                |expected| NcclError::misuse(CALL, MisuseKind::Value { what: "an excluded rank", found: rank as i64, expected });
             if excluded[..index].contains(&rank) {
                 return Err(value("each rank once"));
             }
@@ -233,13 +234,7 @@ fn children(
     parents: &[&Communicator],
     config: Option<&Config>,
     identity: impl Fn(usize, u64) -> u64,
-    mut start: impl FnMut(
-        &'static Api,
-        usize,
-        ncclComm_t,
-        *mut ncclComm_t,
-        *mut ncclConfig_t,
-    ) -> Result<ncclResult_t, MissingSymbol>,
+    mut start: impl FnMut(&'static Api, usize, ncclComm_t, *mut ncclComm_t, *mut ncclConfig_t) -> Result<ncclResult_t, MissingSymbol>,
 ) -> Result<Vec<Option<Communicator>>, NcclError> {
     let Some(first) = parents.first().map(|parent| &parent.inner) else { return Ok(Vec::new()) };
     let (nccl, blocking, deadline) = (first.nccl, first.blocking, first.deadline());

@@ -59,8 +59,7 @@ impl Allowed {
     /// A new communicator without the ranks that are gone can be made even of what failed.
     pub(crate) const SHRINK: Self = Self(Self::SPLIT.0 | State::Failed.bit());
     /// Whatever was not freed.
-    pub(crate) const OPEN: Self =
-        Self(State::Live.bit() | State::Suspended.bit() | State::Failed.bit() | State::Revoked.bit());
+    pub(crate) const OPEN: Self = Self(State::Live.bit() | State::Suspended.bit() | State::Failed.bit() | State::Revoked.bit());
 
     fn has(self, state: State) -> bool {
         self.0 & state.bit() != 0

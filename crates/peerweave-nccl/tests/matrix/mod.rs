@@ -11,28 +11,28 @@ use peerweave_nccl::{Communicator, Nccl, NcclError, PreMulSum, ReduceOp};
 use peerweave_types::{Element, F8E4M3, F8E5M2, bf16, f16};
 
 /// How long each wait may take.
-pub const DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// One rank of this thread.
-pub struct Member {
-    pub comm: Communicator,
-    pub stream: Arc<CudaStream>,
+pub(crate) struct Member {
+    pub(crate) comm: Communicator,
+    pub(crate) stream: Arc<CudaStream>,
 }
 
 /// The ranks of this thread, and what came of the checks.
-pub struct Check<'a> {
-    pub nccl: Nccl,
-    pub members: &'a [Member],
+pub(crate) struct Check<'a> {
+    pub(crate) nccl: Nccl,
+    pub(crate) members: &'a [Member],
     /// Without groups: for a thread with one rank.
-    pub direct: bool,
+    pub(crate) direct: bool,
     /// Passed and failed, by collective.
-    pub table: BTreeMap<&'static str, (usize, usize)>,
+    pub(crate) table: BTreeMap<&'static str, (usize, usize)>,
     /// The first few failures.
-    pub failures: Vec<String>,
+    pub(crate) failures: Vec<String>,
 }
 
 /// A type that the checks are made with.
-pub trait Sample: Element {
+pub(crate) trait Sample: Element {
     /// A small number; integers wrap.
     fn number(value: i64) -> Self;
     /// Any value: what is only moved.
@@ -117,7 +117,7 @@ fn given<T: Sample>(op: &Op<'_, T>, n: usize, rank: usize, index: usize) -> i64 
 }
 
 /// A reduction, and what it is called in the table.
-pub enum Op<'a, T> {
+pub(crate) enum Op<'a, T> {
     Plain(ReduceOp),
     /// With scalar 2, one for each member.
     Scaled(&'a [PreMulSum<T>]),
@@ -175,12 +175,12 @@ type Buffers<T> = Vec<DeviceMemory<T>>;
 
 impl<'a> Check<'a> {
     /// Checks of the ranks of this thread.
-    pub fn new(nccl: Nccl, members: &'a [Member], direct: bool) -> Self {
+    pub(crate) fn new(nccl: Nccl, members: &'a [Member], direct: bool) -> Self {
         Self { nccl, members, direct, table: BTreeMap::new(), failures: Vec::new() }
     }
 
     /// How many passed and failed.
-    pub fn totals(&self) -> (usize, usize) {
+    pub(crate) fn totals(&self) -> (usize, usize) {
         self.table.values().fold((0, 0), |(passed, failed), (more, worse)| (passed + more, failed + worse))
     }
 
@@ -189,7 +189,11 @@ impl<'a> Check<'a> {
     }
 
     /// A buffer for each member, with `len(rank)` elements.
-    fn buffers<T: Sample>(&self, len: impl Fn(usize) -> usize, value: impl Fn(usize, usize) -> T) -> Result<Buffers<T>, NcclError> {
+    fn buffers<T: Sample>(
+        &self,
+        len: impl Fn(usize) -> usize,
+        value: impl Fn(usize, usize) -> T,
+    ) -> Result<Buffers<T>, NcclError> {
         let buffer = |member: &Member| {
             let rank = member.comm.rank();
             let values: Vec<T> = (0..len(rank)).map(|index| value(rank, index)).collect();
@@ -231,7 +235,9 @@ impl<'a> Check<'a> {
                     if self.failures.len() < 10 {
                         let expected = expected(rank, index);
                         let kind = T::DTYPE;
-                        self.failures.push(format!("{what} {detail} {kind}: rank {rank}, element {index}: {value:?}, expected {expected:?}"));
+                        self.failures.push(format!(
+                            "{what} {detail} {kind}: rank {rank}, element {index}: {value:?}, expected {expected:?}"
+                        ));
                     }
                 }
             }
@@ -240,7 +246,7 @@ impl<'a> Check<'a> {
     }
 
     /// Everything, with `count` elements of each rank.
-    pub fn all(&mut self, count: usize) -> Result<(), NcclError> {
+    pub(crate) fn all(&mut self, count: usize) -> Result<(), NcclError> {
         self.of_type::<i8>(count)?;
         self.of_type::<u8>(count)?;
         self.of_type::<i32>(count)?;
@@ -256,7 +262,7 @@ impl<'a> Check<'a> {
     }
 
     /// Every collective of one type. Reductions only where the library knows the type.
-    pub fn of_type<T: Sample>(&mut self, count: usize) -> Result<(), NcclError> {
+    pub(crate) fn of_type<T: Sample>(&mut self, count: usize) -> Result<(), NcclError> {
         if T::SMALL > 1 || self.nccl.version().at_least(peerweave_nccl::Version::new(2, 24, 3)) {
             for op in ReduceOp::ALL {
                 self.reductions::<T>(op.name(), Op::Plain(op), count)?;
@@ -292,8 +298,13 @@ impl<'a> Check<'a> {
 
         let root = n - 1;
         let mut recv = self.blank::<T>(|_| count)?;
-        let issued = each_reduced!(self, op, send.iter().zip(&mut recv), |member, (send, recv)| reduce([send, (member.comm.rank() == root).then_some(recv as _)], [root]));
-        self.verify("reduce", name, issued, &recv, |rank, index| Some(if rank == root { result(index) } else { T::default() }), close)?;
+        let issued = each_reduced!(self, op, send.iter().zip(&mut recv), |member, (send, recv)| reduce(
+            [send, (member.comm.rank() == root).then_some(recv as _)],
+            [root]
+        ));
+        let of_root = |rank: usize, index: usize| if rank == root { number(index) } else { 0.0 };
+        let expected = |rank: usize, index: usize| Some(if rank == root { result(index) } else { T::default() });
+        self.verify("reduce", name, issued, &recv, expected, divides.then_some(&of_root))?;
         let mut both = self.buffers(|_| count, value)?;
         let issued = each_reduced!(self, op, &mut both, |member, buffer| reduce_in_place([buffer], [root]));
         self.verify("reduce_in_place", name, issued, &both, |rank, index| (rank == root).then(|| result(index)), close)?;
@@ -315,7 +326,11 @@ impl<'a> Check<'a> {
         let addressed = |from: usize, to: usize, index: usize| T::pattern(from * 17 + to * 29 + index * 3 + 1);
 
         let (send, mut recv) = (self.buffers(|_| count, value)?, self.blank::<T>(|_| count)?);
-        let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| broadcast((member.comm.rank() == root).then_some(send as _), recv, root));
+        let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| broadcast(
+            (member.comm.rank() == root).then_some(send as _),
+            recv,
+            root
+        ));
         self.verify("broadcast", "", issued, &recv, |_, index| Some(value(root, index)), None)?;
         let mut both = self.buffers(|_| count, value)?;
         let issued = each!(self, &mut both, |_, member, buffer| broadcast_in_place(buffer, root));
@@ -325,9 +340,12 @@ impl<'a> Check<'a> {
         let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| all_gather(send, recv));
         let gathered = |_: usize, index: usize| Some(value(index / count, index % count));
         self.verify("all_gather", "", issued, &recv, gathered, None)?;
-        let mut both = self.buffers(|_| n * count, |rank, index| {
-            if index / count == rank { value(rank, index % count) } else { T::default() }
-        })?;
+        let mut both = self.buffers(
+            |_| n * count,
+            |rank, index| {
+                if index / count == rank { value(rank, index % count) } else { T::default() }
+            },
+        )?;
         let issued = each!(self, &mut both, |_, member, buffer| all_gather_in_place(buffer));
         self.verify("all_gather_in_place", "", issued, &both, gathered, None)?;
 
@@ -337,18 +355,36 @@ impl<'a> Check<'a> {
         self.verify("all_to_all", "", issued, &recv, |rank, index| Some(addressed(index / count, rank, index % count)), None)?;
 
         let mut recv = self.blank::<T>(|rank| if rank == root { n * count } else { 0 })?;
-        let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| gather(send, (member.comm.rank() == root).then_some(recv as _), root));
+        let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| gather(
+            send,
+            (member.comm.rank() == root).then_some(recv as _),
+            root
+        ));
         self.verify("gather", "", issued, &recv, gathered, None)?;
-        let mut both = self.buffers(|rank| if rank == root { n * count } else { count }, |rank, index| match rank == root {
-            true if index / count != root => T::default(),
-            true => value(root, index % count),
-            false => value(rank, index),
-        })?;
+        let mut both = self.buffers(
+            |rank| if rank == root { n * count } else { count },
+            |rank, index| match rank == root {
+                true if index / count != root => T::default(),
+                true => value(root, index % count),
+                false => value(rank, index),
+            },
+        )?;
         let issued = each!(self, &mut both, |_, member, buffer| gather_in_place(buffer, root));
-        self.verify("gather_in_place", "", issued, &both, |rank, index| if rank == root { gathered(0, index) } else { None }, None)?;
+        self.verify(
+            "gather_in_place",
+            "",
+            issued,
+            &both,
+            |rank, index| if rank == root { gathered(0, index) } else { None },
+            None,
+        )?;
 
         let mut recv = self.blank::<T>(|_| count)?;
-        let issued = each!(self, send_all.iter().zip(&mut recv), |_, member, (send, recv)| scatter((member.comm.rank() == root).then_some(send as _), recv, root));
+        let issued = each!(self, send_all.iter().zip(&mut recv), |_, member, (send, recv)| scatter(
+            (member.comm.rank() == root).then_some(send as _),
+            recv,
+            root
+        ));
         self.verify("scatter", "", issued, &recv, |rank, index| Some(addressed(root, rank, index)), None)?;
         let mut both = self.buffers(
             |rank| if rank == root { n * count } else { count },
@@ -360,7 +396,9 @@ impl<'a> Check<'a> {
             "",
             issued,
             &both,
-            |rank, index| Some(if rank == root { addressed(root, index / count, index % count) } else { addressed(root, rank, index) }),
+            |rank, index| {
+                Some(if rank == root { addressed(root, index / count, index % count) } else { addressed(root, rank, index) })
+            },
             None,
         )?;
         self.uneven::<T>(count)
@@ -382,12 +420,20 @@ impl<'a> Check<'a> {
             }
             (part, index)
         };
-        let send = self.buffers(|rank| send_counts(rank).iter().sum(), |rank, index| {
-            let (to, index) = place(&send_counts(rank), index);
-            addressed(rank, to, index)
-        })?;
+        let send = self.buffers(
+            |rank| send_counts(rank).iter().sum(),
+            |rank, index| {
+                let (to, index) = place(&send_counts(rank), index);
+                addressed(rank, to, index)
+            },
+        )?;
         let mut recv = self.blank::<T>(|rank| recv_counts(rank).iter().sum())?;
-        let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| all_to_all_v(send, &send_counts(member.comm.rank()), recv, &recv_counts(member.comm.rank())));
+        let issued = each!(self, send.iter().zip(&mut recv), |_, member, (send, recv)| all_to_all_v(
+            send,
+            &send_counts(member.comm.rank()),
+            recv,
+            &recv_counts(member.comm.rank())
+        ));
         let expected = |rank: usize, index: usize| {
             let (from, index) = place(&recv_counts(rank), index);
             Some(addressed(from, rank, index))
