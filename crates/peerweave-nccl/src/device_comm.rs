@@ -27,7 +27,7 @@ pub struct DeviceCommunicator {
     multimem: Vec<MultimemHandle>,
 }
 
-/// Where a team's multicast begins: for kernels, and for [`Window`](crate::Window)s.
+/// Where a team's multicast begins: for kernels, and for windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MultimemHandle(u64);
 
@@ -46,8 +46,8 @@ struct Storage {
     len_bytes: usize,
 }
 
-// SAFETY: shared are the bytes, which nobody writes once the device communicator is made, so that nothing has to be synchronised; tests that share
-// a device communicator among threads under a thread sanitiser would catch a failure.
+// SAFETY: shared are the bytes, which nobody writes once the device communicator is made, so that nothing has to be synchronised; the test
+// `threads_share_a_device_communicator` would catch a failure.
 unsafe impl Send for Storage {}
 // SAFETY: as above.
 unsafe impl Sync for Storage {}

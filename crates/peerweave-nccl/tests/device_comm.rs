@@ -27,6 +27,10 @@ fn fakes_of(version: &str) -> Fakes {
 
 /// Runs `body` on a communicator of four ranks, each with a thread.
 fn on_every_rank(body: impl Fn(Communicator) + Sync) {
+    on_every_rank_of(&Config::new(), body);
+}
+
+fn on_every_rank_of(config: &Config, body: impl Fn(Communicator) + Sync) {
     let nccl = Nccl::load().expect("the fake is there");
     let id: UniqueId = nccl.unique_id().expect("an id");
     std::thread::scope(|scope| {
@@ -34,7 +38,7 @@ fn on_every_rank(body: impl Fn(Communicator) + Sync) {
             let body = &body;
             scope.spawn(move || {
                 let context = context(rank).expect("the fake has four devices");
-                body(Communicator::init_rank(nccl, &context, RANKS, &id, rank, &Config::new(), DEADLINE).expect("all come"));
+                body(Communicator::init_rank(nccl, &context, RANKS, &id, rank, config, DEADLINE).expect("all come"));
             });
         }
     });
@@ -138,7 +142,7 @@ fn communicator_is_not_made_where_multicast_is_forbidden_and_nccl_was_not_told()
 #[test]
 fn requirements_that_differ_are_everybody_s_error() {
     fakes_of("2.32.3").run(|| {
-        on_every_rank(|communicator| {
+        on_every_rank_of(&Config::new().blocking(Switch::On), |communicator| {
             let requirements = DeviceCommRequirements::new().lsa_barriers(1 + communicator.rank() as u32 * 64);
             let error = DeviceCommunicator::create(&communicator, &requirements).expect_err("they differ");
             assert!(error.to_string().contains("ncclDevCommCreate"), "{error}");
@@ -156,6 +160,22 @@ fn teams_of_one_machine_are_the_world_and_oneself() {
             let rail = communicator.rail_team().expect("it is alive").expect("the fake reaches all");
             assert_eq!((rail.ranks(), rail.rank_of(0)), (1, Some(rank)));
             assert_eq!(DeviceTeam::world(RANKS, rank).outer(RANKS), Some(rail));
+        });
+    });
+}
+
+#[test]
+fn threads_share_a_device_communicator() {
+    fakes_of("2.32.3").run(|| {
+        on_every_rank(|communicator| {
+            let device = DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new()).expect("all ask for the same");
+            let here = device.as_bytes().to_vec();
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| assert_eq!(device.as_bytes(), here));
+                }
+            });
+            std::thread::spawn(move || drop(device)).join().expect("it can be dropped anywhere");
         });
     });
 }
