@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 use crate::bench::config::BenchArgs;
+use crate::bench::p2p::P2pArgs;
 use crate::exit;
 use crate::size::parse_duration;
 
@@ -27,6 +28,9 @@ pub enum Command {
     Run(RunArgs),
     /// Measure an operation and check every element of its result
     Bench(Box<BenchArgs>),
+    /// Measure the way between every two GPUs; the same as `bench p2p`
+    #[command(name = "bench-p2p")]
+    BenchP2p(P2pArgs),
     /// Say what this machine and this environment offer
     Info(InfoArgs),
     /// A PE of `bench`; started by it alone

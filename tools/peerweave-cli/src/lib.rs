@@ -21,7 +21,7 @@ use crate::cli::{Cli, Command};
 
 /// The command, from its arguments to its exit code.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::parse_from(bench::p2p::joined(std::env::args_os()));
     if let Err(message) = logging::start() {
         eprintln!("peerweave: {message}");
         return ExitCode::from(exit::USAGE);
@@ -29,6 +29,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(match cli.command {
         Command::Run(args) => run::main(&args),
         Command::Bench(args) => bench::main(&args),
+        Command::BenchP2p(args) => bench::p2p::main(&args),
         Command::Info(args) => info::main(&args),
         Command::BenchPe { config } => bench::pe::main(&config),
         Command::Guard => {

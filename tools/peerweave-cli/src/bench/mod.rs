@@ -20,6 +20,7 @@ pub mod memory;
 mod nccl;
 mod nccl_calls;
 pub mod op;
+pub mod p2p;
 pub mod pattern;
 pub mod pe;
 pub mod plot;

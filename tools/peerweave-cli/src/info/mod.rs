@@ -5,6 +5,7 @@
 mod environment;
 mod libraries;
 pub mod machine;
+mod peers;
 mod system;
 mod trial;
 
@@ -15,6 +16,7 @@ use crate::exit;
 use environment::{Launcher, Variable};
 use libraries::Library;
 use machine::Machine;
+use peers::Peers;
 use system::System;
 use trial::Trial;
 
@@ -28,6 +30,7 @@ struct Info {
     launcher: Launcher,
     libraries: Vec<Library>,
     multicast: String,
+    peers: Peers,
     variables: Vec<Variable>,
 }
 
@@ -41,6 +44,7 @@ pub fn main(args: &InfoArgs) -> u8 {
         launcher: Launcher::look(),
         libraries: libraries::look(),
         multicast: libraries::multicast(),
+        peers: Peers::look(),
         variables: environment::variables(),
     };
     let text = if args.json {
@@ -88,6 +92,7 @@ fn text(info: &Info) -> String {
     let mut libraries: Vec<_> = info.libraries.iter().flat_map(Library::lines).collect();
     libraries.push(line("multicast", info.multicast.clone()));
     part("Libraries", libraries);
+    part("GPUs", info.peers.lines());
     part("Environment", info.variables.iter().map(|variable| line(&variable.name, variable.to_string())).collect());
     out
 }

@@ -1,0 +1,222 @@
+//! `peerweave bench p2p`: what the way between every two GPUs of this machine carries, and how fast a flag is.
+//!
+//! The measuring is `peerweave_vmm::probe`'s; this says what to measure, and writes it down. Never touches multicast objects.
+//! Invariant: without a driver, or with one GPU, it says so and ends; what cannot be measured is named, and not left out in silence.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use peerweave_driver::cudarc::driver::sys::CUdevice_attribute;
+use peerweave_driver::{CudaContext, Driver};
+use peerweave_vmm::VmmError;
+use peerweave_vmm::probe::{Method, Moved, Probe};
+
+use crate::exit;
+use crate::size::{format_size, parse_duration, parse_size};
+
+mod picture;
+mod report;
+
+use report::{Everybody, Gpu, Report, Table};
+
+/// The arguments of `peerweave bench p2p`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = HELP)]
+pub struct P2pArgs {
+    /// Bytes that one copy moves
+    #[arg(short, long, value_name = "BYTES", value_parser = parse_size, default_value = "64M")]
+    pub bytes: usize,
+    /// Copies in a row that are timed together
+    #[arg(long, value_name = "I", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub iters: u32,
+    /// Round trips of the flag
+    #[arg(long, value_name = "R", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub rounds: u32,
+    /// The longest that any one figure may take
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
+    pub wait: Duration,
+    /// Write the result as JSON
+    #[arg(short = 'J', long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Draw the figures as heat maps
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+}
+
+const HELP: &str = "\
+A row is the GPU that works, a column the one whose memory it works on. Bandwidth is in GB/s (10^9 bytes a second) of one direction,
+also where both directions run at once; latency is half the round trip of a flag, in microseconds. The start and the end of what
+arrives are compared; a wrong word anywhere makes the exit code 1.";
+
+/// `bench p2p` is a command of its own, since it has options of its own: joins the two words.
+pub(crate) fn joined(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = arguments.collect();
+    if arguments.get(1).is_some_and(|word| word == "bench") && arguments.get(2).is_some_and(|word| word == "p2p") {
+        arguments.splice(1..3, [OsString::from("bench-p2p")]);
+    }
+    arguments
+}
+
+/// Runs the command; gives its exit code.
+pub fn main(args: &P2pArgs) -> u8 {
+    match start(args) {
+        Ok(0) => exit::OK,
+        Ok(_) => exit::WRONG_VALUES,
+        Err((code, message)) => {
+            eprintln!("peerweave bench p2p: {message}");
+            code
+        }
+    }
+}
+
+fn start(args: &P2pArgs) -> Result<usize, (u8, String)> {
+    let failed = |error: &dyn std::fmt::Display| (exit::OPERATION_FAILED, error.to_string());
+    let report = measure(args).map_err(|error| failed(&error))?;
+    println!("{}", report.text().trim_end());
+    let write = |path: &PathBuf, text: String| {
+        std::fs::write(path, text).map_err(|error| (exit::LAUNCHER, format!("{}: {error}", path.display())))
+    };
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&report).map_err(|error| (exit::LAUNCHER, error.to_string()))?;
+        write(path, text + "\n")?;
+    }
+    if let Some(path) = &args.plot {
+        write(path, picture::svg(&report).map_err(|error| (exit::LAUNCHER, error))?)?;
+    }
+    Ok(report.wrong)
+}
+
+/// Why nothing was measured.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Vmm(#[from] VmmError),
+    #[error(transparent)]
+    Driver(#[from] peerweave_driver::DriverError),
+    #[error("there are {0} GPUs; pairs need 2 at least")]
+    TooFew(usize),
+}
+
+fn measure(args: &P2pArgs) -> Result<Report, Failure> {
+    let matrix = peerweave_vmm::PeerMatrix::look()?;
+    let n = matrix.devices.len();
+    if n < 2 {
+        return Err(Failure::TooFew(n));
+    }
+    let contexts: Vec<Arc<CudaContext>> = (0..n).map(peerweave_driver::context).collect::<Result<_, _>>()?;
+    let soon = || Instant::now() + args.wait;
+    let probe = Probe::new(&contexts, args.bytes, soon())?;
+    let gpu =
+        |device: &peerweave_vmm::peer::DeviceInfo| Gpu { name: device.name.clone(), pci_address: device.pci_address.clone() };
+    let mut report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        cuda: Driver::get()?.version()?.to_string(),
+        gpus: matrix.devices.iter().map(gpu).collect(),
+        bytes: probe.bytes(),
+        iters: args.iters,
+        rounds: args.rounds,
+        tables: Vec::new(),
+        everybody: Vec::new(),
+        notes: Vec::new(),
+        wrong: 0,
+    };
+    let processors = Driver::get()?.attribute(0, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u32;
+    let methods: Vec<Method> = match probe.kernels() {
+        Ok(()) => Method::ALL.to_vec(),
+        Err(error) => {
+            report.notes.push(format!("stores, loads and latency were not measured: {error}"));
+            vec![Method::CopyEngine]
+        }
+    };
+    let pairs: Vec<(usize, usize)> =
+        (0..n).flat_map(|from| (0..n).map(move |to| (from, to))).filter(|(from, to)| from != to).collect();
+    for method in methods.iter().copied() {
+        let run = |ways: &[(usize, usize)], shape| probe.bandwidth(method, ways, args.iters, shape, soon());
+        let shape = best_shape(method, processors, |shape| Ok(rate(&run(&[(0, 1)], shape)?[0])))?;
+        if method != Method::CopyEngine {
+            report.notes.push(format!("{}: {} blocks of {} threads", method.name(), shape.0, shape.1));
+        }
+        let mut alone = Table::new(format!("{}, one direction", method.name()), "GB/s", n);
+        for pair in &pairs {
+            let moved = run(&[*pair], shape)?[0];
+            alone.rows[pair.0][pair.1] = Some(rate(&moved));
+            report.wrong += moved.wrong;
+        }
+        let mut both = Table::new(format!("{}, both directions at once", method.name()), "GB/s", n);
+        for pair in pairs.iter().filter(|pair| pair.0 < pair.1) {
+            let moved = run(&[*pair, (pair.1, pair.0)], shape)?;
+            both.rows[pair.0][pair.1] = Some(rate(&moved[0]));
+            both.rows[pair.1][pair.0] = Some(rate(&moved[1]));
+            report.wrong += moved.iter().map(|moved| moved.wrong).sum::<usize>();
+        }
+        let ring: Vec<(usize, usize)> = (0..n).map(|from| (from, (from + 1) % n)).collect();
+        let moved = run(&ring, shape)?;
+        report.wrong += moved.iter().map(|moved| moved.wrong).sum::<usize>();
+        report.everybody.push(Everybody { method: method.name(), gb_per_s: moved.iter().map(rate).collect() });
+        report.tables.extend([alone, both]);
+    }
+    if probe.kernels().is_ok() {
+        let mut latency = Table::new("latency of a flag".to_owned(), "us", n);
+        for pair in pairs.iter().filter(|pair| pair.0 < pair.1) {
+            let half = probe.latency(pair.0, pair.1, args.rounds, soon())? * 1e6;
+            latency.rows[pair.0][pair.1] = Some(half);
+            latency.rows[pair.1][pair.0] = Some(half);
+        }
+        report.tables.push(latency);
+    }
+    Ok(report)
+}
+
+fn rate(moved: &Moved) -> f64 {
+    moved.gigabytes_per_second()
+}
+
+/// How many blocks serve best: found on one pair, for all.
+fn best_shape(
+    method: Method,
+    processors: u32,
+    mut try_it: impl FnMut((u32, u32)) -> Result<f64, VmmError>,
+) -> Result<(u32, u32), VmmError> {
+    const THREADS: u32 = 512;
+    let mut best = ((processors, THREADS), 0.0);
+    if method == Method::CopyEngine {
+        return Ok(best.0);
+    }
+    for blocks in [processors.div_ceil(2), processors, 2 * processors] {
+        let rate = try_it((blocks, THREADS))?;
+        if rate > best.1 {
+            best = ((blocks, THREADS), rate);
+        }
+    }
+    Ok(best.0)
+}
+
+/// What was asked for, in words.
+fn asked(report: &Report) -> String {
+    format!("{} x {} each, CUDA {}, peerweave {}", report.iters, format_size(report.bytes), report.cuda, report.version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Vec<OsString> {
+        joined(words.iter().map(OsString::from))
+    }
+
+    #[test]
+    fn the_two_words_become_one_command_and_others_stay() {
+        assert_eq!(words(&["peerweave", "bench", "p2p", "--iters", "3"]), ["peerweave", "bench-p2p", "--iters", "3"]);
+        assert_eq!(words(&["peerweave", "bench", "put"]), ["peerweave", "bench", "put"]);
+        assert_eq!(words(&["peerweave"]), ["peerweave"]);
+    }
+
+    #[test]
+    fn the_shape_that_carries_most_is_taken() {
+        let shape = best_shape(Method::Stores, 100, |(blocks, _)| Ok(if blocks == 200 { 3.0 } else { 2.0 }));
+        assert_eq!(shape.expect("no failure"), (200, 512));
+    }
+}
