@@ -12,7 +12,7 @@ use crate::comm::{Comm, CommPtr, Out, not_null};
 use crate::config::{self, Config};
 use crate::lifecycle::start;
 use crate::mailbox::{Bytes, Channel};
-use crate::{driver, group, random};
+use crate::{driver, group, random, wire};
 
 /// The next number of an exchange among all ranks.
 pub(crate) fn next_control(comm: &Comm) -> u64 {
@@ -27,6 +27,8 @@ pub(crate) fn exchange(comm: &Comm, with: &[i32], tag: u64, own: &[u8], stop: &d
     for rank in with {
         comm.send(*rank, Channel::Control, tag, own.clone());
     }
+    // The others may need what this rank sent after its process has ended.
+    wire::flush(&comm.who().addresses, stop);
     let mut all = Vec::new();
     for rank in with {
         match comm.receive_until(*rank, Channel::Control, tag, stop) {

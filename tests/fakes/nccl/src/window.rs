@@ -116,6 +116,8 @@ fn register(comm: &'static Comm, base: usize, bytes: usize, out: Out<*mut c_void
         let handle: *mut c_void = std::ptr::from_mut(Box::leak(Box::new(handle))).cast();
         let window = Window { comm: comm.handle().address(), number, base, bytes, places, multimem: reserve(bytes) };
         windows().insert(handle.addr(), Arc::new(window));
+        // Nobody may put into a window before its owner knows it.
+        derive::exchange(comm, &derive::everybody(comm), number | 1 << 62, &[], &|| comm.stopped())?;
         out.set(handle);
         Ok(())
     };
