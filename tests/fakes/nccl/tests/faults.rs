@@ -145,6 +145,15 @@ fn without_work_a_collective_only_counts() {
 }
 
 #[test]
+fn the_newest_version_has_every_function_but_two_without_a_declaration() {
+    fakes().run(|| {
+        let names = include_str!("../since.txt").lines().filter(|line| !line.starts_with('#'));
+        let missing: Vec<_> = names.filter_map(|line| line.split(' ').next()).filter(|name| !has(name)).collect();
+        assert_eq!(missing, ["ncclGinInboxA2ACreateRequirement", "ncclGinOutboxCreateRequirement"]);
+    });
+}
+
+#[test]
 fn an_old_version_lacks_what_is_newer() {
     fakes_of(21805).run(|| {
         let mut version = 0;
