@@ -9,7 +9,7 @@
 use std::ffi::{CStr, c_char};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
 use peerweave_dylib::{MissingSymbol, Search, SymbolInfo, Visibility};
@@ -36,8 +36,11 @@ const SEARCH: Search = Search::new("NCCL", "PEERWEAVE_NCCL_PATH", &["libnccl.so.
         "/opt/conda/lib",
     ]);
 
-/// Counts how often this process was forked from one that had loaded NCCL: 0 where it was loaded.
-static FORKS: AtomicU32 = AtomicU32::new(0);
+/// Whether this process is a fork of one that had loaded NCCL, or a fork of such.
+static IS_FORK: AtomicBool = AtomicBool::new(false);
+
+/// The process that loaded NCCL first; 0 before.
+static LOADED_BY: AtomicU32 = AtomicU32::new(0);
 
 /// An NCCL library, loaded until the process ends.
 ///
@@ -51,8 +54,6 @@ struct Loaded {
     path: Arc<Path>,
     /// Files of other libnccl that the process had mapped when this one was loaded.
     others: Vec<PathBuf>,
-    loaded_by: u32,
-    forks: u32,
 }
 
 /// All libraries that were loaded here, so that a file is loaded once. The first is not always the one of [`Nccl::load`].
@@ -72,8 +73,10 @@ impl Nccl {
     /// [`NcclError::Forked`] in a fork of the process that loaded it.
     pub fn load() -> Result<Self, NcclError> {
         static DEFAULT: OnceLock<Nccl> = OnceLock::new();
+        // First of all: in a fork, locks may be held by threads that are not there.
+        not_forked("Nccl::load")?;
         if let Some(nccl) = DEFAULT.get() {
-            return nccl.not_forked("Nccl::load").map(|()| *nccl);
+            return Ok(*nccl);
         }
         let nccl = Self::adopt(SEARCH.open(Visibility::Local)?)?;
         Ok(*DEFAULT.get_or_init(|| nccl))
@@ -86,6 +89,7 @@ impl Nccl {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn open(path: impl AsRef<Path>) -> Result<Self, NcclError> {
+        not_forked("Nccl::open")?;
         Self::adopt(SEARCH.open_at(path.as_ref(), Visibility::Local)?)
     }
 
@@ -94,17 +98,17 @@ impl Nccl {
         let identity = identity(&path);
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = loaded.iter().find(|known| self::identity(&known.path) == identity) {
-            let known = Self(known);
-            return known.not_forked("Nccl::load").map(|()| known);
+            return Ok(Self(known));
         }
-        count_forks();
+        notice_forks();
         // Those that others mapped, and those that were loaded here under whatever name.
-        let mut others: Vec<PathBuf> = peerweave_dylib::mapped("libnccl.so")
-            .into_iter()
-            .chain(loaded.iter().map(|known| self::identity(&known.path)))
-            .collect();
-        others.retain(|file| self::identity(file) != identity);
-        others.dedup();
+        let known = loaded.iter().map(|known| self::identity(&known.path));
+        let mut others: Vec<PathBuf> = Vec::new();
+        for other in peerweave_dylib::mapped("libnccl.so").into_iter().chain(known) {
+            if self::identity(&other) != identity && !others.contains(&other) {
+                others.push(other);
+            }
+        }
         let api = Api::new(library);
         let version = version_of(&api, &path)?;
         if !version.at_least(OLDEST) {
@@ -117,9 +121,7 @@ impl Nccl {
                 "a second libnccl is mapped in this process; communicators, windows and memory of one must not reach the other"
             );
         }
-        let forks = FORKS.load(Ordering::Relaxed);
-        let record: &'static Loaded =
-            Box::leak(Box::new(Loaded { api, version, path, others, loaded_by: std::process::id(), forks }));
+        let record: &'static Loaded = Box::leak(Box::new(Loaded { api, version, path, others }));
         loaded.push(record);
         Ok(Self(record))
     }
@@ -263,13 +265,7 @@ impl Nccl {
     /// Upholds [L2].
     #[inline]
     pub(crate) fn not_forked(self, call: &'static str) -> Result<(), NcclError> {
-        // Relaxed is enough: the count only changes in a child that has a single thread, the one that reads it or its descendants.
-        if FORKS.load(Ordering::Relaxed) == self.0.forks { Ok(()) } else { Err(self.forked(call)) }
-    }
-
-    #[cold]
-    fn forked(self, call: &'static str) -> NcclError {
-        NcclError::Forked { call, loaded_by: self.0.loaded_by, process: std::process::id() }
+        not_forked(call)
     }
 
     fn meaning(self, code: ncclResult_t) -> &'static str {
@@ -333,15 +329,27 @@ fn identity(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
 }
 
-/// Has forks counted from now on. Costs a call nothing, where asking for the process's number would be a system call each time.
-fn count_forks() {
+#[inline]
+fn not_forked(call: &'static str) -> Result<(), NcclError> {
+    // Relaxed is enough: it only changes in a child that has a single thread, the one that reads it or that starts those who do.
+    if IS_FORK.load(Ordering::Relaxed) { Err(forked(call)) } else { Ok(()) }
+}
+
+#[cold]
+fn forked(call: &'static str) -> NcclError {
+    NcclError::Forked { call, loaded_by: LOADED_BY.load(Ordering::Relaxed), process: std::process::id() }
+}
+
+/// Has forks noticed from now on. Costs a call one load, where asking for the process's number would be a system call each time.
+fn notice_forks() {
     extern "C" fn in_the_child() {
-        FORKS.fetch_add(1, Ordering::Relaxed);
+        IS_FORK.store(true, Ordering::Relaxed);
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        LOADED_BY.store(std::process::id(), Ordering::Relaxed);
         // SAFETY: the handler is a function that lives for ever (this code is never unloaded while handlers can run: a Rust library that is
-        // itself closed with dlclose would have its handlers removed by the C library), and only adds to an atomic, which is allowed after a fork.
+        // itself closed with dlclose would have its handlers removed by the C library), and only writes an atomic, which is allowed after a fork.
         let status = unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
         if status != 0 {
             tracing::warn!(status, "forks of this process cannot be noticed: do not use NCCL in them");
