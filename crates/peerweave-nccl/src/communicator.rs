@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::{CUcontext, CUresult};
-use peerweave_driver::{CudaContext, CudaError, CudaStream, Driver, wait_until};
+use peerweave_driver::{CudaContext, CudaError, CudaStream, Driver, Keep, wait_until};
 use peerweave_dylib::MissingSymbol;
 
 use crate::error::{CommunicatorName, MisuseKind, NcclError, ResultCode, Timeout};
@@ -113,6 +113,8 @@ pub(crate) struct Inner {
     /// How many captures hold it.
     pub(crate) graphs: AtomicUsize,
     pub(crate) world: Option<World>,
+    /// Memory that peers may reach until the communicator is freed.
+    parked: Mutex<Vec<Keep>>,
 }
 
 /// A context of the driver, to be compared.
@@ -193,6 +195,7 @@ impl Communicator {
             children: AtomicU64::new(0),
             graphs: AtomicUsize::new(0),
             world,
+            parked: Mutex::default(),
         });
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|known| known.strong_count() > 0);
@@ -338,6 +341,16 @@ impl Inner {
     pub(crate) fn last(&self) -> (u64, &'static str) {
         let last = self.last.load(Ordering::Relaxed);
         (last >> Call::BITS, if last == 0 { "" } else { Call::name_of(last) })
+    }
+
+    /// Keeps memory until the communicator is freed.
+    pub(crate) fn park(&self, keep: Keep) {
+        self.parked.lock().unwrap_or_else(PoisonError::into_inner).push(keep);
+    }
+
+    /// What was parked, for who frees the communicator.
+    pub(crate) fn take_parked(&self) -> Vec<Keep> {
+        std::mem::take(&mut *self.parked.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Notes a call. Inside the gate.

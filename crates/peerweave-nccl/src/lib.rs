@@ -28,7 +28,9 @@ mod in_place;
 mod init;
 mod library;
 mod lifecycle;
+mod mem;
 mod nvls;
+mod one_sided;
 mod parameters;
 mod point_to_point;
 mod properties;
@@ -41,6 +43,8 @@ mod state;
 mod unique_id;
 mod version;
 mod wait;
+mod window;
+mod window_pointers;
 
 #[cfg(feature = "raw")]
 #[allow(non_camel_case_types, non_snake_case, reason = "the names are the vendor's")]
@@ -72,6 +76,8 @@ pub use error::{
 };
 pub use group::Group;
 pub use library::Nccl;
+pub use mem::NcclMem;
+pub use one_sided::{Signal, SignalWait};
 pub use peerweave_dylib::{Attempt, LoadError, SymbolInfo};
 pub use properties::{CommProperties, GinConnection, GinType};
 pub use red_op::{PreMulSum, ReduceOp, Reduction};
@@ -80,3 +86,5 @@ pub use split::ShrinkMode;
 pub use unique_id::UniqueId;
 pub use version::{ParseVersionError, Version};
 pub use wait::OnExpiry;
+pub use window::{Registration, Window, WindowKind};
+pub use window_pointers::LogicalEndpoint;

@@ -4,12 +4,13 @@
 //!
 //! Invariant: a handle is given to `ncclCommDestroy` or `ncclCommAbort` once, by who closed its gate.
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use peerweave_driver::{CudaContext, wait_until};
+use peerweave_driver::{CudaContext, Keep, wait_until};
 
 use crate::communicator::{self, Communicator, Handle, Inner};
 use crate::error::{CommunicatorName, MisuseKind, NcclError};
@@ -285,6 +286,8 @@ struct Ending {
     name: Arc<CommunicatorName>,
     state: State,
     deadline: Duration,
+    /// Memory that peers reach until the communicator is freed: leaked if it cannot be.
+    parked: ManuallyDrop<Vec<Keep>>,
 }
 
 impl Ending {
@@ -296,21 +299,22 @@ impl Ending {
             name: Arc::clone(&inner.name),
             state,
             deadline,
+            parked: ManuallyDrop::new(inner.take_parked()),
         }
     }
 
     fn start(self) -> Option<Receiver<Result<(), NcclError>>> {
         in_the_background("peerweave-end", move || {
             let start = Instant::now();
-            let finalized = match self.state {
-                State::Live => self.finalize(start),
+            let ended = match self.state {
+                State::Live => self.finalize(start).and_then(|()| self.destroy()),
                 // NCCL destroys what is suspended; what failed or was revoked has nothing to complete.
-                State::Suspended => Ok(()),
-                _ => return abort_handle(self.nccl, self.handle, &self.context, Some(&self.name)),
+                State::Suspended => self.destroy(),
+                _ => abort_handle(self.nccl, self.handle, &self.context, Some(&self.name)),
             };
-            let ended = finalized.and_then(|()| self.destroy());
-            if let Err(error) = &ended {
-                tracing::warn!(communicator = %self.name, %error, "could not be ended in order");
+            match &ended {
+                Ok(()) => drop(ManuallyDrop::into_inner(self.parked)),
+                Err(error) => tracing::warn!(communicator = %self.name, %error, "could not be ended in order"),
             }
             ended
         })

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerweave_driver::{CudaStream, DeviceBuffer, DeviceMemory, Keep};
+use peerweave_driver::{CudaStream, DeviceBuffer, DeviceMemory};
 use peerweave_types::Element;
 
 use crate::communicator::{Communicator, Inner};
@@ -137,17 +137,12 @@ pub struct Made {
 trait Scalar: Send + Sync {
     /// Notes that the stream reads it.
     fn note(&self, stream: &Arc<CudaStream>);
-    fn keep(&self) -> Option<Keep>;
 }
 
 impl<T: Element> Scalar for DeviceMemory<T> {
     fn note(&self, stream: &Arc<CudaStream>) {
         // This kind of memory waits, when it is freed, for the streams that it was handed to: no guard has to live on.
         drop(DeviceBuffer::read(self, stream));
-    }
-
-    fn keep(&self) -> Option<Keep> {
-        DeviceBuffer::keep(self).map(|(_, keep)| keep)
     }
 }
 
@@ -216,11 +211,6 @@ impl Made {
             scalar.note(stream);
         }
         Ok(())
-    }
-
-    /// What a graph must keep: a scalar of the device is read at each replay.
-    pub(crate) fn keep(&self) -> Option<Keep> {
-        self.scalar.as_ref().and_then(|scalar| scalar.keep())
     }
 }
 

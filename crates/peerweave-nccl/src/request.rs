@@ -16,7 +16,9 @@ use peerweave_types::{DType, Element};
 use crate::communicator::Inner;
 use crate::error::{MisuseKind, NcclError};
 use crate::red_op::{Made, Reduction};
-use crate::sys::{Api, CUstream, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
+use crate::sys::{
+    Api, CUstream, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclWaitSignalDesc_t, ncclWindow_t,
+};
 use crate::{Call, Nccl, Version};
 
 /// The library's number of an element type. Types that it does not know yet can still be moved, as bytes.
@@ -60,6 +62,8 @@ pub(crate) enum Kind {
     Scatter(c_int),
     Send(c_int),
     Recv(c_int),
+    PutSignal { peer: c_int, window: ncclWindow_t, offset_bytes: usize, index: c_int, context: c_int },
+    Signal { peer: c_int, index: c_int, context: c_int },
 }
 
 /// One call of NCCL, without communicator and stream. Addresses are 0 where there is no buffer.
@@ -78,6 +82,7 @@ pub(crate) struct Operation {
 pub(crate) enum Operations {
     One(Operation),
     Many(Vec<Operation>),
+    Wait(Vec<ncclWaitSignalDesc_t>),
 }
 
 /// A call that was checked, with what it keeps.
@@ -88,7 +93,8 @@ pub(crate) struct Request<'a> {
     _accesses: [Option<Access<'a>>; 2],
     /// Not empty exactly if the stream is being captured.
     keeps: Vec<Keep>,
-    _reduction: Option<Arc<Made>>,
+    /// A reduction or a window.
+    _owner: Option<Keep>,
 }
 
 /// A captured call's hold on its communicator.
@@ -137,6 +143,11 @@ impl Request<'_> {
             // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live while this request
             // does, and after it for as long as the stream needs them.
             Operations::One(operation) => unsafe { operation.issue(api, inner, comm, stream, config) },
+            // SAFETY: the handle is live inside the gate; NCCL only reads the list, during the call.
+            Operations::Wait(waits) => unsafe {
+                let count = c_int::try_from(waits.len()).unwrap_or(c_int::MAX);
+                api.ncclWaitSignal(count, waits.as_ptr().cast_mut(), comm, stream)
+            },
             // SAFETY: as above, for each.
             Operations::Many(operations) => unsafe {
                 grouped(api, || operations.iter().map(|operation| operation.issue(api, inner, comm, stream, config)))
@@ -194,8 +205,8 @@ impl Operation {
                     Kind::AllToAll => api.ncclAlltoAllConfig(send, recv, count, kind, comm, stream, config),
                     Kind::Gather(root) => api.ncclGatherConfig(send, recv, count, kind, root, comm, stream, config),
                     Kind::Scatter(root) => api.ncclScatterConfig(send, recv, count, kind, root, comm, stream, config),
-                    Kind::Send(peer) => api.ncclSend(send, count, kind, peer, comm, stream),
-                    Kind::Recv(peer) => api.ncclRecv(recv, count, kind, peer, comm, stream),
+                    // Only collectives are configured.
+                    _ => self.issue(api, inner, comm, stream, std::ptr::null()),
                 }
             };
         }
@@ -209,6 +220,10 @@ impl Operation {
                 Kind::ReduceScatter(op) => api.ncclReduceScatter(send, recv, count, kind, op, comm, stream),
                 Kind::Send(peer) => api.ncclSend(send, count, kind, peer, comm, stream),
                 Kind::Recv(peer) => api.ncclRecv(recv, count, kind, peer, comm, stream),
+                Kind::PutSignal { peer, window, offset_bytes, index, context } => {
+                    api.ncclPutSignal(send, count, kind, peer, window, offset_bytes, index, context, 0, comm, stream)
+                }
+                Kind::Signal { peer, index, context } => api.ncclSignal(peer, index, context, 0, comm, stream),
                 Kind::AllToAll => match api.ncclAlltoAll(send, recv, count, kind, comm, stream) {
                     Err(_) => self.compose(api, inner, comm, stream),
                     native => native,
@@ -315,13 +330,13 @@ impl<'c, 'a> At<'c, 'a> {
     pub(crate) fn reduced<T: Element>(
         &self,
         op: &impl Reduction<T>,
-    ) -> Result<(ncclDataType_t, ncclRedOp_t, Option<Arc<Made>>), NcclError> {
+    ) -> Result<(ncclDataType_t, ncclRedOp_t, Option<Keep>), NcclError> {
         let data_type = data_type(self.call.name(), self.inner.nccl, T::DTYPE, true)?;
         let (op, made) = op.resolve();
         if let Some(made) = made {
             made.check(self.call.name(), self.inner, self.stream)?;
         }
-        Ok((data_type, op, made.map(Arc::clone)))
+        Ok((data_type, op, made.map(|made| Arc::<Made>::clone(made) as Keep)))
     }
 
     /// A rank of the communicator, as NCCL wants it.
@@ -420,7 +435,7 @@ impl<'c, 'a> At<'c, 'a> {
         operations: Operations,
         send: Option<Operand<'a>>,
         recv: Option<Operand<'a>>,
-        reduction: Option<Arc<Made>>,
+        owner: Option<Keep>,
     ) -> Result<Request<'a>, NcclError> {
         if let (Some(send), Some(recv)) = (&send, &recv) {
             let start = send.address.max(recv.address);
@@ -436,9 +451,10 @@ impl<'c, 'a> At<'c, 'a> {
         };
         let accesses = [take(send), take(recv)];
         if self.capturing {
-            keeps.extend(reduction.as_ref().and_then(|made| made.keep()));
+            // Never empty then, so that the communicator is kept too.
+            keeps.push(owner.clone().unwrap_or_else(|| Arc::new(())));
         }
-        Ok(Request { call: self.call, stream: self.stream, operations, _accesses: accesses, keeps, _reduction: reduction })
+        Ok(Request { call: self.call, stream: self.stream, operations, _accesses: accesses, keeps, _owner: owner })
     }
 
     #[cold]

@@ -4,13 +4,11 @@
 //!
 //! Invariant: a request that is made here reads and writes inside its buffers only, on whatever rank.
 
-use std::sync::Arc;
-
-use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
+use peerweave_driver::{DeviceBuffer, DeviceBufferMut, Keep};
 use peerweave_types::Element;
 
 use crate::error::{MisuseKind, NcclError};
-use crate::red_op::{Made, Reduction};
+use crate::red_op::Reduction;
 use crate::request::{At, Kind, Operand, Operation, Operations, Request};
 use crate::sys::ncclDataType_t;
 
@@ -18,7 +16,7 @@ use crate::sys::ncclDataType_t;
 const NO_BUFFER: u64 = 0;
 
 /// What a reduction belongs to.
-type Owner = Option<Arc<Made>>;
+type Owner = Option<Keep>;
 
 impl<'a> At<'_, 'a> {
     /// One operation with its buffers.

@@ -1,0 +1,176 @@
+//! One-sided operations: put with a signal, signal, wait for signals (NCCL 2.29).
+//!
+//! Windows are `window.rs`. Invariant: a put is checked against the length of the window of the rank that it goes to.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use peerweave_driver::{CudaStream, DeviceBuffer};
+use peerweave_types::Element;
+
+use crate::communicator::Communicator;
+use crate::error::{MisuseKind, NcclError};
+use crate::group::Group;
+use crate::request::{At, Kind, Operation, Operations, Request};
+use crate::sys::{ncclDataType_t, ncclWaitSignalDesc_t};
+use crate::{Call, Version, Window};
+
+/// A counter at a rank that others raise: by its index, in a context. How many there are is set by
+/// [`Config::num_rma_sig`](crate::Config::num_rma_sig) and [`Config::num_rma_ctx`](crate::Config::num_rma_ctx); the first always exists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Signal {
+    /// The index.
+    pub index: u32,
+    /// The context. Operations of different contexts are in no order.
+    pub context: u32,
+}
+
+/// What to wait for: so many signals of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SignalWait {
+    /// Who signals.
+    pub peer: usize,
+    /// Which signal.
+    pub signal: Signal,
+    /// How many operations of that rank, counted from the last wait.
+    pub count: u32,
+}
+
+/// One-sided operations. What holds for [`all_reduce`](Self::all_reduce) and its siblings holds here, but that they are not collective. NCCL 2.29.2.
+impl Communicator {
+    /// Writes `source` into the peer's window from its element `offset` on, and then raises the signal there. In the order of the stream.
+    ///
+    /// NCCL wants the source in a window of this rank too.
+    pub fn put_signal<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        source: &impl DeviceBuffer<T>,
+        peer: usize,
+        window: &Window<T>,
+        offset: usize,
+        signal: Signal,
+    ) -> Result<(), NcclError> {
+        self.run(Call::PutSignal, stream, None, |at| put_signal(at, source, peer, window, offset, signal))
+    }
+
+    /// Raises a signal at the peer.
+    pub fn signal(&self, stream: &Arc<CudaStream>, peer: usize, signal: Signal) -> Result<(), NcclError> {
+        self.run(Call::Signal, stream, None, |at| raise(at, peer, signal))
+    }
+
+    /// Lets the stream wait until all of these have been signalled. What was put before a signal is there then.
+    pub fn wait_signal(&self, stream: &Arc<CudaStream>, waits: &[SignalWait]) -> Result<(), NcclError> {
+        self.run(Call::WaitSignal, stream, None, |at| wait_signal(at, waits))
+    }
+}
+
+/// One-sided operations of [`Communicator`], recorded.
+impl<'env> Group<'env> {
+    /// As [`Communicator::put_signal`], when the group is launched.
+    ///
+    /// # Errors
+    /// What can be known now; then nothing was recorded.
+    #[allow(clippy::too_many_arguments, reason = "those of the call, and on which communicator")]
+    pub fn put_signal<T: Element>(
+        &mut self,
+        communicator: &Communicator,
+        stream: &'env Arc<CudaStream>,
+        source: &'env impl DeviceBuffer<T>,
+        peer: usize,
+        window: &Window<T>,
+        offset: usize,
+        signal: Signal,
+    ) -> Result<(), NcclError> {
+        self.record(Call::PutSignal, communicator, stream, |at| put_signal(at, source, peer, window, offset, signal))
+    }
+
+    /// As [`Communicator::signal`], when the group is launched.
+    ///
+    /// # Errors
+    /// What can be known now; then nothing was recorded.
+    pub fn signal(
+        &mut self,
+        communicator: &Communicator,
+        stream: &'env Arc<CudaStream>,
+        peer: usize,
+        signal: Signal,
+    ) -> Result<(), NcclError> {
+        self.record(Call::Signal, communicator, stream, |at| raise(at, peer, signal))
+    }
+
+    /// As [`Communicator::wait_signal`], when the group is launched.
+    ///
+    /// # Errors
+    /// What can be known now; then nothing was recorded.
+    pub fn wait_signal(
+        &mut self,
+        communicator: &Communicator,
+        stream: &'env Arc<CudaStream>,
+        waits: &[SignalWait],
+    ) -> Result<(), NcclError> {
+        self.record(Call::WaitSignal, communicator, stream, |at| wait_signal(at, waits))
+    }
+}
+
+const SINCE: Version = Version::new(2, 29, 2);
+
+fn number(at: &At<'_, '_>, what: &'static str, found: u32) -> Result<c_int, NcclError> {
+    c_int::try_from(found).map_err(|_| {
+        let (found, expected) = (i64::from(found), "at most 2147483647");
+        NcclError::misuse(at.call.name(), MisuseKind::Value { what, found, expected })
+    })
+}
+
+fn put_signal<'a, T: Element>(
+    at: At<'_, 'a>,
+    source: &'a dyn DeviceBuffer<T>,
+    peer: usize,
+    window: &Window<T>,
+    offset: usize,
+    signal: Signal,
+) -> Result<Request<'a>, NcclError> {
+    at.inner.nccl.needs("ncclPutSignal", SINCE)?;
+    let (raw_peer, count, data_type) = (at.rank("the peer", peer)?, source.len(), at.moved::<T>()?);
+    let handle = window.inner.handle(at.call.name(), at.inner)?;
+    let room = window.len_of(peer)?;
+    if offset.checked_add(count).is_none_or(|end| end > room) {
+        let found = offset.saturating_add(count);
+        let kind = MisuseKind::Length { what: "the peer's window", found: room, expected: found, unit: "elements at least" };
+        return Err(NcclError::misuse(at.call.name(), kind));
+    }
+    let (index, context) =
+        (number(&at, "the signal's index", signal.index)?, number(&at, "the signal's context", signal.context)?);
+    let source = at.read("the source", source)?;
+    let kind = Kind::PutSignal { peer: raw_peer, window: handle, offset_bytes: offset * size_of::<T>(), index, context };
+    let operation = Operation { kind, send: source.address, recv: 0, count, data_type, element_bytes: size_of::<T>() };
+    let window: peerweave_driver::Keep = Arc::<crate::window::Registered>::clone(&window.inner);
+    at.request(Operations::One(operation), Some(source), None, Some(window))
+}
+
+fn raise<'a>(at: At<'_, 'a>, peer: usize, signal: Signal) -> Result<Request<'a>, NcclError> {
+    at.inner.nccl.needs("ncclSignal", SINCE)?;
+    let peer = at.rank("the peer", peer)?;
+    let (index, context) =
+        (number(&at, "the signal's index", signal.index)?, number(&at, "the signal's context", signal.context)?);
+    let kind = Kind::Signal { peer, index, context };
+    let operation = Operation { kind, send: 0, recv: 0, count: 0, data_type: ncclDataType_t::ncclUint8, element_bytes: 1 };
+    at.request(Operations::One(operation), None, None, None)
+}
+
+fn wait_signal<'a>(at: At<'_, 'a>, waits: &[SignalWait]) -> Result<Request<'a>, NcclError> {
+    at.inner.nccl.needs("ncclWaitSignal", SINCE)?;
+    let mut list = Vec::new();
+    for wait in waits {
+        list.push(ncclWaitSignalDesc_t {
+            opCnt: number(&at, "the count", wait.count)?,
+            peer: at.rank("the peer", wait.peer)?,
+            sigIdx: number(&at, "the signal's index", wait.signal.index)?,
+            ctx: number(&at, "the signal's context", wait.signal.context)?,
+        });
+    }
+    if list.is_empty() {
+        let kind = MisuseKind::Length { what: "the list of waits", found: 0, expected: 1, unit: "waits at least" };
+        return Err(NcclError::misuse(at.call.name(), kind));
+    }
+    at.request(Operations::Wait(list), None, None, None)
+}

@@ -1,0 +1,458 @@
+//! Registered memory: windows, which every rank registers together and any rank may write into, and buffers that one rank registers.
+//!
+//! What is done with windows is `one_sided.rs`, where kernels find them `window_pointers.rs`; memory for them `mem.rs`.
+//!
+//! # Invariants
+//! - **[W1]** The memory of a window lives until the window is deregistered or the communicator is freed: a peer may write into it until then.
+//! - **[W2]** So a window that is only dropped stays registered as long as the communicator; giving it back earlier is a collective call.
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::time::{Duration, Instant};
+
+use peerweave_driver::{CudaError, CudaStream, DeviceBuffer, DeviceMemory, Keep};
+use peerweave_types::Element;
+
+use crate::communicator::{Communicator, Inner, settle_all};
+use crate::error::{MisuseKind, NcclError};
+use crate::split::enter_all;
+use crate::state::Allowed;
+use crate::sys::{self, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
+use crate::Version;
+
+/// What a window is for. The default is any use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WindowKind {
+    flags: c_int,
+    since: Option<Version>,
+}
+
+impl WindowKind {
+    /// Any use.
+    pub const DEFAULT: Self = Self { flags: sys::NCCL_WIN_DEFAULT, since: None };
+    /// Collectives on it use NCCL's symmetric kernels: every rank gives buffers at the same offset of its window.
+    pub const SYMMETRIC: Self = Self { flags: sys::NCCL_WIN_COLL_SYMMETRIC, since: None };
+    /// Accesses from kernels stay in order. NCCL 2.29.7.
+    pub const STRICT_ORDERING: Self = Self { flags: sys::NCCL_WIN_STRICT_ORDERING, since: Some(Version::new(2, 29, 7)) };
+
+    /// Both.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        let since = match self.since {
+            None => other.since,
+            since => since,
+        };
+        Self { flags: self.flags | other.flags, since }
+    }
+}
+
+/// Memory of `T` that every rank of a communicator has registered. A handle: clones are the same window.
+///
+/// Dropping it does nothing that others could notice: they may still write into the memory, which stays allocated until the communicator is freed.
+/// [`deregister`](Self::deregister) gives it back earlier.
+pub struct Window<T> {
+    pub(crate) inner: Arc<Registered>,
+    _elements: PhantomData<fn() -> T>,
+}
+
+/// A window of NCCL.
+pub(crate) struct Registered {
+    pub(crate) communicator: Communicator,
+    handle: Raw<ncclWindow_vidmem>,
+    /// Bytes of every rank's window.
+    pub(crate) lens_bytes: Vec<u64>,
+    pub(crate) device_address: u64,
+    keep: Keep,
+    is_gone: AtomicBool,
+}
+
+/// A handle of NCCL.
+struct Raw<P>(*mut P);
+
+// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle; synchronised by the communicator's gate. Would be caught by
+// the scenario `windows_are_put_into_by_every_rank`.
+unsafe impl<P> Send for Raw<P> {}
+// SAFETY: as above; the pointer itself never changes.
+unsafe impl<P> Sync for Raw<P> {}
+
+impl Registered {
+    /// NCCL's handle.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] once it was deregistered, and for another communicator than its own.
+    pub(crate) fn handle(&self, call: &'static str, inner: &Arc<Inner>) -> Result<ncclWindow_t, NcclError> {
+        if !Arc::ptr_eq(&self.communicator.inner, inner) {
+            let (found, expected) = (Arc::clone(&self.communicator.inner.name), Arc::clone(&inner.name));
+            return Err(NcclError::misuse(call, MisuseKind::WrongCommunicator { what: "the window", found, expected }));
+        }
+        self.own(call)
+    }
+
+    fn own(&self, call: &'static str) -> Result<ncclWindow_t, NcclError> {
+        if self.is_gone.load(Ordering::Acquire) {
+            return Err(NcclError::misuse(call, MisuseKind::Context { why: "the window was deregistered" }));
+        }
+        Ok(self.handle.0)
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if !*self.is_gone.get_mut() {
+            // [W1]
+            self.communicator.inner.park(Arc::clone(&self.keep));
+        }
+    }
+}
+
+impl<T: Element> Window<T> {
+    /// Registers memory. `None` where NCCL has no windows here: it needs devices that reach each other's memory, and memory of its own allocator
+    /// ([`NcclMem`](crate::NcclMem)) or made in the same way. NCCL 2.27.3.
+    ///
+    /// # Collective
+    /// All ranks, at the same place among their calls; ranks of one thread by [`register_all`](Self::register_all). Lengths may differ.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] for memory that is borrowed, of another device, empty, or whose address is no multiple of 4096;
+    /// [`NcclError::Unsupported`]; [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own.
+    pub fn register(
+        communicator: &Communicator,
+        memory: &impl DeviceBuffer<T>,
+        kind: WindowKind,
+    ) -> Result<Option<Self>, NcclError> {
+        Self::register_all(&[(communicator, memory)], kind).map(|mut made| made.pop().flatten())
+    }
+
+    /// As [`register`](Self::register), for several ranks of this thread. The result is in their order.
+    ///
+    /// # Collective
+    /// As [`register`](Self::register).
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn register_all(
+        members: &[(&Communicator, &dyn DeviceBuffer<T>)],
+        kind: WindowKind,
+    ) -> Result<Vec<Option<Self>>, NcclError> {
+        const CALL: &str = "Window::register";
+        let Some((first, _)) = members.first() else { return Ok(Vec::new()) };
+        let nccl = first.nccl();
+        nccl.needs("ncclCommWindowRegister", Version::new(2, 27, 3))?;
+        if let Some(since) = kind.since {
+            nccl.needs("NCCL_WIN_STRICT_ORDERING", since)?;
+        }
+        let mut places = Vec::new();
+        for (communicator, memory) in members {
+            places.push(Place::of(CALL, communicator, *memory)?);
+            let address = places.last().map_or(0, |place| place.address);
+            if address % sys::NCCL_WIN_REQUIRED_ALIGNMENT as u64 != 0 {
+                let (found, expected) = (address as i64, "a multiple of 4096");
+                return Err(NcclError::misuse(CALL, MisuseKind::Value { what: "the address of the memory", found, expected }));
+            }
+        }
+        let communicators: Vec<_> = members.iter().map(|(communicator, _)| *communicator).collect();
+        let slots: Vec<Box<AtomicPtr<ncclWindow_vidmem>>> = members.iter().map(|_| Box::default()).collect();
+        let registered = together(CALL, &communicators, |index, inner| {
+            let place = &places[index];
+            let (pointer, len) = (place.pointer(), place.len_bytes as usize);
+            // SAFETY: the handle is live inside the gate; the memory is as long as that and is kept [W1]; the slot lives as long as NCCL may write to it.
+            inner.nccl.code(CALL, |api| unsafe {
+                api.ncclCommWindowRegister(inner.handle.get(), pointer, len, slots[index].as_ptr(), kind.flags)
+            })
+        });
+        if let Err(error) = registered {
+            // NCCL may still be at work, or have registered some: what it was given stays.
+            std::mem::forget((slots, places));
+            return Err(error);
+        }
+        let handles: Vec<_> = slots.iter().map(|slot| slot.load(Ordering::Acquire)).collect();
+        // Put into the graph of owners before anything can fail: from here on a drop does what is right [W2].
+        let mut made: Vec<Option<Registered>> = Vec::new();
+        for ((communicator, handle), place) in communicators.iter().zip(handles).zip(places) {
+            made.push((!handle.is_null()).then(|| Registered {
+                communicator: (*communicator).clone(),
+                handle: Raw(handle),
+                lens_bytes: Vec::new(),
+                device_address: place.address,
+                keep: place.keep,
+                is_gone: AtomicBool::new(false),
+            }));
+        }
+        // Every rank takes part, with or without a window: puts are checked against the length of the rank they go to.
+        let mine: Vec<u64> = made
+            .iter()
+            .zip(members)
+            .map(|(made, (_, memory))| if made.is_some() { (memory.len() * size_of::<T>()) as u64 } else { 0 })
+            .collect();
+        let lens = exchange(CALL, &communicators, &mine)?;
+        let finish = |(made, lens): (Option<Registered>, Vec<u64>)| {
+            made.map(|made| Self { inner: Arc::new(Registered::with(made, lens)), _elements: PhantomData })
+        };
+        Ok(made.into_iter().zip(lens).map(finish).collect())
+    }
+
+    /// Gives the window back before the communicator ends. Waits until every rank has called this and has completed what it enqueued on `stream` before, so
+    /// puts into the window must be on that stream, or complete.
+    ///
+    /// # Collective
+    /// All ranks, from their own threads or processes. A window of which a clone or a captured graph is left cannot be used afterwards.
+    ///
+    /// # Errors
+    /// [`NcclError::Timeout`], after which the window stays registered; [`NcclError::Misuse`] if it was done before; [`NcclError::Dead`]; NCCL's own.
+    pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
+        const CALL: &str = "Window::deregister";
+        let registered = &self.inner;
+        let handle = registered.own(CALL)?;
+        meet(&registered.communicator, stream, deadline)?;
+        if registered.is_gone.swap(true, Ordering::AcqRel) {
+            return Err(NcclError::misuse(CALL, MisuseKind::Context { why: "the window was deregistered" }));
+        }
+        let result = registered.communicator.inner.call(CALL, Allowed::LIVE, |api, comm| {
+            // SAFETY: the handle is live inside the gate, the window is its own, and this is the only deregistration; nobody writes into it any more.
+            unsafe { api.ncclCommWindowDeregister(comm, handle) }
+        });
+        if result.is_err() {
+            registered.communicator.inner.park(Arc::clone(&registered.keep));
+        }
+        result
+    }
+
+    /// How many elements the window of a rank has.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] for a rank that does not exist.
+    pub fn len_of(&self, rank: usize) -> Result<usize, NcclError> {
+        let wrong = || {
+            let ranks = self.inner.lens_bytes.len();
+            NcclError::misuse("Window::len_of", MisuseKind::Rank { what: "the rank", found: rank, ranks })
+        };
+        self.inner.lens_bytes.get(rank).map(|bytes| *bytes as usize / size_of::<T>()).ok_or_else(wrong)
+    }
+
+    /// The address at which this rank registered the memory, as NCCL knows it. NCCL 2.29.2.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`]; [`NcclError::Misuse`] once it was deregistered; [`NcclError::Dead`]; NCCL's own.
+    pub fn user_address(&self) -> Result<u64, NcclError> {
+        const CALL: &str = "ncclWinGetUserPtr";
+        let window = self.raw_handle(CALL)?;
+        let mut pointer = std::ptr::null_mut();
+        self.inner.communicator.inner.call(CALL, Allowed::LIVE, |api, comm| {
+            // SAFETY: communicator and window are live inside the gate; the pointer is to a live pointer.
+            unsafe { api.ncclWinGetUserPtr(comm, window, &raw mut pointer) }
+        })?;
+        Ok(pointer.expose_provenance() as u64)
+    }
+
+    /// The communicator that it belongs to.
+    pub fn communicator(&self) -> &Communicator {
+        &self.inner.communicator
+    }
+
+    /// Bytes of this rank's part.
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.inner.lens_bytes.get(self.communicator().rank()).map_or(0, |bytes| *bytes as usize)
+    }
+
+    /// NCCL's handle.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] once it was deregistered.
+    pub(crate) fn raw_handle(&self, call: &'static str) -> Result<ncclWindow_t, NcclError> {
+        self.inner.own(call)
+    }
+
+    /// NCCL's handle, for kernels that were linked with its device code.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] once it was deregistered.
+    pub fn device_handle(&self) -> Result<u64, NcclError> {
+        self.raw_handle("Window::device_handle").map(|handle| handle.expose_provenance() as u64)
+    }
+}
+
+impl Registered {
+    /// The same, with what the ranks told each other.
+    fn with(made: Self, lens_bytes: Vec<u64>) -> Self {
+        // A field of what has a destructor cannot be moved out: the old one is marked as having nothing to do.
+        made.is_gone.store(true, Ordering::Release);
+        Self {
+            communicator: made.communicator.clone(),
+            handle: Raw(made.handle.0),
+            lens_bytes,
+            device_address: made.device_address,
+            keep: Arc::clone(&made.keep),
+            is_gone: AtomicBool::new(false),
+        }
+    }
+}
+
+impl<T> Clone for Window<T> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), _elements: PhantomData }
+    }
+}
+
+impl<T> fmt::Debug for Window<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, inner) = (std::any::type_name::<T>(), &self.inner);
+        write!(f, "Window of {name} at {:#x}, {:?} bytes, of {}", inner.device_address, inner.lens_bytes, inner.communicator.inner.name)
+    }
+}
+
+/// A buffer that one rank has registered, so that collectives on it need not copy it first.
+///
+/// Dropping it leaves it registered until the communicator ends, since peers may still reach into the memory;
+/// [`deregister`](Self::deregister) gives it back earlier.
+pub struct Registration {
+    communicator: Communicator,
+    handle: Raw<c_void>,
+    keep: Option<Keep>,
+}
+
+impl Communicator {
+    /// Registers a buffer of this rank. Its memory is kept alive. NCCL 2.19.1.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] for memory that is borrowed, empty, or of another device; [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
+    pub fn register<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NcclError> {
+        const CALL: &str = "register";
+        let place = Place::of(CALL, self, memory)?;
+        let (pointer, len) = (place.pointer(), place.len_bytes as usize);
+        let mut handle = std::ptr::null_mut();
+        self.inner.call(CALL, Allowed::LIVE, |api, comm| {
+            // SAFETY: the handle is live inside the gate; the memory is as long as that and is kept; the pointer is to a live pointer.
+            unsafe { api.ncclCommRegister(comm, pointer, len, &raw mut handle) }
+        })?;
+        Ok(Registration { communicator: self.clone(), handle: Raw(handle), keep: Some(place.keep) })
+    }
+}
+
+impl Registration {
+    /// Gives the registration back before the communicator ends. Waits until every rank has called this and has completed what it enqueued on `stream`
+    /// before.
+    ///
+    /// # Collective
+    /// All ranks that registered, which must be all ranks of the communicator.
+    ///
+    /// # Errors
+    /// [`NcclError::Timeout`], after which it stays registered; [`NcclError::Dead`]; NCCL's own.
+    pub fn deregister(mut self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
+        meet(&self.communicator, stream, deadline)?;
+        let handle = self.handle.0;
+        self.communicator.inner.call("Registration::deregister", Allowed::LIVE, |api, comm| {
+            // SAFETY: the handle is live inside the gate, the registration is its own, and this is the only deregistration.
+            unsafe { api.ncclCommDeregister(comm, handle) }
+        })?;
+        self.keep = None;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registration of {}", self.communicator.inner.name)
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Some(keep) = self.keep.take() {
+            self.communicator.inner.park(keep);
+        }
+    }
+}
+
+/// Memory to be registered.
+struct Place {
+    address: u64,
+    len_bytes: u64,
+    keep: Keep,
+}
+
+impl Place {
+    fn of<T: Element>(call: &'static str, communicator: &Communicator, memory: &dyn DeviceBuffer<T>) -> Result<Self, NcclError> {
+        let (found, expected) = (memory.device(), communicator.cuda_device());
+        if found != expected {
+            return Err(NcclError::misuse(call, MisuseKind::Device { what: "the memory", found, expected }));
+        }
+        if memory.is_empty() {
+            let kind = MisuseKind::Length { what: "the memory", found: 0, expected: 1, unit: "elements at least" };
+            return Err(NcclError::misuse(call, kind));
+        }
+        let Some((address, keep)) = memory.keep() else {
+            let why = "registered memory is reached after the call: give memory that can be kept alive, an NcclMem, a DeviceMemory or a Raw, instead \
+                       of a borrowed slice";
+            return Err(NcclError::misuse(call, MisuseKind::Context { why }));
+        };
+        Ok(Self { address, len_bytes: (memory.len() * size_of::<T>()) as u64, keep })
+    }
+
+    fn pointer(&self) -> *mut c_void {
+        std::ptr::with_exposed_provenance_mut(self.address as usize)
+    }
+}
+
+/// Calls NCCL for each of them, in one group, and waits until it is done.
+fn together(
+    call: &'static str,
+    communicators: &[&Communicator],
+    mut each: impl FnMut(usize, &Inner) -> Result<ncclResult_t, NcclError>,
+) -> Result<(), NcclError> {
+    let inside = enter_all(call, Allowed::LIVE, communicators.iter().map(|communicator| &communicator.inner).collect())?;
+    let (nccl, deadline) = (communicators[0].nccl(), communicators[0].deadline());
+    // SAFETY: it is ended below, whatever happens between.
+    nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
+    let mut first_error = None;
+    for (index, communicator) in communicators.iter().enumerate() {
+        let inner = &communicator.inner;
+        match inner.bind().and_then(|()| each(index, inner)) {
+            Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => continue,
+            Ok(code) => first_error = Some(inner.failure(call, code)),
+            Err(error) => first_error = Some(error),
+        }
+        break;
+    }
+    // SAFETY: this thread started it.
+    let ended = match nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() })? {
+        ncclResult_t::ncclSuccess => Ok(()),
+        ncclResult_t::ncclInProgress => settle_all(call, inside, deadline),
+        code => Err(nccl.failure(call, code, None)),
+    };
+    first_error.map_or(ended, Err)
+}
+
+/// Gives each rank's number to all. Blocks, at most for the communicators' deadline.
+fn exchange(call: &'static str, communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64>>, NcclError> {
+    let start = Instant::now();
+    let Some(first) = communicators.first() else { return Ok(Vec::new()) };
+    let mut places = Vec::new();
+    for (communicator, mine) in communicators.iter().zip(mine) {
+        let stream = communicator.context().new_stream().map_err(CudaError::of(call))?;
+        let mut numbers = vec![0u64; communicator.n_ranks()];
+        numbers[communicator.rank()] = *mine;
+        places.push((DeviceMemory::from_slice(&stream, &numbers)?, stream));
+    }
+    first.nccl().group(|group| {
+        for (communicator, (numbers, stream)) in communicators.iter().zip(&mut places) {
+            group.all_gather_in_place(communicator, stream, numbers)?;
+        }
+        Ok(())
+    })?;
+    let mut all = Vec::new();
+    for (communicator, (numbers, stream)) in communicators.iter().zip(&places) {
+        communicator.wait(stream, communicator.deadline().saturating_sub(start.elapsed()))?;
+        all.push(numbers.to_vec(stream)?);
+    }
+    Ok(all)
+}
+
+/// Waits until every rank is here, and has completed what it enqueued on the stream before.
+fn meet(communicator: &Communicator, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
+    let mut numbers = DeviceMemory::from_slice(stream, &vec![0u8; communicator.n_ranks()])?;
+    communicator.all_gather_in_place(stream, &mut numbers)?;
+    communicator.wait_with(stream, deadline, crate::OnExpiry::LeaveAlone)
+}
