@@ -1,0 +1,184 @@
+//! What the scenarios share: PEs as threads and as processes, and the fake driver's own functions.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, ServerOptions, Token};
+use peerweave_driver::{CudaContext, CudaStream, Driver};
+use peerweave_fakes::Child;
+use peerweave_vmm::VmmError;
+
+/// As long as anything may take.
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+/// One PE with its device.
+pub(crate) struct Me {
+    pub(crate) rendezvous: Arc<Rendezvous>,
+    pub(crate) context: Arc<CudaContext>,
+    pub(crate) stream: Arc<CudaStream>,
+    pub(crate) pe: u32,
+    pub(crate) n: u32,
+}
+
+impl Me {
+    fn join(job: &Job, deadline: Duration) -> Self {
+        let rendezvous = Arc::new(Rendezvous::join(job, Options { deadline, ..Options::default() }).expect("everybody joins"));
+        let context = context(job.pe.index() % devices());
+        let stream = context.new_stream().expect("a stream");
+        Self { rendezvous, context, stream, pe: job.pe.get(), n: job.n_pes }
+    }
+
+    pub(crate) fn barrier(&self, label: &str) {
+        self.rendezvous.barrier(label).expect("everybody comes");
+    }
+
+    /// Leaves in order, so that nobody takes it for a crash.
+    pub(crate) fn leave(self) {
+        Arc::into_inner(self.rendezvous).expect("no heap holds the rendezvous").leave().expect("everybody leaves");
+    }
+}
+
+pub(crate) fn devices() -> usize {
+    Driver::get().expect("the fake").device_count().expect("it has devices")
+}
+
+pub(crate) fn context(ordinal: usize) -> Arc<CudaContext> {
+    peerweave_driver::context(ordinal).expect("the fake has devices")
+}
+
+pub(crate) fn soon() -> Instant {
+    Instant::now() + LONG
+}
+
+/// Runs the body as each of `n` PEs, which are threads with a device each; gives what they return.
+pub(crate) fn threads<T: Send>(n: u32, body: impl Fn(Me) -> T + Sync) -> Vec<T> {
+    threads_within(n, LONG, body)
+}
+
+/// The same, with a deadline for every wait.
+pub(crate) fn threads_within<T: Send>(n: u32, deadline: Duration, body: impl Fn(Me) -> T + Sync) -> Vec<T> {
+    let token = Token::random().expect("random numbers");
+    let endpoint = Endpoint::random_unix().expect("random numbers");
+    let server = Server::bind(&endpoint, token, n, ServerOptions::default()).expect("a server");
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..n)
+            .map(|pe| {
+                let job = Job::on_one_machine(pe, n, server.endpoint().clone(), token);
+                let body = &body;
+                scope.spawn(move || body(Me::join(&job, deadline)))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+/// This child as a PE; the first one holds the server.
+pub(crate) fn process(child: &Child) -> Me {
+    if child.rank == 0 {
+        let endpoint = Endpoint::random_unix().expect("random numbers");
+        let token = Token::random().expect("random numbers");
+        child.put_file("job", format!("{endpoint} {}", token.to_hex()).as_bytes());
+    }
+    let text = std::fs::read_to_string(child.file("job")).expect("the file of the job");
+    let (endpoint, token) = text.split_once(' ').expect("two words");
+    let (endpoint, token) = (endpoint.parse().expect("an endpoint"), token.parse().expect("a token"));
+    let job = Job::on_one_machine(child.rank as u32, child.count as u32, endpoint, token);
+    Me::join(&Job { served: Served::ByPe0, ..job }, LONG)
+}
+
+/// A function that only the fake driver has.
+fn fake(name: &std::ffi::CStr) -> std::ptr::NonNull<c_void> {
+    Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it")
+}
+
+/// Orders calls to fail from now on: `function:nth=code,...`, counted from 1; an empty text ends that.
+pub(crate) fn fail(orders: &str) {
+    let orders = CString::new(orders).expect("no zero");
+    // SAFETY: the fake declares it so.
+    let function = unsafe {
+        std::mem::transmute::<std::ptr::NonNull<c_void>, extern "C" fn(*const c_char) -> c_int>(fake(c"peerweave_fake_cuda_fail"))
+    };
+    assert_eq!(function(orders.as_ptr()), 0, "{orders:?}");
+}
+
+/// Holds a stream up, or lets it go on.
+pub(crate) fn hold(stream: &CudaStream, hold: bool) {
+    let name = if hold { c"peerweave_fake_stream_block" } else { c"peerweave_fake_stream_unblock" };
+    type Function = extern "C" fn(peerweave_driver::cudarc::driver::sys::CUstream) -> c_int;
+    // SAFETY: the fake declares both so.
+    let function = unsafe { std::mem::transmute::<std::ptr::NonNull<c_void>, Function>(fake(name)) };
+    assert_eq!(function(stream.cu_stream()), 0);
+}
+
+/// What a kernel's store to a multicast address does.
+pub(crate) fn multicast_store(context: &CudaContext, address: u64, bytes: &[u8]) -> Result<(), c_int> {
+    context.bind_to_thread().expect("a live context");
+    type Function = unsafe extern "C" fn(u64, *const c_void, usize) -> c_int;
+    // SAFETY: the fake declares it so.
+    let function = unsafe { std::mem::transmute::<std::ptr::NonNull<c_void>, Function>(fake(c"peerweave_fake_multicast_store")) };
+    // SAFETY: the bytes are readable; the fake looks the address up.
+    match unsafe { function(address, bytes.as_ptr().cast(), bytes.len()) } {
+        0 => Ok(()),
+        code => Err(code),
+    }
+}
+
+/// How often this process has called a function of the driver that succeeded, by the fake's log.
+pub(crate) struct Calls(Vec<(String, bool)>);
+
+impl Calls {
+    /// All so far.
+    pub(crate) fn now() -> Self {
+        let path = std::env::var("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness sets it");
+        let pid = std::process::id().to_string();
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let line = |line: &str| {
+            let mut words = line.split_whitespace();
+            (words.next() == Some(pid.as_str())).then(|| (words.next().unwrap_or_default().to_owned(), words.next().is_some()))
+        };
+        Self(text.lines().filter_map(line).collect())
+    }
+
+    /// Calls of a function that succeeded.
+    pub(crate) fn good(&self, function: &str) -> usize {
+        let count = |failed| self.0.iter().filter(|(name, bad)| name == function && *bad == failed).count();
+        count(false) - count(true)
+    }
+
+    /// All calls, in order.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        self.0.iter().filter(|(_, bad)| !bad).map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// That what was taken was given back.
+    pub(crate) fn assert_balanced(&self, what: &str) {
+        let taken = ["cuMemCreate", "cuMemImportFromShareableHandle", "cuMulticastCreate"];
+        let taken: usize = taken.iter().map(|function| self.good(function)).sum();
+        assert_eq!(self.good("cuMemRelease"), taken, "{what}: handles");
+        assert_eq!(self.good("cuMemUnmap"), self.good("cuMemMap"), "{what}: mappings");
+        assert_eq!(self.good("cuMemAddressFree"), self.good("cuMemAddressReserve"), "{what}: addresses");
+        let bound = self.good("cuMulticastBindMem") + self.good("cuMulticastBindAddr");
+        assert_eq!(self.good("cuMulticastUnbind"), bound, "{what}: bindings");
+        assert_eq!(self.good("cuIpcCloseMemHandle"), self.good("cuIpcOpenMemHandle_v2"), "{what}: openings");
+    }
+}
+
+/// Waits until everything dropped is gone.
+pub(crate) fn settle() {
+    assert!(peerweave_driver::settle(soon()), "what was dropped is freed");
+}
+
+/// Free bytes of a device.
+pub(crate) fn free_bytes(context: &CudaContext) -> usize {
+    context.mem_get_info().expect("a live context").0
+}
+
+/// The call and the code of an error of the driver.
+pub(crate) fn cuda(error: &VmmError) -> Option<(&'static str, u32)> {
+    match error {
+        VmmError::Driver(peerweave_driver::DriverError::Cuda(error)) => Some((error.call, error.code)),
+        _ => None,
+    }
+}

@@ -1,0 +1,454 @@
+//! The symmetric heap, with PEs as threads and as processes, over the fake driver.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Calls, Me, cuda, fail, free_bytes, hold, process, settle, soon, threads, threads_within};
+use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
+use peerweave_fakes::Fakes;
+use peerweave_types::Pe;
+use peerweave_vmm::{Growth, HeapOptions, Misuse, PeerCause, Sharing, SymmetricHeap, SymmetricMemory, VmmError, Way};
+
+const MIB: usize = 1 << 20;
+
+fn options() -> HeapOptions {
+    HeapOptions::new(4 * MIB).max_bytes(64 * MIB)
+}
+
+fn heap(me: &Me, options: HeapOptions) -> SymmetricHeap {
+    SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("a heap")
+}
+
+fn words(from: u32, to: u32, len: usize) -> Vec<u64> {
+    (0..len as u64).map(|word| u64::from(from) << 40 | u64::from(to) << 32 | word).collect()
+}
+
+/// Everybody writes to everybody, and reads back what all wrote to all.
+fn all_to_all(me: &Me, heap: &SymmetricHeap, len: usize) {
+    let mailbox: SymmetricMemory<u64> = heap.alloc(len * me.n as usize).expect("room");
+    let slot = |of: u32| of as usize * len..(of as usize + 1) * len;
+    let zeros = peerweave_vmm::read(&me.stream, &mailbox, soon()).expect("read");
+    assert!(zeros.iter().all(|word| *word == 0), "memory is zero at first");
+    me.barrier("zeros seen");
+    for to in 0..me.n {
+        let mut theirs = mailbox.peer(Pe::new(to)).and_then(|peer| peer.slice(slot(me.pe))).expect("mapped");
+        peerweave_vmm::write(&me.stream, &mut theirs, &words(me.pe, to, len), soon()).expect("put");
+    }
+    me.barrier("put");
+    for (at, from) in (0..me.n).flat_map(|at| (0..me.n).map(move |from| (at, from))) {
+        let theirs = mailbox.peer(Pe::new(at)).and_then(|peer| peer.slice(slot(from))).expect("mapped");
+        assert_eq!(peerweave_vmm::read(&me.stream, &theirs, soon()).expect("get"), words(from, at, len), "{from} to {at}");
+    }
+    me.barrier("got");
+    heap.free(mailbox).expect("all free it");
+}
+
+/// Everything that works, once.
+fn whole_life(me: &Me, options: HeapOptions, way: Way) {
+    let free = free_bytes(&me.context);
+    me.barrier("measured");
+    let heap = heap(me, options);
+    assert_eq!((heap.way(), heap.bytes(), heap.members().len()), (way, 4 * MIB as u64, me.n as usize));
+    all_to_all(me, &heap, 1000);
+    heap.grow(1).expect("there is room");
+    assert_eq!(heap.bytes(), 6 * MIB as u64);
+    let first = heap.alloc::<u8>(4 * MIB).expect("the first chunk");
+    all_to_all(me, &heap, 10_000);
+    if let Ok(geometry) = heap.geometry() {
+        let address = heap.address_of(Pe::new(me.n - 1), 4096).expect("inside");
+        assert_eq!(address, geometry.address(Pe::new(me.n - 1), peerweave_types::SymOffset(4096)));
+        let view = first.view().expect("arithmetic");
+        assert_eq!(view.address(Pe::new(me.pe), peerweave_types::SymOffset(0)), first.address());
+    } else {
+        assert_eq!(way, Way::Ipc);
+    }
+    heap.free(first).expect("all free it");
+    let pad = heap.signal_pad(5).expect("room");
+    let next = Pe::new((me.pe + 1) % me.n);
+    peerweave_vmm::write(&me.stream, &mut pad.signal_of(next, 3).expect("mapped"), &[77], soon()).expect("set");
+    me.barrier("signalled");
+    assert_eq!(peerweave_vmm::read(&me.stream, &pad.signal(3).expect("inside"), soon()).expect("read"), [77]);
+    assert_eq!(peerweave_vmm::read(&me.stream, &pad.signal(2).expect("inside"), soon()).expect("read"), [0]);
+    assert!(matches!(pad.signal(5), Err(VmmError::Misuse(Misuse::OutOfRange { unit: "signals", .. }))));
+    heap.free_signal_pad(pad).expect("all free it");
+    let report = heap.finalize().expect("all end it");
+    assert!(report.is_clean(), "{report}");
+    settle();
+    me.barrier("settled");
+    assert_eq!(free_bytes(&me.context), free, "PE {}: all memory is back", me.pe);
+}
+
+#[test]
+fn threads_reach_each_others_memory_and_nothing_stays_behind() {
+    Fakes::new().cuda().run(|| {
+        for n in [1, 2, 5] {
+            threads(n, |me| {
+                whole_life(&me, options(), Way::Process);
+                me.leave();
+            });
+            Calls::now().assert_balanced(&format!("{n} threads"));
+        }
+    });
+}
+
+#[test]
+fn processes_reach_each_others_memory_and_nothing_stays_behind() {
+    Fakes::new().cuda().run_many(4, |child| {
+        let me = process(&child);
+        whole_life(&me, options(), Way::FileDescriptor);
+        Calls::now().assert_balanced("one of four processes");
+        me.leave();
+    });
+}
+
+#[test]
+fn processes_without_virtual_memory_share_by_legacy_ipc() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(3, |child| {
+        let me = process(&child);
+        whole_life(&me, options(), Way::Ipc);
+        Calls::now().assert_balanced("one of three processes");
+        me.leave();
+    });
+}
+
+#[test]
+fn threads_without_virtual_memory_enable_peer_access_instead() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run(|| {
+        threads(3, |me| whole_life(&me, options().sharing(Sharing::Ipc), Way::Ipc));
+    });
+}
+
+#[test]
+fn fabric_handles_serve_where_they_can_be_had_and_are_passed_over_where_not() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run_many(2, |child| {
+        let me = process(&child);
+        whole_life(&me, options().sharing(Sharing::PreferFabric), Way::Fabric);
+        me.leave();
+    });
+    // A device that claims fabric handles, on a machine without the service that gives them out.
+    let orders = "cuMemExportToShareableHandle:1=800";
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).env("PEERWEAVE_FAKE_CUDA_FAIL", orders).run_many(
+        2,
+        |child| {
+            let me = process(&child);
+            whole_life(&me, options().sharing(Sharing::PreferFabric), Way::FileDescriptor);
+            me.leave();
+        },
+    );
+    Fakes::new().cuda().run_many(2, |child| {
+        let me = process(&child);
+        whole_life(&me, options().sharing(Sharing::PreferFabric), Way::FileDescriptor);
+        me.leave();
+    });
+}
+
+#[test]
+fn a_heap_grows_by_itself_where_it_may_and_says_where_it_ends() {
+    Fakes::new().cuda().run(|| {
+        threads(2, |me| {
+            let heap = heap(&me, options().max_bytes(16 * MIB).growth(Growth::Steps { bytes: MIB }));
+            let large = heap.alloc::<f32>(2 * MIB).expect("it grows");
+            assert!(heap.bytes() >= 8 * MIB as u64);
+            let error = heap.alloc::<u8>(16 * MIB).expect_err("beyond the limit");
+            let VmmError::Misuse(Misuse::Exhausted { bytes, limit, .. }) = error else { panic!("{error}") };
+            assert_eq!((bytes, limit), (16 * MIB as u64, 16 * MIB as u64));
+            // A refusal is no failure: the heap goes on.
+            let small = heap.alloc::<f64>(3).expect("room");
+            assert!(matches!(heap.grow(1 << 30), Err(VmmError::Misuse(Misuse::Exhausted { .. }))));
+            heap.free(large).expect("all free it");
+            heap.free(small).expect("all free it");
+            assert!(heap.finalize().expect("all end it").is_clean());
+        });
+    });
+}
+
+#[test]
+fn pes_that_call_differently_all_hear_of_it_and_go_on() {
+    Fakes::new().cuda().run(|| {
+        let all = threads(3, |me| {
+            let heap = heap(&me, options());
+            let len = if me.pe == 2 { 11 } else { 10 };
+            let error = heap.alloc::<f32>(len).expect_err("the lengths differ");
+            let VmmError::Misuse(Misuse::Diverged { one, other, one_has, other_has, .. }) = &error else { panic!("{error}") };
+            assert_eq!((*one, *other), (Pe::new(0), Pe::new(2)));
+            assert!(one_has.contains("alloc(10 x f32") && other_has.contains("alloc(11 x f32"), "{error}");
+            let memory = heap.alloc::<f32>(10).expect("now they agree");
+            // One grows, the others free.
+            let error = match me.pe {
+                0 => heap.grow(MIB).expect_err("the others free"),
+                _ => heap.free(memory.clone()).expect_err("two handles, and another call"),
+            };
+            assert!(matches!(error, VmmError::Misuse(Misuse::Diverged { .. } | Misuse::StillShared { .. })), "{error}");
+            let offset = memory.offset();
+            heap.free(memory).expect("now they agree");
+            offset
+        });
+        assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "symmetric: {all:?}");
+    });
+}
+
+#[test]
+fn memory_with_another_handle_is_not_freed_under_it() {
+    Fakes::new().cuda().run(|| {
+        threads(2, |me| {
+            let heap = heap(&me, options());
+            let memory = heap.alloc::<u32>(100).expect("room");
+            let offset = memory.offset().0;
+            let kept = (me.pe == 1).then(|| memory.slice(3..4).expect("inside"));
+            let error = heap.free(memory).expect_err("PE 1 has a slice");
+            match me.pe {
+                1 => assert!(matches!(error, VmmError::Misuse(Misuse::StillShared { handles: 2, .. })), "{error}"),
+                _ => {
+                    assert!(matches!(&error, VmmError::Peer { pe, cause: PeerCause::Failed(_), .. } if pe.get() == 1), "{error}")
+                }
+            }
+            let other = heap.alloc::<u32>(100).expect("room");
+            assert_ne!(other.offset().0, offset, "what could not be freed is not given out again");
+            let report = heap.finalize().expect("all end it");
+            let seen: Vec<(u64, bool)> = report.leaks.iter().map(|leak| (leak.offset, leak.dropped)).collect();
+            assert_eq!(seen, [(offset, kept.is_none()), (other.offset().0, false)]);
+            // It is still mapped, for who holds it.
+            if let Some(mut kept) = kept {
+                peerweave_vmm::write(&me.stream, &mut kept, &[5], soon()).expect("it is there");
+            }
+        });
+        settle();
+        Calls::now().assert_balanced("at the end");
+    });
+}
+
+#[test]
+fn memory_of_one_heap_is_not_freed_by_another() {
+    Fakes::new().cuda().run(|| {
+        threads(1, |me| {
+            let (one, other) = (heap(&me, options()), heap(&me, options()));
+            let memory = one.alloc::<u8>(1).expect("room");
+            assert!(matches!(other.free(memory), Err(VmmError::Misuse(Misuse::OtherHeap { .. }))));
+            assert_eq!(one.finalize().expect("it ends").leaks.len(), 1);
+        });
+    });
+}
+
+#[test]
+fn freeing_waits_for_the_streams_of_this_pe_and_names_the_wait_that_expires() {
+    Fakes::new().cuda().run(|| {
+        let deadline = Duration::from_millis(1500);
+        threads_within(2, deadline, |me| {
+            let heap = heap(&me, options());
+            let mut memory = heap.alloc::<u32>(100).expect("room");
+            if me.pe == 0 {
+                hold(&me.stream, true);
+                peerweave_vmm::zero(&me.stream, &mut memory).expect("enqueued");
+            }
+            let start = Instant::now();
+            let error = heap.free(memory).expect_err("a stream does not end");
+            assert!(start.elapsed() < 3 * deadline, "{:?}", start.elapsed());
+            match (me.pe, &error) {
+                (0, VmmError::Timeout { call, missing, .. }) => assert!(call.contains("stream") && missing.is_empty(), "{error}"),
+                // Whose deadline came first is the scheduler's choice.
+                (_, VmmError::Peer { pe, .. }) => assert_eq!(pe.get(), 0),
+                (_, VmmError::Timeout { missing, .. }) => assert!(!missing.is_empty(), "{error}"),
+                _ => panic!("{error}"),
+            }
+            if me.pe == 0 {
+                hold(&me.stream, false);
+            }
+        });
+    });
+}
+
+#[test]
+fn a_pe_that_does_not_come_is_named_by_the_deadline() {
+    Fakes::new().cuda().run(|| {
+        threads_within(3, Duration::from_millis(500), |me| {
+            let heap = heap(&me, options());
+            if me.pe == 1 {
+                std::thread::sleep(Duration::from_secs(2));
+                return;
+            }
+            let error = heap.alloc::<u8>(1).expect_err("PE 1 sleeps");
+            assert!(matches!(&error, VmmError::Timeout { missing, .. } if *missing == [Pe::new(1)]), "{error}");
+            let error = heap.alloc::<u8>(1).expect_err("the PEs may not agree any more");
+            assert!(matches!(error, VmmError::Misuse(Misuse::Broken { .. })), "{error}");
+        });
+    });
+}
+
+#[test]
+fn a_failure_of_one_pe_while_a_heap_is_made_is_told_to_all_and_leaves_nothing() {
+    Fakes::new().cuda().limit(Duration::from_secs(120)).run_many(2, |child| {
+        let me = process(&child);
+        let functions = [
+            ("cuMemGetInfo_v2", 1),
+            ("cuMemAddressReserve", 1),
+            ("cuStreamCreate", 1),
+            ("cuMemCreate", 1),
+            ("cuMemExportToShareableHandle", 1),
+            ("cuMemImportFromShareableHandle", 1),
+            ("cuMemMap", 2),
+            ("cuMemSetAccess", 2),
+        ];
+        for (function, calls) in functions {
+            for nth in 1..=calls {
+                if me.pe == 1 {
+                    fail(&format!("{function}:{nth}=201"));
+                }
+                let error = SymmetricHeap::new(&me.rendezvous, &me.context, options()).map(drop).expect_err(function);
+                if me.pe == 1 {
+                    fail("");
+                    assert!(cuda(&error).is_some_and(|(call, code)| call == function && code == 201), "{function}: {error}");
+                } else {
+                    let VmmError::Peer { pe, cause: PeerCause::Failed(text), .. } = &error else { panic!("{function}: {error}") };
+                    assert_eq!(pe.get(), 1);
+                    assert!(text.contains(function), "{text}");
+                }
+                settle();
+                Calls::now().assert_balanced(&format!("{function} at call {nth}"));
+            }
+        }
+        // The rendezvous is as good as before.
+        whole_life(&me, options(), Way::FileDescriptor);
+        me.leave();
+    });
+}
+
+#[test]
+fn a_failure_while_a_heap_grows_leaves_the_heap_as_it_was() {
+    Fakes::new().cuda().run(|| {
+        threads(1, |me| {
+            let heap = heap(&me, options());
+            for function in ["cuMemCreate", "cuMemMap", "cuMemSetAccess"] {
+                fail(&format!("{function}:1=201"));
+                let error = heap.grow(MIB).expect_err(function);
+                fail("");
+                assert_eq!(cuda(&error), Some((function, 201)));
+                settle();
+                assert_eq!(heap.bytes(), 4 * MIB as u64);
+            }
+            fail("cuMemsetD8Async:1=201");
+            assert!(heap.alloc::<u8>(9).is_err());
+            fail("");
+            all_to_all(&me, &heap, 4 * MIB / 8);
+            heap.grow(MIB).expect("without faults");
+        });
+    });
+}
+
+#[test]
+fn too_little_memory_on_one_device_is_told_to_all() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (8 * MIB).to_string()).run(|| {
+        threads(2, |me| {
+            let taken = (me.pe == 1).then(|| peerweave_vmm::IpcMemory::alloc(&me.context, 6 * MIB).expect("room"));
+            me.barrier("taken");
+            let error = SymmetricHeap::new(&me.rendezvous, &me.context, options()).map(drop).expect_err("PE 1 has too little");
+            assert_eq!(error.is_out_of_memory(), me.pe == 1, "{error}");
+            assert!(error.to_string().contains("CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
+            drop(taken);
+            settle();
+            me.barrier("dropped");
+            SymmetricHeap::new(&me.rendezvous, &me.context, options()).expect("there is room now");
+        });
+    });
+}
+
+#[test]
+fn devices_without_peer_access_are_named() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-1,1-0").run(|| {
+        threads(2, |me| {
+            let error = SymmetricHeap::new(&me.rendezvous, &me.context, options()).map(drop).expect_err("no way");
+            let text = error.to_string();
+            assert!(text.contains("peer access"), "{text}");
+        });
+    });
+}
+
+#[test]
+fn a_pe_that_is_killed_while_its_memory_is_mapped_is_an_error_for_the_others_and_nothing_hangs() {
+    let fakes = Fakes::new().cuda();
+    let outputs = match peerweave_fakes::child() {
+        Some(child) => return one_is_killed(&child),
+        None => {
+            fakes.spawn_children(3, "a_pe_that_is_killed_while_its_memory_is_mapped_is_an_error_for_the_others_and_nothing_hangs")
+        }
+    };
+    assert!(outputs[0].passed(), "{}", outputs[0]);
+    assert!(outputs[1].passed(), "{}", outputs[1]);
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(outputs[2].status.signal(), Some(9), "{}", outputs[2]);
+}
+
+fn one_is_killed(child: &peerweave_fakes::Child) {
+    let me = process(child);
+    let heap = heap(&me, options());
+    let mut memory = heap.alloc::<u64>(1000).expect("room");
+    peerweave_vmm::write(&me.stream, &mut memory, &words(me.pe, 0, 1000), soon()).expect("written");
+    me.barrier("written");
+    if me.pe == 2 {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
+    let start = Instant::now();
+    let error = heap.alloc::<u64>(1).expect_err("PE 2 is dead");
+    assert_eq!(error.blamed(), [Pe::new(2)], "{error}");
+    assert!(matches!(&error, VmmError::Peer { cause: PeerCause::Lost(_), .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(5), "at once, not at the deadline: {:?}", start.elapsed());
+    let theirs = memory.peer(Pe::new(2)).expect("it is still mapped");
+    assert_eq!(peerweave_vmm::read(&me.stream, &theirs, soon()).expect("and still there"), words(2, 0, 1000));
+    drop((theirs, memory));
+    assert!(heap.finalize().is_err());
+    settle();
+    Calls::now().assert_balanced("after the death of another");
+}
+
+#[test]
+fn a_thousand_rounds_of_allocation_lose_nothing() {
+    Fakes::new().cuda().run(|| {
+        threads(2, |me| {
+            let free = free_bytes(&me.context);
+            me.barrier("measured");
+            let heap = heap(&me, options());
+            for round in 0..1000usize {
+                let one = heap.alloc::<u64>(1 + round * 37 % 1000).expect("room");
+                let other = heap.alloc_aligned::<u8>(1 + round % 300, 4096).expect("room");
+                assert_eq!(other.offset().0 % 4096, 0);
+                heap.free(one).expect("all free it");
+                heap.free(other).expect("all free it");
+            }
+            heap.free(heap.alloc::<u8>(4 * MIB).expect("it is whole again")).expect("all free it");
+            drop(heap);
+            settle();
+            me.barrier("settled");
+            assert_eq!(free_bytes(&me.context), free);
+        });
+    });
+}
+
+#[test]
+fn what_cannot_be_asked_for_is_refused_with_its_value() {
+    Fakes::new().cuda().run(|| {
+        threads(1, |me| {
+            let heap = heap(&me, options());
+            let text = |error: VmmError| error.to_string();
+            let error = heap.alloc_aligned::<u8>(1, 3).map(drop).map_err(text);
+            assert_eq!(error, Err("SymmetricHeap::alloc: alignment_bytes is 3, expected a power of two of at most 2 MiB".into()));
+            assert!(heap.alloc::<u64>(usize::MAX / 4).is_err());
+            assert!(heap.alloc::<u64>(usize::MAX).is_err());
+            let mut memory = heap.alloc::<u32>(10).expect("room");
+            assert_eq!((memory.len(), memory.is_empty(), memory.device()), (10, false, me.context.ordinal()));
+            assert!(matches!(memory.peer(Pe::new(1)), Err(VmmError::Misuse(Misuse::NotMapped { .. }))));
+            assert!(matches!(memory.slice(5..11), Err(VmmError::Misuse(Misuse::OutOfRange { .. }))));
+            assert!(heap.address_of(Pe::new(0), 4 * MIB as u64).is_err());
+            assert!(peerweave_vmm::write(&me.stream, &mut memory, &[1; 9], soon()).is_err(), "a length");
+            let other = common::context(1).new_stream().expect("a stream");
+            assert!(peerweave_vmm::zero(&other, &mut memory).is_err(), "a device");
+            let address = memory.address();
+            assert_eq!(memory.write(&me.stream).address(), address);
+            assert!(memory.keep().is_some());
+            let empty = heap.alloc::<u32>(0).expect("nothing is little");
+            assert!(peerweave_vmm::read(&me.stream, &empty, soon()).expect("no copy").is_empty());
+            heap.free(empty).expect("as any other");
+        });
+    });
+}

@@ -1,0 +1,303 @@
+//! Physical memory, addresses and mappings of one process, and out of it, over the fake driver.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Calls, context, cuda, fail, free_bytes, hold, process, settle, soon};
+use peerweave_driver::{CudaContext, DeviceBuffer, DriverError};
+use peerweave_fakes::Fakes;
+use peerweave_vmm::{
+    Exportable, Granularity, IpcMemory, IpcPeerMemory, Misuse, PhysicalMemory, Reservation, Rights, SharedMemory, VmmError,
+};
+
+fn step() -> usize {
+    Granularity::of_device(0, Exportable::NOWHERE).expect("the fake has VMM").minimum
+}
+
+/// Everything once: make, reserve, map, allow, use, drop.
+fn sequence(context: &Arc<CudaContext>) -> Result<(), VmmError> {
+    let bytes = Granularity::of_device(context.ordinal(), Exportable::FILE_DESCRIPTOR)?.recommended;
+    let memory = PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR)?;
+    let addresses = Reservation::new(context, 2 * bytes, bytes)?;
+    let mapping = addresses.map(bytes, &memory, 0, bytes)?;
+    mapping.allow(&[context.ordinal()], Rights::ReadWrite)?;
+    let shared = memory.export_file_descriptor()?;
+    // SAFETY: it was just exported.
+    let again = unsafe { PhysicalMemory::import(context, shared) }?;
+    let twin = addresses.map(0, &again, 0, bytes)?;
+    twin.allow(&[context.ordinal()], Rights::ReadWrite)?;
+    let stream = context.new_stream().expect("a stream");
+    let values: Vec<u32> = (0..1000).collect();
+    peerweave_vmm::write(&stream, &mut mapping.memory::<u32>(context.ordinal())?.slice(5..1005)?, &values, soon())?;
+    let found = peerweave_vmm::read(&stream, &twin.memory::<u32>(context.ordinal())?.slice(5..1005)?, soon())?;
+    assert_eq!(found, values, "both mappings are of the same memory");
+    Ok(())
+}
+
+#[test]
+fn a_mapping_keeps_its_memory_and_its_addresses_and_they_go_in_order() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0);
+        let free = free_bytes(&context);
+        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("room");
+        let addresses = Reservation::new(&context, step(), step()).expect("addresses");
+        let mapping = addresses.map(0, &memory, 0, step()).expect("both are free");
+        mapping.allow(&[0], Rights::ReadWrite).expect("the own device");
+        let view = mapping.memory::<u64>(0).expect("it has rights");
+        drop((memory, addresses, mapping));
+        settle();
+        let stream = context.new_stream().expect("a stream");
+        peerweave_vmm::write(&stream, &mut view.slice(0..2).expect("inside"), &[7, 8], soon()).expect("it is still mapped");
+        assert_eq!(free_bytes(&context), free - step());
+        assert_eq!(Calls::now().good("cuMemUnmap"), 0);
+        drop(view);
+        settle();
+        let calls = Calls::now();
+        let names = calls.names();
+        let at = |function| names.iter().position(|name| *name == function).expect("it was called");
+        assert!(at("cuMemUnmap") < at("cuMemRelease") && at("cuMemUnmap") < at("cuMemAddressFree"));
+        calls.assert_balanced("all dropped");
+        assert_eq!(free_bytes(&context), free);
+    });
+}
+
+#[test]
+fn a_mapping_goes_only_after_the_streams_that_use_it_and_its_drop_does_not_wait() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0);
+        let stream = context.new_stream().expect("a stream");
+        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("room");
+        let mapping =
+            Reservation::new(&context, step(), step()).and_then(|addresses| addresses.map(0, &memory, 0, step())).expect("free");
+        mapping.allow(&[0], Rights::ReadWrite).expect("the own device");
+        hold(&stream, true);
+        let mut view = mapping.memory::<u64>(0).expect("it has rights");
+        peerweave_vmm::zero(&stream, &mut view).expect("enqueued");
+        drop((view, mapping, memory));
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(Calls::now().good("cuMemUnmap"), 0, "the stream has not come to its work yet");
+        hold(&stream, false);
+        settle();
+        Calls::now().assert_balanced("after the stream");
+    });
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_value_before_the_driver_is_asked() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0);
+        let step = step();
+        let memory = PhysicalMemory::create(&context, 2 * step, Exportable::NOWHERE).expect("room");
+        let addresses = Reservation::new(&context, 4 * step, step).expect("addresses");
+        let before = Calls::now().names().len();
+        let text = |error: VmmError| error.to_string();
+        let unaligned = PhysicalMemory::create(&context, step + 1, Exportable::NOWHERE).map(drop).map_err(text);
+        assert_eq!(
+            unaligned,
+            Err(format!("PhysicalMemory::create: bytes is {} bytes, expected a multiple of {step} above 0", step + 1))
+        );
+        assert!(matches!(Reservation::new(&context, 0, step), Err(VmmError::Misuse(Misuse::Value { what: "bytes", .. }))));
+        assert!(matches!(
+            Reservation::new(&context, step, 3),
+            Err(VmmError::Misuse(Misuse::Value { what: "alignment_bytes", .. }))
+        ));
+        let outside = addresses.map(3 * step, &memory, 0, 2 * step).map(drop).map_err(text);
+        assert_eq!(outside, Err(format!("Reservation::map: range {}..{} of {} bytes", 3 * step, 5 * step, 4 * step)));
+        assert!(matches!(addresses.map(0, &memory, step, 2 * step), Err(VmmError::Misuse(Misuse::OutOfRange { .. }))));
+        assert!(matches!(addresses.map(usize::MAX, &memory, 0, step), Err(VmmError::Misuse(Misuse::OutOfRange { .. }))));
+        let mapped: Vec<_> = Calls::now().names()[before..]
+            .iter()
+            .filter(|name| name.contains("Map") || name.contains("Create"))
+            .map(|name| (*name).to_owned())
+            .collect();
+        assert!(mapped.is_empty(), "{mapped:?}");
+
+        let mapping = addresses.map(step, &memory, 0, 2 * step).expect("free");
+        for offset in [0, step, 2 * step] {
+            let bytes = 2 * step;
+            assert!(
+                matches!(addresses.map(offset, &memory, 0, bytes), Err(VmmError::Misuse(Misuse::Occupied { .. }))),
+                "{offset}"
+            );
+        }
+        assert!(matches!(mapping.memory::<u8>(0), Err(VmmError::Misuse(Misuse::Value { what: "rights", .. }))));
+        mapping.allow(&[0, 1], Rights::ReadWrite).expect("devices of the fake");
+        assert_eq!(mapping.rights(1).expect("the driver tells"), Rights::ReadWrite);
+        let view = mapping.memory::<u8>(1).expect("it has rights");
+        assert_eq!((view.device(), view.len()), (1, 2 * step));
+        assert!(
+            matches!(mapping.allow(&[1], Rights::None), Err(VmmError::Misuse(Misuse::Value { what: "rights", .. }))),
+            "it may be in use"
+        );
+        assert!(matches!(memory.export_file_descriptor(), Err(VmmError::Misuse(Misuse::Value { what: "exportable", .. }))));
+        drop((view, mapping));
+        settle();
+        addresses.map(0, &memory, 0, 2 * step).expect("there is room again");
+    });
+}
+
+#[test]
+fn every_call_of_the_driver_may_fail_and_nothing_leaks_or_panics() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0);
+        sequence(&context).expect("without faults");
+        settle();
+        let free = free_bytes(&context);
+        let functions = [
+            ("cuMemGetAllocationGranularity", 2),
+            ("cuMemCreate", 1),
+            ("cuMemAddressReserve", 1),
+            ("cuMemMap", 2),
+            ("cuMemSetAccess", 2),
+            ("cuMemExportToShareableHandle", 1),
+            ("cuMemImportFromShareableHandle", 1),
+            ("cuMemcpyHtoDAsync_v2", 1),
+            ("cuMemcpyDtoHAsync_v2", 1),
+        ];
+        for (function, calls) in functions {
+            for nth in 1..=calls {
+                // CUDA_ERROR_INVALID_CONTEXT: a code that nothing here takes for something else.
+                fail(&format!("{function}:{nth}=201"));
+                let error = sequence(&context).expect_err(function);
+                fail("");
+                assert_eq!(cuda(&error), Some((function, 201)), "{error}");
+                settle();
+                Calls::now().assert_balanced(&format!("{function} at call {nth}"));
+                assert_eq!(free_bytes(&context), free, "{function} at call {nth}");
+            }
+        }
+        sequence(&context).expect("after the faults");
+    });
+}
+
+#[test]
+fn what_cannot_be_given_back_is_leaked_without_a_panic() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0);
+        fail("cuMemUnmap:*=201,cuMemRelease:*=201,cuMemAddressFree:*=201");
+        sequence(&context).expect("nothing fails before the end");
+        settle();
+        fail("");
+        assert_eq!(Calls::now().good("cuMemUnmap"), 0);
+        // Memory under a mapping that is still there is not released.
+        assert_eq!(Calls::now().names().iter().filter(|name| **name == "cuMemRelease").count(), 0);
+        sequence(&context).expect("the process goes on");
+    });
+}
+
+#[test]
+fn too_little_memory_is_an_error_that_says_so() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (8usize << 20).to_string()).run(|| {
+        let context = context(0);
+        let error = PhysicalMemory::create(&context, 16 << 20, Exportable::NOWHERE).expect_err("there is half of it");
+        assert!(error.is_out_of_memory(), "{error}");
+        // What was dropped a moment ago counts as free.
+        for _ in 0..4 {
+            PhysicalMemory::create(&context, 6 << 20, Exportable::NOWHERE).expect("the one before is gone");
+        }
+    });
+}
+
+#[test]
+fn a_device_without_virtual_memory_says_what_it_lacks() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run(|| {
+        let context = context(0);
+        let error = PhysicalMemory::create(&context, 2 << 20, Exportable::NOWHERE).expect_err("no VMM");
+        assert!(matches!(error, VmmError::Unsupported { feature: "virtual memory management", .. }), "{error}");
+        assert!(error.to_string().contains("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"), "{error}");
+        assert!(matches!(Reservation::new(&context, 2 << 20, 2 << 20), Err(VmmError::Unsupported { .. })));
+    });
+}
+
+#[test]
+fn a_driver_that_lacks_a_function_names_it() {
+    for function in ["cuMemCreate", "cuMemAddressReserve", "cuMemSetAccess"] {
+        Fakes::new().cuda().without(function).env("LACKS", function).run(|| {
+            let lacks = std::env::var("LACKS").expect("set above");
+            let error = sequence(&context(0)).expect_err("a function is missing");
+            let VmmError::Driver(DriverError::Missing(missing)) = &error else { panic!("{error}") };
+            assert_eq!((missing.name, missing.since), (lacks.as_str(), "10.2"));
+            settle();
+            Calls::now().assert_balanced(&lacks);
+        });
+    }
+}
+
+#[test]
+fn without_a_driver_everything_is_an_error_that_lists_what_was_tried() {
+    Fakes::new().run(|| {
+        let error = peerweave_vmm::PeerMatrix::look().expect_err("no driver");
+        assert!(matches!(error, VmmError::Driver(DriverError::Load(_))), "{error}");
+        assert!(error.to_string().contains("libcuda.so.1"), "{error}");
+        assert!(matches!(Granularity::of_device(0, Exportable::NOWHERE), Err(VmmError::Driver(DriverError::Load(_)))));
+    });
+}
+
+#[test]
+fn a_descriptor_takes_memory_to_another_process_and_outlives_its_maker() {
+    Fakes::new().cuda().run_many(2, |child| {
+        let me = process(&child);
+        let members = [0, 1].map(Into::into);
+        let bytes = Granularity::of_device(0, Exportable::FILE_DESCRIPTOR).expect("VMM").recommended;
+        let words: Vec<u64> = (0..4096).map(|word| word * 3).collect();
+        let map = |memory: &PhysicalMemory| {
+            let mapping = Reservation::new(&me.context, bytes, bytes)?.map(0, memory, 0, bytes)?;
+            mapping.allow(&[me.context.ordinal()], Rights::ReadWrite)?;
+            mapping.memory::<u64>(me.context.ordinal())?.slice(0..4096)
+        };
+        if me.pe == 0 {
+            let memory = PhysicalMemory::create(&me.context, bytes, Exportable::FILE_DESCRIPTOR).expect("room");
+            peerweave_vmm::write(&me.stream, &mut map(&memory).expect("mapped"), &words, soon()).expect("written");
+            let SharedMemory::FileDescriptor { fd, .. } = memory.export_file_descriptor().expect("exportable") else { panic!() };
+            me.rendezvous.share_descriptor(&members, Some(fd)).expect("the other comes");
+            drop(memory);
+            settle();
+            me.barrier("dropped");
+        } else {
+            let fd = me.rendezvous.share_descriptor(&members, None).expect("the first gives it");
+            // SAFETY: the first child exported memory of that length.
+            let memory =
+                unsafe { PhysicalMemory::import(&me.context, SharedMemory::FileDescriptor { fd, bytes }) }.expect("imported");
+            let view = map(&memory).expect("mapped");
+            me.barrier("dropped");
+            assert_eq!(peerweave_vmm::read(&me.stream, &view, soon()).expect("it is there"), words);
+        }
+        me.leave();
+    });
+}
+
+#[test]
+fn legacy_ipc_opens_memory_and_its_owner_leaks_it_rather_than_free_it_under_others() {
+    Fakes::new().cuda().run_many(2, |child| {
+        let me = process(&child);
+        let bytes = IpcMemory::STEP_BYTES;
+        if me.pe == 0 {
+            let memory = IpcMemory::alloc(&me.context, bytes).expect("room");
+            let lost = IpcMemory::alloc(&me.context, bytes).expect("room");
+            let handle = memory.export().expect("a handle");
+            lost.export().expect("a handle");
+            me.rendezvous.put("handle", &handle.0).expect("the server is here");
+            me.barrier("opened");
+            me.barrier("closed");
+            // SAFETY: the other one has closed it.
+            unsafe { memory.recall() };
+            drop((memory, lost));
+            settle();
+            assert_eq!(Calls::now().good("cuMemFree_v2"), 1, "what was not recalled is leaked");
+        } else {
+            let handle = me.rendezvous.get("handle").expect("the first puts it").try_into().expect("64 bytes");
+            // SAFETY: the owner keeps it until the barrier below.
+            let opened = unsafe { IpcPeerMemory::open(&me.context, peerweave_vmm::IpcHandle(handle), bytes) }.expect("opened");
+            assert!(opened.address() != 0);
+            me.barrier("opened");
+            drop(opened);
+            settle();
+            me.barrier("closed");
+            Calls::now().assert_balanced("closed");
+        }
+        me.leave();
+    });
+}
