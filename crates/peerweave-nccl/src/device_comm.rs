@@ -7,6 +7,7 @@
 //! - **[D2]** A device communicator keeps its communicator, so that what its bytes point to exists as long as it does.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use crate::communicator::{Communicator, Inner};
@@ -92,21 +93,17 @@ impl DeviceCommunicator {
             Some(len_bytes) => len_bytes,
             None => communicator.properties()?.device_comm_len_bytes().unwrap_or(0),
         };
-        let bytes = Storage::new(len_bytes);
+        // NCCL may still be at work where the call fails, or panics: then both stay allocated for ever.
+        let bytes = ManuallyDrop::new(Storage::new(len_bytes));
+        let raw = ManuallyDrop::new(raw);
         let destination = bytes.words;
-        // SAFETY: the handle is live inside the gate. NCCL copies the requirements during the call, but for the places that it fills, and writes to
-        // those and to the bytes until the call is settled; all of them stay where they are until then [D1].
-        let made = inner.call(CALL, Allowed::LIVE, |api, comm| unsafe {
-            api.ncclDevCommCreate(comm, raw.as_ptr(), destination.as_ptr().cast())
-        });
-        if let Err(error) = made {
-            if !matches!(error, NcclError::Nccl(_) | NcclError::Unsupported(_)) {
-                // NCCL may still be at work: what it was given stays allocated.
-                std::mem::forget((bytes, raw));
-            }
-            return Err(error);
-        }
-        let (buffers, multimem) = RawRequirements::filled(raw);
+        inner.call(CALL, Allowed::LIVE, |api, comm| {
+            // SAFETY: the handle is live inside the gate. NCCL copies the requirements during the call, but for the places that it fills, and writes to
+            // those and to the bytes until the call is settled; all of them stay where they are until then [D1].
+            unsafe { api.ncclDevCommCreate(comm, raw.as_ptr(), destination.as_ptr().cast()) }
+        })?;
+        let bytes = ManuallyDrop::into_inner(bytes);
+        let (buffers, multimem) = RawRequirements::filled(ManuallyDrop::into_inner(raw));
         let multimem = multimem.into_iter().map(|handle| MultimemHandle(handle.mcBasePtr as u64)).collect();
         Ok(Self { communicator: communicator.clone(), bytes, buffers, multimem })
     }

@@ -1,0 +1,150 @@
+//! Where kernels find windows, on fake devices.
+//!
+//! What kernels do there is not here: addresses are compared, not used.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+use std::time::Duration;
+
+use peerweave_driver::context;
+use peerweave_fakes::Fakes;
+use peerweave_nccl::{
+    Communicator, Config, DeviceCommRequirements, DeviceCommunicator, MisuseKind, Nccl, NcclError, NcclMem, Switch, UniqueId,
+    Version, Window, WindowKind,
+};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const RANKS: usize = 3;
+const LEN: usize = 1500;
+
+fn fakes_of(version: &str) -> Fakes {
+    let version: Version = version.parse().expect("a version");
+    let later = Nccl::FUNCTIONS.iter().filter(|function| function.since.parse::<Version>().expect("a version") > version);
+    let fakes = Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", RANKS.to_string());
+    later
+        .fold(fakes, |fakes, function| fakes.without(function.name))
+        .env("PEERWEAVE_FAKE_NCCL_VERSION", version.code().to_string())
+}
+
+/// As [`fakes_of`], with nothing that forbids multicasts, whatever the tests were started with.
+fn with_multicast(version: &str) -> Fakes {
+    let forbidding = ["PEERWEAVE_MULTICAST", "NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS"];
+    forbidding.iter().fold(fakes_of(version), |fakes, name| fakes.env_remove(name)).env("PEERWEAVE_FAKE_NCCL_MULTIMEM", "1")
+}
+
+/// Runs `body` on every rank, each with a thread, with a window of `LEN` elements.
+fn with_windows(body: impl Fn(&Communicator, &NcclMem<u32>, &Window<u32>) + Sync) {
+    let nccl = Nccl::load().expect("the fake is there");
+    let id: UniqueId = nccl.unique_id().expect("an id");
+    std::thread::scope(|scope| {
+        for rank in 0..RANKS {
+            let body = &body;
+            scope.spawn(move || {
+                let context = context(rank).expect("the fake has enough devices");
+                let communicator =
+                    Communicator::init_rank(nccl, &context, RANKS, &id, rank, &Config::new(), DEADLINE).expect("all come");
+                let memory = NcclMem::<u32>::alloc(nccl, &context, LEN).expect("the fake has memory");
+                let window = Window::register(&communicator, &memory, WindowKind::SYMMETRIC)
+                    .expect("all register")
+                    .expect("the fake has windows");
+                body(&communicator, &memory, &window);
+            });
+        }
+    });
+}
+
+#[test]
+fn every_rank_s_part_is_found_by_rank_and_by_index() {
+    fakes_of("2.32.3").run(|| {
+        with_windows(|communicator, memory, window| {
+            let own = window.peer_pointer(communicator.rank(), 0).expect("it is alive").expect("a rank reaches itself");
+            assert_eq!(own, memory.address());
+            let team = communicator.lsa_team().expect("it is alive").expect("the fake reaches all");
+            let mut addresses = Vec::new();
+            for index in 0..team.ranks() {
+                let rank = team.rank_of(index).expect("an index of the team");
+                let first = window.peer_pointer(rank, 0).expect("it is alive").expect("the fake reaches all");
+                let last = window.peer_pointer(rank, LEN - 1).expect("it is alive").expect("the fake reaches all");
+                assert_eq!(last - first, 4 * (LEN as u64 - 1), "offsets count elements");
+                assert_eq!(window.lsa_pointer(index, LEN - 1).expect("it is alive"), Some(last));
+                addresses.push(first);
+            }
+            addresses.dedup();
+            assert_eq!(addresses.len(), RANKS, "each rank has memory of its own");
+        });
+    });
+}
+
+#[test]
+fn ranks_and_offsets_that_do_not_exist_are_misuse() {
+    fakes_of("2.32.3").run(|| {
+        with_windows(|_, _, window| {
+            for error in [
+                window.peer_pointer(RANKS, 0).expect_err("no such rank"),
+                window.lsa_pointer(RANKS, 0).expect_err("no such index"),
+                window.peer_endpoint(usize::MAX, 0).expect_err("no such rank"),
+            ] {
+                assert!(matches!(error.misuse_kind(), Some(MisuseKind::Rank { ranks: RANKS, .. })), "{error}");
+            }
+            for error in [
+                window.peer_pointer(0, LEN).expect_err("beyond the end"),
+                window.lsa_pointer(0, usize::MAX).expect_err("beyond the end"),
+                window.peer_endpoint(0, LEN).expect_err("beyond the end"),
+            ] {
+                assert!(matches!(error.misuse_kind(), Some(MisuseKind::Value { .. })), "{error}");
+            }
+        });
+    });
+}
+
+#[test]
+fn multicast_is_found_where_there_is_one() {
+    with_multicast("2.32.3").run(|| {
+        with_windows(|communicator, _, window| {
+            let first = window.lsa_multimem_pointer(0).expect("it is allowed").expect("the fake was told to have one");
+            let other = window.lsa_multimem_pointer(10).expect("it is allowed").expect("the fake was told to have one");
+            assert_eq!(other - first, 40);
+            assert!(window.lsa_multimem_pointer(LEN).is_err());
+            let requirements = DeviceCommRequirements::new().lsa_multimem(Switch::On).multimem_team(communicator.world_team());
+            let device = DeviceCommunicator::create(communicator, &requirements).expect("all ask for the same");
+            let team = device.multimem_handle(0).expect("asked for");
+            assert!(window.multimem_pointer(team, 10).expect("it is allowed").is_some());
+        });
+    });
+}
+
+#[test]
+fn hardware_without_multicast_has_none() {
+    with_multicast("2.32.3").env("PEERWEAVE_FAKE_NCCL_MULTIMEM", "0").run(|| {
+        with_windows(|_, _, window| assert_eq!(window.lsa_multimem_pointer(0).expect("it is allowed"), None));
+    });
+}
+
+#[test]
+fn multicast_that_is_forbidden_is_not_asked_for() {
+    let forbidden = fakes_of("2.32.3").env("NCCL_NVLS_ENABLE", "0").env("PEERWEAVE_FAKE_NCCL_MULTIMEM", "1");
+    forbidden.run(|| {
+        with_windows(|_, _, window| {
+            for error in [window.lsa_multimem_pointer(0).map(drop), window.multimem_endpoint(0).map(drop)] {
+                assert!(matches!(error, Err(NcclError::MulticastDisabled(_))), "{error:?}");
+            }
+        });
+    });
+}
+
+#[test]
+fn names_of_a_fabric_need_a_fabric_and_2_31() {
+    fakes_of("2.32.3").run(|| {
+        with_windows(|communicator, _, window| {
+            assert!(matches!(window.peer_endpoint(0, 0), Err(NcclError::Nccl(_))), "the fake has no fabric");
+            assert!(matches!(window.cft_endpoint(communicator.world_team(), 1, 0), Err(NcclError::Nccl(_))));
+        });
+    });
+    fakes_of("2.30.7").run(|| {
+        with_windows(|_, _, window| {
+            assert!(
+                matches!(window.peer_endpoint(0, 0), Err(NcclError::Unsupported(error)) if error.since == Version::new(2, 31, 1))
+            );
+        });
+    });
+}
