@@ -47,6 +47,8 @@ peerweave_dylib::bindings! {
         "3.2" fn cuMemFree_v2(address: CUdeviceptr) -> CUresult;
         /// Free and total bytes of the current device.
         "3.2" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult;
+        /// Frees memory, also of `cuMemAlloc`, in the order of a stream, and without waiting for the device.
+        "11.2" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CUresult;
         /// Start and length of an allocation.
         "3.2" fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) -> CUresult;
         /// What an address is.
@@ -62,6 +64,8 @@ peerweave_dylib::bindings! {
         /// Fills with a word, ordered by a stream.
         "3.2" fn cuMemsetD32Async(target: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) -> CUresult;
 
+        /// Makes a stream.
+        "2.0" fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> CUresult;
         /// Whether a stream's work is done.
         "2.0" fn cuStreamQuery(stream: CUstream) -> CUresult;
         /// Waits for a stream. Without a deadline: used only where the work is known to end.
@@ -72,6 +76,8 @@ peerweave_dylib::bindings! {
         "10.0" fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void) -> CUresult;
         /// Whether a stream is being captured.
         "10.0" fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) -> CUresult;
+        /// Changes which calls this thread may make while streams are being captured, and gives what was allowed before.
+        "10.1" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> CUresult;
         /// The graph that a stream is being captured into.
         "11.3" fn cuStreamGetCaptureInfo_v2(
             stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut u64, graph: *mut CUgraph,

@@ -10,34 +10,110 @@ use std::sync::Arc;
 
 use crate::cudarc::driver::sys::CUdeviceptr;
 use crate::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+use crate::{DEADLINE, deadline_after, is_capturing, wait};
 
 /// Something that keeps memory alive while it lives.
 pub type Keep = Arc<dyn Any + Send + Sync>;
 
 /// The address of a buffer, for work that is about to be enqueued on the stream that it was asked for.
 ///
-/// Drop it after enqueuing: then cudarc's buffers record that the stream uses them. Leaking it can only be done inside the library that asked.
+/// Drop it after enqueuing: then cudarc's buffers learn that the stream uses them. Leaking it can only be done inside the library that asked.
 #[must_use = "work that uses the address is enqueued while this lives"]
 pub struct Access<'a> {
     address: CUdeviceptr,
-    _guard: Option<SyncOnDrop<'a>>,
+    guard: Option<SyncOnDrop<'a>>,
+    /// The stream in whose order the memory is freed, and the stream whose work it must wait for.
+    freed_after: Option<(Arc<CudaStream>, &'a Arc<CudaStream>)>,
 }
 
 impl<'a> Access<'a> {
     /// An address whose owner needs no word when the work is enqueued.
     pub fn new(address: CUdeviceptr) -> Self {
-        Self { address, _guard: None }
+        Self { address, guard: None, freed_after: None }
     }
 
-    /// An address with cudarc's guard.
-    pub fn guarded((address, guard): (CUdeviceptr, SyncOnDrop<'a>)) -> Self {
-        Self { address, _guard: Some(guard) }
+    /// The address of a slice of cudarc's with its guard, for reading. `own` is the slice's stream, `stream` the one it was asked for.
+    ///
+    /// The guard alone does not keep the memory: a slice has one event for all reads, and a context that knows of no other stream looks at none.
+    /// So `own` is made to wait for the work when this is dropped.
+    pub fn reading(own: &Arc<CudaStream>, stream: &'a Arc<CudaStream>, (address, guard): (CUdeviceptr, SyncOnDrop<'a>)) -> Self {
+        Self::after(is_tracked(own) && is_other(own, stream), own, stream, address, guard)
+    }
+
+    /// As [`reading`](Self::reading), for writing. `own` only waits where cudarc's own event for writes does not do.
+    pub fn writing(own: &Arc<CudaStream>, stream: &'a Arc<CudaStream>, (address, guard): (CUdeviceptr, SyncOnDrop<'a>)) -> Self {
+        // What is written is waited for by whoever comes next, so that one event is enough; if it is looked at. A stream that cudarc made counts in its
+        // context as long as it lives, and `own` lives as long as the slice.
+        let looks = |stream: &CudaStream| stream.context().is_managing_stream_synchronization() && is_made(stream);
+        let is_kept = looks(own) && looks(stream) && own.context() == stream.context();
+        Self::after(is_tracked(own) && is_other(own, stream) && !is_kept, own, stream, address, guard)
+    }
+
+    fn after(
+        joins: bool,
+        own: &Arc<CudaStream>,
+        stream: &'a Arc<CudaStream>,
+        address: CUdeviceptr,
+        guard: SyncOnDrop<'a>,
+    ) -> Self {
+        if joins && !own.context().is_in_multi_stream_mode() {
+            // Then cudarc did not make the stream wait for what `own` did to the memory, nor for its allocation.
+            own.context().record_err(stream.join(own));
+        }
+        Self { address, guard: Some(guard), freed_after: joins.then(|| (Arc::clone(own), stream)) }
     }
 
     /// The device address of the first element.
     #[inline]
     pub fn address(&self) -> CUdeviceptr {
         self.address
+    }
+
+    /// Whether its owner made the stream wait for something, and is told when the work is enqueued.
+    #[inline]
+    pub fn is_guarded(&self) -> bool {
+        self._guard.is_some()
+    }
+}
+
+/// Whether cudarc has been left in charge of the order of streams. Who took that over, which is `unsafe`, promised what is done here.
+fn is_tracked(own: &CudaStream) -> bool {
+    own.context().is_event_tracking()
+}
+
+fn is_other(own: &CudaStream, stream: &CudaStream) -> bool {
+    own.cu_stream() != stream.cu_stream() || own.context().cu_ctx() != stream.context().cu_ctx()
+}
+
+/// Whether it is a stream that was made, and not one of those that every context has.
+fn is_made(stream: &CudaStream) -> bool {
+    /// `CU_STREAM_PER_THREAD`, the greatest of the handles that are numbers.
+    const PER_THREAD: usize = 2;
+    stream.cu_stream().addr() > PER_THREAD
+}
+
+impl Drop for Access<'_> {
+    fn drop(&mut self) {
+        drop(self.guard.take());
+        if let Some((own, stream)) = self.freed_after.take() {
+            let joined = match is_capturing(&own) {
+                // An event of another stream would spoil the capture.
+                Ok(true) | Err(_) => false,
+                Ok(false) => own.join(stream).is_ok(),
+            };
+            if !joined {
+                wait_instead(stream);
+            }
+        }
+    }
+}
+
+/// Where a stream cannot be made to wait for another, this thread does.
+#[cold]
+fn wait_instead(stream: &Arc<CudaStream>) {
+    match wait(stream, deadline_after(DEADLINE)) {
+        Ok(true) => {}
+        done => tracing::error!(?done, "memory of a cudarc slice may be freed while another stream uses it"),
     }
 }
 
@@ -51,6 +127,10 @@ impl fmt::Debug for Access<'_> {
 ///
 /// Implemented for cudarc's `CudaSlice`, `CudaView`, `CudaViewMut`, for [`DeviceMemory`](crate::DeviceMemory), and for [`Raw`]. Implement it for your
 /// framework's tensor to hand it to Peerweave without a copy.
+///
+/// A slice of cudarc's that is **read** on a stream other than its own makes its own stream wait for that work, since cudarc could free the memory
+/// under it otherwise. Where computing must go on meanwhile, use `DeviceMemory`, which waits for nothing but to be freed; or, where the
+/// context's event tracking was switched off, keep the slice yourself until the work is done: that is what switching it off promises.
 ///
 /// # Safety
 /// Implementations promise:
@@ -94,8 +174,8 @@ pub unsafe trait DeviceBufferMut<T>: DeviceBuffer<T> {
 macro_rules! of_cudarc {
     ($($Slice:ty),*; $($SliceMut:ty),*) => {
         $(
-            // SAFETY: [D1] cudarc's slices and views stand for `len` elements on the device of their stream; [D2] their guard records an event when it
-            // is dropped, and a slice is freed in its own stream's order after it; [D3] none is given.
+            // SAFETY: [D1] cudarc's slices and views stand for `len` elements on the device of their stream; [D2] a slice is freed in the order of its own
+            // stream, which has been made to wait for the work when the access is gone, by the guard or by us; [D3] none is given.
             unsafe impl<T> DeviceBuffer<T> for $Slice {
                 fn len(&self) -> usize {
                     DeviceSlice::len(self)
@@ -106,7 +186,7 @@ macro_rules! of_cudarc {
                 }
 
                 fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
-                    Access::guarded(self.device_ptr(stream))
+                    Access::reading(DeviceSlice::stream(self), stream, self.device_ptr(stream))
                 }
 
                 fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
@@ -118,7 +198,8 @@ macro_rules! of_cudarc {
             // SAFETY: as for reading; these are borrowed mutably, so nobody else enqueues work on them meanwhile.
             unsafe impl<T> DeviceBufferMut<T> for $SliceMut {
                 fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Access<'a> {
-                    Access::guarded(self.device_ptr_mut(stream))
+                    let own = Arc::clone(DeviceSlice::stream(self));
+                    Access::writing(&own, stream, self.device_ptr_mut(stream))
                 }
             }
         )*

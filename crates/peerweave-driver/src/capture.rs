@@ -1,5 +1,8 @@
 //! Streams that are being captured, and what the graph must keep alive.
 //!
+//! While a stream is captured in the mode of the whole process, a thread that only asks whether something is done is refused, and the capture is
+//! spoiled. [`relaxed`] is for who asks.
+//!
 //! A graph replays addresses. So what it uses must live as long as it does, however long that is: CUDA's user objects tie a value to a
 //! graph. Their last function may not call the driver, so it hands the value to the reaper.
 
@@ -32,6 +35,36 @@ pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
             Err(CudaError::new("cuStreamIsCapturing", CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED).into())
         }
     }
+}
+
+/// Runs something that asks the driver questions, so that it neither fails because another thread is capturing a stream nor spoils that capture.
+///
+/// It must not use a stream that is being captured.
+pub fn relaxed<R>(ask: impl FnOnce() -> R) -> R {
+    struct Before(i32);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            exchange(self.0);
+        }
+    }
+    let _before = exchange(RELAXED).map(Before);
+    ask()
+}
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: any call is allowed.
+const RELAXED: i32 = 2;
+
+/// Changes the thread's capture mode and gives the one before; `None` where the driver has no such modes.
+fn exchange(mode: i32) -> Option<i32> {
+    let mut mode = mode;
+    // SAFETY: the pointer is to a live integer, a mode that the driver knows.
+    let code = unsafe { Driver::get().ok()?.api().cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    (code == Ok(CUresult::CUDA_SUCCESS)).then_some(mode)
+}
+
+/// Has this thread, which is one of ours, never disturb a capture.
+pub(crate) fn relax_this_thread() {
+    exchange(RELAXED);
 }
 
 /// Makes the graph that the stream is being captured into keep these values until it, and all that is made of it, is destroyed.

@@ -42,7 +42,7 @@ impl Driver {
     ///
     /// # Errors
     /// [`DriverError::Load`] where there is none, [`DriverError::Cuda`] where it does not start (no device, driver and kernel module of different
-    /// versions). Both are found out again at each call, at no cost worth mentioning.
+    /// versions). Both are remembered: every later call gives the same.
     pub fn get() -> Result<&'static Self, DriverError> {
         let driver = LOADED.get_or_init(|| SEARCH.open(Visibility::Local).map(|library| Self { api: Api::new(library) }));
         let driver = driver.as_ref().map_err(|error| DriverError::Load(error.clone()))?;
@@ -110,6 +110,15 @@ pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, DriverError> {
         return Err(DriverError::NoSuchDevice { call: "context", ordinal, count });
     }
     Ok(CudaContext::new(ordinal).map_err(CudaError::of("cuDevicePrimaryCtxRetain"))?)
+}
+
+/// Makes a context the thread's current one. Not by cudarc's `bind_to_thread`, which first gives, and forgets, an error that some other object's
+/// destructor left in the context.
+#[inline]
+pub(crate) fn bind(context: &CudaContext) -> Result<(), DriverError> {
+    // SAFETY: the context is live as long as cudarc's object.
+    let code = unsafe { Driver::get()?.api().cuCtxSetCurrent(context.cu_ctx()) }?;
+    Ok(CudaError::check("cuCtxSetCurrent", code)?)
 }
 
 /// Name and description of a code, in the driver's words if it is there.

@@ -13,9 +13,13 @@ use std::time::{Duration, Instant};
 
 use peerweave_types::Element;
 
-use crate::cudarc::driver::sys::CUdeviceptr;
+use crate::cudarc::driver::sys::{CUdeviceptr, CUresult};
 use crate::cudarc::driver::{CudaContext, CudaStream};
-use crate::{Access, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, is_capturing, reaper, wait};
+use crate::driver::bind;
+use crate::{
+    Access, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, Retired, deadline_after, free, is_capturing,
+    reaper, wait,
+};
 
 /// The longest wait for what a stream has before a copy to or from the host.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -35,6 +39,8 @@ pub struct DeviceMemory<T> {
 struct Allocation {
     address: CUdeviceptr,
     context: Arc<CudaContext>,
+    /// Taken when this is dropped.
+    free: Option<Retired>,
     /// Streams that work on this memory was enqueued on.
     streams: Mutex<Vec<Arc<CudaStream>>>,
 }
@@ -42,17 +48,9 @@ struct Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         let streams = std::mem::take(self.streams.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let address = self.address;
-        reaper::retire(
-            &self.context,
-            streams,
-            Box::new(move || {
-                if let Ok(driver) = Driver::get() {
-                    // SAFETY: the last handle is gone and the streams that used the memory have passed that work.
-                    let _ = unsafe { driver.api().cuMemFree_v2(address) };
-                }
-            }),
-        );
+        if let Some(free) = self.free.take() {
+            reaper::retire(&self.context, streams, free);
+        }
     }
 }
 
@@ -67,7 +65,7 @@ impl<T: Element> DeviceMemory<T> {
             .checked_mul(size_of::<T>())
             .filter(|bytes| isize::try_from(*bytes).is_ok())
             .ok_or(DriverError::TooLarge { call: "DeviceMemory::alloc", count: len, element_bytes: size_of::<T>() })?;
-        context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+        bind(context)?;
         let mut address: CUdeviceptr = 0;
         let mut allocate = || {
             // SAFETY: the pointer is to a live address. An allocation of nothing is an error of the driver's, so at least one byte.
@@ -81,8 +79,27 @@ impl<T: Element> DeviceMemory<T> {
             }
             done => done?,
         }
-        let allocation = Allocation { address, context: Arc::clone(context), streams: Mutex::new(Vec::new()) };
-        Ok(Self { allocation: Arc::new(allocation), start: 0, len, _elements: PhantomData })
+        let owner = Arc::clone(context);
+        let give_back = Box::new(move || {
+            // SAFETY: the last handle is gone and the streams that used the memory have passed that work.
+            if let Err(error) = unsafe { free(&owner, address) } {
+                tracing::warn!(%error, "device memory is leaked");
+            }
+        });
+        // SAFETY: the memory was just allocated for that many elements, and is freed as it was allocated.
+        Ok(unsafe { Self::adopt(context, address, len, give_back) })
+    }
+
+    /// Takes memory that something else allocated: a library with an allocator of its own, or a mapping.
+    ///
+    /// `free` is called once, when the last handle is gone and the streams that used the memory have passed that work, on a thread of this crate with
+    /// `context` current.
+    ///
+    /// # Safety
+    /// The address is that of `len` elements on the device of `context`, nobody else frees them, and `free` is sound to call then.
+    pub unsafe fn adopt(context: &Arc<CudaContext>, address: CUdeviceptr, len: usize, free: Retired) -> Self {
+        let allocation = Allocation { address, context: Arc::clone(context), free: Some(free), streams: Mutex::new(Vec::new()) };
+        Self { allocation: Arc::new(allocation), start: 0, len, _elements: PhantomData }
     }
 
     /// Allocates and fills with zeros, in the order of `stream`.
@@ -111,7 +128,8 @@ impl<T: Element> DeviceMemory<T> {
         Ok(memory)
     }
 
-    /// Copies `values` to the memory after what `stream` has before, and waits until that is done. Waits at most [`DEADLINE`].
+    /// Copies `values` to the memory after what `stream` has before, and waits until that is done. Waits at most [`DEADLINE`] for what the stream has
+    /// before; work that another thread enqueues there meanwhile is waited for as long as it takes.
     ///
     /// # Errors
     /// [`DriverError::WrongLength`] unless both have the same number of elements; [`DriverError::WrongDevice`], [`DriverError::Capturing`];
@@ -128,9 +146,10 @@ impl<T: Element> DeviceMemory<T> {
         // SAFETY: both ranges have `size_of_val(values)` bytes; the host's is borrowed until the stream has passed the copy, below.
         let code =
             unsafe { api.cuMemcpyHtoDAsync_v2(self.address(), values.as_ptr().cast(), size_of_val(values), stream.cu_stream()) }?;
-        let done = stream.synchronize();
+        // SAFETY: the stream is live. The driver is asked itself: cudarc would not wait where some destructor has left an error in the context.
+        let done = unsafe { api.cuStreamSynchronize(stream.cu_stream()) }?;
         CudaError::check("cuMemcpyHtoDAsync_v2", code)?;
-        Ok(done.map_err(CudaError::of("cuStreamSynchronize"))?)
+        Ok(CudaError::check("cuStreamSynchronize", done)?)
     }
 
     /// Copies the memory to the host after what `stream` has before, and waits for it. Waits at most [`DEADLINE`].
@@ -158,13 +177,14 @@ impl<T: Element> DeviceMemory<T> {
         let bytes = size_of_val(values.as_slice());
         // SAFETY: both ranges have that many bytes; elements allow any bits; the vector lives until the stream has passed the copy, below.
         let code = unsafe { api.cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), self.address(), bytes, stream.cu_stream()) }?;
-        let done = stream.synchronize();
-        if done.is_err() {
+        // SAFETY: the stream is live.
+        let done = unsafe { api.cuStreamSynchronize(stream.cu_stream()) };
+        if done != Ok(CUresult::CUDA_SUCCESS) {
             // The copy may still come: the vector must outlive it.
             std::mem::forget(std::mem::take(&mut values));
         }
         CudaError::check("cuMemcpyDtoHAsync_v2", code)?;
-        done.map_err(CudaError::of("cuStreamSynchronize"))?;
+        CudaError::check("cuStreamSynchronize", done?)?;
         Ok(values)
     }
 
@@ -206,7 +226,7 @@ fn arrive(call: &'static str, stream: &Arc<CudaStream>, longest: Duration) -> Re
     if is_capturing(stream)? {
         return Err(DriverError::Capturing { call });
     }
-    if wait(stream, Instant::now() + longest)? { Ok(()) } else { Err(DriverError::Timeout { call, waited: longest }) }
+    if wait(stream, deadline_after(longest))? { Ok(()) } else { Err(DriverError::Timeout { call, waited: longest }) }
 }
 
 impl<T> DeviceMemory<T> {

@@ -1,10 +1,9 @@
 //! The threads that free what streams have finished with, so that no destructor waits.
 //!
-//! Freeing device memory makes the driver wait for the whole device. In a destructor that could be for ever: a collective whose peer
-//! died never ends. So destructors only note which streams used the memory, and a thread frees it when they have passed that point: one thread
-//! for each device, so that a device that is stuck keeps only its own.
+//! What uses memory may never end: a collective whose peer died. So destructors only note which streams used the memory, and a thread frees it when
+//! they have passed that point: one thread for each device, so that a device that is stuck keeps only its own.
 //!
-//! Invariant: memory is freed after every event recorded at its retirement has come.
+//! Invariant: memory is freed after every event recorded at its retirement, or after it, has come. Where that cannot be known it is leaked.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,9 +12,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::capture::relax_this_thread;
 use crate::cudarc::driver::sys::{CUevent, CUresult};
 use crate::cudarc::driver::{CudaContext, CudaStream};
-use crate::{CudaError, Driver, DriverError, Keep, wait_until};
+use crate::driver::bind;
+use crate::{Api, CudaError, Driver, DriverError, Keep, is_capturing, wait_until};
 
 /// What is freed by the reaper: something that may call the driver, with the context of its device current.
 pub type Retired = Box<dyn FnOnce() + Send>;
@@ -29,8 +30,22 @@ struct Entry {
 /// An event that marks the point a stream must pass.
 struct Event {
     event: CUevent,
+    /// Not while the stream is being captured: an event would mark a place in the graph, and not what the stream had to do before. It is recorded
+    /// when the capture has ended, which is later than needed, and never too early.
+    is_recorded: bool,
     /// The stream is kept so that its event can come.
-    _stream: Arc<CudaStream>,
+    stream: Arc<CudaStream>,
+}
+
+/// What is known of the streams of an entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Readiness {
+    /// They have passed all events.
+    Ready,
+    /// Not yet.
+    Busy,
+    /// The driver does not say, and never will.
+    Unknown,
 }
 
 // SAFETY: shared is a handle of the driver, whose functions may be called from any thread; synchronised by the channel: only the reaper uses it
@@ -49,7 +64,8 @@ fn send(entry: Entry) {
     let mut reapers = REAPERS.lock().unwrap_or_else(PoisonError::into_inner);
     let sent = reapers.entry(device).or_insert_with(start).send(entry);
     if let Err(error) = sent {
-        // The thread could not be started: leak, which is safe.
+        // The thread could not be started: leak, which is safe. The next one may have more luck.
+        reapers.remove(&device);
         std::mem::forget(error.0);
         PENDING.fetch_sub(1, Ordering::Release);
     }
@@ -64,6 +80,7 @@ fn start() -> Sender<Entry> {
 }
 
 fn reap(receiver: &Receiver<Entry>) {
+    relax_this_thread();
     let mut waiting: Vec<Entry> = Vec::new();
     loop {
         // With nothing to ask about, sleep until there is. The senders live as long as the process.
@@ -77,29 +94,84 @@ fn reap(receiver: &Receiver<Entry>) {
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return waiting.into_iter().for_each(std::mem::forget),
         }
-        let (ready, still): (Vec<_>, Vec<_>) = waiting.into_iter().partition(Entry::is_ready);
-        waiting = still;
-        for entry in ready {
-            entry.run();
+        let mut still = Vec::with_capacity(waiting.len());
+        for mut entry in waiting {
+            match entry.readiness() {
+                Readiness::Busy => {
+                    still.push(entry);
+                    continue;
+                }
+                Readiness::Ready => entry.run(),
+                Readiness::Unknown => {
+                    tracing::warn!("device memory is leaked: its streams cannot be asked whether they are done with it");
+                    std::mem::forget(entry);
+                }
+            }
             PENDING.fetch_sub(1, Ordering::Release);
         }
+        waiting = still;
+    }
+}
+
+impl Event {
+    fn readiness(&mut self, api: &Api) -> Readiness {
+        if !self.is_recorded {
+            match self.record(api) {
+                Ok(()) if self.is_recorded => {}
+                Ok(()) => return Readiness::Busy,
+                Err(_) => return Readiness::Unknown,
+            }
+        }
+        // SAFETY: the event is destroyed only after the entry has run.
+        match unsafe { api.cuEventQuery(self.event) } {
+            Ok(CUresult::CUDA_SUCCESS) => Readiness::Ready,
+            Ok(CUresult::CUDA_ERROR_NOT_READY) => Readiness::Busy,
+            // A capture began between the question and the recording.
+            Ok(CUresult::CUDA_ERROR_CAPTURED_EVENT) => {
+                self.is_recorded = false;
+                Readiness::Busy
+            }
+            _ => Readiness::Unknown,
+        }
+    }
+
+    /// Records the event unless the stream is being captured.
+    fn record(&mut self, api: &Api) -> Result<(), DriverError> {
+        match is_capturing(&self.stream) {
+            Ok(false) => {}
+            Ok(true) => return Ok(()),
+            // Its owner still has to end it.
+            Err(DriverError::Cuda(error)) if error.code == CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED as u32 => {
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        }
+        // SAFETY: both handles are live.
+        CudaError::check("cuEventRecord", unsafe { api.cuEventRecord(self.event, self.stream.cu_stream()) }?)?;
+        self.is_recorded = true;
+        Ok(())
     }
 }
 
 impl Entry {
-    fn is_ready(&self) -> bool {
+    fn readiness(&mut self) -> Readiness {
         if self.events.is_empty() {
-            return true;
+            return Readiness::Ready;
         }
-        let Ok(driver) = Driver::get() else { return false };
-        self.events.iter().all(|event| {
-            // SAFETY: the event is destroyed only after this entry has run.
-            !matches!(unsafe { driver.api().cuEventQuery(event.event) }, Ok(CUresult::CUDA_ERROR_NOT_READY))
-        })
+        let Ok(driver) = Driver::get() else { return Readiness::Unknown };
+        let mut all = Readiness::Ready;
+        for event in &mut self.events {
+            match event.readiness(driver.api()) {
+                Readiness::Ready => {}
+                Readiness::Busy => all = Readiness::Busy,
+                Readiness::Unknown => return Readiness::Unknown,
+            }
+        }
+        all
     }
 
     fn run(self) {
-        let bound = self.context.as_ref().is_none_or(|context| context.bind_to_thread().is_ok());
+        let bound = self.context.as_ref().is_none_or(|context| bind(context).is_ok());
         if let Ok(driver) = Driver::get() {
             for event in &self.events {
                 // SAFETY: nobody else has the event.
@@ -137,16 +209,16 @@ fn record(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<Cuda
     let api = Driver::get()?.api();
     let mut events = Vec::new();
     for stream in streams {
-        stream.context().bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+        bind(stream.context())?;
         let mut event: CUevent = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
         CudaError::check("cuEventCreate", unsafe { api.cuEventCreate(&raw mut event, DISABLE_TIMING) }?)?;
-        // SAFETY: both handles are live.
-        let code = unsafe { api.cuEventRecord(event, stream.cu_stream()) }?;
-        events.push(Event { event, _stream: stream });
-        CudaError::check("cuEventRecord", code)?;
+        let mut event = Event { event, is_recorded: false, stream };
+        let recorded = event.record(api);
+        events.push(event);
+        recorded?;
     }
-    context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+    bind(context)?;
     Ok(events)
 }
 

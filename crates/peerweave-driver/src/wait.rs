@@ -5,7 +5,15 @@ use std::time::{Duration, Instant};
 
 use crate::cudarc::driver::CudaStream;
 use crate::cudarc::driver::sys::CUresult;
-use crate::{CudaError, Driver, DriverError};
+use crate::driver::bind;
+use crate::{CudaError, Driver, DriverError, is_capturing, relaxed};
+
+/// The moment that is so long from now; one that is as good as never, where the clock cannot tell it. Adding to an `Instant` would panic.
+pub fn deadline_after(longest: Duration) -> Instant {
+    const NEVER: Duration = Duration::from_secs(10 * 365 * 86_400);
+    let now = Instant::now();
+    now.checked_add(longest).unwrap_or(now + NEVER)
+}
 
 /// Asks `ready` until it says yes or the deadline has passed: at first in a row, then with pauses that grow to a millisecond.
 ///
@@ -34,16 +42,21 @@ pub fn wait_until<E>(deadline: Instant, mut ready: impl FnMut() -> Result<bool, 
 
 /// Waits until all work is done that the stream has now, or the deadline has passed. Gives whether it is done.
 ///
-/// Asks the driver again and again, so that a stream that never ends does not keep the caller. Units: `deadline` is a moment.
+/// Asks the driver again and again, so that a stream that never ends does not keep the caller. Units: `deadline` is a moment. Other threads may
+/// capture other streams meanwhile.
 ///
 /// # Errors
-/// What the work failed with, or why the driver cannot be asked (the stream is being captured, for instance).
+/// What the work failed with, or why the driver cannot be asked; [`DriverError::Capturing`] if the stream is being captured.
 pub fn wait(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverError> {
-    let driver = Driver::get()?;
-    stream.context().bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+    let api = Driver::get()?.api();
+    // The question itself would spoil the capture.
+    if is_capturing(stream)? {
+        return Err(DriverError::Capturing { call: "wait" });
+    }
+    bind(stream.context())?;
     wait_until(deadline, || {
         // SAFETY: the stream lives as long as the `Arc` that holds it.
-        match unsafe { driver.api().cuStreamQuery(stream.cu_stream()) }? {
+        match relaxed(|| unsafe { api.cuStreamQuery(stream.cu_stream()) })? {
             CUresult::CUDA_SUCCESS => Ok(true),
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             code => Err(CudaError::new("cuStreamQuery", code).into()),
@@ -70,6 +83,12 @@ mod tests {
         let start = Instant::now();
         assert_eq!(wait_until::<()>(start + Duration::from_millis(20), || Ok(false)), Ok(false));
         assert!((Duration::from_millis(20)..Duration::from_secs(2)).contains(&start.elapsed()));
+    }
+
+    #[test]
+    fn longest_duration_is_a_moment_too() {
+        assert!(deadline_after(Duration::MAX) > Instant::now() + Duration::from_secs(1_000_000));
+        assert!(deadline_after(Duration::ZERO) <= Instant::now());
     }
 
     #[test]

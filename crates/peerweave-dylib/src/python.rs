@@ -22,15 +22,15 @@ pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<
             packages_below(Path::new(&prefix)).into_iter().for_each(&mut add);
         }
     }
-    if let Some(path) = variable("PATH") {
-        for interpreter in ["python3", "python"] {
-            for prefix in prefixes(&path, interpreter) {
-                packages_below(&prefix).into_iter().for_each(&mut add);
-            }
-        }
-    }
-    if let Some(home) = variable("HOME") {
-        packages_below(&Path::new(&home).join(".local")).into_iter().for_each(&mut add);
+    let prefixes: Vec<PathBuf> = match variable("PATH") {
+        Some(path) => ["python3", "python"].iter().flat_map(|interpreter| prefixes(&path, interpreter)).collect(),
+        None => Vec::new(),
+    };
+    // An environment does not see what a user has installed for all of them; a system's interpreter sees that first.
+    let (environments, systems): (Vec<_>, Vec<_>) = prefixes.iter().partition(|prefix| prefix.join("pyvenv.cfg").is_file());
+    let home = variable("HOME").map(|home| Path::new(&home).join(".local"));
+    for prefix in environments.into_iter().chain(&home).chain(systems) {
+        packages_below(prefix).into_iter().for_each(&mut add);
     }
     found
 }
@@ -113,6 +113,26 @@ mod tests {
         let found = site_packages(&|name| (name == "PATH").then(|| venv_bin.clone().into()));
         let base = base.canonicalize().expect("it exists");
         assert_eq!(found, [venv, base]);
+    }
+
+    #[test]
+    fn what_a_user_installed_comes_before_the_system_and_after_an_environment() {
+        let root = tempfile::tempdir().expect("temporary directory");
+        let user = package_directory(root.path(), "home/.local/lib/python3.12/site-packages");
+        let found = |prefix: &str| {
+            let bin = package_directory(root.path(), &format!("{prefix}/bin"));
+            std::fs::write(bin.join("python3"), "").expect("temporary directory is writable");
+            site_packages(&|name| match name {
+                "PATH" => Some(bin.clone().into()),
+                "HOME" => Some(root.path().join("home").into()),
+                _ => None,
+            })
+        };
+        let system = package_directory(root.path(), "system/lib/python3.12/site-packages");
+        assert_eq!(found("system"), [user.clone(), system]);
+        let venv = package_directory(root.path(), "venv/lib/python3.12/site-packages");
+        std::fs::write(root.path().join("venv/pyvenv.cfg"), "").expect("temporary directory is writable");
+        assert_eq!(found("venv"), [venv, user]);
     }
 
     #[test]

@@ -111,7 +111,10 @@ impl Search {
             tried.push(Attempt { path: path.to_path_buf(), reason: "no such file or directory".into() });
             return None;
         }
-        self.attempt(path, visibility, tried)
+        // Without a separator the dynamic linker would look for a library of that name in its own places, and open another file.
+        let is_bare = path.parent().is_some_and(|parent| parent.as_os_str().is_empty());
+        let file = if is_bare { Path::new(".").join(path) } else { path.to_path_buf() };
+        self.attempt(&file, visibility, tried)
     }
 
     fn directory(&self, directory: &Path, visibility: Visibility, tried: &mut Vec<Attempt>) -> Option<Library> {
@@ -175,6 +178,14 @@ mod tests {
         let directory = tempfile::tempdir().expect("temporary directory");
         let error = SEARCH.open_at(directory.path(), Visibility::Local).expect_err("it is empty");
         assert_eq!(error.tried[0].reason, "has none of libm.so.6");
+    }
+
+    #[test]
+    fn file_in_the_working_directory_is_that_file() {
+        // Tests run where the manifest is.
+        let error = SEARCH.open_at(Path::new("Cargo.toml"), Visibility::Local).expect_err("it is text");
+        assert_eq!(error.tried[0].path, Path::new("./Cargo.toml"));
+        assert!(error.tried[0].reason.contains("ELF"), "it was opened: {}", error.tried[0].reason);
     }
 
     #[test]

@@ -1,0 +1,71 @@
+//! Freeing device memory without making anybody wait.
+//!
+//! When it may be freed is `reaper.rs`.
+//!
+//! The driver's `cuMemFree` waits until the whole device is idle, and while it waits no thread of the process can launch a kernel, make an event or
+//! allocate on that device (seen on H200). With a collective in flight whose peer waits for what this process would launch next, that is for
+//! ever. Freed in the order of a stream, the same memory goes at once; a stream of our own has nothing else in it.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Weak};
+
+use crate::cudarc::driver::CudaContext;
+use crate::cudarc::driver::sys::{CUdeviceptr, CUresult, CUstream};
+use crate::driver::bind;
+use crate::{Api, CudaError, Driver, DriverError};
+
+thread_local! {
+    /// This thread's streams for freeing, by context. A stream goes with its context.
+    static STREAMS: RefCell<Vec<(Weak<CudaContext>, CUstream)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Gives memory of `cuMemAlloc` back to the driver, without waiting for what else the device does. Meant for [`retire`](crate::retire).
+///
+/// A driver before CUDA 11.2, and a device without memory pools, do wait for the whole device.
+///
+/// # Errors
+/// What the driver says; then the memory is leaked.
+///
+/// # Safety
+/// The address is that of an allocation of this context, nobody else frees it, and all work that uses it has been done.
+pub unsafe fn free(context: &Arc<CudaContext>, address: CUdeviceptr) -> Result<(), DriverError> {
+    let api = Driver::get()?.api();
+    bind(context)?;
+    if let Some(stream) = stream(api, context) {
+        // SAFETY: the memory by the caller's promise; the stream is live, since its context is.
+        let freed = unsafe { api.cuMemFreeAsync(address, stream) };
+        if freed == Ok(CUresult::CUDA_SUCCESS) {
+            // Only with this is the memory there for others. The stream has nothing in it but what was freed.
+            // SAFETY: the stream is live.
+            let code = unsafe { api.cuStreamSynchronize(stream) }?;
+            return Ok(CudaError::check("cuStreamSynchronize", code)?);
+        }
+    }
+    // SAFETY: the caller's promise.
+    let code = unsafe { api.cuMemFree_v2(address) }?;
+    Ok(CudaError::check("cuMemFree_v2", code)?)
+}
+
+/// The thread's stream for freeing in that context, which is current.
+fn stream(api: &Api, context: &Arc<CudaContext>) -> Option<CUstream> {
+    /// `CU_STREAM_NON_BLOCKING`: in no order with the default stream.
+    const NON_BLOCKING: u32 = 1;
+    STREAMS
+        .try_with(|streams| {
+            let mut streams = streams.borrow_mut();
+            streams.retain(|(context, _)| context.strong_count() > 0);
+            if let Some((_, stream)) = streams.iter().find(|(known, _)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(context))) {
+                return Some(*stream);
+            }
+            let mut stream: CUstream = std::ptr::null_mut();
+            // SAFETY: the pointer is to a live handle.
+            let code = unsafe { api.cuStreamCreate(&raw mut stream, NON_BLOCKING) };
+            if code != Ok(CUresult::CUDA_SUCCESS) {
+                return None;
+            }
+            streams.push((Arc::downgrade(context), stream));
+            Some(stream)
+        })
+        .ok()
+        .flatten()
+}

@@ -1,0 +1,228 @@
+//! When memory may go: captures, stuck devices, cudarc's slices on several streams, over the fake driver.
+#![cfg(target_os = "linux")]
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use peerweave_driver::cudarc::driver::result::DriverError as CudarcError;
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstream, CUstreamCaptureMode};
+use peerweave_driver::{
+    CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, DriverError, context, retire,
+    settle, wait,
+};
+use peerweave_fakes::Fakes;
+
+const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(50);
+
+fn device() -> (Arc<CudaContext>, Arc<CudaStream>) {
+    let context = context(0).expect("the fake has devices");
+    let stream = context.new_stream().expect("a stream");
+    (context, stream)
+}
+
+/// Calls a function that only the fake driver has.
+fn fake(name: &std::ffi::CStr, stream: &CudaStream) {
+    let address = Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it");
+    // SAFETY: the fake declares both functions so.
+    let function =
+        unsafe { std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, extern "C" fn(CUstream) -> c_int>(address) };
+    assert_eq!(function(stream.cu_stream()), 0, "{name:?}");
+}
+
+fn block(stream: &CudaStream) {
+    fake(c"peerweave_fake_stream_block", stream);
+}
+
+fn unblock(stream: &CudaStream) {
+    fake(c"peerweave_fake_stream_unblock", stream);
+}
+
+fn free_bytes(context: &CudaContext) -> usize {
+    context.mem_get_info().expect("a live context").0
+}
+
+/// Retires something that was used on the stream, and gives what tells whether it was freed.
+fn retire_flag(context: &Arc<CudaContext>, stream: &Arc<CudaStream>) -> Arc<AtomicBool> {
+    let freed = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&freed);
+    retire(context, [Arc::clone(stream)], Box::new(move || flag.store(true, Ordering::Release)));
+    freed
+}
+
+fn comes(soon: Duration, mut what: impl FnMut() -> bool) -> bool {
+    peerweave_driver::wait_until::<()>(Instant::now() + soon, || Ok(what())) == Ok(true)
+}
+
+#[test]
+fn what_is_dropped_while_its_stream_is_captured_waits_for_the_work_before() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        block(&stream);
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
+        let freed = retire_flag(&context, &stream);
+        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the work before the capture still runs");
+        drop(stream.end_capture(CUgraphInstantiate_flags(0)).expect("the capture is whole"));
+        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the work before the capture still runs");
+        unblock(&stream);
+        assert!(settle(Instant::now() + LONG));
+        assert!(freed.load(Ordering::Acquire));
+    });
+}
+
+#[test]
+fn reaper_leaves_a_capture_of_the_whole_process_alone() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let captured = context.new_stream().expect("a stream");
+        block(&stream);
+        let freed = retire_flag(&context, &stream);
+        captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("capture");
+        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the stream is stuck");
+        let waited = std::thread::scope(|scope| {
+            scope.spawn(|| wait(&stream, Instant::now() + SHORT).expect("a question disturbs nobody")).join().expect("no panic")
+        });
+        assert!(!waited);
+        captured.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+        unblock(&stream);
+        assert!(settle(Instant::now() + LONG));
+        assert!(freed.load(Ordering::Acquire));
+    });
+}
+
+#[test]
+fn wait_for_a_captured_stream_is_an_error_that_spoils_nothing() {
+    Fakes::new().cuda().run(|| {
+        let (_, stream) = device();
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
+        let error = wait(&stream, Instant::now() + LONG).expect_err("there is nothing to wait for");
+        assert!(matches!(error, DriverError::Capturing { call: "wait" }), "{error}");
+        stream.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+    });
+}
+
+#[test]
+fn event_that_cannot_be_asked_about_frees_nothing() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuEventQuery:1=1").run(|| {
+        let (context, stream) = device();
+        let freed = retire_flag(&context, &stream);
+        assert!(settle(Instant::now() + LONG), "it is not waited for either");
+        assert!(!freed.load(Ordering::Acquire), "it was leaked");
+        let freed = retire_flag(&context, &stream);
+        assert!(settle(Instant::now() + LONG));
+        assert!(freed.load(Ordering::Acquire), "the next one is freed");
+    });
+}
+
+#[test]
+fn stuck_stream_does_not_keep_what_others_used() {
+    Fakes::new().cuda().run(|| {
+        let (context, stuck) = device();
+        let stream = context.new_stream().expect("a stream");
+        let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("room");
+        assert!(wait(&stream, Instant::now() + LONG).expect("it ends"));
+        block(&stuck);
+        let before = free_bytes(&context);
+        drop(memory);
+        assert!(settle(Instant::now() + LONG), "the driver's own freeing would wait for the whole device");
+        assert_eq!(free_bytes(&context), before + (1 << 20));
+        unblock(&stuck);
+    });
+}
+
+#[test]
+fn error_that_others_left_in_a_context_stays_theirs() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let before = free_bytes(&context);
+        let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("room");
+        context.record_err::<()>(Err(CudarcError(CUresult::CUDA_ERROR_INVALID_VALUE)));
+        assert!(wait(&stream, Instant::now() + LONG).expect("nothing is wrong with the stream"));
+        drop(memory);
+        assert!(settle(Instant::now() + LONG));
+        assert_eq!(context.check_err(), Err(CudarcError(CUresult::CUDA_ERROR_INVALID_VALUE)), "whose it is can still see it");
+        assert_eq!(free_bytes(&context), before, "it was not leaked for it");
+    });
+}
+
+#[test]
+fn longest_wait_of_all_is_no_overflow() {
+    Fakes::new().cuda().run(|| {
+        let (_, stream) = device();
+        let memory = DeviceMemory::<u32>::zeroed(&stream, 4).expect("room");
+        assert_eq!(memory.to_vec_within(&stream, Duration::MAX).expect("it ends"), [0; 4]);
+    });
+}
+
+/// Drops the slice while work on it is enqueued on a stream that is stuck; then the slice's own stream, in whose order it is freed, must
+/// wait for that work.
+fn freed_after(own: &Arc<CudaStream>, stuck: &Arc<CudaStream>, slice: CudaSlice<u8>) {
+    assert!(!wait(stuck, Instant::now()).expect("it is only stuck"));
+    drop(slice);
+    assert!(!wait(own, Instant::now() + SHORT).expect("a live stream"), "it is freed under the other stream's work");
+    unblock(stuck);
+    assert!(wait(own, Instant::now() + LONG).expect("it goes on"));
+}
+
+#[test]
+fn slice_that_two_streams_read_outlives_both() {
+    Fakes::new().cuda().run(|| {
+        let (context, own) = device();
+        let (first, second) = (context.new_stream().expect("a stream"), context.new_stream().expect("a stream"));
+        let slice = own.alloc_zeros::<u8>(64).expect("room");
+        block(&first);
+        drop(slice.read(&first));
+        drop(slice.read(&second));
+        freed_after(&own, &first, slice);
+    });
+}
+
+#[test]
+fn slice_outlives_streams_of_another_context_object() {
+    Fakes::new().cuda().run(|| {
+        // Two values of cudarc's for one context of the driver; neither knows how many streams the other has made.
+        let own = context(0).expect("a device").default_stream();
+        let (_elsewhere, stream) = device();
+        let mut slice = own.alloc_zeros::<u8>(64).expect("room");
+        block(&stream);
+        drop(slice.write(&stream));
+        freed_after(&own, &stream, slice);
+
+        let slice = own.alloc_zeros::<u8>(64).expect("room");
+        block(&own);
+        drop(slice.read(&stream));
+        assert!(!wait(&stream, Instant::now() + SHORT).expect("a live stream"), "it reads what was not written yet");
+        unblock(&own);
+        assert!(wait(&stream, Instant::now() + LONG).expect("it goes on"));
+    });
+}
+
+#[test]
+fn slice_of_the_default_stream_needs_no_other_stream_to_be_remembered() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0).expect("a device");
+        let own = context.default_stream();
+        let mut slice = own.alloc_zeros::<u8>(64).expect("room");
+        let stream = context.new_stream().expect("a stream");
+        block(&stream);
+        drop(slice.write(&stream));
+        // Once no stream is left that it made, a context of cudarc's frees without a look at events. So the order must be there before.
+        assert!(!wait(&own, Instant::now() + SHORT).expect("a live stream"));
+        freed_after(&own, &stream, slice);
+    });
+}
+
+#[test]
+fn slice_that_another_stream_writes_does_not_hold_up_its_own() {
+    Fakes::new().cuda().run(|| {
+        let (context, own) = device();
+        let other = context.new_stream().expect("a stream");
+        let mut slice = own.alloc_zeros::<u8>(64).expect("room");
+        block(&other);
+        drop(slice.write(&other));
+        assert!(wait(&own, Instant::now() + LONG).expect("a live stream"), "computing goes on beside communicating");
+        freed_after(&own, &other, slice);
+    });
+}
