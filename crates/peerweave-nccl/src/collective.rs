@@ -164,6 +164,7 @@ impl Communicator {
             request.keep_event(config.event());
         }
         request.hand_to_graph(inner)?;
+        inner.dive(name, &inside)?;
         inner.count(call);
         let raw = config.as_ref().map_or(std::ptr::null(), |config| config.as_ptr());
         // SAFETY: this thread is inside, and the configuration lives until the end of this function.

@@ -8,13 +8,13 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::{CUcontext, CUresult};
-use peerweave_driver::{CudaContext, CudaError, CudaStream, Driver, Keep, wait_until};
+use peerweave_driver::{CudaContext, CudaError, CudaStream, Driver, DriverError, Keep, wait_until};
 use peerweave_dylib::MissingSymbol;
 
 use crate::error::{CommunicatorName, MisuseKind, NcclError, ResultCode, Timeout};
@@ -152,8 +152,14 @@ static MADE: AtomicU64 = AtomicU64::new(0);
 /// All communicators of this process that were not dropped.
 static ALL: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
-/// All communicators of this process that were not dropped.
+/// The process that made them.
+static MADE_BY: AtomicU32 = AtomicU32::new(0);
+
+/// All communicators of this process that were not dropped. None in a fork, where another thread may have held the lock.
 pub(crate) fn all() -> Vec<Arc<Inner>> {
+    if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
+        return Vec::new();
+    }
     ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
 
@@ -197,6 +203,7 @@ impl Communicator {
             world,
             parked: Mutex::default(),
         });
+        MADE_BY.store(std::process::id(), Ordering::Relaxed);
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|known| known.strong_count() > 0);
         all.push(Arc::downgrade(&inner));
@@ -364,8 +371,25 @@ impl Inner {
     /// Goes in alone, in a process that may.
     #[inline]
     pub(crate) fn enter(&self, call: &'static str, allowed: Allowed) -> Result<Inside<'_>, NcclError> {
+        self.enter_within(call, allowed, || self.deadline())
+    }
+
+    /// As [`enter`](Self::enter), with another patience than the communicator's deadline.
+    #[inline]
+    pub(crate) fn enter_within(
+        &self,
+        call: &'static str,
+        allowed: Allowed,
+        patience: impl FnOnce() -> Duration,
+    ) -> Result<Inside<'_>, NcclError> {
         self.nccl.not_forked(call)?;
-        self.gate.enter(allowed, || self.deadline()).map_err(|refused| self.refused(call, refused))
+        self.gate.enter(allowed, patience).map_err(|refused| self.refused(call, refused))
+    }
+
+    /// Before a call that may be stuck in NCCL.
+    #[inline]
+    pub(crate) fn dive(&self, call: &'static str, inside: &Inside<'_>) -> Result<(), NcclError> {
+        inside.dive().map_err(|state| self.dead(call, state))
     }
 
     #[cold]
@@ -429,8 +453,32 @@ impl Inner {
     ) -> Result<(), NcclError> {
         let inside = self.enter(name, allowed)?;
         self.bind()?;
+        self.dive(name, &inside)?;
         let code = self.nccl.code(name, |api| function(api, self.handle.get()))?;
         self.settle(name, code, inside)
+    }
+
+    /// As [`call`](Self::call), for a function that stores something: at a place that outlives the call if NCCL does not end it.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub(crate) fn call_into<T>(
+        self: &Arc<Self>,
+        name: &'static str,
+        allowed: Allowed,
+        initial: T,
+        function: impl FnOnce(&'static Api, ncclComm_t, *mut T) -> Result<ncclResult_t, MissingSymbol>,
+    ) -> Result<T, NcclError> {
+        let place: *mut T = Box::into_raw(Box::new(initial));
+        let result = self.call(name, allowed, |api, comm| function(api, comm, place));
+        let is_done = match &result {
+            Ok(()) | Err(NcclError::Nccl(_) | NcclError::Unsupported(_)) => true,
+            // NCCL may still write there: leaked.
+            Err(_) => false,
+        };
+        // SAFETY: NCCL is done with the place, which came from the box above.
+        let stored = is_done.then(|| *unsafe { Box::from_raw(place) });
+        result.map(|()| stored.expect("success was done"))
     }
 
     /// Makes the device's context the thread's, since NCCL looks at that.
@@ -439,12 +487,12 @@ impl Inner {
         let api = self.driver.api();
         let mut current: CUcontext = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
-        let code = unsafe { api.cuCtxGetCurrent(&raw mut current) }.map_err(peerweave_driver::DriverError::from)?;
+        let code = unsafe { api.cuCtxGetCurrent(&raw mut current) }.map_err(DriverError::from)?;
         if code == CUresult::CUDA_SUCCESS && current == self.cu_context.0 {
             return Ok(());
         }
         // SAFETY: the context is kept by `self.context`.
-        let code = unsafe { api.cuCtxSetCurrent(self.cu_context.0) }.map_err(peerweave_driver::DriverError::from)?;
+        let code = unsafe { api.cuCtxSetCurrent(self.cu_context.0) }.map_err(DriverError::from)?;
         Ok(CudaError::check("cuCtxSetCurrent", code)?)
     }
 
@@ -486,7 +534,9 @@ pub(crate) fn settle_all(
 ) -> Result<(), NcclError> {
     let start = Instant::now();
     let mut first_error = None;
-    let result = wait_until(start + deadline, || {
+    // From here on the threads only ask, which never takes long: who aborts waits for them.
+    members.iter().for_each(|(_, inside)| inside.surface());
+    let result = wait_until(start + bounded(deadline), || {
         let mut index = 0;
         while index < members.len() {
             let inner = members[index].0;
@@ -530,6 +580,10 @@ pub(crate) fn settle_all(
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        // In a fork nothing can be ended, and a lock may be held for ever.
+        if self.nccl.not_forked("drop").is_err() {
+            return;
+        }
         // Nobody is inside: entering borrows what is dropped here.
         let state = self.gate.state();
         if self.gate.close(State::Finalized).is_ok() {
@@ -539,8 +593,20 @@ impl Drop for Inner {
 }
 
 /// As good as for ever, and a time that the clock can still tell.
-const LONGEST_MS: u64 = 10 * 365 * 86_400_000;
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+/// A time to wait that can be added to any moment.
+pub(crate) fn bounded(duration: Duration) -> Duration {
+    duration.min(LONGEST)
+}
 
 fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).min(LONGEST_MS)
+    u64::try_from(bounded(duration).as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// Makes a context the thread's. Unlike cudarc's own, it does not fail for what other objects' destructors did.
+pub(crate) fn set_current(context: &CudaContext) -> Result<(), NcclError> {
+    // SAFETY: the context is borrowed, so it lives.
+    let code = unsafe { Driver::get()?.api().cuCtxSetCurrent(context.cu_ctx()) }.map_err(DriverError::from)?;
+    Ok(CudaError::check("cuCtxSetCurrent", code)?)
 }

@@ -5,6 +5,7 @@
 //!
 //! Invariant: between `ncclGroupStart` and `ncclGroupEnd` only this file runs, on one thread.
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::request::{At, Request};
 use crate::split::enter_all;
 use crate::state::Allowed;
 use crate::sys::ncclResult_t;
-use crate::{Call, Nccl, SimInfo, requests};
+use crate::{Call, Nccl, SimInfo, lifecycle, requests};
 
 /// Calls that are issued together. Made by [`Nccl::group`].
 ///
@@ -80,13 +81,14 @@ impl Nccl {
     /// # Errors
     /// As [`group`](Self::group); [`NcclError::Unsupported`].
     pub fn simulate<'env>(self, record: impl FnOnce(&mut Group<'env>) -> Result<(), NcclError>) -> Result<SimInfo, NcclError> {
-        let mut info = SimInfo::empty(self)?;
+        let mut info = ManuallyDrop::new(Box::new(SimInfo::empty(self)?));
         let mut group = Group { members: Vec::new(), nccl: self };
         record(&mut group)?;
         const CALL: &str = "simulate";
         // SAFETY: `issue` has started the group, and the struct is of this library's version.
-        group.issue(CALL, false, |nccl| nccl.code(CALL, |api| unsafe { api.ncclGroupSimulateEnd(&raw mut info) }))?;
-        Ok(SimInfo::of(&info))
+        group.issue(CALL, false, |nccl| nccl.code(CALL, |api| unsafe { api.ncclGroupSimulateEnd(&raw mut **info) }))?;
+        // NCCL is done with it. After an error it may not be: then it is leaked.
+        Ok(SimInfo::of(&*ManuallyDrop::into_inner(info)))
     }
 }
 
@@ -154,18 +156,24 @@ impl<'env> Group<'env> {
         }
         let _span = tracing::trace_span!("nccl", call, members = self.members.len()).entered();
         let mut deadline = Duration::ZERO;
-        if runs {
-            for Member { inner, request } in &mut self.members {
+        // What can fail without NCCL's knowledge fails before NCCL is asked for anything.
+        for Member { inner, request } in &mut self.members {
+            deadline = deadline.max(inner.deadline());
+            request.check_capture()?;
+            inner.bind()?;
+            if runs {
                 request.hand_to_graph(inner)?;
             }
         }
         let inners: Vec<Arc<Inner>> = self.members.iter().map(|member| Arc::clone(&member.inner)).collect();
         let inside = enter_all(call, Allowed::LIVE, inners.iter().collect())?;
+        for (inner, inside) in &inside {
+            inner.dive(call, inside)?;
+        }
         // SAFETY: it is ended below, whatever happens between.
         nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
-        let mut first_error = None;
+        let (mut first_error, mut is_ours) = (None, false);
         for Member { inner, request } in &self.members {
-            deadline = deadline.max(inner.deadline());
             if runs {
                 inner.count(request.call);
             }
@@ -175,7 +183,10 @@ impl<'env> Group<'env> {
             let error = match code {
                 Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => continue,
                 Ok(code) => inner.failure(name, code),
-                Err(error) => error,
+                Err(error) => {
+                    is_ours = true;
+                    error
+                }
             };
             first_error = Some(error);
             break;
@@ -186,6 +197,12 @@ impl<'env> Group<'env> {
             Ok(code) => Err(nccl.failure(call, code, None)),
             Err(error) => Err(error),
         };
+        if is_ours {
+            // NCCL does not know of it, and has launched the part of the group that it got: nobody would come to meet it.
+            if let Err(error) = lifecycle::abort_together(&inners, lifecycle::ABORT_LIMIT) {
+                tracing::error!(%error, "part of a group could not be ended in time");
+            }
+        }
         // Only now may what the members use go.
         drop(self.members);
         first_error.map_or(ended, Err)

@@ -2,9 +2,10 @@
 //!
 //! Children of a communicator are `split.rs`.
 //!
-//! Invariant: where NCCL writes a new handle is memory that lives until NCCL is done, even after a deadline.
+//! Invariant: where NCCL writes a new handle is memory that lives until NCCL is done, even after an error or a deadline.
 
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use peerweave_driver::cudarc::driver::sys::CUcontext;
 use peerweave_driver::{CudaContext, CudaError, Driver, DriverError, wait_until};
 use peerweave_dylib::MissingSymbol;
 
-use crate::communicator::{Communicator, Handle, Inner, Parts, World};
+use crate::communicator::{Communicator, Handle, Inner, Parts, World, bounded, set_current};
 use crate::config::RawConfig;
 use crate::error::{MisuseKind, NcclError, Timeout};
 use crate::state::Inside;
@@ -40,7 +41,7 @@ impl Communicator {
         let members: Vec<_> = contexts.iter().enumerate().map(|(rank, context)| (Arc::clone(context), rank)).collect();
         check_members(CALL, &members, contexts.len())?;
         let id = nccl.unique_id()?;
-        init(CALL, nccl, &members, contexts.len(), &[id], config, deadline.saturating_sub(start.elapsed()), None)
+        init(CALL, nccl, &members, contexts.len(), &[id], config, (start, deadline), None)
     }
 
     /// Joins a communicator of `n_ranks` as rank `rank`, on the device of `context`.
@@ -63,7 +64,7 @@ impl Communicator {
         const CALL: &str = "init_rank";
         let members = [(Arc::clone(context), rank)];
         check_members(CALL, &members, n_ranks)?;
-        init(CALL, nccl, &members, n_ranks, std::slice::from_ref(id), config, deadline, None).map(only)
+        init(CALL, nccl, &members, n_ranks, std::slice::from_ref(id), config, (Instant::now(), deadline), None).map(only)
     }
 
     /// As [`init_rank`](Self::init_rank), for thousands of ranks: several ids, made by different processes, so that not all ranks meet at one. NCCL 2.23.4.
@@ -90,7 +91,7 @@ impl Communicator {
             let (found, expected) = (ids.len() as i64, "at least 1 and at most the number of ranks");
             return Err(NcclError::misuse(CALL, MisuseKind::Value { what: "the number of ids", found, expected }));
         }
-        init(CALL, nccl, &members, n_ranks, ids, config, deadline, None).map(only)
+        init(CALL, nccl, &members, n_ranks, ids, config, (Instant::now(), deadline), None).map(only)
     }
 
     /// Joins a communicator of `n_ranks` with several ranks of this thread, each with its device. The result is in the order of `members`.
@@ -110,7 +111,7 @@ impl Communicator {
     ) -> Result<Vec<Self>, NcclError> {
         const CALL: &str = "init_ranks";
         check_members(CALL, members, n_ranks)?;
-        init(CALL, nccl, members, n_ranks, std::slice::from_ref(id), config, deadline, None)
+        init(CALL, nccl, members, n_ranks, std::slice::from_ref(id), config, (Instant::now(), deadline), None)
     }
 
     /// Makes the communicator of a job in one call: the ranks are the PEs of the rendezvous, and the id travels over it. With it, an expired
@@ -148,8 +149,7 @@ impl Communicator {
         let world = Some(World { rendezvous: Arc::downgrade(rendezvous), ranks_are_pes: true });
         let members = [(Arc::clone(context), rank)];
         check_members(CALL, &members, n_ranks)?;
-        let rest = deadline.saturating_sub(start.elapsed());
-        let made = init(CALL, nccl, &members, n_ranks, &[id], config, rest, world);
+        let made = init(CALL, nccl, &members, n_ranks, &[id], config, (start, deadline), world);
         match made {
             Err(error @ NcclError::Timeout(_)) => Err(who_is_gone(CALL, rendezvous, error)),
             made => made.map(only),
@@ -203,7 +203,7 @@ fn init(
     n_ranks: usize,
     ids: &[UniqueId],
     config: &Config,
-    deadline: Duration,
+    (began, deadline): (Instant, Duration),
     world: Option<World>,
 ) -> Result<Vec<Communicator>, NcclError> {
     let (config, blocking) = with_mode(config.clone());
@@ -214,7 +214,8 @@ fn init(
     let mut raw_ids: Vec<_> = ids.iter().map(|id| id.to_raw()).collect();
     let contexts: Vec<_> = members.iter().map(|(context, _)| Arc::clone(context)).collect();
     let n = c_int::try_from(n_ranks).unwrap_or(c_int::MAX);
-    let handles = make(call, nccl, &contexts, &[], deadline, |api, index, out| {
+    let rest = bounded(deadline).saturating_sub(began.elapsed());
+    let handles = make(call, nccl, &contexts, &[], rest, |api, index, out| {
         let rank = c_int::try_from(members[index].1).unwrap_or(c_int::MAX);
         let config = raw[index].as_mut_ptr();
         match raw_ids.as_mut_slice() {
@@ -261,12 +262,12 @@ pub(crate) fn adopt_all(
     made.into_iter().collect()
 }
 
-/// Where NCCL writes a handle, perhaps from a thread of its own.
-type Slot = Box<AtomicPtr<ncclComm>>;
+/// Where NCCL writes a handle, perhaps from a thread of its own: never freed, unless NCCL is known to be done with it.
+type Slot = ManuallyDrop<Box<AtomicPtr<ncclComm>>>;
 
 /// Has NCCL make handles, one for each context, and waits until they are ready. In a group if there are several.
 ///
-/// `parents` are inside their gates; NCCL works on them too. A handle is `None` where NCCL made none without an error.
+/// `parents` are inside their gates, and have said that they may be stuck in NCCL, which works on them too. A handle is `None` where NCCL made none without an error.
 pub(crate) fn make(
     call: &'static str,
     nccl: Nccl,
@@ -275,20 +276,20 @@ pub(crate) fn make(
     deadline: Duration,
     mut start: impl FnMut(&'static Api, usize, *mut ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
 ) -> Result<Vec<Option<Handle>>, NcclError> {
-    let began = Instant::now();
+    let (began, deadline) = (Instant::now(), bounded(deadline));
     let _current = Current::save()?;
-    let slots: Vec<Slot> = contexts.iter().map(|_| Box::default()).collect();
+    // What can fail without NCCL's knowledge fails before NCCL is asked for anything.
+    contexts.iter().try_for_each(|context| set_current(context))?;
+    let slots: Vec<Slot> = contexts.iter().map(|_| Slot::default()).collect();
     let grouped = contexts.len() > 1;
     if grouped {
         // SAFETY: it is ended below, whatever happens between.
         nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
     }
-    let mut result = Ok(());
+    let mut result = Ok(ncclResult_t::ncclSuccess);
     for (index, (context, slot)) in contexts.iter().zip(&slots).enumerate() {
-        result = context
-            .bind_to_thread()
-            .map_err(|error| CudaError::of("cuCtxSetCurrent")(error).into())
-            .and_then(|()| accepted(nccl, call, nccl.code(call, |api| start(api, index, slot.as_ptr()))?));
+        let started = set_current(context).and_then(|()| nccl.code(call, |api| start(api, index, slot.as_ptr())));
+        result = started.and_then(|code| accepted(nccl, call, code));
         if result.is_err() {
             break;
         }
@@ -296,15 +297,25 @@ pub(crate) fn make(
     if grouped {
         // SAFETY: this thread started it above.
         let ended = nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() }).and_then(|code| accepted(nccl, call, code));
-        result = result.and(ended);
+        result = match (result, ended) {
+            // Part of it runs nevertheless: it is waited for below, and its end told as what went wrong first.
+            (Err(error), Ok(ncclResult_t::ncclInProgress)) => {
+                let _ = wait_until(Instant::now() + lifecycle::ABORT_LIMIT, || Ok::<_, NcclError>(has_begun(&slots)));
+                Err(error)
+            }
+            (Err(error), _) => Err(error),
+            (Ok(_), ended) => ended,
+        };
     }
-    let made = |slot: &Slot| Handle::new(slot.load(Ordering::Acquire));
+    // From here on parents are only asked, which never takes long.
+    parents.iter().for_each(|(_, inside)| inside.surface());
+    let mut in_progress = matches!(result, Ok(ncclResult_t::ncclInProgress));
     let mut done = true;
     if result.is_ok() {
         let ready = wait_until(began + deadline, || {
             // Without a parent there is a handle at once, or soon.
-            let begun = !parents.is_empty() || slots.iter().all(|slot| made(slot).is_some());
-            Ok(begun && ready(nccl, call, parents, slots.iter().filter_map(made))?)
+            let begun = !parents.is_empty() || has_begun(&slots);
+            Ok(begun && ready(nccl, call, parents, in_progress, slots.iter().filter_map(made))?)
         });
         match ready {
             Ok(ready) => done = ready,
@@ -312,18 +323,37 @@ pub(crate) fn make(
         }
     }
     if done && result.is_ok() {
-        return Ok(slots.iter().map(made).collect());
+        let handles = slots.iter().map(made).collect();
+        // NCCL is done with them.
+        slots.into_iter().for_each(|slot| drop(ManuallyDrop::into_inner(slot)));
+        return Ok(handles);
     }
+    // A parent's work ends, or its handles come: what is found then is aborted, and the rest is NCCL's to free with the parent.
+    if in_progress && !parents.is_empty() {
+        let over = wait_until(Instant::now() + PARENTS_LIMIT, || {
+            let idle = |(parent, _): &(&Arc<Inner>, _)| parent.gate.is_closed() || !matches!(parent.ask(), Ok(ncclResult_t::ncclInProgress));
+            Ok::<_, NcclError>(parents.iter().all(idle) || has_begun(&slots))
+        });
+        in_progress = !matches!(over, Ok(true));
+    }
+    tracing::debug!(call, in_progress, "communicators were not made");
     let half_made: Vec<_> =
         slots.iter().zip(contexts).filter_map(|(slot, context)| Some((made(slot)?, Arc::clone(context)))).collect();
-    let ended = lifecycle::abort_handles(nccl, half_made, lifecycle::ABORT_LIMIT);
-    if !(done && ended) {
-        // NCCL may still write there.
-        std::mem::forget(slots);
-    }
+    lifecycle::abort_handles(nccl, half_made, lifecycle::ABORT_LIMIT);
     result?;
     let communicator = parents.first().map(|(parent, _)| Arc::clone(&parent.name));
     Err(Timeout { call, sequence: None, waited: began.elapsed(), communicator, missing: Vec::new(), reports: Vec::new() }.into())
+}
+
+/// How long a call that has failed waits for NCCL to stop working on a parent.
+const PARENTS_LIMIT: Duration = Duration::from_secs(1);
+
+fn made(slot: &Slot) -> Option<Handle> {
+    Handle::new(slot.load(Ordering::Acquire))
+}
+
+fn has_begun(slots: &[Slot]) -> bool {
+    slots.iter().all(|slot| made(slot).is_some())
 }
 
 /// Whether NCCL is done with all of them.
@@ -331,6 +361,7 @@ fn ready(
     nccl: Nccl,
     call: &'static str,
     parents: &[(&Arc<Inner>, Inside<'_>)],
+    in_progress: bool,
     handles: impl Iterator<Item = Handle>,
 ) -> Result<bool, NcclError> {
     let mut all = true;
@@ -338,8 +369,14 @@ fn ready(
         if parent.gate.is_closed() {
             return Err(parent.dead(call, parent.gate.state()));
         }
-        // What went wrong with a parent before does not count: making children without the lost ranks is what shrinking is for.
-        all &= parent.ask()? != ncclResult_t::ncclInProgress;
+        match parent.ask()? {
+            ncclResult_t::ncclSuccess => {}
+            ncclResult_t::ncclInProgress => all = false,
+            // A call that goes on tells its end here. Of one that was done at once, this is an older error, which making children without the ranks that
+            // are gone must not stop at.
+            code if in_progress => return Err(parent.failure(call, code)),
+            _ => {}
+        }
     }
     for handle in handles {
         let mut state = ncclResult_t::ncclSuccess;
@@ -355,9 +392,9 @@ fn ready(
 }
 
 /// Success, or work in progress.
-fn accepted(nccl: Nccl, call: &'static str, code: ncclResult_t) -> Result<(), NcclError> {
+fn accepted(nccl: Nccl, call: &'static str, code: ncclResult_t) -> Result<ncclResult_t, NcclError> {
     match code {
-        ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
+        ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(code),
         code => Err(nccl.failure(call, code, None)),
     }
 }

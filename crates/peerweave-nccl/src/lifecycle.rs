@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use peerweave_driver::{CudaContext, Keep, wait_until};
 
-use crate::communicator::{self, Communicator, Handle, Inner};
+use crate::communicator::{self, Communicator, Handle, Inner, bounded, set_current};
 use crate::error::{CommunicatorName, MisuseKind, NcclError};
 use crate::state::{Allowed, Refused, State};
 use crate::sys::{self, ncclResult_t};
@@ -24,6 +24,9 @@ pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
 /// How long an abort waits for a thread to leave a call by itself. With a non-blocking communicator that takes microseconds; a thread that is stuck
 /// inside NCCL only leaves because of the abort.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
+
+/// How long an abort waits for NCCL where graphs keep the communicator from being freed.
+const WITH_GRAPHS: Duration = Duration::from_millis(200);
 
 /// How many communicators are being ended in the background.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
@@ -50,7 +53,8 @@ impl Communicator {
     /// As [`finalize`](Self::finalize): the first. All are ended nevertheless, unless a graph uses one of them.
     pub fn finalize_all(communicators: Vec<Self>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "finalize";
-        let start = Instant::now();
+        let (start, deadline) = (Instant::now(), bounded(deadline));
+        let rest = || deadline.saturating_sub(start.elapsed());
         for communicator in &communicators {
             let graphs = communicator.inner.graphs.load(Ordering::Acquire);
             if graphs > 0 {
@@ -62,7 +66,7 @@ impl Communicator {
         let mut ends = Vec::new();
         for communicator in &communicators {
             let inner = &communicator.inner;
-            let closed = inner.enter(CALL, Allowed::LIVE).and_then(|_inside| {
+            let closed = inner.enter_within(CALL, Allowed::LIVE, rest).and_then(|_inside| {
                 // A capture may have come between, but not while this thread is inside.
                 match inner.graphs.load(Ordering::Acquire) {
                     0 => inner.gate.close(State::Finalized).map_err(|state| inner.dead(CALL, state)),
@@ -70,16 +74,17 @@ impl Communicator {
                 }
             });
             match closed {
-                // Who looks in leaves in no time.
-                Ok(()) if !inner.gate.drain(ABORT_LIMIT) => drop(first_error.get_or_insert(inner.timeout(CALL, start.elapsed()))),
-                Ok(()) => ends.push((inner, Ending::of(inner, State::Live, deadline.saturating_sub(start.elapsed())).start())),
+                Ok(()) => {
+                    // Only who looks in can be left, and leaves in no time.
+                    inner.gate.drain(Duration::ZERO);
+                    ends.push((inner, Ending::of(inner, State::Live, rest()).start()));
+                }
                 Err(error) => drop(first_error.get_or_insert(error)),
             }
         }
         for (inner, end) in ends {
             // The thread has the deadline itself, and aborts after it: a little more, to hear of it.
-            let rest = deadline.saturating_sub(start.elapsed()) + ABORT_LIMIT;
-            let result = match end.map(|end| end.recv_timeout(rest)) {
+            let result = match end.map(|end| end.recv_timeout(rest() + ABORT_LIMIT)) {
                 Some(Ok(result)) => result,
                 Some(Err(RecvTimeoutError::Timeout)) => Err(inner.timeout(CALL, start.elapsed())),
                 Some(Err(RecvTimeoutError::Disconnected)) | None => Err(no_thread(CALL)),
@@ -103,7 +108,7 @@ impl Communicator {
         const CALL: &str = "abort";
         self.inner.nccl.not_forked(CALL)?;
         self.inner.gate.close(State::Aborted).map_err(|state| self.inner.dead(CALL, state))?;
-        abort_closed(std::slice::from_ref(&self.inner), limit).pop().unwrap_or(Ok(()))
+        abort_closed(std::slice::from_ref(&self.inner), bounded(limit)).pop().unwrap_or(Ok(()))
     }
 
     /// Aborts every communicator of this process, each from a thread of its own: aborting one after the other can wait for ever, since they share
@@ -112,7 +117,7 @@ impl Communicator {
     /// # Errors
     /// As [`abort`](Self::abort): the first.
     pub fn abort_all(limit: Duration) -> Result<usize, NcclError> {
-        abort_together(&communicator::all(), limit)
+        abort_together(&communicator::all(), bounded(limit))
     }
 
     /// Waits until the communicators that were dropped so far are ended, at most so long. Gives whether they are.
@@ -120,7 +125,7 @@ impl Communicator {
     /// For the end of a program, which would otherwise take their threads with it.
     pub fn settle(deadline: Duration) -> bool {
         let ended = || Ok(ENDING.load(Ordering::Acquire) == 0);
-        wait_until::<std::convert::Infallible>(Instant::now() + deadline, ended).unwrap_or(false)
+        wait_until::<std::convert::Infallible>(Instant::now() + bounded(deadline), ended).unwrap_or(false)
     }
 
     /// Ends what runs on the communicator, and keeps it for [`split`](Self::split) and [`shrink`](Self::shrink). NCCL 2.28.7.
@@ -137,12 +142,18 @@ impl Communicator {
         inner.nccl.needs("ncclCommRevoke", crate::Version::new(2, 28, 7))?;
         let start = Instant::now();
         let looking = inner.gate.look(Allowed::OPEN).map_err(|refused| inner.refused(CALL, refused))?;
-        inner.gate.set(State::Revoked).map_err(|state| inner.dead(CALL, state))?;
         inner.bind()?;
+        let before = inner.gate.state();
+        inner.gate.change(before, State::Revoked).map_err(|state| inner.dead(CALL, state))?;
         // SAFETY: the handle is live: who frees it waits for who looks in. NCCL lets this function run beside a call that is stuck.
         let code = inner.nccl.code(CALL, |api| unsafe { api.ncclCommRevoke(inner.handle.get(), sys::NCCL_REVOKE_DEFAULT) })?;
         if code != ncclResult_t::ncclInProgress {
-            return inner.check("ncclCommRevoke", code);
+            let result = inner.check("ncclCommRevoke", code);
+            if result.is_err() {
+                // NCCL did not do it: what it was, unless it became something else meanwhile.
+                let _ = inner.gate.change(State::Revoked, before);
+            }
+            return result;
         }
         let done = wait_until(start + inner.deadline(), || {
             if inner.gate.is_closed() {
@@ -165,7 +176,7 @@ impl Communicator {
     /// [`NcclError::Unsupported`] before; [`NcclError::Dead`]; NCCL's own.
     pub fn suspend(&self) -> Result<(), NcclError> {
         const CALL: &str = "suspend";
-        self.change(CALL, Allowed::LIVE, State::Suspended, |api, comm| {
+        self.change(CALL, State::Live, State::Suspended, |api, comm| {
             // SAFETY: the handle is live inside the gate.
             unsafe { api.ncclCommSuspend(comm, sys::NCCL_SUSPEND_MEM) }
         })
@@ -183,21 +194,36 @@ impl Communicator {
         if self.inner.gate.state() == State::Live {
             return Err(NcclError::misuse(CALL, MisuseKind::Context { why: "the communicator is not suspended" }));
         }
-        self.change(CALL, Allowed::SUSPENDED, State::Live, |api, comm| {
+        self.change(CALL, State::Suspended, State::Live, |api, comm| {
             // SAFETY: the handle is live inside the gate.
             unsafe { api.ncclCommResume(comm) }
         })
     }
 
+    /// Has NCCL change the state, and changes it here before anybody else gets in.
     fn change(
         &self,
         call: &'static str,
-        allowed: Allowed,
-        state: State,
+        from: State,
+        to: State,
         function: impl FnOnce(&'static sys::Api, sys::ncclComm_t) -> Result<ncclResult_t, peerweave_dylib::MissingSymbol>,
     ) -> Result<(), NcclError> {
-        self.inner.call(call, allowed, function)?;
-        self.inner.gate.set(state).map_err(|state| self.inner.dead(call, state))
+        let inner = &self.inner;
+        let allowed = if from == State::Live { Allowed::LIVE } else { Allowed::SUSPENDED };
+        let inside = inner.enter(call, allowed)?;
+        inner.bind()?;
+        inner.dive(call, &inside)?;
+        let code = inner.nccl.code(call, |api| function(api, inner.handle.get()))?;
+        if code != ncclResult_t::ncclInProgress {
+            inner.check(call, code)?;
+            return inner.gate.change(from, to).map_err(|state| inner.dead(call, state));
+        }
+        // Nobody gets in between, since the state is changed to what is not live before the gate is left.
+        inner.gate.change(from, State::Suspended).map_err(|state| inner.dead(call, state))?;
+        let settled = inner.settle(call, code, inside);
+        let end = if settled.is_ok() { to } else { State::Failed };
+        let _ = inner.gate.change(State::Suspended, end);
+        settled
     }
 }
 
@@ -208,7 +234,9 @@ pub(crate) fn abort_together(communicators: &[Arc<Inner>], limit: Duration) -> R
     abort_closed(&closed, limit).into_iter().collect::<Result<Vec<()>, _>>().map(|aborted| aborted.len())
 }
 
-/// Frees communicators that this thread has closed.
+/// Frees communicators that this thread has closed, and waits for that, at most so long.
+///
+/// Where captured graphs use one, NCCL ends what runs, and frees it only with them: then this only waits until NCCL has ended what runs.
 pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec<Result<(), NcclError>> {
     const CALL: &str = "abort";
     let start = Instant::now();
@@ -217,22 +245,26 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
         .map(|inner| {
             tracing::warn!(communicator = %inner.name, "aborted");
             let inner = Arc::clone(inner);
-            in_the_background("peerweave-abort", move || {
+            let (entered, has_entered) = channel();
+            let abort = in_the_background("peerweave-abort", move || {
                 if !inner.gate.drain(ABORT_GRACE) {
                     tracing::warn!(communicator = %inner.name, "aborted while a call on it is stuck");
                 }
+                let _ = entered.send(());
                 abort_handle(inner.nccl, inner.handle, &inner.context, Some(&inner.name))
-            })
+            });
+            (abort, has_entered)
         })
         .collect();
-    let wait = |(inner, abort): (&Arc<Inner>, Option<Receiver<_>>)| {
+    let rest = || limit.saturating_sub(start.elapsed());
+    let wait = |(inner, (abort, has_entered)): (&Arc<Inner>, (Option<Receiver<_>>, Receiver<()>))| {
         let Some(abort) = abort else { return Err(no_thread(CALL)) };
-        if inner.graphs.load(Ordering::Acquire) > 0 {
-            // NCCL ends what runs first, and then waits for the graphs.
-            return Ok(());
+        if inner.graphs.load(Ordering::Acquire) == 0 {
+            return abort.recv_timeout(rest()).unwrap_or_else(|_| Err(inner.timeout(CALL, start.elapsed())));
         }
-        match abort.recv_timeout(limit.saturating_sub(start.elapsed())) {
-            Ok(result) => result,
+        // The first thing that NCCL does is to end what runs.
+        match has_entered.recv_timeout(rest()) {
+            Ok(()) => abort.recv_timeout(WITH_GRAPHS.min(rest())).unwrap_or(Ok(())),
             Err(_) => Err(inner.timeout(CALL, start.elapsed())),
         }
     };
@@ -258,7 +290,7 @@ fn abort_handle(
     name: Option<&Arc<CommunicatorName>>,
 ) -> Result<(), NcclError> {
     // Without its context NCCL still ends what runs.
-    let _ = context.bind_to_thread();
+    let _ = set_current(context);
     // SAFETY: this thread closed the gate, or is the only one that knows the handle, so that nobody uses it later and nobody frees it again. A thread that
     // is still inside is stuck in NCCL, which lets another thread abort then.
     let code = nccl.code("ncclCommAbort", |api| unsafe { api.ncclCommAbort(handle.get()) })?;
@@ -326,7 +358,7 @@ impl Ending {
         let (nccl, handle, context) = (self.nccl, self.handle, Arc::clone(&self.context));
         // A blocking communicator would keep this thread for ever where a peer is gone, so another one calls.
         let called = in_the_background("peerweave-finalize", move || {
-            let _ = context.bind_to_thread();
+            let _ = set_current(&context);
             // SAFETY: the gate is closed, and this is the only use of the handle until it returns or is aborted.
             nccl.code(CALL, |api| unsafe { api.ncclCommFinalize(handle.get()) })
         });
@@ -356,7 +388,7 @@ impl Ending {
     }
 
     fn destroy(&self) -> Result<(), NcclError> {
-        let _ = self.context.bind_to_thread();
+        let _ = set_current(&self.context);
         // SAFETY: the gate is closed and drained by being dropped or by `finalize`, nobody else frees the handle, and nothing is in flight.
         let code = self.nccl.code("ncclCommDestroy", |api| unsafe { api.ncclCommDestroy(self.handle.get()) })?;
         match code {
@@ -425,7 +457,7 @@ pub(crate) fn when_possible(
         Err(Refused::Busy) => {}
     }
     drop(in_the_background("peerweave-free", move || {
-        let _ = inner.context.bind_to_thread();
+        let _ = set_current(&inner.context);
         if let Ok(_inside) = inner.gate.enter(allowed, || inner.deadline()) {
             told(work(&inner));
         }

@@ -152,8 +152,7 @@ impl<T: Element> PreMulSum<T> {
     /// # Errors
     /// [`NcclError::Unsupported`] for 8-bit floats before NCCL 2.24; [`NcclError::Dead`]; NCCL's own.
     pub fn new(communicator: &Communicator, scalar: T) -> Result<Self, NcclError> {
-        let mut scalar = scalar;
-        Self::make("PreMulSum::new", communicator, (&raw mut scalar).cast(), ncclScalarResidence_t::ncclScalarHostImmediate, None)
+        Self::make("PreMulSum::new", communicator, scalar, None)
     }
 
     /// With a scalar in device memory, which is read when the collective runs, and kept alive by this object.
@@ -170,26 +169,25 @@ impl<T: Element> PreMulSum<T> {
         if found != expected {
             return Err(NcclError::misuse(CALL, MisuseKind::Device { what: "the scalar", found, expected }));
         }
-        let address = std::ptr::with_exposed_provenance_mut(scalar.address() as usize);
-        Self::make(CALL, communicator, address, ncclScalarResidence_t::ncclScalarDevice, Some(Box::new(scalar)))
+        Self::make(CALL, communicator, T::default(), Some(scalar))
     }
 
-    fn make(
-        call: &'static str,
-        communicator: &Communicator,
-        scalar: *mut c_void,
-        residence: ncclScalarResidence_t,
-        memory: Option<Box<dyn Scalar>>,
-    ) -> Result<Self, NcclError> {
+    fn make(call: &'static str, communicator: &Communicator, value: T, memory: Option<DeviceMemory<T>>) -> Result<Self, NcclError> {
         let inner = &communicator.inner;
         let data_type = data_type(call, inner.nccl, T::DTYPE, true)?;
-        let mut op = ncclRedOp_t(0);
-        inner.call(call, Allowed::LIVE, |api, comm| {
-            // SAFETY: the handle is live inside the gate; a scalar of the host is read during the call, one of the device is kept by the object; the
-            // other pointer is to a live number.
-            unsafe { api.ncclRedOpCreatePreMulSum(&raw mut op, scalar, data_type, residence, comm) }
+        let on_device = memory.as_ref().map(|memory| std::ptr::with_exposed_provenance_mut::<c_void>(memory.address() as usize));
+        let (op, _) = inner.call_into(call, Allowed::LIVE, (ncclRedOp_t(0), value), |api, comm, place| {
+            let (scalar, residence) = match on_device {
+                Some(address) => (address, ncclScalarResidence_t::ncclScalarDevice),
+                // SAFETY: the place is live.
+                None => (unsafe { &raw mut (*place).1 }.cast(), ncclScalarResidence_t::ncclScalarHostImmediate),
+            };
+            // SAFETY: the handle is live inside the gate; a scalar of the host lies beside the place for the number, which lives until NCCL is done; one of the
+            // device is kept by the object.
+            unsafe { api.ncclRedOpCreatePreMulSum(&raw mut (*place).0, scalar, data_type, residence, comm) }
         })?;
-        let made = Made { communicator: Arc::clone(inner), op, scalar: memory };
+        let scalar = memory.map(|memory| Box::new(memory) as Box<dyn Scalar>);
+        let made = Made { communicator: Arc::clone(inner), op, scalar };
         Ok(Self { made: Arc::new(made), _scalar: PhantomData })
     }
 }

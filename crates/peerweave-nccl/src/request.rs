@@ -107,6 +107,15 @@ impl Drop for GraphHold {
 }
 
 impl Request<'_> {
+    /// An error if the stream is captured now and was not when the buffers were taken, or the reverse.
+    pub(crate) fn check_capture(&self) -> Result<(), NcclError> {
+        if is_capturing(self.stream)? != self.keeps.is_empty() {
+            return Ok(());
+        }
+        let why = "whether the stream is being captured has changed since the call was recorded";
+        Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
+    }
+
     /// Ties what a captured call uses to the graph. Before it is issued.
     #[inline]
     pub(crate) fn hand_to_graph(&mut self, inner: &Arc<Inner>) -> Result<(), NcclError> {
@@ -442,6 +451,12 @@ impl<'c, 'a> At<'c, 'a> {
             if start < (send.address + send.len_bytes).min(recv.address + recv.len_bytes) {
                 return Err(self.overlap(send.what, recv.what, start));
             }
+        }
+        // Making the stream wait for an event that was captured makes it captured too.
+        let guarded = |operand: &Option<Operand<'_>>| operand.as_ref().and_then(|operand| operand.access.as_ref()).is_some_and(Access::is_guarded);
+        if (guarded(&send) || guarded(&recv)) && is_capturing(self.stream)? {
+            let why = "a buffer's own events made the stream part of a capture; give memory that can be kept alive, a DeviceMemory or a Raw";
+            return Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }));
         }
         let mut keeps = Vec::new();
         let mut take = |operand: Option<Operand<'a>>| {

@@ -66,10 +66,14 @@ impl Communicator {
         }
         let parents: Vec<_> = members.iter().map(|(parent, ..)| *parent).collect();
         let parts = |index: usize, hash: u64| mix(hash, &colors[index].to_le_bytes());
-        children(CALL, Call::Split, Allowed::SPLIT, &parents, config, parts, |api, index, comm, out, config| {
+        let made = children(CALL, Call::Split, Allowed::SPLIT, &parents, config, parts, |api, index, comm, out, config| {
             // SAFETY: the parent is live inside its gate; `out` lives as long as NCCL may write it; the configuration is null or read during the call.
             unsafe { api.ncclCommSplit(comm, colors[index], members[index].2, out, config) }
-        })
+        })?;
+        match made.iter().zip(members).any(|(child, (_, color, _))| child.is_none() && color.is_some()) {
+            true => Err(nothing_made(CALL)),
+            false => Ok(made),
+        }
     }
 
     /// A communicator without the excluded ranks, who do not call. The others keep their order. NCCL 2.27.3.
@@ -144,10 +148,10 @@ impl Communicator {
     /// # Errors
     /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
     pub fn grow_id(&self) -> Result<UniqueId, NcclError> {
-        let mut id = sys::ncclUniqueId { internal: [0; sys::NCCL_UNIQUE_ID_BYTES] };
-        self.inner.call("grow_id", Allowed::LIVE, |api, comm| {
-            // SAFETY: the handle is live inside the gate; the pointer is to 128 bytes.
-            unsafe { api.ncclCommGetUniqueId(comm, &raw mut id) }
+        let empty = sys::ncclUniqueId { internal: [0; sys::NCCL_UNIQUE_ID_BYTES] };
+        let id = self.inner.call_into("grow_id", Allowed::LIVE, empty, |api, comm, id| {
+            // SAFETY: the handle is live inside the gate; the place has 128 bytes.
+            unsafe { api.ncclCommGetUniqueId(comm, id) }
         })?;
         Ok(UniqueId::from_raw(id))
     }
@@ -238,6 +242,12 @@ fn children(
 ) -> Result<Vec<Option<Communicator>>, NcclError> {
     let Some(first) = parents.first().map(|parent| &parent.inner) else { return Ok(Vec::new()) };
     let (nccl, blocking, deadline) = (first.nccl, first.blocking, first.deadline());
+    for (index, parent) in parents.iter().enumerate() {
+        if parents[..index].iter().any(|earlier| Arc::ptr_eq(&earlier.inner, &parent.inner)) {
+            let why = "one of them is given twice";
+            return Err(NcclError::misuse(call, MisuseKind::Combination { what: "the communicators", why }));
+        }
+    }
     let mut raw: Option<RawConfig> = None;
     if let Some(config) = config {
         let mode = if blocking { Switch::On } else { Switch::Off };
@@ -255,6 +265,9 @@ fn children(
         let number = inner.children.fetch_add(1, Ordering::Relaxed);
         identities.push(identity(index, mix(mix(inner.identity, counted.name().as_bytes()), &number.to_le_bytes())));
     }
+    for (inner, inside) in &inside {
+        inner.dive(call, inside)?;
+    }
     let contexts: Vec<Arc<CudaContext>> = parents.iter().map(|parent| Arc::clone(parent.context())).collect();
     let made = make(call, nccl, &contexts, &inside, deadline, |api, index, out| {
         let config = raw.as_mut().map_or(std::ptr::null_mut(), RawConfig::as_mut_ptr);
@@ -271,13 +284,15 @@ fn children(
     let mut children = Vec::new();
     for (index, handle) in made?.into_iter().enumerate() {
         let inner = &parents[index].inner;
-        children.push(handle.map(|handle| child(inner, handle, identities[index], name.clone())).transpose());
+        children.push(handle.map(|handle| child(inner, counted, handle, identities[index], name.clone())).transpose());
     }
     children.into_iter().collect()
 }
 
-fn child(parent: &Arc<Inner>, handle: Handle, identity: u64, name: Option<String>) -> Result<Communicator, NcclError> {
-    let world = parent.world.as_ref().map(|world| World { rendezvous: world.rendezvous.clone(), ranks_are_pes: false });
+fn child(parent: &Arc<Inner>, call: Call, handle: Handle, identity: u64, name: Option<String>) -> Result<Communicator, NcclError> {
+    // Ranks that joined from elsewhere are not in the rendezvous.
+    let world = parent.world.as_ref().filter(|_| call != Call::Grow);
+    let world = world.map(|world| World { rendezvous: world.rendezvous.clone(), ranks_are_pes: false });
     Communicator::adopt(Parts {
         nccl: parent.nccl,
         handle,

@@ -5,6 +5,8 @@
 //! # Invariants
 //! - **[G1]** At most one thread is inside by [`Gate::enter`]. NCCL forbids calls on one communicator in no order.
 //! - **[G2]** After [`Gate::close`] nobody gets in, and it succeeds once: whoever it succeeds for frees the handle, after [`Gate::drain`].
+//! - **[G3]** A thread that may be stuck inside NCCL has said so by [`Inside::dive`], which fails once the gate is closed. All others leave by
+//!   themselves, and are waited for however long that takes them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -77,6 +79,8 @@ pub(crate) enum Refused {
 
 const LOCKED: u32 = 1;
 const WAITERS: u32 = 2;
+/// Who is inside may be stuck in NCCL.
+const DEEP: u32 = 1 << 5;
 const STATE_SHIFT: u32 = 2;
 const STATE_MASK: u32 = 0b111 << STATE_SHIFT;
 const READER: u32 = 1 << 8;
@@ -172,6 +176,12 @@ impl Gate {
         self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).map(|_| ()).map_err(state_of)
     }
 
+    /// Changes one state to another, unless it is something else by now.
+    pub(crate) fn change(&self, from: State, to: State) -> Result<(), State> {
+        let change = |word| (state_of(word) == from).then_some(with_state(word, to));
+        self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).map(|_| ()).map_err(state_of)
+    }
+
     /// Lets nobody in any more. Succeeds once [G2].
     pub(crate) fn close(&self, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
@@ -182,17 +192,50 @@ impl Gate {
         Ok(())
     }
 
-    /// After `close`: waits until nobody is inside, at most so long. Gives whether nobody is.
-    pub(crate) fn drain(&self, limit: Duration) -> bool {
-        let empty = || Ok(self.word.load(Ordering::Acquire) & !(STATE_MASK | WAITERS) == 0);
-        peerweave_driver::wait_until::<std::convert::Infallible>(Instant::now() + limit, empty).unwrap_or(false)
+    /// After `close`: waits until nobody uses the handle, or all who do are stuck in NCCL for `grace`. Gives whether nobody does.
+    ///
+    /// Waits without a limit for who only passes through [G3]: for a thread of this crate.
+    pub(crate) fn drain(&self, grace: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            let word = self.word.load(Ordering::Acquire) & !(STATE_MASK | WAITERS);
+            if word == 0 {
+                return true;
+            }
+            if word == LOCKED | DEEP && start.elapsed() >= grace {
+                return false;
+            }
+            match start.elapsed() {
+                waited if waited < Duration::from_micros(50) => std::hint::spin_loop(),
+                waited => std::thread::sleep((waited / 8).min(Duration::from_millis(2))),
+            }
+        }
+    }
+}
+
+impl Inside<'_> {
+    /// Before a call that may be stuck inside NCCL. Gives the state instead if the gate was closed meanwhile: the handle is not to be used then.
+    #[inline]
+    pub(crate) fn dive(&self) -> Result<(), State> {
+        // One atomic step with closing: either this thread sees that it is closed, or who closes sees this thread [G3].
+        let before = self.0.word.fetch_or(DEEP, Ordering::AcqRel);
+        if state_of(before).is_closed() {
+            self.surface();
+            return Err(state_of(before));
+        }
+        Ok(())
+    }
+
+    /// After it.
+    pub(crate) fn surface(&self) {
+        self.0.word.fetch_and(!DEEP, Ordering::Release);
     }
 }
 
 impl Drop for Inside<'_> {
     #[inline]
     fn drop(&mut self) {
-        let before = self.0.word.fetch_and(!(LOCKED | WAITERS), Ordering::Release);
+        let before = self.0.word.fetch_and(!(LOCKED | WAITERS | DEEP), Ordering::Release);
         if before & WAITERS != 0 {
             drop(self.0.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
             self.0.left.notify_all();
@@ -242,9 +285,35 @@ mod tests {
             gate.close(State::Aborted).expect("it was open");
             assert_eq!(waiting.join().expect("no panic"), Err(Refused::State(State::Aborted)));
         });
-        assert!(!gate.drain(Duration::from_millis(5)), "one is still inside");
+        assert!(inside.dive().is_err(), "it is closed");
         drop(inside);
         assert!(gate.drain(LONG));
+    }
+
+    #[test]
+    fn who_is_stuck_is_given_up_and_who_passes_through_is_waited_for() {
+        let gate = Gate::default();
+        let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
+        inside.dive().expect("it is open");
+        gate.close(State::Aborted).expect("it was open");
+        assert!(!gate.drain(Duration::from_millis(5)), "it is stuck");
+        inside.surface();
+        std::thread::scope(|scope| {
+            let draining = scope.spawn(|| gate.drain(Duration::ZERO));
+            std::thread::sleep(Duration::from_millis(30));
+            assert!(!draining.is_finished());
+            drop(inside);
+            assert!(draining.join().expect("no panic"));
+        });
+    }
+
+    #[test]
+    fn state_changes_only_from_what_it_was() {
+        let gate = Gate::default();
+        assert_eq!(gate.change(State::Suspended, State::Live), Err(State::Live));
+        gate.set(State::Revoked).expect("open");
+        assert_eq!(gate.change(State::Suspended, State::Live), Err(State::Revoked));
+        assert_eq!(gate.change(State::Revoked, State::Live), Ok(()));
     }
 
     #[test]

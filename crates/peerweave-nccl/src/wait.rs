@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
 use peerweave_driver::cudarc::driver::sys::CUresult;
-use peerweave_driver::{CudaError, CudaStream, DriverError, wait_until};
+use peerweave_driver::{CudaError, CudaStream, DriverError, deadline_after, is_capturing, relaxed, wait_until};
 
 use crate::communicator::{Communicator, Inner};
-use crate::error::{NcclError, PeerLost, RankReport, Timeout};
+use crate::error::{MisuseKind, NcclError, PeerLost, RankReport, Timeout};
 use crate::lifecycle::ABORT_LIMIT;
 use crate::state::State;
 use crate::sys::ncclResult_t;
@@ -57,35 +57,33 @@ impl Communicator {
         let inner = &self.inner;
         inner.nccl.not_forked(CALL)?;
         inner.check_stream(CALL, stream)?;
+        // The question itself would spoil the capture.
+        if is_capturing(stream)? {
+            let why = "the stream is being captured: nothing runs that could be waited for";
+            return Err(NcclError::misuse(CALL, MisuseKind::Context { why }));
+        }
         inner.bind()?;
-        let start = Instant::now();
-        let mut asked = start;
-        let done = wait_until(start + deadline, || {
+        let (start, mut asked) = (Instant::now(), Instant::now());
+        let done = wait_until(deadline_after(deadline), || {
             // SAFETY: the stream lives as long as the `Arc` that holds it.
-            let code = unsafe { inner.driver.api().cuStreamQuery(stream.cu_stream()) }.map_err(DriverError::from)?;
-            match code {
-                CUresult::CUDA_SUCCESS => return Ok(true),
-                CUresult::CUDA_ERROR_NOT_READY => {}
-                code => return Err(NcclError::from(CudaError::new("cuStreamQuery", code))),
-            }
-            if asked.elapsed() >= ASK_EVERY {
+            let code = relaxed(|| unsafe { inner.driver.api().cuStreamQuery(stream.cu_stream()) }).map_err(DriverError::from);
+            let is_done = match code.map_err(|error| Stop::Unasked(error.into()))? {
+                CUresult::CUDA_SUCCESS => true,
+                CUresult::CUDA_ERROR_NOT_READY => false,
+                code if is_about_asking(code) => return Err(Stop::Unasked(CudaError::new("cuStreamQuery", code).into())),
+                code => return Err(Stop::Failed(CudaError::new("cuStreamQuery", code).into())),
+            };
+            if is_done || asked.elapsed() >= ASK_EVERY {
                 asked = Instant::now();
-                match inner.async_code(CALL)? {
-                    ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => {}
-                    code => {
-                        let _ = inner.gate.set(State::Failed);
-                        return Err(inner.failure(inner.last().1, code));
-                    }
-                }
+                look(inner, CALL)?;
             }
-            Ok(false)
+            Ok(is_done)
         });
         let error = match done {
             Ok(true) => return Ok(()),
             Ok(false) => expired(inner, start.elapsed()),
-            // Somebody else ended the communicator, and that is what ended the wait.
-            Err(error @ NcclError::Dead { .. }) => return Err(error),
-            Err(error) => error,
+            Err(Stop::Unasked(error)) => return Err(error),
+            Err(Stop::Failed(error)) => error,
         };
         if on_expiry == OnExpiry::AbortAll {
             match Self::abort_all(ABORT_LIMIT) {
@@ -109,6 +107,37 @@ impl Communicator {
         publish(inner, &rendezvous).map_err(NcclError::bootstrap(CALL))?;
         let others = (0..inner.n_ranks).filter(|rank| *rank != inner.rank);
         others.filter_map(|rank| reported(inner, &rendezvous, rank).map_err(NcclError::bootstrap(CALL)).transpose()).collect()
+    }
+}
+
+/// Why a wait ends before its deadline.
+enum Stop {
+    /// Nothing is known of the work, or somebody else has ended it.
+    Unasked(NcclError),
+    /// The work has failed.
+    Failed(NcclError),
+}
+
+/// Codes that say that the question was wrong, and nothing of the work.
+fn is_about_asking(code: CUresult) -> bool {
+    let code = code as u32;
+    // Parameters, contexts and handles; what has to do with captures.
+    matches!(code, 1 | 3 | 4 | 200 | 201 | 400 | 401) || (900..=908).contains(&code)
+}
+
+/// Whether what was enqueued still means what its caller thinks: a communicator that was revoked or aborted ends its work too.
+fn look(inner: &Arc<Inner>, call: &'static str) -> Result<(), Stop> {
+    let state = inner.gate.state();
+    if state != State::Live && state != State::Suspended {
+        return Err(Stop::Unasked(inner.dead(call, state)));
+    }
+    match inner.async_code(call).map_err(Stop::Unasked)? {
+        ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
+        code => {
+            let error = inner.failure(inner.last().1, code);
+            let _ = inner.gate.change(State::Live, State::Failed);
+            Err(Stop::Failed(error))
+        }
     }
 }
 
@@ -174,18 +203,20 @@ impl News {
         if publish(inner, rendezvous).is_err() {
             return news;
         }
+        let (sequence, _) = inner.last();
         // The others' waits expire about now too.
         let others: Vec<usize> = (0..inner.n_ranks).filter(|rank| *rank != inner.rank).collect();
         let all = wait_until(Instant::now() + REPORTS, || {
             let found = others.iter().map(|rank| reported(inner, rendezvous, *rank));
             news.reports = found.filter_map(Result::transpose).collect::<Result<_, _>>()?;
-            Ok::<_, BootstrapError>(news.reports.len() == others.len())
+            // A report of an earlier expiry may be replaced by a newer one.
+            let is_new = |report: &RankReport| report.sequence >= sequence;
+            Ok::<_, BootstrapError>(news.reports.len() == others.len() && news.reports.iter().all(is_new))
         });
         if let Ok(false) = all {
             news.missing = others.into_iter().filter(|rank| news.reports.iter().all(|report| report.rank != *rank)).collect();
         }
         // Who reports an earlier call has not arrived at this one.
-        let (sequence, _) = inner.last();
         news.missing.extend(news.reports.iter().filter(|report| report.sequence < sequence).map(|report| report.rank));
         news.missing.sort_unstable();
         news

@@ -239,10 +239,9 @@ impl<T: Element> Window<T> {
     pub fn user_address(&self) -> Result<u64, NcclError> {
         const CALL: &str = "ncclWinGetUserPtr";
         let window = self.raw_handle(CALL)?;
-        let mut pointer = std::ptr::null_mut();
-        self.inner.communicator.inner.call(CALL, Allowed::LIVE, |api, comm| {
-            // SAFETY: communicator and window are live inside the gate; the pointer is to a live pointer.
-            unsafe { api.ncclWinGetUserPtr(comm, window, &raw mut pointer) }
+        let pointer = self.inner.communicator.inner.call_into(CALL, Allowed::LIVE, std::ptr::null_mut(), |api, comm, place| {
+            // SAFETY: communicator and window are live inside the gate; the place is live.
+            unsafe { api.ncclWinGetUserPtr(comm, window, place) }
         })?;
         Ok(pointer.expose_provenance() as u64)
     }
@@ -322,10 +321,9 @@ impl Communicator {
         const CALL: &str = "register";
         let place = Place::of(CALL, self, memory)?;
         let (pointer, len) = (place.pointer(), place.len_bytes as usize);
-        let mut handle = std::ptr::null_mut();
-        self.inner.call(CALL, Allowed::LIVE, |api, comm| {
-            // SAFETY: the handle is live inside the gate; the memory is as long as that and is kept; the pointer is to a live pointer.
-            unsafe { api.ncclCommRegister(comm, pointer, len, &raw mut handle) }
+        let handle = self.inner.call_into(CALL, Allowed::LIVE, std::ptr::null_mut(), |api, comm, place| {
+            // SAFETY: the handle is live inside the gate; the memory is as long as that and is kept; the place is live.
+            unsafe { api.ncclCommRegister(comm, pointer, len, place) }
         })?;
         Ok(Registration { communicator: self.clone(), handle: Raw(handle), keep: Some(place.keep) })
     }
@@ -404,6 +402,10 @@ fn together(
 ) -> Result<(), NcclError> {
     let inside = enter_all(call, Allowed::LIVE, communicators.iter().map(|communicator| &communicator.inner).collect())?;
     let (nccl, deadline) = (communicators[0].nccl(), communicators[0].deadline());
+    for (inner, inside) in &inside {
+        inner.bind()?;
+        inner.dive(call, inside)?;
+    }
     // SAFETY: it is ended below, whatever happens between.
     nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
     let mut first_error = None;
