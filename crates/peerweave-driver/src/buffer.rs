@@ -72,7 +72,7 @@ impl<'a> Access<'a> {
     /// Whether its owner made the stream wait for something, and is told when the work is enqueued.
     #[inline]
     pub fn is_guarded(&self) -> bool {
-        self._guard.is_some()
+        self.guard.is_some()
     }
 }
 

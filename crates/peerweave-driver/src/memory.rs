@@ -40,7 +40,7 @@ struct Allocation {
     address: CUdeviceptr,
     context: Arc<CudaContext>,
     /// Taken when this is dropped.
-    free: Option<Retired>,
+    free: Mutex<Option<Retired>>,
     /// Streams that work on this memory was enqueued on.
     streams: Mutex<Vec<Arc<CudaStream>>>,
 }
@@ -48,7 +48,7 @@ struct Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         let streams = std::mem::take(self.streams.get_mut().unwrap_or_else(PoisonError::into_inner));
-        if let Some(free) = self.free.take() {
+        if let Some(free) = self.free.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
             reaper::retire(&self.context, streams, free);
         }
     }
@@ -98,7 +98,8 @@ impl<T: Element> DeviceMemory<T> {
     /// # Safety
     /// The address is that of `len` elements on the device of `context`, nobody else frees them, and `free` is sound to call then.
     pub unsafe fn adopt(context: &Arc<CudaContext>, address: CUdeviceptr, len: usize, free: Retired) -> Self {
-        let allocation = Allocation { address, context: Arc::clone(context), free: Some(free), streams: Mutex::new(Vec::new()) };
+        let allocation =
+            Allocation { address, context: Arc::clone(context), free: Mutex::new(Some(free)), streams: Mutex::new(Vec::new()) };
         Self { allocation: Arc::new(allocation), start: 0, len, _elements: PhantomData }
     }
 
