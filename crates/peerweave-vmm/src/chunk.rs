@@ -36,12 +36,10 @@ pub enum Way {
 }
 
 impl Way {
-    pub(crate) fn exportable(self) -> Exportable {
-        match self {
-            Self::FileDescriptor => Exportable::FILE_DESCRIPTOR,
-            Self::Fabric => Exportable::FABRIC,
-            Self::Process | Self::Ipc => Exportable::NOWHERE,
-        }
+    /// How memory is made that goes this way. Descriptors are asked for wherever they can be had: a multicast object, which goes by
+    /// descriptor, takes no memory that is less exportable than itself.
+    pub(crate) fn exportable(self, file_descriptor: bool) -> Exportable {
+        Exportable { file_descriptor: file_descriptor && self != Self::Ipc, fabric: self == Self::Fabric }
     }
 }
 
@@ -49,6 +47,7 @@ impl Way {
 pub(crate) struct Layout {
     pub(crate) context: Arc<CudaContext>,
     pub(crate) way: Way,
+    pub(crate) exportable: Exportable,
     /// PEs of this machine in ascending order, and the index of this one.
     pub(crate) members: Vec<Pe>,
     pub(crate) place: usize,
@@ -99,7 +98,7 @@ impl Layout {
             blob.extend(handle.0);
             return Ok(Made { own: Own::Ipc(memory), _entry: Some(entry), fd: None, blob });
         }
-        let memory = PhysicalMemory::create(context, bytes, self.way.exportable())?;
+        let memory = PhysicalMemory::create(context, bytes, self.exportable)?;
         let (mut entry, mut fd, mut blob) = (None, None, Vec::new());
         match self.way {
             Way::FileDescriptor => {

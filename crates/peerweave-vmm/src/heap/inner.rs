@@ -146,6 +146,7 @@ impl HeapInner {
             (0..).map(Pe::new).zip(around).filter(|(_, pe)| pe.machine == mine.machine).map(|(pe, _)| pe).collect();
         let place = members.iter().position(|pe| *pe == rendezvous.pe()).expect("this PE is on its own machine");
         let way = Around::way(&members.iter().map(|pe| &around[pe.index()]).collect::<Vec<_>>(), options.sharing);
+        let file_descriptor = members.iter().all(|pe| around[pe.index()].file_descriptor);
         let granularity = around.iter().map(|pe| pe.granularity).max().unwrap_or(1).max(IpcMemory::STEP_BYTES as u64);
         let wanted = options.max_bytes.map_or(around.iter().map(|pe| pe.total_bytes).max().unwrap_or(0), |bytes| bytes as u64);
         let too_large = || DriverError::TooLarge { call, count: options.initial_bytes, element_bytes: 1 };
@@ -167,6 +168,7 @@ impl HeapInner {
         let layout = Layout {
             context: Arc::clone(context),
             way,
+            exportable: way.exportable(file_descriptor),
             members,
             place,
             reservation,

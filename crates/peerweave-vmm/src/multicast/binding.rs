@@ -44,12 +44,13 @@ impl Team {
     /// Puts `bytes` of `memory`, from `memory_offset` on, behind the object at `offset`. All in bytes, all multiples of the granularity.
     ///
     /// # Errors
-    /// [`Misuse::Unaligned`], [`Misuse::OutOfRange`], [`Misuse::Occupied`]; [`Misuse::Value`] for memory of a device that this process did not add; what the driver says.
+    /// [`Misuse::Unaligned`], [`Misuse::OutOfRange`], [`Misuse::Occupied`]; [`Misuse::Value`] for memory of a device that this process did not add, or that is less exportable than the object; what the driver says.
     pub fn bind(&self, memory: &PhysicalMemory, offset: usize, memory_offset: usize, bytes: usize) -> Result<Binding, VmmError> {
         let call = "Team::bind";
         range_of(call, memory_offset, bytes, memory.bytes())?;
         aligned(call, "memory_offset", memory_offset, self.granularity().minimum)?;
         let context = memory.context();
+        self.check_exportable(call, memory)?;
         let place = self.place(call, context.ordinal(), offset, bytes)?;
         raw::bind(context)?;
         // SAFETY: both handles are live, and the team is complete, so that the call does not wait for devices.
@@ -76,6 +77,7 @@ impl Team {
         let Some(memory) = mapping.physical() else {
             return Err(wrong_value(call, "mapping", "of a multicast object", "a mapping of physical memory"));
         };
+        self.check_exportable(call, memory)?;
         let context = Arc::clone(memory.context());
         let place = self.place(call, context.ordinal(), offset, bytes)?;
         raw::bind(&context)?;
@@ -84,6 +86,16 @@ impl Team {
         let code = unsafe { raw::api()?.cuMulticastBindAddr(self.object.handle(), offset, address, bytes, 0) };
         raw::done("cuMulticastBindAddr", code)?;
         Ok(Binding { place, memory: Some(mapping.keep()), context })
+    }
+
+    /// What other processes may import must not hold memory that they may not.
+    fn check_exportable(&self, call: &'static str, memory: &PhysicalMemory) -> Result<(), VmmError> {
+        let (object, memory) = (self.properties().exportable, memory.exportable());
+        let fits = (memory.file_descriptor || !object.file_descriptor) && (memory.fabric || !object.fabric);
+        match fits {
+            true => Ok(()),
+            false => Err(wrong_value(call, "exportable", format!("{memory:?}"), &format!("what the object is: {object:?}"))),
+        }
     }
 
     fn place(&self, call: &'static str, device: usize, offset: usize, bytes: usize) -> Result<Place, Misuse> {

@@ -123,7 +123,7 @@ impl MulticastProperties {
         let recommended = ask(CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_RECOMMENDED).map_err(too_old)?;
         if minimum == 0 {
             return Err(VmmError::Unsupported {
-                feature: "multicast objects",
+                feature: "the use of multicast objects",
                 needs: "a granularity above 0".into(),
                 found: "0".into(),
             });
@@ -166,7 +166,7 @@ pub fn check_device(ordinal: usize) -> Result<(), VmmError> {
     match raw::has(ordinal, Attribute::Multicast)? {
         true => Ok(()),
         false => Err(VmmError::Unsupported {
-            feature: "multicast objects",
+            feature: "the use of multicast objects",
             needs: "a device with CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED".into(),
             found: format!("device {ordinal} without it"),
         }),
@@ -182,7 +182,7 @@ fn check_version() -> Result<(), VmmError> {
 }
 
 fn unsupported(found: String) -> VmmError {
-    VmmError::Unsupported { feature: "multicast objects", needs: format!("a driver for CUDA {SINCE} or later"), found }
+    VmmError::Unsupported { feature: "the use of multicast objects", needs: format!("a driver for CUDA {SINCE} or later"), found }
 }
 
 /// A driver that says a version and lacks the functions is too old as well.

@@ -1,0 +1,442 @@
+//! Multicast objects over the fake driver, whose stores replicate. Never on a real one.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Calls, Me, context, cuda, devices, fail, free_bytes, multicast_store, process, settle, soon, threads};
+use peerweave_driver::{CudaContext, DriverError};
+use peerweave_fakes::Fakes;
+use peerweave_types::{Pe, SymOffset};
+use peerweave_vmm::multicast::{
+    Binding, Bound, Building, MulticastMapping, MulticastProperties, SharedMulticast, Team, check_device, collective,
+};
+use peerweave_vmm::{
+    Exportable, HeapOptions, Mapping, Misuse, PhysicalMemory, Reservation, Rights, SharedMemory, SymmetricHeap, VmmError,
+};
+
+const MIB: usize = 1 << 20;
+
+fn bytes() -> usize {
+    MulticastProperties::new(2, 2 * MIB).granularity().expect("the fake has multicast").recommended
+}
+
+/// Memory of a device, mapped for it.
+fn memory(context: &Arc<CudaContext>, bytes: usize) -> Result<(PhysicalMemory, Mapping), VmmError> {
+    let memory = PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR)?;
+    let mapping = Reservation::new(context, bytes, 2 * MIB)?.map(0, &memory, 0, bytes)?;
+    mapping.allow(&[context.ordinal()], Rights::ReadWrite)?;
+    Ok((memory, mapping))
+}
+
+fn team(contexts: &[Arc<CudaContext>], bytes: usize) -> Result<Team, VmmError> {
+    let mut building = Building::create(&contexts[0], MulticastProperties::new(contexts.len() as u32, bytes))?;
+    contexts.iter().try_for_each(|context| building.add_device(context))?;
+    building.complete()
+}
+
+/// The whole sequence in one process: half of the devices bind memory, the others mapped memory.
+fn sequence(contexts: &[Arc<CudaContext>], bytes: usize) -> Result<(Vec<Mapping>, MulticastMapping), VmmError> {
+    let team = team(contexts, bytes)?;
+    let mut own = Vec::new();
+    let mut bindings: Vec<Binding> = Vec::new();
+    for context in contexts {
+        let (memory, mapping) = memory(context, bytes)?;
+        bindings.push(match context.ordinal() % 2 {
+            0 => team.bind(&memory, 0, 0, bytes)?,
+            _ => team.bind_mapping(&mapping, 0, 0, bytes)?,
+        });
+        own.push(mapping);
+    }
+    let bound: Bound = team.bound(bindings)?;
+    let addresses = Reservation::new(&contexts[0], bytes, 2 * MIB)?;
+    let ordinals: Vec<usize> = contexts.iter().map(|context| context.ordinal()).collect();
+    let mapping = bound.map(&addresses, 0, 0, bytes, &ordinals)?;
+    Ok((own, mapping))
+}
+
+fn seen(context: &Arc<CudaContext>, mapping: &Mapping, at: usize, len: usize) -> Vec<u8> {
+    let stream = context.new_stream().expect("a stream");
+    let view = mapping.memory::<u8>(context.ordinal()).and_then(|memory| memory.slice(at..at + len)).expect("inside");
+    peerweave_vmm::read(&stream, &view, soon()).expect("read")
+}
+
+fn contexts(n: usize) -> Vec<Arc<CudaContext>> {
+    (0..n).map(context).collect()
+}
+
+#[test]
+fn a_store_reaches_every_device_of_the_team_from_one_process() {
+    Fakes::new().cuda().run(|| {
+        for n in 1..=devices() {
+            let contexts = contexts(n);
+            let free = free_bytes(&contexts[0]);
+            let (own, mapping) = sequence(&contexts, bytes()).expect("without faults");
+            for (round, context) in contexts.iter().enumerate() {
+                let told = [round as u8 + 1, 2, 3, 4, 5, 6, 7, 8];
+                multicast_store(context, mapping.address() + 4096, &told).expect("mapped for every device");
+                for (context, own) in contexts.iter().zip(&own) {
+                    assert_eq!(seen(context, own, 4096, 8), told, "{n} devices");
+                }
+            }
+            drop((own, mapping));
+            settle();
+            Calls::now().assert_balanced(&format!("{n} devices"));
+            assert_eq!(free_bytes(&contexts[0]), free);
+        }
+    });
+}
+
+/// PEs put an object together, bind their memory, and see each other's stores.
+fn whole_life(me: &Me) {
+    let members: Vec<Pe> = (0..me.n).map(Pe::new).collect();
+    let bytes = bytes();
+    let team = collective(&me.rendezvous, &me.context, &members, "test", bytes).expect("all add their devices");
+    assert_eq!((team.devices(), team.properties().devices), (&[me.context.ordinal()][..], me.n));
+    let (memory, own) = memory(&me.context, bytes).expect("room");
+    let binding = team.bind(&memory, 0, 0, bytes).expect("the team is complete");
+    let bound = team.bound_with(&me.rendezvous, "test", vec![binding]).expect("all bind");
+    let addresses = Reservation::new(&me.context, bytes, 2 * MIB).expect("addresses");
+    let mapping = bound.map(&addresses, 0, 0, bytes, &[me.context.ordinal()]).expect("mapped");
+    drop((bound, addresses, memory));
+    me.barrier("mapped");
+    for turn in 0..me.n {
+        if turn == me.pe {
+            let access = mapping.access(&me.stream);
+            multicast_store(&me.context, access.address() + 64 * u64::from(turn), &[turn as u8 + 1; 16]).expect("mapped");
+        }
+        me.barrier("stored");
+        assert_eq!(seen(&me.context, &own, 64 * turn as usize, 16), [turn as u8 + 1; 16], "what PE {turn} stored");
+        me.barrier("seen");
+    }
+    drop((mapping, own));
+    settle();
+}
+
+#[test]
+fn a_store_reaches_every_pe_where_they_are_threads() {
+    Fakes::new().cuda().run(|| {
+        for n in [2, 3, 8] {
+            threads(n, |me| whole_life(&me));
+            Calls::now().assert_balanced(&format!("{n} threads"));
+        }
+    });
+}
+
+#[test]
+fn a_store_reaches_every_pe_where_they_are_processes() {
+    for n in [2, 5, 8] {
+        Fakes::new().cuda().run_many(n, |child| {
+            let me = process(&child);
+            whole_life(&me);
+            Calls::now().assert_balanced("one of several processes");
+            me.leave();
+        });
+    }
+}
+
+/// A heap, its growth included, at multicast addresses.
+fn heap(me: &Me) {
+    let options = HeapOptions::new(16 * MIB).max_bytes(256 * MIB);
+    let heap = SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("a heap");
+    heap.grow(16 * MIB).expect("room");
+    let first = heap.alloc::<u32>(1000).expect("room");
+    let rest = heap.alloc::<u8>(20 * MIB).expect("it goes across the chunks");
+    let multicast = heap.multicast().expect("the fake has multicast");
+    let view = multicast.view(&rest).expect("inside");
+    assert_eq!(view.multicast, multicast.address_of(rest.offset()).expect("inside"));
+    assert_eq!((view.me, view.n_pes), (me.pe, me.n));
+    me.barrier("mapped");
+    let last = 20 * MIB as u64 - 8;
+    if me.pe == me.n - 1 {
+        multicast_store(&me.context, view.multicast_address(SymOffset(last)).expect("there is one"), b"all hear")
+            .expect("mapped");
+    }
+    me.barrier("stored");
+    let found = rest.slice(last as usize..20 * MIB).expect("inside");
+    assert_eq!(peerweave_vmm::read(&me.stream, &found, soon()).expect("read"), b"all hear");
+    assert!(multicast.address_of(SymOffset(32 * MIB as u64)).is_err());
+    drop((found, multicast));
+    heap.free(rest).expect("all free it");
+    heap.free(first).expect("all free it");
+    assert!(heap.finalize().expect("all end it").is_clean());
+    settle();
+}
+
+#[test]
+fn a_heap_has_multicast_addresses_for_threads_and_processes() {
+    Fakes::new().cuda().run(|| {
+        threads(3, |me| heap(&me));
+        Calls::now().assert_balanced("three threads");
+    });
+    Fakes::new().cuda().run_many(4, |child| {
+        let me = process(&child);
+        heap(&me);
+        Calls::now().assert_balanced("one of four processes");
+        me.leave();
+    });
+}
+
+#[test]
+fn with_the_switch_no_function_of_the_driver_is_reached() {
+    for (variable, value) in [("PEERWEAVE_MULTICAST", "off"), ("NCCL_NVLS_ENABLE", "0"), ("NVSHMEM_DISABLE_NVLS", "1")] {
+        Fakes::new().cuda().env(variable, value).env("FORBIDS", variable).run(|| {
+            let forbids = std::env::var("FORBIDS").expect("set above");
+            threads(2, |me| {
+                let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(MIB)).expect("a heap");
+                let file = || std::fs::File::open("/dev/null").expect("every Linux has it").into();
+                let properties = MulticastProperties::new(2, 16 * MIB);
+                me.barrier("before");
+                let before = Calls::now().names().len();
+                me.barrier("counted");
+                let check = |error: VmmError| match error {
+                    VmmError::MulticastDisabled(disabled) => assert_eq!(disabled.variable, forbids),
+                    other => panic!("{other}"),
+                };
+                check(Building::create(&me.context, properties).expect_err("forbidden"));
+                let shared = SharedMulticast::FileDescriptor { fd: file(), properties };
+                // SAFETY: it is not imported.
+                check(unsafe { Building::import(&me.context, shared) }.expect_err("forbidden"));
+                let shared = SharedMulticast::Fabric { handle: peerweave_vmm::FabricHandle([1; 64]), properties };
+                // SAFETY: it is not imported.
+                check(unsafe { Building::import(&me.context, shared) }.expect_err("forbidden"));
+                let members = [Pe::new(0), Pe::new(1)];
+                check(collective(&me.rendezvous, &me.context, &members, "forbidden", 16 * MIB).expect_err("forbidden"));
+                check(heap.multicast().expect_err("forbidden"));
+                me.barrier("tried");
+                let calls = Calls::now();
+                assert_eq!(&calls.names()[before..], [""; 0], "{forbids}");
+                me.barrier("seen");
+            });
+            assert!(!Calls::now().names().iter().any(|name| name.contains("Multicast")), "{forbids}");
+        });
+    }
+}
+
+#[test]
+fn the_switch_of_one_pe_is_told_to_the_others() {
+    Fakes::new().cuda().run_many(2, |child| {
+        if child.rank == 1 {
+            // SAFETY: the scenario's process has one thread that reads the environment, this one.
+            unsafe { std::env::set_var("PEERWEAVE_MULTICAST", "off") };
+        }
+        let me = process(&child);
+        let error =
+            collective(&me.rendezvous, &me.context, &[Pe::new(0), Pe::new(1)], "half", bytes()).expect_err("PE 1 forbids");
+        match (me.pe, &error) {
+            (1, VmmError::MulticastDisabled(_)) => {}
+            (0, VmmError::Peer { pe, .. }) => {
+                assert_eq!((pe.get(), error.to_string().contains("PEERWEAVE_MULTICAST=off")), (1, true))
+            }
+            _ => panic!("{error}"),
+        }
+        settle();
+        Calls::now().assert_balanced("nothing is kept");
+        me.leave();
+    });
+}
+
+#[test]
+fn every_call_of_the_driver_may_fail_and_nothing_leaks_or_panics() {
+    Fakes::new().cuda().run(|| {
+        let contexts = contexts(3);
+        let bytes = bytes();
+        drop(sequence(&contexts, bytes).expect("without faults"));
+        settle();
+        let free = free_bytes(&contexts[0]);
+        let functions = [
+            ("cuDriverGetVersion", 2),
+            ("cuDeviceGetAttribute", 4),
+            ("cuMulticastGetGranularity", 2),
+            ("cuMulticastCreate", 1),
+            ("cuMulticastAddDevice", 3),
+            ("cuMemCreate", 3),
+            ("cuMemAddressReserve", 4),
+            ("cuMemMap", 4),
+            ("cuMemSetAccess", 4),
+            ("cuMulticastBindMem", 2),
+            ("cuMulticastBindAddr", 1),
+        ];
+        for (function, calls) in functions {
+            for nth in 1..=calls {
+                fail(&format!("{function}:{nth}=201"));
+                let error = sequence(&contexts, bytes).map(drop).expect_err(function);
+                fail("");
+                assert_eq!(cuda(&error), Some((function, 201)), "call {nth}: {error}");
+                settle();
+                Calls::now().assert_balanced(&format!("{function} at call {nth}"));
+                assert_eq!(free_bytes(&contexts[0]), free, "{function} at call {nth}");
+            }
+        }
+        drop(sequence(&contexts, bytes).expect("after the faults"));
+    });
+}
+
+#[test]
+fn what_goes_goes_in_order_under_each_failure_of_going() {
+    Fakes::new().cuda().run(|| {
+        let contexts = contexts(2);
+        drop(sequence(&contexts, bytes()).expect("without faults"));
+        settle();
+        let calls = Calls::now();
+        let names = calls.names();
+        let first = |function| names.iter().position(|name| *name == function).expect("it was called");
+        let last = |function| names.iter().rposition(|name| *name == function).expect("it was called");
+        // The multicast address goes before anything is unbound; what was bound goes after that, and so does the object.
+        assert!(first("cuMemUnmap") < first("cuMulticastUnbind"));
+        assert!(last("cuMulticastUnbind") < last("cuMemRelease"));
+        for function in ["cuMemUnmap", "cuMulticastUnbind", "cuMemRelease", "cuMemAddressFree"] {
+            let before = Calls::now();
+            fail(&format!("{function}:1=201"));
+            drop(sequence(&contexts, bytes()).expect("nothing fails before the end"));
+            settle();
+            fail("");
+            let after = Calls::now();
+            let new = |name: &str| after.good(name) - before.good(name);
+            if function == "cuMulticastUnbind" {
+                // What is still bound is neither unmapped under it nor released.
+                let made = new("cuMemCreate") + new("cuMulticastCreate");
+                assert!(new("cuMemRelease") <= made - 2, "the object and the memory stay: {} of {made}", new("cuMemRelease"));
+            }
+            assert!(new("cuMemUnmap") <= new("cuMemMap"));
+        }
+        sequence(&contexts, bytes()).expect("the process goes on");
+    });
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_its_value() {
+    Fakes::new().cuda().run(|| {
+        let contexts = contexts(3);
+        let bytes = bytes();
+        let step = MulticastProperties::new(2, bytes).granularity().expect("the fake tells").minimum;
+        let create = |properties| Building::create(&contexts[0], properties).map(drop);
+        let value = |result: Result<(), VmmError>, name: &str| match result {
+            Err(VmmError::Misuse(Misuse::Value { what, .. })) => assert_eq!(what, name),
+            other => panic!("{name}: {other:?}"),
+        };
+        value(create(MulticastProperties::new(0, bytes)), "devices");
+        value(create(MulticastProperties { flags: 4, ..MulticastProperties::new(2, bytes) }), "flags");
+        for wrong in [0, step + 1] {
+            let result = create(MulticastProperties::new(2, wrong));
+            assert!(matches!(result, Err(VmmError::Misuse(Misuse::Unaligned { what: "bytes", .. }))), "{result:?}");
+        }
+        let private = MulticastProperties { exportable: Exportable::NOWHERE, ..MulticastProperties::new(2, bytes) };
+        value(Building::create(&contexts[0], private).expect("room").export().map(drop), "exportable");
+
+        let mut building = Building::create(&contexts[0], MulticastProperties::new(2, bytes)).expect("room");
+        building.add_device(&contexts[0]).expect("the first");
+        value(building.add_device(&contexts[0]), "device");
+        building.add_device(&contexts[1]).expect("the second");
+        value(building.add_device(&contexts[2]), "device");
+        let mut alone = Building::create(&contexts[0], MulticastProperties::new(2, bytes)).expect("room");
+        alone.add_device(&contexts[0]).expect("the first");
+        value(alone.complete().map(drop), "devices added");
+
+        let team = building.complete().expect("both are there");
+        let private = PhysicalMemory::create(&contexts[0], bytes, Exportable::NOWHERE).expect("room");
+        value(team.bind(&private, 0, 0, bytes).map(drop), "exportable");
+        drop(private);
+        let ours: Vec<_> = contexts.iter().map(|context| memory(context, bytes).expect("room")).collect();
+        value(team.bind(&ours[2].0, 0, 0, bytes).map(drop), "memory");
+        let misuse = |result: Result<Binding, VmmError>| match result {
+            Err(VmmError::Misuse(misuse)) => misuse,
+            other => panic!("{other:?}"),
+        };
+        assert!(matches!(misuse(team.bind(&ours[0].0, 0, 0, 2 * bytes)), Misuse::OutOfRange { .. }));
+        assert!(matches!(misuse(team.bind(&ours[0].0, bytes, 0, bytes)), Misuse::OutOfRange { .. }));
+        assert!(matches!(misuse(team.bind(&ours[0].0, 1, 0, step)), Misuse::Unaligned { what: "offset", .. }));
+        assert!(matches!(misuse(team.bind(&ours[0].0, 0, 1, step)), Misuse::Unaligned { what: "memory_offset", .. }));
+        assert!(matches!(misuse(team.bind(&ours[0].0, 0, 0, step - 1)), Misuse::Unaligned { what: "bytes", .. }));
+        let first = team.bind(&ours[0].0, 0, 0, step).expect("free");
+        assert!(matches!(misuse(team.bind(&ours[0].0, 0, 0, bytes)), Misuse::Occupied { .. }));
+        assert!(matches!(misuse(team.bind_mapping(&ours[0].1, 0, 1, step)), Misuse::Unaligned { what: "mapping_offset", .. }));
+        let second = team.bind(&ours[1].0, 0, 0, bytes).expect("free");
+        // A device with a gap: an access there would fault.
+        let gap = team.clone().bound(vec![first, second]).map(drop);
+        assert!(
+            matches!(&gap, Err(error) if error.to_string().contains(&format!("nothing at byte {step} of device 0"))),
+            "{gap:?}"
+        );
+        settle();
+        let other = self::team(&contexts[..2], bytes).expect("another object");
+        let foreign: Vec<Binding> = (0..2).map(|at| other.bind(&ours[at].0, 0, 0, bytes).expect("free")).collect();
+        value(team.bound(foreign).map(drop), "a binding");
+
+        let (_own, mapping) = sequence(&contexts[..2], bytes).expect("without faults");
+        assert_eq!(mapping.bytes(), bytes);
+        assert!(multicast_store(&contexts[2], mapping.address(), &[1]).is_err(), "device 2 has no rights");
+        drop(mapping);
+        drop(ours);
+        settle();
+    });
+}
+
+#[test]
+fn a_team_of_several_processes_is_complete_only_when_all_have_added_theirs() {
+    Fakes::new().cuda().run(|| {
+        threads(2, |me| {
+            let members = [Pe::new(0), Pe::new(1)];
+            let properties = MulticastProperties::new(3, bytes());
+            let mut building = if me.pe == 0 {
+                let building = Building::create(&me.context, properties).expect("room");
+                let SharedMulticast::FileDescriptor { fd, .. } = building.export().expect("exportable") else { panic!() };
+                me.rendezvous.share_descriptor(&members, Some(fd)).expect("the other comes");
+                building
+            } else {
+                let fd = me.rendezvous.share_descriptor(&members, None).expect("the first gives it");
+                // SAFETY: PE 0 exported a multicast object with these properties.
+                unsafe { Building::import(&me.context, SharedMulticast::FileDescriptor { fd, properties }) }.expect("imported")
+            };
+            building.add_device(&me.context).expect("its own");
+            assert_eq!(building.devices_added(), 1);
+            let error = building.complete_with(&me.rendezvous, "three").map(drop).expect_err("one of three is missing");
+            assert!(error.to_string().contains("devices added by all PEs is 2, expected 3"), "{error}");
+        });
+        settle();
+        Calls::now().assert_balanced("nothing is kept");
+    });
+}
+
+#[test]
+fn an_object_that_is_taken_for_memory_is_not_mapped_as_memory() {
+    Fakes::new().cuda().run(|| {
+        let contexts = contexts(1);
+        let building = Building::create(&contexts[0], MulticastProperties::new(1, bytes())).expect("room");
+        let SharedMulticast::FileDescriptor { fd, .. } = building.export().expect("exportable") else { panic!() };
+        // SAFETY: none: this is what the contract forbids, and what comes of it is an error of the driver.
+        let imported = unsafe { PhysicalMemory::import(&contexts[0], SharedMemory::FileDescriptor { fd, bytes: bytes() }) };
+        let mapped = imported.and_then(|memory| {
+            let mapping = Reservation::new(&contexts[0], bytes(), 2 * MIB)?.map(0, &memory, 0, bytes())?;
+            mapping.allow(&[0], Rights::ReadWrite)
+        });
+        assert!(mapped.is_err(), "{mapped:?}");
+    });
+}
+
+#[test]
+fn an_old_driver_and_a_device_without_it_say_what_is_needed() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_VERSION", "12000").run(|| {
+        let error = Building::create(&context(0), MulticastProperties::new(2, 16 * MIB)).map(drop).expect_err("too old");
+        assert_eq!(
+            error.to_string(),
+            "the use of multicast objects is not supported: it needs a driver for CUDA 12.1 or later, found a driver for CUDA 12.0"
+        );
+    });
+    Fakes::new().cuda().without("cuMulticastCreate").run(|| {
+        let error =
+            Building::create(&context(0), MulticastProperties::new(2, bytes())).map(drop).expect_err("a function is missing");
+        assert!(matches!(&error, VmmError::Unsupported { needs, .. } if needs.contains("CUDA 12.1")), "{error}");
+        assert!(error.to_string().contains("cuMulticastCreate"), "{error}");
+    });
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_MULTICAST", "1").run(|| {
+        let error = check_device(0).expect_err("no multicast");
+        assert!(matches!(&error, VmmError::Unsupported { found, .. } if found.contains("device 0")), "{error}");
+        assert!(matches!(check_device(99), Err(VmmError::Driver(DriverError::NoSuchDevice { ordinal: 99, .. }))));
+        threads(2, |me| {
+            let error = collective(&me.rendezvous, &me.context, &[Pe::new(0), Pe::new(1)], "none", 16 * MIB).map(drop);
+            assert!(matches!(error, Err(VmmError::Unsupported { .. })), "{error:?}");
+        });
+    });
+}

@@ -1,0 +1,117 @@
+//! Which device reaches which, by what the driver says and by trying, over the fake driver.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Calls, context, fail, settle, soon};
+use peerweave_driver::CudaContext;
+use peerweave_fakes::Fakes;
+use peerweave_vmm::probe::{Method, Probe};
+use peerweave_vmm::{IpcMemory, Misuse, PeerMatrix, VmmError, peer};
+
+fn contexts(n: usize) -> Vec<Arc<CudaContext>> {
+    (0..n).map(context).collect()
+}
+
+#[test]
+fn the_matrix_tells_what_the_driver_says_and_takes_no_memory() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "3").env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
+        let matrix = PeerMatrix::look().expect("the fake");
+        assert_eq!((matrix.devices.len(), matrix.pairs.len()), (3, 3));
+        let access = |from: usize, to: usize| matrix.pairs[from][to].map(|pair| pair.access);
+        assert_eq!([access(0, 0), access(0, 1), access(0, 2), access(2, 1)], [None, Some(true), Some(false), Some(true)]);
+        assert!(matrix.pairs[0][1].expect("a pair").native_atomics);
+        assert!(!matrix.devices[1].name.is_empty() && matrix.devices[1].pci_address.contains(':'));
+        assert_ne!(matrix.devices[0].pci_address, matrix.devices[1].pci_address);
+        assert!(matrix.devices[2].vmm && matrix.devices[2].exportable.file_descriptor);
+        assert!(!Calls::now().names().iter().any(|name| name.contains("Ctx") || name.contains("MemCreate")));
+    });
+}
+
+#[test]
+fn a_pair_that_works_passes_the_check_and_one_without_a_way_is_named() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "1-2").run(|| {
+        let contexts = contexts(3);
+        peer::check_pair(&contexts[0], &contexts[1], soon()).expect("a good pair");
+        peer::check_pair(&contexts[1], &contexts[0], soon()).expect("and back");
+        let error = peer::check_pair(&contexts[1], &contexts[2], soon()).expect_err("no way");
+        assert!(matches!(error, VmmError::Unsupported { feature: "peer access", .. }), "{error}");
+        assert!(error.to_string().contains("device 1 reaches the memory of device 2"), "{error}");
+        settle();
+        Calls::now().assert_balanced("after the checks");
+    });
+}
+
+#[test]
+fn access_that_is_claimed_and_loses_data_is_found_and_named() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
+        let contexts = contexts(2);
+        assert!(peer::pair(0, 1).expect("the fake").access, "it claims to work");
+        let error = peer::check_pair(&contexts[0], &contexts[1], soon()).expect_err("what is written is lost");
+        let VmmError::BrokenPeer { from, to, what } = &error else { panic!("{error}") };
+        assert_eq!((from.as_str(), to.as_str()), ("device 0", "device 1"));
+        assert!(what.contains("written: word 0 is"), "{what}");
+    });
+}
+
+#[test]
+fn a_peer_that_never_answers_is_found_by_the_deadline() {
+    Fakes::new().cuda().run(|| {
+        let contexts = contexts(2);
+        let start = Instant::now();
+        // A stream that always says that it is not ready.
+        fail("cuStreamQuery:*=600");
+        let error = peer::check_pair(&contexts[0], &contexts[1], start + Duration::from_millis(300)).expect_err("no answer");
+        fail("");
+        assert!(matches!(&error, VmmError::BrokenPeer { what, .. } if what.contains("did not end within")), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(5));
+        settle();
+    });
+}
+
+#[test]
+fn peer_access_is_enabled_once_and_again_and_refused_with_a_reason() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
+        let contexts = contexts(3);
+        peer::enable(&contexts[0], &contexts[1]).expect("a good pair");
+        peer::enable(&contexts[0], &contexts[1]).expect("again");
+        let error = peer::enable(&contexts[0], &contexts[2]).expect_err("no way");
+        assert!(matches!(error, VmmError::Unsupported { feature: "peer access", .. }), "{error}");
+        assert!(IpcMemory::alloc(&contexts[0], 5).is_err(), "not a whole step");
+    });
+}
+
+#[test]
+fn the_probe_moves_and_compares_and_says_why_it_has_no_kernels() {
+    Fakes::new().cuda().run(|| {
+        let contexts = contexts(3);
+        let probe = Probe::new(&contexts, 3 << 20, soon()).expect("room");
+        assert_eq!(probe.bytes(), 4 << 20);
+        let reason = probe.kernels().expect_err("the fake runs no kernels").to_string();
+        assert!(reason.contains("cuModuleLoadData"), "{reason}");
+        let ways = [(0, 1), (1, 2), (2, 0)];
+        let moved = probe.bandwidth(Method::CopyEngine, &ways, 2, (1, 32), soon()).expect("copies work");
+        assert!(moved.iter().all(|moved| moved.wrong == 0 && moved.bytes == 8 << 20 && moved.seconds > 0.0), "{moved:?}");
+        assert!(probe.bandwidth(Method::Stores, &ways, 1, (1, 32), soon()).is_err());
+        assert!(probe.latency(0, 1, 10, soon()).is_err());
+        for wrong in [&[][..], &[(0, 3)], &[(0, 1), (0, 2)], &[(0, 2), (1, 2)]] {
+            let result = probe.bandwidth(Method::CopyEngine, wrong, 1, (1, 32), soon());
+            assert!(matches!(result, Err(VmmError::Misuse(Misuse::Value { what: "ways", .. }))), "{wrong:?}");
+        }
+        drop(probe);
+        settle();
+        Calls::now().assert_balanced("after the probe");
+    });
+}
+
+#[test]
+fn the_probe_counts_what_is_lost_on_the_way() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
+        let probe = Probe::new(&contexts(2), 2 << 20, soon()).expect("room");
+        let moved = probe.bandwidth(Method::CopyEngine, &[(0, 1), (1, 0)], 1, (1, 32), soon()).expect("it claims to work");
+        assert!(moved[0].wrong > 0 && moved[1].wrong == 0, "{moved:?}");
+    });
+}
