@@ -1,0 +1,92 @@
+//! Every collective, type and reduction against the oracle, by every way of making communicators.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+mod matrix;
+
+use common::*;
+use matrix::{Check, Member};
+use peerweave_bootstrap::{Job, Options, Rendezvous};
+use peerweave_nccl::{Communicator, Config, Nccl, Switch};
+use std::sync::Arc;
+
+fn passed(check: &Check<'_>) {
+    let (passed, failed) = check.totals();
+    assert!(failed == 0 && passed > 0, "{failed} failed: {:#?}", check.failures);
+}
+
+fn in_one_process(devices: usize) {
+    let members: Vec<_> = all(devices).into_iter().map(|(comm, stream)| Member { comm, stream }).collect();
+    let mut check = Check::new(Nccl::load().expect("the fake is there"), &members, false);
+    check.all(13).expect("nothing fails");
+    passed(&check);
+    Communicator::finalize_all(members.into_iter().map(|member| member.comm).collect(), DEADLINE).expect("all end");
+    nothing_is_left();
+}
+
+#[test]
+fn init_all_of_one_two_three_and_eight() {
+    for devices in [1, 2, 3, 8] {
+        fakes(devices).run(|| in_one_process(devices));
+    }
+}
+
+#[test]
+fn threads_with_a_rank_each() {
+    fakes(4).run(|| {
+        ranks(4, &Config::new(), |comm, stream| {
+            let members = [Member { comm, stream }];
+            let mut check = Check::new(members[0].comm.nccl(), &members, true);
+            check.all(7).expect("nothing fails");
+            passed(&check);
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn blocking_communicators_do_the_same() {
+    fakes(2).run(|| {
+        ranks(2, &Config::new().blocking(Switch::On), |comm, stream| {
+            let members = [Member { comm, stream }];
+            let mut check = Check::new(members[0].comm.nccl(), &members, true);
+            check.of_type::<f32>(5).expect("nothing fails");
+            passed(&check);
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn processes_with_a_rank_each_meet_by_the_rendezvous() {
+    fakes(3).run_many(3, |child| {
+        let token = peerweave_bootstrap::Token::derived_from(&child.directory.to_string_lossy());
+        let endpoint = peerweave_bootstrap::Endpoint::parse(&format!("unix:{}", child.file("rendezvous").display())).expect("an endpoint");
+        let mut job = Job::on_one_machine(child.rank as u32, child.count as u32, endpoint, token);
+        job.served = peerweave_bootstrap::Served::ByPe0;
+        let rendezvous = Arc::new(Rendezvous::join(&job, Options::default()).expect("all join"));
+        let nccl = Nccl::load().expect("the fake is there");
+        let context = peerweave_driver::context(child.rank).expect("a device");
+        let comm = Communicator::from_rendezvous(nccl, &context, &rendezvous, &Config::new(), DEADLINE).expect("all come");
+        assert_eq!((comm.rank(), comm.n_ranks()), (child.rank, child.count));
+        let members = [Member { stream: context.new_stream().expect("a stream"), comm }];
+        let mut check = Check::new(nccl, &members, true);
+        check.all(5).expect("nothing fails");
+        passed(&check);
+        let [Member { comm, .. }] = members;
+        comm.finalize(DEADLINE).expect("all end");
+        Arc::into_inner(rendezvous).expect("the communicator does not keep it").leave().expect("all leave");
+    });
+}
+
+#[test]
+fn libraries_of_every_age_give_the_same() {
+    // Before 2.28 all-to-all, gather and scatter are composed; before 2.24 8-bit floats are moved as bytes.
+    for version in ["2.18.1", "2.22.3", "2.27.7", "2.28.9", "2.30.7"] {
+        fakes_of(3, version).run(|| {
+            assert_eq!(Nccl::load().expect("the fake is there").version().to_string(), version);
+            in_one_process(3);
+        });
+    }
+}

@@ -1,0 +1,93 @@
+//! What the scenarios have in common: fakes of a version, ranks as threads, counters of the fake.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::ffi::{CString, c_char, c_void};
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerweave_driver::{CudaContext, CudaStream, DeviceMemory};
+use peerweave_fakes::Fakes;
+use peerweave_nccl::{Communicator, Config, Nccl, UniqueId, Version};
+
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A machine with that many devices and the newest library.
+pub(crate) fn fakes(devices: usize) -> Fakes {
+    Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", devices.to_string())
+}
+
+/// As [`fakes`], with a library of that version, which lacks what came later.
+pub(crate) fn fakes_of(devices: usize, version: &str) -> Fakes {
+    let version: Version = version.parse().expect("a version");
+    let later = Nccl::FUNCTIONS.iter().filter(|function| function.since.parse::<Version>().expect("a version") > version);
+    later
+        .fold(fakes(devices), |fakes, function| fakes.without(function.name))
+        .env("PEERWEAVE_FAKE_NCCL_VERSION", version.code().to_string())
+}
+
+pub(crate) fn contexts(count: usize) -> Vec<Arc<CudaContext>> {
+    (0..count).map(|ordinal| peerweave_driver::context(ordinal).expect("the fake has that device")).collect()
+}
+
+/// All ranks, in this thread.
+pub(crate) fn all(count: usize) -> Vec<(Communicator, Arc<CudaStream>)> {
+    let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(count));
+    let made = Communicator::init_all(nccl, &contexts, &Config::new(), DEADLINE).expect("all are made");
+    made.into_iter().zip(&contexts).map(|(comm, context)| (comm, context.new_stream().expect("a stream"))).collect()
+}
+
+/// Runs `body` as each rank, in a thread of its own.
+pub(crate) fn ranks(count: usize, config: &Config, body: impl Fn(Communicator, Arc<CudaStream>) + Sync) {
+    let nccl = Nccl::load().expect("the fake is there");
+    let id: UniqueId = nccl.unique_id().expect("an id");
+    std::thread::scope(|scope| {
+        for (rank, context) in contexts(count).into_iter().enumerate() {
+            let body = &body;
+            scope.spawn(move || {
+                let comm = Communicator::init_rank(nccl, &context, count, &id, rank, config, DEADLINE).expect("all come");
+                body(comm, context.new_stream().expect("a stream"));
+            });
+        }
+    });
+}
+
+/// One rank alone, on device 0.
+pub(crate) fn alone() -> (Communicator, Arc<CudaStream>) {
+    all(1).pop().expect("one was made")
+}
+
+pub(crate) fn floats(stream: &Arc<CudaStream>, values: &[f32]) -> DeviceMemory<f32> {
+    DeviceMemory::from_slice(stream, values).expect("memory of the fake")
+}
+
+/// A counter of the fake library.
+pub(crate) fn counted(what: &str) -> i64 {
+    let path = Nccl::load().expect("the fake is there").path();
+    let path = CString::new(path.to_str().expect("UTF-8")).expect("no zero byte");
+    let name = CString::new(what).expect("no zero byte");
+    // SAFETY: both names end with zero; the library is loaded already, and stays.
+    let function = unsafe {
+        let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+        assert!(!library.is_null(), "the fake is loaded");
+        libc::dlsym(library, c"peerweave_fake_nccl_count".as_ptr())
+    };
+    assert!(!function.is_null(), "the fake counts");
+    // SAFETY: that is its signature.
+    let count = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> i64>(function) };
+    // SAFETY: the name ends with zero.
+    unsafe { count(name.as_ptr()) }
+}
+
+/// Waits for what ends in the background, and says that nothing is left of it.
+pub(crate) fn nothing_is_left() {
+    let end = std::time::Instant::now() + DEADLINE;
+    assert!(Communicator::settle(DEADLINE), "communicators end");
+    for what in ["communicators", "windows", "redops", "registrations", "allocations"] {
+        while counted(what) != 0 {
+            assert!(std::time::Instant::now() < end, "{what}: {} are left", counted(what));
+            std::thread::sleep(Duration::from_millis(2));
+            peerweave_driver::settle(end);
+        }
+    }
+}

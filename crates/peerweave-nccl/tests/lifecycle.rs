@@ -1,0 +1,372 @@
+//! Making, dividing and ending communicators: in order, by force, in every order, and what is refused afterwards.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::*;
+use peerweave_driver::CudaStream;
+use peerweave_nccl::{
+    Communicator, Config, DeadState, Nccl, NcclError, OnExpiry, PreMulSum, ReduceOp, ShrinkMode, Switch, UniqueId,
+};
+
+fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> Result<f32, NcclError> {
+    let mut values = floats(stream, &[comm.rank() as f32 + 1.0]);
+    comm.all_reduce_in_place(stream, &mut values, ReduceOp::Sum)?;
+    comm.wait(stream, DEADLINE)?;
+    Ok(values.to_vec(stream)?[0])
+}
+
+fn state_of<T: std::fmt::Debug>(result: Result<T, NcclError>) -> DeadState {
+    match result {
+        Err(NcclError::Dead { state, .. }) => state,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn split_gives_each_color_its_own() {
+    fakes(4).run(|| {
+        ranks(4, &Config::new(), |comm, stream| {
+            // Ranks in reverse order of the key.
+            let color = (comm.rank() % 2) as u32;
+            let half = comm.split(Some(color), -(comm.rank() as i32)).expect("all split").expect("a part");
+            assert_eq!((half.n_ranks(), half.rank()), (2, 1 - comm.rank() / 2));
+            assert_eq!(sum(&half, &stream).expect("it works"), 3.0);
+            assert!(comm.split((comm.rank() == 0).then_some(7), 0).expect("all split").is_some() == (comm.rank() == 0));
+            assert_eq!(comm.sequence(), 2);
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn ranks_of_one_thread_split_together() {
+    fakes(4).run(|| {
+        let all = all(4);
+        let members: Vec<_> = all.iter().map(|(comm, _)| (comm, Some(comm.rank() as u32 / 2), 0)).collect();
+        let halves = Communicator::split_all(&members, Some(&Config::new().name("half"))).expect("all split");
+        let names: Vec<_> = halves.iter().flatten().map(|half| (half.name().name.clone(), half.rank())).collect();
+        assert_eq!(names, [0, 1, 0, 1].map(|rank| (Some("half".to_owned()), rank)));
+        drop((halves, all));
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn shrink_leaves_ranks_out() {
+    fakes(3).run(|| {
+        ranks(3, &Config::new(), |comm, stream| {
+            if comm.rank() != 1 {
+                let fewer = comm.shrink(&[1], ShrinkMode::Default).expect("the others shrink");
+                assert_eq!((fewer.n_ranks(), fewer.rank()), (2, comm.rank() / 2));
+                assert_eq!(sum(&fewer, &stream).expect("it works"), 3.0);
+            }
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn grown_communicator_has_the_new_ranks() {
+    fakes(3).run(|| {
+        let nccl = Nccl::load().expect("the fake is there");
+        let ids = std::sync::Mutex::new(None::<UniqueId>);
+        let made = std::sync::Condvar::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let id = made.wait_while(ids.lock().expect("no panic"), |id| id.is_none()).expect("no panic").expect("it is made");
+                let context = peerweave_driver::context(2).expect("a device");
+                let joined = Communicator::join(nccl, &context, 3, &id, 2, &Config::new(), DEADLINE).expect("all come");
+                assert_eq!(sum(&joined, &context.new_stream().expect("a stream")).expect("it works"), 6.0);
+            });
+            ranks(2, &Config::new(), |comm, stream| {
+                let id = (comm.rank() == 0).then(|| comm.grow_id().expect("an id"));
+                if let Some(id) = id {
+                    *ids.lock().expect("no panic") = Some(id);
+                    made.notify_all();
+                }
+                let grown = comm.grow(3, id.as_ref()).expect("all come");
+                assert_eq!((grown.rank(), grown.n_ranks()), (comm.rank(), 3));
+                assert_eq!(sum(&grown, &stream).expect("it works"), 6.0);
+            });
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn scalable_init_takes_several_ids() {
+    fakes(4).run(|| {
+        let nccl = Nccl::load().expect("the fake is there");
+        let ids = [nccl.unique_id().expect("an id"), nccl.unique_id().expect("an id")];
+        std::thread::scope(|scope| {
+            for (rank, context) in contexts(4).into_iter().enumerate() {
+                scope.spawn(move || {
+                    let made = Communicator::init_rank_scalable(nccl, &context, 4, &ids, rank, &Config::new(), DEADLINE);
+                    let comm = made.expect("all come");
+                    assert_eq!(sum(&comm, &context.default_stream()).expect("it works"), 10.0);
+                });
+            }
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn suspended_communicator_rests_until_it_is_resumed() {
+    fakes(2).run(|| {
+        ranks(2, &Config::new(), |comm, stream| {
+            comm.suspend().expect("it rests");
+            assert!(comm.mem_stats().expect("statistics").is_suspended);
+            assert_eq!(state_of(sum(&comm, &stream)), DeadState::Suspended);
+            comm.resume().expect("it goes on");
+            assert_eq!(sum(&comm, &stream).expect("it works"), 3.0);
+            assert!(comm.resume().expect_err("it is not suspended").misuse_kind().is_some());
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn revoked_communicator_can_only_be_split_and_shrunk() {
+    fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce@0:1").run(|| {
+        ranks(2, &Config::new(), |comm, stream| {
+            if comm.rank() == 1 {
+                return;
+            }
+            let mut values = floats(&stream, &[1.0]);
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+            let waiting = comm.clone();
+            let waited = Arc::clone(&stream);
+            let waiter = std::thread::spawn(move || waiting.wait_with(&waited, DEADLINE, OnExpiry::LeaveAlone));
+            std::thread::sleep(Duration::from_millis(50));
+            comm.revoke().expect("it is revoked");
+            // The stream is idle now, and the results are no results.
+            assert_eq!(state_of(waiter.join().expect("no panic")), DeadState::Revoked);
+            assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
+            assert_eq!(state_of(comm.suspend()), DeadState::Revoked);
+            let fewer = comm.shrink(&[1], ShrinkMode::Default).expect("it can be shrunk");
+            assert_eq!(sum(&fewer, &stream).expect("it works"), 1.0);
+            comm.abort(DEADLINE).expect("it ends");
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn nothing_can_be_called_on_what_has_ended_and_it_ends_once() {
+    fakes(2).run(|| {
+        for finalize in [true, false] {
+            let mut all = all(2);
+            let (kept, streams): (Vec<_>, Vec<_>) = all.iter().map(|(comm, stream)| (comm.clone(), Arc::clone(stream))).unzip();
+            let scaled = PreMulSum::new(&kept[0], 2.0f32).expect("it is made");
+            let state = if finalize {
+                Communicator::finalize_all(all.drain(..).map(|(comm, _)| comm).collect(), DEADLINE).expect("all end");
+                DeadState::Finalized
+            } else {
+                for (comm, _) in all.drain(..) {
+                    comm.abort(DEADLINE).expect("it ends");
+                }
+                DeadState::Aborted
+            };
+            for (comm, stream) in kept.iter().zip(&streams) {
+                assert_eq!(state_of(sum(comm, stream)), state);
+                assert_eq!(state_of(comm.split(Some(0), 0)), state);
+                assert_eq!(state_of(comm.revoke()), state);
+                assert_eq!(state_of(comm.suspend()), state);
+                assert_eq!(state_of(comm.async_error()), state);
+                assert_eq!(state_of(comm.last_error()), state);
+                assert_eq!(state_of(comm.mem_stats()), state);
+                assert_eq!(state_of(comm.properties()), state);
+                assert_eq!(state_of(PreMulSum::new(comm, 1.0f32)), state);
+                assert_eq!(state_of(comm.abort(DEADLINE)), state);
+                assert_eq!(state_of(comm.clone().finalize(DEADLINE)), state);
+                let mut values = floats(stream, &[1.0]);
+                let grouped = comm.nccl().group(|group| group.all_reduce_in_place(comm, stream, &mut values, ReduceOp::Sum));
+                assert_eq!(state_of(grouped), state);
+            }
+            drop(scaled);
+            nothing_is_left();
+        }
+    });
+}
+
+#[test]
+fn things_are_dropped_in_every_order() {
+    fakes(2).run(|| {
+        // Communicators, buffers, reductions, streams: each order of four.
+        for order in 0..24 {
+            let all = all(2);
+            let (mut comms, mut streams): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+            let mut buffers: Vec<_> = streams.iter().map(|stream| floats(stream, &[1.0; 64])).collect();
+            let mut ops: Vec<_> = comms.iter().map(|comm| PreMulSum::new(comm, 3.0f32).expect("it is made")).collect();
+            comms[0]
+                .nccl()
+                .group(|group| {
+                    for (((comm, stream), buffer), op) in comms.iter().zip(&streams).zip(&mut buffers).zip(&ops) {
+                        group.all_reduce_in_place(comm, stream, buffer, op)?;
+                    }
+                    Ok(())
+                })
+                .expect("it is enqueued");
+            let mut left = vec![0, 1, 2, 3];
+            let mut code = order;
+            while !left.is_empty() {
+                match left.remove(code % left.len()) {
+                    0 => comms.clear(),
+                    1 => streams.clear(),
+                    2 => buffers.clear(),
+                    _ => ops.clear(),
+                }
+                code /= left.len() + 1;
+            }
+            nothing_is_left();
+        }
+    });
+}
+
+#[test]
+fn init_that_is_never_ready_ends_at_its_deadline() {
+    fakes(2).env("PEERWEAVE_FAKE_NCCL_INIT_STUCK", "*").run(|| {
+        let start = Instant::now();
+        let error = Communicator::init_all(
+            Nccl::load().expect("the fake is there"),
+            &contexts(2),
+            &Config::new(),
+            Duration::from_millis(200),
+        );
+        let NcclError::Timeout(timeout) = error.expect_err("it is never ready") else { panic!("a timeout") };
+        assert_eq!(timeout.call, "init_all");
+        assert!((Duration::from_millis(200)..Duration::from_secs(5)).contains(&start.elapsed()));
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn init_with_a_missing_rank_ends_at_its_deadline() {
+    fakes(2).run(|| {
+        let nccl = Nccl::load().expect("the fake is there");
+        let (id, context) = (nccl.unique_id().expect("an id"), contexts(1).remove(0));
+        let error = Communicator::init_rank(nccl, &context, 2, &id, 0, &Config::new(), Duration::from_millis(300));
+        assert!(matches!(error, Err(NcclError::Timeout(_))), "{error:?}");
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn init_that_fails_is_an_error_and_leaves_nothing() {
+    fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:2=3").run(|| {
+        let made = Communicator::init_all(Nccl::load().expect("the fake is there"), &contexts(2), &Config::new(), DEADLINE);
+        assert_eq!(made.expect_err("the second fails").code().map(|code| code.get()), Some(3));
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn split_that_fails_is_an_error_and_not_no_part() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommSplit:1=2").run(|| {
+        let (comm, stream) = alone();
+        assert_eq!(comm.split(Some(0), 0).expect_err("it fails").code().map(|code| code.get()), Some(2));
+        assert_eq!(sum(&comm.split(Some(0), 0).expect("the second does not").expect("a part"), &stream).expect("it works"), 1.0);
+    });
+}
+
+#[test]
+fn split_that_is_never_ready_ends_at_the_deadline() {
+    fakes(2).run(|| {
+        ranks(2, &Config::new(), |comm, _| {
+            if comm.rank() == 0 {
+                comm.set_deadline(Duration::from_millis(200));
+                let error = comm.split(Some(0), 0).expect_err("rank 1 does not come");
+                assert!(matches!(error, NcclError::Timeout(_)), "{error}");
+                assert_eq!(state_of(comm.split(Some(0), 0)), DeadState::Failed);
+                comm.abort(DEADLINE).expect("it ends");
+            }
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn times_without_end_are_no_panic() {
+    fakes(1).run(|| {
+        let nccl = Nccl::load().expect("the fake is there");
+        let (id, context) = (nccl.unique_id().expect("an id"), contexts(1).remove(0));
+        let comm = Communicator::init_rank(nccl, &context, 1, &id, 0, &Config::new(), Duration::MAX).expect("it is alone");
+        comm.set_deadline(Duration::MAX);
+        let stream = context.new_stream().expect("a stream");
+        let mut values = floats(&stream, &[1.0]);
+        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+        comm.wait(&stream, Duration::MAX).expect("it completes");
+        let other = comm.split(Some(0), 0).expect("it splits").expect("a part");
+        comm.finalize(Duration::MAX).expect("it ends");
+        other.abort(Duration::MAX).expect("it ends");
+        assert!(Communicator::settle(Duration::MAX));
+    });
+}
+
+#[test]
+fn threads_share_a_communicator() {
+    fakes(1).run(|| {
+        let (comm, _) = alone();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let stream = comm.context().new_stream().expect("a stream");
+                    for _ in 0..200 {
+                        assert_eq!(sum(&comm, &stream).expect("it works"), 1.0);
+                    }
+                });
+            }
+        });
+        assert_eq!(comm.sequence(), 800);
+    });
+}
+
+#[test]
+fn abort_frees_a_thread_that_is_stuck_in_a_call() {
+    // A blocking rank waits inside NCCL for the other to split, which never does.
+    fakes(2).run(|| {
+        ranks(2, &Config::new().blocking(Switch::On), |comm, _| {
+            if comm.rank() == 0 {
+                let stuck = comm.clone();
+                let thread = std::thread::spawn(move || stuck.split(Some(0), 0).map(|_| ()));
+                std::thread::sleep(Duration::from_millis(100));
+                assert!(!thread.is_finished());
+                comm.abort(DEADLINE).expect("it ends");
+                assert!(thread.join().expect("no panic").is_err());
+                assert_eq!(state_of(comm.split(Some(0), 0)), DeadState::Aborted);
+            }
+        });
+    });
+}
+
+#[test]
+fn forked_child_gets_errors() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        // SAFETY: the child calls what is under test, which allocates nothing that another thread holds a lock of, and ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let is_forked = |result: Result<(), NcclError>| matches!(result, Err(NcclError::Forked { .. }));
+            let all = is_forked(comm.wait(&stream, DEADLINE))
+                && is_forked(comm.abort(DEADLINE))
+                && is_forked(comm.async_error().map(drop))
+                && is_forked(comm.split(None, 0).map(drop))
+                && is_forked(comm.wait_signal(&stream, &[]))
+                && matches!(Communicator::abort_all(DEADLINE), Ok(0));
+            drop(comm);
+            // SAFETY: ends the child without running what the parent registered.
+            unsafe { libc::_exit(if all { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: the pointer is to a live integer.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child");
+        assert_eq!(sum(&comm, &stream).expect("the parent goes on"), 1.0);
+    });
+}
