@@ -206,8 +206,10 @@ impl Comm {
 
     /// What `ncclCommGetAsyncError` says.
     pub(crate) fn async_state(&self) -> Code {
+        // First: a job sets its error before it counts itself as done, so that none is missed in between.
+        let is_pending = self.pending.load(Ordering::Acquire) > 0;
         match Code::from_number(self.async_error.load(Ordering::Acquire)) {
-            Code::Success if self.pending.load(Ordering::Acquire) > 0 => Code::InProgress,
+            Code::Success if is_pending => Code::InProgress,
             code => code,
         }
     }
@@ -275,7 +277,8 @@ impl Comm {
 #[derive(Clone, Copy)]
 pub(crate) struct Out<T>(pub(crate) *mut T);
 
-// SAFETY: the program promises that what it passes stays valid until the call's work is complete, on whichever thread it is done.
+// SAFETY: shared is an address of the program's, which promises that it stays valid until the call's work is complete, on whichever thread it is done;
+// synchronised by that promise: nobody else touches it until then. Would be caught by the tests of non-blocking calls in tests/lifecycle.rs.
 unsafe impl<T> Send for Out<T> {}
 
 impl<T> Out<T> {
