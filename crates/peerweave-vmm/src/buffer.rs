@@ -121,7 +121,7 @@ pub fn write<T: Element>(
 /// Copies a device buffer to the host, after what `stream` has before, and waits for it.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn read<T: Element>(stream: &Arc<CudaStream>, source: &impl DeviceBuffer<T>, deadline: Instant) -> Result<Vec<T>, VmmError> {
     check("read", stream, source, source.len())?;
     let mut values = vec![T::default(); source.len()];

@@ -169,7 +169,7 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
         None => Ok(()),
         Some(at) => Err(broken(format!("{way}: word {at} is {:#018x}, expected {:#018x}", found[at], expected[at]))),
     };
-    let put = pattern(1 + (near as u64) << 32 | far as u64, source.len());
+    let put = pattern((1 + near as u64) << 32 | far as u64, source.len());
     judged(crate::write(&near_stream, &mut source, &put, deadline))?;
     crate::copy(&near_stream, &mut reached, &source)?;
     judged(crate::streams::wait_for(&near_stream, "a write to the peer", Instant::now(), deadline))?;
@@ -196,11 +196,13 @@ fn scratch(context: &Arc<CudaContext>, devices: &[usize]) -> Result<Mapping, Vmm
 
 /// Words that repeat nowhere (splitmix64).
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u64> {
-    let word = |index: u64| {
-        let mut z = seed.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
-    (0..len as u64).map(word).collect()
+    (0..len).map(|index| pattern_word(seed, index)).collect()
+}
+
+/// One word of a pattern.
+pub(crate) fn pattern_word(seed: u64, index: usize) -> u64 {
+    let mut z = seed.wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }

@@ -39,7 +39,7 @@ impl Exportable {
     }
 
     pub(crate) fn bits(self) -> u32 {
-        u32::from(self.file_descriptor) * raw::FILE_DESCRIPTOR.0 | u32::from(self.fabric) * raw::FABRIC.0
+        u32::from(self.file_descriptor) * raw::FILE_DESCRIPTOR.0 + u32::from(self.fabric) * raw::FABRIC.0
     }
 }
 

@@ -183,6 +183,6 @@ const _: () = {
 };
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-pub(crate) const FILE_DESCRIPTOR: CUmemAllocationHandleType = CUmemAllocationHandleType { 0: 1 };
+pub(crate) const FILE_DESCRIPTOR: CUmemAllocationHandleType = CUmemAllocationHandleType(1);
 /// `CU_MEM_HANDLE_TYPE_FABRIC`.
-pub(crate) const FABRIC: CUmemAllocationHandleType = CUmemAllocationHandleType { 0: 8 };
+pub(crate) const FABRIC: CUmemAllocationHandleType = CUmemAllocationHandleType(8);

@@ -27,9 +27,7 @@ impl Streams {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until the work that they have now is done.
-    ///
-    /// A stream whose work has failed does not count: nothing of it uses the memory any more.
+    /// Waits until the work that they have now is done. Fails with what the work of one failed with.
     pub(crate) fn wait(&self, call: &str, deadline: Instant) -> Result<(), VmmError> {
         let start = Instant::now();
         for stream in self.all() {

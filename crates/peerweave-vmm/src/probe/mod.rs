@@ -13,7 +13,7 @@ use crate::access::Rights;
 use crate::buffer::wrong_value;
 use crate::error::VmmError;
 use crate::mapping::{MappedMemory, Mapping};
-use crate::peer::pattern;
+use crate::peer::{pattern, pattern_word};
 use crate::physical::{Exportable, Granularity, PhysicalMemory};
 use crate::reservation::Reservation;
 use crate::streams::wait_for;
@@ -291,12 +291,12 @@ impl Probe {
         let (source, target) = if method == Method::Loads { (to, from) } else { (from, to) };
         let station = &self.stations[target];
         let memory: MappedMemory<u64> = station.target.memory(station.context.ordinal())?;
-        let expected = pattern(1 + self.stations[source].context.ordinal() as u64, memory.len());
+        let seed = 1 + self.stations[source].context.ordinal() as u64;
         let ends = [0..COMPARED_WORDS.min(memory.len()), memory.len().saturating_sub(COMPARED_WORDS)..memory.len()];
         let mut wrong = 0;
         for range in ends {
             let found = crate::read(&station.stream, &memory.slice(range.clone())?, deadline)?;
-            wrong += found.iter().zip(&expected[range]).filter(|(found, expected)| found != expected).count();
+            wrong += found.iter().zip(range).filter(|(found, at)| **found != pattern_word(seed, *at)).count();
         }
         Ok(wrong)
     }

@@ -27,10 +27,10 @@ use report::{Everybody, Gpu, Report, Table};
 #[command(after_help = HELP)]
 pub struct P2pArgs {
     /// Bytes that one copy moves
-    #[arg(short, long, value_name = "BYTES", value_parser = parse_size, default_value = "64M")]
+    #[arg(short, long, value_name = "BYTES", value_parser = parse_size, default_value = "256M")]
     pub bytes: usize,
     /// Copies in a row that are timed together
-    #[arg(long, value_name = "I", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "I", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub iters: u32,
     /// Round trips of the flag
     #[arg(long, value_name = "R", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
