@@ -18,7 +18,7 @@ use crate::cudarc::driver::{CudaContext, CudaStream};
 use crate::driver::bind;
 use crate::{
     Access, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, Retired, deadline_after, free, is_capturing,
-    reaper, wait,
+    reaper, relaxed, wait,
 };
 
 /// The longest wait for what a stream has before a copy to or from the host.
@@ -69,7 +69,7 @@ impl<T: Element> DeviceMemory<T> {
         let mut address: CUdeviceptr = 0;
         let mut allocate = || {
             // SAFETY: the pointer is to a live address. An allocation of nothing is an error of the driver's, so at least one byte.
-            CudaError::check("cuMemAlloc_v2", unsafe { api.cuMemAlloc_v2(&raw mut address, bytes.max(1)) }?)
+            CudaError::check("cuMemAlloc_v2", relaxed(|| unsafe { api.cuMemAlloc_v2(&raw mut address, bytes.max(1)) })?)
                 .map_err(DriverError::from)
         };
         match allocate() {
@@ -106,8 +106,11 @@ impl<T: Element> DeviceMemory<T> {
     /// Allocates and fills with zeros, in the order of `stream`.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc), and what the driver says of the filling.
+    /// As [`alloc`](Self::alloc), and what the driver says of the filling; [`DriverError::Capturing`], since a graph would fill it again at each replay.
     pub fn zeroed(stream: &Arc<CudaStream>, len: usize) -> Result<Self, DriverError> {
+        if is_capturing(stream)? {
+            return Err(DriverError::Capturing { call: "DeviceMemory::zeroed" });
+        }
         let memory = Self::alloc(stream.context(), len)?;
         let bytes = len * size_of::<T>();
         if bytes > 0 {
@@ -148,7 +151,7 @@ impl<T: Element> DeviceMemory<T> {
         let code =
             unsafe { api.cuMemcpyHtoDAsync_v2(self.address(), values.as_ptr().cast(), size_of_val(values), stream.cu_stream()) }?;
         // SAFETY: the stream is live. The driver is asked itself: cudarc would not wait where some destructor has left an error in the context.
-        let done = unsafe { api.cuStreamSynchronize(stream.cu_stream()) }?;
+        let done = relaxed(|| unsafe { api.cuStreamSynchronize(stream.cu_stream()) })?;
         CudaError::check("cuMemcpyHtoDAsync_v2", code)?;
         Ok(CudaError::check("cuStreamSynchronize", done)?)
     }
@@ -179,7 +182,7 @@ impl<T: Element> DeviceMemory<T> {
         // SAFETY: both ranges have that many bytes; elements allow any bits; the vector lives until the stream has passed the copy, below.
         let code = unsafe { api.cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), self.address(), bytes, stream.cu_stream()) }?;
         // SAFETY: the stream is live.
-        let done = unsafe { api.cuStreamSynchronize(stream.cu_stream()) };
+        let done = relaxed(|| unsafe { api.cuStreamSynchronize(stream.cu_stream()) });
         if done != Ok(CUresult::CUDA_SUCCESS) {
             // The copy may still come: the vector must outlive it.
             std::mem::forget(std::mem::take(&mut values));

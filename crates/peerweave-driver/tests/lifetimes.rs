@@ -93,6 +93,34 @@ fn reaper_leaves_a_capture_of_the_whole_process_alone() {
 }
 
 #[test]
+fn memory_is_made_and_copied_beside_a_capture_of_the_whole_process() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let captured = context.new_stream().expect("a stream");
+        captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("capture");
+        let copied = std::thread::scope(|scope| {
+            let copying = scope.spawn(|| DeviceMemory::from_slice(&stream, &[1u32, 2, 3])?.to_vec(&stream));
+            copying.join().expect("no panic")
+        });
+        assert_eq!(copied.expect("it disturbs nobody"), [1, 2, 3]);
+        captured.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+    });
+}
+
+#[test]
+fn graph_never_fills_memory_that_it_does_not_keep() {
+    Fakes::new().cuda().run(|| {
+        let (_, stream) = device();
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("capture");
+        let error = DeviceMemory::<u32>::zeroed(&stream, 4).expect_err("each replay would fill it");
+        assert!(matches!(error, DriverError::Capturing { call: "DeviceMemory::zeroed" }), "{error}");
+        let error = DeviceMemory::from_slice(&stream, &[1u32]).expect_err("each replay would copy it");
+        assert!(matches!(error, DriverError::Capturing { .. }), "{error}");
+        stream.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+    });
+}
+
+#[test]
 fn wait_for_a_captured_stream_is_an_error_that_spoils_nothing() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
