@@ -320,6 +320,7 @@ fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
     // Larger than the first chunk: it lies in both, or in the new one.
     all_to_all(pes, &heap, 2, (48 * MIB / 8) / pes.n as usize)?;
     pes.say("every pair written and read across the growth");
+    heap.check_peers()?;
     let dropped = heap.alloc::<u32>(1000)?;
     drop(dropped);
     let report = heap.finalize()?;

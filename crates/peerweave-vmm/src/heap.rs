@@ -28,6 +28,7 @@ use crate::reservation::Reservation;
 use crate::streams::deadline;
 use crate::symmetric::{Block, SymmetricMemory};
 
+mod check;
 mod inner;
 
 pub(crate) use inner::HeapInner;

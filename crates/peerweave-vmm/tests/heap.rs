@@ -366,6 +366,27 @@ fn devices_without_peer_access_are_named() {
 }
 
 #[test]
+fn peers_that_lose_data_are_found_and_named_to_all() {
+    Fakes::new().cuda().run(|| {
+        threads(3, |me| {
+            let heap = heap(&me, options());
+            heap.check_peers().expect("all ways are good");
+            assert!(heap.finalize().expect("all end it").is_clean());
+        });
+    });
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run_many(2, |child| {
+        let me = process(&child);
+        let heap = heap(&me, options());
+        let error = heap.check_peers().expect_err("what PE 0 writes to PE 1 is lost");
+        let text = error.to_string();
+        assert!(text.contains("peer access from PE 0 to PE 1 is broken: written: word 0"), "{text}");
+        assert_eq!(matches!(error, VmmError::BrokenPeer { .. }), me.pe == 1);
+        heap.finalize().expect("all end it");
+        me.leave();
+    });
+}
+
+#[test]
 fn a_pe_that_is_killed_while_its_memory_is_mapped_is_an_error_for_the_others_and_nothing_hangs() {
     let fakes = Fakes::new().cuda();
     let outputs = match peerweave_fakes::child() {

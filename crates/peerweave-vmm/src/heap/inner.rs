@@ -32,8 +32,8 @@ pub(crate) struct HeapInner {
     pub(super) id: u64,
     granularity: u64,
     pub(super) max_bytes: u64,
-    /// For filling with zeros.
-    stream: Arc<CudaStream>,
+    /// For filling with zeros, and for checks.
+    pub(super) stream: Arc<CudaStream>,
     pub(crate) layout: Layout,
     pub(super) chunks: RwLock<Vec<Chunk>>,
     /// Held during a collective call.
