@@ -1,0 +1,81 @@
+//! `peerweave bench p2p` and the GPUs of `peerweave info`, without a driver and over the fake one.
+#![cfg(target_os = "linux")]
+
+use std::process::{Command, Output};
+
+use peerweave_fakes::Fakes;
+
+fn peerweave(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_peerweave")).args(arguments).output().expect("the command was built with this test")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn without_a_driver_the_command_says_what_was_tried_and_ends() {
+    Fakes::new().run(|| {
+        let output = peerweave(&["bench", "p2p"]);
+        assert_eq!(output.status.code(), Some(3));
+        let errors = text(&output.stderr);
+        assert!(errors.contains("CUDA's driver was not found") && errors.contains("libcuda.so.1"), "{errors}");
+        let info = peerweave(&["info"]);
+        assert!(info.status.success());
+        assert!(text(&info.stdout).contains("GPUs\n  none  CUDA's driver was not found\n"), "{}", text(&info.stdout));
+    });
+}
+
+#[test]
+fn one_gpu_is_too_few() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").run(|| {
+        let output = peerweave(&["bench", "p2p"]);
+        assert_eq!(output.status.code(), Some(3));
+        assert_eq!(text(&output.stderr), "peerweave bench p2p: there are 1 GPUs; pairs need 2 at least\n");
+    });
+}
+
+#[test]
+fn every_pair_is_measured_and_what_cannot_be_is_named() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let (json, plot) = (place.path().join("p2p.json"), place.path().join("p2p.svg"));
+    let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "3");
+    fakes.env("P2P_JSON", json.as_os_str()).env("P2P_PLOT", plot.as_os_str()).run(|| {
+        let path = |name| std::env::var(name).expect("set above");
+        let (json, plot) = (path("P2P_JSON"), path("P2P_PLOT"));
+        let output = peerweave(&["bench", "p2p", "--bytes", "2M", "--iters", "2", "-J", &json, "--plot", &plot]);
+        let table = text(&output.stdout);
+        assert!(output.status.success(), "{table}{}", text(&output.stderr));
+        for part in ["copy engine, one direction (GB/s)", "both directions at once", "all at once", "wrong words: 0"] {
+            assert!(table.contains(part), "{part} is not in\n{table}");
+        }
+        assert!(table.contains("stores, loads and latency were not measured: "), "{table}");
+        let document: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&json).expect("it was written")).expect("it is JSON");
+        let rows = document["tables"][0]["rows"].as_array().expect("rows");
+        assert!(rows.len() == 3 && rows[0][0].is_null() && rows[0][2].as_f64().expect("a figure") > 0.0, "{rows:?}");
+        let picture = std::fs::read_to_string(&plot).expect("it was drawn");
+        assert!(picture.starts_with("<svg ") && picture.contains("copy engine, one direction (GB/s)"));
+    });
+}
+
+#[test]
+fn a_way_that_loses_data_makes_the_exit_code_1() {
+    let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1");
+    fakes.run(|| {
+        let output = peerweave(&["bench-p2p", "--bytes", "2M", "--iters", "1"]);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    });
+}
+
+#[test]
+fn info_shows_which_gpu_reaches_which() {
+    let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").env("PEERWEAVE_FAKE_CUDA_NO_PEER", "1-0");
+    fakes.run(|| {
+        let info = text(&peerweave(&["info"]).stdout);
+        assert!(info.contains("from 0 to    -  a0"), "{info}");
+        assert!(info.contains("from 1 to   no   -"), "{info}");
+        let json: serde_json::Value = serde_json::from_slice(&peerweave(&["info", "--json"]).stdout).expect("it is JSON");
+        assert_eq!(json["peers"]["pairs"][1][0]["access"], false);
+    });
+}
