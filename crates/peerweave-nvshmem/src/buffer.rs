@@ -1,0 +1,223 @@
+//! Symmetric memory in the caller's hand: a handle, its parts, copies from and to the host, its counterparts' addresses.
+//!
+//! Invariant: a handle keeps its memory: freeing is refused while there is one.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use peerweave_driver::{
+    Access, CudaError, CudaStream, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, is_capturing, multicast_switch, wait,
+};
+use peerweave_types::{Element, Pe};
+
+use crate::Team;
+use crate::error::{MisuseKind, NvshmemError};
+use crate::heap::Allocation;
+
+/// `len` elements of symmetric memory: this PE's part of what every PE has. Clones and slices are handles of the same memory.
+///
+/// As the target of a put it names the other PE's memory at the same place. Peers may write it at any time, so it gives no references; it can be
+/// read and written by work on streams, and copied from and to the host.
+///
+/// Dropping a handle frees nothing, since freeing is collective: see [`Context::free`](crate::Context::free).
+pub struct SymmetricBuffer<T> {
+    pub(crate) allocation: Arc<Allocation>,
+    start: usize,
+    len: usize,
+    _elements: PhantomData<fn() -> T>,
+}
+
+impl<T> SymmetricBuffer<T> {
+    pub(crate) fn whole(allocation: Arc<Allocation>, len: usize) -> Self {
+        Self { allocation, start: 0, len, _elements: PhantomData }
+    }
+
+    pub(crate) fn into_allocation(self) -> Arc<Allocation> {
+        self.allocation
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device address of this PE's first element. Using it is `unsafe` elsewhere; it is valid while a handle lives.
+    pub fn address(&self) -> u64 {
+        self.allocation.address + (self.start * size_of::<T>()) as u64
+    }
+
+    /// A handle of a part of the memory. `range` counts elements.
+    ///
+    /// # Errors
+    /// [`MisuseKind::OutOfRange`].
+    pub fn slice(&self, range: Range<usize>) -> Result<Self, NvshmemError> {
+        let Range { start, end } = range;
+        if start > end || end > self.len {
+            let kind = MisuseKind::OutOfRange { what: "the slice", start, end, len: self.len };
+            return Err(NvshmemError::misuse("SymmetricBuffer::slice", kind));
+        }
+        let allocation = Arc::clone(&self.allocation);
+        Ok(Self { allocation, start: self.start + start, len: end - start, _elements: PhantomData })
+    }
+
+    pub(crate) fn keep_handle(&self) -> Keep {
+        Arc::<Allocation>::clone(&self.allocation)
+    }
+}
+
+impl<T: Element> SymmetricBuffer<T> {
+    /// Copies `values` to this PE's part after what `stream` has before, and waits until that is done, at most for the context's deadline.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Length`] unless both have the same number of elements; [`NvshmemError::Timeout`] where the stream does not come to the copy;
+    /// what the driver says, also of earlier work on the stream.
+    pub fn copy_from(&self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), NvshmemError> {
+        const CALL: &str = "SymmetricBuffer::copy_from";
+        self.arrive(CALL, stream, values.len())?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        self.allocation.note(stream);
+        let bytes = size_of_val(values);
+        // SAFETY: both ranges have that many bytes, and the slice lives until the stream has passed the copy, below.
+        let code = unsafe {
+            Driver::get()?.api().cuMemcpyHtoDAsync_v2(self.address(), values.as_ptr().cast(), bytes, stream.cu_stream())
+        };
+        let done = stream.synchronize();
+        CudaError::check("cuMemcpyHtoDAsync_v2", code.map_err(DriverError::from)?)?;
+        Ok(done.map_err(CudaError::of("cuStreamSynchronize"))?)
+    }
+
+    /// Copies this PE's part to the host after what `stream` has before, and waits for it, at most for the context's deadline.
+    ///
+    /// # Errors
+    /// As [`copy_from`](Self::copy_from).
+    pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, NvshmemError> {
+        const CALL: &str = "SymmetricBuffer::to_vec";
+        self.arrive(CALL, stream, self.len)?;
+        let mut values = vec![T::default(); self.len];
+        if values.is_empty() {
+            return Ok(values);
+        }
+        self.allocation.note(stream);
+        let bytes = size_of_val(values.as_slice());
+        // SAFETY: both ranges have that many bytes; elements allow any bits; the vector lives until the stream has passed the copy, below.
+        let code = unsafe {
+            Driver::get()?.api().cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), self.address(), bytes, stream.cu_stream())
+        };
+        let done = stream.synchronize();
+        if done.is_err() {
+            // The copy may still come: the vector must outlive it.
+            std::mem::forget(std::mem::take(&mut values));
+        }
+        CudaError::check("cuMemcpyDtoHAsync_v2", code.map_err(DriverError::from)?)?;
+        done.map_err(CudaError::of("cuStreamSynchronize"))?;
+        Ok(values)
+    }
+
+    /// Waits until the stream is idle, so that a copy between it and ordinary memory, which no deadline can end, is as long as the copy.
+    fn arrive(&self, call: &'static str, stream: &Arc<CudaStream>, count: usize) -> Result<(), NvshmemError> {
+        let inner = &self.allocation.inner;
+        inner.alive(call)?;
+        inner.check_stream(call, stream)?;
+        if count != self.len {
+            let kind = MisuseKind::Length { what: "the slice", found: count, expected: self.len, unit: "elements" };
+            return Err(NvshmemError::misuse(call, kind));
+        }
+        if is_capturing(stream)? {
+            return Err(DriverError::Capturing { call }.into());
+        }
+        let start = Instant::now();
+        if wait(stream, start + inner.deadline)? { Ok(()) } else { Err(inner.late(call, start.elapsed(), Vec::new())) }
+    }
+
+    /// Where another PE's part is mapped in this process, for kernels that load and store there; `None` where it is reached by the network alone.
+    ///
+    /// Using it is `unsafe` elsewhere; it is valid while this PE has a handle. It cannot be given back to puts and gets, which take buffers.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Pe`], [`NvshmemError::Dead`].
+    pub fn peer_address(&self, pe: Pe) -> Result<Option<u64>, NvshmemError> {
+        const CALL: &str = "nvshmem_ptr";
+        let inner = &self.allocation.inner;
+        let pe = inner.check_pe(CALL, "the PE", pe)?;
+        let address = std::ptr::without_provenance(self.address() as usize);
+        // SAFETY: it only looks the address up.
+        let mapped = inner.issue(CALL, |api, _| unsafe { api.nvshmem_ptr(address, pe) })?;
+        Ok(Some(mapped.addr() as u64).filter(|mapped| *mapped != 0))
+    }
+
+    /// Where the parts of a team are mapped for multicast, for kernels; `None` where NVSHMEM has not set that up.
+    ///
+    /// # Errors
+    /// [`NvshmemError::MulticastDisabled`] before NVSHMEM is called; [`MisuseKind::WrongContext`], [`NvshmemError::Dead`].
+    pub fn multicast_address(&self, team: &Team) -> Result<Option<u64>, NvshmemError> {
+        const CALL: &str = "nvshmemx_mc_ptr";
+        multicast_switch()?;
+        let inner = &self.allocation.inner;
+        team.check(CALL, inner)?;
+        let (address, handle) = (std::ptr::without_provenance(self.address() as usize), team.handle());
+        // SAFETY: it only looks the address up.
+        let mapped = inner.issue(CALL, |api, _| unsafe { api.nvshmemx_mc_ptr(handle, address) })?;
+        Ok(Some(mapped.addr() as u64).filter(|mapped| *mapped != 0))
+    }
+}
+
+impl<T: Element> SymmetricBuffer<T> {
+    /// The same memory as 64-bit words, for elements of that size.
+    pub(crate) fn as_words(&self) -> SymmetricBuffer<u64> {
+        assert_eq!(size_of::<T>(), size_of::<u64>(), "only elements of 64 bits are words");
+        let allocation = Arc::clone(&self.allocation);
+        SymmetricBuffer { allocation, start: self.start, len: self.len, _elements: PhantomData }
+    }
+}
+
+impl<T> Clone for SymmetricBuffer<T> {
+    fn clone(&self) -> Self {
+        let allocation = Arc::clone(&self.allocation);
+        Self { allocation, start: self.start, len: self.len, _elements: PhantomData }
+    }
+}
+
+impl<T> fmt::Debug for SymmetricBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, id) = (std::any::type_name::<T>(), self.allocation.id());
+        write!(f, "SymmetricBuffer({} x {name} at {:#x}, allocation #{id})", self.len, self.address())
+    }
+}
+
+// SAFETY: [D1] `slice` keeps ranges inside the allocation, which lives while a handle does; [D2] the stream is noted before work is enqueued, and
+// freeing waits for it; [D3] the allocation itself is what keeps it.
+unsafe impl<T> DeviceBuffer<T> for SymmetricBuffer<T> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn device(&self) -> usize {
+        self.allocation.inner.context.ordinal()
+    }
+
+    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+        self.allocation.note(stream);
+        Access::new(self.address())
+    }
+
+    fn keep(&self) -> Option<(u64, Keep)> {
+        Some((self.address(), self.keep_handle()))
+    }
+}
+
+// SAFETY: as above; the memory is written by devices alone, never through a reference.
+unsafe impl<T> DeviceBufferMut<T> for SymmetricBuffer<T> {
+    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+        self.read(stream)
+    }
+}

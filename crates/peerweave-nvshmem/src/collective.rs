@@ -1,0 +1,301 @@
+//! Collectives on a stream, on any team, by type and operation; arrival.
+//!
+//! A collective has no deadline of its own: where a PE does not call it, the others' streams wait, and the host's waits for those streams expire.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use peerweave_driver::{CudaStream, wait};
+use peerweave_dylib::MissingSymbol;
+use peerweave_types::{DType, Element, Number, Rank, ReduceOp};
+
+use crate::enqueue::{Enqueue, by_width, check_apart, check_len, overlap, pointer};
+use crate::error::{MisuseKind, NvshmemError};
+use crate::sys::{self, CType, Families};
+use crate::{SymmetricBuffer, Team};
+
+/// The type of C that a reduction of these elements is for.
+fn reduced(dtype: DType) -> Option<CType> {
+    Some(match dtype {
+        DType::I8 => CType::Int8,
+        DType::U8 => CType::Uint8,
+        DType::I32 => CType::Int32,
+        DType::U32 => CType::Uint32,
+        DType::I64 => CType::Int64,
+        DType::U64 => CType::Uint64,
+        DType::F16 => CType::Half,
+        DType::BF16 => CType::Bfloat16,
+        DType::F32 => CType::Float,
+        DType::F64 => CType::Double,
+        _ => return None,
+    })
+}
+
+type Found = Result<sys::CollectiveOnStream, MissingSymbol>;
+
+impl Team {
+    /// Quiet and arrival, in the order of `stream`: when it is passed, every PE of the team has come, and what they put before is seen.
+    ///
+    /// # Collective
+    /// All PEs of the team.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Device`], [`NvshmemError::Dead`], [`NvshmemError::Nvshmem`].
+    pub fn barrier(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
+        let mut enqueue = Enqueue::begin(&self.inner, "nvshmemx_barrier_on_stream", stream)?;
+        let team = enqueue.team(self)?;
+        // SAFETY: the team is live, and so is the stream.
+        enqueue.call_status(|api, _| unsafe { api.nvshmemx_barrier_on_stream(team, stream.cu_stream()) })
+    }
+
+    /// Arrival, in the order of `stream`: what was put before need not be seen.
+    ///
+    /// # Collective
+    /// All PEs of the team.
+    ///
+    /// # Errors
+    /// As [`barrier`](Self::barrier).
+    pub fn sync(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
+        let mut enqueue = Enqueue::begin(&self.inner, "nvshmemx_team_sync_on_stream", stream)?;
+        let team = enqueue.team(self)?;
+        // SAFETY: the team is live, and so is the stream.
+        enqueue.call_status(|api, _| unsafe { api.nvshmemx_team_sync_on_stream(team, stream.cu_stream()) })
+    }
+
+    /// Waits until every PE of the team has called it, and what they put before is seen; at most for the context's deadline.
+    ///
+    /// What other streams of this process still have to put is not waited for.
+    ///
+    /// # Collective
+    /// All PEs of the team.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Timeout`], with who was lost; as [`barrier`](Self::barrier).
+    pub fn barrier_blocking(&self) -> Result<(), NvshmemError> {
+        self.barrier(&self.inner.stream)?;
+        self.wait("nvshmemx_barrier_on_stream")
+    }
+
+    /// Waits until every PE of the team has called it, at most for the context's deadline.
+    ///
+    /// # Collective
+    /// All PEs of the team.
+    ///
+    /// # Errors
+    /// As [`barrier_blocking`](Self::barrier_blocking).
+    pub fn sync_blocking(&self) -> Result<(), NvshmemError> {
+        self.sync(&self.inner.stream)?;
+        self.wait("nvshmemx_team_sync_on_stream")
+    }
+
+    fn wait(&self, call: &'static str) -> Result<(), NvshmemError> {
+        let start = Instant::now();
+        if wait(&self.inner.stream, start + self.inner.deadline)? {
+            Ok(())
+        } else {
+            Err(self.inner.late(call, start.elapsed(), Vec::new()))
+        }
+    }
+
+    /// Copies `source` of the PE at `root` to `target` on every PE of the team, the root's too.
+    ///
+    /// # Collective
+    /// All PEs of the team, with the same length and root.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Length`] unless both have the same number of elements; [`MisuseKind::Rank`], [`MisuseKind::Overlap`],
+    /// [`MisuseKind::WrongContext`], [`MisuseKind::Device`]; [`NvshmemError::Dead`], [`NvshmemError::Nvshmem`].
+    pub fn broadcast<T: Element>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        root: Rank,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_broadcast_on_stream";
+        let root = self.check_rank(CALL, "the root", root)?;
+        check_len(CALL, "the source", source.len(), target.len())?;
+        let Some((enqueue, team, to, from)) = self.begin(CALL, target, source, InPlace::No, stream)? else { return Ok(()) };
+        let count = target.len();
+        enqueue.call_status(|_, families| {
+            let function = families.broadcast_on_stream(by_width::<T>())?;
+            // SAFETY: both ranges are inside the symmetric heap and kept; the team is live and the root in it.
+            Ok(unsafe { function(team, pointer(to), pointer(from), count, root, stream.cu_stream()) })
+        })
+    }
+
+    /// Puts the sources of all PEs one after the other, in the order of ranks, into `target` on each of them.
+    ///
+    /// # Collective
+    /// All PEs of the team, with the same length.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Length`] unless the target has as many elements as all sources together; as [`broadcast`](Self::broadcast).
+    pub fn fcollect<T: Element>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_fcollect_on_stream";
+        check_len(CALL, "the target", target.len(), source.len().saturating_mul(self.len()))?;
+        let function = |families: &'static Families| families.fcollect_on_stream(by_width::<T>());
+        self.run(CALL, target, source, source.len(), InPlace::No, stream, function)
+    }
+
+    /// Sends the n-th part of `source` to the PE of rank n, and puts what rank n sent into the n-th part of `target`.
+    ///
+    /// # Collective
+    /// All PEs of the team, with the same length.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Length`] unless both have the same number of elements, a multiple of the team's PEs; as [`broadcast`](Self::broadcast).
+    pub fn alltoall<T: Element>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_alltoall_on_stream";
+        check_len(CALL, "the source", source.len(), target.len())?;
+        let count = source.len() / self.len();
+        check_len(CALL, "the source", source.len(), count * self.len())?;
+        let function = |families: &'static Families| families.alltoall_on_stream(by_width::<T>());
+        self.run(CALL, target, source, count, InPlace::No, stream, function)
+    }
+
+    /// Reduces the sources of all PEs, element by element, into `target` on each of them. The target may be the source.
+    ///
+    /// # Collective
+    /// All PEs of the team, with the same length and operation.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Reduction`] for what NVSHMEM does not have (the mean, scaled sums, bits of floats); [`MisuseKind::Overlap`] for memory that is
+    /// shared in part; as [`broadcast`](Self::broadcast).
+    pub fn reduce<T: Number>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        op: ReduceOp,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_reduce_on_stream";
+        check_len(CALL, "the source", source.len(), target.len())?;
+        let kind = reduction::<T>(CALL, op)?;
+        let function = move |families: &'static Families| -> Found {
+            match op {
+                ReduceOp::Sum => families.sum_reduce_on_stream(kind),
+                ReduceOp::Prod => families.prod_reduce_on_stream(kind),
+                ReduceOp::Min => families.min_reduce_on_stream(kind),
+                ReduceOp::Max => families.max_reduce_on_stream(kind),
+                ReduceOp::And => families.and_reduce_on_stream(kind),
+                ReduceOp::Or => families.or_reduce_on_stream(kind),
+                _ => families.xor_reduce_on_stream(kind),
+            }
+        };
+        self.run(CALL, target, source, target.len(), InPlace::Whole, stream, function)
+    }
+
+    /// Reduces the sources of all PEs, element by element, and puts the n-th part of the result into `target` on the PE of rank n.
+    ///
+    /// # Collective
+    /// All PEs of the team, with the same length and operation.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Length`] unless the source has as many elements as all targets together; as [`reduce`](Self::reduce), but source and target must be
+    /// apart.
+    pub fn reduce_scatter<T: Number>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        op: ReduceOp,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_reducescatter_on_stream";
+        check_len(CALL, "the source", source.len(), target.len().saturating_mul(self.len()))?;
+        let kind = reduction::<T>(CALL, op)?;
+        let function = move |families: &'static Families| -> Found {
+            match op {
+                ReduceOp::Sum => families.sum_reducescatter_on_stream(kind),
+                ReduceOp::Prod => families.prod_reducescatter_on_stream(kind),
+                ReduceOp::Min => families.min_reducescatter_on_stream(kind),
+                ReduceOp::Max => families.max_reducescatter_on_stream(kind),
+                ReduceOp::And => families.and_reducescatter_on_stream(kind),
+                ReduceOp::Or => families.or_reducescatter_on_stream(kind),
+                _ => families.xor_reducescatter_on_stream(kind),
+            }
+        };
+        self.run(CALL, target, source, target.len(), InPlace::No, stream, function)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "what the collectives have in common")]
+    fn run<T: Element>(
+        &self,
+        call: &'static str,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        count: usize,
+        in_place: InPlace,
+        stream: &Arc<CudaStream>,
+        function: impl FnOnce(&'static Families) -> Found,
+    ) -> Result<(), NvshmemError> {
+        let Some((enqueue, team, to, from)) = self.begin(call, target, source, in_place, stream)? else { return Ok(()) };
+        enqueue.call_status(|_, families| {
+            let function = function(families)?;
+            // SAFETY: both ranges are inside the symmetric heap, as long as the count and the team's size say, and kept; the team is live.
+            Ok(unsafe { function(team, pointer(to), pointer(from), count, stream.cu_stream()) })
+        })
+    }
+
+    /// Checks what all collectives check. Gives the team's handle and both addresses; `None` for nothing to do.
+    #[allow(clippy::type_complexity, reason = "taken apart at once by its two callers")]
+    fn begin<'a, T: Element>(
+        &'a self,
+        call: &'static str,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        in_place: InPlace,
+        stream: &'a Arc<CudaStream>,
+    ) -> Result<Option<(Enqueue<'a>, i32, u64, u64)>, NvshmemError> {
+        let mut enqueue = Enqueue::begin(&self.inner, call, stream)?;
+        let team = enqueue.team(self)?;
+        let to = enqueue.symmetric("the target", target)?;
+        let from = enqueue.symmetric("the source", source)?;
+        if target.is_empty() || source.is_empty() {
+            return Ok(None);
+        }
+        let (target_bytes, source_bytes) = (target.len() * size_of::<T>(), source.len() * size_of::<T>());
+        let same = to == from && target_bytes == source_bytes && in_place == InPlace::Whole;
+        if !same && overlap((from, source_bytes), (to, target_bytes)).is_some() {
+            check_apart(call, ("the source", from, source_bytes), ("the target", to, target_bytes))?;
+        }
+        Ok(Some((enqueue, team, to, from)))
+    }
+}
+
+/// Whether the target may be the source.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum InPlace {
+    No,
+    Whole,
+}
+
+fn reduction<T: Number>(call: &'static str, op: ReduceOp) -> Result<CType, NvshmemError> {
+    let known = !matches!(op, ReduceOp::Avg | ReduceOp::PreMulSum) && op.accepts(T::DTYPE);
+    reduced(T::DTYPE).filter(|_| known).ok_or_else(|| NvshmemError::misuse(call, MisuseKind::Reduction { op, dtype: T::DTYPE }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reductions_that_nvshmem_lacks_are_refused() {
+        assert_eq!(reduction::<f32>("test", ReduceOp::Sum).expect("it has it"), CType::Float);
+        assert_eq!(reduction::<i8>("test", ReduceOp::Xor).expect("it has it"), CType::Int8);
+        for op in [ReduceOp::Avg, ReduceOp::PreMulSum, ReduceOp::And] {
+            let error = reduction::<f32>("test", op).expect_err("it has not");
+            assert!(error.to_string().contains("is not among NVSHMEM's reductions"), "{error}");
+        }
+    }
+}

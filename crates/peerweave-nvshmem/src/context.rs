@@ -1,0 +1,380 @@
+//! NVSHMEM in this process: one context, with handles that are counted, and the way into the library.
+//!
+//! How it starts is `init.rs`, how it ends `finalize.rs`, memory `heap.rs`.
+//!
+//! # Invariants
+//! - **\[C1\]** At most one context is live in a process.
+//! - **\[C2\]** NVSHMEM is called with the device's context current, from one thread at a time, and not after something left it unusable.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_driver::{CudaContext, CudaError, CudaStream};
+use peerweave_dylib::MissingSymbol;
+use peerweave_types::Pe;
+
+use crate::error::{DeadState, MisuseKind, NvshmemError, Timeout};
+use crate::gate::{Gate, Inside, NoAnswer, Worker};
+use crate::heap::Allocation;
+use crate::library::Status;
+use crate::sys::{Api, Families};
+use crate::team::{Team, TeamKind};
+use crate::{Nvshmem, Settings};
+
+/// NVSHMEM, running in this process. Handles of the same context are clones; it ends when the last of them is given to
+/// [`finalize`](Self::finalize).
+///
+/// Dropping handles is local and ends nothing: a process that only drops its context leaves NVSHMEM running, and
+/// [`current`](Self::current) finds it again.
+#[derive(Debug)]
+pub struct Context {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// How the PEs met: what a second initialisation is compared with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Arguments {
+    /// By what: a rendezvous, an id, MPI, the launcher.
+    pub(crate) way: &'static str,
+    /// This PE and how many there are, where the way says so.
+    pub(crate) place: Option<(u32, u32)>,
+    pub(crate) device: usize,
+    pub(crate) settings: Settings,
+}
+
+pub(crate) struct Inner {
+    pub(crate) nvshmem: Nvshmem,
+    pub(crate) context: Arc<CudaContext>,
+    /// For the blocking forms.
+    pub(crate) stream: Arc<CudaStream>,
+    pub(crate) pe: Pe,
+    pub(crate) n_pes: u32,
+    pub(crate) arguments: Arguments,
+    pub(crate) deadline: Duration,
+    pub(crate) world: Option<Arc<Rendezvous>>,
+    gate: Arc<Gate>,
+    worker: Worker,
+    dead: OnceLock<DeadState>,
+    handles: AtomicUsize,
+    /// Symmetric memory that was not freed, in the order of allocation: the same on every PE.
+    pub(crate) allocations: Mutex<Vec<Arc<Allocation>>>,
+    /// Counts collective set-up calls, by team.
+    pub(crate) sequences: Mutex<HashMap<u64, u64>>,
+    /// Outside memory that was registered as a source: first address, bytes.
+    pub(crate) registered: Mutex<Vec<(u64, usize)>>,
+    /// Which PEs' memory is mapped here.
+    pub(crate) mapped: OnceLock<Vec<bool>>,
+}
+
+/// What initialisation found, to become a context.
+pub(crate) struct Parts {
+    pub(crate) nvshmem: Nvshmem,
+    pub(crate) context: Arc<CudaContext>,
+    pub(crate) stream: Arc<CudaStream>,
+    pub(crate) pe: Pe,
+    pub(crate) n_pes: u32,
+    pub(crate) arguments: Arguments,
+    pub(crate) world: Option<Arc<Rendezvous>>,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) worker: Worker,
+}
+
+/// What this process has of NVSHMEM [C1].
+pub(crate) enum Life {
+    /// Nothing.
+    Idle,
+    /// A thread initialises.
+    Starting,
+    /// A context.
+    Live(Arc<Inner>),
+    /// It cannot be started any more.
+    Over(DeadState),
+}
+
+pub(crate) static LIFE: Mutex<Life> = Mutex::new(Life::Idle);
+
+impl Context {
+    pub(crate) fn adopt(parts: Parts) -> Self {
+        let Parts { nvshmem, context, stream, pe, n_pes, arguments, world, gate, worker } = parts;
+        let inner = Arc::new(Inner {
+            nvshmem,
+            context,
+            stream,
+            pe,
+            n_pes,
+            deadline: arguments.settings.deadline_set(),
+            arguments,
+            world,
+            gate,
+            worker,
+            dead: OnceLock::new(),
+            handles: AtomicUsize::new(0),
+            allocations: Mutex::default(),
+            sequences: Mutex::default(),
+            registered: Mutex::default(),
+            mapped: OnceLock::new(),
+        });
+        Self::handle(&inner)
+    }
+
+    pub(crate) fn handle(inner: &Arc<Inner>) -> Self {
+        inner.handles.fetch_add(1, Ordering::Relaxed);
+        Self { inner: Arc::clone(inner) }
+    }
+
+    /// Another handle of the context that runs in this process, if one does.
+    pub fn current() -> Option<Self> {
+        match &*LIFE.lock().unwrap_or_else(PoisonError::into_inner) {
+            Life::Live(inner) => Some(Self::handle(inner)),
+            _ => None,
+        }
+    }
+
+    /// This PE.
+    pub fn pe(&self) -> Pe {
+        self.inner.pe
+    }
+
+    /// How many PEs there are.
+    pub fn n_pes(&self) -> u32 {
+        self.inner.n_pes
+    }
+
+    /// The library.
+    pub fn library(&self) -> Nvshmem {
+        self.inner.nvshmem
+    }
+
+    /// How far NVSHMEM says it is initialised.
+    ///
+    /// # Errors
+    /// As [`Nvshmem::status`].
+    pub fn status(&self) -> Result<Status, NvshmemError> {
+        self.inner.nvshmem.status()
+    }
+
+    /// The device's context that NVSHMEM works in.
+    pub fn device(&self) -> &Arc<CudaContext> {
+        &self.inner.context
+    }
+
+    /// A stream of this context's own: what blocking calls use, and there for the caller too.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.inner.stream
+    }
+
+    /// The longest that a set-up call or a blocking call may take.
+    pub fn deadline(&self) -> Duration {
+        self.inner.deadline
+    }
+
+    /// What runs here, for logs and bug reports.
+    pub fn info(&self) -> Info {
+        let inner = &self.inner;
+        let allocations = inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
+        Info {
+            library: inner.nvshmem,
+            pe: inner.pe,
+            n_pes: inner.n_pes,
+            device: inner.context.ordinal(),
+            met_by: inner.arguments.way,
+            settings: inner.arguments.settings.clone(),
+            allocations: allocations.len(),
+            allocated_bytes: allocations.iter().map(|allocation| allocation.bytes()).sum(),
+        }
+    }
+
+    /// The team of all PEs.
+    pub fn world(&self) -> Team {
+        Team::world(&self.inner)
+    }
+
+    /// The team of the PEs whose memory is mapped here.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Dead`].
+    pub fn shared(&self) -> Result<Team, NvshmemError> {
+        Team::predefined(&self.inner, TeamKind::Shared)
+    }
+
+    /// The team of the PEs of this machine.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Dead`].
+    pub fn node(&self) -> Result<Team, NvshmemError> {
+        Team::predefined(&self.inner, TeamKind::Node)
+    }
+
+    /// The team of the PEs that have this PE's index on their machine.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Dead`].
+    pub fn same_index(&self) -> Result<Team, NvshmemError> {
+        Team::predefined(&self.inner, TeamKind::SameIndex)
+    }
+
+    /// Ends NVSHMEM on all PEs as soon as possible, with an exit status, where the bootstrap has a way to; the id's has none.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Dead`], [`NvshmemError::Timeout`].
+    pub fn global_exit(&self, status: i32) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmem_global_exit";
+        // SAFETY: it takes any status; what follows is the end of the job.
+        self.inner.block(CALL, move |api, _| unsafe { api.nvshmem_global_exit(status) })?;
+        Ok(())
+    }
+}
+
+impl Clone for Context {
+    fn clone(&self) -> Self {
+        Self::handle(&self.inner)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.inner.handles.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What runs in this process.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Info {
+    /// The library, its version and its file.
+    pub library: Nvshmem,
+    /// This PE.
+    pub pe: Pe,
+    /// How many there are.
+    pub n_pes: u32,
+    /// The device's ordinal.
+    pub device: usize,
+    /// How the PEs met.
+    pub met_by: &'static str,
+    /// What was set for initialisation, with what this crate added.
+    pub settings: Settings,
+    /// Pieces of symmetric memory that are not freed.
+    pub allocations: usize,
+    /// Their bytes.
+    pub allocated_bytes: usize,
+}
+
+impl Inner {
+    pub(crate) fn handles(&self) -> usize {
+        self.handles.load(Ordering::Relaxed)
+    }
+
+    /// Whether NVSHMEM can be called, and why not.
+    #[inline]
+    pub(crate) fn alive(&self, call: &'static str) -> Result<(), NvshmemError> {
+        self.nvshmem.not_forked(call)?;
+        match self.dead.get() {
+            None => Ok(()),
+            Some(state) => Err(NvshmemError::Dead { call, state: state.clone() }),
+        }
+    }
+
+    /// No more calls after this.
+    pub(crate) fn bury(&self, state: DeadState) {
+        // The first cause counts.
+        let _ = self.dead.set(state);
+    }
+
+    fn enter(&self, call: &'static str) -> Result<Inside, NvshmemError> {
+        self.alive(call)?;
+        let inside = self.gate.enter(call, self.deadline).map_err(|other| {
+            tracing::warn!(call, inside = other, "another call is still inside NVSHMEM");
+            NvshmemError::Dead { call, state: DeadState::Stuck { inside: other } }
+        })?;
+        // What kept the gate shut may have been what ended it.
+        self.alive(call)?;
+        Ok(inside)
+    }
+
+    /// Calls NVSHMEM for something that does not wait for others [C2].
+    #[inline]
+    pub(crate) fn issue<R>(
+        &self,
+        call: &'static str,
+        function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol>,
+    ) -> Result<R, NvshmemError> {
+        let _inside = self.enter(call)?;
+        self.context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+        function(self.nvshmem.raw_api(), self.nvshmem.raw_families())
+            .map_err(|missing| self.nvshmem.unsupported_function(call, &missing))
+    }
+
+    /// As [`issue`](Self::issue), for functions that return a status.
+    #[inline]
+    pub(crate) fn issue_status(
+        &self,
+        call: &'static str,
+        function: impl FnOnce(&'static Api, &'static Families) -> Result<i32, MissingSymbol>,
+    ) -> Result<(), NvshmemError> {
+        let code = self.issue(call, function)?;
+        self.nvshmem.check(call, code)
+    }
+
+    /// Calls NVSHMEM for something that waits for others or for the device, with the context's deadline [C2].
+    pub(crate) fn block<R: Send + 'static>(
+        &self,
+        call: &'static str,
+        function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol> + Send + 'static,
+    ) -> Result<R, NvshmemError> {
+        let inside = self.enter(call)?;
+        let (context, nvshmem) = (Arc::clone(&self.context), self.nvshmem);
+        let run = move || {
+            context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+            function(nvshmem.raw_api(), nvshmem.raw_families()).map_err(|missing| nvshmem.unsupported_function(call, &missing))
+        };
+        match self.worker.run(inside, self.deadline, run) {
+            Ok(result) => result,
+            Err(NoAnswer::Late(waited)) => {
+                self.bury(DeadState::Stuck { inside: call });
+                Err(self.late(call, waited, Vec::new()))
+            }
+            Err(NoAnswer::Panicked) => {
+                self.bury(DeadState::Broken { by: call });
+                Err(NvshmemError::Dead { call, state: DeadState::Broken { by: call } })
+            }
+        }
+    }
+
+    /// The error of a wait that took too long, with what the rendezvous knows.
+    #[cold]
+    pub(crate) fn late(&self, call: &'static str, waited: Duration, missing: Vec<Pe>) -> NvshmemError {
+        let lost = self.world.as_ref().and_then(|world| world.check().err()).map(|error| error.to_string());
+        Timeout { call, waited, pe: Some(self.pe), missing, lost }.into()
+    }
+
+    /// An error unless the PE is one of the job's.
+    #[inline]
+    pub(crate) fn check_pe(&self, call: &'static str, what: &'static str, pe: Pe) -> Result<i32, NvshmemError> {
+        if pe.get() < self.n_pes {
+            Ok(pe.get() as i32)
+        } else {
+            Err(NvshmemError::misuse(call, MisuseKind::Pe { what, found: pe, n_pes: self.n_pes }))
+        }
+    }
+
+    /// An error unless the stream is one of this context's device.
+    #[inline]
+    pub(crate) fn check_stream(&self, call: &'static str, stream: &CudaStream) -> Result<(), NvshmemError> {
+        let (found, expected) = (stream.context().ordinal(), self.context.ordinal());
+        if found == expected {
+            Ok(())
+        } else {
+            Err(NvshmemError::misuse(call, MisuseKind::Device { what: "the stream", found, expected }))
+        }
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}, {} of {} on device {}", self.nvshmem, self.pe, self.n_pes, self.context.ordinal())
+    }
+}

@@ -1,0 +1,229 @@
+//! What every call on a stream does first: checks, and keeping alive what it will use.
+//!
+//! Invariant: when NVSHMEM is called, all memory of the call is noted as used by the stream, or owned by the graph that the call is captured into.
+
+use std::sync::{Arc, PoisonError};
+
+use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceBufferMut, Keep, is_capturing, keep_in_graph};
+use peerweave_dylib::MissingSymbol;
+use peerweave_types::{Element, Pe};
+
+use crate::context::Inner;
+use crate::error::{MisuseKind, NvshmemError};
+use crate::sys::{Api, CType, Families};
+use crate::{SymmetricBuffer, Team};
+
+/// A call on a stream that is being put together.
+pub(crate) struct Enqueue<'a> {
+    inner: &'a Arc<Inner>,
+    call: &'static str,
+    stream: &'a Arc<CudaStream>,
+    capturing: bool,
+    keeps: Vec<Keep>,
+}
+
+impl<'a> Enqueue<'a> {
+    pub(crate) fn begin(inner: &'a Arc<Inner>, call: &'static str, stream: &'a Arc<CudaStream>) -> Result<Self, NvshmemError> {
+        inner.alive(call)?;
+        inner.check_stream(call, stream)?;
+        Ok(Self { inner, call, stream, capturing: is_capturing(stream)?, keeps: Vec::new() })
+    }
+
+    /// An error where the call is captured into a graph and cannot be.
+    pub(crate) fn not_captured(&self, why: &'static str) -> Result<(), NvshmemError> {
+        if self.capturing { Err(NvshmemError::misuse(self.call, MisuseKind::Context { why })) } else { Ok(()) }
+    }
+
+    /// Symmetric memory of the call. Gives its address.
+    pub(crate) fn symmetric<T>(&mut self, what: &'static str, buffer: &SymmetricBuffer<T>) -> Result<u64, NvshmemError> {
+        check_context(self.inner, self.call, what, buffer)?;
+        buffer.allocation.note(self.stream);
+        if self.capturing {
+            self.keeps.push(buffer.keep_handle());
+        }
+        Ok(buffer.address())
+    }
+
+    /// Any memory of this PE's own, to be read.
+    pub(crate) fn source<T>(&mut self, what: &'static str, buffer: &'a impl DeviceBuffer<T>) -> Result<Access<'a>, NvshmemError> {
+        self.check_device(what, buffer)?;
+        if self.capturing { self.owned(buffer) } else { Ok(buffer.read(self.stream)) }
+    }
+
+    /// Any memory of this PE's own, to be written.
+    pub(crate) fn target<T>(
+        &mut self,
+        what: &'static str,
+        buffer: &'a mut impl DeviceBufferMut<T>,
+    ) -> Result<Access<'a>, NvshmemError> {
+        self.check_device(what, buffer)?;
+        if self.capturing { self.owned(buffer) } else { Ok(buffer.write(self.stream)) }
+    }
+
+    fn owned<T>(&mut self, buffer: &impl DeviceBuffer<T>) -> Result<Access<'static>, NvshmemError> {
+        let why = "the stream is being captured, and a graph cannot keep memory that is only borrowed: use memory that is owned, such as DeviceMemory";
+        let (address, keep) = buffer.keep().ok_or_else(|| NvshmemError::misuse(self.call, MisuseKind::Context { why }))?;
+        self.keeps.push(keep);
+        Ok(Access::new(address))
+    }
+
+    fn check_device<T>(&self, what: &'static str, buffer: &impl DeviceBuffer<T>) -> Result<(), NvshmemError> {
+        let (found, expected) = (buffer.device(), self.inner.context.ordinal());
+        if found == expected {
+            Ok(())
+        } else {
+            Err(NvshmemError::misuse(self.call, MisuseKind::Device { what, found, expected }))
+        }
+    }
+
+    /// A team of the call. Gives its handle.
+    pub(crate) fn team(&mut self, team: &Team) -> Result<i32, NvshmemError> {
+        team.check(self.call, self.inner)?;
+        if self.capturing {
+            self.keeps.push(team.keep_handle());
+        }
+        Ok(team.handle())
+    }
+
+    /// Hands what must live to the graph, and calls.
+    pub(crate) fn call<R>(
+        self,
+        function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol>,
+    ) -> Result<R, NvshmemError> {
+        if self.capturing {
+            keep_in_graph(self.stream, self.keeps)?;
+        }
+        self.inner.issue(self.call, function)
+    }
+
+    /// As [`call`](Self::call), for functions that return a status.
+    pub(crate) fn call_status(
+        self,
+        function: impl FnOnce(&'static Api, &'static Families) -> Result<i32, MissingSymbol>,
+    ) -> Result<(), NvshmemError> {
+        let (nvshmem, name) = (self.inner.nvshmem, self.call);
+        let code = self.call(function)?;
+        nvshmem.check(name, code)
+    }
+}
+
+/// An error unless the buffer is symmetric memory of that context.
+pub(crate) fn check_context<T>(
+    inner: &Arc<Inner>,
+    call: &'static str,
+    what: &'static str,
+    buffer: &SymmetricBuffer<T>,
+) -> Result<(), NvshmemError> {
+    if Arc::ptr_eq(&buffer.allocation.inner, inner) {
+        Ok(())
+    } else {
+        Err(NvshmemError::misuse(call, MisuseKind::WrongContext { what }))
+    }
+}
+
+/// An error unless both have the same number of elements.
+#[inline]
+pub(crate) fn check_len(call: &'static str, what: &'static str, found: usize, expected: usize) -> Result<(), NvshmemError> {
+    if found == expected {
+        Ok(())
+    } else {
+        Err(NvshmemError::misuse(call, MisuseKind::Length { what, found, expected, unit: "elements" }))
+    }
+}
+
+/// Where two ranges of bytes meet first, if they do.
+pub(crate) fn overlap(one: (u64, usize), other: (u64, usize)) -> Option<u64> {
+    let start = one.0.max(other.0);
+    let end = (one.0 + one.1 as u64).min(other.0 + other.1 as u64);
+    (start < end).then_some(start)
+}
+
+/// An error where what is read and what is written share memory.
+pub(crate) fn check_apart(
+    call: &'static str,
+    read: (&'static str, u64, usize),
+    written: (&'static str, u64, usize),
+) -> Result<(), NvshmemError> {
+    match overlap((read.1, read.2), (written.1, written.2)) {
+        None => Ok(()),
+        Some(address) => Err(NvshmemError::misuse(call, MisuseKind::Overlap { read: read.0, written: written.0, address })),
+    }
+}
+
+/// This PE's own side of a transfer must be reachable by whoever moves it: the GPU's copy engines reach all of the machine, the network what is
+/// symmetric or registered.
+pub(crate) fn check_reach(
+    inner: &Arc<Inner>,
+    call: &'static str,
+    what: &'static str,
+    local: (u64, usize),
+    remote: u64,
+    pe: Pe,
+) -> Result<(), NvshmemError> {
+    if mapped(inner, remote)?.get(pe.index()).copied().unwrap_or(false) {
+        return Ok(());
+    }
+    let inside = |address: u64, bytes: usize| address <= local.0 && local.0 + local.1 as u64 <= address + bytes as u64;
+    let allocations = inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
+    let registered = inner.registered.lock().unwrap_or_else(PoisonError::into_inner);
+    if allocations.iter().any(|allocation| inside(allocation.address, allocation.bytes()))
+        || registered.iter().any(|(address, bytes)| inside(*address, *bytes))
+    {
+        return Ok(());
+    }
+    Err(NvshmemError::misuse(call, MisuseKind::Unregistered { what, pe }))
+}
+
+/// Which PEs' heaps are mapped here: asked once, by any address of the heap.
+pub(crate) fn mapped(inner: &Inner, symmetric: u64) -> Result<&Vec<bool>, NvshmemError> {
+    if let Some(known) = inner.mapped.get() {
+        return Ok(known);
+    }
+    let address = std::ptr::without_provenance(symmetric as usize);
+    let found = inner.issue("nvshmem_ptr", |api, _| {
+        // SAFETY: it only looks the address up.
+        (0..inner.n_pes).map(|pe| unsafe { api.nvshmem_ptr(address, pe as i32) }.map(|mapped| !mapped.is_null())).collect()
+    })?;
+    Ok(inner.mapped.get_or_init(|| found))
+}
+
+/// The type of C that moves elements of so many bytes.
+pub(crate) const fn by_width<T: Element>() -> CType {
+    match size_of::<T>() {
+        1 => CType::Uint8,
+        2 => CType::Uint16,
+        4 => CType::Uint32,
+        _ => CType::Uint64,
+    }
+}
+
+/// An address for NVSHMEM.
+pub(crate) fn pointer<T>(address: u64) -> *mut T {
+    std::ptr::without_provenance_mut(address as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_touch_do_not_overlap() {
+        assert_eq!(overlap((0x100, 16), (0x110, 16)), None);
+        assert_eq!(overlap((0x100, 17), (0x110, 16)), Some(0x110));
+        assert_eq!(overlap((0x110, 4), (0x100, 64)), Some(0x110));
+        assert_eq!(overlap((0x110, 0), (0x100, 64)), None);
+    }
+
+    #[test]
+    fn overlap_is_named() {
+        let error = check_apart("test", ("the source", 0x100, 32), ("the target", 0x110, 32)).expect_err("they overlap");
+        assert_eq!(error.to_string(), "test: the source and the target share memory at 0x110");
+    }
+
+    #[test]
+    fn every_element_has_a_width_that_nvshmem_moves() {
+        assert_eq!(by_width::<i8>(), CType::Uint8);
+        assert_eq!(by_width::<i32>(), CType::Uint32);
+        assert_eq!(by_width::<f64>(), CType::Uint64);
+    }
+}

@@ -1,0 +1,148 @@
+//! One thread at a time inside NVSHMEM, and a deadline for calls that have none.
+//!
+//! NVSHMEM is serialised: threads may call it, one after the other. Calls that wait for other PEs run on a thread of their own, so that the caller
+//! can give up; the gate then stays shut, since that thread is still inside.
+//!
+//! Invariant: whoever calls NVSHMEM holds an [`Inside`], and gives it up only when the call has come back.
+
+use std::sync::mpsc::{Sender, channel, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Lets one thread in.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    inside: Mutex<Option<&'static str>>,
+    left: Condvar,
+}
+
+/// A thread that is inside. Given up when dropped.
+#[derive(Debug)]
+pub(crate) struct Inside(Arc<Gate>);
+
+impl Gate {
+    /// Goes in for a call, or says which call was inside all the time.
+    pub(crate) fn enter(self: &Arc<Self>, call: &'static str, patience: Duration) -> Result<Inside, &'static str> {
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        if inside.is_some() {
+            let wait = self.left.wait_timeout_while(inside, patience, |inside| inside.is_some());
+            inside = wait.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        match *inside {
+            Some(other) => Err(other),
+            None => {
+                *inside = Some(call);
+                Ok(Inside(Arc::clone(self)))
+            }
+        }
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        *self.0.inside.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.0.left.notify_one();
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The thread for calls that wait.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    jobs: Mutex<Sender<Job>>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NoAnswer {
+    /// The deadline has passed; the call goes on.
+    Late(Duration),
+    /// The call panicked.
+    Panicked,
+}
+
+impl Worker {
+    /// Starts the thread. It ends when this is dropped, after the call that it is in.
+    pub(crate) fn start() -> std::io::Result<Self> {
+        let (jobs, todo) = channel::<Job>();
+        std::thread::Builder::new().name("peerweave-nvshmem".into()).spawn(move || {
+            for job in todo {
+                // The caller sees the panic as a missing answer.
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
+            }
+        })?;
+        Ok(Self { jobs: Mutex::new(jobs) })
+    }
+
+    /// Runs a call and waits for its answer, at most so long. `inside` is given up when the call comes back, however late.
+    pub(crate) fn run<R: Send + 'static>(
+        &self,
+        inside: Inside,
+        limit: Duration,
+        call: impl FnOnce() -> R + Send + 'static,
+    ) -> Result<R, NoAnswer> {
+        let start = Instant::now();
+        let (answer, answered) = sync_channel(1);
+        let job: Job = Box::new(move || {
+            let result = call();
+            drop(inside);
+            let _ = answer.send(result);
+        });
+        if self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job).is_err() {
+            return Err(NoAnswer::Panicked);
+        }
+        use std::sync::mpsc::RecvTimeoutError::{Disconnected, Timeout};
+        answered.recv_timeout(limit).map_err(|error| match error {
+            Timeout => NoAnswer::Late(start.elapsed()),
+            Disconnected => NoAnswer::Panicked,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn one_thread_at_a_time() {
+        let (gate, inside) = (Arc::new(Gate::default()), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let _inside = gate.enter("call", LONG).expect("nobody stays");
+                        assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0);
+                        inside.fetch_sub(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn call_that_does_not_come_back_keeps_the_gate_shut_until_it_does() {
+        let gate = Arc::new(Gate::default());
+        let worker = Worker::start().expect("threads are possible");
+        let (release, wait) = channel::<()>();
+        let inside = gate.enter("stuck", LONG).expect("nobody is inside");
+        let late = worker.run(inside, Duration::from_millis(20), move || wait.recv().is_ok());
+        assert!(matches!(late, Err(NoAnswer::Late(_))), "{late:?}");
+        assert_eq!(gate.enter("other", Duration::from_millis(5)).map(drop), Err("stuck"));
+        release.send(()).expect("it waits");
+        assert!(gate.enter("other", LONG).is_ok());
+    }
+
+    #[test]
+    fn panic_inside_a_call_is_no_endless_wait() {
+        let gate = Arc::new(Gate::default());
+        let worker = Worker::start().expect("threads are possible");
+        let inside = gate.enter("first", LONG).expect("nobody is inside");
+        assert_eq!(worker.run::<()>(inside, LONG, || panic!("on purpose")), Err(NoAnswer::Panicked));
+        let inside = gate.enter("second", LONG).expect("the first gave it up");
+        assert_eq!(worker.run(inside, LONG, || 7), Ok(7));
+    }
+}

@@ -1,0 +1,315 @@
+//! The symmetric heap: allocating, freeing, making outside memory symmetric. All of it collective.
+//!
+//! Handles are `buffer.rs`.
+//!
+//! # Invariants
+//! - **\[H1\]** Memory is freed only where no handle, no captured graph and no stream uses it any more.
+//! - **\[H2\]** The list of what is allocated is the same on every PE, in the same order.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use peerweave_driver::{CudaStream, DeviceBuffer, DriverError, Keep, wait};
+use peerweave_types::Element;
+
+use crate::SymmetricBuffer;
+use crate::agree::{Members, arrive};
+use crate::context::{Context, Inner};
+use crate::error::{MisuseKind, NvshmemError, Timeout};
+
+/// One piece of symmetric memory.
+pub(crate) struct Allocation {
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) address: u64,
+    bytes: usize,
+    /// Counts allocations, the same on every PE.
+    id: u64,
+    /// What keeps outside memory; `None` for the heap's own.
+    outside: Option<Keep>,
+    /// Streams that work on this memory was enqueued on.
+    streams: Mutex<Vec<Arc<CudaStream>>>,
+}
+
+impl Allocation {
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Notes that work on this memory is enqueued on a stream.
+    pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if !streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
+            streams.push(Arc::clone(stream));
+        }
+    }
+
+    /// Waits until every stream that used the memory has passed its work.
+    pub(crate) fn settle(&self, call: &'static str) -> Result<(), NvshmemError> {
+        let streams = std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
+        let start = Instant::now();
+        for (index, stream) in streams.iter().enumerate() {
+            if !wait(stream, start + self.inner.deadline)? {
+                // They are still to be waited for, should the memory be freed later.
+                self.streams.lock().unwrap_or_else(PoisonError::into_inner).extend(streams[index..].iter().cloned());
+                let pe = Some(self.inner.pe);
+                return Err(Timeout { call, waited: start.elapsed(), pe, missing: Vec::new(), lost: None }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Has NVSHMEM take it back. Collective; who calls has upheld [H1].
+    pub(crate) fn release(&self) -> Result<(), NvshmemError> {
+        let (address, bytes) = (self.address as usize, self.bytes);
+        match &self.outside {
+            None => self.inner.block("nvshmem_free", move |api, _| {
+                // SAFETY: the address came from the heap and is freed once: the allocation leaves the list with it.
+                unsafe { api.nvshmem_free(std::ptr::without_provenance_mut(address)) }
+            }),
+            Some(_) => {
+                const CALL: &str = "nvshmemx_buffer_unregister_symmetric";
+                let code = self.inner.block(CALL, move |api, _| {
+                    // SAFETY: the address and the length are those of one registration, which is ended once.
+                    unsafe { api.nvshmemx_buffer_unregister_symmetric(std::ptr::without_provenance_mut(address), bytes) }
+                })?;
+                self.inner.nvshmem.check(CALL, code)
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}: {} bytes at {:#x}", self.id, self.bytes, self.address)
+    }
+}
+
+/// Which function of NVSHMEM's allocates.
+#[derive(Clone, Copy)]
+enum Kind {
+    Malloc,
+    Calloc,
+    Align(usize),
+}
+
+impl Context {
+    /// Allocates `len` elements, with unspecified values, on every PE. Zero elements are allowed.
+    ///
+    /// # Collective
+    /// All PEs, with the same type and length, in the same order of set-up calls.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Disagree`] on every PE where they differ; [`NvshmemError::Nvshmem`] where the heap has too little left;
+    /// [`NvshmemError::Bootstrap`] and [`NvshmemError::Timeout`] name who did not come.
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
+        self.allocate("nvshmem_malloc", len, Kind::Malloc)
+    }
+
+    /// As [`alloc`](Self::alloc), filled with zeros.
+    ///
+    /// # Collective
+    /// As [`alloc`](Self::alloc).
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_zeroed<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
+        self.allocate("nvshmem_calloc", len, Kind::Calloc)
+    }
+
+    /// As [`alloc`](Self::alloc), at a multiple of `alignment_bytes`, a power of two.
+    ///
+    /// # Collective
+    /// As [`alloc`](Self::alloc).
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_aligned<T: Element>(&self, alignment_bytes: usize, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
+        const CALL: &str = "nvshmem_align";
+        if !alignment_bytes.is_power_of_two() || alignment_bytes < size_of::<*const ()>() {
+            let found = i64::try_from(alignment_bytes).unwrap_or(i64::MAX);
+            let kind = MisuseKind::Value { what: "the alignment", found, expected: "a power of two, at least that of a pointer" };
+            return Err(NvshmemError::misuse(CALL, kind));
+        }
+        self.allocate(CALL, len, Kind::Align(alignment_bytes))
+    }
+
+    fn allocate<T: Element>(&self, call: &'static str, len: usize, kind: Kind) -> Result<SymmetricBuffer<T>, NvshmemError> {
+        let inner = &self.inner;
+        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
+        let able = match bytes {
+            Some(_) => Ok(()),
+            None => Err(DriverError::TooLarge { call, count: len, element_bytes: size_of::<T>() }.into()),
+        };
+        // NVSHMEM takes zero bytes for no call at all.
+        let bytes = bytes.unwrap_or(0).max(size_of::<T>());
+        let alignment = if let Kind::Align(alignment) = kind { alignment } else { 0 };
+        arrive(inner, call, Members::World, &format!("{bytes} bytes, alignment {alignment}"), able)?;
+        let address = inner.block(call, move |api, _| {
+            // SAFETY: any sizes are allowed; all PEs call, with the same.
+            let address = unsafe {
+                match kind {
+                    Kind::Malloc => api.nvshmem_malloc(bytes),
+                    Kind::Calloc => api.nvshmem_calloc(1, bytes),
+                    Kind::Align(alignment) => api.nvshmem_align(alignment, bytes),
+                }
+            }?;
+            Ok(address.addr())
+        })?;
+        if address == 0 {
+            let detail = format!("{bytes} bytes of symmetric memory: the heap, or the device, has too little left");
+            return Err(inner.nvshmem.failure(call, None, detail));
+        }
+        let allocation = self.enlist(address as u64, bytes, None);
+        Ok(SymmetricBuffer::whole(allocation, len))
+    }
+
+    fn enlist(&self, address: u64, bytes: usize, outside: Option<Keep>) -> Arc<Allocation> {
+        let mut allocations = self.inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sequences = self.inner.sequences.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = sequences.entry(u64::MAX).or_default();
+        *id += 1;
+        let inner = Arc::clone(&self.inner);
+        let allocation = Arc::new(Allocation { inner, address, bytes, id: *id, outside, streams: Mutex::default() });
+        allocations.push(Arc::clone(&allocation));
+        allocation
+    }
+
+    /// Frees symmetric memory on every PE, once the streams that used it have passed their work.
+    ///
+    /// # Collective
+    /// All PEs, with their handle of the same allocation.
+    ///
+    /// # Errors
+    /// [`MisuseKind::InUse`] while there are other handles or slices of it, or captured graphs that use it: then nobody frees it, the others get
+    /// [`NvshmemError::Disagree`], and it is freed at [`finalize`](Self::finalize). As [`alloc`](Self::alloc) otherwise.
+    pub fn free<T: Element>(&self, buffer: SymmetricBuffer<T>) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmem_free";
+        let allocation = buffer.into_allocation();
+        let able = self.may_free(CALL, &allocation).and_then(|()| allocation.settle(CALL));
+        arrive(&self.inner, CALL, Members::World, &format!("allocation #{}", allocation.id), able)?;
+        {
+            let mut allocations = self.inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
+            allocations.retain(|known| !Arc::ptr_eq(known, &allocation));
+        }
+        allocation.release()
+    }
+
+    fn may_free(&self, call: &'static str, allocation: &Arc<Allocation>) -> Result<(), NvshmemError> {
+        if !Arc::ptr_eq(&allocation.inner, &self.inner) {
+            return Err(NvshmemError::misuse(call, MisuseKind::WrongContext { what: "the buffer" }));
+        }
+        // One is the list's, one is this.
+        if Arc::strong_count(allocation) > 2 {
+            let by = "another handle, a slice or a captured graph";
+            return Err(NvshmemError::misuse(call, MisuseKind::InUse { what: "the buffer", by }));
+        }
+        Ok(())
+    }
+
+    /// Makes outside memory symmetric: every PE gives memory of its own, and gets a buffer whose counterparts are the others'.
+    ///
+    /// NVSHMEM takes memory that was made by CUDA's virtual memory management with handles that can be shared, at its granularity; others it
+    /// refuses. The memory is kept until the buffer is freed.
+    ///
+    /// # Collective
+    /// As [`alloc`](Self::alloc).
+    ///
+    /// # Errors
+    /// [`NvshmemError::Nvshmem`] where NVSHMEM refuses the memory; [`MisuseKind::Context`] for memory that is only borrowed. As [`alloc`](Self::alloc)
+    /// otherwise.
+    pub fn register_symmetric<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<SymmetricBuffer<T>, NvshmemError> {
+        const CALL: &str = "nvshmemx_buffer_register_symmetric";
+        let inner = &self.inner;
+        let kept = owned(inner, CALL, memory);
+        let bytes = memory.len() * size_of::<T>();
+        let able = kept.as_ref().map(|_| ()).map_err(Clone::clone);
+        arrive(inner, CALL, Members::World, &format!("{bytes} bytes"), able)?;
+        let (source, keep) = kept?;
+        let address = inner.block(CALL, move |api, _| {
+            let source = std::ptr::without_provenance_mut(source as usize);
+            // SAFETY: the memory has that many bytes and is kept until it is unregistered; all PEs call.
+            Ok(unsafe { api.nvshmemx_buffer_register_symmetric(source, bytes, 0) }?.addr())
+        })?;
+        if address == 0 {
+            let detail = format!("{bytes} bytes; NVSHMEM takes shareable virtual memory alone");
+            return Err(inner.nvshmem.failure(CALL, None, detail));
+        }
+        Ok(SymmetricBuffer::whole(self.enlist(address as u64, bytes, Some(keep)), memory.len()))
+    }
+
+    /// Registers outside memory as a source and target of this PE's own side of puts and gets. Only needed for PEs that are reached by the network.
+    ///
+    /// Not collective. It ends when the result is dropped, and keeps the memory until then.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Nvshmem`] for memory that is registered already or overlaps such; [`MisuseKind::Context`] for memory that is only borrowed.
+    pub fn register_local<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NvshmemError> {
+        const CALL: &str = "nvshmemx_buffer_register";
+        let inner = &self.inner;
+        let (address, keep) = owned(inner, CALL, memory)?;
+        let bytes = memory.len() * size_of::<T>();
+        inner.issue_status(CALL, |api, _| {
+            // SAFETY: the memory has that many bytes and is kept until it is unregistered.
+            unsafe { api.nvshmemx_buffer_register(std::ptr::without_provenance_mut(address as usize), bytes) }
+        })?;
+        inner.registered.lock().unwrap_or_else(PoisonError::into_inner).push((address, bytes));
+        Ok(Registration { inner: Arc::clone(inner), address, bytes, _keep: keep })
+    }
+}
+
+/// The address of outside memory and what keeps it.
+fn owned<T>(inner: &Inner, call: &'static str, memory: &impl DeviceBuffer<T>) -> Result<(u64, Keep), NvshmemError> {
+    let (found, expected) = (memory.device(), inner.context.ordinal());
+    if found != expected {
+        return Err(NvshmemError::misuse(call, MisuseKind::Device { what: "the memory", found, expected }));
+    }
+    if memory.is_empty() {
+        return Err(NvshmemError::misuse(
+            call,
+            MisuseKind::Length { what: "the memory", found: 0, expected: 1, unit: "elements" },
+        ));
+    }
+    let why = "memory that is only borrowed cannot be registered: it could go away before; use memory that is owned, such as DeviceMemory";
+    memory.keep().ok_or_else(|| NvshmemError::misuse(call, MisuseKind::Context { why }))
+}
+
+/// Outside memory that is registered as this PE's own side of puts and gets.
+#[derive(Debug)]
+pub struct Registration {
+    inner: Arc<Inner>,
+    address: u64,
+    bytes: usize,
+    _keep: Keep,
+}
+
+impl Registration {
+    /// Its bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        const CALL: &str = "nvshmemx_buffer_unregister";
+        {
+            let mut registered = self.inner.registered.lock().unwrap_or_else(PoisonError::into_inner);
+            registered.retain(|(address, _)| *address != self.address);
+        }
+        if self.inner.alive(CALL).is_err() {
+            // NVSHMEM has ended, and its registrations with it.
+            return;
+        }
+        let address = std::ptr::without_provenance_mut(self.address as usize);
+        // SAFETY: the address was registered once, and is unregistered once.
+        if let Err(error) = self.inner.issue_status(CALL, |api, _| unsafe { api.nvshmemx_buffer_unregister(address) }) {
+            tracing::warn!(%error, "registered memory is leaked");
+            std::mem::forget(Arc::clone(&self._keep));
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! Starting NVSHMEM: by a rendezvous, by an id, by MPI, by the launcher.
+//!
+//! Invariant: NVSHMEM is started once; while it starts, and after it failed to, a second attempt is an error.
+
+use std::ffi::c_void;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::{Rendezvous, interface};
+use peerweave_driver::{CudaContext, CudaError};
+use peerweave_types::Pe;
+
+use crate::context::{Arguments, Context, LIFE, Life, Parts};
+use crate::error::{DeadState, MisuseKind, NvshmemError, PreflightError, Timeout};
+use crate::gate::{Gate, NoAnswer, Worker};
+use crate::preflight::{self, Card};
+use crate::sys::{self, nvshmemx_init_attr_t};
+use crate::{Nvshmem, Settings, UniqueId};
+
+/// How the PEs meet.
+enum Way {
+    /// By an id.
+    Id(UniqueId, u32, u32),
+    /// By MPI.
+    Mpi(Handed),
+    /// By the launcher's environment.
+    Launcher,
+}
+
+/// A pointer of the caller's, for another thread of this process.
+struct Handed(*mut c_void);
+
+// SAFETY: shared is a pointer to the caller's communicator; who gave it waits until initialisation is over or has promised that it lives on
+// (`from_mpi`), and only NVSHMEM's one thread uses it meanwhile. Would be caught by nothing but MPI itself, which must be initialised for threads.
+unsafe impl Send for Handed {}
+
+impl Context {
+    /// Starts NVSHMEM among the PEs of a rendezvous, with the same numbers: the usual way.
+    ///
+    /// The PEs first tell each other what they have: one that cannot start, that has another library, other settings, or another PE's GPU is an error on
+    /// every PE before NVSHMEM is called. The id travels by the rendezvous, and NVSHMEM is told to use its interface. Later set-up calls meet there too;
+    /// keep it for as long as the context.
+    ///
+    /// `device` is the device of this PE; each PE needs its own.
+    ///
+    /// # Collective
+    /// All PEs of the rendezvous.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Preflight`], [`NvshmemError::Plugin`], [`NvshmemError::Load`]; [`NvshmemError::Bootstrap`] and [`NvshmemError::Timeout`] name who did
+    /// not come; [`MisuseKind::AlreadyInitialized`] where a context runs that was started otherwise: the same arguments give another handle of it.
+    pub fn from_rendezvous(
+        rendezvous: &Arc<Rendezvous>,
+        device: &Arc<CudaContext>,
+        settings: Settings,
+    ) -> Result<Self, NvshmemError> {
+        const CALL: &str = "Context::from_rendezvous";
+        settings.check(CALL)?;
+        let (pe, n_pes) = (rendezvous.pe(), rendezvous.n_pes());
+        let settings = with_interface(settings);
+        let arguments = arguments("a rendezvous", Some((pe.get(), n_pes)), device, settings);
+        let start = match Start::begin(CALL, &arguments)? {
+            Begun::Running(context) => return Ok(context),
+            Begun::Start(start) => start,
+        };
+        // Nothing of this PE's may keep the others waiting: its error is its greeting.
+        let own = greeting(CALL, &arguments, device, pe.get() == 0);
+        let text = match &own {
+            Ok((_, card, _)) => card.to_text(),
+            Err(error) => format!("error\t{error}"),
+        };
+        let all = rendezvous.exchange("peerweave-nvshmem/init", text.as_bytes()).map_err(NvshmemError::bootstrap(CALL));
+        let (nvshmem, _, worker) = own?;
+        let cards: Vec<_> = all?.iter().map(|text| Card::from_text(&String::from_utf8_lossy(text))).collect();
+        let remote = arguments.settings.effective("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_default();
+        let checked = preflight::together(pe, &cards)
+            .map_err(NvshmemError::from)
+            .and_then(|()| preflight::reachable(pe, &cards, device, &remote));
+        // Reachability is seen by each PE for itself, so its outcome is told too.
+        let text = checked.as_ref().err().map(NvshmemError::to_string).unwrap_or_default();
+        let verdicts =
+            rendezvous.exchange("peerweave-nvshmem/checked", text.as_bytes()).map_err(NvshmemError::bootstrap(CALL))?;
+        checked?;
+        if let Some((pe, reason)) = verdicts.iter().enumerate().find(|(_, reason)| !reason.is_empty()) {
+            let reason = String::from_utf8_lossy(reason).into_owned();
+            return Err(PreflightError::Peer { pe: Pe::new(pe as u32), reason }.into());
+        }
+        let id = cards.first().and_then(|card| card.as_ref().ok()).and_then(|card| card.id);
+        let Some(id) = id else {
+            return Err(PreflightError::Peer { pe: Pe::new(0), reason: "it sent no id".to_owned() }.into());
+        };
+        start.run(nvshmem, Way::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous), worker)
+    }
+
+    /// A new id for PEs to meet with by [`from_unique_id`](Self::from_unique_id). Loads a plug-in, and opens a socket in this process that listens until
+    /// they have met.
+    ///
+    /// `settings` say on which interface; the same settings are to be given when starting.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Plugin`], [`NvshmemError::Load`], [`NvshmemError::Nvshmem`] where there is no usable interface, [`NvshmemError::Timeout`].
+    pub fn unique_id(settings: &Settings) -> Result<UniqueId, NvshmemError> {
+        const CALL: &str = "Context::unique_id";
+        settings.check(CALL)?;
+        let nvshmem = Nvshmem::load()?;
+        nvshmem.check_plugins("none")?;
+        make_id(CALL, nvshmem, settings, &start_worker(CALL)?)
+    }
+
+    /// Starts NVSHMEM as PE `pe` of `n_pes` that all have the id, which the caller carried to them.
+    ///
+    /// # Collective
+    /// All `n_pes` PEs.
+    ///
+    /// # Errors
+    /// As [`from_rendezvous`](Self::from_rendezvous), but who is missing, other libraries and shared GPUs are not found out: only the deadline helps.
+    pub fn from_unique_id(
+        id: UniqueId,
+        pe: Pe,
+        n_pes: u32,
+        device: &Arc<CudaContext>,
+        settings: Settings,
+    ) -> Result<Self, NvshmemError> {
+        const CALL: &str = "Context::from_unique_id";
+        settings.check(CALL)?;
+        if i32::try_from(n_pes).is_err() || pe.get() >= n_pes {
+            return Err(NvshmemError::misuse(CALL, MisuseKind::Pe { what: "this PE", found: pe, n_pes }));
+        }
+        let arguments = arguments("an id", Some((pe.get(), n_pes)), device, settings);
+        begin_alone(CALL, Way::Id(id, pe.get(), n_pes), device, arguments)
+    }
+
+    /// Starts NVSHMEM among the processes of an MPI communicator, with its ranks as PEs.
+    ///
+    /// # Collective
+    /// All processes of the communicator.
+    ///
+    /// # Errors
+    /// As [`from_unique_id`](Self::from_unique_id).
+    ///
+    /// # Safety
+    /// `communicator` points to an `MPI_Comm` of the MPI that NVSHMEM's plug-in is linked to. MPI is initialised, another thread than the main one may call
+    /// it (`MPI_THREAD_SERIALIZED` at least), and both live until NVSHMEM is finalised, or if this call times out, until the process ends.
+    pub unsafe fn from_mpi(
+        communicator: *mut c_void,
+        device: &Arc<CudaContext>,
+        settings: Settings,
+    ) -> Result<Self, NvshmemError> {
+        const CALL: &str = "Context::from_mpi";
+        settings.check(CALL)?;
+        let arguments = arguments("MPI", None, device, settings);
+        begin_alone(CALL, Way::Mpi(Handed(communicator)), device, arguments)
+    }
+
+    /// Starts NVSHMEM among the processes that a launcher started, by the launcher's own service: PMI, PMI-2 or PMIx (`NVSHMEM_BOOTSTRAP`,
+    /// `NVSHMEM_BOOTSTRAP_PMI`).
+    ///
+    /// # Collective
+    /// All processes of the job.
+    ///
+    /// # Errors
+    /// As [`from_unique_id`](Self::from_unique_id). Where no launcher started the process, NVSHMEM says so in its own words.
+    pub fn from_launcher(device: &Arc<CudaContext>, settings: Settings) -> Result<Self, NvshmemError> {
+        const CALL: &str = "Context::from_launcher";
+        settings.check(CALL)?;
+        let arguments = arguments("the launcher", None, device, settings);
+        begin_alone(CALL, Way::Launcher, device, arguments)
+    }
+}
+
+fn arguments(way: &'static str, place: Option<(u32, u32)>, device: &Arc<CudaContext>, settings: Settings) -> Arguments {
+    Arguments { way, place, device: device.ordinal(), settings: settings.with_switch() }
+}
+
+/// NVSHMEM uses the interface that the job uses.
+fn with_interface(settings: Settings) -> Settings {
+    let asked = std::env::var(peerweave_bootstrap::env::names::INTERFACE).ok();
+    let chosen = interface::advertise_address(asked.as_deref()).ok();
+    let family = chosen.as_ref().filter(|chosen| chosen.address.is_ipv6()).map(|_| "AF_INET6".to_owned());
+    settings
+        .or("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", || chosen.map(|chosen| chosen.name))
+        .or("NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", || family)
+}
+
+fn start_worker(call: &'static str) -> Result<Worker, NvshmemError> {
+    Worker::start().map_err(|error| {
+        tracing::error!(%error, "no thread for NVSHMEM");
+        NvshmemError::misuse(call, MisuseKind::Context { why: "the operating system refuses a thread" })
+    })
+}
+
+fn greeting(
+    call: &'static str,
+    arguments: &Arguments,
+    device: &Arc<CudaContext>,
+    makes_id: bool,
+) -> Result<(Nvshmem, Card, Worker), NvshmemError> {
+    let nvshmem = Nvshmem::load()?;
+    let mut card = preflight::local(nvshmem, device, &arguments.settings)?;
+    let worker = start_worker(call)?;
+    if makes_id {
+        card.id = Some(make_id(call, nvshmem, &arguments.settings, &worker)?);
+    }
+    Ok((nvshmem, card, worker))
+}
+
+fn make_id(call: &'static str, nvshmem: Nvshmem, settings: &Settings, worker: &Worker) -> Result<UniqueId, NvshmemError> {
+    const FUNCTION: &str = "nvshmemx_get_uniqueid";
+    nvshmem.not_forked(call)?;
+    let environment = settings.apply();
+    let inside = Arc::new(Gate::default()).enter(FUNCTION, Duration::ZERO).expect("the gate is new");
+    let made = worker.run(inside, settings.deadline_set(), move || {
+        let mut id = sys::nvshmemx_uniqueid_t::EMPTY;
+        // SAFETY: the pointer is to a live struct that is stamped with its version.
+        nvshmem.code(FUNCTION, |api| unsafe { api.nvshmemx_get_uniqueid(&raw mut id) }).map(|code| (code, id))
+    });
+    match made {
+        Ok(result) => {
+            environment.restore();
+            let (code, id) = result?;
+            nvshmem.check(FUNCTION, code)?;
+            Ok(UniqueId::from_raw(&id))
+        }
+        Err(error) => {
+            environment.leave();
+            Err(no_answer(call, FUNCTION, error, None))
+        }
+    }
+}
+
+fn no_answer(call: &'static str, function: &'static str, error: NoAnswer, world: Option<(&Rendezvous, Vec<Pe>)>) -> NvshmemError {
+    match error {
+        NoAnswer::Late(waited) => {
+            let (pe, missing, lost) = match world {
+                Some((world, missing)) => (Some(world.pe()), missing, world.check().err().map(|error| error.to_string())),
+                None => (None, Vec::new(), None),
+            };
+            Timeout { call: function, waited, pe, missing, lost }.into()
+        }
+        NoAnswer::Panicked => NvshmemError::Dead { call, state: DeadState::Broken { by: function } },
+    }
+}
+
+/// A start that is under way; ends in a context, or in none for ever, or where NVSHMEM was not called, as if nothing had been.
+struct Start {
+    call: &'static str,
+    outcome: Option<Life>,
+}
+
+enum Begun {
+    Running(Context),
+    Start(Start),
+}
+
+impl Start {
+    fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
+        let mut life = LIFE.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*life {
+            Life::Idle => {
+                *life = Life::Starting;
+                Ok(Begun::Start(Self { call, outcome: Some(Life::Idle) }))
+            }
+            Life::Starting => {
+                let why = "another thread is starting NVSHMEM, which is one for each process";
+                Err(NvshmemError::misuse(call, MisuseKind::Context { why }))
+            }
+            Life::Live(inner) => {
+                inner.alive(call)?;
+                same(call, &inner.arguments, arguments)?;
+                Ok(Begun::Running(Context::handle(inner)))
+            }
+            Life::Over(state) => Err(NvshmemError::Dead { call, state: state.clone() }),
+        }
+    }
+
+    fn run(
+        mut self,
+        nvshmem: Nvshmem,
+        way: Way,
+        device: &Arc<CudaContext>,
+        arguments: Arguments,
+        world: Option<&Arc<Rendezvous>>,
+        worker: Worker,
+    ) -> Result<Context, NvshmemError> {
+        const FUNCTION: &str = "nvshmemx_hostlib_init_attr";
+        let call = self.call;
+        nvshmem.not_forked(call)?;
+        let stream = device.new_stream().map_err(CudaError::of("cuStreamCreate"))?;
+        let began = Instant::now();
+        if let Some(world) = world {
+            // Who does not get so far is missing for those who wait.
+            world.put(&began_key(world.pe()), b"began").map_err(NvshmemError::bootstrap(call))?;
+        }
+        // From here on NVSHMEM cannot be started again if it fails.
+        self.outcome = Some(Life::Over(DeadState::InitFailed));
+        let environment = arguments.settings.apply();
+        let gate = Arc::new(Gate::default());
+        let inside = gate.enter(FUNCTION, Duration::ZERO).expect("the gate is new");
+        let (context, ordinal) = (Arc::clone(device), device.ordinal());
+        let limit = arguments.settings.deadline_set();
+        let answer = worker.run(inside, limit, move || -> Result<_, NvshmemError> {
+            context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+            call_init(nvshmem, &way, ordinal)
+        });
+        let result = match answer {
+            Ok(result) => {
+                environment.restore();
+                result
+            }
+            Err(error) => {
+                environment.leave();
+                self.outcome = Some(Life::Over(DeadState::Stuck { inside: FUNCTION }));
+                let world = world.map(|world| (&**world, missing(world)));
+                return Err(no_answer(call, FUNCTION, error, world));
+            }
+        };
+        let (pe, n_pes) = result?;
+        tracing::debug!(pe, n_pes, took = ?began.elapsed(), version = %nvshmem.version(), "NVSHMEM started");
+        let parts = Parts {
+            nvshmem,
+            context: Arc::clone(device),
+            stream,
+            pe: Pe::new(pe),
+            n_pes,
+            arguments,
+            world: world.map(Arc::clone),
+            gate,
+            worker,
+        };
+        let context = Context::adopt(parts);
+        self.outcome = Some(Life::Live(Arc::clone(&context.inner)));
+        drop(self);
+        Ok(context)
+    }
+}
+
+impl Drop for Start {
+    fn drop(&mut self) {
+        if let Some(outcome) = self.outcome.take() {
+            *LIFE.lock().unwrap_or_else(PoisonError::into_inner) = outcome;
+        }
+    }
+}
+
+fn begin_alone(call: &'static str, way: Way, device: &Arc<CudaContext>, arguments: Arguments) -> Result<Context, NvshmemError> {
+    let start = match Start::begin(call, &arguments)? {
+        Begun::Running(context) => return Ok(context),
+        Begun::Start(start) => start,
+    };
+    let nvshmem = Nvshmem::load()?;
+    preflight::local(nvshmem, device, &arguments.settings)?;
+    start.run(nvshmem, way, device, arguments, None, start_worker(call)?)
+}
+
+/// An error that names the first argument in which two initialisations differ.
+fn same(call: &'static str, running: &Arguments, asked: &Arguments) -> Result<(), NvshmemError> {
+    let differ = |what, found: String, asked: String| {
+        Err(NvshmemError::misuse(call, MisuseKind::AlreadyInitialized { what, found, asked }))
+    };
+    let place = |place: Option<(u32, u32)>| place.map_or("none".to_owned(), |(pe, n_pes)| format!("PE {pe} of {n_pes}"));
+    if running.way != asked.way {
+        return differ("the bootstrap", running.way.to_owned(), asked.way.to_owned());
+    }
+    if running.place != asked.place {
+        return differ("the place", place(running.place), place(asked.place));
+    }
+    if running.device != asked.device {
+        return differ("the device", running.device.to_string(), asked.device.to_string());
+    }
+    if running.settings != asked.settings {
+        let text = |settings: &Settings| settings.variables().map(|(name, value)| format!("{name}={value} ")).collect::<String>();
+        return differ("the settings", text(&running.settings), text(&asked.settings));
+    }
+    Ok(())
+}
+
+/// Starts it. Gives this PE and how many there are.
+fn call_init(nvshmem: Nvshmem, way: &Way, device: usize) -> Result<(u32, u32), NvshmemError> {
+    const FUNCTION: &str = "nvshmemx_hostlib_init_attr";
+    let mut attr = nvshmemx_init_attr_t::unset(nvshmem.version());
+    if nvshmem.version().at_least(sys::INIT_LAYOUT_2) {
+        attr.args.cuda_device_id = device as i32;
+    }
+    // The id must stay where it is until initialisation is over.
+    let mut raw_id;
+    let flags = match way {
+        Way::Id(id, pe, n_pes) => {
+            raw_id = id.to_raw();
+            attr.args.uid_args.id = &raw mut raw_id;
+            attr.args.uid_args.myrank = *pe as i32;
+            attr.args.uid_args.nranks = *n_pes as i32;
+            sys::NVSHMEMX_INIT_WITH_UNIQUEID
+        }
+        Way::Mpi(communicator) => {
+            attr.mpi_comm = communicator.0;
+            sys::NVSHMEMX_INIT_WITH_MPI_COMM
+        }
+        Way::Launcher => 0,
+    };
+    // SAFETY: the struct is stamped for this library, and it and the id live until the call is over; the device's context is current.
+    let code = nvshmem.code(FUNCTION, |api| unsafe { api.nvshmemx_hostlib_init_attr(flags, &raw mut attr) })?;
+    nvshmem.check(FUNCTION, code)?;
+    // SAFETY: NVSHMEM is initialised.
+    let (pe, n_pes) = nvshmem.code("nvshmem_my_pe", |api| unsafe { Ok((api.nvshmem_my_pe()?, api.nvshmem_n_pes()?)) })?;
+    match (u32::try_from(pe), u32::try_from(n_pes)) {
+        (Ok(pe), Ok(n_pes)) if pe < n_pes => Ok((pe, n_pes)),
+        _ => Err(nvshmem.failure("nvshmem_my_pe", None, format!("PE {pe} of {n_pes}"))),
+    }
+}
+
+fn began_key(pe: Pe) -> String {
+    format!("peerweave-nvshmem/began/{}", pe.get())
+}
+
+/// Who has not even begun.
+fn missing(world: &Rendezvous) -> Vec<Pe> {
+    let pes = (0..world.n_pes()).map(Pe::new);
+    pes.filter(|pe| matches!(world.try_get(&began_key(*pe)), Ok(None))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn second_initialisation_with_other_arguments_names_what_differs() {
+        let running = Arguments { way: "an id", place: Some((0, 2)), device: 0, settings: Settings::default().max_teams(8) };
+        let differs = |change: fn(&mut Arguments)| {
+            let mut asked = running.clone();
+            change(&mut asked);
+            same("test", &running, &asked).expect_err("they differ").to_string()
+        };
+        assert!(differs(|asked| asked.device = 1).contains("the device 0, not 1"));
+        assert!(differs(|asked| asked.place = Some((1, 2))).contains("the place PE 0 of 2, not PE 1 of 2"));
+        assert!(differs(|asked| asked.settings = Settings::default()).contains("NVSHMEM_MAX_TEAMS=8"));
+        assert!(same("test", &running, &running.clone()).is_ok());
+    }
+}

@@ -1,0 +1,217 @@
+//! What can be known before NVSHMEM is called: most of what goes wrong inside it is printed, and ends the process or never ends.
+//!
+//! What cannot be known: whether a network works; whether the switch fabric is healthy; whether another process takes the memory meanwhile; whether a
+//! peer dies inside NVSHMEM (then the deadline is what is left).
+//!
+//! Invariant: nothing here changes anything.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use peerweave_driver::cudarc::driver::sys::CUdevice;
+use peerweave_driver::{CudaContext, CudaError, Driver};
+use peerweave_types::Pe;
+
+use crate::error::{NvshmemError, PreflightError};
+use crate::{Nvshmem, Settings, Version};
+
+/// What NVSHMEM puts into `/dev/shm` to start: a page for each PE of the machine, generously.
+const SHARED_MEMORY_BYTES: u64 = 1 << 20;
+
+/// What one PE tells the others before they start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Card {
+    pub(crate) version: Version,
+    pub(crate) uuid: String,
+    pub(crate) settings: String,
+    /// The id, from PE 0.
+    pub(crate) id: Option<crate::UniqueId>,
+}
+
+impl Card {
+    /// One line of fields; the id in hexadecimal.
+    pub(crate) fn to_text(&self) -> String {
+        let id = self.id.map(|id| id.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+        format!("ok\t{}\t{}\t{}\t{}", self.version, self.uuid, self.settings, id.unwrap_or_default())
+    }
+
+    /// `Err` is why that PE cannot start.
+    pub(crate) fn from_text(text: &str) -> Result<Self, String> {
+        if let Some(reason) = text.strip_prefix("error\t") {
+            return Err(reason.to_owned());
+        }
+        let unreadable = || format!("its greeting is not understood: {text:?}");
+        let [_, version, uuid, settings, id] = text.split('\t').collect::<Vec<_>>().try_into().map_err(|_| unreadable())?;
+        let byte = |pair: &[u8]| std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok());
+        let bytes: Option<Vec<u8>> = id.as_bytes().chunks(2).map(byte).collect();
+        let id = match bytes.ok_or_else(unreadable)?.as_slice() {
+            [] => None,
+            bytes => Some(bytes.try_into().map_err(|_| unreadable())?),
+        };
+        let version = version.parse().map_err(|_| unreadable())?;
+        Ok(Self { version, uuid: uuid.to_owned(), settings: settings.to_owned(), id })
+    }
+}
+
+/// What one PE can say about itself.
+pub(crate) fn local(nvshmem: Nvshmem, context: &Arc<CudaContext>, settings: &Settings) -> Result<Card, NvshmemError> {
+    let remote = settings.effective("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_else(|| "ibrc".to_owned());
+    nvshmem.check_plugins(&remote)?;
+    shared_memory()?;
+    device_memory(context, settings)?;
+    Ok(Card { version: nvshmem.version(), uuid: uuid_of(context)?, settings: settings.symmetric_part(), id: None })
+}
+
+/// The device's number, which is the same for every process.
+pub(crate) fn uuid_of(context: &Arc<CudaContext>) -> Result<String, NvshmemError> {
+    let uuid = context.uuid().map_err(CudaError::of("cuDeviceGetUuid_v2"))?;
+    Ok(uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect())
+}
+
+fn shared_memory() -> Result<(), NvshmemError> {
+    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the path ends in a zero byte and the pointer is to room for one struct.
+    if unsafe { libc::statvfs(c"/dev/shm".as_ptr(), stat.as_mut_ptr()) } != 0 {
+        // Not mounted: then NVSHMEM will say so.
+        return Ok(());
+    }
+    // SAFETY: the call succeeded, so the struct is filled in.
+    let stat = unsafe { stat.assume_init() };
+    let free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
+    if free_bytes < SHARED_MEMORY_BYTES {
+        return Err(PreflightError::SharedMemory { free_bytes, needed_bytes: SHARED_MEMORY_BYTES }.into());
+    }
+    Ok(())
+}
+
+fn device_memory(context: &Arc<CudaContext>, settings: &Settings) -> Result<(), NvshmemError> {
+    context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+    let (free, _) = context.mem_get_info().map_err(CudaError::of("cuMemGetInfo_v2"))?;
+    let fixed = settings.effective("NVSHMEM_DISABLE_CUDA_VMM").is_some_and(|value| value == "1");
+    let (variable, default) = if fixed { ("NVSHMEM_SYMMETRIC_SIZE", 1 << 30) } else { ("NVSHMEM_CUMEM_GRANULARITY", 1 << 29) };
+    // Sizes with a unit, such as 1G, are NVSHMEM's to judge.
+    let needed_bytes = settings.effective(variable).map_or(Some(default), |text| text.trim().parse().ok()).unwrap_or(0);
+    let free_bytes = free as u64;
+    if free_bytes < needed_bytes {
+        return Err(PreflightError::DeviceMemory { device: context.ordinal(), free_bytes, needed_bytes }.into());
+    }
+    Ok(())
+}
+
+/// What everybody's cards say together.
+pub(crate) fn together(own: Pe, cards: &[Result<Card, String>]) -> Result<(), PreflightError> {
+    let read = |(pe, card): (usize, &Result<Card, String>)| match card {
+        Ok(card) => Ok((Pe::new(pe as u32), card.clone())),
+        Err(reason) => Err(PreflightError::Peer { pe: Pe::new(pe as u32), reason: reason.clone() }),
+    };
+    let cards: Vec<(Pe, Card)> = cards.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+    let ours = &cards[own.index()].1;
+    if let Some((pe, card)) = cards.iter().find(|(_, card)| card.version != ours.version) {
+        return Err(PreflightError::Versions { pe: *pe, theirs: card.version.to_string(), ours: ours.version });
+    }
+    if let Some((pe, card)) = cards.iter().find(|(_, card)| card.settings != ours.settings) {
+        return Err(PreflightError::Settings { pe: *pe, theirs: card.settings.clone(), ours: ours.settings.clone() });
+    }
+    let mut by_uuid: BTreeMap<&str, Vec<Pe>> = BTreeMap::new();
+    for (pe, card) in &cards {
+        by_uuid.entry(&card.uuid).or_default().push(*pe);
+    }
+    match by_uuid.into_iter().find(|(_, pes)| pes.len() > 1) {
+        Some((uuid, pes)) => Err(PreflightError::SharedGpu { pes, uuid: uuid.to_owned() }),
+        None => Ok(()),
+    }
+}
+
+/// Which peers' GPUs can be reached directly, as far as this process can see them.
+pub(crate) fn reachable(
+    own: Pe,
+    cards: &[Result<Card, String>],
+    context: &Arc<CudaContext>,
+    remote_transport: &str,
+) -> Result<(), NvshmemError> {
+    let driver = Driver::get()?;
+    let mut ordinals: BTreeMap<String, usize> = BTreeMap::new();
+    for ordinal in 0..driver.device_count()? {
+        // Making a context of another device would take memory there: ask the driver for the number alone.
+        if let Ok(uuid) = peerweave_driver::cudarc::driver::result::device::get(ordinal as i32)
+            .and_then(peerweave_driver::cudarc::driver::result::device::get_uuid)
+        {
+            ordinals.insert(uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect(), ordinal);
+        }
+    }
+    let device = context.ordinal();
+    for (pe, card) in cards.iter().enumerate().filter(|(pe, _)| *pe != own.index()) {
+        let pe = Pe::new(pe as u32);
+        // A device that is not visible here, or on another machine, cannot be asked about.
+        let Some(peer) = card.as_ref().ok().and_then(|card| ordinals.get(&card.uuid)) else { continue };
+        let mut can = 0;
+        // SAFETY: the pointer is to a live integer; the driver checks the ordinals.
+        let code = unsafe { driver.api().cuDeviceCanAccessPeer(&raw mut can, device as CUdevice, *peer as CUdevice) };
+        CudaError::check("cuDeviceCanAccessPeer", code.map_err(peerweave_driver::DriverError::from)?)?;
+        if can == 0 {
+            tracing::warn!(
+                pe = pe.get(),
+                device,
+                peer,
+                "the GPUs cannot reach each other directly: all traffic takes the network"
+            );
+            if remote_transport == "none" {
+                return Err(PreflightError::Unreachable { pe, device }.into());
+            }
+        }
+    }
+    Ok(())
+}
+
+impl fmt::Display for Card {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NVSHMEM {} on {}", self.version, self.uuid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(uuid: &str) -> Card {
+        Card { version: Version::new(3, 4, 5), uuid: uuid.to_owned(), settings: "NVSHMEM_MAX_TEAMS=7".to_owned(), id: None }
+    }
+
+    #[test]
+    fn cards_come_back() {
+        let mut own = card("ab");
+        own.id = Some(crate::UniqueId::from_bytes(std::array::from_fn(|index| index as u8)));
+        assert_eq!(Card::from_text(&own.to_text()), Ok(own));
+        assert_eq!(Card::from_text("error\tno driver"), Err("no driver".to_owned()));
+        assert!(Card::from_text("ok\t3.4.5\tab\t\tzz").is_err());
+        assert!(Card::from_text("hello").is_err());
+    }
+
+    #[test]
+    fn two_pes_on_one_gpu_are_named() {
+        let error = together(Pe::new(1), &[Ok(card("a")), Ok(card("b")), Ok(card("a"))]).expect_err("they share it");
+        assert_eq!(error, PreflightError::SharedGpu { pes: vec![Pe::new(0), Pe::new(2)], uuid: "a".to_owned() });
+        assert_eq!(together(Pe::new(1), &[Ok(card("a")), Ok(card("b"))]), Ok(()));
+    }
+
+    #[test]
+    fn pe_that_cannot_start_is_everybodys_error() {
+        let error = together(Pe::new(0), &[Ok(card("a")), Err("no driver".to_owned())]).expect_err("one cannot");
+        assert_eq!(error, PreflightError::Peer { pe: Pe::new(1), reason: "no driver".to_owned() });
+    }
+
+    #[test]
+    fn different_libraries_and_settings_are_named() {
+        let mut other = card("b");
+        other.version = Version::new(3, 8, 0);
+        assert!(
+            matches!(together(Pe::new(0), &[Ok(card("a")), Ok(other)]), Err(PreflightError::Versions { pe, .. }) if pe.get() == 1)
+        );
+        let mut other = card("b");
+        other.settings = "NVSHMEM_MAX_TEAMS=8".to_owned();
+        assert!(
+            matches!(together(Pe::new(1), &[Ok(card("a")), Ok(other)]), Err(PreflightError::Settings { pe, .. }) if pe.get() == 0)
+        );
+    }
+}

@@ -1,0 +1,267 @@
+//! What NVSHMEM reads from the environment when it starts, as a typed builder; and setting it for just so long.
+//!
+//! Invariant: every variable is as it was once initialisation is over, unless NVSHMEM may still be reading.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::time::Duration;
+
+use crate::error::{MisuseKind, NvshmemError};
+
+/// How NVSHMEM shall start. What is not set keeps the environment's value, or NVSHMEM's default.
+///
+/// NVSHMEM takes its options from environment variables alone, all of them when it starts. So initialisation sets these in the process's
+/// environment and puts the former values back afterwards. Other threads of Rust are safe meanwhile; **a thread that reads the environment through C
+/// (`getenv`) at that moment is not**: initialise before such threads are started.
+///
+/// ```
+/// use peerweave_nvshmem::Settings;
+///
+/// let settings = Settings::default().symmetric_size_bytes(1 << 30).remote_transport("none").max_teams(64);
+/// assert!(settings.variables().any(|(name, value)| (name, value) == ("NVSHMEM_MAX_TEAMS", "64")));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Settings {
+    variables: BTreeMap<String, String>,
+    deadline: Option<Duration>,
+}
+
+macro_rules! switches {
+    ($($(#[$attribute:meta])* $name:ident $variable:literal;)*) => {$(
+        $(#[$attribute])*
+        ///
+        #[doc = concat!("`", $variable, "`.")]
+        pub fn $name(self, on: bool) -> Self {
+            self.set($variable, if on { "1" } else { "0" })
+        }
+    )*};
+}
+
+macro_rules! numbers {
+    ($($(#[$attribute:meta])* $name:ident $variable:literal;)*) => {$(
+        $(#[$attribute])*
+        ///
+        #[doc = concat!("`", $variable, "`.")]
+        pub fn $name(self, value: u64) -> Self {
+            self.set($variable, value)
+        }
+    )*};
+}
+
+macro_rules! texts {
+    ($($(#[$attribute:meta])* $name:ident $variable:literal;)*) => {$(
+        $(#[$attribute])*
+        ///
+        #[doc = concat!("`", $variable, "`.")]
+        pub fn $name(self, value: &str) -> Self {
+            self.set($variable, value)
+        }
+    )*};
+}
+
+impl Settings {
+    fn set(mut self, name: &str, value: impl ToString) -> Self {
+        self.variables.insert(name.to_owned(), value.to_string());
+        self
+    }
+
+    /// Any other variable, by its whole name. It is checked when NVSHMEM starts: it must begin with `NVSHMEM_`.
+    pub fn variable(self, name: &str, value: &str) -> Self {
+        self.set(name, value)
+    }
+
+    /// The longest that initialisation, each set-up call (allocating, freeing, making teams) and each blocking call may take. 60 seconds unless set.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    numbers! {
+        /// Bytes of the symmetric heap where it is of a fixed size, 1 GiB by default; otherwise its first size.
+        symmetric_size_bytes "NVSHMEM_SYMMETRIC_SIZE";
+        /// Most bytes of a growing heap: addresses that are reserved, not memory. 256 GiB by default.
+        max_memory_bytes "NVSHMEM_MAX_MEMORY_PER_GPU";
+        /// The step by which a growing heap grows, 512 MiB by default.
+        heap_step_bytes "NVSHMEM_CUMEM_GRANULARITY";
+        /// Most teams, 128 by default. A team made by the user takes several.
+        max_teams "NVSHMEM_MAX_TEAMS";
+        /// Streams that non-blocking puts and gets are spread over, 16 by default.
+        max_peer_streams "NVSHMEM_MAX_PEER_STREAMS";
+    }
+
+    texts! {
+        /// The network interface by which the PEs meet. By default the one of the rendezvous.
+        bootstrap_interface "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
+        /// `AF_INET` or `AF_INET6`, for the bootstrap.
+        bootstrap_family "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY";
+        /// How PEs meet that a launcher started: `PMI`, `MPI`, `SHMEM`, `UID`, `plugin`.
+        bootstrap "NVSHMEM_BOOTSTRAP";
+        /// Which PMI: `PMI`, `PMI-2`, `PMIX`.
+        bootstrap_pmi "NVSHMEM_BOOTSTRAP_PMI";
+        /// The network: `ibrc` by default, `ibdevx`, `libfabric`, `ucx`, or `none` for one machine.
+        remote_transport "NVSHMEM_REMOTE_TRANSPORT";
+        /// What NVSHMEM prints: `VERSION`, `WARN`, `INFO`, `ABORT`, `TRACE`.
+        debug "NVSHMEM_DEBUG";
+        /// Of which parts: `INIT`, `COLL`, `P2P`, `TRANSPORT`, `MEM`, `TEAM`, ...
+        debug_subsystem "NVSHMEM_DEBUG_SUBSYS";
+        /// Where to: a path, with `%h` for the host and `%p` for the process.
+        debug_file "NVSHMEM_DEBUG_FILE";
+        /// Ranges for a profiler: `off`, `common`, `all`, ...
+        nvtx "NVSHMEM_NVTX";
+        /// The InfiniBand adapters to use.
+        hca_list "NVSHMEM_HCA_LIST";
+    }
+
+    switches! {
+        /// Forbids NVLink multicast. It is forbidden in any case where `peerweave_driver::multicast_switch` says so.
+        disable_nvls "NVSHMEM_DISABLE_NVLS";
+        /// Forbids direct access to other GPUs of the machine.
+        disable_p2p "NVSHMEM_DISABLE_P2P";
+        /// Forbids NCCL for collectives.
+        disable_nccl "NVSHMEM_DISABLE_NCCL";
+        /// A heap of a fixed size, allocated at once.
+        disable_cuda_vmm "NVSHMEM_DISABLE_CUDA_VMM";
+        /// Forbids NVLink between machines.
+        disable_mnnvl "NVSHMEM_DISABLE_MNNVL";
+        /// Network traffic started by the GPU itself.
+        ibgda "NVSHMEM_IB_ENABLE_IBGDA";
+        /// NVSHMEM's own checks of arguments, at a cost.
+        error_checks "NVSHMEM_ENABLE_ERROR_CHECKS";
+        /// Prints every variable at initialisation.
+        info "NVSHMEM_INFO";
+    }
+
+    /// What is set, by the variables' names.
+    pub fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.variables.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    pub(crate) fn deadline_set(&self) -> Duration {
+        self.deadline.unwrap_or(Duration::from_secs(60))
+    }
+
+    /// The value that NVSHMEM will read.
+    pub(crate) fn effective(&self, name: &str) -> Option<String> {
+        self.variables.get(name).cloned().or_else(|| std::env::var(name).ok())
+    }
+
+    /// Sets a variable unless somebody has.
+    pub(crate) fn or(self, name: &str, value: impl FnOnce() -> Option<String>) -> Self {
+        match self.effective(name) {
+            Some(_) => self,
+            None => match value() {
+                Some(value) => self.set(name, value),
+                None => self,
+            },
+        }
+    }
+
+    /// What is set and has to be equal on every PE, in one line.
+    pub(crate) fn symmetric_part(&self) -> String {
+        const SYMMETRIC: [&str; 6] = [
+            "NVSHMEM_SYMMETRIC_SIZE",
+            "NVSHMEM_MAX_MEMORY_PER_GPU",
+            "NVSHMEM_CUMEM_GRANULARITY",
+            "NVSHMEM_MAX_TEAMS",
+            "NVSHMEM_DISABLE_NVLS",
+            "NVSHMEM_DISABLE_CUDA_VMM",
+        ];
+        let one = |name: &&str| Some(format!("{name}={}", self.effective(name)?));
+        SYMMETRIC.iter().filter_map(one).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Multicast is off wherever it is forbidden.
+    pub(crate) fn with_switch(self) -> Self {
+        match peerweave_driver::multicast_switch() {
+            Ok(()) => self,
+            Err(_) => self.disable_nvls(true),
+        }
+    }
+
+    pub(crate) fn check(&self, call: &'static str) -> Result<(), NvshmemError> {
+        let text = |what, why| Err(NvshmemError::misuse(call, MisuseKind::Text { what, why }));
+        for (name, value) in &self.variables {
+            if !name.starts_with("NVSHMEM_") || name.contains(['=', '\0']) {
+                return text("the name of a variable", "it must begin with NVSHMEM_ and have neither `=` nor a zero byte");
+            }
+            if value.contains('\0') {
+                return text("the value of a variable", "it has a zero byte");
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the variables until [`Environment::restore`].
+    pub(crate) fn apply(&self) -> Environment {
+        let mut former = Vec::new();
+        for (name, value) in &self.variables {
+            let was = std::env::var_os(name);
+            if was.as_deref().is_some_and(|was| was == value.as_str()) {
+                continue;
+            }
+            // SAFETY: readers and writers in Rust are kept out by the standard library's lock; that no other thread reads the environment through C
+            // meanwhile is what the documentation of `Settings` asks of who initialises.
+            unsafe { std::env::set_var(name, value) };
+            former.push((name.clone(), was));
+        }
+        Environment { former }
+    }
+}
+
+/// Variables that were changed, and what they were.
+#[must_use = "the environment is to be restored, or left on purpose"]
+pub(crate) struct Environment {
+    former: Vec<(String, Option<OsString>)>,
+}
+
+impl Environment {
+    /// Puts everything back.
+    pub(crate) fn restore(self) {
+        for (name, was) in self.former {
+            // SAFETY: as in `apply`; NVSHMEM has read what it reads, and its threads do not read the environment.
+            unsafe {
+                match was {
+                    Some(value) => std::env::set_var(name, value),
+                    None => std::env::remove_var(name),
+                }
+            }
+        }
+    }
+
+    /// Leaves it as it is: NVSHMEM may still be reading.
+    pub(crate) fn leave(self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn environment_is_as_before_afterwards() {
+        // SAFETY: no other test of this process reads these through C.
+        unsafe { std::env::set_var("NVSHMEM_TEST_ONLY_A", "before") };
+        let settings = Settings::default().variable("NVSHMEM_TEST_ONLY_A", "during").variable("NVSHMEM_TEST_ONLY_B", "new");
+        let environment = settings.apply();
+        let now = |name| std::env::var(name).ok();
+        assert_eq!((now("NVSHMEM_TEST_ONLY_A").as_deref(), now("NVSHMEM_TEST_ONLY_B").as_deref()), (Some("during"), Some("new")));
+        environment.restore();
+        assert_eq!((now("NVSHMEM_TEST_ONLY_A").as_deref(), now("NVSHMEM_TEST_ONLY_B").as_deref()), (Some("before"), None));
+    }
+
+    #[test]
+    fn variables_of_others_are_refused() {
+        let refused = |settings: Settings| settings.check("test").expect_err("it is refused").to_string();
+        assert!(refused(Settings::default().variable("LD_PRELOAD", "x")).contains("must begin with NVSHMEM_"));
+        assert!(refused(Settings::default().debug("a\0b")).contains("zero byte"));
+        assert!(Settings::default().debug("INFO").check("test").is_ok());
+    }
+
+    #[test]
+    fn what_somebody_has_set_is_not_replaced_by_a_default() {
+        let settings =
+            Settings::default().bootstrap_interface("ib0").or("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", || Some("eth0".into()));
+        assert_eq!(settings.effective("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME").as_deref(), Some("ib0"));
+        assert_eq!(Settings::default().max_teams(7).symmetric_part(), "NVSHMEM_MAX_TEAMS=7");
+    }
+}

@@ -1,0 +1,352 @@
+//! Signals and waits on a stream; what is complete and what is ordered.
+//!
+//! A wait on a stream has no deadline of its own: what never comes keeps the stream, and the host's waits for that stream expire.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use peerweave_driver::cudarc::driver::sys::CUstream;
+use peerweave_driver::{CudaStream, DeviceBuffer};
+use peerweave_types::{AtomicInteger, Compare, Element, Pe, SignalOp};
+
+#[cfg(doc)]
+use crate::MisuseKind;
+use crate::context::Context;
+use crate::enqueue::{Enqueue, check_apart, check_context, check_len, check_reach, pointer};
+use crate::error::NvshmemError;
+use crate::rma::one_at_least;
+use crate::sys::CType;
+use crate::{SymmetricBuffer, sys};
+
+pub(crate) const fn compare(compare: Compare) -> c_int {
+    match compare {
+        Compare::Eq => sys::NVSHMEM_CMP_EQ,
+        Compare::Ne => sys::NVSHMEM_CMP_NE,
+        Compare::Gt => sys::NVSHMEM_CMP_GT,
+        Compare::Ge => sys::NVSHMEM_CMP_GE,
+        Compare::Lt => sys::NVSHMEM_CMP_LT,
+        Compare::Le => sys::NVSHMEM_CMP_LE,
+    }
+}
+
+const fn operation(op: SignalOp) -> c_int {
+    match op {
+        SignalOp::Set => sys::NVSHMEM_SIGNAL_SET,
+        SignalOp::Add => sys::NVSHMEM_SIGNAL_ADD,
+    }
+}
+
+/// What a put does to a word on the other PE once its data is there.
+#[derive(Clone, Debug)]
+pub struct Signal<'a> {
+    /// The word: the first element.
+    pub word: &'a SymmetricBuffer<u64>,
+    /// What it is set to, or what is added.
+    pub value: u64,
+    /// Which of both.
+    pub op: SignalOp,
+}
+
+const NO_CAPTURE: &str = "the stream is being captured, and NVSHMEM may store the value of a set signal from memory that does not outlive the call: add instead";
+
+impl Context {
+    /// Writes `source` to `target` on another PE, then signals there: who sees the signal sees the data. In the order of `stream`.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put); [`MisuseKind::Length`] for a signal without a word; [`MisuseKind::Context`] for a set signal on a stream that is being
+    /// captured.
+    pub fn put_signal<T: Element>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &impl DeviceBuffer<T>,
+        signal: &Signal<'_>,
+        pe: Pe,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_putmem_signal_on_stream";
+        let inner = &self.inner;
+        let mut enqueue = Enqueue::begin(inner, CALL, stream)?;
+        if signal.op == SignalOp::Set {
+            enqueue.not_captured(NO_CAPTURE)?;
+        }
+        let to = inner.check_pe(CALL, "the PE", pe)?;
+        check_len(CALL, "the source", source.len(), target.len())?;
+        one_at_least(CALL, "the signal", signal.word)?;
+        let remote = enqueue.symmetric("the target", target)?;
+        let word = enqueue.symmetric("the signal", signal.word)?;
+        let bytes = target.len() * size_of::<T>();
+        check_apart(CALL, ("the signal", word, size_of::<u64>()), ("the target", remote, bytes))?;
+        if bytes == 0 {
+            return self.signal(signal, pe, stream);
+        }
+        let access = enqueue.source("the source", source)?;
+        let local = access.address();
+        check_reach(inner, CALL, "the source", (local, bytes), remote, pe)?;
+        if pe == inner.pe {
+            check_apart(CALL, ("the source", local, bytes), ("the target", remote, bytes))?;
+        }
+        let (value, op) = (signal.value, operation(signal.op));
+        // SAFETY: target and signal are inside the symmetric heap, the source inside its buffer; all are kept until the stream has passed.
+        enqueue.call(|api, _| unsafe {
+            api.nvshmemx_putmem_signal_on_stream(
+                pointer(remote),
+                pointer(local),
+                bytes,
+                pointer(word),
+                value,
+                op,
+                to,
+                stream.cu_stream(),
+            )
+        })
+    }
+
+    /// As [`put_signal`](Self::put_signal), but complete on this side only after a quiet.
+    ///
+    /// # Errors
+    /// As [`put_nbi`](Self::put_nbi) and [`put_signal`](Self::put_signal).
+    pub fn put_signal_nbi<T: Element>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        signal: &Signal<'_>,
+        pe: Pe,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_putmem_signal_nbi_on_stream";
+        let inner = &self.inner;
+        let mut enqueue = Enqueue::begin(inner, CALL, stream)?;
+        enqueue.not_captured("the stream is being captured, and NVSHMEM does this on streams of its own")?;
+        let to = inner.check_pe(CALL, "the PE", pe)?;
+        check_len(CALL, "the source", source.len(), target.len())?;
+        one_at_least(CALL, "the signal", signal.word)?;
+        let remote = enqueue.symmetric("the target", target)?;
+        let local = enqueue.symmetric("the source", source)?;
+        let word = enqueue.symmetric("the signal", signal.word)?;
+        let bytes = target.len() * size_of::<T>();
+        check_apart(CALL, ("the signal", word, size_of::<u64>()), ("the target", remote, bytes))?;
+        if bytes == 0 {
+            return self.signal(signal, pe, stream);
+        }
+        if pe == inner.pe {
+            check_apart(CALL, ("the source", local, bytes), ("the target", remote, bytes))?;
+        }
+        let (value, op) = (signal.value, operation(signal.op));
+        // SAFETY: all ranges are inside the symmetric heap, whose memory is freed after a quiet.
+        enqueue.call(|api, _| unsafe {
+            api.nvshmemx_putmem_signal_nbi_on_stream(
+                pointer(remote),
+                pointer(local),
+                bytes,
+                pointer(word),
+                value,
+                op,
+                to,
+                stream.cu_stream(),
+            )
+        })
+    }
+
+    /// Signals to another PE without data, in the order of `stream`.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Pe`], [`MisuseKind::Length`], [`MisuseKind::WrongContext`], [`MisuseKind::Device`]; [`MisuseKind::Context`] for a set signal on a
+    /// stream that is being captured; [`NvshmemError::Dead`].
+    pub fn signal(&self, signal: &Signal<'_>, pe: Pe, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_signal_op_on_stream";
+        let mut enqueue = Enqueue::begin(&self.inner, CALL, stream)?;
+        if signal.op == SignalOp::Set {
+            enqueue.not_captured(NO_CAPTURE)?;
+        }
+        let to = self.inner.check_pe(CALL, "the PE", pe)?;
+        one_at_least(CALL, "the signal", signal.word)?;
+        let word = enqueue.symmetric("the signal", signal.word)?;
+        let (value, op) = (signal.value, operation(signal.op));
+        // SAFETY: the word is inside the symmetric heap and kept.
+        enqueue.call(|api, _| unsafe { api.nvshmemx_signal_op_on_stream(pointer(word), value, op, to, stream.cu_stream()) })
+    }
+
+    /// Has `stream` wait until this PE's word compares so with `value`. The comparison is of unsigned numbers.
+    ///
+    /// # Errors
+    /// As [`signal`](Self::signal).
+    pub fn signal_wait(
+        &self,
+        word: &SymmetricBuffer<u64>,
+        condition: Compare,
+        value: u64,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_signal_wait_until_on_stream";
+        let mut enqueue = Enqueue::begin(&self.inner, CALL, stream)?;
+        one_at_least(CALL, "the signal", word)?;
+        let word = enqueue.symmetric("the signal", word)?;
+        // SAFETY: the word is inside the symmetric heap and kept.
+        enqueue.call(|api, _| unsafe {
+            api.nvshmemx_signal_wait_until_on_stream(pointer(word), compare(condition), value, stream.cu_stream())
+        })
+    }
+
+    /// The value of this PE's word now. Blocks for a copy from the device, at most for the context's deadline.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Timeout`]; as [`signal`](Self::signal).
+    pub fn signal_fetch_blocking(&self, word: &SymmetricBuffer<u64>) -> Result<u64, NvshmemError> {
+        const CALL: &str = "nvshmem_signal_fetch";
+        one_at_least(CALL, "the signal", word)?;
+        check_context(&self.inner, CALL, "the signal", word)?;
+        let (address, kept) = (word.address(), word.clone());
+        self.inner.block(CALL, move |api, _| {
+            let _kept = kept;
+            // SAFETY: the word is inside the symmetric heap, and kept until the call is over.
+            unsafe { api.nvshmem_signal_fetch(pointer(address)) }
+        })
+    }
+
+    /// Has `stream` wait until the first element of this PE's `word` compares so with `value`.
+    ///
+    /// # Errors
+    /// As [`signal`](Self::signal).
+    pub fn wait_until<T: AtomicInteger>(
+        &self,
+        word: &SymmetricBuffer<T>,
+        condition: Compare,
+        value: T,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_wait_until_on_stream";
+        let mut enqueue = Enqueue::begin(&self.inner, CALL, stream)?;
+        one_at_least(CALL, "the word", word)?;
+        let address = enqueue.symmetric("the word", word)?;
+        let stream = stream.cu_stream();
+        enqueue.call(|_, families| {
+            let function = families.wait_until_on_stream(c_type::<T>())?;
+            macro_rules! call {
+                ($bits:ty) => {{
+                    // SAFETY: the address is that of the function for an integer of this width, signed or not, which is passed the same way.
+                    let function = unsafe {
+                        std::mem::transmute::<sys::ByValue, unsafe extern "C" fn(*mut $bits, c_int, $bits, CUstream)>(function)
+                    };
+                    // SAFETY: the word is inside the symmetric heap and kept.
+                    unsafe { function(pointer(address), compare(condition), value.to_word() as $bits, stream) }
+                }};
+            }
+            if size_of::<T>() == 4 {
+                call!(u32)
+            } else {
+                call!(u64)
+            }
+            Ok(())
+        })
+    }
+
+    /// Has `stream` wait until every element of this PE's `words` compares so with `value`.
+    ///
+    /// # Errors
+    /// As [`signal`](Self::signal).
+    pub fn wait_until_all<T: AtomicInteger>(
+        &self,
+        words: &SymmetricBuffer<T>,
+        condition: Compare,
+        value: T,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_wait_until_all_on_stream";
+        let mut enqueue = Enqueue::begin(&self.inner, CALL, stream)?;
+        let address = enqueue.symmetric("the words", words)?;
+        if words.is_empty() {
+            return Ok(());
+        }
+        let (count, stream) = (words.len(), stream.cu_stream());
+        enqueue.call(|_, families| {
+            let function = families.wait_until_all_on_stream(c_type::<T>())?;
+            macro_rules! call {
+                ($bits:ty) => {{
+                    type Function = unsafe extern "C" fn(*mut $bits, usize, *const c_int, c_int, $bits, CUstream);
+                    // SAFETY: as in `wait_until`.
+                    let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
+                    // SAFETY: the words are inside the symmetric heap and kept; without a mask all of them count.
+                    unsafe {
+                        function(pointer(address), count, std::ptr::null(), compare(condition), value.to_word() as $bits, stream)
+                    }
+                }};
+            }
+            if size_of::<T>() == 4 {
+                call!(u32)
+            } else {
+                call!(u64)
+            }
+            Ok(())
+        })
+    }
+
+    /// Completes, in the order of `stream`: everything that this PE put or got before, also what it left to NVSHMEM's own streams.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Device`], [`NvshmemError::Dead`].
+    pub fn quiet(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
+        // SAFETY: any stream of the device is allowed.
+        Enqueue::begin(&self.inner, "nvshmemx_quiet_on_stream", stream)?
+            .call(|api, _| unsafe { api.nvshmemx_quiet_on_stream(stream.cu_stream()) })
+    }
+
+    /// Completes what was put and got without a stream, and what was left to NVSHMEM's own streams. Blocks, at most for the context's deadline.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
+    pub fn quiet_blocking(&self) -> Result<(), NvshmemError> {
+        // SAFETY: NVSHMEM is initialised.
+        self.inner.block("nvshmem_quiet", |api, _| unsafe { api.nvshmem_quiet() })
+    }
+
+    /// Orders: what was put before is seen by each PE before what is put later. Blocks, at most for the context's deadline.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
+    pub fn fence_blocking(&self) -> Result<(), NvshmemError> {
+        // SAFETY: NVSHMEM is initialised.
+        self.inner.block("nvshmem_fence", |api, _| unsafe { api.nvshmem_fence() })
+    }
+
+    /// In the order of `stream`: the sources of what was put before, also of `nbi` puts, may be reused. Weaker than [`quiet`](Self::quiet). Since 3.8.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Unsupported`]; as [`quiet`](Self::quiet).
+    pub fn flush(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
+        // SAFETY: any stream of the device is allowed.
+        Enqueue::begin(&self.inner, "nvshmemx_flush_on_stream", stream)?
+            .call(|api, _| unsafe { api.nvshmemx_flush_on_stream(stream.cu_stream()) })
+    }
+
+    /// As [`flush`](Self::flush), for what was put without a stream. Blocks, at most for the context's deadline. Since 3.8.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Unsupported`]; as [`quiet_blocking`](Self::quiet_blocking).
+    pub fn flush_blocking(&self) -> Result<(), NvshmemError> {
+        // SAFETY: NVSHMEM is initialised.
+        self.inner.block("nvshmemx_flush", |api, _| unsafe { api.nvshmemx_flush() })
+    }
+}
+
+/// The type of C of an integer that can be waited for.
+fn c_type<T: AtomicInteger>() -> CType {
+    use peerweave_types::DType;
+    match T::DTYPE {
+        DType::I32 => CType::Int32,
+        DType::U32 => CType::Uint32,
+        DType::I64 => CType::Int64,
+        _ => CType::Uint64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comparisons_have_nvshmem_s_numbers() {
+        let numbers = Compare::ALL.map(compare);
+        assert_eq!(numbers, [0, 1, 2, 5, 4, 3]);
+        assert_eq!((operation(SignalOp::Set), operation(SignalOp::Add)), (9, 10));
+    }
+}

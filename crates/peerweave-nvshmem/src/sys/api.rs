@@ -1,0 +1,471 @@
+//! The functions that are not typed, each with the first library that exports it.
+//!
+//! Nothing here checks. Co-resident launches are not bound: they take a kernel of CUDA's runtime, which Rust does not have.
+
+use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+
+use peerweave_driver::cudarc::driver::sys::{CUlibrary, CUmodule, CUstream};
+
+use super::types::*;
+
+peerweave_dylib::bindings! {
+    /// The functions of one libnvshmem_host that are not typed, each resolved at its first call.
+    pub struct Api {
+        // Versions and names.
+
+        /// The product's version.
+        "3.3.24" fn nvshmemx_vendor_get_version_info(major: *mut c_int, minor: *mut c_int, patch: *mut c_int);
+        /// The version of the OpenSHMEM specification.
+        "3.3.24" fn nvshmem_info_get_version(major: *mut c_int, minor: *mut c_int);
+        /// The product's name, at most [`NVSHMEM_MAX_NAME_LEN`] bytes.
+        "3.3.24" fn nvshmem_info_get_name(name: *mut c_char);
+
+        // Life.
+
+        /// How far initialisation is.
+        "3.3.24" fn nvshmemx_init_status() -> c_int;
+        /// Initialises. Collective.
+        "3.3.24" fn nvshmemx_hostlib_init_attr(flags: c_uint, attr: *mut nvshmemx_init_attr_t) -> c_int;
+        /// Ends. Collective. Ends the process where it fails.
+        "3.3.24" fn nvshmemx_hostlib_finalize();
+        /// A new id. Loads a plug-in and opens a socket.
+        "3.3.24" fn nvshmemx_get_uniqueid(id: *mut nvshmemx_uniqueid_t) -> c_int;
+        /// Fills in what the bootstrap by id needs.
+        "3.3.24" fn nvshmemx_set_attr_uniqueid_args(
+            rank: c_int, n_ranks: c_int, id: *const nvshmemx_uniqueid_t, attr: *mut nvshmemx_init_attr_t,
+        ) -> c_int;
+        /// Fills in what the bootstrap by MPI needs.
+        "3.3.24" fn nvshmemx_set_attr_mpi_comm_args(mpi_comm: *mut c_void, attr: *mut nvshmemx_init_attr_t) -> c_int;
+        /// Which threads may call.
+        "3.3.24" fn nvshmem_query_thread(provided: *mut c_int);
+        /// Ends all PEs.
+        "3.3.24" fn nvshmem_global_exit(status: c_int);
+        /// This PE.
+        "3.3.24" fn nvshmem_my_pe() -> c_int;
+        /// How many PEs.
+        "3.3.24" fn nvshmem_n_pes() -> c_int;
+
+        // Memory.
+
+        /// Symmetric memory. Collective.
+        "3.3.24" fn nvshmem_malloc(bytes: usize) -> *mut c_void;
+        /// Symmetric memory of zeros. Collective.
+        "3.3.24" fn nvshmem_calloc(count: usize, bytes: usize) -> *mut c_void;
+        /// Symmetric memory at an alignment. Collective.
+        "3.3.24" fn nvshmem_align(alignment: usize, bytes: usize) -> *mut c_void;
+        /// Frees it. Collective.
+        "3.3.24" fn nvshmem_free(address: *mut c_void);
+        /// Where a PE's part is mapped here, or null.
+        "3.3.24" fn nvshmem_ptr(address: *const c_void, pe: c_int) -> *mut c_void;
+        /// Where a team's parts are mapped for multicast, or null.
+        "3.3.24" fn nvshmemx_mc_ptr(team: nvshmem_team_t, address: *const c_void) -> *mut c_void;
+        /// Registers local memory.
+        "3.3.24" fn nvshmemx_buffer_register(address: *mut c_void, bytes: usize) -> c_int;
+        /// The reverse.
+        "3.3.24" fn nvshmemx_buffer_unregister(address: *mut c_void) -> c_int;
+        /// The reverse, for all.
+        "3.3.24" fn nvshmemx_buffer_unregister_all();
+        /// Makes outside memory symmetric. Collective.
+        "3.3.24" fn nvshmemx_buffer_register_symmetric(address: *mut c_void, bytes: usize, flags: c_int) -> *mut c_void;
+        /// The same, near an address. Collective.
+        "3.6.5" fn nvshmemx_buffer_register_symmetric_at_preferred_address(
+            address: *mut c_void, bytes: usize, preferred: *mut c_void, flags: c_int,
+        ) -> *mut c_void;
+        /// The reverse. Collective.
+        "3.3.24" fn nvshmemx_buffer_unregister_symmetric(address: *mut c_void, bytes: usize) -> c_int;
+
+        // Teams.
+
+        /// This PE's rank in a team, -1 for none.
+        "3.3.24" fn nvshmem_team_my_pe(team: nvshmem_team_t) -> c_int;
+        /// How many PEs a team has.
+        "3.3.24" fn nvshmem_team_n_pes(team: nvshmem_team_t) -> c_int;
+        /// A team's options.
+        "3.3.24" fn nvshmem_team_get_config(team: nvshmem_team_t, config: *mut nvshmem_team_config_t);
+        /// The rank of a PE in another team, -1 for none.
+        "3.3.24" fn nvshmem_team_translate_pe(source: nvshmem_team_t, rank: c_int, target: nvshmem_team_t) -> c_int;
+        /// A team of some. Collective over the parent.
+        "3.3.24" fn nvshmem_team_split_strided(
+            parent: nvshmem_team_t, start: c_int, stride: c_int, count: c_int, config: *const nvshmem_team_config_t,
+            mask: c_long, team: *mut nvshmem_team_t,
+        ) -> c_int;
+        /// Teams of rows and columns. Collective over the parent.
+        "3.3.24" fn nvshmem_team_split_2d(
+            parent: nvshmem_team_t, xrange: c_int, x_config: *const nvshmem_team_config_t, x_mask: c_long,
+            x_team: *mut nvshmem_team_t, y_config: *const nvshmem_team_config_t, y_mask: c_long, y_team: *mut nvshmem_team_t,
+        ) -> c_int;
+        /// A new id for a team.
+        "3.3.24" fn nvshmemx_team_get_uniqueid(id: *mut nvshmemx_team_uniqueid_t) -> c_int;
+        /// A team of whoever has the id. Collective over them.
+        "3.3.24" fn nvshmemx_team_init(
+            team: *mut nvshmem_team_t, config: *mut nvshmem_team_config_t, mask: c_long, n_pes: c_int, rank: c_int,
+        ) -> c_int;
+        /// Ends a team. Collective over it.
+        "3.3.24" fn nvshmem_team_destroy(team: nvshmem_team_t);
+        /// Arrival of a team.
+        "3.3.24" fn nvshmem_team_sync(team: nvshmem_team_t) -> c_int;
+
+        // Order and arrival.
+
+        /// Quiet and arrival of a team.
+        "3.3.24" fn nvshmem_barrier(team: nvshmem_team_t) -> c_int;
+        /// Quiet and arrival of all.
+        "3.3.24" fn nvshmem_barrier_all();
+        /// Arrival of all.
+        "3.3.24" fn nvshmem_sync_all();
+        /// Quiet and arrival of a team.
+        "3.3.24" fn nvshmemx_barrier_on_stream(team: nvshmem_team_t, stream: CUstream) -> c_int;
+        /// Quiet and arrival of all.
+        "3.3.24" fn nvshmemx_barrier_all_on_stream(stream: CUstream);
+        /// Arrival of a team.
+        "3.3.24" fn nvshmemx_team_sync_on_stream(team: nvshmem_team_t, stream: CUstream) -> c_int;
+        /// Arrival of all.
+        "3.3.24" fn nvshmemx_sync_all_on_stream(stream: CUstream);
+        /// Completes.
+        "3.3.24" fn nvshmem_quiet();
+        /// Orders.
+        "3.3.24" fn nvshmem_fence();
+        /// Completes.
+        "3.3.24" fn nvshmemx_quiet_on_stream(stream: CUstream);
+        /// Sources may be reused.
+        "3.8.0" fn nvshmemx_flush();
+        /// Sources may be reused.
+        "3.8.0" fn nvshmemx_flush_on_stream(stream: CUstream);
+
+        // Signals.
+
+        /// The value of a word of this PE.
+        "3.3.24" fn nvshmem_signal_fetch(signal: *mut u64) -> u64;
+        /// Sets a PE's word, or adds to it.
+        "3.3.24" fn nvshmemx_signal_op_on_stream(signal: *mut u64, value: u64, op: c_int, pe: c_int, stream: CUstream);
+        /// Waits for a word of this PE.
+        "3.3.24" fn nvshmemx_signal_wait_until_on_stream(signal: *mut u64, compare: c_int, value: u64, stream: CUstream);
+        /// Resets a counting word.
+        "3.8.0" fn nvshmemx_signal_counted_reset(signal: *mut u64);
+
+        // Transfers by bytes and by width.
+
+        /// Writes to a PE, bytes.
+        "3.3.24" fn nvshmem_putmem(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Writes to a PE, bytes, complete at quiet.
+        "3.3.24" fn nvshmem_putmem_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Writes to a PE, bytes.
+        "3.3.24" fn nvshmemx_putmem_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Writes to a PE, bytes, complete at quiet.
+        "3.3.24" fn nvshmemx_putmem_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Reads from a PE, bytes.
+        "3.3.24" fn nvshmem_getmem(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Reads from a PE, bytes, complete at quiet.
+        "3.3.24" fn nvshmem_getmem_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Reads from a PE, bytes.
+        "3.3.24" fn nvshmemx_getmem_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Reads from a PE, bytes, complete at quiet.
+        "3.3.24" fn nvshmemx_getmem_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Writes to a PE, then signals, bytes.
+        "3.3.24" fn nvshmemx_putmem_signal_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, then signals, bytes, complete at quiet.
+        "3.3.24" fn nvshmemx_putmem_signal_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, elements of 8 bits.
+        "3.3.24" fn nvshmem_put8(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Writes to a PE, elements of 8 bits, complete at quiet.
+        "3.3.24" fn nvshmem_put8_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Writes to a PE, elements of 8 bits.
+        "3.3.24" fn nvshmemx_put8_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
+        /// Writes to a PE, elements of 8 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_put8_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Writes to a PE, elements of 8 bits, strided.
+        "3.3.24" fn nvshmem_iput8(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+        );
+        /// Writes to a PE, elements of 8 bits, strided.
+        "3.3.24" fn nvshmemx_iput8_on_stream(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+            stream: CUstream,
+        );
+        /// Reads from a PE, elements of 8 bits.
+        "3.3.24" fn nvshmem_get8(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Reads from a PE, elements of 8 bits, complete at quiet.
+        "3.3.24" fn nvshmem_get8_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Reads from a PE, elements of 8 bits.
+        "3.3.24" fn nvshmemx_get8_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
+        /// Reads from a PE, elements of 8 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_get8_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Reads from a PE, elements of 8 bits, strided.
+        "3.3.24" fn nvshmem_iget8(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+        );
+        /// Reads from a PE, elements of 8 bits, strided.
+        "3.3.24" fn nvshmemx_iget8_on_stream(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, then signals, elements of 8 bits.
+        "3.3.24" fn nvshmemx_put8_signal_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, then signals, elements of 8 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_put8_signal_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, elements of 16 bits.
+        "3.3.24" fn nvshmem_put16(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Writes to a PE, elements of 16 bits, complete at quiet.
+        "3.3.24" fn nvshmem_put16_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Writes to a PE, elements of 16 bits.
+        "3.3.24" fn nvshmemx_put16_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
+        /// Writes to a PE, elements of 16 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_put16_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Writes to a PE, elements of 16 bits, strided.
+        "3.3.24" fn nvshmem_iput16(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+        );
+        /// Writes to a PE, elements of 16 bits, strided.
+        "3.3.24" fn nvshmemx_iput16_on_stream(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+            stream: CUstream,
+        );
+        /// Reads from a PE, elements of 16 bits.
+        "3.3.24" fn nvshmem_get16(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Reads from a PE, elements of 16 bits, complete at quiet.
+        "3.3.24" fn nvshmem_get16_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Reads from a PE, elements of 16 bits.
+        "3.3.24" fn nvshmemx_get16_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
+        /// Reads from a PE, elements of 16 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_get16_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Reads from a PE, elements of 16 bits, strided.
+        "3.3.24" fn nvshmem_iget16(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+        );
+        /// Reads from a PE, elements of 16 bits, strided.
+        "3.3.24" fn nvshmemx_iget16_on_stream(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, then signals, elements of 16 bits.
+        "3.3.24" fn nvshmemx_put16_signal_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, then signals, elements of 16 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_put16_signal_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, elements of 32 bits.
+        "3.3.24" fn nvshmem_put32(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Writes to a PE, elements of 32 bits, complete at quiet.
+        "3.3.24" fn nvshmem_put32_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Writes to a PE, elements of 32 bits.
+        "3.3.24" fn nvshmemx_put32_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
+        /// Writes to a PE, elements of 32 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_put32_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Writes to a PE, elements of 32 bits, strided.
+        "3.3.24" fn nvshmem_iput32(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+        );
+        /// Writes to a PE, elements of 32 bits, strided.
+        "3.3.24" fn nvshmemx_iput32_on_stream(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+            stream: CUstream,
+        );
+        /// Reads from a PE, elements of 32 bits.
+        "3.3.24" fn nvshmem_get32(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Reads from a PE, elements of 32 bits, complete at quiet.
+        "3.3.24" fn nvshmem_get32_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Reads from a PE, elements of 32 bits.
+        "3.3.24" fn nvshmemx_get32_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
+        /// Reads from a PE, elements of 32 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_get32_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Reads from a PE, elements of 32 bits, strided.
+        "3.3.24" fn nvshmem_iget32(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+        );
+        /// Reads from a PE, elements of 32 bits, strided.
+        "3.3.24" fn nvshmemx_iget32_on_stream(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, then signals, elements of 32 bits.
+        "3.3.24" fn nvshmemx_put32_signal_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, then signals, elements of 32 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_put32_signal_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, elements of 64 bits.
+        "3.3.24" fn nvshmem_put64(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Writes to a PE, elements of 64 bits, complete at quiet.
+        "3.3.24" fn nvshmem_put64_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Writes to a PE, elements of 64 bits.
+        "3.3.24" fn nvshmemx_put64_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
+        /// Writes to a PE, elements of 64 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_put64_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Writes to a PE, elements of 64 bits, strided.
+        "3.3.24" fn nvshmem_iput64(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+        );
+        /// Writes to a PE, elements of 64 bits, strided.
+        "3.3.24" fn nvshmemx_iput64_on_stream(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+            stream: CUstream,
+        );
+        /// Reads from a PE, elements of 64 bits.
+        "3.3.24" fn nvshmem_get64(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Reads from a PE, elements of 64 bits, complete at quiet.
+        "3.3.24" fn nvshmem_get64_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Reads from a PE, elements of 64 bits.
+        "3.3.24" fn nvshmemx_get64_on_stream(target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream);
+        /// Reads from a PE, elements of 64 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_get64_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Reads from a PE, elements of 64 bits, strided.
+        "3.3.24" fn nvshmem_iget64(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+        );
+        /// Reads from a PE, elements of 64 bits, strided.
+        "3.3.24" fn nvshmemx_iget64_on_stream(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, then signals, elements of 64 bits.
+        "3.3.24" fn nvshmemx_put64_signal_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, then signals, elements of 64 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_put64_signal_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, elements of 128 bits.
+        "3.3.24" fn nvshmem_put128(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Writes to a PE, elements of 128 bits, complete at quiet.
+        "3.3.24" fn nvshmem_put128_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Writes to a PE, elements of 128 bits.
+        "3.3.24" fn nvshmemx_put128_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Writes to a PE, elements of 128 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_put128_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Writes to a PE, elements of 128 bits, strided.
+        "3.3.24" fn nvshmem_iput128(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+        );
+        /// Writes to a PE, elements of 128 bits, strided.
+        "3.3.24" fn nvshmemx_iput128_on_stream(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+            stream: CUstream,
+        );
+        /// Reads from a PE, elements of 128 bits.
+        "3.3.24" fn nvshmem_get128(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Reads from a PE, elements of 128 bits, complete at quiet.
+        "3.3.24" fn nvshmem_get128_nbi(target: *mut c_void, source: *const c_void, count: usize, pe: c_int);
+        /// Reads from a PE, elements of 128 bits.
+        "3.3.24" fn nvshmemx_get128_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Reads from a PE, elements of 128 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_get128_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, pe: c_int, stream: CUstream,
+        );
+        /// Reads from a PE, elements of 128 bits, strided.
+        "3.3.24" fn nvshmem_iget128(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+        );
+        /// Reads from a PE, elements of 128 bits, strided.
+        "3.3.24" fn nvshmemx_iget128_on_stream(
+            target: *mut c_void, source: *const c_void, target_stride: isize, source_stride: isize, count: usize, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, then signals, elements of 128 bits.
+        "3.3.24" fn nvshmemx_put128_signal_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
+            stream: CUstream,
+        );
+        /// Writes to a PE, then signals, elements of 128 bits, complete at quiet.
+        "3.3.24" fn nvshmemx_put128_signal_nbi_on_stream(
+            target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
+            stream: CUstream,
+        );
+
+        // Collectives by bytes.
+
+        /// Bytes.
+        "3.3.24" fn nvshmem_alltoallmem(team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize) -> c_int;
+        /// Bytes.
+        "3.3.24" fn nvshmemx_alltoallmem_on_stream(
+            team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, stream: CUstream,
+        ) -> c_int;
+        /// Bytes.
+        "3.3.24" fn nvshmem_fcollectmem(team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize) -> c_int;
+        /// Bytes.
+        "3.3.24" fn nvshmemx_fcollectmem_on_stream(
+            team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, stream: CUstream,
+        ) -> c_int;
+        /// Bytes.
+        "3.3.24" fn nvshmem_broadcastmem(
+            team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, root: c_int,
+        ) -> c_int;
+        /// Bytes.
+        "3.3.24" fn nvshmemx_broadcastmem_on_stream(
+            team: nvshmem_team_t, target: *mut c_void, source: *const c_void, bytes: usize, root: c_int, stream: CUstream,
+        ) -> c_int;
+
+        // Modules, launches, regions, queue pairs.
+
+        /// Gives a module what NVSHMEM's device functions need.
+        "3.3.24" fn nvshmemx_cumodule_init(module: CUmodule) -> c_int;
+        /// The reverse.
+        "3.3.24" fn nvshmemx_cumodule_finalize(module: CUmodule) -> c_int;
+        /// The same for a library.
+        "3.3.24" fn nvshmemx_culibrary_init(library: CUlibrary) -> c_int;
+        /// The reverse.
+        "3.3.24" fn nvshmemx_culibrary_finalize(library: CUlibrary) -> c_int;
+        /// Begins a region in which transfers may be batched.
+        "3.8.0" fn nvshmemx_region_start(
+            handle: *mut nvshmemx_region_handle_t, attributes: *const nvshmemx_region_attrs_t,
+        ) -> c_int;
+        /// Ends it.
+        "3.8.0" fn nvshmemx_region_stop(handle: nvshmemx_region_handle_t) -> c_int;
+        /// Whether there is one.
+        "3.8.0" fn nvshmemx_region_is_active(hints: u32, active: *mut c_int) -> c_int;
+        /// Queue pairs for kernels.
+        "3.6.5" fn nvshmemx_qp_create(count: c_int, handles: *mut *mut nvshmemx_qp_handle_t) -> c_int;
+    }
+}

@@ -1,0 +1,59 @@
+//! Sizes and offsets of the structs that are bound, for the comparison with headers.
+
+use std::mem::offset_of;
+
+use super::types::*;
+use crate::Version;
+
+/// One fact: `size X` or `offset X.f`, the version whose header first has it, and the number.
+pub type Fact = (&'static str, Version, i64);
+
+/// All facts about layouts.
+pub fn facts() -> Vec<Fact> {
+    let mut all = Vec::new();
+    macro_rules! layout {
+        ($since:expr, $Struct:ident { $($field:ident),* }) => {
+            all.push((concat!("size ", stringify!($Struct)), $since, size_of::<$Struct>() as i64));
+            $(all.push((concat!("offset ", stringify!($Struct), ".", stringify!($field)), $since, offset_of!($Struct, $field) as i64));)*
+        };
+    }
+    let oldest = Version::new(3, 3, 24);
+    layout!(oldest, nvshmemx_uniqueid_t { version, internal });
+    layout!(oldest, nvshmemx_uniqueid_args_t { version, id, myrank, nranks });
+    layout!(oldest, nvshmemx_init_args_t { version, uid_args });
+    layout!(INIT_LAYOUT_2, nvshmemx_init_args_t { cuda_device_id, content });
+    layout!(oldest, nvshmemx_init_attr_t { version, mpi_comm, args });
+    layout!(oldest, nvshmem_team_config_t { version, num_contexts, uniqueid });
+    layout!(HEADER_OF_REGIONS, nvshmemx_region_attrs_t { hints });
+    all
+}
+
+/// The header that brought regions.
+const HEADER_OF_REGIONS: Version = Version::new(3, 8, 0);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_words_are_those_of_the_headers() {
+        let old = nvshmemx_init_attr_t::unset(Version::new(3, 4, 5));
+        assert_eq!((old.version, old.args.version, old.args.uid_args.version), (65680, 65664, 65560));
+        assert_eq!(old.args.cuda_device_id, 0, "padding in that layout");
+        let new = nvshmemx_init_attr_t::unset(Version::new(3, 8, 0));
+        assert_eq!((new.version, new.args.version, new.args.cuda_device_id), (131216, 131200, -1));
+        assert_eq!(nvshmemx_uniqueid_t::EMPTY.version, 65664);
+        assert_eq!(nvshmem_team_config_t::UNSET.version, 131136);
+    }
+
+    #[test]
+    fn sizes_are_those_that_the_headers_assert() {
+        let size = |name: &str| facts().iter().find(|fact| fact.0 == format!("size {name}")).expect("it is listed").2;
+        assert_eq!(size("nvshmemx_uniqueid_t"), 128);
+        assert_eq!(size("nvshmemx_uniqueid_args_t"), 24);
+        assert_eq!(size("nvshmemx_init_args_t"), 128);
+        assert_eq!(size("nvshmemx_init_attr_t"), 144);
+        assert_eq!(size("nvshmem_team_config_t"), 64);
+        assert_eq!(size("nvshmemx_region_attrs_t"), 64);
+    }
+}

@@ -1,0 +1,219 @@
+//! NVSHMEM's structs and constants. Each struct has a version word, and grows only inside its padding.
+
+use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+
+use crate::Version;
+
+/// The word that heads a struct: which layout, and how many bytes.
+pub const fn version_word(layout: c_int, bytes: usize) -> c_int {
+    (layout << 16) + bytes as c_int
+}
+
+/// A team's handle.
+pub type nvshmem_team_t = i32;
+/// What the members of a team that is made by id have in common.
+pub type nvshmemx_team_uniqueid_t = u64;
+/// A queue pair's handle.
+pub type nvshmemx_qp_handle_t = c_int;
+/// A region's handle.
+pub type nvshmemx_region_handle_t = u64;
+
+/// What PEs that want to meet have in common.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct nvshmemx_uniqueid_t {
+    /// Layout and size.
+    pub version: c_int,
+    /// The vendor's.
+    pub internal: [c_char; 124],
+}
+
+impl nvshmemx_uniqueid_t {
+    /// An id to be filled in.
+    pub const EMPTY: Self = Self { version: version_word(1, size_of::<Self>()), internal: [0; 124] };
+}
+
+/// Who this process is among those that meet by an id.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct nvshmemx_uniqueid_args_t {
+    /// Layout and size.
+    pub version: c_int,
+    /// The id.
+    pub id: *mut nvshmemx_uniqueid_t,
+    /// This PE, -1 for unset.
+    pub myrank: c_int,
+    /// How many PEs, -1 for unset.
+    pub nranks: c_int,
+}
+
+/// Arguments of initialisation.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct nvshmemx_init_args_t {
+    /// Layout and size.
+    pub version: c_int,
+    /// For the bootstrap by id.
+    pub uid_args: nvshmemx_uniqueid_args_t,
+    /// The device's ordinal, -1 for the current context's. Layout 2; padding before.
+    pub cuda_device_id: c_int,
+    /// Room for later.
+    pub content: [c_char; 92],
+}
+
+/// What initialisation takes.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct nvshmemx_init_attr_t {
+    /// Layout and size.
+    pub version: c_int,
+    /// A pointer to an `MPI_Comm`, for the bootstrap by MPI.
+    pub mpi_comm: *mut c_void,
+    /// The rest.
+    pub args: nvshmemx_init_args_t,
+}
+
+/// The first library that reads layout 2 of the structs of initialisation.
+pub const INIT_LAYOUT_2: Version = Version::new(3, 6, 5);
+
+impl nvshmemx_init_attr_t {
+    /// Nothing set, stamped for a library of that version.
+    pub const fn unset(library: Version) -> Self {
+        let layout = if library.at_least(INIT_LAYOUT_2) { 2 } else { 1 };
+        // In layout 1 the bytes of the device are padding, which is zero.
+        let cuda_device_id = if layout == 2 { -1 } else { 0 };
+        let uid_args = nvshmemx_uniqueid_args_t {
+            version: version_word(1, size_of::<nvshmemx_uniqueid_args_t>()),
+            id: std::ptr::null_mut(),
+            myrank: -1,
+            nranks: -1,
+        };
+        Self {
+            version: version_word(layout, size_of::<Self>()),
+            mpi_comm: std::ptr::null_mut(),
+            args: nvshmemx_init_args_t {
+                version: version_word(layout, size_of::<nvshmemx_init_args_t>()),
+                uid_args,
+                cuda_device_id,
+                content: [0; 92],
+            },
+        }
+    }
+}
+
+/// Options of a team.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct nvshmem_team_config_t {
+    /// Layout and size.
+    pub version: c_int,
+    /// How many contexts, -1 for unset.
+    pub num_contexts: c_int,
+    /// The team's id, all ones for none.
+    pub uniqueid: nvshmemx_team_uniqueid_t,
+    /// Room for later.
+    pub padding: [c_char; 48],
+}
+
+impl nvshmem_team_config_t {
+    /// Nothing set.
+    pub const UNSET: Self =
+        Self { version: version_word(2, size_of::<Self>()), num_contexts: -1, uniqueid: u64::MAX, padding: [0; 48] };
+}
+
+/// Attributes of a region.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct nvshmemx_region_attrs_t {
+    /// What is hinted.
+    pub hints: u32,
+    /// Room for later.
+    pub reserved: [c_char; 60],
+}
+
+macro_rules! constants {
+    ($($(#[$attribute:meta])* $name:ident: $type:ty = $value:expr;)*) => {
+        $($(#[$attribute])* pub const $name: $type = $value;)*
+
+        /// Every constant, by the vendor's name.
+        pub fn constants() -> Vec<(&'static str, i64)> {
+            vec![$((stringify!($name), i64::try_from($name).unwrap_or(i64::MAX))),*]
+        }
+    };
+}
+
+constants! {
+    /// PEs are threads.
+    NVSHMEMX_INIT_THREAD_PES: c_uint = 1;
+    /// Meet by an MPI communicator.
+    NVSHMEMX_INIT_WITH_MPI_COMM: c_uint = 2;
+    /// Meet by OpenSHMEM.
+    NVSHMEMX_INIT_WITH_SHMEM: c_uint = 4;
+    /// Meet by an id.
+    NVSHMEMX_INIT_WITH_UNIQUEID: c_uint = 8;
+
+    /// No team.
+    NVSHMEM_TEAM_INVALID: nvshmem_team_t = -1;
+    /// All PEs.
+    NVSHMEM_TEAM_WORLD: nvshmem_team_t = 0;
+    /// PEs whose memory this one maps.
+    NVSHMEM_TEAM_SHARED: nvshmem_team_t = 1;
+    /// PEs of this machine.
+    NVSHMEMX_TEAM_NODE: nvshmem_team_t = 2;
+    /// PEs of the same index on every machine.
+    NVSHMEMX_TEAM_SAME_MYPE_NODE: nvshmem_team_t = 3;
+
+    /// A put's signal is stored.
+    NVSHMEM_SIGNAL_SET: c_int = 9;
+    /// A put's signal is added.
+    NVSHMEM_SIGNAL_ADD: c_int = 10;
+
+    /// Equal.
+    NVSHMEM_CMP_EQ: c_int = 0;
+    /// Not equal.
+    NVSHMEM_CMP_NE: c_int = 1;
+    /// Greater.
+    NVSHMEM_CMP_GT: c_int = 2;
+    /// Less or equal.
+    NVSHMEM_CMP_LE: c_int = 3;
+    /// Less.
+    NVSHMEM_CMP_LT: c_int = 4;
+    /// Greater or equal.
+    NVSHMEM_CMP_GE: c_int = 5;
+
+    /// Nothing has happened.
+    NVSHMEM_STATUS_NOT_INITIALIZED: c_int = 0;
+    /// The PEs have met.
+    NVSHMEM_STATUS_IS_BOOTSTRAPPED: c_int = 1;
+    /// Initialised.
+    NVSHMEM_STATUS_IS_INITIALIZED: c_int = 2;
+    /// Initialised, several PEs share a GPU, with a subset of the calls.
+    NVSHMEM_STATUS_LIMITED_MPG: c_int = 3;
+    /// Initialised, several PEs share a GPU.
+    NVSHMEM_STATUS_FULL_MPG: c_int = 4;
+
+    /// The configuration's number of contexts counts.
+    NVSHMEM_TEAM_CONFIG_MASK_NUM_CONTEXTS: c_long = 1;
+    /// The configuration's id counts.
+    NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID: c_long = 2;
+
+    /// Success.
+    NVSHMEMX_SUCCESS: c_int = 0;
+    /// A wrong argument.
+    NVSHMEMX_ERROR_INVALID_VALUE: c_int = 1;
+    /// Too little memory.
+    NVSHMEMX_ERROR_OUT_OF_MEMORY: c_int = 2;
+    /// Not possible here.
+    NVSHMEMX_ERROR_NOT_SUPPORTED: c_int = 3;
+    /// PEs disagree.
+    NVSHMEMX_ERROR_SYMMETRY: c_int = 4;
+    /// No device.
+    NVSHMEMX_ERROR_GPU_NOT_SELECTED: c_int = 5;
+    /// A kernel that must be co-resident was not launched.
+    NVSHMEMX_ERROR_COLLECTIVE_LAUNCH_FAILED: c_int = 6;
+    /// Something inside.
+    NVSHMEMX_ERROR_INTERNAL: c_int = 7;
+
+    /// Bytes of a name.
+    NVSHMEM_MAX_NAME_LEN: usize = 256;
+}

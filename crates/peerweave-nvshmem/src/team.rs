@@ -1,0 +1,421 @@
+//! Teams: ordered sets of PEs that call collectives together.
+//!
+//! Their collectives are `collective.rs`.
+//!
+//! # Invariants
+//! - **\[T1\]** A handle is a member's: who is not in a team has none.
+//! - **\[T2\]** A team that was destroyed cannot be named: destroying takes the last handle.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+
+use peerweave_driver::Keep;
+use peerweave_types::{Pe, Rank};
+
+use crate::agree::{Members, SEED, arrive, mix};
+use crate::context::{Context, Inner};
+use crate::error::{MisuseKind, NvshmemError};
+use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
+
+/// An ordered set of PEs, this one among them. [`Rank`]s are indexes in it.
+///
+/// Dropping a team that was made here is local: NVSHMEM keeps it until it is finalised, and there are only so many
+/// ([`Settings::max_teams`](crate::Settings::max_teams)). [`destroy`](Self::destroy) gives it back.
+pub struct Team {
+    pub(crate) inner: Arc<Inner>,
+    core: Arc<Core>,
+}
+
+struct Core {
+    handle: nvshmem_team_t,
+    kind: TeamKind,
+    members: Vec<Pe>,
+    rank: Rank,
+    /// Tells teams apart, the same on every member.
+    identity: u64,
+}
+
+/// Where a team comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TeamKind {
+    /// All PEs.
+    World,
+    /// The PEs whose memory is mapped here.
+    Shared,
+    /// The PEs of this machine.
+    Node,
+    /// The PEs of the same index on every machine.
+    SameIndex,
+    /// Made by the program.
+    Made,
+}
+
+/// Options of a team that is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TeamConfig {
+    /// How many communication contexts NVSHMEM shall provide for; `None` leaves it to NVSHMEM.
+    pub n_contexts: Option<u32>,
+}
+
+impl TeamConfig {
+    /// With so many communication contexts.
+    pub fn with_contexts(n_contexts: u32) -> Self {
+        Self { n_contexts: Some(n_contexts) }
+    }
+
+    fn to_raw(self) -> (nvshmem_team_config_t, std::ffi::c_long) {
+        let mut raw = nvshmem_team_config_t::UNSET;
+        match self.n_contexts {
+            Some(count) => {
+                raw.num_contexts = c_int::try_from(count).unwrap_or(c_int::MAX);
+                (raw, sys::NVSHMEM_TEAM_CONFIG_MASK_NUM_CONTEXTS)
+            }
+            None => (raw, 0),
+        }
+    }
+}
+
+/// An id that the members of a team have in common, to make it without a parent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TeamId(u64);
+
+impl TeamId {
+    /// The id of this number.
+    pub const fn from_u64(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The number, to be sent to the other members.
+    pub const fn to_u64(self) -> u64 {
+        self.0
+    }
+}
+
+impl Team {
+    pub(crate) fn world(inner: &Arc<Inner>) -> Self {
+        let members = (0..inner.n_pes).map(Pe::new).collect();
+        let rank = Rank::new(inner.pe.get());
+        let core = Core { handle: sys::NVSHMEM_TEAM_WORLD, kind: TeamKind::World, members, rank, identity: SEED };
+        Self { inner: Arc::clone(inner), core: Arc::new(core) }
+    }
+
+    pub(crate) fn predefined(inner: &Arc<Inner>, kind: TeamKind) -> Result<Self, NvshmemError> {
+        let handle = match kind {
+            TeamKind::Shared => sys::NVSHMEM_TEAM_SHARED,
+            TeamKind::Node => sys::NVSHMEMX_TEAM_NODE,
+            TeamKind::SameIndex => sys::NVSHMEMX_TEAM_SAME_MYPE_NODE,
+            TeamKind::World | TeamKind::Made => return Ok(Self::world(inner)),
+        };
+        Self::of_handle(inner, handle, kind, mix(SEED, handle as u64))
+    }
+
+    /// Asks NVSHMEM who is in a team that this PE is in.
+    fn of_handle(inner: &Arc<Inner>, handle: nvshmem_team_t, kind: TeamKind, identity: u64) -> Result<Self, NvshmemError> {
+        const CALL: &str = "nvshmem_team_translate_pe";
+        let (rank, members) = inner.issue(CALL, |api, _| {
+            // SAFETY: the handle is one of a team of this process.
+            let (rank, count) = unsafe { (api.nvshmem_team_my_pe(handle)?, api.nvshmem_team_n_pes(handle)?) };
+            let mut members = Vec::new();
+            for index in 0..count {
+                // SAFETY: as above, and the rank is one of the team's.
+                members.push(unsafe { api.nvshmem_team_translate_pe(handle, index, sys::NVSHMEM_TEAM_WORLD) }?);
+            }
+            Ok((rank, members))
+        })?;
+        let wrong = || inner.nvshmem.failure(CALL, None, format!("rank {rank}, members {members:?} of team {handle}"));
+        let pes: Vec<Pe> = members
+            .iter()
+            .map(|pe| u32::try_from(*pe).ok().filter(|pe| *pe < inner.n_pes).map(Pe::new))
+            .collect::<Option<_>>()
+            .ok_or_else(wrong)?;
+        let rank = u32::try_from(rank).map_err(|_| wrong())?;
+        if pes.get(rank as usize) != Some(&inner.pe) {
+            return Err(wrong());
+        }
+        // What it is made of is part of what tells it apart.
+        let identity = pes.iter().fold(identity, |identity, pe| mix(identity, pe.get().into()));
+        let core = Core { handle, kind, members: pes, rank: Rank::new(rank), identity };
+        Ok(Self { inner: Arc::clone(inner), core: Arc::new(core) })
+    }
+
+    /// This PE's rank.
+    pub fn rank(&self) -> Rank {
+        self.core.rank
+    }
+
+    /// How many PEs it has.
+    pub fn len(&self) -> usize {
+        self.core.members.len()
+    }
+
+    /// False: this PE is in it.
+    pub fn is_empty(&self) -> bool {
+        self.core.members.is_empty()
+    }
+
+    /// Its PEs, in the order of ranks.
+    pub fn members(&self) -> &[Pe] {
+        &self.core.members
+    }
+
+    /// Where it comes from.
+    pub fn kind(&self) -> TeamKind {
+        self.core.kind
+    }
+
+    /// The PE of a rank.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Rank`].
+    pub fn pe_of(&self, rank: Rank) -> Result<Pe, NvshmemError> {
+        self.check_rank("Team::pe_of", "the rank", rank)?;
+        Ok(self.core.members[rank.index()])
+    }
+
+    /// The rank in another team of the PE that has this rank here, if it is in that one.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Rank`].
+    pub fn translate(&self, rank: Rank, other: &Self) -> Result<Option<Rank>, NvshmemError> {
+        let pe = self.pe_of(rank)?;
+        let index = other.core.members.iter().position(|member| *member == pe);
+        Ok(index.map(|index| Rank::new(index as u32)))
+    }
+
+    /// NVSHMEM's options of the team.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Dead`].
+    pub fn config(&self) -> Result<TeamConfig, NvshmemError> {
+        let mut raw = nvshmem_team_config_t::UNSET;
+        let handle = self.handle();
+        // SAFETY: the handle is live [T2] and the pointer is to a live struct.
+        self.inner.issue("nvshmem_team_get_config", |api, _| unsafe { api.nvshmem_team_get_config(handle, &raw mut raw) })?;
+        Ok(TeamConfig { n_contexts: u32::try_from(raw.num_contexts).ok() })
+    }
+
+    /// A team of `count` of this team's PEs: ranks `start`, `start + stride`, and so on. `None` where this PE is not among them.
+    ///
+    /// # Collective
+    /// All PEs of this team, with the same arguments.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Value`] for ranks that this team does not have; [`NvshmemError::Nvshmem`] where there are too many teams
+    /// ([`Settings::max_teams`](crate::Settings::max_teams)); [`NvshmemError::Disagree`], [`NvshmemError::Timeout`], [`NvshmemError::Bootstrap`].
+    pub fn split_strided(&self, start: u32, stride: u32, count: u32, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
+        const CALL: &str = "nvshmem_team_split_strided";
+        let able = self.check_strided(CALL, start, stride, count);
+        self.arrive(CALL, &format!("start {start}, stride {stride}, count {count}, {config:?}"), able)?;
+        let (parent, identity) = (self.handle(), self.child(u64::from(start) << 32 | u64::from(stride)));
+        let (code, handle) = self.inner.block(CALL, move |api, _| {
+            let (raw, mask) = config.to_raw();
+            let mut handle = sys::NVSHMEM_TEAM_INVALID;
+            let [start, stride, count] = [start, stride, count].map(|number| number as c_int);
+            // SAFETY: the parent is live [T2], the numbers are inside it, and the pointers are to live values; all of its PEs call.
+            let code =
+                unsafe { api.nvshmem_team_split_strided(parent, start, stride, count, &raw const raw, mask, &raw mut handle) }?;
+            Ok((code, handle))
+        })?;
+        self.inner.nvshmem.check(CALL, code)?;
+        let rank = self.rank().get();
+        let member = rank >= start && (rank - start).is_multiple_of(stride) && (rank - start) / stride < count;
+        self.made(CALL, handle, member, identity)
+    }
+
+    fn check_strided(&self, call: &'static str, start: u32, stride: u32, count: u32) -> Result<(), NvshmemError> {
+        let value = |what, found: u32, expected| {
+            Err(NvshmemError::misuse(call, MisuseKind::Value { what, found: found.into(), expected }))
+        };
+        if stride == 0 {
+            return value("the stride", stride, "at least 1");
+        }
+        if count == 0 {
+            return value("the count", count, "at least 1");
+        }
+        let last = u64::from(start) + u64::from(stride) * u64::from(count - 1);
+        if last >= self.len() as u64 {
+            let (found, ranks) = (usize::try_from(last).unwrap_or(usize::MAX), self.len());
+            return Err(NvshmemError::misuse(call, MisuseKind::Rank { what: "the last member", found, ranks }));
+        }
+        Ok(())
+    }
+
+    /// Teams of the rows and the columns of this team, laid out in rows of `width`: the row and the column that this PE is in.
+    ///
+    /// # Collective
+    /// All PEs of this team, with the same arguments.
+    ///
+    /// # Errors
+    /// As [`split_strided`](Self::split_strided).
+    pub fn split_2d(&self, width: u32, config: TeamConfig) -> Result<(Self, Self), NvshmemError> {
+        const CALL: &str = "nvshmem_team_split_2d";
+        let able = match width {
+            0 => Err(NvshmemError::misuse(CALL, MisuseKind::Value { what: "the width", found: 0, expected: "at least 1" })),
+            _ => Ok(()),
+        };
+        self.arrive(CALL, &format!("width {width}, {config:?}"), able)?;
+        let parent = self.handle();
+        let (row_identity, column_identity) = (self.child(1), self.child(2));
+        let (code, row, column) = self.inner.block(CALL, move |api, _| {
+            let (raw, mask) = config.to_raw();
+            let config = &raw const raw;
+            let (mut row, mut column) = (sys::NVSHMEM_TEAM_INVALID, sys::NVSHMEM_TEAM_INVALID);
+            let width = c_int::try_from(width).unwrap_or(c_int::MAX);
+            // SAFETY: the parent is live [T2] and the pointers are to live values; all of its PEs call.
+            let code =
+                unsafe { api.nvshmem_team_split_2d(parent, width, config, mask, &raw mut row, config, mask, &raw mut column) }?;
+            Ok((code, row, column))
+        })?;
+        self.inner.nvshmem.check(CALL, code)?;
+        let made = |handle, identity| {
+            let team = self.made(CALL, handle, true, identity)?;
+            Ok::<_, NvshmemError>(team.expect("a member has a team, or an error"))
+        };
+        Ok((made(row, row_identity)?, made(column, column_identity)?))
+    }
+
+    /// The team behind a new handle.
+    fn made(
+        &self,
+        call: &'static str,
+        handle: nvshmem_team_t,
+        member: bool,
+        identity: u64,
+    ) -> Result<Option<Self>, NvshmemError> {
+        match (handle, member) {
+            (sys::NVSHMEM_TEAM_INVALID, false) => Ok(None),
+            (sys::NVSHMEM_TEAM_INVALID, true) => {
+                let detail = "no team was made: NVSHMEM_MAX_TEAMS may be too small".to_owned();
+                Err(self.inner.nvshmem.failure(call, None, detail))
+            }
+            _ => Self::of_handle(&self.inner, handle, TeamKind::Made, identity).map(Some),
+        }
+    }
+
+    /// Ends a team that was made here.
+    ///
+    /// # Collective
+    /// All PEs of the team.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Context`] for a team that NVSHMEM made; [`MisuseKind::InUse`] while a captured graph uses it; then it lives on, without a name.
+    /// As [`split_strided`](Self::split_strided) otherwise.
+    pub fn destroy(self) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmem_team_destroy";
+        if self.core.kind != TeamKind::Made {
+            return Err(NvshmemError::misuse(CALL, MisuseKind::Context { why: "NVSHMEM's own teams live as long as it does" }));
+        }
+        let able = match Arc::strong_count(&self.core) {
+            1 => Ok(()),
+            _ => Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the team", by: "a captured graph" })),
+        };
+        self.arrive(CALL, "", able)?;
+        let handle = self.handle();
+        // SAFETY: the handle is live, nobody else has it [T2], and all PEs of the team call.
+        self.inner.block(CALL, move |api, _| unsafe { api.nvshmem_team_destroy(handle) })
+    }
+
+    /// The number for the next child, the same on every member.
+    fn child(&self, salt: u64) -> u64 {
+        let mut sequences = self.inner.sequences.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = sequences.entry(mix(self.core.identity, 1)).or_default();
+        *count += 1;
+        mix(mix(self.core.identity, *count), salt)
+    }
+
+    fn arrive(&self, call: &'static str, arguments: &str, able: Result<(), NvshmemError>) -> Result<(), NvshmemError> {
+        let members = match self.core.kind {
+            TeamKind::World => Members::World,
+            _ => Members::Team(&self.core.members, self.core.identity),
+        };
+        arrive(&self.inner, call, members, arguments, able)
+    }
+
+    pub(crate) fn handle(&self) -> nvshmem_team_t {
+        self.core.handle
+    }
+
+    pub(crate) fn keep_handle(&self) -> Keep {
+        Arc::<Core>::clone(&self.core)
+    }
+
+    /// An error unless the team is one of that context.
+    pub(crate) fn check(&self, call: &'static str, inner: &Arc<Inner>) -> Result<(), NvshmemError> {
+        if Arc::ptr_eq(&self.inner, inner) {
+            Ok(())
+        } else {
+            Err(NvshmemError::misuse(call, MisuseKind::WrongContext { what: "the team" }))
+        }
+    }
+
+    pub(crate) fn check_rank(&self, call: &'static str, what: &'static str, rank: Rank) -> Result<c_int, NvshmemError> {
+        if rank.index() < self.len() {
+            Ok(rank.get() as c_int)
+        } else {
+            Err(NvshmemError::misuse(call, MisuseKind::Rank { what, found: rank.index(), ranks: self.len() }))
+        }
+    }
+}
+
+impl Context {
+    /// A new id for a team that is made without a parent. It reaches the other members by the caller's care.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Nvshmem`], [`NvshmemError::Dead`].
+    pub fn team_id(&self) -> Result<TeamId, NvshmemError> {
+        const CALL: &str = "nvshmemx_team_get_uniqueid";
+        let mut id = 0;
+        // SAFETY: the pointer is to a live number.
+        self.inner.issue_status(CALL, |api, _| unsafe { api.nvshmemx_team_get_uniqueid(&raw mut id) })?;
+        Ok(TeamId(id))
+    }
+
+    /// A team of any PEs in any order, which all have the id.
+    ///
+    /// # Collective
+    /// The members, with the same list.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Value`] for a list that does not have this PE, or one PE twice; [`MisuseKind::Pe`]. As [`Team::split_strided`] otherwise.
+    pub fn team_of(&self, id: TeamId, members: &[Pe], config: TeamConfig) -> Result<Team, NvshmemError> {
+        const CALL: &str = "nvshmemx_team_init";
+        let inner = &self.inner;
+        let value =
+            |what, pe: &Pe, expected| NvshmemError::misuse(CALL, MisuseKind::Value { what, found: pe.get().into(), expected });
+        for (index, pe) in members.iter().enumerate() {
+            inner.check_pe(CALL, "a member", *pe)?;
+            if members[..index].contains(pe) {
+                return Err(value("a member", pe, "each PE once"));
+            }
+        }
+        let rank = members.iter().position(|pe| *pe == inner.pe);
+        let rank = rank.ok_or_else(|| value("this PE", &inner.pe, "one of the members"))? as c_int;
+        let identity = members.iter().fold(mix(SEED, id.0), |identity, pe| mix(identity, pe.get().into()));
+        arrive(inner, CALL, Members::Team(members, identity), &format!("{config:?}"), Ok(()))?;
+        let n_pes = members.len() as c_int;
+        let (code, handle) = inner.block(CALL, move |api, _| {
+            let (mut raw, mask) = config.to_raw();
+            raw.uniqueid = id.0;
+            let mask = mask | sys::NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID;
+            let mut handle = sys::NVSHMEM_TEAM_INVALID;
+            // SAFETY: the pointers are to live values, and all members call with the same id and their own rank.
+            let code = unsafe { api.nvshmemx_team_init(&raw mut handle, &raw mut raw, mask, n_pes, rank) }?;
+            Ok((code, handle))
+        })?;
+        inner.nvshmem.check(CALL, code)?;
+        if handle == sys::NVSHMEM_TEAM_INVALID {
+            return Err(inner.nvshmem.failure(CALL, None, "no team was made".to_owned()));
+        }
+        Team::of_handle(inner, handle, TeamKind::Made, identity)
+    }
+}
+
+impl fmt::Debug for Team {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Core { kind, members, rank, .. } = &*self.core;
+        write!(f, "Team({kind:?}, {rank} of {}: {members:?})", members.len())
+    }
+}
