@@ -45,7 +45,8 @@ fn map<'a>(root: &Area<'a>, table: &Table, (left, top): (i32, i32)) -> Result<()
     let (x0, y0) = (left + 50, top + 54);
     root.draw_text(&format!("{} ({})", table.title, table.unit), &centred(16, &BLACK), (left + MAP as i32 / 2, top + 16))?;
     root.draw_text("whose memory", &centred(12, &BLACK), (x0 + n * side / 2, top + 33))?;
-    let (low, _, high) = table.range().unwrap_or((0.0, 0.0, 0.0));
+    // Figures that hardly differ look alike: the scale spans a factor of two at least.
+    let (low, high) = table.range().map_or((0.0, 0.0), |(low, _, high)| (low.min(high / 2.0), high));
     for (from, row) in table.rows.iter().enumerate() {
         let y = y0 + from as i32 * side;
         root.draw_text(&format!("{from}"), &centred(13, &BLACK), (x0 - 14, y + side / 2))?;
