@@ -166,7 +166,7 @@ macro_rules! bindings {
     };
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::ffi::{c_double, c_int};
 

@@ -3,7 +3,7 @@
 //! Invariant: a library stays mapped until the process ends, so that an address from it is never stale.
 
 use std::ffi::{CStr, OsStr, c_void};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -39,17 +39,11 @@ impl Library {
     /// # Errors
     /// The dynamic linker's words.
     pub(crate) fn open(product: &'static str, file: &Path, visibility: Visibility) -> Result<Self, String> {
-        use libloading::os::unix;
-        let flags = unix::RTLD_LAZY
-            | match visibility {
-                Visibility::Local => unix::RTLD_LOCAL,
-                Visibility::Global => unix::RTLD_GLOBAL,
-            };
         // SAFETY: loading runs the library's initialisers. Which library that is was chosen by who runs the program (a variable, its
         // Python, the system), who vouches for it as for the program itself.
-        let library = unsafe { unix::Library::open(Some(file), flags) }.map_err(|error| words_of(&error, file))?;
-        let handle = NonNull::new(library.into_raw()).ok_or("the dynamic linker gave no handle")?;
-        let path = path_of(handle).unwrap_or_else(|| file.to_path_buf());
+        let handle = unsafe { os::open(file, visibility) }.map_err(|error| words_of(&error, file))?;
+        let handle = handle.ok_or("the dynamic linker gave no handle")?;
+        let path = os::path_of(handle).unwrap_or_else(|| file.to_path_buf());
         tracing::debug!(product, path = %path.display(), "library loaded");
         Ok(Self { handle, product, path: path.into() })
     }
@@ -75,8 +69,8 @@ impl Library {
 
     /// The address of a symbol, or `None` where the library has none of that name.
     pub fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
-        // SAFETY: the handle is open until the process ends and the name ends in a zero byte.
-        NonNull::new(unsafe { libc::dlsym(self.handle.as_ptr(), name.as_ptr()) })
+        // SAFETY: the handle is open until the process ends.
+        unsafe { os::symbol(self.handle, name) }
     }
 }
 
@@ -90,27 +84,103 @@ fn words_of(error: &libloading::Error, file: &Path) -> String {
     }
 }
 
-/// The head of the dynamic linker's record of a library, as `<link.h>` declares it.
-#[repr(C)]
-struct LinkMap {
-    address: usize,
-    name: *const std::ffi::c_char,
-}
+/// The dynamic linker.
+#[cfg(unix)]
+mod os {
+    use std::ffi::{CStr, c_void};
+    use std::path::{Path, PathBuf};
+    use std::ptr::NonNull;
 
-fn path_of(handle: NonNull<c_void>) -> Option<PathBuf> {
-    use std::os::unix::ffi::OsStrExt as _;
-    let mut map: *const LinkMap = std::ptr::null();
-    // SAFETY: the handle is open, and RTLD_DI_LINKMAP stores one pointer to where the third argument points.
-    let status = unsafe { libc::dlinfo(handle.as_ptr(), libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) };
-    if status != 0 || map.is_null() {
-        return None;
+    use libloading::os::unix;
+
+    use super::Visibility;
+
+    /// # Safety
+    /// The library's initialisers may run.
+    pub(super) unsafe fn open(file: &Path, visibility: Visibility) -> Result<Option<NonNull<c_void>>, libloading::Error> {
+        let seen = match visibility {
+            Visibility::Local => unix::RTLD_LOCAL,
+            Visibility::Global => unix::RTLD_GLOBAL,
+        };
+        // SAFETY: the caller's promise.
+        let library = unsafe { unix::Library::open(Some(file), unix::RTLD_LAZY | seen) }?;
+        Ok(NonNull::new(library.into_raw()))
     }
-    // SAFETY: the linker gave the record of an open library; it and its name live as long as the library is open, which is for ever.
-    let name = unsafe { CStr::from_ptr((*map).name) };
-    (!name.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(name.to_bytes())))
+
+    /// # Safety
+    /// The handle is open.
+    pub(super) unsafe fn symbol(handle: NonNull<c_void>, name: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: the caller's promise, and the name ends in a zero byte.
+        NonNull::new(unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) })
+    }
+
+    /// The head of the dynamic linker's record of a library, as `<link.h>` declares it.
+    #[cfg(target_os = "linux")]
+    #[repr(C)]
+    struct LinkMap {
+        address: usize,
+        name: *const std::ffi::c_char,
+    }
+
+    /// The file behind an open handle.
+    #[cfg(target_os = "linux")]
+    pub(super) fn path_of(handle: NonNull<c_void>) -> Option<PathBuf> {
+        use std::ffi::OsStr;
+        use std::os::unix::ffi::OsStrExt as _;
+        let mut map: *const LinkMap = std::ptr::null();
+        // SAFETY: the handle is open, and RTLD_DI_LINKMAP stores one pointer to where the third argument points.
+        let status = unsafe { libc::dlinfo(handle.as_ptr(), libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) };
+        if status != 0 || map.is_null() {
+            return None;
+        }
+        // SAFETY: the linker gave the record of an open library; it and its name live as long as the library is open, which is for ever.
+        let name = unsafe { CStr::from_ptr((*map).name) };
+        (!name.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(name.to_bytes())))
+    }
+
+    /// Elsewhere the linker is not asked.
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn path_of(_: NonNull<c_void>) -> Option<PathBuf> {
+        None
+    }
 }
 
-#[cfg(test)]
+/// Compiles where no vendor of ours has a library.
+#[cfg(windows)]
+mod os {
+    use std::ffi::{CStr, c_void};
+    use std::mem::ManuallyDrop;
+    use std::path::{Path, PathBuf};
+    use std::ptr::NonNull;
+
+    use libloading::os::windows;
+
+    use super::Visibility;
+
+    /// # Safety
+    /// The library's initialisers may run.
+    pub(super) unsafe fn open(file: &Path, _: Visibility) -> Result<Option<NonNull<c_void>>, libloading::Error> {
+        // SAFETY: the caller's promise.
+        let library = unsafe { windows::Library::new(file) }?;
+        Ok(NonNull::new(library.into_raw() as *mut c_void))
+    }
+
+    /// # Safety
+    /// The handle is open.
+    pub(super) unsafe fn symbol(handle: NonNull<c_void>, name: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: the handle came from `open`, and is not closed here.
+        let library = ManuallyDrop::new(unsafe { windows::Library::from_raw(handle.as_ptr() as _) });
+        // SAFETY: a pointer of unknown type is all that is made of it.
+        let symbol = unsafe { library.get::<*mut c_void>(name.to_bytes_with_nul()) }.ok()?;
+        NonNull::new(symbol.as_raw_ptr())
+    }
+
+    pub(super) fn path_of(_: NonNull<c_void>) -> Option<PathBuf> {
+        None
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 
