@@ -111,9 +111,9 @@ pub enum Bind {
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Buffers {
-    /// Symmetric memory
+    /// Symmetric memory; with NCCL: of its own allocator
     Symmetric,
-    /// Ordinary memory of the process
+    /// Ordinary memory of the process; with NCCL: of the driver
     Private,
 }
 
@@ -320,7 +320,8 @@ impl Config {
     /// The kind of memory, in words.
     pub fn buffers_name(&self) -> &'static str {
         match (self.backend, self.buffers) {
-            (BackendName::Nccl, _) => "device memory",
+            (BackendName::Nccl, Buffers::Symmetric) => "NCCL's allocator",
+            (BackendName::Nccl, Buffers::Private) => "device memory",
             (BackendName::Host, Buffers::Symmetric) => "symmetric",
             (BackendName::Host, Buffers::Private) => "private",
         }
@@ -373,7 +374,6 @@ fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     for (given, option) in [
         (args.threads, "--threads: each PE is a process with a GPU of its own"),
         (args.dirty, "--dirty is for caches of processors"),
-        (args.buffers == Buffers::Private, "--buffers private is memory of the host"),
     ] {
         if given {
             return refuse(option);

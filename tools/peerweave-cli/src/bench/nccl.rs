@@ -10,17 +10,16 @@ use peerweave_bootstrap::{Job, Options, Rendezvous};
 use peerweave_driver::cudarc::driver::CudaGraph;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{CudaError, CudaStream, DeviceMemory, DriverError, context};
-use peerweave_nccl::{Communicator, Config as NcclConfig, Nccl};
+use peerweave_nccl::{Communicator, Config as NcclConfig, Nccl, NcclMem};
 use peerweave_types::{DType, F8E4M3, F8E5M2, bf16, f16};
 
-use super::config::{Case, Config};
+use super::config::{Bind, Buffers, Case, Config};
 use super::geometry::{self, Placement, Tile, View};
 use super::memory::GUARD;
 use super::nccl_calls::{Elements, Operation, Setting, enqueue, operation};
 use super::pattern::{PERIOD, input_tile, moved_tile, poison, reduced_tile};
 use super::pe::{bind, placements, say};
 use super::record::{Measured, Ready, Record, monotonic_ns};
-use crate::bench::config::Bind;
 
 /// Anything that ends the measurement.
 pub(super) type Failure = Box<dyn std::error::Error>;
@@ -126,8 +125,14 @@ impl Session<'_> {
             cases.iter().flat_map(|(_, case)| placements(self.config).map(|placement| view(case, placement))).collect();
         let most = |part: fn((usize, usize)) -> usize| views.iter().map(|view| part(geometry::lengths(view))).max().unwrap_or(0);
         let context = self.stream.context();
-        let send = DeviceMemory::<T>::alloc(context, most(|(send, _)| send))?;
-        let recv = DeviceMemory::<T>::alloc(context, most(|(_, recv)| recv) + GUARD)?;
+        let alloc = |len| -> Result<DeviceMemory<T>, Failure> {
+            Ok(match self.config.buffers {
+                // As nccl-tests has it, and as NCCL is fastest with.
+                Buffers::Symmetric => NcclMem::alloc(self.communicator.nccl(), context, len)?.as_device_memory().clone(),
+                Buffers::Private => DeviceMemory::alloc(context, len)?,
+            })
+        };
+        let (send, recv) = (alloc(most(|(send, _)| send))?, alloc(most(|(_, recv)| recv) + GUARD)?);
         for (row, case) in cases {
             let mut records = Vec::new();
             for placement in placements(self.config) {
