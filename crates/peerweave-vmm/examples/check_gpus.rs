@@ -1,4 +1,4 @@
-//! Checks shared GPU memory on the GPUs of this machine: `check_gpus [--pes N] [--threads] [--kill] [--rounds N]`.
+//! Checks shared GPU memory on the GPUs of this machine: `check_gpus [--pes N] [--threads] [--kill] [--ipc] [--fabric] [--rounds N]`.
 //!
 //! N processes (or threads) map one heap all to all; every pair is written and read with patterns; the heap grows; many rounds of allocation leave
 //! no memory behind. With `--kill` one process is killed while its memory is mapped, and the others must get an error that names it.
@@ -13,7 +13,7 @@ use peerweave_driver::{CudaContext, CudaStream, Driver};
 use peerweave_types::Pe;
 use peerweave_vmm::probe::{Method, Moved, Probe};
 use peerweave_vmm::{
-    Exportable, Granularity, HeapOptions, Misuse, PeerMatrix, PhysicalMemory, Reservation, Rights, SymmetricHeap,
+    Exportable, Granularity, HeapOptions, Misuse, PeerMatrix, PhysicalMemory, Reservation, Rights, Sharing, SymmetricHeap,
     SymmetricMemory, VmmError, peer,
 };
 
@@ -32,6 +32,7 @@ struct Plan {
     pes: Option<u32>,
     threads: bool,
     kill: bool,
+    sharing: Sharing,
     rounds: usize,
 }
 
@@ -66,7 +67,7 @@ fn main() -> ExitCode {
 
 impl Plan {
     fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, Failure> {
-        let mut plan = Self { pes: None, threads: false, kill: false, rounds: 1000 };
+        let mut plan = Self { pes: None, threads: false, kill: false, sharing: Sharing::Auto, rounds: 1000 };
         while let Some(word) = words.next() {
             let mut number = || words.next().and_then(|word| word.parse::<u32>().ok()).ok_or(format!("{word} needs a number"));
             match word.as_str() {
@@ -74,7 +75,12 @@ impl Plan {
                 "--rounds" => plan.rounds = number()? as usize,
                 "--threads" => plan.threads = true,
                 "--kill" => plan.kill = true,
-                _ => return Err(format!("{word} is not known; expected --pes N, --threads, --kill or --rounds N").into()),
+                "--ipc" => plan.sharing = Sharing::Ipc,
+                "--fabric" => plan.sharing = Sharing::PreferFabric,
+                _ => {
+                    let known = "--pes N, --threads, --kill, --ipc, --fabric or --rounds N";
+                    return Err(format!("{word} is not known; expected {known}").into());
+                }
             }
         }
         if plan.kill && plan.threads {
@@ -85,7 +91,12 @@ impl Plan {
 
     fn role(&self) -> String {
         let kill = if self.kill { " --kill" } else { "" };
-        format!("--rounds {}{kill}", self.rounds)
+        let sharing = match self.sharing {
+            Sharing::Ipc => " --ipc",
+            Sharing::PreferFabric => " --fabric",
+            _ => "",
+        };
+        format!("--rounds {}{kill}{sharing}", self.rounds)
     }
 }
 
@@ -169,6 +180,7 @@ struct Pes {
     stream: Arc<CudaStream>,
     me: u32,
     n: u32,
+    sharing: Sharing,
 }
 
 impl Pes {
@@ -197,7 +209,7 @@ fn pe(job: &Job, plan: &Plan) -> Result<(), Failure> {
     let devices = Driver::get()?.device_count()?;
     let context = peerweave_driver::context(job.pe.index() % devices)?;
     let stream = context.new_stream()?;
-    let pes = Pes { rendezvous, stream, me: job.pe.get(), n: job.n_pes, context };
+    let pes = Pes { rendezvous, stream, me: job.pe.get(), n: job.n_pes, sharing: plan.sharing, context };
     if plan.kill {
         return killed(&pes);
     }
@@ -208,9 +220,9 @@ fn pe(job: &Job, plan: &Plan) -> Result<(), Failure> {
     heaps(&pes, (plan.rounds / 50).max(2))?;
     mappings(&pes, plan.rounds)?;
     let after = steady(&pes)?;
-    // The first use of copies and streams makes the driver keep some memory; what follows must not.
+    // The first use of copies and streams makes the driver keep some memory, and page tables stay; a round that leaked would cost 2 MiB each time.
     pes.say(&format!("free memory: {before} before, {after_heap} after the first heap, {after} at the end (bytes)"));
-    if after_heap.saturating_sub(after) > 4 * MIB {
+    if after_heap.saturating_sub(after) > 32 * MIB {
         return Err(format!("{} bytes are lost", after_heap - after).into());
     }
     pes.barrier("measured")?;
@@ -290,13 +302,13 @@ fn done(pes: &Pes) -> Result<(), Failure> {
     }
 }
 
-fn options() -> HeapOptions {
-    HeapOptions::new(32 * MIB).max_bytes(1 << 30)
+fn options(pes: &Pes) -> HeapOptions {
+    HeapOptions::new(32 * MIB).max_bytes(1 << 30).sharing(pes.sharing)
 }
 
 fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
     let start = Instant::now();
-    let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options())?;
+    let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options(pes))?;
     pes.say(&format!("heap by way of {:?}: {} bytes on each PE, {:.1?}", heap.way(), heap.bytes(), start.elapsed()));
     if let Ok(geometry) = heap.geometry() {
         for place in 0..pes.n {
@@ -332,7 +344,7 @@ fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
 
 /// Allocates and frees again and again in one heap.
 fn rounds(pes: &Pes, n: usize) -> Result<(), Failure> {
-    let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options())?;
+    let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options(pes))?;
     let start = Instant::now();
     for round in 0..n {
         let memory = heap.alloc::<f32>(1 + round * 997 % 100_000)?;
@@ -352,9 +364,10 @@ fn rounds(pes: &Pes, n: usize) -> Result<(), Failure> {
 fn heaps(pes: &Pes, n: usize) -> Result<(), Failure> {
     let start = Instant::now();
     for round in 0..n {
-        let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options())?;
+        let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options(pes))?;
         let memory = heap.alloc::<u64>(64)?;
-        if round % 2 == 0 {
+        // By legacy IPC, memory that others may have open is leaked rather than freed under them.
+        if round % 2 == 0 || pes.sharing == Sharing::Ipc {
             heap.free(memory)?;
             heap.finalize()?;
         }
@@ -441,7 +454,7 @@ fn probe(pes: &Pes, contexts: &[Arc<CudaContext>]) -> Result<(), Failure> {
 /// The last PE is killed while its memory is mapped.
 fn killed(pes: &Pes) -> Result<(), Failure> {
     let victim = Pe::new(pes.n - 1);
-    let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options())?;
+    let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options(pes))?;
     let mut memory: SymmetricMemory<u64> = heap.alloc(1 << 20)?;
     let mine = words(pes.me, pes.me, 3, 1 << 20);
     peerweave_vmm::write(&pes.stream, &mut memory, &mine, soon())?;
