@@ -331,7 +331,9 @@ pub(crate) fn make(
     // A parent's work ends, or its handles come: what is found then is aborted, and the rest is NCCL's to free with the parent.
     if in_progress && !parents.is_empty() {
         let over = wait_until(Instant::now() + PARENTS_LIMIT, || {
-            let idle = |(parent, _): &(&Arc<Inner>, _)| parent.gate.is_closed() || !matches!(parent.ask(), Ok(ncclResult_t::ncclInProgress));
+            let idle = |(parent, _): &(&Arc<Inner>, _)| {
+                parent.gate.is_closed() || !matches!(parent.ask(), Ok(ncclResult_t::ncclInProgress))
+            };
             Ok::<_, NcclError>(parents.iter().all(idle) || has_begun(&slots))
         });
         in_progress = !matches!(over, Ok(true));

@@ -1,54 +1,25 @@
 //! Memory that NCCL allocates: what windows, and the fastest ways of its collectives, need.
 //!
-//! Registering it is `window.rs`. Invariant: it is freed after all work on every stream that it was handed to.
+//! Registering it is `window.rs`. How it is copied, shared and freed is [`DeviceMemory`]'s, which this is a kind of.
+//!
+//! Invariant: it is freed after all work on every stream that it was handed to.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
-use peerweave_driver::{Access, CudaContext, CudaError, CudaStream, DeviceBuffer, DeviceBufferMut, DriverError, Keep, retire};
+use peerweave_driver::{Access, CudaContext, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Keep};
 use peerweave_types::Element;
 
 use crate::Nccl;
+use crate::communicator::set_current;
 use crate::error::{MisuseKind, NcclError};
 
 /// Device memory of `len` elements from NCCL's own allocator. Clones and slices are handles of the same memory.
 ///
-/// Used as any other device memory: see [`DeviceMemory`](peerweave_driver::DeviceMemory), whose rules hold here.
-pub struct NcclMem<T> {
-    allocation: Arc<Allocation>,
-    start: usize,
-    len: usize,
-    _elements: PhantomData<fn() -> T>,
-}
-
-struct Allocation {
-    nccl: Nccl,
-    address: CUdeviceptr,
-    context: Arc<CudaContext>,
-    /// Streams that work on this memory was enqueued on.
-    streams: Mutex<Vec<Arc<CudaStream>>>,
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        if self.nccl.not_forked("drop").is_err() {
-            return;
-        }
-        let streams = std::mem::take(self.streams.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let (nccl, address) = (self.nccl, self.address);
-        let free = move || {
-            let pointer = std::ptr::with_exposed_provenance_mut(address as usize);
-            // SAFETY: the last handle is gone, and the streams that used the memory have passed that work.
-            if let Err(error) = nccl.call("ncclMemFree", |api| unsafe { api.ncclMemFree(pointer) }) {
-                tracing::warn!(%error, "while memory was freed");
-            }
-        };
-        retire(&self.context, streams, Box::new(free));
-    }
-}
+/// Used as any other device memory: see [`DeviceMemory`], whose rules hold here.
+pub struct NcclMem<T>(DeviceMemory<T>);
 
 impl<T: Element> NcclMem<T> {
     /// Allocates `len` elements, with unspecified values, on the device of `context`. Zero elements are allowed. NCCL 2.19.1.
@@ -62,13 +33,20 @@ impl<T: Element> NcclMem<T> {
             let (found, expected) = (i64::try_from(len).unwrap_or(i64::MAX), "as many elements as fit in the address space");
             NcclError::misuse("NcclMem::alloc", MisuseKind::Value { what: "the length", found, expected })
         })?;
-        context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+        set_current(context)?;
         let mut pointer = std::ptr::null_mut();
         // SAFETY: the pointer is to a live pointer. An allocation of nothing is an error of NCCL's, so at least one byte.
         nccl.call("ncclMemAlloc", |api| unsafe { api.ncclMemAlloc(&raw mut pointer, bytes.max(1)) })?;
-        let address = pointer.expose_provenance() as CUdeviceptr;
-        let allocation = Allocation { nccl, address, context: Arc::clone(context), streams: Mutex::new(Vec::new()) };
-        Ok(Self { allocation: Arc::new(allocation), start: 0, len, _elements: PhantomData })
+        let address = pointer.expose_provenance();
+        let free = move || {
+            let pointer = std::ptr::with_exposed_provenance_mut(address);
+            // SAFETY: the last handle is gone, and the streams that used the memory have passed that work.
+            if let Err(error) = nccl.call("ncclMemFree", |api| unsafe { api.ncclMemFree(pointer) }) {
+                tracing::warn!(%error, "while memory was freed");
+            }
+        };
+        // SAFETY: just allocated for as many elements on that device; nobody else frees it.
+        Ok(Self(unsafe { DeviceMemory::adopt(context, address as CUdeviceptr, len, Box::new(free)) }))
     }
 
     /// Allocates and copies `values` there; waits until they are there.
@@ -76,44 +54,25 @@ impl<T: Element> NcclMem<T> {
     /// # Errors
     /// As [`alloc`](Self::alloc); what the driver says of the copy.
     pub fn from_slice(nccl: Nccl, stream: &Arc<CudaStream>, values: &[T]) -> Result<Self, NcclError> {
-        let memory = Self::alloc(nccl, stream.context(), values.len())?;
-        memory.allocation.note(stream);
-        // SAFETY: the range was just allocated for as many elements; the values are borrowed until the stream has passed the copy, below.
-        let copied = unsafe {
-            let api = peerweave_driver::Driver::get()?.api();
-            api.cuMemcpyHtoDAsync_v2(memory.address(), values.as_ptr().cast(), size_of_val(values), stream.cu_stream())
-        };
-        let done = stream.synchronize();
-        CudaError::check("cuMemcpyHtoDAsync_v2", copied.map_err(DriverError::from)?)?;
-        done.map_err(CudaError::of("cuStreamSynchronize"))?;
+        let mut memory = Self::alloc(nccl, stream.context(), values.len())?;
+        memory.copy_from(stream, values)?;
         Ok(memory)
     }
 
-    /// Copies the memory to the host, after what `stream` has before; waits for it.
+    /// As [`DeviceMemory::copy_from`].
     ///
     /// # Errors
-    /// What the driver says, also of earlier work on the stream.
+    /// As there.
+    pub fn copy_from(&mut self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), NcclError> {
+        Ok(self.0.copy_from(stream, values)?)
+    }
+
+    /// As [`DeviceMemory::to_vec`].
+    ///
+    /// # Errors
+    /// As there.
     pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, NcclError> {
-        let mut values = vec![T::default(); self.len];
-        let bytes = size_of_val(values.as_slice());
-        if bytes == 0 {
-            return Ok(values);
-        }
-        self.allocation.note(stream);
-        stream.context().bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
-        // SAFETY: both ranges have that many bytes; elements allow any bits; the vector lives until the stream has passed the copy, below.
-        let copied = unsafe {
-            let api = peerweave_driver::Driver::get()?.api();
-            api.cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), self.address(), bytes, stream.cu_stream())
-        };
-        let done = stream.synchronize();
-        if done.is_err() {
-            // The copy may still come: the vector must outlive it.
-            std::mem::forget(std::mem::take(&mut values));
-        }
-        CudaError::check("cuMemcpyDtoHAsync_v2", copied.map_err(DriverError::from)?)?;
-        done.map_err(CudaError::of("cuStreamSynchronize"))?;
-        Ok(values)
+        Ok(self.0.to_vec(stream)?)
     }
 
     /// A handle of a part of the memory. `range` counts elements.
@@ -121,84 +80,71 @@ impl<T: Element> NcclMem<T> {
     /// # Errors
     /// [`NcclError::Cuda`] for a range that is not inside.
     pub fn slice(&self, range: Range<usize>) -> Result<Self, NcclError> {
-        if range.start > range.end || range.end > self.len {
-            let (found, expected) = (i64::try_from(range.end.max(range.start)).unwrap_or(i64::MAX), "a range inside the memory");
-            return Err(NcclError::misuse("NcclMem::slice", MisuseKind::Value { what: "the end of the range", found, expected }));
-        }
-        let (start, len) = (self.start + range.start, range.end - range.start);
-        Ok(Self { allocation: Arc::clone(&self.allocation), start, len, _elements: PhantomData })
+        Ok(Self(self.0.slice(range)?))
     }
 }
 
 impl<T> NcclMem<T> {
     /// Number of elements.
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len()
     }
 
     /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.0.is_empty()
     }
 
     /// The device address of the first element. Using it is `unsafe` elsewhere; it is valid while a handle lives.
     pub fn address(&self) -> CUdeviceptr {
-        self.allocation.address + (self.start * size_of::<T>()) as u64
+        self.0.address()
     }
 
     /// The context that the memory was allocated in.
     pub fn context(&self) -> &Arc<CudaContext> {
-        &self.allocation.context
+        self.0.context()
     }
-}
 
-impl Allocation {
-    /// Notes that work on this memory is enqueued on a stream.
-    fn note(&self, stream: &Arc<CudaStream>) {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if !streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
-            streams.push(Arc::clone(stream));
-        }
+    /// The same memory, for what does not care who allocated it.
+    pub fn as_device_memory(&self) -> &DeviceMemory<T> {
+        &self.0
     }
 }
 
 impl<T> Clone for NcclMem<T> {
     fn clone(&self) -> Self {
-        Self { allocation: Arc::clone(&self.allocation), start: self.start, len: self.len, _elements: PhantomData }
+        Self(self.0.clone())
     }
 }
 
 impl<T> fmt::Debug for NcclMem<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, device) = (std::any::type_name::<T>(), self.allocation.context.ordinal());
-        write!(f, "NcclMem({} x {name} at {:#x} on device {device})", self.len, self.address())
+        write!(f, "NCCL's {:?}", self.0)
     }
 }
 
-// SAFETY: [D1] `slice` keeps ranges inside the allocation; [D2] the stream is noted before work is enqueued, and the memory is freed after it;
-// [D3] the allocation itself is what keeps it.
+// SAFETY: [D1], [D2] and [D3] are those of the memory inside.
 unsafe impl<T> DeviceBuffer<T> for NcclMem<T> {
     fn len(&self) -> usize {
-        self.len
+        self.0.len()
     }
 
     fn device(&self) -> usize {
-        self.allocation.context.ordinal()
+        DeviceBuffer::device(&self.0)
     }
 
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
-        self.allocation.note(stream);
-        Access::new(self.address())
+        self.0.read(stream)
     }
 
     fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
-        Some((self.address(), Arc::<Allocation>::clone(&self.allocation)))
+        self.0.keep()
     }
 }
 
-// SAFETY: as above; the memory is written by devices alone, never through a reference.
+// SAFETY: as above.
 unsafe impl<T> DeviceBufferMut<T> for NcclMem<T> {
     fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Access<'a> {
-        self.read(stream)
+        self.0.write(stream)
     }
 }

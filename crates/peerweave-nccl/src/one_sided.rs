@@ -131,7 +131,7 @@ fn put_signal<'a, T: Element>(
 ) -> Result<Request<'a>, NcclError> {
     at.inner.nccl.needs("ncclPutSignal", SINCE)?;
     let (raw_peer, count, data_type) = (at.rank("the peer", peer)?, source.len(), at.moved::<T>()?);
-    let handle = window.inner.handle(at.call.name(), at.inner)?;
+    let handle = window.inner.used(at.call.name(), at.inner, at.stream)?;
     let room = window.len_of(peer)?;
     if offset.checked_add(count).is_none_or(|end| end > room) {
         let found = offset.saturating_add(count);

@@ -172,7 +172,12 @@ impl<T: Element> PreMulSum<T> {
         Self::make(CALL, communicator, T::default(), Some(scalar))
     }
 
-    fn make(call: &'static str, communicator: &Communicator, value: T, memory: Option<DeviceMemory<T>>) -> Result<Self, NcclError> {
+    fn make(
+        call: &'static str,
+        communicator: &Communicator,
+        value: T,
+        memory: Option<DeviceMemory<T>>,
+    ) -> Result<Self, NcclError> {
         let inner = &communicator.inner;
         let data_type = data_type(call, inner.nccl, T::DTYPE, true)?;
         let on_device = memory.as_ref().map(|memory| std::ptr::with_exposed_provenance_mut::<c_void>(memory.address() as usize));

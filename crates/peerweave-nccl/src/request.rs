@@ -453,7 +453,9 @@ impl<'c, 'a> At<'c, 'a> {
             }
         }
         // Making the stream wait for an event that was captured makes it captured too.
-        let guarded = |operand: &Option<Operand<'_>>| operand.as_ref().and_then(|operand| operand.access.as_ref()).is_some_and(Access::is_guarded);
+        let guarded = |operand: &Option<Operand<'_>>| {
+            operand.as_ref().and_then(|operand| operand.access.as_ref()).is_some_and(Access::is_guarded)
+        };
         if (guarded(&send) || guarded(&recv)) && is_capturing(self.stream)? {
             let why = "a buffer's own events made the stream part of a capture; give memory that can be kept alive, a DeviceMemory or a Raw";
             return Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }));

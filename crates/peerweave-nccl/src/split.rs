@@ -289,7 +289,13 @@ fn children(
     children.into_iter().collect()
 }
 
-fn child(parent: &Arc<Inner>, call: Call, handle: Handle, identity: u64, name: Option<String>) -> Result<Communicator, NcclError> {
+fn child(
+    parent: &Arc<Inner>,
+    call: Call,
+    handle: Handle,
+    identity: u64,
+    name: Option<String>,
+) -> Result<Communicator, NcclError> {
     // Ranks that joined from elsewhere are not in the rendezvous.
     let world = parent.world.as_ref().filter(|_| call != Call::Grow);
     let world = world.map(|world| World { rendezvous: world.rendezvous.clone(), ranks_are_pes: false });

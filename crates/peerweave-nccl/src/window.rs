@@ -9,8 +9,8 @@
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use peerweave_driver::{CudaError, CudaStream, DeviceBuffer, DeviceMemory, Keep};
@@ -21,7 +21,7 @@ use crate::error::{MisuseKind, NcclError};
 use crate::split::enter_all;
 use crate::state::Allowed;
 use crate::sys::{self, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
-use crate::Version;
+use crate::{Version, lifecycle};
 
 /// What a window is for. The default is any use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,9 +41,10 @@ impl WindowKind {
     /// Both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
-        let since = match self.since {
-            None => other.since,
-            since => since,
+        let since = match (self.since, other.since) {
+            (Some(one), Some(other)) if other.at_least(one) => Some(other),
+            (None, other) => other,
+            (one, _) => one,
         };
         Self { flags: self.flags | other.flags, since }
     }
@@ -66,7 +67,10 @@ pub(crate) struct Registered {
     pub(crate) lens_bytes: Vec<u64>,
     pub(crate) device_address: u64,
     keep: Keep,
-    is_gone: AtomicBool,
+    /// Streams that puts into it were enqueued on.
+    streams: Mutex<Vec<Arc<CudaStream>>>,
+    /// Whether the memory has to wait for the end of the communicator [W1].
+    is_parked: bool,
 }
 
 /// A handle of NCCL.
@@ -79,21 +83,23 @@ unsafe impl<P> Send for Raw<P> {}
 unsafe impl<P> Sync for Raw<P> {}
 
 impl Registered {
-    /// NCCL's handle.
+    /// NCCL's handle, for work on that stream.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] once it was deregistered, and for another communicator than its own.
-    pub(crate) fn handle(&self, call: &'static str, inner: &Arc<Inner>) -> Result<ncclWindow_t, NcclError> {
+    /// [`NcclError::Misuse`] for another communicator than its own.
+    pub(crate) fn used(
+        &self,
+        call: &'static str,
+        inner: &Arc<Inner>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<ncclWindow_t, NcclError> {
         if !Arc::ptr_eq(&self.communicator.inner, inner) {
             let (found, expected) = (Arc::clone(&self.communicator.inner.name), Arc::clone(&inner.name));
             return Err(NcclError::misuse(call, MisuseKind::WrongCommunicator { what: "the window", found, expected }));
         }
-        self.own(call)
-    }
-
-    fn own(&self, call: &'static str) -> Result<ncclWindow_t, NcclError> {
-        if self.is_gone.load(Ordering::Acquire) {
-            return Err(NcclError::misuse(call, MisuseKind::Context { why: "the window was deregistered" }));
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if !streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
+            streams.push(Arc::clone(stream));
         }
         Ok(self.handle.0)
     }
@@ -101,8 +107,7 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        if !*self.is_gone.get_mut() {
-            // [W1]
+        if self.is_parked {
             self.communicator.inner.park(Arc::clone(&self.keep));
         }
     }
@@ -169,7 +174,7 @@ impl<T: Element> Window<T> {
             return Err(error);
         }
         let handles: Vec<_> = slots.iter().map(|slot| slot.load(Ordering::Acquire)).collect();
-        // Put into the graph of owners before anything can fail: from here on a drop does what is right [W2].
+        // Owned before anything can fail: from here on a drop does what is right [W2].
         let mut made: Vec<Option<Registered>> = Vec::new();
         for ((communicator, handle), place) in communicators.iter().zip(handles).zip(places) {
             made.push((!handle.is_null()).then(|| Registered {
@@ -178,7 +183,8 @@ impl<T: Element> Window<T> {
                 lens_bytes: Vec::new(),
                 device_address: place.address,
                 keep: place.keep,
-                is_gone: AtomicBool::new(false),
+                streams: Mutex::default(),
+                is_parked: true,
             }));
         }
         // Every rank takes part, with or without a window: puts are checked against the length of the rank they go to.
@@ -188,36 +194,40 @@ impl<T: Element> Window<T> {
             .map(|(made, (_, memory))| if made.is_some() { (memory.len() * size_of::<T>()) as u64 } else { 0 })
             .collect();
         let lens = exchange(CALL, &communicators, &mine)?;
-        let finish = |(made, lens): (Option<Registered>, Vec<u64>)| {
-            made.map(|made| Self { inner: Arc::new(Registered::with(made, lens)), _elements: PhantomData })
+        let finish = |(made, lens_bytes): (Option<Registered>, Vec<u64>)| {
+            let mut made = made?;
+            made.lens_bytes = lens_bytes;
+            Some(Self { inner: Arc::new(made), _elements: PhantomData })
         };
         Ok(made.into_iter().zip(lens).map(finish).collect())
     }
 
-    /// Gives the window back before the communicator ends. Waits until every rank has called this and has completed what it enqueued on `stream` before, so
-    /// puts into the window must be on that stream, or complete.
+    /// Gives the window back before the communicator ends, when every rank has called this and has completed its puts and what it enqueued on `stream` before.
     ///
     /// # Collective
-    /// All ranks, from their own threads or processes. A window of which a clone or a captured graph is left cannot be used afterwards.
+    /// All ranks, from their own threads or processes.
     ///
     /// # Errors
-    /// [`NcclError::Timeout`], after which the window stays registered; [`NcclError::Misuse`] if it was done before; [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Misuse`] while a clone, a recorded call or a captured graph uses the window; [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own. After
+    /// an error the window stays registered until the communicator ends.
     pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Window::deregister";
-        let registered = &self.inner;
-        let handle = registered.own(CALL)?;
-        meet(&registered.communicator, stream, deadline)?;
-        if registered.is_gone.swap(true, Ordering::AcqRel) {
-            return Err(NcclError::misuse(CALL, MisuseKind::Context { why: "the window was deregistered" }));
+        let Some(mut registered) = Arc::into_inner(self.inner) else {
+            let why = "a clone, a recorded call or a captured graph still uses the window";
+            return Err(NcclError::misuse(CALL, MisuseKind::Context { why }));
+        };
+        let communicator = registered.communicator.clone();
+        for used in std::mem::take(registered.streams.get_mut().unwrap_or_else(PoisonError::into_inner)) {
+            stream.join(&used).map_err(CudaError::of(CALL))?;
         }
-        let result = registered.communicator.inner.call(CALL, Allowed::LIVE, |api, comm| {
-            // SAFETY: the handle is live inside the gate, the window is its own, and this is the only deregistration; nobody writes into it any more.
+        meet(&communicator, stream, deadline)?;
+        let handle = registered.handle.0;
+        communicator.inner.call(CALL, Allowed::LIVE, |api, comm| {
+            // SAFETY: the handle is live inside the gate, the window is its own, and this is the only deregistration; no rank writes into it any more.
             unsafe { api.ncclCommWindowDeregister(comm, handle) }
-        });
-        if result.is_err() {
-            registered.communicator.inner.park(Arc::clone(&registered.keep));
-        }
-        result
+        })?;
+        registered.is_parked = false;
+        Ok(())
     }
 
     /// How many elements the window of a rank has.
@@ -235,14 +245,15 @@ impl<T: Element> Window<T> {
     /// The address at which this rank registered the memory, as NCCL knows it. NCCL 2.29.2.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`]; [`NcclError::Misuse`] once it was deregistered; [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
     pub fn user_address(&self) -> Result<u64, NcclError> {
         const CALL: &str = "ncclWinGetUserPtr";
-        let window = self.raw_handle(CALL)?;
-        let pointer = self.inner.communicator.inner.call_into(CALL, Allowed::LIVE, std::ptr::null_mut(), |api, comm, place| {
-            // SAFETY: communicator and window are live inside the gate; the place is live.
-            unsafe { api.ncclWinGetUserPtr(comm, window, place) }
-        })?;
+        let window = self.raw_handle();
+        let pointer =
+            self.inner.communicator.inner.call_into(CALL, Allowed::LIVE, std::ptr::null_mut(), |api, comm, place| {
+                // SAFETY: communicator and window are live inside the gate; the place is live.
+                unsafe { api.ncclWinGetUserPtr(comm, window, place) }
+            })?;
         Ok(pointer.expose_provenance() as u64)
     }
 
@@ -257,35 +268,13 @@ impl<T: Element> Window<T> {
     }
 
     /// NCCL's handle.
-    ///
-    /// # Errors
-    /// [`NcclError::Misuse`] once it was deregistered.
-    pub(crate) fn raw_handle(&self, call: &'static str) -> Result<ncclWindow_t, NcclError> {
-        self.inner.own(call)
+    pub(crate) fn raw_handle(&self) -> ncclWindow_t {
+        self.inner.handle.0
     }
 
-    /// NCCL's handle, for kernels that were linked with its device code.
-    ///
-    /// # Errors
-    /// [`NcclError::Misuse`] once it was deregistered.
-    pub fn device_handle(&self) -> Result<u64, NcclError> {
-        self.raw_handle("Window::device_handle").map(|handle| handle.expose_provenance() as u64)
-    }
-}
-
-impl Registered {
-    /// The same, with what the ranks told each other.
-    fn with(made: Self, lens_bytes: Vec<u64>) -> Self {
-        // A field of what has a destructor cannot be moved out: the old one is marked as having nothing to do.
-        made.is_gone.store(true, Ordering::Release);
-        Self {
-            communicator: made.communicator.clone(),
-            handle: Raw(made.handle.0),
-            lens_bytes,
-            device_address: made.device_address,
-            keep: Arc::clone(&made.keep),
-            is_gone: AtomicBool::new(false),
-        }
+    /// NCCL's handle, for kernels that were linked with its device code. Of use while the window is registered.
+    pub fn device_handle(&self) -> u64 {
+        self.raw_handle().expose_provenance() as u64
     }
 }
 
@@ -298,7 +287,11 @@ impl<T> Clone for Window<T> {
 impl<T> fmt::Debug for Window<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, inner) = (std::any::type_name::<T>(), &self.inner);
-        write!(f, "Window of {name} at {:#x}, {:?} bytes, of {}", inner.device_address, inner.lens_bytes, inner.communicator.inner.name)
+        write!(
+            f,
+            "Window of {name} at {:#x}, {:?} bytes, of {}",
+            inner.device_address, inner.lens_bytes, inner.communicator.inner.name
+        )
     }
 }
 
@@ -408,22 +401,30 @@ fn together(
     }
     // SAFETY: it is ended below, whatever happens between.
     nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
-    let mut first_error = None;
+    let (mut first_error, mut is_ours) = (None, false);
     for (index, communicator) in communicators.iter().enumerate() {
         let inner = &communicator.inner;
         match inner.bind().and_then(|()| each(index, inner)) {
             Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => continue,
             Ok(code) => first_error = Some(inner.failure(call, code)),
-            Err(error) => first_error = Some(error),
+            Err(error) => (first_error, is_ours) = (Some(error), true),
         }
         break;
     }
     // SAFETY: this thread started it.
-    let ended = match nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() })? {
-        ncclResult_t::ncclSuccess => Ok(()),
-        ncclResult_t::ncclInProgress => settle_all(call, inside, deadline),
-        code => Err(nccl.failure(call, code, None)),
+    let ended = match nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() }) {
+        Ok(ncclResult_t::ncclSuccess) => Ok(()),
+        Ok(ncclResult_t::ncclInProgress) => settle_all(call, inside, deadline),
+        Ok(code) => Err(nccl.failure(call, code, None)),
+        Err(error) => Err(error),
     };
+    if is_ours {
+        // NCCL does not know of it, and works on the part of the group that it got: nobody would come to meet it.
+        let inners: Vec<_> = communicators.iter().map(|communicator| Arc::clone(&communicator.inner)).collect();
+        if let Err(error) = lifecycle::abort_together(&inners, lifecycle::ABORT_LIMIT) {
+            tracing::error!(%error, "part of a group could not be ended in time");
+        }
+    }
     first_error.map_or(ended, Err)
 }
 

@@ -162,7 +162,7 @@ impl<T: Element> Window<T> {
         call: &'static str,
         function: impl FnOnce(&'static Api, ncclWindow_t) -> Result<ncclResult_t, MissingSymbol>,
     ) -> Result<(), NcclError> {
-        let window = self.raw_handle(call)?;
+        let window = self.raw_handle();
         self.communicator().inner.call(call, Allowed::LIVE, |api, _| function(api, window))
     }
 

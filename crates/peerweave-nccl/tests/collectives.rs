@@ -7,7 +7,6 @@ mod matrix;
 
 use common::*;
 use matrix::{Check, Member};
-use peerweave_bootstrap::{Job, Options, Rendezvous};
 use peerweave_nccl::{Communicator, Config, Nccl, Switch};
 use std::sync::Arc;
 
@@ -61,13 +60,9 @@ fn blocking_communicators_do_the_same() {
 #[test]
 fn processes_with_a_rank_each_meet_by_the_rendezvous() {
     fakes(3).run_many(3, |child| {
-        let token = peerweave_bootstrap::Token::derived_from(&child.directory.to_string_lossy());
-        let endpoint = peerweave_bootstrap::Endpoint::parse(&format!("unix:{}", child.file("rendezvous").display())).expect("an endpoint");
-        let mut job = Job::on_one_machine(child.rank as u32, child.count as u32, endpoint, token);
-        job.served = peerweave_bootstrap::Served::ByPe0;
-        let rendezvous = Arc::new(Rendezvous::join(&job, Options::default()).expect("all join"));
+        let rendezvous = rendezvous(&child);
         let nccl = Nccl::load().expect("the fake is there");
-        let context = peerweave_driver::context(child.rank).expect("a device");
+        let context = device(child.rank);
         let comm = Communicator::from_rendezvous(nccl, &context, &rendezvous, &Config::new(), DEADLINE).expect("all come");
         assert_eq!((comm.rank(), comm.n_ranks()), (child.rank, child.count));
         let members = [Member { stream: context.new_stream().expect("a stream"), comm }];

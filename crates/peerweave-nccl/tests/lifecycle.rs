@@ -78,7 +78,8 @@ fn grown_communicator_has_the_new_ranks() {
         let made = std::sync::Condvar::new();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let id = made.wait_while(ids.lock().expect("no panic"), |id| id.is_none()).expect("no panic").expect("it is made");
+                let id =
+                    made.wait_while(ids.lock().expect("no panic"), |id| id.is_none()).expect("no panic").expect("it is made");
                 let context = peerweave_driver::context(2).expect("a device");
                 let joined = Communicator::join(nccl, &context, 3, &id, 2, &Config::new(), DEADLINE).expect("all come");
                 assert_eq!(sum(&joined, &context.new_stream().expect("a stream")).expect("it works"), 6.0);

@@ -6,8 +6,9 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
+use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Token};
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory};
-use peerweave_fakes::Fakes;
+use peerweave_fakes::{Child, Fakes};
 use peerweave_nccl::{Communicator, Config, Nccl, UniqueId, Version};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
@@ -28,6 +29,20 @@ pub(crate) fn fakes_of(devices: usize, version: &str) -> Fakes {
 
 pub(crate) fn contexts(count: usize) -> Vec<Arc<CudaContext>> {
     (0..count).map(|ordinal| peerweave_driver::context(ordinal).expect("the fake has that device")).collect()
+}
+
+/// The context of one device.
+pub(crate) fn device(ordinal: usize) -> Arc<CudaContext> {
+    peerweave_driver::context(ordinal).expect("the fake has that device")
+}
+
+/// Where the children of a scenario meet, each as the PE of its rank.
+pub(crate) fn rendezvous(child: &Child) -> Arc<Rendezvous> {
+    let name = child.directory.to_string_lossy().replace('/', "-");
+    let job =
+        Job::on_one_machine(child.rank as u32, child.count as u32, Endpoint::Unix(name.clone()), Token::derived_from(&name));
+    let job = Job { served: Served::ByPe0, ..job };
+    Arc::new(Rendezvous::join(&job, Options { deadline: DEADLINE, ..Options::default() }).expect("all join"))
 }
 
 /// All ranks, in this thread.

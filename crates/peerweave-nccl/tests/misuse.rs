@@ -1,0 +1,337 @@
+//! What is wrong with a call is said before NCCL hears of it: each misuse with its exact words, and each version's limits.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use peerweave_driver::{CudaContext, DeviceMemory};
+use peerweave_nccl::{
+    CollConfig, Communicator, Config, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, ShrinkMode, Signal, SignalWait, Switch,
+    Window, WindowKind,
+};
+use peerweave_types::F8E4M3;
+
+#[track_caller]
+fn says<T: std::fmt::Debug>(result: Result<T, NcclError>, text: &str) {
+    let before = counted("collectives");
+    assert_eq!(result.expect_err("it is wrong").to_string(), text);
+    assert_eq!(counted("collectives"), before);
+}
+
+#[test]
+fn lengths_roots_and_peers() {
+    fakes(3).run(|| {
+        let all = all(3);
+        let (comm, stream) = &all[0];
+        let calls = counted("collectives");
+        let (two, six) = (floats(stream, &[0.0; 2]), floats(stream, &[0.0; 6]));
+        let (mut two_out, mut six_out, mut four) = (two.clone(), six.clone(), floats(stream, &[0.0; 4]));
+        let (send, recv) = (floats(stream, &[0.0; 2]), floats(stream, &[0.0; 6]));
+        says(
+            comm.all_reduce(stream, &two, &mut six_out, ReduceOp::Sum),
+            "all_reduce: the receive buffer has 6 elements, expected 2",
+        );
+        says(comm.all_gather(stream, &send, &mut four), "all_gather: the receive buffer has 4 elements, expected 6");
+        says(
+            comm.all_gather_in_place(stream, &mut four),
+            "all_gather_in_place: the length of the buffer is 4, expected a multiple of the number of ranks",
+        );
+        says(
+            comm.reduce_scatter(stream, &four.clone(), &mut two_out, ReduceOp::Max),
+            "reduce_scatter: the send buffer has 4 elements, expected 6",
+        );
+        says(comm.all_to_all(stream, &recv, &mut four), "all_to_all: the receive buffer has 4 elements, expected 6");
+        says(
+            comm.all_to_all(stream, &four.clone(), &mut six_out),
+            "all_to_all: the length of the send buffer is 4, expected a multiple of the number of ranks",
+        );
+        says(comm.broadcast(stream, Some(&two), &mut six_out, 0), "broadcast: the send buffer has 2 elements, expected 6");
+        says(
+            comm.broadcast(stream, None, &mut six_out, 0),
+            "broadcast: the send buffer: this rank is the root, and has to give it",
+        );
+        says(comm.broadcast_in_place(stream, &mut six_out, 3), "broadcast_in_place: the root is rank 3, the communicator has 3");
+        says(
+            comm.reduce(stream, &two, None, ReduceOp::Sum, 0),
+            "reduce: the receive buffer: this rank is the root, and has to give it",
+        );
+        says(comm.gather(stream, &two, Some(&mut four), 0), "gather: the receive buffer has 4 elements, expected 6");
+        says(comm.scatter(stream, Some(&four), &mut two_out, 0), "scatter: the send buffer has 4 elements, expected 6");
+        says(comm.send(stream, &two, 3), "send: the peer is rank 3, the communicator has 3");
+        says(
+            comm.recv(stream, &mut two_out, usize::MAX),
+            format!("recv: the peer is rank {}, the communicator has 3", usize::MAX).as_str(),
+        );
+        says(
+            comm.all_to_all_v(stream, &two, &[1, 1], &mut six_out, &[1, 1, 4]),
+            "all_to_all_v: the send counts has 2 numbers, expected 3",
+        );
+        says(
+            comm.all_to_all_v(stream, &two, &[1, 1, 1], &mut six_out, &[1, 1, 4]),
+            "all_to_all_v: the send buffer has 2 elements, expected 3",
+        );
+        says(
+            comm.all_to_all_v(stream, &two, &[1, 1, 0], &mut six_out, &[2, 2, 2]),
+            "all_to_all_v: the receive count of this rank itself has 2 elements, expected 1",
+        );
+        says(
+            comm.all_gather_v(stream, &two, &mut six_out, &[2, usize::MAX, usize::MAX]),
+            format!("all_gather_v: the receive buffer has 6 elements, expected {}", usize::MAX).as_str(),
+        );
+        says(comm.shrink(&[], ShrinkMode::Default), "shrink: the list of excluded ranks has 0 ranks at least, expected 1");
+        says(comm.shrink(&[3], ShrinkMode::Default), "shrink: an excluded rank is rank 3, the communicator has 3");
+        says(comm.shrink(&[1, 1], ShrinkMode::Default), "shrink: an excluded rank is 1, expected each rank once");
+        says(comm.shrink(&[0], ShrinkMode::Abort), "shrink: an excluded rank is 0, expected a rank other than those that call");
+        says(comm.split(Some(u32::MAX), 0), "split: the color is 4294967295, expected at most 2147483647");
+        says(
+            Communicator::split_all(&[(comm, None, 0), (comm, None, 0)], None),
+            "split: the communicators: one of them is given twice",
+        );
+        says(comm.grow(3, None), "grow: the number of ranks is 3, expected more ranks than there are, and at most 2147483647");
+        assert_eq!((counted("collectives"), comm.sequence()), (calls, 0), "NCCL heard of none");
+    });
+}
+
+#[test]
+fn memory_that_is_shared_by_two_arguments() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let memory = floats(&stream, &[0.0; 8]);
+        let (low, mut high) = (memory.slice(0..5).expect("inside"), memory.slice(3..8).expect("inside"));
+        let error = comm.all_reduce(&stream, &low, &mut high, ReduceOp::Sum).expect_err("elements 3 and 4 are shared");
+        let address = memory.address() + 12;
+        assert_eq!(
+            error.to_string(),
+            format!("all_reduce: the send buffer and the receive buffer share memory at {address:#x}; what works in place is a call of its own")
+        );
+        let (low, mut high) = (memory.slice(0..4).expect("inside"), memory.slice(4..8).expect("inside"));
+        comm.all_reduce(&stream, &low, &mut high, ReduceOp::Sum).expect("neighbours are fine");
+        let (mut empty, none) = (memory.slice(2..2).expect("inside"), memory.slice(2..2).expect("inside"));
+        comm.all_reduce(&stream, &none, &mut empty, ReduceOp::Sum).expect("nothing is shared in nothing");
+    });
+}
+
+#[test]
+fn devices_streams_and_communicators_that_do_not_belong_together() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let ((comm, stream), (other, other_stream)) = (&all[0], &all[1]);
+        let (mut mine, mut theirs) = (floats(stream, &[1.0]), floats(other_stream, &[1.0]));
+        says(
+            comm.all_reduce_in_place(stream, &mut theirs, ReduceOp::Sum),
+            "all_reduce_in_place: the buffer is on device 1, expected device 0",
+        );
+        says(
+            comm.all_reduce(stream, &theirs, &mut mine, ReduceOp::Sum),
+            "all_reduce: the send buffer is on device 1, expected device 0",
+        );
+        says(
+            comm.all_reduce_in_place(other_stream, &mut mine, ReduceOp::Sum),
+            "all_reduce_in_place: the stream is on device 1, expected device 0",
+        );
+        says(comm.wait(other_stream, DEADLINE), "wait: the stream is on device 1, expected device 0");
+        let scaled = PreMulSum::new(other, 2.0f32).expect("it is made");
+        let error = comm.all_reduce_in_place(stream, &mut mine, &scaled).expect_err("it is the other's").to_string();
+        assert_eq!(error, format!("all_reduce_in_place: the reduction belongs to {}, not to {}", other.name(), comm.name()));
+        says(
+            PreMulSum::from_device(comm, theirs.clone()),
+            "PreMulSum::from_device: the scalar is on device 1, expected device 0",
+        );
+        says(
+            PreMulSum::from_device(comm, floats(stream, &[1.0, 2.0])),
+            "PreMulSum::from_device: the scalar has 2 elements, expected 1",
+        );
+    });
+}
+
+#[test]
+fn ranks_and_devices_of_new_communicators() {
+    fakes(2).run(|| {
+        let nccl = Nccl::load().expect("the fake is there");
+        let (contexts, id, config) = (contexts(2), nccl.unique_id().expect("an id"), Config::new());
+        let twice = [Arc::clone(&contexts[0]), Arc::clone(&contexts[0])];
+        let none: [Arc<CudaContext>; 0] = [];
+        says(
+            Communicator::init_all(nccl, &none, &config, DEADLINE),
+            "init_all: the number of ranks is 0, expected 1 to 2147483647",
+        );
+        says(Communicator::init_all(nccl, &twice, &config, DEADLINE), "init_all: the device is 0, expected each device once");
+        says(
+            Communicator::init_rank(nccl, &contexts[0], 2, &id, 2, &config, DEADLINE),
+            "init_rank: the rank is rank 2, the communicator has 2",
+        );
+        let members = [(Arc::clone(&contexts[0]), 1), (Arc::clone(&contexts[1]), 1)];
+        says(
+            Communicator::init_ranks(nccl, &members, 2, &id, &config, DEADLINE),
+            "init_ranks: the rank is 1, expected each rank once",
+        );
+        says(
+            Communicator::init_rank_scalable(nccl, &contexts[0], 2, &[], 0, &config, DEADLINE),
+            "init_rank_scalable: the number of ids is 0, expected at least 1 and at most the number of ranks",
+        );
+        says(
+            Communicator::init_rank_scalable(nccl, &contexts[0], 1, &[id, id], 0, &config, DEADLINE),
+            "init_rank_scalable: the number of ids is 2, expected at least 1 and at most the number of ranks",
+        );
+        let (comm, _) = alone();
+        let blocking = Config::new().blocking(Switch::On);
+        says(
+            Communicator::split_all(&[(&comm, Some(0), 0)], Some(&blocking)),
+            "split: Config::blocking: NCCL wants parent and child to be both blocking or both non-blocking",
+        );
+    });
+}
+
+#[test]
+fn groups_of_communicators_that_block_and_some_that_do_not() {
+    fakes(2).run(|| {
+        let nccl = Nccl::load().expect("the fake is there");
+        let contexts = contexts(2);
+        let make = |context: &Arc<CudaContext>, config: &Config| {
+            Communicator::init_all(nccl, std::slice::from_ref(context), config, DEADLINE).expect("it is made").remove(0)
+        };
+        let (one, two) = (make(&contexts[0], &Config::new()), make(&contexts[1], &Config::new().blocking(Switch::On)));
+        let streams = [contexts[0].default_stream(), contexts[1].default_stream()];
+        let (mut first, mut second) = (floats(&streams[0], &[1.0]), floats(&streams[1], &[1.0]));
+        says(
+            nccl.group(|group| {
+                group.all_reduce_in_place(&one, &streams[0], &mut first, ReduceOp::Sum)?;
+                group.all_reduce_in_place(&two, &streams[1], &mut second, ReduceOp::Sum)
+            }),
+            "group: the communicators: NCCL wants them all blocking or all non-blocking",
+        );
+    });
+}
+
+#[test]
+fn windows_and_puts_outside_of_them() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let slice = stream.alloc_zeros::<f32>(8).expect("memory");
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[0.0f32; 8]).expect("memory");
+        let error = Window::register(&comm, &slice, WindowKind::DEFAULT).expect_err("it is borrowed").to_string();
+        assert!(error.starts_with("Window::register: registered memory is reached after the call"), "{error}");
+        let error = Window::register(&comm, &memory.slice(1..8).expect("inside"), WindowKind::DEFAULT)
+            .expect_err("4 bytes in")
+            .to_string();
+        assert!(error.ends_with("expected a multiple of 4096"), "{error}");
+        says(
+            Window::register(&comm, &memory.slice(0..0).expect("inside"), WindowKind::DEFAULT),
+            "Window::register: the memory has 0 elements at least, expected 1",
+        );
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("the fake has windows");
+        let source = memory.slice(0..4).expect("inside");
+        says(
+            comm.put_signal(&stream, &source, 0, &window, 5, Signal::default()),
+            "put_signal: the peer's window has 8 elements at least, expected 9",
+        );
+        says(
+            comm.put_signal(&stream, &source, 0, &window, usize::MAX, Signal::default()),
+            &format!("put_signal: the peer's window has 8 elements at least, expected {}", usize::MAX),
+        );
+        says(
+            comm.put_signal(&stream, &source, 1, &window, 0, Signal::default()),
+            "put_signal: the peer is rank 1, the communicator has 1",
+        );
+        says(comm.wait_signal(&stream, &[]), "wait_signal: the list of waits has 0 waits at least, expected 1");
+        says(
+            comm.wait_signal(&stream, &[SignalWait { peer: 0, signal: Signal { index: u32::MAX, context: 0 }, count: 1 }]),
+            "wait_signal: the signal's index is 4294967295, expected at most 2147483647",
+        );
+        let clone = window.clone();
+        says(
+            clone.deregister(&stream, DEADLINE),
+            "Window::deregister: a clone, a recorded call or a captured graph still uses the window",
+        );
+        let other = comm.split(Some(0), 0).expect("it splits").expect("a part");
+        let error =
+            other.put_signal(&stream, &source, 0, &window, 0, Signal::default()).expect_err("it is the other's").to_string();
+        assert_eq!(error, format!("put_signal: the window belongs to {}, not to {}", comm.name(), other.name()));
+    });
+}
+
+fn needs<T: std::fmt::Debug>(result: Result<T, NcclError>, what: &str, since: &str) {
+    match result {
+        Err(NcclError::Unsupported(error)) => assert_eq!((error.what, error.since.to_string().as_str()), (what, since)),
+        other => panic!("{what}: {other:?}"),
+    }
+}
+
+#[test]
+fn library_of_2_18_says_what_it_lacks() {
+    fakes_of(1, "2.18.1").run(|| {
+        let (comm, stream) = alone();
+        let nccl = comm.nccl();
+        let mut values = floats(&stream, &[1.0]);
+        needs(
+            comm.with(&CollConfig::new()).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum),
+            "CollConfig (ncclCollConfig_t)",
+            "2.31.0",
+        );
+        needs(NcclMem::<f32>::alloc(nccl, comm.context(), 1), "ncclMemAlloc", "2.19.1");
+        needs(comm.register(&values), "ncclCommRegister", "2.19.1");
+        needs(nccl.simulate(|_| Ok(())), "SimInfo (ncclSimInfo_t)", "2.22.3");
+        let id = nccl.unique_id().expect("an id");
+        let scalable = Communicator::init_rank_scalable(nccl, comm.context(), 1, &[id], 0, &Config::new(), DEADLINE);
+        needs(scalable, "ncclCommInitRankScalable", "2.23.4");
+        let mut bytes = DeviceMemory::from_slice(&stream, &[F8E4M3::from_bits(1)]).expect("memory");
+        needs(comm.all_reduce_in_place(&stream, &mut bytes, ReduceOp::Sum), "ncclFloat8e4m3", "2.24.3");
+        comm.broadcast_in_place(&stream, &mut bytes, 0).expect("bytes are bytes");
+        needs(Window::register(&comm, &values, WindowKind::DEFAULT), "ncclCommWindowRegister", "2.27.3");
+        needs(comm.revoke(), "ncclCommRevoke", "2.28.7");
+        needs(comm.suspend(), "ncclCommSuspend", "2.29.7");
+        needs(comm.mem_stats(), "ncclCommMemStats", "2.29.7");
+        needs(comm.grow_id(), "ncclCommGetUniqueId", "2.29.2");
+        needs(comm.grow(2, None), "ncclCommGrow", "2.29.2");
+        needs(comm.signal(&stream, 0, Signal::default()), "ncclSignal", "2.29.2");
+        needs(
+            comm.wait_signal(&stream, &[SignalWait { peer: 0, signal: Signal::default(), count: 1 }]),
+            "ncclWaitSignal",
+            "2.29.2",
+        );
+        let named = Communicator::init_all(nccl, &contexts(1), &Config::new().name("x"), Duration::from_secs(5));
+        needs(named, "Config::name (ncclConfig_t.commName)", "2.27.0");
+        comm.wait(&stream, DEADLINE).expect("what was enqueued completes");
+    });
+}
+
+#[test]
+fn options_and_calls_come_with_their_versions() {
+    for (version, has_window, has_revoke, has_config) in [
+        ("2.22.3", false, false, false),
+        ("2.27.7", true, false, false),
+        ("2.28.9", true, true, false),
+        ("2.30.7", true, true, false),
+        ("2.32.3", true, true, true),
+    ] {
+        fakes_of(1, version).run(|| {
+            let (comm, stream) = alone();
+            let mut values = floats(&stream, &[1.0; 3]);
+            let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 4]).expect("2.22 has it");
+            assert_eq!(Window::register(&comm, &memory, WindowKind::DEFAULT).is_ok(), has_window, "{version}");
+            let config = CollConfig::new().max_ctas(4);
+            assert_eq!(
+                comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).is_ok(),
+                has_config,
+                "{version}"
+            );
+            comm.wait(&stream, DEADLINE).expect("what was enqueued completes");
+            assert_eq!(comm.revoke().is_ok(), has_revoke, "{version}");
+        });
+    }
+}
+
+#[test]
+fn without_nccl_every_entry_is_an_error() {
+    peerweave_fakes::Fakes::new().cuda().env("PEERWEAVE_NCCL_PATH", "/no/such/place").run(|| {
+        let error = Nccl::load().expect_err("there is none");
+        assert!(matches!(error, NcclError::Load(_)), "{error}");
+        assert!(error.to_string().contains("/no/such/place"), "{error}");
+        assert!(matches!(Communicator::abort_all(DEADLINE), Ok(0)));
+        assert!(Communicator::settle(Duration::ZERO));
+    });
+}
