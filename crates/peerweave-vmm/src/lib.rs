@@ -38,3 +38,20 @@ pub use reservation::Reservation;
 pub use share::{FabricHandle, SharedMemory};
 pub use symmetric::{PeerMemory, SymmetricMemory};
 pub use view::SymmetricView;
+
+/// What threads share: checked when the crate is compiled.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<PhysicalMemory>();
+    shared::<Reservation>();
+    shared::<Mapping>();
+    shared::<MappedMemory<f32>>();
+    shared::<SymmetricHeap>();
+    shared::<SymmetricMemory<f32>>();
+    shared::<PeerMemory<f32>>();
+    shared::<SignalPad>();
+    shared::<IpcMemory>();
+    shared::<multicast::Team>();
+    shared::<multicast::Bound>();
+    shared::<multicast::MulticastMapping>();
+};

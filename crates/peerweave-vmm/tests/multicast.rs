@@ -274,6 +274,57 @@ fn every_call_of_the_driver_may_fail_and_nothing_leaks_or_panics() {
 }
 
 #[test]
+fn a_failure_of_one_pe_in_any_step_is_told_to_all_and_none_keeps_the_object() {
+    Fakes::new().cuda().run_many(2, |child| {
+        let me = process(&child);
+        let options = HeapOptions::new(16 * MIB).max_bytes(64 * MIB);
+        let heap = SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("a heap");
+        let free = free_bytes(&me.context);
+        let steps = [
+            (0, "cuMulticastCreate"),
+            (0, "cuMemExportToShareableHandle"),
+            (0, "cuMulticastAddDevice"),
+            (1, "cuMemAddressReserve"),
+            (1, "cuMulticastGetGranularity"),
+            (1, "cuMemImportFromShareableHandle"),
+            (1, "cuMulticastAddDevice"),
+            (1, "cuMulticastBindMem"),
+            (1, "cuMemMap"),
+            (1, "cuMemSetAccess"),
+        ];
+        for (pe, function) in steps {
+            let before = Calls::now();
+            if me.pe == pe {
+                fail(&format!("{function}:1=201"));
+            }
+            let error = heap.multicast().map(drop).expect_err(function);
+            if me.pe == pe {
+                fail("");
+                assert_eq!(cuda(&error), Some((function, 201)), "{error}");
+            } else {
+                assert!(matches!(&error, VmmError::Peer { pe: blamed, .. } if blamed.get() == pe), "{function}: {error}");
+                assert!(error.to_string().contains(function), "{error}");
+            }
+            settle();
+            let after = Calls::now();
+            let new = |name: &str| after.good(name) - before.good(name);
+            let taken = new("cuMulticastCreate") + new("cuMemImportFromShareableHandle");
+            assert_eq!(new("cuMemRelease"), taken, "{function}");
+            assert_eq!(new("cuMulticastUnbind"), new("cuMulticastBindMem"), "{function}");
+            assert_eq!((new("cuMemUnmap"), new("cuMemAddressFree")), (new("cuMemMap"), new("cuMemAddressReserve")), "{function}");
+            assert_eq!(free_bytes(&me.context), free, "{function}");
+        }
+        let multicast = heap.multicast().expect("after the faults");
+        me.barrier("mapped");
+        drop(multicast);
+        assert!(heap.finalize().expect("all end it").is_clean());
+        settle();
+        Calls::now().assert_balanced("at the end");
+        me.leave();
+    });
+}
+
+#[test]
 fn what_goes_goes_in_order_under_each_failure_of_going() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
