@@ -1,0 +1,343 @@
+//! Groups, and calls that are captured into graphs: what is issued, what is kept, and what errors leave behind.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use peerweave_driver::cudarc::driver::{CudaGraph, CudaStream};
+use peerweave_driver::{DeviceMemory, settle};
+use peerweave_nccl::{Communicator, NcclError, PreMulSum, ReduceOp};
+
+fn value(memory: &DeviceMemory<f32>, stream: &Arc<CudaStream>) -> f32 {
+    memory.to_vec(stream).expect("it can be read")[0]
+}
+
+#[test]
+fn error_in_the_closure_issues_nothing() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0; 4])).collect();
+        let nccl = all[0].0.nccl();
+        let result = nccl.group(|group| {
+            for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
+                group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
+            }
+            group.broadcast_in_place(&all[0].0, &all[0].1, floats_forever(&all[0].1), 9)
+        });
+        assert_eq!(result.expect_err("rank 9").to_string(), "broadcast_in_place: the root is rank 9, the communicator has 2");
+        assert_eq!(counted("collectives"), 0);
+        // The thread is in no group now.
+        nccl.group(|group| {
+            for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
+                group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
+            }
+            Ok(())
+        })
+        .expect("it works");
+        for ((comm, stream), buffer) in all.iter().zip(&buffers) {
+            comm.wait(stream, DEADLINE).expect("it completes");
+            assert_eq!(value(buffer, stream), 2.0);
+            assert_eq!(comm.sequence(), 1);
+        }
+    });
+}
+
+/// What lives as long as any group.
+fn floats_forever(stream: &Arc<CudaStream>) -> &'static mut DeviceMemory<f32> {
+    Box::leak(Box::new(floats(stream, &[0.0])))
+}
+
+#[test]
+fn panic_in_the_closure_issues_nothing() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut buffer = floats(&stream, &[1.0]);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            comm.nccl().group(|group| {
+                group.all_reduce_in_place(&comm, &stream, &mut buffer, ReduceOp::Sum)?;
+                if group.len() == 1 {
+                    panic!("in a group");
+                }
+                Ok(())
+            })
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(counted("collectives"), 0);
+        comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it works");
+        comm.wait(&stream, DEADLINE).expect("it is in no group");
+    });
+}
+
+#[test]
+fn groups_within_groups_are_issued_together_and_fail_by_themselves() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let sends: Vec<_> = all.iter().map(|(comm, stream)| floats(stream, &[comm.rank() as f32])).collect();
+        let mut recvs: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[-1.0])).collect();
+        let mut sums: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[3.0])).collect();
+        let nccl = all[0].0.nccl();
+        nccl.group(|group| {
+            for (((comm, stream), send), recv) in all.iter().zip(&sends).zip(&mut recvs) {
+                group.group(|group| {
+                    group.send(comm, stream, send, 1 - comm.rank())?;
+                    group.recv(comm, stream, recv, 1 - comm.rank())
+                })?;
+            }
+            let failed = group.group(|group| {
+                group.send(&all[0].0, &all[0].1, &sends[0], 1)?;
+                group.send(&all[0].0, &all[0].1, &sends[0], 2)
+            });
+            assert!(failed.is_err());
+            assert_eq!(group.len(), 4, "what failed was taken out");
+            for ((comm, stream), sum) in all.iter().zip(&mut sums) {
+                group.all_reduce_in_place(comm, stream, sum, ReduceOp::Prod)?;
+            }
+            Ok(())
+        })
+        .expect("it works");
+        for (((comm, stream), recv), sum) in all.iter().zip(&recvs).zip(&sums) {
+            comm.wait(stream, DEADLINE).expect("it completes");
+            assert_eq!((value(recv, stream), value(sum, stream)), (1.0 - comm.rank() as f32, 9.0));
+        }
+    });
+}
+
+#[test]
+fn call_that_nccl_refuses_ends_the_group_with_its_error() {
+    fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce:2=5").run(|| {
+        let all = all(2);
+        let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
+        let result = all[0].0.nccl().group(|group| {
+            for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
+                group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
+            }
+            Ok(())
+        });
+        let error = result.expect_err("the second call fails");
+        assert_eq!(error.code().map(|code| code.get()), Some(5), "{error}");
+        for (comm, _) in &all {
+            comm.abort(DEADLINE).expect("it ends");
+        }
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn simulated_group_gives_a_time_and_runs_nothing() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut buffer = floats(&stream, &[1.0; 1024]);
+        let info = comm.nccl().simulate(|group| group.all_reduce_in_place(&comm, &stream, &mut buffer, ReduceOp::Sum));
+        assert!(info.expect("an estimate").estimated_time.is_some());
+        assert_eq!(comm.sequence(), 0);
+        comm.wait(&stream, DEADLINE).expect("nothing runs");
+    });
+}
+
+#[test]
+fn threads_whose_groups_take_communicators_in_another_order_do_not_wait_for_each_other() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let nccl = all[0].0.nccl();
+        std::thread::scope(|scope| {
+            for thread in 0..2 {
+                let all = &all;
+                scope.spawn(move || {
+                    for _ in 0..100 {
+                        let mut members: Vec<_> =
+                            all.iter().map(|(comm, stream)| (comm, stream, floats(stream, &[1.0]))).collect();
+                        if thread == 1 {
+                            members.reverse();
+                        }
+                        // Alone on its communicator each: the order between threads does not matter then.
+                        nccl.group(|group| {
+                            for (comm, stream, buffer) in &mut members {
+                                group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Max)?;
+                            }
+                            Ok(())
+                        })
+                        .expect("it works");
+                    }
+                });
+            }
+        });
+        for (comm, stream) in &all {
+            comm.wait(stream, DEADLINE).expect("it completes");
+            assert_eq!(comm.sequence(), 200);
+        }
+    });
+}
+
+fn captured(stream: &Arc<CudaStream>, body: impl FnOnce() -> Result<(), NcclError>) -> CudaGraph {
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
+    let result = body();
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graph = stream.end_capture(flags).expect("it ends").expect("a graph");
+    result.expect("the call is captured");
+    graph
+}
+
+#[test]
+fn graph_keeps_what_it_uses_and_its_communicator() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let result = floats(&stream, &[0.0]);
+        let graph = {
+            let send = floats(&stream, &[21.0]);
+            let scalar = floats(&stream, &[2.0]);
+            let scaled = PreMulSum::from_device(&comm, scalar).expect("it is made");
+            let mut recv = result.clone();
+            captured(&stream, || comm.all_reduce(&stream, &send, &mut recv, &scaled))
+        };
+        assert_eq!(value(&result, &stream), 0.0, "nothing ran");
+        let error = comm.clone().finalize(DEADLINE).expect_err("a graph uses it").to_string();
+        assert_eq!(error, "finalize: captured graphs still use the communicator (1 captured calls); destroy them first");
+        drop(comm);
+        for _ in 0..3 {
+            graph.launch().expect("it is replayed");
+        }
+        assert_eq!(value(&result, &stream), 42.0);
+        assert_eq!(counted("communicators"), 1, "the graph keeps it");
+        drop((graph, result, stream));
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn group_is_captured_as_one() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let (send, mut recv, mut sum) = (floats(&stream, &[5.0]), floats(&stream, &[0.0]), floats(&stream, &[7.0]));
+        let kept = (recv.clone(), sum.clone());
+        let graph = captured(&stream, || {
+            comm.nccl().group(|group| {
+                group.send(&comm, &stream, &send, 0)?;
+                group.recv(&comm, &stream, &mut recv, 0)?;
+                group.all_reduce_in_place(&comm, &stream, &mut sum, ReduceOp::Sum)
+            })
+        });
+        drop((send, recv, sum));
+        graph.launch().expect("it is replayed");
+        assert_eq!((value(&kept.0, &stream), value(&kept.1, &stream)), (5.0, 7.0));
+    });
+}
+
+#[test]
+fn borrowed_memory_is_not_captured_nor_is_a_capture_waited_for() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut slice = stream.alloc_zeros::<f32>(4).expect("memory");
+        let memory = floats(&stream, &[1.0]);
+        let mut kept = memory.clone();
+        let graph = captured(&stream, || {
+            let error = comm.all_reduce_in_place(&stream, &mut slice, ReduceOp::Sum).expect_err("it is borrowed").to_string();
+            assert!(
+                error.starts_with("all_reduce_in_place: the stream is being captured, and a graph replays after the call"),
+                "{error}"
+            );
+            let error = comm.wait(&stream, DEADLINE).expect_err("it is being captured").to_string();
+            assert_eq!(error, "wait: the stream is being captured: nothing runs that could be waited for");
+            // Neither spoiled the capture, nor ended the communicator.
+            comm.all_reduce_in_place(&stream, &mut kept, ReduceOp::Sum)
+        });
+        graph.launch().expect("it is replayed");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        comm.all_reduce_in_place(&stream, &mut slice, ReduceOp::Sum).expect("without a capture it is fine");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+    });
+}
+
+#[test]
+fn capture_that_begins_while_a_group_is_recorded_is_an_error() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut slice = stream.alloc_zeros::<f32>(4).expect("memory");
+        let result = comm.nccl().group(|group| {
+            group.all_reduce_in_place(&comm, &stream, &mut slice, ReduceOp::Sum)?;
+            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
+            Ok(())
+        });
+        let error = result.expect_err("the slice cannot be kept").to_string();
+        assert_eq!(error, "all_reduce_in_place: whether the stream is being captured has changed since the call was recorded");
+        assert_eq!(counted("collectives"), 0);
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        stream.end_capture(flags).expect("the capture was not touched");
+    });
+}
+
+#[test]
+fn wait_on_one_stream_does_not_spoil_the_capture_of_another() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let other = comm.context().new_stream().expect("a stream");
+        let (memory, mut kept) = (floats(&stream, &[4.0]), floats(&stream, &[1.0]));
+        other.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("it captures");
+        let waited = comm.wait(&stream, DEADLINE);
+        let issued = comm.all_reduce_in_place(&other, &mut kept, ReduceOp::Sum);
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = other.end_capture(flags).expect("the capture is whole").expect("a graph");
+        waited.expect("the stream is idle");
+        issued.expect("it is captured");
+        graph.launch().expect("it is replayed");
+        assert_eq!(value(&memory, &stream), 4.0);
+    });
+}
+
+#[test]
+fn aborted_communicator_is_freed_with_its_graph() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut buffer = floats(&stream, &[1.0]);
+        let graph = captured(&stream, || comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum));
+        comm.abort(DEADLINE).expect("NCCL waits for the graph, this does not");
+        drop((graph, buffer, stream));
+        assert!(settle(std::time::Instant::now() + DEADLINE));
+        drop(comm);
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn slices_of_cudarc_are_reduced_and_may_be_dropped_at_once() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let mut slices: Vec<_> =
+            all.iter().map(|(comm, stream)| stream.clone_htod(&[comm.rank() as f32 + 1.0; 6]).expect("memory")).collect();
+        let outs: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[0.0; 3])).collect();
+        let mut handles = outs.clone();
+        let nccl = all[0].0.nccl();
+        {
+            let mut views: Vec<_> = slices.iter_mut().map(|slice| slice.slice_mut(2..5)).collect();
+            nccl.group(|group| {
+                for ((comm, stream), view) in all.iter().zip(&mut views) {
+                    group.all_reduce_in_place(comm, stream, view, ReduceOp::Sum)?;
+                }
+                Ok(())
+            })
+            .expect("views work");
+        }
+        for ((_, stream), slice) in all.iter().zip(&slices) {
+            let rank = stream.context().ordinal() as f32 + 1.0;
+            assert_eq!(stream.clone_dtoh(slice).expect("it can be read"), [rank, rank, 3.0, 3.0, 3.0, rank]);
+        }
+        let views: Vec<_> = slices.iter().map(|slice| slice.slice(2..5)).collect();
+        nccl.group(|group| {
+            for (((comm, stream), view), out) in all.iter().zip(&views).zip(&mut handles) {
+                group.all_reduce(comm, stream, view, out, ReduceOp::Prod)?;
+            }
+            Ok(())
+        })
+        .expect("views work");
+        drop(slices);
+        for ((comm, stream), out) in all.iter().zip(&outs) {
+            comm.wait(stream, DEADLINE).expect("it completes");
+            assert_eq!(value(out, stream), 9.0);
+        }
+        drop((outs, handles));
+        Communicator::finalize_all(all.into_iter().map(|(comm, _)| comm).collect(), DEADLINE).expect("all end");
+    });
+}
