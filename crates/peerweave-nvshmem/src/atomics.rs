@@ -81,7 +81,7 @@ impl Context {
             return Err(self.inner.nvshmem.unsupported(call, None));
         }
         // Sums wrap alike, signed or not.
-        let word = word.as_words();
+        let word = word.cast::<u64>()?;
         self.signal(&Signal { word: &word, value: value.to_word(), op }, pe, stream)
     }
 

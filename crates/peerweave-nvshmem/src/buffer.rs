@@ -25,14 +25,14 @@ use crate::heap::Allocation;
 /// Dropping a handle frees nothing, since freeing is collective: see [`Context::free`](crate::Context::free).
 pub struct SymmetricBuffer<T> {
     pub(crate) allocation: Arc<Allocation>,
-    start: usize,
+    start_bytes: usize,
     len: usize,
     _elements: PhantomData<fn() -> T>,
 }
 
 impl<T> SymmetricBuffer<T> {
     pub(crate) fn whole(allocation: Arc<Allocation>, len: usize) -> Self {
-        Self { allocation, start: 0, len, _elements: PhantomData }
+        Self { allocation, start_bytes: 0, len, _elements: PhantomData }
     }
 
     pub(crate) fn into_allocation(self) -> Arc<Allocation> {
@@ -51,7 +51,7 @@ impl<T> SymmetricBuffer<T> {
 
     /// The device address of this PE's first element. Using it is `unsafe` elsewhere; it is valid while a handle lives.
     pub fn address(&self) -> u64 {
-        self.allocation.address + (self.start * size_of::<T>()) as u64
+        self.allocation.address + self.start_bytes as u64
     }
 
     /// A handle of a part of the memory. `range` counts elements.
@@ -65,7 +65,8 @@ impl<T> SymmetricBuffer<T> {
             return Err(NvshmemError::misuse("SymmetricBuffer::slice", kind));
         }
         let allocation = Arc::clone(&self.allocation);
-        Ok(Self { allocation, start: self.start + start, len: end - start, _elements: PhantomData })
+        let start_bytes = self.start_bytes + start * size_of::<T>();
+        Ok(Self { allocation, start_bytes, len: end - start, _elements: PhantomData })
     }
 
     pub(crate) fn keep_handle(&self) -> Keep {
@@ -172,18 +173,27 @@ impl<T: Element> SymmetricBuffer<T> {
 }
 
 impl<T: Element> SymmetricBuffer<T> {
-    /// The same memory as 64-bit words, for elements of that size.
-    pub(crate) fn as_words(&self) -> SymmetricBuffer<u64> {
-        assert_eq!(size_of::<T>(), size_of::<u64>(), "only elements of 64 bits are words");
-        let allocation = Arc::clone(&self.allocation);
-        SymmetricBuffer { allocation, start: self.start, len: self.len, _elements: PhantomData }
+    /// The same memory as elements of another type: as many as fit.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Value`] where the first element is not aligned for that type.
+    pub fn cast<U: Element>(&self) -> Result<SymmetricBuffer<U>, NvshmemError> {
+        const CALL: &str = "SymmetricBuffer::cast";
+        if !self.address().is_multiple_of(align_of::<U>() as u64) {
+            let found = i64::try_from(self.address() % align_of::<U>() as u64).unwrap_or(i64::MAX);
+            let kind = MisuseKind::Value { what: "the address modulo the alignment", found, expected: "0" };
+            return Err(NvshmemError::misuse(CALL, kind));
+        }
+        let len = self.len * size_of::<T>() / size_of::<U>();
+        let (allocation, start_bytes) = (Arc::clone(&self.allocation), self.start_bytes);
+        Ok(SymmetricBuffer { allocation, start_bytes, len, _elements: PhantomData })
     }
 }
 
 impl<T> Clone for SymmetricBuffer<T> {
     fn clone(&self) -> Self {
         let allocation = Arc::clone(&self.allocation);
-        Self { allocation, start: self.start, len: self.len, _elements: PhantomData }
+        Self { allocation, start_bytes: self.start_bytes, len: self.len, _elements: PhantomData }
     }
 }
 
