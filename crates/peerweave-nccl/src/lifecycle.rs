@@ -4,13 +4,14 @@
 //!
 //! Invariant: a handle is given to `ncclCommDestroy` or `ncclCommAbort` once, by who closed its gate.
 
+use std::convert::Infallible;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use peerweave_driver::{CudaContext, Keep, wait_until};
+use peerweave_driver::{CudaContext, Keep, deadline_after, wait_until};
 
 use crate::communicator::{self, Communicator, Handle, Inner, bounded, set_current};
 use crate::error::{CommunicatorName, MisuseKind, NcclError};
@@ -28,6 +29,9 @@ const ABORT_GRACE: Duration = Duration::from_millis(500);
 /// How long an abort waits for NCCL where graphs keep the communicator from being freed.
 const WITH_GRAPHS: Duration = Duration::from_millis(200);
 
+/// How long the driver may take to let go of what destroyed graphs held.
+const GRAPHS_GO: Duration = Duration::from_secs(2);
+
 /// How many communicators are being ended in the background.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
 
@@ -38,7 +42,7 @@ impl Communicator {
     /// All ranks. A thread that has several ranks ends them with [`finalize_all`](Self::finalize_all).
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] while captured graphs use it (then nothing was done); [`NcclError::Timeout`] if others did not come or work does not end, after
+    /// [`NcclError::Misuse`] if captured graphs still use it after two seconds (then nothing was done); [`NcclError::Timeout`] if others did not come or work does not end, after
     /// which it is aborted; [`NcclError::Dead`] if it was ended before, through another handle.
     pub fn finalize(self, deadline: Duration) -> Result<(), NcclError> {
         Self::finalize_all(vec![self], deadline)
@@ -55,12 +59,12 @@ impl Communicator {
         const CALL: &str = "finalize";
         let (start, deadline) = (Instant::now(), bounded(deadline));
         let rest = || deadline.saturating_sub(start.elapsed());
-        for communicator in &communicators {
-            let graphs = communicator.inner.graphs.load(Ordering::Acquire);
-            if graphs > 0 {
-                let kind = MisuseKind::Graphs { count: graphs };
-                return Err(NcclError::misuse(CALL, kind));
-            }
+        // The driver lets go of what a destroyed graph held some time after the destruction, on a thread of its own (seen on H200).
+        let graphs =
+            || communicators.iter().map(|communicator| communicator.inner.graphs.load(Ordering::Acquire)).max().unwrap_or(0);
+        let gone = wait_until::<Infallible>(deadline_after(rest().min(GRAPHS_GO)), || Ok(graphs() == 0));
+        if gone != Ok(true) {
+            return Err(NcclError::misuse(CALL, MisuseKind::Graphs { count: graphs() }));
         }
         let mut first_error = None;
         let mut ends = Vec::new();
