@@ -461,6 +461,7 @@ fn killed(pes: &Pes) -> Result<(), Failure> {
     pes.barrier("written")?;
     if pes.me == victim.get() {
         // As the kernel would for lack of memory: no destructor runs, no farewell is said.
+        #[cfg(target_os = "linux")]
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
         return Err("a dead process goes on".into());
     }

@@ -2,7 +2,6 @@
 //!
 //! When chunks are made, and that all agree, is `heap.rs`. Invariant: a chunk owns what its addresses need, for as long as it lives.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUresult};
@@ -11,6 +10,7 @@ use peerweave_types::Pe;
 
 use crate::access::Rights;
 use crate::agree::{Reader, unreadable};
+use crate::descriptor::Descriptor;
 use crate::identity::{self, Entry, ProcessId};
 use crate::ipc::{IpcHandle, IpcMemory, IpcPeerMemory};
 use crate::mapping::{Mapping, Source};
@@ -63,7 +63,7 @@ pub(crate) struct Made {
     own: Own,
     /// Keeps it to be found by other threads.
     _entry: Option<Entry>,
-    pub(crate) fd: Option<OwnedFd>,
+    pub(crate) fd: Option<Descriptor>,
     /// What the others need to know.
     pub(crate) blob: Vec<u8>,
 }
@@ -125,7 +125,7 @@ impl Layout {
         made: &Made,
         (start, bytes): (u64, usize),
         blobs: &[Vec<u8>],
-        fds: Vec<OwnedFd>,
+        fds: Vec<Descriptor>,
     ) -> Result<Chunk, VmmError> {
         let mut chunk = Chunk { start, bytes: bytes as u64, addresses: Vec::new(), own: None, _keep: Vec::new(), lent: None };
         let mut fds = fds.into_iter();
@@ -163,7 +163,7 @@ impl Layout {
         call: &str,
         pe: Pe,
         blob: &[u8],
-        fd: Option<OwnedFd>,
+        fd: Option<Descriptor>,
         bytes: usize,
     ) -> Result<PhysicalMemory, VmmError> {
         let mut reader = Reader(blob);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use peerweave_driver::cudarc::driver::sys::{CUmemAllocationGranularity_flags, CUmemGenericAllocationHandle, CUresult};
 use peerweave_driver::{CudaContext, Driver, retire, settle};
 
+use crate::descriptor;
 use crate::error::{Misuse, VmmError};
 use crate::raw::{self, AllocationProperties, Attribute};
 
@@ -35,7 +36,10 @@ impl Exportable {
     /// # Errors
     /// What the driver says.
     pub fn of_device(ordinal: usize) -> Result<Self, VmmError> {
-        Ok(Self { file_descriptor: raw::has(ordinal, Attribute::FileDescriptor)?, fabric: raw::has(ordinal, Attribute::Fabric)? })
+        Ok(Self {
+            file_descriptor: descriptor::POSSIBLE && raw::has(ordinal, Attribute::FileDescriptor)?,
+            fabric: raw::has(ordinal, Attribute::Fabric)?,
+        })
     }
 
     pub(crate) fn bits(self) -> u32 {

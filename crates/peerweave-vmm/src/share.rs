@@ -4,12 +4,12 @@
 //! Invariant: what is imported as memory was exported as memory, of the length that it says.
 
 use std::fmt;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use peerweave_driver::CudaContext;
 use peerweave_driver::cudarc::driver::sys::{CUmemAllocationHandleType, CUmemGenericAllocationHandle};
 
+use crate::descriptor::{self, Descriptor};
 use crate::error::VmmError;
 use crate::physical::{Exportable, PhysicalMemory, check_supported};
 use crate::raw;
@@ -32,7 +32,7 @@ pub enum SharedMemory {
     /// As a file descriptor, for a process of this machine.
     FileDescriptor {
         /// Hand it to [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or a Unix socket of your own.
-        fd: OwnedFd,
+        fd: Descriptor,
         /// The memory's length.
         bytes: usize,
     },
@@ -94,20 +94,12 @@ impl PhysicalMemory {
 }
 
 /// Exports any handle, of memory or of a multicast object.
-pub(crate) fn export_file_descriptor(handle: CUmemGenericAllocationHandle) -> Result<OwnedFd, VmmError> {
+pub(crate) fn export_file_descriptor(handle: CUmemGenericAllocationHandle) -> Result<Descriptor, VmmError> {
     let mut fd: i32 = -1;
     // SAFETY: the handle is live, and for this kind the driver stores an integer.
     let code = unsafe { raw::api()?.cuMemExportToShareableHandle((&raw mut fd).cast(), handle, raw::FILE_DESCRIPTOR, 0) };
     raw::done("cuMemExportToShareableHandle", code)?;
-    if fd < 0 {
-        return Err(VmmError::Unsupported {
-            feature: "memory that leaves as a file descriptor",
-            needs: "a descriptor from the driver".into(),
-            found: fd.to_string(),
-        });
-    }
-    // SAFETY: the driver has just opened it for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    descriptor::own(fd)
 }
 
 pub(crate) fn export_fabric(handle: CUmemGenericAllocationHandle) -> Result<FabricHandle, VmmError> {
@@ -118,10 +110,9 @@ pub(crate) fn export_fabric(handle: CUmemGenericAllocationHandle) -> Result<Fabr
     Ok(fabric)
 }
 
-pub(crate) fn import_file_descriptor(fd: &OwnedFd) -> Result<CUmemGenericAllocationHandle, VmmError> {
-    let number = usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX);
+pub(crate) fn import_file_descriptor(fd: &Descriptor) -> Result<CUmemGenericAllocationHandle, VmmError> {
     // For this kind the driver takes the number itself in the place of a pointer.
-    import(std::ptr::without_provenance_mut(number), raw::FILE_DESCRIPTOR)
+    import(descriptor::as_pointer(fd), raw::FILE_DESCRIPTOR)
 }
 
 pub(crate) fn import_fabric(mut fabric: FabricHandle) -> Result<CUmemGenericAllocationHandle, VmmError> {

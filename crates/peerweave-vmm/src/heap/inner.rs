@@ -16,6 +16,7 @@ use super::{Growth, HeapOptions, Leak, Sharing};
 use crate::agree::{Disagreement, Reader, agree};
 use crate::allocator::{History, Ranges};
 use crate::chunk::{Chunk, Layout, Way, fabric_works};
+use crate::descriptor;
 use crate::error::{Misuse, VmmError};
 use crate::identity::{self, ProcessId};
 use crate::ipc::IpcMemory;
@@ -247,8 +248,8 @@ impl HeapInner {
         let mut made = made?;
         let fds = match made.fd.take() {
             Some(fd) if self.layout.members.len() > 1 => {
-                let fds = self.rendezvous.exchange_descriptors(&self.layout.members, fd);
-                self.settle(state, call, fds.map_err(|error| Disagreement::Unknown(error.into())))?
+                let fds = descriptor::exchange(&self.rendezvous, &self.layout.members, fd);
+                self.settle(state, call, fds.map_err(Disagreement::Unknown))?
             }
             _ => Vec::new(),
         };

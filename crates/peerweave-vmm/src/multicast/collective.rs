@@ -12,6 +12,7 @@ use super::object::{Building, SharedMulticast, Team};
 use super::{MulticastProperties, check_device};
 use crate::agree::agree;
 use crate::buffer::wrong_value;
+use crate::descriptor;
 use crate::error::VmmError;
 use crate::physical::Exportable;
 
@@ -58,12 +59,12 @@ pub fn collective(
     let added = match begun? {
         Some((building, None)) => Ok(building),
         Some((building, Some(SharedMulticast::FileDescriptor { fd, .. }))) => {
-            rendezvous.share_descriptor(members, Some(fd))?;
+            descriptor::share(rendezvous, members, Some(fd))?;
             Ok(building)
         }
         Some((_, Some(SharedMulticast::Fabric { .. }))) => unreachable!("a descriptor was asked for"),
         None => {
-            let fd = rendezvous.share_descriptor(members, None)?;
+            let fd = descriptor::share(rendezvous, members, None)?;
             // SAFETY: the first member made the same call and exported its multicast object with these properties.
             unsafe { Building::import(context, SharedMulticast::FileDescriptor { fd, properties }) }
         }

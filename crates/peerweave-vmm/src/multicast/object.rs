@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use peerweave_bootstrap::Rendezvous;
@@ -17,6 +16,7 @@ use peerweave_types::Pe;
 use super::{MulticastGranularity, MulticastProperties, aligned, check_device, too_old};
 use crate::agree::{Reader, agree, unreadable};
 use crate::buffer::wrong_value;
+use crate::descriptor::Descriptor;
 use crate::error::{Misuse, VmmError};
 use crate::raw;
 use crate::reservation::range_of;
@@ -39,7 +39,7 @@ pub enum SharedMulticast {
     /// As a file descriptor, for a process of this machine.
     FileDescriptor {
         /// Hand it to [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor) or a Unix socket of your own.
-        fd: OwnedFd,
+        fd: Descriptor,
         /// What the object is.
         properties: MulticastProperties,
     },

@@ -1,0 +1,66 @@
+//! File descriptors, and how they travel, where the system has them; elsewhere each use is an error and not a missing function.
+//!
+//! Invariant: everything that depends on the system is here.
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_types::Pe;
+
+use crate::error::VmmError;
+
+/// A file descriptor. Where the system has none, there is no such value.
+#[cfg(unix)]
+pub type Descriptor = std::os::fd::OwnedFd;
+/// A file descriptor. Where the system has none, there is no such value.
+#[cfg(not(unix))]
+#[derive(Debug)]
+pub struct Descriptor(std::convert::Infallible);
+
+/// Whether memory can leave as a descriptor at all.
+pub(crate) const POSSIBLE: bool = cfg!(target_os = "linux");
+
+#[cfg(not(target_os = "linux"))]
+fn nowhere() -> VmmError {
+    let found = std::env::consts::OS.to_owned();
+    VmmError::Unsupported { feature: "memory that leaves as a file descriptor", needs: "Linux".to_owned(), found }
+}
+
+/// Takes over a descriptor that the driver has just opened for us.
+pub(crate) fn own(number: i32) -> Result<Descriptor, VmmError> {
+    #[cfg(unix)]
+    if number >= 0 {
+        // SAFETY: by the contract of this function nobody else owns it.
+        return Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(number) });
+    }
+    let (needs, found) = ("a descriptor from the driver".to_owned(), number.to_string());
+    Err(VmmError::Unsupported { feature: "memory that leaves as a file descriptor", needs, found })
+}
+
+/// Its number, in the place of a pointer, as the driver takes it.
+pub(crate) fn as_pointer(fd: &Descriptor) -> *mut std::ffi::c_void {
+    #[cfg(unix)]
+    return std::ptr::without_provenance_mut(usize::try_from(std::os::fd::AsRawFd::as_raw_fd(fd)).unwrap_or(usize::MAX));
+    #[cfg(not(unix))]
+    match fd.0 {}
+}
+
+/// [`Rendezvous::exchange_descriptors`].
+pub(crate) fn exchange(rendezvous: &Rendezvous, members: &[Pe], fd: Descriptor) -> Result<Vec<Descriptor>, VmmError> {
+    #[cfg(target_os = "linux")]
+    return Ok(rendezvous.exchange_descriptors(members, fd)?);
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = (rendezvous, members, fd);
+        Err(nowhere())
+    }
+}
+
+/// [`Rendezvous::share_descriptor`].
+pub(crate) fn share(rendezvous: &Rendezvous, members: &[Pe], fd: Option<Descriptor>) -> Result<Descriptor, VmmError> {
+    #[cfg(target_os = "linux")]
+    return Ok(rendezvous.share_descriptor(members, fd)?);
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = (rendezvous, members, fd);
+        Err(nowhere())
+    }
+}
