@@ -25,7 +25,6 @@ use crate::error::{Misuse, VmmError};
 use crate::pads::SignalPad;
 use crate::physical::PhysicalMemory;
 use crate::reservation::Reservation;
-use crate::streams::deadline;
 use crate::symmetric::{Block, SymmetricMemory};
 
 mod check;
@@ -294,7 +293,7 @@ impl SymmetricHeap {
         } else if Arc::strong_count(block) != 1 {
             Err(Misuse::StillShared { call: CALL, offset, handles: Arc::strong_count(block) }.into())
         } else {
-            block.streams().wait(CALL, deadline(self.inner.rendezvous.deadline()))
+            block.streams().wait(CALL, self.inner.own_deadline())
         };
         let agreed = agree(&self.inner.rendezvous, &self.inner.label(&state, "free"), &call, outcome.map(|()| Vec::new()));
         self.inner.settle(&mut state, &call, agreed)?;
@@ -365,7 +364,7 @@ impl SymmetricHeap {
     pub fn finalize(self) -> Result<LeakReport, VmmError> {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut state = self.inner.enter(CALL)?;
-        let drained = self.inner.layout.streams.wait(CALL, deadline(self.inner.rendezvous.deadline()));
+        let drained = self.inner.layout.streams.wait(CALL, self.inner.own_deadline());
         let leaks: Vec<Leak> = self.inner.ledger().values().cloned().collect();
         let held = leaks.iter().filter(|leak| !leak.dropped).count() as u64;
         let agreed = agree(
@@ -388,7 +387,7 @@ impl SymmetricHeap {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut chunks = std::mem::take(&mut *self.inner.chunks.write().unwrap_or_else(PoisonError::into_inner));
         chunks.iter_mut().for_each(Chunk::close_peers);
-        let closed = match peerweave_driver::settle(deadline(self.inner.rendezvous.deadline())) {
+        let closed = match peerweave_driver::settle(self.inner.own_deadline()) {
             true => Ok(Vec::new()),
             false => Err(VmmError::Timeout {
                 call: format!("{CALL}: closing peers' memory"),

@@ -10,7 +10,7 @@ use super::SymmetricHeap;
 use crate::agree::agree;
 use crate::error::VmmError;
 use crate::peer::pattern_word;
-use crate::streams::{deadline, wait_for};
+use crate::streams::wait_for;
 use crate::symmetric::SymmetricMemory;
 use crate::{copy, read, write};
 
@@ -50,7 +50,7 @@ impl SymmetricHeap {
         mailbox: &SymmetricMemory<u64>,
         staging: &mut SymmetricMemory<u64>,
     ) -> Result<(), VmmError> {
-        let (me, until) = (self.inner.rendezvous.pe(), deadline(self.inner.rendezvous.deadline()));
+        let (me, until) = (self.inner.rendezvous.pe(), self.inner.own_deadline());
         let stream = &self.inner.stream;
         for pe in self.members() {
             write(stream, staging, &words(me, *pe), until)?;
@@ -68,7 +68,7 @@ impl SymmetricHeap {
         mailbox: &SymmetricMemory<u64>,
         staging: &mut SymmetricMemory<u64>,
     ) -> Result<(), VmmError> {
-        let (me, until) = (self.inner.rendezvous.pe(), deadline(self.inner.rendezvous.deadline()));
+        let (me, until) = (self.inner.rendezvous.pe(), self.inner.own_deadline());
         let stream = &self.inner.stream;
         for pe in self.members() {
             let found = read(stream, &mailbox.slice(slot(*pe))?, until)?;

@@ -228,6 +228,12 @@ impl HeapInner {
         label(self.id, state.calls, what)
     }
 
+    /// Until when this PE may wait for its own device in a collective call: early enough for the others, who wait for this PE meanwhile, to
+    /// hear that it was in vain.
+    pub(super) fn own_deadline(&self) -> Instant {
+        deadline(self.rendezvous.deadline() / 4 * 3)
+    }
+
     /// The end of a round: where the PEs may have come to different ends, the heap is of no use any more.
     pub(super) fn settle<R>(&self, state: &mut State, call: &str, agreed: Result<R, Disagreement>) -> Result<R, VmmError> {
         agreed.map_err(|disagreement| {
@@ -295,7 +301,7 @@ impl HeapInner {
         // SAFETY: the range is mapped, free on every PE until this call ends, and unmapped only after this stream's work.
         let code = unsafe { raw::api()?.cuMemsetD8Async(address, 0, bytes as usize, self.stream.cu_stream()) };
         raw::done("cuMemsetD8Async", code)?;
-        wait_for(&self.stream, call, start, deadline(self.rendezvous.deadline()))
+        wait_for(&self.stream, call, start, self.own_deadline())
     }
 
     /// The address of a range of a segment.
