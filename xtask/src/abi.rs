@@ -4,6 +4,8 @@
 //!
 //! Invariant: a fact that cannot be checked is a fault. What the header says comes from the compiler, never from reading the header here.
 
+pub(crate) mod nvshmem;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fmt::Write as _;

@@ -36,6 +36,12 @@ enum Check {
         #[arg(long)]
         nccl: PathBuf,
     },
+    /// What peerweave-nvshmem believes of NVSHMEM's structs, numbers and functions is what its headers and library say
+    AbiNvshmem {
+        /// A directory with the `include` and `lib` of one NVSHMEM, as its wheel has it
+        #[arg(long)]
+        nvshmem: PathBuf,
+    },
     /// No tracked file holds a placeholder, a skipped test or a path of somebody's machine
     Words,
 }
@@ -100,6 +106,7 @@ fn run(check: &Check) -> Result<Findings, Unable> {
             Ok(Findings { summary: report.table(), faults: display(report.faults()) })
         }
         Check::Abi { nccl } => Ok(abi::compare(root, nccl)?),
+        Check::AbiNvshmem { nvshmem } => Ok(abi::nvshmem::compare(root, nvshmem)?),
         Check::Words => {
             let files = tree::tracked(root)?;
             let faults: Vec<_> = files.iter().flat_map(|file| words::faults(&file.path, &file.text)).collect();

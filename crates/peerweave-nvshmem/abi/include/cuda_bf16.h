@@ -1,0 +1,2 @@
+#pragma once
+struct __nv_bfloat16 { unsigned short bits; };

@@ -1,0 +1,3 @@
+#pragma once
+struct __half { unsigned short bits; };
+typedef __half half;
