@@ -27,7 +27,7 @@ pub(super) struct Kernels {
 struct Module(CUmodule);
 
 // SAFETY: shared is a handle of the driver, whose functions may be called from any thread; it is only unloaded, once, by who owns `Kernels`. Would be
-// caught by examples/check_gpus.rs, which drops a probe on another thread than the one that unloads; the fake driver has no kernels.
+// caught by examples/check_vmm.rs, which drops a probe on another thread than the one that unloads; the fake driver has no kernels.
 unsafe impl Send for Module {}
 
 impl Kernels {

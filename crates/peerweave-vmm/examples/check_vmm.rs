@@ -1,4 +1,4 @@
-//! Checks shared GPU memory on the GPUs of this machine: `check_gpus [--pes N] [--threads] [--kill] [--ipc] [--fabric] [--rounds N]`.
+//! Checks shared GPU memory on the GPUs of this machine: `check_vmm [--pes N] [--threads] [--kill] [--ipc] [--fabric] [--rounds N]`.
 //!
 //! N processes (or threads) map one heap all to all; every pair is written and read with patterns; the heap grows; many rounds of allocation leave
 //! no memory behind. With `--kill` one process is killed while its memory is mapped, and the others must get an error that names it.
