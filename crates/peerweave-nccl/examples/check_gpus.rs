@@ -2,20 +2,22 @@
 //!
 //! ```text
 //! check_gpus [--count elements]                             all GPUs in one process
+//! check_gpus --processes n [--kill k]                       one process for each GPU, which meet by a rendezvous
 //! check_gpus --rank r --ranks n --id-file path [--kill k]   one process for each GPU: start n of them
 //! ```
-//! With `--kill k`, rank `k` kills itself after a first all-reduce; the others find out, shrink, and go on.
+//! With `--kill k`, rank `k` kills itself after a first all-reduce; the others find out, shrink, and go on. With a rendezvous, their errors have to name it.
 //! The last line is `OK n checks` or `FAILED ...`; every wait has a deadline of 20 s.
 
 #[path = "../tests/matrix/mod.rs"]
 mod matrix;
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use matrix::{Check, DEADLINE, Member};
+use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Server, ServerOptions, Token};
 use peerweave_driver::{CudaContext, DeviceMemory, Driver};
 use peerweave_nccl::{Communicator, Config, Nccl, NcclError, OnExpiry, ReduceOp, ShrinkMode, UniqueId};
 
@@ -25,10 +27,11 @@ struct Arguments {
     ranks: usize,
     id_file: PathBuf,
     kill: Option<usize>,
+    processes: usize,
 }
 
 fn arguments() -> Result<Arguments, String> {
-    let mut parsed = Arguments { count: 1003, rank: None, ranks: 0, id_file: PathBuf::new(), kill: None };
+    let mut parsed = Arguments { count: 1003, rank: None, ranks: 0, id_file: PathBuf::new(), kill: None, processes: 0 };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let value = words.next().ok_or(format!("{word} needs a value"))?;
@@ -38,6 +41,7 @@ fn arguments() -> Result<Arguments, String> {
             "--rank" => parsed.rank = Some(number()?),
             "--ranks" => parsed.ranks = number()?,
             "--id-file" => parsed.id_file = value.into(),
+            "--processes" => parsed.processes = number()?,
             "--kill" => parsed.kill = Some(number()?),
             _ => return Err(format!("{word} is not understood")),
         }
@@ -54,8 +58,10 @@ fn main() -> ExitCode {
         }
     };
     let outcome = match arguments.rank {
-        None => one_process(&arguments),
+        _ if std::env::var_os(CHILD).is_some() => child(&arguments),
         Some(rank) => one_of_many(&arguments, rank),
+        None if arguments.processes > 0 => start(&arguments),
+        None => one_process(&arguments),
     };
     match outcome {
         Ok(checks) => {
@@ -157,6 +163,74 @@ fn sum_of_ranks(members: &[Member]) -> Result<(), NcclError> {
     Ok(())
 }
 
+/// Set for the processes that `--processes` starts.
+const CHILD: &str = "CHECK_GPUS_CHILD";
+
+/// How long all of them may take.
+const WHOLE_RUN: Duration = Duration::from_secs(300);
+
+/// Starts a process for each rank, and holds the server where they meet.
+fn start(arguments: &Arguments) -> Result<usize, String> {
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let n = u32::try_from(arguments.processes).map_err(|error| text(&error))?;
+    let token = Token::random().map_err(|error| text(&error))?;
+    let endpoint = Endpoint::random_unix().map_err(|error| text(&error))?;
+    let server = Server::bind(&endpoint, token, n, ServerOptions::default()).map_err(|error| text(&error))?;
+    let program = std::env::current_exe().map_err(|error| text(&error))?;
+    let mut children = Vec::new();
+    for pe in 0..n {
+        let job = Job::on_one_machine(pe, n, server.endpoint().clone(), token);
+        let mut command = Command::new(&program);
+        command.args(std::env::args_os().skip(1)).env(CHILD, "1").envs(job.to_vars());
+        children.push(command.spawn().map_err(|error| text(&error))?);
+    }
+    let (began, mut failed, mut running) = (Instant::now(), 0, children.len());
+    let mut ended = vec![false; children.len()];
+    while running > 0 {
+        for (rank, child) in children.iter_mut().enumerate().filter(|(rank, _)| !ended[*rank]).collect::<Vec<_>>() {
+            if began.elapsed() > WHOLE_RUN {
+                let _ = child.kill();
+            }
+            if let Some(status) = child.try_wait().map_err(|error| text(&error))? {
+                (ended[rank], running) = (true, running - 1);
+                failed += usize::from(!status.success() && arguments.kill != Some(rank));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let expected = children.len() - usize::from(arguments.kill.is_some());
+    if failed == 0 { Ok(expected) } else { Err(format!("{failed} of {expected} processes")) }
+}
+
+/// One of the processes that `start` starts.
+fn child(arguments: &Arguments) -> Result<usize, String> {
+    let text = |error: NcclError| error.to_string();
+    let job = Job::from_env().map_err(|error| error.to_string())?;
+    let options = Options { deadline: DEADLINE, ..Options::default() };
+    let rendezvous = Arc::new(Rendezvous::join(&job, options).map_err(|error| error.to_string())?);
+    let nccl = Nccl::load().map_err(text)?;
+    let context = peerweave_driver::context(rendezvous.pe().index()).map_err(|error| error.to_string())?;
+    let began = Instant::now();
+    let comm = Communicator::from_rendezvous(nccl, &context, &rendezvous, &Config::new(), DEADLINE).map_err(text)?;
+    println!("rank {}: {nccl:?}, from_rendezvous {:?}", comm.rank(), began.elapsed());
+    let stream = context.new_stream().map_err(|error| error.to_string())?;
+    let members = [Member { comm, stream }];
+    if let Some(killed) = arguments.kill {
+        // The rendezvous is not left: a survivor that leaves would be one more that is gone for those that still wait.
+        return after_a_death(&members[0], killed, true).map_err(text);
+    }
+    let mut check = Check::new(nccl, &members, true);
+    for elements in [1, arguments.count] {
+        check.all(elements).map_err(text)?;
+    }
+    let checks = summary(&check)?;
+    let [member] = members;
+    member.comm.finalize(DEADLINE).map_err(text)?;
+    let rendezvous = Arc::into_inner(rendezvous).ok_or("the communicator keeps the rendezvous")?;
+    rendezvous.leave().map_err(|error| error.to_string())?;
+    Ok(checks)
+}
+
 fn one_of_many(arguments: &Arguments, rank: usize) -> Result<usize, String> {
     let text = |error: NcclError| error.to_string();
     let nccl = Nccl::load().map_err(text)?;
@@ -168,7 +242,7 @@ fn one_of_many(arguments: &Arguments, rank: usize) -> Result<usize, String> {
     let stream = context.new_stream().map_err(|error| error.to_string())?;
     let members = [Member { comm, stream }];
     if let Some(killed) = arguments.kill {
-        return after_a_death(&members[0], killed).map_err(text);
+        return after_a_death(&members[0], killed, false).map_err(text);
     }
     let mut check = Check::new(nccl, &members, true);
     for elements in [1, arguments.count] {
@@ -201,7 +275,9 @@ fn id(nccl: Nccl, rank: usize, file: &Path) -> Result<UniqueId, String> {
 }
 
 /// One rank dies; the others' next all-reduce does not complete, and they go on without it.
-fn after_a_death(member: &Member, killed: usize) -> Result<usize, NcclError> {
+///
+/// `named`: whether the error has to name the rank that died.
+fn after_a_death(member: &Member, killed: usize, named: bool) -> Result<usize, NcclError> {
     let (comm, stream) = (&member.comm, &member.stream);
     sum_of_ranks(std::slice::from_ref(member))?;
     if comm.rank() == killed {
@@ -215,7 +291,11 @@ fn after_a_death(member: &Member, killed: usize) -> Result<usize, NcclError> {
         .and_then(|()| comm.wait_with(stream, Duration::from_secs(5), OnExpiry::LeaveAlone));
     match stuck {
         Ok(()) => println!("rank {}: completed although rank {killed} died", comm.rank()),
-        Err(error) => println!("rank {}: {error}", comm.rank()),
+        Err(error) => {
+            println!("rank {}: {error}", comm.rank());
+            let is_named = matches!(&error, NcclError::PeerLost(lost) if lost.ranks == [killed]);
+            assert!(is_named || !named, "rank {}: the error does not name rank {killed}: {error}", comm.rank());
+        }
     }
     comm.set_deadline(DEADLINE);
     let fewer = comm.shrink(&[killed], ShrinkMode::Abort)?;

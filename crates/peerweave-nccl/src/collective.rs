@@ -11,7 +11,7 @@ use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut};
 use peerweave_types::Element;
 
 use crate::communicator::{Communicator, Inner};
-use crate::error::NcclError;
+use crate::error::{MisuseKind, NcclError};
 use crate::red_op::Reduction;
 use crate::request::{At, Request};
 use crate::state::Allowed;
@@ -160,8 +160,12 @@ impl Communicator {
             None => None,
             Some(config) => Some(config.to_raw(name, inner.nccl)?),
         };
-        if let Some(config) = &config {
-            request.keep_event(config.event());
+        if let Some(event) = config.as_ref().and_then(|config| config.event()) {
+            let (found, expected) = (event.context().ordinal(), inner.device());
+            if found != expected {
+                return Err(NcclError::misuse(name, MisuseKind::Device { what: "the launch completion event", found, expected }));
+            }
+            request.keep_event(event);
         }
         request.hand_to_graph(inner)?;
         inner.dive(name, &inside)?;

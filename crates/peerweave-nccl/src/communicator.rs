@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::{CUcontext, CUresult};
-use peerweave_driver::{CudaContext, CudaError, CudaStream, Driver, DriverError, Keep, wait_until};
+use peerweave_driver::{CudaContext, CudaError, CudaStream, Driver, DriverError, Keep, relaxed, wait_until};
 use peerweave_dylib::MissingSymbol;
 
 use crate::error::{CommunicatorName, MisuseKind, NcclError, ResultCode, Timeout};
@@ -75,10 +75,11 @@ pub struct Communicator {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handle(NonNull<ncclComm>);
 
-// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a time; synchronised by the gate [C1]. Would be
-// caught by the scenario `threads_share_a_communicator`.
+// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a time; synchronised by the gate [C1]. Would be caught by the test
+// `threads_share_a_communicator`.
 unsafe impl Send for Handle {}
-// SAFETY: as above; the pointer itself never changes.
+// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a time; synchronised by the gate [C1]. Would be caught by the test
+// `threads_share_a_communicator`.
 unsafe impl Sync for Handle {}
 
 impl Handle {
@@ -120,10 +121,11 @@ pub(crate) struct Inner {
 /// A context of the driver, to be compared.
 struct SharedContext(CUcontext);
 
-// SAFETY: shared is a pointer that is only compared and handed to the driver, which takes it from any thread; the context is kept by the `Arc`
-// beside it. Would be caught by the scenario `threads_share_a_communicator`.
+// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from any thread; the `Arc` beside it keeps the context; synchronised by the driver. Would be caught by the test
+// `threads_share_a_communicator`.
 unsafe impl Send for SharedContext {}
-// SAFETY: as above; it never changes.
+// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from any thread; the `Arc` beside it keeps the context; synchronised by the driver. Would be caught by the test
+// `threads_share_a_communicator`.
 unsafe impl Sync for SharedContext {}
 
 /// The rendezvous that a communicator was made by.
@@ -454,7 +456,8 @@ impl Inner {
         let inside = self.enter(name, allowed)?;
         self.bind()?;
         self.dive(name, &inside)?;
-        let code = self.nccl.code(name, |api| function(api, self.handle.get()))?;
+        // What NCCL allocates must not spoil what another thread captures.
+        let code = relaxed(|| self.nccl.code(name, |api| function(api, self.handle.get())))?;
         self.settle(name, code, inside)
     }
 

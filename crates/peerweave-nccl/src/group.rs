@@ -88,7 +88,8 @@ impl Nccl {
         // SAFETY: `issue` has started the group, and the struct is of this library's version.
         group.issue(CALL, false, |nccl| nccl.code(CALL, |api| unsafe { api.ncclGroupSimulateEnd(&raw mut **info) }))?;
         // NCCL is done with it. After an error it may not be: then it is leaked.
-        Ok(SimInfo::of(&*ManuallyDrop::into_inner(info)))
+        let info = ManuallyDrop::into_inner(info);
+        Ok(SimInfo::of(&info))
     }
 }
 
@@ -197,7 +198,7 @@ impl<'env> Group<'env> {
             Ok(code) => Err(nccl.failure(call, code, None)),
             Err(error) => Err(error),
         };
-        if is_ours {
+        if is_ours && runs {
             // NCCL does not know of it, and has launched the part of the group that it got: nobody would come to meet it.
             if let Err(error) = lifecycle::abort_together(&inners, lifecycle::ABORT_LIMIT) {
                 tracing::error!(%error, "part of a group could not be ended in time");

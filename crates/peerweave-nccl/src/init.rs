@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
 use peerweave_driver::cudarc::driver::sys::CUcontext;
-use peerweave_driver::{CudaContext, CudaError, Driver, DriverError, wait_until};
+use peerweave_driver::{CudaContext, CudaError, Driver, DriverError, relaxed, wait_until};
 use peerweave_dylib::MissingSymbol;
 
 use crate::communicator::{Communicator, Handle, Inner, Parts, World, bounded, set_current};
@@ -117,7 +117,8 @@ impl Communicator {
     /// Makes the communicator of a job in one call: the ranks are the PEs of the rendezvous, and the id travels over it. With it, an expired
     /// [`wait`](Self::wait) says where the other ranks are and who is gone.
     ///
-    /// The rendezvous stays the caller's: the communicator does not keep it from leaving.
+    /// The rendezvous stays the caller's: the communicator does not keep it from leaving. Waiting for the others to exchange the id has the rendezvous' own
+    /// deadline, if that is longer.
     ///
     /// # Collective
     /// All PEs of the rendezvous.
@@ -288,20 +289,24 @@ pub(crate) fn make(
         nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
     }
     let mut result = Ok(ncclResult_t::ncclSuccess);
+    let mut started = 0;
     for (index, (context, slot)) in contexts.iter().zip(&slots).enumerate() {
-        let started = set_current(context).and_then(|()| nccl.code(call, |api| start(api, index, slot.as_ptr())));
-        result = started.and_then(|code| accepted(nccl, call, code));
+        // What NCCL allocates here must not spoil what another thread captures.
+        let mut call_nccl = || relaxed(|| nccl.code(call, |api| start(api, index, slot.as_ptr())));
+        result = set_current(context).and_then(|()| call_nccl()).and_then(|code| accepted(nccl, call, code));
         if result.is_err() {
             break;
         }
+        started += 1;
     }
     if grouped {
         // SAFETY: this thread started it above.
-        let ended = nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() }).and_then(|code| accepted(nccl, call, code));
+        let ended = relaxed(|| nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() }));
+        let ended = ended.and_then(|code| accepted(nccl, call, code));
         result = match (result, ended) {
             // Part of it runs nevertheless: it is waited for below, and its end told as what went wrong first.
             (Err(error), Ok(ncclResult_t::ncclInProgress)) => {
-                let _ = wait_until(Instant::now() + lifecycle::ABORT_LIMIT, || Ok::<_, NcclError>(has_begun(&slots)));
+                let _ = wait_until(Instant::now() + lifecycle::ABORT_LIMIT, || Ok::<_, NcclError>(has_begun(&slots[..started])));
                 Err(error)
             }
             (Err(error), _) => Err(error),

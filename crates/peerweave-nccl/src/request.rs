@@ -130,8 +130,8 @@ impl Request<'_> {
     }
 
     /// Keeps an event that NCCL records, where the call is captured.
-    pub(crate) fn keep_event(&mut self, event: Option<&Arc<CudaEvent>>) {
-        if let (Some(event), false) = (event, self.keeps.is_empty()) {
+    pub(crate) fn keep_event(&mut self, event: &Arc<CudaEvent>) {
+        if !self.keeps.is_empty() {
             self.keeps.push(Arc::<CudaEvent>::clone(event));
         }
     }

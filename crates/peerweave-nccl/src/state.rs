@@ -5,10 +5,10 @@
 //! # Invariants
 //! - **[G1]** At most one thread is inside by [`Gate::enter`]. NCCL forbids calls on one communicator in no order.
 //! - **[G2]** After [`Gate::close`] nobody gets in, and it succeeds once: whoever it succeeds for frees the handle, after [`Gate::drain`].
-//! - **[G3]** A thread that may be stuck inside NCCL has said so by [`Inside::dive`], which fails once the gate is closed. All others leave by
+//! - **[G3]** A thread that may be stuck inside NCCL has said so by `dive`, which fails once the gate is closed. All others leave by
 //!   themselves, and are waited for however long that takes them.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -77,15 +77,18 @@ pub(crate) enum Refused {
     Busy,
 }
 
-const LOCKED: u32 = 1;
-const WAITERS: u32 = 2;
+const LOCKED: u64 = 1;
+const WAITERS: u64 = 2;
 /// Who is inside may be stuck in NCCL.
-const DEEP: u32 = 1 << 5;
+const DEEP: u64 = 1 << 5;
 const STATE_SHIFT: u32 = 2;
-const STATE_MASK: u32 = 0b111 << STATE_SHIFT;
-const READER: u32 = 1 << 8;
+const STATE_MASK: u64 = 0b111 << STATE_SHIFT;
+/// One who looks in, in 24 bits: more threads than there are.
+const READER: u64 = 1 << 8;
+/// One who looks in and may be stuck in NCCL.
+const DEEP_READER: u64 = 1 << 32;
 
-fn state_of(word: u32) -> State {
+fn state_of(word: u64) -> State {
     match (word & STATE_MASK) >> STATE_SHIFT {
         0 => State::Live,
         1 => State::Suspended,
@@ -96,14 +99,14 @@ fn state_of(word: u32) -> State {
     }
 }
 
-fn with_state(word: u32, state: State) -> u32 {
-    word & !STATE_MASK | (state as u32) << STATE_SHIFT
+fn with_state(word: u64, state: State) -> u64 {
+    word & !STATE_MASK | (state as u64) << STATE_SHIFT
 }
 
 /// The gate of one communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    word: AtomicU32,
+    word: AtomicU64,
     sleepers: Mutex<()>,
     left: Condvar,
 }
@@ -202,7 +205,8 @@ impl Gate {
             if word == 0 {
                 return true;
             }
-            if word == LOCKED | DEEP && start.elapsed() >= grace {
+            let passes_through = word & (LOCKED | DEEP) == LOCKED || word & (DEEP_READER - READER) != 0;
+            if !passes_through && start.elapsed() >= grace {
                 return false;
             }
             match start.elapsed() {
@@ -240,6 +244,16 @@ impl Drop for Inside<'_> {
             drop(self.0.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
             self.0.left.notify_all();
         }
+    }
+}
+
+impl Looking<'_> {
+    /// As [`Inside::dive`], for the time of a call.
+    pub(crate) fn dive<R>(&self, call: impl FnOnce() -> R) -> Result<R, State> {
+        let before = self.0.word.fetch_add(DEEP_READER - READER, Ordering::AcqRel);
+        let result = if state_of(before).is_closed() { Err(state_of(before)) } else { Ok(call()) };
+        self.0.word.fetch_sub(DEEP_READER - READER, Ordering::Release);
+        result
     }
 }
 
@@ -305,6 +319,20 @@ mod tests {
             drop(inside);
             assert!(draining.join().expect("no panic"));
         });
+    }
+
+    #[test]
+    fn who_looks_in_and_is_stuck_is_given_up_too() {
+        let gate = Gate::default();
+        let looking = gate.look(Allowed::OPEN).expect("it is open");
+        let drained = looking.dive(|| {
+            gate.close(State::Aborted).expect("it was open");
+            gate.drain(Duration::from_millis(5))
+        });
+        assert_eq!(drained, Ok(false));
+        assert_eq!(looking.dive(|| ()), Err(State::Aborted));
+        drop(looking);
+        assert!(gate.drain(Duration::ZERO));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use peerweave_driver::{CudaError, CudaStream, DeviceBuffer, DeviceMemory, Keep};
+use peerweave_driver::{CudaError, CudaStream, DeviceBuffer, DeviceMemory, Keep, relaxed};
 use peerweave_types::Element;
 
 use crate::communicator::{Communicator, Inner, settle_all};
@@ -76,10 +76,11 @@ pub(crate) struct Registered {
 /// A handle of NCCL.
 struct Raw<P>(*mut P);
 
-// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle; synchronised by the communicator's gate. Would be caught by
-// the scenario `windows_are_put_into_by_every_rank`.
+// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle; synchronised by the communicator's gate. Would be caught by the test
+// `windows_are_put_into_by_every_rank`.
 unsafe impl<P> Send for Raw<P> {}
-// SAFETY: as above; the pointer itself never changes.
+// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle; synchronised by the communicator's gate. Would be caught by the test
+// `windows_are_put_into_by_every_rank`.
 unsafe impl<P> Sync for Raw<P> {}
 
 impl Registered {
@@ -404,7 +405,7 @@ fn together(
     let (mut first_error, mut is_ours) = (None, false);
     for (index, communicator) in communicators.iter().enumerate() {
         let inner = &communicator.inner;
-        match inner.bind().and_then(|()| each(index, inner)) {
+        match inner.bind().and_then(|()| relaxed(|| each(index, inner))) {
             Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => continue,
             Ok(code) => first_error = Some(inner.failure(call, code)),
             Err(error) => (first_error, is_ours) = (Some(error), true),

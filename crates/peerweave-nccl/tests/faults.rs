@@ -147,6 +147,7 @@ fn victim(child: &peerweave_fakes::Child) {
     // SAFETY: the pointer is to a live integer.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
     assert!(libc::WIFSIGNALED(status), "it was killed: {status}");
+    child.meet("the end");
 }
 
 fn join(child: &peerweave_fakes::Child) -> (Communicator, Arc<peerweave_bootstrap::Rendezvous>) {
@@ -164,6 +165,7 @@ fn reduce(comm: &Communicator) -> Result<f32, NcclError> {
     Ok(buffer.to_vec(&stream)?[0])
 }
 
+/// Does not end before the others do: that, too, would look like a death.
 fn survivor(child: &peerweave_fakes::Child) {
     let (comm, _rendezvous) = join(child);
     assert_eq!(reduce(&comm).expect("the first works"), 6.0);
@@ -179,6 +181,7 @@ fn survivor(child: &peerweave_fakes::Child) {
     assert_eq!(reduce(&fewer).expect("it works"), 3.0);
     comm.abort(DEADLINE).expect("it ends");
     fewer.finalize(DEADLINE).expect("it ends");
+    child.meet("the end");
 }
 
 #[test]
