@@ -191,7 +191,7 @@ impl Layout {
         })?;
         let offset = usize::try_from(place as u64 * self.stride + start).unwrap_or(usize::MAX);
         let source = Source::Physical(memory.clone());
-        let mapping = reservation.map_source("SymmetricHeap", offset, source, 0, bytes, Arc::clone(&self.streams))?;
+        let mapping = reservation.map_source("SymmetricHeap", offset, source, bytes, Arc::clone(&self.streams))?;
         let ordinal = self.context.ordinal();
         mapping.allow(&[ordinal], Rights::ReadWrite).map_err(|error| match place == self.place {
             true => error,

@@ -189,7 +189,7 @@ fn scratch(context: &Arc<CudaContext>, devices: &[usize]) -> Result<Mapping, Vmm
     let granularity = Granularity::of_device(context.ordinal(), Exportable::NOWHERE)?;
     let bytes = granularity.recommended;
     let memory = PhysicalMemory::create(context, bytes, Exportable::NOWHERE)?;
-    let mapping = Reservation::new(context, bytes, bytes.next_power_of_two())?.map(0, &memory, 0, bytes)?;
+    let mapping = Reservation::new(context, bytes, bytes.next_power_of_two())?.map(0, &memory, bytes)?;
     mapping.allow(devices, Rights::ReadWrite)?;
     Ok(mapping)
 }

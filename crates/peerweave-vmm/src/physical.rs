@@ -115,7 +115,7 @@ pub(crate) fn check_supported(ordinal: usize) -> Result<(), VmmError> {
 /// let granularity = Granularity::of_device(0, Exportable::NOWHERE)?;
 /// let memory = PhysicalMemory::create(&context, granularity.recommended, Exportable::NOWHERE)?;
 /// let addresses = Reservation::new(&context, 4 * granularity.recommended, granularity.recommended)?;
-/// let mapping = addresses.map(granularity.recommended, &memory, 0, granularity.recommended)?;
+/// let mapping = addresses.map(granularity.recommended, &memory, granularity.recommended)?;
 /// mapping.allow(&[0], Rights::ReadWrite)?;
 /// drop((memory, addresses)); // the mapping keeps both
 /// # Ok::<(), peerweave_vmm::VmmError>(())

@@ -66,17 +66,18 @@ impl Reservation {
         self.inner.bytes
     }
 
-    /// Maps `bytes` of `memory`, from `memory_offset` on, at `offset` of this range. All in bytes, all multiples of the granularity.
+    /// Maps the first `bytes` of `memory` at `offset` of this range: both in bytes, both multiples of the granularity. (The driver maps no
+    /// memory from its middle on.)
     ///
     /// Nobody may read or write there before [`Mapping::allow`].
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`] for bytes outside either; [`Misuse::Occupied`] where something is mapped; what the driver says, above all of
     /// offsets that are no multiples of the granularity.
-    pub fn map(&self, offset: usize, memory: &PhysicalMemory, memory_offset: usize, bytes: usize) -> Result<Mapping, VmmError> {
+    pub fn map(&self, offset: usize, memory: &PhysicalMemory, bytes: usize) -> Result<Mapping, VmmError> {
         let call = "Reservation::map";
-        range_of(call, memory_offset, bytes, memory.bytes())?;
-        self.map_source(call, offset, Source::Physical(memory.clone()), memory_offset, bytes, Arc::default())
+        range_of(call, 0, bytes, memory.bytes())?;
+        self.map_source(call, offset, Source::Physical(memory.clone()), bytes, Arc::default())
     }
 
     /// As [`map`](Self::map), of anything that has a handle, with the streams that unmapping must wait for.
@@ -85,7 +86,6 @@ impl Reservation {
         call: &'static str,
         offset: usize,
         source: Source,
-        source_offset: usize,
         bytes: usize,
         streams: Arc<Streams>,
     ) -> Result<Mapping, VmmError> {
@@ -94,7 +94,7 @@ impl Reservation {
         raw::bind(&self.inner.context)?;
         let address = self.inner.base + offset as u64;
         // SAFETY: the range is inside this reservation, nothing is mapped there, and the source's handle is live.
-        let code = unsafe { raw::api()?.cuMemMap(address, bytes, source_offset, source.handle(), 0) };
+        let code = unsafe { raw::api()?.cuMemMap(address, bytes, 0, source.handle(), 0) };
         raw::done("cuMemMap", code)?;
         Ok(Mapping::new(place, address, bytes, source, streams))
     }

@@ -22,12 +22,12 @@ fn sequence(context: &Arc<CudaContext>) -> Result<(), VmmError> {
     let bytes = Granularity::of_device(context.ordinal(), Exportable::FILE_DESCRIPTOR)?.recommended;
     let memory = PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR)?;
     let addresses = Reservation::new(context, 2 * bytes, bytes)?;
-    let mapping = addresses.map(bytes, &memory, 0, bytes)?;
+    let mapping = addresses.map(bytes, &memory, bytes)?;
     mapping.allow(&[context.ordinal()], Rights::ReadWrite)?;
     let shared = memory.export_file_descriptor()?;
     // SAFETY: it was just exported.
     let again = unsafe { PhysicalMemory::import(context, shared) }?;
-    let twin = addresses.map(0, &again, 0, bytes)?;
+    let twin = addresses.map(0, &again, bytes)?;
     twin.allow(&[context.ordinal()], Rights::ReadWrite)?;
     let stream = context.new_stream().expect("a stream");
     let values: Vec<u32> = (0..1000).collect();
@@ -44,7 +44,7 @@ fn a_mapping_keeps_its_memory_and_its_addresses_and_they_go_in_order() {
         let free = free_bytes(&context);
         let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("room");
         let addresses = Reservation::new(&context, step(), step()).expect("addresses");
-        let mapping = addresses.map(0, &memory, 0, step()).expect("both are free");
+        let mapping = addresses.map(0, &memory, step()).expect("both are free");
         mapping.allow(&[0], Rights::ReadWrite).expect("the own device");
         let view = mapping.memory::<u64>(0).expect("it has rights");
         drop((memory, addresses, mapping));
@@ -71,7 +71,7 @@ fn a_mapping_goes_only_after_the_streams_that_use_it_and_its_drop_does_not_wait(
         let stream = context.new_stream().expect("a stream");
         let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("room");
         let mapping =
-            Reservation::new(&context, step(), step()).and_then(|addresses| addresses.map(0, &memory, 0, step())).expect("free");
+            Reservation::new(&context, step(), step()).and_then(|addresses| addresses.map(0, &memory, step())).expect("free");
         mapping.allow(&[0], Rights::ReadWrite).expect("the own device");
         hold(&stream, true);
         let mut view = mapping.memory::<u64>(0).expect("it has rights");
@@ -104,10 +104,10 @@ fn what_cannot_be_is_refused_with_the_value_before_the_driver_is_asked() {
             Reservation::new(&context, step, 3),
             Err(VmmError::Misuse(Misuse::Value { what: "alignment_bytes", .. }))
         ));
-        let outside = addresses.map(3 * step, &memory, 0, 2 * step).map(drop).map_err(text);
+        let outside = addresses.map(3 * step, &memory, 2 * step).map(drop).map_err(text);
         assert_eq!(outside, Err(format!("Reservation::map: range {}..{} of {} bytes", 3 * step, 5 * step, 4 * step)));
-        assert!(matches!(addresses.map(0, &memory, step, 2 * step), Err(VmmError::Misuse(Misuse::OutOfRange { .. }))));
-        assert!(matches!(addresses.map(usize::MAX, &memory, 0, step), Err(VmmError::Misuse(Misuse::OutOfRange { .. }))));
+        assert!(matches!(addresses.map(0, &memory, 3 * step), Err(VmmError::Misuse(Misuse::OutOfRange { .. }))));
+        assert!(matches!(addresses.map(usize::MAX, &memory, step), Err(VmmError::Misuse(Misuse::OutOfRange { .. }))));
         let mapped: Vec<_> = Calls::now().names()[before..]
             .iter()
             .filter(|name| name.contains("Map") || name.contains("Create"))
@@ -115,13 +115,10 @@ fn what_cannot_be_is_refused_with_the_value_before_the_driver_is_asked() {
             .collect();
         assert!(mapped.is_empty(), "{mapped:?}");
 
-        let mapping = addresses.map(step, &memory, 0, 2 * step).expect("free");
+        let mapping = addresses.map(step, &memory, 2 * step).expect("free");
         for offset in [0, step, 2 * step] {
             let bytes = 2 * step;
-            assert!(
-                matches!(addresses.map(offset, &memory, 0, bytes), Err(VmmError::Misuse(Misuse::Occupied { .. }))),
-                "{offset}"
-            );
+            assert!(matches!(addresses.map(offset, &memory, bytes), Err(VmmError::Misuse(Misuse::Occupied { .. }))), "{offset}");
         }
         assert!(matches!(mapping.memory::<u8>(0), Err(VmmError::Misuse(Misuse::Value { what: "rights", .. }))));
         mapping.allow(&[0, 1], Rights::ReadWrite).expect("devices of the fake");
@@ -135,7 +132,7 @@ fn what_cannot_be_is_refused_with_the_value_before_the_driver_is_asked() {
         assert!(matches!(memory.export_file_descriptor(), Err(VmmError::Misuse(Misuse::Value { what: "exportable", .. }))));
         drop((view, mapping));
         settle();
-        addresses.map(0, &memory, 0, 2 * step).expect("there is room again");
+        addresses.map(0, &memory, 2 * step).expect("there is room again");
     });
 }
 
@@ -244,7 +241,7 @@ fn a_descriptor_takes_memory_to_another_process_and_outlives_its_maker() {
         let bytes = Granularity::of_device(0, Exportable::FILE_DESCRIPTOR).expect("VMM").recommended;
         let words: Vec<u64> = (0..4096).map(|word| word * 3).collect();
         let map = |memory: &PhysicalMemory| {
-            let mapping = Reservation::new(&me.context, bytes, bytes)?.map(0, memory, 0, bytes)?;
+            let mapping = Reservation::new(&me.context, bytes, bytes)?.map(0, memory, bytes)?;
             mapping.allow(&[me.context.ordinal()], Rights::ReadWrite)?;
             mapping.memory::<u64>(me.context.ordinal())?.slice(0..4096)
         };

@@ -25,7 +25,7 @@ fn bytes() -> usize {
 /// Memory of a device, mapped for it.
 fn memory(context: &Arc<CudaContext>, bytes: usize) -> Result<(PhysicalMemory, Mapping), VmmError> {
     let memory = PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR)?;
-    let mapping = Reservation::new(context, bytes, 2 * MIB)?.map(0, &memory, 0, bytes)?;
+    let mapping = Reservation::new(context, bytes, 2 * MIB)?.map(0, &memory, bytes)?;
     mapping.allow(&[context.ordinal()], Rights::ReadWrite)?;
     Ok((memory, mapping))
 }
@@ -52,7 +52,7 @@ fn sequence(contexts: &[Arc<CudaContext>], bytes: usize) -> Result<(Vec<Mapping>
     let bound: Bound = team.bound(bindings)?;
     let addresses = Reservation::new(&contexts[0], bytes, 2 * MIB)?;
     let ordinals: Vec<usize> = contexts.iter().map(|context| context.ordinal()).collect();
-    let mapping = bound.map(&addresses, 0, 0, bytes, &ordinals)?;
+    let mapping = bound.map(&addresses, 0, bytes, &ordinals)?;
     Ok((own, mapping))
 }
 
@@ -98,7 +98,7 @@ fn whole_life(me: &Me) {
     let binding = team.bind(&memory, 0, 0, bytes).expect("the team is complete");
     let bound = team.bound_with(&me.rendezvous, "test", vec![binding]).expect("all bind");
     let addresses = Reservation::new(&me.context, bytes, 2 * MIB).expect("addresses");
-    let mapping = bound.map(&addresses, 0, 0, bytes, &[me.context.ordinal()]).expect("mapped");
+    let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("mapped");
     drop((bound, addresses, memory));
     me.barrier("mapped");
     for turn in 0..me.n {
@@ -459,7 +459,7 @@ fn an_object_that_is_taken_for_memory_is_not_mapped_as_memory() {
         // SAFETY: none: this is what the contract forbids, and what comes of it is an error of the driver.
         let imported = unsafe { PhysicalMemory::import(&contexts[0], SharedMemory::FileDescriptor { fd, bytes: bytes() }) };
         let mapped = imported.and_then(|memory| {
-            let mapping = Reservation::new(&contexts[0], bytes(), 2 * MIB)?.map(0, &memory, 0, bytes())?;
+            let mapping = Reservation::new(&contexts[0], bytes(), 2 * MIB)?.map(0, &memory, bytes())?;
             mapping.allow(&[0], Rights::ReadWrite)
         });
         assert!(mapped.is_err(), "{mapped:?}");

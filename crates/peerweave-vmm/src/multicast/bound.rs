@@ -85,7 +85,7 @@ impl Team {
 }
 
 impl Bound {
-    /// Maps `bytes` of the object, from `object_offset` on, at `offset` of a reservation, for reading and writing by these devices of this process.
+    /// Maps the first `bytes` of the object at `offset` of a reservation, for reading and writing by these devices of this process.
     ///
     /// # Errors
     /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange), [`Misuse::Unaligned`](crate::Misuse::Unaligned), [`Misuse::Occupied`](crate::Misuse::Occupied); what the driver says.
@@ -93,17 +93,15 @@ impl Bound {
         &self,
         addresses: &Reservation,
         offset: usize,
-        object_offset: usize,
         bytes: usize,
         devices: &[usize],
     ) -> Result<MulticastMapping, VmmError> {
         let call = "Bound::map";
         let object = &self.inner.object;
-        range_of(call, object_offset, bytes, object.properties.bytes)?;
-        aligned(call, "object_offset", object_offset, object.granularity().minimum)?;
+        range_of(call, 0, bytes, object.properties.bytes)?;
         aligned(call, "bytes", bytes, object.granularity().minimum)?;
         let source = Source::Multicast(Arc::clone(&self.inner));
-        let mapping = addresses.map_source(call, offset, source, object_offset, bytes, Arc::default())?;
+        let mapping = addresses.map_source(call, offset, source, bytes, Arc::default())?;
         mapping.allow(devices, Rights::ReadWrite)?;
         Ok(MulticastMapping { mapping })
     }

@@ -54,7 +54,7 @@ impl SymmetricHeap {
             let outcome = binding.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
             crate::agree::agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/binding"), &call, outcome)?;
             let bound = team.bound_with(rendezvous, &label, vec![binding?])?;
-            let mapped = bound.map(&addresses, *start as usize, 0, memory.bytes(), &[context.ordinal()]);
+            let mapped = bound.map(&addresses, *start as usize, memory.bytes(), &[context.ordinal()]);
             let outcome = mapped.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
             crate::agree::agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/mapped"), &call, outcome)?;
             mappings.push(mapped?);

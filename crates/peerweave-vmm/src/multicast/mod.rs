@@ -33,7 +33,7 @@
 //! ```compile_fail,E0599
 //! # use peerweave_vmm::{Reservation, multicast::Team};
 //! fn nothing_there(team: Team, addresses: &Reservation) {
-//!     let _ = team.map(addresses, 0, 0, 1 << 21, &[0]); // no such method
+//!     let _ = team.map(addresses, 0, 1 << 21, &[0]); // no such method
 //! }
 //! ```
 //! A completed object cannot be completed again:

@@ -26,8 +26,9 @@ pub(super) struct Kernels {
 #[derive(Clone, Copy)]
 struct Module(CUmodule);
 
-// SAFETY: shared is a handle of the driver, whose functions may be called from any thread; it is only unloaded, once, by who owns `Kernels`. Would be
-// caught by examples/check_vmm.rs, which drops a probe on another thread than the one that unloads; the fake driver has no kernels.
+// SAFETY: shared is a handle of the driver, whose functions may be called from any thread; synchronised by ownership: `Kernels` alone has it, and
+// gives it up once, to the thread that unloads. Would be caught by the test program examples/check_vmm.rs on GPUs, whose probe is unloaded by
+// another thread; the fake driver has no kernels.
 unsafe impl Send for Module {}
 
 impl Kernels {

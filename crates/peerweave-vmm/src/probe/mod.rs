@@ -306,7 +306,7 @@ impl Probe {
 fn shared(context: &Arc<CudaContext>, bytes: usize, ordinals: &[usize]) -> Result<Mapping, VmmError> {
     let memory = PhysicalMemory::create(context, bytes, Exportable::NOWHERE)?;
     let alignment = Granularity::of_device(context.ordinal(), Exportable::NOWHERE)?.recommended.next_power_of_two();
-    let mapping = Reservation::new(context, bytes, alignment)?.map(0, &memory, 0, bytes)?;
+    let mapping = Reservation::new(context, bytes, alignment)?.map(0, &memory, bytes)?;
     mapping.allow(ordinals, Rights::ReadWrite)?;
     Ok(mapping)
 }
