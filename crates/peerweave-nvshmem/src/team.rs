@@ -34,6 +34,8 @@ struct Core {
     rank: Rank,
     /// Tells teams apart, the same on every member.
     identity: u64,
+    /// Whether it was made by an id: NVSHMEM keeps no stride of it.
+    by_id: bool,
 }
 
 /// Where a team comes from.
@@ -98,7 +100,7 @@ impl Team {
     pub(crate) fn world(inner: &Arc<Inner>) -> Self {
         let members = (0..inner.n_pes).map(Pe::new).collect();
         let rank = Rank::new(inner.pe.get());
-        let core = Core { handle: sys::NVSHMEM_TEAM_WORLD, kind: TeamKind::World, members, rank, identity: SEED };
+        let core = Core { handle: sys::NVSHMEM_TEAM_WORLD, kind: TeamKind::World, members, rank, identity: SEED, by_id: false };
         Self { inner: Arc::clone(inner), core: Arc::new(core) }
     }
 
@@ -109,11 +111,17 @@ impl Team {
             TeamKind::SameIndex => sys::NVSHMEMX_TEAM_SAME_MYPE_NODE,
             TeamKind::World | TeamKind::Made => return Ok(Self::world(inner)),
         };
-        Self::of_handle(inner, handle, kind, mix(SEED, handle as u64))
+        Self::of_handle(inner, handle, kind, mix(SEED, handle as u64), false)
     }
 
     /// Asks NVSHMEM who is in a team that this PE is in.
-    fn of_handle(inner: &Arc<Inner>, handle: nvshmem_team_t, kind: TeamKind, identity: u64) -> Result<Self, NvshmemError> {
+    fn of_handle(
+        inner: &Arc<Inner>,
+        handle: nvshmem_team_t,
+        kind: TeamKind,
+        identity: u64,
+        by_id: bool,
+    ) -> Result<Self, NvshmemError> {
         const CALL: &str = "nvshmem_team_translate_pe";
         let (rank, members) = inner.issue(CALL, |api, _| {
             // SAFETY: the handle is one of a team of this process.
@@ -137,7 +145,7 @@ impl Team {
         }
         // What it is made of is part of what tells it apart.
         let identity = pes.iter().fold(identity, |identity, pe| mix(identity, pe.get().into()));
-        let core = Core { handle, kind, members: pes, rank: Rank::new(rank), identity };
+        let core = Core { handle, kind, members: pes, rank: Rank::new(rank), identity, by_id };
         Ok(Self { inner: Arc::clone(inner), core: Arc::new(core) })
     }
 
@@ -210,13 +218,17 @@ impl Team {
         let able = self.check_strided(CALL, start, stride, count);
         self.arrive(CALL, &format!("start {start}, stride {stride}, count {count}, {config:?}"), able)?;
         let (parent, identity) = (self.handle(), self.child(u64::from(start) << 32 | u64::from(stride)));
+        if self.core.by_id {
+            let ranks = (0..count).map(|index| start + index * stride);
+            return self.part(CALL, ranks.collect(), identity, config);
+        }
         let (code, handle) = self.inner.block(CALL, move |api, _| {
             let (raw, mask) = config.to_raw();
+            let config = if mask == 0 { std::ptr::null() } else { &raw const raw };
             let mut handle = sys::NVSHMEM_TEAM_INVALID;
             let [start, stride, count] = [start, stride, count].map(|number| number as c_int);
             // SAFETY: the parent is live [T2], the numbers are inside it, and the pointers are to live values; all of its PEs call.
-            let code =
-                unsafe { api.nvshmem_team_split_strided(parent, start, stride, count, &raw const raw, mask, &raw mut handle) }?;
+            let code = unsafe { api.nvshmem_team_split_strided(parent, start, stride, count, config, mask, &raw mut handle) }?;
             Ok((code, handle))
         })?;
         self.inner.nvshmem.check(CALL, code)?;
@@ -259,9 +271,20 @@ impl Team {
         self.arrive(CALL, &format!("width {width}, {config:?}"), able)?;
         let parent = self.handle();
         let (row_identity, column_identity) = (self.child(1), self.child(2));
+        if self.core.by_id {
+            let (len, rank) = (self.len() as u32, self.rank().get());
+            let row: Vec<u32> = (rank - rank % width..len).take(width as usize).collect();
+            let column: Vec<u32> = (rank % width..len).step_by(width as usize).collect();
+            let part = |ranks: Vec<u32>, identity| {
+                let identity = mix(identity, ranks[0].into());
+                let team = self.part(CALL, ranks, identity, config)?;
+                Ok::<_, NvshmemError>(team.expect("this PE is in its row and its column"))
+            };
+            return Ok((part(row, row_identity)?, part(column, column_identity)?));
+        }
         let (code, row, column) = self.inner.block(CALL, move |api, _| {
             let (raw, mask) = config.to_raw();
-            let config = &raw const raw;
+            let config = if mask == 0 { std::ptr::null() } else { &raw const raw };
             let (mut row, mut column) = (sys::NVSHMEM_TEAM_INVALID, sys::NVSHMEM_TEAM_INVALID);
             let width = c_int::try_from(width).unwrap_or(c_int::MAX);
             // SAFETY: the parent is live [T2] and the pointers are to live values; all of its PEs call.
@@ -275,6 +298,44 @@ impl Team {
             Ok::<_, NvshmemError>(team.expect("a member has a team, or an error"))
         };
         Ok((made(row, row_identity)?, made(column, column_identity)?))
+    }
+
+    /// A part of a team that was made by an id. NVSHMEM's own split of such teams reads beyond its tables, so the part is made by an id too.
+    fn part(&self, call: &'static str, ranks: Vec<u32>, identity: u64, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
+        if !ranks.contains(&self.rank().get()) {
+            return Ok(None);
+        }
+        let members: Vec<Pe> = ranks.iter().map(|rank| self.core.members[*rank as usize]).collect();
+        // All ones stands for no id.
+        let id = TeamId(if identity == u64::MAX { 0 } else { identity });
+        Self::by_id(&self.inner, call, id, &members, config, identity).map(Some)
+    }
+
+    /// Has NVSHMEM make a team of these PEs, this one among them.
+    fn by_id(
+        inner: &Arc<Inner>,
+        call: &'static str,
+        id: TeamId,
+        members: &[Pe],
+        config: TeamConfig,
+        identity: u64,
+    ) -> Result<Self, NvshmemError> {
+        let rank = members.iter().position(|pe| *pe == inner.pe).expect("who calls has looked") as c_int;
+        let n_pes = members.len() as c_int;
+        let (code, handle) = inner.block(call, move |api, _| {
+            let (mut raw, mask) = config.to_raw();
+            raw.uniqueid = id.0;
+            let mask = mask | sys::NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID;
+            let mut handle = sys::NVSHMEM_TEAM_INVALID;
+            // SAFETY: the pointers are to live values, and all members call with the same id and their own rank.
+            let code = unsafe { api.nvshmemx_team_init(&raw mut handle, &raw mut raw, mask, n_pes, rank) }?;
+            Ok((code, handle))
+        })?;
+        inner.nvshmem.check(call, code)?;
+        if handle == sys::NVSHMEM_TEAM_INVALID {
+            return Err(inner.nvshmem.failure(call, None, "no team was made".to_owned()));
+        }
+        Self::of_handle(inner, handle, TeamKind::Made, identity, true)
     }
 
     /// The team behind a new handle.
@@ -291,7 +352,7 @@ impl Team {
                 let detail = "no team was made: NVSHMEM_MAX_TEAMS may be too small".to_owned();
                 Err(self.inner.nvshmem.failure(call, None, detail))
             }
-            _ => Self::of_handle(&self.inner, handle, TeamKind::Made, identity).map(Some),
+            _ => Self::of_handle(&self.inner, handle, TeamKind::Made, identity, false).map(Some),
         }
     }
 
@@ -391,25 +452,16 @@ impl Context {
                 return Err(value("a member", pe, "each PE once"));
             }
         }
-        let rank = members.iter().position(|pe| *pe == inner.pe);
-        let rank = rank.ok_or_else(|| value("this PE", &inner.pe, "one of the members"))? as c_int;
+        if !members.contains(&inner.pe) {
+            return Err(value("this PE", &inner.pe, "one of the members"));
+        }
+        if id.0 == u64::MAX {
+            let kind = MisuseKind::Text { what: "the team's id", why: "all ones stands for no id" };
+            return Err(NvshmemError::misuse(CALL, kind));
+        }
         let identity = members.iter().fold(mix(SEED, id.0), |identity, pe| mix(identity, pe.get().into()));
         arrive(inner, CALL, Members::Team(members, identity), &format!("{config:?}"), Ok(()))?;
-        let n_pes = members.len() as c_int;
-        let (code, handle) = inner.block(CALL, move |api, _| {
-            let (mut raw, mask) = config.to_raw();
-            raw.uniqueid = id.0;
-            let mask = mask | sys::NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID;
-            let mut handle = sys::NVSHMEM_TEAM_INVALID;
-            // SAFETY: the pointers are to live values, and all members call with the same id and their own rank.
-            let code = unsafe { api.nvshmemx_team_init(&raw mut handle, &raw mut raw, mask, n_pes, rank) }?;
-            Ok((code, handle))
-        })?;
-        inner.nvshmem.check(CALL, code)?;
-        if handle == sys::NVSHMEM_TEAM_INVALID {
-            return Err(inner.nvshmem.failure(CALL, None, "no team was made".to_owned()));
-        }
-        Team::of_handle(inner, handle, TeamKind::Made, identity)
+        Team::by_id(inner, CALL, id, members, config, identity)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::sys;
 
 /// An id that one process makes ([`Context::unique_id`](crate::Context::unique_id)) and every PE of the job needs.
 ///
-/// 128 opaque bytes; they hold the address of the process that made it. Who has them can join, so `Debug` shows only their beginning.
+/// 128 opaque bytes; they hold the address of the process that made it. Who has them can join, so `Debug` shows only a hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UniqueId([u8; Self::LEN_BYTES]);
 
@@ -48,8 +48,8 @@ impl UniqueId {
 
 impl fmt::Debug for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [.., _, a, b, c, d] = self.0;
-        write!(f, "UniqueId(..{a:02x}{b:02x}{c:02x}{d:02x})")
+        let mixed = self.0.iter().fold(crate::agree::SEED, |hash, byte| crate::agree::mix(hash, (*byte).into()));
+        write!(f, "UniqueId(#{:08x})", mixed as u32)
     }
 }
 

@@ -347,7 +347,11 @@ fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
         let backwards: Vec<Pe> = (0..n).rev().map(Pe::new).collect();
         let team = context.team_of(id, &backwards, TeamConfig::default())?;
         checks.check("team", team.members() == backwards && team.rank().get() == n - 1 - pe, || format!("{team:?}"));
+        // A part of such a team.
+        let part = team.split_strided(0, 1, n - 1, TeamConfig::default())?;
+        checks.check("team", part.is_some() == (pe != 0), || format!("{part:?}"));
         teams.push(("backwards", Some(team)));
+        teams.push(("backwards, but the last", part));
     }
     Ok(teams)
 }
@@ -483,7 +487,8 @@ fn graphs(checks: &mut Checks<'_>) -> Result<(), Failure> {
     checks.refused("freeing what has another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
     let second = target.clone();
     drop((target, graph));
-    // The graph's reference goes by a thread of its own.
+    // The graph's reference goes by a thread of the driver's, then by one of ours.
+    std::thread::sleep(std::time::Duration::from_millis(200));
     peerweave_driver::settle(std::time::Instant::now() + context.deadline());
     context.free(second)?;
     context.free(source)?;
