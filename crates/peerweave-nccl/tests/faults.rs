@@ -138,8 +138,9 @@ fn victim(child: &peerweave_fakes::Child) {
     // SAFETY: this process has one thread yet, but for the harness's, which the fork does not need; nothing was loaded.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        let (comm, _rendezvous) = join(child);
+        let (comm, rendezvous) = join(child);
         reduce(&comm).expect("the first works");
+        rendezvous.barrier("the first is over").expect("all come");
         // SAFETY: of no memory concern: the process ends.
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     }
@@ -167,8 +168,9 @@ fn reduce(comm: &Communicator) -> Result<f32, NcclError> {
 
 /// Does not end before the others do: that, too, would look like a death.
 fn survivor(child: &peerweave_fakes::Child) {
-    let (comm, _rendezvous) = join(child);
+    let (comm, rendezvous) = join(child);
     assert_eq!(reduce(&comm).expect("the first works"), 6.0);
+    rendezvous.barrier("the first is over").expect("all come");
     let error = reduce(&comm).expect_err("rank 1 is dead");
     match &error {
         NcclError::PeerLost(lost) => assert_eq!(lost.ranks, [1], "{error}"),
