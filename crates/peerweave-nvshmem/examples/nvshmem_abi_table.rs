@@ -2,7 +2,7 @@
 //!
 //! Loads nothing. `cargo xtask abi-nvshmem` compares it with the headers and the library of that version.
 
-use peerweave_nvshmem::{Version, sys};
+use peerweave_nvshmem::{Nvshmem, Version, sys};
 
 fn main() {
     let version: Version = std::env::args().nth(1).expect("a version").parse().expect("major.minor.patch");
@@ -14,7 +14,7 @@ fn main() {
     for (name, number) in sys::constants() {
         println!("value {name} {number}");
     }
-    for symbol in sys::Api::SYMBOLS.iter().copied().chain(sys::typed_symbols()) {
+    for symbol in Nvshmem::functions() {
         println!("symbol {} {}", symbol.name, symbol.since);
     }
 }

@@ -21,18 +21,11 @@ use crate::{Nvshmem, Settings, UniqueId};
 enum Way {
     /// By an id.
     Id(UniqueId, u32, u32),
-    /// By MPI.
-    Mpi(Handed),
+    /// By MPI: the exposed address of the communicator, which another thread of this process uses.
+    Mpi(usize),
     /// By the launcher's environment.
     Launcher,
 }
-
-/// A pointer of the caller's, for another thread of this process.
-struct Handed(*mut c_void);
-
-// SAFETY: shared is a pointer to the caller's communicator; who gave it waits until initialisation is over or has promised that it lives on
-// (`from_mpi`), and only NVSHMEM's one thread uses it meanwhile. Would be caught by nothing but MPI itself, which must be initialised for threads.
-unsafe impl Send for Handed {}
 
 impl Context {
     /// Starts NVSHMEM among the PEs of a rendezvous, with the same numbers: the usual way.
@@ -149,7 +142,7 @@ impl Context {
         const CALL: &str = "Context::from_mpi";
         settings.check(CALL)?;
         let arguments = arguments("MPI", None, device, settings);
-        begin_alone(CALL, Way::Mpi(Handed(communicator)), device, arguments)
+        begin_alone(CALL, Way::Mpi(communicator.expose_provenance()), device, arguments)
     }
 
     /// Starts NVSHMEM among the processes that a launcher started, by the launcher's own service: PMI, PMI-2 or PMIx (`NVSHMEM_BOOTSTRAP`,
@@ -392,7 +385,7 @@ fn call_init(nvshmem: Nvshmem, way: &Way, device: usize) -> Result<(u32, u32), N
             sys::NVSHMEMX_INIT_WITH_UNIQUEID
         }
         Way::Mpi(communicator) => {
-            attr.mpi_comm = communicator.0;
+            attr.mpi_comm = std::ptr::with_exposed_provenance_mut(*communicator);
             sys::NVSHMEMX_INIT_WITH_MPI_COMM
         }
         Way::Launcher => 0,

@@ -168,6 +168,11 @@ impl Nvshmem {
         Arc::clone(&self.0.path)
     }
 
+    /// All functions that this crate knows, each with the version whose library first has it.
+    pub fn functions() -> Vec<SymbolInfo> {
+        Api::SYMBOLS.iter().copied().chain(sys::typed_symbols()).collect()
+    }
+
     /// The functions that this crate can use and that the library lacks, each with the version that brought it.
     pub fn missing(self) -> Vec<SymbolInfo> {
         let mut missing = self.0.api.missing();

@@ -20,21 +20,12 @@ pub struct ModuleGuard {
     _keep: Keep,
 }
 
+/// The exposed addresses of the driver's handles, which any thread may use.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    Module(Loaded<CUmodule>),
-    Library(Loaded<CUlibrary>),
+    Module(usize),
+    Library(usize),
 }
-
-/// A handle of the driver's.
-#[derive(Clone, Copy, Debug)]
-struct Loaded<H>(H);
-
-// SAFETY: shared is a handle of the driver, which any thread may use; NVSHMEM's calls with it are kept apart by the context's gate. A test of device
-// code in several threads would catch it; there is none in this crate, which runs no kernels.
-unsafe impl<H> Send for Loaded<H> {}
-// SAFETY: shared is the same handle, which `&Loaded` only copies; synchronised as above.
-unsafe impl<H> Sync for Loaded<H> {}
 
 impl Context {
     /// Tells a module of NVSHMEM's state, so that its kernels may call NVSHMEM's device functions. `keep` keeps the module loaded.
@@ -48,7 +39,7 @@ impl Context {
     pub unsafe fn init_module(&self, module: CUmodule, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
         // SAFETY: the module is loaded: the caller's promise.
         self.inner.issue_status("nvshmemx_cumodule_init", |api, _| unsafe { api.nvshmemx_cumodule_init(module) })?;
-        Ok(ModuleGuard { inner: Arc::clone(&self.inner), module: Kind::Module(Loaded(module)), _keep: keep })
+        Ok(ModuleGuard { inner: Arc::clone(&self.inner), module: Kind::Module(module.expose_provenance()), _keep: keep })
     }
 
     /// As [`init_module`](Self::init_module), for a library of the driver's. CUDA 12.
@@ -61,7 +52,7 @@ impl Context {
     pub unsafe fn init_library(&self, library: CUlibrary, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
         // SAFETY: the library is loaded: the caller's promise.
         self.inner.issue_status("nvshmemx_culibrary_init", |api, _| unsafe { api.nvshmemx_culibrary_init(library) })?;
-        Ok(ModuleGuard { inner: Arc::clone(&self.inner), module: Kind::Library(Loaded(library)), _keep: keep })
+        Ok(ModuleGuard { inner: Arc::clone(&self.inner), module: Kind::Library(library.expose_provenance()), _keep: keep })
     }
 }
 
@@ -74,9 +65,9 @@ impl Drop for ModuleGuard {
         }
         let ended = self.inner.issue_status(CALL, |api, _| match self.module {
             // SAFETY: the module is kept, was told once, and is told off once.
-            Kind::Module(Loaded(module)) => unsafe { api.nvshmemx_cumodule_finalize(module) },
+            Kind::Module(module) => unsafe { api.nvshmemx_cumodule_finalize(std::ptr::with_exposed_provenance_mut(module)) },
             // SAFETY: as above.
-            Kind::Library(Loaded(library)) => unsafe { api.nvshmemx_culibrary_finalize(library) },
+            Kind::Library(library) => unsafe { api.nvshmemx_culibrary_finalize(std::ptr::with_exposed_provenance_mut(library)) },
         });
         if let Err(error) = ended {
             tracing::warn!(%error, "a module keeps NVSHMEM's state");
