@@ -231,6 +231,19 @@ fn gone(call: &str, pe: Pe) -> VmmError {
     VmmError::Peer { call: call.to_owned(), pe, cause: PeerCause::Failed("has withdrawn its memory".into()) }
 }
 
+impl Made {
+    /// Says that no other PE has opened this piece, nor will.
+    ///
+    /// # Safety
+    /// All have learnt that the call failed before anybody opens anything.
+    pub(crate) unsafe fn recall(&self) {
+        if let Own::Ipc(memory) = &self.own {
+            // SAFETY: promised by the caller.
+            unsafe { memory.recall() };
+        }
+    }
+}
+
 impl Chunk {
     /// Closes what is open of others.
     pub(crate) fn close_peers(&mut self) {

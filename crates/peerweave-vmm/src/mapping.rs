@@ -127,7 +127,9 @@ impl Mapping {
     /// # Errors
     /// [`Misuse::Value`] unless the device has been given [`Rights::ReadWrite`].
     pub fn memory<T: Element>(&self, device: usize) -> Result<MappedMemory<T>, VmmError> {
-        let rights = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner).get(&device).copied();
+        // Locked until there is another handle, which `allow` counts.
+        let known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
+        let rights = known.get(&device).copied();
         if rights != Some(Rights::ReadWrite) {
             let value = format!("{:?} for device {device}", rights.unwrap_or(Rights::None));
             let expected = "Rights::ReadWrite, by Mapping::allow".into();

@@ -14,10 +14,17 @@ use crate::VmmError;
 pub(crate) struct Streams(Mutex<Vec<Arc<CudaStream>>>);
 
 impl Streams {
+    /// So many are kept without a look at what they do.
+    const MANY: usize = 32;
+
     /// Notes that work which uses the memory is about to be enqueued on a stream.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
+            // A stream that nobody else has gets no more work; one that is through with it need not be kept.
+            if streams.len() >= Self::MANY && streams.len().is_power_of_two() {
+                streams.retain(|known| Arc::strong_count(known) > 1 || !is_idle(known));
+            }
             streams.push(Arc::clone(stream));
         }
     }
@@ -35,6 +42,11 @@ impl Streams {
         }
         Ok(())
     }
+}
+
+/// Whether a stream has nothing left to do. One that cannot be asked may have.
+fn is_idle(stream: &Arc<CudaStream>) -> bool {
+    matches!(peerweave_driver::wait(stream, Instant::now()), Ok(true))
 }
 
 /// Waits for a stream by a deadline.

@@ -114,6 +114,39 @@ fn processes_without_virtual_memory_share_by_legacy_ipc() {
 }
 
 #[test]
+fn a_failure_of_one_pe_leaves_no_memory_lent_by_legacy_ipc() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
+        let me = process(&child);
+        let free = free_bytes(&me.context);
+        if me.pe == 1 {
+            fail("cuMemAlloc_v2:1=201");
+        }
+        assert!(SymmetricHeap::new(&me.rendezvous, &me.context, options()).is_err());
+        fail("");
+        settle();
+        assert_eq!(free_bytes(&me.context), free, "what nobody opened is freed");
+        whole_life(&me, options(), Way::Ipc);
+        me.leave();
+    });
+}
+
+#[test]
+fn memory_that_somebody_keeps_for_a_graph_is_not_freed_under_it() {
+    Fakes::new().cuda().run(|| {
+        threads(1, |me| {
+            let heap = heap(&me, options());
+            let memory = heap.alloc::<u64>(16).expect("room");
+            let (_, keep) = memory.keep().expect("it can be kept");
+            let error = heap.free(memory).expect_err("somebody keeps it");
+            assert!(matches!(error, VmmError::Misuse(Misuse::StillShared { handles: 2, .. })), "{error}");
+            drop(keep);
+            let report = heap.finalize().expect("it ends");
+            assert_eq!((report.leaks.len(), report.leaks[0].dropped), (1, true));
+        });
+    });
+}
+
+#[test]
 fn threads_without_virtual_memory_enable_peer_access_instead() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run(|| {
         threads(3, |me| whole_life(&me, options().sharing(Sharing::Ipc), Way::Ipc));

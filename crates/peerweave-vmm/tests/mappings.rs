@@ -86,6 +86,36 @@ fn a_mapping_goes_only_after_the_streams_that_use_it_and_its_drop_does_not_wait(
 }
 
 #[test]
+fn streams_that_are_through_are_not_kept_for_ever() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0);
+        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("room");
+        let mapping =
+            Reservation::new(&context, step(), step()).and_then(|addresses| addresses.map(0, &memory, step())).expect("free");
+        mapping.allow(&[0], Rights::ReadWrite).expect("the own device");
+        let view = mapping.memory::<u64>(0).expect("it has rights").slice(0..1).expect("inside");
+        let busy = context.new_stream().expect("a stream");
+        hold(&busy, true);
+        peerweave_vmm::zero(&busy, &mut view.clone()).expect("enqueued");
+        let weak_busy = Arc::downgrade(&busy);
+        let mut seen = Vec::new();
+        for value in 0..1000 {
+            let stream = context.new_stream().expect("a stream");
+            peerweave_vmm::write(&stream, &mut view.clone(), &[value], soon()).expect("written");
+            seen.push(Arc::downgrade(&stream));
+        }
+        let kept = seen.iter().filter(|stream| stream.upgrade().is_some()).count();
+        assert!(kept <= 64, "{kept} of 1000 streams are kept");
+        drop(busy);
+        assert!(weak_busy.upgrade().is_some(), "one that still has work is");
+        hold(&weak_busy.upgrade().expect("it is kept"), false);
+        drop((view, mapping, memory));
+        settle();
+        Calls::now().assert_balanced("at the end");
+    });
+}
+
+#[test]
 fn what_cannot_be_is_refused_with_the_value_before_the_driver_is_asked() {
     Fakes::new().cuda().run(|| {
         let context = context(0);

@@ -250,6 +250,10 @@ impl HeapInner {
         let made = self.layout.make(len);
         let outcome = made.as_ref().map(|made| made.blob.clone()).map_err(Clone::clone);
         let agreed = agree(&self.rendezvous, &self.label(state, "chunk"), call, outcome);
+        if let (Err(Disagreement::Known(_)), Ok(made)) = (&agreed, &made) {
+            // SAFETY: all PEs know that this round failed, and open what others made only after one that did not.
+            unsafe { made.recall() };
+        }
         let blobs = self.settle(state, call, agreed)?;
         let mut made = made?;
         let fds = match made.fd.take() {

@@ -21,6 +21,9 @@ use crate::mapping::{Mapping, Source};
 use crate::reservation::{Reservation, range_of};
 
 /// A multicast object with memory of every device behind it. Clones are handles of the same.
+///
+/// Dropping the last handle and mapping is local, and takes this process's memory out of the object. Before that, the other processes must have
+/// stopped storing: a store that finds no memory on some device is a fault.
 #[derive(Clone)]
 pub struct Bound {
     inner: Arc<Inner>,

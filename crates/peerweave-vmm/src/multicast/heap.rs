@@ -16,6 +16,9 @@ use crate::view::SymmetricView;
 use crate::{SymmetricHeap, multicast_switch};
 
 /// A heap's segments at multicast addresses. Covers what the heap had when it was made.
+///
+/// Dropping it is local, and takes this PE's memory out of the objects once its own streams are through. Before that, the other PEs must have
+/// stopped storing: meet them, by a barrier or another collective call.
 pub struct HeapMulticast {
     addresses: Reservation,
     mappings: Vec<MulticastMapping>,
