@@ -68,6 +68,8 @@ pub(crate) struct Inner {
     pub(crate) registered: Mutex<Vec<(u64, usize)>>,
     /// Which PEs' memory is mapped here.
     pub(crate) mapped: OnceLock<Vec<bool>>,
+    /// Captured graphs that call NVSHMEM have clones of it.
+    pub(crate) captured: Arc<()>,
 }
 
 /// What initialisation found, to become a context.
@@ -117,6 +119,7 @@ impl Context {
             sequences: Mutex::default(),
             registered: Mutex::default(),
             mapped: OnceLock::new(),
+            captured: Arc::default(),
         });
         Self::handle(&inner)
     }

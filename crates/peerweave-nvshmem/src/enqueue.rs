@@ -79,6 +79,7 @@ impl<'a> Enqueue<'a> {
     /// A team of the call. Gives its handle.
     pub(crate) fn team(&mut self, team: &Team) -> Result<i32, NvshmemError> {
         team.check(self.call, self.inner)?;
+        team.note(self.stream);
         if self.capturing {
             self.keeps.push(team.keep_handle());
         }
@@ -91,7 +92,9 @@ impl<'a> Enqueue<'a> {
         function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol>,
     ) -> Result<R, NvshmemError> {
         if self.capturing {
-            keep_in_graph(self.stream, self.keeps)?;
+            let mut keeps = self.keeps;
+            keeps.push(Arc::<()>::clone(&self.inner.captured));
+            keep_in_graph(self.stream, keeps)?;
         }
         self.inner.issue(self.call, function)
     }

@@ -52,6 +52,10 @@ impl Context {
         }
         let allocations = inner.allocations.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let idle = || -> Result<(), NvshmemError> {
+            if Arc::strong_count(&inner.captured) > 1 {
+                let by = "a captured graph: destroy it first";
+                return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the context", by }));
+            }
             for allocation in &allocations {
                 // One is the list's, one the copy's.
                 if Arc::strong_count(allocation) > 2 {
@@ -64,6 +68,8 @@ impl Context {
         };
         let able = idle();
         arrive(&inner, CALL, Members::World, &format!("{} allocations left", allocations.len()), able)?;
+        // The list and its members keep each other; and what is released now must not be released again, whatever comes.
+        inner.allocations.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let mut leaked = Vec::new();
         for allocation in &allocations {
             tracing::warn!(
@@ -74,11 +80,13 @@ impl Context {
             leaked.push(Leak { allocation: allocation.id(), bytes: allocation.bytes() });
             allocation.release()?;
         }
-        // The list and its members keep each other.
-        inner.allocations.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        // SAFETY: NVSHMEM is initialised and all PEs call; nothing of it is used afterwards: the context is buried next.
-        inner.block(CALL, |api, _| unsafe { api.nvshmemx_hostlib_finalize() })?;
-        inner.bury(DeadState::Finalized);
+        let ended = Arc::clone(&inner);
+        inner.block(CALL, move |api, _| {
+            // SAFETY: NVSHMEM is initialised and all PEs call; nothing of it is used afterwards: the context is buried before another call gets in.
+            let result = unsafe { api.nvshmemx_hostlib_finalize() };
+            ended.bury(DeadState::Finalized);
+            result
+        })?;
         let again = matches!(inner.arguments.way, "an id" | "a rendezvous");
         let next = if again { Life::Idle } else { Life::Over(DeadState::Finalized) };
         *LIFE.lock().unwrap_or_else(PoisonError::into_inner) = next;

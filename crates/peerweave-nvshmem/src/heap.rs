@@ -7,16 +7,16 @@
 //! - **\[H2\]** The list of what is allocated is the same on every PE, in the same order.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, PoisonError};
 
-use peerweave_driver::{CudaStream, DeviceBuffer, DriverError, Keep, wait};
+use peerweave_driver::{CudaStream, DeviceBuffer, DriverError, Keep};
 use peerweave_types::Element;
 
 use crate::SymmetricBuffer;
 use crate::agree::{Members, arrive};
 use crate::context::{Context, Inner};
-use crate::error::{MisuseKind, NvshmemError, Timeout};
+use crate::error::{MisuseKind, NvshmemError};
+use crate::streams::Streams;
 
 /// One piece of symmetric memory.
 pub(crate) struct Allocation {
@@ -28,7 +28,7 @@ pub(crate) struct Allocation {
     /// What keeps outside memory; `None` for the heap's own.
     outside: Option<Keep>,
     /// Streams that work on this memory was enqueued on.
-    streams: Mutex<Vec<Arc<CudaStream>>>,
+    streams: Streams,
 }
 
 impl Allocation {
@@ -42,25 +42,12 @@ impl Allocation {
 
     /// Notes that work on this memory is enqueued on a stream.
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if !streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
-            streams.push(Arc::clone(stream));
-        }
+        self.streams.note(stream);
     }
 
     /// Waits until every stream that used the memory has passed its work.
     pub(crate) fn settle(&self, call: &'static str) -> Result<(), NvshmemError> {
-        let streams = std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
-        let start = Instant::now();
-        for (index, stream) in streams.iter().enumerate() {
-            if !wait(stream, start + self.inner.deadline)? {
-                // They are still to be waited for, should the memory be freed later.
-                self.streams.lock().unwrap_or_else(PoisonError::into_inner).extend(streams[index..].iter().cloned());
-                let pe = Some(self.inner.pe);
-                return Err(Timeout { call, waited: start.elapsed(), pe, missing: Vec::new(), lost: None }.into());
-            }
-        }
-        Ok(())
+        self.streams.settle(call, &self.inner)
     }
 
     /// Has NVSHMEM take it back. Collective; who calls has upheld [H1].
@@ -174,7 +161,7 @@ impl Context {
         let id = sequences.entry(u64::MAX).or_default();
         *id += 1;
         let inner = Arc::clone(&self.inner);
-        let allocation = Arc::new(Allocation { inner, address, bytes, id: *id, outside, streams: Mutex::default() });
+        let allocation = Arc::new(Allocation { inner, address, bytes, id: *id, outside, streams: Streams::default() });
         allocations.push(Arc::clone(&allocation));
         allocation
     }

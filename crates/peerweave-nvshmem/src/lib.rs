@@ -30,6 +30,7 @@ mod preflight;
 mod rma;
 mod settings;
 mod signal;
+mod streams;
 mod team;
 mod unique_id;
 mod version;

@@ -421,6 +421,12 @@ mod tests {
     }
 
     #[test]
+    fn no_library_is_an_error_that_names_what_was_tried() {
+        let error = Nvshmem::open("/nowhere/libnvshmem_host.so.3").expect_err("nothing is there");
+        assert!(matches!(&error, NvshmemError::Load(load) if load.exclusive && load.tried.len() == 1), "{error}");
+    }
+
+    #[test]
     fn library_that_is_no_nvshmem_is_unusable() {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux");
         let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("this test is linked to it");

@@ -10,12 +10,13 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-use peerweave_driver::Keep;
+use peerweave_driver::{CudaStream, Keep};
 use peerweave_types::{Pe, Rank};
 
 use crate::agree::{Members, SEED, arrive, mix};
 use crate::context::{Context, Inner};
 use crate::error::{MisuseKind, NvshmemError};
+use crate::streams::Streams;
 use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 
 /// An ordered set of PEs, this one among them. [`Rank`]s are indexes in it.
@@ -36,6 +37,8 @@ struct Core {
     identity: u64,
     /// Whether it was made by an id: NVSHMEM keeps no stride of it.
     by_id: bool,
+    /// Streams that its collectives were enqueued on.
+    streams: Streams,
 }
 
 /// Where a team comes from.
@@ -100,7 +103,15 @@ impl Team {
     pub(crate) fn world(inner: &Arc<Inner>) -> Self {
         let members = (0..inner.n_pes).map(Pe::new).collect();
         let rank = Rank::new(inner.pe.get());
-        let core = Core { handle: sys::NVSHMEM_TEAM_WORLD, kind: TeamKind::World, members, rank, identity: SEED, by_id: false };
+        let core = Core {
+            handle: sys::NVSHMEM_TEAM_WORLD,
+            kind: TeamKind::World,
+            members,
+            rank,
+            identity: SEED,
+            by_id: false,
+            streams: Streams::default(),
+        };
         Self { inner: Arc::clone(inner), core: Arc::new(core) }
     }
 
@@ -145,7 +156,7 @@ impl Team {
         }
         // What it is made of is part of what tells it apart.
         let identity = pes.iter().fold(identity, |identity, pe| mix(identity, pe.get().into()));
-        let core = Core { handle, kind, members: pes, rank: Rank::new(rank), identity, by_id };
+        let core = Core { handle, kind, members: pes, rank: Rank::new(rank), identity, by_id, streams: Streams::default() };
         Ok(Self { inner: Arc::clone(inner), core: Arc::new(core) })
     }
 
@@ -356,7 +367,7 @@ impl Team {
         }
     }
 
-    /// Ends a team that was made here.
+    /// Ends a team that was made here, once the streams that its collectives are on have passed them.
     ///
     /// # Collective
     /// All PEs of the team.
@@ -370,7 +381,7 @@ impl Team {
             return Err(NvshmemError::misuse(CALL, MisuseKind::Context { why: "NVSHMEM's own teams live as long as it does" }));
         }
         let able = match Arc::strong_count(&self.core) {
-            1 => Ok(()),
+            1 => self.core.streams.settle(CALL, &self.inner),
             _ => Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the team", by: "a captured graph" })),
         };
         self.arrive(CALL, "", able)?;
@@ -397,6 +408,11 @@ impl Team {
 
     pub(crate) fn handle(&self) -> nvshmem_team_t {
         self.core.handle
+    }
+
+    /// Notes that a collective is enqueued on a stream.
+    pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
+        self.core.streams.note(stream);
     }
 
     pub(crate) fn keep_handle(&self) -> Keep {
