@@ -534,13 +534,14 @@ impl fmt::Display for Timeout {
             write!(f, " on {pe}")?;
         }
         if !self.missing.is_empty() {
-            write!(f, "; not there: ")?;
-            for (index, pe) in self.missing.iter().enumerate() {
-                write!(f, "{}{pe}", if index == 0 { "" } else { ", " })?;
-            }
+            write!(f, "; not there: {}", list(&self.missing))?;
         }
         self.lost.as_ref().map_or(Ok(()), |lost| write!(f, "; {lost}"))
     }
+}
+
+fn list(pes: &[Pe]) -> String {
+    pes.iter().map(Pe::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// PEs that made different collective calls.
