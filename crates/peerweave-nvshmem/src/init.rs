@@ -31,8 +31,8 @@ impl Context {
     /// Starts NVSHMEM among the PEs of a rendezvous, with the same numbers: the usual way.
     ///
     /// The PEs first tell each other what they have: one that cannot start, that has another library, other settings, or another PE's GPU is an error on
-    /// every PE before NVSHMEM is called. The id travels by the rendezvous, and NVSHMEM is told to use its interface. Later set-up calls meet there too;
-    /// keep it for as long as the context.
+    /// every PE before NVSHMEM is called. The id travels by the rendezvous, and NVSHMEM is told to use its interface. Later set-up calls meet there too
+    /// (the context keeps it): they count among its collective calls, which come in the same order on every PE.
     ///
     /// `device` is the device of this PE; each PE needs its own.
     ///

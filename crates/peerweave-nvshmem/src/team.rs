@@ -21,6 +21,9 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 
 /// An ordered set of PEs, this one among them. [`Rank`]s are indexes in it.
 ///
+/// The collectives of one team come in the same order on every PE, and one after the other: on one stream, or on several that wait for each other. The
+/// blocking forms use the context's own stream ([`Context::stream`]).
+///
 /// Dropping a team that was made here is local: NVSHMEM keeps it until it is finalised, and there are only so many
 /// ([`Settings::max_teams`](crate::Settings::max_teams)). [`destroy`](Self::destroy) gives it back.
 pub struct Team {
