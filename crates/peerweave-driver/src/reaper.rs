@@ -94,6 +94,12 @@ fn reap(receiver: &Receiver<Entry>) {
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return waiting.into_iter().for_each(std::mem::forget),
         }
+        if is_over() {
+            // The process ends, and the driver has taken everything back.
+            PENDING.fetch_sub(waiting.len(), Ordering::Release);
+            waiting.drain(..).for_each(std::mem::forget);
+            continue;
+        }
         let mut still = Vec::with_capacity(waiting.len());
         for mut entry in waiting {
             match entry.readiness() {
@@ -197,10 +203,21 @@ pub fn retire(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<
     match record(context, streams) {
         Ok(events) => send(Entry { context: Some(Arc::clone(context)), events, free }),
         Err(error) => {
-            tracing::warn!(%error, "device memory is leaked: it cannot be known when it is free");
+            if !is_over() {
+                tracing::warn!(%error, "device memory is leaked: it cannot be known when it is free");
+            }
             std::mem::forget(free);
         }
     }
+}
+
+/// Whether the driver has ended with the process: its own exit handler runs while threads still do (seen on H200).
+fn is_over() -> bool {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the pointer is to a live handle.
+    Driver::get().is_ok_and(|driver| unsafe {
+        matches!(driver.api().cuCtxGetCurrent(&raw mut context), Ok(CUresult::CUDA_ERROR_DEINITIALIZED))
+    })
 }
 
 fn record(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<CudaStream>>) -> Result<Vec<Event>, DriverError> {

@@ -254,3 +254,33 @@ fn slice_that_another_stream_writes_does_not_hold_up_its_own() {
         freed_after(&own, &other, slice);
     });
 }
+
+/// Makes calls of the fake fail from now on; an empty text ends that.
+fn fail(orders: &std::ffi::CStr) {
+    let library = Driver::get().expect("the fake").api().library();
+    let address = library.symbol(c"peerweave_fake_cuda_fail").expect("the fake has it");
+    // SAFETY: the fake declares it so.
+    let function = unsafe {
+        std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, extern "C" fn(*const std::ffi::c_char) -> c_int>(address)
+    };
+    assert_eq!(function(orders.as_ptr()), 0);
+}
+
+#[test]
+fn driver_that_has_ended_is_left_alone() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let freed = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&freed);
+        block(&stream);
+        let memory = DeviceMemory::<u8>::zeroed(&stream, 1 << 20).expect("room");
+        drop(memory);
+        retire(&context, [Arc::clone(&stream)], Box::new(move || flag.store(true, Ordering::Release)));
+        // As the driver's own exit handler leaves it.
+        fail(c"cuCtxGetCurrent:*=4,cuEventQuery:*=4,cuStreamIsCapturing:*=4");
+        assert!(settle(Instant::now() + LONG), "nothing is waited for any more");
+        fail(c"");
+        unblock(&stream);
+        assert!(!freed.load(Ordering::Acquire), "it was left to the driver");
+    });
+}
