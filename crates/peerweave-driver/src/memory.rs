@@ -8,6 +8,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -43,6 +44,8 @@ struct Allocation {
     free: Mutex<Option<Retired>>,
     /// Streams that work on this memory was enqueued on.
     streams: Mutex<Vec<Arc<CudaStream>>>,
+    /// The one that was noted last, to be compared only.
+    last: AtomicPtr<CudaStream>,
 }
 
 impl Drop for Allocation {
@@ -98,8 +101,13 @@ impl<T: Element> DeviceMemory<T> {
     /// # Safety
     /// The address is that of `len` elements on the device of `context`, nobody else frees them, and `free` is sound to call then.
     pub unsafe fn adopt(context: &Arc<CudaContext>, address: CUdeviceptr, len: usize, free: Retired) -> Self {
-        let allocation =
-            Allocation { address, context: Arc::clone(context), free: Mutex::new(Some(free)), streams: Mutex::new(Vec::new()) };
+        let allocation = Allocation {
+            address,
+            context: Arc::clone(context),
+            free: Mutex::new(Some(free)),
+            streams: Mutex::new(Vec::new()),
+            last: AtomicPtr::default(),
+        };
         Self { allocation: Arc::new(allocation), start: 0, len, _elements: PhantomData }
     }
 
@@ -257,11 +265,20 @@ impl<T> DeviceMemory<T> {
 
 impl Allocation {
     /// Notes that work on this memory is enqueued on a stream.
+    #[inline]
     fn note(&self, stream: &Arc<CudaStream>) {
+        // The list keeps its streams, so that an address that was noted is no other stream's.
+        if self.last.load(Ordering::Relaxed) != Arc::as_ptr(stream).cast_mut() {
+            self.note_other(stream);
+        }
+    }
+
+    fn note_other(&self, stream: &Arc<CudaStream>) {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         if !streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
             streams.push(Arc::clone(stream));
         }
+        self.last.store(Arc::as_ptr(stream).cast_mut(), Ordering::Relaxed);
     }
 }
 
