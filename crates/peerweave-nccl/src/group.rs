@@ -25,7 +25,7 @@ use crate::{Call, Nccl, SimInfo, lifecycle, requests};
 ///
 /// What a call uses stays borrowed until the group has been launched:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0597
 /// # use std::sync::Arc;
 /// # use peerweave_driver::{CudaStream, DeviceMemory};
 /// # use peerweave_nccl::{Communicator, Nccl, ReduceOp};

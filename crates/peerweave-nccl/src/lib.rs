@@ -4,9 +4,14 @@
 //!
 //! ```text
 //!  Nccl          the library: where it is, its version, what it lacks, parameters, logs
-//!   ├─ UniqueId     what ranks that want to meet have in common
-//!   ├─ Config       how a communicator shall be made; CollConfig, how one collective shall run
-//!   └─ NcclError    misuse, unsupported, NCCL's answer, a deadline, a lost peer
+//!   ├─ UniqueId       what ranks that want to meet have in common
+//!   ├─ Config         how a communicator shall be made; CollConfig, how one collective shall run
+//!   ├─ Communicator   one rank's membership: collectives, split, shrink, abort, waits with a deadline
+//!   │   ├─ PreMulSum     a reduction of its own
+//!   │   ├─ Window        memory that every rank registered, for one-sided operations and kernels
+//!   │   └─ DeviceCommunicator  what kernels are given
+//!   ├─ Group          calls that are issued together
+//!   └─ NcclError      misuse, unsupported, NCCL's answer, a deadline, a lost peer
 //! ```
 #![doc = include_str!("../README.md")]
 #![allow(clippy::result_large_err, reason = "the error is held to 96 bytes by a test")]

@@ -81,7 +81,7 @@ mod sealed {
 ///
 /// Sealed: numbers of the library cannot be forged.
 ///
-/// ```compile_fail
+/// ```compile_fail,E0277
 /// # use peerweave_nccl::{PreMulSum, Reduction};
 /// fn takes(_: impl Reduction<f32>) {}
 /// fn gives(scaled: &PreMulSum<f64>) {
