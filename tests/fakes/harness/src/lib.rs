@@ -1,6 +1,7 @@
 //! Runs a test against the fake vendors' libraries: builds them where needed, and starts the test again with them in its path.
 //!
-//! What the libraries do is not here: see `peerweave-fake-cuda` and `peerweave-fake-nccl`, which a test never links.
+//! What the libraries do is not here: see `peerweave-fake-cuda`, `peerweave-fake-nccl` and `peerweave-fake-nvshmem`,
+//! which a test never links.
 //! Invariant: a child that does not end within its limit is killed, and the test that started it fails.
 //!
 //! A test is one function, run twice. [`Fakes::run`] starts the test's own binary again for this one test, with the libraries
@@ -37,6 +38,7 @@ pub const DEFAULT_LIMIT: Duration = Duration::from_secs(60);
 pub struct Fakes {
     cuda: bool,
     nccl: bool,
+    nvshmem: bool,
     without: Vec<String>,
     variables: BTreeMap<String, Option<OsString>>,
     limit: Duration,
@@ -52,7 +54,7 @@ impl Fakes {
     /// No library at all: a child finds an empty directory. What the machine itself has further down its path stays there.
     #[must_use]
     pub fn new() -> Fakes {
-        Fakes { cuda: false, nccl: false, without: Vec::new(), variables: BTreeMap::new(), limit: DEFAULT_LIMIT }
+        Fakes { cuda: false, nccl: false, nvshmem: false, without: Vec::new(), variables: BTreeMap::new(), limit: DEFAULT_LIMIT }
     }
 
     /// The fake driver, as `libcuda.so.1` and `libcuda.so`.
@@ -66,6 +68,14 @@ impl Fakes {
     #[must_use]
     pub fn nccl(mut self) -> Fakes {
         self.nccl = true;
+        self
+    }
+
+    /// The fake NVSHMEM, as `libnvshmem_host.so.3` and `libnvshmem_host.so`, also through `PEERWEAVE_NVSHMEM_PATH`; beside it
+    /// `nvshmem_bootstrap_uid.so.3`, which is the same file: the library itself does what that plug-in would do.
+    #[must_use]
+    pub fn nvshmem(mut self) -> Fakes {
+        self.nvshmem = true;
         self
     }
 
@@ -173,6 +183,9 @@ impl Fakes {
         if self.nccl {
             variables.entry("PEERWEAVE_NCCL_PATH".to_owned()).or_insert_with(|| Some(libraries.clone().into()));
         }
+        if self.nvshmem {
+            variables.entry("PEERWEAVE_NVSHMEM_PATH".to_owned()).or_insert_with(|| Some(libraries.clone().into()));
+        }
         if !self.without.is_empty() {
             variables.entry("PEERWEAVE_FAKE_CUDA_MISSING".to_owned()).or_insert_with(|| Some(self.without.join(",").into()));
         }
@@ -186,6 +199,7 @@ impl Fakes {
         let wanted = [
             (self.cuda, "peerweave-fake-cuda", &["libcuda.so.1", "libcuda.so"]),
             (self.nccl, "peerweave-fake-nccl", &["libnccl.so.2", "libnccl.so"]),
+            (self.nvshmem, "peerweave-fake-nvshmem", &["libnvshmem_host.so.3", "libnvshmem_host.so"]),
         ];
         for (_, package, names) in wanted.iter().filter(|(wanted, ..)| *wanted) {
             let library = build::library(package);
@@ -197,6 +211,10 @@ impl Fakes {
                 std::fs::write(&first, elf::without(bytes, &self.without)).expect("a copy of the fake library");
             }
             link(Path::new(names[0]), &directory.join(names[1]));
+        }
+        if self.nvshmem {
+            // Whoever looks for the plug-in finds it, and may load it.
+            link(Path::new("libnvshmem_host.so.3"), &directory.join("nvshmem_bootstrap_uid.so.3"));
         }
     }
 }

@@ -1,0 +1,185 @@
+//! What happens around the body of every exported function: its faults, its line in the log, its error's text.
+//!
+//! What is not here: the bodies. Invariant: no panic leaves an exported function; one ends the process with its message.
+
+use core::ffi::c_int;
+use std::cell::Cell;
+use std::fmt::Write as _;
+
+use half::{bf16, f16};
+
+use crate::abi::{Code, Result};
+use crate::{faults, log, settings, version, world};
+
+/// Makes one exported function. Its name may be made of parts.
+macro_rules! export {
+    ([$($name:tt)*] ($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
+        const _: () = {
+            #[unsafe(export_name = concat!($($name)*))]
+            extern "C" fn exported($($arg: $type),*) $(-> $result)? {
+                $crate::call::enter(concat!($($name)*), &[$((stringify!($arg), &$arg)),*], move || $body)
+            }
+        };
+    };
+}
+
+/// Makes exported functions.
+macro_rules! exports {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block)*) => {$(
+        export! { [stringify!($name)] ($($arg: $type),*) $(-> $result)? $body }
+    )*};
+}
+
+/// What an argument is for the log.
+pub(crate) trait Argument {
+    /// Adds the argument to a line of the log.
+    fn show(&self, line: &mut String);
+}
+
+/// What an exported function gives.
+pub(crate) trait Outcome {
+    /// What it gives where a test wants the call to fail.
+    fn injected(code: Code) -> Self;
+    /// For the log.
+    fn text(&self) -> String;
+}
+
+macro_rules! values {
+    ($($type:ty = $zero:expr),*) => {$(
+        impl Argument for $type {
+            fn show(&self, line: &mut String) {
+                let _ = write!(line, "{self}");
+            }
+        }
+        impl Outcome for $type {
+            fn injected(_code: Code) -> Self {
+                $zero
+            }
+            fn text(&self) -> String {
+                self.to_string()
+            }
+        }
+    )*};
+}
+values!(i8 = 0, u8 = 0, i16 = 0, u16 = 0, u32 = 0, i64 = 0, u64 = 0, isize = 0, usize = 0, f32 = 0.0, f64 = 0.0);
+values!(f16 = f16::ZERO, bf16 = bf16::ZERO);
+
+impl Argument for c_int {
+    fn show(&self, line: &mut String) {
+        let _ = write!(line, "{self}");
+    }
+}
+
+impl Outcome for c_int {
+    fn injected(code: Code) -> Self {
+        code.0
+    }
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Outcome for () {
+    fn injected(_code: Code) {}
+    fn text(&self) -> String {
+        "()".to_owned()
+    }
+}
+
+impl<T> Argument for *const T {
+    fn show(&self, line: &mut String) {
+        let _ = write!(line, "{:#x}", self.addr());
+    }
+}
+
+impl<T> Argument for *mut T {
+    fn show(&self, line: &mut String) {
+        let _ = write!(line, "{:#x}", self.addr());
+    }
+}
+
+impl<T> Outcome for *mut T {
+    fn injected(_code: Code) -> Self {
+        std::ptr::null_mut()
+    }
+    fn text(&self) -> String {
+        format!("{:#x}", self.addr())
+    }
+}
+
+/// A function's arguments with their names.
+pub(crate) type Arguments<'a> = &'a [(&'static str, &'a dyn Argument)];
+
+thread_local! {
+    static EFFECT: Cell<faults::Effect> = const { Cell::new(faults::Effect::NONE) };
+    /// The PE that initialisation wants to be.
+    static WOULD_BE: Cell<Option<i32>> = const { Cell::new(None) };
+    static FUNCTION: Cell<&'static str> = const { Cell::new("") };
+}
+
+/// What the rules want of the operation of the running call; whoever takes it suffers it.
+pub(crate) fn take_effect() -> faults::Effect {
+    EFFECT.replace(faults::Effect::NONE)
+}
+
+/// The exported function that this thread is in.
+pub(crate) fn function() -> &'static str {
+    FUNCTION.get()
+}
+
+/// Runs initialisation's rules for a PE that is not one yet.
+pub(crate) fn would_be(pe: i32) {
+    WOULD_BE.set(Some(pe));
+}
+
+/// Runs the body of an exported function.
+pub(crate) fn enter<R: Outcome>(name: &'static str, arguments: Arguments<'_>, body: impl FnOnce() -> R) -> R {
+    version::check(name);
+    let settings = settings::get();
+    let outside = FUNCTION.replace(name);
+    let mut injected = None;
+    if settings.any_rule && name != "nvshmemx_hostlib_init_attr" {
+        injected = rules(name);
+    }
+    let result = match injected {
+        Some(code) => R::injected(code),
+        None => std::panic::catch_unwind(std::panic::AssertUnwindSafe(body))
+            .unwrap_or_else(|_| log::undefined(&format!("{name} panicked"))),
+    };
+    if settings.any_rule {
+        // What no stream took is suffered here: the call does its work, and does not return.
+        take_effect().suffer();
+    }
+    FUNCTION.set(outside);
+    if settings.log.is_some() {
+        log::call(name, arguments, &result.text());
+    }
+    result
+}
+
+/// Applies the rules to a call; its code where it shall fail.
+pub(crate) fn rules(name: &str) -> Option<Code> {
+    let pe = WOULD_BE.take().or_else(world::own_pe);
+    let (effect, injected) = faults::next(name, pe);
+    EFFECT.set(effect);
+    if let Some(code) = injected {
+        log::complain(&format!("{name}: a fault that the test asked for, code {}", code.0));
+    }
+    injected
+}
+
+/// A code of a body that may fail; the failure's text is printed, as NVSHMEM does.
+pub(crate) fn code(body: impl FnOnce() -> Result) -> c_int {
+    match body() {
+        Ok(()) => 0,
+        Err(failure) => {
+            log::complain(&format!("{}: {} (code {})", function(), failure.text, failure.code.0));
+            failure.code.0
+        }
+    }
+}
+
+/// What a body without a code has for a failure: NVSHMEM prints, and ends the process.
+pub(crate) fn or_abort<T>(result: Result<T>) -> T {
+    result.unwrap_or_else(|failure| log::undefined(&format!("{}: {} (code {})", function(), failure.text, failure.code.0)))
+}

@@ -1,0 +1,138 @@
+//! Collectives over data: what the members of a team exchange and compute, at once or in the order of a stream.
+//!
+//! What is not here: their typed names (`typed_collectives`), barriers (`order`). Invariant: every member's source is read by all before any
+//! member's target is written, so that both may be the same memory.
+
+use core::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::abi::{Result, invalid};
+use crate::compute::Combine;
+use crate::enqueue::on_stream;
+use crate::log::undefined;
+use crate::meet::{Channel, Team, record_of};
+use crate::world::World;
+use crate::{call, counters, world};
+
+/// Which collective.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    Broadcast { root: c_int },
+    Fcollect,
+    AllToAll,
+    Reduce(Combine),
+    ReduceScatter(Combine),
+}
+
+/// A collective of one member; `bytes` is what one member gives to one.
+#[derive(Clone, Copy)]
+pub(crate) struct Collective {
+    pub(crate) kind: Kind,
+    pub(crate) target: usize,
+    pub(crate) source: usize,
+    pub(crate) bytes: usize,
+}
+
+impl Collective {
+    pub(crate) fn new(kind: Kind, target: *mut c_void, source: *const c_void, bytes: usize) -> Self {
+        Self { kind, target: target.addr(), source: source.addr(), bytes }
+    }
+
+    /// Bytes of the target and of the source.
+    fn lengths(&self, members: usize) -> (usize, usize) {
+        let (one, all) = (self.bytes, self.bytes * members);
+        match self.kind {
+            Kind::Broadcast { .. } | Kind::Reduce(_) => (one, one),
+            Kind::Fcollect => (all, one),
+            Kind::AllToAll => (all, all),
+            Kind::ReduceScatter(_) => (one, all),
+        }
+    }
+
+    fn run(&self, world: &World, team: &Team, function: &'static str) {
+        if team.gone.load(Ordering::Acquire) {
+            undefined(&format!("{function} reached its stream after team {} was destroyed", team.handle));
+        }
+        let members = team.members.len();
+        let (target_bytes, source_bytes) = self.lengths(members);
+        let find = |what, address, bytes| world.memory().symmetric(function, what, address, bytes);
+        let places = (self.bytes > 0)
+            .then(|| (find("the target", self.target, target_bytes), find("the source", self.source, source_bytes)));
+        let root = if let Kind::Broadcast { root } = self.kind { root as u64 } else { 0 };
+        let number = |place: crate::memory::Place| ((place.region as u64) << 48) | place.offset as u64;
+        let (to, from) = places.map_or((0, 0), |(target, source)| (number(target), number(source)));
+        let same = [team.index as u64, to, from, self.bytes as u64, root];
+        let mut turn = team.turn(Channel::Data);
+        turn.meet(record_of(function, &same, &[]));
+        let mut result = Vec::new();
+        if let Some((_, source)) = places {
+            let memory = world.memory();
+            // Again: it may have been freed while the others were waited for.
+            memory.symmetric(function, "the source", self.source, source_bytes);
+            let part = |rank: usize, index: usize| {
+                // SAFETY: the source was found live on this PE and so on all, and stays so while the memory is held.
+                unsafe { std::slice::from_raw_parts(memory.of(team.members[rank], source).add(index * self.bytes), self.bytes) }
+            };
+            let reduce = |combine: Combine, index: usize| {
+                let mut total = part(0, index).to_vec();
+                (1..members).for_each(|rank| combine(&mut total, part(rank, index)));
+                total
+            };
+            result = match self.kind {
+                Kind::Broadcast { root } => part(root as usize, 0).to_vec(),
+                Kind::Fcollect => (0..members).flat_map(|rank| part(rank, 0)).copied().collect(),
+                Kind::AllToAll => (0..members).flat_map(|rank| part(rank, team.me)).copied().collect(),
+                Kind::Reduce(combine) => reduce(combine, 0),
+                Kind::ReduceScatter(combine) => reduce(combine, team.me),
+            };
+        }
+        turn.meet(record_of(function, &same, &[]));
+        if places.is_some() {
+            let memory = world.memory();
+            let target = memory.symmetric(function, "the target", self.target, target_bytes);
+            // SAFETY: the target was found live and stays so while the memory is held; it has so many bytes.
+            unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), memory.of(world.pe, target), result.len()) };
+        }
+        drop(turn);
+    }
+
+    fn checked(&self, handle: c_int) -> Result<(Arc<World>, Arc<Team>)> {
+        let world = world::live();
+        if handle < 0 {
+            return invalid("no team");
+        }
+        let team = world.team_of(handle);
+        if let Kind::Broadcast { root } = self.kind
+            && !(0..team.members.len() as c_int).contains(&root)
+        {
+            return invalid(format!("root {root} of {}", team.members.len()));
+        }
+        if self.bytes > 0 {
+            let (target_bytes, source_bytes) = self.lengths(team.members.len());
+            let memory = world.memory();
+            memory.symmetric(call::function(), "the target", self.target, target_bytes);
+            memory.symmetric(call::function(), "the source", self.source, source_bytes);
+        }
+        counters::COLLECTIVES.fetch_add(1, Ordering::Relaxed);
+        Ok((world, team))
+    }
+
+    /// Does it from the host.
+    pub(crate) fn on_host(self, team: c_int) -> c_int {
+        call::code(|| {
+            let (world, team) = self.checked(team)?;
+            call::take_effect().suffer();
+            self.run(&world, &team, call::function());
+            Ok(())
+        })
+    }
+
+    /// Does it in the order of a stream.
+    pub(crate) fn on_stream(self, team: c_int, stream: *mut c_void) -> c_int {
+        call::code(|| {
+            let (_, team) = self.checked(team)?;
+            on_stream(stream, move |world, function| self.run(world, &team, function))
+        })
+    }
+}

@@ -1,0 +1,264 @@
+//! The CUDA driver of the process, found when it is first needed: streams, capture, contexts and memory.
+//!
+//! What is not here: any decision. Invariant: every failure of the driver becomes an internal error with the call's name.
+
+use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::CStr;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::LazyLock;
+
+use crate::abi::{Code, Result, fail};
+
+/// A function that a stream runs on the host.
+pub(crate) type HostFunction = extern "C" fn(*mut c_void);
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Default)]
+struct AllocationProp {
+    kind: c_int,
+    handle_types: c_int,
+    location: [c_int; 2],
+    win32: usize,
+    flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+struct AccessDesc {
+    location: [c_int; 2],
+    flags: c_int,
+}
+
+const DEVICE: c_int = 1;
+const POSIX_FD: c_int = 1;
+const READ_WRITE: c_int = 3;
+
+macro_rules! functions {
+    ($(fn $name:ident($($arg:ident: $type:ty),*);)*) => {
+        struct Functions {
+            $($name: Option<unsafe extern "C" fn($($type),*) -> c_int>,)*
+        }
+
+        impl Functions {
+            fn load(library: *mut c_void) -> Self {
+                Self {
+                    $($name: {
+                        let name = concat!(stringify!($name), "\0");
+                        // SAFETY: the library is open and the name ends with a zero.
+                        let address = unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) };
+                        // SAFETY: the driver's function of this name has this signature; null becomes `None`.
+                        unsafe { core::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn($($type),*) -> c_int>>(address) }
+                    },)*
+                }
+            }
+        }
+
+        $(
+            #[allow(non_snake_case)]
+            fn $name($($arg: $type),*) -> Result {
+                let Some(function) = FUNCTIONS.as_ref().and_then(|functions| functions.$name) else {
+                    return fail(Code::INTERNAL, concat!("the driver has no ", stringify!($name)));
+                };
+                // SAFETY: the pointers that this module passes are to variables of the caller that outlive the call.
+                match unsafe { function($($arg),*) } {
+                    0 => Ok(()),
+                    code => fail(Code::INTERNAL, format!("{} failed with {code}", stringify!($name))),
+                }
+            }
+        )*
+    };
+}
+
+functions! {
+    fn cuInit(flags: c_uint);
+    fn cuDeviceGet(device: *mut c_int, ordinal: c_int);
+    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int);
+    fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int);
+    fn cuCtxGetCurrent(context: *mut usize);
+    fn cuCtxSetCurrent(context: usize);
+    fn cuCtxGetDevice(device: *mut c_int);
+    fn cuLaunchHostFunc(stream: usize, function: HostFunction, data: *mut c_void);
+    fn cuStreamSynchronize(stream: usize);
+    fn cuStreamIsCapturing(stream: usize, status: *mut c_int);
+    fn cuStreamGetCaptureInfo_v2(stream: usize, status: *mut c_int, id: *mut u64, graph: *mut usize, dependencies: *mut usize,
+        count: *mut usize);
+    fn cuUserObjectCreate(object: *mut usize, data: *mut c_void, destroy: HostFunction, count: c_uint, flags: c_uint);
+    fn cuGraphRetainUserObject(graph: usize, object: usize, count: c_uint, flags: c_uint);
+    fn cuMemCreate(handle: *mut u64, bytes: usize, prop: *const AllocationProp, flags: c_ulonglong);
+    fn cuMemRelease(handle: u64);
+    fn cuMemAddressReserve(address: *mut u64, bytes: usize, alignment: usize, wish: u64, flags: c_ulonglong);
+    fn cuMemAddressFree(address: u64, bytes: usize);
+    fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: c_ulonglong);
+    fn cuMemUnmap(address: u64, bytes: usize);
+    fn cuMemSetAccess(address: u64, bytes: usize, access: *const AccessDesc, count: usize);
+    fn cuMemExportToShareableHandle(out: *mut c_int, handle: u64, kind: c_int, flags: c_ulonglong);
+    fn cuMemImportFromShareableHandle(handle: *mut u64, fd: usize, kind: c_int);
+    fn cuMemRetainAllocationHandle(handle: *mut u64, address: usize);
+    fn cuModuleGetGlobal_v2(pointer: *mut u64, bytes: *mut usize, module: usize, name: *const c_char);
+    fn cuLibraryGetGlobal(pointer: *mut u64, bytes: *mut usize, library: usize, name: *const c_char);
+}
+
+static FUNCTIONS: LazyLock<Option<Functions>> = LazyLock::new(|| {
+    let open = |flags| {
+        let name: &CStr = c"libcuda.so.1";
+        // SAFETY: the name is a C string; opening a driver runs its initialisers, which is what the program wants too.
+        unsafe { libc::dlopen(name.as_ptr(), flags) }
+    };
+    let mut library = open(libc::RTLD_NOW | libc::RTLD_NOLOAD);
+    if library.is_null() {
+        library = open(libc::RTLD_NOW);
+    }
+    (!library.is_null()).then(|| Functions::load(library))
+});
+
+/// The device of the calling thread's context, and the context; `None` if it has none.
+pub(crate) fn current_device() -> Result<Option<(c_int, usize)>> {
+    cuInit(0)?;
+    let (mut context, mut device) = (0, 0);
+    cuCtxGetCurrent(&mut context)?;
+    if context == 0 {
+        return Ok(None);
+    }
+    cuCtxGetDevice(&mut device)?;
+    Ok(Some((device, context)))
+}
+
+/// A device and its primary context.
+pub(crate) fn device_of_ordinal(ordinal: c_int) -> Result<(c_int, usize)> {
+    cuInit(0)?;
+    let (mut device, mut context) = (0, 0);
+    cuDeviceGet(&mut device, ordinal)?;
+    cuDevicePrimaryCtxRetain(&mut context, device)?;
+    Ok((device, context))
+}
+
+/// What names a device in all processes.
+pub(crate) fn uuid(device: c_int) -> Result<[u8; 16]> {
+    let mut uuid = [0; 16];
+    cuDeviceGetUuid_v2(&mut uuid, device)?;
+    Ok(uuid)
+}
+
+/// Runs something with a context current, and restores what was current before.
+pub(crate) fn with_context<T>(context: usize, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    let mut before = 0;
+    cuCtxGetCurrent(&mut before)?;
+    if before == context {
+        return body();
+    }
+    cuCtxSetCurrent(context)?;
+    let result = body();
+    cuCtxSetCurrent(before)?;
+    result
+}
+
+/// Puts a host function into a stream.
+pub(crate) fn launch(stream: usize, function: HostFunction, data: *mut c_void) -> Result {
+    cuLaunchHostFunc(stream, function, data)
+}
+
+/// Waits for a stream.
+pub(crate) fn synchronize(stream: usize) -> Result {
+    cuStreamSynchronize(stream)
+}
+
+/// Whether work for the stream goes into a graph.
+pub(crate) fn is_capturing(stream: usize) -> Result<bool> {
+    let mut status = 0;
+    cuStreamIsCapturing(stream, &mut status)?;
+    match status {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => fail(Code::INTERNAL, "the stream's capture has failed"),
+    }
+}
+
+/// Makes the graph that the stream is captured into call `destroy` with `data` when it goes away.
+pub(crate) fn keep_in_graph(stream: usize, data: *mut c_void, destroy: HostFunction) -> Result {
+    let (mut status, mut id, mut graph, mut dependencies, mut count) = (0, 0, 0, 0, 0);
+    cuStreamGetCaptureInfo_v2(stream, &mut status, &mut id, &mut graph, &mut dependencies, &mut count)?;
+    let mut object = 0;
+    const NO_DESTRUCTOR_SYNC: c_uint = 1;
+    cuUserObjectCreate(&mut object, data, destroy, 1, NO_DESTRUCTOR_SYNC)?;
+    const MOVE: c_uint = 1;
+    cuGraphRetainUserObject(graph, object, 1, MOVE)
+}
+
+/// The unit of memory behind handles.
+pub(crate) const GRANULARITY: usize = 2 << 20;
+
+/// Memory of a device that processes can share: its handle.
+pub(crate) fn create(device: c_int, bytes: usize) -> Result<u64> {
+    let prop = AllocationProp { kind: 1, handle_types: POSIX_FD, location: [DEVICE, device], ..AllocationProp::default() };
+    let mut handle = 0;
+    cuMemCreate(&mut handle, bytes, &prop, 0)?;
+    Ok(handle)
+}
+
+/// The handle of memory that is mapped at an address.
+pub(crate) fn handle_at(address: usize) -> Result<u64> {
+    let mut handle = 0;
+    cuMemRetainAllocationHandle(&mut handle, address)?;
+    Ok(handle)
+}
+
+/// A descriptor of a handle's memory.
+pub(crate) fn export(handle: u64) -> Result<OwnedFd> {
+    let mut fd = -1;
+    cuMemExportToShareableHandle(&mut fd, handle, POSIX_FD, 0)?;
+    // SAFETY: the driver has just given this descriptor to nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A handle of memory that another process exported.
+pub(crate) fn import(fd: c_int) -> Result<u64> {
+    let mut handle = 0;
+    cuMemImportFromShareableHandle(&mut handle, fd as usize, POSIX_FD)?;
+    Ok(handle)
+}
+
+/// Gives a handle back.
+pub(crate) fn release(handle: u64) -> Result {
+    cuMemRelease(handle)
+}
+
+/// Maps a handle's memory for a device, at an address if that is free: where.
+pub(crate) fn map(device: c_int, handle: u64, bytes: usize, wish: usize) -> Result<usize> {
+    let mut address = 0;
+    cuMemAddressReserve(&mut address, bytes, 0, wish as u64, 0)?;
+    let access = AccessDesc { location: [DEVICE, device], flags: READ_WRITE };
+    let mapped = cuMemMap(address, bytes, 0, handle, 0);
+    let usable = mapped.and_then(|()| {
+        cuMemSetAccess(address, bytes, &access, 1).inspect_err(|_| {
+            let _ = cuMemUnmap(address, bytes);
+        })
+    });
+    match usable {
+        Ok(()) => Ok(address as usize),
+        Err(failure) => {
+            let _ = cuMemAddressFree(address, bytes);
+            Err(failure)
+        }
+    }
+}
+
+/// The reverse.
+pub(crate) fn unmap(address: usize, bytes: usize) -> Result {
+    cuMemUnmap(address as u64, bytes)?;
+    cuMemAddressFree(address as u64, bytes)
+}
+
+/// Where a variable of a module is on the device.
+pub(crate) fn global_of_module(module: usize, name: &CStr) -> Result<u64> {
+    let (mut pointer, mut bytes) = (0, 0);
+    cuModuleGetGlobal_v2(&mut pointer, &mut bytes, module, name.as_ptr())?;
+    Ok(pointer)
+}
+
+/// The same of a library.
+pub(crate) fn global_of_library(library: usize, name: &CStr) -> Result<u64> {
+    let (mut pointer, mut bytes) = (0, 0);
+    cuLibraryGetGlobal(&mut pointer, &mut bytes, library, name.as_ptr())?;
+    Ok(pointer)
+}

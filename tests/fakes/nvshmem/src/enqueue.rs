@@ -1,0 +1,69 @@
+//! Work in the order of a stream: a host function that the CUDA driver runs.
+//!
+//! What is not here: the work. Invariant: work is freed once, when it has run, or with the graph that it was captured into.
+
+use core::ffi::c_void;
+use std::sync::Arc;
+
+use crate::abi::{Result, invalid};
+use crate::faults::Effect;
+use crate::world::World;
+use crate::{call, driver, world};
+
+struct Launch {
+    effect: Effect,
+    work: Box<dyn Fn() + Send + Sync>,
+}
+
+extern "C" fn run_once(data: *mut c_void) {
+    // SAFETY: the launch was boxed for this call alone.
+    let launch = unsafe { Box::from_raw(data.cast::<Launch>()) };
+    run(&launch);
+}
+
+extern "C" fn run_again(data: *mut c_void) {
+    // SAFETY: the graph keeps the launch until it is destroyed.
+    run(unsafe { &*data.cast::<Launch>() });
+}
+
+extern "C" fn forget(data: *mut c_void) {
+    // SAFETY: the graph is gone, and called this once.
+    drop(unsafe { Box::from_raw(data.cast::<Launch>()) });
+}
+
+fn run(launch: &Launch) {
+    launch.effect.suffer();
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(&launch.work)).is_err() {
+        crate::log::undefined("work on a stream panicked");
+    }
+}
+
+/// Enqueues work of the running call, which runs with that call's name.
+pub(crate) fn on_stream(stream: *mut c_void, work: impl Fn(&Arc<World>, &'static str) + Send + Sync + 'static) -> Result {
+    let (world, name) = (world::live(), call::function());
+    let stream = stream.addr();
+    let launch = Launch { effect: call::take_effect(), work: Box::new(move || work(&world, name)) };
+    let data = Box::into_raw(Box::new(launch)).cast::<c_void>();
+    let launched = match driver::is_capturing(stream) {
+        Ok(false) => driver::launch(stream, run_once, data),
+        Ok(true) => {
+            // From here on the graph frees it.
+            driver::keep_in_graph(stream, data, forget)?;
+            return driver::launch(stream, run_again, data);
+        }
+        Err(failure) => Err(failure),
+    };
+    if launched.is_err() {
+        forget(data);
+    }
+    launched
+}
+
+/// Enqueues work and waits for the stream, for calls that give a value.
+pub(crate) fn through_stream(stream: *mut c_void, work: impl Fn(&Arc<World>, &'static str) + Send + Sync + 'static) -> Result {
+    if driver::is_capturing(stream.addr())? {
+        return invalid("a value cannot be given out of a graph");
+    }
+    on_stream(stream, work)?;
+    driver::synchronize(stream.addr())
+}

@@ -1,0 +1,171 @@
+//! Meeting: every member of a team brings a record, waits for all, and reads theirs. Everything collective is made of meetings.
+//!
+//! What is not here: what is done before and after. Invariants: meetings of one channel of a team follow one another in the same order on
+//! every member; who comes for something else ends the process and says who; every wait ends within the time that the settings give, by ending the process.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Instant;
+
+use crate::call;
+use crate::control::{Control, Member, Record, TeamSlot};
+use crate::log::undefined;
+use crate::settings;
+
+/// What a meeting is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Channel {
+    /// Memory, teams, the end.
+    Setup = 0,
+    /// Collectives.
+    Data = 1,
+}
+
+/// A team that this PE is in.
+pub(crate) struct Team {
+    pub(crate) handle: i32,
+    pub(crate) index: usize,
+    pub(crate) control: &'static Control,
+    /// PEs in the order of ranks.
+    pub(crate) members: Vec<i32>,
+    /// This PE's rank.
+    pub(crate) me: usize,
+    pub(crate) contexts: i32,
+    pub(crate) id: u64,
+    pub(crate) gone: AtomicBool,
+    /// How many meetings this PE has come to.
+    turns: [Mutex<u64>; 2],
+}
+
+/// The right to meet, until it is dropped.
+pub(crate) struct Turn<'a> {
+    team: &'a Team,
+    channel: Channel,
+    count: MutexGuard<'a, u64>,
+}
+
+/// Waits until something holds; ends the process when the time for that is over, or when a PE has asked all to exit.
+pub(crate) fn wait_for(control: &Control, mut holds: impl FnMut() -> bool, what: impl FnOnce() -> String) {
+    let mut end = None;
+    let mut rounds = 0_u32;
+    while !holds() {
+        rounds += 1;
+        if rounds < 50 {
+            std::thread::yield_now();
+            continue;
+        }
+        let exit = control.exit.load(Ordering::Acquire);
+        if exit != 0 {
+            std::process::exit(exit - 1);
+        }
+        let now = Instant::now();
+        let limit = settings::get().wait;
+        if now >= *end.get_or_insert(now + limit) {
+            undefined(&format!("waited {limit:?} for {}", what()));
+        }
+        std::thread::sleep(std::time::Duration::from_micros(if rounds < 1000 { 50 } else { 500 }));
+    }
+}
+
+/// A record of the running call.
+pub(crate) fn record(same: &[u64], own: &[u64]) -> Record {
+    record_of(call::function(), same, own)
+}
+
+/// A record of a call that is remembered.
+pub(crate) fn record_of(name: &str, same: &[u64], own: &[u64]) -> Record {
+    let mut record = Record { name: [0; 64], same: [0; 6], own: [0; 4] };
+    let length = name.len().min(record.name.len());
+    record.name[..length].copy_from_slice(&name.as_bytes()[..length]);
+    record.same[..same.len()].copy_from_slice(same);
+    record.own[..own.len()].copy_from_slice(own);
+    record
+}
+
+fn describe(record: &Record) -> String {
+    let end = record.name.iter().position(|byte| *byte == 0).unwrap_or(record.name.len());
+    format!("{}{:?}", String::from_utf8_lossy(&record.name[..end]), record.same)
+}
+
+impl Team {
+    pub(crate) fn new(control: &'static Control, handle: i32, index: usize, members: Vec<i32>, pe: i32) -> Self {
+        let me = members.iter().position(|member| *member == pe).expect("this PE is a member");
+        Self {
+            handle,
+            index,
+            control,
+            members,
+            me,
+            contexts: 0,
+            id: u64::MAX,
+            gone: AtomicBool::new(false),
+            turns: [const { Mutex::new(0) }; 2],
+        }
+    }
+
+    fn slot(&self) -> &'static TeamSlot {
+        &self.control.teams[self.index]
+    }
+
+    /// Waits for this process's other meetings on the channel.
+    pub(crate) fn turn(&self, channel: Channel) -> Turn<'_> {
+        let mut count = None;
+        let mut take = || {
+            count = match self.turns[channel as usize].try_lock() {
+                Ok(guard) => Some(guard),
+                Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            };
+            count.is_some()
+        };
+        wait_for(self.control, &mut take, || format!("another collective of team {} in this process", self.handle));
+        Turn { team: self, channel, count: count.expect("it was waited for") }
+    }
+
+    /// Gives the team's place back once all members have.
+    pub(crate) fn leave(&self) {
+        self.gone.store(true, Ordering::Release);
+        if self.members.len() > 1 {
+            let slot = self.slot();
+            if slot.left.fetch_add(1, Ordering::AcqRel) + 1 == self.members.len() as u32 {
+                slot.used.store(0, Ordering::Release);
+            }
+        }
+    }
+}
+
+impl Turn<'_> {
+    /// Meets: every member's record, in the order of ranks.
+    pub(crate) fn meet(&mut self, record: Record) -> Vec<Record> {
+        let team = self.team;
+        if team.members.len() == 1 {
+            return vec![record];
+        }
+        let sides: &[Member] = &team.slot().channels[self.channel as usize];
+        *self.count += 1;
+        let count = *self.count;
+        let which = (count % 2) as usize;
+        let own = &sides[team.me];
+        // SAFETY: only this PE writes here, its meetings follow one another, and nobody reads what is for this meeting before it is counted.
+        unsafe { own.records[which].get().write(record) };
+        own.count.store(count, Ordering::Release);
+        let mut all = Vec::with_capacity(team.members.len());
+        for (rank, side) in sides[..team.members.len()].iter().enumerate() {
+            let pe = team.members[rank];
+            wait_for(
+                team.control,
+                || side.count.load(Ordering::Acquire) >= count,
+                || format!("PE {pe} of team {} in {}", team.handle, describe(&record)),
+            );
+            // SAFETY: that member has counted this meeting, and writes here again only at the next but one, to which it comes after this PE.
+            let theirs = unsafe { side.records[which].get().read() };
+            if theirs.name != record.name || theirs.same != record.same {
+                let (own, theirs) = (describe(&record), describe(&theirs));
+                undefined(&format!("PE {} is in {own}, PE {pe} in {theirs}", team.members[team.me]));
+            }
+            all.push(theirs);
+        }
+        all
+    }
+}

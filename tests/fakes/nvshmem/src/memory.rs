@@ -1,0 +1,187 @@
+//! What memory is symmetric: the heap and what was registered, where each PE's part is mapped, and what of it is allocated.
+//!
+//! What is not here: the functions that allocate (`heap`). Invariant: what is live here is live on every PE, at the same offset; bytes are
+//! touched only while this is held.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
+
+use crate::abi::{Code, Result, fail};
+use crate::control::{map_bytes, open_of_process, unmap_bytes};
+use crate::driver;
+use crate::log::undefined;
+use crate::meet::{Turn, record};
+
+/// One piece that every PE has.
+pub(crate) struct Region {
+    /// This PE's part, as the driver knows it.
+    pub(crate) base: usize,
+    pub(crate) bytes: usize,
+    pub(crate) peers: Vec<Peer>,
+    handle: u64,
+}
+
+/// Where a PE's part is mapped here.
+pub(crate) struct Peer {
+    /// For this library.
+    pub(crate) own: usize,
+    /// For the program, where the driver lets this device reach it.
+    pub(crate) given: Option<usize>,
+}
+
+/// A symmetric address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) region: usize,
+    pub(crate) offset: usize,
+}
+
+/// All of it.
+#[derive(Default)]
+pub(crate) struct Memory {
+    pub(crate) live: bool,
+    /// The heap, and what was registered; `None` where that has ended.
+    pub(crate) regions: Vec<Option<Region>>,
+    /// What is allocated in the heap: bytes by offset.
+    pub(crate) allocations: BTreeMap<usize, usize>,
+    /// What this PE registered for itself: bytes by address.
+    pub(crate) registered: BTreeMap<usize, usize>,
+    /// What stands for multicast of the heap, 0 for none.
+    pub(crate) multicast: usize,
+}
+
+/// Where allocations begin.
+const ALIGNMENT: usize = 512;
+
+impl Region {
+    /// Maps a handle's memory, and all others' of the same call. Collective.
+    pub(crate) fn map(
+        turn: &mut Turn<'_>,
+        processes: &[u32],
+        pe: usize,
+        device: i32,
+        handle: u64,
+        bytes: usize,
+        wish: usize,
+    ) -> Result<Self> {
+        let exported = driver::export(handle);
+        let fd = exported.as_ref().map_or(-1, |file| file.as_raw_fd());
+        let descriptors = turn.meet(record(&[bytes as u64], &[fd as u64]));
+        let map = || -> Result<(usize, Vec<Peer>)> {
+            let base = driver::map(device, handle, bytes, wish)?;
+            let mut peers = Vec::new();
+            for (other, theirs) in descriptors.iter().enumerate() {
+                if other == pe {
+                    peers.push(Peer { own: base, given: Some(base) });
+                    continue;
+                }
+                let fd = theirs.own[0] as i32;
+                if fd < 0 {
+                    return fail(Code::INTERNAL, format!("PE {other} cannot share its memory"));
+                }
+                let file = open_of_process(processes[other], fd)?;
+                let own = map_bytes(&file, bytes)?;
+                let imported = driver::import(file.as_raw_fd())?;
+                // Where devices cannot reach each other, the program gets no pointer.
+                let given = driver::map(device, imported, bytes, 0).ok();
+                driver::release(imported)?;
+                peers.push(Peer { own, given });
+            }
+            Ok((base, peers))
+        };
+        let mapped = exported.and_then(|file| map().map(|mapped| (mapped, file)));
+        // Descriptors stay open until all have mapped what they name.
+        let all = turn.meet(record(&[bytes as u64], &[u64::from(mapped.is_ok())]));
+        let ((base, peers), _) = mapped?;
+        if let Some(other) = all.iter().position(|theirs| theirs.own[0] == 0) {
+            return fail(Code::INTERNAL, format!("PE {other} could not map the memory of others"));
+        }
+        Ok(Self { base, bytes, peers, handle })
+    }
+
+    /// The reverse, local.
+    pub(crate) fn unmap(self, pe: usize) -> Result {
+        for (other, peer) in self.peers.iter().enumerate() {
+            if other != pe {
+                unmap_bytes(peer.own, self.bytes);
+                if let Some(given) = peer.given {
+                    driver::unmap(given, self.bytes)?;
+                }
+            }
+        }
+        driver::unmap(self.base, self.bytes)?;
+        driver::release(self.handle)
+    }
+}
+
+impl Memory {
+    /// Where there is room for so many bytes in the heap: an offset, the same on every PE.
+    pub(crate) fn find_room(&self, bytes: usize, alignment: usize) -> Option<usize> {
+        let heap = self.regions.first()?.as_ref()?;
+        let alignment = alignment.max(ALIGNMENT);
+        // A part of the heap is aligned to this and no more.
+        if alignment > driver::GRANULARITY {
+            return None;
+        }
+        let mut at = 0_usize;
+        for (offset, taken) in &self.allocations {
+            if at.checked_add(bytes)? <= *offset {
+                return Some(at);
+            }
+            at = (offset + taken).next_multiple_of(alignment);
+        }
+        (at.checked_add(bytes)? <= heap.bytes).then_some(at)
+    }
+
+    fn region_of(&self, address: usize) -> Option<Place> {
+        self.regions.iter().enumerate().find_map(|(region, known)| {
+            let known = known.as_ref()?;
+            let offset = address.checked_sub(known.base)?;
+            (offset < known.bytes).then_some(Place { region, offset })
+        })
+    }
+
+    /// A symmetric address of this PE with so many bytes that are live.
+    pub(crate) fn find(&self, address: usize, bytes: usize) -> Option<Place> {
+        let place = self.region_of(address)?;
+        let (start, length) = match place.region {
+            0 => self.allocations.range(..=place.offset).next_back().map(|(start, length)| (*start, *length))?,
+            region => (0, self.regions[region].as_ref()?.bytes),
+        };
+        (place.offset.checked_add(bytes)? <= start + length).then_some(place)
+    }
+
+    /// The same, of an argument that must be symmetric.
+    pub(crate) fn symmetric(&self, function: &str, what: &str, address: usize, bytes: usize) -> Place {
+        self.alive(function);
+        self.find(address, bytes).unwrap_or_else(|| {
+            undefined(&format!("{function}: {bytes} bytes of {what} at {address:#x} are not symmetric memory that is allocated"))
+        })
+    }
+
+    /// An argument that may be any memory, but not symmetric memory that is not allocated.
+    pub(crate) fn local(&self, function: &str, what: &str, address: usize, bytes: usize) {
+        self.alive(function);
+        if self.region_of(address).is_some() && bytes > 0 && self.find(address, bytes).is_none() {
+            undefined(&format!("{function}: {bytes} bytes of {what} at {address:#x} are not allocated in the symmetric heap"));
+        }
+    }
+
+    fn alive(&self, function: &str) {
+        if !self.live {
+            undefined(&format!("{function} reached its stream after nvshmemx_hostlib_finalize"));
+        }
+    }
+
+    /// Where this library finds a PE's bytes.
+    pub(crate) fn of(&self, pe: i32, place: Place) -> *mut u8 {
+        let region = self.regions[place.region].as_ref().expect("it was found live");
+        (region.peers[pe as usize].own + place.offset) as *mut u8
+    }
+
+    /// Where the program may find a PE's bytes.
+    pub(crate) fn given(&self, pe: i32, place: Place) -> Option<usize> {
+        let region = self.regions[place.region].as_ref()?;
+        region.peers[pe as usize].given.map(|given| given + place.offset)
+    }
+}

@@ -1,0 +1,116 @@
+//! Order and arrival: fence, quiet, flush, sync, barrier; from the host and on streams.
+//!
+//! What is not here: collectives over data. Invariant: a barrier does what was left before it arrives.
+
+use core::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::abi::{Result, invalid};
+use crate::enqueue::on_stream;
+use crate::log::undefined;
+use crate::meet::{Channel, Team, record_of};
+use crate::world::World;
+use crate::{call, counters, world};
+
+fn arrive(world: &World, team: &Team, function: &'static str, quiet: bool) {
+    if team.gone.load(Ordering::Acquire) {
+        undefined(&format!("{function} reached its stream after team {} was destroyed", team.handle));
+    }
+    // The end of the job is seen as everywhere else.
+    world.memory().local(function, "nothing", 0, 0);
+    if quiet {
+        world.quiet();
+    }
+    team.turn(Channel::Data).meet(record_of(function, &[team.index as u64], &[]));
+}
+
+fn team_of(handle: c_int) -> Result<(Arc<World>, Arc<Team>)> {
+    let world = world::live();
+    if handle < 0 {
+        return invalid("no team");
+    }
+    let team = world.team_of(handle);
+    counters::COLLECTIVES.fetch_add(1, Ordering::Relaxed);
+    Ok((world, team))
+}
+
+fn on_host(handle: c_int, quiet: bool) -> Result {
+    let (world, team) = team_of(handle)?;
+    call::take_effect().suffer();
+    arrive(&world, &team, call::function(), quiet);
+    Ok(())
+}
+
+fn in_order(handle: c_int, quiet: bool, stream: *mut c_void) -> Result {
+    let (_, team) = team_of(handle)?;
+    on_stream(stream, move |world, function| arrive(world, &team, function, quiet))
+}
+
+fn quiet() {
+    call::take_effect().suffer();
+    world::live().quiet();
+}
+
+fn quiet_in_order(stream: *mut c_void) {
+    call::or_abort(on_stream(stream, |world, function| {
+        world.memory().local(function, "nothing", 0, 0);
+        world.quiet();
+    }));
+}
+
+const WORLD: c_int = 0;
+
+exports! {
+    fn nvshmem_barrier(team: c_int) -> c_int {
+        call::code(|| on_host(team, true))
+    }
+
+    fn nvshmem_barrier_all() {
+        call::or_abort(on_host(WORLD, true));
+    }
+
+    fn nvshmem_team_sync(team: c_int) -> c_int {
+        call::code(|| on_host(team, false))
+    }
+
+    fn nvshmem_sync_all() {
+        call::or_abort(on_host(WORLD, false));
+    }
+
+    fn nvshmemx_barrier_on_stream(team: c_int, stream: *mut c_void) -> c_int {
+        call::code(|| in_order(team, true, stream))
+    }
+
+    fn nvshmemx_barrier_all_on_stream(stream: *mut c_void) {
+        call::or_abort(in_order(WORLD, true, stream));
+    }
+
+    fn nvshmemx_team_sync_on_stream(team: c_int, stream: *mut c_void) -> c_int {
+        call::code(|| in_order(team, false, stream))
+    }
+
+    fn nvshmemx_sync_all_on_stream(stream: *mut c_void) {
+        call::or_abort(in_order(WORLD, false, stream));
+    }
+
+    fn nvshmem_fence() {
+        quiet();
+    }
+
+    fn nvshmem_quiet() {
+        quiet();
+    }
+
+    fn nvshmemx_flush() {
+        quiet();
+    }
+
+    fn nvshmemx_quiet_on_stream(stream: *mut c_void) {
+        quiet_in_order(stream);
+    }
+
+    fn nvshmemx_flush_on_stream(stream: *mut c_void) {
+        quiet_in_order(stream);
+    }
+}

@@ -1,0 +1,151 @@
+//! Signals: 64-bit words that are set or added to atomically; and waiting for words.
+//!
+//! What is not here: the typed waits' exported forms (`waits`). Invariant: a word is read and written in one piece.
+
+use core::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::abi::{SIGNAL_ADD, SIGNAL_SET};
+use crate::enqueue::on_stream;
+use crate::log::undefined;
+use crate::meet::wait_for;
+use crate::world::World;
+use crate::{call, counters, world};
+
+/// What is done to a PE's word.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Signal {
+    pub(crate) word: usize,
+    pub(crate) value: u64,
+    pub(crate) operation: c_int,
+    pub(crate) pe: c_int,
+}
+
+/// Ends the process where it cannot be done.
+pub(crate) fn check(world: &World, signal: Signal) {
+    world.check_pe(signal.pe);
+    if !matches!(signal.operation, SIGNAL_SET | SIGNAL_ADD) {
+        undefined(&format!("{}: signal operation {}", call::function(), signal.operation));
+    }
+    if !signal.word.is_multiple_of(8) {
+        undefined(&format!("{}: the signal at {:#x} is not aligned", call::function(), signal.word));
+    }
+    world.memory().symmetric(call::function(), "the signal", signal.word, 8);
+}
+
+/// Does it.
+pub(crate) fn apply(world: &World, function: &'static str, signal: Signal) {
+    let memory = world.memory();
+    let place = memory.symmetric(function, "the signal", signal.word, 8);
+    // SAFETY: the word was found live, stays so while the memory is held, and is aligned.
+    let word = unsafe { AtomicU64::from_ptr(memory.of(signal.pe, place).cast()) };
+    if signal.operation == SIGNAL_ADD {
+        word.fetch_add(signal.value, Ordering::AcqRel);
+    } else {
+        word.store(signal.value, Ordering::Release);
+    }
+}
+
+/// A value that can be waited for.
+pub(crate) trait Word: Copy + PartialOrd + Send + Sync + 'static {
+    /// Reads it in one piece.
+    ///
+    /// # Safety
+    /// The address is one of a live, aligned word.
+    unsafe fn load(address: *const u8) -> Self;
+}
+
+macro_rules! words {
+    ($($type:ty, $atomic:ident;)*) => {$(
+        impl Word for $type {
+            unsafe fn load(address: *const u8) -> Self {
+                // SAFETY: the caller's promise.
+                unsafe { std::sync::atomic::$atomic::from_ptr(address.cast_mut().cast()) }.load(Ordering::Acquire)
+            }
+        }
+    )*};
+}
+words! {
+    i16, AtomicI16; u16, AtomicU16; i32, AtomicI32; u32, AtomicU32; i64, AtomicI64; u64, AtomicU64; isize, AtomicIsize; usize, AtomicUsize;
+}
+
+fn holds<T: PartialOrd>(found: T, comparison: c_int, wanted: T) -> bool {
+    match comparison {
+        0 => found == wanted,
+        1 => found != wanted,
+        2 => found > wanted,
+        3 => found <= wanted,
+        4 => found < wanted,
+        _ => found >= wanted,
+    }
+}
+
+/// Enqueues a wait for words of this PE, each for its own value or all for the same one.
+pub(crate) fn wait_on_stream<T: Word>(
+    words: usize,
+    count: usize,
+    mask: *const c_int,
+    comparison: c_int,
+    values: Vec<T>,
+    stream: *mut c_void,
+) {
+    let world = world::live();
+    if !(0..=5).contains(&comparison) {
+        undefined(&format!("{}: comparison {comparison}", call::function()));
+    }
+    if !words.is_multiple_of(size_of::<T>()) {
+        undefined(&format!("{}: the word at {words:#x} is not aligned", call::function()));
+    }
+    if count == 0 {
+        return;
+    }
+    world.memory().symmetric(call::function(), "the words", words, count * size_of::<T>());
+    // A word counts where its mask is zero.
+    // SAFETY: a mask that is not null has so many entries: the caller's promise.
+    let counts = |index| mask.is_null() || unsafe { *mask.add(index) } == 0;
+    let wanted: Vec<usize> = (0..count).filter(|index| counts(*index)).collect();
+    let work = move |world: &std::sync::Arc<World>, function: &'static str| {
+        let mut left = wanted.clone();
+        let step = || {
+            let memory = world.memory();
+            memory.symmetric(function, "the words", words, count * size_of::<T>());
+            left.retain(|index| {
+                // SAFETY: the words were found live, stay so while the memory is held, and are aligned.
+                let found = unsafe { T::load((words + index * size_of::<T>()) as *const u8) };
+                !holds(found, comparison, values[if values.len() == 1 { 0 } else { *index }])
+            });
+            left.is_empty()
+        };
+        wait_for(world.control, step, || format!("a word at {words:#x} in {function}"));
+    };
+    call::or_abort(on_stream(stream, work));
+}
+
+exports! {
+    fn nvshmem_signal_fetch(word: *mut u64) -> u64 {
+        let world = world::live();
+        let memory = world.memory();
+        memory.symmetric(call::function(), "the signal", word.addr(), 8);
+        // SAFETY: the word was found live and stays so while the memory is held.
+        unsafe { AtomicU64::from_ptr(word) }.load(Ordering::Acquire)
+    }
+
+    fn nvshmemx_signal_op_on_stream(word: *mut u64, value: u64, operation: c_int, pe: c_int, stream: *mut c_void) {
+        let signal = Signal { word: word.addr(), value, operation, pe };
+        check(&world::live(), signal);
+        counters::TRANSFERS.fetch_add(1, Ordering::Relaxed);
+        call::or_abort(on_stream(stream, move |world, function| apply(world, function, signal)));
+    }
+
+    fn nvshmemx_signal_wait_until_on_stream(word: *mut u64, comparison: c_int, value: u64, stream: *mut c_void) {
+        wait_on_stream(word.addr(), 1, std::ptr::null(), comparison, vec![value], stream);
+    }
+
+    fn nvshmemx_signal_counted_reset(word: *mut u64) {
+        let world = world::live();
+        let memory = world.memory();
+        memory.symmetric(call::function(), "the signal", word.addr(), 8);
+        // SAFETY: the word was found live and stays so while the memory is held.
+        unsafe { AtomicU64::from_ptr(word) }.store(0, Ordering::Release);
+    }
+}

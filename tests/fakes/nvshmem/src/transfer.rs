@@ -1,0 +1,165 @@
+//! One-sided transfers: what a put or a get does, at once, later, or in the order of a stream.
+//!
+//! What is not here: their exported forms (`rma`, `widths`). Invariant: the remote side is symmetric memory that is live when the bytes move.
+
+use core::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::enqueue::on_stream;
+use crate::log::undefined;
+use crate::signal::{self, Signal};
+use crate::world::World;
+use crate::{call, counters, world};
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Put,
+    Get,
+}
+
+/// When.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum When {
+    /// Before the call returns.
+    Now,
+    /// At the latest at quiet.
+    Later,
+}
+
+/// One transfer of rows of equal length.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transfer {
+    pub(crate) way: Way,
+    pub(crate) target: usize,
+    pub(crate) source: usize,
+    /// Bytes of what lies together.
+    pub(crate) row: usize,
+    pub(crate) rows: usize,
+    /// Bytes from row to row.
+    pub(crate) target_step: usize,
+    pub(crate) source_step: usize,
+    pub(crate) pe: c_int,
+}
+
+/// Copies; words of flags in one piece, since others may be looking.
+///
+/// # Safety
+/// Both sides have so many bytes.
+unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    let alike = |size: usize| bytes == size && from.addr().is_multiple_of(size) && to.addr().is_multiple_of(size);
+    // SAFETY: the caller's promise, and the alignment was looked at.
+    unsafe {
+        if alike(8) {
+            let value = AtomicU64::from_ptr(from.cast_mut().cast()).load(Ordering::Acquire);
+            AtomicU64::from_ptr(to.cast()).store(value, Ordering::Release);
+        } else if alike(4) {
+            let value = AtomicU32::from_ptr(from.cast_mut().cast()).load(Ordering::Acquire);
+            AtomicU32::from_ptr(to.cast()).store(value, Ordering::Release);
+        } else {
+            std::ptr::copy(from, to, bytes);
+        }
+    }
+}
+
+impl Transfer {
+    pub(crate) fn flat(way: Way, target: *mut c_void, source: *const c_void, bytes: usize, pe: c_int) -> Self {
+        let (target, source) = (target.addr(), source.addr());
+        Self { way, target, source, row: bytes, rows: 1, target_step: bytes, source_step: bytes, pe }
+    }
+
+    pub(crate) fn strided(
+        way: Way,
+        [target, source]: [usize; 2],
+        strides: [isize; 2],
+        size: usize,
+        count: usize,
+        pe: c_int,
+    ) -> Self {
+        let step = |stride: isize| match usize::try_from(stride) {
+            Ok(stride) if stride > 0 => stride * size,
+            _ => undefined(&format!("{}: a stride of {stride} elements", call::function())),
+        };
+        Self { way, target, source, row: size, rows: count, target_step: step(strides[0]), source_step: step(strides[1]), pe }
+    }
+
+    fn span(&self, step: usize) -> usize {
+        if self.rows == 0 { 0 } else { (self.rows - 1) * step + self.row }
+    }
+
+    /// Looks whether both sides are there, and does it if `really`.
+    fn visit(&self, world: &World, function: &str, really: bool) {
+        if self.span(1) == 0 || self.row == 0 {
+            return;
+        }
+        let memory = world.memory();
+        let (target_span, source_span) = (self.span(self.target_step), self.span(self.source_step));
+        let (from, to) = match self.way {
+            Way::Put => {
+                memory.local(function, "the source", self.source, source_span);
+                let place = memory.symmetric(function, "the target", self.target, target_span);
+                (self.source as *const u8, memory.of(self.pe, place))
+            }
+            Way::Get => {
+                memory.local(function, "the target", self.target, target_span);
+                let place = memory.symmetric(function, "the source", self.source, source_span);
+                (memory.of(self.pe, place).cast_const(), self.target as *mut u8)
+            }
+        };
+        if !really {
+            return;
+        }
+        for row in 0..self.rows {
+            // SAFETY: the symmetric side was found live and stays so while the memory is held; the other is the caller's promise.
+            unsafe { copy(from.add(row * self.source_step), to.add(row * self.target_step), self.row) };
+        }
+    }
+
+    fn run(&self, world: &Arc<World>, function: &'static str, when: When, signal: Option<Signal>) {
+        let transfer = *self;
+        let all = move |world: &World| {
+            transfer.visit(world, function, true);
+            if let Some(signal) = signal {
+                signal::apply(world, function, signal);
+            }
+        };
+        match when {
+            When::Now => all(world),
+            When::Later => world.leave(all),
+        }
+    }
+
+    fn checked(&self, signal: Option<Signal>) -> Arc<World> {
+        let world = world::live();
+        world.check_pe(self.pe);
+        self.visit(&world, call::function(), false);
+        if let Some(signal) = signal {
+            signal::check(&world, signal);
+        }
+        counters::TRANSFERS.fetch_add(1, Ordering::Relaxed);
+        world
+    }
+
+    /// Does it from the host.
+    pub(crate) fn on_host(self, when: When) {
+        let world = self.checked(None);
+        self.run(&world, call::function(), when, None);
+    }
+
+    /// Does it in the order of a stream.
+    pub(crate) fn on_stream(self, when: When, signal: Option<Signal>, stream: *mut c_void) {
+        self.checked(signal);
+        call::or_abort(on_stream(stream, move |world, function| self.run(world, function, when, signal)));
+    }
+
+    /// Does it now; for values that are moved by a stream's work.
+    pub(crate) fn now(self, world: &World, function: &'static str) {
+        self.visit(world, function, true);
+    }
+
+    /// Looks whether it can be done.
+    pub(crate) fn check(&self) {
+        self.checked(None);
+    }
+}

@@ -1,0 +1,27 @@
+//! Waiting for words of this PE by type, in the order of a stream.
+//!
+//! What is not here: waiting itself (`signal`). Invariant: a word counts where its mask is zero.
+
+use core::ffi::{c_int, c_void};
+
+use crate::signal::wait_on_stream;
+
+macro_rules! waits {
+    ($name:literal $kind:ty) => {
+        export! { ["nvshmemx_", $name, "_wait_until_on_stream"]
+            (word: *mut $kind, comparison: c_int, value: $kind, stream: *mut c_void) {
+            wait_on_stream(word.addr(), 1, std::ptr::null(), comparison, vec![value], stream);
+        } }
+        export! { ["nvshmemx_", $name, "_wait_until_all_on_stream"]
+            (words: *mut $kind, count: usize, mask: *const c_int, comparison: c_int, value: $kind, stream: *mut c_void) {
+            wait_on_stream(words.addr(), count, mask, comparison, vec![value], stream);
+        } }
+        export! { ["nvshmemx_", $name, "_wait_until_all_vector_on_stream"]
+            (words: *mut $kind, count: usize, mask: *const c_int, comparison: c_int, values: *mut $kind, stream: *mut c_void) {
+            // SAFETY: there is a value for each word: the caller's promise.
+            let values = if count == 0 { Vec::new() } else { unsafe { std::slice::from_raw_parts(values, count) }.to_vec() };
+            wait_on_stream(words.addr(), count, mask, comparison, values, stream);
+        } }
+    };
+}
+each_wait!(waits);

@@ -1,0 +1,308 @@
+//! What a test can order, what is refused, and what ends the process.
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use peerweave_fakes::{Fakes, Output, child};
+
+/// Runs the test's own body in children, all of which end with this complaint.
+fn all_abort(fakes: &Fakes, count: usize, scenario: &str, complaint: &str) -> Vec<Output> {
+    let outputs = fakes.spawn_children(count, scenario);
+    assert!(outputs.iter().any(|output| output.stderr.contains(complaint)), "{complaint}: {}", outputs[0]);
+    assert!(outputs.iter().all(|output| !output.passed()), "{}", outputs[0]);
+    outputs
+}
+
+macro_rules! aborts {
+    ($($name:ident: $count:literal $complaint:literal, $fakes:expr, $body:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            match child() {
+                Some(me) => {
+                    let body: fn(&peerweave_fakes::Child) = $body;
+                    body(&me);
+                }
+                None => {
+                    all_abort(&$fakes, $count, stringify!($name), $complaint);
+                }
+            }
+        }
+    )*};
+}
+
+fn quick() -> Fakes {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_WAIT_MS", "1000").limit(Duration::from_secs(10))
+}
+
+aborts! {
+    pes_that_allocate_differently_are_named: 2 "PE 0 is in nvshmem_malloc[100, 0", quick(), |me| {
+        init(me);
+        nvshmem_malloc([100, 200][me.rank]);
+    };
+    pes_in_different_collectives_are_named: 2 "nvshmem_barrier_all", quick(), |me| {
+        init(me);
+        if me.rank == 0 { nvshmem_barrier_all() } else { nvshmem_sync_all() }
+    };
+    a_put_outside_what_is_allocated_ends_the_process: 1 "are not symmetric memory that is allocated", quick(), |me| {
+        init(me);
+        let memory = symmetric(&[0_i32; 4]);
+        nvshmem_int32_put(memory, plain(&[0_i32; 8]), 300, 0);
+    };
+    a_put_on_a_stream_into_memory_that_was_freed_ends_the_process: 1 "nvshmemx_int32_put_on_stream: 16 bytes", quick(), |me| {
+        let stream = init(me);
+        let (memory, word) = (symmetric(&[0_i32; 4]), symmetric(&[0_u64]));
+        nvshmemx_signal_wait_until_on_stream(word, 0, 1, stream);
+        nvshmemx_int32_put_on_stream(memory, plain(&[0_i32; 4]), 4, 0, stream);
+        nvshmem_free(memory);
+        let other = common::stream();
+        nvshmemx_signal_op_on_stream(word, 1, 9, 0, other);
+        finish(stream);
+    };
+    memory_is_freed_once: 1 "nvshmem_free: nothing is allocated at", quick(), |me| {
+        init(me);
+        let memory = symmetric(&[0_i32; 4]);
+        nvshmem_free(memory);
+        nvshmem_free(memory);
+    };
+    a_team_is_not_used_after_its_end: 1 "nvshmem_team_n_pes: team 8 was destroyed", quick(), |me| {
+        init(me);
+        let mut team = -1;
+        assert_eq!(nvshmem_team_split_strided(0, 0, 1, 1, std::ptr::null(), 0, &mut team), 0);
+        nvshmem_team_destroy(team);
+        nvshmem_team_n_pes(team);
+    };
+    nothing_is_used_after_the_end: 1 "nvshmem_malloc after nvshmemx_hostlib_finalize", quick(), |me| {
+        init(me);
+        nvshmemx_hostlib_finalize();
+        nvshmem_malloc(8);
+    };
+    nothing_is_used_before_the_beginning: 1 "nvshmem_barrier_all before NVSHMEM was initialised", quick(), |_| nvshmem_barrier_all();
+    work_on_a_stream_does_not_outlive_the_job: 1 "after nvshmemx_hostlib_finalize", quick(), |me| {
+        let stream = init(me);
+        let word = symmetric(&[0_u64]);
+        nvshmemx_signal_wait_until_on_stream(word, 0, 1, stream);
+        nvshmemx_hostlib_finalize();
+        finish(stream);
+    };
+    a_pe_that_there_is_not_ends_the_process: 1 "PE 1 of 1", quick(), |me| {
+        init(me);
+        let memory = symmetric(&[0_i32; 4]);
+        nvshmem_int32_put(memory, memory, 1, 1);
+    };
+    a_collective_that_one_pe_does_not_come_to_ends_after_a_while: 2 "waited 1s for PE 1 of team 0 in nvshmem_barrier_all", quick(), |me| {
+        init(me);
+        if me.rank == 0 {
+            nvshmem_barrier_all();
+        } else {
+            std::thread::sleep(Duration::from_secs(3));
+            panic!("the other ended");
+        }
+    };
+    initialisation_waits_for_a_pe_that_does_not_come: 1 "for PE 1 to initialise NVSHMEM", quick(), |me| {
+        use_device(0);
+        let id = shared_id(me, "id");
+        let mut attr = attr(2);
+        assert_eq!(nvshmemx_set_attr_uniqueid_args(0, 2, &id, &mut attr), 0);
+        nvshmemx_hostlib_init_attr(8, &mut attr);
+    };
+    a_call_can_be_made_to_end_the_process: 1 "nvshmem_barrier_all: an end that the test asked for",
+    quick().env("PEERWEAVE_FAKE_NVSHMEM_ABORT", "nvshmem_barrier_all:2"), |me| {
+        init(me);
+        nvshmem_barrier_all();
+        nvshmem_barrier_all();
+    };
+    a_misspelt_setting_ends_the_process: 1 "PEERWEAVE_FAKE_NVSHMEM_FAIL=nvshmem_mallok:1 cannot be understood",
+    quick().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmem_mallok:1"), |me| { init(me); };
+}
+
+#[test]
+fn calls_fail_as_ordered() {
+    let order = "nvshmem_malloc:2,nvshmem_barrier@0:1=4,nvshmem_team_split_strided=2,nvshmem_int32_put:1";
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", order).run_many(2, |me| {
+        init(&me);
+        let memory = symmetric(&[0_i32]);
+        assert_eq!(nvshmem_malloc(8), 0);
+        assert_ne!(nvshmem_malloc(8), 0);
+        if me.rank == 0 {
+            assert_eq!(nvshmem_barrier(0), 4);
+        }
+        assert_eq!(nvshmem_barrier(0), 0);
+        let mut team = -1;
+        assert_eq!(nvshmem_team_split_strided(0, 0, 1, 2, std::ptr::null(), 0, &mut team), 2);
+        let source = plain(&[1_i32]);
+        nvshmem_int32_put(memory, source, 1, me.rank as i32);
+        assert_eq!(read::<i32>(memory, 1), [0], "a call without a code does nothing");
+        nvshmem_int32_put(memory, source, 1, me.rank as i32);
+        assert_eq!(read::<i32>(memory, 1), [1]);
+    });
+}
+
+#[test]
+fn initialisation_can_be_made_to_fail() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_hostlib_init_attr@1:1=5").run_many(2, |me| {
+        use_device(me.rank as i32);
+        let id = shared_id(&me, "id");
+        if me.rank == 1 {
+            assert_eq!(init_with(&me, &id, 2), 5);
+        }
+        assert_eq!(init_with(&me, &id, 2), 0);
+    });
+}
+
+#[test]
+fn an_operation_can_be_made_to_stick_or_to_be_slow() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_barrier_on_stream:2").run_many(1, |me| {
+        let stream = init(&me);
+        assert_eq!(nvshmemx_barrier_on_stream(0, stream), 0);
+        finish(stream);
+        assert_eq!(nvshmemx_barrier_on_stream(0, stream), 0);
+        std::thread::sleep(Duration::from_millis(100));
+        assert_ne!(cuStreamQuery(stream), 0);
+    });
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_malloc=200").run_many(1, |me| {
+        init(&me);
+        let start = std::time::Instant::now();
+        assert_ne!(nvshmem_malloc(8), 0);
+        assert!(start.elapsed() >= Duration::from_millis(200));
+    });
+    let stuck = Fakes::new().cuda().nvshmem().limit(Duration::from_secs(1));
+    if child().is_none() {
+        let stuck = stuck.env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_hostlib_init_attr");
+        let outputs = stuck.spawn_children(1, "stuck_in_initialisation");
+        assert!(outputs[0].timed_out, "{}", outputs[0]);
+    }
+}
+
+#[test]
+fn stuck_in_initialisation() {
+    if let Some(me) = child() {
+        init(&me);
+    }
+}
+
+#[test]
+fn two_pes_on_one_gpu_are_refused_unless_a_test_allows_it() {
+    fakes().run_many(2, |me| {
+        use_device(3);
+        let id = shared_id(&me, "id");
+        assert_eq!(init_with(&me, &id, 2), 3);
+        assert_eq!(nvshmemx_init_status(), 0);
+    });
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SHARE_GPU", "1").run_many(2, |me| {
+        use_device(3);
+        let id = shared_id(&me, "id");
+        assert_eq!((init_with(&me, &id, 2), nvshmemx_init_status()), (0, 3));
+    });
+}
+
+#[test]
+fn structs_are_read_by_their_version_words() {
+    fakes_of("3.4.5").run_many(1, |me| {
+        let (mut major, mut minor, mut patch) = (0, 0, 0);
+        nvshmemx_vendor_get_version_info(&mut major, &mut minor, &mut patch);
+        assert_eq!((major, minor, patch, name().as_str()), (3, 4, 5, "NVSHMEM v3.4.5"));
+        assert!(!has("nvshmemx_flush") && !has("nvshmemx_qp_create") && has("nvshmemx_buffer_register_symmetric"));
+        use_device(0);
+        let id = shared_id(&me, "id");
+        assert_eq!(init_with(&me, &id, 2), 1, "that layout came later");
+        assert_eq!(init_with(&me, &id, 1), 0);
+    });
+    fakes_of("3.6.5").run_many(1, |me| {
+        assert!(!has("nvshmemx_flush") && has("nvshmemx_qp_create"));
+        let id = shared_id(&me, "id");
+        let mut attr = attr(2);
+        assert_eq!(nvshmemx_set_attr_uniqueid_args(0, 1, &id, &mut attr), 0);
+        assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 5, "no device");
+        attr.device = 2;
+        assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 0);
+        let mut wrong = id;
+        wrong.version = 0;
+        attr.id = &wrong;
+        nvshmemx_hostlib_finalize();
+        assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 1);
+        wrong = UniqueId { version: id.version, internal: [1; 124] };
+        attr.id = &wrong;
+        assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 1, "nobody made that id");
+    });
+}
+
+#[test]
+fn other_bootstraps_are_refused_or_found() {
+    fakes().run_many(1, |_| {
+        use_device(0);
+        let mut attr = attr(2);
+        let communicator = 1_usize;
+        assert_eq!(nvshmemx_set_attr_mpi_comm_args(std::ptr::from_ref(&communicator).addr(), &mut attr), 0);
+        assert_eq!(nvshmemx_hostlib_init_attr(2, &mut attr), 3);
+        assert_eq!(nvshmemx_hostlib_init_attr(0, &mut attr), 7, "nobody launched it");
+    });
+    let place = std::env::temp_dir().join(format!("peerweave-fake-nvshmem-{}", std::process::id()));
+    if child().is_none() {
+        std::fs::create_dir(&place).expect("a temporary directory");
+    }
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", &place).env("PMI_RANK", "0").env("PMI_SIZE", "1").run_many(1, |_| {
+        use_device(0);
+        assert_eq!(nvshmemx_hostlib_init_attr(0, &mut attr(2)), 0);
+        assert_eq!((nvshmem_my_pe(), nvshmem_n_pes()), (0, 1));
+    });
+    if child().is_none() {
+        std::fs::remove_dir_all(&place).expect("it is there");
+    }
+}
+
+#[test]
+fn modules_regions_and_queue_pairs_are_counted() {
+    fakes().run_many(1, |me| {
+        init(&me);
+        assert_eq!(nvshmemx_cumodule_init(0x1000), 7, "the driver knows no such module");
+        assert_eq!((nvshmemx_cumodule_finalize(0x1000), count("modules")), (1, 0));
+        let (mut region, mut active) = (0, -1);
+        assert_eq!(nvshmemx_region_start(&mut region, [0_u8; 64].as_ptr().cast()), 0);
+        assert_eq!((nvshmemx_region_is_active(0, &mut active), active), (0, 1));
+        assert_eq!((nvshmemx_region_stop(region), nvshmemx_region_stop(region)), (0, 1));
+        assert_eq!((nvshmemx_region_is_active(0, &mut active), active), (0, 0));
+        let mut pairs = std::ptr::null_mut();
+        assert_eq!(nvshmemx_qp_create(2, &mut pairs), 0);
+        // SAFETY: two were made.
+        assert_eq!(unsafe { std::slice::from_raw_parts(pairs, 2) }, [2, 3]);
+    });
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").run_many(1, |me| {
+        init(&me);
+        assert_eq!((nvshmemx_cumodule_init(0x1000), count("modules")), (0, 1));
+        assert_eq!((nvshmemx_cumodule_finalize(0x1000), count("modules")), (0, 0));
+    });
+}
+
+#[test]
+fn calls_are_logged_with_their_arguments() {
+    let log = std::env::temp_dir().join(format!("peerweave-fake-nvshmem-log-{}", std::process::id()));
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_LOG", &log).run_many(1, |me| {
+        init(&me);
+        nvshmem_malloc(24);
+        nvshmem_barrier(0);
+        nvshmemx_hostlib_finalize();
+    });
+    if child().is_none() {
+        let text = std::fs::read_to_string(&log).expect("the log");
+        assert!(text.contains("nvshmem_malloc(bytes=24) = 0x"), "{text}");
+        assert!(text.contains("nvshmem_barrier(team=0) = 0\n") && text.contains("nvshmemx_hostlib_finalize() = ()"), "{text}");
+        std::fs::remove_file(&log).expect("it is there");
+    }
+}
+
+#[test]
+fn multicast_is_there_if_a_test_says_so() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").run_many(1, |me| {
+        init(&me);
+        let memory = symmetric(&[0_i32; 1000]);
+        let first = nvshmemx_mc_ptr(0, memory);
+        assert_ne!(first, 0);
+        assert_eq!((nvshmemx_mc_ptr(0, memory + 400) - first, nvshmem_team_n_pes(6)), (400, 1));
+    });
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").env("NVSHMEM_DISABLE_NVLS", "1").run_many(1, |me| {
+        init(&me);
+        assert_eq!(nvshmemx_mc_ptr(0, symmetric(&[0_i32])), 0);
+    });
+}
