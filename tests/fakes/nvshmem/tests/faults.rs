@@ -183,6 +183,21 @@ fn stuck_in_initialisation() {
 }
 
 #[test]
+fn all_pes_end_with_the_status_of_one() {
+    if let Some(me) = child() {
+        init(&me);
+        if me.rank == 0 {
+            nvshmem_barrier_all()
+        } else {
+            nvshmem_global_exit(3)
+        }
+        return;
+    }
+    let outputs = fakes().spawn_children(2, "all_pes_end_with_the_status_of_one");
+    assert!(outputs.iter().all(|output| output.status.code() == Some(3)), "{}", outputs[0]);
+}
+
+#[test]
 fn two_pes_on_one_gpu_are_refused_unless_a_test_allows_it() {
     fakes().run_many(2, |me| {
         use_device(3);

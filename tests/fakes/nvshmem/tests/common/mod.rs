@@ -102,6 +102,7 @@ library! { NVSHMEM = "libnvshmem_host.so.3":
     nvshmemx_hostlib_init_attr(flags: c_uint, attr: *mut Attr) -> c_int;
     nvshmemx_hostlib_finalize();
     nvshmemx_init_status() -> c_int;
+    nvshmem_global_exit(status: c_int);
     nvshmem_my_pe() -> c_int;
     nvshmem_n_pes() -> c_int;
     nvshmemx_vendor_get_version_info(major: *mut c_int, minor: *mut c_int, patch: *mut c_int);
