@@ -85,8 +85,9 @@ pub(crate) struct Control {
     pub(crate) teams: [TeamSlot; MAX_TEAMS],
 }
 
-// SAFETY: shared with threads and processes; everything is atomic but the records, each of which is written by its member alone, before it
-// counts the meeting, and read by others only after that (`meet`). The tests with several processes would catch a mistake.
+// SAFETY: shared is mapped memory, with threads and with other processes; everything in it is atomic but the records, which are synchronised by their
+// member's count: written by that member alone before it counts a meeting, read by others after that (`meet`). The test
+// `collectives_move_and_compute_in_order_of_a_stream`, with three processes, would catch a mistake.
 unsafe impl Sync for Control {}
 
 const PREFIX: &str = "peerweave-fake-nvshmem:";
