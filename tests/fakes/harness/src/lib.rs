@@ -79,6 +79,18 @@ impl Fakes {
         self
     }
 
+    /// As [`Fakes::nvshmem`], a library as old as this, such as `3.4.5`: it says so, and lacks the functions that are newer.
+    ///
+    /// # Panics
+    /// Where the version is not three numbers.
+    #[must_use]
+    pub fn nvshmem_of(self, version: &str) -> Fakes {
+        let wanted = numbers(version);
+        let known = include_str!("../../nvshmem/since.txt").lines().filter(|line| line.starts_with("nvshmem"));
+        let newer = known.filter_map(|line| line.split_once(' ')).filter(|(_, since)| numbers(since) > wanted);
+        newer.fold(self.nvshmem(), |fakes, (name, _)| fakes.without(name)).env("PEERWEAVE_FAKE_NVSHMEM_VERSION", version)
+    }
+
     /// A function that no library has: neither `dlsym` nor `cuGetProcAddress` finds it.
     ///
     /// The child gets copies of the libraries in whose tables the name is changed. May be called for several functions.
@@ -217,6 +229,12 @@ impl Fakes {
             link(Path::new("libnvshmem_host.so.3"), &directory.join("nvshmem_bootstrap_uid.so.3"));
         }
     }
+}
+
+/// The three numbers of a version.
+fn numbers(version: &str) -> [u32; 3] {
+    let numbers: Vec<u32> = version.split('.').filter_map(|number| number.parse().ok()).collect();
+    numbers.try_into().unwrap_or_else(|_| panic!("{version} is not a version of three numbers"))
 }
 
 fn link(target: &Path, name: &Path) {

@@ -185,10 +185,7 @@ pub fn fakes() -> Fakes {
 
 /// Both fakes, where NVSHMEM is as old as this.
 pub fn fakes_of(version: &str) -> Fakes {
-    let newer = include_str!("../../since.txt").lines().filter_map(|line| line.split_once(' '));
-    // Versions of one digit each sort as text.
-    let newer = newer.filter(|(name, since)| name.starts_with("nvshmem") && *since > version);
-    newer.fold(fakes(), |fakes, (name, _)| fakes.without(name)).env("PEERWEAVE_FAKE_NVSHMEM_VERSION", version)
+    fakes().nvshmem_of(version)
 }
 
 /// Whether the library has a function of this name.
