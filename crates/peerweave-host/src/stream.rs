@@ -155,12 +155,9 @@ unsafe impl StreamBackend for HostStream {
                 inner.pending.store(false, Ordering::Release);
                 return queue.failed.take().map_or(Ok(()), Err);
             }
-            let waited = started.elapsed();
-            if waited >= within {
-                return Err(expired(&inner.shared, queue.running.unwrap_or("synchronize"), waited));
-            }
+            let rest = rest(&inner.shared, queue.running.unwrap_or("synchronize"), started, within)?;
             // Someone who runs an operation inline tells nobody when it is done: look again soon.
-            let soon = (within - waited).min(Duration::from_millis(5));
+            let soon = rest.min(Duration::from_millis(5));
             queue = inner.changed.wait_timeout(queue, soon).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
     }
@@ -371,10 +368,22 @@ impl Inner {
     }
 }
 
-/// The deadline of a wait for a stream or a ticket expired.
-fn expired(shared: &Shared, call: &'static str, waited: Duration) -> Error {
+/// How long an operation may take to say how it ended, after the deadline of who waits for it.
+const ENDING: Duration = Duration::from_millis(200);
+
+/// How long a wait for a stream or a ticket may go on, or the error of its deadline.
+fn rest(shared: &Shared, call: &'static str, started: Instant, within: Duration) -> Result<Duration, Error> {
+    let waited = started.elapsed();
+    if let Some(rest) = within.checked_sub(waited).filter(|rest| !rest.is_zero()) {
+        return Ok(rest);
+    }
+    let missing = shared.teams.missing(shared);
+    // Where nobody is missing, the operation is ending, most likely because its own deadline has expired just now; and it knows who was.
+    if missing.is_empty() && waited < within + ENDING {
+        return Ok(Duration::from_millis(1));
+    }
     let team = TeamName { id: TeamId::WORLD, size: shared.n_pes() };
-    Error::Timeout(Box::new(Timeout { call, team, waited, missing: shared.teams.missing(shared) }))
+    Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing })))
 }
 
 /// The end of a queued operation.
@@ -411,11 +420,8 @@ impl Pending for Completion {
             if let Some(outcome) = &*outcome {
                 return outcome.clone();
             }
-            let waited = started.elapsed();
-            if waited >= within {
-                return Err(expired(&self.shared, self.call, waited));
-            }
-            outcome = self.changed.wait_timeout(outcome, within - waited).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+            let rest = rest(&self.shared, self.call, started, within)?;
+            outcome = self.changed.wait_timeout(outcome, rest).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
     }
 }
