@@ -1,4 +1,4 @@
-//! Every collective x type x reduction x in and out of place against an oracle on the host. Shared by the tests and `examples/check_gpus.rs`.
+//! Every collective x type x reduction x in and out of place against an oracle on the host. Shared by the tests and `examples/check_nccl.rs`.
 //!
 //! Values are chosen so that every result is exact in every type, whatever order the library reduces in.
 

@@ -2,6 +2,7 @@
 
 use peerweave_driver::{Driver, multicast_switch};
 use peerweave_nccl::Nccl;
+use peerweave_nvshmem::{Nvshmem, NvshmemError};
 use serde::Serialize;
 
 /// One library.
@@ -52,7 +53,7 @@ pub(super) fn look() -> Vec<Library> {
     vec![
         driver(),
         nccl(),
-        Library::absent("NVSHMEM", "not looked for", later),
+        nvshmem(),
         Library::absent("nvJitLink", "not looked for", later),
         Library::absent("NVRTC", "not looked for", later),
     ]
@@ -96,6 +97,22 @@ fn nccl() -> Library {
             why: nccl.others().iter().map(|other| format!("a second one is mapped as well: {}", other.display())).collect(),
         },
         Err(error @ peerweave_nccl::NcclError::Load(_)) => Library::absent(NAME, "not found", &error.to_string()),
+        Err(error) => Library::absent(NAME, "not usable", &error.to_string()),
+    }
+}
+
+fn nvshmem() -> Library {
+    const NAME: &str = "NVSHMEM";
+    match Nvshmem::load() {
+        Ok(nvshmem) => Library {
+            name: NAME,
+            state: "found",
+            version: Some(nvshmem.version().to_string()),
+            path: Some(nvshmem.path().display().to_string()),
+            lacks: nvshmem.missing().iter().map(|symbol| format!("{} ({})", symbol.name, symbol.since)).collect(),
+            why: Vec::new(),
+        },
+        Err(error @ NvshmemError::Load(_)) => Library::absent(NAME, "not found", &error.to_string()),
         Err(error) => Library::absent(NAME, "not usable", &error.to_string()),
     }
 }

@@ -1,9 +1,9 @@
 //! Checks NCCL through this crate on the GPUs of a machine: every collective, type and reduction, in and out of place, against the host.
 //!
 //! ```text
-//! check_gpus [--count elements]                             all GPUs in one process
-//! check_gpus --processes n [--kill k]                       one process for each GPU, which meet by a rendezvous
-//! check_gpus --rank r --ranks n --id-file path [--kill k]   one process for each GPU: start n of them
+//! check_nccl [--count elements]                             all GPUs in one process
+//! check_nccl --processes n [--kill k]                       one process for each GPU, which meet by a rendezvous
+//! check_nccl --rank r --ranks n --id-file path [--kill k]   one process for each GPU: start n of them
 //! ```
 //! With `--kill k`, rank `k` kills itself after a first all-reduce; the others find out, shrink, and go on. With a rendezvous, their errors have to name it.
 //! The last line is `OK n checks` or `FAILED ...`; every wait has a deadline of 20 s.

@@ -1,4 +1,4 @@
-//! Checks NVSHMEM on the GPUs of this machine: `check_gpus [--pes N] [--fault shared-gpu|missing|killed]`.
+//! Checks NVSHMEM on the GPUs of this machine: `check_nvshmem [--pes N] [--fault shared-gpu|missing|killed]`.
 //!
 //! Starts one process for each GPU. They run every operation for every element type, on every kind of team, and compare with what the host computes.
 //! With a fault, the check is that every other PE gets an error that says what happened, in time. The last line is `OK n checks` or `FAILED ...`. No

@@ -83,7 +83,7 @@ impl<'a> Checks<'a> {
     pub(crate) fn finish(self) -> Result<usize, Failure> {
         let table =
             self.counts.iter().map(|(name, (right, wrong))| format!("{name}={right}/{wrong}")).collect::<Vec<_>>().join(" ");
-        let all = self.rendezvous.exchange("check_gpus/table", table.as_bytes())?;
+        let all = self.rendezvous.exchange("check_nvshmem/table", table.as_bytes())?;
         if self.pe() == 0 {
             let mut total: BTreeMap<String, (usize, usize)> = BTreeMap::new();
             for table in all {
@@ -342,7 +342,7 @@ fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
         teams.push(("column", Some(column)));
         // Any members, in any order.
         let id = if pe == 0 { context.team_id()?.to_u64() } else { 0 };
-        let all = checks.rendezvous.exchange("check_gpus/team", &id.to_le_bytes())?;
+        let all = checks.rendezvous.exchange("check_nvshmem/team", &id.to_le_bytes())?;
         let id = TeamId::from_u64(u64::from_le_bytes(all[0].as_slice().try_into()?));
         let backwards: Vec<Pe> = (0..n).rev().map(Pe::new).collect();
         let team = context.team_of(id, &backwards, TeamConfig::default())?;
@@ -365,6 +365,8 @@ struct Pool {
 fn on_team(checks: &mut Checks<'_>, team: &Team, pool: &Pool) -> Result<(), Failure> {
     team.sync(&checks.stream)?;
     team.barrier(&checks.stream)?;
+    // The blocking forms have a stream of their own, and a team's collectives must be in one order on every PE.
+    checks.stream.synchronize()?;
     team.sync_blocking()?;
     team.barrier_blocking()?;
     checks.check("barrier", true, String::new);
