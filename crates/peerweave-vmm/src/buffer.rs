@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut, DriverError};
+use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut, DriverError, is_capturing};
 use peerweave_types::Element;
 
 use crate::raw;
@@ -70,7 +70,8 @@ pub(crate) use buffers;
 /// With a [`PeerMemory`](crate::PeerMemory) on one side this is a put or a get by a copy engine.
 ///
 /// # Errors
-/// [`DriverError::WrongLength`] unless both have the same number of elements, [`DriverError::WrongDevice`] for buffers of another device's work; what the driver says.
+/// [`DriverError::WrongLength`] unless both have the same number of elements, [`DriverError::WrongDevice`] for buffers of another device's work,
+/// [`DriverError::Capturing`] on a stream that is being captured; what the driver says.
 pub fn copy<T: Element>(
     stream: &Arc<CudaStream>,
     target: &mut impl DeviceBufferMut<T>,
@@ -167,6 +168,10 @@ fn check<T>(call: &'static str, stream: &CudaStream, buffer: &impl DeviceBuffer<
     }
     if buffer.len() != expected {
         return Err(DriverError::WrongLength { call, found: buffer.len(), expected }.into());
+    }
+    // A graph replays after the memory may have gone, and nothing here ties the two together.
+    if buffer.len() > 0 && is_capturing(stream)? {
+        return Err(DriverError::Capturing { call }.into());
     }
     Ok(())
 }

@@ -328,3 +328,28 @@ fn legacy_ipc_opens_memory_and_its_owner_leaks_it_rather_than_free_it_under_othe
         me.leave();
     });
 }
+
+#[test]
+fn work_on_a_captured_stream_is_refused_since_the_graph_would_outlive_the_memory() {
+    use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+    Fakes::new().cuda().run(|| {
+        let context = context(0);
+        let stream = context.new_stream().expect("a stream");
+        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("room");
+        let mapping = Reservation::new(&context, step(), step()).expect("room").map(0, &memory, step()).expect("it fits");
+        mapping.allow(&[0], Rights::ReadWrite).expect("it is mapped");
+        let (mut view, other) = (mapping.memory::<u64>(0).expect("rights"), mapping.memory::<u64>(0).expect("rights"));
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
+        let values = vec![0; view.len()];
+        for refused in [
+            peerweave_vmm::zero(&stream, &mut view),
+            peerweave_vmm::copy(&stream, &mut view, &other),
+            peerweave_vmm::write(&stream, &mut view, &values, soon()),
+            peerweave_vmm::read(&stream, &other, soon()).map(drop),
+        ] {
+            let error = refused.expect_err("it is captured");
+            assert!(matches!(error, VmmError::Driver(DriverError::Capturing { .. })), "{error}");
+        }
+        drop(stream.end_capture(CUgraphInstantiate_flags(0)));
+    });
+}
