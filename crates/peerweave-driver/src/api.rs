@@ -1,6 +1,8 @@
 //! The driver's functions that cudarc lacks, or would panic about where an old driver lacks them.
 //!
 //! Only declarations. Versions are those of CUDA whose driver first has the function.
+//!
+//! Invariant: what the driver answers, by value or through a pointer, is never of an enumeration, whose members a newer driver may exceed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -8,168 +10,170 @@ use crate::cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUdeviceptr, CUevent, CUgraph, CUhostFn, CUipcEventHandle,
     CUipcMemHandle, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmemLocation, CUmulticastGranularity_flags, CUmulticastObjectProp, CUpointer_attribute,
-    CUresult, CUstream, CUstreamCaptureStatus, CUuserObject,
+    CUstream, CUuserObject,
 };
+
+use crate::CudaCode;
 
 peerweave_dylib::bindings! {
     /// Functions of CUDA's driver, resolved one by one.
     pub struct Api {
         /// Initialises the driver.
-        "2.0" fn cuInit(flags: c_uint) -> CUresult;
+        "2.0" fn cuInit(flags: c_uint) -> CudaCode;
         /// The newest CUDA that the driver serves: 1000 major + 10 minor.
-        "2.2" fn cuDriverGetVersion(version: *mut c_int) -> CUresult;
+        "2.2" fn cuDriverGetVersion(version: *mut c_int) -> CudaCode;
         /// Name of an error code.
-        "6.0" fn cuGetErrorName(error: c_uint, name: *mut *const c_char) -> CUresult;
+        "6.0" fn cuGetErrorName(error: c_uint, name: *mut *const c_char) -> CudaCode;
         /// Description of an error code.
-        "6.0" fn cuGetErrorString(error: c_uint, text: *mut *const c_char) -> CUresult;
+        "6.0" fn cuGetErrorString(error: c_uint, text: *mut *const c_char) -> CudaCode;
         /// Number of devices.
-        "2.0" fn cuDeviceGetCount(count: *mut c_int) -> CUresult;
+        "2.0" fn cuDeviceGetCount(count: *mut c_int) -> CudaCode;
         /// An attribute of a device.
-        "2.0" fn cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice) -> CUresult;
+        "2.0" fn cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice) -> CudaCode;
         /// PCI address of a device, as text.
-        "4.1" fn cuDeviceGetPCIBusId(text: *mut c_char, len: c_int, device: CUdevice) -> CUresult;
+        "4.1" fn cuDeviceGetPCIBusId(text: *mut c_char, len: c_int, device: CUdevice) -> CudaCode;
         /// An attribute of the link between two devices.
-        "8.0" fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: CUdevice_P2PAttribute, source: CUdevice, target: CUdevice) -> CUresult;
+        "8.0" fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: CUdevice_P2PAttribute, source: CUdevice, target: CUdevice) -> CudaCode;
         /// Whether a device can reach another's memory.
-        "4.0" fn cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice) -> CUresult;
+        "4.0" fn cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice) -> CudaCode;
         /// Lets the current context reach the memory of another.
-        "4.0" fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) -> CUresult;
+        "4.0" fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) -> CudaCode;
         /// The reverse.
-        "4.0" fn cuCtxDisablePeerAccess(peer: CUcontext) -> CUresult;
+        "4.0" fn cuCtxDisablePeerAccess(peer: CUcontext) -> CudaCode;
         /// The thread's current context.
-        "4.0" fn cuCtxGetCurrent(context: *mut CUcontext) -> CUresult;
+        "4.0" fn cuCtxGetCurrent(context: *mut CUcontext) -> CudaCode;
         /// Makes a context the thread's current one.
-        "4.0" fn cuCtxSetCurrent(context: CUcontext) -> CUresult;
+        "4.0" fn cuCtxSetCurrent(context: CUcontext) -> CudaCode;
 
         /// Allocates device memory.
-        "3.2" fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) -> CUresult;
+        "3.2" fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) -> CudaCode;
         /// Frees it.
-        "3.2" fn cuMemFree_v2(address: CUdeviceptr) -> CUresult;
+        "3.2" fn cuMemFree_v2(address: CUdeviceptr) -> CudaCode;
         /// Free and total bytes of the current device.
-        "3.2" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult;
+        "3.2" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CudaCode;
         /// Frees memory, also of `cuMemAlloc`, in the order of a stream, and without waiting for the device.
-        "11.2" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CUresult;
+        "11.2" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CudaCode;
         /// Start and length of an allocation.
-        "3.2" fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) -> CUresult;
+        "3.2" fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) -> CudaCode;
         /// What an address is.
-        "4.0" fn cuPointerGetAttribute(value: *mut c_void, attribute: CUpointer_attribute, address: CUdeviceptr) -> CUresult;
+        "4.0" fn cuPointerGetAttribute(value: *mut c_void, attribute: CUpointer_attribute, address: CUdeviceptr) -> CudaCode;
         /// Copies, ordered by a stream.
-        "4.0" fn cuMemcpyAsync(target: CUdeviceptr, source: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult;
+        "4.0" fn cuMemcpyAsync(target: CUdeviceptr, source: CUdeviceptr, bytes: usize, stream: CUstream) -> CudaCode;
         /// Copies from the host, ordered by a stream.
-        "3.2" fn cuMemcpyHtoDAsync_v2(target: CUdeviceptr, source: *const c_void, bytes: usize, stream: CUstream) -> CUresult;
+        "3.2" fn cuMemcpyHtoDAsync_v2(target: CUdeviceptr, source: *const c_void, bytes: usize, stream: CUstream) -> CudaCode;
         /// Copies to the host, ordered by a stream.
-        "3.2" fn cuMemcpyDtoHAsync_v2(target: *mut c_void, source: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult;
+        "3.2" fn cuMemcpyDtoHAsync_v2(target: *mut c_void, source: CUdeviceptr, bytes: usize, stream: CUstream) -> CudaCode;
         /// Fills with a byte, ordered by a stream.
-        "3.2" fn cuMemsetD8Async(target: CUdeviceptr, value: u8, count: usize, stream: CUstream) -> CUresult;
+        "3.2" fn cuMemsetD8Async(target: CUdeviceptr, value: u8, count: usize, stream: CUstream) -> CudaCode;
         /// Fills with a word, ordered by a stream.
-        "3.2" fn cuMemsetD32Async(target: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) -> CUresult;
+        "3.2" fn cuMemsetD32Async(target: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) -> CudaCode;
 
         /// Makes a stream.
-        "2.0" fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> CUresult;
+        "2.0" fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> CudaCode;
         /// Whether a stream's work is done.
-        "2.0" fn cuStreamQuery(stream: CUstream) -> CUresult;
+        "2.0" fn cuStreamQuery(stream: CUstream) -> CudaCode;
         /// Waits for a stream. Without a deadline: used only where the work is known to end.
-        "2.0" fn cuStreamSynchronize(stream: CUstream) -> CUresult;
+        "2.0" fn cuStreamSynchronize(stream: CUstream) -> CudaCode;
         /// Lets a stream wait for an event.
-        "3.2" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> CUresult;
+        "3.2" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> CudaCode;
         /// Calls a function of the host in stream order.
-        "10.0" fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void) -> CUresult;
+        "10.0" fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void) -> CudaCode;
         /// Whether a stream is being captured.
-        "10.0" fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) -> CUresult;
+        "10.0" fn cuStreamIsCapturing(stream: CUstream, status: *mut c_uint) -> CudaCode;
         /// Changes which calls this thread may make while streams are being captured, and gives what was allowed before.
-        "10.1" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> CUresult;
+        "10.1" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> CudaCode;
         /// The graph that a stream is being captured into.
         "11.3" fn cuStreamGetCaptureInfo_v2(
-            stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut u64, graph: *mut CUgraph,
+            stream: CUstream, status: *mut c_uint, id: *mut u64, graph: *mut CUgraph,
             dependencies: *mut *const c_void, n_dependencies: *mut usize,
-        ) -> CUresult;
+        ) -> CudaCode;
         /// Makes an event.
-        "2.0" fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> CUresult;
+        "2.0" fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> CudaCode;
         /// Marks the present end of a stream.
-        "2.0" fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult;
+        "2.0" fn cuEventRecord(event: CUevent, stream: CUstream) -> CudaCode;
         /// Whether an event has come.
-        "2.0" fn cuEventQuery(event: CUevent) -> CUresult;
+        "2.0" fn cuEventQuery(event: CUevent) -> CudaCode;
         /// Destroys an event.
-        "4.0" fn cuEventDestroy_v2(event: CUevent) -> CUresult;
+        "4.0" fn cuEventDestroy_v2(event: CUevent) -> CudaCode;
         /// Makes an object that calls a function when its last reference goes.
         "11.3" fn cuUserObjectCreate(
             object: *mut CUuserObject, pointer: *mut c_void, destroy: CUhostFn, references: c_uint, flags: c_uint,
-        ) -> CUresult;
+        ) -> CudaCode;
         /// Gives references back.
-        "11.3" fn cuUserObjectRelease(object: CUuserObject, count: c_uint) -> CUresult;
+        "11.3" fn cuUserObjectRelease(object: CUuserObject, count: c_uint) -> CudaCode;
         /// Gives references to a graph.
-        "11.3" fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) -> CUresult;
+        "11.3" fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) -> CudaCode;
 
         /// Smallest and best step of physical allocations.
         "10.2" fn cuMemGetAllocationGranularity(
             granularity: *mut usize, properties: *const CUmemAllocationProp, which: CUmemAllocationGranularity_flags,
-        ) -> CUresult;
+        ) -> CudaCode;
         /// Makes physical memory.
         "10.2" fn cuMemCreate(
             handle: *mut CUmemGenericAllocationHandle, bytes: usize, properties: *const CUmemAllocationProp, flags: u64,
-        ) -> CUresult;
+        ) -> CudaCode;
         /// Gives up a handle of physical memory.
-        "10.2" fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUresult;
+        "10.2" fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CudaCode;
         /// Reserves addresses.
         "10.2" fn cuMemAddressReserve(
             address: *mut CUdeviceptr, bytes: usize, alignment: usize, wish: CUdeviceptr, flags: u64,
-        ) -> CUresult;
+        ) -> CudaCode;
         /// Gives addresses back.
-        "10.2" fn cuMemAddressFree(address: CUdeviceptr, bytes: usize) -> CUresult;
+        "10.2" fn cuMemAddressFree(address: CUdeviceptr, bytes: usize) -> CudaCode;
         /// Maps physical memory at reserved addresses.
         "10.2" fn cuMemMap(
             address: CUdeviceptr, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64,
-        ) -> CUresult;
+        ) -> CudaCode;
         /// Unmaps it.
-        "10.2" fn cuMemUnmap(address: CUdeviceptr, bytes: usize) -> CUresult;
+        "10.2" fn cuMemUnmap(address: CUdeviceptr, bytes: usize) -> CudaCode;
         /// Who may read and write a mapping.
-        "10.2" fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: *const CUmemAccessDesc, count: usize) -> CUresult;
+        "10.2" fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: *const CUmemAccessDesc, count: usize) -> CudaCode;
         /// The reverse question.
-        "10.2" fn cuMemGetAccess(flags: *mut u64, location: *const CUmemLocation, address: CUdeviceptr) -> CUresult;
+        "10.2" fn cuMemGetAccess(flags: *mut u64, location: *const CUmemLocation, address: CUdeviceptr) -> CudaCode;
         /// Makes a handle that other processes can import.
         "10.2" fn cuMemExportToShareableHandle(
             shareable: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType, flags: u64,
-        ) -> CUresult;
+        ) -> CudaCode;
         /// Imports one.
         "10.2" fn cuMemImportFromShareableHandle(
             handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType,
-        ) -> CUresult;
-        /// The properties of physical memory.
+        ) -> CudaCode;
+        /// The properties of physical memory. Into room for a `CUmemAllocationProp` whose enumerations are declared as integers.
         "10.2" fn cuMemGetAllocationPropertiesFromHandle(
-            properties: *mut CUmemAllocationProp, handle: CUmemGenericAllocationHandle,
-        ) -> CUresult;
+            properties: *mut c_void, handle: CUmemGenericAllocationHandle,
+        ) -> CudaCode;
         /// Another handle of what is mapped at an address.
-        "11.0" fn cuMemRetainAllocationHandle(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) -> CUresult;
+        "11.0" fn cuMemRetainAllocationHandle(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) -> CudaCode;
 
         /// A handle of an allocation for other processes.
-        "4.1" fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr) -> CUresult;
+        "4.1" fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr) -> CudaCode;
         /// Opens one of another process.
-        "11.0" fn cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) -> CUresult;
+        "11.0" fn cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) -> CudaCode;
         /// Closes it.
-        "4.1" fn cuIpcCloseMemHandle(address: CUdeviceptr) -> CUresult;
+        "4.1" fn cuIpcCloseMemHandle(address: CUdeviceptr) -> CudaCode;
         /// A handle of an event for other processes.
-        "4.1" fn cuIpcGetEventHandle(handle: *mut CUipcEventHandle, event: CUevent) -> CUresult;
+        "4.1" fn cuIpcGetEventHandle(handle: *mut CUipcEventHandle, event: CUevent) -> CudaCode;
         /// Opens one of another process.
-        "4.1" fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEventHandle) -> CUresult;
+        "4.1" fn cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEventHandle) -> CudaCode;
 
         /// Makes a multicast object. Behind [`multicast_switch`](crate::multicast_switch) wherever it is called.
-        "12.1" fn cuMulticastCreate(handle: *mut CUmemGenericAllocationHandle, properties: *const CUmulticastObjectProp) -> CUresult;
+        "12.1" fn cuMulticastCreate(handle: *mut CUmemGenericAllocationHandle, properties: *const CUmulticastObjectProp) -> CudaCode;
         /// Adds a device to it.
-        "12.1" fn cuMulticastAddDevice(handle: CUmemGenericAllocationHandle, device: CUdevice) -> CUresult;
+        "12.1" fn cuMulticastAddDevice(handle: CUmemGenericAllocationHandle, device: CUdevice) -> CudaCode;
         /// Binds physical memory to it.
         "12.1" fn cuMulticastBindMem(
             handle: CUmemGenericAllocationHandle, offset: usize, memory: CUmemGenericAllocationHandle, memory_offset: usize,
             bytes: usize, flags: u64,
-        ) -> CUresult;
+        ) -> CudaCode;
         /// Binds mapped memory to it.
         "12.1" fn cuMulticastBindAddr(
             handle: CUmemGenericAllocationHandle, offset: usize, address: CUdeviceptr, bytes: usize, flags: u64,
-        ) -> CUresult;
+        ) -> CudaCode;
         /// Takes a device's memory out of it.
-        "12.1" fn cuMulticastUnbind(handle: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, bytes: usize) -> CUresult;
+        "12.1" fn cuMulticastUnbind(handle: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, bytes: usize) -> CudaCode;
         /// Smallest and best step of binding.
         "12.1" fn cuMulticastGetGranularity(
             granularity: *mut usize, properties: *const CUmulticastObjectProp, which: CUmulticastGranularity_flags,
-        ) -> CUresult;
+        ) -> CudaCode;
     }
 }

@@ -10,13 +10,18 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use crate::cudarc::driver::CudaStream;
-use crate::cudarc::driver::sys::{CUgraph, CUresult, CUstreamCaptureStatus, CUuserObject};
-use crate::{CudaError, Driver, DriverError, Keep, reaper};
+use crate::cudarc::driver::sys::{CUgraph, CUuserObject};
+use crate::{CudaCode, CudaError, Driver, DriverError, Keep, reaper};
 
 /// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, the only flag that exists and it must be given.
 const NO_DESTRUCTOR_SYNC: u32 = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`: the reference is handed over.
 const MOVE: u32 = 1;
+
+/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+const NOT_CAPTURING: u32 = 0;
+/// `CU_STREAM_CAPTURE_STATUS_ACTIVE`. What is neither is a capture that was spoiled, or something that is newer than this and no better.
+const CAPTURING: u32 = 1;
 
 /// Whether work enqueued on the stream now is captured into a graph instead of run.
 ///
@@ -24,16 +29,19 @@ const MOVE: u32 = 1;
 /// [`CudaError`] also where the capture was invalidated by an earlier fault.
 #[inline]
 pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
-    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let mut status = NOT_CAPTURING;
     // SAFETY: the stream is live and the pointer is to a live value.
     let code = unsafe { Driver::get()?.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) }?;
     CudaError::check("cuStreamIsCapturing", code)?;
+    Ok(means_capturing(status)?)
+}
+
+#[inline]
+fn means_capturing(status: u32) -> Result<bool, CudaError> {
     match status {
-        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(false),
-        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(true),
-        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED => {
-            Err(CudaError::new("cuStreamIsCapturing", CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED).into())
-        }
+        NOT_CAPTURING => Ok(false),
+        CAPTURING => Ok(true),
+        _ => Err(CudaError::new("cuStreamIsCapturing", CudaCode::STREAM_CAPTURE_INVALIDATED)),
     }
 }
 
@@ -59,7 +67,7 @@ fn exchange(mode: i32) -> Option<i32> {
     let mut mode = mode;
     // SAFETY: the pointer is to a live integer, a mode that the driver knows.
     let code = unsafe { Driver::get().ok()?.api().cuThreadExchangeStreamCaptureMode(&raw mut mode) };
-    (code == Ok(CUresult::CUDA_SUCCESS)).then_some(mode)
+    (code == Ok(CudaCode::SUCCESS)).then_some(mode)
 }
 
 /// Has this thread, which is one of ours, never disturb a capture.
@@ -75,7 +83,7 @@ pub(crate) fn relax_this_thread() {
 /// If the stream is not being captured (`CUDA_ERROR_ILLEGAL_STATE`), or the driver is too old; the values are dropped then.
 pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), DriverError> {
     let api = Driver::get()?.api();
-    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let mut status = NOT_CAPTURING;
     let mut graph: CUgraph = std::ptr::null_mut();
     let (id, dependencies, n_dependencies) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: the stream is live, two pointers are to live values, and the others may be null.
@@ -83,15 +91,15 @@ pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), Dr
         api.cuStreamGetCaptureInfo_v2(stream.cu_stream(), &raw mut status, id, &raw mut graph, dependencies, n_dependencies)
     }?;
     CudaError::check("cuStreamGetCaptureInfo_v2", code)?;
-    if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE || graph.is_null() {
-        return Err(CudaError::new("cuStreamGetCaptureInfo_v2", CUresult::CUDA_ERROR_ILLEGAL_STATE).into());
+    if status != CAPTURING || graph.is_null() {
+        return Err(CudaError::new("cuStreamGetCaptureInfo_v2", CudaCode::ILLEGAL_STATE).into());
     }
     let kept: *mut c_void = Box::into_raw(Box::new(kept)).cast();
     let mut object: CUuserObject = std::ptr::null_mut();
     // SAFETY: `release` takes the box back, exactly once: when the last reference goes.
     let code = unsafe { api.cuUserObjectCreate(&raw mut object, kept, Some(release), 1, NO_DESTRUCTOR_SYNC) };
     match code {
-        Ok(CUresult::CUDA_SUCCESS) => {}
+        Ok(CudaCode::SUCCESS) => {}
         refused => {
             // SAFETY: no object was made, so nobody else has the box.
             drop(unsafe { Box::from_raw(kept.cast::<Vec<Keep>>()) });
@@ -100,7 +108,7 @@ pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), Dr
     }
     // SAFETY: the graph is being captured, so it lives; the only reference to the object is handed over.
     let retained = unsafe { api.cuGraphRetainUserObject(graph, object, 1, MOVE) };
-    if retained != Ok(CUresult::CUDA_SUCCESS) {
+    if retained != Ok(CudaCode::SUCCESS) {
         // SAFETY: the reference was not handed over, so it is ours to give back; that runs `release`.
         let _ = unsafe { api.cuUserObjectRelease(object, 1) };
     }
@@ -112,4 +120,18 @@ pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), Dr
 unsafe extern "C" fn release(kept: *mut c_void) {
     // SAFETY: the pointer is the box that `keep_in_graph` gave away, and this is its one release.
     reaper::drop_later(*unsafe { Box::from_raw(kept.cast::<Vec<Keep>>()) });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_that_no_header_knows_is_a_capture_to_stay_away_from() {
+        assert_eq!((means_capturing(NOT_CAPTURING), means_capturing(CAPTURING)), (Ok(false), Ok(true)));
+        for spoiled_or_unknown in [2, 3, u32::MAX] {
+            let error = means_capturing(spoiled_or_unknown).expect_err("it is not to be used");
+            assert!(error.is(CudaCode::STREAM_CAPTURE_INVALIDATED), "{error}");
+        }
+    }
 }

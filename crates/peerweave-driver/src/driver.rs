@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 use peerweave_dylib::{LoadError, Search, Visibility};
 
 use crate::cudarc::driver::CudaContext;
-use crate::cudarc::driver::sys::{CUdevice, CUdevice_attribute, CUresult};
-use crate::{Api, CudaError, DriverError};
+use crate::cudarc::driver::sys::{CUdevice, CUdevice_attribute};
+use crate::{Api, CudaCode, CudaError, DriverError};
 
 const SEARCH: Search = Search::without_variable("CUDA's driver", &["libcuda.so", "libcuda.so.1"]);
 
@@ -46,7 +46,7 @@ impl Driver {
     pub fn get() -> Result<&'static Self, DriverError> {
         let driver = LOADED.get_or_init(|| SEARCH.open(Visibility::Local).map(|library| Self { api: Api::new(library) }));
         let driver = driver.as_ref().map_err(|error| DriverError::Load(error.clone()))?;
-        static STARTED: OnceLock<CUresult> = OnceLock::new();
+        static STARTED: OnceLock<CudaCode> = OnceLock::new();
         let code = match STARTED.get() {
             Some(code) => *code,
             None => {
@@ -122,14 +122,14 @@ pub(crate) fn bind(context: &CudaContext) -> Result<(), DriverError> {
 }
 
 /// Name and description of a code, in the driver's words if it is there.
-pub(crate) fn describe(code: u32) -> (String, String) {
-    let unknown = || (format!("CUresult {code}"), "no description".to_owned());
+pub(crate) fn describe(code: CudaCode) -> (String, String) {
+    let unknown = || (format!("CUresult {}", code.0), "no description".to_owned());
     let Some(Ok(driver)) = LOADED.get() else { return unknown() };
     let (mut name, mut text): (*const c_char, *const c_char) = (std::ptr::null(), std::ptr::null());
     // SAFETY: the pointers are to live pointers; the driver stores the addresses of constants, or nothing for a code it does not know.
     let known = unsafe {
-        matches!(driver.api.cuGetErrorName(code, &raw mut name), Ok(CUresult::CUDA_SUCCESS))
-            && matches!(driver.api.cuGetErrorString(code, &raw mut text), Ok(CUresult::CUDA_SUCCESS))
+        matches!(driver.api.cuGetErrorName(code.0, &raw mut name), Ok(CudaCode::SUCCESS))
+            && matches!(driver.api.cuGetErrorString(code.0, &raw mut text), Ok(CudaCode::SUCCESS))
     };
     if !known || name.is_null() || text.is_null() {
         return unknown();

@@ -2,7 +2,7 @@
 
 use peerweave_dylib::{LoadError, MissingSymbol};
 
-use crate::cudarc::driver::sys::CUresult;
+use crate::CudaCode;
 
 /// An error code of CUDA's driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -11,7 +11,7 @@ use crate::cudarc::driver::sys::CUresult;
 pub struct CudaError {
     /// The driver's function, or for calls through cudarc what was asked for.
     pub call: &'static str,
-    /// The driver's code.
+    /// The driver's code. Those of a driver that is newer than this crate are here too.
     pub code: u32,
     /// The code's name, such as `CUDA_ERROR_OUT_OF_MEMORY`.
     pub name: String,
@@ -22,25 +22,24 @@ pub struct CudaError {
 impl CudaError {
     /// The error of `call`. Asks the driver for its name and description.
     #[cold]
-    pub fn new(call: &'static str, code: CUresult) -> Self {
-        Self::from_code(call, code as u32)
+    pub fn new(call: &'static str, code: CudaCode) -> Self {
+        let (name, text) = crate::driver::describe(code);
+        Self { call, code: code.0, name, text }
     }
 
-    /// As [`new`](Self::new), for a code that may be newer than the enumeration.
-    #[cold]
-    pub fn from_code(call: &'static str, code: u32) -> Self {
-        let (name, text) = crate::driver::describe(code);
-        Self { call, code, name, text }
+    /// Whether the driver answered with this code.
+    pub fn is(&self, code: CudaCode) -> bool {
+        self.code == code.0
     }
 
     /// Whether the device or the process has too little memory.
     pub fn is_out_of_memory(&self) -> bool {
-        self.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32
+        self.is(CudaCode::OUT_OF_MEMORY)
     }
 
     /// Whether the driver says that it, or the device, cannot do this.
     pub fn is_not_supported(&self) -> bool {
-        self.code == CUresult::CUDA_ERROR_NOT_SUPPORTED as u32
+        self.is(CudaCode::NOT_SUPPORTED)
     }
 
     /// Turns a code into a result.
@@ -48,14 +47,14 @@ impl CudaError {
     /// # Errors
     /// The error of `call`, for every code but success.
     #[inline]
-    pub fn check(call: &'static str, code: CUresult) -> Result<(), Self> {
-        if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(Self::new(call, code)) }
+    pub fn check(call: &'static str, code: CudaCode) -> Result<(), Self> {
+        if code == CudaCode::SUCCESS { Ok(()) } else { Err(Self::new(call, code)) }
     }
 
     /// Gives an error of cudarc its call.
     #[cold]
     pub fn of(call: &'static str) -> impl FnOnce(crate::cudarc::driver::DriverError) -> Self {
-        move |error| Self::new(call, error.0)
+        move |error| Self::new(call, error.0.into())
     }
 }
 

@@ -10,9 +10,9 @@ use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
 use crate::cudarc::driver::CudaContext;
-use crate::cudarc::driver::sys::{CUdeviceptr, CUresult, CUstream};
+use crate::cudarc::driver::sys::{CUdeviceptr, CUstream};
 use crate::driver::bind;
-use crate::{Api, CudaError, Driver, DriverError};
+use crate::{Api, CudaCode, CudaError, Driver, DriverError};
 
 thread_local! {
     /// This thread's streams for freeing, by context. A stream goes with its context.
@@ -34,7 +34,7 @@ pub unsafe fn free(context: &Arc<CudaContext>, address: CUdeviceptr) -> Result<(
     if let Some(stream) = stream(api, context) {
         // SAFETY: the memory by the caller's promise; the stream is live, since its context is.
         let freed = unsafe { api.cuMemFreeAsync(address, stream) };
-        if freed == Ok(CUresult::CUDA_SUCCESS) {
+        if freed == Ok(CudaCode::SUCCESS) {
             // Only with this is the memory there for others. The stream has nothing in it but what was freed.
             // SAFETY: the stream is live.
             let code = unsafe { api.cuStreamSynchronize(stream) }?;
@@ -60,7 +60,7 @@ fn stream(api: &Api, context: &Arc<CudaContext>) -> Option<CUstream> {
             let mut stream: CUstream = std::ptr::null_mut();
             // SAFETY: the pointer is to a live handle.
             let code = unsafe { api.cuStreamCreate(&raw mut stream, NON_BLOCKING) };
-            if code != Ok(CUresult::CUDA_SUCCESS) {
+            if code != Ok(CudaCode::SUCCESS) {
                 return None;
             }
             streams.push((Arc::downgrade(context), stream));

@@ -16,6 +16,7 @@
 mod api;
 mod buffer;
 mod capture;
+mod code;
 mod driver;
 mod error;
 mod free;
@@ -27,6 +28,7 @@ mod wait;
 pub use api::Api;
 pub use buffer::{Access, DeviceBuffer, DeviceBufferMut, Keep, Raw};
 pub use capture::{is_capturing, keep_in_graph, relaxed};
+pub use code::CudaCode;
 pub use cudarc;
 pub use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
 pub use driver::{CudaVersion, Driver, context};

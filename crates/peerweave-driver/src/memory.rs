@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use peerweave_types::Element;
 
-use crate::cudarc::driver::sys::{CUdeviceptr, CUresult};
+use crate::cudarc::driver::sys::CUdeviceptr;
 use crate::cudarc::driver::{CudaContext, CudaStream};
 use crate::driver::bind;
 use crate::{
-    Access, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, Retired, deadline_after, free, is_capturing,
-    reaper, relaxed, wait,
+    Access, CudaCode, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, Retired, deadline_after, free,
+    is_capturing, reaper, relaxed, wait,
 };
 
 /// The longest wait for what a stream has before a copy to or from the host.
@@ -191,7 +191,7 @@ impl<T: Element> DeviceMemory<T> {
         let code = unsafe { api.cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), self.address(), bytes, stream.cu_stream()) }?;
         // SAFETY: the stream is live.
         let done = relaxed(|| unsafe { api.cuStreamSynchronize(stream.cu_stream()) });
-        if done != Ok(CUresult::CUDA_SUCCESS) {
+        if done != Ok(CudaCode::SUCCESS) {
             // The copy may still come: the vector must outlive it.
             std::mem::forget(std::mem::take(&mut values));
         }

@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::capture::relax_this_thread;
-use crate::cudarc::driver::sys::{CUevent, CUresult};
+use crate::cudarc::driver::sys::CUevent;
 use crate::cudarc::driver::{CudaContext, CudaStream};
 use crate::driver::bind;
-use crate::{Api, CudaError, Driver, DriverError, Keep, is_capturing, wait_until};
+use crate::{Api, CudaCode, CudaError, Driver, DriverError, Keep, is_capturing, wait_until};
 
 /// What is freed by the reaper: something that may call the driver, with the context of its device current.
 pub type Retired = Box<dyn FnOnce() + Send>;
@@ -130,10 +130,10 @@ impl Event {
         }
         // SAFETY: the event is destroyed only after the entry has run.
         match unsafe { api.cuEventQuery(self.event) } {
-            Ok(CUresult::CUDA_SUCCESS) => Readiness::Ready,
-            Ok(CUresult::CUDA_ERROR_NOT_READY) => Readiness::Busy,
+            Ok(CudaCode::SUCCESS) => Readiness::Ready,
+            Ok(CudaCode::NOT_READY) => Readiness::Busy,
             // A capture began between the question and the recording.
-            Ok(CUresult::CUDA_ERROR_CAPTURED_EVENT) => {
+            Ok(CudaCode::CAPTURED_EVENT) => {
                 self.is_recorded = false;
                 Readiness::Busy
             }
@@ -147,7 +147,7 @@ impl Event {
             Ok(false) => {}
             Ok(true) => return Ok(()),
             // Its owner still has to end it.
-            Err(DriverError::Cuda(error)) if error.code == CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED as u32 => {
+            Err(DriverError::Cuda(error)) if error.is(CudaCode::STREAM_CAPTURE_INVALIDATED) => {
                 return Ok(());
             }
             Err(error) => return Err(error),
@@ -215,9 +215,8 @@ pub fn retire(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<
 fn is_over() -> bool {
     let mut context = std::ptr::null_mut();
     // SAFETY: the pointer is to a live handle.
-    Driver::get().is_ok_and(|driver| unsafe {
-        matches!(driver.api().cuCtxGetCurrent(&raw mut context), Ok(CUresult::CUDA_ERROR_DEINITIALIZED))
-    })
+    Driver::get()
+        .is_ok_and(|driver| unsafe { matches!(driver.api().cuCtxGetCurrent(&raw mut context), Ok(CudaCode::DEINITIALIZED)) })
 }
 
 fn record(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<CudaStream>>) -> Result<Vec<Event>, DriverError> {

@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cudarc::driver::CudaStream;
-use crate::cudarc::driver::sys::CUresult;
 use crate::driver::bind;
-use crate::{CudaError, Driver, DriverError, is_capturing, relaxed};
+use crate::{CudaCode, CudaError, Driver, DriverError, is_capturing, relaxed};
 
 /// The moment that is so long from now; one that is as good as never, where the clock cannot tell it. Adding to an `Instant` would panic.
 pub fn deadline_after(longest: Duration) -> Instant {
@@ -57,8 +56,8 @@ pub fn wait(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverE
     wait_until(deadline, || {
         // SAFETY: the stream lives as long as the `Arc` that holds it.
         match relaxed(|| unsafe { api.cuStreamQuery(stream.cu_stream()) })? {
-            CUresult::CUDA_SUCCESS => Ok(true),
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            CudaCode::SUCCESS => Ok(true),
+            CudaCode::NOT_READY => Ok(false),
             code => Err(CudaError::new("cuStreamQuery", code).into()),
         }
     })

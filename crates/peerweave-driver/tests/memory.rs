@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstream, CUstreamCaptureMode};
 use peerweave_driver::{
-    CudaContext, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, DriverError, context, is_capturing,
+    CudaCode, CudaContext, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, DriverError, context, is_capturing,
     keep_in_graph, retire, settle, wait,
 };
 use peerweave_fakes::Fakes;
@@ -166,7 +166,7 @@ fn graph_keeps_what_it_was_given() {
         assert_eq!(address, raw);
         // SAFETY: the range is allocated, and the graph keeps it.
         let code = unsafe { Driver::get().expect("the fake").api().cuMemsetD32Async(address, 7, 1 << 18, stream.cu_stream()) };
-        assert_eq!(code.map(|code| code as u32), Ok(0));
+        assert_eq!(code, Ok(CudaCode::SUCCESS));
         keep_in_graph(&stream, vec![keep]).expect("it is being captured");
         let graph = stream.end_capture(CUgraphInstantiate_flags(0)).expect("captured").expect("there is work in it");
         drop(memory);
@@ -239,5 +239,30 @@ fn driver_that_does_not_start_says_so() {
             let error = Driver::get().expect_err("it does not start");
             assert!(error.to_string().starts_with("CUDA_ERROR_NO_DEVICE (100) from cuInit"), "{error}");
         }
+    });
+}
+
+#[test]
+fn code_that_no_header_knows_is_an_error_with_its_number() {
+    // Of a driver that is newer than every list of codes that is compiled in.
+    let newer = "cuMemAlloc_v2:1=4242,cuStreamQuery:1=4242,cuEventQuery:1=-1";
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", newer).run(|| {
+        let (context, stream) = device();
+        let unknown = |error: DriverError, call: &str| match error {
+            DriverError::Cuda(error) => {
+                assert_eq!((error.call, error.code), (call, 4242));
+                assert!(error.is(CudaCode(4242)) && !error.is_out_of_memory());
+                assert!(error.to_string().contains("4242"), "{error}");
+            }
+            other => panic!("{other}"),
+        };
+        unknown(DeviceMemory::<u32>::alloc(&context, 4).expect_err("by order"), "cuMemAlloc_v2");
+        let memory = DeviceMemory::<u32>::zeroed(&stream, 4).expect("only the first one failed");
+        unknown(wait(&stream, Instant::now() + LONG).expect_err("by order"), "cuStreamQuery");
+        assert!(wait(&stream, Instant::now() + LONG).expect("only the first one failed"));
+        let before = free_bytes(&context);
+        drop(memory);
+        assert!(settle(Instant::now() + LONG));
+        assert_eq!(free_bytes(&context), before, "what cannot be known leaks");
     });
 }

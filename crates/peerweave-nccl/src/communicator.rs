@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
-use peerweave_driver::cudarc::driver::sys::{CUcontext, CUresult};
-use peerweave_driver::{CudaContext, CudaError, CudaStream, Driver, DriverError, Keep, relaxed, wait_until};
+use peerweave_driver::cudarc::driver::sys::CUcontext;
+use peerweave_driver::{CudaCode, CudaContext, CudaError, CudaStream, Driver, DriverError, Keep, relaxed, wait_until};
 use peerweave_dylib::MissingSymbol;
 
 use crate::error::{CommunicatorName, MisuseKind, NcclError, ResultCode, Timeout};
@@ -491,7 +491,7 @@ impl Inner {
         let mut current: CUcontext = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
         let code = unsafe { api.cuCtxGetCurrent(&raw mut current) }.map_err(DriverError::from)?;
-        if code == CUresult::CUDA_SUCCESS && current == self.cu_context.0 {
+        if code == CudaCode::SUCCESS && current == self.cu_context.0 {
             return Ok(());
         }
         // SAFETY: the context is kept by `self.context`.

@@ -9,8 +9,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
-use peerweave_driver::cudarc::driver::sys::CUresult;
-use peerweave_driver::{CudaError, CudaStream, DriverError, deadline_after, is_capturing, relaxed, wait_until};
+use peerweave_driver::{CudaCode, CudaError, CudaStream, DriverError, deadline_after, is_capturing, relaxed, wait_until};
 
 use crate::communicator::{Communicator, Inner};
 use crate::error::{MisuseKind, NcclError, PeerLost, RankReport, Timeout};
@@ -68,8 +67,8 @@ impl Communicator {
             // SAFETY: the stream lives as long as the `Arc` that holds it.
             let code = relaxed(|| unsafe { inner.driver.api().cuStreamQuery(stream.cu_stream()) }).map_err(DriverError::from);
             let is_done = match code.map_err(|error| Stop::Unasked(error.into()))? {
-                CUresult::CUDA_SUCCESS => true,
-                CUresult::CUDA_ERROR_NOT_READY => false,
+                CudaCode::SUCCESS => true,
+                CudaCode::NOT_READY => false,
                 code if is_about_asking(code) => return Err(Stop::Unasked(CudaError::new("cuStreamQuery", code).into())),
                 code => return Err(Stop::Failed(CudaError::new("cuStreamQuery", code).into())),
             };
@@ -119,10 +118,9 @@ enum Stop {
 }
 
 /// Codes that say that the question was wrong, and nothing of the work.
-fn is_about_asking(code: CUresult) -> bool {
-    let code = code as u32;
+fn is_about_asking(code: CudaCode) -> bool {
     // Parameters, contexts and handles; what has to do with captures.
-    matches!(code, 1 | 3 | 4 | 200 | 201 | 400 | 401) || (900..=908).contains(&code)
+    matches!(code.0, 1 | 3 | 4 | 200 | 201 | 400 | 401) || (900..=908).contains(&code.0)
 }
 
 /// Whether what was enqueued still means what its caller thinks: a communicator that was revoked or aborted ends its work too.

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUresult};
-use peerweave_driver::{CudaContext, Keep};
+use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
+use peerweave_driver::{CudaCode, CudaContext, Keep};
 use peerweave_types::Pe;
 
 use crate::access::Rights;
@@ -224,8 +224,7 @@ impl Layout {
 }
 
 /// What drivers answer where a device does not reach another's memory.
-const PEER_REFUSED: &[CUresult] =
-    &[CUresult::CUDA_ERROR_INVALID_DEVICE, CUresult::CUDA_ERROR_NOT_SUPPORTED, CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED];
+const PEER_REFUSED: &[CudaCode] = &[CudaCode::INVALID_DEVICE, CudaCode::NOT_SUPPORTED, CudaCode::PEER_ACCESS_UNSUPPORTED];
 
 fn gone(call: &str, pe: Pe) -> VmmError {
     VmmError::Peer { call: call.to_owned(), pe, cause: PeerCause::Failed("has withdrawn its memory".into()) }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use peerweave_bootstrap::{BootstrapError, Loss};
-use peerweave_driver::{CudaError, DriverError, MulticastDisabled};
+use peerweave_driver::{CudaCode, DriverError, MulticastDisabled};
 use peerweave_types::Pe;
 
 /// Why a call of this crate did not do what was asked.
@@ -219,8 +219,8 @@ impl VmmError {
     }
 
     /// Whether the driver answered with one of these codes.
-    pub(crate) fn is_code(&self, codes: &[peerweave_driver::cudarc::driver::sys::CUresult]) -> bool {
-        matches!(self, Self::Driver(DriverError::Cuda(CudaError { code, .. })) if codes.iter().any(|known| *known as u32 == *code))
+    pub(crate) fn is_code(&self, codes: &[CudaCode]) -> bool {
+        matches!(self, Self::Driver(DriverError::Cuda(error)) if codes.iter().any(|code| error.is(*code)))
     }
 }
 

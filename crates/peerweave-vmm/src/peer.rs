@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use peerweave_driver::cudarc::driver::sys::{CUdevice, CUdevice_P2PAttribute, CUresult};
-use peerweave_driver::{CudaContext, CudaError, Driver, DriverError};
+use peerweave_driver::cudarc::driver::sys::{CUdevice, CUdevice_P2PAttribute};
+use peerweave_driver::{CudaCode, CudaContext, CudaError, Driver, DriverError};
 
 use crate::access::Rights;
 use crate::error::VmmError;
@@ -117,8 +117,8 @@ pub fn enable(from: &Arc<CudaContext>, to: &Arc<CudaContext>) -> Result<(), VmmE
     raw::bind(from)?;
     // SAFETY: both contexts are live.
     match raw::done("cuCtxEnablePeerAccess", unsafe { raw::api()?.cuCtxEnablePeerAccess(to.cu_ctx(), 0) }) {
-        Err(error) if error.is_code(&[CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED]) => Ok(()),
-        Err(error) if error.is_code(&[CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, CUresult::CUDA_ERROR_INVALID_DEVICE]) => {
+        Err(error) if error.is_code(&[CudaCode::PEER_ACCESS_ALREADY_ENABLED]) => Ok(()),
+        Err(error) if error.is_code(&[CudaCode::PEER_ACCESS_UNSUPPORTED, CudaCode::INVALID_DEVICE]) => {
             Err(VmmError::Unsupported {
                 feature: "peer access",
                 needs: format!("that device {} reaches the memory of device {}", from.ordinal(), to.ordinal()),

@@ -7,8 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_driver::cudarc::driver::sys::{CUmemAllocationGranularity_flags, CUmemGenericAllocationHandle, CUresult};
-use peerweave_driver::{CudaContext, Driver, retire, settle};
+use peerweave_driver::cudarc::driver::sys::{CUmemAllocationGranularity_flags, CUmemGenericAllocationHandle};
+use peerweave_driver::{CudaCode, CudaContext, Driver, retire, settle};
 
 use crate::descriptor;
 use crate::error::{Misuse, VmmError};
@@ -160,10 +160,7 @@ impl PhysicalMemory {
             settle(Instant::now() + Duration::from_secs(1));
             made = create(&properties);
         }
-        if made
-            .as_ref()
-            .is_err_and(|error| error.is_code(&[CUresult::CUDA_ERROR_NOT_SUPPORTED, CUresult::CUDA_ERROR_INVALID_VALUE]))
-        {
+        if made.as_ref().is_err_and(|error| error.is_code(&[CudaCode::NOT_SUPPORTED, CudaCode::INVALID_VALUE])) {
             // Some virtual machines promise direct access by network cards and refuse it.
             properties = AllocationProperties::on_device(ordinal, exportable.bits(), false);
             made = create(&properties);
@@ -210,8 +207,7 @@ impl PhysicalMemory {
 }
 
 /// What drivers answer where fabric handles are known but not to be had.
-pub(crate) const FABRIC_REFUSED: &[CUresult] =
-    &[CUresult::CUDA_ERROR_NOT_PERMITTED, CUresult::CUDA_ERROR_NOT_SUPPORTED, CUresult::CUDA_ERROR_INVALID_VALUE];
+pub(crate) const FABRIC_REFUSED: &[CudaCode] = &[CudaCode::NOT_PERMITTED, CudaCode::NOT_SUPPORTED, CudaCode::INVALID_VALUE];
 
 impl Drop for Inner {
     fn drop(&mut self) {

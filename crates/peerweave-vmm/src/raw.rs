@@ -8,9 +8,9 @@ use std::sync::OnceLock;
 
 use peerweave_driver::cudarc::driver::sys::{
     CUdevice, CUfunction, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmodule, CUmulticastObjectProp,
-    CUresult, CUstream,
+    CUstream,
 };
-use peerweave_driver::{Api, CudaError, Driver, DriverError};
+use peerweave_driver::{Api, CudaCode, CudaError, Driver, DriverError};
 use peerweave_dylib::MissingSymbol;
 
 use crate::VmmError;
@@ -19,20 +19,20 @@ peerweave_dylib::bindings! {
     /// What `peerweave_driver::Api` lacks, or has with an enumeration that lacks numbers where it is built for an older CUDA.
     pub(crate) struct Extra {
         /// The name of a device.
-        "2.0" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> CUresult;
+        "2.0" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> CudaCode;
         /// An attribute of a device.
-        "2.0" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) -> CUresult;
+        "2.0" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) -> CudaCode;
         /// Loads a module from its text or image.
-        "2.0" fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CUresult;
+        "2.0" fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CudaCode;
         /// Unloads it.
-        "2.0" fn cuModuleUnload(module: CUmodule) -> CUresult;
+        "2.0" fn cuModuleUnload(module: CUmodule) -> CudaCode;
         /// A kernel of a module.
-        "2.0" fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> CUresult;
+        "2.0" fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> CudaCode;
         /// Launches a kernel, ordered by a stream.
         "4.0" fn cuLaunchKernel(
             function: CUfunction, blocks_x: c_uint, blocks_y: c_uint, blocks_z: c_uint, threads_x: c_uint, threads_y: c_uint,
             threads_z: c_uint, shared_bytes: c_uint, stream: CUstream, arguments: *mut *mut c_void, more: *mut *mut c_void,
-        ) -> CUresult;
+        ) -> CudaCode;
     }
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn has(ordinal: usize, attribute: Attribute) -> Result<bool, VmmError
     let mut value: c_int = 0;
     // SAFETY: the pointer is to a live integer; the driver checks the rest.
     match unsafe { extra.cuDeviceGetAttribute(&raw mut value, attribute as c_int, device) } {
-        Ok(CUresult::CUDA_ERROR_INVALID_VALUE) => Ok(false),
+        Ok(CudaCode::INVALID_VALUE) => Ok(false),
         code => done("cuDeviceGetAttribute", code).map(|()| value != 0),
     }
 }
@@ -97,7 +97,7 @@ pub(crate) fn api() -> Result<&'static Api, VmmError> {
 
 /// An answer of the driver as a result.
 #[inline]
-pub(crate) fn done(call: &'static str, code: Result<CUresult, MissingSymbol>) -> Result<(), VmmError> {
+pub(crate) fn done(call: &'static str, code: Result<CudaCode, MissingSymbol>) -> Result<(), VmmError> {
     let code = code.map_err(DriverError::from)?;
     Ok(CudaError::check(call, code).map_err(DriverError::from)?)
 }

@@ -1,0 +1,95 @@
+//! A code of CUDA's driver, as a number.
+//!
+//! Not cudarc's enumeration, which lacks what a newer driver answers: a value of an enumeration that has no such member is undefined behaviour.
+//! Invariant: whatever 32 bits the driver returns are a value of this type.
+
+use std::fmt;
+
+use crate::cudarc::driver::sys::CUresult;
+
+/// What a function of CUDA's driver answers: `CUresult`, where every number is allowed.
+///
+/// The constants are those that this project asks for; the driver has more.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+#[must_use = "it may be an error"]
+pub struct CudaCode(pub u32);
+
+macro_rules! codes {
+    ($($name:ident = $number:literal, $text:literal;)*) => {
+        impl CudaCode {
+            $(
+                #[doc = $text]
+                pub const $name: Self = Self($number);
+            )*
+        }
+
+        /// Name and number of each constant, to be compared with cudarc's.
+        #[cfg(test)]
+        const ALL: &[(&str, CudaCode)] = &[$((stringify!($name), CudaCode::$name)),*];
+    };
+}
+
+codes! {
+    SUCCESS = 0, "No error.";
+    INVALID_VALUE = 1, "`CUDA_ERROR_INVALID_VALUE`.";
+    OUT_OF_MEMORY = 2, "`CUDA_ERROR_OUT_OF_MEMORY`.";
+    DEINITIALIZED = 4, "`CUDA_ERROR_DEINITIALIZED`: the driver has ended with the process.";
+    INVALID_DEVICE = 101, "`CUDA_ERROR_INVALID_DEVICE`.";
+    PEER_ACCESS_UNSUPPORTED = 217, "`CUDA_ERROR_PEER_ACCESS_UNSUPPORTED`.";
+    ILLEGAL_STATE = 401, "`CUDA_ERROR_ILLEGAL_STATE`.";
+    NOT_READY = 600, "`CUDA_ERROR_NOT_READY`: the work is not done yet.";
+    PEER_ACCESS_ALREADY_ENABLED = 704, "`CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.";
+    NOT_PERMITTED = 800, "`CUDA_ERROR_NOT_PERMITTED`.";
+    NOT_SUPPORTED = 801, "`CUDA_ERROR_NOT_SUPPORTED`.";
+    STREAM_CAPTURE_INVALIDATED = 901, "`CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.";
+    CAPTURED_EVENT = 907, "`CUDA_ERROR_CAPTURED_EVENT`.";
+}
+
+impl From<CUresult> for CudaCode {
+    fn from(code: CUresult) -> Self {
+        Self(code as u32)
+    }
+}
+
+/// The driver's name of the code, and the number where it has none.
+impl fmt::Display for CudaCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&crate::driver::describe(*self).0)
+    }
+}
+
+impl fmt::Debug for CudaCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaCode({})", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_have_the_numbers_of_the_header() {
+        let header = [
+            CUresult::CUDA_SUCCESS,
+            CUresult::CUDA_ERROR_INVALID_VALUE,
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            CUresult::CUDA_ERROR_DEINITIALIZED,
+            CUresult::CUDA_ERROR_INVALID_DEVICE,
+            CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+            CUresult::CUDA_ERROR_ILLEGAL_STATE,
+            CUresult::CUDA_ERROR_NOT_READY,
+            CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
+            CUresult::CUDA_ERROR_NOT_PERMITTED,
+            CUresult::CUDA_ERROR_NOT_SUPPORTED,
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+            CUresult::CUDA_ERROR_CAPTURED_EVENT,
+        ];
+        assert_eq!(ALL.len(), header.len());
+        for ((name, code), of_cudarc) in ALL.iter().zip(header) {
+            assert_eq!(CudaCode::from(of_cudarc), *code);
+            assert!(format!("{of_cudarc:?}").ends_with(name), "{of_cudarc:?} is not {name}");
+        }
+    }
+}
