@@ -53,6 +53,14 @@ pub(crate) fn arrive(
     Ok(())
 }
 
+/// What was taken for a call, to be kept until it is over; and whether it could be, for the others.
+pub(crate) fn taken<T>(result: Result<T, NvshmemError>) -> (Option<T>, Result<(), NvshmemError>) {
+    match result {
+        Ok(taken) => (Some(taken), Ok(())),
+        Err(error) => (None, Err(error)),
+    }
+}
+
 /// The rendezvous has collective calls for everybody alone; some meet by keys.
 fn meet(
     inner: &Inner,

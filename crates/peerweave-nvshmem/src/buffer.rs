@@ -6,16 +6,16 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use peerweave_driver::{
-    Access, CudaError, CudaStream, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, is_capturing, multicast_switch, wait,
+    Access, CudaError, CudaStream, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, is_capturing, multicast_switch,
 };
 use peerweave_types::{Element, Pe};
 
 use crate::Team;
 use crate::error::{MisuseKind, NvshmemError};
 use crate::heap::Allocation;
+use crate::streams::pass;
 
 /// `len` elements of symmetric memory: this PE's part of what every PE has. Clones and slices are handles of the same memory.
 ///
@@ -136,8 +136,7 @@ impl<T: Element> SymmetricBuffer<T> {
         if is_capturing(stream)? {
             return Err(DriverError::Capturing { call }.into());
         }
-        let start = Instant::now();
-        if wait(stream, start + inner.deadline)? { Ok(()) } else { Err(inner.late(call, start.elapsed(), Vec::new())) }
+        pass(call, inner, stream)
     }
 
     /// Where another PE's part is mapped in this process, for kernels that load and store there; `None` where it is reached by the network alone.

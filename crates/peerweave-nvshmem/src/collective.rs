@@ -3,14 +3,14 @@
 //! A collective has no deadline of its own: where a PE does not call it, the others' streams wait, and the host's waits for those streams expire.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use peerweave_driver::{CudaStream, wait};
+use peerweave_driver::CudaStream;
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::{DType, Element, Number, Rank, ReduceOp};
 
 use crate::enqueue::{Enqueue, by_width, check_apart, check_len, overlap, pointer};
 use crate::error::{MisuseKind, NvshmemError};
+use crate::streams::pass;
 use crate::sys::{self, CType, Families};
 use crate::{SymmetricBuffer, Team};
 
@@ -73,7 +73,7 @@ impl Team {
     /// [`NvshmemError::Timeout`], with who was lost; as [`barrier`](Self::barrier).
     pub fn barrier_blocking(&self) -> Result<(), NvshmemError> {
         self.barrier(&self.inner.stream)?;
-        self.wait("nvshmemx_barrier_on_stream")
+        pass("nvshmemx_barrier_on_stream", &self.inner, &self.inner.stream)
     }
 
     /// Waits until every PE of the team has called it, at most for the context's deadline.
@@ -85,16 +85,7 @@ impl Team {
     /// As [`barrier_blocking`](Self::barrier_blocking).
     pub fn sync_blocking(&self) -> Result<(), NvshmemError> {
         self.sync(&self.inner.stream)?;
-        self.wait("nvshmemx_team_sync_on_stream")
-    }
-
-    fn wait(&self, call: &'static str) -> Result<(), NvshmemError> {
-        let start = Instant::now();
-        if wait(&self.inner.stream, start + self.inner.deadline)? {
-            Ok(())
-        } else {
-            Err(self.inner.late(call, start.elapsed(), Vec::new()))
-        }
+        pass("nvshmemx_team_sync_on_stream", &self.inner, &self.inner.stream)
     }
 
     /// Copies `source` of the PE at `root` to `target` on every PE of the team, the root's too.

@@ -21,7 +21,8 @@ use crate::error::{DeadState, MisuseKind, NvshmemError, Timeout};
 use crate::gate::{Gate, Inside, NoAnswer, Worker};
 use crate::heap::Allocation;
 use crate::library::Status;
-use crate::sys::{Api, Families};
+use crate::order::Order;
+use crate::sys::{Api, Families, NVSHMEM_TEAM_WORLD, nvshmem_team_t};
 use crate::team::{Team, TeamKind};
 use crate::{Nvshmem, Settings};
 
@@ -46,6 +47,9 @@ pub(crate) struct Arguments {
     pub(crate) settings: Settings,
 }
 
+/// CUDA's name for whichever stream is the calling thread's.
+const PER_THREAD: usize = 2;
+
 pub(crate) struct Inner {
     pub(crate) nvshmem: Nvshmem,
     pub(crate) context: Arc<CudaContext>,
@@ -64,6 +68,8 @@ pub(crate) struct Inner {
     pub(crate) allocations: Mutex<Vec<Arc<Allocation>>>,
     /// Counts collective set-up calls, by team.
     pub(crate) sequences: Mutex<HashMap<u64, u64>>,
+    /// What the collectives of each of NVSHMEM's teams are ordered by, by its handle.
+    orders: Mutex<HashMap<nvshmem_team_t, Arc<Order>>>,
     /// Outside memory that was registered as a source: first address, bytes.
     pub(crate) registered: Mutex<Vec<(u64, usize)>>,
     /// Which PEs' memory is mapped here.
@@ -117,6 +123,7 @@ impl Context {
             handles: AtomicUsize::new(0),
             allocations: Mutex::default(),
             sequences: Mutex::default(),
+            orders: Mutex::default(),
             registered: Mutex::default(),
             mapped: OnceLock::new(),
             captured: Arc::default(),
@@ -347,6 +354,27 @@ impl Inner {
         }
     }
 
+    /// What the collectives of a team are ordered by.
+    pub(crate) fn order(&self, team: nvshmem_team_t) -> Arc<Order> {
+        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(orders.entry(team).or_default())
+    }
+
+    /// The same of all PEs, which NVSHMEM's set-up calls use too.
+    pub(crate) fn world_order(&self) -> Arc<Order> {
+        self.order(NVSHMEM_TEAM_WORLD)
+    }
+
+    /// All teams' orders.
+    pub(crate) fn orders(&self) -> Vec<Arc<Order>> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// A team is no more; NVSHMEM may give its handle to another.
+    pub(crate) fn forget_order(&self, team: nvshmem_team_t) {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner).remove(&team);
+    }
+
     /// The error of a wait that took too long, with what the rendezvous knows.
     #[cold]
     pub(crate) fn late(&self, call: &'static str, waited: Duration, missing: Vec<Pe>) -> NvshmemError {
@@ -367,6 +395,10 @@ impl Inner {
     /// An error unless the stream is one of this context's device.
     #[inline]
     pub(crate) fn check_stream(&self, call: &'static str, stream: &CudaStream) -> Result<(), NvshmemError> {
+        if stream.cu_stream().addr() == PER_THREAD {
+            let why = "the per-thread default stream is another stream on each thread, so that nobody else can wait for it: use a stream that was made";
+            return Err(NvshmemError::misuse(call, MisuseKind::Context { why }));
+        }
         let (found, expected) = (stream.context().ordinal(), self.context.ordinal());
         if found == expected {
             Ok(())

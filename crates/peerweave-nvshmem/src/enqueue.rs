@@ -1,6 +1,7 @@
 //! What every call on a stream does first: checks, and keeping alive what it will use.
 //!
-//! Invariant: when NVSHMEM is called, all memory of the call is noted as used by the stream, or owned by the graph that the call is captured into.
+//! Invariant: when NVSHMEM is called, all memory of the call is noted as used by the stream, or owned by the graph that the call is captured into, and the
+//! stream follows the team's last collective.
 
 use std::sync::{Arc, PoisonError};
 
@@ -20,13 +21,14 @@ pub(crate) struct Enqueue<'a> {
     stream: &'a Arc<CudaStream>,
     capturing: bool,
     keeps: Vec<Keep>,
+    team: Option<&'a Team>,
 }
 
 impl<'a> Enqueue<'a> {
     pub(crate) fn begin(inner: &'a Arc<Inner>, call: &'static str, stream: &'a Arc<CudaStream>) -> Result<Self, NvshmemError> {
         inner.alive(call)?;
         inner.check_stream(call, stream)?;
-        Ok(Self { inner, call, stream, capturing: is_capturing(stream)?, keeps: Vec::new() })
+        Ok(Self { inner, call, stream, capturing: is_capturing(stream)?, keeps: Vec::new(), team: None })
     }
 
     /// An error where the call is captured into a graph and cannot be.
@@ -77,12 +79,12 @@ impl<'a> Enqueue<'a> {
     }
 
     /// A team of the call. Gives its handle.
-    pub(crate) fn team(&mut self, team: &Team) -> Result<i32, NvshmemError> {
+    pub(crate) fn team(&mut self, team: &'a Team) -> Result<i32, NvshmemError> {
         team.check(self.call, self.inner)?;
-        team.note(self.stream);
         if self.capturing {
             self.keeps.push(team.keep_handle());
         }
+        self.team = Some(team);
         Ok(team.handle())
     }
 
@@ -96,6 +98,11 @@ impl<'a> Enqueue<'a> {
             keeps.push(Arc::<()>::clone(&self.inner.captured));
             keep_in_graph(self.stream, keeps)?;
         }
+        // Until NVSHMEM has enqueued it.
+        let _turn = match self.team {
+            Some(team) => Some(team.order().follow(self.call, self.inner, self.stream, self.capturing)?),
+            None => None,
+        };
         self.inner.issue(self.call, function)
     }
 

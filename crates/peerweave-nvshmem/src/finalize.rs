@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use crate::agree::{Members, arrive};
+use crate::agree::{Members, arrive, taken};
 use crate::context::{Context, LIFE, Life};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
 
@@ -64,9 +64,10 @@ impl Context {
                 }
                 allocation.settle(CALL)?;
             }
-            Ok(())
+            inner.orders().iter().try_for_each(|order| order.settle(CALL, &inner).map(drop))
         };
-        let able = idle();
+        let order = inner.world_order();
+        let (_turn, able) = taken(idle().and_then(|()| order.settle(CALL, &inner)));
         arrive(&inner, CALL, Members::World, &format!("{} allocations left", allocations.len()), able)?;
         // The list and its members keep each other; and what is released now must not be released again, whatever comes.
         inner.allocations.lock().unwrap_or_else(PoisonError::into_inner).clear();

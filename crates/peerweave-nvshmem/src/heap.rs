@@ -13,7 +13,7 @@ use peerweave_driver::{CudaStream, DeviceBuffer, DriverError, Keep};
 use peerweave_types::Element;
 
 use crate::SymmetricBuffer;
-use crate::agree::{Members, arrive};
+use crate::agree::{Members, arrive, taken};
 use crate::context::{Context, Inner};
 use crate::error::{MisuseKind, NvshmemError};
 use crate::streams::Streams;
@@ -135,6 +135,8 @@ impl Context {
         // NVSHMEM takes zero bytes for no call at all.
         let bytes = bytes.unwrap_or(0).max(size_of::<T>());
         let alignment = if let Kind::Align(alignment) = kind { alignment } else { 0 };
+        let order = inner.world_order();
+        let (_turn, able) = taken(able.and_then(|()| order.settle(call, inner)));
         arrive(inner, call, Members::World, &format!("{bytes} bytes, alignment {alignment}"), able)?;
         let address = inner.block(call, move |api, _| {
             // SAFETY: any sizes are allowed; all PEs call, with the same.
@@ -177,7 +179,9 @@ impl Context {
     pub fn free<T: Element>(&self, buffer: SymmetricBuffer<T>) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_free";
         let allocation = buffer.into_allocation();
-        let able = self.may_free(CALL, &allocation).and_then(|()| allocation.settle(CALL));
+        let order = self.inner.world_order();
+        let settled = self.may_free(CALL, &allocation).and_then(|()| allocation.settle(CALL));
+        let (_turn, able) = taken(settled.and_then(|()| order.settle(CALL, &self.inner)));
         arrive(&self.inner, CALL, Members::World, &format!("allocation #{}", allocation.id), able)?;
         {
             let mut allocations = self.inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
@@ -214,7 +218,8 @@ impl Context {
         let inner = &self.inner;
         let kept = owned(inner, CALL, memory);
         let bytes = memory.len() * size_of::<T>();
-        let able = kept.as_ref().map(|_| ()).map_err(Clone::clone);
+        let order = inner.world_order();
+        let (_turn, able) = taken(kept.as_ref().map_err(Clone::clone).and_then(|_| order.settle(CALL, inner)));
         arrive(inner, CALL, Members::World, &format!("{bytes} bytes"), able)?;
         let (source, keep) = kept?;
         let address = inner.block(CALL, move |api, _| {

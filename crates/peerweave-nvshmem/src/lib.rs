@@ -26,6 +26,7 @@ mod heap;
 mod init;
 mod library;
 mod module;
+mod order;
 mod preflight;
 mod rma;
 mod settings;

@@ -10,19 +10,31 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-use peerweave_driver::{CudaStream, Keep};
+use peerweave_driver::{CudaStream, Keep, is_capturing};
 use peerweave_types::{Pe, Rank};
 
-use crate::agree::{Members, SEED, arrive, mix};
+use crate::agree::{Members, SEED, arrive, mix, taken};
 use crate::context::{Context, Inner};
 use crate::error::{MisuseKind, NvshmemError};
-use crate::streams::Streams;
+use crate::order::Order;
 use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 
 /// An ordered set of PEs, this one among them. [`Rank`]s are indexes in it.
 ///
-/// The collectives of one team come in the same order on every PE, and one after the other: on one stream, or on several that wait for each other. The
-/// blocking forms use the context's own stream ([`Context::stream`]).
+/// # Order
+/// NVSHMEM keeps one set of counters for each team. So the collectives of a team (barriers, syncs, set-up calls and splits too) must come in the same
+/// order on every PE, which is the caller's to hold, and never two at once in one process, which this crate holds:
+///
+/// - All handles of a team share one order, by the time of the call. Its collectives may come from several threads.
+/// - One on another stream than the team's last waits, on the device, for all that the last stream had by then; it never waits on the host. A stream that
+///   waits for something that only comes after the new collective keeps both for ever: give streams that shall be independent a team each.
+/// - What NVSHMEM does on a stream of its own (allocating, freeing, registering, splitting, destroying, the end) and the blocking forms wait for the team's
+///   last stream first, at most for the context's deadline.
+/// - A collective that is captured waits on the host for a last stream that is outside of the graph, since a graph cannot. While the last stream is being
+///   captured, others are refused ([`MisuseKind::Context`]), unless they are captured into the same graph. Launching a graph is CUDA's call, which this
+///   crate does not see: [`join`](Self::join) orders it.
+///
+/// The blocking forms use the context's own stream ([`Context::stream`]).
 ///
 /// Dropping a team that was made here is local: NVSHMEM keeps it until it is finalised, and there are only so many
 /// ([`Settings::max_teams`](crate::Settings::max_teams)). [`destroy`](Self::destroy) gives it back.
@@ -40,8 +52,8 @@ struct Core {
     identity: u64,
     /// Whether it was made by an id: NVSHMEM keeps no stride of it.
     by_id: bool,
-    /// Streams that its collectives were enqueued on.
-    streams: Streams,
+    /// What its collectives are ordered by; one for all handles of the team.
+    order: Arc<Order>,
 }
 
 /// Where a team comes from.
@@ -113,7 +125,7 @@ impl Team {
             rank,
             identity: SEED,
             by_id: false,
-            streams: Streams::default(),
+            order: inner.order(sys::NVSHMEM_TEAM_WORLD),
         };
         Self { inner: Arc::clone(inner), core: Arc::new(core) }
     }
@@ -159,7 +171,7 @@ impl Team {
         }
         // What it is made of is part of what tells it apart.
         let identity = pes.iter().fold(identity, |identity, pe| mix(identity, pe.get().into()));
-        let core = Core { handle, kind, members: pes, rank: Rank::new(rank), identity, by_id, streams: Streams::default() };
+        let core = Core { handle, kind, members: pes, rank: Rank::new(rank), identity, by_id, order: inner.order(handle) };
         Ok(Self { inner: Arc::clone(inner), core: Arc::new(core) })
     }
 
@@ -229,7 +241,8 @@ impl Team {
     /// ([`Settings::max_teams`](crate::Settings::max_teams)); [`NvshmemError::Disagree`], [`NvshmemError::Timeout`], [`NvshmemError::Bootstrap`].
     pub fn split_strided(&self, start: u32, stride: u32, count: u32, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
         const CALL: &str = "nvshmem_team_split_strided";
-        let able = self.check_strided(CALL, start, stride, count);
+        let (_turn, able) =
+            taken(self.check_strided(CALL, start, stride, count).and_then(|()| self.order().settle(CALL, &self.inner)));
         self.arrive(CALL, &format!("start {start}, stride {stride}, count {count}, {config:?}"), able)?;
         let (parent, identity) = (self.handle(), self.child(u64::from(start) << 32 | u64::from(stride)));
         if self.core.by_id {
@@ -280,8 +293,9 @@ impl Team {
         const CALL: &str = "nvshmem_team_split_2d";
         let able = match width {
             0 => Err(NvshmemError::misuse(CALL, MisuseKind::Value { what: "the width", found: 0, expected: "at least 1" })),
-            _ => Ok(()),
+            _ => self.order().settle(CALL, &self.inner),
         };
+        let (_turn, able) = taken(able);
         self.arrive(CALL, &format!("width {width}, {config:?}"), able)?;
         let parent = self.handle();
         let (row_identity, column_identity) = (self.child(1), self.child(2));
@@ -384,13 +398,29 @@ impl Team {
             return Err(NvshmemError::misuse(CALL, MisuseKind::Context { why: "NVSHMEM's own teams live as long as it does" }));
         }
         let able = match Arc::strong_count(&self.core) {
-            1 => self.core.streams.settle(CALL, &self.inner),
+            1 => self.order().settle(CALL, &self.inner),
             _ => Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the team", by: "a captured graph" })),
         };
+        let (_turn, able) = taken(able);
         self.arrive(CALL, "", able)?;
         let handle = self.handle();
+        self.inner.forget_order(handle);
         // SAFETY: the handle is live, nobody else has it [T2], and all PEs of the team call.
         self.inner.block(CALL, move |api, _| unsafe { api.nvshmem_team_destroy(handle) })
+    }
+
+    /// Has `stream` wait for the team's last collective, and the team's next one for `stream`: to be called before work is put there that does collectives of
+    /// the team and that this crate does not see, such as the launch of a graph or of a kernel.
+    ///
+    /// Local: other PEs need not call it.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Context`] where the team's last stream is being captured, [`MisuseKind::Device`], [`NvshmemError::Dead`].
+    pub fn join(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
+        const CALL: &str = "Team::join";
+        self.inner.alive(CALL)?;
+        self.inner.check_stream(CALL, stream)?;
+        self.order().follow(CALL, &self.inner, stream, is_capturing(stream)?).map(drop)
     }
 
     /// The number for the next child, the same on every member.
@@ -413,9 +443,8 @@ impl Team {
         self.core.handle
     }
 
-    /// Notes that a collective is enqueued on a stream.
-    pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
-        self.core.streams.note(stream);
+    pub(crate) fn order(&self) -> &Order {
+        &self.core.order
     }
 
     pub(crate) fn keep_handle(&self) -> Keep {

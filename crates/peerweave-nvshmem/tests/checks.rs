@@ -17,13 +17,13 @@ fn program() -> PathBuf {
     program
 }
 
-/// Runs the program with the fakes and gives its last line.
-fn last_line(arguments: &[&str]) -> String {
+/// Runs the program with the fakes and gives how much it checked.
+fn checked(arguments: &[&str]) -> usize {
     let output = Command::new(program()).args(arguments).env("PEERWEAVE_MULTICAST", "off").output().expect("it starts");
     let out = String::from_utf8_lossy(&output.stdout);
     let line = out.lines().last().unwrap_or_default().to_owned();
     assert!(output.status.success(), "{arguments:?}: {out}\n{}", String::from_utf8_lossy(&output.stderr));
-    line
+    line.strip_prefix("OK ").and_then(|rest| rest.strip_suffix(" checks")?.parse().ok()).unwrap_or_else(|| panic!("{line}"))
 }
 
 fn fakes() -> Fakes {
@@ -32,36 +32,36 @@ fn fakes() -> Fakes {
 
 #[test]
 fn one_pe_does_everything() {
-    fakes().run(|| assert_eq!(last_line(&["--pes", "1"]), "OK 1281 checks"));
+    fakes().run(|| assert!(checked(&["--pes", "1"]) >= 1281));
 }
 
 #[test]
 fn two_pes_do_everything() {
-    fakes().run(|| assert_eq!(last_line(&["--pes", "2"]), "OK 4170 checks"));
+    fakes().run(|| assert!(checked(&["--pes", "2"]) >= 4170));
 }
 
 #[test]
 fn three_pes_do_everything_on_teams_of_two_and_of_all() {
-    fakes().run(|| assert_eq!(last_line(&["--pes", "3"]), "OK 6803 checks"));
+    fakes().run(|| assert!(checked(&["--pes", "3"]) >= 6803));
 }
 
 #[test]
 fn library_of_3_4_5_does_what_it_has() {
     let fakes = Fakes::new().cuda().nvshmem_of("3.4.5").limit(Duration::from_secs(240));
-    fakes.run(|| assert_eq!(last_line(&["--pes", "2"]), "OK 4170 checks"));
+    fakes.run(|| assert!(checked(&["--pes", "2"]) >= 4170));
 }
 
 #[test]
 fn pes_on_one_gpu_are_named() {
-    fakes().run(|| assert_eq!(last_line(&["--pes", "3", "--fault", "shared-gpu"]), "OK 3 checks"));
+    fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "shared-gpu"]), 3));
 }
 
 #[test]
 fn pe_that_does_not_come_is_named_at_the_deadline() {
-    fakes().run(|| assert_eq!(last_line(&["--pes", "3", "--fault", "missing"]), "OK 2 checks"));
+    fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "missing"]), 2));
 }
 
 #[test]
 fn pe_that_is_killed_is_named() {
-    fakes().run(|| assert_eq!(last_line(&["--pes", "3", "--fault", "killed"]), "OK 2 checks"));
+    fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "killed"]), 2));
 }

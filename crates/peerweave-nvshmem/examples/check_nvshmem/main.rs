@@ -5,6 +5,7 @@
 //! wait is longer than 20 seconds. Multicast is switched off whatever the environment says.
 
 mod oracle;
+mod ordering;
 mod scenarios;
 
 use std::io::{BufRead as _, BufReader};
@@ -160,6 +161,7 @@ fn everything(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Failure>
     }
     let mut checks = scenarios::Checks::new(&context, rendezvous)?;
     scenarios::run(&mut checks)?;
+    ordering::run(&mut checks)?;
     let count = checks.finish()?;
     let report = context.finalize()?;
     // One scenario drops two buffers on purpose; alone there is nobody to disagree with, so one of them is freed.

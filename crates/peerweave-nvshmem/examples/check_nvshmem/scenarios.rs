@@ -18,10 +18,10 @@ const COUNT: usize = 1003;
 
 /// What was compared, and what differed.
 pub(crate) struct Checks<'a> {
-    context: &'a Context,
-    rendezvous: &'a Rendezvous,
-    world: Team,
-    stream: Arc<CudaStream>,
+    pub(crate) context: &'a Context,
+    pub(crate) rendezvous: &'a Rendezvous,
+    pub(crate) world: Team,
+    pub(crate) stream: Arc<CudaStream>,
     /// By operation: how much agreed and how much did not.
     counts: BTreeMap<&'static str, (usize, usize)>,
     faults: Vec<String>,
@@ -33,28 +33,28 @@ impl<'a> Checks<'a> {
         Ok(Self { context, rendezvous, world, stream, counts: BTreeMap::new(), faults: Vec::new() })
     }
 
-    fn pe(&self) -> u32 {
+    pub(crate) fn pe(&self) -> u32 {
         self.context.pe().get()
     }
 
-    fn n(&self) -> u32 {
+    pub(crate) fn n(&self) -> u32 {
         self.context.n_pes()
     }
 
-    fn next(&self) -> Pe {
+    pub(crate) fn next(&self) -> Pe {
         Pe::new((self.pe() + 1) % self.n())
     }
 
-    fn previous(&self) -> u32 {
+    pub(crate) fn previous(&self) -> u32 {
         (self.pe() + self.n() - 1) % self.n()
     }
 
     /// Everybody is here, and what was put is seen.
-    fn barrier(&self) -> Result<(), Failure> {
+    pub(crate) fn barrier(&self) -> Result<(), Failure> {
         Ok(self.world.barrier(&self.stream)?)
     }
 
-    fn check(&mut self, operation: &'static str, holds: bool, what: impl FnOnce() -> String) {
+    pub(crate) fn check(&mut self, operation: &'static str, holds: bool, what: impl FnOnce() -> String) {
         let counts = self.counts.entry(operation).or_default();
         if holds {
             counts.0 += 1;
@@ -64,7 +64,7 @@ impl<'a> Checks<'a> {
         }
     }
 
-    fn same<T: Sample>(&mut self, operation: &'static str, found: &[T], expected: impl Fn(usize) -> T) {
+    pub(crate) fn same<T: Sample>(&mut self, operation: &'static str, found: &[T], expected: impl Fn(usize) -> T) {
         let wrong = (0..found.len()).find(|index| found[*index] != expected(*index));
         self.check(operation, wrong.is_none(), || {
             let index = wrong.unwrap_or_default();
@@ -73,7 +73,7 @@ impl<'a> Checks<'a> {
         });
     }
 
-    fn refused<R>(&mut self, what: &'static str, result: Result<R, NvshmemError>, kind: impl Fn(&MisuseKind) -> bool) {
+    pub(crate) fn refused<R>(&mut self, what: &'static str, result: Result<R, NvshmemError>, kind: impl Fn(&MisuseKind) -> bool) {
         let error = result.err();
         let right = error.as_ref().and_then(NvshmemError::misuse_kind).is_some_and(kind);
         self.check("refused", right, || format!("{what}: {error:?}"));
@@ -365,8 +365,6 @@ struct Pool {
 fn on_team(checks: &mut Checks<'_>, team: &Team, pool: &Pool) -> Result<(), Failure> {
     team.sync(&checks.stream)?;
     team.barrier(&checks.stream)?;
-    // The blocking forms have a stream of their own, and a team's collectives must be in one order on every PE.
-    checks.stream.synchronize()?;
     team.sync_blocking()?;
     team.barrier_blocking()?;
     checks.check("barrier", true, String::new);

@@ -9,9 +9,8 @@ use std::sync::atomic::Ordering;
 
 use crate::abi::{Result, invalid};
 use crate::compute::Combine;
-use crate::enqueue::on_stream;
-use crate::log::undefined;
-use crate::meet::{Channel, Team, record_of};
+use crate::flight::{self, Flight};
+use crate::meet::{Team, record_of};
 use crate::world::World;
 use crate::{call, counters, world};
 
@@ -50,10 +49,7 @@ impl Collective {
         }
     }
 
-    fn run(&self, world: &World, team: &Team, function: &'static str) {
-        if team.gone.load(Ordering::Acquire) {
-            undefined(&format!("{function} reached its stream after team {} was destroyed", team.handle));
-        }
+    fn run(&self, world: &World, team: &Team, flight: &mut Flight<'_>, function: &'static str) {
         let members = team.members.len();
         let (target_bytes, source_bytes) = self.lengths(members);
         let find = |what, address, bytes| world.memory().symmetric(function, what, address, bytes);
@@ -63,8 +59,7 @@ impl Collective {
         let number = |place: crate::memory::Place| ((place.region as u64) << 48) | place.offset as u64;
         let (to, from) = places.map_or((0, 0), |(target, source)| (number(target), number(source)));
         let same = [team.index as u64, to, from, self.bytes as u64, root];
-        let mut turn = team.turn(Channel::Data);
-        turn.meet(record_of(function, &same, &[]));
+        flight.turn.meet(record_of(function, &same, &[]));
         let mut result = Vec::new();
         if let Some((_, source)) = places {
             let memory = world.memory();
@@ -87,14 +82,13 @@ impl Collective {
                 Kind::ReduceScatter(combine) => reduce(combine, team.me),
             };
         }
-        turn.meet(record_of(function, &same, &[]));
+        flight.turn.meet(record_of(function, &same, &[]));
         if places.is_some() {
             let memory = world.memory();
             let target = memory.symmetric(function, "the target", self.target, target_bytes);
             // SAFETY: the target was found live and stays so while the memory is held; it has so many bytes.
             unsafe { std::ptr::copy_nonoverlapping(result.as_ptr(), memory.of(world.pe, target), result.len()) };
         }
-        drop(turn);
     }
 
     fn checked(&self, handle: c_int) -> Result<(Arc<World>, Arc<Team>)> {
@@ -123,7 +117,7 @@ impl Collective {
         call::code(|| {
             let (world, team) = self.checked(team)?;
             call::take_effect().suffer();
-            self.run(&world, &team, call::function());
+            self.run(&world, &team, &mut team.begin_on_host(), call::function());
             Ok(())
         })
     }
@@ -132,7 +126,7 @@ impl Collective {
     pub(crate) fn on_stream(self, team: c_int, stream: *mut c_void) -> c_int {
         call::code(|| {
             let (_, team) = self.checked(team)?;
-            on_stream(stream, move |world, function| self.run(world, &team, function))
+            flight::in_order(team, stream, move |world, team, flight, function| self.run(world, team, flight, function))
         })
     }
 }

@@ -23,6 +23,7 @@ fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
     if bytes == 0 {
         return std::ptr::null_mut();
     }
+    world.team.idle();
     let mut turn = world.team.turn(Channel::Setup);
     let found = {
         let mut memory = world.change_memory();
@@ -69,6 +70,7 @@ fn free(address: usize) {
             None => ended(call::function(), address),
         }
     };
+    world.team.idle();
     let mut turn = world.team.turn(Channel::Setup);
     turn.meet(record(&[offset as u64], &[]));
     world.change_memory().allocations.remove(&offset);
@@ -82,6 +84,7 @@ fn register_symmetric(address: usize, bytes: usize, wish: usize) -> Result<usize
     } else {
         driver::with_context(world.context, || driver::handle_at(address))
     };
+    world.team.idle();
     let mut turn = world.team.turn(Channel::Setup);
     // Who cannot, says so before anybody maps.
     let able = turn.meet(record(&[bytes as u64], &[u64::from(handle.is_ok())]));
@@ -107,6 +110,7 @@ fn unregister_symmetric(world: &Arc<World>, address: usize, bytes: usize) -> Res
     let Some(index) = found else {
         return invalid(format!("{bytes} bytes at {address:#x} are not registered"));
     };
+    world.team.idle();
     let mut turn = world.team.turn(Channel::Setup);
     turn.meet(record(&[index as u64], &[]));
     let region = world.change_memory().regions[index].take();

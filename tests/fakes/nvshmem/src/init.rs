@@ -186,6 +186,7 @@ fn begin(flags: u32, attr: &InitAttr) -> Result<World> {
 /// Ends a job on this PE, after all have come to the end.
 fn end(world: &World) -> Result {
     world.quiet();
+    world.teams().values().for_each(|team| team.idle());
     world.team.turn(Channel::Setup).meet(record(&[], &[]));
     let mut memory = world.change_memory();
     memory.live = false;

@@ -36,6 +36,8 @@
 //!
 //! # Where it is stricter or simpler than NVSHMEM
 //! - The heap is of a fixed size. Its alignment is 2 MiB. A handle of a team is not used twice.
+//! - Two collectives of a team that are in flight at once in a process end it, also where their streams would have been lucky; so does a set-up call of a
+//!   team (memory is that of all PEs) that has one in flight.
 //! - Fence and flush do what quiet does. `nbi` transfers are done in order.
 //! - Sources and targets of collectives must be at the same offset on all members. Reductions are done in the order of ranks, rounded after each.
 //! - At most 32 PEs. MPI and SHMEM are refused with code 3. Co-resident launches fail with code 6.
@@ -58,6 +60,7 @@ mod counters;
 mod driver;
 mod enqueue;
 mod faults;
+mod flight;
 mod heap;
 mod init;
 mod log;

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use crate::call;
 use crate::control::{Control, Member, Record, TeamSlot};
+use crate::flight::Flights;
 use crate::log::undefined;
 use crate::settings;
 
@@ -34,6 +35,7 @@ pub(crate) struct Team {
     pub(crate) contexts: i32,
     pub(crate) id: u64,
     pub(crate) gone: AtomicBool,
+    pub(crate) flights: Flights,
     /// How many meetings this PE has come to.
     turns: [Mutex<u64>; 2],
 }
@@ -100,6 +102,7 @@ impl Team {
             contexts: 0,
             id: u64::MAX,
             gone: AtomicBool::new(false),
+            flights: Flights::default(),
             turns: [const { Mutex::new(0) }; 2],
         }
     }
@@ -110,17 +113,23 @@ impl Team {
 
     /// Waits for this process's other meetings on the channel.
     pub(crate) fn turn(&self, channel: Channel) -> Turn<'_> {
-        let mut count = None;
+        let mut turn = None;
         let mut take = || {
-            count = match self.turns[channel as usize].try_lock() {
-                Ok(guard) => Some(guard),
-                Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) => None,
-            };
-            count.is_some()
+            turn = self.try_turn(channel);
+            turn.is_some()
         };
         wait_for(self.control, &mut take, || format!("another collective of team {} in this process", self.handle));
-        Turn { team: self, channel, count: count.expect("it was waited for") }
+        turn.expect("it was waited for")
+    }
+
+    /// The same if nothing of this process meets there now.
+    pub(crate) fn try_turn(&self, channel: Channel) -> Option<Turn<'_>> {
+        let count = match self.turns[channel as usize].try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Turn { team: self, channel, count })
     }
 
     /// Gives the team's place back once all members have.

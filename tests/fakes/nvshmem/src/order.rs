@@ -8,21 +8,18 @@ use std::sync::atomic::Ordering;
 
 use crate::abi::{Result, invalid};
 use crate::enqueue::on_stream;
-use crate::log::undefined;
-use crate::meet::{Channel, Team, record_of};
+use crate::flight::{self, Flight};
+use crate::meet::{Team, record_of};
 use crate::world::World;
 use crate::{call, counters, world};
 
-fn arrive(world: &World, team: &Team, function: &'static str, quiet: bool) {
-    if team.gone.load(Ordering::Acquire) {
-        undefined(&format!("{function} reached its stream after team {} was destroyed", team.handle));
-    }
+fn arrive(world: &World, team: &Team, flight: &mut Flight<'_>, function: &'static str, quiet: bool) {
     // The end of the job is seen as everywhere else.
     world.memory().local(function, "nothing", 0, 0);
     if quiet {
         world.quiet();
     }
-    team.turn(Channel::Data).meet(record_of(function, &[team.index as u64], &[]));
+    flight.turn.meet(record_of(function, &[team.index as u64], &[]));
 }
 
 fn team_of(handle: c_int) -> Result<(Arc<World>, Arc<Team>)> {
@@ -38,13 +35,13 @@ fn team_of(handle: c_int) -> Result<(Arc<World>, Arc<Team>)> {
 fn on_host(handle: c_int, quiet: bool) -> Result {
     let (world, team) = team_of(handle)?;
     call::take_effect().suffer();
-    arrive(&world, &team, call::function(), quiet);
+    arrive(&world, &team, &mut team.begin_on_host(), call::function(), quiet);
     Ok(())
 }
 
 fn in_order(handle: c_int, quiet: bool, stream: *mut c_void) -> Result {
     let (_, team) = team_of(handle)?;
-    on_stream(stream, move |world, function| arrive(world, &team, function, quiet))
+    flight::in_order(team, stream, move |world, team, flight, function| arrive(world, team, flight, function, quiet))
 }
 
 fn quiet() {

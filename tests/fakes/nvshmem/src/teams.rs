@@ -57,6 +57,7 @@ fn config(config: *const TeamConfig, mask: c_long) -> Result<(c_int, u64)> {
 
 /// Makes one team of members of a parent, whose members all call, each with those of its own new team. `None` where this PE is in none.
 fn make(world: &World, parent: &Team, members: Option<Vec<i32>>, same: &[u64], contexts: c_int) -> Result<c_int> {
+    parent.idle();
     let mut turn = parent.turn(Channel::Setup);
     let leads = members.as_ref().is_some_and(|members| members[0] == world.pe);
     let full = members.is_some() && made(world) + FIRST_MADE > world.max_teams;
@@ -165,6 +166,7 @@ fn destroy(handle: c_int) {
         complain(&format!("nvshmem_team_destroy: team {handle} is predefined"));
         return;
     }
+    team.idle();
     team.turn(Channel::Setup).meet(record(&[team.index as u64], &[]));
     world.teams().remove(&handle);
     team.leave();

@@ -86,6 +86,39 @@ aborts! {
         nvshmemx_hostlib_finalize();
         finish(stream);
     };
+    collectives_of_a_team_on_two_streams_in_no_order_end_the_process: 1
+    "nvshmemx_barrier_on_stream began before the last collective of team 0 was done", quick(), |me| {
+        let (one, other) = (init(me), stream());
+        let word = symmetric(&[0_u64]);
+        nvshmemx_signal_wait_until_on_stream(word, 0, 1, one);
+        assert_eq!(nvshmemx_barrier_on_stream(0, one), 0);
+        assert_eq!(nvshmemx_barrier_on_stream(0, other), 0);
+        finish(other);
+    };
+    a_collective_of_the_host_while_one_is_on_a_stream_ends_the_process: 1
+    "nvshmem_barrier began before the last collective of team 0 was done", quick(), |me| {
+        let stream = init(me);
+        let word = symmetric(&[0_u64]);
+        nvshmemx_signal_wait_until_on_stream(word, 0, 1, stream);
+        assert_eq!(nvshmemx_barrier_on_stream(0, stream), 0);
+        nvshmem_barrier(0);
+    };
+    memory_is_not_allocated_while_a_collective_of_all_is_in_flight: 1
+    "nvshmem_malloc while a collective of team 0 was in flight", quick(), |me| {
+        let stream = init(me);
+        let word = symmetric(&[0_u64]);
+        nvshmemx_signal_wait_until_on_stream(word, 0, 1, stream);
+        assert_eq!(nvshmemx_barrier_on_stream(0, stream), 0);
+        nvshmem_malloc(8);
+    };
+    a_team_is_not_split_while_a_collective_of_it_is_in_flight: 1
+    "nvshmem_team_split_strided while a collective of team 1 was in flight", quick(), |me| {
+        let stream = init(me);
+        let word = symmetric(&[0_u64]);
+        nvshmemx_signal_wait_until_on_stream(word, 0, 1, stream);
+        assert_eq!(nvshmemx_barrier_on_stream(1, stream), 0);
+        nvshmem_team_split_strided(1, 0, 1, 1, std::ptr::null(), 0, &mut -1);
+    };
     a_pe_that_there_is_not_ends_the_process: 1 "PE 1 of 1", quick(), |me| {
         init(me);
         let memory = symmetric(&[0_i32; 4]);

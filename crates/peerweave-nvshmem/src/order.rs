@@ -1,0 +1,91 @@
+//! One order for the collectives of a team in this process, whatever streams they are on.
+//!
+//! Does not know what the other PEs do: that everybody calls the same ones, in the same order, is theirs to hold.
+//!
+//! NVSHMEM keeps one set of counters for each team, by which its PEs find each other. Two collectives of a team that run at once, on two streams, use the
+//! same counters, and corrupt each other: both may hang, or end before everybody came. So a collective on another stream than the last one waits for it.
+//!
+//! # Invariant
+//! - **\[O1\]** Of the collectives of a team that this process has enqueued and that are not done, each waits for the one before.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use peerweave_driver::cudarc::driver::sys::CUgraph;
+use peerweave_driver::{CudaError, CudaStream, Driver, DriverError, is_capturing, relaxed};
+
+use crate::context::Inner;
+use crate::error::{MisuseKind, NvshmemError};
+use crate::streams::pass;
+
+/// The last stream that a collective of a team was enqueued on.
+#[derive(Debug, Default)]
+pub(crate) struct Order(Mutex<Option<Arc<CudaStream>>>);
+
+/// The right to call the team's next collective, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn<'a> {
+    _last: MutexGuard<'a, Option<Arc<CudaStream>>>,
+}
+
+impl Order {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<CudaStream>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the stream the team's: its next work comes after the team's last collective [O1].
+    pub(crate) fn follow(
+        &self,
+        call: &'static str,
+        inner: &Inner,
+        stream: &Arc<CudaStream>,
+        capturing: bool,
+    ) -> Result<Turn<'_>, NvshmemError> {
+        let mut last = self.lock();
+        if let Some(former) = last.as_ref().filter(|former| !same(former, stream)) {
+            match (is_capturing(former)?, capturing) {
+                (false, false) => relaxed(|| stream.join(former)).map_err(CudaError::of("cuStreamWaitEvent"))?,
+                // A graph cannot wait for what is outside of it, so that must be over.
+                (false, true) => pass(call, inner, former)?,
+                (true, true) if capture(former)? == capture(stream)? => {
+                    stream.join(former).map_err(CudaError::of("cuStreamWaitEvent"))?;
+                }
+                (true, _) => {
+                    let why = "the team's last collective is on a stream that is being captured, which nothing outside of that graph can wait for: end the capture first, or use another team";
+                    return Err(NvshmemError::misuse(call, MisuseKind::Context { why }));
+                }
+            }
+        }
+        if last.as_ref().is_none_or(|former| !Arc::ptr_eq(former, stream)) {
+            *last = Some(Arc::clone(stream));
+        }
+        Ok(Turn { _last: last })
+    }
+
+    /// Waits until the team's last collective is done, at most for the context's deadline: for what NVSHMEM does on a stream of its own.
+    pub(crate) fn settle(&self, call: &'static str, inner: &Inner) -> Result<Turn<'_>, NvshmemError> {
+        let mut last = self.lock();
+        if let Some(stream) = &*last {
+            pass(call, inner, stream)?;
+        }
+        *last = None;
+        Ok(Turn { _last: last })
+    }
+}
+
+/// Whether both are one stream of the driver's: handles of the default stream are many.
+fn same(one: &Arc<CudaStream>, other: &Arc<CudaStream>) -> bool {
+    Arc::ptr_eq(one, other) || one.cu_stream() == other.cu_stream() && one.context() == other.context()
+}
+
+/// Which capture a stream is in.
+fn capture(stream: &Arc<CudaStream>) -> Result<u64, NvshmemError> {
+    let (mut status, mut id, mut graph): (u32, u64, CUgraph) = (0, 0, std::ptr::null_mut());
+    let (dependencies, count) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the stream is live; the pointers are to live values, or null, which is allowed for those.
+    let code = unsafe {
+        let api = Driver::get()?.api();
+        api.cuStreamGetCaptureInfo_v2(stream.cu_stream(), &raw mut status, &raw mut id, &raw mut graph, dependencies, count)
+    };
+    CudaError::check("cuStreamGetCaptureInfo_v2", code.map_err(DriverError::from)?)?;
+    Ok(id)
+}

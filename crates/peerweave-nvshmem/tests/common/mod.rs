@@ -1,0 +1,139 @@
+//! What the scenarios have in common: fakes, PEs as processes that meet by a rendezvous, a stream that can be held.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Token};
+use peerweave_driver::{CudaContext, CudaStream};
+use peerweave_fakes::{Child, Fakes};
+use peerweave_nvshmem::{Context, MisuseKind, NvshmemError, Settings, Signal, SymmetricBuffer};
+use peerweave_types::{Compare, Pe, SignalOp};
+
+/// What nothing in a scenario that succeeds comes near.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+/// What a scenario waits for that waits in vain.
+pub(crate) const SHORT: Duration = Duration::from_millis(500);
+
+pub(crate) fn fakes() -> Fakes {
+    Fakes::new().cuda().nvshmem().env("PEERWEAVE_MULTICAST", "off").env("PEERWEAVE_FAKE_NVSHMEM_WAIT_MS", "15000")
+}
+
+pub(crate) fn device(ordinal: usize) -> Arc<CudaContext> {
+    peerweave_driver::context(ordinal).expect("the fake has that device")
+}
+
+pub(crate) fn settings(deadline: Duration) -> Settings {
+    Settings::default().deadline(deadline).remote_transport("none").symmetric_size_bytes(64 << 20)
+}
+
+/// Where the children of a scenario meet, each as the PE of its rank.
+pub(crate) fn rendezvous(child: &Child, deadline: Duration) -> Arc<Rendezvous> {
+    let name = child.directory.to_string_lossy().replace('/', "-");
+    let job =
+        Job::on_one_machine(child.rank as u32, child.count as u32, Endpoint::Unix(name.clone()), Token::derived_from(&name));
+    let job = Job { served: Served::ByPe0, ..job };
+    Arc::new(Rendezvous::join(&job, Options { deadline, ..Options::default() }).expect("all join"))
+}
+
+/// A PE that runs.
+pub(crate) struct Here {
+    pub(crate) context: Context,
+    pub(crate) rendezvous: Arc<Rendezvous>,
+    pub(crate) stream: Arc<CudaStream>,
+}
+
+/// Starts NVSHMEM among the children, each on a device of its own.
+pub(crate) fn start(child: &Child) -> Here {
+    start_within(child, DEADLINE)
+}
+
+pub(crate) fn start_within(child: &Child, deadline: Duration) -> Here {
+    let rendezvous = rendezvous(child, DEADLINE);
+    let context = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(deadline)).expect("it starts");
+    let stream = context.device().new_stream().expect("a stream");
+    Here { context, rendezvous, stream }
+}
+
+impl Here {
+    pub(crate) fn new_stream(&self) -> Arc<CudaStream> {
+        self.context.device().new_stream().expect("a stream")
+    }
+
+    pub(crate) fn next(&self) -> Pe {
+        Pe::new((self.context.pe().get() + 1) % self.context.n_pes())
+    }
+
+    pub(crate) fn previous(&self) -> u32 {
+        (self.context.pe().get() + self.context.n_pes() - 1) % self.context.n_pes()
+    }
+
+    /// Ends NVSHMEM, with nothing left.
+    pub(crate) fn end(self) {
+        let report = self.context.finalize().expect("it ends");
+        assert!(report.leaked.is_empty() && report.other_handles == 0, "{report:?}");
+        Arc::into_inner(self.rendezvous).expect("the context gave it up").leave().expect("all leave");
+    }
+}
+
+/// Holds streams until it is told to let them go.
+pub(crate) struct Hold {
+    word: SymmetricBuffer<u64>,
+    context: Context,
+    other: Arc<CudaStream>,
+}
+
+impl Hold {
+    /// Collective.
+    pub(crate) fn new(here: &Here) -> Self {
+        let word = here.context.alloc_zeroed::<u64>(1).expect("memory");
+        Self { word, context: here.context.clone(), other: here.new_stream() }
+    }
+
+    /// The stream goes on after [`release`](Self::release) alone.
+    pub(crate) fn hold(&self, stream: &Arc<CudaStream>) {
+        self.context.signal_wait(&self.word, Compare::Eq, 1, stream).expect("it is enqueued");
+    }
+
+    pub(crate) fn release(&self) {
+        let signal = Signal { word: &self.word, value: 1, op: SignalOp::Set };
+        self.context.signal(&signal, self.context.pe(), &self.other).expect("it is enqueued");
+    }
+
+    /// Releases after a while, from another thread, while `body` runs. Gives how long that took.
+    pub(crate) fn release_after<R>(&self, while_held: Duration, body: impl FnOnce() -> R) -> (R, Duration) {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(while_held);
+                self.release();
+            });
+            let start = Instant::now();
+            (body(), start.elapsed())
+        })
+    }
+
+    /// Collective.
+    pub(crate) fn free(self) {
+        self.other.synchronize().expect("it passes");
+        self.context.free(self.word).expect("it is freed");
+    }
+}
+
+/// The kind of a mistake.
+#[track_caller]
+pub(crate) fn misuse<R>(result: Result<R, NvshmemError>) -> MisuseKind {
+    let error = result.err().expect("it is refused");
+    error.misuse_kind().unwrap_or_else(|| panic!("a misuse was expected, not: {error}")).clone()
+}
+
+/// An error's text, which has all these parts.
+#[track_caller]
+pub(crate) fn says<R>(result: Result<R, NvshmemError>, parts: &[&str]) -> NvshmemError {
+    let error = result.err().expect("it is refused");
+    let text = error.to_string();
+    for part in parts {
+        assert!(text.contains(part), "`{part}` is not in: {text}");
+    }
+    error
+}
