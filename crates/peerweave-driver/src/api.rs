@@ -70,6 +70,8 @@ peerweave_dylib::bindings! {
 
         /// Makes a stream.
         "2.0" fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> CudaCode;
+        /// Destroys a stream. What it has to do is still done.
+        "4.0" fn cuStreamDestroy_v2(stream: CUstream) -> CudaCode;
         /// Whether a stream's work is done.
         "2.0" fn cuStreamQuery(stream: CUstream) -> CudaCode;
         /// Waits for a stream. Without a deadline: used only where the work is known to end.

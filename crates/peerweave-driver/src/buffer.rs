@@ -8,9 +8,10 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use crate::cudarc::driver::sys::CUdeviceptr;
+use crate::cudarc::driver::sys::{CUdeviceptr, CUevent};
 use crate::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
-use crate::{DEADLINE, deadline_after, is_capturing, wait};
+use crate::driver::bind;
+use crate::{CudaError, DEADLINE, Driver, DriverError, deadline_after, is_capturing, wait};
 
 /// Something that keeps memory alive while it lives.
 pub type Keep = Arc<dyn Any + Send + Sync>;
@@ -22,14 +23,16 @@ pub type Keep = Arc<dyn Any + Send + Sync>;
 pub struct Access<'a> {
     address: CUdeviceptr,
     guard: Option<SyncOnDrop<'a>>,
-    /// The stream in whose order the memory is freed, and the stream whose work it must wait for.
-    freed_after: Option<(Arc<CudaStream>, &'a Arc<CudaStream>)>,
+    /// The stream in whose order the memory is freed, and the stream of the work.
+    streams: Option<(Arc<CudaStream>, &'a Arc<CudaStream>)>,
+    /// Whether the first must wait for the second.
+    joins: bool,
 }
 
 impl<'a> Access<'a> {
     /// An address whose owner needs no word when the work is enqueued.
     pub fn new(address: CUdeviceptr) -> Self {
-        Self { address, guard: None, freed_after: None }
+        Self { address, guard: None, streams: None, joins: false }
     }
 
     /// The address of a slice of cudarc's with its guard, for reading. `own` is the slice's stream, `stream` the one it was asked for.
@@ -58,9 +61,9 @@ impl<'a> Access<'a> {
     ) -> Self {
         if joins && !own.context().is_in_multi_stream_mode() {
             // Then cudarc did not make the stream wait for what `own` did to the memory, nor for its allocation.
-            own.context().record_err(stream.join(own));
+            join_or_wait(stream, own);
         }
-        Self { address, guard: Some(guard), freed_after: joins.then(|| (Arc::clone(own), stream)) }
+        Self { address, guard: Some(guard), streams: Some((Arc::clone(own), stream)), joins }
     }
 
     /// The device address of the first element.
@@ -94,18 +97,77 @@ fn is_made(stream: &CudaStream) -> bool {
 
 impl Drop for Access<'_> {
     fn drop(&mut self) {
-        drop(self.guard.take());
-        if let Some((own, stream)) = self.freed_after.take() {
-            let joined = match is_capturing(&own) {
-                // An event of another stream would spoil the capture.
-                Ok(true) | Err(_) => false,
-                Ok(false) => own.join(stream).is_ok(),
-            };
-            if !joined {
-                wait_instead(stream);
-            }
+        let guard = self.guard.take();
+        let Some((own, stream)) = self.streams.take() else { return };
+        let ((), told) = with_errors_aside(&own, stream, || drop(guard));
+        if self.joins {
+            join_or_wait(&own, stream);
+        } else if !told {
+            wait_instead(stream);
         }
     }
+}
+
+/// The address of a slice of cudarc's with its guard, where cudarc really made the stream wait.
+fn ordered<'a>(
+    own: &Arc<CudaStream>,
+    stream: &Arc<CudaStream>,
+    ask: impl FnOnce() -> (CUdeviceptr, SyncOnDrop<'a>),
+) -> (CUdeviceptr, SyncOnDrop<'a>) {
+    let (answer, waits) = with_errors_aside(own, stream, ask);
+    if !waits {
+        join_or_wait(stream, own);
+    }
+    answer
+}
+
+/// Runs something of cudarc's that tells nobody whether it worked. cudarc does nothing where an earlier error is noted in a context, whoever left it:
+/// so such an error is put aside meanwhile. Gives also whether no new one came.
+fn with_errors_aside<R>(own: &CudaStream, stream: &CudaStream, run: impl FnOnce() -> R) -> (R, bool) {
+    let contexts = [own.context(), stream.context()];
+    let earlier = contexts.map(|context| context.check_err());
+    let answer = run();
+    let mut worked = true;
+    for (context, earlier) in contexts.into_iter().zip(earlier) {
+        let new = context.check_err();
+        worked &= new.is_ok();
+        context.record_err(new);
+        // Who asked first is to see what was there first.
+        context.record_err(earlier);
+    }
+    (answer, worked)
+}
+
+/// Makes a stream wait for what another one has to do now; where that cannot be, this thread waits.
+fn join_or_wait(waiter: &Arc<CudaStream>, other: &Arc<CudaStream>) {
+    // An event of another stream would spoil a capture.
+    let joined = matches!(is_capturing(waiter), Ok(false)) && join(waiter, other).is_ok();
+    if !joined {
+        wait_instead(other);
+    }
+}
+
+/// Not by cudarc's function of this name, which gives an error that others have left in the context, and does nothing then.
+fn join(waiter: &CudaStream, other: &CudaStream) -> Result<(), DriverError> {
+    /// `CU_EVENT_DISABLE_TIMING`: the cheapest event there is.
+    const DISABLE_TIMING: u32 = 2;
+    let api = Driver::get()?.api();
+    bind(other.context())?;
+    let mut event: CUevent = std::ptr::null_mut();
+    // SAFETY: the pointer is to a live handle.
+    CudaError::check("cuEventCreate", unsafe { api.cuEventCreate(&raw mut event, DISABLE_TIMING) }?)?;
+    let join = || {
+        // SAFETY: the event and the stream are live, and the stream's context is current.
+        CudaError::check("cuEventRecord", unsafe { api.cuEventRecord(event, other.cu_stream()) }?)?;
+        bind(waiter.context())?;
+        // SAFETY: the same of the other stream.
+        CudaError::check("cuStreamWaitEvent", unsafe { api.cuStreamWaitEvent(waiter.cu_stream(), event, 0) }?)?;
+        Ok(())
+    };
+    let joined = join();
+    // SAFETY: nobody else has the event; a stream that waits for it goes on waiting.
+    let _ = unsafe { api.cuEventDestroy_v2(event) };
+    joined
 }
 
 /// Where a stream cannot be made to wait for another, this thread does.
@@ -186,7 +248,8 @@ macro_rules! of_cudarc {
                 }
 
                 fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
-                    Access::reading(DeviceSlice::stream(self), stream, self.device_ptr(stream))
+                    let own = DeviceSlice::stream(self);
+                    Access::reading(own, stream, ordered(own, stream, || self.device_ptr(stream)))
                 }
 
                 fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
@@ -199,7 +262,7 @@ macro_rules! of_cudarc {
             unsafe impl<T> DeviceBufferMut<T> for $SliceMut {
                 fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Access<'a> {
                     let own = Arc::clone(DeviceSlice::stream(self));
-                    Access::writing(&own, stream, self.device_ptr_mut(stream))
+                    Access::writing(&own, stream, ordered(&own, stream, || self.device_ptr_mut(stream)))
                 }
             }
         )*

@@ -114,8 +114,11 @@ pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, DriverError> {
 
 /// Makes a context the thread's current one. Not by cudarc's `bind_to_thread`, which first gives, and forgets, an error that some other object's
 /// destructor left in the context.
+///
+/// # Errors
+/// What the driver says.
 #[inline]
-pub(crate) fn bind(context: &CudaContext) -> Result<(), DriverError> {
+pub fn bind(context: &CudaContext) -> Result<(), DriverError> {
     // SAFETY: the context is live as long as cudarc's object.
     let code = unsafe { Driver::get()?.api().cuCtxSetCurrent(context.cu_ctx()) }?;
     Ok(CudaError::check("cuCtxSetCurrent", code)?)

@@ -107,6 +107,12 @@ pub enum DriverError {
         /// What was called.
         call: &'static str,
     },
+    /// The stream is another one in each thread, so that nobody else could wait for what it does.
+    #[error("{call}: the per-thread stream cannot be used; make one by CudaContext::new_stream, or use default_stream")]
+    PerThreadStream {
+        /// What was called.
+        call: &'static str,
+    },
     /// What the stream had to do did not end in time.
     #[error("{call}: the stream was still busy after {waited:?}")]
     Timeout {

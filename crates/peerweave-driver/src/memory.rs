@@ -8,7 +8,6 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,8 +17,8 @@ use crate::cudarc::driver::sys::CUdeviceptr;
 use crate::cudarc::driver::{CudaContext, CudaStream};
 use crate::driver::bind;
 use crate::{
-    Access, CudaCode, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, Retired, deadline_after, free,
-    is_capturing, reaper, relaxed, wait,
+    Access, CudaCode, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, Retired, Streams, deadline_after,
+    free, is_capturing, reaper, refuse_per_thread, relaxed, wait,
 };
 
 /// The longest wait for what a stream has before a copy to or from the host.
@@ -29,7 +28,7 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 ///
 /// Two handles may be given to work on different streams; if that work races, the elements' values are unspecified and nothing else is: the
 /// host never sees them through a reference. It is freed, some time later, when the last handle and the last graph that uses it are gone and the streams that
-/// used it have passed that work.
+/// used it have passed that work. Work that was enqueued on a per-thread stream, by who takes it as a buffer, cannot be waited for: then it is leaked.
 pub struct DeviceMemory<T> {
     allocation: Arc<Allocation>,
     start: usize,
@@ -43,16 +42,13 @@ struct Allocation {
     /// Taken when this is dropped.
     free: Mutex<Option<Retired>>,
     /// Streams that work on this memory was enqueued on.
-    streams: Mutex<Vec<Arc<CudaStream>>>,
-    /// The one that was noted last, to be compared only.
-    last: AtomicPtr<CudaStream>,
+    streams: Streams,
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let streams = std::mem::take(self.streams.get_mut().unwrap_or_else(PoisonError::into_inner));
         if let Some(free) = self.free.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
-            reaper::retire(&self.context, streams, free);
+            reaper::retire(&self.context, self.streams.all(), free);
         }
     }
 }
@@ -101,28 +97,25 @@ impl<T: Element> DeviceMemory<T> {
     /// # Safety
     /// The address is that of `len` elements on the device of `context`, nobody else frees them, and `free` is sound to call then.
     pub unsafe fn adopt(context: &Arc<CudaContext>, address: CUdeviceptr, len: usize, free: Retired) -> Self {
-        let allocation = Allocation {
-            address,
-            context: Arc::clone(context),
-            free: Mutex::new(Some(free)),
-            streams: Mutex::new(Vec::new()),
-            last: AtomicPtr::default(),
-        };
+        let allocation =
+            Allocation { address, context: Arc::clone(context), free: Mutex::new(Some(free)), streams: Streams::new() };
         Self { allocation: Arc::new(allocation), start: 0, len, _elements: PhantomData }
     }
 
     /// Allocates and fills with zeros, in the order of `stream`.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc), and what the driver says of the filling; [`DriverError::Capturing`], since a graph would fill it again at each replay.
+    /// As [`alloc`](Self::alloc), and what the driver says of the filling; [`DriverError::Capturing`], since a graph would fill it again at each replay;
+    /// [`DriverError::PerThreadStream`].
     pub fn zeroed(stream: &Arc<CudaStream>, len: usize) -> Result<Self, DriverError> {
+        refuse_per_thread("DeviceMemory::zeroed", stream)?;
         if is_capturing(stream)? {
             return Err(DriverError::Capturing { call: "DeviceMemory::zeroed" });
         }
         let memory = Self::alloc(stream.context(), len)?;
         let bytes = len * size_of::<T>();
         if bytes > 0 {
-            memory.allocation.note(stream);
+            memory.allocation.streams.note(stream);
             // SAFETY: the range was just allocated, and it is freed after this stream's work.
             let code = unsafe { Driver::get()?.api().cuMemsetD8Async(memory.address(), 0, bytes, stream.cu_stream()) }?;
             CudaError::check("cuMemsetD8Async", code)?;
@@ -144,7 +137,8 @@ impl<T: Element> DeviceMemory<T> {
     /// before; work that another thread enqueues there meanwhile is waited for as long as it takes.
     ///
     /// # Errors
-    /// [`DriverError::WrongLength`] unless both have the same number of elements; [`DriverError::WrongDevice`], [`DriverError::Capturing`];
+    /// [`DriverError::WrongLength`] unless both have the same number of elements; [`DriverError::WrongDevice`], [`DriverError::Capturing`],
+    /// [`DriverError::PerThreadStream`];
     /// [`DriverError::Timeout`] where the stream does not come to the copy; what the driver says, also of earlier work on the stream.
     pub fn copy_from(&mut self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), DriverError> {
         const CALL: &str = "DeviceMemory::copy_from";
@@ -154,7 +148,7 @@ impl<T: Element> DeviceMemory<T> {
         }
         let api = Driver::get()?.api();
         arrive(CALL, stream, DEADLINE)?;
-        self.allocation.note(stream);
+        self.allocation.streams.note(stream);
         // SAFETY: both ranges have `size_of_val(values)` bytes; the host's is borrowed until the stream has passed the copy, below.
         let code =
             unsafe { api.cuMemcpyHtoDAsync_v2(self.address(), values.as_ptr().cast(), size_of_val(values), stream.cu_stream()) }?;
@@ -185,7 +179,7 @@ impl<T: Element> DeviceMemory<T> {
         }
         let api = Driver::get()?.api();
         arrive(CALL, stream, longest)?;
-        self.allocation.note(stream);
+        self.allocation.streams.note(stream);
         let bytes = size_of_val(values.as_slice());
         // SAFETY: both ranges have that many bytes; elements allow any bits; the vector lives until the stream has passed the copy, below.
         let code = unsafe { api.cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), self.address(), bytes, stream.cu_stream()) }?;
@@ -222,6 +216,7 @@ impl<T: Element> DeviceMemory<T> {
     }
 
     fn check_copy(&self, call: &'static str, stream: &CudaStream, count: usize) -> Result<(), DriverError> {
+        refuse_per_thread(call, stream)?;
         let (found, expected) = (stream.context().ordinal(), self.allocation.context.ordinal());
         if found != expected {
             return Err(DriverError::WrongDevice { call, found, expected });
@@ -263,25 +258,6 @@ impl<T> DeviceMemory<T> {
     }
 }
 
-impl Allocation {
-    /// Notes that work on this memory is enqueued on a stream.
-    #[inline]
-    fn note(&self, stream: &Arc<CudaStream>) {
-        // The list keeps its streams, so that an address that was noted is no other stream's.
-        if self.last.load(Ordering::Relaxed) != Arc::as_ptr(stream).cast_mut() {
-            self.note_other(stream);
-        }
-    }
-
-    fn note_other(&self, stream: &Arc<CudaStream>) {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if !streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
-            streams.push(Arc::clone(stream));
-        }
-        self.last.store(Arc::as_ptr(stream).cast_mut(), Ordering::Relaxed);
-    }
-}
-
 impl<T> Clone for DeviceMemory<T> {
     fn clone(&self) -> Self {
         Self { allocation: Arc::clone(&self.allocation), start: self.start, len: self.len, _elements: PhantomData }
@@ -307,7 +283,7 @@ unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
     }
 
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
-        self.allocation.note(stream);
+        self.allocation.streams.note(stream);
         Access::new(self.address())
     }
 

@@ -16,7 +16,7 @@ use crate::capture::relax_this_thread;
 use crate::cudarc::driver::sys::CUevent;
 use crate::cudarc::driver::{CudaContext, CudaStream};
 use crate::driver::bind;
-use crate::{Api, CudaCode, CudaError, Driver, DriverError, Keep, is_capturing, wait_until};
+use crate::{Api, CudaCode, CudaError, Driver, DriverError, Keep, is_capturing, private, refuse_per_thread, wait_until};
 
 /// What is freed by the reaper: something that may call the driver, with the context of its device current.
 pub type Retired = Box<dyn FnOnce() + Send>;
@@ -116,6 +116,7 @@ fn reap(receiver: &Receiver<Entry>) {
             PENDING.fetch_sub(1, Ordering::Release);
         }
         waiting = still;
+        private::sweep();
     }
 }
 
@@ -198,6 +199,8 @@ impl Entry {
 
 /// Frees something of a device once all work is done that `streams` have now. Returns at once; never fails: what cannot be freed safely is leaked.
 ///
+/// What a per-thread stream was given to do cannot be known: then it is leaked.
+///
 /// `free` runs on a thread of this crate with the device's context current. It may call the driver and wait for the device.
 pub fn retire(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<CudaStream>>, free: Retired) {
     match record(context, streams) {
@@ -225,6 +228,8 @@ fn record(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<Cuda
     let api = Driver::get()?.api();
     let mut events = Vec::new();
     for stream in streams {
+        // This thread's is another one than that which the work is on.
+        refuse_per_thread("retire", &stream)?;
         bind(stream.context())?;
         let mut event: CUevent = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use peerweave_driver::cudarc::driver::result::DriverError as CudarcError;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstream, CUstreamCaptureMode};
 use peerweave_driver::{
-    CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, DriverError, context, retire,
-    settle, wait,
+    CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, DriverError, PrivateStream, Streams,
+    context, retire, settle, wait,
 };
 use peerweave_fakes::Fakes;
 
@@ -252,6 +252,109 @@ fn slice_that_another_stream_writes_does_not_hold_up_its_own() {
         drop(slice.write(&other));
         assert!(wait(&own, Instant::now() + LONG).expect("a live stream"), "computing goes on beside communicating");
         freed_after(&own, &other, slice);
+    });
+}
+
+#[test]
+fn error_that_others_left_does_not_keep_streams_from_waiting_for_each_other() {
+    Fakes::new().cuda().run(|| {
+        let (context, own) = device();
+        let other = context.new_stream().expect("a stream");
+        let left = || context.record_err::<()>(Err(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND)));
+        // Read while its own stream has not filled it yet.
+        block(&own);
+        let slice = own.alloc_zeros::<u8>(64).expect("room");
+        left();
+        drop(slice.read(&other));
+        assert!(!wait(&other, Instant::now() + SHORT).expect("a live stream"), "it reads what was not written yet");
+        assert_eq!(context.check_err(), Err(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND)), "whose it is can still see it");
+        unblock(&own);
+        assert!(wait(&other, Instant::now() + LONG).expect("it goes on"));
+        // Freed while another stream still reads it.
+        block(&other);
+        left();
+        drop(slice.read(&other));
+        let _ = context.check_err();
+        freed_after(&own, &other, slice);
+    });
+}
+
+#[test]
+fn per_thread_streams_are_refused_and_never_free_under_the_work_of_another_thread() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0).expect("a device");
+        let stream = context.per_thread_stream();
+        let refused = |error: DriverError| assert!(matches!(error, DriverError::PerThreadStream { .. }), "{error}");
+        refused(DeviceMemory::<u32>::zeroed(&stream, 4).expect_err("another thread could not wait"));
+        refused(DeviceMemory::from_slice(&stream, &[1u32]).expect_err("another thread could not wait"));
+        let before = free_bytes(&context);
+        let memory = DeviceMemory::<u8>::alloc(&context, 1 << 20).expect("room");
+        // What takes it as a buffer cannot be told: then it is leaked.
+        block(&stream);
+        drop(memory.read(&stream));
+        std::thread::scope(|scope| scope.spawn(move || drop(memory)).join().expect("no panic"));
+        assert!(settle(Instant::now() + LONG));
+        assert!(free_bytes(&context) < before, "the stream of the first thread still uses it");
+        unblock(&stream);
+    });
+}
+
+#[test]
+fn stream_of_ones_own_waits_for_nothing_and_is_destroyed_with_its_last_handle() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0).expect("a device");
+        let default = context.default_stream();
+        block(&default);
+        let started = Instant::now();
+        let own = PrivateStream::new(&context).expect("a stream");
+        assert!(wait(&own, Instant::now() + LONG).expect("nothing is on it"), "it is not behind the default stream");
+        assert!(started.elapsed() < LONG / 2, "the default stream is stuck");
+        assert!(!context.is_in_multi_stream_mode(), "cudarc's own first stream still waits for what it did not record");
+        let destroyed = || {
+            let log = std::env::var_os("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness sets it");
+            let log = std::fs::read_to_string(log).expect("the fake writes it");
+            log.lines().filter(|line| line.ends_with(" cuStreamDestroy_v2")).count()
+        };
+        let handle = Arc::clone(&own);
+        drop(own);
+        assert_eq!(destroyed(), 0, "somebody has a handle");
+        assert!(wait(&handle, Instant::now() + LONG).expect("a live stream"));
+        drop(handle);
+        drop(PrivateStream::new(&context).expect("a stream"));
+        assert_eq!(destroyed(), 2, "both");
+        unblock(&default);
+    });
+}
+
+#[test]
+fn streams_are_let_go_when_nobody_has_them_and_they_are_idle() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0).expect("a device");
+        let whole = Arc::new(Streams::new());
+        let part = Streams::within(&whole);
+        let busy = context.new_stream().expect("a stream");
+        block(&busy);
+        part.note(&busy);
+        let weak_busy = Arc::downgrade(&busy);
+        drop(busy);
+        let held: Vec<_> = (0..20).map(|_| context.new_stream().expect("a stream")).collect();
+        held.iter().for_each(|stream| part.note(stream));
+        for _ in 0..1000 {
+            part.note(&context.new_stream().expect("a stream"));
+            part.note(&context.default_stream());
+        }
+        for streams in [&part, &*whole] {
+            let all = streams.all();
+            assert!(all.len() <= 100, "{} of 1022 are kept", all.len());
+            assert!(weak_busy.upgrade().is_some_and(|busy| all.contains(&busy)), "one that has work is kept");
+            assert!(held.iter().all(|held| all.contains(held)), "one that may get work is kept");
+            assert_eq!(all.iter().filter(|stream| stream.cu_stream().is_null()).count(), 1, "the default stream, once");
+        }
+        // What the part knows, the whole knows, also when somebody finds a handle again.
+        let again = part.all().into_iter().last().expect("there are some");
+        part.note(&again);
+        assert!(whole.all().contains(&again));
+        unblock(&weak_busy.upgrade().expect("it is kept"));
     });
 }
 

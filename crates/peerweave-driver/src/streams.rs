@@ -1,0 +1,177 @@
+//! Which streams some memory was handed to.
+//!
+//! Neither waits nor frees: who does hands [`Streams::all`] to [`retire`](crate::retire). Invariants: a stream is noted before work that uses the
+//! memory is enqueued on it; it is let go only when nobody can enqueue more and what it had is done; a list that is inside another one
+//! has no stream that the outer one lacks.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicPtr, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::cudarc::driver::CudaStream;
+use crate::{DriverError, wait};
+
+/// The handles that every context has: the default stream as null and as 1, and 2 for the stream of whichever thread asks.
+const LAST_OF_EVERY_CONTEXT: usize = 2;
+const PER_THREAD: usize = 2;
+
+/// Whether the handle stands for another stream in each thread: `CudaContext::per_thread_stream`.
+pub fn is_per_thread(stream: &CudaStream) -> bool {
+    stream.cu_stream().addr() == PER_THREAD
+}
+
+/// An error for the stream of each thread. What it was given to do can be waited for, or freed after, by no other thread.
+///
+/// # Errors
+/// [`DriverError::PerThreadStream`].
+#[inline]
+pub fn refuse_per_thread(call: &'static str, stream: &CudaStream) -> Result<(), DriverError> {
+    if is_per_thread(stream) { Err(DriverError::PerThreadStream { call }) } else { Ok(()) }
+}
+
+/// The streams that some memory was handed to, each once.
+///
+/// Streams that nobody else has any more are let go when there are many, so that memory that lives long can be used on any number of them.
+#[derive(Default)]
+pub struct Streams {
+    /// What is noted here is noted there first.
+    outer: Option<Arc<Streams>>,
+    known: Mutex<Known>,
+    /// The one that was noted last, to be compared only: one of those that are known.
+    last: AtomicPtr<CudaStream>,
+}
+
+#[derive(Default)]
+struct Known {
+    streams: HashMap<Key, Arc<Noted>>,
+    /// With so many it is worth a look which ones can go.
+    look_at: usize,
+}
+
+/// One stream, in all lists that know it: so that the number of its handles tells whether somebody else has one.
+struct Noted {
+    stream: Arc<CudaStream>,
+}
+
+/// What tells streams apart.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Key {
+    /// One that was made, by cudarc's value: two values of one handle are noted twice, since each may get more work while the other is gone.
+    Made(usize),
+    /// One that every context has, of which cudarc makes a new value each time.
+    OfContext(usize, usize),
+}
+
+impl Key {
+    fn of(stream: &Arc<CudaStream>) -> Self {
+        match stream.cu_stream().addr() {
+            handle if handle <= LAST_OF_EVERY_CONTEXT => Self::OfContext(stream.context().cu_ctx().addr(), handle),
+            _ => Self::Made(Arc::as_ptr(stream).addr()),
+        }
+    }
+}
+
+impl Streams {
+    /// So many are kept without a look at what they do.
+    const MANY: usize = 32;
+
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// None yet, for a part of the memory of `outer`: what is noted here is noted there too.
+    pub fn within(outer: &Arc<Self>) -> Self {
+        Self { outer: Some(Arc::clone(outer)), ..Self::default() }
+    }
+
+    /// Notes that work which uses the memory is about to be enqueued on a stream.
+    ///
+    /// A stream that [`is_per_thread`] is noted too; then [`retire`](crate::retire) leaks the memory.
+    #[inline]
+    pub fn note(&self, stream: &Arc<CudaStream>) {
+        // What is known is kept, so that an address that was noted is no other stream's. The handle that the caller has, if only since a moment, is
+        // seen by who lets streams go, or the caller sees that the last one is forgotten: see `forget_last`.
+        fence(Ordering::SeqCst);
+        if self.last.load(Ordering::Relaxed) != Arc::as_ptr(stream).cast_mut() {
+            self.noted(stream);
+        }
+    }
+
+    fn noted(&self, stream: &Arc<CudaStream>) -> Arc<Noted> {
+        let mut idle = Vec::new();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = Key::of(stream);
+        let noted = match known.streams.get(&key) {
+            Some(noted) => Arc::clone(noted),
+            None => {
+                let noted = match &self.outer {
+                    Some(outer) => outer.noted(stream),
+                    None => Arc::new(Noted { stream: Arc::clone(stream) }),
+                };
+                if known.streams.len() >= known.look_at.max(Self::MANY) {
+                    self.forget_last();
+                    idle = known.let_go(self.outer.is_none());
+                    known.look_at = 2 * known.streams.len();
+                }
+                known.streams.insert(key, Arc::clone(&noted));
+                noted
+            }
+        };
+        if matches!(key, Key::Made(_)) {
+            self.last.store(Arc::as_ptr(stream).cast_mut(), Ordering::Relaxed);
+        }
+        drop(known);
+        // Destroys streams, which is the driver's time and not to be waited for by others.
+        drop(idle);
+        noted
+    }
+
+    /// Has `note` look into the list again. Then handles are counted; the two fences order that against a thread that makes a handle of a weak one
+    /// and notes it.
+    fn forget_last(&self) {
+        self.last.store(std::ptr::null_mut(), Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// The streams that are noted now.
+    pub fn all(&self) -> Vec<Arc<CudaStream>> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.streams.values().map(|noted| Arc::clone(&noted.stream)).collect()
+    }
+
+    /// Whether none was noted.
+    pub fn is_empty(&self) -> bool {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).streams.is_empty()
+    }
+}
+
+impl Known {
+    /// Takes out what gets no more work and has none. `outermost`: no other list is responsible for it.
+    fn let_go(&mut self, outermost: bool) -> Vec<Arc<Noted>> {
+        // With a handle of somebody else's, work may be enqueued at any moment, above all between its noting and its enqueuing. And a list that is
+        // inside this one must not know more than this one.
+        let goes = |key: &Key, noted: &Arc<Noted>| {
+            matches!(key, Key::Made(_))
+                && (!outermost || Arc::strong_count(noted) == 1)
+                && Arc::strong_count(&noted.stream) == 1
+                && is_idle(&noted.stream)
+        };
+        let keys: Vec<Key> = self.streams.iter().filter(|(key, noted)| goes(key, noted)).map(|(key, _)| *key).collect();
+        keys.iter().filter_map(|key| self.streams.remove(key)).collect()
+    }
+}
+
+/// Whether a stream has nothing left to do. One that cannot be asked may have.
+fn is_idle(stream: &Arc<CudaStream>) -> bool {
+    matches!(wait(stream, Instant::now()), Ok(true))
+}
+
+impl fmt::Debug for Streams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        write!(f, "Streams({})", known.streams.len())
+    }
+}
