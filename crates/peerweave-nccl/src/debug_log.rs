@@ -28,6 +28,8 @@ impl Nccl {
     /// Sets `NCCL_DEBUG` and `NCCL_DEBUG_FILE` in this process's environment; what `NCCL_DEBUG_SUBSYS` selects stays as it is. Libraries before 2.24.3 read
     /// them once: there it has to be called before anything else that logs. A thread reads until the process ends. Calling it again changes the level.
     ///
+    /// Programs that this one starts inherit the variables: their NCCL logs here too as long as this process lives, and to standard output after.
+    ///
     /// # Errors
     /// [`NcclError::Forked`]; [`NcclError::Misuse`] where the system gives no pipe or no thread.
     ///
@@ -57,13 +59,19 @@ impl Nccl {
         // SAFETY: the caller promises that nobody else uses the environment now.
         unsafe {
             std::env::set_var("NCCL_DEBUG", level);
-            std::env::set_var("NCCL_DEBUG_FILE", format!("/proc/self/fd/{}", writer.as_raw_fd()));
+            std::env::set_var("NCCL_DEBUG_FILE", format!("/proc/{}/fd/{}", process(), writer.as_raw_fd()));
         }
         match self.reset_debug() {
             Err(NcclError::Unsupported(_)) => Ok(()), // too old to read them again: it will with its first message
             result => result,
         }
     }
+}
+
+/// This process as the mounted `/proc` knows it. Not `self`: who inherits the name would open, and truncate, a file of its own.
+fn process() -> String {
+    let known = std::fs::read_link("/proc/self").ok().and_then(|path| path.to_str().map(str::to_owned));
+    known.unwrap_or_else(|| std::process::id().to_string())
 }
 
 fn forward(reader: PipeReader) {

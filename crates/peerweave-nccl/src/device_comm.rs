@@ -81,14 +81,15 @@ impl DeviceCommunicator {
     /// the other: it takes a thread for each.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before NCCL 2.30.3 and for what the library does not know; [`NcclError::Misuse`]; [`NcclError::MulticastDisabled`] where
+    /// [`NcclError::Unsupported`] before NCCL 2.30.3 and for what the library does not know; [`NcclError::Misuse`] for numbers that NCCL would refuse, and for
+    /// a team that is not of this rank of this communicator; [`NcclError::MulticastDisabled`] where
     /// the requirements need multicast objects; [`NcclError::Nccl`] where the hardware lacks something, see [`Communicator::properties`];
     /// [`NcclError::Timeout`] past the communicator's deadline, which is then aborted; [`NcclError::Dead`].
     pub fn create(communicator: &Communicator, requirements: &DeviceCommRequirements) -> Result<Self, NcclError> {
         const CALL: &str = "ncclDevCommCreate";
         let inner = &communicator.inner;
         let found = Found { call: "DeviceCommunicator::create", version: inner.nccl.version(), path: &inner.nccl.shared_path() };
-        let (raw, len_bytes) = requirements.to_raw(&found)?;
+        let (raw, len_bytes) = requirements.to_raw(&found, inner.rank, inner.n_ranks)?;
         let len_bytes = match len_bytes {
             Some(len_bytes) => len_bytes,
             None => communicator.properties()?.device_comm_len_bytes().unwrap_or(0),

@@ -12,7 +12,7 @@ use crate::config::{Found, in_range};
 use crate::error::{MisuseKind, NcclError};
 use crate::sys::{
     self, Versioned, ncclDevCommRequirements_t, ncclDevResourceRequirements_t, ncclGinConnectionType_t, ncclMultimemHandle_t,
-    ncclTeamRequirements_t,
+    ncclTeam_t, ncclTeamRequirements_t,
 };
 use crate::{DeviceTeam, GinConnection, GinType, Switch, Version};
 
@@ -194,8 +194,15 @@ impl DeviceCommRequirements {
     /// # Errors
     /// [`NcclError::Unsupported`] for what the library does not know; [`NcclError::Misuse`] for a value that NCCL would refuse;
     /// [`NcclError::MulticastDisabled`].
-    pub(crate) fn to_raw(&self, found: &Found<'_>) -> Result<(RawRequirements, Option<usize>), NcclError> {
+    pub(crate) fn to_raw(
+        &self,
+        found: &Found<'_>,
+        rank: usize,
+        n_ranks: usize,
+    ) -> Result<(RawRequirements, Option<usize>), NcclError> {
         found.needs("DeviceCommunicator (ncclDevComm)", SINCE)?;
+        let teams: Vec<_> =
+            self.multimem_teams.iter().map(|team| team.to_raw(found.call, rank, n_ranks)).collect::<Result<_, _>>()?;
         self.check(found)?;
         let (version, len_bytes, runtime) = self.version_of(found)?;
         let count = |what, value| in_range(found.call, what, value, 0..=i32::MAX as u32, "at most 2147483647");
@@ -241,7 +248,7 @@ impl DeviceCommRequirements {
                 | (c_int::from(is_on(self.cft_multimem)) * sys::NCCL_CFT_MULTIMEM),
             cftBarrierCount: count("cft_barriers", self.cft_barriers)?,
         };
-        Ok((RawRequirements::new(raw, &self.buffers, &self.multimem_teams), len_bytes))
+        Ok((RawRequirements::new(raw, &self.buffers, &teams), len_bytes))
     }
 
     /// The version in the structs, the bytes of the result if they are known, and whether the library's own layout is asked for by name.
@@ -315,7 +322,7 @@ pub(crate) struct RawRequirements {
 }
 
 impl RawRequirements {
-    fn new(mut raw: ncclDevCommRequirements_t, buffers: &[ResourceBuffer], teams: &[DeviceTeam]) -> Self {
+    fn new(mut raw: ncclDevCommRequirements_t, buffers: &[ResourceBuffer], teams: &[ncclTeam_t]) -> Self {
         let mut handles = vec![0; buffers.len()];
         let mut multimem = vec![ncclMultimemHandle_t { mcBasePtr: std::ptr::null_mut() }; teams.len()];
         let (to_handles, to_multimem) = (handles.as_mut_ptr(), multimem.as_mut_ptr());
@@ -339,7 +346,7 @@ impl RawRequirements {
             .enumerate()
             .map(|(index, team)| ncclTeamRequirements_t {
                 next: std::ptr::null_mut(),
-                team: team.to_raw(),
+                team: *team,
                 multimem: true,
                 outMultimemHandle: to_multimem.wrapping_add(index),
             })
@@ -379,7 +386,7 @@ mod tests {
 
     fn build(requirements: &DeviceCommRequirements, version: &str) -> Result<(RawRequirements, Option<usize>), NcclError> {
         let path: Arc<Path> = Path::new("/opt/libnccl.so.2").into();
-        requirements.to_raw(&Found { call: "create", version: version.parse().expect("a version"), path: &path })
+        requirements.to_raw(&Found { call: "create", version: version.parse().expect("a version"), path: &path }, 1, 4)
     }
 
     fn refused(requirements: &DeviceCommRequirements, version: &str) -> NcclError {
@@ -456,6 +463,8 @@ mod tests {
             new().gin_connection(GinConnection::Stride(0)),
             new().lsa_barriers(u32::MAX),
             new().buffer(ResourceBuffer { len_bytes: 64, align_bytes: 3 }),
+            new().multimem_team(DeviceTeam::world(4, 0)),
+            new().multimem_team(DeviceTeam::world(5, 1)),
         ] {
             assert!(refused(&requirements, "2.32.3").misuse_kind().is_some(), "{requirements:?}");
         }

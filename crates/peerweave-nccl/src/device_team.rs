@@ -2,10 +2,12 @@
 //!
 //! Arithmetic only, as NCCL's headers have it for kernels; which ranks loads and stores reach is asked of the communicator.
 //!
-//! Invariant: every index of a team is a rank of the communicator that it was made of.
+//! Invariant: every index of a team is a rank below the number of ranks that its world was made with. Whether that is the communicator's number
+//! is checked where a team goes to NCCL, by the only way there.
 
 use std::ffi::c_int;
 
+use crate::error::{MisuseKind, NcclError};
 use crate::sys::ncclTeam_t;
 
 /// Ranks of a communicator that are a stride apart, one of which is this one.
@@ -50,9 +52,22 @@ impl DeviceTeam {
         (index < ranks).then_some(Self { ranks, index, stride, first })
     }
 
-    pub(crate) fn to_raw(self) -> ncclTeam_t {
-        let number = |value: usize| c_int::try_from(value).expect("it came from a communicator, whose numbers are ints");
-        ncclTeam_t { nRanks: number(self.ranks), rank: number(self.index), stride: number(self.stride) }
+    /// For NCCL, on a communicator of `n_ranks` in which this process is `rank`: NCCL takes the numbers as they are.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] for a team of another rank, or with ranks that the communicator does not have.
+    pub(crate) fn to_raw(self, call: &'static str, rank: usize, n_ranks: usize) -> Result<ncclTeam_t, NcclError> {
+        let own = self.rank_of(self.index);
+        if own != Some(rank) {
+            let found = own.and_then(|own| i64::try_from(own).ok()).unwrap_or(i64::MAX);
+            let (what, expected) = ("the rank that the team was made for", "the communicator's own");
+            return Err(NcclError::misuse(call, MisuseKind::Value { what, found, expected }));
+        }
+        let last = self.first + (self.ranks - 1) * self.stride;
+        match (c_int::try_from(self.ranks), c_int::try_from(self.index), c_int::try_from(self.stride)) {
+            (Ok(n), Ok(index), Ok(stride)) if last < n_ranks => Ok(ncclTeam_t { nRanks: n, rank: index, stride }),
+            _ => Err(NcclError::misuse(call, MisuseKind::Rank { what: "the last of the team", found: last, ranks: n_ranks })),
+        }
     }
 
     /// How many ranks it has.
@@ -144,10 +159,27 @@ mod tests {
     }
 
     #[test]
+    fn team_of_another_communicator_does_not_reach_nccl() {
+        let refused =
+            |team: DeviceTeam, rank, n_ranks| team.to_raw("test", rank, n_ranks).expect_err("it is another's").to_string();
+        let world = DeviceTeam::world(8, 5);
+        assert!(world.to_raw("test", 5, 8).is_ok() && world.to_raw("test", 5, 9).is_ok(), "a part of the ranks is a team too");
+        assert_eq!(refused(world, 4, 8), "test: the rank that the team was made for is 5, expected the communicator's own");
+        assert_eq!(refused(world, 5, 6), "test: the last of the team is rank 7, the communicator has 6");
+        assert_eq!(
+            refused(world.outer(4).expect("a divisor"), 5, 5),
+            "test: the last of the team is rank 5, the communicator has 5"
+        );
+        let huge = DeviceTeam::world(usize::MAX, 5);
+        assert_eq!(refused(huge, 5, 8), format!("test: the last of the team is rank {}, the communicator has 8", usize::MAX - 1));
+        assert!(huge.to_raw("test", 5, usize::MAX).is_err(), "NCCL's numbers are smaller");
+    }
+
+    #[test]
     fn what_nccl_says_comes_back_and_nonsense_does_not() {
         let raw = ncclTeam_t { nRanks: 2, rank: 1, stride: 4 };
         let team = DeviceTeam::from_raw(raw, 6).expect("it fits");
-        assert_eq!(team.to_raw(), raw);
+        assert_eq!(team.to_raw("test", 6, 7).expect("it is this communicator's"), raw);
         assert_eq!((team.rank_of(0), team.rank_of(1), team.rank_of(2)), (Some(2), Some(6), None));
         for (n_ranks, rank, stride) in [(2, 2, 4), (-1, 0, 1), (2, 1, 0), (2, 1, 7), (2, -1, 1)] {
             assert_eq!(DeviceTeam::from_raw(ncclTeam_t { nRanks: n_ranks, rank, stride }, 6), None);

@@ -161,7 +161,8 @@ impl Communicator {
                 // NCCL did not do it: what it was, unless it became something else meanwhile.
                 let _ = inner.gate.change(State::Revoked, before);
             }
-            return result;
+            // Who ended it meanwhile left nothing to split or shrink.
+            return if inner.gate.is_closed() { result.and(Err(inner.dead(CALL, inner.gate.state()))) } else { result };
         }
         let done = wait_until(start + inner.deadline(), || {
             if inner.gate.is_closed() {

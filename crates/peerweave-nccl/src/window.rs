@@ -413,8 +413,13 @@ fn together(
         break;
     }
     // SAFETY: this thread started it.
-    let ended = match nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() }) {
+    let ended = match relaxed(|| nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() })) {
         Ok(ncclResult_t::ncclSuccess) => Ok(()),
+        // What NCCL works on would wait for the rest until the deadline: it is ended below, and who ends it waits for this thread to leave.
+        Ok(ncclResult_t::ncclInProgress) if is_ours => {
+            drop(inside);
+            Ok(())
+        }
         Ok(ncclResult_t::ncclInProgress) => settle_all(call, inside, deadline),
         Ok(code) => Err(nccl.failure(call, code, None)),
         Err(error) => Err(error),

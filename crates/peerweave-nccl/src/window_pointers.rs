@@ -110,16 +110,15 @@ impl<T: Element> Window<T> {
     /// The fabric's name of element `offset` of the window of a member of a fabric team, by its index there. NCCL 2.31.1.
     ///
     /// # Errors
-    /// As [`peer_endpoint`](Self::peer_endpoint), also for an index that the team does not have.
+    /// As [`peer_endpoint`](Self::peer_endpoint), also for an index that the team does not have, and for a team of another rank or communicator.
     pub fn cft_endpoint(&self, team: DeviceTeam, index: usize, offset: usize) -> Result<LogicalEndpoint, NcclError> {
         const CALL: &str = "ncclGetCftDeviceLeInfo";
+        let raw = team.to_raw(CALL, self.communicator().rank(), self.communicator().n_ranks())?;
         let peer = number(CALL, "the index in the fabric team", index, team.ranks())?;
         let offset = self.place(CALL, team.rank_of(index).unwrap_or(usize::MAX), offset)?;
         self.endpoint(CALL, |api, window, found| {
             // SAFETY: as above.
-            unsafe {
-                api.ncclGetCftDeviceLeInfo(window, offset, peer, team.to_raw(), &raw mut found.id, &raw mut found.offset_bytes)
-            }
+            unsafe { api.ncclGetCftDeviceLeInfo(window, offset, peer, raw, &raw mut found.id, &raw mut found.offset_bytes) }
         })
     }
 

@@ -130,6 +130,27 @@ fn multicast_that_is_forbidden_never_reaches_nccl() {
 }
 
 #[test]
+fn team_of_another_rank_or_communicator_never_reaches_nccl() {
+    fakes_of("2.32.3").run(|| {
+        on_every_rank(|communicator| {
+            let rank = communicator.rank();
+            for team in [
+                DeviceTeam::world(RANKS, (rank + 1) % RANKS),
+                DeviceTeam::world(2 * RANKS, rank),
+                DeviceTeam::world(2 * RANKS, rank + RANKS).outer(RANKS).expect("a divisor"),
+                DeviceTeam::world(usize::MAX, rank),
+            ] {
+                let requirements = DeviceCommRequirements::new().multimem_team(team);
+                let error = DeviceCommunicator::create(&communicator, &requirements).expect_err("it is not this one's");
+                assert!(error.misuse_kind().is_some(), "{error}");
+            }
+            // Nobody was kept waiting for by it.
+            DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new()).expect("all ask for the same");
+        });
+    });
+}
+
+#[test]
 fn communicator_is_not_made_where_multicast_is_forbidden_and_nccl_was_not_told() {
     fakes_of("2.32.3").env("PEERWEAVE_MULTICAST", "off").env_remove("NCCL_NVLS_ENABLE").run(|| {
         let nccl = Nccl::load().expect("the fake is there");

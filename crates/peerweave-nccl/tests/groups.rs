@@ -9,8 +9,10 @@ use std::sync::Arc;
 use common::*;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::cudarc::driver::{CudaGraph, CudaStream};
-use peerweave_driver::{DeviceMemory, settle};
-use peerweave_nccl::{Communicator, NcclError, PreMulSum, ReduceOp};
+use peerweave_driver::{DeviceBuffer, DeviceMemory, settle};
+use peerweave_nccl::{
+    CollConfig, Communicator, Config, DeadState, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, Switch, Window, WindowKind,
+};
 
 fn value(memory: &DeviceMemory<f32>, stream: &Arc<CudaStream>) -> f32 {
     memory.to_vec(stream).expect("it can be read")[0]
@@ -123,6 +125,59 @@ fn call_that_nccl_refuses_ends_the_group_with_its_error() {
             comm.abort(DEADLINE).expect("it ends");
         }
         nothing_is_left();
+    });
+}
+
+#[test]
+fn error_of_ours_in_the_middle_of_a_group_ends_the_part_that_was_issued() {
+    fakes(2).without("ncclBroadcast").run(|| {
+        let all = all(2);
+        let ((one, first), (two, second)) = (&all[0], &all[1]);
+        let (mut reduced, mut sent) = (floats(first, &[1.0]), floats(second, &[1.0]));
+        let result = one.nccl().group(|group| {
+            group.all_reduce_in_place(one, first, &mut reduced, ReduceOp::Sum)?;
+            group.broadcast_in_place(two, second, &mut sent, 1)
+        });
+        assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclBroadcast"));
+        // Nobody would come to meet the first rank's kernel.
+        for (comm, stream) in &all {
+            assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
+            peerweave_driver::wait(stream, std::time::Instant::now() + DEADLINE).expect("nothing runs");
+        }
+        drop((all, reduced, sent));
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn error_of_ours_in_the_middle_of_a_simulation_ends_nothing() {
+    fakes(1).without("ncclBroadcast").run(|| {
+        let (comm, stream) = alone();
+        let mut values = floats(&stream, &[1.0]);
+        let result = comm.nccl().simulate(|group| group.broadcast_in_place(&comm, &stream, &mut values, 0));
+        assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclBroadcast"));
+        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("nothing was launched, and nothing ended");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+    });
+}
+
+#[test]
+fn error_of_ours_in_the_middle_of_a_registration_ends_it() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let memories: Vec<_> =
+            all.iter().map(|(comm, _)| NcclMem::<u8>::alloc(comm.nccl(), comm.context(), 64).expect("memory")).collect();
+        let members: Vec<(&Communicator, &dyn DeviceBuffer<u8>)> =
+            all.iter().zip(&memories).map(|((comm, _), memory)| (comm, memory as _)).collect();
+        // The last one's context is current: each is made current once before NCCL is asked, and once for its call.
+        fail_driver("cuCtxSetCurrent:4=709");
+        let start = std::time::Instant::now();
+        let error = Window::register_all(&members, WindowKind::DEFAULT).expect_err("the second rank cannot register");
+        assert!(matches!(error, NcclError::Cuda(_)), "{error}");
+        assert!(start.elapsed() < DEADLINE / 4, "nobody waits for what cannot come");
+        for (comm, _) in &all {
+            assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
+        }
     });
 }
 
@@ -287,6 +342,67 @@ fn wait_on_one_stream_does_not_spoil_the_capture_of_another() {
         issued.expect("it is captured");
         graph.launch().expect("it is replayed");
         assert_eq!(value(&memory, &stream), 4.0);
+    });
+}
+
+#[test]
+fn memory_and_communicators_are_made_while_a_capture_goes_on() {
+    for blocking in [Switch::Off, Switch::On] {
+        fakes(1).env("BLOCKING", format!("{blocking:?}")).run(|| {
+            let blocking = if std::env::var("BLOCKING").as_deref() == Ok("On") { Switch::On } else { Switch::Off };
+            let config = Config::new().blocking(blocking);
+            let (context, nccl) = (device(0), Nccl::load().expect("the fake is there"));
+            let make = || Communicator::init_all(nccl, std::slice::from_ref(&context), &config, DEADLINE).expect("it is made");
+            let (comm, stream) = (make().remove(0), context.new_stream().expect("a stream"));
+            let mut kept = floats(&stream, &[1.0]);
+            let capturing = context.new_stream().expect("a stream");
+            capturing.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("it captures");
+            // What allocates or synchronises would spoil the capture of this mode, whichever thread does it.
+            let memory = NcclMem::from_slice(nccl, &stream, &[1.0f32; 8]);
+            let registered = memory.as_ref().map(|memory| comm.register(memory));
+            let window = memory.as_ref().map(|memory| Window::register(&comm, memory, WindowKind::DEFAULT));
+            let other = make();
+            let scaled = PreMulSum::new(&comm, 3.0f32);
+            let issued = comm.all_reduce_in_place(&capturing, &mut kept, ReduceOp::Sum);
+            let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+            let graph = capturing.end_capture(flags).expect("the capture is whole").expect("a graph");
+            issued.expect("it is captured");
+            registered.expect("memory").expect("it is registered");
+            window.expect("memory").expect("it is registered").expect("the fake has windows");
+            scaled.expect("it is made");
+            graph.launch().expect("it is replayed");
+            drop(other);
+        });
+    }
+}
+
+#[test]
+fn event_of_a_launch_is_recorded_there_and_kept_by_a_graph() {
+    fakes(2).run(|| {
+        let (comm, stream) = alone();
+        let mut values = floats(&stream, &[1.0]);
+        let there = device(1).new_event(None).expect("an event");
+        let config = CollConfig::new().launch_completion_event(Arc::new(there));
+        let error = comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("another device's");
+        assert_eq!(error.to_string(), "all_reduce_in_place: the launch completion event is on device 1, expected device 0");
+        assert_eq!((counted("collectives"), comm.sequence()), (0, 0), "NCCL heard of nothing");
+        let here = Arc::new(comm.context().new_event(None).expect("an event"));
+        let config = CollConfig::new().launch_completion_event(Arc::clone(&here));
+        comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        assert!(here.is_complete(), "it was recorded");
+        let held = Arc::downgrade(&here);
+        let graph = captured(&stream, || comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum));
+        drop((config, here));
+        assert!(held.upgrade().is_some(), "the graph keeps it");
+        graph.launch().expect("it is replayed");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        drop(graph);
+        let end = std::time::Instant::now() + DEADLINE;
+        while held.upgrade().is_some() {
+            assert!(std::time::Instant::now() < end, "the graph is gone, and the event with it");
+            settle(end);
+        }
     });
 }
 

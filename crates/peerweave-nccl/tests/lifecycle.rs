@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_driver::CudaStream;
 use peerweave_nccl::{
-    Communicator, Config, DeadState, Nccl, NcclError, OnExpiry, PreMulSum, ReduceOp, ShrinkMode, Switch, UniqueId,
+    Communicator, Config, DeadState, Nccl, NcclError, NcclMem, OnExpiry, PreMulSum, ReduceOp, ShrinkMode, Switch, UniqueId,
 };
 
 fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> Result<f32, NcclError> {
@@ -344,6 +344,55 @@ fn abort_frees_a_thread_that_is_stuck_in_a_call() {
             }
         });
     });
+}
+
+#[test]
+fn abort_frees_a_thread_that_is_stuck_in_a_revocation() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommRevoke:1").run(|| {
+        let (comm, _) = alone();
+        let revoking = comm.clone();
+        let stuck = std::thread::spawn(move || revoking.revoke());
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!stuck.is_finished());
+        let start = Instant::now();
+        comm.abort(DEADLINE).expect("it ends");
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        stuck.join().expect("no panic").expect_err("it was aborted meanwhile");
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn error_of_ours_after_the_first_rank_was_started_waits_only_for_that_one() {
+    fakes(2).run(|| {
+        let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(2));
+        // Both contexts are tried before NCCL is asked, and each is made current again for its rank.
+        fail_driver("cuCtxSetCurrent:4=709");
+        let start = Instant::now();
+        let error = Communicator::init_all(nccl, &contexts, &Config::new(), DEADLINE).expect_err("the second rank cannot start");
+        assert!(matches!(error, NcclError::Cuda(_)), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        assert_eq!(counted("communicators"), 0, "the first was aborted");
+        Communicator::init_all(nccl, &contexts, &Config::new(), DEADLINE).expect("the thread is in no group");
+    });
+}
+
+#[test]
+fn memory_of_a_communicator_that_could_not_be_finalized_is_freed() {
+    for (setting, fault) in
+        [("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommFinalize:1=2"), ("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommFinalize:1")]
+    {
+        fakes(1).env(setting, fault).run(|| {
+            let (comm, stream) = alone();
+            let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
+            drop(comm.register(&memory).expect("it is registered"));
+            drop((memory, stream));
+            peerweave_driver::settle(Instant::now() + DEADLINE);
+            assert_eq!(counted("allocations"), 1, "peers may still reach it");
+            comm.finalize(Duration::from_millis(200)).expect_err("it does not end in order");
+            nothing_is_left();
+        });
+    }
 }
 
 #[test]

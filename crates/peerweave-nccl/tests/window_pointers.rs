@@ -9,8 +9,8 @@ use std::time::Duration;
 use peerweave_driver::context;
 use peerweave_fakes::Fakes;
 use peerweave_nccl::{
-    Communicator, Config, DeviceCommRequirements, DeviceCommunicator, MisuseKind, Nccl, NcclError, NcclMem, Switch, UniqueId,
-    Version, Window, WindowKind,
+    Communicator, Config, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, MisuseKind, Nccl, NcclError, NcclMem, Switch,
+    UniqueId, Version, Window, WindowKind,
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -138,6 +138,10 @@ fn names_of_a_fabric_need_a_fabric_and_2_31() {
         with_windows(|communicator, _, window| {
             assert!(matches!(window.peer_endpoint(0, 0), Err(NcclError::Nccl(_))), "the fake has no fabric");
             assert!(matches!(window.cft_endpoint(communicator.world_team(), 1, 0), Err(NcclError::Nccl(_))));
+            for team in [DeviceTeam::world(RANKS + 1, communicator.rank()), DeviceTeam::world(usize::MAX, usize::MAX - 1)] {
+                let error = window.cft_endpoint(team, 0, 0).expect_err("it is another communicator's");
+                assert!(error.misuse_kind().is_some(), "{error}");
+            }
         });
     });
     fakes_of("2.30.7").run(|| {

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,22 +76,37 @@ pub(crate) fn floats(stream: &Arc<CudaStream>, values: &[f32]) -> DeviceMemory<f
     DeviceMemory::from_slice(stream, values).expect("memory of the fake")
 }
 
-/// A counter of the fake library.
-pub(crate) fn counted(what: &str) -> i64 {
-    let path = Nccl::load().expect("the fake is there").path();
-    let path = CString::new(path.to_str().expect("UTF-8")).expect("no zero byte");
-    let name = CString::new(what).expect("no zero byte");
+/// A function of a fake library that is loaded.
+fn function_of(library: &std::path::Path, name: &CStr) -> *mut c_void {
+    let path = CString::new(library.to_str().expect("UTF-8")).expect("no zero byte");
     // SAFETY: both names end with zero; the library is loaded already, and stays.
     let function = unsafe {
         let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
         assert!(!library.is_null(), "the fake is loaded");
-        libc::dlsym(library, c"peerweave_fake_nccl_count".as_ptr())
+        libc::dlsym(library, name.as_ptr())
     };
-    assert!(!function.is_null(), "the fake counts");
+    assert!(!function.is_null(), "the fake has it");
+    function
+}
+
+/// A counter of the fake library.
+pub(crate) fn counted(what: &str) -> i64 {
+    let function = function_of(&Nccl::load().expect("the fake is there").path(), c"peerweave_fake_nccl_count");
+    let name = CString::new(what).expect("no zero byte");
     // SAFETY: that is its signature.
     let count = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> i64>(function) };
     // SAFETY: the name ends with zero.
     unsafe { count(name.as_ptr()) }
+}
+
+/// Has calls of the fake driver fail from now on: `function:nth=code`, counted from now.
+pub(crate) fn fail_driver(orders: &str) {
+    let function = function_of("libcuda.so.1".as_ref(), c"peerweave_fake_cuda_fail");
+    let orders = CString::new(orders).expect("no zero byte");
+    // SAFETY: that is its signature.
+    let fail = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> c_int>(function) };
+    // SAFETY: the text ends with zero.
+    assert_eq!(unsafe { fail(orders.as_ptr()) }, 0, "the orders are well formed");
 }
 
 /// Waits for what ends in the background, and says that nothing is left of it.

@@ -207,6 +207,7 @@ pub(crate) fn read_call(config: *const CollConfig, max_ctas: c_int) -> Result<Op
     let length = header.size.min(size_of::<CollConfig>());
     // SAFETY: both are at least so long, and do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), (&raw mut fields).cast::<u8>(), length) };
+    log_call(&fields);
     for (name, value) in [("minCTAs", fields.min_ctas), ("maxCTAs", fields.max_ctas), ("nvlsCTAs", fields.nvls_ctas)] {
         if value != UNDEFINED && value <= 0 {
             return invalid(format!("Invalid collective config {name} value {value}"));
@@ -224,6 +225,26 @@ pub(crate) fn read_call(config: *const CollConfig, max_ctas: c_int) -> Result<Op
     let knows_event = own >= 23200 && header.version >= 23200;
     let event = fields.launch_completion_event.addr();
     Ok((knows_event && event != 0).then_some(event))
+}
+
+/// Writes what a configuration of one call asks for.
+fn log_call(fields: &CollConfig) {
+    let counts = [
+        ("minCTAs", fields.min_ctas),
+        ("maxCTAs", fields.max_ctas),
+        ("nvlsCTAs", fields.nvls_ctas),
+        ("cgaClusterSize", fields.cga_cluster_size),
+        ("CTAPolicy", fields.cta_policy),
+    ];
+    let set = counts.iter().filter(|(_, value)| *value != UNDEFINED);
+    let mut shown: Vec<String> = set.map(|(name, value)| format!("{name}={value}")).collect();
+    if !fields.alg_selection.is_null() {
+        shown.push(format!("algSelection={} forceAlgSelection={}", text(fields.alg_selection), fields.force_alg_selection));
+    }
+    shown.push(format!("userProfilerTag={}", fields.user_profiler_tag));
+    shown.push(format!("event={}", !fields.launch_completion_event.is_null()));
+    shown.push(format!("ext={}", !fields.ext.is_null()));
+    crate::log::line(&format!("collective config {}", shown.join(" ")));
 }
 
 /// An algorithm that NCCL does not have is refused if the selection is forced.

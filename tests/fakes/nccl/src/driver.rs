@@ -64,6 +64,7 @@ functions! {
     fn cuGraphRetainUserObject(graph: usize, object: usize, count: c_uint, flags: c_uint);
     fn cuEventCreate(event: *mut usize, flags: c_uint);
     fn cuEventDestroy_v2(event: usize);
+    fn cuEventQuery(event: usize);
     fn cuEventRecord(event: usize, stream: usize);
     fn cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint);
     fn cuMemAlloc_v2(pointer: *mut usize, bytes: usize);
@@ -167,8 +168,22 @@ pub(crate) fn record(event: usize, stream: usize) -> Result {
     cuEventRecord(event, stream)
 }
 
+/// Fails, and spoils the capture, where another thread captures in the global mode and the calling one is not in the relaxed mode: as
+/// allocating, freeing and everything that synchronises do on GPUs.
+pub(crate) fn as_allocations_do() -> Result {
+    let (_, context) = current_device()?;
+    with_context(context, || {
+        let mut event = 0;
+        cuEventCreate(&mut event, 2)?;
+        let asked = cuEventQuery(event);
+        cuEventDestroy_v2(event)?;
+        asked
+    })
+}
+
 /// Memory of the current device.
 pub(crate) fn allocate(bytes: usize) -> Result<usize> {
+    as_allocations_do()?;
     let (_, context) = current_device()?;
     let mut pointer = 0;
     with_context(context, || cuMemAlloc_v2(&mut pointer, bytes))?;
@@ -177,6 +192,7 @@ pub(crate) fn allocate(bytes: usize) -> Result<usize> {
 
 /// Gives memory back.
 pub(crate) fn free(pointer: usize) -> Result {
+    as_allocations_do()?;
     let (_, context) = current_device()?;
     with_context(context, || cuMemFree_v2(pointer))
 }

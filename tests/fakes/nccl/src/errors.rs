@@ -20,6 +20,7 @@ static TEXTS: LazyLock<Mutex<Texts>> = LazyLock::new(Mutex::default);
 
 /// Keeps the text of the process's last error.
 pub(crate) fn set(text: &str) {
+    crate::debug::say(crate::debug::Level::Warn, text);
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
     let kept = match texts.all.get(text.as_c_str()) {

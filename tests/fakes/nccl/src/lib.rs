@@ -17,7 +17,8 @@
 //!   types there are. `since.txt` says which functions are newer; the harness takes their names out of a copy of the library, and one
 //!   that is called nevertheless ends the process.
 //! - `FAIL=ncclAllReduce:3=2`: the third call returns code 2 and does nothing.
-//! - `STUCK=ncclAllReduce:2`: the second call's operation runs until its communicator is aborted or revoked.
+//! - `STUCK=ncclAllReduce:2`: the second call's operation runs until its communicator is aborted or revoked. `ncclCommRevoke` and
+//!   `ncclCommFinalize` themselves do not return, or are not done, until it is aborted.
 //! - `ASYNC_ERROR=ncclAllReduce:2=6`: the same, and `ncclCommGetAsyncError` says 6 once it runs.
 //! - `SLOW=ncclAllReduce=50`: operations wait so many milliseconds on their stream before they begin.
 //! - `INIT_STUCK=*` or a rank (of the parent where there is one): that rank's communicators are never ready, until they are aborted.
@@ -28,7 +29,7 @@
 //!   communicators of others that it had sent to.
 //! - `NOOP=1`: a collective, send, receive or put only counts and returns: for the cost of a wrapper.
 //! - `LOG=file`: a line `process function(name=value, ...) = code` per call; `process config field=value ...` for each configuration
-//!   that was read, with what had an effect; `process mismatch ...` where ranks disagree and hang.
+//!   that was read, with what had an effect; `process collective config ...` for one of a call; `process mismatch ...` where ranks disagree and hang.
 //!
 //! # Functions of the fake only
 //! `int64_t peerweave_fake_nccl_count(const char *what)`: `communicators`, `windows`, `redops`, `registrations`, `device_comms`,
@@ -41,7 +42,7 @@
 //! - Two ranks of one process on one device are refused; of different processes they are not, since each may see other devices.
 //! - Ranks of different processes cannot reach each other's windows by a pointer (they are different LSA teams), only by puts.
 //! - A communicator that ends while a captured graph holds its operations ends the process after five seconds; NCCL waits for ever.
-//! - GIN, CFT, logging and vendor options are not there. `ncclCommInitRankScalable` uses the first id. Encryption is checked and not done.
+//! - GIN, CFT and vendor options are not there. It logs its errors and initialisations only (`NCCL_DEBUG`, `NCCL_DEBUG_FILE`). `ncclCommInitRankScalable` uses the first id. Encryption is checked and not done.
 
 #![allow(non_snake_case)]
 #![cfg(target_os = "linux")]
@@ -56,6 +57,7 @@ mod comm;
 mod compute;
 mod config;
 mod counters;
+mod debug;
 mod derive;
 mod device_comm;
 mod driver;

@@ -9,7 +9,7 @@ use crate::abi::{Code, ConfigStruct, Result, UniqueId, fail, invalid, misuse};
 use crate::bootstrap::{self, Members};
 use crate::comm::{Comm, CommPtr, Out, not_null, undefined};
 use crate::config::{self, Config};
-use crate::{driver, group, mailbox, settings, wire};
+use crate::{call, debug, driver, group, mailbox, settings, wire};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -53,7 +53,12 @@ fn init_rank(newcomm: *mut CommPtr, ranks: c_int, id: UniqueId, rank: c_int, con
         return invalid(format!("Invalid rank requested : {rank}/{ranks}"));
     }
     bootstrap::check_id(&id)?;
+    driver::as_allocations_do()?;
     let comm = Comm::new(device, config);
+    debug::say(
+        debug::Level::Info,
+        &format!("comm {:#x} rank {rank} nranks {ranks} cudaDev {} - Init START", comm.handle().address(), device.0),
+    );
     start(newcomm, comm, None, rank, move |comm| bootstrap::join(&id, ranks, rank, comm.device, &|| comm.stopped()))
 }
 
@@ -155,13 +160,20 @@ exports! {
         if std::mem::replace(&mut comm.state().finalized, true) {
             return invalid("the communicator has already been finalized");
         }
-        if comm.config.blocking {
+        let stuck = call::take_effect().stuck;
+        let finish = move || {
             comm.drain();
+            if stuck {
+                mailbox::wait_until(&|| comm.aborted.load(Ordering::Acquire), None);
+            }
+        };
+        if comm.config.blocking {
+            finish();
             return Ok(());
         }
         comm.pending.fetch_add(1, Ordering::AcqRel);
         std::thread::spawn(move || {
-            comm.drain();
+            finish();
             comm.pending.fetch_sub(1, Ordering::AcqRel);
             mailbox::interrupt();
         });
@@ -196,6 +208,9 @@ exports! {
             return misuse("the communicator was revoked before");
         }
         mailbox::interrupt();
+        if call::take_effect().stuck {
+            mailbox::wait_until(&|| comm.aborted.load(Ordering::Acquire), None);
+        }
         mailbox::wait_until(&|| !comm.state().running, None);
         Ok(())
     }

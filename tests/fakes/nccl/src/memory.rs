@@ -57,6 +57,7 @@ exports! {
         if size == 0 {
             return invalid("ncclCommRegister: no bytes");
         }
+        driver::as_allocations_do()?;
         let token = Box::into_raw(Box::new(buff.addr()));
         comm.state().registered.insert(token.expose_provenance(), size);
         Out(handle).set(token.cast());

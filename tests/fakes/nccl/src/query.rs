@@ -69,14 +69,16 @@ exports! {
     }
 }
 
-/// Reads the logging variables again: this library has none.
+/// Reads the logging variables again.
 #[unsafe(no_mangle)]
 extern "C" fn ncclResetDebugInit() {
+    crate::debug::reset();
     crate::log::line("ncclResetDebugInit()");
 }
 
 /// The same, under the name that the header does not have.
 #[unsafe(no_mangle)]
 extern "C" fn ncclResetDebugInitInternal() {
+    crate::debug::reset();
     crate::log::line("ncclResetDebugInitInternal()");
 }

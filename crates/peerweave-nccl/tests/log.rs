@@ -1,0 +1,128 @@
+//! NCCL's log as events of `tracing`: at the level that was asked for, of children too, and without harm to their files.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use std::os::fd::AsRawFd as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use common::*;
+use peerweave_nccl::{LogLevel, Nccl};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber, span};
+
+type Lines = Arc<Mutex<Vec<(Level, String)>>>;
+
+/// Keeps what the target `nccl` says.
+struct Collector(Lines);
+
+struct Message(String);
+
+impl Visit for Message {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
+}
+
+impl Subscriber for Collector {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && metadata.target() == "nccl"
+    }
+    fn event(&self, event: &Event<'_>) {
+        let mut message = Message(String::new());
+        event.record(&mut message);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((*event.metadata().level(), message.0));
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+fn collect() -> Lines {
+    let lines = Lines::default();
+    tracing::subscriber::set_global_default(Collector(Arc::clone(&lines))).expect("it is the only one of this process");
+    lines
+}
+
+#[track_caller]
+fn comes(lines: &Lines, level: Level, part: &str) {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        let found = lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if found.iter().any(|(found, text)| *found == level && text.contains(part)) {
+            return;
+        }
+        assert!(Instant::now() < end, "no {part} in {found:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn has(lines: &Lines, part: &str) -> bool {
+    lines.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|(_, text)| text.contains(part))
+}
+
+#[test]
+fn lines_are_events_of_the_level_that_was_asked_for() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce:1=5,ncclAllReduce:2=5").run(|| {
+        let lines = collect();
+        let nccl = Nccl::load().expect("the fake is there");
+        // SAFETY: the only other thread of this process waits for this one.
+        unsafe { nccl.trace_log(LogLevel::Warn) }.expect("there is a pipe");
+        let (comm, stream) = alone();
+        let mut values = floats(&stream, &[1.0]);
+        let reduce = |values: &mut _| comm.all_reduce_in_place(&stream, values, peerweave_nccl::ReduceOp::Sum);
+        reduce(&mut values).expect_err("it fails");
+        comes(&lines, Level::WARN, "NCCL WARN ncclAllReduce: a fault that the test asked for");
+        assert!(!has(&lines, "Init START"), "that is of another level");
+        // SAFETY: NCCL's threads do nothing now, and do not read the environment.
+        unsafe { nccl.trace_log(LogLevel::Info) }.expect("the same pipe");
+        reduce(&mut values).expect_err("it fails again");
+        drop(alone());
+        comes(&lines, Level::INFO, "rank 0 nranks 1 cudaDev 0 - Init START");
+    });
+}
+
+/// What a child's NCCL does with the variable: opens it for writing from its start, and writes a line.
+const OPENS: &str = r#"printf 'node:7:7 [0] NCCL WARN %s\n' 'from a child' > "$NCCL_DEBUG_FILE""#;
+
+#[test]
+fn child_that_inherits_the_variables_logs_here_and_loses_no_file() {
+    fakes(1).run(|| {
+        let lines = collect();
+        let nccl = Nccl::load().expect("the fake is there");
+        // SAFETY: the only other thread of this process waits for this one.
+        unsafe { nccl.trace_log(LogLevel::Info) }.expect("there is a pipe");
+        let name = std::env::var("NCCL_DEBUG_FILE").expect("it is set");
+        let number: i32 = name.rsplit('/').next().and_then(|number| number.parse().ok()).expect("a descriptor");
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let path = directory.path().join("of the child");
+        std::fs::write(&path, "what nobody may lose").expect("it is written");
+        let file = std::fs::File::options().append(true).open(&path).expect("it is there");
+        let mut child = Command::new("/bin/sh");
+        child.args(["-c", OPENS]);
+        // SAFETY: `dup2` may be called between fork and exec. The child's descriptor of that number is a file of its own.
+        unsafe {
+            let descriptor = file.as_raw_fd();
+            child.pre_exec(move || match libc::dup2(descriptor, number) {
+                -1 => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            })
+        };
+        assert!(child.status().expect("there is a shell").success());
+        assert_eq!(std::fs::read_to_string(&path).expect("it is there"), "what nobody may lose");
+        comes(&lines, Level::WARN, "from a child");
+        // Nor does the child's end close the pipe.
+        drop(alone());
+        comes(&lines, Level::INFO, "Init START");
+    });
+}
