@@ -65,10 +65,10 @@ impl Context {
         let all = rendezvous.exchange("peerweave-nvshmem/init", text.as_bytes()).map_err(NvshmemError::bootstrap(CALL));
         let (nvshmem, _, worker) = own?;
         let cards: Vec<_> = all?.iter().map(|text| Card::from_text(&String::from_utf8_lossy(text))).collect();
+        // All have the same cards, so that this is an error on all or on none: the next exchange has everybody or nobody.
+        preflight::together(pe, &cards)?;
         let remote = arguments.settings.effective("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_default();
-        let checked = preflight::together(pe, &cards)
-            .map_err(NvshmemError::from)
-            .and_then(|()| preflight::reachable(pe, &cards, device, &remote));
+        let checked = preflight::reachable(pe, &cards, device, &remote);
         // Reachability is seen by each PE for itself, so its outcome is told too.
         let text = checked.as_ref().err().map(NvshmemError::to_string).unwrap_or_default();
         let verdicts =

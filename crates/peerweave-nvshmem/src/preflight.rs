@@ -57,10 +57,33 @@ impl Card {
 /// What one PE can say about itself.
 pub(crate) fn local(nvshmem: Nvshmem, context: &Arc<CudaContext>, settings: &Settings) -> Result<Card, NvshmemError> {
     let remote = settings.effective("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_else(|| "ibrc".to_owned());
+    functions(nvshmem)?;
     nvshmem.check_plugins(&remote)?;
     shared_memory()?;
     device_memory(context, settings)?;
     Ok(Card { version: nvshmem.version(), uuid: uuid_of(context)?, settings: settings.symmetric_part(), id: None })
+}
+
+/// What no PE can do without once it has started: one that found it missing later would leave the others waiting.
+fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
+    const NEEDED: [&str; 12] = [
+        "nvshmemx_get_uniqueid",
+        "nvshmemx_hostlib_init_attr",
+        "nvshmemx_hostlib_finalize",
+        "nvshmem_my_pe",
+        "nvshmem_n_pes",
+        "nvshmem_malloc",
+        "nvshmem_free",
+        "nvshmem_ptr",
+        "nvshmem_team_my_pe",
+        "nvshmem_team_n_pes",
+        "nvshmem_team_translate_pe",
+        "nvshmemx_barrier_on_stream",
+    ];
+    match NEEDED.into_iter().find(|name| !nvshmem.has(name)) {
+        Some(name) => Err(nvshmem.unsupported(name, Some(Version::new(3, 3, 0)))),
+        None => Ok(()),
+    }
 }
 
 /// The device's number, which is the same for every process.

@@ -1,0 +1,342 @@
+//! Starting NVSHMEM where something is wrong: typed errors within the deadline, on every PE; and starting it twice.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{DEADLINE, SHORT, device, fakes, misuse, rendezvous, says, settings, start};
+use peerweave_fakes::{Child, Fakes};
+use peerweave_nvshmem::{Context, DeadState, MisuseKind, Nvshmem, NvshmemError, PreflightError, Settings, Status, UniqueId, Version};
+use peerweave_types::Pe;
+
+/// The error of starting, which comes long before the deadline.
+#[track_caller]
+fn start_error(child: &Child, ordinal: usize, settings: Settings) -> NvshmemError {
+    let rendezvous = rendezvous(child, DEADLINE);
+    let began = Instant::now();
+    let error = Context::from_rendezvous(&rendezvous, &device(ordinal), settings).err().expect("it does not start");
+    assert!(began.elapsed() < DEADLINE / 2, "{error} took {:?}", began.elapsed());
+    error
+}
+
+/// A variable of this child alone, before anything reads it.
+fn set(name: &str, value: &str) {
+    // SAFETY: the child has one thread that reads the environment through C, this one.
+    unsafe { std::env::set_var(name, value) };
+}
+
+#[test]
+fn without_the_library_every_path_that_was_tried_is_named() {
+    let nowhere = Fakes::new().cuda().env("PEERWEAVE_NVSHMEM_PATH", "/nowhere/at/all");
+    nowhere.run_many(2, |child| {
+        let error = start_error(&child, child.rank, settings(DEADLINE));
+        assert!(matches!(&error, NvshmemError::Load(load) if !load.tried.is_empty()), "{error}");
+        assert!(error.to_string().contains("/nowhere/at/all"), "{error}");
+        says(Nvshmem::load(), &["PEERWEAVE_NVSHMEM_PATH"]);
+        assert!(Context::current().is_none());
+    });
+}
+
+#[test]
+fn one_pe_without_the_library_is_named_by_the_others() {
+    fakes().run_many(3, |child| {
+        if child.rank == 1 {
+            set("PEERWEAVE_NVSHMEM_PATH", "/nowhere/at/all");
+        }
+        let error = start_error(&child, child.rank, settings(DEADLINE));
+        match &error {
+            NvshmemError::Load(_) => assert_eq!(child.rank, 1),
+            NvshmemError::Preflight(inner) => assert!(
+                matches!(&**inner, PreflightError::Peer { pe, reason } if pe.get() == 1 && reason.contains("/nowhere")),
+                "{error}"
+            ),
+            _ => panic!("{error}"),
+        }
+        // Nobody called NVSHMEM, so it can be tried again.
+        assert!(Context::current().is_none());
+    });
+}
+
+#[test]
+fn a_library_without_its_plugins_beside_it_is_told() {
+    fakes().run_many(2, |child| {
+        let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set it");
+        let alone = child.directory.join(format!("alone-{}", child.rank));
+        std::fs::create_dir(&alone).expect("a directory");
+        let file = std::path::Path::new(&library).join("libnvshmem_host.so.3");
+        std::fs::copy(file, alone.join("libnvshmem_host.so.3")).expect("a copy");
+        set("PEERWEAVE_NVSHMEM_PATH", &alone.to_string_lossy());
+        let error = start_error(&child, child.rank, settings(DEADLINE));
+        assert!(matches!(error, NvshmemError::Plugin(_)), "{error}");
+        let directory = alone.to_string_lossy().into_owned();
+        says(Context::unique_id(&Settings::default()), &["nvshmem_bootstrap_uid.so.3", &directory, "none of that kind"]);
+        // A transport of another version would be found by NVSHMEM, and end the process.
+        std::fs::write(alone.join("nvshmem_bootstrap_uid.so.3"), "").expect("a file");
+        std::fs::write(alone.join("nvshmem_transport_ibrc.so.2"), "").expect("a file");
+        let nvshmem = Nvshmem::load().expect("it is there");
+        says(nvshmem.check_plugins("ibrc"), &["nvshmem_transport_ibrc.so.7", "of another version"]);
+        nvshmem.check_plugins("none").expect("none is asked for");
+    });
+}
+
+#[test]
+fn a_library_that_is_too_old_is_refused_with_its_version() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_VERSION", "3.2.5").run_many(1, |_| {
+        let error = says(Nvshmem::load(), &["needs NVSHMEM 3.3.0, found 3.2.5"]);
+        assert!(matches!(error, NvshmemError::Unsupported(_)), "{error}");
+    });
+}
+
+#[test]
+fn a_library_without_a_function_that_everything_needs_is_told_before_anybody_starts() {
+    fakes().without("nvshmem_team_n_pes").run_many(2, |child| {
+        let error = start_error(&child, child.rank, settings(DEADLINE));
+        assert!(matches!(&error, NvshmemError::Unsupported(it) if it.call == "nvshmem_team_n_pes"), "{error}");
+        // NVSHMEM was not called, so nothing is over.
+        let status = Nvshmem::load().and_then(Nvshmem::status).expect("a status");
+        assert_eq!(status, Status::NotInitialized);
+    });
+}
+
+#[test]
+fn pes_with_different_libraries_name_each_other() {
+    fakes().run_many(2, |child| {
+        set("PEERWEAVE_FAKE_NVSHMEM_VERSION", ["3.8.0", "3.6.5"][child.rank]);
+        let error = start_error(&child, child.rank, settings(DEADLINE));
+        let NvshmemError::Preflight(inner) = &error else { panic!("{error}") };
+        let PreflightError::Versions { pe, theirs, ours } = &**inner else { panic!("{error}") };
+        assert_eq!((pe.get(), theirs.as_str()), [(1, "3.6.5"), (0, "3.8.0")][child.rank]);
+        assert_eq!(*ours, [Version::new(3, 8, 0), Version::new(3, 6, 5)][child.rank]);
+    });
+}
+
+#[test]
+fn pes_with_different_settings_name_each_other() {
+    fakes().run_many(2, |child| {
+        let error = start_error(&child, child.rank, settings(DEADLINE).max_teams(8 + child.rank as u64));
+        assert!(matches!(&error, NvshmemError::Preflight(inner) if matches!(**inner, PreflightError::Settings { .. })), "{error}");
+        assert!(error.to_string().contains("NVSHMEM_MAX_TEAMS=8") && error.to_string().contains("NVSHMEM_MAX_TEAMS=9"), "{error}");
+    });
+}
+
+#[test]
+fn pes_on_one_gpu_are_told_who_shares_it_and_can_try_again() {
+    fakes().run_many(3, |child| {
+        let rendezvous = rendezvous(&child, DEADLINE);
+        let shared = [0, 1, 0][child.rank];
+        let error = Context::from_rendezvous(&rendezvous, &device(shared), settings(DEADLINE)).err().expect("two share one");
+        let NvshmemError::Preflight(inner) = &error else { panic!("{error}") };
+        assert!(matches!(&**inner, PreflightError::SharedGpu { pes, .. } if *pes == [Pe::new(0), Pe::new(2)]), "{error}");
+        let context = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(DEADLINE)).expect("now it starts");
+        context.finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn a_heap_that_the_device_has_no_room_for_is_refused_before_anybody_starts() {
+    fakes().run_many(2, |child| {
+        let own = settings(DEADLINE).heap_step_bytes(1 << 50);
+        let error = start_error(&child, child.rank, own);
+        assert!(matches!(&error, NvshmemError::Preflight(inner) if matches!(**inner, PreflightError::DeviceMemory { .. })), "{error}");
+    });
+}
+
+#[test]
+fn a_pe_that_does_not_come_is_named_at_the_deadline() {
+    fakes().run_many(3, |child| {
+        let rendezvous = rendezvous(&child, Duration::from_secs(1));
+        if child.rank == 2 {
+            child.wait_for_file("done-0");
+            child.wait_for_file("done-1");
+            return;
+        }
+        let began = Instant::now();
+        let error = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(SHORT)).err().expect("one is missing");
+        assert!(matches!(error, NvshmemError::Bootstrap { .. }), "{error}");
+        assert!(error.to_string().contains("PE 2"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        child.put_file(&format!("done-{}", child.rank), b"");
+    });
+}
+
+#[test]
+fn a_pe_that_does_not_come_to_a_start_by_id_ends_at_the_deadline_and_leaves_nvshmem_stuck() {
+    fakes().run_many(1, |_| {
+        let id = Context::unique_id(&settings(SHORT)).expect("an id");
+        let began = Instant::now();
+        let error = Context::from_unique_id(id, Pe::new(0), 2, &device(0), settings(SHORT)).err().expect("nobody comes");
+        assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        let error = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(SHORT)).err().expect("it is inside");
+        assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Stuck { .. }, .. }), "{error}");
+        // The fake gives up later than this and would end the process: what happens then is the fake's.
+    });
+}
+
+#[test]
+fn an_initialisation_that_fails_on_one_pe_is_an_error_on_both() {
+    let fails = fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_hostlib_init_attr@1:1=5");
+    fails.run_many(2, |child| {
+        let rendezvous = rendezvous(&child, DEADLINE);
+        let error = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(SHORT)).err().expect("one fails");
+        let state = if child.rank == 1 {
+            assert!(matches!(&error, NvshmemError::Nvshmem(_)), "{error}");
+            assert_eq!(error.code().map(|code| code.get()), Some(5));
+            DeadState::InitFailed
+        } else {
+            assert!(matches!(&error, NvshmemError::Timeout(_)), "{error}");
+            DeadState::Stuck { inside: "nvshmemx_hostlib_init_attr" }
+        };
+        let again = Context::from_unique_id(UniqueId::from_bytes([0; 128]), Pe::new(0), 1, &device(child.rank), settings(SHORT));
+        let error = again.err().expect("it is over");
+        assert!(matches!(&error, NvshmemError::Dead { state: found, .. } if *found == state), "{error}");
+    });
+}
+
+#[test]
+fn a_second_start_gives_a_handle_or_says_what_differs() {
+    fakes().run_many(2, |child| {
+        let here = start(&child);
+        let own = device(child.rank);
+        let again = Context::from_rendezvous(&here.rendezvous, &own, settings(DEADLINE)).expect("the same arguments");
+        assert_eq!(again.pe(), here.context.pe());
+        let differs = |result: Result<Context, NvshmemError>, expected: &str| match misuse(result) {
+            MisuseKind::AlreadyInitialized { what, .. } => assert_eq!(what, expected),
+            other => panic!("{other}"),
+        };
+        let other = device(1 - child.rank);
+        differs(Context::from_rendezvous(&here.rendezvous, &other, settings(DEADLINE)), "the device");
+        differs(Context::from_rendezvous(&here.rendezvous, &own, settings(DEADLINE).max_teams(9)), "the settings");
+        differs(Context::from_rendezvous(&here.rendezvous, &own, settings(SHORT)), "the settings");
+        let id = UniqueId::from_bytes([7; 128]);
+        differs(Context::from_unique_id(id, Pe::new(0), 2, &own, settings(DEADLINE)), "the bootstrap");
+        differs(Context::from_launcher(&own, settings(DEADLINE)), "the bootstrap");
+        // Handles are counted: the last one ends it.
+        let third = Context::current().expect("it runs");
+        assert_eq!(third.finalize().expect("one of three").other_handles, 2);
+        assert_eq!(again.finalize().expect("one of two").other_handles, 1);
+        assert_eq!(here.context.status().expect("a status"), Status::Initialized);
+        here.end();
+        assert!(Context::current().is_none());
+    });
+}
+
+#[test]
+fn after_the_end_it_can_be_started_again_and_nothing_of_the_first_is_taken_for_the_second() {
+    fakes().run_many(2, |child| {
+        let first = start(&child);
+        let (team, world) = (first.context.world(), first.context.clone());
+        let stream = first.stream.clone();
+        drop(world);
+        let rendezvous = Arc::clone(&first.rendezvous);
+        first.context.finalize().expect("it ends");
+        let error = team.barrier(&stream).expect_err("it has ended");
+        assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Finalized, .. }), "{error}");
+        let second = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(DEADLINE)).expect("it starts again");
+        let buffer = second.alloc::<u32>(8).expect("memory");
+        let error = buffer.multicast_address(&team).expect_err("multicast is off");
+        assert!(matches!(error, NvshmemError::MulticastDisabled(_)), "{error}");
+        assert!(matches!(team.barrier(&stream), Err(NvshmemError::Dead { .. })));
+        second.world().barrier_blocking().expect("all come");
+        second.free(buffer).expect("freed");
+        second.finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn arguments_that_cannot_be_are_refused_before_anything_happens() {
+    fakes().run_many(1, |_| {
+        let own = device(0);
+        let id = UniqueId::from_bytes([0; 128]);
+        let refused = misuse(Context::from_unique_id(id, Pe::new(2), 2, &own, settings(DEADLINE)));
+        assert_eq!(refused, MisuseKind::Pe { what: "this PE", found: Pe::new(2), n_pes: 2 });
+        let refused = misuse(Context::from_unique_id(id, Pe::new(0), u32::MAX, &own, settings(DEADLINE)));
+        assert!(matches!(refused, MisuseKind::Pe { .. }), "{refused}");
+        for wrong in [settings(DEADLINE).variable("PATH", "x"), settings(DEADLINE).debug("a\0")] {
+            let refused = misuse(Context::from_launcher(&own, wrong));
+            assert!(matches!(refused, MisuseKind::Text { .. }), "{refused}");
+        }
+        assert!(Context::current().is_none());
+        // An id that nobody made is NVSHMEM's to refuse.
+        let error = Context::from_unique_id(id, Pe::new(0), 1, &own, settings(DEADLINE)).err().expect("nobody made it");
+        assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
+    });
+}
+
+#[test]
+fn without_a_launcher_its_way_is_an_error() {
+    fakes().env_remove("PMI_RANK").run_many(1, |_| {
+        let error = Context::from_launcher(&device(0), settings(DEADLINE)).err().expect("nobody launched it");
+        assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
+    });
+    fakes().run_many(1, |_| {
+        let communicator = std::ptr::dangling_mut::<u64>();
+        // SAFETY: the fake refuses MPI and does not look at it.
+        let error = unsafe { Context::from_mpi(communicator.cast(), &device(0), settings(DEADLINE)) }.err().expect("no MPI");
+        assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
+    });
+}
+
+#[test]
+fn a_launcher_s_job_starts_without_a_rendezvous() {
+    let place = tempfile::tempdir().expect("a directory");
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path()).env("PMI_SIZE", "2").run_many(2, |child| {
+        set("PMI_RANK", &child.rank.to_string());
+        let context = Context::from_launcher(&device(child.rank), settings(DEADLINE)).expect("it starts");
+        assert_eq!((context.pe().get() as usize, context.n_pes()), (child.rank, 2));
+        assert_eq!(context.info().met_by, "the launcher");
+        let memory = context.alloc_zeroed::<u64>(3).expect("memory");
+        assert_eq!(memory.to_vec(context.stream()).expect("a copy"), [0; 3]);
+        let team = context.world().split_2d(1, Default::default()).expect("it is split").1;
+        team.barrier_blocking().expect("all come");
+        team.destroy().expect("it ends");
+        context.free(memory).expect("freed");
+        context.finalize().expect("it ends");
+        // That way cannot be gone twice.
+        let error = Context::from_launcher(&device(child.rank), settings(DEADLINE)).err().expect("it is over");
+        assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Finalized, .. }), "{error}");
+    });
+}
+
+#[test]
+fn an_id_that_the_caller_carries_starts_a_job() {
+    fakes().run_many(2, |child| {
+        if child.rank == 0 {
+            child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("an id").to_bytes());
+        }
+        let bytes = std::fs::read(child.file("id")).expect("the id");
+        let id = UniqueId::try_from(bytes.as_slice()).expect("128 bytes");
+        let context = Context::from_unique_id(id, Pe::new(child.rank as u32), 2, &device(child.rank), settings(DEADLINE));
+        let context = context.expect("it starts");
+        context.world().barrier_blocking().expect("all come");
+        context.finalize().expect("it ends");
+        child.meet("ended");
+    });
+}
+
+#[test]
+fn a_fork_is_told_that_nvshmem_is_its_parent_s() {
+    fakes().run_many(1, |child| {
+        let here = start(&child);
+        let memory = here.context.alloc::<u8>(8).expect("memory");
+        // SAFETY: the child calls nothing that needs the threads of its parent, and ends by `_exit`.
+        let process = unsafe { libc::fork() };
+        if process == 0 {
+            let forked = |result: Result<(), NvshmemError>| matches!(result, Err(NvshmemError::Forked { .. }));
+            let right = forked(Nvshmem::load().map(drop))
+                && forked(here.context.world().barrier(&here.stream))
+                && forked(here.context.alloc::<u8>(1).map(drop))
+                && forked(memory.to_vec(&here.stream).map(drop));
+            // SAFETY: it only ends the process.
+            unsafe { libc::_exit(if right { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: the process is a child of this one, and the pointer is to a live integer.
+        assert_eq!(unsafe { libc::waitpid(process, &raw mut status, 0) }, process);
+        assert_eq!(status, 0, "the fork was not refused");
+        here.context.free(memory).expect("freed");
+        here.end();
+    });
+}
