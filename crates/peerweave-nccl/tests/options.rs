@@ -1,0 +1,294 @@
+//! Every option of a communicator and of a call reaches the library that knows it, and is an error with one that does not.
+//!
+//! What the structs look like in which version is tested beside them; what the options do is NCCL's.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use common::*;
+use peerweave_driver::{CudaStream, DeviceMemory};
+use peerweave_nccl::{
+    CollConfig, Communicator, Config, CtaPolicy, GraphUsage, HostCftMode, Nccl, NcclError, NvlsHostMode, ReduceOp, Switch,
+    VendorOption, VendorValue, Version,
+};
+
+const LOG: &str = "PEERWEAVE_FAKE_NCCL_LOG";
+
+/// Lines of the fake's log that contain this, from there on.
+fn logged(part: &str) -> Vec<String> {
+    let path = PathBuf::from(std::env::var_os(LOG).expect("set by the parent"));
+    let text = std::fs::read_to_string(path).expect("the fake's log");
+    text.lines().filter_map(|line| line.find(part).map(|at| line[at + part.len()..].to_owned())).collect()
+}
+
+/// Each option by itself, as the library shall see it, and the version that brought it.
+fn options() -> Vec<(Config, &'static str, &'static str)> {
+    let new = Config::new;
+    vec![
+        (new().blocking(Switch::On), "blocking=1", "2.14.3"),
+        (new().cga_cluster_size(2), "cgaClusterSize=2", "2.17.1"),
+        (new().max_ctas(8), "maxCTAs=8", "2.17.1"),
+        (new().net_name("Socket"), "netName=Socket", "2.17.1"),
+        (new().split_share(Switch::On), "splitShare=1", "2.18.1"),
+        (new().traffic_class(3), "trafficClass=3", "2.26.2"),
+        (new().name("layer 1"), "commName=layer 1", "2.27.3"),
+        (new().collnet_enable(Switch::Off), "collnetEnable=0", "2.27.3"),
+        (new().cta_policy(CtaPolicy::Efficiency), "CTAPolicy=1", "2.27.3"),
+        (new().shrink_share(Switch::On), "shrinkShare=1", "2.27.3"),
+        (new().nvls_ctas(4), "nvlsCTAs=4", "2.27.3"),
+        (new().cta_policy(CtaPolicy::Zero), "CTAPolicy=2", "2.28.3"),
+        (new().channels_per_net_peer(2), "nChannelsPerNetPeer=2", "2.28.3"),
+        (new().nvlink_centric_sched(Switch::On), "nvlinkCentricSched=1", "2.28.3"),
+        (new().graph_usage(GraphUsage::Mixed), "graphUsageMode=2", "2.29.2"),
+        (new().num_rma_ctx(2), "numRmaCtx=2", "2.29.2"),
+        (new().max_p2p_peers(5), "maxP2pPeers=5", "2.30.3"),
+        (new().graph_usage(GraphUsage::One).graph_stream_ordering(Switch::Off), "graphStreamOrdering=0", "2.30.7"),
+        (new().launch_order_implicit(Switch::On), "launchOrderImplicit=1", "2.31.2"),
+        (new().num_rma_sig(7), "numRmaSig=7", "2.31.2"),
+        (new().rma_eager_init(Switch::On), "rmaEagerInit=1", "2.31.2"),
+        (new().host_cft_mode(HostCftMode::Fallback), "hostCftMode=3", "2.31.2"),
+        (new().nvls_host_mode(NvlsHostMode::DisableTransport), "nvlsHostMode=1", "2.32.3"),
+    ]
+}
+
+#[test]
+fn options_of_a_communicator_reach_a_library_that_knows_them_and_no_other() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    for version in ["2.18.1", "2.26.5", "2.27.7", "2.28.9", "2.29.7", "2.30.7", "2.31.2", "2.32.3"] {
+        fakes_of(1, version).env(LOG, directory.path().join(version)).run(|| {
+            let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(1));
+            for (config, shown, since) in options() {
+                let made = Communicator::init_all(nccl, &contexts, &config, DEADLINE);
+                let seen = logged(" config ");
+                if nccl.version().at_least(since.parse().expect("a version")) {
+                    made.unwrap_or_else(|error| panic!("{shown}: {error}"));
+                    assert!(seen.last().is_some_and(|seen| seen.contains(shown)), "{shown}: {seen:?}");
+                } else {
+                    let error = made.expect_err("the library does not know it");
+                    assert!(matches!(error, NcclError::Unsupported(_)), "{shown}: {error}");
+                    assert!(!seen.iter().any(|seen| seen.contains(shown)), "{shown}: {seen:?}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn all_options_together_reach_the_library_and_its_children() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    fakes(1).env(LOG, directory.path().join("log")).run(|| {
+        let all = Config::new()
+            .blocking(Switch::Off)
+            .cga_cluster_size(1)
+            .min_ctas(1)
+            .max_ctas(8)
+            .split_share(Switch::Off)
+            .name("all")
+            .num_rma_ctx(2);
+        let made = Communicator::init_all(Nccl::load().expect("the fake is there"), &contexts(1), &all, DEADLINE);
+        let comm = made.expect("all are known").remove(0);
+        let expected = "blocking=0 cgaClusterSize=1 minCTAs=1 maxCTAs=8 splitShare=0 commName=all numRmaCtx=2";
+        assert_eq!(logged(" config "), [expected]);
+        let child = Communicator::split_all(&[(&comm, Some(0), 0)], Some(&Config::new().max_ctas(4).name("half")));
+        assert_eq!(child.expect("it splits")[0].as_ref().and_then(|child| child.name().name.as_deref()), Some("half"));
+        assert_eq!(logged(" config ")[1], "blocking=0 maxCTAs=4 commName=half");
+    });
+}
+
+/// Options of a call, as the library shall see them.
+fn call_options() -> Vec<(CollConfig, &'static str)> {
+    let new = CollConfig::new;
+    vec![
+        (new(), "userProfilerTag=0 event=false ext=false"),
+        (new().min_ctas(2).max_ctas(4), "minCTAs=2 maxCTAs=4 userProfilerTag=0 event=false ext=false"),
+        (new().nvls_ctas(3), "nvlsCTAs=3 userProfilerTag=0 event=false ext=false"),
+        (new().cga_cluster_size(8), "cgaClusterSize=8 userProfilerTag=0 event=false ext=false"),
+        (new().cta_policy(CtaPolicy::Zero), "CTAPolicy=2 userProfilerTag=0 event=false ext=false"),
+        (new().algorithms("ring"), "algSelection=ring forceAlgSelection=1 userProfilerTag=0 event=false ext=false"),
+        (
+            new().algorithms("none such").force_algorithms(Switch::Off),
+            "algSelection=none such forceAlgSelection=0 userProfilerTag=0 event=false ext=false",
+        ),
+        (new().profiler_tag(42), "userProfilerTag=42 event=false ext=false"),
+        (
+            new().vendor_option(VendorOption { vendor: 7, option: 1, value: VendorValue::Number(1) }),
+            "userProfilerTag=0 event=false ext=true",
+        ),
+    ]
+}
+
+#[test]
+fn options_of_a_call_reach_the_library() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    fakes(1).env(LOG, directory.path().join("log")).run(|| {
+        let (comm, stream) = alone();
+        let mut values = floats(&stream, &[2.0]);
+        for (config, shown) in call_options() {
+            comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect(shown);
+            assert_eq!(logged("collective config ").last().map(String::as_str), Some(shown));
+        }
+        let forced = CollConfig::new().algorithms("none such");
+        let error = comm.with(&forced).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("it is forced");
+        assert_eq!(error.code().map(|code| code.get()), Some(5), "{error}");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+    });
+}
+
+#[test]
+fn launch_completion_event_needs_2_32() {
+    fakes_of(1, "2.31.2").run(|| {
+        let (comm, stream) = alone();
+        let event = Arc::new(comm.context().new_event(None).expect("an event"));
+        let config = CollConfig::new().launch_completion_event(event);
+        let error = comm.with(&config).all_reduce_in_place(&stream, &mut floats(&stream, &[1.0]), ReduceOp::Sum);
+        assert!(matches!(error, Err(NcclError::Unsupported(error)) if error.since == Version::new(2, 32, 0)));
+    });
+}
+
+type Buffer = DeviceMemory<f32>;
+
+/// What each configured call, on one of two ranks, leaves in its buffer of two elements; all start with rank + 1 and rank + 11.
+type Step = (&'static str, fn(&Communicator, &CollConfig, &Arc<CudaStream>, Buffer) -> Result<Buffer, NcclError>, [[f32; 2]; 2]);
+
+/// Two elements of zeros, or one.
+fn zeros(stream: &Arc<CudaStream>, len: usize) -> Buffer {
+    floats(stream, &[0.0; 2][..len])
+}
+
+/// All of the root's buffer, which is rank 0; the first element of the other's.
+fn part(comm: &Communicator, values: &Buffer) -> Result<Buffer, NcclError> {
+    Ok(values.slice(0..2 - comm.rank())?)
+}
+
+const STEPS: [Step; 15] = [
+    (
+        "ncclAllReduceConfig",
+        |comm, config, stream, values| {
+            let mut out = zeros(stream, 2);
+            comm.with(config).all_reduce(stream, &values, &mut out, ReduceOp::Sum).map(|()| out)
+        },
+        [[3.0, 23.0], [3.0, 23.0]],
+    ),
+    (
+        "ncclBroadcastConfig",
+        |comm, config, stream, values| {
+            let mut out = zeros(stream, 2);
+            comm.with(config).broadcast(stream, Some(&values), &mut out, 1).map(|()| out)
+        },
+        [[2.0, 12.0], [2.0, 12.0]],
+    ),
+    (
+        "ncclReduceConfig",
+        |comm, config, stream, values| {
+            let mut out = zeros(stream, 2);
+            comm.with(config).reduce(stream, &values, Some(&mut out), ReduceOp::Max, 0).map(|()| out)
+        },
+        [[2.0, 12.0], [0.0, 0.0]],
+    ),
+    (
+        "ncclAllGatherConfig",
+        |comm, config, stream, values| {
+            let mut out = zeros(stream, 2);
+            comm.with(config).all_gather(stream, &values.slice(0..1)?, &mut out).map(|()| out)
+        },
+        [[1.0, 2.0], [1.0, 2.0]],
+    ),
+    (
+        "ncclReduceScatterConfig",
+        |comm, config, stream, values| {
+            let out = zeros(stream, 2);
+            comm.with(config).reduce_scatter(stream, &values, &mut out.slice(0..1)?, ReduceOp::Sum).map(|()| out)
+        },
+        [[3.0, 0.0], [23.0, 0.0]],
+    ),
+    (
+        "ncclAlltoAllConfig",
+        |comm, config, stream, values| {
+            let mut out = zeros(stream, 2);
+            comm.with(config).all_to_all(stream, &values, &mut out).map(|()| out)
+        },
+        [[1.0, 2.0], [11.0, 12.0]],
+    ),
+    (
+        "ncclGatherConfig",
+        |comm, config, stream, values| {
+            let mut out = zeros(stream, 2);
+            comm.with(config).gather(stream, &values.slice(1..2)?, Some(&mut out), 1).map(|()| out)
+        },
+        [[0.0, 0.0], [11.0, 12.0]],
+    ),
+    (
+        "ncclScatterConfig",
+        |comm, config, stream, values| {
+            let out = zeros(stream, 2);
+            comm.with(config).scatter(stream, Some(&values), &mut out.slice(0..1)?, 0).map(|()| out)
+        },
+        [[1.0, 0.0], [11.0, 0.0]],
+    ),
+    (
+        "ncclAllReduceConfig",
+        |comm, config, stream, mut values| {
+            comm.with(config).all_reduce_in_place(stream, &mut values, ReduceOp::Min).map(|()| values)
+        },
+        [[1.0, 11.0], [1.0, 11.0]],
+    ),
+    (
+        "ncclBroadcastConfig",
+        |comm, config, stream, mut values| comm.with(config).broadcast_in_place(stream, &mut values, 0).map(|()| values),
+        [[1.0, 11.0], [1.0, 11.0]],
+    ),
+    (
+        "ncclReduceConfig",
+        |comm, config, stream, mut values| {
+            comm.with(config).reduce_in_place(stream, &mut values, ReduceOp::Sum, 1).map(|()| values)
+        },
+        [[1.0, 11.0], [3.0, 23.0]],
+    ),
+    (
+        "ncclAllGatherConfig",
+        |comm, config, stream, mut values| comm.with(config).all_gather_in_place(stream, &mut values).map(|()| values),
+        [[1.0, 12.0], [1.0, 12.0]],
+    ),
+    (
+        "ncclReduceScatterConfig",
+        |comm, config, stream, mut values| {
+            comm.with(config).reduce_scatter_in_place(stream, &mut values, ReduceOp::Sum).map(|()| values)
+        },
+        [[3.0, 11.0], [2.0, 23.0]],
+    ),
+    (
+        "ncclGatherConfig",
+        |comm, config, stream, values| comm.with(config).gather_in_place(stream, &mut part(comm, &values)?, 0).map(|()| values),
+        [[1.0, 2.0], [2.0, 12.0]],
+    ),
+    (
+        "ncclScatterConfig",
+        |comm, config, stream, values| comm.with(config).scatter_in_place(stream, &mut part(comm, &values)?, 0).map(|()| values),
+        [[1.0, 11.0], [11.0, 12.0]],
+    ),
+];
+
+#[test]
+fn every_collective_has_a_configured_form() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    fakes(2).env(LOG, directory.path().join("log")).run(|| {
+        ranks(2, &Config::new(), |comm, stream| {
+            let config = CollConfig::new().max_ctas(4);
+            for (index, (function, step, expected)) in STEPS.iter().enumerate() {
+                let values = floats(&stream, &[comm.rank() as f32 + 1.0, comm.rank() as f32 + 11.0]);
+                let out = step(&comm, &config, &stream, values).unwrap_or_else(|error| panic!("{function} ({index}): {error}"));
+                comm.wait(&stream, DEADLINE).expect(function);
+                assert_eq!(out.to_vec(&stream).expect("it can be read"), expected[comm.rank()], "{function} ({index})");
+            }
+        });
+        for (function, ..) in &STEPS {
+            let steps = STEPS.iter().filter(|(other, ..)| other == function).count();
+            assert_eq!(logged(&format!(" {function}(")).len(), 2 * steps, "{function}: by two ranks, in and out of place");
+        }
+        assert_eq!(logged("collective config ").len(), 2 * STEPS.len());
+    });
+}
