@@ -120,6 +120,7 @@ where
     let (team, root, is_root) = (world.team(), Rank::new(view.root as u32), rank == view.root);
     match (view.op, view.placement) {
         (BenchOp::Barrier, _) => calls!(*stream, |queue| team.barrier(queue), team.barrier_blocking()),
+        (BenchOp::Sync, _) => calls!(*stream, |queue| team.sync(queue), team.sync_blocking()),
         (BenchOp::Broadcast, Placement::OutOfPlace) => {
             let send = is_root.then_some(send);
             calls!(*stream, |queue| team.broadcast(queue, send, recv, root), team.broadcast_blocking(send, recv, root))

@@ -71,9 +71,18 @@ pub struct BenchArgs {
     /// The PEs are threads of one process
     #[arg(long)]
     pub threads: bool,
-    /// Capture this many calls into a CUDA graph and time its replays; --backend nccl alone
+    /// Capture this many calls into a CUDA graph and time its replays; not with --backend host
     #[arg(short = 'G', long, value_name = "CALLS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub graph: Option<u32>,
+    /// Leave puts and gets to a quiet at the end of each batch; --backend nvshmem alone
+    #[arg(long)]
+    pub nbi: bool,
+    /// Time each call, or graph, by itself and wait for it before the next one; --backend nvshmem alone
+    #[arg(long)]
+    pub each: bool,
+    /// What tells the time; default: events with --backend nvshmem, wall otherwise
+    #[arg(long, value_enum)]
+    pub clock: Option<Clock>,
     /// Time the stream-ordered form: all calls of a batch are enqueued, then waited for
     #[arg(long, conflicts_with = "dirty")]
     pub stream: bool,
@@ -125,6 +134,18 @@ pub enum BackendName {
     Host,
     /// NCCL, one GPU for each PE; always stream-ordered
     Nccl,
+    /// NVSHMEM, one GPU for each PE; always stream-ordered, but for g
+    Nvshmem,
+}
+
+/// What tells the time.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Clock {
+    /// Two events of CUDA's around the calls, on their stream
+    Events,
+    /// The machine's clock, from before the first call until the PE has waited for the last
+    Wall,
 }
 
 /// Element types, in order.
@@ -222,6 +243,12 @@ pub struct Config {
     pub backend: BackendName,
     /// Calls in a graph, where graphs are timed.
     pub graph: Option<u32>,
+    /// Whether puts and gets are left to a quiet.
+    pub nbi: bool,
+    /// Whether each launch is timed by itself.
+    pub each: bool,
+    /// What tells the time.
+    pub clock: Clock,
 }
 
 /// One line of the table.
@@ -257,9 +284,9 @@ impl Config {
         }
         let dtypes = if op.has_type() { args.datatype.0.clone() } else { vec![DType::I64] };
         let mut redops = if op.reduces() { args.redop.0.clone() } else { Vec::new() };
-        if args.backend == BackendName::Nccl && redops.len() > 1 {
+        if redops.len() > 1 {
             // All of them means all that there are.
-            redops.retain(|redop| has_nccl(*redop));
+            redops.retain(|redop| has_reduction(args.backend, *redop));
         }
         if op.reduces() && !dtypes.iter().any(|dtype| redops.iter().any(|redop| redop.accepts(*dtype))) {
             let (dtype, redop) = (dtypes[0], redops[0]);
@@ -284,7 +311,9 @@ impl Config {
             BackendName::Host if args.graph.is_some() => return Err("--graph: the host backend has no graphs".to_owned()),
             BackendName::Host => {}
             BackendName::Nccl => check_nccl(args, &redops)?,
+            BackendName::Nvshmem => check_nvshmem(args, &redops)?,
         }
+        let clock = clock(args)?;
         let sizes = sizes(args)?;
         if args.plot.is_some() && sizes.len() < 2 {
             return Err("--plot takes two sizes at least; -b and -e give one".to_owned());
@@ -307,14 +336,21 @@ impl Config {
             bind: args.bind,
             backend: args.backend,
             graph: args.graph,
+            nbi: args.nbi,
+            each: args.each,
+            clock,
         })
     }
 
     /// Whether the form in place is measured too.
     pub fn has_in_place(&self) -> bool {
-        // NCCL exchanges nothing in place.
-        let exchanges = matches!(self.op, BenchOp::AllToAll | BenchOp::AllToAllV);
-        self.op.has_in_place() && !(exchanges && self.backend == BackendName::Nccl)
+        match self.backend {
+            BackendName::Host => self.op.has_in_place(),
+            // NCCL exchanges nothing in place.
+            BackendName::Nccl => self.op.has_in_place() && !matches!(self.op, BenchOp::AllToAll | BenchOp::AllToAllV),
+            // NVSHMEM's other collectives want source and target apart.
+            BackendName::Nvshmem => self.op == BenchOp::AllReduce,
+        }
     }
 
     /// The kind of memory, in words.
@@ -322,18 +358,28 @@ impl Config {
         match (self.backend, self.buffers) {
             (BackendName::Nccl, Buffers::Symmetric) => "NCCL's allocator",
             (BackendName::Nccl, Buffers::Private) => "device memory",
-            (BackendName::Host, Buffers::Symmetric) => "symmetric",
+            (BackendName::Nvshmem, Buffers::Private) => "device memory",
+            (BackendName::Host | BackendName::Nvshmem, Buffers::Symmetric) => "symmetric",
             (BackendName::Host, Buffers::Private) => "private",
         }
     }
 
     /// The form of the calls, in words.
     pub fn calls_name(&self) -> String {
-        match (self.graph, self.stream || self.backend == BackendName::Nccl) {
+        let mut name = match (self.graph, self.stream || self.backend != BackendName::Host) {
             (Some(calls), _) => format!("graphs of {calls}"),
+            (None, true) if self.op == BenchOp::G => "blocking".to_owned(),
+            (None, true) if self.nbi => "stream-ordered, nbi".to_owned(),
             (None, true) => "stream-ordered".to_owned(),
             (None, false) => "blocking".to_owned(),
+        };
+        if self.each {
+            name.push_str(", each by itself");
         }
+        if self.clock == Clock::Events {
+            name.push_str(", timed by events");
+        }
+        name
     }
 
     /// The lines of the table: types outermost, then reductions, roots and sizes, as in nccl-tests. Reductions that a type does not have
@@ -357,18 +403,35 @@ impl Config {
     }
 }
 
-/// Whether NCCL has a reduction.
-fn has_nccl(redop: ReduceOp) -> bool {
-    !matches!(redop, ReduceOp::And | ReduceOp::Or | ReduceOp::Xor)
+/// Whether a backend has a reduction.
+fn has_reduction(backend: BackendName, redop: ReduceOp) -> bool {
+    match backend {
+        BackendName::Host => true,
+        BackendName::Nccl => !matches!(redop, ReduceOp::And | ReduceOp::Or | ReduceOp::Xor),
+        BackendName::Nvshmem => !matches!(redop, ReduceOp::Avg | ReduceOp::PreMulSum),
+    }
+}
+
+/// What tells the time, and whether the backend has what the options about time ask for.
+fn clock(args: &BenchArgs) -> Result<Clock, String> {
+    if args.backend == BackendName::Nvshmem {
+        return Ok(args.clock.unwrap_or(Clock::Events));
+    }
+    for (given, option) in [(args.nbi, "--nbi"), (args.each, "--each"), (args.clock == Some(Clock::Events), "--clock events")] {
+        if given {
+            return Err(format!("{option}: --backend nvshmem alone has it"));
+        }
+    }
+    Ok(Clock::Wall)
 }
 
 /// What NCCL cannot do, or this command with it.
 fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     let refuse = |what: &str| Err(format!("--backend nccl: {what}"));
-    if args.op.is_one_sided() || args.op == BenchOp::Barrier {
+    if args.op.is_one_sided() || args.op.meets() {
         return refuse(&format!("{} is no operation of NCCL", args.op.name()));
     }
-    if let Some(redop) = redops.iter().find(|redop| !has_nccl(**redop)) {
+    if let Some(redop) = redops.iter().find(|redop| !has_reduction(args.backend, **redop)) {
         return refuse(&format!("{redop} is no reduction of NCCL"));
     }
     for (given, option) in [
@@ -377,6 +440,44 @@ fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     ] {
         if given {
             return refuse(option);
+        }
+    }
+    Ok(())
+}
+
+/// What NVSHMEM cannot do, or this command with it.
+fn check_nvshmem(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
+    let refuse = |what: &str| Err(format!("--backend nvshmem: {what}"));
+    let op = args.op;
+    match op {
+        BenchOp::Reduce | BenchOp::AllToAllV | BenchOp::Gather | BenchOp::Scatter | BenchOp::SendRecv => {
+            return refuse(&format!("{} is no operation of NVSHMEM", op.name()));
+        }
+        BenchOp::Atomics => return refuse("atomics are for kernels: from the host NVSHMEM has none that complete"),
+        _ => {}
+    }
+    if let Some(redop) = redops.iter().find(|redop| !has_reduction(args.backend, **redop)) {
+        return refuse(&format!("{redop} is no reduction of NVSHMEM"));
+    }
+    let puts_and_gets = matches!(op, BenchOp::Put | BenchOp::Get | BenchOp::PutSignal);
+    let private = args.buffers == Buffers::Private;
+    for (given, why) in [
+        (args.threads, "--threads: each PE is a process with a GPU of its own".to_owned()),
+        (args.dirty, "--dirty is for caches of processors".to_owned()),
+        (args.nbi && !puts_and_gets, format!("--nbi: {} has no such form", op.name())),
+        (args.nbi && args.graph.is_some(), "--graph: NVSHMEM puts and gets with nbi on streams of its own".to_owned()),
+        (args.nbi && private, "--nbi: both sides must be symmetric memory".to_owned()),
+        (
+            private && !puts_and_gets && op != BenchOp::PingPong,
+            format!("--buffers private: {} takes symmetric memory", op.name()),
+        ),
+        (
+            args.graph.is_some() && matches!(op, BenchOp::P | BenchOp::G | BenchOp::PingPong),
+            format!("--graph: the value of {} changes from call to call", op.name()),
+        ),
+    ] {
+        if given {
+            return refuse(&why);
         }
     }
     Ok(())

@@ -177,7 +177,7 @@ mod tests {
                 BenchOp::Put | BenchOp::PutSignal if view.rank != 1 => 0,
                 BenchOp::Get if view.rank != 0 => 0,
                 BenchOp::PingPong if view.rank > 1 => 0,
-                BenchOp::Barrier | BenchOp::P | BenchOp::G | BenchOp::Atomics => 0,
+                BenchOp::Barrier | BenchOp::Sync | BenchOp::P | BenchOp::G | BenchOp::Atomics => 0,
                 _ => view.counts.recv,
             };
             assert_eq!(total, due, "{view:?}");

@@ -244,7 +244,7 @@ where
         let view = self.view();
         let mut wrong = match view.op {
             // Once is enough of what takes a while for each PE.
-            BenchOp::Barrier if turn == Turn::BeforeTiming => self.leavers()?,
+            BenchOp::Barrier | BenchOp::Sync if turn == Turn::BeforeTiming => self.leavers()?,
             BenchOp::P if view.rank == 1 => {
                 u64::from(self.buffers.target.load(0)?.bits64() != T::from_bits64(self.made.get()).bits64())
             }
@@ -269,7 +269,7 @@ where
         Ok(wrong)
     }
 
-    /// Each PE in turn comes late: who leaves the barrier before it has come is counted. One clock: one machine.
+    /// Each PE in turn comes late: who leaves before it has come is counted. One clock: one machine.
     fn leavers(&self) -> Result<u64> {
         const LATE: Duration = Duration::from_micros(500);
         let (world, rank) = (self.setting.world, self.view().rank);
@@ -280,9 +280,11 @@ where
                 std::thread::sleep(LATE);
             }
             let came = super::record::monotonic_ns();
-            match self.setting.stream {
-                None => world.team().barrier_blocking()?,
-                Some(stream) => world.team().barrier(stream)?.wait()?,
+            match (self.setting.stream, self.view().op) {
+                (None, BenchOp::Sync) => world.team().sync_blocking()?,
+                (None, _) => world.team().barrier_blocking()?,
+                (Some(stream), BenchOp::Sync) => world.team().sync(stream)?.wait()?,
+                (Some(stream), _) => world.team().barrier(stream)?.wait()?,
             }
             let left = super::record::monotonic_ns();
             let mut last = [if rank == late { came } else { 0 }];

@@ -6,6 +6,7 @@
 //!   measure.rs   one case: check, time, check                     pattern.rs   inputs with exact results
 //!   calls.rs     the calls that are timed                         memory.rs    filling and comparing
 //!   nccl.rs      a PE with a GPU, over NCCL                       nccl_calls.rs  its calls
+//!   nvshmem.rs   a PE with a GPU, over NVSHMEM               nvshmem_calls.rs  its calls
 //!   record.rs    what a PE tells                                  report.rs    what all told, put together
 //!   table.rs, json.rs, plot.rs   the forms of the result
 //! ```
@@ -19,6 +20,8 @@ pub mod measure;
 pub mod memory;
 mod nccl;
 mod nccl_calls;
+mod nvshmem;
+mod nvshmem_calls;
 pub mod op;
 pub mod p2p;
 pub mod pattern;

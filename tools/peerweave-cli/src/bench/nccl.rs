@@ -284,7 +284,7 @@ impl<T: Elements> Bench<'_, T> {
     }
 }
 
-fn launch(graph: &CudaGraph, times: u64) -> Result<(), Failure> {
+pub(super) fn launch(graph: &CudaGraph, times: u64) -> Result<(), Failure> {
     for _ in 0..times {
         graph.launch().map_err(CudaError::of("cuGraphLaunch"))?;
     }

@@ -30,6 +30,8 @@ pub enum BenchOp {
     Scatter,
     /// Nobody leaves before all have come
     Barrier,
+    /// Nobody leaves before all have come; what was put need not be there yet
+    Sync,
     /// Every PE sends to the next and receives from the one before
     SendRecv,
     /// PE 0 writes into the memory of PE 1
@@ -73,6 +75,7 @@ impl BenchOp {
             Self::Gather => "gather",
             Self::Scatter => "scatter",
             Self::Barrier => "barrier",
+            Self::Sync => "sync",
             Self::SendRecv => "send-recv",
             Self::Put => "put",
             Self::Get => "get",
@@ -94,9 +97,14 @@ impl BenchOp {
         matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter)
     }
 
+    /// Whether PEs only meet.
+    pub const fn meets(self) -> bool {
+        matches!(self, Self::Barrier | Self::Sync)
+    }
+
     /// Whether it comes in sizes.
     pub const fn has_size(self) -> bool {
-        !matches!(self, Self::Barrier | Self::P | Self::G | Self::Atomics)
+        !matches!(self, Self::Barrier | Self::Sync | Self::P | Self::G | Self::Atomics)
     }
 
     /// Whether it has a form in place.
@@ -117,12 +125,12 @@ impl BenchOp {
 
     /// Whether the element type matters.
     pub const fn has_type(self) -> bool {
-        !matches!(self, Self::Barrier | Self::Atomics)
+        !matches!(self, Self::Barrier | Self::Sync | Self::Atomics)
     }
 
     /// Whether a rewritten input means anything to it.
     pub const fn has_input(self) -> bool {
-        !matches!(self, Self::Barrier | Self::P | Self::G | Self::Atomics | Self::PingPong)
+        !matches!(self, Self::Barrier | Self::Sync | Self::P | Self::G | Self::Atomics | Self::PingPong)
     }
 
     /// Whether there is a stream-ordered form that can be timed as a queue of calls.
@@ -156,7 +164,7 @@ impl BenchOp {
                 let total: usize = (0..n_pes).map(|distance| vector_count(part, distance, n_pes)).sum();
                 Counts { param: part, send: total, recv: total }
             }
-            Self::Barrier => Counts { param: 0, send: 0, recv: 0 },
+            Self::Barrier | Self::Sync => Counts { param: 0, send: 0, recv: 0 },
             Self::P | Self::G | Self::Atomics => Counts { param: 1, send: 1, recv: 1 },
             _ => Counts { param: whole, send: whole, recv: whole },
         }

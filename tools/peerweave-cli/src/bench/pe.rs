@@ -12,8 +12,8 @@ use super::config::{BackendName, Bind, Buffers as BufferKind, Case, Config};
 use super::geometry::{self, Placement, View};
 use super::measure::{Buffers, measure};
 use super::memory::{GUARD, Memory};
-use super::nccl;
 use super::record::{Measured, Ready, Record, monotonic_ns};
+use super::{nccl, nvshmem};
 use crate::exit;
 
 /// The PE's own `main`; gives its exit code.
@@ -29,6 +29,7 @@ pub fn main(config: &str) -> u8 {
     };
     let result: std::result::Result<(), Box<dyn std::error::Error>> = match config.backend {
         BackendName::Nccl => nccl::run(&config),
+        BackendName::Nvshmem => nvshmem::run(&config),
         BackendName::Host if config.threads => run_on_threads(&config).map_err(Into::into),
         BackendName::Host => run_in_job(&config).map_err(Into::into),
     };

@@ -158,7 +158,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
 /// What the reports' tests share.
 #[cfg(test)]
 pub(crate) mod testing {
-    use super::super::config::{BackendName, Buffers, Config};
+    use super::super::config::{BackendName, Buffers, Clock, Config};
     use super::super::op::BenchOp;
     use super::*;
     use peerweave_types::{DType, ReduceOp};
@@ -182,6 +182,9 @@ pub(crate) mod testing {
             bind: crate::bench::config::Bind::None,
             backend: BackendName::Host,
             graph: None,
+            nbi: false,
+            each: false,
+            clock: Clock::Wall,
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::bench::config::{BackendName, Buffers, Config};
+use crate::bench::config::{BackendName, Buffers, Clock, Config};
 use crate::bench::op::BenchOp;
 use crate::bench::record::{Ready, Record, monotonic_ns};
 use crate::launch::{self, Attendant, Launch, Output, Source, Stdin};
@@ -93,6 +93,9 @@ fn start(witness: &mut Witness) -> Result<u8, String> {
         bind: crate::bench::config::Bind::None,
         backend: BackendName::Host,
         graph: None,
+        nbi: false,
+        each: false,
+        clock: Clock::Wall,
     };
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let meeting = Meeting::hold(&Place::ThisMachine, 2).map_err(|error| text(&error))?;

@@ -1,0 +1,481 @@
+//! A PE of `bench --backend nvshmem`: one process, one GPU. Goes through the same plan, with the same inputs and the same check, as the host's PEs.
+//!
+//! What is called is `nvshmem_calls.rs`. Invariant: every PE makes the same set-up calls in the same order; the number of calls in a batch is agreed
+//! on through the rendezvous, not by the library that is measured.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::{Job, Options, Rendezvous};
+use peerweave_driver::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use peerweave_driver::cudarc::driver::{CudaEvent, CudaGraph};
+use peerweave_driver::{CudaError, CudaStream, DriverError, context};
+use peerweave_nvshmem::{Context, Settings, SymmetricBuffer, Team};
+use peerweave_types::{DType, F8E4M3, F8E5M2, bf16, f16};
+
+use super::calls::G_DUE;
+use super::config::{Bind, Buffers, Case, Clock, Config};
+use super::geometry::{self, Placement, Tile, View};
+use super::memory::GUARD;
+use super::nccl::{Failure, launch};
+use super::nvshmem_calls::{Calls, Memory, Reduced, device};
+use super::op::BenchOp;
+use super::pattern::{PERIOD, Sample, input_tile, moved_tile, poison, reduced_tile};
+use super::pe::{bind, placements, say};
+use super::record::{Measured, Ready, Record, monotonic_ns};
+
+/// How long a wait may take.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// How long a batch is to take.
+const BATCH: Duration = Duration::from_millis(30);
+const FEWEST_CALLS: u64 = 3;
+/// What NVSHMEM's heap has without being asked, and what it keeps of it for itself.
+const HEAP_BYTES: u64 = 1 << 30;
+const HEAP_SPARE_BYTES: u64 = 64 << 20;
+
+/// The GPU did not come to the end of what it was given.
+#[derive(Debug, thiserror::Error)]
+#[error("{op}: the GPU of PE {pe} was not through with it after {waited:?}")]
+struct Late {
+    op: &'static str,
+    pe: usize,
+    waited: Duration,
+}
+
+/// The process, from its first barrier to its end.
+pub(super) fn run(config: &Config) -> Result<(), Failure> {
+    let rendezvous = Arc::new(Rendezvous::join(&Job::from_env()?, Options { deadline: DEADLINE, ..Options::default() })?);
+    let pe = rendezvous.pe().index();
+    if config.bind == Bind::Processor {
+        bind(pe, config.n_pes);
+    }
+    let library = peerweave_nvshmem::Nvshmem::load()?;
+    let gpu = context(pe)?;
+    let nvshmem = Context::from_rendezvous(&rendezvous, &gpu, settings(config))?;
+    let stream = gpu.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
+    let event = || gpu.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(CudaError::of("cuEventCreate"));
+    let session = Session {
+        config,
+        rendezvous: &rendezvous,
+        context: &nvshmem,
+        world: nvshmem.world(),
+        stream: &stream,
+        events: [event()?, event()?],
+        meetings: Cell::new(0),
+    };
+    session.meet()?;
+    say(&Record::Ready(Ready {
+        passed_at_ns: monotonic_ns(),
+        pe,
+        pid: std::process::id(),
+        backend: "nvshmem".to_owned(),
+        compute: format!("{}, NVSHMEM {}", gpu.name().map_err(CudaError::of("cuDeviceGetName"))?, library.version()),
+        private_buffers: "device memory".to_owned(),
+    }));
+    let cases: Vec<(usize, Case)> = config.cases().into_iter().enumerate().collect();
+    for of_one_type in cases.chunk_by(|a, b| a.1.dtype == b.1.dtype) {
+        match of_one_type[0].1.dtype {
+            DType::I8 => session.rows::<i8>(of_one_type),
+            DType::U8 => session.rows::<u8>(of_one_type),
+            DType::I32 => session.rows::<i32>(of_one_type),
+            DType::U32 => session.rows::<u32>(of_one_type),
+            DType::I64 => session.rows::<i64>(of_one_type),
+            DType::U64 => session.rows::<u64>(of_one_type),
+            DType::F16 => session.rows::<f16>(of_one_type),
+            DType::BF16 => session.rows::<bf16>(of_one_type),
+            DType::F32 => session.rows::<f32>(of_one_type),
+            DType::F64 => session.rows::<f64>(of_one_type),
+            DType::F8E4M3 => session.rows::<F8E4M3>(of_one_type),
+            DType::F8E5M2 => session.rows::<F8E5M2>(of_one_type),
+            other => unreachable!("{other} is not known to bench: DType::ALL has grown"),
+        }?;
+    }
+    session.meet()?;
+    drop(session);
+    nvshmem.finalize()?;
+    if let Some(rendezvous) = Arc::into_inner(rendezvous) {
+        rendezvous.leave()?;
+    }
+    Ok(())
+}
+
+/// A heap that is large enough, where the user has not said how large.
+fn settings(config: &Config) -> Settings {
+    let settings = Settings::default().deadline(DEADLINE);
+    let bytes = |case: &Case| {
+        let (send, recv, target) = lengths(config, case);
+        (send + recv + target) as u64 * case.dtype.size_bytes() as u64
+    };
+    let most = config.cases().iter().map(bytes).max().unwrap_or(0) + HEAP_SPARE_BYTES;
+    let said = std::env::var_os("NVSHMEM_SYMMETRIC_SIZE").is_some();
+    if said || most <= HEAP_BYTES { settings } else { settings.symmetric_size_bytes(most) }
+}
+
+/// How many elements the input, the result and what peers reach have; the same on every PE, as symmetric memory is.
+fn lengths(config: &Config, case: &Case) -> (usize, usize, usize) {
+    let (send, recv) = (case.counts.send, case.counts.recv);
+    let result = if config.has_in_place() { send.max(recv) } else { recv };
+    (send, result + GUARD, if config.op.is_one_sided() { recv + GUARD } else { GUARD })
+}
+
+struct Session<'a> {
+    config: &'a Config,
+    rendezvous: &'a Rendezvous,
+    context: &'a Context,
+    world: Team,
+    stream: &'a Arc<CudaStream>,
+    /// Before and after what is timed.
+    events: [CudaEvent; 2],
+    /// How often the PEs have met through the rendezvous.
+    meetings: Cell<u64>,
+}
+
+impl Session<'_> {
+    fn next_meeting(&self) -> String {
+        self.meetings.set(self.meetings.get() + 1);
+        format!("bench/{}", self.meetings.get())
+    }
+
+    /// All PEs come here before any goes on.
+    fn meet(&self) -> Result<(), Failure> {
+        Ok(self.rendezvous.barrier(&self.next_meeting())?)
+    }
+
+    /// The largest of what the PEs say.
+    fn agree(&self, mine: u64) -> Result<u64, Failure> {
+        let all = self.rendezvous.exchange(&self.next_meeting(), &mine.to_le_bytes())?;
+        let all = all.iter().map(|blob| blob.as_slice().try_into().map(u64::from_le_bytes)).collect::<Result<Vec<_>, _>>()?;
+        Ok(all.into_iter().fold(0, u64::max))
+    }
+
+    /// Notes in the stream's order when it comes here.
+    fn mark(&self, event: usize) -> Result<(), Failure> {
+        Ok(self.events[event].record(self.stream).map_err(CudaError::of("cuEventRecord"))?)
+    }
+
+    /// Waits, without a pause that would be measured, until the stream has passed the second event.
+    fn passed(&self) -> Result<(), Failure> {
+        let start = Instant::now();
+        while !self.events[1].try_is_complete().map_err(CudaError::of("cuEventQuery"))? {
+            if start.elapsed() > DEADLINE {
+                let pe = self.rendezvous.pe().index();
+                return Err(Late { op: self.config.op.name(), pe, waited: start.elapsed() }.into());
+            }
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<(), Failure> {
+        self.mark(1)?;
+        self.passed()
+    }
+
+    fn rows<T: Reduced>(&self, cases: &[(usize, Case)]) -> Result<(), Failure> {
+        let all = cases.iter().map(|(_, case)| lengths(self.config, case));
+        let (send, recv, target) = all.fold((0, 0, 0), |most, one| (most.0.max(one.0), most.1.max(one.1), most.2.max(one.2)));
+        let alloc = |len| -> Result<Memory<T>, Failure> {
+            Ok(match self.config.buffers {
+                Buffers::Symmetric => Memory::Symmetric(self.context.alloc(len)?),
+                Buffers::Private => device(self.context, len)?,
+            })
+        };
+        let (send, recv) = (alloc(send)?, alloc(recv)?);
+        let (target, word) = (self.context.alloc::<T>(target)?, self.context.alloc_zeroed::<u64>(1)?);
+        for (row, case) in cases {
+            let mut records = Vec::new();
+            for placement in placements(self.config) {
+                let view = View {
+                    op: self.config.op,
+                    counts: case.counts,
+                    n_pes: self.config.n_pes,
+                    rank: self.rendezvous.pe().index(),
+                    root: case.root.unwrap_or(0),
+                    placement,
+                };
+                let (send_len, recv_len) = geometry::lengths(&view);
+                let guarded = self.result(&view, &recv, &target, recv_len + GUARD)?;
+                let calls = Calls {
+                    context: self.context,
+                    world: &self.world,
+                    stream: self.stream,
+                    view,
+                    redop: case.redop,
+                    nbi: self.config.nbi,
+                    send: send.slice(0..send_len)?,
+                    recv: recv.slice(0..recv_len)?,
+                    target: target.slice(0..if view.op.is_one_sided() { recv_len } else { 0 })?,
+                    word: word.clone(),
+                    made: 0,
+                    wrong: 0,
+                };
+                let (iters, batch_us, wrong) = Bench { session: self, calls, guarded }.measure()?;
+                let pe = view.rank;
+                records.push(Record::Measured(Measured { pe, row: *row, placement, iters, batch_us, wrong }));
+            }
+            records.iter().for_each(say);
+        }
+        if self.config.graph.is_some() {
+            // A thread of the driver's gives up what graphs had kept, and then one of ours.
+            std::thread::sleep(Duration::from_millis(200));
+            peerweave_driver::settle(Instant::now() + DEADLINE);
+        }
+        for memory in [send, recv] {
+            if let Memory::Symmetric(buffer) = memory {
+                self.context.free(buffer)?;
+            }
+        }
+        self.context.free(target)?;
+        Ok(self.context.free(word)?)
+    }
+
+    /// Where this PE's result lies, with as many elements behind it as must stay.
+    fn result<T: Sample>(
+        &self,
+        view: &View,
+        recv: &Memory<T>,
+        target: &SymmetricBuffer<T>,
+        len: usize,
+    ) -> Result<Memory<T>, Failure> {
+        Ok(match view.op {
+            BenchOp::Put | BenchOp::PutSignal | BenchOp::PingPong => Memory::Symmetric(target.slice(0..len)?),
+            _ => recv.slice(0..len)?,
+        })
+    }
+}
+
+/// One placement of one case, ready to be called.
+struct Bench<'a, T> {
+    session: &'a Session<'a>,
+    calls: Calls<'a, T>,
+    /// The result's memory with its guard.
+    guarded: Memory<T>,
+}
+
+impl<T: Reduced> Bench<'_, T> {
+    fn measure(&mut self) -> Result<(u64, Vec<f64>, Option<u64>), Failure> {
+        let config = self.session.config;
+        let mut wrong = 0;
+        self.prepare_words()?;
+        self.prepare(0)?;
+        if config.check {
+            self.make(1)?;
+            wrong += self.check(0)?;
+            if self.calls.view.op.meets() {
+                wrong += self.leavers()?;
+            }
+        }
+        self.make(config.warmup.max(1))?;
+        let graph = config.graph.map(|calls| self.capture(calls)).transpose()?;
+        let per_launch = u64::from(config.graph.unwrap_or(1));
+        let launches = match config.iters {
+            Some(iters) => iters.div_ceil(per_launch),
+            None => self.launches_per_batch(graph.as_ref())?,
+        };
+        let mut batch_us = Vec::new();
+        for _ in 0..config.batches {
+            let spent = self.timed(graph.as_ref(), launches)?;
+            if self.is_timed() {
+                batch_us.push(spent * 1e6 / (launches * per_launch) as f64 * self.share_of_a_call());
+            }
+        }
+        self.session.meet()?;
+        if config.check {
+            // In place the calls have made results their own inputs: only fresh inputs have a known result.
+            let round = u64::from(self.calls.view.placement == Placement::InPlace);
+            self.prepare(round)?;
+            match &graph {
+                Some(graph) if self.calls.view.placement == Placement::OutOfPlace => {
+                    self.launch(Some(graph), 1)?;
+                    self.session.finish()?;
+                }
+                _ => self.make(1)?,
+            }
+            wrong += self.check(round)? + self.calls.wrong;
+        }
+        Ok((launches * per_launch, batch_us, config.check.then_some(wrong)))
+    }
+
+    /// In a ping-pong a call goes both ways.
+    fn share_of_a_call(&self) -> f64 {
+        if self.calls.view.op == BenchOp::PingPong { 0.5 } else { 1.0 }
+    }
+
+    /// Whether the time of this PE counts.
+    fn is_timed(&self) -> bool {
+        !self.calls.view.op.is_one_sided() || self.calls.view.rank == 0
+    }
+
+    /// Calls that are not timed, with their end.
+    fn make(&mut self, times: u64) -> Result<(), Failure> {
+        self.calls.make(times)?;
+        self.calls.complete()?;
+        self.session.finish()
+    }
+
+    /// The calls as a graph.
+    fn capture(&mut self, calls: u32) -> Result<CudaGraph, Failure> {
+        let (stream, made) = (self.session.stream, self.calls.made);
+        stream
+            .begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+            .map_err(CudaError::of("cuStreamBeginCapture"))?;
+        let captured = self.calls.make(u64::from(calls));
+        // Ended in any case: a stream that is left capturing is of no use for the error's sake.
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(CudaError::of("cuStreamEndCapture"));
+        captured?;
+        let graph = graph?.ok_or("the calls left no graph")?;
+        // Nothing has been done yet.
+        self.calls.made = made;
+        graph.upload().map_err(CudaError::of("cuGraphUpload"))?;
+        self.launch(Some(&graph), 1)?;
+        self.session.finish()?;
+        Ok(graph)
+    }
+
+    /// Enqueues so many calls, or so many graphs of them.
+    fn launch(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<(), Failure> {
+        let Some(graph) = graph else {
+            self.calls.make(launches)?;
+            return Ok(self.calls.complete()?);
+        };
+        self.calls.made += launches * u64::from(self.session.config.graph.unwrap_or(1));
+        launch(graph, launches)
+    }
+
+    /// The seconds that so many launches take on this PE, from the moment when all are ready.
+    fn timed(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<f64, Failure> {
+        let config = self.session.config;
+        self.session.meet()?;
+        if self.calls.view.op.is_one_sided() {
+            // The GPU has something to do while the first calls that count come.
+            self.calls.make(config.warmup)?;
+            self.calls.complete()?;
+        } else {
+            self.session.world.barrier(self.session.stream)?;
+        }
+        if config.clock == Clock::Wall || config.nbi {
+            self.session.finish()?;
+        }
+        let (times, each) = if config.each { (launches, 1) } else { (1, launches) };
+        let mut spent = 0.0;
+        for _ in 0..times {
+            spent += self.timed_in_a_row(graph, each)?;
+        }
+        Ok(spent)
+    }
+
+    fn timed_in_a_row(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<f64, Failure> {
+        let session = self.session;
+        let start = Instant::now();
+        if session.config.clock == Clock::Events {
+            session.mark(0)?;
+        }
+        self.launch(graph, launches)?;
+        session.finish()?;
+        match session.config.clock {
+            Clock::Wall => Ok(start.elapsed().as_secs_f64()),
+            Clock::Events => {
+                let [first, last] = &session.events;
+                Ok(f64::from(first.elapsed_ms(last).map_err(CudaError::of("cuEventElapsedTime"))?) / 1e3)
+            }
+        }
+    }
+
+    /// As many launches as take about [`BATCH`]; the same number on every PE.
+    fn launches_per_batch(&mut self, graph: Option<&CudaGraph>) -> Result<u64, Failure> {
+        let mine = self.timed(graph, FEWEST_CALLS)?;
+        let slowest = self.session.agree(if self.is_timed() { (mine * 1e9) as u64 } else { 0 })?.max(1);
+        // The first few are slower than the rest, and a few more calls cost little.
+        Ok((BATCH.as_nanos() as u64 * FEWEST_CALLS / slowest).clamp(FEWEST_CALLS, 100_000))
+    }
+
+    /// Sets the words that peers change, before the first call.
+    fn prepare_words(&mut self) -> Result<(), Failure> {
+        let stream = self.session.stream;
+        self.calls.word.copy_from(stream, &[0])?;
+        if self.calls.view.op == BenchOp::G {
+            self.calls.target.copy_from(stream, &[T::from_bits64(G_DUE)])?;
+        }
+        self.session.meet()
+    }
+
+    /// Fills the input and spoils what the result will be written to, with values of this round.
+    fn prepare(&mut self, round: u64) -> Result<(), Failure> {
+        let view = self.calls.view;
+        if view.op.has_size() {
+            let stream = self.session.stream;
+            let input = geometry::input(&view);
+            let tile = self.tile(input.of, round);
+            let mut result = vec![poison::<T>(); self.guarded.len()];
+            let shared = geometry::shares_buffer(&view);
+            let mut own = vec![poison::<T>(); if shared { 0 } else { input.at + input.len }];
+            let filled = if shared { &mut result } else { &mut own };
+            for (i, element) in filled[input.at..input.at + input.len].iter_mut().enumerate() {
+                *element = tile[(input.from + i) % PERIOD];
+            }
+            self.guarded.write(stream, &result)?;
+            match view.op {
+                _ if shared => {}
+                BenchOp::Get => self.calls.target.copy_from(stream, &own)?,
+                _ => self.calls.send.write(stream, &own)?,
+            }
+        }
+        self.session.meet()
+    }
+
+    /// Counts what is wrong in this PE's result, and behind it.
+    fn check(&self, round: u64) -> Result<u64, Failure> {
+        let Calls { view, made, target, word, stream, .. } = &self.calls;
+        // Whoever put is through with it.
+        self.session.meet()?;
+        let mut wrong = match view.op {
+            BenchOp::P if view.rank == 1 => u64::from(target.to_vec(stream)?[0].bits64() != T::from_bits64(*made).bits64()),
+            BenchOp::PutSignal if view.rank == 1 => u64::from(word.to_vec(stream)?[0] != *made),
+            BenchOp::PingPong if view.rank < 2 => u64::from(word.to_vec(stream)?[0] != *made),
+            _ => 0,
+        };
+        if view.op.has_size() {
+            let found = self.guarded.read(stream)?;
+            for part in geometry::results(view) {
+                let tile = self.tile(part.of, round);
+                let due = (0..part.len).map(|i| tile[(part.from + i) % PERIOD]);
+                let pairs = found[part.at..part.at + part.len].iter().zip(due);
+                wrong += pairs.filter(|(found, due)| found.bits64() != due.bits64()).count() as u64;
+            }
+            let behind = &found[found.len() - GUARD..];
+            wrong += behind.iter().filter(|found| found.bits64() != poison::<T>().bits64()).count() as u64;
+        }
+        self.session.meet()?;
+        Ok(wrong)
+    }
+
+    /// Each PE in turn comes late: who leaves before it has come is counted. One clock: one machine.
+    fn leavers(&mut self) -> Result<u64, Failure> {
+        const LATE: Duration = Duration::from_millis(1);
+        let view = self.calls.view;
+        let mut early = 0;
+        for late in 0..view.n_pes {
+            self.session.meet()?;
+            if view.rank == late {
+                std::thread::sleep(LATE);
+            }
+            let came = monotonic_ns();
+            self.make(1)?;
+            let left = monotonic_ns();
+            let last = self.session.agree(if view.rank == late { came } else { 0 })?;
+            early += u64::from(left < last);
+        }
+        Ok(early)
+    }
+
+    fn tile(&self, of: Tile, round: u64) -> Vec<T> {
+        let n_pes = self.calls.view.n_pes;
+        match (of, self.calls.redop) {
+            (Tile::Input(rank), None) => moved_tile(rank, round),
+            (Tile::Input(rank), Some(redop)) => input_tile(redop, n_pes, rank, round),
+            (Tile::Reduced, Some(redop)) => reduced_tile(redop, n_pes, round),
+            (Tile::Reduced, None) => unreachable!("only reductions have a reduced result"),
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Which call of NVSHMEM stands for which operation of `bench`, and on which memory. Times nothing.
+//!
+//! Invariant: everybody counts every call, also who only watches, so that each PE knows which word is due.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use peerweave_driver::{CudaStream, DeviceMemory, DriverError};
+use peerweave_nvshmem::{Context, NvshmemError, Signal, SymmetricBuffer, Team};
+use peerweave_types::{Compare, F8E4M3, F8E5M2, Pe, Rank, ReduceOp, SignalOp, bf16, f16};
+
+use super::calls::G_DUE;
+use super::geometry::{Placement, View};
+use super::nccl_calls::Elements;
+use super::op::BenchOp;
+use super::pattern::Sample;
+
+/// Elements that are measured. Those of eight bits are moved, but not reduced: the plan leaves them out.
+pub(super) trait Reduced: Elements {
+    /// [`Team::reduce`].
+    fn reduce(on: On<'_, Self>) -> Result<(), NvshmemError>;
+    /// [`Team::reduce_scatter`].
+    fn reduce_scatter(on: On<'_, Self>) -> Result<(), NvshmemError>;
+}
+
+/// What a reduction is given.
+pub(super) struct On<'a, T> {
+    team: &'a Team,
+    target: &'a SymmetricBuffer<T>,
+    source: &'a SymmetricBuffer<T>,
+    op: ReduceOp,
+    stream: &'a Arc<CudaStream>,
+}
+
+macro_rules! reduced {
+    ($($t:ty),*) => {$(
+        impl Reduced for $t {
+            fn reduce(on: On<'_, Self>) -> Result<(), NvshmemError> {
+                on.team.reduce(on.target, on.source, on.op, on.stream)
+            }
+            fn reduce_scatter(on: On<'_, Self>) -> Result<(), NvshmemError> {
+                on.team.reduce_scatter(on.target, on.source, on.op, on.stream)
+            }
+        }
+    )*};
+}
+reduced!(i8, u8, i32, u32, i64, u64, f16, bf16, f32, f64);
+
+macro_rules! not_reduced {
+    ($($t:ty),*) => {$(
+        impl Reduced for $t {
+            fn reduce(on: On<'_, Self>) -> Result<(), NvshmemError> {
+                unreachable!("{} is defined for no type of eight bits: see ReduceOp::accepts", on.op)
+            }
+            fn reduce_scatter(on: On<'_, Self>) -> Result<(), NvshmemError> {
+                Self::reduce(on)
+            }
+        }
+    )*};
+}
+not_reduced!(F8E4M3, F8E5M2);
+
+/// Memory of this PE, of either kind.
+pub(super) enum Memory<T> {
+    /// Of the symmetric heap.
+    Symmetric(SymmetricBuffer<T>),
+    /// Of the driver: the local side of puts and gets.
+    Device(DeviceMemory<T>),
+}
+
+impl<T: Sample> Memory<T> {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Symmetric(buffer) => buffer.len(),
+            Self::Device(memory) => memory.len(),
+        }
+    }
+
+    pub(super) fn slice(&self, range: Range<usize>) -> Result<Self, NvshmemError> {
+        Ok(match self {
+            Self::Symmetric(buffer) => Self::Symmetric(buffer.slice(range)?),
+            Self::Device(memory) => Self::Device(memory.slice(range)?),
+        })
+    }
+
+    pub(super) fn write(&mut self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), NvshmemError> {
+        match self {
+            Self::Symmetric(buffer) => buffer.copy_from(stream, values),
+            Self::Device(memory) => Ok(memory.copy_from(stream, values)?),
+        }
+    }
+
+    pub(super) fn read(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, NvshmemError> {
+        match self {
+            Self::Symmetric(buffer) => buffer.to_vec(stream),
+            Self::Device(memory) => Ok(memory.to_vec(stream)?),
+        }
+    }
+
+    /// What collectives and `nbi` forms work on.
+    fn symmetric(&self) -> &SymmetricBuffer<T> {
+        match self {
+            Self::Symmetric(buffer) => buffer,
+            Self::Device(_) => unreachable!("the configuration has private memory for puts and gets in order alone"),
+        }
+    }
+}
+
+/// One operation, on memory of the right lengths.
+pub(super) struct Calls<'a, T> {
+    pub(super) context: &'a Context,
+    pub(super) world: &'a Team,
+    pub(super) stream: &'a Arc<CudaStream>,
+    pub(super) view: View,
+    pub(super) redop: Option<ReduceOp>,
+    /// Whether puts and gets are left to a quiet.
+    pub(super) nbi: bool,
+    /// The input; of no use in place.
+    pub(super) send: Memory<T>,
+    /// The result; in place, both.
+    pub(super) recv: Memory<T>,
+    /// What one-sided operations reach on the other PE.
+    pub(super) target: SymmetricBuffer<T>,
+    /// A signal, or a word that is written.
+    pub(super) word: SymmetricBuffer<u64>,
+    /// Calls made so far, by the PE that makes them.
+    pub(super) made: u64,
+    /// Words that came and were not due.
+    pub(super) wrong: u64,
+}
+
+impl<T: Reduced> Calls<'_, T> {
+    /// Whether this PE does anything.
+    pub(super) fn acts(&self) -> bool {
+        match self.view.op {
+            BenchOp::PingPong => self.view.rank < 2,
+            op => !op.is_one_sided() || self.view.rank == 0,
+        }
+    }
+
+    /// Makes the call so many times, one after the other.
+    pub(super) fn make(&mut self, times: u64) -> Result<(), NvshmemError> {
+        if !self.acts() {
+            self.made += times;
+            return Ok(());
+        }
+        for _ in 0..times {
+            self.made += 1;
+            if self.view.op.is_one_sided() { self.one_sided() } else { self.collective() }?;
+        }
+        Ok(())
+    }
+
+    /// Has the stream complete what was left to a quiet.
+    pub(super) fn complete(&self) -> Result<(), NvshmemError> {
+        if self.nbi && self.acts() { self.context.quiet(self.stream) } else { Ok(()) }
+    }
+
+    fn collective(&self) -> Result<(), NvshmemError> {
+        let Self { world, stream, view, .. } = self;
+        if view.op.meets() {
+            return if view.op == BenchOp::Sync { world.sync(stream) } else { world.barrier(stream) };
+        }
+        let target = self.recv.symmetric();
+        let source = if view.placement == Placement::InPlace { target } else { self.send.symmetric() };
+        let on = |op| On { team: world, target, source, op, stream };
+        match (view.op, self.redop) {
+            (BenchOp::AllReduce, Some(op)) => T::reduce(on(op)),
+            (BenchOp::ReduceScatter, Some(op)) => T::reduce_scatter(on(op)),
+            (BenchOp::Broadcast, _) => world.broadcast(target, source, Rank::new(view.root as u32), stream),
+            (BenchOp::AllGather, _) => world.fcollect(target, source, stream),
+            (BenchOp::AllToAll, _) => world.alltoall(target, source, stream),
+            (other, _) => unreachable!("{} is no operation of NVSHMEM: the configuration refuses it", other.name()),
+        }
+    }
+
+    /// PE 0 works on PE 1; in a ping-pong both do.
+    fn one_sided(&mut self) -> Result<(), NvshmemError> {
+        let Self { context, stream, target, made, .. } = self;
+        let peer = Pe::new(1 - self.view.rank as u32);
+        match (self.view.op, self.nbi) {
+            (BenchOp::Put, false) => match &self.send {
+                Memory::Symmetric(source) => context.put(target, source, peer, stream),
+                Memory::Device(source) => context.put(target, source, peer, stream),
+            },
+            (BenchOp::Put, true) => context.put_nbi(target, self.send.symmetric(), peer, stream),
+            (BenchOp::Get, false) => match &mut self.recv {
+                Memory::Symmetric(into) => context.get(into, target, peer, stream),
+                Memory::Device(into) => context.get(into, target, peer, stream),
+            },
+            (BenchOp::Get, true) => context.get_nbi(self.recv.symmetric(), target, peer, stream),
+            (BenchOp::PutSignal, nbi) => self.put_signal(1, SignalOp::Add, peer, nbi),
+            (BenchOp::P, _) => context.put_value(target, T::from_bits64(*made), peer, stream),
+            (BenchOp::G, _) => {
+                let got = context.get_value_blocking(target, peer)?;
+                self.wrong += u64::from(got.bits64() != T::from_bits64(G_DUE).bits64());
+                Ok(())
+            }
+            (BenchOp::PingPong, _) => {
+                let round = *made;
+                if self.view.rank == 0 {
+                    self.put_signal(round, SignalOp::Set, peer, false)?;
+                }
+                self.context.signal_wait(&self.word, Compare::Ge, round, self.stream)?;
+                if self.view.rank == 1 {
+                    self.put_signal(round, SignalOp::Set, peer, false)?;
+                }
+                Ok(())
+            }
+            (other, _) => unreachable!("{} is not one-sided: see BenchOp::is_one_sided", other.name()),
+        }
+    }
+
+    fn put_signal(&self, value: u64, op: SignalOp, peer: Pe, nbi: bool) -> Result<(), NvshmemError> {
+        let Self { context, stream, target, .. } = self;
+        let signal = Signal { word: &self.word, value, op };
+        match &self.send {
+            source if nbi => context.put_signal_nbi(target, source.symmetric(), &signal, peer, stream),
+            Memory::Symmetric(source) => context.put_signal(target, source, &signal, peer, stream),
+            Memory::Device(source) => context.put_signal(target, source, &signal, peer, stream),
+        }
+    }
+}
+
+/// Device memory of so many elements.
+pub(super) fn device<T: Sample>(context: &Context, len: usize) -> Result<Memory<T>, DriverError> {
+    DeviceMemory::alloc(context.device(), len).map(Memory::Device)
+}
