@@ -134,6 +134,7 @@ impl Communicator {
     ) -> Result<Self, NcclError> {
         const CALL: &str = "from_rendezvous";
         let start = Instant::now();
+        nccl.not_forked(CALL)?;
         let (rank, n_ranks) = (rendezvous.pe().index(), rendezvous.n_pes() as usize);
         // Only rank 0's counts; a failure to make it must reach the others too, or they wait for it.
         let made = if rank == 0 { nccl.unique_id().map(Some) } else { Ok(None) };
@@ -278,6 +279,8 @@ pub(crate) fn make(
     mut start: impl FnMut(&'static Api, usize, *mut ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
 ) -> Result<Vec<Option<Handle>>, NcclError> {
     let (began, deadline) = (Instant::now(), bounded(deadline));
+    // Before the driver, which does not work in a fork either, is asked.
+    nccl.not_forked(call)?;
     let _current = Current::save()?;
     // What can fail without NCCL's knowledge fails before NCCL is asked for anything.
     contexts.iter().try_for_each(|context| set_current(context))?;

@@ -59,6 +59,7 @@ impl Communicator {
         const CALL: &str = "finalize";
         let (start, deadline) = (Instant::now(), bounded(deadline));
         let rest = || deadline.saturating_sub(start.elapsed());
+        communicators.iter().try_for_each(|communicator| communicator.inner.nccl.not_forked(CALL))?;
         // The driver lets go of what a destroyed graph held some time after the destruction, on a thread of its own (seen on H200).
         let graphs =
             || communicators.iter().map(|communicator| communicator.inner.graphs.load(Ordering::Acquire)).max().unwrap_or(0);

@@ -30,12 +30,15 @@ impl<T: Element> NcclMem<T> {
     /// NCCL rounds up to whole pages of the device, 2 MiB and more.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before 2.19.1; [`NcclError::Misuse`] for more than the address space; NCCL's own where memory runs out.
+    /// [`NcclError::Unsupported`] before 2.19.1; [`NcclError::Misuse`] for more than the address space; [`NcclError::Forked`]; NCCL's own where memory runs
+    /// out.
     pub fn alloc(nccl: Nccl, context: &Arc<CudaContext>, len: usize) -> Result<Self, NcclError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
             let (found, expected) = (i64::try_from(len).unwrap_or(i64::MAX), "as many elements as fit in the address space");
             NcclError::misuse("NcclMem::alloc", MisuseKind::Value { what: "the length", found, expected })
         })?;
+        // Before the driver, which does not work in a fork either, is asked.
+        nccl.not_forked("NcclMem::alloc")?;
         set_current(context)?;
         let mut pointer = std::ptr::null_mut();
         // SAFETY: the pointer is to a live pointer. An allocation of nothing is an error of NCCL's, so at least one byte.

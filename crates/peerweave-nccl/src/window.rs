@@ -21,7 +21,7 @@ use crate::error::{MisuseKind, NcclError};
 use crate::split::enter_all;
 use crate::state::Allowed;
 use crate::sys::{self, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
-use crate::{Version, lifecycle};
+use crate::{OnExpiry, Version, lifecycle};
 
 /// What a window is for. The default is any use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -218,10 +218,11 @@ impl<T: Element> Window<T> {
             return Err(NcclError::misuse(CALL, MisuseKind::Context { why }));
         };
         let communicator = registered.communicator.clone();
+        communicator.nccl().not_forked(CALL)?;
         for used in std::mem::take(registered.streams.get_mut().unwrap_or_else(PoisonError::into_inner)) {
             stream.join(&used).map_err(CudaError::of(CALL))?;
         }
-        meet(&communicator, stream, deadline)?;
+        meet(CALL, &communicator, stream, deadline)?;
         let handle = registered.handle.0;
         communicator.inner.call(CALL, Allowed::LIVE, |api, comm| {
             // SAFETY: the handle is live inside the gate, the window is its own, and this is the only deregistration; no rank writes into it any more.
@@ -333,9 +334,10 @@ impl Registration {
     /// # Errors
     /// [`NcclError::Timeout`], after which it stays registered; [`NcclError::Dead`]; NCCL's own.
     pub fn deregister(mut self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
-        meet(&self.communicator, stream, deadline)?;
+        const CALL: &str = "Registration::deregister";
+        meet(CALL, &self.communicator, stream, deadline)?;
         let handle = self.handle.0;
-        self.communicator.inner.call("Registration::deregister", Allowed::LIVE, |api, comm| {
+        self.communicator.inner.call(CALL, Allowed::LIVE, |api, comm| {
             // SAFETY: the handle is live inside the gate, the registration is its own, and this is the only deregistration.
             unsafe { api.ncclCommDeregister(comm, handle) }
         })?;
@@ -460,8 +462,14 @@ fn exchange(call: &'static str, communicators: &[&Communicator], mine: &[u64]) -
 }
 
 /// Waits until every rank is here, and has completed what it enqueued on the stream before.
-fn meet(communicator: &Communicator, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
+fn meet(call: &'static str, communicator: &Communicator, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
+    // Before the driver, which does not work in a fork, is asked.
+    communicator.nccl().not_forked(call)?;
+    communicator.inner.check_stream(call, stream)?;
+    let start = Instant::now();
+    // First of all, since a copy to the device waits for it too, and longer than was asked.
+    communicator.wait_with(stream, deadline, OnExpiry::LeaveAlone)?;
     let mut numbers = DeviceMemory::from_slice(stream, &vec![0u8; communicator.n_ranks()])?;
     communicator.all_gather_in_place(stream, &mut numbers)?;
-    communicator.wait_with(stream, deadline, crate::OnExpiry::LeaveAlone)
+    communicator.wait_with(stream, deadline.saturating_sub(start.elapsed()), OnExpiry::LeaveAlone)
 }

@@ -246,6 +246,68 @@ fn null_window_is_none_on_every_rank() {
 }
 
 #[test]
+fn registration_that_is_given_back_on_a_stuck_stream_keeps_to_its_deadline() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:1").run(|| {
+        let (comm, stream) = alone();
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[0.0f32; 8]).expect("memory");
+        let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("it works").expect("the fake has windows");
+        let registration = comm.register(&memory).expect("it is registered");
+        let mut values = floats(&stream, &[1.0]);
+        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+        let start = Instant::now();
+        for result in
+            [registration.deregister(&stream, Duration::from_millis(200)), window.deregister(&stream, Duration::from_millis(200))]
+        {
+            assert!(matches!(result, Err(NcclError::Timeout(_))), "{result:?}");
+        }
+        assert!((Duration::from_millis(400)..Duration::from_secs(5)).contains(&start.elapsed()));
+        peerweave_driver::settle(Instant::now() + Duration::from_millis(50));
+        assert_eq!((counted("allocations"), counted("windows")), (1, 1), "peers may still write there");
+        comm.abort(DEADLINE).expect("it ends");
+        drop((comm, memory, values, stream));
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn signals_are_counted_by_sender_and_by_number() {
+    fakes(2).run(|| {
+        ranks(2, &Config::new().num_rma_sig(2), |comm, stream| {
+            let (rank, peer) = (comm.rank(), 1 - comm.rank());
+            let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 8).expect("memory");
+            let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("all register").expect("a window");
+            let signal = Signal { index: 1, context: 0 };
+            if rank == 0 {
+                // Two at once, and a third by itself.
+                comm.nccl()
+                    .group(|group| {
+                        group.signal(&comm, &stream, peer, signal)?;
+                        group.signal(&comm, &stream, peer, signal)
+                    })
+                    .expect("they are enqueued");
+                comm.signal(&stream, peer, signal).expect("it is enqueued");
+            } else {
+                comm.wait_signal(&stream, &[SignalWait { peer, signal, count: 3 }]).expect("it is enqueued");
+            }
+            comm.wait(&stream, DEADLINE).expect("it completes");
+            if rank == 1 {
+                // None is left of them, and none came to the other number.
+                for (signal, count) in [(signal, 1), (Signal::default(), 1)] {
+                    let other = comm.context().new_stream().expect("a stream");
+                    comm.wait_signal(&other, &[SignalWait { peer, signal, count }]).expect("it is enqueued");
+                    let error = comm.wait_with(&other, Duration::from_millis(50), OnExpiry::LeaveAlone).expect_err("none comes");
+                    let NcclError::Timeout(timeout) = &error else { panic!("{error}") };
+                    assert_eq!(timeout.call, "wait_signal");
+                }
+            }
+            comm.abort(DEADLINE).expect("it ends");
+            drop(window);
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
 fn registered_buffer_is_given_back() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
