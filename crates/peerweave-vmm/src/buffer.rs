@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut, DriverError, is_capturing};
+use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut, DriverError, is_capturing, refuse_per_thread};
 use peerweave_types::Element;
 
 use crate::raw;
@@ -71,7 +71,7 @@ pub(crate) use buffers;
 ///
 /// # Errors
 /// [`DriverError::WrongLength`] unless both have the same number of elements, [`DriverError::WrongDevice`] for buffers of another device's work,
-/// [`DriverError::Capturing`] on a stream that is being captured; what the driver says.
+/// [`DriverError::Capturing`] on a stream that is being captured, [`DriverError::PerThreadStream`]; what the driver says.
 pub fn copy<T: Element>(
     stream: &Arc<CudaStream>,
     target: &mut impl DeviceBufferMut<T>,
@@ -169,6 +169,8 @@ fn check<T>(call: &'static str, stream: &CudaStream, buffer: &impl DeviceBuffer<
     if buffer.len() != expected {
         return Err(DriverError::WrongLength { call, found: buffer.len(), expected }.into());
     }
+    // Neither unmapping nor freeing, which other threads do, could wait for what it does.
+    refuse_per_thread(call, stream)?;
     // A graph replays after the memory may have gone, and nothing here ties the two together.
     if buffer.len() > 0 && is_capturing(stream)? {
         return Err(DriverError::Capturing { call }.into());

@@ -1,24 +1,24 @@
 //! One step of a heap's growth: a piece of memory of each PE of the machine, mapped in all of them.
 //!
-//! When chunks are made, and that all agree, is `heap.rs`. Invariant: a chunk owns what its addresses need, for as long as it lives.
+//! When chunks are made, and that all agree, is `heap.rs`. Invariants: a chunk owns what its addresses need, for as long as it lives; one that was
+//! never given out goes without waiting for the heap's streams, which do not know it.
 
 use std::sync::Arc;
 
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
-use peerweave_driver::{CudaCode, CudaContext, Keep};
+use peerweave_driver::{CudaCode, CudaContext, Streams};
 use peerweave_types::Pe;
 
 use crate::access::Rights;
 use crate::agree::{Reader, unreadable};
 use crate::descriptor::Descriptor;
 use crate::identity::{self, Entry, ProcessId};
-use crate::ipc::{IpcHandle, IpcMemory, IpcPeerMemory};
+use crate::ipc::{Closing, IpcHandle, IpcMemory, IpcPeerMemory};
 use crate::mapping::{Mapping, Source};
 use crate::physical::{self, Exportable, PhysicalMemory};
 use crate::raw;
 use crate::reservation::Reservation;
 use crate::share::{FabricHandle, SharedMemory};
-use crate::streams::Streams;
 use crate::{PeerCause, VmmError};
 
 /// How memory of one PE of a machine gets to the others.
@@ -81,8 +81,21 @@ pub(crate) struct Chunk {
     /// Its address in this process for each place.
     pub(crate) addresses: Vec<CUdeviceptr>,
     pub(crate) own: Option<PhysicalMemory>,
-    _keep: Vec<Keep>,
-    lent: Option<IpcMemory>,
+    parts: Vec<Part>,
+    is_given_out: bool,
+}
+
+/// What the addresses of one place need.
+enum Part {
+    Mapped(Mapping),
+    /// This PE's, by legacy IPC.
+    Mine(IpcMemory),
+    /// That of a PE of this process, by legacy IPC.
+    Found {
+        _memory: Arc<IpcMemory>,
+    },
+    /// That of another process.
+    Opened(IpcPeerMemory),
 }
 
 impl Layout {
@@ -127,7 +140,8 @@ impl Layout {
         blobs: &[Vec<u8>],
         fds: Vec<Descriptor>,
     ) -> Result<Chunk, VmmError> {
-        let mut chunk = Chunk { start, bytes: bytes as u64, addresses: Vec::new(), own: None, _keep: Vec::new(), lent: None };
+        let (addresses, parts) = (Vec::new(), Vec::new());
+        let mut chunk = Chunk { start, bytes: bytes as u64, addresses, own: None, parts, is_given_out: false };
         let mut fds = fds.into_iter();
         for (place, pe) in self.members.iter().enumerate() {
             let fd = fds.next();
@@ -137,20 +151,19 @@ impl Layout {
                     let memory = if is_mine { own.clone() } else { self.peers_memory(call, *pe, &blobs[pe.index()], fd, bytes)? };
                     let mapping = self.map(*pe, place, start, &memory, bytes)?;
                     chunk.addresses.push(mapping.address());
-                    chunk._keep.push(mapping.keep());
+                    chunk.parts.push(Part::Mapped(mapping));
                     if is_mine {
                         chunk.own = Some(memory);
                     }
                 }
                 Own::Ipc(own) if is_mine => {
                     chunk.addresses.push(own.address());
-                    chunk._keep.push(own.keep());
-                    chunk.lent = Some(own.clone());
+                    chunk.parts.push(Part::Mine(own.clone()));
                 }
                 Own::Ipc(_) => {
-                    let (address, keep) = self.open(call, *pe, &blobs[pe.index()], bytes)?;
+                    let (address, part) = self.open(call, *pe, &blobs[pe.index()], bytes)?;
                     chunk.addresses.push(address);
-                    chunk._keep.push(keep);
+                    chunk.parts.push(part);
                 }
             }
         }
@@ -193,38 +206,39 @@ impl Layout {
         let source = Source::Physical(memory.clone());
         let mapping = reservation.map_source("SymmetricHeap", offset, source, bytes, Arc::clone(&self.streams))?;
         let ordinal = self.context.ordinal();
-        mapping.allow(&[ordinal], Rights::ReadWrite).map_err(|error| match place == self.place {
-            true => error,
-            false if error.is_code(PEER_REFUSED) => VmmError::Unsupported {
+        let Err(error) = mapping.allow(&[ordinal], Rights::ReadWrite) else { return Ok(mapping) };
+        mapping.unused();
+        match place == self.place {
+            false if error.is_code(PEER_REFUSED) => Err(VmmError::Unsupported {
                 feature: "peer access",
                 needs: format!("that device {ordinal} reaches the memory of {pe}"),
                 found: error.to_string(),
-            },
-            false => error,
-        })?;
-        Ok(mapping)
+            }),
+            _ => Err(error),
+        }
     }
 
     /// Another PE's memory by legacy IPC, or directly where it is a thread of this process.
-    fn open(&self, call: &str, pe: Pe, blob: &[u8], bytes: usize) -> Result<(CUdeviceptr, Keep), VmmError> {
+    fn open(&self, call: &str, pe: Pe, blob: &[u8], bytes: usize) -> Result<(CUdeviceptr, Part), VmmError> {
         let mut reader = Reader(blob);
         let mut read = || Some((ProcessId(reader.bytes()?), reader.number()?, IpcHandle(reader.bytes()?)));
         let (process, key, handle) = read().ok_or_else(|| unreadable(call, pe))?;
         if process != ProcessId::mine() {
             // SAFETY: the peer made the same call with that many bytes, and leaks the memory unless all have finalized.
             let opened = unsafe { IpcPeerMemory::open_for(&self.context, handle, bytes, Arc::clone(&self.streams)) }?;
-            return Ok((opened.address(), Arc::new(opened)));
+            return Ok((opened.address(), Part::Opened(opened)));
         }
         let memory = identity::find::<IpcMemory>(key).ok_or_else(|| gone(call, pe))?;
         if memory.context().ordinal() != self.context.ordinal() {
             crate::peer::enable(&self.context, memory.context())?;
         }
-        Ok((memory.address(), memory))
+        Ok((memory.address(), Part::Found { _memory: memory }))
     }
 }
 
 /// What drivers answer where a device does not reach another's memory.
-const PEER_REFUSED: &[CudaCode] = &[CudaCode::INVALID_DEVICE, CudaCode::NOT_SUPPORTED, CudaCode::PEER_ACCESS_UNSUPPORTED];
+pub(crate) const PEER_REFUSED: &[CudaCode] =
+    &[CudaCode::INVALID_DEVICE, CudaCode::NOT_SUPPORTED, CudaCode::PEER_ACCESS_UNSUPPORTED];
 
 fn gone(call: &str, pe: Pe) -> VmmError {
     VmmError::Peer { call: call.to_owned(), pe, cause: PeerCause::Failed("has withdrawn its memory".into()) }
@@ -237,6 +251,7 @@ impl Made {
     /// All have learnt that the call failed before anybody opens anything.
     pub(crate) unsafe fn recall(&self) {
         if let Own::Ipc(memory) = &self.own {
+            memory.unused();
             // SAFETY: promised by the caller.
             unsafe { memory.recall() };
         }
@@ -244,9 +259,17 @@ impl Made {
 }
 
 impl Chunk {
-    /// Closes what is open of others.
-    pub(crate) fn close_peers(&mut self) {
-        self._keep.clear();
+    /// Says that its addresses are given out from now on.
+    pub(crate) fn give_out(mut self) -> Self {
+        self.is_given_out = true;
+        self
+    }
+
+    /// Closes what is open of others. Gives what tells that it is done.
+    pub(crate) fn close_peers(&mut self) -> Vec<Arc<Closing>> {
+        let (mine, others): (Vec<Part>, Vec<Part>) = self.parts.drain(..).partition(|part| matches!(part, Part::Mine(_)));
+        self.parts = mine;
+        others.iter().filter_map(|part| if let Part::Opened(opened) = part { Some(opened.closing()) } else { None }).collect()
     }
 
     /// Says that no other PE has this chunk open any more.
@@ -254,15 +277,39 @@ impl Chunk {
     /// # Safety
     /// All have said so.
     pub(crate) unsafe fn recall(&self) {
-        if let Some(memory) = &self.lent {
-            // SAFETY: promised by the caller.
-            unsafe { memory.recall() };
+        for part in &self.parts {
+            if let Part::Mine(memory) = part {
+                // SAFETY: promised by the caller.
+                unsafe { memory.recall() };
+            }
         }
+    }
+
+    /// Where the last of these ends, in every segment.
+    pub(crate) fn end(chunks: &[Self]) -> u64 {
+        chunks.last().map_or(0, |chunk| chunk.start + chunk.bytes)
     }
 
     /// Whether an offset is in this chunk, with `bytes` after it.
     pub(crate) fn holds(&self, offset: u64, bytes: u64) -> bool {
         offset >= self.start && offset.saturating_add(bytes) <= self.start + self.bytes
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        if self.is_given_out {
+            return;
+        }
+        for part in &self.parts {
+            match part {
+                Part::Mapped(mapping) => mapping.unused(),
+                Part::Mine(memory) => memory.unused(),
+                // Whose it is says so.
+                Part::Found { .. } => {}
+                Part::Opened(opened) => opened.unused(),
+            }
+        }
     }
 }
 

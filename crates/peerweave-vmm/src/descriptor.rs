@@ -24,12 +24,16 @@ fn nowhere() -> VmmError {
     VmmError::Unsupported { feature: "memory that leaves as a file descriptor", needs: "Linux".to_owned(), found }
 }
 
-/// Takes over a descriptor that the driver has just opened for us.
+/// Takes over a descriptor that the driver has just opened for us, and closes it in programs that this process starts: they would keep the memory.
 pub(crate) fn own(number: i32) -> Result<Descriptor, VmmError> {
     #[cfg(unix)]
     if number >= 0 {
         // SAFETY: by the contract of this function nobody else owns it.
-        return Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(number) });
+        let fd: Descriptor = unsafe { std::os::fd::FromRawFd::from_raw_fd(number) };
+        if let Err(error) = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC) {
+            tracing::warn!(%error, "programs that this process starts get a descriptor of GPU memory too");
+        }
+        return Ok(fd);
     }
     let (needs, found) = ("a descriptor from the driver".to_owned(), number.to_string());
     Err(VmmError::Unsupported { feature: "memory that leaves as a file descriptor", needs, found })

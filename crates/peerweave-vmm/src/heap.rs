@@ -12,10 +12,11 @@
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
 use peerweave_bootstrap::Rendezvous;
-use peerweave_driver::CudaContext;
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
+use peerweave_driver::{CudaContext, wait_until};
 use peerweave_types::{Element, HeapGeometry, Pe};
 
 use crate::agree::{agree, unreadable};
@@ -25,6 +26,7 @@ use crate::error::{Misuse, VmmError};
 use crate::pads::SignalPad;
 use crate::physical::PhysicalMemory;
 use crate::reservation::Reservation;
+use crate::streams::wait_for_all;
 use crate::symmetric::{Block, SymmetricMemory};
 
 mod check;
@@ -32,6 +34,9 @@ mod inner;
 
 pub(crate) use inner::HeapInner;
 use inner::{Around, State};
+
+const ALLOC: &str = "SymmetricHeap::alloc";
+const FREE: &str = "SymmetricHeap::free";
 
 /// How memory of the heap should get to the other PEs of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,7 +142,7 @@ pub struct SymmetricHeap {
 pub struct Leak {
     /// Where it is in the heap.
     pub offset: u64,
-    /// Its length in bytes, rounded up.
+    /// Its length in bytes, as it was asked for.
     pub bytes: u64,
     /// The element's type.
     pub element: &'static str,
@@ -186,14 +191,10 @@ impl SymmetricHeap {
     pub fn new(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: HeapOptions) -> Result<Self, VmmError> {
         let call = format!("SymmetricHeap::new({options:?})");
         let around = agree(rendezvous, "peerweave-vmm/new", &call, Around::look(context, &options).map(|mine| mine.encode()))?;
-        let around: Vec<Around> = around
-            .iter()
-            .zip(0..)
-            .map(|(blob, pe)| Around::decode(blob).ok_or_else(|| unreadable(&call, Pe::new(pe))))
-            .collect::<Result<_, _>>()?;
-        let id = around[0].random;
-        let inner = HeapInner::new(rendezvous, context, options, &around, id);
-        let inner = match inner {
+        let id = Around::id(&around);
+        let read = |(blob, pe): (&Vec<u8>, u32)| Around::decode(blob).ok_or_else(|| unreadable(&call, Pe::new(pe)));
+        let around: Result<Vec<Around>, VmmError> = around.iter().zip(0..).map(read).collect();
+        let inner = match around.and_then(|around| HeapInner::new(rendezvous, context, options, &around, id)) {
             Ok(inner) => inner,
             // The others are at their first chunk, and are to hear of it.
             Err(error) => return Err(inner::tell(rendezvous, &inner::label(id, 0, "chunk"), &call, error)),
@@ -223,35 +224,37 @@ impl SymmetricHeap {
     /// # Errors
     /// As [`alloc`](Self::alloc); [`Misuse::Value`] for another alignment.
     pub fn alloc_aligned<T: Element>(&self, len: usize, alignment_bytes: usize) -> Result<SymmetricMemory<T>, VmmError> {
-        const CALL: &str = "SymmetricHeap::alloc";
+        let mut state = self.inner.enter(ALLOC)?;
+        self.alloc_in(&mut state, len, alignment_bytes)
+    }
+
+    fn alloc_in<T: Element>(
+        &self,
+        state: &mut State,
+        len: usize,
+        alignment_bytes: usize,
+    ) -> Result<SymmetricMemory<T>, VmmError> {
         /// Every segment starts at a multiple of it.
         const MAX_ALIGNMENT_BYTES: usize = 2 << 20;
-        let mut state = self.inner.enter(CALL)?;
         let name = std::any::type_name::<T>();
         let history = state.history.get();
-        let call = format!("{CALL}({len} x {name}, aligned to {alignment_bytes}) after history {history:016x}");
+        let call = format!("{ALLOC}({len} x {name}, aligned to {alignment_bytes}) after history {history:016x}");
         let wanted = match alignment_bytes.is_power_of_two() && alignment_bytes <= MAX_ALIGNMENT_BYTES {
-            true => bytes_of::<T>(CALL, len).map(|bytes| bytes as u64),
-            false => Err(wrong_value(CALL, "alignment_bytes", alignment_bytes, "a power of two of at most 2 MiB")),
+            true => bytes_of::<T>(ALLOC, len).map(|bytes| bytes as u64),
+            false => Err(wrong_value(ALLOC, "alignment_bytes", alignment_bytes, "a power of two of at most 2 MiB")),
         };
         let alignment = alignment_bytes as u64;
         let taken = wanted.as_ref().ok().and_then(|bytes| state.ranges.take(*bytes, alignment));
         let outcome = wanted.clone().and_then(|bytes| match taken {
-            Some(at) => self.inner.zero(CALL, at, bytes).map(|()| at.to_le_bytes().to_vec()),
-            None if self.inner.growth_for(&state, bytes, alignment).is_some() => Ok(Vec::new()),
-            None => Err(self.inner.exhausted(CALL, &state, bytes)),
+            Some(at) => self.inner.zero(ALLOC, at, bytes).map(|()| at.to_le_bytes().to_vec()),
+            None if self.inner.growth_for(state, bytes, alignment).is_some() => Ok(Vec::new()),
+            None => Err(self.inner.exhausted(ALLOC, state, bytes)),
         });
-        let agreed = agree(&self.inner.rendezvous, &self.inner.label(&state, "alloc"), &call, outcome);
-        if agreed.is_err()
-            && let Some(at) = taken
-        {
-            state.ranges.give_back(at);
-        }
-        self.inner.settle(&mut state, &call, agreed)?;
+        self.agree_on_offset(state, "alloc", &call, taken, outcome)?;
         let bytes = wanted?;
         let at = match taken {
             Some(at) => at,
-            None => self.grow_and_take(&mut state, &call, bytes, alignment)?,
+            None => self.grow_and_take(state, &call, bytes, alignment)?,
         };
         state.history = state.history.with(&[1, bytes, alignment, at]);
         state.calls += 1;
@@ -259,6 +262,25 @@ impl SymmetricHeap {
         self.inner.ledger().insert(at, leak);
         let block = Block::new(Arc::clone(&self.inner), at, bytes)?;
         Ok(SymmetricMemory::new(Arc::new(block), len))
+    }
+
+    /// A round in which all PEs must have found the same offset. Gives it back to the allocator otherwise.
+    fn agree_on_offset(
+        &self,
+        state: &mut State,
+        what: &str,
+        call: &str,
+        taken: Option<u64>,
+        outcome: Result<Vec<u8>, VmmError>,
+    ) -> Result<(), VmmError> {
+        let agreed = agree(&self.inner.rendezvous, &self.inner.label(state, what), call, outcome)
+            .and_then(|offsets| inner::same_offsets(call, &offsets));
+        if agreed.is_err()
+            && let Some(at) = taken
+        {
+            state.ranges.give_back(at);
+        }
+        self.inner.settle(state, call, agreed)
     }
 
     /// Allocates `len` signals on every PE, each zero and in a line of its own.
@@ -276,27 +298,33 @@ impl SymmetricHeap {
 
     /// Frees memory on every PE, once this PE's streams have passed the work that uses it.
     ///
-    /// If it fails, the memory is parked as if it had been dropped.
+    /// If it fails, the memory is parked as if it had been dropped. It does where another library gave it to a per-thread stream: nobody can wait for what
+    /// that stream does.
     ///
     /// # Collective
     /// All PEs, with the handle of the same allocation. Every other handle of it, slices and peers' views included, must be gone.
     ///
     /// # Errors
-    /// [`Misuse::StillShared`], [`Misuse::OtherHeap`]; [`VmmError::Timeout`] where a stream does not pass; [`Misuse::Diverged`]; as [`new`](Self::new).
+    /// [`Misuse::StillShared`], [`Misuse::OtherHeap`]; [`VmmError::Timeout`] where a stream does not pass; `DriverError::PerThreadStream`;
+    /// [`Misuse::Diverged`]; as [`new`](Self::new).
     pub fn free<T: Element>(&self, memory: SymmetricMemory<T>) -> Result<(), VmmError> {
-        const CALL: &str = "SymmetricHeap::free";
-        let mut state = self.inner.enter(CALL)?;
+        let mut state = self.inner.enter(FREE)?;
+        self.free_in(&mut state, memory, self.inner.own_deadline())
+    }
+
+    /// Frees memory; its streams have until then.
+    fn free_in<T: Element>(&self, state: &mut State, memory: SymmetricMemory<T>, until: Instant) -> Result<(), VmmError> {
         let (block, offset) = (memory.block(), memory.block().offset());
-        let call = format!("{CALL}(offset {offset}) after history {:016x}", state.history.get());
+        let call = format!("{FREE}(offset {offset}) after history {:016x}", state.history.get());
         let outcome = if !Arc::ptr_eq(block.heap(), &self.inner) {
-            Err(Misuse::OtherHeap { call: CALL }.into())
+            Err(Misuse::OtherHeap { call: FREE }.into())
         } else if Arc::strong_count(block) != 1 {
-            Err(Misuse::StillShared { call: CALL, offset, handles: Arc::strong_count(block) }.into())
+            Err(Misuse::StillShared { call: FREE, offset, handles: Arc::strong_count(block) }.into())
         } else {
-            block.streams().wait(CALL, self.inner.own_deadline())
+            wait_for_all(block.streams(), FREE, until)
         };
-        let agreed = agree(&self.inner.rendezvous, &self.inner.label(&state, "free"), &call, outcome.map(|()| Vec::new()));
-        self.inner.settle(&mut state, &call, agreed)?;
+        let agreed = agree(&self.inner.rendezvous, &self.inner.label(state, "free"), &call, outcome.map(|()| Vec::new()));
+        self.inner.settle(state, &call, agreed)?;
         state.ranges.give_back(offset);
         state.history = state.history.with(&[2, offset]);
         state.calls += 1;
@@ -337,18 +365,13 @@ impl SymmetricHeap {
     }
 
     fn grow_and_take(&self, state: &mut State, call: &str, bytes: u64, alignment: u64) -> Result<u64, VmmError> {
-        const CALL: &str = "SymmetricHeap::alloc";
         let step = self.inner.growth_for(state, bytes, alignment);
         // All PEs have the same history, so that all find the same here.
-        let step = step.ok_or_else(|| self.inner.exhausted(CALL, state, bytes))?;
+        let step = step.ok_or_else(|| self.inner.exhausted(ALLOC, state, bytes))?;
         self.inner.extend(state, call, step)?;
-        let at = state.ranges.take(bytes, alignment).ok_or_else(|| self.inner.exhausted(CALL, state, bytes))?;
-        let outcome = self.inner.zero(CALL, at, bytes).map(|()| Vec::new());
-        let agreed = agree(&self.inner.rendezvous, &self.inner.label(state, "zeroed"), call, outcome);
-        if agreed.is_err() {
-            state.ranges.give_back(at);
-        }
-        self.inner.settle(state, call, agreed)?;
+        let at = state.ranges.take(bytes, alignment).ok_or_else(|| self.inner.exhausted(ALLOC, state, bytes))?;
+        let outcome = self.inner.zero(ALLOC, at, bytes).map(|()| at.to_le_bytes().to_vec());
+        self.agree_on_offset(state, "zeroed", call, Some(at), outcome)?;
         Ok(at)
     }
 
@@ -364,7 +387,7 @@ impl SymmetricHeap {
     pub fn finalize(self) -> Result<LeakReport, VmmError> {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut state = self.inner.enter(CALL)?;
-        let drained = self.inner.layout.streams.wait(CALL, self.inner.own_deadline());
+        let drained = wait_for_all(&self.inner.layout.streams, CALL, self.inner.own_deadline());
         let leaks: Vec<Leak> = self.inner.ledger().values().cloned().collect();
         let held = leaks.iter().filter(|leak| !leak.dropped).count() as u64;
         let agreed = agree(
@@ -386,12 +409,15 @@ impl SymmetricHeap {
     fn close_peers(&self, state: &mut State) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut chunks = std::mem::take(&mut *self.inner.chunks.write().unwrap_or_else(PoisonError::into_inner));
-        chunks.iter_mut().for_each(Chunk::close_peers);
-        let closed = match peerweave_driver::settle(self.inner.own_deadline()) {
-            true => Ok(Vec::new()),
+        let closings: Vec<_> = chunks.iter_mut().flat_map(Chunk::close_peers).collect();
+        let start = Instant::now();
+        let all_ended = || Ok::<_, VmmError>(closings.iter().all(|closing| closing.get().is_some()));
+        let closed = match wait_until(self.inner.own_deadline(), all_ended)? {
+            // One that could not be closed is still open, and its owner must not free it.
+            true => closings.iter().filter_map(|closing| closing.get().cloned()).collect::<Result<(), _>>().map(|()| Vec::new()),
             false => Err(VmmError::Timeout {
                 call: format!("{CALL}: closing peers' memory"),
-                waited: self.inner.rendezvous.deadline(),
+                waited: start.elapsed(),
                 missing: Vec::new(),
             }),
         };
@@ -422,7 +448,8 @@ impl SymmetricHeap {
             found: "legacy IPC".into(),
         })?;
         let (my_pe, n_pes) = (layout.place as u32, layout.members.len() as u32);
-        Ok(HeapGeometry { base, stride: layout.stride, heap_start: 0, heap_bytes: self.bytes(), my_pe, n_pes })
+        let heap_bytes = self.inner.with_chunks(Chunk::end);
+        Ok(HeapGeometry { base, stride: layout.stride, heap_start: 0, heap_bytes, my_pe, n_pes })
     }
 
     /// The PEs whose memory is mapped here, in ascending order: those of this machine.

@@ -5,17 +5,16 @@
 
 use std::ffi::c_char;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
-use peerweave_driver::{CudaContext, Keep, retire, settle};
+use peerweave_driver::{CudaContext, Streams, retire, settle};
 
 use crate::VmmError;
 use crate::buffer::wrong_value;
 use crate::raw;
-use crate::streams::Streams;
 
 /// An allocation on its way to another process by legacy IPC.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,6 +40,8 @@ struct Inner {
     /// Whether others may have it open.
     lent: AtomicBool,
     streams: Arc<Streams>,
+    /// Whether no stream was handed this memory, whatever else its streams were handed.
+    is_unused: AtomicBool,
 }
 
 impl IpcMemory {
@@ -72,7 +73,8 @@ impl IpcMemory {
             }
             made => made?,
         }
-        let inner = Inner { address, bytes, context: Arc::clone(context), lent: AtomicBool::new(false), streams };
+        let (lent, is_unused) = (AtomicBool::new(false), AtomicBool::new(false));
+        let inner = Inner { address, bytes, context: Arc::clone(context), lent, streams, is_unused };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -112,8 +114,9 @@ impl IpcMemory {
         &self.inner.context
     }
 
-    pub(crate) fn keep(&self) -> Keep {
-        Arc::<Inner>::clone(&self.inner)
+    /// Says that no work was ever given its address, so that it goes without waiting for the streams that it shares with others.
+    pub(crate) fn unused(&self) {
+        self.inner.is_unused.store(true, Ordering::Release);
     }
 }
 
@@ -123,14 +126,15 @@ impl Drop for Inner {
             tracing::warn!(bytes = self.bytes, "memory that other processes may have open is leaked until this process ends");
             return;
         }
-        let address = self.address;
+        let (address, context) = (self.address, Arc::clone(&self.context));
+        let streams = if *self.is_unused.get_mut() { Vec::new() } else { self.streams.all() };
         retire(
             &self.context,
-            self.streams.all(),
+            streams,
             Box::new(move || {
+                // Not at once by `cuMemFree`, which waits for the whole device and keeps the process from launching meanwhile.
                 // SAFETY: the last handle is gone, nobody else has it open, and the streams that used it have passed that work.
-                let code = raw::api().map(|api| unsafe { api.cuMemFree_v2(address) });
-                if let Err(error) = code.and_then(|code| raw::done("cuMemFree_v2", code)) {
+                if let Err(error) = unsafe { peerweave_driver::free(&context, address) } {
                     tracing::warn!(%error, "memory was not freed");
                 }
             }),
@@ -149,7 +153,12 @@ struct PeerInner {
     bytes: usize,
     context: Arc<CudaContext>,
     streams: Arc<Streams>,
+    is_unused: AtomicBool,
+    closing: Arc<Closing>,
 }
+
+/// How closing ended, once it has.
+pub(crate) type Closing = OnceLock<Result<(), VmmError>>;
 
 impl IpcPeerMemory {
     /// Opens memory of another process for the device of `context`, with peer access where it is on another device.
@@ -179,7 +188,9 @@ impl IpcPeerMemory {
         // SAFETY: the pointer is to a live address; the driver checks the handle.
         let code = unsafe { raw::api()?.cuIpcOpenMemHandle_v2(&raw mut address, handle, LAZY_ENABLE_PEER_ACCESS) };
         raw::done("cuIpcOpenMemHandle_v2", code)?;
-        Ok(Self { inner: Arc::new(PeerInner { address, bytes, context: Arc::clone(context), streams }) })
+        let (is_unused, closing) = (AtomicBool::new(false), Arc::default());
+        let inner = PeerInner { address, bytes, context: Arc::clone(context), streams, is_unused, closing };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// The address in this process.
@@ -193,18 +204,33 @@ impl IpcPeerMemory {
     }
 }
 
+impl IpcPeerMemory {
+    /// Where the end of its closing will be told, which begins when the last handle is dropped.
+    pub(crate) fn closing(&self) -> Arc<Closing> {
+        Arc::clone(&self.inner.closing)
+    }
+
+    /// Says that no work was ever given its address.
+    pub(crate) fn unused(&self) {
+        self.inner.is_unused.store(true, Ordering::Release);
+    }
+}
+
 impl Drop for PeerInner {
     fn drop(&mut self) {
-        let address = self.address;
+        let (address, closing) = (self.address, Arc::clone(&self.closing));
+        let streams = if *self.is_unused.get_mut() { Vec::new() } else { self.streams.all() };
         retire(
             &self.context,
-            self.streams.all(),
+            streams,
             Box::new(move || {
                 // SAFETY: it was opened by this value, which was the last handle, and the streams that used it have passed that work.
                 let code = raw::api().map(|api| unsafe { api.cuIpcCloseMemHandle(address) });
-                if let Err(error) = code.and_then(|code| raw::done("cuIpcCloseMemHandle", code)) {
+                let closed = code.and_then(|code| raw::done("cuIpcCloseMemHandle", code));
+                if let Err(error) = &closed {
                     tracing::warn!(%error, "memory of another process was not closed");
                 }
+                let _ = closing.set(closed);
             }),
         );
     }

@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUmemGenericAllocationHandle, CUmemLocation};
-use peerweave_driver::{CudaContext, CudaStream, Keep, retire};
+use peerweave_driver::{CudaContext, CudaStream, Keep, Streams, retire};
 use peerweave_types::Element;
 
 use crate::access::Rights;
@@ -20,9 +21,11 @@ use crate::multicast::BoundInner;
 use crate::physical::PhysicalMemory;
 use crate::raw::{self, AccessDescription, Location};
 use crate::reservation::Place;
-use crate::streams::Streams;
 
 /// Memory that is mapped at addresses. Clones are handles of the same mapping.
+///
+/// Dropping the last handle does not wait: it is unmapped some time later, when the streams that used it have passed that work. Until then its place
+/// is occupied; [`peerweave_driver::settle`] waits for that. Where a per-thread stream was given to use it, by a call of another library, it stays for ever.
 #[derive(Clone)]
 pub struct Mapping {
     inner: Arc<Inner>,
@@ -51,12 +54,15 @@ pub(crate) struct Inner {
     context: Arc<CudaContext>,
     rights: Mutex<BTreeMap<usize, Rights>>,
     streams: Arc<Streams>,
+    /// Whether no stream was handed this mapping, whatever else its streams were handed.
+    is_unused: AtomicBool,
 }
 
 impl Mapping {
     pub(crate) fn new(place: Place, address: CUdeviceptr, bytes: usize, source: Source, streams: Arc<Streams>) -> Self {
         let context = Arc::clone(place.context());
-        let inner = Inner { parts: Some((source, place)), address, bytes, context, rights: Mutex::default(), streams };
+        let is_unused = AtomicBool::new(false);
+        let inner = Inner { parts: Some((source, place)), address, bytes, context, rights: Mutex::default(), streams, is_unused };
         Self { inner: Arc::new(inner) }
     }
 
@@ -84,7 +90,7 @@ impl Mapping {
         }
         let mut known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
         // A handle beyond this one may have been made into memory that a stream uses.
-        let may_be_in_use = Arc::strong_count(&self.inner) > 1 || !self.inner.streams.all().is_empty();
+        let may_be_in_use = Arc::strong_count(&self.inner) > 1 || !self.inner.streams.is_empty();
         if let Some(device) = devices.iter().find(|device| may_be_in_use && known.get(device).is_some_and(|has| *has > rights)) {
             let value = format!("{rights:?} for device {device}, which has {:?}", known[device]);
             let expected = "no less than before, while there are other handles or streams that used it".into();
@@ -151,6 +157,11 @@ impl Mapping {
         Arc::<Inner>::clone(&self.inner)
     }
 
+    /// Says that no work was ever given its addresses, so that it goes without waiting for the streams that it shares with others.
+    pub(crate) fn unused(&self) {
+        self.inner.is_unused.store(true, Ordering::Release);
+    }
+
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.inner.streams.note(stream);
     }
@@ -160,9 +171,10 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let Some((source, place)) = self.parts.take() else { return };
         let (address, bytes) = (self.address, self.bytes);
+        let streams = if *self.is_unused.get_mut() { Vec::new() } else { self.streams.all() };
         retire(
             &self.context,
-            self.streams.all(),
+            streams,
             Box::new(move || {
                 // SAFETY: the range was mapped by this mapping alone, the last handle is gone, and the streams that used it have passed that work.
                 let code = raw::api().map(|api| unsafe { api.cuMemUnmap(address, bytes) });

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use peerweave_driver::cudarc::driver::sys::{CUdevice, CUdevice_P2PAttribute};
-use peerweave_driver::{CudaCode, CudaContext, CudaError, Driver, DriverError};
+use peerweave_driver::{CudaCode, CudaContext, Driver, PrivateStream};
 
 use crate::access::Rights;
 use crate::error::VmmError;
@@ -154,13 +154,8 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
     let theirs = scratch(to, &[near, far])?;
     let (mut source, mut reached): (MappedMemory<u64>, MappedMemory<u64>) = (own.memory(near)?, theirs.memory(near)?);
     let mut there: MappedMemory<u64> = theirs.memory(far)?;
-    let new_stream = |context: &Arc<CudaContext>| {
-        let made = raw::bind(context).and_then(|()| {
-            context.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(|error| DriverError::from(error).into())
-        });
-        made as Result<_, VmmError>
-    };
-    let (near_stream, far_stream) = (new_stream(from)?, new_stream(to)?);
+    // Nothing that the devices have to do anyway is waited for.
+    let (near_stream, far_stream) = (PrivateStream::new(from)?, PrivateStream::new(to)?);
     let compare = |found: Vec<u64>, expected: &[u64], way: &str| match found
         .iter()
         .zip(expected)

@@ -7,8 +7,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use peerweave_driver::cudarc::driver::sys::{
-    CUdevice, CUfunction, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmodule, CUmulticastObjectProp,
-    CUstream,
+    CUdevice, CUevent, CUfunction, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmodule,
+    CUmulticastObjectProp, CUstream,
 };
 use peerweave_driver::{Api, CudaCode, CudaError, Driver, DriverError};
 use peerweave_dylib::MissingSymbol;
@@ -22,6 +22,8 @@ peerweave_dylib::bindings! {
         "2.0" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> CudaCode;
         /// An attribute of a device.
         "2.0" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) -> CudaCode;
+        /// Milliseconds from one event to another.
+        "2.0" fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) -> CudaCode;
         /// Loads a module from its text or image.
         "2.0" fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CudaCode;
         /// Unloads it.
@@ -104,7 +106,7 @@ pub(crate) fn done(call: &'static str, code: Result<CudaCode, MissingSymbol>) ->
 
 /// Makes the context of a device the thread's current one.
 pub(crate) fn bind(context: &peerweave_driver::CudaContext) -> Result<(), VmmError> {
-    Ok(context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent")).map_err(DriverError::from)?)
+    Ok(peerweave_driver::bind(context)?)
 }
 
 /// `CUmemLocation`.

@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
-use peerweave_driver::{CudaContext, retire};
+use peerweave_driver::{CudaContext, Streams, retire, wait_until};
 
 use crate::error::{Misuse, VmmError};
 use crate::mapping::{Mapping, Source};
 use crate::physical::{PhysicalMemory, check_supported};
 use crate::raw;
-use crate::streams::Streams;
 
 /// A range of addresses of this process, the same for all its devices. Clones are handles of the same range.
 #[derive(Clone)]
@@ -72,8 +72,8 @@ impl Reservation {
     /// Nobody may read or write there before [`Mapping::allow`].
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`] for bytes outside either; [`Misuse::Occupied`] where something is mapped; what the driver says, above all of
-    /// offsets that are no multiples of the granularity.
+    /// [`Misuse::OutOfRange`] for bytes outside either; [`Misuse::Occupied`] where something is mapped, which a mapping is for a while after it was
+    /// dropped (wait by [`peerweave_driver::settle`]); what the driver says, above all of offsets that are no multiples of the granularity.
     pub fn map(&self, offset: usize, memory: &PhysicalMemory, bytes: usize) -> Result<Mapping, VmmError> {
         let call = "Reservation::map";
         range_of(call, 0, bytes, memory.bytes())?;
@@ -97,6 +97,17 @@ impl Reservation {
         let code = unsafe { raw::api()?.cuMemMap(address, bytes, 0, source.handle(), 0) };
         raw::done("cuMemMap", code)?;
         Ok(Mapping::new(place, address, bytes, source, streams))
+    }
+}
+
+impl Reservation {
+    /// Waits until nothing is mapped in a range, for what was dropped already. Gives whether it is so by the deadline.
+    pub(crate) fn wait_for_room(&self, range: Range<usize>, deadline: Instant) -> bool {
+        let is_free = || {
+            let mapped = self.inner.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+            mapped.range(..range.end).next_back().is_none_or(|(_, end)| *end <= range.start)
+        };
+        wait_until::<std::convert::Infallible>(deadline, || Ok(is_free())).unwrap_or(false)
     }
 }
 

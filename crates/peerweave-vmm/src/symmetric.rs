@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
-use peerweave_driver::{CudaStream, Keep};
+use peerweave_driver::{CudaStream, Keep, Streams};
 use peerweave_types::{Element, Pe, SymOffset};
 
 use crate::buffer::buffers;
 use crate::error::VmmError;
 use crate::heap::HeapInner;
 use crate::mapping::elements_of;
-use crate::streams::Streams;
 use crate::view::SymmetricView;
 
 /// A range of the heap that was allocated.
@@ -24,6 +23,7 @@ pub(crate) struct Block {
     heap: Arc<HeapInner>,
     offset: u64,
     address: CUdeviceptr,
+    /// Inside the list of the heap.
     streams: Streams,
     freed: AtomicBool,
 }
@@ -32,7 +32,8 @@ impl Block {
     pub(crate) fn new(heap: Arc<HeapInner>, offset: u64, bytes: u64) -> Result<Self, VmmError> {
         let own = heap.layout.members[heap.layout.place];
         let address = heap.address_of("SymmetricHeap::alloc", own, offset, bytes)?;
-        Ok(Self { heap, offset, address, streams: Streams::default(), freed: AtomicBool::new(false) })
+        let streams = Streams::within(&heap.layout.streams);
+        Ok(Self { heap, offset, address, streams, freed: AtomicBool::new(false) })
     }
 
     pub(crate) fn heap(&self) -> &Arc<HeapInner> {
@@ -54,7 +55,6 @@ impl Block {
 
     fn note(&self, stream: &Arc<CudaStream>) {
         self.streams.note(stream);
-        self.heap.layout.streams.note(stream);
     }
 }
 

@@ -2,15 +2,15 @@
 //!
 //! Dereferences nothing. Invariant: the layout is part of the interface, and is checked below.
 
-use peerweave_types::{Pe, SymOffset};
+use peerweave_types::{Rank, SymOffset};
 
 /// Some bytes at the same offset of every PE's segment, as a kernel reaches them.
 ///
-/// PEs are counted among those of the machine, from 0.
+/// PEs go by their rank among those of the machine: the index in [`SymmetricHeap::members`](crate::SymmetricHeap::members).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct SymmetricView {
-    /// Address of the bytes of PE 0.
+    /// Address of the bytes of rank 0.
     pub base: u64,
     /// Bytes from one PE's to the next one's.
     pub stride: u64,
@@ -18,17 +18,18 @@ pub struct SymmetricView {
     pub bytes: u64,
     /// Address at which a store reaches all PEs, and a load that reduces reads all; 0 where there is none.
     pub multicast: u64,
-    /// This PE.
+    /// The rank of this PE.
     pub me: u32,
     /// How many PEs there are.
     pub n_pes: u32,
 }
 
 impl SymmetricView {
-    /// The address of byte `offset` of a PE.
+    /// The address of byte `offset` of the PE with this rank on the machine, which is less than `n_pes`. (Which rank a PE of the job has is its place
+    /// in [`SymmetricHeap::members`](crate::SymmetricHeap::members).)
     #[inline]
-    pub const fn address(&self, pe: Pe, offset: SymOffset) -> u64 {
-        self.base + self.stride * pe.get() as u64 + offset.0
+    pub const fn address(&self, rank: Rank, offset: SymOffset) -> u64 {
+        self.base + self.stride * rank.get() as u64 + offset.0
     }
 
     /// The multicast address of byte `offset`, where there is one.
@@ -60,7 +61,7 @@ mod tests {
     #[test]
     fn addresses_of_pes_are_a_stride_apart() {
         let view = SymmetricView { base: 1 << 40, stride: 1 << 30, bytes: 64, multicast: 0, me: 1, n_pes: 4 };
-        assert_eq!(view.address(Pe::new(3), SymOffset(8)), (1 << 40) + (3 << 30) + 8);
+        assert_eq!(view.address(Rank::new(3), SymOffset(8)), (1 << 40) + (3 << 30) + 8);
         assert_eq!(view.multicast_address(SymOffset(8)), None);
         assert_eq!(view.with_multicast(1 << 41).multicast_address(SymOffset(8)), Some((1 << 41) + 8));
     }

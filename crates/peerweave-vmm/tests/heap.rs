@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use common::{Calls, Me, cuda, fail, free_bytes, hold, process, settle, soon, threads, threads_within};
 use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
 use peerweave_fakes::Fakes;
-use peerweave_types::Pe;
+use peerweave_types::{Pe, Rank};
 use peerweave_vmm::{Growth, HeapOptions, Misuse, PeerCause, Sharing, SymmetricHeap, SymmetricMemory, VmmError, Way};
 
 const MIB: usize = 1 << 20;
@@ -60,7 +60,7 @@ fn whole_life(me: &Me, options: HeapOptions, way: Way) {
         let address = heap.address_of(Pe::new(me.n - 1), 4096).expect("inside");
         assert_eq!(address, geometry.address(Pe::new(me.n - 1), peerweave_types::SymOffset(4096)));
         let view = first.view().expect("arithmetic");
-        assert_eq!(view.address(Pe::new(me.pe), peerweave_types::SymOffset(0)), first.address());
+        assert_eq!(view.address(Rank::new(me.pe), peerweave_types::SymOffset(0)), first.address());
     } else {
         assert_eq!(way, Way::Ipc);
     }

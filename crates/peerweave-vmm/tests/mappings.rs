@@ -313,7 +313,7 @@ fn legacy_ipc_opens_memory_and_its_owner_leaks_it_rather_than_free_it_under_othe
             unsafe { memory.recall() };
             drop((memory, lost));
             settle();
-            assert_eq!(Calls::now().good("cuMemFree_v2"), 1, "what was not recalled is leaked");
+            assert_eq!(Calls::now().good("cuMemFreeAsync"), 1, "what was not recalled is leaked");
         } else {
             let handle = me.rendezvous.get("handle").expect("the first puts it").try_into().expect("64 bytes");
             // SAFETY: the owner keeps it until the barrier below.

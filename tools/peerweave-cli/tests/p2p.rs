@@ -79,3 +79,31 @@ fn info_shows_which_gpu_reaches_which() {
         assert_eq!(json["peers"]["pairs"][1][0]["access"], false);
     });
 }
+
+#[test]
+fn a_pair_without_a_way_is_named_and_the_others_are_measured() {
+    let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "3").env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-1");
+    fakes.run(|| {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let json = place.path().join("p2p.json");
+        let path = json.to_str().expect("text");
+        let output = peerweave(&["bench", "p2p", "--bytes", "2M", "--iters", "1", "-J", path]);
+        let table = text(&output.stdout);
+        assert!(output.status.success(), "{table}{}", text(&output.stderr));
+        for part in ["GPU 0 to GPU 1 was not measured: peer access", "every GPU to the next was not measured", "wrong words: 0"] {
+            assert!(table.contains(part), "{part} is not in\n{table}");
+        }
+        let document: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&json).expect("it was written")).expect("it is JSON");
+        let rows = &document["tables"][0]["rows"];
+        assert!(rows[0][1].is_null() && rows[0][2].as_f64().is_some() && rows[1][2].as_f64().is_some(), "{rows}");
+    });
+}
+
+#[test]
+fn the_longest_wait_that_can_be_written_is_no_overflow() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").run(|| {
+        let output = peerweave(&["bench", "p2p", "--bytes", "2M", "--iters", "1", "--wait", "4000000000000000h"]);
+        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    });
+}

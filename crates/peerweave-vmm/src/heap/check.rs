@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use peerweave_types::Pe;
 
-use super::SymmetricHeap;
+use super::{State, SymmetricHeap};
 use crate::agree::agree;
 use crate::error::VmmError;
 use crate::peer::pattern_word;
@@ -18,7 +18,8 @@ use crate::{copy, read, write};
 const WORDS: usize = 8192;
 
 impl SymmetricHeap {
-    /// Writes to and reads from every PE of this machine, and compares every word. Takes a few pages of the heap meanwhile.
+    /// Writes to and reads from every PE of this machine, and compares every word. Takes a few pages of the heap meanwhile, and gives them back also
+    /// where something is found, unless this PE's device is stuck with them.
     ///
     /// # Collective
     /// All PEs of the job.
@@ -28,47 +29,64 @@ impl SymmetricHeap {
     pub fn check_peers(&self) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::check_peers";
         let n = self.inner.rendezvous.n_pes() as usize;
-        let mailbox: SymmetricMemory<u64> = self.alloc(n * WORDS)?;
-        let mut staging: SymmetricMemory<u64> = self.alloc(WORDS)?;
-        let put = self.put_patterns(CALL, &mailbox, &mut staging);
-        self.round(CALL, "put", put)?;
-        let seen = self.compare_patterns(CALL, &mailbox, &mut staging);
-        self.round(CALL, "seen", seen)?;
-        self.free(staging)?;
-        self.free(mailbox)
+        // Nothing else of this heap comes between its rounds.
+        let state = &mut *self.inner.enter(CALL)?;
+        let mailbox: SymmetricMemory<u64> = self.alloc_in(state, n * WORDS, align_of::<u64>())?;
+        let staging = self.alloc_in(state, WORDS, align_of::<u64>());
+        let mut until = self.inner.own_deadline();
+        let (checked, staging) = match staging {
+            Ok(mut staging) => {
+                let put = self.put_patterns(&mailbox, &mut staging, until);
+                let mut checked = self.round(state, CALL, "put", put);
+                if checked.is_ok() {
+                    until = self.inner.own_deadline();
+                    let seen = self.compare_patterns(&mailbox, &mut staging, until);
+                    checked = self.round(state, CALL, "seen", seen);
+                }
+                (checked, Some(staging))
+            }
+            Err(error) => (Err(error), None),
+        };
+        // What all know of is undone by all, with the time that is left: a stream that is stuck gets no more, and keeps the pages parked.
+        let until = if checked.is_ok() { self.inner.own_deadline() } else { until };
+        let mut freed = Ok(());
+        for memory in staging.into_iter().chain([mailbox]) {
+            if state.broken.is_none() {
+                freed = freed.and(self.free_in(state, memory, until));
+            }
+        }
+        checked.and(freed)
     }
 
-    fn round(&self, call: &str, what: &str, outcome: Result<(), VmmError>) -> Result<(), VmmError> {
-        let mut state = self.inner.enter("SymmetricHeap::check_peers")?;
-        let agreed = agree(&self.inner.rendezvous, &self.inner.label(&state, what), call, outcome.map(|()| Vec::new()));
-        self.inner.settle(&mut state, call, agreed).map(drop)
+    fn round(&self, state: &mut State, call: &str, what: &str, outcome: Result<(), VmmError>) -> Result<(), VmmError> {
+        let agreed = agree(&self.inner.rendezvous, &self.inner.label(state, what), call, outcome.map(|()| Vec::new()));
+        self.inner.settle(state, call, agreed).map(drop)
     }
 
     fn put_patterns(
         &self,
-        call: &'static str,
         mailbox: &SymmetricMemory<u64>,
         staging: &mut SymmetricMemory<u64>,
+        until: Instant,
     ) -> Result<(), VmmError> {
-        let (me, until) = (self.inner.rendezvous.pe(), self.inner.own_deadline());
+        let me = self.inner.rendezvous.pe();
         let stream = &self.inner.stream;
         for pe in self.members() {
             write(stream, staging, &words(me, *pe), until)?;
             copy(stream, &mut mailbox.peer(*pe)?.slice(slot(me))?, staging)?;
+            // One after the other, so that it is known whose way it is that carries nothing.
+            came(wait_for(stream, "SymmetricHeap::check_peers", Instant::now(), until), me, *pe, "written")?;
         }
-        match wait_for(stream, call, Instant::now(), until) {
-            Err(VmmError::Timeout { .. }) => Err(broken(me, me, "what was written did not arrive by the deadline".into())),
-            waited => waited,
-        }
+        Ok(())
     }
 
     fn compare_patterns(
         &self,
-        call: &'static str,
         mailbox: &SymmetricMemory<u64>,
         staging: &mut SymmetricMemory<u64>,
+        until: Instant,
     ) -> Result<(), VmmError> {
-        let (me, until) = (self.inner.rendezvous.pe(), self.inner.own_deadline());
+        let me = self.inner.rendezvous.pe();
         let stream = &self.inner.stream;
         for pe in self.members() {
             let found = read(stream, &mailbox.slice(slot(*pe))?, until)?;
@@ -77,16 +95,19 @@ impl SymmetricHeap {
         for pe in self.members() {
             // What the peer wrote to itself: no other way than the one that is tried could have lost it.
             copy(stream, staging, &mailbox.peer(*pe)?.slice(slot(*pe))?)?;
-            match read(stream, staging, until) {
-                Ok(found) => compare_with(&found, (*pe, *pe), (me, *pe), "read")?,
-                Err(VmmError::Timeout { .. }) => {
-                    return Err(broken(me, *pe, format!("{call}: what was read did not arrive by the deadline")));
-                }
-                Err(error) => return Err(error),
-            }
+            let found = came(read(stream, staging, until), me, *pe, "read")?;
+            compare_with(&found, (*pe, *pe), (me, *pe), "read")?;
         }
         Ok(())
     }
+}
+
+/// Says of what did not come by the deadline on whose way it was.
+fn came<T>(waited: Result<T, VmmError>, from: Pe, to: Pe, way: &str) -> Result<T, VmmError> {
+    waited.map_err(|error| match error {
+        VmmError::Timeout { .. } => broken(from, to, format!("what was {way} did not arrive by the deadline")),
+        error => error,
+    })
 }
 
 /// Where a PE writes to, in every mailbox.

@@ -3,13 +3,13 @@
 //! The calls that users make are in `heap.rs`. Invariant: [H1] to [H3] of that module; the state is locked during a whole collective call,
 //! and nothing that runs in a destructor takes that lock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
-use peerweave_driver::{CudaContext, CudaError, CudaStream, DriverError};
+use peerweave_driver::{CudaContext, DriverError, PrivateStream, Streams, deadline_after};
 use peerweave_types::Pe;
 
 use super::{Growth, HeapOptions, Leak, Sharing};
@@ -23,7 +23,7 @@ use crate::ipc::IpcMemory;
 use crate::physical::{Exportable, Granularity};
 use crate::raw::{self, Attribute};
 use crate::reservation::Reservation;
-use crate::streams::{Streams, deadline, wait_for};
+use crate::streams::wait_for;
 
 /// What handles of memory keep.
 pub(crate) struct HeapInner {
@@ -34,7 +34,9 @@ pub(crate) struct HeapInner {
     granularity: u64,
     pub(super) max_bytes: u64,
     /// For filling with zeros, and for checks.
-    pub(super) stream: Arc<CudaStream>,
+    pub(super) stream: PrivateStream,
+    /// Bytes between a chunk and the next one.
+    gap: u64,
     pub(crate) layout: Layout,
     pub(super) chunks: RwLock<Vec<Chunk>>,
     /// Held during a collective call.
@@ -113,8 +115,23 @@ impl Around {
         let (random, machine, granularity) = (reader.number()?, reader.number()?, reader.number()?);
         let (total_bytes, process) = (reader.number()?, ProcessId(reader.bytes()?));
         let [vmm, file_descriptor, fabric] = reader.bytes::<3>()?.map(|flag| flag == 1);
-        let whole = reader.rest().is_empty() && granularity > 0;
+        // The sizes of no machine that there is would overflow in what follows.
+        let whole = reader.rest().is_empty() && (1..1 << 48).contains(&granularity) && total_bytes < 1 << 56;
         whole.then_some(Self { random, machine, process, granularity, total_bytes, vmm, file_descriptor, fabric })
+    }
+
+    /// The number that names the heap, which is PE 0's. 0 where even that cannot be read: then it is 0 for all.
+    pub(super) fn id(blobs: &[Vec<u8>]) -> u64 {
+        blobs.first().and_then(|blob| Reader(blob).number()).unwrap_or(0)
+    }
+
+    /// Whether the PEs of any machine of the job go by legacy IPC.
+    fn any_ipc(all: &[Self], sharing: Sharing) -> bool {
+        let machines: BTreeSet<u64> = all.iter().map(|pe| pe.machine).collect();
+        machines.into_iter().any(|machine| {
+            let members: Vec<&Self> = all.iter().filter(|pe| pe.machine == machine).collect();
+            Self::way(&members, sharing) == Way::Ipc
+        })
     }
 
     /// The way that all PEs of a machine can go, with the wish of the options.
@@ -155,17 +172,20 @@ impl HeapInner {
             .max(options.initial_bytes as u64)
             .max(1)
             .checked_next_multiple_of(granularity)
-            .filter(|bytes| bytes.checked_mul(members.len() as u64).is_some_and(|all| all <= 1 << 56))
+            .filter(|bytes| bytes.checked_mul(2 * members.len() as u64).is_some_and(|all| all <= 1 << 57))
             .ok_or_else(too_large)?;
+        // By legacy IPC neighbouring chunks have unrelated addresses: a gap keeps allocations from going across. It is in all segments of the job or in
+        // none, since offsets are the same everywhere. A chunk is no shorter than its gap, so that there is room for all in twice the length.
+        let gap = if Around::any_ipc(around, options.sharing) { granularity } else { 0 };
+        let stride = if gap == 0 { max_bytes } else { 2 * max_bytes };
         let reservation = match way {
             Way::Ipc => None,
             Way::Process | Way::FileDescriptor | Way::Fabric => {
-                let bytes = usize::try_from(max_bytes * members.len() as u64).map_err(|_| too_large())?;
+                let bytes = usize::try_from(stride * members.len() as u64).map_err(|_| too_large())?;
                 Some(Reservation::new(context, bytes, granularity.next_power_of_two() as usize)?)
             }
         };
-        raw::bind(context)?;
-        let stream = context.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
+        let stream = PrivateStream::new(context)?;
         let layout = Layout {
             context: Arc::clone(context),
             way,
@@ -173,8 +193,8 @@ impl HeapInner {
             members,
             place,
             reservation,
-            stride: max_bytes,
-            streams: Arc::new(Streams::default()),
+            stride,
+            streams: Arc::new(Streams::new()),
         };
         tracing::debug!(?way, members = layout.members.len(), max_bytes, "a symmetric heap");
         Ok(Self {
@@ -184,6 +204,7 @@ impl HeapInner {
             granularity,
             max_bytes,
             stream,
+            gap,
             layout,
             chunks: RwLock::default(),
             state: Mutex::default(),
@@ -231,7 +252,7 @@ impl HeapInner {
     /// Until when this PE may wait for its own device in a collective call: early enough for the others, who wait for this PE meanwhile, to
     /// hear that it was in vain.
     pub(super) fn own_deadline(&self) -> Instant {
-        deadline(self.rendezvous.deadline() / 4 * 3)
+        deadline_after(self.rendezvous.deadline() / 4 * 3)
     }
 
     /// The end of a round: where the PEs may have come to different ends, the heap is of no use any more.
@@ -257,22 +278,42 @@ impl HeapInner {
         let blobs = self.settle(state, call, agreed)?;
         let mut made = made?;
         let fds = match made.fd.take() {
-            Some(fd) if self.layout.members.len() > 1 => {
-                let fds = descriptor::exchange(&self.rendezvous, &self.layout.members, fd);
-                self.settle(state, call, fds.map_err(Disagreement::Unknown))?
-            }
-            _ => Vec::new(),
+            Some(fd) if self.layout.members.len() > 1 => descriptor::exchange(&self.rendezvous, &self.layout.members, fd),
+            _ => Ok(Vec::new()),
         };
-        let chunk = self.layout.join(call, &made, (start, len), &blobs, fds);
+        let fds = match fds {
+            // Who did not come, or is lost, hears nothing in the next round either.
+            Err(error @ (VmmError::Timeout { .. } | VmmError::Peer { .. })) => {
+                self.settle(state, call, Err(Disagreement::Unknown(error)))?
+            }
+            fds => fds,
+        };
+        let chunk = fds.and_then(|fds| self.layout.join(call, &made, (start, len), &blobs, fds));
         let outcome = chunk.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
         let agreed = agree(&self.rendezvous, &self.label(state, "mapped"), call, outcome);
-        self.settle(state, call, agreed)?;
-        self.chunks.write().unwrap_or_else(PoisonError::into_inner).push(chunk?);
+        if let Err(error) = self.settle(state, call, agreed) {
+            drop((chunk, made));
+            self.wait_for_room(start, len);
+            return Err(error);
+        }
+        self.chunks.write().unwrap_or_else(PoisonError::into_inner).push(chunk?.give_out());
         state.ranges.add(start, bytes);
         state.total += bytes;
-        // By legacy IPC neighbouring chunks have unrelated addresses: a gap keeps allocations from going across.
-        state.end = start + bytes + if self.layout.way == Way::Ipc { self.granularity } else { 0 };
+        state.end = start + bytes + self.gap;
         Ok(())
+    }
+
+    /// Waits until the addresses of a chunk that was dropped are free in all segments, so that the next one finds them so.
+    fn wait_for_room(&self, start: u64, len: usize) {
+        let Layout { reservation, stride, members, .. } = &self.layout;
+        let Some(reservation) = reservation else { return };
+        let until = self.own_deadline();
+        for place in 0..members.len() as u64 {
+            let start = usize::try_from(place * stride + start).unwrap_or(usize::MAX);
+            if !reservation.wait_for_room(start..start.saturating_add(len), until) {
+                tracing::warn!(place, "addresses of a chunk that failed are still taken");
+            }
+        }
     }
 
     pub(super) fn rounded(&self, bytes: usize) -> u64 {
@@ -316,16 +357,19 @@ impl HeapInner {
             Misuse::NotMapped { call, pe, mapped }
         })?;
         self.with_chunks(|chunks| {
-            let end = chunks.last().map_or(0, |chunk| chunk.start + chunk.bytes);
+            let end = Chunk::end(chunks);
             let outside = || {
                 let (start, len) = (offset as usize, end as usize);
                 VmmError::from(Misuse::OutOfRange { call, start, end: start.saturating_add(bytes as usize), len, unit: "bytes" })
             };
             match reservation {
-                Some(reservation) if offset.checked_add(bytes).is_some_and(|last| last <= end) => {
-                    Ok(reservation.base() + place as u64 * stride + offset)
+                Some(reservation) => {
+                    let is_inside = match self.gap {
+                        0 => offset.checked_add(bytes).is_some_and(|last| last <= end),
+                        _ => chunks.iter().any(|chunk| chunk.holds(offset, bytes)),
+                    };
+                    is_inside.then(|| reservation.base() + place as u64 * stride + offset).ok_or_else(outside)
                 }
-                Some(_) => Err(outside()),
                 None => {
                     let chunk = chunks.iter().find(|chunk| chunk.holds(offset, bytes)).ok_or_else(outside)?;
                     Ok(chunk.addresses[place] + (offset - chunk.start))
@@ -338,6 +382,23 @@ impl HeapInner {
 /// The label of a round.
 pub(super) fn label(id: u64, calls: u64, what: &str) -> String {
     format!("peerweave-vmm/{id:016x}/{calls}/{what}")
+}
+
+/// That all PEs found the same offset for an allocation, or all found none.
+pub(super) fn same_offsets(call: &str, found: &[Vec<u8>]) -> Result<(), Disagreement> {
+    let text = |blob: &[u8]| match blob.try_into() {
+        Ok(at) => format!("offset {}", u64::from_le_bytes(at)),
+        Err(_) => "no room".to_owned(),
+    };
+    match found.iter().zip(0..).find(|(blob, _)| **blob != found[0]) {
+        None => Ok(()),
+        Some((other, pe)) => {
+            let (call, one, other_has) = (call.to_owned(), Pe::new(0), text(other));
+            Err(Disagreement::Known(
+                Misuse::Diverged { call, one, one_has: text(&found[0]), other: Pe::new(pe), other_has }.into(),
+            ))
+        }
+    }
 }
 
 /// Tells the others that this PE has failed; gives the error back, or what came between.
@@ -377,6 +438,27 @@ mod tests {
         assert_eq!(way(&[full(), around(2, true, false, true)], Sharing::Auto), Way::Fabric);
         assert_eq!(way(&[full(), around(2, true, false, false)], Sharing::Auto), Way::Ipc);
         assert_eq!(way(&[full(), around(1, false, false, false)], Sharing::Auto), Way::Ipc);
+    }
+
+    #[test]
+    fn offsets_are_the_same_on_machines_that_share_in_different_ways() {
+        let here = around(1, true, true, true);
+        let there = |vmm| Around { machine: 3, ..around(2, vmm, vmm, vmm) };
+        assert!(!Around::any_ipc(&[here, there(true)], Sharing::Auto));
+        // The machine that goes by legacy IPC needs a gap after each chunk; so the other one has it too.
+        let here = around(1, true, true, true);
+        assert!(Around::any_ipc(&[here, there(false)], Sharing::Auto));
+    }
+
+    #[test]
+    fn an_offset_that_differs_names_who_has_which() {
+        let at = |at: u64| at.to_le_bytes().to_vec();
+        assert!(same_offsets("alloc", &[at(256), at(256)]).is_ok());
+        assert!(same_offsets("alloc", &[vec![], vec![]]).is_ok());
+        let text = |found: &[Vec<u8>]| VmmError::from(same_offsets("alloc", found).expect_err("they differ")).to_string();
+        let differ = "alloc: the PEs disagree: PE 0 has offset 256, PE 2 has offset 512";
+        assert_eq!(text(&[at(256), at(256), at(512)]), differ);
+        assert_eq!(text(&[vec![], at(0)]), "alloc: the PEs disagree: PE 0 has no room, PE 1 has offset 0");
     }
 
     #[test]

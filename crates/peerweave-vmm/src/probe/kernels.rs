@@ -6,11 +6,10 @@ use std::ffi::{CStr, c_uint, c_void};
 use std::sync::Arc;
 
 use peerweave_driver::cudarc::driver::sys::{CUfunction, CUmodule};
-use peerweave_driver::{CudaContext, CudaStream, retire};
+use peerweave_driver::{CudaContext, CudaStream, Streams, retire};
 
 use crate::error::VmmError;
 use crate::raw;
-use crate::streams::Streams;
 
 /// Ended by a zero, as the driver wants it.
 const TEXT: &str = concat!(include_str!("kernels.ptx"), "\0");
@@ -43,7 +42,7 @@ impl Kernels {
             copy: std::ptr::null_mut(),
             ping: std::ptr::null_mut(),
             context: Arc::clone(context),
-            streams: Streams::default(),
+            streams: Streams::new(),
         };
         let function = |name: &CStr| {
             let mut function: CUfunction = std::ptr::null_mut();

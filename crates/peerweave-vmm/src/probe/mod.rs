@@ -3,24 +3,28 @@
 //! Prints nothing: `peerweave bench p2p` does. The kernels are PTX text that the driver compiles when it is loaded (`kernels.ptx`).
 //! Invariant: every wait has a deadline, on the host by a clock and in a kernel by a count, and what arrived is compared.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_driver::cudarc::driver::sys::CUevent_flags;
-use peerweave_driver::{CudaContext, CudaError, CudaStream, DeviceBuffer, DriverError};
+use peerweave_driver::{CudaContext, DeviceBuffer, PrivateStream};
 
 use crate::access::Rights;
 use crate::buffer::wrong_value;
+use crate::chunk::PEER_REFUSED;
 use crate::error::VmmError;
 use crate::mapping::{MappedMemory, Mapping};
-use crate::peer::{pattern, pattern_word};
+use crate::peer::pattern_word;
 use crate::physical::{Exportable, Granularity, PhysicalMemory};
 use crate::reservation::Reservation;
 use crate::streams::wait_for;
 
 mod kernels;
+mod mark;
 
 use kernels::Kernels;
+use mark::Mark;
 
 /// What moves the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,9 +52,11 @@ impl Method {
     }
 }
 
-/// Devices with memory that all of them reach.
+/// Devices with memory for each other.
 pub struct Probe {
     stations: Vec<Station>,
+    /// Why a device does not reach another's memory, by their indices.
+    no_way: BTreeMap<(usize, usize), VmmError>,
     /// Bytes of each source and target.
     bytes: usize,
     no_kernels: Option<VmmError>,
@@ -58,7 +64,7 @@ pub struct Probe {
 
 struct Station {
     context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
+    stream: PrivateStream,
     source: Mapping,
     target: Mapping,
     /// Words of the ping-pong: one line for each other device's, and one for failures.
@@ -91,43 +97,37 @@ const COMPARED_WORDS: usize = 1 << 17;
 const LINE_BYTES: u64 = 128;
 
 impl Probe {
-    /// Takes `bytes`, rounded up to the granularity, twice on each device, for all devices to reach.
+    /// Takes `bytes`, rounded up to the largest granularity, twice on each device, for all devices that reach it.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] where devices do not reach each other; what the driver says. That kernels cannot be loaded is told by [`kernels`](Self::kernels).
+    /// What the driver says; [`VmmError::Timeout`] where a device has not filled its memory by the deadline. That a device does not reach another's memory
+    /// is told by [`way`](Self::way), and that kernels cannot be loaded by [`kernels`](Self::kernels).
     pub fn new(contexts: &[Arc<CudaContext>], bytes: usize, deadline: Instant) -> Result<Self, VmmError> {
-        let ordinals: Vec<usize> = contexts.iter().map(|context| context.ordinal()).collect();
-        let mut no_kernels = None;
-        let mut rounded = bytes;
-        let mut stations = Vec::new();
-        for context in contexts {
-            let granularity = Granularity::of_device(context.ordinal(), Exportable::NOWHERE)?;
-            rounded =
-                granularity.round_up(bytes).ok_or_else(|| wrong_value("Probe::new", "bytes", bytes, "what a device has"))?;
-            let kernels = match Kernels::load(context) {
-                Ok(kernels) => Some(kernels),
-                Err(error) => {
-                    no_kernels = Some(error);
-                    None
-                }
-            };
-            crate::raw::bind(context)?;
-            let stream = context.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
-            let map = |bytes| shared(context, bytes, &ordinals);
-            let station = Station {
-                stream,
-                source: map(rounded)?,
-                target: map(rounded)?,
-                flags: map(granularity.recommended)?,
-                context: Arc::clone(context),
-                kernels,
-            };
-            let mut source: MappedMemory<u64> = station.source.memory(context.ordinal())?;
-            let values = pattern(1 + context.ordinal() as u64, source.len());
-            crate::write(&station.stream, &mut source, &values, deadline)?;
-            stations.push(station);
+        let step = contexts
+            .iter()
+            .map(|context| Ok(Granularity::of_device(context.ordinal(), Exportable::NOWHERE)?.recommended))
+            .collect::<Result<Vec<_>, VmmError>>()?
+            .into_iter()
+            .max()
+            .unwrap_or(1);
+        let rounded = bytes.max(1).checked_next_multiple_of(step);
+        let rounded = rounded.ok_or_else(|| wrong_value("Probe::new", "bytes", bytes, "what a device has"))?;
+        let mut probe = Self { stations: Vec::new(), no_way: BTreeMap::new(), bytes: rounded, no_kernels: None };
+        for (at, context) in contexts.iter().enumerate() {
+            let kernels = Kernels::load(context).map_err(|error| probe.no_kernels = Some(error)).ok();
+            let stream = PrivateStream::new(context)?;
+            let mut map = |bytes| shared(contexts, at, bytes, &mut probe.no_way);
+            let (source, target, flags) = (map(rounded)?, map(rounded)?, map(step)?);
+            let station = Station { context: Arc::clone(context), stream, source, target, flags, kernels };
+            station.fill(deadline)?;
+            probe.stations.push(station);
         }
-        Ok(Self { stations, bytes: rounded, no_kernels })
+        Ok(probe)
+    }
+
+    /// Why one device does not reach another's memory, if so; both by index.
+    pub fn way(&self, from: usize, to: usize) -> Result<(), &VmmError> {
+        self.no_way.get(&(from, to)).map_or(Ok(()), Err)
     }
 
     /// Bytes of each source and target.
@@ -146,7 +146,7 @@ impl Probe {
     /// `shape` is blocks and threads of the kernels.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) for other ways; [`VmmError::Timeout`]; why there is no kernel; what the driver says.
+    /// [`Misuse::Value`](crate::Misuse::Value) for other ways; [`VmmError::Timeout`]; why there is no kernel, or [no way](Self::way); what the driver says.
     pub fn bandwidth(
         &self,
         method: Method,
@@ -163,6 +163,7 @@ impl Probe {
         if repeats == 0 || ways.is_empty() || twice(|way| way.0) || twice(|way| way.1) {
             return Err(wrong_value(call, "ways", format!("{ways:?}"), "devices of the probe, each first once and second once"));
         }
+        ways.iter().try_for_each(|(from, to)| self.way(*from, *to)).map_err(Clone::clone)?;
         for (from, to) in ways {
             let into = if method == Method::Loads { from } else { to };
             let station = &self.stations[*into];
@@ -176,22 +177,19 @@ impl Probe {
         for (from, _) in ways {
             wait_for(&self.stations[*from].stream, call, Instant::now(), deadline)?;
         }
-        let cuda =
-            |error: peerweave_driver::cudarc::driver::DriverError| DriverError::from(CudaError::of("cuEventRecord")(error));
         let mut events = Vec::new();
         for way in ways {
             let station = &self.stations[way.0];
-            let event = || station.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(cuda);
-            let (start, end) = (event()?, event()?);
-            start.record(&station.stream).map_err(cuda)?;
+            let (start, end) = (Mark::new(&station.context)?, Mark::new(&station.context)?);
+            start.record(&station.stream)?;
             self.enqueue(method, *way, repeats, shape)?;
-            end.record(&station.stream).map_err(cuda)?;
+            end.record(&station.stream)?;
             events.push((start, end));
         }
         let mut moved = Vec::new();
         for (way, (start, end)) in ways.iter().zip(&events) {
             wait_for(&self.stations[way.0].stream, call, Instant::now(), deadline)?;
-            let seconds = f64::from(start.elapsed_ms(end).map_err(cuda)?) / 1e3;
+            let seconds = start.seconds_to(end)?;
             moved.push(Moved { seconds, bytes: self.bytes as u64 * u64::from(repeats), wrong: 0 });
         }
         for (way, moved) in ways.iter().zip(&mut moved) {
@@ -217,27 +215,25 @@ impl Probe {
             ));
         }
         let pair = [(one, other), (other, one)];
+        pair.iter().try_for_each(|(from, to)| self.way(*from, *to)).map_err(Clone::clone)?;
         for (at, _) in pair {
             let station = &self.stations[at];
             crate::zero(&station.stream, &mut station.flags.memory::<u32>(station.context.ordinal())?)?;
             wait_for(&station.stream, call, Instant::now(), deadline)?;
         }
-        let cuda =
-            |error: peerweave_driver::cudarc::driver::DriverError| DriverError::from(CudaError::of("cuEventRecord")(error));
         let mut events = Vec::new();
         // No rounds at first: a kernel that is loaded while another one waits could hold both.
         for rounds in [0, rounds] {
             events.clear();
             for (at, peer) in pair {
                 let station = &self.stations[at];
-                let event = || station.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(cuda);
-                let (start, end) = (event()?, event()?);
+                let (start, end) = (Mark::new(&station.context)?, Mark::new(&station.context)?);
                 let (mine, theirs) = (station.flags.address(), self.stations[peer].flags.address());
-                start.record(&station.stream).map_err(cuda)?;
+                start.record(&station.stream)?;
                 self.stations[peer].flags.note(&station.stream);
                 station.flags.note(&station.stream);
                 self.kernels_of(at)?.ping(&station.stream, mine, theirs, at == one, rounds, MOST_LOOKS, mine + LINE_BYTES)?;
-                end.record(&station.stream).map_err(cuda)?;
+                end.record(&station.stream)?;
                 events.push((start, end));
             }
             for (at, _) in pair {
@@ -256,7 +252,7 @@ impl Probe {
                 });
             }
         }
-        let seconds = f64::from(events[0].0.elapsed_ms(&events[0].1).map_err(cuda)?) / 1e3;
+        let seconds = events[0].0.seconds_to(&events[0].1)?;
         Ok(seconds / f64::from(rounds) / 2.0)
     }
 
@@ -292,9 +288,8 @@ impl Probe {
         let station = &self.stations[target];
         let memory: MappedMemory<u64> = station.target.memory(station.context.ordinal())?;
         let seed = 1 + self.stations[source].context.ordinal() as u64;
-        let ends = [0..COMPARED_WORDS.min(memory.len()), memory.len().saturating_sub(COMPARED_WORDS)..memory.len()];
         let mut wrong = 0;
-        for range in ends {
+        for range in ends(memory.len()) {
             let found = crate::read(&station.stream, &memory.slice(range.clone())?, deadline)?;
             wrong += found.iter().zip(range).filter(|(found, at)| **found != pattern_word(seed, *at)).count();
         }
@@ -302,12 +297,54 @@ impl Probe {
     }
 }
 
-/// Memory of one device that all of these reach.
-fn shared(context: &Arc<CudaContext>, bytes: usize, ordinals: &[usize]) -> Result<Mapping, VmmError> {
+impl Station {
+    /// Fills the source: at both ends with words that are compared, between them with copies of the first, which the device makes.
+    fn fill(&self, deadline: Instant) -> Result<(), VmmError> {
+        let memory: MappedMemory<u64> = self.source.memory(self.context.ordinal())?;
+        let write = |range: Range<usize>| {
+            let seed = 1 + self.context.ordinal() as u64;
+            let values: Vec<u64> = range.clone().map(|at| pattern_word(seed, at)).collect();
+            crate::write(&self.stream, &mut memory.slice(range)?, &values, deadline)
+        };
+        let [first, last] = ends(memory.len());
+        let mut filled = first.len();
+        write(first)?;
+        while filled < memory.len() {
+            let more = filled.min(memory.len() - filled);
+            crate::copy(&self.stream, &mut memory.slice(filled..filled + more)?, &memory.slice(0..more)?)?;
+            filled += more;
+        }
+        write(last)
+    }
+}
+
+/// The words of a source that are compared; they overlap in a short one.
+fn ends(len: usize) -> [Range<usize>; 2] {
+    [0..COMPARED_WORDS.min(len), len.saturating_sub(COMPARED_WORDS)..len]
+}
+
+/// Memory of one of the devices, for itself and all that reach it. Notes who does not.
+fn shared(
+    contexts: &[Arc<CudaContext>],
+    at: usize,
+    bytes: usize,
+    no_way: &mut BTreeMap<(usize, usize), VmmError>,
+) -> Result<Mapping, VmmError> {
+    let context = &contexts[at];
     let memory = PhysicalMemory::create(context, bytes, Exportable::NOWHERE)?;
     let alignment = Granularity::of_device(context.ordinal(), Exportable::NOWHERE)?.recommended.next_power_of_two();
     let mapping = Reservation::new(context, bytes, alignment)?.map(0, &memory, bytes)?;
-    mapping.allow(ordinals, Rights::ReadWrite)?;
+    mapping.allow(&[context.ordinal()], Rights::ReadWrite)?;
+    for (from, other) in contexts.iter().enumerate().filter(|(from, _)| *from != at) {
+        let error = match mapping.allow(&[other.ordinal()], Rights::ReadWrite) {
+            Ok(()) => continue,
+            Err(error) if error.is_code(PEER_REFUSED) => error,
+            Err(error) => return Err(error),
+        };
+        let needs = format!("that device {} reaches the memory of device {}", other.ordinal(), context.ordinal());
+        let found = error.to_string();
+        no_way.entry((from, at)).or_insert(VmmError::Unsupported { feature: "peer access", needs, found });
+    }
     Ok(mapping)
 }
 

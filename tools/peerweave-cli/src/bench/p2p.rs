@@ -6,11 +6,11 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 use peerweave_driver::cudarc::driver::sys::CUdevice_attribute;
-use peerweave_driver::{CudaContext, Driver};
+use peerweave_driver::{CudaContext, Driver, deadline_after};
 use peerweave_vmm::VmmError;
 use peerweave_vmm::probe::{Method, Moved, Probe};
 
@@ -107,7 +107,7 @@ fn measure(args: &P2pArgs) -> Result<Report, Failure> {
         return Err(Failure::TooFew(n));
     }
     let contexts: Vec<Arc<CudaContext>> = (0..n).map(peerweave_driver::context).collect::<Result<_, _>>()?;
-    let soon = || Instant::now() + args.wait;
+    let soon = || deadline_after(args.wait);
     let probe = Probe::new(&contexts, args.bytes, soon())?;
     let gpu =
         |device: &peerweave_vmm::peer::DeviceInfo| Gpu { name: device.name.clone(), pci_address: device.pci_address.clone() };
@@ -131,11 +131,24 @@ fn measure(args: &P2pArgs) -> Result<Report, Failure> {
             vec![Method::CopyEngine]
         }
     };
-    let pairs: Vec<(usize, usize)> =
+    let all: Vec<(usize, usize)> =
         (0..n).flat_map(|from| (0..n).map(move |to| (from, to))).filter(|(from, to)| from != to).collect();
+    let (pairs, without): (Vec<_>, Vec<_>) = all.into_iter().partition(|(from, to)| probe.way(*from, *to).is_ok());
+    for (from, to) in without {
+        if let Err(error) = probe.way(from, to) {
+            report.notes.push(format!("GPU {from} to GPU {to} was not measured: {error}"));
+        }
+    }
+    let Some(first) = pairs.first().copied() else { return Ok(report) };
+    let there_and_back = both_ways(&pairs);
+    let ring = Some((0..n).map(|from| (from, (from + 1) % n)).collect::<Vec<_>>())
+        .filter(|ring| ring.iter().all(|way| pairs.contains(way)));
+    if ring.is_none() {
+        report.notes.push("every GPU to the next was not measured: not all have a way".to_owned());
+    }
     for method in methods.iter().copied() {
         let run = |ways: &[(usize, usize)], shape| probe.bandwidth(method, ways, args.iters, shape, soon());
-        let shape = best_shape(method, processors, |shape| Ok(rate(&run(&[(0, 1)], shape)?[0])))?;
+        let shape = best_shape(method, processors, |shape| Ok(rate(&run(&[first], shape)?[0])))?;
         if method != Method::CopyEngine {
             report.notes.push(format!("{}: {} blocks of {} threads", method.name(), shape.0, shape.1));
         }
@@ -146,21 +159,22 @@ fn measure(args: &P2pArgs) -> Result<Report, Failure> {
             report.wrong += moved.wrong;
         }
         let mut both = Table::new(format!("{}, both directions at once", method.name()), "GB/s", n);
-        for pair in pairs.iter().filter(|pair| pair.0 < pair.1) {
+        for pair in &there_and_back {
             let moved = run(&[*pair, (pair.1, pair.0)], shape)?;
             both.rows[pair.0][pair.1] = Some(rate(&moved[0]));
             both.rows[pair.1][pair.0] = Some(rate(&moved[1]));
             report.wrong += moved.iter().map(|moved| moved.wrong).sum::<usize>();
         }
-        let ring: Vec<(usize, usize)> = (0..n).map(|from| (from, (from + 1) % n)).collect();
-        let moved = run(&ring, shape)?;
-        report.wrong += moved.iter().map(|moved| moved.wrong).sum::<usize>();
-        report.everybody.push(Everybody { method: method.name(), gb_per_s: moved.iter().map(rate).collect() });
+        if let Some(ring) = &ring {
+            let moved = run(ring, shape)?;
+            report.wrong += moved.iter().map(|moved| moved.wrong).sum::<usize>();
+            report.everybody.push(Everybody { method: method.name(), gb_per_s: moved.iter().map(rate).collect() });
+        }
         report.tables.extend([alone, both]);
     }
     if probe.kernels().is_ok() {
         let mut latency = Table::new("latency of a flag".to_owned(), "us", n);
-        for pair in pairs.iter().filter(|pair| pair.0 < pair.1) {
+        for pair in &there_and_back {
             let half = probe.latency(pair.0, pair.1, args.rounds, soon())? * 1e6;
             latency.rows[pair.0][pair.1] = Some(half);
             latency.rows[pair.1][pair.0] = Some(half);
@@ -172,6 +186,11 @@ fn measure(args: &P2pArgs) -> Result<Report, Failure> {
 
 fn rate(moved: &Moved) -> f64 {
     moved.gigabytes_per_second()
+}
+
+/// The pairs that have a way in both directions, each once.
+fn both_ways(pairs: &[(usize, usize)]) -> Vec<(usize, usize)> {
+    pairs.iter().copied().filter(|(from, to)| from < to && pairs.contains(&(*to, *from))).collect()
 }
 
 /// How many blocks serve best: found on one pair, for all.

@@ -1,0 +1,200 @@
+//! Memory of this crate on streams of all kinds, over the fake driver: which are kept, which are refused, and whose errors are whose.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use common::{Calls, context, fail, hold, settle, soon, threads};
+use peerweave_bootstrap::{Job, Options, Rendezvous};
+use peerweave_driver::cudarc::driver::DriverError as CudarcError;
+use peerweave_driver::cudarc::driver::sys::CUresult;
+use peerweave_driver::{CudaContext, DeviceBuffer, DriverError};
+use peerweave_fakes::Fakes;
+use peerweave_vmm::{
+    Exportable, HeapOptions, IpcMemory, MappedMemory, Mapping, PhysicalMemory, Reservation, Rights, SymmetricHeap, VmmError,
+    peer, read, write, zero,
+};
+
+const MIB: usize = 1 << 20;
+
+fn mapped(context: &Arc<CudaContext>) -> (Mapping, MappedMemory<u64>) {
+    let memory = PhysicalMemory::create(context, 2 * MIB, Exportable::NOWHERE).expect("room");
+    let addresses = Reservation::new(context, 2 * MIB, 2 * MIB).expect("addresses");
+    let mapping = addresses.map(0, &memory, 2 * MIB).expect("free");
+    mapping.allow(&[context.ordinal()], Rights::ReadWrite).expect("the own device");
+    let view = mapping.memory(context.ordinal()).expect("it has rights");
+    (mapping, view)
+}
+
+#[test]
+fn streams_of_heap_memory_that_are_through_are_not_kept_for_ever() {
+    Fakes::new().cuda().run(|| {
+        threads(1, |me| {
+            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB)).expect("a heap");
+            let mut memory = heap.alloc::<u64>(1).expect("room");
+            let mut seen = Vec::new();
+            for value in 0..1000 {
+                let stream = me.context.new_stream().expect("a stream");
+                write(&stream, &mut memory, &[value], soon()).expect("written");
+                seen.push(Arc::downgrade(&stream));
+            }
+            let kept = seen.iter().filter(|stream| stream.upgrade().is_some()).count();
+            assert!(kept <= 100, "{kept} of 1000 streams are kept");
+            // One that still has work is kept by the heap, also when its memory is gone.
+            let busy = me.context.new_stream().expect("a stream");
+            hold(&busy, true);
+            zero(&busy, &mut memory).expect("enqueued");
+            let weak_busy = Arc::downgrade(&busy);
+            drop((busy, memory));
+            drop(heap);
+            std::thread::sleep(Duration::from_millis(100));
+            assert_eq!(Calls::now().good("cuMemUnmap"), 0, "the stream has not come to its work yet");
+            hold(&weak_busy.upgrade().expect("it is kept"), false);
+            settle();
+            assert!(Calls::now().good("cuMemUnmap") > 0);
+        });
+    });
+}
+
+#[test]
+fn the_default_stream_is_noted_once_whatever_value_stands_for_it() {
+    Fakes::new().cuda().run(|| {
+        threads(1, |me| {
+            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB)).expect("a heap");
+            let mut memory = heap.alloc::<u64>(1).expect("room");
+            for value in 0..1000 {
+                write(&me.context.default_stream(), &mut memory, &[value], soon()).expect("written");
+            }
+            let count = Arc::strong_count(&me.context);
+            assert!(count < 200, "{count} handles of the context are held");
+            assert_eq!(read(&me.context.default_stream(), &memory, soon()).expect("read"), [999]);
+        });
+    });
+}
+
+#[test]
+fn per_thread_streams_are_refused_since_no_other_thread_could_wait_for_them() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0);
+        let (mapping, mut view) = mapped(&context);
+        let stream = context.per_thread_stream();
+        let values = vec![0; view.len()];
+        let refusals = [
+            zero(&stream, &mut view),
+            peerweave_vmm::copy(&stream, &mut view.clone(), &view),
+            write(&stream, &mut view, &values, soon()),
+            read(&stream, &view, soon()).map(drop),
+        ];
+        for refused in refusals {
+            let error = refused.expect_err("another thread unmaps it");
+            assert!(matches!(error, VmmError::Driver(DriverError::PerThreadStream { .. })), "{error}");
+        }
+        assert!(drop_elsewhere((view, mapping)), "nothing was enqueued, so that it is unmapped");
+    });
+}
+
+/// Whether what is dropped by another thread is unmapped.
+fn drop_elsewhere<T: Send>(kept: T) -> bool {
+    let before = Calls::now().good("cuMemUnmap");
+    std::thread::scope(|scope| scope.spawn(move || drop(kept)).join().expect("no panic"));
+    settle();
+    Calls::now().good("cuMemUnmap") > before
+}
+
+#[test]
+fn what_another_library_gave_to_a_per_thread_stream_is_neither_unmapped_nor_freed() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0);
+        let (mapping, view) = mapped(&context);
+        // The address is given out for work by who takes the memory as a buffer.
+        drop(view.read(&context.per_thread_stream()));
+        assert!(!drop_elsewhere((view, mapping)), "the stream of this thread may still use it");
+        threads(1, |me| {
+            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB)).expect("a heap");
+            let memory = heap.alloc::<u64>(1).expect("room");
+            let offset = memory.offset();
+            drop(memory.read(&me.context.per_thread_stream()));
+            let error = heap.free(memory).expect_err("nobody can wait for it");
+            assert!(matches!(error, VmmError::Driver(DriverError::PerThreadStream { .. })), "{error}");
+            assert_ne!(heap.alloc::<u64>(1).expect("room").offset(), offset, "it is not given out again");
+        });
+    });
+}
+
+#[test]
+fn work_of_others_that_does_not_end_holds_up_no_deadline_of_this_crate() {
+    Fakes::new().cuda().run(|| {
+        let (send, receive) = channel();
+        std::thread::spawn(move || {
+            let options = Options { deadline: Duration::from_secs(2), ..Options::default() };
+            let rendezvous = Arc::new(Rendezvous::join(&Job::single(), options).expect("alone"));
+            let context = context(0);
+            let default = context.default_stream();
+            let (_mapping, mut view) = mapped(&context);
+            hold(&default, true);
+            zero(&default, &mut view).expect("enqueued");
+            let made = SymmetricHeap::new(&rendezvous, &context, HeapOptions::new(4 * MIB));
+            let allocated = made.as_ref().map_err(Clone::clone).and_then(|heap| heap.alloc::<u64>(8).map(drop));
+            let checked = peer::check_pair(&context, &context, soon());
+            let probed = peerweave_vmm::probe::Probe::new(&[Arc::clone(&context)], MIB, soon()).map(drop);
+            let _ = send.send([made.map(drop), allocated, checked, probed].map(|done| done.map_err(|error| error.to_string())));
+            hold(&default, false);
+        });
+        let done = receive.recv_timeout(Duration::from_secs(10)).expect("they wait for what others do");
+        assert_eq!(done, [const { Ok(()) }; 4]);
+    });
+}
+
+#[test]
+fn errors_that_others_left_in_a_context_end_no_call_of_this_crate() {
+    Fakes::new().cuda().run(|| {
+        threads(1, |me| {
+            let theirs = || Err::<(), _>(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND));
+            me.context.record_err(theirs());
+            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB)).expect("nothing is wrong");
+            let mut memory = heap.alloc::<u64>(4).expect("nothing is wrong");
+            write(&me.stream, &mut memory, &[1, 2, 3, 4], soon()).expect("nothing is wrong");
+            heap.check_peers().expect("nothing is wrong");
+            peer::check_pair(&me.context, &me.context, soon()).expect("nothing is wrong");
+            let probe = peerweave_vmm::probe::Probe::new(&[Arc::clone(&me.context)], MIB, soon()).expect("nothing is wrong");
+            let method = peerweave_vmm::probe::Method::CopyEngine;
+            probe.bandwidth(method, &[(0, 0)], 1, (1, 32), soon()).expect("nothing is wrong");
+            heap.free(memory).expect("nothing is wrong");
+            drop(probe);
+            assert_eq!(me.context.check_err(), theirs(), "whose it is can still see it");
+        });
+    });
+}
+
+#[test]
+fn memory_for_legacy_ipc_is_freed_while_other_streams_are_stuck() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0);
+        let stuck = context.new_stream().expect("a stream");
+        let free = common::free_bytes(&context);
+        let memory = IpcMemory::alloc(&context, IpcMemory::STEP_BYTES).expect("room");
+        hold(&stuck, true);
+        // The driver's own freeing waits for the whole device, and no thread of the process can launch meanwhile.
+        drop(memory);
+        assert!(peerweave_driver::settle(std::time::Instant::now() + Duration::from_secs(5)), "it is not waited for");
+        assert_eq!(
+            (common::free_bytes(&context), Calls::now().names().iter().filter(|name| **name == "cuMemFree_v2").count()),
+            (free, 0)
+        );
+        hold(&stuck, false);
+    });
+}
+
+#[test]
+fn a_stream_that_cannot_be_made_is_an_error_of_its_own_name() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0);
+        fail("cuStreamCreate:1=201");
+        let error = peer::check_pair(&context, &context, soon()).expect_err("by order");
+        fail("");
+        assert_eq!(common::cuda(&error), Some(("cuStreamCreate", 201)));
+    });
+}
