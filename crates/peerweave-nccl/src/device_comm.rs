@@ -137,6 +137,12 @@ impl DeviceCommunicator {
 
     /// Gives back what it holds: buffers, barriers, network contexts. Local.
     ///
+    /// ```compile_fail,E0133
+    /// # fn f(device: peerweave_nccl::DeviceCommunicator) -> Result<(), peerweave_nccl::NcclError> {
+    /// device.destroy() // only the caller knows that no kernel uses it
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`NcclError::Dead`] where the communicator gave it back already; [`NcclError::Nccl`].
     ///

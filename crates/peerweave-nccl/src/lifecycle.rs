@@ -38,6 +38,17 @@ static ENDING: AtomicUsize = AtomicUsize::new(0);
 impl Communicator {
     /// Ends the membership in order: what was issued completes, and NCCL's resources are freed.
     ///
+    /// It takes the handle; clones of it give [`NcclError::Dead`] afterwards.
+    ///
+    /// ```compile_fail,E0382
+    /// # use std::time::Duration;
+    /// # use peerweave_nccl::{Communicator, NcclError};
+    /// # fn f(communicator: Communicator) -> Result<(), NcclError> {
+    /// communicator.finalize(Duration::from_secs(20))?;
+    /// communicator.revoke() // it was given away
+    /// # }
+    /// ```
+    ///
     /// # Collective
     /// All ranks. A thread that has several ranks ends them with [`finalize_all`](Self::finalize_all).
     ///

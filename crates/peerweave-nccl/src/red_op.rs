@@ -88,6 +88,11 @@ mod sealed {
 ///     takes(scaled); // a scalar of another type
 /// }
 /// ```
+///
+/// ```compile_fail,E0277
+/// struct Forged(i32);
+/// impl peerweave_nccl::Reduction<f32> for Forged {}
+/// ```
 pub trait Reduction<T>: sealed::Resolve<T> {}
 
 impl<T: Element> sealed::Resolve<T> for ReduceOp {

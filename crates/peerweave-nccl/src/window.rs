@@ -54,6 +54,17 @@ impl WindowKind {
 ///
 /// Dropping it does nothing that others could notice: they may still write into the memory, which stays allocated until the communicator is freed.
 /// [`deregister`](Self::deregister) gives it back earlier.
+///
+/// What is put into it has its type:
+///
+/// ```compile_fail,E0308
+/// # use std::sync::Arc;
+/// # use peerweave_driver::CudaStream;
+/// # use peerweave_nccl::{Communicator, NcclError, NcclMem, Signal, Window};
+/// # fn f(communicator: &Communicator, stream: &Arc<CudaStream>, mine: &NcclMem<f64>, theirs: &Window<f32>) -> Result<(), NcclError> {
+/// communicator.put_signal(stream, mine, 1, theirs, 0, Signal::default())
+/// # }
+/// ```
 pub struct Window<T> {
     pub(crate) inner: Arc<Registered>,
     _elements: PhantomData<fn() -> T>,

@@ -76,6 +76,9 @@ fn call_that_fails_is_an_error_with_the_words_of_nccl_and_the_next_works() {
             error.to_string().starts_with("all_gather on communicator #1 (rank 0 of 1): ncclInvalidArgument (4) (NCCL 2.32.3): "),
             "{error}"
         );
+        let words = comm.last_error().expect("it is alive");
+        assert_eq!(words.as_deref(), Some("ncclAllGather: a fault that the test asked for"));
+        assert!(error.to_string().contains(&words.expect("just seen")), "{error}");
         comm.all_gather(&stream, &send, &mut recv).expect("the third works");
         comm.wait(&stream, DEADLINE).expect("it completes");
     });
@@ -93,33 +96,6 @@ fn abort_from_another_thread_ends_a_wait() {
         comm.abort(DEADLINE).expect("it ends");
         let waited = waiter.join().expect("no panic");
         assert!(matches!(waited, Err(NcclError::Dead { state: DeadState::Aborted, .. })), "{waited:?}");
-    });
-}
-
-#[test]
-fn ranks_report_to_each_other_where_they_are() {
-    fakes(3).run_many(3, |child| {
-        let rendezvous = rendezvous(&child);
-        let (nccl, context) = (Nccl::load().expect("the fake is there"), device(child.rank));
-        let comm = Communicator::from_rendezvous(nccl, &context, &rendezvous, &Config::new(), DEADLINE).expect("all come");
-        let stream = context.new_stream().expect("a stream");
-        let mut buffer = floats(&stream, &[1.0]);
-        comm.broadcast_in_place(&stream, &mut buffer, 0).expect("it is enqueued");
-        comm.wait(&stream, DEADLINE).expect("it completes");
-        if child.rank == 2 {
-            // Never comes to the all-reduce, but says where it is.
-            comm.report().expect("the rendezvous is there");
-            rendezvous.barrier("the others have given up").expect("they come");
-        } else {
-            comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it is enqueued");
-            let error = comm.wait(&stream, Duration::from_millis(500)).expect_err("rank 2 does not come");
-            let NcclError::Timeout(timeout) = &error else { panic!("{error}") };
-            assert_eq!((timeout.call, timeout.sequence, timeout.missing.as_slice()), ("all_reduce_in_place", Some(2), &[2][..]));
-            let text = error.to_string();
-            assert!(text.contains("did not arrive: rank 2"), "{text}");
-            assert!(text.contains("rank 2 last issued broadcast_in_place (call 1)"), "{text}");
-            rendezvous.barrier("the others have given up").expect("they come");
-        }
     });
 }
 

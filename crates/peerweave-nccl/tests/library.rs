@@ -5,9 +5,10 @@
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use peerweave_fakes::Fakes;
-use peerweave_nccl::{EncryptionConfig, Nccl, NcclError, ResultCode, SymbolInfo, UniqueId, Version};
+use peerweave_nccl::{Communicator, EncryptionConfig, Nccl, NcclError, ResultCode, SymbolInfo, UniqueId, Version};
 
 /// A fake NCCL that is as old as that, so that it lacks what came later.
 fn library_of(version: &str) -> Fakes {
@@ -162,6 +163,33 @@ fn second_library_is_loaded_beside_the_first_and_reported() {
         std::os::unix::fs::symlink(&copy, &link).expect("links are possible");
         assert_eq!(Nccl::open(&link).expect("it is loaded"), second, "a link is the same file");
         assert_eq!(Nccl::load().expect("it is loaded"), first, "the process's own stays what it is");
+    });
+}
+
+#[test]
+fn library_that_somebody_else_has_mapped_is_reported() {
+    Fakes::new().nccl().run(|| {
+        let own = PathBuf::from(std::env::var_os("PEERWEAVE_NCCL_PATH").expect("the fake is there")).join("libnccl.so.2");
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let copy = directory.path().join("libnccl.so.2");
+        std::fs::copy(&own, &copy).expect("it can be copied");
+        let name = std::ffi::CString::new(copy.to_str().expect("UTF-8")).expect("no zero byte");
+        // SAFETY: the name ends with zero, and the library's initialisers may run here.
+        assert!(!unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) }.is_null());
+        let nccl = Nccl::load().expect("it is there");
+        assert_eq!(nccl.others(), [copy.canonicalize().expect("it exists")]);
+        assert_ne!(nccl.path().canonicalize().expect("it exists"), nccl.others()[0]);
+    });
+}
+
+#[test]
+fn library_beside_a_driver_that_does_not_work_says_what_it_can_and_devices_are_errors() {
+    Fakes::new().cuda().nccl().without("cuInit").run(|| {
+        let nccl = Nccl::load().expect("it is there");
+        assert!(nccl.unique_id().is_ok());
+        let error = NcclError::from(peerweave_driver::context(0).expect_err("the driver cannot be started"));
+        assert!(matches!(error, NcclError::Cuda(_)) && error.to_string().contains("cuInit"), "{error}");
+        assert!(matches!(Communicator::abort_all(Duration::ZERO), Ok(0)));
     });
 }
 

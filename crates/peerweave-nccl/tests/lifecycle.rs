@@ -119,11 +119,88 @@ fn scalable_init_takes_several_ids() {
 }
 
 #[test]
+fn thread_with_several_ranks_joins_with_all_of_them_at_once() {
+    fakes(4).run(|| {
+        let nccl = Nccl::load().expect("the fake is there");
+        let (id, contexts) = (nccl.unique_id().expect("an id"), contexts(4));
+        std::thread::scope(|scope| {
+            // Two threads, each with two ranks, not in the order of the devices.
+            for mine in [[0, 3], [2, 1]] {
+                let contexts = &contexts;
+                scope.spawn(move || {
+                    let members = mine.map(|rank| (Arc::clone(&contexts[rank]), rank));
+                    let made = Communicator::init_ranks(nccl, &members, 4, &id, &Config::new(), DEADLINE).expect("all come");
+                    assert_eq!(
+                        made.iter().map(|comm| (comm.rank(), comm.cuda_device())).collect::<Vec<_>>(),
+                        mine.map(|n| (n, n))
+                    );
+                    let streams: Vec<_> = made.iter().map(|comm| comm.context().default_stream()).collect();
+                    let mut values: Vec<_> =
+                        made.iter().zip(&streams).map(|(comm, stream)| floats(stream, &[comm.rank() as f32])).collect();
+                    nccl.group(|group| {
+                        for ((comm, stream), values) in made.iter().zip(&streams).zip(&mut values) {
+                            group.all_reduce_in_place(comm, stream, values, ReduceOp::Sum)?;
+                        }
+                        Ok(())
+                    })
+                    .expect("it is enqueued");
+                    for ((comm, stream), values) in made.iter().zip(&streams).zip(&values) {
+                        comm.wait(stream, DEADLINE).expect("it completes");
+                        assert_eq!(values.to_vec(stream).expect("it can be read"), [6.0]);
+                    }
+                });
+            }
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn reduction_is_destroyed_once_when_nothing_uses_it() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut values = floats(&stream, &[2.0]);
+        let (first, second) = (PreMulSum::new(&comm, 3.0f32), PreMulSum::from_device(&comm, floats(&stream, &[5.0])));
+        let (first, second) = (first.expect("it is made"), second.expect("it is made"));
+        assert_eq!(counted("redops"), 2);
+        comm.nccl()
+            .group(|group| {
+                group.all_reduce_in_place(&comm, &stream, &mut values, &first)?;
+                drop(first);
+                assert_eq!(counted("redops"), 2, "a call that was recorded uses it");
+                Ok(())
+            })
+            .expect("it is enqueued");
+        assert_eq!(counted("redops"), 1);
+        comm.all_reduce_in_place(&stream, &mut values, &second).expect("it is enqueued");
+        drop(second);
+        assert_eq!(counted("redops"), 0);
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        assert_eq!(values.to_vec(&stream).expect("it can be read"), [30.0]);
+        drop(comm);
+        nothing_is_left();
+        assert_eq!(counted("left_behind"), 0);
+    });
+}
+
+#[test]
+fn handles_are_shared_by_threads() {
+    fn shared<T: Send + Sync + 'static>() {}
+    shared::<(Nccl, UniqueId, Config, CollConfig, Communicator, NcclError)>();
+    shared::<(PreMulSum<f32>, NcclMem<f32>, Window<f32>, peerweave_nccl::Registration, DeviceCommunicator)>();
+}
+
+#[test]
 fn suspended_communicator_rests_until_it_is_resumed() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
+            let before = comm.mem_stats().expect("statistics");
+            assert!(before.suspendable_bytes > 0 && before.persistent_bytes > 0);
             comm.suspend().expect("it rests");
-            assert!(comm.mem_stats().expect("statistics").is_suspended);
+            let rests = comm.mem_stats().expect("statistics");
+            assert!(rests.is_suspended && !before.is_suspended);
+            assert_eq!(before.total_bytes - rests.total_bytes, before.suspendable_bytes);
+            assert_eq!((rests.total_bytes, before.persistent_bytes), (rests.persistent_bytes, rests.persistent_bytes));
             assert_eq!(state_of(sum(&comm, &stream)), DeadState::Suspended);
             comm.resume().expect("it goes on");
             assert_eq!(sum(&comm, &stream).expect("it works"), 3.0);

@@ -149,6 +149,22 @@ fn devices_streams_and_communicators_that_do_not_belong_together() {
 }
 
 #[test]
+fn stream_of_another_context_of_the_same_device() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut values = floats(&stream, &[1.0]);
+        let other = context_beside(comm.context()).new_stream().expect("a stream");
+        let why = "the stream is of another context than the communicator's; both must be of the primary one";
+        says(comm.all_reduce_in_place(&other, &mut values, ReduceOp::Sum), &format!("all_reduce_in_place: {why}"));
+        says(comm.wait(&other, DEADLINE), &format!("wait: {why}"));
+        let grouped = comm.nccl().group(|group| group.all_reduce_in_place(&comm, &other, &mut values, ReduceOp::Sum));
+        says(grouped, &format!("all_reduce_in_place: {why}"));
+        let registered = comm.register(&values).expect("it is registered");
+        says(registered.deregister(&other, DEADLINE), &format!("Registration::deregister: {why}"));
+    });
+}
+
+#[test]
 fn ranks_and_devices_of_new_communicators() {
     fakes(2).run(|| {
         let nccl = Nccl::load().expect("the fake is there");

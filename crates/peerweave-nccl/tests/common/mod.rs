@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Token};
+use peerweave_driver::cudarc::driver::sys::{CUcontext, CUdevice};
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory};
 use peerweave_fakes::{Child, Fakes};
 use peerweave_nccl::{Communicator, Config, Nccl, UniqueId, Version};
@@ -107,6 +108,20 @@ pub(crate) fn fail_driver(orders: &str) {
     let fail = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> c_int>(function) };
     // SAFETY: the text ends with zero.
     assert_eq!(unsafe { fail(orders.as_ptr()) }, 0, "the orders are well formed");
+}
+
+/// A context of the same device that is not the primary one.
+pub(crate) fn context_beside(primary: &Arc<CudaContext>) -> Arc<CudaContext> {
+    let function = function_of("libcuda.so.1".as_ref(), c"cuCtxCreate_v2");
+    // SAFETY: that is its signature.
+    let create =
+        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut CUcontext, u32, CUdevice) -> c_int>(function) };
+    let mut context: CUcontext = std::ptr::null_mut();
+    // SAFETY: the pointer is to a live handle; the context is valid, of that device, and nobody else's.
+    unsafe {
+        assert_eq!(create(&raw mut context, 0, primary.cu_device()), 0, "the fake makes contexts");
+        CudaContext::from_raw_context(primary.ordinal(), primary.cu_device(), context).expect("it can be made current")
+    }
 }
 
 /// Waits for what ends in the background, and says that nothing is left of it.

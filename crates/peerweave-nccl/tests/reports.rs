@@ -1,0 +1,126 @@
+//! What ranks learn of each other over the rendezvous when a wait expires: who is behind, who is gone, and nothing that is no longer so.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::*;
+use peerweave_bootstrap::Rendezvous;
+use peerweave_driver::CudaStream;
+use peerweave_fakes::Child;
+use peerweave_nccl::{Communicator, Config, Nccl, NcclError, OnExpiry, ReduceOp, Timeout};
+
+fn join(child: &Child) -> (Communicator, Arc<Rendezvous>, Arc<CudaStream>) {
+    let rendezvous = rendezvous(child);
+    let (nccl, context) = (Nccl::load().expect("the fake is there"), device(child.rank));
+    let comm = Communicator::from_rendezvous(nccl, &context, &rendezvous, &Config::new(), DEADLINE).expect("all come");
+    let stream = context.new_stream().expect("a stream");
+    (comm, rendezvous, stream)
+}
+
+fn timeout(result: Result<(), NcclError>) -> Box<Timeout> {
+    match result {
+        Err(NcclError::Timeout(timeout)) => timeout,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn ranks_report_to_each_other_where_they_are() {
+    fakes(3).run_many(3, |child| {
+        let (comm, rendezvous, stream) = join(&child);
+        let mut buffer = floats(&stream, &[1.0]);
+        comm.broadcast_in_place(&stream, &mut buffer, 0).expect("it is enqueued");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        if child.rank == 2 {
+            // Never comes to the all-reduce, but says where it is.
+            comm.report().expect("the rendezvous is there");
+            rendezvous.barrier("the others have given up").expect("they come");
+        } else {
+            comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it is enqueued");
+            let error = comm.wait(&stream, Duration::from_millis(500)).expect_err("rank 2 does not come");
+            let text = error.to_string();
+            let timeout = timeout(Err(error));
+            assert_eq!((timeout.call, timeout.sequence, timeout.missing.as_slice()), ("all_reduce_in_place", Some(2), &[2][..]));
+            assert!(text.contains("did not arrive: rank 2"), "{text}");
+            assert!(text.contains("rank 2 last issued broadcast_in_place (call 1)"), "{text}");
+            rendezvous.barrier("the others have given up").expect("they come");
+        }
+    });
+}
+
+#[test]
+fn rank_that_came_late_is_not_blamed_for_the_next_call() {
+    // The second all-reduce never completes, whoever comes.
+    fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run_many(2, |child| {
+        let (comm, rendezvous, stream) = join(&child);
+        let mut buffer = floats(&stream, &[1.0]);
+        if child.rank == 1 {
+            comm.report().expect("the rendezvous is there");
+            rendezvous.barrier("rank 0 has waited in vain").expect("all come");
+        }
+        comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it is enqueued");
+        if child.rank == 0 {
+            let first = timeout(comm.wait_with(&stream, Duration::from_millis(200), OnExpiry::LeaveAlone));
+            assert_eq!((first.sequence, first.missing.as_slice()), (Some(1), &[1][..]));
+            rendezvous.barrier("rank 0 has waited in vain").expect("all come");
+        }
+        comm.wait_with(&stream, DEADLINE, OnExpiry::LeaveAlone).expect("rank 1 came after all");
+        comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it is enqueued");
+        rendezvous.barrier("both have issued it").expect("all come");
+        let second = timeout(comm.wait_with(&stream, Duration::from_millis(200), OnExpiry::LeaveAlone));
+        assert_eq!((second.sequence, second.missing.as_slice()), (Some(2), &[][..]), "{second}");
+        assert_eq!(second.reports.iter().map(|report| (report.rank, report.sequence)).collect::<Vec<_>>(), [(1 - child.rank, 2)]);
+        comm.abort(DEADLINE).expect("it ends");
+        rendezvous.barrier("the end").expect("all come");
+    });
+}
+
+#[test]
+fn ranks_that_joined_from_elsewhere_are_not_looked_for_in_the_rendezvous() {
+    fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce").run_many(1, |child| {
+        let (comm, _rendezvous, _) = join(&child);
+        let (nccl, id) = (comm.nccl(), comm.grow_id().expect("an id"));
+        let wait = |comm: Communicator| {
+            let stream = comm.context().new_stream().expect("a stream");
+            comm.all_reduce_in_place(&stream, &mut floats(&stream, &[1.0]), ReduceOp::Sum).expect("it is enqueued");
+            let expired = timeout(comm.wait_with(&stream, Duration::from_millis(100), OnExpiry::LeaveAlone));
+            assert_eq!((expired.missing.as_slice(), expired.reports.len()), (&[][..], 0), "nothing is known of them");
+            assert_eq!(comm.report().expect("there is nobody to tell"), []);
+            comm.abort(DEADLINE).expect("it ends");
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| wait(Communicator::join(nccl, &device(1), 2, &id, 1, &Config::new(), DEADLINE).expect("all come")));
+            wait(comm.grow(2, Some(&id)).expect("all come"));
+        });
+    });
+}
+
+#[test]
+fn rank_that_dies_before_the_communicator_is_made_is_named() {
+    fakes(2).run_many(2, |child| {
+        if child.rank == 1 {
+            // SAFETY: this process has one thread yet, but for the harness's, which the fork does not need; nothing was loaded.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                let rendezvous = rendezvous(&child);
+                rendezvous.exchange("peerweave-nccl/unique-id", b"").expect("both exchange");
+                // SAFETY: of no memory concern: the process ends.
+                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            }
+            // SAFETY: a null status is allowed.
+            assert_eq!(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) }, pid);
+            return;
+        }
+        let rendezvous = rendezvous(&child);
+        let (nccl, start) = (Nccl::load().expect("the fake is there"), Instant::now());
+        let made = Communicator::from_rendezvous(nccl, &device(0), &rendezvous, &Config::new(), Duration::from_secs(1));
+        let error = made.expect_err("rank 1 is dead");
+        assert!(matches!(error, NcclError::Bootstrap { .. }) && error.to_string().contains("PE 1"), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        nothing_is_left();
+    });
+}
