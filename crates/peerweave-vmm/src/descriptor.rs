@@ -68,3 +68,21 @@ pub(crate) fn share(rendezvous: &Rendezvous, members: &[Pe], fd: Option<Descript
         Err(nowhere())
     }
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::fd::IntoRawFd;
+
+    use super::*;
+
+    #[test]
+    fn what_the_driver_opened_is_closed_in_programs_that_are_started() {
+        let file = std::fs::File::open("/dev/null").expect("every system has it");
+        let inherited = rustix::io::dup(&file).expect("there is room");
+        let flags = |fd: &Descriptor| rustix::io::fcntl_getfd(fd).expect("a descriptor");
+        assert!(!flags(&inherited).contains(rustix::io::FdFlags::CLOEXEC), "as some drivers give it");
+        let ours = own(inherited.into_raw_fd()).expect("a number of a descriptor");
+        assert!(flags(&ours).contains(rustix::io::FdFlags::CLOEXEC));
+        assert!(own(-1).is_err());
+    }
+}

@@ -115,3 +115,32 @@ fn the_probe_counts_what_is_lost_on_the_way() {
         assert!(moved[0].wrong > 0 && moved[1].wrong == 0, "{moved:?}");
     });
 }
+
+#[test]
+fn a_pair_without_a_way_is_named_by_the_probe_and_the_others_are_measured() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
+        let probe = Probe::new(&contexts(3), 2 << 20, soon()).expect("the other pairs can be measured");
+        let error = probe.way(0, 2).expect_err("there is none");
+        assert!(matches!(error, VmmError::Unsupported { feature: "peer access", .. }), "{error}");
+        assert!(error.to_string().contains("device 0 reaches the memory of device 2"), "{error}");
+        for (from, to) in [(0, 1), (1, 0), (1, 2), (2, 1), (2, 0)] {
+            probe.way(from, to).expect("there is one");
+            let moved = probe.bandwidth(Method::CopyEngine, &[(from, to)], 1, (1, 32), soon()).expect("copies work");
+            assert_eq!(moved[0].wrong, 0, "{from} to {to}");
+        }
+        let refused = probe.bandwidth(Method::CopyEngine, &[(1, 0), (0, 2)], 1, (1, 32), soon()).expect_err("no way");
+        assert_eq!(refused.to_string(), error.to_string());
+        assert_eq!(probe.latency(2, 0, 1, soon()).expect_err("no way back").to_string(), error.to_string());
+    });
+}
+
+#[test]
+fn a_probe_of_much_memory_is_filled_by_the_device_and_compared_at_its_ends() {
+    Fakes::new().cuda().run(|| {
+        let probe = Probe::new(&contexts(2), 33 << 20, soon()).expect("room");
+        let from_host = Calls::now().good("cuMemcpyHtoDAsync_v2");
+        assert!(from_host <= 8, "{from_host} copies from the host");
+        let moved = probe.bandwidth(Method::CopyEngine, &[(0, 1), (1, 0)], 1, (1, 32), soon()).expect("copies work");
+        assert!(moved.iter().all(|moved| moved.wrong == 0), "{moved:?}");
+    });
+}

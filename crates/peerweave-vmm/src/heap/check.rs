@@ -141,3 +141,21 @@ fn compare_with(found: &[u64], pattern: (Pe, Pe), blamed: (Pe, Pe), way: &str) -
 fn broken(from: Pe, to: Pe, what: String) -> VmmError {
     VmmError::BrokenPeer { from: from.to_string(), to: to.to_string(), what }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn what_does_not_come_is_on_the_way_that_was_tried() {
+        let late = || VmmError::Timeout { call: "copy".into(), waited: Duration::from_secs(1), missing: Vec::new() };
+        let error = came::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("it did not come");
+        let text = "peer access from PE 1 to PE 3 is broken: what was written did not arrive by the deadline";
+        assert_eq!(error.to_string(), text);
+        let other = came::<()>(Err(broken(Pe::new(0), Pe::new(2), "lost".into())), Pe::new(1), Pe::new(3), "written");
+        assert!(other.expect_err("it was lost").to_string().contains("from PE 0 to PE 2"));
+        assert!(came(Ok(5), Pe::new(1), Pe::new(3), "written").is_ok_and(|came| came == 5));
+    }
+}

@@ -1,0 +1,229 @@
+//! The symmetric heap after something went wrong: who hears of it, how soon, and that the heap goes on; over the fake driver.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Calls, LONG, Me, cuda, fail, hold, process, settle, threads};
+use peerweave_driver::DeviceMemory;
+use peerweave_fakes::Fakes;
+use peerweave_vmm::{Exportable, Granularity, HeapOptions, Misuse, PeerCause, PhysicalMemory, SymmetricHeap, VmmError, Way};
+
+const MIB: usize = 1 << 20;
+
+fn heap(me: &Me) -> SymmetricHeap {
+    SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB).max_bytes(64 * MIB)).expect("a heap")
+}
+
+#[test]
+fn a_growth_that_fails_leaves_room_for_the_next_one_at_once() {
+    Fakes::new().cuda().run(|| {
+        threads(2, |me| {
+            let heap = heap(&me);
+            let mut memory = heap.alloc::<u64>(64).expect("room");
+            // Work on memory of the heap that does not end concerns no chunk that nobody has seen.
+            hold(&me.stream, true);
+            peerweave_vmm::zero(&me.stream, &mut memory).expect("enqueued");
+            for round in 0..10 {
+                for function in ["cuMemMap", "cuMemSetAccess"] {
+                    me.barrier("before");
+                    if me.pe == 1 {
+                        fail(&format!("{function}:{}=201", round % 4 + 1));
+                    }
+                    me.barrier("armed");
+                    heap.grow(MIB).expect_err(function);
+                    me.barrier("failed");
+                    fail("");
+                }
+            }
+            me.barrier("disarmed");
+            heap.grow(MIB).expect("the heap is as it was");
+            assert_eq!(heap.bytes(), 6 * MIB as u64);
+            hold(&me.stream, false);
+            heap.free(memory).expect("all free it");
+        });
+        settle();
+        Calls::now().assert_balanced("at the end");
+    });
+}
+
+#[test]
+fn a_growth_by_legacy_ipc_that_fails_frees_what_nobody_has_opened_at_once() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
+        let me = process(&child);
+        let heap = heap(&me);
+        assert_eq!(heap.way(), Way::Ipc);
+        let mut memory = heap.alloc::<u64>(64).expect("room");
+        hold(&me.stream, true);
+        peerweave_vmm::zero(&me.stream, &mut memory).expect("enqueued");
+        let free = common::free_bytes(&me.context);
+        if me.pe == 1 {
+            fail("cuMemAlloc_v2:1=201");
+        }
+        heap.grow(MIB).expect_err("PE 1 has no memory");
+        fail("");
+        settle();
+        assert_eq!(common::free_bytes(&me.context), free, "it does not wait for the heap's streams");
+        hold(&me.stream, false);
+        heap.free(memory).expect("all free it");
+        heap.finalize().expect("all end it");
+        me.leave();
+    });
+}
+
+#[test]
+fn a_pe_without_room_for_descriptors_is_told_to_all_at_once_and_the_heap_goes_on() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    Fakes::new().cuda().run_many(3, |child| {
+        let me = process(&child);
+        let heap = heap(&me);
+        me.barrier("ready");
+        let before = getrlimit(Resource::Nofile);
+        let mut held = Vec::new();
+        if me.pe == 1 {
+            setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: before.maximum }).expect("less is always allowed");
+            while let Ok(file) = std::fs::File::open("/dev/null") {
+                held.push(file);
+            }
+            // Room to export its own and to connect, and not for what the others send.
+            held.truncate(held.len() - 5);
+        }
+        let start = Instant::now();
+        let error = heap.grow(MIB).expect_err("PE 1 takes no descriptors");
+        assert!(start.elapsed() < LONG / 2, "told only after {:?}: {error}", start.elapsed());
+        if me.pe == 1 {
+            assert!(error.to_string().contains("descriptor"), "{error}");
+        } else {
+            let VmmError::Peer { pe, cause: PeerCause::Failed(text), .. } = &error else { panic!("{error}") };
+            assert!(pe.get() == 1 && text.contains("descriptor"), "{error}");
+        }
+        drop(held);
+        setrlimit(Resource::Nofile, before).expect("what it was");
+        heap.grow(MIB).expect("there is room now");
+        heap.finalize().expect("all end it");
+        me.leave();
+    });
+}
+
+#[test]
+fn a_check_that_finds_something_gives_its_pages_back() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run_many(2, |child| {
+        let me = process(&child);
+        let heap = heap(&me);
+        for round in 0..60 {
+            let error = heap.check_peers().expect_err("what PE 0 writes to PE 1 is lost");
+            let exhausted = matches!(error, VmmError::Misuse(Misuse::Exhausted { .. }));
+            assert!(!exhausted, "round {round}: {error}");
+        }
+        assert!(heap.finalize().expect("all end it").is_clean());
+        me.leave();
+    });
+}
+
+#[test]
+fn a_check_that_cannot_copy_is_told_to_all_and_gives_its_pages_back() {
+    Fakes::new().cuda().run_many(2, |child| {
+        let me = process(&child);
+        let heap = heap(&me);
+        for nth in 1..=4 {
+            if me.pe == 1 {
+                fail(&format!("cuMemcpyAsync:{nth}=201"));
+            }
+            let error = heap.check_peers().expect_err("by order");
+            fail("");
+            match me.pe {
+                1 => assert_eq!(cuda(&error), Some(("cuMemcpyAsync", 201)), "{error}"),
+                _ => assert!(matches!(&error, VmmError::Peer { pe, .. } if pe.get() == 1), "{error}"),
+            }
+        }
+        heap.check_peers().expect("without faults");
+        assert!(heap.finalize().expect("all end it").is_clean());
+        me.leave();
+    });
+}
+
+#[test]
+fn the_end_of_a_heap_by_legacy_ipc_waits_for_its_own_device_and_no_other() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
+        let me = process(&child);
+        let heap = heap(&me);
+        // Memory of somebody else, on a stream that does not end.
+        let elsewhere = common::context(7).new_stream().expect("a stream");
+        hold(&elsewhere, true);
+        drop(DeviceMemory::<u8>::zeroed(&elsewhere, 1 << 10).expect("room"));
+        let start = Instant::now();
+        heap.finalize().expect("the heap has nothing to do with it");
+        assert!(start.elapsed() < LONG / 4, "{:?}", start.elapsed());
+        Calls::now().assert_balanced("all is closed");
+        hold(&elsewhere, false);
+        settle();
+        me.leave();
+    });
+}
+
+#[test]
+fn memory_that_a_pe_could_not_close_is_not_freed_under_it() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
+        let me = process(&child);
+        let heap = heap(&me);
+        let free = common::free_bytes(&me.context);
+        if me.pe == 1 {
+            fail("cuIpcCloseMemHandle:1=201");
+        }
+        let error = heap.finalize().expect_err("PE 1 could not close");
+        match me.pe {
+            1 => assert_eq!(cuda(&error), Some(("cuIpcCloseMemHandle", 201)), "{error}"),
+            _ => assert!(matches!(&error, VmmError::Peer { pe, .. } if pe.get() == 1), "{error}"),
+        }
+        fail("");
+        settle();
+        assert_eq!(common::free_bytes(&me.context), free, "it is leaked");
+        me.leave();
+    });
+}
+
+#[test]
+fn a_pe_that_sends_what_cannot_be_read_is_named_to_all_at_once() {
+    Fakes::new().cuda().run(|| {
+        threads(2, |me| {
+            let options = HeapOptions::new(4 * MIB);
+            let call = format!("SymmetricHeap::new({options:?})");
+            let statement = |call: &str, blob: &[u8]| {
+                let mut statement = vec![1];
+                statement.extend((call.len() as u32).to_le_bytes());
+                statement.extend(call.as_bytes());
+                statement.extend(blob);
+                statement
+            };
+            if me.pe == 0 {
+                let error =
+                    SymmetricHeap::new(&me.rendezvous, &me.context, options).map(drop).expect_err("PE 1 is another program");
+                assert!(matches!(&error, VmmError::Peer { pe, .. } if pe.get() == 1), "{error}");
+                return;
+            }
+            // As a version of this crate that has more to tell would.
+            let told = me.rendezvous.exchange("peerweave-vmm/new", &statement(&call, &[7; 80])).expect("a round");
+            let id = u64::from_le_bytes(told[0][5 + call.len()..][..8].try_into().expect("8 bytes"));
+            let start = Instant::now();
+            let chunk = me.rendezvous.exchange(&format!("peerweave-vmm/{id:016x}/0/chunk"), &statement(&call, &[]));
+            let chunk = chunk.expect("PE 0 tells");
+            assert_eq!(chunk[0][0], 2, "that it failed");
+            assert!(start.elapsed() < LONG / 4, "{:?}", start.elapsed());
+        });
+    });
+}
+
+#[test]
+fn a_dropped_mapping_is_in_the_way_until_it_has_gone_and_settle_waits_for_that() {
+    Fakes::new().cuda().run(|| {
+        let context = common::context(0);
+        let bytes = Granularity::of_device(0, Exportable::NOWHERE).expect("VMM").recommended;
+        let memory = PhysicalMemory::create(&context, bytes, Exportable::NOWHERE).expect("room");
+        let addresses = peerweave_vmm::Reservation::new(&context, bytes, bytes).expect("addresses");
+        for _ in 0..100 {
+            drop(addresses.map(0, &memory, bytes).expect("free"));
+            assert!(peerweave_driver::settle(Instant::now() + Duration::from_secs(10)));
+        }
+    });
+}
