@@ -3,9 +3,10 @@
 #![cfg(target_os = "linux")]
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use peerweave_bootstrap::{Endpoint, Job, Server, ServerOptions, Token};
 use peerweave_fakes::Fakes;
 
 /// The program, which `cargo test` builds beside the tests.
@@ -51,6 +52,27 @@ fn library_of_3_4_5_does_what_it_has() {
     fakes.run(|| assert!(checked(&["--pes", "2"]) >= 4170));
 }
 
+/// Each part on its own, as who looks for a fault on GPUs runs it.
+macro_rules! parts {
+    ($($name:ident: $part:literal;)*) => {$(
+        #[test]
+        fn $name() {
+            fakes().run(|| {
+                for pes in ["1", "2", "3"] {
+                    assert!(checked(&["--pes", pes, "--only", $part]) > 3);
+                }
+            });
+        }
+    )*};
+}
+
+parts! {
+    collectives_on_several_streams_and_threads_are_in_order: "ordering";
+    mistakes_are_typed_errors_and_spoil_nothing: "mistakes";
+    memory_of_others_is_made_symmetric_or_registered: "outside";
+    what_is_dropped_in_any_order_is_parked_and_reported: "lifetimes";
+}
+
 #[test]
 fn pes_on_one_gpu_are_named() {
     fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "shared-gpu"]), 3));
@@ -64,4 +86,35 @@ fn pe_that_does_not_come_is_named_at_the_deadline() {
 #[test]
 fn pe_that_is_killed_is_named() {
     fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "killed"]), 2));
+}
+
+#[test]
+fn pe_without_the_library_is_named() {
+    fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "no-library"]), 3));
+}
+
+#[test]
+fn pe_without_plugins_is_named() {
+    fakes().run(|| assert_eq!(checked(&["--pes", "3", "--fault", "no-plugins"]), 3));
+}
+
+#[test]
+fn processes_that_a_launcher_started_are_the_pes() {
+    fakes().run(|| {
+        let token = Token::random().expect("random numbers");
+        let endpoint = Endpoint::random_unix().expect("a name");
+        let server = Server::bind(&endpoint, token, 3, ServerOptions::default()).expect("it listens");
+        let start = |pe| {
+            let job = Job::on_one_machine(pe, 3, server.endpoint().clone(), token);
+            let mut command = Command::new(program());
+            command.args(["--only", "mistakes"]).envs(job.to_vars()).stdout(Stdio::piped()).spawn().expect("it starts")
+        };
+        let started: Vec<_> = (0..3).map(start).collect();
+        for (pe, process) in started.into_iter().enumerate() {
+            let output = process.wait_with_output().expect("it ends");
+            let out = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{out}");
+            assert!(out.lines().last().unwrap_or_default().starts_with(&format!("PE {pe}: OK ")), "{out}");
+        }
+    });
 }

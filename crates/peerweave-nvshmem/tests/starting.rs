@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use common::{DEADLINE, SHORT, device, fakes, misuse, rendezvous, says, settings, start};
 use peerweave_fakes::{Child, Fakes};
-use peerweave_nvshmem::{Context, DeadState, MisuseKind, Nvshmem, NvshmemError, PreflightError, Settings, Status, UniqueId, Version};
+use peerweave_nvshmem::{
+    Context, DeadState, MisuseKind, Nvshmem, NvshmemError, PreflightError, Settings, Status, UniqueId, Version,
+};
 use peerweave_types::Pe;
 
 /// The error of starting, which comes long before the deadline.
@@ -16,7 +18,7 @@ use peerweave_types::Pe;
 fn start_error(child: &Child, ordinal: usize, settings: Settings) -> NvshmemError {
     let rendezvous = rendezvous(child, DEADLINE);
     let began = Instant::now();
-    let error = Context::from_rendezvous(&rendezvous, &device(ordinal), settings).err().expect("it does not start");
+    let error = Context::from_rendezvous(&rendezvous, &device(ordinal), settings).expect_err("it does not start");
     assert!(began.elapsed() < DEADLINE / 2, "{error} took {:?}", began.elapsed());
     error
 }
@@ -116,8 +118,14 @@ fn pes_with_different_libraries_name_each_other() {
 fn pes_with_different_settings_name_each_other() {
     fakes().run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE).max_teams(8 + child.rank as u64));
-        assert!(matches!(&error, NvshmemError::Preflight(inner) if matches!(**inner, PreflightError::Settings { .. })), "{error}");
-        assert!(error.to_string().contains("NVSHMEM_MAX_TEAMS=8") && error.to_string().contains("NVSHMEM_MAX_TEAMS=9"), "{error}");
+        assert!(
+            matches!(&error, NvshmemError::Preflight(inner) if matches!(**inner, PreflightError::Settings { .. })),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains("NVSHMEM_MAX_TEAMS=8") && error.to_string().contains("NVSHMEM_MAX_TEAMS=9"),
+            "{error}"
+        );
     });
 }
 
@@ -126,7 +134,7 @@ fn pes_on_one_gpu_are_told_who_shares_it_and_can_try_again() {
     fakes().run_many(3, |child| {
         let rendezvous = rendezvous(&child, DEADLINE);
         let shared = [0, 1, 0][child.rank];
-        let error = Context::from_rendezvous(&rendezvous, &device(shared), settings(DEADLINE)).err().expect("two share one");
+        let error = Context::from_rendezvous(&rendezvous, &device(shared), settings(DEADLINE)).expect_err("two share one");
         let NvshmemError::Preflight(inner) = &error else { panic!("{error}") };
         assert!(matches!(&**inner, PreflightError::SharedGpu { pes, .. } if *pes == [Pe::new(0), Pe::new(2)]), "{error}");
         let context = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(DEADLINE)).expect("now it starts");
@@ -139,7 +147,10 @@ fn a_heap_that_the_device_has_no_room_for_is_refused_before_anybody_starts() {
     fakes().run_many(2, |child| {
         let own = settings(DEADLINE).heap_step_bytes(1 << 50);
         let error = start_error(&child, child.rank, own);
-        assert!(matches!(&error, NvshmemError::Preflight(inner) if matches!(**inner, PreflightError::DeviceMemory { .. })), "{error}");
+        assert!(
+            matches!(&error, NvshmemError::Preflight(inner) if matches!(**inner, PreflightError::DeviceMemory { .. })),
+            "{error}"
+        );
     });
 }
 
@@ -153,7 +164,7 @@ fn a_pe_that_does_not_come_is_named_at_the_deadline() {
             return;
         }
         let began = Instant::now();
-        let error = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(SHORT)).err().expect("one is missing");
+        let error = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(SHORT)).expect_err("one is missing");
         assert!(matches!(error, NvshmemError::Bootstrap { .. }), "{error}");
         assert!(error.to_string().contains("PE 2"), "{error}");
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
@@ -166,10 +177,10 @@ fn a_pe_that_does_not_come_to_a_start_by_id_ends_at_the_deadline_and_leaves_nvsh
     fakes().run_many(1, |_| {
         let id = Context::unique_id(&settings(SHORT)).expect("an id");
         let began = Instant::now();
-        let error = Context::from_unique_id(id, Pe::new(0), 2, &device(0), settings(SHORT)).err().expect("nobody comes");
+        let error = Context::from_unique_id(id, Pe::new(0), 2, &device(0), settings(SHORT)).expect_err("nobody comes");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
-        let error = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(SHORT)).err().expect("it is inside");
+        let error = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(SHORT)).expect_err("it is inside");
         assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Stuck { .. }, .. }), "{error}");
         // The fake gives up later than this and would end the process: what happens then is the fake's.
     });
@@ -180,7 +191,7 @@ fn an_initialisation_that_fails_on_one_pe_is_an_error_on_both() {
     let fails = fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_hostlib_init_attr@1:1=5");
     fails.run_many(2, |child| {
         let rendezvous = rendezvous(&child, DEADLINE);
-        let error = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(SHORT)).err().expect("one fails");
+        let error = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(SHORT)).expect_err("one fails");
         let state = if child.rank == 1 {
             assert!(matches!(&error, NvshmemError::Nvshmem(_)), "{error}");
             assert_eq!(error.code().map(|code| code.get()), Some(5));
@@ -190,7 +201,7 @@ fn an_initialisation_that_fails_on_one_pe_is_an_error_on_both() {
             DeadState::Stuck { inside: "nvshmemx_hostlib_init_attr" }
         };
         let again = Context::from_unique_id(UniqueId::from_bytes([0; 128]), Pe::new(0), 1, &device(child.rank), settings(SHORT));
-        let error = again.err().expect("it is over");
+        let error = again.expect_err("it is over");
         assert!(matches!(&error, NvshmemError::Dead { state: found, .. } if *found == state), "{error}");
     });
 }
@@ -260,7 +271,7 @@ fn arguments_that_cannot_be_are_refused_before_anything_happens() {
         }
         assert!(Context::current().is_none());
         // An id that nobody made is NVSHMEM's to refuse.
-        let error = Context::from_unique_id(id, Pe::new(0), 1, &own, settings(DEADLINE)).err().expect("nobody made it");
+        let error = Context::from_unique_id(id, Pe::new(0), 1, &own, settings(DEADLINE)).expect_err("nobody made it");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
     });
 }
@@ -268,13 +279,13 @@ fn arguments_that_cannot_be_are_refused_before_anything_happens() {
 #[test]
 fn without_a_launcher_its_way_is_an_error() {
     fakes().env_remove("PMI_RANK").run_many(1, |_| {
-        let error = Context::from_launcher(&device(0), settings(DEADLINE)).err().expect("nobody launched it");
+        let error = Context::from_launcher(&device(0), settings(DEADLINE)).expect_err("nobody launched it");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
     });
     fakes().run_many(1, |_| {
         let communicator = std::ptr::dangling_mut::<u64>();
         // SAFETY: the fake refuses MPI and does not look at it.
-        let error = unsafe { Context::from_mpi(communicator.cast(), &device(0), settings(DEADLINE)) }.err().expect("no MPI");
+        let error = unsafe { Context::from_mpi(communicator.cast(), &device(0), settings(DEADLINE)) }.expect_err("no MPI");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
     });
 }
@@ -295,7 +306,7 @@ fn a_launcher_s_job_starts_without_a_rendezvous() {
         context.free(memory).expect("freed");
         context.finalize().expect("it ends");
         // That way cannot be gone twice.
-        let error = Context::from_launcher(&device(child.rank), settings(DEADLINE)).err().expect("it is over");
+        let error = Context::from_launcher(&device(child.rank), settings(DEADLINE)).expect_err("it is over");
         assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Finalized, .. }), "{error}");
     });
 }

@@ -1,21 +1,29 @@
-//! Checks NVSHMEM on the GPUs of this machine: `check_nvshmem [--pes N] [--fault shared-gpu|missing|killed]`.
+//! Checks NVSHMEM on the GPUs of this machine: `check_nvshmem [--pes N] [--only PART | --fault FAULT]`.
 //!
-//! Starts one process for each GPU. They run every operation for every element type, on every kind of team, and compare with what the host computes.
-//! With a fault, the check is that every other PE gets an error that says what happened, in time. The last line is `OK n checks` or `FAILED ...`. No
-//! wait is longer than 20 seconds. Multicast is switched off whatever the environment says.
+//! Starts one process for each GPU; or is one PE of a job that a launcher started, as `peerweave run -n 4 -- check_nvshmem` does. The parts are `operations` (every operation for every element type, on every kind of team, compared with what the
+//! host computes), `ordering` (a team's collectives on several streams and threads), `mistakes` (each is a typed error), `outside` (memory that is not
+//! NVSHMEM's own) and `lifetimes` (drops in any order, the end with things alive, starting again). Without `--only` they all run.
+//!
+//! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (one that is killed), `no-library` and `no-plugins` (on the last PE
+//! alone). There the check is that every other PE gets an error that says what happened, in time. The last line is `OK n checks` or `FAILED ...`, of
+//! one PE `PE 0: OK n checks` or `FAILED PE 0: ...`; the exit status says the same. No wait is longer than 20 seconds. Multicast is switched off whatever the environment says.
 
+mod lifetimes;
+mod mistakes;
 mod oracle;
 mod ordering;
+mod outside;
 mod scenarios;
 
 use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Server, ServerOptions, Token};
+use peerweave_bootstrap::{Endpoint, Job, Launcher, Options, Rendezvous, Server, ServerOptions, Token};
 use peerweave_driver::Driver;
-use peerweave_nvshmem::{Context, NvshmemError, PreflightError, Settings};
+use peerweave_nvshmem::{Context, Nvshmem, NvshmemError, PreflightError, Settings};
 
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -23,27 +31,49 @@ pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 const WAIT: Duration = Duration::from_secs(20);
 /// After this the parent ends everything.
 const WHOLE_RUN: Duration = Duration::from_secs(400);
-/// Tells a child that it is one, and which fault it is to show.
-const ROLE: &str = "PEERWEAVE_CHECK_ROLE";
-/// How a child tells its parent how much it checked.
-const CHECKS: &str = "checks: ";
+const PARTS: [&str; 5] = ["operations", "ordering", "mistakes", "outside", "lifetimes"];
+const FAULTS: [&str; 5] = ["shared-gpu", "missing", "killed", "no-library", "no-plugins"];
+/// Before the number of checks of a PE.
+const OK: &str = "OK ";
+/// The word by which a PE asks where the library is.
+const WHERE: &str = "--where";
+
+/// What the command line asks for.
+#[derive(Default)]
+struct Asked {
+    pes: Option<u32>,
+    fault: String,
+    only: String,
+}
+
+impl Asked {
+    fn read(mut words: impl Iterator<Item = String>) -> Result<Self, Failure> {
+        let mut asked = Self::default();
+        while let Some(word) = words.next() {
+            match (word.as_str(), words.next()) {
+                ("--pes", Some(number)) => asked.pes = Some(number.parse()?),
+                ("--fault", Some(name)) if FAULTS.contains(&name.as_str()) => asked.fault = name,
+                ("--only", Some(name)) if PARTS.contains(&name.as_str()) => asked.only = name,
+                _ => {
+                    let (parts, faults) = (PARTS.join("|"), FAULTS.join("|"));
+                    return Err(format!("{word}: expected --pes N, --only {parts} or --fault {faults}").into());
+                }
+            }
+        }
+        Ok(asked)
+    }
+}
 
 fn main() -> ExitCode {
-    if let Ok(fault) = std::env::var(ROLE) {
-        return match child(&fault) {
-            Ok(checks) => {
-                println!("{CHECKS}{checks}");
-                ExitCode::SUCCESS
-            }
-            Err(error) => {
-                eprintln!("{error}");
-                ExitCode::FAILURE
-            }
-        };
+    // Asked by a PE that must not load the library itself.
+    if std::env::args().nth(1).as_deref() == Some(WHERE) {
+        let Ok(library) = Nvshmem::load() else { return ExitCode::FAILURE };
+        println!("{}", library.path().display());
+        return ExitCode::SUCCESS;
     }
-    match parent() {
-        Ok(checks) => {
-            println!("OK {checks} checks");
+    match run() {
+        Ok(line) => {
+            println!("{line}");
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -53,19 +83,26 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts the PEs and adds up what they checked.
-fn parent() -> Result<usize, Failure> {
-    let (mut pes, mut fault) = (None, String::new());
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        match (word.as_str(), words.next()) {
-            ("--pes", Some(number)) => pes = Some(number.parse::<u32>()?),
-            ("--fault", Some(name)) if ["shared-gpu", "missing", "killed"].contains(&name.as_str()) => fault = name,
-            _ => return Err(format!("{word}: expected --pes N or --fault shared-gpu|missing|killed").into()),
-        }
+/// As one PE where a launcher started this process, otherwise as the launcher of all. Gives the last line.
+fn run() -> Result<String, Failure> {
+    let asked = Asked::read(std::env::args().skip(1))?;
+    let job = Job::from_env()?;
+    if job.launcher == Launcher::Single {
+        return Ok(format!("OK {} checks", parent(&asked)?));
     }
+    let checks = as_pe(&asked, &job)?;
+    Ok(done(&job, checks))
+}
+
+/// A PE's last line where all is well.
+fn done(job: &Job, checks: usize) -> String {
+    format!("{}: {OK}{checks} checks", job.pe)
+}
+
+/// Starts the PEs and adds up what they checked.
+fn parent(asked: &Asked) -> Result<usize, Failure> {
     let driver = Driver::get()?;
-    let n_pes = pes.unwrap_or(driver.device_count()? as u32);
+    let n_pes = asked.pes.unwrap_or(driver.device_count()? as u32);
     println!("driver for CUDA {}, {} devices, {n_pes} PEs", driver.version()?, driver.device_count()?);
     let token = Token::random()?;
     let server = Server::bind(&Endpoint::random_unix()?, token, n_pes, ServerOptions::default())?;
@@ -75,12 +112,13 @@ fn parent() -> Result<usize, Failure> {
     for pe in 0..n_pes {
         let job = Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token);
         let mut command = Command::new(&program);
-        let mut child = command.env(ROLE, &fault).envs(job.to_vars()).stdout(Stdio::piped()).spawn()?;
+        let mut child = command.args(std::env::args().skip(1)).envs(job.to_vars()).stdout(Stdio::piped()).spawn()?;
         let output = BufReader::new(child.stdout.take().ok_or("a child without output")?);
         readers.push(std::thread::spawn(move || {
             let mut checks = 0;
             for line in output.lines().map_while(Result::ok) {
-                match line.strip_prefix(CHECKS).and_then(|number| number.parse::<usize>().ok()) {
+                let number = line.split_once(OK).and_then(|(_, rest)| rest.strip_suffix(" checks")?.parse::<usize>().ok());
+                match number {
                     Some(number) => checks += number,
                     None => println!("{line}"),
                 }
@@ -94,7 +132,7 @@ fn parent() -> Result<usize, Failure> {
     for (pe, child) in children.0.iter_mut().enumerate() {
         loop {
             if let Some(status) = child.try_wait()? {
-                let victim = fault == "killed" && pe == n_pes as usize - 1;
+                let victim = asked.fault == "killed" && pe == n_pes as usize - 1;
                 if !status.success() && !victim {
                     failed.push(format!("PE {pe}: {status}"));
                 }
@@ -130,23 +168,32 @@ fn settings() -> Settings {
     }
 }
 
-fn child(fault: &str) -> Result<usize, Failure> {
-    let job = Job::from_env()?;
-    let pe = job.pe;
-    let with_pe = |error: Failure| -> Failure { format!("{pe}: {error}").into() };
-    let rendezvous = Arc::new(Rendezvous::join(&job, Options { deadline: WAIT, ..Options::default() })?);
-    let checks = match fault {
-        "" => everything(&job, &rendezvous),
-        _ => faulty(fault, &job, &rendezvous),
-    };
-    let checks = checks.map_err(with_pe)?;
-    if fault.is_empty() {
-        Arc::into_inner(rendezvous).ok_or("the context still has the rendezvous")?.leave()?;
+/// One PE. Gives how much it checked.
+fn as_pe(asked: &Asked, job: &Job) -> Result<usize, Failure> {
+    let with_pe = |error: Failure| -> Failure { format!("{}: {error}", job.pe).into() };
+    let rendezvous = Arc::new(Rendezvous::join(job, Options { deadline: WAIT, ..Options::default() })?);
+    if !asked.fault.is_empty() {
+        faulty(&asked.fault, job, &rendezvous).map_err(with_pe)?;
+        // The GPU, and NVSHMEM's own clean-up, may wait for the one that is gone: there is to be none.
+        println!("{}", done(job, 1));
+        // SAFETY: it only ends the process.
+        unsafe { libc::_exit(0) }
     }
+    let checks = everything(&asked.only, job, &rendezvous).map_err(with_pe)?;
+    Arc::into_inner(rendezvous).ok_or("the context still has the rendezvous")?.leave()?;
     Ok(checks)
 }
 
-fn everything(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Failure> {
+fn everything(only: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Failure> {
+    type Part = fn(&mut scenarios::Checks<'_>) -> Result<(), Failure>;
+    let all: [(&str, Part); 4] =
+        [("operations", scenarios::run), ("ordering", ordering::run), ("mistakes", mistakes::run), ("outside", outside::run)];
+    let asked = |part: &str| only.is_empty() || only == part;
+    let parts: Vec<_> = all.into_iter().filter(|(part, _)| asked(part)).collect();
+    let mut count = 0;
+    if parts.is_empty() {
+        return lifetimes::run(job, rendezvous);
+    }
     let device = peerweave_driver::context(job.local_pe as usize)?;
     let start = Instant::now();
     let context = Context::from_rendezvous(rendezvous, &device, settings())?;
@@ -160,36 +207,72 @@ fn everything(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Failure>
         );
     }
     let mut checks = scenarios::Checks::new(&context, rendezvous)?;
-    scenarios::run(&mut checks)?;
-    ordering::run(&mut checks)?;
-    let count = checks.finish()?;
-    let report = context.finalize()?;
-    // One scenario drops two buffers on purpose; alone there is nobody to disagree with, so one of them is freed.
-    let dropped = if job.n_pes > 1 { 2 } else { 1 };
-    if report.leaked.len() != dropped || report.other_handles != 0 {
-        return Err(format!("the end found {report:?}, expected {dropped} leaks").into());
+    let mut left = 0;
+    for (part, run) in parts {
+        run(&mut checks).map_err(|error| format!("in {part}: {error}"))?;
+        // One mistake leaves memory that nobody may free, on purpose.
+        left += usize::from(part == "mistakes");
     }
-    Ok(count + 1)
+    count += checks.finish()?;
+    let report = context.finalize()?;
+    if report.leaked.len() != left || report.other_handles != 0 {
+        return Err(format!("the end found {report:?}, expected {left} leaks").into());
+    }
+    count += 1;
+    if asked("lifetimes") {
+        count += lifetimes::run(job, rendezvous).map_err(|error| format!("in lifetimes: {error}"))?;
+    }
+    Ok(count)
+}
+
+/// Takes from this PE what the fault says it lacks.
+fn spoil(fault: &str, job: &Job) -> Result<Option<PathBuf>, Failure> {
+    let place = match fault {
+        "no-library" => std::env::temp_dir().join("there-is-no-nvshmem-here"),
+        "no-plugins" => {
+            // The library alone, without what should lie beside it.
+            let alone = std::env::temp_dir().join(format!("check-nvshmem-{}-{}", std::process::id(), job.pe.get()));
+            std::fs::create_dir_all(&alone)?;
+            let finder = std::process::Command::new(std::env::current_exe()?).arg(WHERE).output()?;
+            let library = String::from_utf8(finder.stdout)?;
+            std::fs::copy(library.trim(), alone.join("libnvshmem_host.so.3"))?;
+            alone
+        }
+        _ => return Ok(None),
+    };
+    // SAFETY: no thread of this process reads the environment through C now.
+    unsafe { std::env::set_var("PEERWEAVE_NVSHMEM_PATH", &place) };
+    Ok(Some(place))
 }
 
 /// What must happen where something is wrong.
-fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Failure> {
+fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<(), Failure> {
     let last = job.pe.get() + 1 == job.n_pes;
     let ordinal = if fault == "shared-gpu" { 0 } else { job.local_pe as usize };
     let device = peerweave_driver::context(ordinal)?;
     let start = Instant::now();
+    let made = if last { spoil(fault, job)? } else { None };
     match fault {
         "missing" if last => {
             // Joined the job, and never starts NVSHMEM. The others must not wait for ever.
             std::thread::sleep(WAIT + Duration::from_secs(5));
-            return Ok(0);
+            // SAFETY: it only ends the process.
+            unsafe { libc::_exit(0) }
         }
-        "missing" | "shared-gpu" => {
+        "missing" | "shared-gpu" | "no-library" | "no-plugins" => {
             let error = Context::from_rendezvous(rendezvous, &device, settings()).err().ok_or("it started")?;
             println!("{}: {error}", job.pe);
-            let shared = matches!(&error, NvshmemError::Preflight(inner) if matches!(**inner, PreflightError::SharedGpu { .. }));
-            let missing = error.to_string().contains(&format!("PE {}", job.n_pes - 1));
-            if !(fault == "shared-gpu" && shared || fault == "missing" && missing) {
+            let named = error.to_string().contains(&format!("PE {}", job.n_pes - 1));
+            let right = match (fault, &error) {
+                ("shared-gpu", NvshmemError::Preflight(inner)) => matches!(**inner, PreflightError::SharedGpu { .. }),
+                ("missing", NvshmemError::Bootstrap { .. } | NvshmemError::Timeout(_)) => named,
+                ("no-library", NvshmemError::Load(_)) | ("no-plugins", NvshmemError::Plugin(_)) => last,
+                ("no-library" | "no-plugins", NvshmemError::Preflight(inner)) => {
+                    named && !last && matches!(**inner, PreflightError::Peer { .. })
+                }
+                _ => false,
+            };
+            if !right {
                 return Err(format!("another error was expected than {error}").into());
             }
         }
@@ -210,7 +293,8 @@ fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize,
     if start.elapsed() > 2 * WAIT + Duration::from_secs(20) {
         return Err(format!("it took {:?}", start.elapsed()).into());
     }
-    println!("{CHECKS}1");
-    // SAFETY: it only ends the process. The GPU, and NVSHMEM's own clean-up, may wait for the one that is gone: there is to be none.
-    unsafe { libc::_exit(0) }
+    if let Some(place) = made.filter(|place| place.exists()) {
+        std::fs::remove_dir_all(place)?;
+    }
+    Ok(())
 }

@@ -147,8 +147,6 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
     checks.context.free(pool.source)?;
     checks.context.free(pool.target)?;
     graphs(checks)?;
-    memory(checks)?;
-    mistakes(checks)?;
     Ok(())
 }
 
@@ -493,78 +491,5 @@ fn graphs(checks: &mut Checks<'_>) -> Result<(), Failure> {
     context.free(second)?;
     context.free(source)?;
     context.free(sum)?;
-    Ok(())
-}
-
-/// Allocating, aligning, zeros, dropping out of order, a leak.
-fn memory(checks: &mut Checks<'_>) -> Result<(), Failure> {
-    let (context, stream) = (checks.context, Arc::clone(&checks.stream));
-    let zeros = context.alloc_zeroed::<u32>(COUNT)?;
-    let found = zeros.to_vec(&stream)?;
-    checks.same("zeroed", &found, |_| 0);
-    let aligned = context.alloc_aligned::<u8>(4096, 10)?;
-    checks.check("aligned", aligned.address().is_multiple_of(4096), || format!("{aligned:?}"));
-    for pe in 0..checks.n() {
-        let address = zeros.peer_address(Pe::new(pe))?;
-        checks.check("peer_address", address.is_some(), || format!("PE {pe} is not mapped"));
-    }
-    let empty = context.alloc::<f64>(0)?;
-    checks.check("empty", empty.is_empty() && empty.to_vec(&stream)?.is_empty(), || format!("{empty:?}"));
-    // Dropped in another order on every other PE: dropping is local, so nothing waits.
-    let others = (context.alloc::<u8>(64)?, context.alloc::<u8>(64)?);
-    let (first, second) = if checks.pe().is_multiple_of(2) { others } else { (others.1, others.0) };
-    drop(first);
-    // Both are parked; freeing asks for the same one on every PE, and says where it is not.
-    let error = context.free(second).err();
-    if checks.n() > 1 {
-        checks.check("disagree", matches!(error, Some(NvshmemError::Disagree(_))), || format!("{error:?}"));
-    }
-    context.free(zeros)?;
-    context.free(aligned)?;
-    context.free(empty)?;
-    Ok(())
-}
-
-/// Mistakes are errors, and the next call works.
-fn mistakes(checks: &mut Checks<'_>) -> Result<(), Failure> {
-    let (context, stream, n, next) = (checks.context, Arc::clone(&checks.stream), checks.n(), checks.next());
-    let buffer = context.alloc::<f32>(8)?;
-    let half = buffer.slice(0..4)?;
-    let beyond = Pe::new(n);
-    checks.refused("a PE that there is not", context.put(&buffer, &buffer, beyond, &stream), |kind| {
-        matches!(kind, MisuseKind::Pe { .. })
-    });
-    checks.refused("lengths that differ", context.put(&buffer, &half, next, &stream), |kind| {
-        matches!(kind, MisuseKind::Length { .. })
-    });
-    checks.refused("a range outside", buffer.slice(4..9), |kind| matches!(kind, MisuseKind::OutOfRange { .. }));
-    let own = context.pe();
-    let (low, high) = (buffer.slice(0..5)?, buffer.slice(3..8)?);
-    checks
-        .refused("a put onto itself", context.put(&low, &high, own, &stream), |kind| matches!(kind, MisuseKind::Overlap { .. }));
-    let world = context.world();
-    checks.refused("a sum onto a part of itself", world.reduce(&low, &high, ReduceOp::Sum, &stream), |kind| {
-        matches!(kind, MisuseKind::Overlap { .. })
-    });
-    checks.refused("bits of floats", world.reduce(&low, &low, ReduceOp::Xor, &stream), |kind| {
-        matches!(kind, MisuseKind::Reduction { .. })
-    });
-    checks.refused("a root that there is not", world.broadcast(&half, &half, Rank::new(n), &stream), |kind| {
-        matches!(kind, MisuseKind::Rank { .. })
-    });
-    checks.refused("destroying the world", context.world().destroy(), |kind| matches!(kind, MisuseKind::Context { .. }));
-    checks.refused("a team of nobody", world.split_strided(0, 1, 0, TeamConfig::default()), |kind| {
-        matches!(kind, MisuseKind::Value { .. })
-    });
-    checks.check(
-        "multicast",
-        buffer.multicast_address(&world).is_err() || std::env::var_os("NVSHMEM_DISABLE_NVLS").is_none(),
-        || "it was not refused".to_owned(),
-    );
-    let report = context.clone().finalize()?;
-    checks.check("handles", report.other_handles == 1 && report.leaked.is_empty(), || format!("{report:?}"));
-    drop((low, high, half));
-    context.free(buffer)?;
-    checks.barrier()?;
     Ok(())
 }

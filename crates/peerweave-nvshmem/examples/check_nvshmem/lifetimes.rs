@@ -1,0 +1,148 @@
+//! What may be dropped, when, in which order; ending with things alive; starting again. A run of its own: it ends and starts NVSHMEM.
+
+use std::sync::Arc;
+
+use peerweave_bootstrap::{Job, Rendezvous};
+use peerweave_nvshmem::{Context, DeadState, MisuseKind, NvshmemError, Status, TeamConfig};
+use peerweave_types::Pe;
+
+use crate::scenarios::Checks;
+use crate::{Failure, settings};
+
+/// Gives how much was checked.
+pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Failure> {
+    let device = peerweave_driver::context(job.local_pe as usize)?;
+    let start = || Context::from_rendezvous(rendezvous, &device, settings());
+
+    let context = start()?;
+    let mut checks = Checks::new(&context, rendezvous)?;
+    let orphan = dropped_in_different_orders(&mut checks)?;
+    counted(&mut checks, rendezvous, &start)?;
+    let mut count = checks.finish()?;
+
+    // The context goes while a buffer lives: nothing ends, and nothing is lost.
+    let (pe, n) = (context.pe().get(), context.n_pes());
+    let old_team = context.world();
+    drop(context);
+    let context = Context::current().ok_or("dropping the context ended NVSHMEM")?;
+    let mut checks = Checks::new(&context, rendezvous)?;
+    let stream = Arc::clone(context.stream());
+    let (mine, theirs) = (orphan.slice(0..8)?, orphan.slice(8..16)?);
+    mine.copy_from(&stream, &[pe; 8])?;
+    context.put(&theirs, &mine, Pe::new((pe + 1) % n), &stream)?;
+    drop((mine, theirs));
+    context.world().barrier(&stream)?;
+    let (found, previous) = (orphan.to_vec(&stream)?, checks.previous());
+    checks.same("an orphan", &found[8..], |_| previous);
+    count += checks.finish()?;
+    // The last PE has a handle of it still: nobody ends NVSHMEM, and all are told.
+    let kept = (pe + 1 == n).then(|| orphan.clone());
+    drop(orphan);
+    let refused = context.finalize();
+    let right = match &refused {
+        Err(error @ NvshmemError::Misuse(_)) => kept.is_some() && matches!(error.misuse_kind(), Some(MisuseKind::InUse { .. })),
+        Err(NvshmemError::Disagree(_)) => kept.is_none(),
+        _ => false,
+    };
+    let context = Context::current().ok_or("a refused end ended NVSHMEM")?;
+    let mut checks = Checks::new(&context, rendezvous)?;
+    checks.check("an end with a buffer alive", right, || format!("{refused:?}"));
+    drop(kept);
+    context.world().barrier_blocking()?;
+    count += checks.finish()?;
+
+    let report = context.finalize()?;
+    let bytes: Vec<usize> = report.leaked.iter().map(|leak| leak.bytes).collect();
+    let in_order = report.leaked.windows(2).all(|pair| pair[0].allocation < pair[1].allocation);
+    if bytes != LEFT || !in_order || report.other_handles != 0 {
+        return Err(format!("the end found {report:?}, expected {LEFT:?} bytes in this order").into());
+    }
+
+    // What is left of the first is dead, and taken for nothing of the second.
+    let second = start()?;
+    let mut checks = Checks::new(&second, rendezvous)?;
+    let dead = old_team.barrier(second.stream());
+    let right = matches!(&dead, Err(NvshmemError::Dead { state: DeadState::Finalized, .. }));
+    checks.check("a team of a context that ended", right, || format!("{dead:?}"));
+    let buffer = second.alloc_zeroed::<u32>(4)?;
+    second.put_value(&buffer, pe + 1, Pe::new((pe + 1) % n), second.stream())?;
+    second.world().barrier(second.stream())?;
+    let (found, previous) = (buffer.to_vec(second.stream())?, checks.previous());
+    checks.same("a second start", &found[..1], |_| previous + 1);
+    second.free(buffer)?;
+    count += checks.finish()?;
+    let report = second.finalize()?;
+    if !report.leaked.is_empty() {
+        return Err(format!("the second end found {report:?}").into());
+    }
+    Ok(count + 2)
+}
+
+/// Bytes of what is never freed, in the order of allocation.
+const LEFT: [usize; 6] = [100, 200, 300, 400, 64, 64];
+
+/// Each PE drops its buffers and teams in an order of its own, with work on them under way. Gives a buffer that outlives the context's handle.
+fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvshmem::SymmetricBuffer<u32>, Failure> {
+    let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
+    let mut parked = Vec::new();
+    for bytes in &LEFT[..4] {
+        parked.push(context.alloc::<u8>(*bytes)?);
+    }
+    let orphan = context.alloc::<u32>(16)?;
+    let apart = context.alloc::<u8>(64)?;
+    let mut teams = Vec::new();
+    for _ in 0..2 {
+        teams.push(context.world().split_strided(0, 1, checks.n(), TeamConfig::default())?.ok_or("all are in it")?);
+    }
+    checks.barrier()?;
+    for buffer in &parked {
+        let half = buffer.len() / 2;
+        context.put(&buffer.slice(0..half)?, &buffer.slice(half..2 * half)?, next, &stream)?;
+    }
+    for team in &teams {
+        team.barrier(&stream)?;
+    }
+    let turn = checks.pe() as usize % parked.len();
+    parked.rotate_left(turn);
+    while let Some(buffer) = parked.pop() {
+        drop(buffer);
+    }
+    let last = if checks.pe().is_multiple_of(2) { teams.remove(0) } else { teams.remove(1) };
+    drop(last);
+    drop(teams);
+    // Freeing asks for the same memory on every PE: here it is not, so nobody frees, and both are parked.
+    let error = if checks.pe() == 0 { context.free(apart).err() } else { context.free(orphan.clone()).err() };
+    if checks.n() > 1 {
+        let told = matches!(&error, Some(NvshmemError::Disagree(_) | NvshmemError::Misuse(_)));
+        checks.check("freeing different memory", told, || format!("{error:?}"));
+    } else {
+        checks.check("freeing", error.is_none(), || format!("{error:?}"));
+        drop(context.alloc::<u8>(64)?);
+    }
+    // Nothing of that is in the way of what comes.
+    let fresh = context.alloc_zeroed::<u64>(1000)?;
+    let found = fresh.to_vec(&stream)?;
+    checks.same("memory after drops", &found, |_| 0);
+    context.free(fresh)?;
+    checks.check("parked", context.info().allocations == LEFT.len(), || format!("{:?}", context.info()));
+    Ok(orphan)
+}
+
+/// Handles are counted, and other arguments are refused.
+fn counted(
+    checks: &mut Checks<'_>,
+    rendezvous: &Arc<Rendezvous>,
+    start: &dyn Fn() -> Result<Context, NvshmemError>,
+) -> Result<(), Failure> {
+    let context = checks.context;
+    let again = start()?;
+    checks.check("counted", again.pe() == context.pe(), || format!("{again:?}"));
+    let report = again.finalize()?;
+    checks.check("counted", report.other_handles == 1, || format!("{report:?}"));
+    checks.check("counted", context.status()? == Status::Initialized, || format!("{:?}", context.status()));
+    let other = Context::from_rendezvous(rendezvous, context.device(), settings().max_teams(9));
+    checks.refused("a start with other settings", other, |kind| {
+        matches!(kind, MisuseKind::AlreadyInitialized { what: "the settings", .. })
+    });
+    Ok(())
+}

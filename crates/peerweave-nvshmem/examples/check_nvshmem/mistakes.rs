@@ -1,0 +1,348 @@
+//! Mistakes are typed errors before NVSHMEM is called, and the next call works.
+
+use std::sync::Arc;
+
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use peerweave_driver::{DeviceMemory, DriverError};
+use peerweave_nvshmem::{
+    Context, MisuseKind, NvshmemError, Settings, Signal, Strides, SymmetricBuffer, TeamConfig, TeamId, UniqueId,
+};
+use peerweave_types::{Compare, Pe, Rank, ReduceOp, SignalOp};
+
+use crate::Failure;
+use crate::scenarios::Checks;
+
+pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
+    let buffer = checks.context.alloc_zeroed::<f32>(8)?;
+    let words = checks.context.alloc_zeroed::<u64>(2)?;
+    numbers_of_pes(checks, &buffer, &words);
+    ranges(checks, &buffer, &words)?;
+    overlaps(checks, &buffer, &words)?;
+    collectives(checks, &buffer)?;
+    captures(checks, &buffer, &words)?;
+    devices(checks, &buffer)?;
+    memory(checks)?;
+    teams(checks)?;
+    starts(checks)?;
+    absent(checks, &words)?;
+    // Nothing of all that has spoilt anything.
+    checks.barrier()?;
+    checks.context.free(buffer)?;
+    checks.context.free(words)?;
+    Ok(())
+}
+
+/// A PE that there is not.
+fn numbers_of_pes(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) {
+    let (context, stream, beyond) = (checks.context, Arc::clone(&checks.stream), Pe::new(checks.n()));
+    let strides = Strides { target: 1, source: 1 };
+    let signal = Signal { word: words, value: 1, op: SignalOp::Add };
+    let last = Pe::new(u32::MAX);
+    let calls: [(&'static str, Result<(), NvshmemError>); 18] = [
+        ("put", context.put(buffer, buffer, beyond, &stream)),
+        ("put to the largest number", context.put(buffer, buffer, last, &stream)),
+        ("put_nbi", context.put_nbi(buffer, buffer, beyond, &stream)),
+        ("put_blocking", context.put_blocking(buffer, buffer, beyond)),
+        ("get", context.get(&mut buffer.clone(), buffer, beyond, &stream)),
+        ("get_nbi", context.get_nbi(buffer, buffer, beyond, &stream)),
+        ("get_blocking", context.get_blocking(buffer, buffer, beyond)),
+        ("put_strided", context.put_strided(buffer, buffer, strides, 2, beyond, &stream)),
+        ("get_strided", context.get_strided(buffer, buffer, strides, 2, beyond, &stream)),
+        ("put_value", context.put_value(buffer, 1.0, beyond, &stream)),
+        ("get_value", context.get_value_blocking(buffer, beyond).map(drop)),
+        ("put_signal", context.put_signal(buffer, buffer, &signal, beyond, &stream)),
+        ("put_signal_nbi", context.put_signal_nbi(buffer, buffer, &signal, beyond, &stream)),
+        ("signal", context.signal(&signal, beyond, &stream)),
+        ("atomic_add", context.atomic_add(words, 1, beyond, &stream)),
+        ("atomic_inc", context.atomic_inc(words, beyond, &stream)),
+        ("atomic_set", context.atomic_set(words, 1, beyond, &stream)),
+        ("peer_address", buffer.peer_address(beyond).map(drop)),
+    ];
+    for (call, result) in calls {
+        checks.refused(call, result, |kind| matches!(kind, MisuseKind::Pe { .. }));
+    }
+}
+
+/// Lengths and ranges.
+fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
+    let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
+    let (half, none) = (buffer.slice(0..4)?, buffer.slice(3..3)?);
+    let outside = DeviceMemory::<f32>::from_slice(&stream, &[0.0; 7])?;
+    let no_word = words.slice(1..1)?;
+    let signal = Signal { word: &no_word, value: 1, op: SignalOp::Set };
+    let lengths: [(&'static str, Result<(), NvshmemError>); 12] = [
+        ("put", context.put(buffer, &half, next, &stream)),
+        ("put from outside", context.put(buffer, &outside, next, &stream)),
+        ("put_nbi", context.put_nbi(buffer, &half, next, &stream)),
+        ("put_blocking", context.put_blocking(&half, buffer, next)),
+        ("get", context.get(&mut half.clone(), buffer, next, &stream)),
+        ("put_signal", context.put_signal(&half, buffer, &signal, next, &stream)),
+        ("a signal without a word", context.signal(&signal, next, &stream)),
+        ("waiting for no word", context.signal_wait(&no_word, Compare::Eq, 1, &stream)),
+        ("a value of nothing", context.get_value_blocking(&none, next).map(drop)),
+        ("a value to nothing", context.put_value(&none, 1.0, next, &stream)),
+        ("copy_from", buffer.copy_from(&stream, &[0.0; 9])),
+        ("an id", UniqueId::try_from([0; 127].as_slice()).map(drop)),
+    ];
+    for (call, result) in lengths {
+        checks.refused(call, result, |kind| matches!(kind, MisuseKind::Length { .. }));
+    }
+    let strided = |target, source, count| context.put_strided(buffer, buffer, Strides { target, source }, count, next, &stream);
+    let outside: [(&'static str, Result<(), NvshmemError>); 5] = [
+        ("a slice beyond the end", buffer.slice(4..9).map(drop)),
+        ("a slice of a slice beyond its end", half.slice(0..5).map(drop)),
+        ("a target's last element", strided(4, 1, 3)),
+        ("a source's last element", strided(1, 4, 3)),
+        ("a stride that overflows", strided(usize::MAX, 1, 3)),
+    ];
+    for (call, result) in outside {
+        checks.refused(call, result, |kind| matches!(kind, MisuseKind::OutOfRange { .. }));
+    }
+    #[allow(clippy::reversed_empty_ranges, reason = "the mistake")]
+    checks
+        .refused("a slice that ends before it begins", buffer.slice(3..2), |kind| matches!(kind, MisuseKind::OutOfRange { .. }));
+    checks.refused("a stride of zero", strided(0, 1, 2), |kind| matches!(kind, MisuseKind::Value { .. }));
+    let odd = buffer.slice(1..8)?;
+    checks.refused("elements that are not aligned", odd.cast::<f64>(), |kind| matches!(kind, MisuseKind::Value { .. }));
+    // Nothing is a length that is allowed.
+    checks.check("nothing", context.put(&none, &none, next, &stream).is_ok() && none.to_vec(&stream)?.is_empty(), String::new);
+    Ok(())
+}
+
+/// What is read and what is written must be apart where both are this PE's.
+fn overlaps(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
+    let (context, stream, own) = (checks.context, Arc::clone(&checks.stream), checks.context.pe());
+    let (low, high) = (buffer.slice(0..5)?, buffer.slice(3..8)?);
+    let strides = Strides { target: 2, source: 1 };
+    let (first, both) = (words.slice(0..1)?, words.clone());
+    let inside = Signal { word: &first, value: 1, op: SignalOp::Add };
+    let calls: [(&'static str, Result<(), NvshmemError>); 9] = [
+        ("put", context.put(&low, &high, own, &stream)),
+        ("put onto itself", context.put(&low, &low, own, &stream)),
+        ("put_nbi", context.put_nbi(&high, &low, own, &stream)),
+        ("put_blocking", context.put_blocking(&high, &low, own)),
+        ("get", context.get(&mut low.clone(), &high, own, &stream)),
+        ("get_nbi", context.get_nbi(&high, &low, own, &stream)),
+        ("get_blocking", context.get_blocking(&high, &low, own)),
+        ("put_strided", context.put_strided(buffer, &high, strides, 3, own, &stream)),
+        ("a signal inside of what is put", context.put_signal(&both, &both, &inside, checks.next(), &stream)),
+    ];
+    for (call, result) in calls {
+        checks.refused(call, result, |kind| matches!(kind, MisuseKind::Overlap { .. }));
+    }
+    Ok(())
+}
+
+fn collectives(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result<(), Failure> {
+    let (context, stream, n) = (checks.context, Arc::clone(&checks.stream), checks.n());
+    let world = context.world();
+    let (low, high, half) = (buffer.slice(0..5)?, buffer.slice(3..8)?, buffer.slice(0..4)?);
+    let integers = buffer.cast::<u32>()?;
+    checks.refused("a sum onto a part of itself", world.reduce(&low, &high, ReduceOp::Sum, &stream), |kind| {
+        matches!(kind, MisuseKind::Overlap { .. })
+    });
+    checks.refused("a broadcast onto itself", world.broadcast(&low, &low, Rank::new(0), &stream), |kind| {
+        matches!(kind, MisuseKind::Overlap { .. })
+    });
+    for (op, result) in [
+        ("bits of floats", world.reduce(&low, &low, ReduceOp::Xor, &stream)),
+        ("a mean", world.reduce(&low, &low, ReduceOp::Avg, &stream)),
+        ("a mean of integers", world.reduce(&integers, &integers, ReduceOp::Avg, &stream)),
+    ] {
+        checks.refused(op, result, |kind| matches!(kind, MisuseKind::Reduction { .. }));
+    }
+    checks.refused("a root that there is not", world.broadcast(&half, &buffer.slice(4..8)?, Rank::new(n), &stream), |kind| {
+        matches!(kind, MisuseKind::Rank { .. })
+    });
+    let wrong = context.alloc::<f32>(4 * n as usize + 1)?;
+    let lengths = [
+        ("broadcast", world.broadcast(&low, &half, Rank::new(0), &stream)),
+        ("fcollect", world.fcollect(&wrong, &half, &stream)),
+        ("alltoall", world.alltoall(&wrong, buffer, &stream)),
+        ("reduce", world.reduce(&half, &low, ReduceOp::Sum, &stream)),
+        ("reduce_scatter", world.reduce_scatter(&half, &wrong, ReduceOp::Sum, &stream)),
+    ];
+    for (call, result) in lengths {
+        checks.refused(call, result, |kind| matches!(kind, MisuseKind::Length { .. }));
+    }
+    context.free(wrong)?;
+    Ok(())
+}
+
+/// A graph cannot have what it could not keep, and what blocks.
+fn captures(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
+    let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
+    let borrowed = stream.alloc_zeros::<f32>(8)?;
+    let set = Signal { word: words, value: 1, op: SignalOp::Set };
+    stream.synchronize()?;
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+    let refused: [(&'static str, Result<(), NvshmemError>); 7] = [
+        ("put_nbi", context.put_nbi(buffer, buffer, next, &stream)),
+        ("get_nbi", context.get_nbi(buffer, buffer, next, &stream)),
+        ("put_value", context.put_value(buffer, 1.0, next, &stream)),
+        ("a set signal", context.signal(&set, next, &stream)),
+        ("put_signal with a set signal", context.put_signal(buffer, buffer, &set, next, &stream)),
+        ("put_signal_nbi", context.put_signal_nbi(buffer, buffer, &set, next, &stream)),
+        ("memory that is borrowed", context.put(buffer, &borrowed, next, &stream)),
+    ];
+    let copies = [buffer.to_vec(&stream).map(drop), buffer.copy_from(&stream, &[0.0; 8])];
+    let graph = stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+    for (call, result) in refused {
+        checks.refused(call, result, |kind| matches!(kind, MisuseKind::Context { .. }));
+    }
+    for result in copies {
+        let right = matches!(result, Err(NvshmemError::Cuda(DriverError::Capturing { .. })));
+        checks.check("refused", right, || format!("a copy in a graph: {result:?}"));
+    }
+    checks.check("refused", graph.is_ok(), || format!("the capture was spoilt: {:?}", graph.as_ref().err()));
+    drop(graph);
+    Ok(())
+}
+
+/// Streams and memory of another device, where there is one in sight.
+fn devices(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>) -> Result<(), Failure> {
+    let (context, next) = (checks.context, checks.next());
+    let own = context.device().ordinal();
+    if peerweave_driver::Driver::get()?.device_count()? < 2 {
+        return Ok(());
+    }
+    let other = peerweave_driver::context(if own == 0 { 1 } else { 0 })?;
+    let stream = other.new_stream()?;
+    let mut memory = DeviceMemory::<f32>::from_slice(&stream, &[0.0; 8])?;
+    context.device().bind_to_thread()?;
+    let calls: [(&'static str, Result<(), NvshmemError>); 7] = [
+        ("a put's stream", context.put(buffer, buffer, next, &stream)),
+        ("a barrier's stream", context.world().barrier(&stream)),
+        ("a copy's stream", buffer.copy_from(&stream, &[0.0; 8])),
+        ("a put's source", context.put(buffer, &memory, next, &checks.stream)),
+        ("a get's target", context.get(&mut memory, buffer, next, &checks.stream)),
+        ("a source to be registered", context.register_local(&memory).map(drop)),
+        ("quiet", context.quiet(&stream)),
+    ];
+    for (call, result) in calls {
+        checks.refused(call, result, |kind| matches!(kind, MisuseKind::Device { .. }));
+    }
+    let result = context.world().barrier(&context.device().per_thread_stream());
+    checks.check("refused", result.is_err(), || "a stream that is another one on each thread".to_owned());
+    Ok(())
+}
+
+/// Allocating, aligning, zeros, freeing what is in use, sizes that differ.
+fn memory(checks: &mut Checks<'_>) -> Result<(), Failure> {
+    let (context, stream) = (checks.context, Arc::clone(&checks.stream));
+    let zeros = context.alloc_zeroed::<u32>(1003)?;
+    let found = zeros.to_vec(&stream)?;
+    checks.same("zeroed", &found, |_| 0);
+    let aligned = context.alloc_aligned::<u8>(4096, 10)?;
+    checks.check("aligned", aligned.address().is_multiple_of(4096), || format!("{aligned:?}"));
+    for pe in 0..checks.n() {
+        let address = zeros.peer_address(Pe::new(pe))?;
+        checks.check("peer_address", address.is_some(), || format!("PE {pe} is not mapped"));
+    }
+    let empty = context.alloc::<f64>(0)?;
+    checks.check("empty", empty.is_empty() && empty.to_vec(&stream)?.is_empty(), || format!("{empty:?}"));
+    for alignment in [0, 3, 4] {
+        checks
+            .refused("an alignment", context.alloc_aligned::<u8>(alignment, 1), |kind| matches!(kind, MisuseKind::Value { .. }));
+    }
+    let large = context.alloc::<u64>(usize::MAX / 4);
+    checks.check("too large", matches!(large, Err(NvshmemError::Cuda(DriverError::TooLarge { .. }))), || format!("{large:?}"));
+    if checks.n() > 1 {
+        // Nobody calls NVSHMEM where the PEs differ, so that its heaps stay alike.
+        let differ = context.alloc::<u8>(100 + checks.pe() as usize);
+        checks.check("disagree", matches!(differ, Err(NvshmemError::Disagree(_))), || format!("{differ:?}"));
+    }
+    // One PE has another handle: nobody frees it, and every PE is told. It is freed at the end.
+    let shared = context.alloc::<u8>(64)?;
+    let second = (checks.pe() == 0).then(|| shared.clone());
+    let refused = context.free(shared);
+    match second {
+        Some(second) => {
+            checks.refused("freeing what has another handle", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
+            drop(second);
+        }
+        None => checks.check("disagree", matches!(refused, Err(NvshmemError::Disagree(_))), || format!("{refused:?}")),
+    }
+    let parts = zeros.slice(0..10)?;
+    let report = context.clone().finalize()?;
+    checks.check("handles", report.other_handles == 1 && report.leaked.is_empty(), || format!("{report:?}"));
+    drop(parts);
+    context.free(zeros)?;
+    context.free(aligned)?;
+    context.free(empty)?;
+    Ok(())
+}
+
+fn teams(checks: &mut Checks<'_>) -> Result<(), Failure> {
+    let (context, n, own) = (checks.context, checks.n(), checks.context.pe());
+    let world = context.world();
+    let split = |start, stride, count| world.split_strided(start, stride, count, TeamConfig::default()).map(drop);
+    let id = TeamId::from_u64(77);
+    let of = |id, members: &[Pe]| context.team_of(id, members, TeamConfig::default()).map(drop);
+    let everybody: Vec<Pe> = (0..n).map(Pe::new).collect();
+    let nobody_else: Vec<Pe> = everybody.iter().copied().filter(|pe| *pe != own).collect();
+    let values = [
+        ("a team of nobody", split(0, 1, 0)),
+        ("a stride of zero", split(0, 0, 1)),
+        ("rows of nobody", world.split_2d(0, TeamConfig::default()).map(drop)),
+        ("a team without this PE", of(id, &nobody_else)),
+        ("a PE that is in a team twice", of(id, &[own, own])),
+    ];
+    for (call, result) in values {
+        checks.refused(call, result, |kind| matches!(kind, MisuseKind::Value { .. }));
+    }
+    for (call, result) in [("a start beyond the end", split(n, 1, 1)), ("a last member beyond the end", split(0, n, 2))] {
+        checks.refused(call, result, |kind| matches!(kind, MisuseKind::Rank { .. }));
+    }
+    checks.refused("a PE that there is not", of(id, &[own, Pe::new(n)]), |kind| matches!(kind, MisuseKind::Pe { .. }));
+    checks.refused("an id that stands for none", of(TeamId::from_u64(u64::MAX), &everybody), |kind| {
+        matches!(kind, MisuseKind::Text { .. })
+    });
+    checks.refused("a rank that there is not", world.pe_of(Rank::new(n)), |kind| matches!(kind, MisuseKind::Rank { .. }));
+    checks.refused("a rank to translate", world.translate(Rank::new(n), &world), |kind| matches!(kind, MisuseKind::Rank { .. }));
+    checks.refused("destroying the world", context.world().destroy(), |kind| matches!(kind, MisuseKind::Context { .. }));
+    Ok(())
+}
+
+/// NVSHMEM is one for each process.
+fn starts(checks: &mut Checks<'_>) -> Result<(), Failure> {
+    let context = checks.context;
+    let id = UniqueId::from_bytes([7; 128]);
+    let other = Context::from_unique_id(id, context.pe(), context.n_pes(), context.device(), Settings::default());
+    checks.refused("a start by other means", other, |kind| {
+        matches!(kind, MisuseKind::AlreadyInitialized { what: "the bootstrap", .. })
+    });
+    let other = Context::from_launcher(context.device(), Settings::default().variable("PATH", "x"));
+    checks.refused("a variable of others", other, |kind| matches!(kind, MisuseKind::Text { .. }));
+    checks.check("current", Context::current().is_some_and(|current| current.pe() == context.pe()), || "none runs".to_owned());
+    Ok(())
+}
+
+/// What the library does not do is an error.
+fn absent(checks: &mut Checks<'_>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
+    let (context, next) = (checks.context, checks.next());
+    let absent = [
+        context.atomic_fetch(words, next),
+        context.atomic_swap(words, 1, next),
+        context.atomic_compare_swap(words, 0, 1, next),
+        context.atomic_fetch_add(words, 1, next),
+        context.atomic_fetch_inc(words, next),
+        context.atomic_fetch_and(words, 1, next),
+        context.atomic_fetch_or(words, 1, next),
+        context.atomic_fetch_xor(words, 1, next),
+    ];
+    for result in absent {
+        checks.check("unsupported", matches!(result, Err(NvshmemError::Unsupported(_))), || format!("{result:?}"));
+    }
+    let flushed = [context.flush(&checks.stream), context.flush_blocking()];
+    let has = context.library().has("nvshmemx_flush");
+    for result in flushed {
+        let right = if has { result.is_ok() } else { matches!(result, Err(NvshmemError::Unsupported(_))) };
+        checks.check("flush", right, || format!("{result:?}"));
+    }
+    let multicast = words.multicast_address(&context.world());
+    let off = peerweave_driver::multicast_switch().is_err();
+    let right = if off { matches!(multicast, Err(NvshmemError::MulticastDisabled(_))) } else { multicast.is_ok() };
+    checks.check("multicast", right, || format!("{multicast:?}"));
+    Ok(())
+}

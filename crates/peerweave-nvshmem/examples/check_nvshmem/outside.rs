@@ -1,0 +1,94 @@
+//! Memory that is not NVSHMEM's own: made symmetric, or registered as this PE's side of puts and gets.
+
+use std::sync::Arc;
+
+use peerweave_driver::DeviceMemory;
+use peerweave_nvshmem::{MisuseKind, NvshmemError};
+use peerweave_types::ReduceOp;
+use peerweave_vmm::{Exportable, Granularity, MappedMemory, PhysicalMemory, Reservation, Rights};
+
+use crate::Failure;
+use crate::scenarios::Checks;
+
+/// Elements that are looked at.
+const COUNT: usize = 1003;
+
+pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
+    symmetric(checks)?;
+    local(checks)
+}
+
+/// Virtual memory whose handle can be shared, of the heap's step: what NVSHMEM takes.
+fn shareable(checks: &Checks<'_>) -> Result<MappedMemory<u32>, Failure> {
+    let context = checks.context.device();
+    let granularity = Granularity::of_device(context.ordinal(), Exportable::FILE_DESCRIPTOR)?;
+    let step = std::env::var("NVSHMEM_CUMEM_GRANULARITY").ok().and_then(|text| text.parse().ok()).unwrap_or(512 << 20);
+    let bytes = granularity.round_up(step).ok_or("too large")?;
+    let physical = PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR)?;
+    let mapping = Reservation::new(context, bytes, bytes)?.map(0, &physical, bytes)?;
+    mapping.allow(&[context.ordinal()], Rights::ReadWrite)?;
+    Ok(mapping.memory(context.ordinal())?)
+}
+
+fn symmetric(checks: &mut Checks<'_>) -> Result<(), Failure> {
+    let (context, stream, next, previous) = (checks.context, Arc::clone(&checks.stream), checks.next(), checks.previous());
+    let n = checks.n();
+    let whole = match context.register_symmetric(&shareable(checks)?) {
+        Ok(whole) => whole,
+        Err(error) => {
+            checks.check("register_symmetric", false, || error.to_string());
+            return Ok(());
+        }
+    };
+    // It is kept by the buffer: nobody here has the memory any more.
+    let (low, high) = (whole.slice(0..COUNT)?, whole.slice(COUNT..2 * COUNT)?);
+    let number = |pe: u32, index: usize| pe * 10_000 + index as u32;
+    low.copy_from(&stream, &(0..COUNT).map(|index| number(checks.pe(), index)).collect::<Vec<_>>())?;
+    checks.barrier()?;
+    context.put(&high, &low, next, &stream)?;
+    checks.barrier()?;
+    let found = high.to_vec(&stream)?;
+    checks.same("register_symmetric", &found, |index| number(previous, index));
+    context.world().reduce(&high, &low, ReduceOp::Sum, &stream)?;
+    let found = high.to_vec(&stream)?;
+    checks.same("register_symmetric", &found, |index| (0..n).map(|pe| number(pe, index)).sum());
+    let refused = context.free(whole);
+    checks.refused("unregistering what has slices", refused, |kind| matches!(kind, MisuseKind::InUse { .. }));
+    drop(high);
+    // The list has it still: a part is a handle too.
+    context.free(low)?;
+    // One PE gives other lengths, or nothing that can be owned: nobody registers.
+    let small = DeviceMemory::<u32>::from_slice(&stream, &vec![0; 256 + checks.pe() as usize])?;
+    if n > 1 {
+        let differ = context.register_symmetric(&small).map(drop);
+        checks.check("disagree", matches!(differ, Err(NvshmemError::Disagree(_))), || format!("{differ:?}"));
+    }
+    let borrowed = stream.alloc_zeros::<u32>(256)?;
+    let refused = context.register_symmetric(&borrowed).map(drop);
+    checks.refused("registering borrowed memory", refused, |kind| matches!(kind, MisuseKind::Context { .. }));
+    let refused = context.register_symmetric(&small.slice(0..0)?).map(drop);
+    checks.refused("registering nothing", refused, |kind| matches!(kind, MisuseKind::Length { .. }));
+    Ok(())
+}
+
+fn local(checks: &mut Checks<'_>) -> Result<(), Failure> {
+    let (context, stream, next, previous) = (checks.context, Arc::clone(&checks.stream), checks.next(), checks.previous());
+    let target = context.alloc::<u32>(COUNT)?;
+    let source = DeviceMemory::<u32>::from_slice(&stream, &vec![checks.pe() + 5; COUNT])?;
+    let registered = context.register_local(&source)?;
+    checks.check("register_local", registered.len_bytes() == COUNT * 4, || format!("{registered:?}"));
+    let again = context.register_local(&source).map(drop);
+    checks.check("register_local", matches!(again, Err(NvshmemError::Nvshmem(_))), || format!("twice: {again:?}"));
+    let borrowed = stream.alloc_zeros::<u32>(8)?;
+    let refused = context.register_local(&borrowed).map(drop);
+    checks.refused("registering borrowed memory", refused, |kind| matches!(kind, MisuseKind::Context { .. }));
+    context.put(&target, &source, next, &stream)?;
+    // Its owner may go: the registration has it, and the stream.
+    drop(source);
+    checks.barrier()?;
+    let found = target.to_vec(&stream)?;
+    checks.same("register_local", &found, |_| previous + 5);
+    drop(registered);
+    context.free(target)?;
+    Ok(())
+}
