@@ -50,7 +50,7 @@ fn measure() {
     let deadline = Duration::from_secs(20);
     let comm =
         Communicator::init_all(nccl, std::slice::from_ref(&context), &Config::new(), deadline).expect("it is made").remove(0);
-    let stream = context.default_stream();
+    let stream = context.new_stream().expect("a stream");
     let send = DeviceMemory::from_slice(&stream, &[1.0f32; 256]).expect("memory");
     let mut recv = DeviceMemory::from_slice(&stream, &[0.0f32; 256]).expect("memory");
     let slice = stream.clone_htod(&[1.0f32; 256]).expect("memory");

@@ -13,7 +13,7 @@ use peerweave_types::Element;
 use crate::communicator::{Communicator, Inner};
 use crate::error::{MisuseKind, NcclError};
 use crate::red_op::Reduction;
-use crate::request::{At, Request};
+use crate::request::{At, Checked, Holds, Operations, Request};
 use crate::state::Allowed;
 use crate::{Call, CollConfig, requests};
 
@@ -142,45 +142,73 @@ impl Communicator {
     }
 
     /// Checks, issues and counts one call.
+    ///
+    /// All checks come before the turn is taken, as they do in groups: so where nobody else is inside and nothing is captured, one step takes the turn and
+    /// dives, right before NCCL is called.
     #[inline]
     pub(crate) fn run<'a>(
         &self,
         call: Call,
         stream: &'a Arc<CudaStream>,
         config: Option<&CollConfig>,
-        prepare: impl FnOnce(At<'_, 'a>) -> Result<Request<'a>, NcclError>,
+        prepare: impl FnOnce(&mut At<'_, 'a>) -> Checked<Operations>,
     ) -> Result<(), NcclError> {
-        let inner = &self.inner;
-        let name = call.name();
-        let _span = span(inner, name);
-        let inside = inner.enter(name, Allowed::LIVE)?;
+        let (inner, name) = (&self.inner, call.name());
+        let _span = is_traced().then(|| span(inner, name));
+        inner.check_live(name)?;
         inner.bind()?;
-        let mut request = prepare(At::new(call, inner, stream)?)?;
-        let config = match config {
-            None => None,
-            Some(config) => Some(config.to_raw(name, inner.nccl)?),
-        };
-        if let Some(event) = config.as_ref().and_then(|config| config.event()) {
-            let (found, expected) = (event.context().ordinal(), inner.device());
-            if found != expected {
-                return Err(NcclError::misuse(name, MisuseKind::Device { what: "the launch completion event", found, expected }));
-            }
-            request.keep_event(event);
+        let mut holds = Holds::default();
+        inner.check_stream(name, stream)?;
+        let capturing = inner.is_capturing(stream)?;
+        let operations = prepare(&mut At::new(call, inner, stream, capturing, &mut holds)).map_err(|error| *error)?;
+        if let (None, Operations::One(operation), false) = (config, &operations, holds.is_captured())
+            && let Some(inside) = inner.gate.plunge()
+        {
+            inner.count(call);
+            let (comm, stream) = (inner.handle.get(), stream.cu_stream());
+            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live as long as what it
+            // holds, until NCCL is done, and after that for as long as the stream needs them.
+            let code = inner.nccl.code(name, |api| unsafe { operation.issue(api, inner, comm, stream, std::ptr::null()) })?;
+            return inner.settle(name, code, inside);
         }
-        request.hand_to_graph(inner)?;
-        inner.dive(name, &inside)?;
-        inner.count(call);
-        let raw = config.as_ref().map_or(std::ptr::null(), |config| config.as_ptr());
-        // SAFETY: this thread is inside, and the configuration lives until the end of this function.
-        let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner, raw) })?;
-        // The request, and with it the guards of its buffers, lives until NCCL is done.
-        inner.settle(name, code, inside)
+        run_in_turn(inner, Request { call, stream, operations, holds }, config)
     }
 }
 
-/// A span for a call; nothing where nobody listens.
+/// Any call, when its turn has come.
+#[cold]
+fn run_in_turn(inner: &Arc<Inner>, mut request: Request<'_>, config: Option<&CollConfig>) -> Result<(), NcclError> {
+    let name = request.call.name();
+    let config = config.map(|config| config.to_raw(name, inner.nccl)).transpose()?;
+    if let Some(event) = config.as_ref().and_then(|config| config.event()) {
+        let (found, expected) = (event.context().ordinal(), inner.device());
+        if found != expected {
+            return Err(NcclError::misuse(name, MisuseKind::Device { what: "the launch completion event", found, expected }));
+        }
+        request.keep_event(event);
+    }
+    let inside = inner.enter(name, Allowed::LIVE)?;
+    // That may have taken a while.
+    request.check_capture()?;
+    request.hand_to_graph(inner)?;
+    inner.dive(name, &inside)?;
+    inner.count(request.call);
+    let raw = config.as_ref().map_or(std::ptr::null(), |config| config.as_ptr());
+    // SAFETY: this thread is inside, and the configuration lives until the end of this function.
+    let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner, raw) })?;
+    // The request, and with it the guards of its buffers, lives until NCCL is done.
+    inner.settle(name, code, inside)
+}
+
+/// Whether somebody may listen for spans: one load, where making one that nobody listens to takes a look at its own place, too.
 #[inline]
-pub(crate) fn span(inner: &Inner, call: &'static str) -> tracing::span::EnteredSpan {
+fn is_traced() -> bool {
+    tracing::level_filters::LevelFilter::current() >= tracing::level_filters::LevelFilter::TRACE
+}
+
+/// A span for a call.
+#[cold]
+fn span(inner: &Inner, call: &'static str) -> tracing::span::EnteredSpan {
     tracing::trace_span!("nccl", call, communicator = inner.name.number, rank = inner.rank).entered()
 }
 

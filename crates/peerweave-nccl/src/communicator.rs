@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::CUcontext;
-use peerweave_driver::{CudaCode, CudaContext, CudaError, CudaStream, Driver, DriverError, Keep, relaxed, wait_until};
+use peerweave_driver::{
+    CudaCode, CudaContext, CudaError, CudaStream, Driver, DriverError, Keep, is_capturing, relaxed, wait_until,
+};
 use peerweave_dylib::MissingSymbol;
 
 use crate::error::{CommunicatorName, MisuseKind, NcclError, ResultCode, Timeout};
@@ -100,6 +102,7 @@ pub(crate) struct Inner {
     pub(crate) driver: &'static Driver,
     pub(crate) context: Arc<CudaContext>,
     cu_context: SharedContext,
+    device: usize,
     pub(crate) n_ranks: usize,
     pub(crate) rank: usize,
     pub(crate) name: Arc<CommunicatorName>,
@@ -192,6 +195,7 @@ impl Communicator {
             gate: Gate::default(),
             driver,
             cu_context: SharedContext(context.cu_ctx()),
+            device: context.ordinal(),
             context,
             n_ranks,
             rank,
@@ -338,8 +342,9 @@ impl fmt::Debug for Communicator {
 }
 
 impl Inner {
+    #[inline]
     pub(crate) fn device(&self) -> usize {
-        self.context.ordinal()
+        self.device
     }
 
     pub(crate) fn deadline(&self) -> Duration {
@@ -368,6 +373,16 @@ impl Inner {
         // Only who is inside writes, so a load and a store are enough.
         let last = self.last.load(Ordering::Relaxed);
         self.last.store(((last >> Call::BITS) + 1) << Call::BITS | call as u64, Ordering::Relaxed);
+    }
+
+    /// An error unless work can be enqueued now, in a process that may. It is asked again when the gate is entered.
+    #[inline]
+    pub(crate) fn check_live(&self, call: &'static str) -> Result<(), NcclError> {
+        self.nccl.not_forked(call)?;
+        match self.gate.state() {
+            State::Live => Ok(()),
+            state => Err(self.dead(call, state)),
+        }
     }
 
     /// Goes in alone, in a process that may.
@@ -484,19 +499,28 @@ impl Inner {
         result.map(|()| stored.expect("success was done"))
     }
 
-    /// Makes the device's context the thread's, since NCCL looks at that.
+    /// Makes the device's context the thread's.
+    ///
+    /// NCCL launches on the communicator's device whichever context is current. But handle 0 is the default stream of the current context, for the driver
+    /// and for NCCL; and in a thread that has none, NCCL's runtime makes one on the first device, whose memory it takes. So it is asked at each call:
+    /// any library may have made another context current since the last, and tells nobody.
     #[inline]
     pub(crate) fn bind(&self) -> Result<(), NcclError> {
-        let api = self.driver.api();
         let mut current: CUcontext = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
-        let code = unsafe { api.cuCtxGetCurrent(&raw mut current) }.map_err(DriverError::from)?;
-        if code == CudaCode::SUCCESS && current == self.cu_context.0 {
-            return Ok(());
-        }
-        // SAFETY: the context is kept by `self.context`.
-        let code = unsafe { api.cuCtxSetCurrent(self.cu_context.0) }.map_err(DriverError::from)?;
-        Ok(CudaError::check("cuCtxSetCurrent", code)?)
+        let code = unsafe { self.driver.api().cuCtxGetCurrent(&raw mut current) };
+        if code == Ok(CudaCode::SUCCESS) && current == self.cu_context.0 { Ok(()) } else { set_current(&self.context) }
+    }
+
+    /// Whether work that is enqueued on the stream now is captured into a graph.
+    #[inline]
+    pub(crate) fn is_capturing(&self, stream: &CudaStream) -> Result<bool, NcclError> {
+        /// `CU_STREAM_CAPTURE_STATUS_NONE`.
+        const NONE: u32 = 0;
+        let mut status = NONE;
+        // SAFETY: the stream is live and the pointer is to a live value.
+        let code = unsafe { self.driver.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) };
+        if code == Ok(CudaCode::SUCCESS) && status == NONE { Ok(false) } else { asked_again(stream) }
     }
 
     /// An error unless work of this communicator can be enqueued on the stream.
@@ -520,8 +544,12 @@ impl Inner {
     /// Ends a call: if NCCL is still at work, waits until it is done. Upholds [C2].
     #[inline]
     pub(crate) fn settle(self: &Arc<Self>, call: &'static str, code: ncclResult_t, inside: Inside<'_>) -> Result<(), NcclError> {
+        if code == ncclResult_t::ncclSuccess { Ok(()) } else { self.settle_slowly(call, code, inside) }
+    }
+
+    #[cold]
+    fn settle_slowly(self: &Arc<Self>, call: &'static str, code: ncclResult_t, inside: Inside<'_>) -> Result<(), NcclError> {
         match code {
-            ncclResult_t::ncclSuccess => Ok(()),
             ncclResult_t::ncclInProgress => settle_all(call, vec![(self, inside)], self.deadline()),
             code => Err(self.failure(call, code)),
         }
@@ -605,6 +633,12 @@ pub(crate) fn bounded(duration: Duration) -> Duration {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(bounded(duration).as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// For an answer that is not plainly no.
+#[cold]
+fn asked_again(stream: &CudaStream) -> Result<bool, NcclError> {
+    Ok(is_capturing(stream)?)
 }
 
 /// Makes a context the thread's. Unlike cudarc's own, it does not fail for what other objects' destructors did.

@@ -15,7 +15,7 @@ use peerweave_types::Element;
 use crate::communicator::{Communicator, Inner, settle_all};
 use crate::error::{MisuseKind, NcclError};
 use crate::red_op::Reduction;
-use crate::request::{At, Request};
+use crate::request::{At, Checked, Holds, Operations, Request};
 use crate::split::enter_all;
 use crate::state::Allowed;
 use crate::sys::ncclResult_t;
@@ -123,7 +123,7 @@ impl<'env> Group<'env> {
         call: Call,
         communicator: &Communicator,
         stream: &'env Arc<CudaStream>,
-        prepare: impl FnOnce(At<'_, 'env>) -> Result<Request<'env>, NcclError>,
+        prepare: impl FnOnce(&mut At<'_, 'env>) -> Checked<Operations>,
     ) -> Result<(), NcclError> {
         let (inner, name) = (&communicator.inner, call.name());
         inner.nccl.not_forked(name)?;
@@ -133,8 +133,10 @@ impl<'env> Group<'env> {
         }
         drop(inner.gate.look(Allowed::LIVE).map_err(|refused| inner.refused(name, refused))?);
         inner.bind()?;
-        let request = prepare(At::new(call, inner, stream)?)?;
-        self.members.push(Member { inner: Arc::clone(inner), request });
+        let mut holds = Holds::default();
+        let capturing = inner.check_stream(name, stream).and_then(|()| inner.is_capturing(stream))?;
+        let operations = prepare(&mut At::new(call, inner, stream, capturing, &mut holds)).map_err(|error| *error)?;
+        self.members.push(Member { inner: Arc::clone(inner), request: Request { call, stream, operations, holds } });
         Ok(())
     }
 

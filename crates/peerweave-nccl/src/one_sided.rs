@@ -11,7 +11,7 @@ use peerweave_types::Element;
 use crate::communicator::Communicator;
 use crate::error::{MisuseKind, NcclError};
 use crate::group::Group;
-use crate::request::{At, Kind, Operation, Operations, Request};
+use crate::request::{At, Checked, Kind, Operation, Operations, Put};
 use crate::sys::{ncclDataType_t, ncclWaitSignalDesc_t};
 use crate::{Call, Version, Window};
 
@@ -114,21 +114,21 @@ impl<'env> Group<'env> {
 
 const SINCE: Version = Version::new(2, 29, 2);
 
-fn number(at: &At<'_, '_>, what: &'static str, found: u32) -> Result<c_int, NcclError> {
+fn number(at: &At<'_, '_>, what: &'static str, found: u32) -> Checked<c_int> {
     c_int::try_from(found).map_err(|_| {
         let (found, expected) = (i64::from(found), "at most 2147483647");
-        NcclError::misuse(at.call.name(), MisuseKind::Value { what, found, expected })
+        NcclError::misuse(at.call.name(), MisuseKind::Value { what, found, expected }).into()
     })
 }
 
 fn put_signal<'a, T: Element>(
-    at: At<'_, 'a>,
-    source: &'a dyn DeviceBuffer<T>,
+    at: &mut At<'_, 'a>,
+    source: &'a impl DeviceBuffer<T>,
     peer: usize,
     window: &Window<T>,
     offset: usize,
     signal: Signal,
-) -> Result<Request<'a>, NcclError> {
+) -> Checked<Operations> {
     at.inner.nccl.needs("ncclPutSignal", SINCE)?;
     let (raw_peer, count, data_type) = (at.rank("the peer", peer)?, source.len(), at.moved::<T>()?);
     let handle = window.inner.used(at.call.name(), at.inner, at.stream)?;
@@ -136,41 +136,41 @@ fn put_signal<'a, T: Element>(
     if offset.checked_add(count).is_none_or(|end| end > room) {
         let found = offset.saturating_add(count);
         let kind = MisuseKind::Length { what: "the peer's window", found: room, expected: found, unit: "elements at least" };
-        return Err(NcclError::misuse(at.call.name(), kind));
+        return Err(NcclError::misuse(at.call.name(), kind).into());
     }
-    let (index, context) =
-        (number(&at, "the signal's index", signal.index)?, number(&at, "the signal's context", signal.context)?);
+    let (index, context) = (number(at, "the signal's index", signal.index)?, number(at, "the signal's context", signal.context)?);
     let source = at.read("the source", source)?;
-    let kind = Kind::PutSignal { peer: raw_peer, window: handle, offset_bytes: offset * size_of::<T>(), index, context };
-    let operation = Operation { kind, send: source.address, recv: 0, count, data_type, element_bytes: size_of::<T>() };
-    let window: peerweave_driver::Keep = Arc::<crate::window::Registered>::clone(&window.inner);
-    at.request(Operations::One(operation), Some(source), None, Some(window))
+    at.own(Arc::<crate::window::Registered>::clone(&window.inner));
+    at.finish(Some(source), None)?;
+    let (source, peer, window, offset_bytes) = (source.address, raw_peer, handle, offset * size_of::<T>());
+    Ok(Operations::Put(Put { source, count, data_type, peer, window, offset_bytes, index, context }))
 }
 
-fn raise<'a>(at: At<'_, 'a>, peer: usize, signal: Signal) -> Result<Request<'a>, NcclError> {
+fn raise(at: &mut At<'_, '_>, peer: usize, signal: Signal) -> Checked<Operations> {
     at.inner.nccl.needs("ncclSignal", SINCE)?;
     let peer = at.rank("the peer", peer)?;
-    let (index, context) =
-        (number(&at, "the signal's index", signal.index)?, number(&at, "the signal's context", signal.context)?);
+    let (index, context) = (number(at, "the signal's index", signal.index)?, number(at, "the signal's context", signal.context)?);
     let kind = Kind::Signal { peer, index, context };
     let operation = Operation { kind, send: 0, recv: 0, count: 0, data_type: ncclDataType_t::ncclUint8, element_bytes: 1 };
-    at.request(Operations::One(operation), None, None, None)
+    at.finish(None, None)?;
+    Ok(Operations::One(operation))
 }
 
-fn wait_signal<'a>(at: At<'_, 'a>, waits: &[SignalWait]) -> Result<Request<'a>, NcclError> {
+fn wait_signal(at: &mut At<'_, '_>, waits: &[SignalWait]) -> Checked<Operations> {
     at.inner.nccl.needs("ncclWaitSignal", SINCE)?;
     let mut list = Vec::new();
     for wait in waits {
         list.push(ncclWaitSignalDesc_t {
-            opCnt: number(&at, "the count", wait.count)?,
+            opCnt: number(at, "the count", wait.count)?,
             peer: at.rank("the peer", wait.peer)?,
-            sigIdx: number(&at, "the signal's index", wait.signal.index)?,
-            ctx: number(&at, "the signal's context", wait.signal.context)?,
+            sigIdx: number(at, "the signal's index", wait.signal.index)?,
+            ctx: number(at, "the signal's context", wait.signal.context)?,
         });
     }
     if list.is_empty() {
         let kind = MisuseKind::Length { what: "the list of waits", found: 0, expected: 1, unit: "waits at least" };
-        return Err(NcclError::misuse(at.call.name(), kind));
+        return Err(NcclError::misuse(at.call.name(), kind).into());
     }
-    at.request(Operations::Wait(list), None, None, None)
+    at.finish(None, None)?;
+    Ok(Operations::Wait(list))
 }

@@ -62,7 +62,6 @@ pub(crate) enum Kind {
     Scatter(c_int),
     Send(c_int),
     Recv(c_int),
-    PutSignal { peer: c_int, window: ncclWindow_t, offset_bytes: usize, index: c_int, context: c_int },
     Signal { peer: c_int, index: c_int, context: c_int },
 }
 
@@ -77,10 +76,24 @@ pub(crate) struct Operation {
     pub(crate) element_bytes: usize,
 }
 
+/// A put, which has more to say than the others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Put {
+    pub(crate) source: u64,
+    pub(crate) count: usize,
+    pub(crate) data_type: ncclDataType_t,
+    pub(crate) peer: c_int,
+    pub(crate) window: ncclWindow_t,
+    pub(crate) offset_bytes: usize,
+    pub(crate) index: c_int,
+    pub(crate) context: c_int,
+}
+
 /// One call of this crate: an operation of NCCL, or several that belong together.
 #[derive(Debug)]
 pub(crate) enum Operations {
     One(Operation),
+    Put(Put),
     Many(Vec<Operation>),
     Wait(Vec<ncclWaitSignalDesc_t>),
 }
@@ -90,11 +103,26 @@ pub(crate) struct Request<'a> {
     pub(crate) call: Call,
     pub(crate) stream: &'a Arc<CudaStream>,
     pub(crate) operations: Operations,
-    _accesses: [Option<Access<'a>>; 2],
+    pub(crate) holds: Holds<'a>,
+}
+
+/// What a call keeps until it is issued, or for the graph that it is captured into. Filled where it lies: it is large, and mostly empty.
+#[derive(Default)]
+pub(crate) struct Holds<'a> {
+    /// Of buffers whose owners are told when the work is enqueued: of the one that is read, and of the one that is written.
+    guards: [Option<Access<'a>>; 2],
     /// Not empty exactly if the stream is being captured.
     keeps: Vec<Keep>,
     /// A reduction or a window.
-    _owner: Option<Keep>,
+    owner: Option<Keep>,
+}
+
+impl Holds<'_> {
+    /// Whether the call is captured.
+    #[inline]
+    pub(crate) fn is_captured(&self) -> bool {
+        !self.keeps.is_empty()
+    }
 }
 
 /// A captured call's hold on its communicator.
@@ -109,7 +137,7 @@ impl Drop for GraphHold {
 impl Request<'_> {
     /// An error if the stream is captured now and was not when the buffers were taken, or the reverse.
     pub(crate) fn check_capture(&self) -> Result<(), NcclError> {
-        if is_capturing(self.stream)? != self.keeps.is_empty() {
+        if is_capturing(self.stream)? == self.holds.is_captured() {
             return Ok(());
         }
         let why = "whether the stream is being captured has changed since the call was recorded";
@@ -117,22 +145,19 @@ impl Request<'_> {
     }
 
     /// Ties what a captured call uses to the graph. Before it is issued.
-    #[inline]
     pub(crate) fn hand_to_graph(&mut self, inner: &Arc<Inner>) -> Result<(), NcclError> {
-        if self.keeps.is_empty() { Ok(()) } else { self.hand_over(inner) }
-    }
-
-    #[cold]
-    fn hand_over(&mut self, inner: &Arc<Inner>) -> Result<(), NcclError> {
+        if !self.holds.is_captured() {
+            return Ok(());
+        }
         inner.graphs.fetch_add(1, Ordering::AcqRel);
-        self.keeps.push(Arc::new(GraphHold(Arc::clone(inner))));
-        Ok(keep_in_graph(self.stream, std::mem::take(&mut self.keeps))?)
+        self.holds.keeps.push(Arc::new(GraphHold(Arc::clone(inner))));
+        Ok(keep_in_graph(self.stream, std::mem::take(&mut self.holds.keeps))?)
     }
 
     /// Keeps an event that NCCL records, where the call is captured.
     pub(crate) fn keep_event(&mut self, event: &Arc<CudaEvent>) {
-        if !self.keeps.is_empty() {
-            self.keeps.push(Arc::<CudaEvent>::clone(event));
+        if self.holds.is_captured() {
+            self.holds.keeps.push(Arc::<CudaEvent>::clone(event));
         }
     }
 
@@ -140,7 +165,6 @@ impl Request<'_> {
     ///
     /// # Safety
     /// This thread is inside the communicator's gate, and `config` is null or valid during the call.
-    #[inline]
     pub(crate) unsafe fn issue(
         &self,
         api: &Api,
@@ -152,6 +176,12 @@ impl Request<'_> {
             // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live while this request
             // does, and after it for as long as the stream needs them.
             Operations::One(operation) => unsafe { operation.issue(api, inner, comm, stream, config) },
+            // SAFETY: the same; the part of the window was checked too.
+            Operations::Put(put) => unsafe {
+                let Put { count, data_type, peer, window, offset_bytes, index, context, .. } = *put;
+                let source: *const c_void = std::ptr::with_exposed_provenance(put.source as usize);
+                api.ncclPutSignal(source, count, data_type, peer, window, offset_bytes, index, context, 0, comm, stream)
+            },
             // SAFETY: the handle is live inside the gate; NCCL only reads the list, during the call.
             Operations::Wait(waits) => unsafe {
                 let count = c_int::try_from(waits.len()).unwrap_or(c_int::MAX);
@@ -191,7 +221,7 @@ impl Operation {
     /// # Safety
     /// The handle is live and used by this thread alone; the buffers are as long as the operation says, and stay until the stream has passed it.
     #[inline]
-    unsafe fn issue(
+    pub(crate) unsafe fn issue(
         &self,
         api: &Api,
         inner: &Inner,
@@ -229,9 +259,6 @@ impl Operation {
                 Kind::ReduceScatter(op) => api.ncclReduceScatter(send, recv, count, kind, op, comm, stream),
                 Kind::Send(peer) => api.ncclSend(send, count, kind, peer, comm, stream),
                 Kind::Recv(peer) => api.ncclRecv(recv, count, kind, peer, comm, stream),
-                Kind::PutSignal { peer, window, offset_bytes, index, context } => {
-                    api.ncclPutSignal(send, count, kind, peer, window, offset_bytes, index, context, 0, comm, stream)
-                }
                 Kind::Signal { peer, index, context } => api.ncclSignal(peer, index, context, 0, comm, stream),
                 Kind::AllToAll => match api.ncclAlltoAll(send, recv, count, kind, comm, stream) {
                     Err(_) => self.compose(api, inner, comm, stream),
@@ -298,75 +325,78 @@ impl Operation {
     }
 }
 
-/// Where a call is checked: on which communicator, for which stream.
-#[derive(Clone, Copy)]
+/// What a check gives. Errors are boxed: they are large, and what is small stays in registers.
+pub(crate) type Checked<T> = Result<T, Box<NcclError>>;
+
+/// Where a call is checked: on which communicator, for which stream; and what it keeps.
 pub(crate) struct At<'c, 'a> {
     pub(crate) call: Call,
     pub(crate) inner: &'c Arc<Inner>,
     pub(crate) stream: &'a Arc<CudaStream>,
     capturing: bool,
+    holds: &'c mut Holds<'a>,
 }
 
 /// A buffer of a call.
-pub(crate) struct Operand<'a> {
-    what: &'static str,
+#[derive(Clone, Copy)]
+pub(crate) struct Operand {
     pub(crate) address: u64,
     len_bytes: u64,
-    access: Option<Access<'a>>,
-    keep: Option<Keep>,
 }
 
-impl<'c, 'a> At<'c, 'a> {
-    /// Checks the stream. The device's context is the thread's.
-    #[inline]
-    pub(crate) fn new(call: Call, inner: &'c Arc<Inner>, stream: &'a Arc<CudaStream>) -> Result<Self, NcclError> {
-        inner.check_stream(call.name(), stream)?;
-        Ok(Self { call, inner, stream, capturing: is_capturing(stream)? })
-    }
+/// Which of the buffers of a call.
+const READ: usize = 0;
+const WRITTEN: usize = 1;
 
-    pub(crate) fn n_ranks(&self) -> usize {
-        self.inner.n_ranks
+impl<'c, 'a> At<'c, 'a> {
+    /// For a stream that was checked, and of which is known whether it is being captured. The device's context is the thread's.
+    #[inline]
+    pub(crate) fn new(
+        call: Call,
+        inner: &'c Arc<Inner>,
+        stream: &'a Arc<CudaStream>,
+        capturing: bool,
+        holds: &'c mut Holds<'a>,
+    ) -> Self {
+        Self { call, inner, stream, capturing, holds }
     }
 
     /// The library's number of an element type that is only moved.
     #[inline]
-    pub(crate) fn moved<T: Element>(&self) -> Result<ncclDataType_t, NcclError> {
-        data_type(self.call.name(), self.inner.nccl, T::DTYPE, false)
+    pub(crate) fn moved<T: Element>(&self) -> Checked<ncclDataType_t> {
+        Ok(data_type(self.call.name(), self.inner.nccl, T::DTYPE, false)?)
     }
 
-    /// The library's numbers of an element type and of what reduces it, and what that belongs to.
+    /// The library's numbers of an element type and of what reduces it. Keeps what that belongs to.
     #[inline]
-    pub(crate) fn reduced<T: Element>(
-        &self,
-        op: &impl Reduction<T>,
-    ) -> Result<(ncclDataType_t, ncclRedOp_t, Option<Keep>), NcclError> {
+    pub(crate) fn reduced<T: Element>(&mut self, op: &impl Reduction<T>) -> Checked<(ncclDataType_t, ncclRedOp_t)> {
         let data_type = data_type(self.call.name(), self.inner.nccl, T::DTYPE, true)?;
         let (op, made) = op.resolve();
         if let Some(made) = made {
             made.check(self.call.name(), self.inner, self.stream)?;
+            self.own(Arc::<Made>::clone(made));
         }
-        Ok((data_type, op, made.map(|made| Arc::<Made>::clone(made) as Keep)))
+        Ok((data_type, op))
+    }
+
+    /// Keeps a reduction or a window.
+    pub(crate) fn own(&mut self, owner: Keep) {
+        self.holds.owner = Some(owner);
     }
 
     /// A rank of the communicator, as NCCL wants it.
     #[inline]
-    pub(crate) fn rank(&self, what: &'static str, rank: usize) -> Result<c_int, NcclError> {
-        if rank < self.inner.n_ranks {
-            // There are at most `c_int::MAX` ranks.
-            return Ok(rank as c_int);
-        }
-        Err(NcclError::misuse(self.call.name(), MisuseKind::Rank { what, found: rank, ranks: self.inner.n_ranks }))
+    pub(crate) fn rank(&self, what: &'static str, rank: usize) -> Checked<c_int> {
+        let ranks = self.inner.n_ranks;
+        // There are at most `c_int::MAX` ranks.
+        if rank < ranks { Ok(rank as c_int) } else { Err(misuse(self.call, MisuseKind::Rank { what, found: rank, ranks })) }
     }
 
     /// An error unless something has the length that it should have.
     #[inline]
-    pub(crate) fn length(&self, what: &'static str, found: usize, expected: usize) -> Result<(), NcclError> {
-        if found == expected { Ok(()) } else { Err(self.wrong_length(what, found, expected)) }
-    }
-
-    #[cold]
-    fn wrong_length(&self, what: &'static str, found: usize, expected: usize) -> NcclError {
-        NcclError::misuse(self.call.name(), MisuseKind::Length { what, found, expected, unit: "elements" })
+    pub(crate) fn length(&self, what: &'static str, found: usize, expected: usize) -> Checked<()> {
+        let wrong = || misuse(self.call, MisuseKind::Length { what, found, expected, unit: "elements" });
+        if found == expected { Ok(()) } else { Err(wrong()) }
     }
 
     /// `count` elements for each rank. Saturates: no buffer has that length.
@@ -377,105 +407,115 @@ impl<'c, 'a> At<'c, 'a> {
 
     /// The part of each rank in a buffer that has one for each.
     #[inline]
-    pub(crate) fn part(&self, what: &'static str, len: usize) -> Result<usize, NcclError> {
+    pub(crate) fn part(&self, what: &'static str, len: usize) -> Checked<usize> {
         let count = len / self.inner.n_ranks;
         if count * self.inner.n_ranks == len {
             return Ok(count);
         }
         let (found, expected) = (i64::try_from(len).unwrap_or(i64::MAX), "a multiple of the number of ranks");
-        Err(NcclError::misuse(self.call.name(), MisuseKind::Value { what, found, expected }))
+        Err(misuse(self.call, MisuseKind::Value { what, found, expected }))
     }
 
     #[inline]
-    fn device(&self, what: &'static str, found: usize) -> Result<(), NcclError> {
+    fn device(&self, what: &'static str, found: usize) -> Checked<()> {
         let expected = self.inner.device();
-        if found == expected {
-            Ok(())
-        } else {
-            Err(NcclError::misuse(self.call.name(), MisuseKind::Device { what, found, expected }))
-        }
-    }
-
-    #[inline]
-    fn operand<T: Element>(&self, what: &'static str, len: usize, access: Access<'a>) -> Operand<'a> {
-        Operand { what, address: access.address(), len_bytes: (len * size_of::<T>()) as u64, access: Some(access), keep: None }
-    }
-
-    #[cold]
-    fn kept<T: Element>(&self, what: &'static str, buffer: &dyn DeviceBuffer<T>) -> Result<Operand<'a>, NcclError> {
-        let Some((address, keep)) = buffer.keep() else {
-            let why = "the stream is being captured, and a graph replays after the call: give memory that can be kept alive, a DeviceMemory or \
-                       a Raw, instead of a borrowed slice";
-            return Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }));
-        };
-        let len_bytes = (buffer.len() * size_of::<T>()) as u64;
-        Ok(Operand { what, address, len_bytes, access: None, keep: Some(keep) })
+        if found == expected { Ok(()) } else { Err(misuse(self.call, MisuseKind::Device { what, found, expected })) }
     }
 
     /// A buffer that is read. Last of the checks, since it may make the stream wait for another.
     #[inline]
-    pub(crate) fn read<T: Element>(&self, what: &'static str, buffer: &'a dyn DeviceBuffer<T>) -> Result<Operand<'a>, NcclError> {
+    pub(crate) fn read<T: Element, B: DeviceBuffer<T> + ?Sized>(
+        &mut self,
+        what: &'static str,
+        buffer: &'a B,
+    ) -> Checked<Operand> {
         self.device(what, buffer.device())?;
-        if self.capturing {
-            return self.kept(what, buffer);
-        }
-        Ok(self.operand::<T>(what, buffer.len(), buffer.read(self.stream)))
+        let len_bytes = (buffer.len() * size_of::<T>()) as u64;
+        let address = match self.capturing {
+            false => self.borrow(READ, buffer.read(self.stream)),
+            true => kept(self.call, self.holds, buffer.keep())?,
+        };
+        Ok(Operand { address, len_bytes })
     }
 
     /// A buffer that is written.
     #[inline]
-    pub(crate) fn write<T: Element>(
-        &self,
+    pub(crate) fn write<T: Element, B: DeviceBufferMut<T> + ?Sized>(
+        &mut self,
         what: &'static str,
-        buffer: &'a mut dyn DeviceBufferMut<T>,
-    ) -> Result<Operand<'a>, NcclError> {
+        buffer: &'a mut B,
+    ) -> Checked<Operand> {
         self.device(what, buffer.device())?;
-        if self.capturing {
-            return self.kept(what, &*buffer);
-        }
-        let len = buffer.len();
-        Ok(self.operand::<T>(what, len, buffer.write(self.stream)))
+        let len_bytes = (buffer.len() * size_of::<T>()) as u64;
+        let address = match self.capturing {
+            false => self.borrow(WRITTEN, buffer.write(self.stream)),
+            true => kept(self.call, self.holds, buffer.keep())?,
+        };
+        Ok(Operand { address, len_bytes })
     }
 
-    /// The request, unless its buffers share memory.
+    /// Memory that is borrowed during the call.
     #[inline]
-    pub(crate) fn request(
-        self,
-        operations: Operations,
-        send: Option<Operand<'a>>,
-        recv: Option<Operand<'a>>,
-        owner: Option<Keep>,
-    ) -> Result<Request<'a>, NcclError> {
-        if let (Some(send), Some(recv)) = (&send, &recv) {
-            let start = send.address.max(recv.address);
-            if start < (send.address + send.len_bytes).min(recv.address + recv.len_bytes) {
-                return Err(self.overlap(send.what, recv.what, start));
+    fn borrow(&mut self, which: usize, access: Access<'a>) -> u64 {
+        let address = access.address();
+        if access.is_guarded() {
+            self.holds.guards[which] = Some(access);
+        } else {
+            // Its owner waits for no word, so that dropping it does nothing; but that would be a call.
+            std::mem::forget(access);
+        }
+        address
+    }
+
+    /// The last of the checks: that the buffers share no memory, and that taking them did not make the stream part of a capture.
+    #[inline]
+    pub(crate) fn finish(&mut self, send: Option<Operand>, recv: Option<Operand>) -> Checked<()> {
+        if let (Some(send), Some(recv)) = (send, recv) {
+            let address = send.address.max(recv.address);
+            if address < (send.address + send.len_bytes).min(recv.address + recv.len_bytes) {
+                return Err(misuse(
+                    self.call,
+                    MisuseKind::Overlap { send: "the send buffer", recv: "the receive buffer", address },
+                ));
             }
         }
-        // Making the stream wait for an event that was captured makes it captured too.
-        let guarded = |operand: &Option<Operand<'_>>| {
-            operand.as_ref().and_then(|operand| operand.access.as_ref()).is_some_and(Access::is_guarded)
-        };
-        if (guarded(&send) || guarded(&recv)) && is_capturing(self.stream)? {
-            let why = "a buffer's own events made the stream part of a capture; give memory that can be kept alive, a DeviceMemory or a Raw";
-            return Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }));
+        if self.capturing || self.holds.guards.iter().any(Option::is_some) {
+            return finish_with_care(self.call, self.inner, self.stream, self.holds);
         }
-        let mut keeps = Vec::new();
-        let mut take = |operand: Option<Operand<'a>>| {
-            let operand = operand?;
-            keeps.extend(operand.keep);
-            operand.access
-        };
-        let accesses = [take(send), take(recv)];
-        if self.capturing {
-            // Never empty then, so that the communicator is kept too.
-            keeps.push(owner.clone().unwrap_or_else(|| Arc::new(())));
-        }
-        Ok(Request { call: self.call, stream: self.stream, operations, _accesses: accesses, keeps, _owner: owner })
+        Ok(())
     }
+}
 
-    #[cold]
-    fn overlap(&self, send: &'static str, recv: &'static str, address: u64) -> NcclError {
-        NcclError::misuse(self.call.name(), MisuseKind::Overlap { send, recv, address })
+#[cold]
+fn misuse(call: Call, kind: MisuseKind) -> Box<NcclError> {
+    Box::new(NcclError::misuse(call.name(), kind))
+}
+
+/// The address of memory that a graph keeps.
+#[cold]
+fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked<u64> {
+    let Some((address, keep)) = kept else {
+        let why = "the stream is being captured, and a graph replays after the call: give memory that can be kept alive, a DeviceMemory or \
+                   a Raw, instead of a borrowed slice";
+        return Err(misuse(call, MisuseKind::Context { why }));
+    };
+    holds.keeps.push(keep);
+    Ok(address)
+}
+
+/// For a stream that is being captured, or buffers that made it wait for something.
+#[inline(never)]
+fn finish_with_care(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Holds<'_>) -> Checked<()> {
+    if holds.guards.iter().all(Option::is_none) {
+        // Never empty then, so that the communicator is kept too.
+        holds.keeps.push(holds.owner.clone().unwrap_or_else(|| Arc::new(())));
+        return Ok(());
     }
+    // Making the stream wait for an event that was captured makes it captured too.
+    if !inner.is_capturing(stream)? {
+        return Ok(());
+    }
+    let why =
+        "a buffer's own events made the stream part of a capture; give memory that can be kept alive, a DeviceMemory or a Raw";
+    Err(misuse(call, MisuseKind::Context { why }))
 }

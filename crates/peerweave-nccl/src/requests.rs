@@ -4,101 +4,100 @@
 //!
 //! Invariant: a request that is made here reads and writes inside its buffers only, on whatever rank.
 
-use peerweave_driver::{DeviceBuffer, DeviceBufferMut, Keep};
+use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
 use peerweave_types::Element;
 
 use crate::error::{MisuseKind, NcclError};
 use crate::red_op::Reduction;
-use crate::request::{At, Kind, Operand, Operation, Operations, Request};
+use crate::request::{At, Checked, Kind, Operand, Operation, Operations};
 use crate::sys::ncclDataType_t;
 
 /// Where the caller gave no buffer, and NCCL wants none.
 const NO_BUFFER: u64 = 0;
-
-/// What a reduction belongs to.
-type Owner = Option<Keep>;
 
 impl<'a> At<'_, 'a> {
     /// One operation with its buffers.
     #[inline]
     #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
     fn one<T: Element>(
-        self,
+        &mut self,
         kind: Kind,
         count: usize,
         data_type: ncclDataType_t,
-        send: Option<Operand<'a>>,
-        recv: Option<Operand<'a>>,
-        made: Owner,
-    ) -> Result<Request<'a>, NcclError> {
-        let address = |operand: &Option<Operand<'a>>| operand.as_ref().map_or(NO_BUFFER, |operand| operand.address);
+        send: Option<Operand>,
+        recv: Option<Operand>,
+    ) -> Checked<Operations> {
+        let address = |operand: &Option<Operand>| operand.as_ref().map_or(NO_BUFFER, |operand| operand.address);
         let (send_address, recv_address) = (address(&send), address(&recv));
         let operation =
             Operation { kind, send: send_address, recv: recv_address, count, data_type, element_bytes: size_of::<T>() };
-        self.request(Operations::One(operation), send, recv, made)
+        self.finish(send, recv)?;
+        Ok(Operations::One(operation))
     }
 
     /// One operation in one buffer: what is sent begins at element `send` of it, what is received at element `recv`.
     #[inline]
     #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
     fn in_place<T: Element>(
-        self,
+        &mut self,
         kind: Kind,
         count: usize,
         data_type: ncclDataType_t,
-        buffer: &'a mut dyn DeviceBufferMut<T>,
+        buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
         [send, recv]: [usize; 2],
-        made: Owner,
-    ) -> Result<Request<'a>, NcclError> {
+    ) -> Checked<Operations> {
         let buffer = self.write("the buffer", buffer)?;
         let at = |element: usize| buffer.address + (element * size_of::<T>()) as u64;
         let operation = Operation { kind, send: at(send), recv: at(recv), count, data_type, element_bytes: size_of::<T>() };
-        self.request(Operations::One(operation), None, Some(buffer), made)
+        self.finish(None, Some(buffer))?;
+        Ok(Operations::One(operation))
     }
 
     /// Several operations in two buffers.
     fn many<T: Element>(
-        self,
-        send: &'a dyn DeviceBuffer<T>,
-        recv: &'a mut dyn DeviceBufferMut<T>,
+        &mut self,
+        send: &'a (impl DeviceBuffer<T> + ?Sized),
+        recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
         operations: impl FnOnce(u64, u64, ncclDataType_t) -> Vec<Operation>,
-    ) -> Result<Request<'a>, NcclError> {
+    ) -> Checked<Operations> {
         let data_type = self.moved::<T>()?;
         let (send, recv) = (self.read("the send buffer", send)?, self.write("the receive buffer", recv)?);
         let operations = operations(send.address, recv.address, data_type);
-        self.request(Operations::Many(operations), Some(send), Some(recv), None)
+        self.finish(Some(send), Some(recv))?;
+        Ok(Operations::Many(operations))
     }
 }
 
 #[inline]
 pub(crate) fn all_reduce<'a, T: Element>(
-    at: At<'_, 'a>,
-    send: &'a dyn DeviceBuffer<T>,
-    recv: &'a mut dyn DeviceBufferMut<T>,
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
-) -> Result<Request<'a>, NcclError> {
-    let (count, (data_type, op, made)) = (send.len(), at.reduced::<T>(&op)?);
+) -> Checked<Operations> {
+    let (count, (data_type, op)) = (send.len(), at.reduced::<T>(&op)?);
     at.length("the receive buffer", recv.len(), count)?;
     let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
-    at.one::<T>(Kind::AllReduce(op), count, data_type, Some(send), Some(recv), made)
+    at.one::<T>(Kind::AllReduce(op), count, data_type, Some(send), Some(recv))
 }
 
 #[inline]
 pub(crate) fn all_reduce_in_place<'a, T: Element>(
-    at: At<'_, 'a>,
-    buffer: &'a mut dyn DeviceBufferMut<T>,
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
-) -> Result<Request<'a>, NcclError> {
-    let (count, (data_type, op, made)) = (buffer.len(), at.reduced::<T>(&op)?);
-    at.in_place(Kind::AllReduce(op), count, data_type, buffer, [0, 0], made)
+) -> Checked<Operations> {
+    let (count, (data_type, op)) = (buffer.len(), at.reduced::<T>(&op)?);
+    at.in_place(Kind::AllReduce(op), count, data_type, buffer, [0, 0])
 }
 
+#[inline]
 pub(crate) fn broadcast<'a, T: Element>(
-    at: At<'_, 'a>,
+    at: &mut At<'_, 'a>,
     send: Option<&'a dyn DeviceBuffer<T>>,
-    recv: &'a mut dyn DeviceBufferMut<T>,
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: usize,
-) -> Result<Request<'a>, NcclError> {
+) -> Checked<Operations> {
     let (count, data_type, raw_root) = (recv.len(), at.moved::<T>()?, at.rank("the root", root)?);
     let send = match send {
         _ if root != at.inner.rank => None,
@@ -109,128 +108,139 @@ pub(crate) fn broadcast<'a, T: Element>(
         }
     };
     let recv = at.write("the receive buffer", recv)?;
-    at.one::<T>(Kind::Broadcast(raw_root), count, data_type, send, Some(recv), None)
+    at.one::<T>(Kind::Broadcast(raw_root), count, data_type, send, Some(recv))
 }
 
+#[inline]
 pub(crate) fn broadcast_in_place<'a, T: Element>(
-    at: At<'_, 'a>,
-    buffer: &'a mut dyn DeviceBufferMut<T>,
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: usize,
-) -> Result<Request<'a>, NcclError> {
+) -> Checked<Operations> {
     let (count, data_type, root) = (buffer.len(), at.moved::<T>()?, at.rank("the root", root)?);
-    at.in_place(Kind::Broadcast(root), count, data_type, buffer, [0, 0], None)
+    at.in_place(Kind::Broadcast(root), count, data_type, buffer, [0, 0])
 }
 
+#[inline]
 pub(crate) fn reduce<'a, T: Element>(
-    at: At<'_, 'a>,
-    send: &'a dyn DeviceBuffer<T>,
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
     op: impl Reduction<T>,
     root: usize,
-) -> Result<Request<'a>, NcclError> {
-    let (count, (data_type, op, made)) = (send.len(), at.reduced::<T>(&op)?);
+) -> Checked<Operations> {
+    let (count, (data_type, op)) = (send.len(), at.reduced::<T>(&op)?);
     let raw_root = at.rank("the root", root)?;
     let recv = at.of_root(root, "the receive buffer", recv, count)?;
     let send = at.read("the send buffer", send)?;
-    at.one::<T>(Kind::Reduce(op, raw_root), count, data_type, Some(send), recv, made)
+    at.one::<T>(Kind::Reduce(op, raw_root), count, data_type, Some(send), recv)
 }
 
+#[inline]
 pub(crate) fn reduce_in_place<'a, T: Element>(
-    at: At<'_, 'a>,
-    buffer: &'a mut dyn DeviceBufferMut<T>,
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
     root: usize,
-) -> Result<Request<'a>, NcclError> {
-    let (count, (data_type, op, made)) = (buffer.len(), at.reduced::<T>(&op)?);
+) -> Checked<Operations> {
+    let (count, (data_type, op)) = (buffer.len(), at.reduced::<T>(&op)?);
     let root = at.rank("the root", root)?;
-    at.in_place(Kind::Reduce(op, root), count, data_type, buffer, [0, 0], made)
+    at.in_place(Kind::Reduce(op, root), count, data_type, buffer, [0, 0])
 }
 
+#[inline]
 pub(crate) fn all_gather<'a, T: Element>(
-    at: At<'_, 'a>,
-    send: &'a dyn DeviceBuffer<T>,
-    recv: &'a mut dyn DeviceBufferMut<T>,
-) -> Result<Request<'a>, NcclError> {
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+) -> Checked<Operations> {
     let (count, data_type) = (send.len(), at.moved::<T>()?);
     at.length("the receive buffer", recv.len(), at.of_all(count))?;
     let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
-    at.one::<T>(Kind::AllGather, count, data_type, Some(send), Some(recv), None)
+    at.one::<T>(Kind::AllGather, count, data_type, Some(send), Some(recv))
 }
 
+#[inline]
 pub(crate) fn all_gather_in_place<'a, T: Element>(
-    at: At<'_, 'a>,
-    buffer: &'a mut dyn DeviceBufferMut<T>,
-) -> Result<Request<'a>, NcclError> {
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+) -> Checked<Operations> {
     let (count, data_type) = (at.part("the length of the buffer", buffer.len())?, at.moved::<T>()?);
     let mine = at.inner.rank * count;
-    at.in_place(Kind::AllGather, count, data_type, buffer, [mine, 0], None)
+    at.in_place(Kind::AllGather, count, data_type, buffer, [mine, 0])
 }
 
+#[inline]
 pub(crate) fn reduce_scatter<'a, T: Element>(
-    at: At<'_, 'a>,
-    send: &'a dyn DeviceBuffer<T>,
-    recv: &'a mut dyn DeviceBufferMut<T>,
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
-) -> Result<Request<'a>, NcclError> {
-    let (count, (data_type, op, made)) = (recv.len(), at.reduced::<T>(&op)?);
+) -> Checked<Operations> {
+    let (count, (data_type, op)) = (recv.len(), at.reduced::<T>(&op)?);
     at.length("the send buffer", send.len(), at.of_all(count))?;
     let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
-    at.one::<T>(Kind::ReduceScatter(op), count, data_type, Some(send), Some(recv), made)
+    at.one::<T>(Kind::ReduceScatter(op), count, data_type, Some(send), Some(recv))
 }
 
+#[inline]
 pub(crate) fn reduce_scatter_in_place<'a, T: Element>(
-    at: At<'_, 'a>,
-    buffer: &'a mut dyn DeviceBufferMut<T>,
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
-) -> Result<Request<'a>, NcclError> {
-    let (count, (data_type, op, made)) = (at.part("the length of the buffer", buffer.len())?, at.reduced::<T>(&op)?);
+) -> Checked<Operations> {
+    let (count, (data_type, op)) = (at.part("the length of the buffer", buffer.len())?, at.reduced::<T>(&op)?);
     let mine = at.inner.rank * count;
-    at.in_place(Kind::ReduceScatter(op), count, data_type, buffer, [0, mine], made)
+    at.in_place(Kind::ReduceScatter(op), count, data_type, buffer, [0, mine])
 }
 
+#[inline]
 pub(crate) fn all_to_all<'a, T: Element>(
-    at: At<'_, 'a>,
-    send: &'a dyn DeviceBuffer<T>,
-    recv: &'a mut dyn DeviceBufferMut<T>,
-) -> Result<Request<'a>, NcclError> {
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+) -> Checked<Operations> {
     let (count, data_type) = (at.part("the length of the send buffer", send.len())?, at.moved::<T>()?);
     at.length("the receive buffer", recv.len(), send.len())?;
     let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
-    at.one::<T>(Kind::AllToAll, count, data_type, Some(send), Some(recv), None)
+    at.one::<T>(Kind::AllToAll, count, data_type, Some(send), Some(recv))
 }
 
+#[inline]
 pub(crate) fn gather<'a, T: Element>(
-    at: At<'_, 'a>,
-    send: &'a dyn DeviceBuffer<T>,
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
     root: usize,
-) -> Result<Request<'a>, NcclError> {
+) -> Checked<Operations> {
     let (count, data_type, raw_root) = (send.len(), at.moved::<T>()?, at.rank("the root", root)?);
     let recv = at.of_root(root, "the receive buffer", recv, at.of_all(count))?;
     let send = at.read("the send buffer", send)?;
-    at.one::<T>(Kind::Gather(raw_root), count, data_type, Some(send), recv, None)
+    at.one::<T>(Kind::Gather(raw_root), count, data_type, Some(send), recv)
 }
 
+#[inline]
 pub(crate) fn gather_in_place<'a, T: Element>(
-    at: At<'_, 'a>,
-    buffer: &'a mut dyn DeviceBufferMut<T>,
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: usize,
-) -> Result<Request<'a>, NcclError> {
+) -> Checked<Operations> {
     let (data_type, raw_root) = (at.moved::<T>()?, at.rank("the root", root)?);
     if root != at.inner.rank {
         let count = buffer.len();
-        return at.in_place(Kind::Gather(raw_root), count, data_type, buffer, [0, 0], None);
+        return at.in_place(Kind::Gather(raw_root), count, data_type, buffer, [0, 0]);
     }
     let count = at.part("the length of the buffer", buffer.len())?;
-    at.in_place(Kind::Gather(raw_root), count, data_type, buffer, [root * count, 0], None)
+    at.in_place(Kind::Gather(raw_root), count, data_type, buffer, [root * count, 0])
 }
 
+#[inline]
 pub(crate) fn scatter<'a, T: Element>(
-    at: At<'_, 'a>,
+    at: &mut At<'_, 'a>,
     send: Option<&'a dyn DeviceBuffer<T>>,
-    recv: &'a mut dyn DeviceBufferMut<T>,
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: usize,
-) -> Result<Request<'a>, NcclError> {
+) -> Checked<Operations> {
     let (count, data_type, raw_root) = (recv.len(), at.moved::<T>()?, at.rank("the root", root)?);
     let send = match send {
         _ if root != at.inner.rank => None,
@@ -241,55 +251,59 @@ pub(crate) fn scatter<'a, T: Element>(
         }
     };
     let recv = at.write("the receive buffer", recv)?;
-    at.one::<T>(Kind::Scatter(raw_root), count, data_type, send, Some(recv), None)
+    at.one::<T>(Kind::Scatter(raw_root), count, data_type, send, Some(recv))
 }
 
+#[inline]
 pub(crate) fn scatter_in_place<'a, T: Element>(
-    at: At<'_, 'a>,
-    buffer: &'a mut dyn DeviceBufferMut<T>,
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: usize,
-) -> Result<Request<'a>, NcclError> {
+) -> Checked<Operations> {
     let (data_type, raw_root) = (at.moved::<T>()?, at.rank("the root", root)?);
     if root != at.inner.rank {
         let count = buffer.len();
-        return at.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, 0], None);
+        return at.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, 0]);
     }
     let count = at.part("the length of the buffer", buffer.len())?;
-    at.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, root * count], None)
+    at.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, root * count])
 }
 
+#[inline]
 pub(crate) fn send<'a, T: Element>(
-    at: At<'_, 'a>,
-    buffer: &'a dyn DeviceBuffer<T>,
+    at: &mut At<'_, 'a>,
+    buffer: &'a (impl DeviceBuffer<T> + ?Sized),
     peer: usize,
-) -> Result<Request<'a>, NcclError> {
+) -> Checked<Operations> {
     let (count, data_type, peer) = (buffer.len(), at.moved::<T>()?, at.rank("the peer", peer)?);
     let buffer = at.read("the buffer", buffer)?;
-    at.one::<T>(Kind::Send(peer), count, data_type, Some(buffer), None, None)
+    at.one::<T>(Kind::Send(peer), count, data_type, Some(buffer), None)
 }
 
+#[inline]
 pub(crate) fn recv<'a, T: Element>(
-    at: At<'_, 'a>,
-    buffer: &'a mut dyn DeviceBufferMut<T>,
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     peer: usize,
-) -> Result<Request<'a>, NcclError> {
+) -> Checked<Operations> {
     let (count, data_type, peer) = (buffer.len(), at.moved::<T>()?, at.rank("the peer", peer)?);
     let buffer = at.write("the buffer", buffer)?;
-    at.one::<T>(Kind::Recv(peer), count, data_type, None, Some(buffer), None)
+    at.one::<T>(Kind::Recv(peer), count, data_type, None, Some(buffer))
 }
 
+#[inline]
 pub(crate) fn all_to_all_v<'a, T: Element>(
-    at: At<'_, 'a>,
-    send: &'a dyn DeviceBuffer<T>,
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
     send_counts: &[usize],
-    recv: &'a mut dyn DeviceBufferMut<T>,
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     recv_counts: &[usize],
-) -> Result<Request<'a>, NcclError> {
+) -> Checked<Operations> {
     at.counts(["the send counts", "the send buffer"], send_counts, send.len())?;
     at.counts(["the receive counts", "the receive buffer"], recv_counts, recv.len())?;
     let (mine, element_bytes) = (at.inner.rank, size_of::<T>());
     at.length("the receive count of this rank itself", recv_counts[mine], send_counts[mine])?;
-    at.many::<T>(send, recv, |mut send, mut recv, data_type| {
+    at.many(send, recv, |mut send, mut recv, data_type| {
         let mut operations = Vec::with_capacity(2 * send_counts.len());
         for (peer, (&to, &from)) in send_counts.iter().zip(recv_counts).enumerate() {
             let peer = peer as i32;
@@ -305,16 +319,17 @@ pub(crate) fn all_to_all_v<'a, T: Element>(
     })
 }
 
+#[inline]
 pub(crate) fn all_gather_v<'a, T: Element>(
-    at: At<'_, 'a>,
-    send: &'a dyn DeviceBuffer<T>,
-    recv: &'a mut dyn DeviceBufferMut<T>,
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     counts: &[usize],
-) -> Result<Request<'a>, NcclError> {
+) -> Checked<Operations> {
     at.counts(["the counts", "the receive buffer"], counts, recv.len())?;
     let (mine, element_bytes) = (at.inner.rank, size_of::<T>());
     at.length("the send buffer", send.len(), counts[mine])?;
-    at.many::<T>(send, recv, |send, mut recv, data_type| {
+    at.many(send, recv, |send, mut recv, data_type| {
         let mut operations = Vec::with_capacity(counts.len());
         for (root, &count) in counts.iter().enumerate() {
             let send = if root == mine { send } else { NO_BUFFER };
@@ -328,18 +343,18 @@ pub(crate) fn all_gather_v<'a, T: Element>(
 
 impl<'a> At<'_, 'a> {
     #[cold]
-    fn missing(&self, what: &'static str) -> NcclError {
-        NcclError::misuse(self.call.name(), MisuseKind::Text { what, why: "this rank is the root, and has to give it" })
+    fn missing(&self, what: &'static str) -> Box<NcclError> {
+        NcclError::misuse(self.call.name(), MisuseKind::Text { what, why: "this rank is the root, and has to give it" }).into()
     }
 
     /// A buffer that only the root writes.
     fn of_root<T: Element>(
-        &self,
+        &mut self,
         root: usize,
         what: &'static str,
         buffer: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
         expected: usize,
-    ) -> Result<Option<Operand<'a>>, NcclError> {
+    ) -> Checked<Option<Operand>> {
         match buffer {
             _ if root != self.inner.rank => Ok(None),
             None => Err(self.missing(what)),
@@ -351,10 +366,11 @@ impl<'a> At<'_, 'a> {
     }
 
     /// A count for each rank, and together those of the buffer.
-    fn counts(&self, [what, buffer]: [&'static str; 2], counts: &[usize], len: usize) -> Result<(), NcclError> {
-        if counts.len() != self.n_ranks() {
-            let (found, expected) = (counts.len(), self.n_ranks());
-            return Err(NcclError::misuse(self.call.name(), MisuseKind::Length { what, found, expected, unit: "numbers" }));
+    fn counts(&self, [what, buffer]: [&'static str; 2], counts: &[usize], len: usize) -> Checked<()> {
+        if counts.len() != self.inner.n_ranks {
+            let (found, expected) = (counts.len(), self.inner.n_ranks);
+            let kind = MisuseKind::Length { what, found, expected, unit: "numbers" };
+            return Err(NcclError::misuse(self.call.name(), kind).into());
         }
         self.length(buffer, len, counts.iter().fold(0, |sum, count| sum.saturating_add(*count)))
     }

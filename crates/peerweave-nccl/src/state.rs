@@ -1,6 +1,7 @@
 //! The gate of a communicator: who may call NCCL on its handle now, and whether the handle may be freed.
 //!
-//! Knows nothing of NCCL. State, lock and the count of readers are one word, so that each decision is one atomic step.
+//! Knows nothing of NCCL. Whose turn it is is one word, which only who has the turn writes; the state and who looks in are another. So a call takes one
+//! locked instruction: each of the two sides writes its own word and then looks at the other's, and one of them sees the other.
 //!
 //! # Invariants
 //! - **[G1]** At most one thread is inside by [`Gate::enter`]. NCCL forbids calls on one communicator in no order.
@@ -8,9 +9,21 @@
 //! - **[G3]** A thread that may be stuck inside NCCL has said so by `dive`, which fails once the gate is closed. All others leave by
 //!   themselves, and are waited for however long that takes them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::time::{Duration, Instant};
+
+#[cfg(not(loom))]
+use std::sync::{
+    Condvar, Mutex,
+    atomic::{AtomicU32, AtomicU64},
+};
+
+#[cfg(loom)]
+use loom::sync::{
+    Condvar, Mutex,
+    atomic::{AtomicU32, AtomicU64},
+};
 
 use crate::DeadState;
 
@@ -77,19 +90,32 @@ pub(crate) enum Refused {
     Busy,
 }
 
-const LOCKED: u64 = 1;
-const WAITERS: u64 = 2;
-/// Who is inside may be stuck in NCCL.
-const DEEP: u64 = 1 << 5;
-const STATE_SHIFT: u32 = 2;
-const STATE_MASK: u64 = 0b111 << STATE_SHIFT;
+/// Nobody has the turn.
+const FREE: u32 = 0;
+/// Who has it passes through.
+const SHALLOW: u32 = 1;
+/// Who has it may be stuck in NCCL.
+const DEEP: u32 = 2;
+
+const STATE_MASK: u64 = 0b111;
 /// One who looks in, in 24 bits: more threads than there are.
 const READER: u64 = 1 << 8;
 /// One who looks in and may be stuck in NCCL.
 const DEEP_READER: u64 = 1 << 32;
 
+/// The longest sleep of one who waits for the turn, in parts of what was waited already; and at least, and at most.
+const NAP: u32 = 8;
+const NAPS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+
+/// The model checker takes sequentially consistent accesses for less than they are, and only believes in fences.
+#[inline]
+fn fenced() {
+    #[cfg(loom)]
+    loom::sync::atomic::fence(SeqCst);
+}
+
 fn state_of(word: u64) -> State {
-    match (word & STATE_MASK) >> STATE_SHIFT {
+    match word & STATE_MASK {
         0 => State::Live,
         1 => State::Suspended,
         2 => State::Failed,
@@ -100,12 +126,17 @@ fn state_of(word: u64) -> State {
 }
 
 fn with_state(word: u64, state: State) -> u64 {
-    word & !STATE_MASK | (state as u64) << STATE_SHIFT
+    word & !STATE_MASK | state as u64
 }
 
 /// The gate of one communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
+    /// Taken by who finds it free; then written by who has it alone, so that leaving is a plain store.
+    turn: AtomicU32,
+    /// How many wait for the turn.
+    waiting: AtomicU32,
+    /// The state, and who looks in.
     word: AtomicU64,
     sleepers: Mutex<()>,
     left: Condvar,
@@ -119,54 +150,78 @@ pub(crate) struct Inside<'a>(&'a Gate);
 #[derive(Debug)]
 pub(crate) struct Looking<'a>(&'a Gate);
 
+/// Who is in a gate that was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Presence {
+    Nobody,
+    /// Somebody who leaves by himself.
+    PassesThrough,
+    /// Only who may be stuck in NCCL.
+    Stuck,
+}
+
 impl Gate {
     /// Goes in alone. While another is inside, waits for as long as `patience` says; it is asked only then.
     #[inline]
     pub(crate) fn enter(&self, allowed: Allowed, patience: impl FnOnce() -> Duration) -> Result<Inside<'_>, Refused> {
-        // Acquire, with the release of who left before: what one call did to the communicator comes before the next call.
-        if allowed.has(State::Live) && self.word.compare_exchange(0, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            return Ok(Inside(self));
+        match self.take(SHALLOW) {
+            Some(inside) => inside.allowed(allowed),
+            None => self.enter_slowly(allowed, patience()),
         }
-        self.enter_slowly(allowed, patience())
+    }
+
+    /// Goes in alone and dives, in one step, where nobody is inside and the state is live; `None` elsewhere. To call NCCL at once.
+    #[inline]
+    pub(crate) fn plunge(&self) -> Option<Inside<'_>> {
+        let inside = self.take(DEEP)?;
+        fenced();
+        // As in `dive`: either this thread sees that the gate is closed, or who closes it sees this thread [G3].
+        if self.word.load(SeqCst) & STATE_MASK == State::Live as u64 { Some(inside) } else { None }
+    }
+
+    #[inline]
+    fn take(&self, depth: u32) -> Option<Inside<'_>> {
+        // Acquires what who had the turn before released: what one call did to the communicator comes before the next call.
+        // In the one order of all with `close` and `drain`.
+        // Not `then_some`: one that is made and dropped gives the turn away.
+        self.turn.compare_exchange(FREE, depth, SeqCst, Relaxed).is_ok().then(|| Inside(self))
     }
 
     #[cold]
     fn enter_slowly(&self, allowed: Allowed, patience: Duration) -> Result<Inside<'_>, Refused> {
         let start = Instant::now();
-        let mut word = self.word.load(Ordering::Relaxed);
         loop {
-            if !allowed.has(state_of(word)) {
-                return Err(Refused::State(state_of(word)));
+            if !allowed.has(self.state()) {
+                return Err(Refused::State(self.state()));
             }
-            if word & LOCKED == 0 {
-                match self.word.compare_exchange_weak(word, word | LOCKED, Ordering::Acquire, Ordering::Relaxed) {
-                    Ok(_) => return Ok(Inside(self)),
-                    Err(now) => word = now,
-                }
-                continue;
+            if let Some(inside) = self.take(SHALLOW) {
+                return inside.allowed(allowed);
             }
             let Some(rest) = patience.checked_sub(start.elapsed()) else { return Err(Refused::Busy) };
             let guard = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-            // Who leaves clears the mark and takes the mutex before waking: no wake-up is lost between here and the wait.
-            match self.word.compare_exchange(word, word | WAITERS, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => drop(self.left.wait_timeout(guard, rest).unwrap_or_else(PoisonError::into_inner)),
-                Err(_) => drop(guard),
+            self.waiting.fetch_add(1, SeqCst);
+            // Who closes takes the mutex after the state has changed, so that its wake-up is never lost. Who leaves does not pay for a fence between
+            // its store and its look at who waits: in the nanoseconds until the store is seen, its wake-up can be lost, and then the nap ends.
+            if self.turn.load(SeqCst) != FREE && allowed.has(self.state()) {
+                let nap = (start.elapsed() / NAP).clamp(NAPS[0], NAPS[1]).min(rest);
+                drop(self.left.wait_timeout(guard, nap).unwrap_or_else(PoisonError::into_inner));
             }
-            word = self.word.load(Ordering::Relaxed);
+            self.waiting.fetch_sub(1, Relaxed);
         }
     }
 
     /// Looks in, whoever is inside.
     pub(crate) fn look(&self, allowed: Allowed) -> Result<Looking<'_>, Refused> {
         let count = |word| allowed.has(state_of(word)).then_some(word + READER);
-        match self.word.fetch_update(Ordering::Acquire, Ordering::Relaxed, count) {
+        match self.word.fetch_update(AcqRel, Acquire, count) {
             Ok(_) => Ok(Looking(self)),
             Err(word) => Err(Refused::State(state_of(word))),
         }
     }
 
+    #[inline]
     pub(crate) fn state(&self) -> State {
-        state_of(self.word.load(Ordering::Acquire))
+        state_of(self.word.load(SeqCst))
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -176,13 +231,13 @@ impl Gate {
     /// Changes the state of what is not closed. Gives the state that is kept instead, if it is closed.
     pub(crate) fn set(&self, state: State) -> Result<(), State> {
         let change = |word| (!state_of(word).is_closed()).then_some(with_state(word, state));
-        self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).map(|_| ()).map_err(state_of)
+        self.word.fetch_update(SeqCst, Acquire, change).map(|_| ()).map_err(state_of)
     }
 
     /// Changes one state to another, unless it is something else by now.
     pub(crate) fn change(&self, from: State, to: State) -> Result<(), State> {
         let change = |word| (state_of(word) == from).then_some(with_state(word, to));
-        self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).map(|_| ()).map_err(state_of)
+        self.word.fetch_update(SeqCst, Acquire, change).map(|_| ()).map_err(state_of)
     }
 
     /// Lets nobody in any more. Succeeds once [G2].
@@ -201,13 +256,10 @@ impl Gate {
     pub(crate) fn drain(&self, grace: Duration) -> bool {
         let start = Instant::now();
         loop {
-            let word = self.word.load(Ordering::Acquire) & !(STATE_MASK | WAITERS);
-            if word == 0 {
-                return true;
-            }
-            let passes_through = word & (LOCKED | DEEP) == LOCKED || word & (DEEP_READER - READER) != 0;
-            if !passes_through && start.elapsed() >= grace {
-                return false;
+            match self.presence() {
+                Presence::Nobody => return true,
+                Presence::Stuck if start.elapsed() >= grace => return false,
+                Presence::Stuck | Presence::PassesThrough => {}
             }
             match start.elapsed() {
                 waited if waited < Duration::from_micros(50) => std::hint::spin_loop(),
@@ -215,58 +267,90 @@ impl Gate {
             }
         }
     }
+
+    /// Who is inside, after `close`. Two looks are enough: who comes between them finds the gate closed, and touches nothing.
+    fn presence(&self) -> Presence {
+        fenced();
+        let (turn, word) = (self.turn.load(SeqCst), self.word.load(SeqCst));
+        if turn == FREE && word & !STATE_MASK == 0 {
+            Presence::Nobody
+        } else if turn == SHALLOW || word & (DEEP_READER - READER) != 0 {
+            Presence::PassesThrough
+        } else {
+            Presence::Stuck
+        }
+    }
 }
 
-impl Inside<'_> {
-    /// Before a call that may be stuck inside NCCL. Gives the state instead if the gate was closed meanwhile: the handle is not to be used then.
+impl<'a> Inside<'a> {
+    /// Stays inside if the state allows it.
     #[inline]
+    fn allowed(self, allowed: Allowed) -> Result<Self, Refused> {
+        fenced();
+        let state = self.0.state();
+        if allowed.has(state) { Ok(self) } else { Err(Refused::State(state)) }
+    }
+
+    /// Before a call that may be stuck inside NCCL. Gives the state instead if the gate was closed meanwhile: the handle is not to be used then.
     pub(crate) fn dive(&self) -> Result<(), State> {
-        // One atomic step with closing: either this thread sees that it is closed, or who closes sees this thread [G3].
-        let before = self.0.word.fetch_or(DEEP, Ordering::AcqRel);
-        if state_of(before).is_closed() {
+        // The store comes before the load in the one order of all, as does the change of state in `close` before the looks of `drain`. So either this
+        // thread sees that it is closed, or who closes sees this thread [G3].
+        self.0.turn.store(DEEP, SeqCst);
+        fenced();
+        let state = self.0.state();
+        if state.is_closed() {
             self.surface();
-            return Err(state_of(before));
+            return Err(state);
         }
         Ok(())
     }
 
-    /// After it.
+    /// After it. Who looks at the state after this either sees that it is closed, or is waited for.
     pub(crate) fn surface(&self) {
-        self.0.word.fetch_and(!DEEP, Ordering::Release);
+        self.0.turn.store(SHALLOW, SeqCst);
+        fenced();
     }
 }
 
 impl Drop for Inside<'_> {
     #[inline]
     fn drop(&mut self) {
-        let before = self.0.word.fetch_and(!(LOCKED | WAITERS | DEEP), Ordering::Release);
-        if before & WAITERS != 0 {
-            drop(self.0.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
-            self.0.left.notify_all();
+        self.0.turn.store(FREE, Release);
+        if self.0.waiting.load(Relaxed) != 0 {
+            self.0.wake();
         }
+    }
+}
+
+impl Gate {
+    #[cold]
+    fn wake(&self) {
+        drop(self.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
+        self.left.notify_all();
     }
 }
 
 impl Looking<'_> {
     /// As [`Inside::dive`], for the time of a call.
     pub(crate) fn dive<R>(&self, call: impl FnOnce() -> R) -> Result<R, State> {
-        let before = self.0.word.fetch_add(DEEP_READER - READER, Ordering::AcqRel);
+        let before = self.0.word.fetch_add(DEEP_READER - READER, AcqRel);
         let result = if state_of(before).is_closed() { Err(state_of(before)) } else { Ok(call()) };
-        self.0.word.fetch_sub(DEEP_READER - READER, Ordering::Release);
+        self.0.word.fetch_sub(DEEP_READER - READER, Release);
         result
     }
 }
 
 impl Drop for Looking<'_> {
     fn drop(&mut self) {
-        self.0.word.fetch_sub(READER, Ordering::Release);
+        self.0.word.fetch_sub(READER, Release);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -278,15 +362,75 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..2_000 {
                         let _inside = gate.enter(Allowed::LIVE, || LONG).expect("it is live");
-                        assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0);
-                        entries.fetch_add(1, Ordering::Relaxed);
-                        inside.fetch_sub(1, Ordering::Relaxed);
+                        assert_eq!(inside.fetch_add(1, Relaxed), 0);
+                        entries.fetch_add(1, Relaxed);
+                        inside.fetch_sub(1, Relaxed);
                     }
                 });
             }
         });
         assert_eq!(entries.into_inner(), 8_000);
-        assert_eq!(gate.word.into_inner() & !WAITERS, 0);
+        assert_eq!((gate.turn.into_inner(), gate.waiting.into_inner(), gate.word.into_inner()), (FREE, 0, 0));
+    }
+
+    /// What a call does, and what who aborts does, again and again at the same moment: who got in before the gate was closed is waited for.
+    #[test]
+    fn nobody_is_inside_what_was_closed_and_drained() {
+        let (mut got_in, mut refused) = (0, 0);
+        for round in 0..3_000 {
+            let (gate, is_freed, start) = (Gate::default(), AtomicBool::new(false), Barrier::new(3));
+            let (gate, is_freed, start) = (&gate, &is_freed, &start);
+            let call = move |enter: &dyn Fn() -> bool| {
+                start.wait();
+                (0..200).filter(|_| enter()).count()
+            };
+            let use_it = |inside: Inside<'_>| {
+                assert!(!is_freed.load(Relaxed), "round {round}: used after it was freed");
+                drop(inside);
+                true
+            };
+            std::thread::scope(|scope| {
+                let plunging = scope.spawn(move || call(&|| gate.plunge().is_some_and(use_it)));
+                let entering = scope.spawn(move || {
+                    call(&|| gate.enter(Allowed::LIVE, || LONG).is_ok_and(|inside| inside.dive().is_ok() && use_it(inside)))
+                });
+                start.wait();
+                (0..round % 64).for_each(|_| std::hint::spin_loop());
+                gate.close(State::Aborted).expect("it was open");
+                assert!(gate.drain(LONG));
+                is_freed.store(true, Relaxed);
+                got_in += plunging.join().expect("no panic");
+                refused += 200 - entering.join().expect("no panic");
+            });
+        }
+        assert!(got_in > 0 && refused > 0, "{got_in} and {refused}: the race was not run");
+    }
+
+    #[test]
+    fn turn_that_is_taken_is_kept_whoever_tries_to_get_in() {
+        let gate = Gate::default();
+        let inside = gate.plunge().expect("nobody is inside");
+        assert!(gate.plunge().is_none());
+        assert_eq!(gate.enter(Allowed::LIVE, || Duration::ZERO).map(drop), Err(Refused::Busy));
+        assert!(gate.plunge().is_none(), "who was refused has not given the turn away");
+        drop(inside);
+        assert!(gate.plunge().is_some());
+    }
+
+    #[test]
+    fn who_plunges_gets_into_what_is_live_only_and_leaves_nothing_behind() {
+        for state in [State::Suspended, State::Failed, State::Revoked] {
+            let gate = Gate::default();
+            gate.set(state).expect("open");
+            assert!(gate.plunge().is_none(), "{state:?}");
+            assert!(gate.enter(Allowed::OPEN, || Duration::ZERO).is_ok(), "{state:?}: the turn is free");
+        }
+        let gate = Gate::default();
+        let inside = gate.plunge().expect("it is live");
+        gate.close(State::Aborted).expect("it was open");
+        assert!(!gate.drain(Duration::from_millis(5)), "it may be stuck");
+        drop(inside);
+        assert!(gate.drain(Duration::ZERO) && gate.plunge().is_none());
     }
 
     #[test]

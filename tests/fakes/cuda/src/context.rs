@@ -11,7 +11,7 @@ use std::thread::ThreadId;
 use crate::abi::{Code, CuContext, CuDevice, Out, Result};
 use crate::device::Device;
 use crate::driver::driver;
-use crate::handles::lock;
+use crate::handles::{changed, lock};
 use crate::stream::Stream;
 
 /// One context.
@@ -73,6 +73,7 @@ impl Context {
     /// Something went wrong in work that was already accepted: the first such error stays.
     pub(crate) fn fail(&self, code: Code) {
         let _ = self.error.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
+        changed();
     }
 
     /// The streams that are alive.
@@ -96,6 +97,7 @@ impl Context {
     fn destroy(self: &Arc<Context>) {
         let Ok(driver) = driver() else { return };
         self.destroyed.store(true, Ordering::Release);
+        changed();
         driver.contexts.remove(self.handle);
         for stream in self.live_streams() {
             driver.streams.remove(stream.handle);
@@ -108,6 +110,11 @@ impl Context {
 thread_local! {
     /// The stack of the thread; the last is current.
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The handle of the calling thread's current context, whatever state that is in; 0 is none.
+pub(crate) fn current_handle() -> usize {
+    CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(0))
 }
 
 /// The current context of the calling thread, which must be in order.
@@ -200,7 +207,7 @@ exports! {
 
     4000 fn cuCtxGetCurrent(context: Out<CuContext>) {
         driver()?;
-        context.set(CuContext(CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(0))))
+        context.set(CuContext(current_handle()))
     }
 
     4000 fn cuCtxPushCurrent_v2(context: CuContext) {

@@ -6,6 +6,7 @@ use core::ffi::{c_char, c_int};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::abi::{Code, In, Result};
@@ -104,12 +105,27 @@ impl Orders {
     }
 }
 
+static ORDERS: OnceLock<Mutex<Orders>> = OnceLock::new();
+
+/// Whether there was ever an order: without any, nobody takes the lock.
+static ORDERED: AtomicBool = AtomicBool::new(false);
+
 fn orders() -> &'static Mutex<Orders> {
-    static ORDERS: OnceLock<Mutex<Orders>> = OnceLock::new();
     ORDERS.get_or_init(|| {
         let text = setting(variable::FAIL).unwrap_or_default();
-        Mutex::new(Orders::parse(&text).unwrap_or_else(|error| panic!("{}: {error}", variable::FAIL)))
+        let orders = Orders::parse(&text).unwrap_or_else(|error| panic!("{}: {error}", variable::FAIL));
+        ORDERED.store(!orders.by_name.is_empty(), Ordering::Release);
+        Mutex::new(orders)
     })
+}
+
+/// The code that a test ordered for this call.
+fn ordered(name: &str) -> Option<Code> {
+    let orders = orders();
+    if !ORDERED.load(Ordering::Acquire) {
+        return None;
+    }
+    orders.lock().unwrap_or_else(PoisonError::into_inner).next(name)
 }
 
 fn log(line: &str) {
@@ -144,8 +160,7 @@ pub(crate) fn as_host_function<T>(run: impl FnOnce() -> T) -> T {
 /// Every exported function is this call around its inside.
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result) -> c_int {
     log(name);
-    let injected = orders().lock().unwrap_or_else(PoisonError::into_inner).next(name);
-    let result = match injected {
+    let result = match ordered(name) {
         Some(code) => Err(code),
         None if IN_HOST_FUNCTION.get() && !name.starts_with("cuGetError") => Err(Code::NOT_PERMITTED),
         None => body(),
@@ -167,7 +182,9 @@ extern "C" fn peerweave_fake_cuda_fail(text: In<c_char>) -> c_int {
     let Ok(text) = text.text() else { return Code::INVALID_VALUE.0 };
     match Orders::parse(&text) {
         Ok(new) => {
-            *orders().lock().unwrap_or_else(PoisonError::into_inner) = new;
+            let mut orders = orders().lock().unwrap_or_else(PoisonError::into_inner);
+            ORDERED.store(true, Ordering::Release);
+            *orders = new;
             0
         }
         Err(_) => Code::INVALID_VALUE.0,

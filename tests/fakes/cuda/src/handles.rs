@@ -2,12 +2,25 @@
 //! Invariant: a handle is never given twice, so that one of an object that is gone finds nothing.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Takes a lock whose data stays usable after a panic elsewhere.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How often anything was made, ended or spoiled: while it stays the same, what was found stays true.
+static CHANGES: AtomicU64 = AtomicU64::new(0);
+
+/// The number of changes so far, to be asked before what is then remembered is found.
+pub(crate) fn changes() -> u64 {
+    CHANGES.load(Ordering::Acquire)
+}
+
+/// To be called after each change of what a call looks at before it succeeds.
+pub(crate) fn changed() {
+    CHANGES.fetch_add(1, Ordering::AcqRel);
 }
 
 /// The objects of one kind.
@@ -29,6 +42,7 @@ impl<T> Table<T> {
 
     pub(crate) fn insert(&self, handle: usize, object: Arc<T>) {
         lock(&self.live).insert(handle, object);
+        changed();
     }
 
     pub(crate) fn add(&self, object: T) -> usize {
@@ -42,6 +56,8 @@ impl<T> Table<T> {
     }
 
     pub(crate) fn remove(&self, handle: usize) -> Option<Arc<T>> {
-        lock(&self.live).remove(&handle)
+        let removed = lock(&self.live).remove(&handle);
+        changed();
+        removed
     }
 }
