@@ -16,7 +16,7 @@ use crate::device_requirements::{DeviceCommRequirements, RawRequirements};
 use crate::error::NcclError;
 use crate::state::Allowed;
 use crate::sys::{Api, ncclCftTeamMode_t, ncclComm_t, ncclTeam_t};
-use crate::{DeviceTeam, Version};
+use crate::{DeviceTeam, Version, spans};
 
 /// What a kernel is given so that it communicates by itself: bytes that only NCCL's device code understands.
 ///
@@ -88,6 +88,7 @@ impl DeviceCommunicator {
     pub fn create(communicator: &Communicator, requirements: &DeviceCommRequirements) -> Result<Self, NcclError> {
         const CALL: &str = "ncclDevCommCreate";
         let inner = &communicator.inner;
+        let _span = spans::of(inner, CALL);
         let found = Found { call: "DeviceCommunicator::create", version: inner.nccl.version(), path: &inner.nccl.shared_path() };
         let (raw, len_bytes) = requirements.to_raw(&found, inner.rank, inner.n_ranks)?;
         let len_bytes = match len_bytes {
@@ -150,6 +151,7 @@ impl DeviceCommunicator {
     /// No kernel that uses it runs any more, on this rank or, by loads, stores and the network, on another.
     pub unsafe fn destroy(self) -> Result<(), NcclError> {
         let inner = &self.communicator.inner;
+        let _span = spans::of(inner, "ncclDevCommDestroy");
         let bytes = self.bytes.words.as_ptr();
         // SAFETY: the bytes are those of a device communicator of this live handle; that nothing uses it is the caller's promise.
         inner.call("ncclDevCommDestroy", Allowed::OPEN, |api, comm| unsafe {

@@ -20,7 +20,7 @@ use crate::config::RawConfig;
 use crate::error::{MisuseKind, NcclError, Timeout};
 use crate::state::Inside;
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
-use crate::{Config, Nccl, Switch, UniqueId, lifecycle};
+use crate::{Config, Nccl, Switch, UniqueId, lifecycle, spans};
 
 impl Communicator {
     /// Makes the communicators of one process: rank `i` on the device of `contexts[i]`.
@@ -281,6 +281,7 @@ pub(crate) fn make(
     let (began, deadline) = (Instant::now(), bounded(deadline));
     // Before the driver, which does not work in a fork either, is asked.
     nccl.not_forked(call)?;
+    let _span = spans::of_many(call, contexts.len());
     let _current = Current::save()?;
     // What can fail without NCCL's knowledge fails before NCCL is asked for anything.
     contexts.iter().try_for_each(|context| set_current(context))?;

@@ -43,6 +43,7 @@ mod red_op;
 mod request;
 mod requests;
 mod sim_info;
+mod spans;
 mod split;
 mod state;
 mod unique_id;

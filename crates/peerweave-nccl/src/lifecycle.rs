@@ -17,7 +17,7 @@ use crate::communicator::{self, Communicator, Handle, Inner, bounded, set_curren
 use crate::error::{CommunicatorName, MisuseKind, NcclError};
 use crate::state::{Allowed, Refused, State};
 use crate::sys::{self, ncclResult_t};
-use crate::{Nccl, Timeout};
+use crate::{Nccl, Timeout, spans};
 
 /// How long this crate waits for aborts that nobody gave a limit.
 pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
@@ -70,6 +70,7 @@ impl Communicator {
         const CALL: &str = "finalize";
         let (start, deadline) = (Instant::now(), bounded(deadline));
         let rest = || deadline.saturating_sub(start.elapsed());
+        let _span = spans::of_many(CALL, communicators.len());
         communicators.iter().try_for_each(|communicator| communicator.inner.nccl.not_forked(CALL))?;
         // The driver lets go of what a destroyed graph held some time after the destruction, on a thread of its own (seen on H200).
         let graphs =
@@ -123,6 +124,7 @@ impl Communicator {
     pub fn abort(&self, limit: Duration) -> Result<(), NcclError> {
         const CALL: &str = "abort";
         self.inner.nccl.not_forked(CALL)?;
+        let _span = spans::of(&self.inner, CALL);
         self.inner.gate.close(State::Aborted).map_err(|state| self.inner.dead(CALL, state))?;
         abort_closed(std::slice::from_ref(&self.inner), bounded(limit)).pop().unwrap_or(Ok(()))
     }
@@ -154,6 +156,7 @@ impl Communicator {
         const CALL: &str = "revoke";
         let inner = &self.inner;
         inner.nccl.not_forked(CALL)?;
+        let _span = spans::of(inner, CALL);
         // An old library is told before anything changes.
         inner.nccl.needs("ncclCommRevoke", crate::Version::new(2, 28, 7))?;
         let start = Instant::now();
@@ -231,6 +234,7 @@ impl Communicator {
     ) -> Result<(), NcclError> {
         let inner = &self.inner;
         let allowed = if from == State::Live { Allowed::LIVE } else { Allowed::SUSPENDED };
+        let _span = spans::of(inner, call);
         let inside = inner.enter(call, allowed)?;
         inner.bind()?;
         inner.dive(call, &inside)?;

@@ -13,10 +13,10 @@ use peerweave_types::Element;
 
 use crate::communicator::{Communicator, Inner};
 use crate::error::{MisuseKind, NcclError};
-use crate::lifecycle;
 use crate::request::data_type;
 use crate::state::Allowed;
 use crate::sys::{ncclRedOp_t, ncclScalarResidence_t};
+use crate::{lifecycle, spans};
 
 /// How the elements of the ranks are combined.
 ///
@@ -184,6 +184,7 @@ impl<T: Element> PreMulSum<T> {
         memory: Option<DeviceMemory<T>>,
     ) -> Result<Self, NcclError> {
         let inner = &communicator.inner;
+        let _span = spans::of(inner, call);
         let data_type = data_type(call, inner.nccl, T::DTYPE, true)?;
         let on_device = memory.as_ref().map(|memory| std::ptr::with_exposed_provenance_mut::<c_void>(memory.address() as usize));
         let (op, _) = inner.call_into(call, Allowed::LIVE, (ncclRedOp_t(0), value), |api, comm, place| {

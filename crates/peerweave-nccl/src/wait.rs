@@ -14,6 +14,7 @@ use peerweave_driver::{CudaCode, CudaError, CudaStream, DriverError, deadline_af
 use crate::communicator::{Communicator, Inner};
 use crate::error::{MisuseKind, NcclError, PeerLost, RankReport, Timeout};
 use crate::lifecycle::ABORT_LIMIT;
+use crate::spans;
 use crate::state::State;
 use crate::sys::ncclResult_t;
 
@@ -55,6 +56,7 @@ impl Communicator {
         const CALL: &str = "wait";
         let inner = &self.inner;
         inner.nccl.not_forked(CALL)?;
+        let _span = spans::of(inner, CALL);
         inner.check_stream(CALL, stream)?;
         // The question itself would spoil the capture.
         if is_capturing(stream)? {

@@ -21,7 +21,7 @@ use crate::error::{MisuseKind, NcclError};
 use crate::split::enter_all;
 use crate::state::Allowed;
 use crate::sys::{self, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
-use crate::{OnExpiry, Version, lifecycle};
+use crate::{OnExpiry, Version, lifecycle, spans};
 
 /// What a window is for. The default is any use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -230,6 +230,7 @@ impl<T: Element> Window<T> {
         };
         let communicator = registered.communicator.clone();
         communicator.nccl().not_forked(CALL)?;
+        let _span = spans::of(&communicator.inner, CALL);
         for used in std::mem::take(registered.streams.get_mut().unwrap_or_else(PoisonError::into_inner)) {
             stream.join(&used).map_err(CudaError::of(CALL))?;
         }
@@ -325,6 +326,7 @@ impl Communicator {
     /// [`NcclError::Misuse`] for memory that is borrowed, empty, or of another device; [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
     pub fn register<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NcclError> {
         const CALL: &str = "register";
+        let _span = spans::of(&self.inner, CALL);
         let place = Place::of(CALL, self, memory)?;
         let (pointer, len) = (place.pointer(), place.len_bytes as usize);
         let handle = self.inner.call_into(CALL, Allowed::LIVE, std::ptr::null_mut(), |api, comm, place| {
@@ -346,6 +348,7 @@ impl Registration {
     /// [`NcclError::Timeout`], after which it stays registered; [`NcclError::Dead`]; NCCL's own.
     pub fn deregister(mut self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Registration::deregister";
+        let _span = spans::of(&self.communicator.inner, CALL);
         meet(CALL, &self.communicator, stream, deadline)?;
         let handle = self.handle.0;
         self.communicator.inner.call(CALL, Allowed::LIVE, |api, comm| {
@@ -407,6 +410,7 @@ fn together(
     communicators: &[&Communicator],
     mut each: impl FnMut(usize, &Inner) -> Result<ncclResult_t, NcclError>,
 ) -> Result<(), NcclError> {
+    let _span = spans::of_many(call, communicators.len());
     let inside = enter_all(call, Allowed::LIVE, communicators.iter().map(|communicator| &communicator.inner).collect())?;
     let (nccl, deadline) = (communicators[0].nccl(), communicators[0].deadline());
     for (inner, inside) in &inside {

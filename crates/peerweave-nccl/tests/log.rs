@@ -11,13 +11,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::*;
-use peerweave_nccl::{LogLevel, Nccl};
+use peerweave_nccl::{
+    DeviceCommRequirements, DeviceCommunicator, LogLevel, Nccl, NcclMem, PreMulSum, ReduceOp, Signal, Window, WindowKind,
+};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
 type Lines = Arc<Mutex<Vec<(Level, String)>>>;
 
-/// Keeps what the target `nccl` says.
+/// Keeps what the target `nccl` says, and what spans of that name begin with, as lines of the level of spans.
 struct Collector(Lines);
 
 struct Message(String);
@@ -30,16 +32,27 @@ impl Visit for Message {
     }
 }
 
+struct Fields(String);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0 += &format!("{}={value:?} ", field.name());
+    }
+}
+
 impl Subscriber for Collector {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && metadata.target() == "nccl"
+        if metadata.is_event() { metadata.target() == "nccl" } else { metadata.name() == "nccl" }
     }
     fn event(&self, event: &Event<'_>) {
         let mut message = Message(String::new());
         event.record(&mut message);
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push((*event.metadata().level(), message.0));
     }
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+    fn new_span(&self, attributes: &span::Attributes<'_>) -> span::Id {
+        let mut fields = Fields(String::new());
+        attributes.record(&mut fields);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((*attributes.metadata().level(), fields.0));
         span::Id::from_u64(1)
     }
     fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
@@ -80,7 +93,7 @@ fn lines_are_events_of_the_level_that_was_asked_for() {
         unsafe { nccl.trace_log(LogLevel::Warn) }.expect("there is a pipe");
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
-        let reduce = |values: &mut _| comm.all_reduce_in_place(&stream, values, peerweave_nccl::ReduceOp::Sum);
+        let reduce = |values: &mut _| comm.all_reduce_in_place(&stream, values, ReduceOp::Sum);
         reduce(&mut values).expect_err("it fails");
         comes(&lines, Level::WARN, "NCCL WARN ncclAllReduce: a fault that the test asked for");
         assert!(!has(&lines, "Init START"), "that is of another level");
@@ -124,5 +137,54 @@ fn child_that_inherits_the_variables_logs_here_and_loses_no_file() {
         // Nor does the child's end close the pipe.
         drop(alone());
         comes(&lines, Level::INFO, "Init START");
+    });
+}
+
+#[test]
+fn every_call_has_a_span_that_says_of_which_communicator() {
+    fakes(2).run(|| {
+        let lines = collect();
+        let (comm, stream) = alone();
+        let (mut values, send) = (floats(&stream, &[1.0]), floats(&stream, &[1.0]));
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 8]).expect("memory");
+        let registered = comm.register(&memory).expect("it is registered");
+        let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("it is registered").expect("a window");
+        drop(PreMulSum::new(&comm, 2.0f32).expect("it is made"));
+        let device = DeviceCommunicator::create(&comm, &DeviceCommRequirements::new()).expect("it is made");
+        comm.all_reduce(&stream, &send, &mut values, ReduceOp::Sum).expect("it is enqueued");
+        comm.put_signal(&stream, &memory, 0, &window, 0, Signal::default()).expect("it is enqueued");
+        comm.nccl().group(|group| group.broadcast_in_place(&comm, &stream, &mut values, 0)).expect("it is enqueued");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        comm.suspend().expect("it rests");
+        comm.resume().expect("it goes on");
+        // SAFETY: no kernel was started.
+        unsafe { device.destroy() }.expect("it is alive");
+        registered.deregister(&stream, DEADLINE).expect("all give it back");
+        window.deregister(&stream, DEADLINE).expect("all give it back");
+        comm.split(Some(0), 0).expect("it splits").expect("a part").finalize(DEADLINE).expect("it ends");
+        comm.revoke().expect("it is revoked");
+        comm.abort(DEADLINE).expect("it ends");
+        let found = lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let one = |call: &str| format!("call={call:?} communicator=1 rank=0 ");
+        let many = |call: &str| format!("call={call:?} members=1 ");
+        let calls = [
+            "register",
+            "PreMulSum::new",
+            "ncclDevCommCreate",
+            "all_reduce",
+            "put_signal",
+            "wait",
+            "suspend",
+            "resume",
+            "ncclDevCommDestroy",
+            "Registration::deregister",
+            "Window::deregister",
+            "revoke",
+            "abort",
+        ];
+        let groups = ["init_all", "Window::register", "group", "split", "finalize"];
+        for expected in calls.iter().map(|call| one(call)).chain(groups.iter().map(|call| many(call))) {
+            assert!(found.contains(&(Level::TRACE, expected.clone())), "no {expected} in {found:#?}");
+        }
     });
 }
