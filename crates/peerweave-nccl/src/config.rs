@@ -110,7 +110,9 @@ macro_rules! option_name {
 
 options! {
     choices {
-        /// Whether calls wait until NCCL is done with what the host has to do. Off, they return at once, and this crate waits with its deadlines. NCCL 2.14.
+        /// Whether calls wait inside NCCL until it is done with what the host has to do. Off (as when it is not set), they return at once, and this crate
+        /// waits with its deadlines. **On, a rank that does not come keeps the call that makes a communicator for ever**: NCCL has no deadline
+        /// of its own. What is stuck in a later call ends by [`Communicator::abort`](crate::Communicator::abort) from another thread. NCCL 2.14.
         blocking: Switch => blocking;
         /// Whether children made by split share resources with this communicator. Then aborting one may break the others. NCCL 2.18.
         split_share: Switch => splitShare;

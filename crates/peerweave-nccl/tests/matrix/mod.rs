@@ -1,4 +1,4 @@
-//! Every collective x type x reduction x in and out of place against an oracle on the host. Shared by the tests and `examples/check_nccl.rs`.
+//! Every collective x type x reduction x in and out of place against an oracle on the host. Shared by the tests and `examples/check_nccl`.
 //!
 //! Values are chosen so that every result is exact in every type, whatever order the library reduces in.
 

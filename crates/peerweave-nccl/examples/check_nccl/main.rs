@@ -2,13 +2,15 @@
 //!
 //! ```text
 //! check_nccl [--count elements]                             all GPUs in one process
+//! check_nccl --lifecycle yes                                all GPUs in one process: what is stuck expires or is aborted, a missing rank
 //! check_nccl --processes n [--kill k]                       one process for each GPU, which meet by a rendezvous
 //! check_nccl --rank r --ranks n --id-file path [--kill k]   one process for each GPU: start n of them
 //! ```
 //! With `--kill k`, rank `k` kills itself after a first all-reduce; the others find out, shrink, and go on. With a rendezvous, their errors have to name it.
 //! The last line is `OK n checks` or `FAILED ...`; every wait has a deadline of 20 s.
 
-#[path = "../tests/matrix/mod.rs"]
+mod lifecycle;
+#[path = "../../tests/matrix/mod.rs"]
 mod matrix;
 
 use std::path::{Path, PathBuf};
@@ -28,10 +30,12 @@ struct Arguments {
     id_file: PathBuf,
     kill: Option<usize>,
     processes: usize,
+    lifecycle: bool,
 }
 
 fn arguments() -> Result<Arguments, String> {
-    let mut parsed = Arguments { count: 1003, rank: None, ranks: 0, id_file: PathBuf::new(), kill: None, processes: 0 };
+    let mut parsed =
+        Arguments { count: 1003, rank: None, ranks: 0, id_file: PathBuf::new(), kill: None, processes: 0, lifecycle: false };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let value = words.next().ok_or(format!("{word} needs a value"))?;
@@ -42,6 +46,7 @@ fn arguments() -> Result<Arguments, String> {
             "--ranks" => parsed.ranks = number()?,
             "--id-file" => parsed.id_file = value.into(),
             "--processes" => parsed.processes = number()?,
+            "--lifecycle" => parsed.lifecycle = value == "yes",
             "--kill" => parsed.kill = Some(number()?),
             _ => return Err(format!("{word} is not understood")),
         }
@@ -82,6 +87,9 @@ fn one_process(arguments: &Arguments) -> Result<usize, String> {
     let driver = Driver::get().map_err(|error| error.to_string())?;
     let count = driver.device_count().map_err(|error| error.to_string())?;
     let contexts = (0..count).map(peerweave_driver::context).collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+    if arguments.lifecycle {
+        return lifecycle::all(nccl, &contexts);
+    }
     let start = Instant::now();
     let communicators = Communicator::init_all(nccl, &contexts, &Config::new(), DEADLINE).map_err(text)?;
     println!("init_all of {count} ranks: {:?}", start.elapsed());
