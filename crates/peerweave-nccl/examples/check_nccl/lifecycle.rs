@@ -168,7 +168,7 @@ fn aborted_by_another(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config
         });
         let began = Instant::now();
         let outcome = first.comm.wait(&first.stream, DEADLINE);
-        expect("wait", began, SHORT, outcome, |error| matches!(error, NcclError::Dead { .. }))
+        expect("wait", began, SHORT / 2, outcome, |error| matches!(error, NcclError::Dead { .. }))
     })?;
     aborted.load(Ordering::Acquire).then_some(()).ok_or("abort failed")?;
     idle(first)?;
