@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use peerweave_types::{DType, ReduceOp};
 use serde::{Deserialize, Serialize};
 
+use super::backends::{check_backend, clock, has_reduction};
 use super::op::{BenchOp, Counts};
 use crate::cli::{default_pes, parse_pes};
 use crate::size::{format_size, parse_duration, parse_size};
@@ -104,7 +105,16 @@ const BENCH_HELP: &str = "\
 Time is that of the slowest PE, per call, the median over the batches. busbw is algbw times the factor of nccl-tests.
 In put, get, put-signal, p, g and atomics PE 0 works on the memory of PE 1, and each call is completed at its target
 before the next one; in ping-pong half a round trip is reported. Where an operation has no form in place, N/A stands.
-Inputs are chosen so that every result is exact. A wrong element anywhere makes the exit code 1.";
+Inputs are chosen so that every result is exact. A wrong element anywhere makes the exit code 1.
+
+With --backend nvshmem each PE is a process with the GPU of its number, and the calls are those on a stream. A batch goes
+from one event of CUDA's to another on that stream; the GPU has W calls (of a collective: a barrier) to do while the first
+that count come. put, get, put-signal: PE 0 alone works, in the order of the stream, as in `latency` of NVSHMEM's perftest;
+with --nbi they are left to a quiet, which the host waits for before the second event, as in its `bw`. p: as put. g: the
+host waits for each. barrier and sync: as in its `barrier_on_stream` and `sync_on_stream`. all-reduce, all-gather
+(fcollect), all-to-all, broadcast, reduce-scatter: with --each as in its tests of that name, which wait for each call; with
+-G K as in these with --cudagraph. They report PE 0, this the slowest PE; pe0_times_us in the JSON is PE 0 again. Results
+are checked before and after, on every PE that has one.";
 
 /// Whether PEs are bound to processors.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
@@ -307,12 +317,7 @@ impl Config {
         if args.stream && !op.has_stream_form() {
             return Err(format!("--stream: {} waits for its answer in each call", op.name()));
         }
-        match args.backend {
-            BackendName::Host if args.graph.is_some() => return Err("--graph: the host backend has no graphs".to_owned()),
-            BackendName::Host => {}
-            BackendName::Nccl => check_nccl(args, &redops)?,
-            BackendName::Nvshmem => check_nvshmem(args, &redops)?,
-        }
+        check_backend(args, &redops)?;
         let clock = clock(args)?;
         let sizes = sizes(args)?;
         if args.plot.is_some() && sizes.len() < 2 {
@@ -403,86 +408,6 @@ impl Config {
     }
 }
 
-/// Whether a backend has a reduction.
-fn has_reduction(backend: BackendName, redop: ReduceOp) -> bool {
-    match backend {
-        BackendName::Host => true,
-        BackendName::Nccl => !matches!(redop, ReduceOp::And | ReduceOp::Or | ReduceOp::Xor),
-        BackendName::Nvshmem => !matches!(redop, ReduceOp::Avg | ReduceOp::PreMulSum),
-    }
-}
-
-/// What tells the time, and whether the backend has what the options about time ask for.
-fn clock(args: &BenchArgs) -> Result<Clock, String> {
-    if args.backend == BackendName::Nvshmem {
-        return Ok(args.clock.unwrap_or(Clock::Events));
-    }
-    for (given, option) in [(args.nbi, "--nbi"), (args.each, "--each"), (args.clock == Some(Clock::Events), "--clock events")] {
-        if given {
-            return Err(format!("{option}: --backend nvshmem alone has it"));
-        }
-    }
-    Ok(Clock::Wall)
-}
-
-/// What NCCL cannot do, or this command with it.
-fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
-    let refuse = |what: &str| Err(format!("--backend nccl: {what}"));
-    if args.op.is_one_sided() || args.op.meets() {
-        return refuse(&format!("{} is no operation of NCCL", args.op.name()));
-    }
-    if let Some(redop) = redops.iter().find(|redop| !has_reduction(args.backend, **redop)) {
-        return refuse(&format!("{redop} is no reduction of NCCL"));
-    }
-    for (given, option) in [
-        (args.threads, "--threads: each PE is a process with a GPU of its own"),
-        (args.dirty, "--dirty is for caches of processors"),
-    ] {
-        if given {
-            return refuse(option);
-        }
-    }
-    Ok(())
-}
-
-/// What NVSHMEM cannot do, or this command with it.
-fn check_nvshmem(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
-    let refuse = |what: &str| Err(format!("--backend nvshmem: {what}"));
-    let op = args.op;
-    match op {
-        BenchOp::Reduce | BenchOp::AllToAllV | BenchOp::Gather | BenchOp::Scatter | BenchOp::SendRecv => {
-            return refuse(&format!("{} is no operation of NVSHMEM", op.name()));
-        }
-        BenchOp::Atomics => return refuse("atomics are for kernels: from the host NVSHMEM has none that complete"),
-        _ => {}
-    }
-    if let Some(redop) = redops.iter().find(|redop| !has_reduction(args.backend, **redop)) {
-        return refuse(&format!("{redop} is no reduction of NVSHMEM"));
-    }
-    let puts_and_gets = matches!(op, BenchOp::Put | BenchOp::Get | BenchOp::PutSignal);
-    let private = args.buffers == Buffers::Private;
-    for (given, why) in [
-        (args.threads, "--threads: each PE is a process with a GPU of its own".to_owned()),
-        (args.dirty, "--dirty is for caches of processors".to_owned()),
-        (args.nbi && !puts_and_gets, format!("--nbi: {} has no such form", op.name())),
-        (args.nbi && args.graph.is_some(), "--graph: NVSHMEM puts and gets with nbi on streams of its own".to_owned()),
-        (args.nbi && private, "--nbi: both sides must be symmetric memory".to_owned()),
-        (
-            private && !puts_and_gets && op != BenchOp::PingPong,
-            format!("--buffers private: {} takes symmetric memory", op.name()),
-        ),
-        (
-            args.graph.is_some() && matches!(op, BenchOp::P | BenchOp::G | BenchOp::PingPong),
-            format!("--graph: the value of {} changes from call to call", op.name()),
-        ),
-    ] {
-        if given {
-            return refuse(&why);
-        }
-    }
-    Ok(())
-}
-
 /// Each as `Some`, or a single `None` where there are none.
 fn one_or_none<T>(items: impl Iterator<Item = T>) -> Vec<Option<T>> {
     let items: Vec<_> = items.map(Some).collect();
@@ -569,6 +494,19 @@ mod tests {
     }
 
     #[test]
+    fn nvshmem_is_timed_by_events_unless_it_is_refused() {
+        assert_eq!(config(&["put", "--backend", "nvshmem"]).unwrap().clock, Clock::Events);
+        assert_eq!(config(&["put", "--backend", "nvshmem", "--clock", "wall"]).unwrap().clock, Clock::Wall);
+        assert_eq!(config(&["put"]).unwrap().clock, Clock::Wall);
+    }
+
+    #[test]
+    fn all_reductions_are_those_that_the_backend_has() {
+        let count = |backend| config(&["all-reduce", "--backend", backend, "-d", "i32", "-o", "all"]).unwrap().redops.len();
+        assert_eq!([count("host"), count("nccl"), count("nvshmem")], [9, 6, 7]);
+    }
+
+    #[test]
     fn checking_is_on_unless_it_is_refused() {
         assert!(config(&["put"]).unwrap().check);
         assert!(config(&["put", "-c", "1"]).unwrap().check);
@@ -593,6 +531,18 @@ mod tests {
             (&["all-reduce", "--backend", "nccl", "-d", "i32", "-o", "xor"], "--backend nccl: xor is no reduction of NCCL"),
             (&["all-reduce", "--backend", "nccl", "--threads"], "--backend nccl: --threads"),
             (&["all-reduce", "-G", "20"], "--graph: the host backend has no graphs"),
+            (&["gather", "--backend", "nvshmem"], "--backend nvshmem: gather is no operation of NVSHMEM"),
+            (&["atomics", "--backend", "nvshmem"], "--backend nvshmem: atomics are for kernels"),
+            (&["all-reduce", "--backend", "nvshmem", "-o", "avg"], "--backend nvshmem: avg is no reduction of NVSHMEM"),
+            (&["all-reduce", "--backend", "nvshmem", "--nbi"], "--backend nvshmem: --nbi: all-reduce has no such form"),
+            (&["put", "--backend", "nvshmem", "--nbi", "-G", "2"], "--backend nvshmem: --graph: NVSHMEM puts"),
+            (&["put", "--backend", "nvshmem", "--nbi", "--buffers", "private"], "both sides must be symmetric memory"),
+            (&["broadcast", "--backend", "nvshmem", "--buffers", "private"], "broadcast takes symmetric memory"),
+            (&["ping-pong", "--backend", "nvshmem", "-G", "2"], "the value of ping-pong changes from call to call"),
+            (&["put", "--backend", "nvshmem", "--threads"], "--backend nvshmem: --threads"),
+            (&["put", "--nbi"], "--nbi: --backend nvshmem alone has it"),
+            (&["all-reduce", "--backend", "nccl", "--each"], "--each: --backend nvshmem alone has it"),
+            (&["put", "--clock", "events"], "--clock events: --backend nvshmem alone has it"),
             (&["frobnicate"], "invalid value 'frobnicate'"),
         ] {
             let error = config(arguments).unwrap_err();

@@ -110,7 +110,8 @@ fn result(row: &Row, config: &Config) -> Value {
     let case = &row.case;
     let batches = |cell: &Cell| {
         let (min, max) = cell.batch_us.iter().fold((f64::INFINITY, 0.0f64), |(min, max), us| (min.min(*us), max.max(*us)));
-        json!({ "min_us": min, "max_us": max, "p50_us": cell.time_us, "times_us": cell.batch_us, "iterations": cell.iters })
+        json!({ "min_us": min, "max_us": max, "p50_us": cell.time_us, "times_us": cell.batch_us,
+            "pe0_times_us": cell.pe0_us, "iterations": cell.iters })
     };
     json!({
         "size": case.size_bytes(),

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   config.rs    what is asked for, and the plan that follows     op.rs        sizes, counts, bandwidths
+//!   backends.rs  what each backend has of it
 //!   pe.rs        a PE: goes through the plan                      geometry.rs  which element must hold what
 //!   measure.rs   one case: check, time, check                     pattern.rs   inputs with exact results
 //!   calls.rs     the calls that are timed                         memory.rs    filling and comparing
@@ -12,6 +13,7 @@
 //! ```
 //! The command starts its PEs through [`crate::launch`], as `peerweave run` would, and reads what they tell from their standard output.
 
+mod backends;
 pub mod calls;
 pub mod config;
 pub mod geometry;

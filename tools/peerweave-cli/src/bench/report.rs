@@ -13,6 +13,8 @@ pub struct Cell {
     pub time_us: f64,
     /// The slowest PE's microseconds per call, batch by batch.
     pub batch_us: Vec<f64>,
+    /// PE 0's microseconds per call, batch by batch: what tests tell that look at one PE alone.
+    pub pe0_us: Vec<f64>,
     /// Calls per batch.
     pub iters: u64,
     /// GB/s.
@@ -43,6 +45,7 @@ impl Row {
 
 /// What has become known by a record.
 #[derive(Debug, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "taken apart at once by whoever gets it")]
 pub enum News {
     /// Nothing that could be printed.
     Nothing,
@@ -136,10 +139,11 @@ impl Collector {
         let batch_us: Vec<f64> = (0..batches)
             .map(|batch| measured.iter().filter_map(|measured| measured.batch_us.get(batch)).fold(0.0, |a: f64, b| a.max(*b)))
             .collect();
+        let pe0_us = measured.iter().find(|measured| measured.pe == 0).map(|pe0| pe0.batch_us.clone()).unwrap_or_default();
         let time_us = median(&batch_us)?;
         let wrong = measured.iter().map(|measured| measured.wrong).sum();
         let (alg_bw, bus_bw) = self.config.op.bandwidth(case.counts, case.dtype.size_bytes(), time_us / 1e6, self.config.n_pes);
-        Some(Cell { time_us, batch_us, iters, alg_bw, bus_bw, wrong })
+        Some(Cell { time_us, batch_us, pe0_us, iters, alg_bw, bus_bw, wrong })
     }
 }
 
