@@ -131,7 +131,8 @@ impl Layout {
         Ok(Made { own: Own::Physical(memory), _entry: entry, fd, blob })
     }
 
-    /// Maps the pieces of all members at `start` of their segments. `blobs` are of all PEs of the job, `fds` of the members.
+    /// Maps the pieces of all members at `start` of their segments. `blobs` are of all PEs of the job, `fds` of the members. Gives what there is of the
+    /// chunk also where it fails.
     pub(crate) fn join(
         &self,
         call: &str,
@@ -139,9 +140,22 @@ impl Layout {
         (start, bytes): (u64, usize),
         blobs: &[Vec<u8>],
         fds: Vec<Descriptor>,
-    ) -> Result<Chunk, VmmError> {
+    ) -> (Chunk, Result<(), VmmError>) {
         let (addresses, parts) = (Vec::new(), Vec::new());
         let mut chunk = Chunk { start, bytes: bytes as u64, addresses, own: None, parts, is_given_out: false };
+        let joined = self.join_to(&mut chunk, call, made, blobs, fds);
+        (chunk, joined)
+    }
+
+    fn join_to(
+        &self,
+        chunk: &mut Chunk,
+        call: &str,
+        made: &Made,
+        blobs: &[Vec<u8>],
+        fds: Vec<Descriptor>,
+    ) -> Result<(), VmmError> {
+        let (start, bytes) = (chunk.start, chunk.bytes as usize);
         let mut fds = fds.into_iter();
         for (place, pe) in self.members.iter().enumerate() {
             let fd = fds.next();
@@ -167,7 +181,7 @@ impl Layout {
                 }
             }
         }
-        Ok(chunk)
+        Ok(())
     }
 
     /// The physical memory of another PE.
@@ -245,10 +259,18 @@ fn gone(call: &str, pe: Pe) -> VmmError {
 }
 
 impl Made {
-    /// Says that no other PE has opened this piece, nor will.
+    /// Its length.
+    pub(crate) fn bytes(&self) -> usize {
+        match &self.own {
+            Own::Physical(memory) => memory.bytes(),
+            Own::Ipc(memory) => memory.bytes(),
+        }
+    }
+
+    /// Says that no other PE has this piece open, nor will.
     ///
     /// # Safety
-    /// All have learnt that the call failed before anybody opens anything.
+    /// All have learnt that the call failed before anybody opened anything, or have closed it again and said so.
     pub(crate) unsafe fn recall(&self) {
         if let Own::Ipc(memory) = &self.own {
             memory.unused();
@@ -269,6 +291,9 @@ impl Chunk {
     pub(crate) fn close_peers(&mut self) -> Vec<Arc<Closing>> {
         let (mine, others): (Vec<Part>, Vec<Part>) = self.parts.drain(..).partition(|part| matches!(part, Part::Mine(_)));
         self.parts = mine;
+        if !self.is_given_out {
+            others.iter().for_each(Part::unused);
+        }
         others.iter().filter_map(|part| if let Part::Opened(opened) = part { Some(opened.closing()) } else { None }).collect()
     }
 
@@ -301,14 +326,19 @@ impl Drop for Chunk {
         if self.is_given_out {
             return;
         }
-        for part in &self.parts {
-            match part {
-                Part::Mapped(mapping) => mapping.unused(),
-                Part::Mine(memory) => memory.unused(),
-                // Whose it is says so.
-                Part::Found { .. } => {}
-                Part::Opened(opened) => opened.unused(),
-            }
+        self.parts.iter().for_each(Part::unused);
+    }
+}
+
+impl Part {
+    /// Says that no work was ever given its address.
+    fn unused(&self) {
+        match self {
+            Self::Mapped(mapping) => mapping.unused(),
+            Self::Mine(memory) => memory.unused(),
+            // Whose it is says so.
+            Self::Found { .. } => {}
+            Self::Opened(opened) => opened.unused(),
         }
     }
 }

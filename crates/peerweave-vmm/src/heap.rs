@@ -15,8 +15,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use peerweave_bootstrap::Rendezvous;
+use peerweave_driver::CudaContext;
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
-use peerweave_driver::{CudaContext, wait_until};
 use peerweave_types::{Element, HeapGeometry, Pe};
 
 use crate::agree::{agree, unreadable};
@@ -410,17 +410,7 @@ impl SymmetricHeap {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut chunks = std::mem::take(&mut *self.inner.chunks.write().unwrap_or_else(PoisonError::into_inner));
         let closings: Vec<_> = chunks.iter_mut().flat_map(Chunk::close_peers).collect();
-        let start = Instant::now();
-        let all_ended = || Ok::<_, VmmError>(closings.iter().all(|closing| closing.get().is_some()));
-        let closed = match wait_until(self.inner.own_deadline(), all_ended)? {
-            // One that could not be closed is still open, and its owner must not free it.
-            true => closings.iter().filter_map(|closing| closing.get().cloned()).collect::<Result<(), _>>().map(|()| Vec::new()),
-            false => Err(VmmError::Timeout {
-                call: format!("{CALL}: closing peers' memory"),
-                waited: start.elapsed(),
-                missing: Vec::new(),
-            }),
-        };
+        let closed = inner::wait_for_closings(CALL, &closings, self.inner.own_deadline()).map(|()| Vec::new());
         let agreed = agree(&self.inner.rendezvous, &self.inner.label(state, "closed"), CALL, closed);
         self.inner.settle(state, CALL, agreed)?;
         // SAFETY: all PEs have just said that they closed what they had of others, and none has a handle left.

@@ -73,6 +73,39 @@ fn a_growth_by_legacy_ipc_that_fails_frees_what_nobody_has_opened_at_once() {
 }
 
 #[test]
+fn a_growth_by_legacy_ipc_that_fails_frees_what_others_had_opened() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(3, |child| {
+        let me = process(&child);
+        let free = common::free_bytes(&me.context);
+        for nth in [1, 2] {
+            if me.pe == 1 {
+                fail(&format!("cuIpcOpenMemHandle_v2:{nth}=201"));
+            }
+            SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB)).map(drop).expect_err("PE 1 cannot open");
+            fail("");
+            settle();
+            assert_eq!(common::free_bytes(&me.context), free, "opening {nth}: nobody has it open any more");
+        }
+        let heap = heap(&me);
+        let with_heap = common::free_bytes(&me.context);
+        if me.pe == 2 {
+            fail("cuIpcOpenMemHandle_v2:2=201");
+        }
+        heap.grow(MIB).expect_err("PE 2 cannot open");
+        fail("");
+        settle();
+        assert_eq!(common::free_bytes(&me.context), with_heap);
+        heap.grow(MIB).expect("without faults");
+        heap.check_peers().expect("all is mapped");
+        assert!(heap.finalize().expect("all end it").is_clean());
+        settle();
+        assert_eq!(common::free_bytes(&me.context), free);
+        Calls::now().assert_balanced("at the end");
+        me.leave();
+    });
+}
+
+#[test]
 fn a_pe_without_room_for_descriptors_is_told_to_all_at_once_and_the_heap_goes_on() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     Fakes::new().cuda().run_many(3, |child| {

@@ -9,17 +9,17 @@ use std::time::Instant;
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
-use peerweave_driver::{CudaContext, DriverError, PrivateStream, Streams, deadline_after};
+use peerweave_driver::{CudaContext, DriverError, PrivateStream, Streams, deadline_after, wait_until};
 use peerweave_types::Pe;
 
 use super::{Growth, HeapOptions, Leak, Sharing};
 use crate::agree::{Disagreement, Reader, agree};
 use crate::allocator::{History, Ranges};
-use crate::chunk::{Chunk, Layout, Way, fabric_works};
+use crate::chunk::{Chunk, Layout, Made, Way, fabric_works};
 use crate::descriptor;
 use crate::error::{Misuse, VmmError};
 use crate::identity::{self, ProcessId};
-use crate::ipc::IpcMemory;
+use crate::ipc::{Closing, IpcMemory};
 use crate::physical::{Exportable, Granularity};
 use crate::raw::{self, Attribute};
 use crate::reservation::Reservation;
@@ -288,19 +288,47 @@ impl HeapInner {
             }
             fds => fds,
         };
-        let chunk = fds.and_then(|fds| self.layout.join(call, &made, (start, len), &blobs, fds));
-        let outcome = chunk.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
-        let agreed = agree(&self.rendezvous, &self.label(state, "mapped"), call, outcome);
-        if let Err(error) = self.settle(state, call, agreed) {
-            drop((chunk, made));
-            self.wait_for_room(start, len);
-            return Err(error);
-        }
-        self.chunks.write().unwrap_or_else(PoisonError::into_inner).push(chunk?.give_out());
+        let (chunk, joined) = match fds {
+            Ok(fds) => {
+                let (chunk, joined) = self.layout.join(call, &made, (start, len), &blobs, fds);
+                (Some(chunk), joined)
+            }
+            Err(error) => (None, Err(error)),
+        };
+        let agreed = agree(&self.rendezvous, &self.label(state, "mapped"), call, joined.map(|()| Vec::new()));
+        let chunk = match (self.settle(state, call, agreed), chunk) {
+            (Ok(_), Some(chunk)) => chunk,
+            (Ok(_), None) => unreachable!("without a chunk this PE told an error, which is its result"),
+            (Err(error), chunk) => {
+                self.undo(state, call, chunk, made);
+                return Err(error);
+            }
+        };
+        self.chunks.write().unwrap_or_else(PoisonError::into_inner).push(chunk.give_out());
         state.ranges.add(start, bytes);
         state.total += bytes;
         state.end = start + bytes + self.gap;
         Ok(())
+    }
+
+    /// Takes back what there is of a chunk that failed somewhere, so that nothing of it is left where it can be known.
+    fn undo(&self, state: &mut State, call: &str, chunk: Option<Chunk>, made: Made) {
+        let (start, len) = (state.end, made.bytes());
+        let mut chunk = chunk;
+        let closings = chunk.as_mut().map(Chunk::close_peers).unwrap_or_default();
+        drop(chunk);
+        // By legacy IPC, others may have it open. All PEs come here or none.
+        if self.gap > 0 && state.broken.is_none() {
+            let closed = wait_for_closings(call, &closings, self.own_deadline()).map(|()| Vec::new());
+            let agreed = agree(&self.rendezvous, &self.label(state, "undone"), call, closed);
+            match self.settle(state, call, agreed) {
+                // SAFETY: all PEs have just said that they closed what they had opened, and nobody opens it any more.
+                Ok(_) => unsafe { made.recall() },
+                Err(error) => tracing::warn!(%error, "memory of a chunk that failed is leaked, since others may have it open"),
+            }
+        }
+        drop(made);
+        self.wait_for_room(start, len);
     }
 
     /// Waits until the addresses of a chunk that was dropped are free in all segments, so that the next one finds them so.
@@ -382,6 +410,16 @@ impl HeapInner {
 /// The label of a round.
 pub(super) fn label(id: u64, calls: u64, what: &str) -> String {
     format!("peerweave-vmm/{id:016x}/{calls}/{what}")
+}
+
+/// Waits until memory of others is closed. Fails where one could not be: it is still open, and its owner must not free it.
+pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: Instant) -> Result<(), VmmError> {
+    let start = Instant::now();
+    if !wait_until(until, || Ok::<_, VmmError>(closings.iter().all(|closing| closing.get().is_some())))? {
+        let call = format!("{call}: closing peers' memory");
+        return Err(VmmError::Timeout { call, waited: start.elapsed(), missing: Vec::new() });
+    }
+    closings.iter().filter_map(|closing| closing.get().cloned()).collect()
 }
 
 /// That all PEs found the same offset for an allocation, or all found none.
