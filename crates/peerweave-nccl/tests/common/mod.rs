@@ -92,7 +92,7 @@ fn function_of(library: &std::path::Path, name: &CStr) -> *mut c_void {
 
 /// A counter of the fake library.
 pub(crate) fn counted(what: &str) -> i64 {
-    let function = function_of(&Nccl::load().expect("the fake is there").path(), c"peerweave_fake_nccl_count");
+    let function = function_of(Nccl::load().expect("the fake is there").path(), c"peerweave_fake_nccl_count");
     let name = CString::new(what).expect("no zero byte");
     // SAFETY: that is its signature.
     let count = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> i64>(function) };
