@@ -11,7 +11,7 @@ use peerweave_types::Pe;
 
 use crate::access::Rights;
 use crate::agree::{Reader, unreadable};
-use crate::descriptor::Descriptor;
+use crate::descriptor::{self, Descriptor};
 use crate::identity::{self, Entry, ProcessId};
 use crate::ipc::{Closing, IpcHandle, IpcMemory, IpcPeerMemory};
 use crate::mapping::{Mapping, Source};
@@ -116,6 +116,10 @@ impl Layout {
         match self.way {
             Way::FileDescriptor => {
                 let SharedMemory::FileDescriptor { fd: exported, .. } = memory.export_file_descriptor()? else { unreachable!() };
+                if self.place == 0 {
+                    // For the connections of the others, and for what they send.
+                    descriptor::check_room(&exported, 2 * self.members.len() + 2)?;
+                }
                 fd = Some(exported);
             }
             Way::Fabric => {

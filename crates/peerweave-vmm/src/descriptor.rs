@@ -39,6 +39,24 @@ pub(crate) fn own(number: i32) -> Result<Descriptor, VmmError> {
     Err(VmmError::Unsupported { feature: "memory that leaves as a file descriptor", needs, found })
 }
 
+/// That this process may open so many descriptors more. For who leads an exchange: it cannot tell a connection that it has no room for from one that does
+/// not come.
+pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> {
+    #[cfg(unix)]
+    {
+        let copies: Result<Vec<Descriptor>, std::io::Error> = (0..count).map(|_| fd.try_clone()).collect();
+        copies.map(drop).map_err(|error| {
+            let (needs, found) = (format!("room for {count} open descriptors more"), error.to_string());
+            VmmError::Unsupported { feature: "memory that leaves as a file descriptor", needs, found }
+        })
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = count;
+        match fd.0 {}
+    }
+}
+
 /// Its number, in the place of a pointer, as the driver takes it.
 pub(crate) fn as_pointer(fd: &Descriptor) -> *mut std::ffi::c_void {
     #[cfg(unix)]

@@ -111,28 +111,32 @@ fn a_pe_without_room_for_descriptors_is_told_to_all_at_once_and_the_heap_goes_on
     Fakes::new().cuda().run_many(3, |child| {
         let me = process(&child);
         let heap = heap(&me);
-        me.barrier("ready");
-        let before = getrlimit(Resource::Nofile);
-        let mut held = Vec::new();
-        if me.pe == 1 {
-            setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: before.maximum }).expect("less is always allowed");
-            while let Ok(file) = std::fs::File::open("/dev/null") {
-                held.push(file);
+        // The first one leads the exchange, the other one follows.
+        for victim in [0, 1] {
+            me.barrier("ready");
+            let before = getrlimit(Resource::Nofile);
+            let mut held = Vec::new();
+            if me.pe == victim {
+                setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: before.maximum })
+                    .expect("less is always allowed");
+                while let Ok(file) = std::fs::File::open("/dev/null") {
+                    held.push(file);
+                }
+                // Room to export its own and to connect, and not for what the others send.
+                held.truncate(held.len() - 5);
             }
-            // Room to export its own and to connect, and not for what the others send.
-            held.truncate(held.len() - 5);
+            let start = Instant::now();
+            let error = heap.grow(MIB).expect_err("one PE takes no descriptors");
+            assert!(start.elapsed() < LONG / 2, "told only after {:?}: {error}", start.elapsed());
+            if me.pe == victim {
+                assert!(error.to_string().contains("descriptors"), "{error}");
+            } else {
+                let VmmError::Peer { pe, cause: PeerCause::Failed(text), .. } = &error else { panic!("{error}") };
+                assert!(pe.get() == victim && text.contains("descriptors"), "{error}");
+            }
+            drop(held);
+            setrlimit(Resource::Nofile, before).expect("what it was");
         }
-        let start = Instant::now();
-        let error = heap.grow(MIB).expect_err("PE 1 takes no descriptors");
-        assert!(start.elapsed() < LONG / 2, "told only after {:?}: {error}", start.elapsed());
-        if me.pe == 1 {
-            assert!(error.to_string().contains("descriptor"), "{error}");
-        } else {
-            let VmmError::Peer { pe, cause: PeerCause::Failed(text), .. } = &error else { panic!("{error}") };
-            assert!(pe.get() == 1 && text.contains("descriptor"), "{error}");
-        }
-        drop(held);
-        setrlimit(Resource::Nofile, before).expect("what it was");
         heap.grow(MIB).expect("there is room now");
         heap.finalize().expect("all end it");
         me.leave();
