@@ -62,6 +62,8 @@ pub(crate) fn taken<T>(result: Result<T, NvshmemError>) -> (Option<T>, Result<()
 }
 
 /// The rendezvous has collective calls for everybody alone; some meet by keys.
+///
+/// First each shows what it comes with, then, having seen all, that it has: only then somebody calls NVSHMEM. Who gives up says so over what it showed.
 fn meet(
     inner: &Inner,
     world: &Rendezvous,
@@ -76,24 +78,50 @@ fn meet(
         *sequence += 1;
         *sequence
     };
-    let key = |pe: Pe| format!("peerweave-nvshmem/{identity:016x}/{sequence}/{}", pe.get());
-    world.put(&key(inner.pe), format!("{call} {ours}").as_bytes()).map_err(NvshmemError::bootstrap(call))?;
-    let mut theirs = Vec::new();
-    for pe in pes {
-        let text = world.get(&key(*pe)).map_err(|error| match error {
-            BootstrapError::Timeout { waited, .. } => {
-                Timeout { call, waited, pe: Some(inner.pe), missing: vec![*pe], lost: None }.into()
-            }
-            other => NvshmemError::bootstrap(call)(other),
-        })?;
-        let text = match text.strip_prefix(format!("{call} ").as_bytes()) {
-            Some(arguments) => arguments.to_vec(),
-            None => text,
-        };
-        theirs.push((*pe, text));
+    let key = |step: &str, pe: Pe| {
+        let life = inner.life;
+        format!("peerweave-nvshmem/{life:016x}/{identity:016x}/{sequence}/{step}/{}", pe.get())
+    };
+    let show = |step, text: &str| world.put(&key(step, inner.pe), text.as_bytes()).map_err(NvshmemError::bootstrap(call));
+    let gather = |step| -> Result<Vec<(Pe, Vec<u8>)>, NvshmemError> {
+        let mut theirs = Vec::new();
+        for pe in pes {
+            let text = world.get(&key(step, *pe)).map_err(|error| {
+                // What cannot be shown is what the others will miss.
+                let _ = show(step, "gave up");
+                match error {
+                    BootstrapError::Timeout { waited, .. } => {
+                        Timeout { call, waited, pe: Some(inner.pe), missing: vec![*pe], lost: None }.into()
+                    }
+                    other => NvshmemError::bootstrap(call)(other),
+                }
+            })?;
+            theirs.push((*pe, text));
+        }
+        Ok(theirs)
+    };
+    show("came", &format!("{call} {ours}"))?;
+    let mut theirs = gather("came")?;
+    let own = format!("{call} {ours}");
+    if theirs.iter().all(|(_, text)| *text == own.as_bytes()) {
+        show("seen", SEEN)?;
+        if let Some((pe, text)) = gather("seen")?.into_iter().find(|(_, text)| text != SEEN.as_bytes()) {
+            return Err(Disagree { call, pe, theirs: String::from_utf8_lossy(&text).into_owned(), ours: own }.into());
+        }
+    } else {
+        // The others learn at once what they would only learn at their deadline.
+        show("seen", "saw another call")?;
+    }
+    for (_, text) in &mut theirs {
+        if let Some(arguments) = text.strip_prefix(format!("{call} ").as_bytes()) {
+            *text = arguments.to_vec();
+        }
     }
     Ok(theirs)
 }
+
+/// What a PE shows that has seen the same from all.
+const SEEN: &str = "all came with the same";
 
 /// FNV-1a: every PE finds the same number, with no words exchanged.
 pub(crate) fn mix(hash: u64, number: u64) -> u64 {

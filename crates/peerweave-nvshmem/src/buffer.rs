@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use peerweave_driver::{
     Access, CudaError, CudaStream, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, is_capturing, multicast_switch,
+    relaxed,
 };
 use peerweave_types::{Element, Pe};
 
@@ -92,7 +93,7 @@ impl<T: Element> SymmetricBuffer<T> {
         let code = unsafe {
             Driver::get()?.api().cuMemcpyHtoDAsync_v2(self.address(), values.as_ptr().cast(), bytes, stream.cu_stream())
         };
-        let done = stream.synchronize();
+        let done = relaxed(|| stream.synchronize());
         CudaError::check("cuMemcpyHtoDAsync_v2", code.map_err(DriverError::from)?)?;
         Ok(done.map_err(CudaError::of("cuStreamSynchronize"))?)
     }
@@ -102,8 +103,11 @@ impl<T: Element> SymmetricBuffer<T> {
     /// # Errors
     /// As [`copy_from`](Self::copy_from).
     pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, NvshmemError> {
-        const CALL: &str = "SymmetricBuffer::to_vec";
-        self.arrive(CALL, stream, self.len)?;
+        self.read_by("SymmetricBuffer::to_vec", stream)
+    }
+
+    pub(crate) fn read_by(&self, call: &'static str, stream: &Arc<CudaStream>) -> Result<Vec<T>, NvshmemError> {
+        self.arrive(call, stream, self.len)?;
         let mut values = vec![T::default(); self.len];
         if values.is_empty() {
             return Ok(values);
@@ -114,7 +118,7 @@ impl<T: Element> SymmetricBuffer<T> {
         let code = unsafe {
             Driver::get()?.api().cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), self.address(), bytes, stream.cu_stream())
         };
-        let done = stream.synchronize();
+        let done = relaxed(|| stream.synchronize());
         if done.is_err() {
             // The copy may still come: the vector must outlive it.
             std::mem::forget(std::mem::take(&mut values));

@@ -40,10 +40,12 @@ impl Team {
     /// All PEs of the team.
     ///
     /// # Errors
-    /// [`MisuseKind::Device`], [`NvshmemError::Dead`], [`NvshmemError::Nvshmem`].
+    /// [`MisuseKind::Device`], [`NvshmemError::Dead`], [`NvshmemError::Nvshmem`]; [`MisuseKind::Context`] on a stream that is being captured while `nbi`
+    /// transfers are under way.
     pub fn barrier(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.inner, "nvshmemx_barrier_on_stream", stream)?;
         let team = enqueue.team(self)?;
+        enqueue.takes_over()?;
         // SAFETY: the team is live, and so is the stream.
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_barrier_on_stream(team, stream.cu_stream()) })
     }

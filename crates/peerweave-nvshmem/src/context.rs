@@ -10,18 +10,20 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
-use peerweave_driver::{CudaContext, CudaError, CudaStream};
+use peerweave_driver::{CudaContext, CudaError, CudaStream, deadline_after, refuse_per_thread, wait, wait_until};
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::Pe;
 
 use crate::error::{DeadState, MisuseKind, NvshmemError, Timeout};
 use crate::gate::{Gate, Inside, NoAnswer, Worker};
 use crate::heap::Allocation;
+use crate::left::Left;
 use crate::library::Status;
 use crate::order::Order;
+use crate::parked::Farewell;
 use crate::sys::{Api, Families, NVSHMEM_TEAM_WORLD, nvshmem_team_t};
 use crate::team::{Team, TeamKind};
 use crate::{Nvshmem, Settings};
@@ -43,24 +45,27 @@ pub(crate) struct Arguments {
     pub(crate) way: &'static str,
     /// This PE and how many there are, where the way says so.
     pub(crate) place: Option<(u32, u32)>,
+    /// Which id, rendezvous or communicator, as far as a number tells.
+    pub(crate) which: u64,
     pub(crate) device: usize,
     pub(crate) settings: Settings,
 }
-
-/// CUDA's name for whichever stream is the calling thread's.
-const PER_THREAD: usize = 2;
 
 pub(crate) struct Inner {
     pub(crate) nvshmem: Nvshmem,
     pub(crate) context: Arc<CudaContext>,
     /// For the blocking forms.
     pub(crate) stream: Arc<CudaStream>,
+    /// For looks at a word, which nothing may delay: nobody else has it.
+    pub(crate) side: Arc<CudaStream>,
     pub(crate) pe: Pe,
     pub(crate) n_pes: u32,
     pub(crate) arguments: Arguments,
     pub(crate) deadline: Duration,
     pub(crate) world: Option<Arc<Rendezvous>>,
-    gate: Arc<Gate>,
+    /// Tells this life of NVSHMEM from others over the same rendezvous; the same on every PE.
+    pub(crate) life: u64,
+    pub(crate) gate: Arc<Gate>,
     worker: Worker,
     dead: OnceLock<DeadState>,
     handles: AtomicUsize,
@@ -76,6 +81,12 @@ pub(crate) struct Inner {
     pub(crate) mapped: OnceLock<Vec<bool>>,
     /// Captured graphs that call NVSHMEM have clones of it.
     pub(crate) captured: Arc<()>,
+    /// Modules that know NVSHMEM's state have clones of it.
+    pub(crate) modules: Arc<()>,
+    /// What was left to NVSHMEM's own streams.
+    pub(crate) left: Left,
+    /// What destructors could not tell NVSHMEM yet.
+    pub(crate) parked: Mutex<Vec<Farewell>>,
 }
 
 /// What initialisation found, to become a context.
@@ -83,10 +94,12 @@ pub(crate) struct Parts {
     pub(crate) nvshmem: Nvshmem,
     pub(crate) context: Arc<CudaContext>,
     pub(crate) stream: Arc<CudaStream>,
+    pub(crate) side: Arc<CudaStream>,
     pub(crate) pe: Pe,
     pub(crate) n_pes: u32,
     pub(crate) arguments: Arguments,
     pub(crate) world: Option<Arc<Rendezvous>>,
+    pub(crate) life: u64,
     pub(crate) gate: Arc<Gate>,
     pub(crate) worker: Worker,
 }
@@ -99,6 +112,8 @@ pub(crate) enum Life {
     Starting,
     /// A context.
     Live(Arc<Inner>),
+    /// A thread gives the last handle up.
+    Ending,
     /// It cannot be started any more.
     Over(DeadState),
 }
@@ -107,16 +122,18 @@ pub(crate) static LIFE: Mutex<Life> = Mutex::new(Life::Idle);
 
 impl Context {
     pub(crate) fn adopt(parts: Parts) -> Self {
-        let Parts { nvshmem, context, stream, pe, n_pes, arguments, world, gate, worker } = parts;
+        let Parts { nvshmem, context, stream, side, pe, n_pes, arguments, world, life, gate, worker } = parts;
         let inner = Arc::new(Inner {
             nvshmem,
             context,
             stream,
+            side,
             pe,
             n_pes,
             deadline: arguments.settings.deadline_set(),
             arguments,
             world,
+            life,
             gate,
             worker,
             dead: OnceLock::new(),
@@ -127,6 +144,9 @@ impl Context {
             registered: Mutex::default(),
             mapped: OnceLock::new(),
             captured: Arc::default(),
+            modules: Arc::default(),
+            left: Left::default(),
+            parked: Mutex::default(),
         });
         Self::handle(&inner)
     }
@@ -288,6 +308,11 @@ impl Inner {
         }
     }
 
+    /// Why NVSHMEM cannot be called any more.
+    pub(crate) fn dead_state(&self) -> Option<&DeadState> {
+        self.dead.get()
+    }
+
     /// No more calls after this.
     pub(crate) fn bury(&self, state: DeadState) {
         // The first cause counts.
@@ -296,12 +321,15 @@ impl Inner {
 
     fn enter(&self, call: &'static str) -> Result<Inside, NvshmemError> {
         self.alive(call)?;
+        let start = Instant::now();
         let inside = self.gate.enter(call, self.deadline).map_err(|other| {
             tracing::warn!(call, inside = other, "another call is still inside NVSHMEM");
-            NvshmemError::Dead { call, state: DeadState::Stuck { inside: other } }
+            // That one may be well within its own deadline.
+            self.alive(call).err().unwrap_or_else(|| self.late(call, start.elapsed(), Vec::new()))
         })?;
         // What kept the gate shut may have been what ended it.
         self.alive(call)?;
+        self.say_parked();
         Ok(inside)
     }
 
@@ -375,6 +403,27 @@ impl Inner {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner).remove(&team);
     }
 
+    /// The error that the device has by now, which NVSHMEM's calls without a result only print.
+    pub(crate) fn healthy(&self) -> Result<(), NvshmemError> {
+        Ok(wait(&self.side, Instant::now()).map(drop)?)
+    }
+
+    /// Whether something has no other owner. What a graph owns is dropped some time after the graph: that is waited for, for as long as a graph may just
+    /// have gone.
+    pub(crate) fn gone_with_graphs(&self, alone: impl Fn() -> bool) -> bool {
+        const LONGEST: Duration = Duration::from_millis(500);
+        if alone() {
+            return true;
+        }
+        let deadline = deadline_after(self.deadline.min(LONGEST));
+        let look = || {
+            peerweave_driver::settle(deadline_after(Duration::from_millis(1)));
+            Ok::<_, std::convert::Infallible>(alone() || Arc::strong_count(&self.captured) == 1)
+        };
+        let _ = wait_until(deadline, look);
+        alone()
+    }
+
     /// The error of a wait that took too long, with what the rendezvous knows.
     #[cold]
     pub(crate) fn late(&self, call: &'static str, waited: Duration, missing: Vec<Pe>) -> NvshmemError {
@@ -395,10 +444,7 @@ impl Inner {
     /// An error unless the stream is one of this context's device.
     #[inline]
     pub(crate) fn check_stream(&self, call: &'static str, stream: &CudaStream) -> Result<(), NvshmemError> {
-        if stream.cu_stream().addr() == PER_THREAD {
-            let why = "the per-thread default stream is another stream on each thread, so that nobody else can wait for it: use a stream that was made";
-            return Err(NvshmemError::misuse(call, MisuseKind::Context { why }));
-        }
+        refuse_per_thread(call, stream)?;
         let (found, expected) = (stream.context().ordinal(), self.context.ordinal());
         if found == expected {
             Ok(())

@@ -3,7 +3,7 @@
 //! Invariant: when NVSHMEM is called, all memory of the call is noted as used by the stream, or owned by the graph that the call is captured into, and the
 //! stream follows the team's last collective.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceBufferMut, Keep, is_capturing, keep_in_graph};
 use peerweave_dylib::MissingSymbol;
@@ -11,6 +11,7 @@ use peerweave_types::{Element, Pe};
 
 use crate::context::Inner;
 use crate::error::{MisuseKind, NvshmemError};
+use crate::left::Open;
 use crate::sys::{Api, CType, Families};
 use crate::{SymmetricBuffer, Team};
 
@@ -22,13 +23,15 @@ pub(crate) struct Enqueue<'a> {
     capturing: bool,
     keeps: Vec<Keep>,
     team: Option<&'a Team>,
+    /// What is known of transfers that were left to NVSHMEM's own streams, where the call changes that.
+    left: Option<MutexGuard<'a, Open>>,
 }
 
 impl<'a> Enqueue<'a> {
     pub(crate) fn begin(inner: &'a Arc<Inner>, call: &'static str, stream: &'a Arc<CudaStream>) -> Result<Self, NvshmemError> {
         inner.alive(call)?;
         inner.check_stream(call, stream)?;
-        Ok(Self { inner, call, stream, capturing: is_capturing(stream)?, keeps: Vec::new(), team: None })
+        Ok(Self { inner, call, stream, capturing: is_capturing(stream)?, keeps: Vec::new(), team: None, left: None })
     }
 
     /// An error where the call is captured into a graph and cannot be.
@@ -44,6 +47,17 @@ impl<'a> Enqueue<'a> {
             self.keeps.push(buffer.keep_handle());
         }
         Ok(buffer.address())
+    }
+
+    /// The call leaves a transfer between two pieces of memory to NVSHMEM's own streams.
+    pub(crate) fn leaves<T>(&mut self, one: &SymmetricBuffer<T>, other: &SymmetricBuffer<T>) {
+        self.left = Some(self.inner.left.leave([&one.allocation.streams, &other.allocation.streams]));
+    }
+
+    /// The call makes the stream wait for NVSHMEM's own streams.
+    pub(crate) fn takes_over(&mut self) -> Result<(), NvshmemError> {
+        self.left = Some(self.inner.left.take_over(self.call, self.stream, self.capturing)?);
+        Ok(())
     }
 
     /// Any memory of this PE's own, to be read.

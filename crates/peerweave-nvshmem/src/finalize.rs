@@ -46,19 +46,33 @@ impl Context {
         const CALL: &str = "nvshmemx_hostlib_finalize";
         let inner = Arc::clone(&self.inner);
         inner.alive(CALL)?;
-        let other_handles = inner.handles().saturating_sub(1);
-        if other_handles > 0 {
-            return Ok(FinalizeReport { leaked: Vec::new(), other_handles });
-        }
+        let mut ending = {
+            // Handles are made and given up under this lock, so that of two that go at once one is the last.
+            let mut life = LIFE.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(self);
+            let other_handles = inner.handles();
+            if other_handles > 0 {
+                return Ok(FinalizeReport { leaked: Vec::new(), other_handles });
+            }
+            if !matches!(&*life, Life::Live(_)) {
+                return Err(NvshmemError::misuse(CALL, MisuseKind::Context { why: "another thread is ending NVSHMEM" }));
+            }
+            *life = Life::Ending;
+            Ending(Some(Life::Live(Arc::clone(&inner))))
+        };
         let allocations = inner.allocations.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let idle = || -> Result<(), NvshmemError> {
-            if Arc::strong_count(&inner.captured) > 1 {
+            if Arc::strong_count(&inner.modules) > 1 {
+                let by = "a module guard: drop it first";
+                return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the context", by }));
+            }
+            if !inner.gone_with_graphs(|| Arc::strong_count(&inner.captured) == 1) {
                 let by = "a captured graph: destroy it first";
                 return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the context", by }));
             }
             for allocation in &allocations {
                 // One is the list's, one the copy's.
-                if Arc::strong_count(allocation) > 2 {
+                if !inner.gone_with_graphs(|| Arc::strong_count(allocation) <= 2) {
                     let by = "a handle, a slice or a captured graph: drop it, or free it, first";
                     return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "symmetric memory", by }));
                 }
@@ -71,7 +85,7 @@ impl Context {
         arrive(&inner, CALL, Members::World, &format!("{} allocations left", allocations.len()), able)?;
         // The list and its members keep each other; and what is released now must not be released again, whatever comes.
         inner.allocations.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        let mut leaked = Vec::new();
+        let (mut leaked, mut failed) = (Vec::new(), None);
         for allocation in &allocations {
             tracing::warn!(
                 allocation = allocation.id(),
@@ -79,8 +93,12 @@ impl Context {
                 "symmetric memory was not freed before the end"
             );
             leaked.push(Leak { allocation: allocation.id(), bytes: allocation.bytes() });
-            allocation.release()?;
+            // One that cannot be released must not keep the others, here and on other PEs; unless nothing can be called any more.
+            if let Err(error) = allocation.release() {
+                failed.get_or_insert(error);
+            }
         }
+        inner.alive(CALL).map_err(|dead| failed.take().unwrap_or(dead))?;
         let ended = Arc::clone(&inner);
         inner.block(CALL, move |api, _| {
             // SAFETY: NVSHMEM is initialised and all PEs call; nothing of it is used afterwards: the context is buried before another call gets in.
@@ -89,8 +107,19 @@ impl Context {
             result
         })?;
         let again = matches!(inner.arguments.way, "an id" | "a rendezvous");
-        let next = if again { Life::Idle } else { Life::Over(DeadState::Finalized) };
-        *LIFE.lock().unwrap_or_else(PoisonError::into_inner) = next;
-        Ok(FinalizeReport { leaked, other_handles: 0 })
+        ending.0 = Some(if again { Life::Idle } else { Life::Over(DeadState::Finalized) });
+        drop(ending);
+        failed.map_or(Ok(FinalizeReport { leaked, other_handles: 0 }), Err)
+    }
+}
+
+/// An end that is under way, and what there is after it: until it is done, what was there before.
+struct Ending(Option<Life>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some(life) = self.0.take() {
+            *LIFE.lock().unwrap_or_else(PoisonError::into_inner) = life;
+        }
     }
 }

@@ -67,10 +67,13 @@ impl Worker {
     pub(crate) fn start() -> std::io::Result<Self> {
         let (jobs, todo) = channel::<Job>();
         std::thread::Builder::new().name("peerweave-nvshmem".into()).spawn(move || {
-            for job in todo {
-                // The caller sees the panic as a missing answer.
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
-            }
+            // Whatever NVSHMEM asks of the driver here, no other thread's capture is spoilt by it, nor refuses it.
+            peerweave_driver::relaxed(|| {
+                for job in todo {
+                    // The caller sees the panic as a missing answer.
+                    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
+                }
+            });
         })?;
         Ok(Self { jobs: Mutex::new(jobs) })
     }

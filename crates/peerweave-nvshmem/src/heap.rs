@@ -15,7 +15,8 @@ use peerweave_types::Element;
 use crate::SymmetricBuffer;
 use crate::agree::{Members, arrive, taken};
 use crate::context::{Context, Inner};
-use crate::error::{MisuseKind, NvshmemError};
+use crate::error::{DeadState, MisuseKind, NvshmemError};
+use crate::parked::Farewell;
 use crate::streams::Streams;
 
 /// One piece of symmetric memory.
@@ -28,7 +29,7 @@ pub(crate) struct Allocation {
     /// What keeps outside memory; `None` for the heap's own.
     outside: Option<Keep>,
     /// Streams that work on this memory was enqueued on.
-    streams: Streams,
+    pub(crate) streams: Arc<Streams>,
 }
 
 impl Allocation {
@@ -51,7 +52,14 @@ impl Allocation {
     }
 
     /// Has NVSHMEM take it back. Collective; who calls has upheld [H1].
-    pub(crate) fn release(&self) -> Result<(), NvshmemError> {
+    pub(crate) fn release(self: &Arc<Self>) -> Result<(), NvshmemError> {
+        self.call_release().inspect_err(|_| {
+            // NVSHMEM and the other PEs may still have it: outside memory is not given back, ever.
+            std::mem::forget(Arc::clone(self));
+        })
+    }
+
+    fn call_release(&self) -> Result<(), NvshmemError> {
         let (address, bytes) = (self.address as usize, self.bytes);
         match &self.outside {
             None => self.inner.block("nvshmem_free", move |api, _| {
@@ -137,7 +145,7 @@ impl Context {
         let alignment = if let Kind::Align(alignment) = kind { alignment } else { 0 };
         let order = inner.world_order();
         let (_turn, able) = taken(able.and_then(|()| order.settle(call, inner)));
-        arrive(inner, call, Members::World, &format!("{bytes} bytes, alignment {alignment}"), able)?;
+        arrive(inner, call, Members::World, &format!("{len} x {:?}, alignment {alignment}", T::DTYPE), able)?;
         let address = inner.block(call, move |api, _| {
             // SAFETY: any sizes are allowed; all PEs call, with the same.
             let address = unsafe {
@@ -149,6 +157,7 @@ impl Context {
             }?;
             Ok(address.addr())
         })?;
+        self.everybody_got(call, address)?;
         if address == 0 {
             let detail = format!("{bytes} bytes of symmetric memory: the heap, or the device, has too little left");
             return Err(inner.nvshmem.failure(call, None, detail));
@@ -157,13 +166,20 @@ impl Context {
         Ok(SymmetricBuffer::whole(allocation, len))
     }
 
+    /// Where one PE got memory and another did not, the heaps are alike no more, and NVSHMEM cannot be used.
+    fn everybody_got(&self, call: &'static str, address: usize) -> Result<(), NvshmemError> {
+        let outcome = if address == 0 { "got none" } else { "got memory" };
+        arrive(&self.inner, call, Members::World, outcome, Ok(()))
+            .inspect_err(|_| self.inner.bury(DeadState::Broken { by: call }))
+    }
+
     fn enlist(&self, address: u64, bytes: usize, outside: Option<Keep>) -> Arc<Allocation> {
         let mut allocations = self.inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sequences = self.inner.sequences.lock().unwrap_or_else(PoisonError::into_inner);
         let id = sequences.entry(u64::MAX).or_default();
         *id += 1;
         let inner = Arc::clone(&self.inner);
-        let allocation = Arc::new(Allocation { inner, address, bytes, id: *id, outside, streams: Streams::default() });
+        let allocation = Arc::new(Allocation { inner, address, bytes, id: *id, outside, streams: Arc::default() });
         allocations.push(Arc::clone(&allocation));
         allocation
     }
@@ -195,7 +211,7 @@ impl Context {
             return Err(NvshmemError::misuse(call, MisuseKind::WrongContext { what: "the buffer" }));
         }
         // One is the list's, one is this.
-        if Arc::strong_count(allocation) > 2 {
+        if !self.inner.gone_with_graphs(|| Arc::strong_count(allocation) <= 2) {
             let by = "another handle, a slice or a captured graph";
             return Err(NvshmemError::misuse(call, MisuseKind::InUse { what: "the buffer", by }));
         }
@@ -220,13 +236,20 @@ impl Context {
         let bytes = memory.len() * size_of::<T>();
         let order = inner.world_order();
         let (_turn, able) = taken(kept.as_ref().map_err(Clone::clone).and_then(|_| order.settle(CALL, inner)));
-        arrive(inner, CALL, Members::World, &format!("{bytes} bytes"), able)?;
+        arrive(inner, CALL, Members::World, &format!("{} x {:?}", memory.len(), T::DTYPE), able)?;
         let (source, keep) = kept?;
         let address = inner.block(CALL, move |api, _| {
             let source = std::ptr::without_provenance_mut(source as usize);
             // SAFETY: the memory has that many bytes and is kept until it is unregistered; all PEs call.
             Ok(unsafe { api.nvshmemx_buffer_register_symmetric(source, bytes, 0) }?.addr())
+        });
+        let address = address.inspect_err(|error| {
+            // The call is still inside, with the memory, and the other PEs may map it.
+            if !matches!(error, NvshmemError::Unsupported(_)) {
+                std::mem::forget(Arc::clone(&keep));
+            }
         })?;
+        self.everybody_got(CALL, address)?;
         if address == 0 {
             let detail = format!("{bytes} bytes; NVSHMEM takes shareable virtual memory alone");
             return Err(inner.nvshmem.failure(CALL, None, detail));
@@ -250,7 +273,7 @@ impl Context {
             unsafe { api.nvshmemx_buffer_register(std::ptr::without_provenance_mut(address as usize), bytes) }
         })?;
         inner.registered.lock().unwrap_or_else(PoisonError::into_inner).push((address, bytes));
-        Ok(Registration { inner: Arc::clone(inner), address, bytes, _keep: keep })
+        Ok(Registration { inner: Arc::clone(inner), address, bytes, keep })
     }
 }
 
@@ -276,7 +299,7 @@ pub struct Registration {
     inner: Arc<Inner>,
     address: u64,
     bytes: usize,
-    _keep: Keep,
+    keep: Keep,
 }
 
 impl Registration {
@@ -288,20 +311,20 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        const CALL: &str = "nvshmemx_buffer_unregister";
         {
             let mut registered = self.inner.registered.lock().unwrap_or_else(PoisonError::into_inner);
             registered.retain(|(address, _)| *address != self.address);
         }
-        if self.inner.alive(CALL).is_err() {
-            // NVSHMEM has ended, and its registrations with it.
-            return;
-        }
-        let address = std::ptr::without_provenance_mut(self.address as usize);
-        // SAFETY: the address was registered once, and is unregistered once.
-        if let Err(error) = self.inner.issue_status(CALL, |api, _| unsafe { api.nvshmemx_buffer_unregister(address) }) {
-            tracing::warn!(%error, "registered memory is leaked");
-            std::mem::forget(Arc::clone(&self._keep));
-        }
+        let keep = Arc::clone(&self.keep);
+        self.inner.part(Farewell { call: UNREGISTER, tell, address: self.address as usize, keep });
     }
+}
+
+const UNREGISTER: &str = "nvshmemx_buffer_unregister";
+
+fn tell(inner: &Inner, address: usize) -> Result<(), NvshmemError> {
+    let address = std::ptr::without_provenance_mut(address);
+    // SAFETY: the address was registered once, and is unregistered once, by who is inside.
+    let code = inner.nvshmem.code(UNREGISTER, |api| unsafe { api.nvshmemx_buffer_unregister(address) })?;
+    inner.nvshmem.check(UNREGISTER, code)
 }

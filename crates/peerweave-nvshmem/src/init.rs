@@ -3,19 +3,23 @@
 //! Invariant: NVSHMEM is started once; while it starts, and after it failed to, a second attempt is an error.
 
 use std::ffi::c_void;
-use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, LazyLock, PoisonError};
+use std::time::Instant;
 
 use peerweave_bootstrap::{Rendezvous, interface};
 use peerweave_driver::{CudaContext, CudaError};
 use peerweave_types::Pe;
 
+use crate::agree::{SEED, mix};
 use crate::context::{Arguments, Context, LIFE, Life, Parts};
 use crate::error::{DeadState, MisuseKind, NvshmemError, PreflightError, Timeout};
 use crate::gate::{Gate, NoAnswer, Worker};
 use crate::preflight::{self, Card};
 use crate::sys::{self, nvshmemx_init_attr_t};
 use crate::{Nvshmem, Settings, UniqueId};
+
+/// One thread at a time inside NVSHMEM, whichever life or id it is for.
+static GATE: LazyLock<Arc<Gate>> = LazyLock::new(Arc::default);
 
 /// How the PEs meet.
 enum Way {
@@ -51,7 +55,8 @@ impl Context {
         settings.check(CALL)?;
         let (pe, n_pes) = (rendezvous.pe(), rendezvous.n_pes());
         let settings = with_interface(settings);
-        let arguments = arguments("a rendezvous", Some((pe.get(), n_pes)), device, settings);
+        let arguments =
+            arguments("a rendezvous", Some((pe.get(), n_pes)), Arc::as_ptr(rendezvous).addr() as u64, device, settings);
         let start = match Start::begin(CALL, &arguments)? {
             Begun::Running(context) => return Ok(context),
             Begun::Start(start) => start,
@@ -119,7 +124,7 @@ impl Context {
         if i32::try_from(n_pes).is_err() || pe.get() >= n_pes {
             return Err(NvshmemError::misuse(CALL, MisuseKind::Pe { what: "this PE", found: pe, n_pes }));
         }
-        let arguments = arguments("an id", Some((pe.get(), n_pes)), device, settings);
+        let arguments = arguments("an id", Some((pe.get(), n_pes)), number_of(&id), device, settings);
         begin_alone(CALL, Way::Id(id, pe.get(), n_pes), device, arguments)
     }
 
@@ -141,7 +146,7 @@ impl Context {
     ) -> Result<Self, NvshmemError> {
         const CALL: &str = "Context::from_mpi";
         settings.check(CALL)?;
-        let arguments = arguments("MPI", None, device, settings);
+        let arguments = arguments("MPI", None, communicator.addr() as u64, device, settings);
         begin_alone(CALL, Way::Mpi(communicator.expose_provenance()), device, arguments)
     }
 
@@ -156,13 +161,24 @@ impl Context {
     pub fn from_launcher(device: &Arc<CudaContext>, settings: Settings) -> Result<Self, NvshmemError> {
         const CALL: &str = "Context::from_launcher";
         settings.check(CALL)?;
-        let arguments = arguments("the launcher", None, device, settings);
+        let arguments = arguments("the launcher", None, 0, device, settings);
         begin_alone(CALL, Way::Launcher, device, arguments)
     }
 }
 
-fn arguments(way: &'static str, place: Option<(u32, u32)>, device: &Arc<CudaContext>, settings: Settings) -> Arguments {
-    Arguments { way, place, device: device.ordinal(), settings: settings.with_switch() }
+fn arguments(
+    way: &'static str,
+    place: Option<(u32, u32)>,
+    which: u64,
+    device: &Arc<CudaContext>,
+    settings: Settings,
+) -> Arguments {
+    Arguments { way, place, which, device: device.ordinal(), settings: settings.with_switch() }
+}
+
+/// A number that tells ids apart, and says nothing of what is in them.
+fn number_of(id: &UniqueId) -> u64 {
+    id.to_bytes().iter().fold(SEED, |hash, byte| mix(hash, (*byte).into()))
 }
 
 /// NVSHMEM uses the interface that the job uses.
@@ -189,7 +205,7 @@ fn greeting(
     makes_id: bool,
 ) -> Result<(Nvshmem, Card, Worker), NvshmemError> {
     let nvshmem = Nvshmem::load()?;
-    let mut card = preflight::local(nvshmem, device, &arguments.settings)?;
+    let mut card = preflight::local(nvshmem, device, &arguments.settings, true)?;
     let worker = start_worker(call)?;
     if makes_id {
         card.id = Some(make_id(call, nvshmem, &arguments.settings, &worker)?);
@@ -201,7 +217,7 @@ fn make_id(call: &'static str, nvshmem: Nvshmem, settings: &Settings, worker: &W
     const FUNCTION: &str = "nvshmemx_get_uniqueid";
     nvshmem.not_forked(call)?;
     let environment = settings.apply();
-    let inside = Arc::new(Gate::default()).enter(FUNCTION, Duration::ZERO).expect("the gate is new");
+    let inside = GATE.enter(FUNCTION, settings.deadline_set()).map_err(|inside| busy(call, inside))?;
     let made = worker.run(inside, settings.deadline_set(), move || {
         let mut id = sys::nvshmemx_uniqueid_t::EMPTY;
         // SAFETY: the pointer is to a live struct that is stamped with its version.
@@ -219,6 +235,11 @@ fn make_id(call: &'static str, nvshmem: Nvshmem, settings: &Settings, worker: &W
             Err(no_answer(call, FUNCTION, error, None))
         }
     }
+}
+
+/// The error of who waited in vain for another call to leave NVSHMEM.
+fn busy(call: &'static str, inside: &'static str) -> NvshmemError {
+    NvshmemError::Dead { call, state: DeadState::Stuck { inside } }
 }
 
 fn no_answer(call: &'static str, function: &'static str, error: NoAnswer, world: Option<(&Rendezvous, Vec<Pe>)>) -> NvshmemError {
@@ -257,6 +278,10 @@ impl Start {
                 let why = "another thread is starting NVSHMEM, which is one for each process";
                 Err(NvshmemError::misuse(call, MisuseKind::Context { why }))
             }
+            Life::Ending => {
+                let why = "another thread is ending NVSHMEM, which is one for each process";
+                Err(NvshmemError::misuse(call, MisuseKind::Context { why }))
+            }
             Life::Live(inner) => {
                 inner.alive(call)?;
                 same(call, &inner.arguments, arguments)?;
@@ -279,16 +304,17 @@ impl Start {
         let call = self.call;
         nvshmem.not_forked(call)?;
         let stream = device.new_stream().map_err(CudaError::of("cuStreamCreate"))?;
+        let side = device.new_stream().map_err(CudaError::of("cuStreamCreate"))?;
         let began = Instant::now();
+        let life = if let Way::Id(id, ..) = &way { number_of(id) } else { 0 };
         if let Some(world) = world {
             // Who does not get so far is missing for those who wait.
-            world.put(&began_key(world.pe()), b"began").map_err(NvshmemError::bootstrap(call))?;
+            world.put(&began_key(life, world.pe()), b"began").map_err(NvshmemError::bootstrap(call))?;
         }
         // From here on NVSHMEM cannot be started again if it fails.
         self.outcome = Some(Life::Over(DeadState::InitFailed));
         let environment = arguments.settings.apply();
-        let gate = Arc::new(Gate::default());
-        let inside = gate.enter(FUNCTION, Duration::ZERO).expect("the gate is new");
+        let inside = GATE.enter(FUNCTION, arguments.settings.deadline_set()).map_err(|inside| busy(call, inside))?;
         let (context, ordinal) = (Arc::clone(device), device.ordinal());
         let limit = arguments.settings.deadline_set();
         let answer = worker.run(inside, limit, move || -> Result<_, NvshmemError> {
@@ -303,7 +329,7 @@ impl Start {
             Err(error) => {
                 environment.leave();
                 self.outcome = Some(Life::Over(DeadState::Stuck { inside: FUNCTION }));
-                let world = world.map(|world| (&**world, missing(world)));
+                let world = world.map(|world| (&**world, missing(world, life)));
                 return Err(no_answer(call, FUNCTION, error, world));
             }
         };
@@ -313,11 +339,13 @@ impl Start {
             nvshmem,
             context: Arc::clone(device),
             stream,
+            side,
             pe: Pe::new(pe),
             n_pes,
             arguments,
             world: world.map(Arc::clone),
-            gate,
+            life,
+            gate: Arc::clone(&GATE),
             worker,
         };
         let context = Context::adopt(parts);
@@ -341,7 +369,7 @@ fn begin_alone(call: &'static str, way: Way, device: &Arc<CudaContext>, argument
         Begun::Start(start) => start,
     };
     let nvshmem = Nvshmem::load()?;
-    preflight::local(nvshmem, device, &arguments.settings)?;
+    preflight::local(nvshmem, device, &arguments.settings, matches!(way, Way::Id(..)))?;
     start.run(nvshmem, way, device, arguments, None, start_worker(call)?)
 }
 
@@ -356,6 +384,15 @@ fn same(call: &'static str, running: &Arguments, asked: &Arguments) -> Result<()
     }
     if running.place != asked.place {
         return differ("the place", place(running.place), place(asked.place));
+    }
+    if running.which != asked.which {
+        let what = match running.way {
+            "an id" => "the id",
+            "MPI" => "the communicator",
+            _ => "the rendezvous",
+        };
+        let short = |number: u64| format!("#{:08x}", number as u32);
+        return differ(what, short(running.which), short(asked.which));
     }
     if running.device != asked.device {
         return differ("the device", running.device.to_string(), asked.device.to_string());
@@ -401,14 +438,14 @@ fn call_init(nvshmem: Nvshmem, way: &Way, device: usize) -> Result<(u32, u32), N
     }
 }
 
-fn began_key(pe: Pe) -> String {
-    format!("peerweave-nvshmem/began/{}", pe.get())
+fn began_key(life: u64, pe: Pe) -> String {
+    format!("peerweave-nvshmem/{life:016x}/began/{}", pe.get())
 }
 
 /// Who has not even begun.
-fn missing(world: &Rendezvous) -> Vec<Pe> {
+fn missing(world: &Rendezvous, life: u64) -> Vec<Pe> {
     let pes = (0..world.n_pes()).map(Pe::new);
-    pes.filter(|pe| matches!(world.try_get(&began_key(*pe)), Ok(None))).collect()
+    pes.filter(|pe| matches!(world.try_get(&began_key(life, *pe)), Ok(None))).collect()
 }
 
 #[cfg(test)]
@@ -417,13 +454,15 @@ mod tests {
 
     #[test]
     fn second_initialisation_with_other_arguments_names_what_differs() {
-        let running = Arguments { way: "an id", place: Some((0, 2)), device: 0, settings: Settings::default().max_teams(8) };
+        let running =
+            Arguments { way: "an id", place: Some((0, 2)), which: 7, device: 0, settings: Settings::default().max_teams(8) };
         let differs = |change: fn(&mut Arguments)| {
             let mut asked = running.clone();
             change(&mut asked);
             same("test", &running, &asked).expect_err("they differ").to_string()
         };
         assert!(differs(|asked| asked.device = 1).contains("the device 0, not 1"));
+        assert!(differs(|asked| asked.which = 8).contains("the id #00000007, not #00000008"));
         assert!(differs(|asked| asked.place = Some((1, 2))).contains("the place PE 0 of 2, not PE 1 of 2"));
         assert!(differs(|asked| asked.settings = Settings::default()).contains("NVSHMEM_MAX_TEAMS=8"));
         assert!(same("test", &running, &running.clone()).is_ok());

@@ -205,10 +205,21 @@ impl Nvshmem {
     /// [`NvshmemError::Plugin`].
     pub fn check_plugins(self, remote_transport: &str) -> Result<(), NvshmemError> {
         // Who names a plug-in by its own variable vouches for it.
-        let Some(directory) = self.0.path.parent().filter(|directory| directory.is_absolute()) else { return Ok(()) };
+        let Some(directory) = self.plugins() else { return Ok(()) };
         if std::env::var_os("NVSHMEM_BOOTSTRAP_UID_PLUGIN").is_none_or(|value| value.is_empty()) {
             check_plugin(directory, "nvshmem_bootstrap_uid", Some(3), self.0.version)?;
         }
+        self.check_transport(remote_transport)
+    }
+
+    /// Where plug-ins lie, where that is known.
+    fn plugins(self) -> Option<&'static Path> {
+        self.0.path.parent().filter(|directory| directory.is_absolute())
+    }
+
+    /// The same, for who meets by MPI or by the launcher, and needs no plug-in for ids.
+    pub(crate) fn check_transport(self, remote_transport: &str) -> Result<(), NvshmemError> {
+        let Some(directory) = self.plugins() else { return Ok(()) };
         if remote_transport != "none" && !remote_transport.is_empty() {
             let abi = transport_abi(self.0.version);
             let stem = format!("nvshmem_transport_{remote_transport}");

@@ -10,14 +10,17 @@ use peerweave_driver::cudarc::driver::sys::{CUlibrary, CUmodule};
 
 use crate::context::{Context, Inner};
 use crate::error::NvshmemError;
+use crate::parked::Farewell;
 
 /// A module or library that knows NVSHMEM's state, until this is dropped.
 ///
-/// Dropping is local. It is to be dropped when no kernel of the module runs any more; the module is kept until then.
+/// Dropping is local. It is to be dropped when no kernel of the module runs any more, and before NVSHMEM ends; the module is kept until then.
 pub struct ModuleGuard {
     inner: Arc<Inner>,
     module: Kind,
-    _keep: Keep,
+    keep: Keep,
+    /// NVSHMEM does not end while it lives: it would write its state into the module when it is started again.
+    _counted: Arc<()>,
 }
 
 /// The exposed addresses of the driver's handles, which any thread may use.
@@ -39,7 +42,7 @@ impl Context {
     pub unsafe fn init_module(&self, module: CUmodule, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
         // SAFETY: the module is loaded: the caller's promise.
         self.inner.issue_status("nvshmemx_cumodule_init", |api, _| unsafe { api.nvshmemx_cumodule_init(module) })?;
-        Ok(ModuleGuard { inner: Arc::clone(&self.inner), module: Kind::Module(module.expose_provenance()), _keep: keep })
+        Ok(self.guard(Kind::Module(module.expose_provenance()), keep))
     }
 
     /// As [`init_module`](Self::init_module), for a library of the driver's. CUDA 12.
@@ -52,27 +55,38 @@ impl Context {
     pub unsafe fn init_library(&self, library: CUlibrary, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
         // SAFETY: the library is loaded: the caller's promise.
         self.inner.issue_status("nvshmemx_culibrary_init", |api, _| unsafe { api.nvshmemx_culibrary_init(library) })?;
-        Ok(ModuleGuard { inner: Arc::clone(&self.inner), module: Kind::Library(library.expose_provenance()), _keep: keep })
+        Ok(self.guard(Kind::Library(library.expose_provenance()), keep))
+    }
+
+    fn guard(&self, module: Kind, keep: Keep) -> ModuleGuard {
+        ModuleGuard { inner: Arc::clone(&self.inner), module, keep, _counted: Arc::clone(&self.inner.modules) }
     }
 }
 
 impl Drop for ModuleGuard {
     fn drop(&mut self) {
-        const CALL: &str = "nvshmemx_cumodule_finalize";
-        if self.inner.alive(CALL).is_err() {
-            // NVSHMEM has ended, and what the module knows of it means nothing.
-            return;
-        }
-        let ended = self.inner.issue_status(CALL, |api, _| match self.module {
-            // SAFETY: the module is kept, was told once, and is told off once.
-            Kind::Module(module) => unsafe { api.nvshmemx_cumodule_finalize(std::ptr::with_exposed_provenance_mut(module)) },
-            // SAFETY: as above.
-            Kind::Library(library) => unsafe { api.nvshmemx_culibrary_finalize(std::ptr::with_exposed_provenance_mut(library)) },
+        let keep = Arc::clone(&self.keep);
+        self.inner.part(match self.module {
+            Kind::Module(address) => Farewell { call: "nvshmemx_cumodule_finalize", tell: tell_module, address, keep },
+            Kind::Library(address) => Farewell { call: "nvshmemx_culibrary_finalize", tell: tell_library, address, keep },
         });
-        if let Err(error) = ended {
-            tracing::warn!(%error, "a module keeps NVSHMEM's state");
-        }
     }
+}
+
+fn tell_module(inner: &Inner, address: usize) -> Result<(), NvshmemError> {
+    let nvshmem = inner.nvshmem;
+    let module = std::ptr::with_exposed_provenance_mut(address);
+    // SAFETY: the module is kept, was told once, and is told off once, by who is inside.
+    let code = nvshmem.code("nvshmemx_cumodule_finalize", |api| unsafe { api.nvshmemx_cumodule_finalize(module) })?;
+    nvshmem.check("nvshmemx_cumodule_finalize", code)
+}
+
+fn tell_library(inner: &Inner, address: usize) -> Result<(), NvshmemError> {
+    let nvshmem = inner.nvshmem;
+    let library = std::ptr::with_exposed_provenance_mut(address);
+    // SAFETY: as above.
+    let code = nvshmem.code("nvshmemx_culibrary_finalize", |api| unsafe { api.nvshmemx_culibrary_finalize(library) })?;
+    nvshmem.check("nvshmemx_culibrary_finalize", code)
 }
 
 impl fmt::Debug for ModuleGuard {

@@ -55,10 +55,15 @@ impl Card {
 }
 
 /// What one PE can say about itself.
-pub(crate) fn local(nvshmem: Nvshmem, context: &Arc<CudaContext>, settings: &Settings) -> Result<Card, NvshmemError> {
+pub(crate) fn local(
+    nvshmem: Nvshmem,
+    context: &Arc<CudaContext>,
+    settings: &Settings,
+    by_id: bool,
+) -> Result<Card, NvshmemError> {
     let remote = settings.effective("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_else(|| "ibrc".to_owned());
     functions(nvshmem)?;
-    nvshmem.check_plugins(&remote)?;
+    if by_id { nvshmem.check_plugins(&remote) } else { nvshmem.check_transport(&remote) }?;
     shared_memory()?;
     device_memory(context, settings)?;
     Ok(Card { version: nvshmem.version(), uuid: uuid_of(context)?, settings: settings.symmetric_part(), id: None })

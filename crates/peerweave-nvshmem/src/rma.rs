@@ -174,6 +174,7 @@ impl Context {
             return Ok(());
         }
         self.check_pair(call, (local_name, here), (remote_name, there), bytes, pe)?;
+        enqueue.leaves(remote, local);
         enqueue.call(|api, _| function(api, pointer(there), pointer(here), bytes, to, stream.cu_stream()))
     }
 
@@ -237,6 +238,13 @@ impl Context {
         let from = enqueue.symmetric("the source", source)?;
         if count == 0 {
             return Ok(());
+        }
+        for (what, stride) in [("the target's stride", strides.target), ("the source's stride", strides.source)] {
+            // The widest pitch of a copy of CUDA's; NVSHMEM would print that it is too wide, and copy nothing.
+            if count > 1 && stride.saturating_mul(size_of::<T>()) > i32::MAX as usize {
+                let found = i64::try_from(stride).unwrap_or(i64::MAX);
+                return Err(NvshmemError::misuse(call, MisuseKind::Value { what, found, expected: "less than 2 GiB" }));
+            }
         }
         if !mapped(&self.inner, remote.address())?[pe.index()] {
             // NVSHMEM prints that it is not implemented, and ends the process.
@@ -354,7 +362,8 @@ impl Context {
             let _kept = kept;
             // SAFETY: both ranges are inside the symmetric heap, and kept until the call is over.
             unsafe { api.nvshmem_putmem(pointer(remote), pointer(local), bytes, to) }
-        })
+        })?;
+        self.inner.healthy()
     }
 
     /// Reads `source` of another PE into `target` and waits for it, at most for the context's deadline.
@@ -376,7 +385,8 @@ impl Context {
             let _kept = kept;
             // SAFETY: both ranges are inside the symmetric heap, and kept until the call is over.
             unsafe { api.nvshmem_getmem(pointer(local), pointer(remote), bytes, from) }
-        })
+        })?;
+        self.inner.healthy()
     }
 
     /// Checks a transfer without a stream. Gives remote and local address, bytes and PE; `None` for nothing to do.

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::error::{MisuseKind, NvshmemError};
@@ -71,7 +72,11 @@ impl Settings {
         self.set(name, value)
     }
 
-    /// The longest that initialisation, each set-up call (allocating, freeing, making teams) and each blocking call may take. 60 seconds unless set.
+    /// The longest that initialisation, each set-up call (allocating, freeing, making teams) and each blocking call may wait for one thing. 60 seconds unless
+    /// set.
+    ///
+    /// A set-up call waits for the streams that use what it changes, then for the other PEs by the rendezvous (at most for the rendezvous' own deadline), then
+    /// for NVSHMEM: where each comes at the last moment, it takes the sum.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
@@ -192,8 +197,9 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets the variables until [`Environment::restore`].
+    /// Sets the variables until [`Environment::restore`]. One at a time does so: what it finds is what it puts back.
     pub(crate) fn apply(&self) -> Environment {
+        let alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         let mut former = Vec::new();
         for (name, value) in &self.variables {
             let was = std::env::var_os(name);
@@ -205,20 +211,33 @@ impl Settings {
             unsafe { std::env::set_var(name, value) };
             former.push((name.clone(), was));
         }
-        Environment { former }
+        Environment { former, _alone: alone }
     }
 }
+
+/// Held by who changes the environment, for as long as NVSHMEM reads it: at most for the deadline of that call.
+static CHANGING: Mutex<()> = Mutex::new(());
 
 /// Variables that were changed, and what they were.
 #[must_use = "the environment is to be restored, or left on purpose"]
 pub(crate) struct Environment {
     former: Vec<(String, Option<OsString>)>,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Environment {
-    /// Puts everything back.
-    pub(crate) fn restore(self) {
-        for (name, was) in self.former {
+    /// Puts everything back, as dropping does.
+    pub(crate) fn restore(self) {}
+
+    /// Leaves it as it is: NVSHMEM may still be reading.
+    pub(crate) fn leave(mut self) {
+        self.former.clear();
+    }
+}
+
+impl Drop for Environment {
+    fn drop(&mut self) {
+        for (name, was) in self.former.drain(..) {
             // SAFETY: as in `apply`; NVSHMEM has read what it reads, and its threads do not read the environment.
             unsafe {
                 match was {
@@ -228,9 +247,6 @@ impl Environment {
             }
         }
     }
-
-    /// Leaves it as it is: NVSHMEM may still be reading.
-    pub(crate) fn leave(self) {}
 }
 
 #[cfg(test)]

@@ -128,6 +128,7 @@ impl Context {
         if bytes == 0 {
             return self.signal(signal, pe, stream);
         }
+        enqueue.leaves(target, source);
         if pe == inner.pe {
             check_apart(CALL, ("the source", local, bytes), ("the target", remote, bytes))?;
         }
@@ -195,12 +196,9 @@ impl Context {
         const CALL: &str = "nvshmem_signal_fetch";
         one_at_least(CALL, "the signal", word)?;
         check_context(&self.inner, CALL, "the signal", word)?;
-        let (address, kept) = (word.address(), word.clone());
-        self.inner.block(CALL, move |api, _| {
-            let _kept = kept;
-            // SAFETY: the word is inside the symmetric heap, and kept until the call is over.
-            unsafe { api.nvshmem_signal_fetch(pointer(address)) }
-        })
+        // NVSHMEM's own would wait for the default stream, and end the process where CUDA says no: an aligned word is read whole by a copy too.
+        let values = word.slice(0..1)?.read_by(CALL, &self.inner.side)?;
+        Ok(values[0])
     }
 
     /// Has `stream` wait until the first element of this PE's `word` compares so with `value`.
@@ -280,23 +278,28 @@ impl Context {
         })
     }
 
-    /// Completes, in the order of `stream`: everything that this PE put or got before, also what it left to NVSHMEM's own streams.
+    /// Completes, in the order of `stream`: what this PE put or got before in that order, and what was left to NVSHMEM's own streams (`nbi`) and not yet
+    /// completed by a quiet or a barrier on another stream.
     ///
     /// # Errors
-    /// [`MisuseKind::Device`], [`NvshmemError::Dead`].
+    /// [`MisuseKind::Device`], [`NvshmemError::Dead`]; [`MisuseKind::Context`] on a stream that is being captured while `nbi` transfers are under way.
     pub fn quiet(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
+        let mut enqueue = Enqueue::begin(&self.inner, "nvshmemx_quiet_on_stream", stream)?;
+        enqueue.takes_over()?;
         // SAFETY: any stream of the device is allowed.
-        Enqueue::begin(&self.inner, "nvshmemx_quiet_on_stream", stream)?
-            .call(|api, _| unsafe { api.nvshmemx_quiet_on_stream(stream.cu_stream()) })
+        enqueue.call(|api, _| unsafe { api.nvshmemx_quiet_on_stream(stream.cu_stream()) })
     }
 
-    /// Completes what was put and got without a stream, and what was left to NVSHMEM's own streams. Blocks, at most for the context's deadline.
+    /// Completes what was put and got without a stream, and what was left to NVSHMEM's own streams, also where a quiet or a barrier on a stream has yet to
+    /// complete it. Blocks, at most for the context's deadline.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
     pub fn quiet_blocking(&self) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmem_quiet";
         // SAFETY: NVSHMEM is initialised.
-        self.inner.block("nvshmem_quiet", |api, _| unsafe { api.nvshmem_quiet() })
+        self.inner.left.complete(CALL, &self.inner, || self.inner.block(CALL, |api, _| unsafe { api.nvshmem_quiet() }))?;
+        self.inner.healthy()
     }
 
     /// Orders: what was put before is seen by each PE before what is put later. Blocks, at most for the context's deadline.
@@ -313,9 +316,10 @@ impl Context {
     /// # Errors
     /// [`NvshmemError::Unsupported`]; as [`quiet`](Self::quiet).
     pub fn flush(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
+        let mut enqueue = Enqueue::begin(&self.inner, "nvshmemx_flush_on_stream", stream)?;
+        enqueue.takes_over()?;
         // SAFETY: any stream of the device is allowed.
-        Enqueue::begin(&self.inner, "nvshmemx_flush_on_stream", stream)?
-            .call(|api, _| unsafe { api.nvshmemx_flush_on_stream(stream.cu_stream()) })
+        enqueue.call(|api, _| unsafe { api.nvshmemx_flush_on_stream(stream.cu_stream()) })
     }
 
     /// As [`flush`](Self::flush), for what was put without a stream. Blocks, at most for the context's deadline. Since 3.8.

@@ -1,6 +1,6 @@
 //! The streams that use something, to be waited for before it is given up; and waiting for one stream.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use peerweave_driver::{CudaStream, deadline_after, wait};
@@ -23,30 +23,20 @@ fn pass_until(
     if wait(stream, deadline)? { Ok(()) } else { Err(inner.late(call, start.elapsed(), Vec::new())) }
 }
 
-/// Streams that work was enqueued on.
+/// Streams that work was enqueued on. One that is done, and that nobody else has, may be let go.
 #[derive(Default)]
-pub(crate) struct Streams(Mutex<Vec<Arc<CudaStream>>>);
+pub(crate) struct Streams(peerweave_driver::Streams);
 
 impl Streams {
     /// Notes that work is enqueued on a stream.
+    #[inline]
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
-        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
-            streams.push(Arc::clone(stream));
-        }
+        self.0.note(stream);
     }
 
-    /// Waits until all of them have passed their work, at most for the context's deadline.
+    /// Waits until all of them have passed their work, at most for the context's deadline. They stay noted.
     pub(crate) fn settle(&self, call: &'static str, inner: &Inner) -> Result<(), NvshmemError> {
-        let streams = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         let (start, deadline) = (Instant::now(), deadline_after(inner.deadline));
-        for (index, stream) in streams.iter().enumerate() {
-            if let Err(error) = pass_until(call, inner, stream, start, deadline) {
-                // They are still to be waited for, should it be given up later.
-                self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(streams[index..].iter().cloned());
-                return Err(error);
-            }
-        }
-        Ok(())
+        self.0.all().iter().try_for_each(|stream| pass_until(call, inner, stream, start, deadline))
     }
 }

@@ -26,7 +26,8 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 /// order on every PE, which is the caller's to hold, and never two at once in one process, which this crate holds:
 ///
 /// - All handles of a team share one order, by the time of the call. Its collectives may come from several threads.
-/// - One on another stream than the team's last waits, on the device, for all that the last stream had by then; it never waits on the host. A stream that
+/// - One on another stream than the team's last waits, on the device, for all that the last stream had by then; on the host it waits only while another
+///   thread is in a call of the team that does. A stream that
 ///   waits for something that only comes after the new collective keeps both for ever: give streams that shall be independent a team each.
 /// - What NVSHMEM does on a stream of its own (allocating, freeing, registering, splitting, destroying, the end) and the blocking forms wait for the team's
 ///   last stream first, at most for the context's deadline.
@@ -253,6 +254,8 @@ impl Team {
             let (raw, mask) = config.to_raw();
             let config = if mask == 0 { std::ptr::null() } else { &raw const raw };
             let mut handle = sys::NVSHMEM_TEAM_INVALID;
+            // One member is reached by any step, also by those that are no number of C's.
+            let stride = if count == 1 { 1 } else { stride };
             let [start, stride, count] = [start, stride, count].map(|number| number as c_int);
             // SAFETY: the parent is live [T2], the numbers are inside it, and the pointers are to live values; all of its PEs call.
             let code = unsafe { api.nvshmem_team_split_strided(parent, start, stride, count, config, mask, &raw mut handle) }?;
@@ -397,9 +400,9 @@ impl Team {
         if self.core.kind != TeamKind::Made {
             return Err(NvshmemError::misuse(CALL, MisuseKind::Context { why: "NVSHMEM's own teams live as long as it does" }));
         }
-        let able = match Arc::strong_count(&self.core) {
-            1 => self.order().settle(CALL, &self.inner),
-            _ => Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the team", by: "a captured graph" })),
+        let able = match self.inner.gone_with_graphs(|| Arc::strong_count(&self.core) == 1) {
+            true => self.order().settle(CALL, &self.inner),
+            false => Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the team", by: "a captured graph" })),
         };
         let (_turn, able) = taken(able);
         self.arrive(CALL, "", able)?;

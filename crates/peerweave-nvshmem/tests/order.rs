@@ -213,8 +213,8 @@ fn a_stream_that_is_another_one_on_each_thread_is_refused() {
     fakes().run_many(1, |child| {
         let here = start(&child);
         let stream = here.context.device().per_thread_stream();
-        let refused = misuse(here.context.world().barrier(&stream));
-        assert!(matches!(refused, MisuseKind::Context { why } if why.contains("per-thread")), "{refused:?}");
+        let refused = here.context.world().barrier(&stream).expect_err("nobody else could wait for it");
+        assert!(matches!(refused, NvshmemError::Cuda(DriverError::PerThreadStream { .. })), "{refused}");
         // The default stream is one for all, however many handles it has.
         let (one, other) = (here.context.device().default_stream(), here.context.device().default_stream());
         here.context.world().barrier(&one).expect("it is enqueued");

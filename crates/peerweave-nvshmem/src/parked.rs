@@ -1,0 +1,68 @@
+//! What is to be told to NVSHMEM by a destructor, which may not wait for who is inside: told at once if nobody is, otherwise by who comes in next.
+//!
+//! Invariant: what NVSHMEM was not told stays alive for ever, unless NVSHMEM has ended.
+
+use std::fmt;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use peerweave_driver::Keep;
+
+use crate::context::Inner;
+use crate::error::{DeadState, NvshmemError};
+
+/// Something local that NVSHMEM is told of: it waits for nobody. It has what must live until then.
+pub(crate) struct Farewell {
+    pub(crate) call: &'static str,
+    pub(crate) tell: fn(&Inner, usize) -> Result<(), NvshmemError>,
+    pub(crate) address: usize,
+    pub(crate) keep: Keep,
+}
+
+impl fmt::Debug for Farewell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {:#x}", self.call, self.address)
+    }
+}
+
+impl Farewell {
+    /// Tells it, by a thread that is inside. What cannot be told keeps what it has.
+    fn say(self, inner: &Inner) {
+        if let Err(error) = (self.tell)(inner, self.address) {
+            tracing::warn!(%error, "NVSHMEM keeps {:#x}, so it is leaked", self.address);
+            std::mem::forget(self.keep);
+        }
+    }
+}
+
+impl Inner {
+    /// Tells it now or later; never waits.
+    pub(crate) fn part(&self, farewell: Farewell) {
+        let call = farewell.call;
+        match self.dead_state() {
+            Some(DeadState::Finalized) => return,
+            // It may still be used by what NVSHMEM left behind.
+            Some(_) => return std::mem::forget(farewell.keep),
+            None if self.nvshmem.not_forked(farewell.call).is_err() => return std::mem::forget(farewell.keep),
+            None => {}
+        }
+        self.parked.lock().unwrap_or_else(PoisonError::into_inner).push(farewell);
+        if let Ok(_inside) = self.gate.enter(call, Duration::ZERO)
+            && self.dead_state().is_none()
+        {
+            self.say_parked();
+        }
+    }
+
+    /// Tells everything that waits for somebody to come in, by a thread that has.
+    pub(crate) fn say_parked(&self) {
+        let parked = std::mem::take(&mut *self.parked.lock().unwrap_or_else(PoisonError::into_inner));
+        if parked.is_empty() {
+            return;
+        }
+        if let Err(error) = self.context.bind_to_thread() {
+            tracing::warn!(%error, "the device's context cannot be made current");
+        }
+        parked.into_iter().for_each(|farewell| farewell.say(self));
+    }
+}
