@@ -278,6 +278,15 @@ fn children(
         for (parent, _) in &inside {
             let _ = parent.gate.set(State::Failed);
         }
+    } else if made.is_err() {
+        // NCCL keeps an error, and work that a peer will never come to, with the parent: whatever is called on it next would only find that.
+        for (parent, inside) in &inside {
+            // Who aborts from here on waits for this thread to leave; who did before may have freed it.
+            inside.surface();
+            if !parent.gate.is_closed() && !matches!(parent.ask(), Ok(ncclResult_t::ncclSuccess)) {
+                let _ = parent.gate.change(State::Live, State::Failed);
+            }
+        }
     }
     drop(inside);
     let name = config.and_then(Config::name_set).map(str::to_owned);

@@ -456,6 +456,26 @@ fn error_of_ours_after_the_first_rank_was_started_waits_only_for_that_one() {
 }
 
 #[test]
+fn parent_whose_split_was_left_undone_is_not_taken_for_a_good_one() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let members: Vec<_> = all.iter().map(|(comm, _)| (comm, Some(0), 0)).collect();
+        fail_driver("cuCtxSetCurrent:4=709");
+        let start = Instant::now();
+        let error = Communicator::split_all(&members, None).expect_err("the second rank cannot start");
+        assert!(matches!(error, NcclError::Cuda(_)), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        // The first one's part will never be met.
+        assert_eq!(state_of(all[0].0.split(Some(0), 0)), DeadState::Failed);
+        for (comm, _) in &all {
+            comm.abort(DEADLINE).expect("it ends");
+        }
+        drop(all);
+        nothing_is_left();
+    });
+}
+
+#[test]
 fn memory_of_a_communicator_that_could_not_be_finalized_is_freed() {
     for (setting, fault) in
         [("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommFinalize:1=2"), ("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommFinalize:1")]
