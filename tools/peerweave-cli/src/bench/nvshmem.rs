@@ -27,6 +27,8 @@ use super::record::{Measured, Ready, Record, monotonic_ns};
 
 /// How long a wait may take.
 const DEADLINE: Duration = Duration::from_secs(30);
+/// How long a wait keeps the processor from others.
+const SPIN: Duration = Duration::from_micros(100);
 /// How long a batch is to take.
 const BATCH: Duration = Duration::from_millis(30);
 const FEWEST_CALLS: u64 = 3;
@@ -47,21 +49,23 @@ struct Late {
 pub(super) fn run(config: &Config) -> Result<(), Failure> {
     let rendezvous = Arc::new(Rendezvous::join(&Job::from_env()?, Options { deadline: DEADLINE, ..Options::default() })?);
     let pe = rendezvous.pe().index();
-    if config.bind == Bind::Processor {
-        bind(pe, config.n_pes);
-    }
     let library = peerweave_nvshmem::Nvshmem::load()?;
     let gpu = context(pe)?;
     let nvshmem = Context::from_rendezvous(&rendezvous, &gpu, settings(config))?;
     let stream = gpu.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
     let event = || gpu.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(CudaError::of("cuEventCreate"));
+    let events = [event()?, event()?];
+    // Now: threads of NVSHMEM's that wait in a loop must not share this one's processor.
+    if config.bind == Bind::Processor {
+        bind(pe, config.n_pes);
+    }
     let session = Session {
         config,
         rendezvous: &rendezvous,
         context: &nvshmem,
         world: nvshmem.world(),
         stream: &stream,
-        events: [event()?, event()?],
+        events,
         meetings: Cell::new(0),
     };
     session.meet()?;
@@ -154,15 +158,18 @@ impl Session<'_> {
         Ok(self.events[event].record(self.stream).map_err(CudaError::of("cuEventRecord"))?)
     }
 
-    /// Waits, without a pause that would be measured, until the stream has passed the second event.
+    /// Waits, without a pause that would be measured unless somebody needs the processor, until the stream has passed the second event.
     fn passed(&self) -> Result<(), Failure> {
         let start = Instant::now();
         while !self.events[1].try_is_complete().map_err(CudaError::of("cuEventQuery"))? {
-            if start.elapsed() > DEADLINE {
-                let pe = self.rendezvous.pe().index();
-                return Err(Late { op: self.config.op.name(), pe, waited: start.elapsed() }.into());
+            match start.elapsed() {
+                waited if waited < SPIN => std::hint::spin_loop(),
+                waited if waited < DEADLINE => std::thread::yield_now(),
+                waited => {
+                    let (op, pe) = (self.config.op.name(), self.rendezvous.pe().index());
+                    return Err(Late { op, pe, waited }.into());
+                }
             }
-            std::hint::spin_loop();
         }
         Ok(())
     }
