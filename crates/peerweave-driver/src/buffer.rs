@@ -19,6 +19,13 @@ pub type Keep = Arc<dyn Any + Send + Sync>;
 /// The address of a buffer, for work that is about to be enqueued on the stream that it was asked for.
 ///
 /// Drop it after enqueuing: then cudarc's buffers learn that the stream uses them. Leaking it can only be done inside the library that asked.
+///
+/// It stays on its thread, since a per-thread stream is another one elsewhere:
+///
+/// ```compile_fail
+/// fn sent<T: Send>() {}
+/// sent::<peerweave_driver::Access<'static>>();
+/// ```
 #[must_use = "work that uses the address is enqueued while this lives"]
 pub struct Access<'a> {
     address: CUdeviceptr,
@@ -27,12 +34,14 @@ pub struct Access<'a> {
     streams: Option<(Arc<CudaStream>, &'a Arc<CudaStream>)>,
     /// Whether the first must wait for the second.
     joins: bool,
+    /// Dropped by the thread that enqueues: a per-thread stream is another one elsewhere.
+    _this_thread: PhantomData<*const ()>,
 }
 
 impl<'a> Access<'a> {
     /// An address whose owner needs no word when the work is enqueued.
     pub fn new(address: CUdeviceptr) -> Self {
-        Self { address, guard: None, streams: None, joins: false }
+        Self { address, guard: None, streams: None, joins: false, _this_thread: PhantomData }
     }
 
     /// The address of a slice of cudarc's with its guard, for reading. `own` is the slice's stream, `stream` the one it was asked for.
@@ -63,7 +72,7 @@ impl<'a> Access<'a> {
             // Then cudarc did not make the stream wait for what `own` did to the memory, nor for its allocation.
             join_or_wait(stream, own);
         }
-        Self { address, guard: Some(guard), streams: Some((Arc::clone(own), stream)), joins }
+        Self { address, guard: Some(guard), streams: Some((Arc::clone(own), stream)), joins, _this_thread: PhantomData }
     }
 
     /// The device address of the first element.
@@ -127,13 +136,12 @@ fn with_errors_aside<R>(own: &CudaStream, stream: &CudaStream, run: impl FnOnce(
     let contexts = [own.context(), stream.context()];
     let earlier = contexts.map(|context| context.check_err());
     let answer = run();
-    let mut worked = true;
-    for (context, earlier) in contexts.into_iter().zip(earlier) {
-        let new = context.check_err();
-        worked &= new.is_ok();
-        context.record_err(new);
-        // Who asked first is to see what was there first.
-        context.record_err(earlier);
+    // Both may be the same one: all are asked before any gets its error back.
+    let new = contexts.map(|context| context.check_err());
+    let worked = new.iter().all(Result::is_ok);
+    // What was there first is what is seen.
+    for errors in [new, earlier] {
+        contexts.iter().zip(errors).for_each(|(context, error)| context.record_err(error));
     }
     (answer, worked)
 }

@@ -42,7 +42,7 @@ pub fn wait_until<E>(deadline: Instant, mut ready: impl FnMut() -> Result<bool, 
 /// Waits until all work is done that the stream has now, or the deadline has passed. Gives whether it is done.
 ///
 /// Asks the driver again and again, so that a stream that never ends does not keep the caller. Units: `deadline` is a moment. Other threads may
-/// capture other streams meanwhile.
+/// capture other streams meanwhile. A per-thread stream is that of the calling thread.
 ///
 /// # Errors
 /// What the work failed with, or why the driver cannot be asked; [`DriverError::Capturing`] if the stream is being captured.

@@ -276,6 +276,15 @@ fn error_that_others_left_does_not_keep_streams_from_waiting_for_each_other() {
         drop(slice.read(&other));
         let _ = context.check_err();
         freed_after(&own, &other, slice);
+        // And nobody waits for a stream that cudarc has told its events to.
+        let mut slice = own.alloc_zeros::<u8>(64).expect("room");
+        block(&other);
+        left();
+        let started = Instant::now();
+        drop(slice.write(&other));
+        assert!(started.elapsed() < LONG, "it waited for a stream that is stuck");
+        assert_eq!(context.check_err(), Err(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND)));
+        freed_after(&own, &other, slice);
     });
 }
 
