@@ -462,6 +462,11 @@ impl SymmetricHeap {
         self.inner.with_chunks(|chunks| chunks.iter().filter_map(|chunk| Some((chunk.start, chunk.own.clone()?))).collect())
     }
 
+    /// Begins a collective call about this heap that is made elsewhere: none of this PE's other calls begins until the guard goes.
+    pub(crate) fn begin(&self, call: &'static str) -> Result<impl Sized + '_, VmmError> {
+        self.inner.enter(call)
+    }
+
     /// What making multicast objects of it needs.
     pub(crate) fn for_multicast(&self) -> (&Rendezvous, &Arc<CudaContext>, u64) {
         (&self.inner.rendezvous, &self.inner.layout.context, self.inner.id)

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Calls, LONG, Me, cuda, fail, hold, process, settle, threads};
+use common::{Calls, LONG, Me, cuda, fail, hold, process, settle, threads, threads_within};
 use peerweave_driver::DeviceMemory;
 use peerweave_fakes::Fakes;
 use peerweave_vmm::{Exportable, Granularity, HeapOptions, Misuse, PeerCause, PhysicalMemory, SymmetricHeap, VmmError, Way};
@@ -262,5 +262,43 @@ fn a_dropped_mapping_is_in_the_way_until_it_has_gone_and_settle_waits_for_that()
             drop(addresses.map(0, &memory, bytes).expect("free"));
             assert!(peerweave_driver::settle(Instant::now() + Duration::from_secs(10)));
         }
+    });
+}
+
+#[test]
+fn a_heap_that_is_broken_makes_no_multicast_objects() {
+    Fakes::new().cuda().run(|| {
+        threads_within(2, Duration::from_millis(500), |me| {
+            let heap = heap(&me);
+            if me.pe == 1 {
+                std::thread::sleep(Duration::from_secs(2));
+                return;
+            }
+            heap.alloc::<u8>(1).expect_err("PE 1 sleeps");
+            let start = Instant::now();
+            let error = heap.multicast().expect_err("the PEs may not agree any more");
+            assert!(matches!(error, VmmError::Misuse(Misuse::Broken { .. })), "{error}");
+            assert!(start.elapsed() < Duration::from_millis(400), "nobody is waited for");
+        });
+    });
+}
+
+#[test]
+fn another_thread_of_a_pe_allocates_after_multicast_objects_are_made_and_not_between() {
+    Fakes::new().cuda().run(|| {
+        threads(2, |me| {
+            let heap = heap(&me);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let has_begun = || Ok::<_, ()>(Calls::now().names().contains(&"cuMulticastCreate"));
+                    assert_eq!(peerweave_driver::wait_until(common::soon(), has_begun), Ok(true));
+                    for _ in 0..10 {
+                        let memory = heap.alloc::<u64>(64).expect("all allocate");
+                        heap.free(memory).expect("all free it");
+                    }
+                });
+                heap.multicast().expect("all make them");
+            });
+        });
     });
 }

@@ -34,6 +34,7 @@ impl SymmetricHeap {
     /// # Errors
     /// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the others; [`VmmError::Unsupported`] with what it needs; as every collective call.
     pub fn multicast(&self) -> Result<HeapMulticast, VmmError> {
+        let _no_other_call = self.begin("SymmetricHeap::multicast")?;
         // The first round of the first object tells the others of the switch; a heap always has a chunk.
         let (rendezvous, context, id) = self.for_multicast();
         let chunks = self.physical();
