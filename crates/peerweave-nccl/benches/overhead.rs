@@ -1,7 +1,8 @@
 //! What a call costs on the CPU beyond the bare call of C: in a loop, against the fake library in its mode without work.
 //!
-//! The fake driver answers two questions of each call (which context is current, is the stream being captured), as the real one would; what they cost
-//! is told apart. Nothing here says anything about a GPU. Fails if a call did not reach the library.
+//! The driver is asked two questions before each call (which context is current, is the stream being captured); they are measured too, and told apart.
+//! What they cost is the fake driver's time here, which is about the real one's. Nothing here says anything about a GPU. Fails if a call did not reach the
+//! library, or if the communicator's number of calls is not theirs.
 
 use std::ffi::{CString, c_int, c_void};
 use std::hint::black_box;
@@ -10,12 +11,23 @@ use std::time::{Duration, Instant};
 
 use peerweave_driver::{DeviceMemory, Driver, is_capturing};
 use peerweave_fakes::Fakes;
-use peerweave_nccl::{Communicator, Config, Nccl, ReduceOp};
+use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp};
 
-const CALLS: usize = 20_000;
-const ROUNDS: usize = 60;
+const CALLS: usize = 10_000;
+const ROUNDS: usize = 61;
 
-type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+type Handle = *mut c_void;
+type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
+type Broadcast = AllReduce;
+type Send = unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
+type Recv = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
+type InitAll = unsafe extern "C" fn(*mut Handle, c_int, *const c_int) -> c_int;
+type Count = unsafe extern "C" fn(*const libc::c_char) -> i64;
+
+const LEN: usize = 256;
+/// `ncclFloat32` and `ncclSum`.
+const FLOAT32: c_int = 7;
+const SUM: c_int = 0;
 
 fn main() -> ExitCode {
     if peerweave_fakes::child().is_some() {
@@ -35,13 +47,18 @@ fn main() -> ExitCode {
 }
 
 /// A function of the library by its name.
-fn function(name: &str) -> *mut c_void {
+///
+/// # Safety
+/// `F` is the type of a pointer to it.
+unsafe fn function<F: Copy>(name: &str) -> F {
     let path = Nccl::load().expect("the fake is there").path().to_str().expect("UTF-8");
     let (path, name) = (CString::new(path).expect("no zero byte"), CString::new(name).expect("no zero byte"));
     // SAFETY: both names end with zero; the library is loaded already, and stays.
     let function = unsafe { libc::dlsym(libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
     assert!(!function.is_null(), "{name:?}");
-    function
+    assert_eq!(size_of::<F>(), size_of::<Handle>());
+    // SAFETY: the caller's promise; both are pointers.
+    unsafe { std::mem::transmute_copy(&function) }
 }
 
 fn measure() {
@@ -51,77 +68,107 @@ fn measure() {
     let comm =
         Communicator::init_all(nccl, std::slice::from_ref(&context), &Config::new(), deadline).expect("it is made").remove(0);
     let stream = context.new_stream().expect("a stream");
-    let send = DeviceMemory::from_slice(&stream, &[1.0f32; 256]).expect("memory");
-    let mut recv = DeviceMemory::from_slice(&stream, &[0.0f32; 256]).expect("memory");
-    let slice = stream.clone_htod(&[1.0f32; 256]).expect("memory");
-    let mut slice_out = stream.alloc_zeros::<f32>(256).expect("memory");
+    let default = context.default_stream();
+    let send = DeviceMemory::from_slice(&stream, &[1.0f32; LEN]).expect("memory");
+    let mut recv = DeviceMemory::from_slice(&stream, &[0.0f32; LEN]).expect("memory");
+    let mut other = DeviceMemory::from_slice(&default, &[0.0f32; LEN]).expect("memory");
+    let slice = stream.clone_htod(&[1.0f32; LEN]).expect("memory");
+    let mut slice_out = stream.alloc_zeros::<f32>(LEN).expect("memory");
 
-    // SAFETY: that is the function's signature.
-    let all_reduce = unsafe { std::mem::transmute::<*mut c_void, AllReduce>(function("ncclAllReduce")) };
-    // SAFETY: as above.
-    let count = unsafe {
-        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const libc::c_char) -> i64>(function(
-            "peerweave_fake_nccl_count",
-        ))
-    };
-    // SAFETY: as above.
-    let init_all = unsafe {
-        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut *mut c_void, c_int, *const c_int) -> c_int>(function(
-            "ncclCommInitAll",
-        ))
+    // SAFETY: those are the functions' signatures.
+    let (all_reduce, broadcast, raw_send, raw_recv, count, init_all) = unsafe {
+        (
+            function::<AllReduce>("ncclAllReduce"),
+            function::<Broadcast>("ncclBroadcast"),
+            function::<Send>("ncclSend"),
+            function::<Recv>("ncclRecv"),
+            function::<Count>("peerweave_fake_nccl_count"),
+            function::<InitAll>("ncclCommInitAll"),
+        )
     };
     let mut raw = std::ptr::null_mut();
     // SAFETY: the pointer is to a live handle; a null list is the first devices.
     assert_eq!(unsafe { init_all(&raw mut raw, 1, std::ptr::null()) }, 0);
-    let (from, to) = (send.address() as *const c_void, recv.address() as *mut c_void);
+    let (from, to, on) = (send.address() as *const c_void, recv.address() as *mut c_void, stream.cu_stream().cast());
     let api = Driver::get().expect("the fake is there").api();
 
     // SAFETY: the name ends with zero.
     let counted = || unsafe { count(c"collectives".as_ptr()) };
-    let bare = best("bare ncclAllReduce", &counted, 1, || {
-        // SAFETY: the library only counts; the arguments are live all the same.
-        assert_eq!(unsafe { all_reduce(black_box(from), to, 256, 7, 0, raw, std::ptr::null_mut()) }, 0);
-    });
-    let with_questions = best("the same and the two questions", &counted, 1, || {
+    let ask = || {
         let mut current = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
         let _ = black_box(unsafe { api.cuCtxGetCurrent(&raw mut current) });
         let _ = black_box(is_capturing(&stream));
-        // SAFETY: as above.
-        assert_eq!(unsafe { all_reduce(black_box(from), to, 256, 7, 0, raw, std::ptr::null_mut()) }, 0);
+    };
+    // SAFETY: the library only counts; the arguments are live all the same.
+    let all_reduce = || assert_eq!(unsafe { all_reduce(black_box(from), to, LEN, FLOAT32, SUM, raw, on) }, 0);
+    // SAFETY: as above.
+    let broadcast = || assert_eq!(unsafe { broadcast(black_box(from), to, LEN, FLOAT32, 0, raw, on) }, 0);
+    // SAFETY: as above.
+    let raw_send = || assert_eq!(unsafe { raw_send(black_box(from), LEN, FLOAT32, 0, raw, on) }, 0);
+    // SAFETY: as above.
+    let raw_recv = || assert_eq!(unsafe { raw_recv(black_box(to), LEN, FLOAT32, 0, raw, on) }, 0);
+
+    println!(
+        "nanoseconds of a call, medians of {ROUNDS} rounds of {CALLS} calls; beyond: the bare call, that and the two questions"
+    );
+    println!("{:<36} {:>6} {:>10} {:>7} {:>8} {:>8}", "", "bare", "questions", "ours", "beyond", "beyond");
+    let bench = Bench { counted: &counted, comm: &comm, ask };
+    bench.row("all_reduce", all_reduce, || comm.all_reduce(&stream, black_box(&send), &mut recv, ReduceOp::Sum));
+    bench.row("all_reduce_in_place", all_reduce, || comm.all_reduce_in_place(&stream, black_box(&mut recv), ReduceOp::Sum));
+    bench.row("broadcast", broadcast, || comm.broadcast(&stream, black_box(Some(&send)), &mut recv, 0));
+    bench.row("broadcast_in_place", broadcast, || comm.broadcast_in_place(&stream, black_box(&mut recv), 0));
+    bench.row("send", raw_send, || comm.send(&stream, black_box(&send), 0));
+    bench.row("recv", raw_recv, || comm.recv(&stream, black_box(&mut recv), 0));
+    println!("\nwith what else they do");
+    bench.row("all_reduce_in_place, default stream", all_reduce, || {
+        comm.all_reduce_in_place(&default, black_box(&mut other), ReduceOp::Sum)
     });
-    let ours = [
-        best("all_reduce", &counted, 1, || {
-            comm.all_reduce(&stream, black_box(&send), &mut recv, ReduceOp::Sum).expect("it works")
-        }),
-        best("all_reduce_in_place", &counted, 1, || {
-            comm.all_reduce_in_place(&stream, black_box(&mut recv), ReduceOp::Sum).expect("it works");
-        }),
-        best("all_reduce of cudarc's slices", &counted, 1, || {
-            comm.all_reduce(&stream, black_box(&slice), &mut slice_out, ReduceOp::Sum).expect("it works");
-        }),
-        best("all_reduce_in_place in a group", &counted, 1, || {
-            nccl.group(|group| group.all_reduce_in_place(&comm, &stream, black_box(&mut recv), ReduceOp::Sum)).expect("it works");
-        }),
-    ];
-    let names = ["all_reduce", "all_reduce_in_place", "cudarc's slices", "in a group"];
-    println!("\nnanoseconds beyond the bare call, and beyond that and the two questions to the driver");
-    for (name, ours) in names.iter().zip(ours) {
-        println!("{name:<32} {:>7.1} {:>7.1}", ours - bare, ours - with_questions);
-    }
+    bench.row("all_reduce_in_place in a group", all_reduce, || {
+        nccl.group(|group| group.all_reduce_in_place(&comm, &stream, black_box(&mut recv), ReduceOp::Sum))
+    });
+    bench.row("all_reduce of cudarc's slices", all_reduce, || {
+        comm.all_reduce(&stream, black_box(&slice), &mut slice_out, ReduceOp::Sum)
+    });
 }
 
-/// Nanoseconds of one call: the best round. Every call has to be counted by the library.
-fn best(name: &str, counted: &dyn Fn() -> i64, each: i64, mut call: impl FnMut()) -> f64 {
-    let mut best = f64::INFINITY;
-    for _ in 0..ROUNDS {
-        let (before, start) = (counted(), Instant::now());
+struct Bench<'a, A> {
+    counted: &'a dyn Fn() -> i64,
+    comm: &'a Communicator,
+    ask: A,
+}
+
+impl<A: Fn()> Bench<'_, A> {
+    /// Measures the bare call, that after the two questions, and ours; in turn, so that what else the machine does meets all three.
+    fn row(&self, name: &str, bare: impl Fn(), mut ours: impl FnMut() -> Result<(), NcclError>) {
+        let (mut times, sequence) = ([const { Vec::new() }; 3], self.comm.sequence());
+        for _ in 0..ROUNDS {
+            times[0].push(self.round(name, &bare));
+            times[1].push(self.round(name, || {
+                (self.ask)();
+                bare();
+            }));
+            times[2].push(self.round(name, || ours().expect("it works")));
+        }
+        assert_eq!(self.comm.sequence() - sequence, (ROUNDS * CALLS) as u64, "{name}: every call is counted");
+        let beyond = |base: usize| median(times[2].iter().zip(&times[base]).map(|(ours, base)| ours - base).collect());
+        let (beyond, [bare, asked, ours]) = ([beyond(0), beyond(1)], times.clone().map(median));
+        println!("{name:<36} {bare:>6.1} {asked:>10.1} {ours:>7.1} {:>8.1} {:>8.1}", beyond[0], beyond[1]);
+    }
+
+    /// Nanoseconds of one call. Every call has to reach the library.
+    fn round(&self, name: &str, mut call: impl FnMut()) -> f64 {
+        let (before, start) = ((self.counted)(), Instant::now());
         for _ in 0..CALLS {
             call();
         }
-        best = best.min(start.elapsed().as_nanos() as f64 / CALLS as f64);
-        assert_eq!(counted() - before, each * CALLS as i64, "{name}: every call reaches the library");
+        let nanoseconds = start.elapsed().as_nanos() as f64 / CALLS as f64;
+        assert_eq!((self.counted)() - before, CALLS as i64, "{name}: every call reaches the library");
+        nanoseconds
     }
-    println!("{name:<32} {best:>7.1} ns");
-    best
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
