@@ -403,6 +403,18 @@ impl Inner {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner).remove(&team);
     }
 
+    /// Waits for all that this crate knows to be under way on the device: NVSHMEM waits for the whole device where it makes and ends teams, and a wait inside
+    /// of it is the end, where one out here is an error.
+    pub(crate) fn settle(&self, call: &'static str) -> Result<(), NvshmemError> {
+        // Whoever frees counts who has an allocation, so that only its streams are taken.
+        let used: Vec<_> = {
+            let allocations = self.allocations.lock().unwrap_or_else(PoisonError::into_inner);
+            allocations.iter().map(|allocation| Arc::clone(&allocation.streams)).collect()
+        };
+        used.iter().try_for_each(|streams| streams.settle(call, self))?;
+        self.orders().iter().try_for_each(|order| order.settle(call, self).map(drop))
+    }
+
     /// The error that the device has by now, which NVSHMEM's calls without a result only print.
     pub(crate) fn healthy(&self) -> Result<(), NvshmemError> {
         Ok(wait(&self.side, Instant::now()).map(drop)?)

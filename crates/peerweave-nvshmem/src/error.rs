@@ -421,6 +421,16 @@ pub enum PreflightError {
         /// The GPU.
         uuid: String,
     },
+    /// NVSHMEM found another PE on this PE's GPU, and would do without half of its calls.
+    #[error(
+        "another PE shares device {device} with {pe}: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
+    )]
+    NotAlone {
+        /// This PE.
+        pe: Pe,
+        /// Its device.
+        device: usize,
+    },
     /// The PEs have different libraries.
     #[error("{pe} has NVSHMEM {theirs}, this PE has {ours}")]
     Versions {

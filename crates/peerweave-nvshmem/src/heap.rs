@@ -124,21 +124,20 @@ impl Context {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_aligned<T: Element>(&self, alignment_bytes: usize, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
-        const CALL: &str = "nvshmem_align";
-        if !alignment_bytes.is_power_of_two() || alignment_bytes < size_of::<*const ()>() {
-            let found = i64::try_from(alignment_bytes).unwrap_or(i64::MAX);
-            let kind = MisuseKind::Value { what: "the alignment", found, expected: "a power of two, at least that of a pointer" };
-            return Err(NvshmemError::misuse(CALL, kind));
-        }
-        self.allocate(CALL, len, Kind::Align(alignment_bytes))
+        self.allocate("nvshmem_align", len, Kind::Align(alignment_bytes))
     }
 
     fn allocate<T: Element>(&self, call: &'static str, len: usize, kind: Kind) -> Result<SymmetricBuffer<T>, NvshmemError> {
         let inner = &self.inner;
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
-        let able = match bytes {
-            Some(_) => Ok(()),
-            None => Err(DriverError::TooLarge { call, count: len, element_bytes: size_of::<T>() }.into()),
+        let able = match (bytes, kind) {
+            (Some(_), Kind::Align(found)) if !found.is_power_of_two() || found < size_of::<*const ()>() => {
+                let (what, expected) = ("the alignment", "a power of two, at least that of a pointer");
+                let found = i64::try_from(found).unwrap_or(i64::MAX);
+                Err(NvshmemError::misuse(call, MisuseKind::Value { what, found, expected }))
+            }
+            (Some(_), _) => Ok(()),
+            (None, _) => Err(DriverError::TooLarge { call, count: len, element_bytes: size_of::<T>() }.into()),
         };
         // NVSHMEM takes zero bytes for no call at all.
         let bytes = bytes.unwrap_or(0).max(size_of::<T>());
@@ -259,7 +258,8 @@ impl Context {
 
     /// Registers outside memory as a source and target of this PE's own side of puts and gets. Only needed for PEs that are reached by the network.
     ///
-    /// Not collective. It ends when the result is dropped, and keeps the memory until then.
+    /// Not collective. It ends when the result is dropped, and keeps the memory until then. Drop it when the transfers that use it are complete: a network
+    /// adapter that still works on memory that is no longer registered ends the process.
     ///
     /// # Errors
     /// [`NvshmemError::Nvshmem`] for memory that is registered already or overlaps such; [`MisuseKind::Context`] for memory that is only borrowed.

@@ -16,7 +16,7 @@ use crate::error::{DeadState, MisuseKind, NvshmemError, PreflightError, Timeout}
 use crate::gate::{Gate, NoAnswer, Worker};
 use crate::preflight::{self, Card};
 use crate::sys::{self, nvshmemx_init_attr_t};
-use crate::{Nvshmem, Settings, UniqueId};
+use crate::{Nvshmem, Settings, Status, UniqueId};
 
 /// One thread at a time inside NVSHMEM, whichever life or id it is for.
 static GATE: LazyLock<Arc<Gate>> = LazyLock::new(Arc::default);
@@ -52,7 +52,6 @@ impl Context {
         settings: Settings,
     ) -> Result<Self, NvshmemError> {
         const CALL: &str = "Context::from_rendezvous";
-        settings.check(CALL)?;
         let (pe, n_pes) = (rendezvous.pe(), rendezvous.n_pes());
         let settings = with_interface(settings);
         let arguments =
@@ -62,7 +61,7 @@ impl Context {
             Begun::Start(start) => start,
         };
         // Nothing of this PE's may keep the others waiting: its error is its greeting.
-        let own = greeting(CALL, &arguments, device, pe.get() == 0);
+        let own = arguments.settings.check(CALL).and_then(|()| greeting(CALL, &arguments, device, pe.get() == 0));
         let text = match &own {
             Ok((_, card, _)) => card.to_text(),
             Err(error) => format!("error\t{error}"),
@@ -319,7 +318,16 @@ impl Start {
         let limit = arguments.settings.deadline_set();
         let answer = worker.run(inside, limit, move || -> Result<_, NvshmemError> {
             context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
-            call_init(nvshmem, &way, ordinal)
+            let place = call_init(nvshmem, &way, ordinal)?;
+            // Half of NVSHMEM's calls end the process where PEs share a GPU without MPS: better it ends at once.
+            if nvshmem.status()? == Status::LimitedSharing {
+                let _ = nvshmem.code("nvshmemx_hostlib_finalize", |api| {
+                    // SAFETY: NVSHMEM was initialised just now, nothing of it is used, and all PEs find the same.
+                    unsafe { api.nvshmemx_hostlib_finalize() }
+                });
+                return Err(PreflightError::NotAlone { pe: Pe::new(place.0), device: ordinal }.into());
+            }
+            Ok(place)
         });
         let result = match answer {
             Ok(result) => {
@@ -334,6 +342,10 @@ impl Start {
             }
         };
         let (pe, n_pes) = result?;
+        if let Some(asked) = arguments.place.filter(|asked| *asked != (pe, n_pes)) {
+            let detail = format!("PE {pe} of {n_pes}, where PE {} of {} was asked for", asked.0, asked.1);
+            return Err(nvshmem.failure(FUNCTION, None, detail));
+        }
         tracing::debug!(pe, n_pes, took = ?began.elapsed(), version = %nvshmem.version(), "NVSHMEM started");
         let parts = Parts {
             nvshmem,

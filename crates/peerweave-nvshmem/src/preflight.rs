@@ -13,8 +13,8 @@ use peerweave_driver::cudarc::driver::sys::CUdevice;
 use peerweave_driver::{CudaContext, CudaError, Driver};
 use peerweave_types::Pe;
 
-use crate::error::{NvshmemError, PreflightError};
-use crate::{Nvshmem, Settings, Version};
+use crate::error::{MisuseKind, NvshmemError, PreflightError};
+use crate::{Nvshmem, Settings, Status, Version};
 
 /// What NVSHMEM puts into `/dev/shm` to start: a page for each PE of the machine, generously.
 const SHARED_MEMORY_BYTES: u64 = 1 << 20;
@@ -63,6 +63,7 @@ pub(crate) fn local(
 ) -> Result<Card, NvshmemError> {
     let remote = settings.effective("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_else(|| "ibrc".to_owned());
     functions(nvshmem)?;
+    not_started(nvshmem)?;
     if by_id { nvshmem.check_plugins(&remote) } else { nvshmem.check_transport(&remote) }?;
     shared_memory()?;
     device_memory(context, settings)?;
@@ -88,6 +89,18 @@ fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     match NEEDED.into_iter().find(|name| !nvshmem.has(name)) {
         Some(name) => Err(nvshmem.unsupported(name, Some(Version::new(3, 3, 0)))),
         None => Ok(()),
+    }
+}
+
+/// NVSHMEM counts initialisations, so that one more on top of somebody else's would be taken for success, with that one's PEs.
+fn not_started(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
+    match nvshmem.status()? {
+        Status::Initialized | Status::LimitedSharing | Status::FullSharing => {
+            let (found, asked) = ("what somebody else in this process started".to_owned(), "a start of its own".to_owned());
+            let kind = MisuseKind::AlreadyInitialized { what: "NVSHMEM", found, asked };
+            Err(NvshmemError::misuse("nvshmemx_init_status", kind))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -16,7 +16,7 @@ use peerweave_types::{Pe, Rank};
 use crate::agree::{Members, SEED, arrive, mix, taken};
 use crate::context::{Context, Inner};
 use crate::error::{MisuseKind, NvshmemError};
-use crate::order::Order;
+use crate::order::{Order, Turn};
 use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 
 /// An ordered set of PEs, this one among them. [`Rank`]s are indexes in it.
@@ -29,8 +29,9 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 /// - One on another stream than the team's last waits, on the device, for all that the last stream had by then; on the host it waits only while another
 ///   thread is in a call of the team that does. A stream that
 ///   waits for something that only comes after the new collective keeps both for ever: give streams that shall be independent a team each.
-/// - What NVSHMEM does on a stream of its own (allocating, freeing, registering, splitting, destroying, the end) and the blocking forms wait for the team's
-///   last stream first, at most for the context's deadline.
+/// - What NVSHMEM does on a stream of its own (allocating, freeing, registering) and the blocking forms wait for the team's last stream first, at most for the
+///   context's deadline. Making and destroying teams, and the end, wait for every stream that was used with this context: NVSHMEM itself then waits for the
+///   whole device, so that other work there which waits for a PE keeps it, and for longer than the deadline is the end of the context.
 /// - A collective that is captured waits on the host for a last stream that is outside of the graph, since a graph cannot. While the last stream is being
 ///   captured, others are refused ([`MisuseKind::Context`]), unless they are captured into the same graph. Launching a graph is CUDA's call, which this
 ///   crate does not see: [`join`](Self::join) orders it.
@@ -239,11 +240,11 @@ impl Team {
     ///
     /// # Errors
     /// [`MisuseKind::Value`] for ranks that this team does not have; [`NvshmemError::Nvshmem`] where there are too many teams
-    /// ([`Settings::max_teams`](crate::Settings::max_teams)); [`NvshmemError::Disagree`], [`NvshmemError::Timeout`], [`NvshmemError::Bootstrap`].
+    /// ([`Settings::max_teams`](crate::Settings::max_teams)), unless multicast is on: then each team takes many places, and NVSHMEM ends the process where
+    /// they run out; [`NvshmemError::Disagree`], [`NvshmemError::Timeout`], [`NvshmemError::Bootstrap`].
     pub fn split_strided(&self, start: u32, stride: u32, count: u32, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
         const CALL: &str = "nvshmem_team_split_strided";
-        let (_turn, able) =
-            taken(self.check_strided(CALL, start, stride, count).and_then(|()| self.order().settle(CALL, &self.inner)));
+        let (_turn, able) = taken(self.check_strided(CALL, start, stride, count).and_then(|()| self.settle(CALL)));
         self.arrive(CALL, &format!("start {start}, stride {stride}, count {count}, {config:?}"), able)?;
         let (parent, identity) = (self.handle(), self.child(u64::from(start) << 32 | u64::from(stride)));
         if self.core.by_id {
@@ -296,7 +297,7 @@ impl Team {
         const CALL: &str = "nvshmem_team_split_2d";
         let able = match width {
             0 => Err(NvshmemError::misuse(CALL, MisuseKind::Value { what: "the width", found: 0, expected: "at least 1" })),
-            _ => self.order().settle(CALL, &self.inner),
+            _ => self.settle(CALL),
         };
         let (_turn, able) = taken(able);
         self.arrive(CALL, &format!("width {width}, {config:?}"), able)?;
@@ -401,7 +402,7 @@ impl Team {
             return Err(NvshmemError::misuse(CALL, MisuseKind::Context { why: "NVSHMEM's own teams live as long as it does" }));
         }
         let able = match self.inner.gone_with_graphs(|| Arc::strong_count(&self.core) == 1) {
-            true => self.order().settle(CALL, &self.inner),
+            true => self.settle(CALL),
             false => Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the team", by: "a captured graph" })),
         };
         let (_turn, able) = taken(able);
@@ -424,6 +425,12 @@ impl Team {
         self.inner.alive(CALL)?;
         self.inner.check_stream(CALL, stream)?;
         self.order().follow(CALL, &self.inner, stream, is_capturing(stream)?).map(drop)
+    }
+
+    /// Nothing is under way on the device, and nothing of this team will be while the result lives.
+    fn settle(&self, call: &'static str) -> Result<Turn<'_>, NvshmemError> {
+        self.inner.settle(call)?;
+        self.order().settle(call, &self.inner)
     }
 
     /// The number for the next child, the same on every member.
@@ -511,7 +518,7 @@ impl Context {
             return Err(NvshmemError::misuse(CALL, kind));
         }
         let identity = members.iter().fold(mix(SEED, id.0), |identity, pe| mix(identity, pe.get().into()));
-        arrive(inner, CALL, Members::Team(members, identity), &format!("{config:?}"), Ok(()))?;
+        arrive(inner, CALL, Members::Team(members, identity), &format!("{config:?}"), inner.settle(CALL))?;
         Team::by_id(inner, CALL, id, members, config, identity)
     }
 }
