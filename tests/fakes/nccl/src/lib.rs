@@ -42,7 +42,8 @@
 //! - Two ranks of one process on one device are refused; of different processes they are not, since each may see other devices.
 //! - Ranks of different processes cannot reach each other's windows by a pointer (they are different LSA teams), only by puts.
 //! - A communicator that ends while a captured graph holds its operations ends the process after five seconds; NCCL waits for ever.
-//! - GIN, CFT and vendor options are not there. It logs its errors and initialisations only (`NCCL_DEBUG`, `NCCL_DEBUG_FILE`). `ncclCommInitRankScalable` uses the first id. Encryption is checked and not done.
+//! - GIN, CFT and vendor options are not there. `ncclCommInitRankScalable` uses the first id. Encryption is checked and not done.
+//! - It logs its errors and initialisations only (`NCCL_DEBUG`, `NCCL_DEBUG_FILE`).
 
 #![allow(non_snake_case)]
 #![cfg(target_os = "linux")]
