@@ -119,6 +119,7 @@ examples! {
     send_recv_halo: "send-recv-halo" in "06-send-recv-halo";
     atomic_work_queue: "atomic-work-queue" in "07-atomic-work-queue";
     teams_2d: "teams-2d" in "08-teams-2d";
+    put_to_next: "put-to-next" in "09-put-to-next";
 }
 
 /// The number after `final loss` in what PE 0 printed.

@@ -1,0 +1,32 @@
+//! The classic first program of one-sided communication: every PE puts its numbers to the next one, all wait for each other, everybody looks at what came.
+#![forbid(unsafe_code)]
+
+use peerweave::{Error, Rank, World};
+
+/// Numbers that each PE puts.
+const COUNT: usize = 1024;
+
+fn main() -> Result<(), Error> {
+    let world = World::from_env()?;
+    let team = world.team();
+    let (me, n) = (team.my_rank().index(), team.size());
+    let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
+
+    // Symmetric: every PE has both, and this PE's handle of `target` names the next PE's in the put below.
+    let source = world.alloc::<f32>(COUNT)?;
+    let target = world.alloc::<f32>(COUNT)?;
+    source.copy_from(&[me as f32; COUNT])?;
+
+    team.put_blocking(&source, &target, Rank::new(next as u32))?;
+    // Everybody has come here, and what was put is seen.
+    team.barrier_blocking()?;
+
+    let came = target.to_vec()?;
+    assert_eq!(came, [previous as f32; COUNT], "what the previous PE put");
+    println!("PE {me} of {n}: from PE {previous} came {COUNT} times {}", came[0]);
+
+    source.release()?;
+    target.release()?;
+    world.finalize()?;
+    Ok(())
+}
