@@ -98,6 +98,7 @@ pub fn document(
             "operation": config.op.name(),
             "backend": first.map(|ready| &ready.backend),
             "compute": first.map(|ready| &ready.compute),
+            "calls": config.calls_name(),
             "private_buffers": first.map(|ready| &ready.private_buffers),
             "start_to_first_barrier_ms": first_barrier_ms,
             "debug_assertions": cfg!(debug_assertions),
