@@ -15,7 +15,7 @@ use crate::error::{MisuseKind, NcclError};
 use crate::red_op::Reduction;
 use crate::request::{At, Checked, Holds, Operations, Request};
 use crate::state::Allowed;
-use crate::{Call, CollConfig, requests};
+use crate::{Call, CollConfig, requests, spans};
 
 /// What all calls that enqueue work have in common.
 ///
@@ -154,7 +154,7 @@ impl Communicator {
         prepare: impl FnOnce(&mut At<'_, 'a>) -> Checked<Operations>,
     ) -> Result<(), NcclError> {
         let (inner, name) = (&self.inner, call.name());
-        let _span = is_traced().then(|| span(inner, name));
+        let _span = is_traced().then(|| spans::of(inner, name));
         inner.check_live(name)?;
         inner.bind()?;
         let mut holds = Holds::default();
@@ -204,12 +204,6 @@ fn run_in_turn(inner: &Arc<Inner>, mut request: Request<'_>, config: Option<&Col
 #[inline]
 fn is_traced() -> bool {
     tracing::level_filters::LevelFilter::current() >= tracing::level_filters::LevelFilter::TRACE
-}
-
-/// A span for a call.
-#[cold]
-fn span(inner: &Inner, call: &'static str) -> tracing::span::EnteredSpan {
-    tracing::trace_span!("nccl", call, communicator = inner.name.number, rank = inner.rank).entered()
 }
 
 /// A communicator with a configuration for single calls. Made by [`Communicator::with`].

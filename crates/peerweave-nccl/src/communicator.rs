@@ -10,13 +10,11 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::CUcontext;
-use peerweave_driver::{
-    CudaCode, CudaContext, CudaError, CudaStream, Driver, DriverError, Keep, is_capturing, relaxed, wait_until,
-};
+use peerweave_driver::{CudaCode, CudaContext, CudaError, CudaStream, Driver, DriverError, Keep, is_capturing, relaxed};
 use peerweave_dylib::MissingSymbol;
 
 use crate::error::{CommunicatorName, MisuseKind, NcclError, ResultCode, Timeout};
@@ -539,73 +537,6 @@ impl Inner {
             false => MisuseKind::Device { what: "the stream", found, expected },
         };
         NcclError::misuse(call, kind)
-    }
-
-    /// Ends a call: if NCCL is still at work, waits until it is done. Upholds [C2].
-    #[inline]
-    pub(crate) fn settle(self: &Arc<Self>, call: &'static str, code: ncclResult_t, inside: Inside<'_>) -> Result<(), NcclError> {
-        if code == ncclResult_t::ncclSuccess { Ok(()) } else { self.settle_slowly(call, code, inside) }
-    }
-
-    #[cold]
-    fn settle_slowly(self: &Arc<Self>, call: &'static str, code: ncclResult_t, inside: Inside<'_>) -> Result<(), NcclError> {
-        match code {
-            ncclResult_t::ncclInProgress => settle_all(call, vec![(self, inside)], self.deadline()),
-            code => Err(self.failure(call, code)),
-        }
-    }
-}
-
-/// Waits until NCCL is done with what it does on the host for these communicators. What is not done in time is aborted [C2].
-#[cold]
-pub(crate) fn settle_all(
-    call: &'static str,
-    mut members: Vec<(&Arc<Inner>, Inside<'_>)>,
-    deadline: Duration,
-) -> Result<(), NcclError> {
-    let start = Instant::now();
-    let mut first_error = None;
-    // From here on the threads only ask, which never takes long: who aborts waits for them.
-    members.iter().for_each(|(_, inside)| inside.surface());
-    let result = wait_until(start + bounded(deadline), || {
-        let mut index = 0;
-        while index < members.len() {
-            let inner = members[index].0;
-            // Who aborts waits for this thread to leave.
-            let state = if inner.gate.is_closed() { Err(inner.dead(call, inner.gate.state())) } else { inner.ask() };
-            match state {
-                Ok(ncclResult_t::ncclInProgress) => index += 1,
-                Ok(ncclResult_t::ncclSuccess) => drop(members.swap_remove(index)),
-                Ok(code) => {
-                    // Read before the state changes: the words are of this failure.
-                    first_error.get_or_insert_with(|| inner.failure(call, code));
-                    let _ = inner.gate.set(State::Failed);
-                    drop(members.swap_remove(index));
-                }
-                Err(error) => {
-                    first_error.get_or_insert(error);
-                    drop(members.swap_remove(index));
-                }
-            }
-        }
-        Ok::<_, std::convert::Infallible>(members.is_empty())
-    });
-    let Ok(done) = result;
-    if !done {
-        // NCCL would launch the work later, with memory that is only borrowed until this call returns. Aborting forbids that first of all.
-        let closed = |inner: &&Arc<Inner>| inner.gate.close(State::Aborted).is_ok();
-        let late: Vec<Arc<Inner>> = members.iter().map(|(inner, _)| *inner).filter(closed).map(Arc::clone).collect();
-        if let Some((inner, _)) = members.first() {
-            first_error.get_or_insert(inner.timeout(call, start.elapsed()));
-        }
-        drop(members);
-        for error in lifecycle::abort_closed(&late, lifecycle::ABORT_LIMIT).into_iter().filter_map(Result::err) {
-            tracing::error!(%error, "a communicator whose call did not end could not be aborted in time");
-        }
-    }
-    match first_error {
-        Some(error) => Err(error),
-        None => Ok(()),
     }
 }
 

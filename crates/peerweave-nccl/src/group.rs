@@ -12,10 +12,11 @@ use std::time::Duration;
 use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut};
 use peerweave_types::Element;
 
-use crate::communicator::{Communicator, Inner, settle_all};
+use crate::communicator::{Communicator, Inner};
 use crate::error::{MisuseKind, NcclError};
 use crate::red_op::Reduction;
 use crate::request::{At, Checked, Holds, Operations, Request};
+use crate::settle::settle_all;
 use crate::split::enter_all;
 use crate::state::Allowed;
 use crate::sys::ncclResult_t;

@@ -42,6 +42,7 @@ mod properties;
 mod red_op;
 mod request;
 mod requests;
+mod settle;
 mod sim_info;
 mod spans;
 mod split;

@@ -6,7 +6,7 @@
 //! # Invariants
 //! - **[G1]** At most one thread is inside by [`Gate::enter`]. NCCL forbids calls on one communicator in no order.
 //! - **[G2]** After [`Gate::close`] nobody gets in, and it succeeds once: whoever it succeeds for frees the handle, after [`Gate::drain`].
-//! - **[G3]** A thread that may be stuck inside NCCL has said so by `dive`, which fails once the gate is closed. All others leave by
+//! - **[G3]** A thread that may be stuck inside NCCL has said so by `dive` or `plunge`, which fail once the gate is closed. All others leave by
 //!   themselves, and are waited for however long that takes them.
 
 use std::sync::PoisonError;

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 use peerweave_driver::{CudaError, CudaStream, DeviceBuffer, DeviceMemory, Keep, relaxed};
 use peerweave_types::Element;
 
-use crate::communicator::{Communicator, Inner, settle_all};
+use crate::communicator::{Communicator, Inner};
 use crate::error::{MisuseKind, NcclError};
+use crate::settle::settle_all;
 use crate::split::enter_all;
 use crate::state::Allowed;
 use crate::sys::{self, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
