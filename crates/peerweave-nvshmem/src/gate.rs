@@ -12,8 +12,15 @@ use std::time::{Duration, Instant};
 /// Lets one thread in.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    inside: Mutex<Option<&'static str>>,
+    state: Mutex<State>,
     left: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    inside: Option<&'static str>,
+    /// Threads that want in. Waking nobody would cost every call one of the system.
+    waiting: usize,
 }
 
 /// A thread that is inside. Given up when dropped.
@@ -23,15 +30,17 @@ pub(crate) struct Inside(Arc<Gate>);
 impl Gate {
     /// Goes in for a call, or says which call was inside all the time.
     pub(crate) fn enter(self: &Arc<Self>, call: &'static str, patience: Duration) -> Result<Inside, &'static str> {
-        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
-        if inside.is_some() {
-            let wait = self.left.wait_timeout_while(inside, patience, |inside| inside.is_some());
-            inside = wait.unwrap_or_else(PoisonError::into_inner).0;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.inside.is_some() {
+            state.waiting += 1;
+            let wait = self.left.wait_timeout_while(state, patience, |state| state.inside.is_some());
+            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+            state.waiting -= 1;
         }
-        match *inside {
+        match state.inside {
             Some(other) => Err(other),
             None => {
-                *inside = Some(call);
+                state.inside = Some(call);
                 Ok(Inside(Arc::clone(self)))
             }
         }
@@ -40,8 +49,14 @@ impl Gate {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        *self.0.inside.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.0.left.notify_one();
+        let waiting = {
+            let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.inside = None;
+            state.waiting
+        };
+        if waiting > 0 {
+            self.0.left.notify_one();
+        }
     }
 }
 
