@@ -45,6 +45,36 @@ fn soon(what: &str, is: impl Fn() -> bool) {
     }
 }
 
+/// The driver remembers its last answer; it must not outlive what it was about.
+#[test]
+fn whether_a_stream_is_captured_is_found_anew_when_anything_has_changed() {
+    Fakes::new().cuda().run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let ask = |stream: sys::CUstream| {
+            let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+            let code = call!(cuStreamIsCapturing(stream, &raw mut status));
+            (code, status as u32)
+        };
+        let handle = stream.cu_stream();
+        for _ in 0..2 {
+            assert_eq!((ask(handle), ask(handle)), ((CUDA_SUCCESS, 0), (CUDA_SUCCESS, 0)));
+            stream.begin_capture(RELAXED).unwrap();
+            assert_eq!(ask(handle), (CUDA_SUCCESS, 1));
+            drop(stream.end_capture(no_flags()));
+        }
+        assert_eq!(ask(handle), (CUDA_SUCCESS, 0));
+        let none = std::ptr::null_mut();
+        assert_eq!((ask(none), ask(none)), ((CUDA_SUCCESS, 0), (CUDA_SUCCESS, 0)));
+        assert_eq!(call!(cuCtxSetCurrent(none.cast())), CUDA_SUCCESS);
+        assert_eq!(ask(none).0, CUDA_ERROR_INVALID_CONTEXT, "the default stream is that of the current context");
+        context.bind_to_thread().unwrap();
+        assert_eq!(ask(handle), (CUDA_SUCCESS, 0));
+        drop(stream);
+        assert_eq!(ask(handle).0, CUDA_ERROR_INVALID_HANDLE, "it was destroyed");
+    });
+}
+
 #[test]
 fn captured_work_is_done_at_every_launch_and_not_before() {
     Fakes::new().cuda().run(|| {
