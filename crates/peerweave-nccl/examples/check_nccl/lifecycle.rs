@@ -36,11 +36,12 @@ pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, St
             step("a missing rank", missing_rank(nccl, contexts, &config))?;
         }
         if contexts.len() > 1 {
-            // The first collective connects the ranks, and a blocking communicator waits for that inside NCCL: there it must be behind us.
-            let connect = blocking == Switch::On;
-            step("a stuck collective that expires", expires(nccl, contexts, &config, connect))?;
-            step("a stuck collective, left alone and aborted by its owner", left_alone(nccl, contexts, &config, connect))?;
-            step("a stuck collective that another thread aborts", aborted_by_another(nccl, contexts, &config, connect))?;
+            if blocking == Switch::Off {
+                step("a first collective that others do not join", unconnected(nccl, contexts, &config))?;
+            }
+            step("a stuck collective that expires", expires(nccl, contexts, &config))?;
+            step("a stuck collective, left alone and aborted by its owner", left_alone(nccl, contexts, &config))?;
+            step("a stuck collective that another thread aborts", aborted_by_another(nccl, contexts, &config))?;
         }
         step("a communicator after its end", after_the_end(nccl, contexts, &config))?;
     }
@@ -92,7 +93,23 @@ fn missing_rank(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> R
     expect("init_rank", began, SHORT, outcome, |error| matches!(error, NcclError::Timeout(_)))
 }
 
-/// What will be stuck, once with all ranks, so that they are connected.
+/// The ranks connect in their first collective: there the call itself waits for the others, as long as the communicator's deadline allows.
+fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
+    let members = make(nccl, contexts, config)?;
+    let first = &members[0];
+    first.comm.set_deadline(SHORT);
+    let mut buffer = DeviceMemory::from_slice(&first.stream, &vec![1.0f32; LENGTH]).map_err(text)?;
+    let began = Instant::now();
+    let call = first.comm.all_reduce_in_place(&first.stream, &mut buffer, ReduceOp::Sum);
+    let outcome = call.and_then(|()| first.comm.wait(&first.stream, SHORT));
+    expect("a first all_reduce", began, SHORT, outcome, |error| matches!(error, NcclError::Timeout(_)))?;
+    Communicator::settle(DEADLINE).then_some(()).ok_or("an abort does not end")?;
+    idle(first)?;
+    drop((buffer, members));
+    works(nccl, contexts, config)
+}
+
+/// What will be stuck, once with all ranks: they are connected then, and only the work on the device can be stuck.
 fn together(members: &[Member]) -> Result<(), String> {
     let ones = |member: &Member| DeviceMemory::from_slice(&member.stream, &vec![1.0f32; LENGTH]).map_err(text);
     let mut buffers = members.iter().map(ones).collect::<Result<Vec<_>, _>>()?;
@@ -113,11 +130,9 @@ fn stuck(member: &Member) -> Result<DeviceMemory<f32>, String> {
     Ok(buffer)
 }
 
-fn expires(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config, connect: bool) -> Result<(), String> {
+fn expires(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
-    if connect {
-        together(&members)?;
-    }
+    together(&members)?;
     let first = &members[0];
     let buffer = stuck(first)?;
     let began = Instant::now();
@@ -135,11 +150,9 @@ fn expires(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config, connect: 
     works(nccl, contexts, config)
 }
 
-fn left_alone(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config, connect: bool) -> Result<(), String> {
+fn left_alone(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
-    if connect {
-        together(&members)?;
-    }
+    together(&members)?;
     let first = &members[0];
     let buffer = stuck(first)?;
     let began = Instant::now();
@@ -153,11 +166,9 @@ fn left_alone(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config, connec
     works(nccl, contexts, config)
 }
 
-fn aborted_by_another(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config, connect: bool) -> Result<(), String> {
+fn aborted_by_another(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let members = make(nccl, contexts, config)?;
-    if connect {
-        together(&members)?;
-    }
+    together(&members)?;
     let first = &members[0];
     let buffer = stuck(first)?;
     let aborted = AtomicBool::new(false);
