@@ -19,7 +19,7 @@ use peerweave_driver::CudaContext;
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
 use peerweave_types::{Element, HeapGeometry, Pe};
 
-use crate::agree::{agree, unreadable};
+use crate::agree::{Disagreement, agree, unreadable};
 use crate::buffer::{bytes_of, wrong_value};
 use crate::chunk::{Chunk, Way};
 use crate::error::{Misuse, VmmError};
@@ -462,14 +462,15 @@ impl SymmetricHeap {
         self.inner.with_chunks(|chunks| chunks.iter().filter_map(|chunk| Some((chunk.start, chunk.own.clone()?))).collect())
     }
 
-    /// Begins a collective call about this heap that is made elsewhere: none of this PE's other calls begins until the guard goes.
-    pub(crate) fn begin(&self, call: &'static str) -> Result<impl Sized + '_, VmmError> {
-        self.inner.enter(call)
-    }
-
-    /// What making multicast objects of it needs.
-    pub(crate) fn for_multicast(&self) -> (&Rendezvous, &Arc<CudaContext>, u64) {
-        (&self.inner.rendezvous, &self.inner.layout.context, self.inner.id)
+    /// A collective call of another module: one at a time, and after one that may have ended differently on the PEs the heap is broken.
+    pub(crate) fn collectively<R>(
+        &self,
+        call: &'static str,
+        body: impl FnOnce(&Arc<HeapInner>) -> Result<R, Disagreement>,
+    ) -> Result<R, VmmError> {
+        let mut state = self.inner.enter(call)?;
+        let agreed = body(&self.inner);
+        self.inner.settle(&mut state, call, agreed)
     }
 
     /// The context that the heap is on.

@@ -130,6 +130,8 @@ pub(crate) struct Inner {
     handle: CUmemGenericAllocationHandle,
     bytes: usize,
     exportable: Exportable,
+    /// Where it is; of memory that was imported, nobody says in whose numbering.
+    device: Option<usize>,
     context: Arc<CudaContext>,
 }
 
@@ -166,12 +168,14 @@ impl PhysicalMemory {
             made = create(&properties);
         }
         match made {
-            Ok(()) => Ok(Self::own(handle, bytes, exportable, context)),
-            Err(error) if exportable.fabric && error.is_code(FABRIC_REFUSED) => Err(VmmError::Unsupported {
-                feature: "memory that leaves as a fabric handle",
-                needs: "NVIDIA's IMEX service and this user's right to use it".into(),
-                found: error.to_string(),
-            }),
+            Ok(()) => Ok(Self::own(handle, bytes, exportable, Some(ordinal), context)),
+            Err(error) if exportable.fabric && error.is_code(FABRIC_REFUSED) && !is_fabric_to_be_had(context, &granularity) => {
+                Err(VmmError::Unsupported {
+                    feature: "memory that leaves as a fabric handle",
+                    needs: "NVIDIA's IMEX service and this user's right to use it".into(),
+                    found: error.to_string(),
+                })
+            }
             Err(error) => Err(error),
         }
     }
@@ -181,9 +185,10 @@ impl PhysicalMemory {
         handle: CUmemGenericAllocationHandle,
         bytes: usize,
         exportable: Exportable,
+        device: Option<usize>,
         context: &Arc<CudaContext>,
     ) -> Self {
-        Self { inner: Arc::new(Inner { handle, bytes, exportable, context: Arc::clone(context) }) }
+        Self { inner: Arc::new(Inner { handle, bytes, exportable, device, context: Arc::clone(context) }) }
     }
 
     /// Its length in bytes.
@@ -194,6 +199,11 @@ impl PhysicalMemory {
     /// By which ways it may leave this process.
     pub fn exportable(&self) -> Exportable {
         self.inner.exportable
+    }
+
+    /// The device that it is on, by ordinal; `None` for memory that was imported, which may be on any, even one that this process does not see.
+    pub fn device(&self) -> Option<usize> {
+        self.inner.device
     }
 
     /// The context it was made or imported in. For imported memory the device may be another than the one the memory is on.
@@ -208,6 +218,19 @@ impl PhysicalMemory {
 
 /// What drivers answer where fabric handles are known but not to be had.
 pub(crate) const FABRIC_REFUSED: &[CudaCode] = &[CudaCode::NOT_PERMITTED, CudaCode::NOT_SUPPORTED, CudaCode::INVALID_VALUE];
+
+/// Whether the smallest piece of memory can be made for fabric handles: then whatever else was refused was not refused for them.
+fn is_fabric_to_be_had(context: &Arc<CudaContext>, granularity: &Granularity) -> bool {
+    let properties = AllocationProperties::on_device(context.ordinal(), raw::FABRIC.0, false);
+    let mut handle = 0;
+    // SAFETY: both pointers are to live values; no flags are defined.
+    let code = raw::api().map(|api| unsafe { api.cuMemCreate(&raw mut handle, granularity.minimum, properties.as_ptr(), 0) });
+    if code.and_then(|code| raw::done("cuMemCreate", code)).is_err() {
+        return false;
+    }
+    drop(PhysicalMemory::own(handle, granularity.minimum, Exportable::FABRIC, Some(context.ordinal()), context));
+    true
+}
 
 impl Drop for Inner {
     fn drop(&mut self) {

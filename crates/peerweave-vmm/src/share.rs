@@ -79,7 +79,7 @@ impl PhysicalMemory {
             SharedMemory::FileDescriptor { fd, bytes } => (import_file_descriptor(&fd)?, bytes, Exportable::FILE_DESCRIPTOR),
             SharedMemory::Fabric { handle, bytes } => (import_fabric(handle)?, bytes, Exportable::FABRIC),
         };
-        Ok(Self::own(handle, bytes, exportable, context))
+        Ok(Self::own(handle, bytes, exportable, None, context))
     }
 
     fn check_way(&self, call: &'static str, possible: bool) -> Result<(), VmmError> {

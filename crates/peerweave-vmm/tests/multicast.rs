@@ -10,7 +10,7 @@ use peerweave_driver::{CudaContext, DriverError};
 use peerweave_fakes::Fakes;
 use peerweave_types::{Pe, SymOffset};
 use peerweave_vmm::multicast::{
-    Binding, Bound, Building, MulticastMapping, MulticastProperties, SharedMulticast, Team, check_device, collective,
+    Binding, Bound, Building, MulticastId, MulticastMapping, MulticastProperties, SharedMulticast, Team, check_device, collective,
 };
 use peerweave_vmm::{
     Exportable, HeapOptions, Mapping, Misuse, PhysicalMemory, Reservation, Rights, SharedMemory, SymmetricHeap, VmmError,
@@ -195,10 +195,11 @@ fn with_the_switch_no_function_of_the_driver_is_reached() {
                     other => panic!("{other}"),
                 };
                 check(Building::create(&me.context, properties).expect_err("forbidden"));
-                let shared = SharedMulticast::FileDescriptor { fd: file(), properties };
+                let shared = SharedMulticast::FileDescriptor { fd: file(), properties, id: MulticastId([1; 16]) };
                 // SAFETY: it is not imported.
                 check(unsafe { Building::import(&me.context, shared) }.expect_err("forbidden"));
-                let shared = SharedMulticast::Fabric { handle: peerweave_vmm::FabricHandle([1; 64]), properties };
+                let handle = peerweave_vmm::FabricHandle([1; 64]);
+                let shared = SharedMulticast::Fabric { handle, properties, id: MulticastId([1; 16]) };
                 // SAFETY: it is not imported.
                 check(unsafe { Building::import(&me.context, shared) }.expect_err("forbidden"));
                 let members = [Pe::new(0), Pe::new(1)];
@@ -217,13 +218,13 @@ fn with_the_switch_no_function_of_the_driver_is_reached() {
 #[test]
 fn the_switch_of_one_pe_is_told_to_the_others() {
     Fakes::new().cuda().run_many(2, |child| {
+        let bytes = bytes();
         if child.rank == 1 {
             // SAFETY: the scenario's process has one thread that reads the environment, this one.
             unsafe { std::env::set_var("PEERWEAVE_MULTICAST", "off") };
         }
         let me = process(&child);
-        let error =
-            collective(&me.rendezvous, &me.context, &[Pe::new(0), Pe::new(1)], "half", bytes()).expect_err("PE 1 forbids");
+        let error = collective(&me.rendezvous, &me.context, &[Pe::new(0), Pe::new(1)], "half", bytes).expect_err("PE 1 forbids");
         match (me.pe, &error) {
             (1, VmmError::MulticastDisabled(_)) => {}
             (0, VmmError::Peer { pe, .. }) => {
@@ -325,34 +326,51 @@ fn a_failure_of_one_pe_in_any_step_is_told_to_all_and_none_keeps_the_object() {
 }
 
 #[test]
-fn what_goes_goes_in_order_under_each_failure_of_going() {
+fn what_goes_goes_in_order_and_what_cannot_go_keeps_what_it_needs() {
+    const GOING: [&str; 4] = ["cuMemUnmap", "cuMulticastUnbind", "cuMemRelease", "cuMemAddressFree"];
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
-        drop(sequence(&contexts, bytes()).expect("without faults"));
+        let (own, mapping) = sequence(&contexts, bytes()).expect("without faults");
+        settle();
+        let before = Calls::now().names().len();
+        // The memory's own mappings stay, so that what goes is the multicast address and what only it kept.
+        drop(mapping);
         settle();
         let calls = Calls::now();
-        let names = calls.names();
+        let names = &calls.names()[before..];
+        let count = |function| names.iter().filter(|name| **name == function).count();
+        assert_eq!(GOING.map(count), [1, 2, 1, 1], "{names:?}");
         let first = |function| names.iter().position(|name| *name == function).expect("it was called");
         let last = |function| names.iter().rposition(|name| *name == function).expect("it was called");
-        // The multicast address goes before anything is unbound; what was bound goes after that, and so does the object.
-        assert!(first("cuMemUnmap") < first("cuMulticastUnbind"));
-        assert!(last("cuMulticastUnbind") < last("cuMemRelease"));
-        for function in ["cuMemUnmap", "cuMulticastUnbind", "cuMemRelease", "cuMemAddressFree"] {
+        assert!(first("cuMemUnmap") < first("cuMulticastUnbind"), "the address goes before anything is unbound: {names:?}");
+        assert!(last("cuMulticastUnbind") < first("cuMemRelease"), "the object goes after that: {names:?}");
+        drop(own);
+        settle();
+        Calls::now().assert_balanced("all is gone");
+
+        // Which call fails, what is done of the others until the address is gone, and what once the memory was dropped too: in the order of `GOING`.
+        let failures = [
+            ("cuMemUnmap", [0, 0, 0, 0], [1, 0, 0, 1]),
+            ("cuMulticastUnbind", [1, 1, 0, 1], [3, 1, 1, 3]),
+            ("cuMemRelease", [1, 2, 0, 1], [3, 2, 2, 3]),
+            ("cuMemAddressFree", [1, 2, 1, 0], [3, 2, 3, 2]),
+        ];
+        for (function, first, then) in failures {
+            let (own, mapping) = sequence(&contexts, bytes()).expect("nothing fails before the end");
+            settle();
             let before = Calls::now();
+            let new = || GOING.map(|function| Calls::now().good(function) - before.good(function));
             fail(&format!("{function}:1=201"));
-            drop(sequence(&contexts, bytes()).expect("nothing fails before the end"));
+            drop(mapping);
             settle();
             fail("");
-            let after = Calls::now();
-            let new = |name: &str| after.good(name) - before.good(name);
-            if function == "cuMulticastUnbind" {
-                // What is still bound is neither unmapped under it nor released.
-                let made = new("cuMemCreate") + new("cuMulticastCreate");
-                assert!(new("cuMemRelease") <= made - 2, "the object and the memory stay: {} of {made}", new("cuMemRelease"));
-            }
-            assert!(new("cuMemUnmap") <= new("cuMemMap"));
+            assert_eq!(new(), first, "{function}: what is behind the address, or bound, or has a handle, keeps what it needs");
+            drop(own);
+            settle();
+            assert_eq!(new(), then, "{function}: and so it stays");
         }
-        sequence(&contexts, bytes()).expect("the process goes on");
+        drop(sequence(&contexts, bytes()).expect("the process goes on"));
+        settle();
     });
 }
 
@@ -432,13 +450,17 @@ fn a_team_of_several_processes_is_complete_only_when_all_have_added_theirs() {
             let properties = MulticastProperties::new(3, bytes());
             let mut building = if me.pe == 0 {
                 let building = Building::create(&me.context, properties).expect("room");
-                let SharedMulticast::FileDescriptor { fd, .. } = building.export().expect("exportable") else { panic!() };
+                let SharedMulticast::FileDescriptor { fd, id, .. } = building.export().expect("exportable") else { panic!() };
+                me.rendezvous.exchange("id", &id.0).expect("the other comes");
                 me.rendezvous.share_descriptor(&members, Some(fd)).expect("the other comes");
                 building
             } else {
+                let ids = me.rendezvous.exchange("id", &[]).expect("the first gives it");
+                let id = MulticastId(ids[0][..].try_into().expect("16 bytes"));
                 let fd = me.rendezvous.share_descriptor(&members, None).expect("the first gives it");
-                // SAFETY: PE 0 exported a multicast object with these properties.
-                unsafe { Building::import(&me.context, SharedMulticast::FileDescriptor { fd, properties }) }.expect("imported")
+                // SAFETY: PE 0 exported a multicast object with these properties and this id.
+                unsafe { Building::import(&me.context, SharedMulticast::FileDescriptor { fd, properties, id }) }
+                    .expect("imported")
             };
             building.add_device(&me.context).expect("its own");
             assert_eq!(building.devices_added(), 1);

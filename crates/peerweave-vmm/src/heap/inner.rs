@@ -27,10 +27,10 @@ use crate::streams::wait_for;
 
 /// What handles of memory keep.
 pub(crate) struct HeapInner {
-    pub(super) rendezvous: Arc<Rendezvous>,
+    pub(crate) rendezvous: Arc<Rendezvous>,
     pub(super) options: HeapOptions,
     /// The same number on all PEs.
-    pub(super) id: u64,
+    pub(crate) id: u64,
     granularity: u64,
     pub(super) max_bytes: u64,
     /// For filling with zeros, and for checks.

@@ -3,15 +3,16 @@
 //! Invariants: the memory and the object outlive the binding; it is unbound after every mapping of the object that could reach it is gone, since those keep it.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use peerweave_driver::cudarc::driver::sys::CUdevice;
-use peerweave_driver::{CudaContext, Keep, retire};
+use peerweave_driver::{CudaContext, Keep, multicast_switch, retire};
 
 use super::aligned;
 use super::object::{Object, Team};
 use crate::buffer::wrong_value;
-use crate::error::{Misuse, VmmError};
+use crate::error::VmmError;
 use crate::mapping::Mapping;
 use crate::physical::PhysicalMemory;
 use crate::raw;
@@ -20,9 +21,10 @@ use crate::reservation::range_of;
 /// Memory of one device behind a part of a multicast object. Dropping it unbinds.
 #[must_use = "dropping it unbinds the memory"]
 pub struct Binding {
-    place: Place,
-    /// Taken when it is dropped.
-    memory: Option<Keep>,
+    /// What is taken and by what memory: goes to the reaper when this is dropped, so that the range is free no sooner than it is unbound.
+    parts: Option<(Place, Keep)>,
+    device: usize,
+    range: Range<usize>,
     context: Arc<CudaContext>,
 }
 
@@ -30,13 +32,12 @@ pub struct Binding {
 struct Place {
     object: Arc<Object>,
     device: usize,
-    start: usize,
-    bytes: usize,
+    range: Range<usize>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.object.vacate(self.device, self.start);
+        self.object.vacate(self.device, self.range.start);
     }
 }
 
@@ -44,20 +45,22 @@ impl Team {
     /// Puts `bytes` of `memory`, from `memory_offset` on, behind the object at `offset`. All in bytes, all multiples of the granularity.
     ///
     /// # Errors
-    /// [`Misuse::Unaligned`], [`Misuse::OutOfRange`], [`Misuse::Occupied`]; [`Misuse::Value`] for memory of a device that this process did not add, or that is less exportable than the object; what the driver says.
+    /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Unaligned`](crate::Misuse::Unaligned), [`Misuse::OutOfRange`](crate::Misuse::OutOfRange); [`Misuse::Occupied`](crate::Misuse::Occupied) where something is bound, which a
+    /// binding is for a while after it was dropped (wait by [`peerweave_driver::settle`]); [`Misuse::Value`](crate::Misuse::Value) for memory of a device that this process did not
+    /// add, that was imported (its device is known for sure only where it was made), or that is less exportable than the object; what the driver says.
     pub fn bind(&self, memory: &PhysicalMemory, offset: usize, memory_offset: usize, bytes: usize) -> Result<Binding, VmmError> {
         let call = "Team::bind";
+        multicast_switch()?;
         range_of(call, memory_offset, bytes, memory.bytes())?;
         aligned(call, "memory_offset", memory_offset, self.granularity().minimum)?;
         let context = memory.context();
-        self.check_exportable(call, memory)?;
-        let place = self.place(call, context.ordinal(), offset, bytes)?;
+        let place = self.place(call, memory, offset, bytes)?;
         raw::bind(context)?;
         // SAFETY: both handles are live, and the team is complete, so that the call does not wait for devices.
         let code =
             unsafe { raw::api()?.cuMulticastBindMem(self.object.handle(), offset, memory.handle(), memory_offset, bytes, 0) };
         raw::done("cuMulticastBindMem", code)?;
-        Ok(Binding { place, memory: Some(Arc::new(memory.clone())), context: Arc::clone(context) })
+        Ok(Binding::new(place, Arc::new(memory.clone()), context))
     }
 
     /// As [`bind`](Self::bind), for memory that is mapped: `bytes` of `mapping`, from `mapping_offset` on.
@@ -72,20 +75,20 @@ impl Team {
         bytes: usize,
     ) -> Result<Binding, VmmError> {
         let call = "Team::bind_mapping";
+        multicast_switch()?;
         range_of(call, mapping_offset, bytes, mapping.bytes())?;
         aligned(call, "mapping_offset", mapping_offset, self.granularity().minimum)?;
         let Some(memory) = mapping.physical() else {
             return Err(wrong_value(call, "mapping", "of a multicast object", "a mapping of physical memory"));
         };
-        self.check_exportable(call, memory)?;
-        let context = Arc::clone(memory.context());
-        let place = self.place(call, context.ordinal(), offset, bytes)?;
-        raw::bind(&context)?;
+        let context = memory.context();
+        let place = self.place(call, memory, offset, bytes)?;
+        raw::bind(context)?;
         let address = mapping.address() + mapping_offset as u64;
         // SAFETY: the handle is live and the range is mapped while the mapping lives, which the binding keeps; the team is complete.
         let code = unsafe { raw::api()?.cuMulticastBindAddr(self.object.handle(), offset, address, bytes, 0) };
         raw::done("cuMulticastBindAddr", code)?;
-        Ok(Binding { place, memory: Some(mapping.keep()), context })
+        Ok(Binding::new(place, mapping.keep(), context))
     }
 
     /// What other processes may import must not hold memory that they may not.
@@ -98,41 +101,50 @@ impl Team {
         }
     }
 
-    fn place(&self, call: &'static str, device: usize, offset: usize, bytes: usize) -> Result<Place, Misuse> {
-        if !self.devices.contains(&device) {
-            let (value, expected) =
-                (format!("of device {device}"), format!("of one of the devices {:?}, which this process added", self.devices));
-            return Err(Misuse::Value { call, what: "memory", value, expected });
-        }
+    /// Takes a part of the object for memory that may be there.
+    fn place(&self, call: &'static str, memory: &PhysicalMemory, offset: usize, bytes: usize) -> Result<Place, VmmError> {
+        self.check_exportable(call, memory)?;
+        let Some(device) = memory.device().filter(|device| self.devices.contains(device)) else {
+            let value = memory.device().map_or("that was imported".into(), |device| format!("of device {device}"));
+            let expected = format!("made by this process on one of the devices {:?}, which it added", self.devices);
+            return Err(wrong_value(call, "memory", value, &expected));
+        };
         let range = self.object.occupy(call, device, offset, bytes)?;
-        Ok(Place { object: Arc::clone(&self.object), device, start: range.start, bytes })
+        Ok(Place { object: Arc::clone(&self.object), device, range })
     }
 }
 
 impl Binding {
+    fn new(place: Place, memory: Keep, context: &Arc<CudaContext>) -> Self {
+        let (device, range) = (place.device, place.range.clone());
+        Self { parts: Some((place, memory)), device, range, context: Arc::clone(context) }
+    }
+
     /// The device whose memory it is.
     pub fn device(&self) -> usize {
-        self.place.device
+        self.device
+    }
+
+    /// Which part of the object it is behind, in bytes.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
     }
 
     /// Whether it belongs to this object.
     pub(super) fn is_of(&self, object: &Arc<Object>) -> bool {
-        Arc::ptr_eq(&self.place.object, object)
+        self.parts.as_ref().is_some_and(|(place, _)| Arc::ptr_eq(&place.object, object))
     }
 }
 
 impl Drop for Binding {
     fn drop(&mut self) {
-        let Some(memory) = self.memory.take() else { return };
-        let Place { ref object, device, start, bytes } = self.place;
-        // The range stays taken until it is unbound, so the place goes along.
-        let place = Place { object: Arc::clone(object), device, start, bytes };
-        let number = CUdevice::try_from(device).unwrap_or(CUdevice::MAX);
+        let Some((place, memory)) = self.parts.take() else { return };
+        let number = CUdevice::try_from(place.device).unwrap_or(CUdevice::MAX);
         retire(
             &self.context,
             [],
             Box::new(move || {
-                let handle = place.object.handle();
+                let (handle, start, bytes) = (place.object.handle(), place.range.start, place.range.len());
                 // SAFETY: this value bound that range; every mapping that reached it kept it, and is gone with its streams' work.
                 let code = raw::api().map(|api| unsafe { api.cuMulticastUnbind(handle, number, start, bytes) });
                 match code.and_then(|code| raw::done("cuMulticastUnbind", code)) {
@@ -150,7 +162,6 @@ impl Drop for Binding {
 
 impl fmt::Debug for Binding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { device, start, bytes, .. } = self.place;
-        write!(f, "Binding({bytes} bytes of device {device} at offset {start})")
+        write!(f, "Binding({} bytes of device {} at offset {})", self.range.len(), self.device, self.range.start)
     }
 }

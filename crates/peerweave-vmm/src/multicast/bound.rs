@@ -1,20 +1,21 @@
 //! A multicast object with memory behind all of it, and its addresses.
 //!
-//! Invariant: an address exists only while every device of this process has memory bound behind every byte of the object; that the other
-//! processes have is learnt by a collective call.
+//! Invariant: an address exists only while every device of this process has memory bound behind every byte of the object, by bindings that the value
+//! owns; that the other processes have is learnt by a collective call, after which nobody who told so takes its own back by itself.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUmemGenericAllocationHandle};
-use peerweave_driver::{Access, CudaStream, Keep};
+use peerweave_driver::{Access, CudaStream, Keep, multicast_switch};
 
 use super::aligned;
 use super::binding::Binding;
 use super::object::{Object, Team};
 use crate::access::Rights;
-use crate::agree::agree;
+use crate::agree::{Disagreement, agree};
 use crate::buffer::wrong_value;
 use crate::error::VmmError;
 use crate::mapping::{Mapping, Source};
@@ -45,7 +46,8 @@ impl Team {
     /// The object with what was bound to it, where this process added all devices.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) for a binding of another object, a device with a gap, or a team with devices of other processes. The bindings are dropped then.
+    /// [`Misuse::Value`](crate::Misuse::Value) for a binding of another object, a device with a gap in what `bindings` are behind (others do not count, though they
+    /// live), or a team with devices of other processes. The bindings are dropped then.
     pub fn bound(self, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         let (here, all) = (self.devices.len(), self.properties().devices);
         if here != all as usize {
@@ -61,12 +63,32 @@ impl Team {
     /// All PEs of the job. `label` is the same on all and names the object.
     ///
     /// # Errors
-    /// As [`bound`](Self::bound), told to all; as every collective call.
+    /// As [`bound`](Self::bound), told to all, and the bindings are dropped; as every collective call. Where this PE cannot know whether the others were
+    /// told that all is bound (it did not hear of them by the deadline), its bindings are leaked: another may store already.
     pub fn bound_with(self, rendezvous: &Rendezvous, label: &str, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
-        let call = format!("Team::bound_with({label}, {:?})", self.properties());
-        let outcome = self.check("Team::bound_with", &bindings).map(|()| Vec::new());
-        agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/bound"), &call, outcome)?;
-        Ok(self.into_bound(bindings))
+        Ok(self.agree_on_bound(rendezvous, label, bindings)?)
+    }
+
+    /// The same, with what a failure means for the other PEs.
+    pub(super) fn agree_on_bound(
+        self,
+        rendezvous: &Rendezvous,
+        label: &str,
+        bindings: Vec<Binding>,
+    ) -> Result<Bound, Disagreement> {
+        let call = format!("Team::bound_with({label}, {:?}, {:?})", self.id(), self.properties());
+        let checked = self.check("Team::bound_with", &bindings);
+        let is_told_so = checked.is_ok();
+        match agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/bound"), &call, checked.map(|()| Vec::new())) {
+            Ok(_) => Ok(self.into_bound(bindings)),
+            Err(Disagreement::Unknown(error)) if is_told_so => {
+                tracing::warn!(%error, ?bindings, "multicast bindings are leaked, since others may store there");
+                // They keep the object too.
+                std::mem::forget(bindings);
+                Err(Disagreement::Unknown(error))
+            }
+            Err(disagreement) => Err(disagreement),
+        }
     }
 
     fn check(&self, call: &'static str, bindings: &[Binding]) -> Result<(), VmmError> {
@@ -74,7 +96,7 @@ impl Team {
             return Err(wrong_value(call, "a binding", format!("{binding:?} of another object"), "one of this object"));
         }
         for device in self.devices.iter() {
-            if let Some(gap) = self.object.first_gap(*device) {
+            if let Some(gap) = first_gap(bindings, *device, self.properties().bytes) {
                 let found = format!("nothing at byte {gap}");
                 return Err(wrong_value(call, "what is bound of a device", format!("{found} of device {device}"), "every byte"));
             }
@@ -87,11 +109,22 @@ impl Team {
     }
 }
 
+/// The first byte of a device's part of an object of `bytes` that none of these bindings is behind. What is bound and was not handed over does not count:
+/// it may go at any moment.
+fn first_gap(bindings: &[Binding], device: usize, bytes: usize) -> Option<usize> {
+    let mut ranges: Vec<Range<usize>> =
+        bindings.iter().filter(|binding| binding.device() == device).map(Binding::range).collect();
+    ranges.sort_by_key(|range| range.start);
+    let covered = ranges.iter().fold(0, |covered, range| if range.start <= covered { range.end.max(covered) } else { covered });
+    (covered < bytes).then_some(covered)
+}
+
 impl Bound {
     /// Maps the first `bytes` of the object at `offset` of a reservation, for reading and writing by these devices of this process.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange), [`Misuse::Unaligned`](crate::Misuse::Unaligned), [`Misuse::Occupied`](crate::Misuse::Occupied); what the driver says.
+    /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::OutOfRange`](crate::Misuse::OutOfRange), [`Misuse::Unaligned`](crate::Misuse::Unaligned),
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) as by [`Reservation::map`]; what the driver says.
     pub fn map(
         &self,
         addresses: &Reservation,
@@ -100,6 +133,7 @@ impl Bound {
         devices: &[usize],
     ) -> Result<MulticastMapping, VmmError> {
         let call = "Bound::map";
+        multicast_switch()?;
         let object = &self.inner.object;
         range_of(call, 0, bytes, object.properties.bytes)?;
         aligned(call, "bytes", bytes, object.granularity().minimum)?;
@@ -129,7 +163,8 @@ impl MulticastMapping {
         self.mapping.bytes()
     }
 
-    /// The address for work that is about to be enqueued on `stream`: it stays mapped until the stream has passed that work.
+    /// The address for work that is about to be enqueued on `stream`: it stays mapped until the stream has passed that work. For work that is captured
+    /// into a graph, the graph must have [`keep`](Self::keep) too.
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.mapping.note(stream);
         Access::new(self.address())

@@ -3,13 +3,17 @@
 //! Invariant: what is mapped here is bound to the very memory of the heap's chunks, at the same offsets.
 
 use std::fmt;
+use std::sync::{Arc, Weak};
 
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
 use peerweave_types::{Element, SymOffset};
 
 use super::bound::MulticastMapping;
-use super::collective;
+use super::collective::put_together;
+use crate::agree::{Disagreement, agree};
 use crate::error::{Misuse, VmmError};
+use crate::heap::HeapInner;
+use crate::physical::PhysicalMemory;
 use crate::reservation::Reservation;
 use crate::symmetric::SymmetricMemory;
 use crate::view::SymmetricView;
@@ -20,7 +24,11 @@ use crate::{SymmetricHeap, multicast_switch};
 /// Dropping it is local, and takes this PE's memory out of the objects once its own streams are through. Before that, the other PEs must have
 /// stopped storing: meet them, by a barrier or another collective call.
 pub struct HeapMulticast {
+    /// Whose it is. Keeps nothing of it, but its place in memory.
+    heap: Weak<HeapInner>,
     addresses: Reservation,
+    /// The chunks, each with its offset and length.
+    chunks: Vec<(u64, u64)>,
     mappings: Vec<MulticastMapping>,
     bytes: u64,
 }
@@ -32,38 +40,77 @@ impl SymmetricHeap {
     /// All PEs of the job.
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the others; [`VmmError::Unsupported`] with what it needs; as every collective call.
+    /// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the others; [`VmmError::Unsupported`] with what it needs; as
+    /// every collective call. Where this PE cannot know how the call ended on the others, the heap is broken, and what is bound already is leaked:
+    /// another may store there.
     pub fn multicast(&self) -> Result<HeapMulticast, VmmError> {
-        let _no_other_call = self.begin("SymmetricHeap::multicast")?;
-        // The first round of the first object tells the others of the switch; a heap always has a chunk.
-        let (rendezvous, context, id) = self.for_multicast();
-        let chunks = self.physical();
-        let bytes = chunks.last().map_or(0, |(start, memory)| start + memory.bytes() as u64);
-        let reserve = || {
-            multicast_switch()?;
-            self.geometry()?;
-            Reservation::new(context, usize::try_from(bytes).unwrap_or(usize::MAX), 2 << 20)
-        };
-        let reserved = reserve();
-        let label = format!("{id:016x}");
-        let call = format!("SymmetricHeap::multicast({bytes} bytes)");
-        let outcome = reserved.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
-        crate::agree::agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/reserved"), &call, outcome)?;
-        let addresses = reserved?;
-        let mut mappings = Vec::new();
-        for (start, memory) in &chunks {
-            let label = format!("{label}/{start}");
-            let team = collective(rendezvous, context, self.members(), &label, memory.bytes())?;
-            let binding = team.bind(memory, 0, 0, memory.bytes());
-            let outcome = binding.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
-            crate::agree::agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/binding"), &call, outcome)?;
-            let bound = team.bound_with(rendezvous, &label, vec![binding?])?;
-            let mapped = bound.map(&addresses, *start as usize, memory.bytes(), &[context.ordinal()]);
-            let outcome = mapped.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
-            crate::agree::agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/mapped"), &call, outcome)?;
-            mappings.push(mapped?);
+        const CALL: &str = "SymmetricHeap::multicast";
+        self.collectively(CALL, |inner| {
+            let chunks = self.physical();
+            let bytes = chunks.last().map_or(0, |(start, memory)| start + memory.bytes() as u64);
+            let rounds = Rounds { heap: self, inner, call: format!("{CALL}({bytes} bytes)") };
+            // The first round tells the others of the switch.
+            let addresses = rounds.agree("reserved", self.reserve(bytes))?;
+            let mut mappings = Vec::with_capacity(chunks.len());
+            for (start, memory) in &chunks {
+                match rounds.map(&addresses, *start, memory) {
+                    Ok(mapping) => mappings.push(mapping),
+                    Err(disagreement) => {
+                        if let Disagreement::Unknown(_) = &disagreement {
+                            // As for the last one: another PE may have heard that all chunks are mapped, and store.
+                            std::mem::forget(mappings);
+                        }
+                        return Err(disagreement);
+                    }
+                }
+            }
+            let chunks = chunks.iter().map(|(start, memory)| (*start, memory.bytes() as u64)).collect();
+            Ok(HeapMulticast { heap: Arc::downgrade(inner), addresses, chunks, mappings, bytes })
+        })
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<Reservation, VmmError> {
+        multicast_switch()?;
+        self.geometry()?;
+        Reservation::new(self.context(), usize::try_from(bytes).unwrap_or(usize::MAX), 2 << 20)
+    }
+}
+
+/// The rounds in which the PEs map a heap.
+struct Rounds<'a> {
+    heap: &'a SymmetricHeap,
+    inner: &'a Arc<HeapInner>,
+    call: String,
+}
+
+impl Rounds<'_> {
+    /// Tells the others of what this PE has done; gives it back if all have.
+    fn agree<R>(&self, what: &str, done: Result<R, VmmError>) -> Result<R, Disagreement> {
+        let label = format!("peerweave-vmm/multicast/{:016x}/{what}", self.inner.id);
+        let outcome = done.as_ref().map(|_| Vec::new()).map_err(Clone::clone);
+        match (agree(&self.inner.rendezvous, &label, &self.call, outcome), done) {
+            (Ok(_), Ok(done)) => Ok(done),
+            (Err(disagreement), _) => Err(disagreement),
+            (Ok(_), Err(error)) => Err(Disagreement::Known(error)),
         }
-        Ok(HeapMulticast { addresses, mappings, bytes })
+    }
+
+    /// Makes an object of a chunk and maps it.
+    fn map(&self, addresses: &Reservation, start: u64, memory: &PhysicalMemory) -> Result<MulticastMapping, Disagreement> {
+        let (rendezvous, context, bytes) = (&self.inner.rendezvous, self.heap.context(), memory.bytes());
+        let label = format!("{:016x}/{start}", self.inner.id);
+        let team = put_together(rendezvous, context, self.heap.members(), &label, bytes)?;
+        let binding = self.agree(&format!("{start}/binding"), team.bind(memory, 0, 0, bytes))?;
+        let bound = team.agree_on_bound(rendezvous, &label, vec![binding])?;
+        let mapped = bound.map(addresses, start as usize, bytes, &[context.ordinal()]);
+        let kept = mapped.as_ref().ok().cloned();
+        let agreed = self.agree(&format!("{start}/mapped"), mapped);
+        if let Err(Disagreement::Unknown(error)) = &agreed {
+            // Another PE may have heard that it is mapped everywhere, and store.
+            tracing::warn!(%error, "a multicast mapping of a heap is leaked");
+            std::mem::forget(kept);
+        }
+        agreed
     }
 }
 
@@ -71,7 +118,7 @@ impl HeapMulticast {
     /// The multicast address of an offset of the heap.
     ///
     /// # Errors
-    /// [`Misuse::OutOfRange`] beyond what the heap had when this was made.
+    /// [`Misuse::OutOfRange`] beyond what the heap had when this was made, and between chunks.
     pub fn address_of(&self, offset: SymOffset) -> Result<CUdeviceptr, VmmError> {
         self.range("HeapMulticast::address_of", offset, 1)
     }
@@ -81,8 +128,12 @@ impl HeapMulticast {
     /// Valid while this value and a handle of the memory live.
     ///
     /// # Errors
-    /// As [`address_of`](Self::address_of).
+    /// As [`address_of`](Self::address_of); [`Misuse::OtherHeap`] for memory of another heap.
     pub fn view<T: Element>(&self, memory: &SymmetricMemory<T>) -> Result<SymmetricView, VmmError> {
+        // Also of another PE's handle of the same heap: its addresses are others.
+        if !std::ptr::eq(self.heap.as_ptr(), Arc::as_ptr(memory.block().heap())) {
+            return Err(Misuse::OtherHeap { call: "HeapMulticast::view" }.into());
+        }
         let view = memory.view()?;
         let multicast = self.range("HeapMulticast::view", memory.offset(), view.bytes)?;
         Ok(view.with_multicast(multicast))
@@ -95,7 +146,7 @@ impl HeapMulticast {
 
     fn range(&self, call: &'static str, offset: SymOffset, bytes: u64) -> Result<CUdeviceptr, VmmError> {
         match offset.0.checked_add(bytes) {
-            Some(end) if end <= self.bytes => Ok(self.addresses.base() + offset.0),
+            Some(end) if covers(&self.chunks, offset.0, end) => Ok(self.addresses.base() + offset.0),
             _ => {
                 let (start, len) = (offset.0 as usize, self.bytes as usize);
                 Err(Misuse::OutOfRange { call, start, end: start.saturating_add(bytes as usize), len, unit: "bytes" }.into())
@@ -104,8 +155,31 @@ impl HeapMulticast {
     }
 }
 
+/// Whether all from `start` to `end` is in chunks, given by offset and length in ascending order. There may be gaps between them.
+fn covers(chunks: &[(u64, u64)], start: u64, end: u64) -> bool {
+    let reached =
+        chunks.iter().fold(start, |at, (chunk, bytes)| if (*chunk..chunk + bytes).contains(&at) { chunk + bytes } else { at });
+    reached >= end && (start < end || chunks.iter().any(|(chunk, bytes)| (*chunk..=chunk + bytes).contains(&start)))
+}
+
 impl fmt::Debug for HeapMulticast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "HeapMulticast({} bytes at {:#x})", self.bytes, self.addresses.base())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_that_touches_a_gap_between_chunks_has_no_address() {
+        let chunks = [(0, 10), (10, 5), (20, 10)];
+        for (start, end) in [(0, 10), (3, 15), (14, 15), (20, 30), (29, 30), (7, 7), (30, 30)] {
+            assert!(covers(&chunks, start, end), "{start}..{end}");
+        }
+        for (start, end) in [(14, 16), (15, 20), (15, 16), (3, 21), (19, 21), (29, 31), (30, 31), (17, 17), (40, 40)] {
+            assert!(!covers(&chunks, start, end), "{start}..{end}");
+        }
     }
 }

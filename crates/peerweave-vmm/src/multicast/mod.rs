@@ -12,8 +12,10 @@
 //!
 //! With [`collective`] a job's PEs go through the first steps together, and [`SymmetricHeap::multicast`](crate::SymmetricHeap::multicast) does all for a heap.
 //!
-//! **Never created on a real GPU by the authors of this crate**, and forbidden by one variable: see [`multicast_switch`]. Every way to
-//! create or import an object asks it before the driver is called.
+//! **Never created on a real GPU by the authors of this crate**, and forbidden by one variable: see [`multicast_switch`]. Every step above, the
+//! granularity and an export ask it before the driver is called, each anew: what was begun before it was set goes no further. What there is already
+//! stays mapped until it is dropped, and is then unmapped, unbound and released whatever the switch says. [`check_device`] alone does not ask: it
+//! reads the driver's version and an attribute.
 //!
 //! Binding needs a complete team:
 //! ```compile_fail,E0599
@@ -71,7 +73,7 @@ pub(crate) use bound::Inner as BoundInner;
 pub use bound::{Bound, MulticastMapping};
 pub use collective::collective;
 pub use heap::HeapMulticast;
-pub use object::{Building, SharedMulticast, Team};
+pub use object::{Building, MulticastId, SharedMulticast, Team};
 pub use peerweave_driver::{MulticastDisabled, multicast_switch};
 
 /// The version of CUDA that brought multicast objects.
@@ -108,8 +110,9 @@ impl MulticastProperties {
     /// In which steps memory is bound to such an object. Creates nothing.
     ///
     /// # Errors
-    /// [`VmmError::Unsupported`] for an older driver; what the driver says.
+    /// [`VmmError::MulticastDisabled`]; [`VmmError::Unsupported`] for an older driver; what the driver says.
     pub fn granularity(&self) -> Result<MulticastGranularity, VmmError> {
+        multicast_switch()?;
         check_version()?;
         let description = self.description();
         let ask = |which| {

@@ -1,7 +1,7 @@
 //! A multicast object that is being put together, and the complete team.
 //!
-//! What is bound is `binding.rs`. Invariants: the switch is asked before the driver in every function here that makes a handle; a [`Team`] exists only when
-//! every device has been added, so that binding does not wait.
+//! What is bound is `binding.rs`. Invariants: the switch is asked before the driver in every function here, but for what gives a handle back; a [`Team`]
+//! exists only when every device has been added to that very object, so that binding does not wait.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,10 +26,31 @@ use crate::share::{FabricHandle, export_fabric, export_file_descriptor, import_f
 pub(super) struct Object {
     handle: CUmemGenericAllocationHandle,
     pub(super) properties: MulticastProperties,
+    id: MulticastId,
     granularity: MulticastGranularity,
     context: Arc<CudaContext>,
     /// What is bound: device and start to end, in bytes.
     bound: Mutex<BTreeMap<(usize, usize), usize>>,
+}
+
+/// Tells a multicast object from every other one, in all processes: drawn at random by [`Building::create`].
+///
+/// Goes with the descriptor or fabric handle, as plain bytes, so that PEs find out by themselves when they hold different objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MulticastId(pub [u8; 16]);
+
+impl MulticastId {
+    fn random(call: &'static str) -> Result<Self, VmmError> {
+        let mut bytes = [0; 16];
+        match getrandom::fill(&mut bytes) {
+            Ok(()) => Ok(Self(bytes)),
+            Err(error) => Err(VmmError::Unsupported {
+                feature: call,
+                needs: "random numbers of the system".into(),
+                found: error.to_string(),
+            }),
+        }
+    }
 }
 
 /// A multicast object on its way to another process.
@@ -42,6 +63,8 @@ pub enum SharedMulticast {
         fd: Descriptor,
         /// What the object is.
         properties: MulticastProperties,
+        /// Which object it is.
+        id: MulticastId,
     },
     /// As a fabric handle.
     Fabric {
@@ -49,6 +72,8 @@ pub enum SharedMulticast {
         handle: FabricHandle,
         /// What the object is.
         properties: MulticastProperties,
+        /// Which object it is.
+        id: MulticastId,
     },
 }
 
@@ -76,6 +101,7 @@ impl Building {
         multicast_switch()?;
         check_device(context.ordinal())?;
         let granularity = properties.check("Building::create")?;
+        let id = MulticastId::random("Building::create")?;
         raw::bind(context)?;
         let description = properties.description();
         let mut handle = 0;
@@ -83,7 +109,7 @@ impl Building {
         // SAFETY: both pointers are to live values of the driver's layout.
         let code = unsafe { raw::api()?.cuMulticastCreate(&raw mut handle, pointer) };
         raw::done("cuMulticastCreate", code).map_err(too_old)?;
-        Ok(Self::own(handle, properties, granularity, context))
+        Ok(Self::own(handle, (properties, id), granularity, context))
     }
 
     /// Imports an object of another process, or of this one.
@@ -92,36 +118,38 @@ impl Building {
     /// As [`create`](Self::create).
     ///
     /// # Safety
-    /// `shared` was exported as a multicast object with those properties.
+    /// `shared` was exported as a multicast object with those properties and that id.
     pub unsafe fn import(context: &Arc<CudaContext>, shared: SharedMulticast) -> Result<Self, VmmError> {
         multicast_switch()?;
         check_device(context.ordinal())?;
         raw::bind(context)?;
-        let (SharedMulticast::FileDescriptor { properties, .. } | SharedMulticast::Fabric { properties, .. }) = shared;
+        let (SharedMulticast::FileDescriptor { properties, id, .. } | SharedMulticast::Fabric { properties, id, .. }) = shared;
         let granularity = properties.check("Building::import")?;
         let handle = match shared {
             SharedMulticast::FileDescriptor { fd, .. } => import_file_descriptor(&fd)?,
             SharedMulticast::Fabric { handle, .. } => import_fabric(handle)?,
         };
-        Ok(Self::own(handle, properties, granularity, context))
+        Ok(Self::own(handle, (properties, id), granularity, context))
     }
 
     fn own(
         handle: CUmemGenericAllocationHandle,
-        properties: MulticastProperties,
+        (properties, id): (MulticastProperties, MulticastId),
         granularity: MulticastGranularity,
         context: &Arc<CudaContext>,
     ) -> Self {
-        let object = Object { handle, properties, granularity, context: Arc::clone(context), bound: Mutex::default() };
+        let object = Object { handle, properties, id, granularity, context: Arc::clone(context), bound: Mutex::default() };
         Self { object: Arc::new(object), devices: Vec::new() }
     }
 
     /// Adds a device. Each is added once, by one process.
     ///
     /// # Errors
-    /// [`Misuse::Value`] for a device that this process has added already, or one more than there may be; [`VmmError::Unsupported`]; what the driver says.
+    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] for a device that this process has added already, or one more than there may be;
+    /// [`VmmError::Unsupported`]; what the driver says.
     pub fn add_device(&mut self, context: &Arc<CudaContext>) -> Result<(), VmmError> {
         let call = "Building::add_device";
+        multicast_switch()?;
         let ordinal = context.ordinal();
         if self.devices.contains(&ordinal) {
             return Err(wrong_value(call, "device", ordinal, "one that was not added before"));
@@ -143,14 +171,15 @@ impl Building {
     /// A handle for another process, which adds its own devices.
     ///
     /// # Errors
-    /// [`Misuse::Value`] for an object that was not made for it; what the driver says.
+    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] for an object that was not made for it; what the driver says.
     pub fn export(&self) -> Result<SharedMulticast, VmmError> {
-        let Object { handle, properties, .. } = *self.object;
+        multicast_switch()?;
+        let Object { handle, properties, id, .. } = *self.object;
         match properties.exportable {
             exportable if exportable.file_descriptor => {
-                Ok(SharedMulticast::FileDescriptor { fd: export_file_descriptor(handle)?, properties })
+                Ok(SharedMulticast::FileDescriptor { fd: export_file_descriptor(handle)?, properties, id })
             }
-            exportable if exportable.fabric => Ok(SharedMulticast::Fabric { handle: export_fabric(handle)?, properties }),
+            exportable if exportable.fabric => Ok(SharedMulticast::Fabric { handle: export_fabric(handle)?, properties, id }),
             exportable => {
                 let found = format!("{exportable:?}");
                 Err(wrong_value("Building::export", "exportable", found, "a way, given to Building::create"))
@@ -161,6 +190,11 @@ impl Building {
     /// What the object is.
     pub fn properties(&self) -> MulticastProperties {
         self.object.properties
+    }
+
+    /// Which object it is.
+    pub fn id(&self) -> MulticastId {
+        self.object.id
     }
 
     /// How many devices this process has added.
@@ -191,10 +225,11 @@ impl Building {
     /// All PEs of the job, each with its handle of the object. `label` is the same on all and names the object.
     ///
     /// # Errors
-    /// [`Misuse::Value`] on all if devices are missing; as every collective call.
+    /// [`Misuse::Value`] on all if devices are missing; [`Misuse::Diverged`] on all if the PEs hold different objects; as every collective call.
     pub fn complete_with(self, rendezvous: &Rendezvous, label: &str) -> Result<Team, VmmError> {
-        let Object { properties, .. } = *self.object;
-        let call = format!("Building::complete_with({label}, {properties:?})");
+        let Object { properties, id, .. } = *self.object;
+        // Devices of different objects are no team, whatever their number.
+        let call = format!("Building::complete_with({label}, {id:?}, {properties:?})");
         let mine = (self.devices.len() as u64).to_le_bytes().to_vec();
         let counts = agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/complete"), &call, Ok(mine))?;
         let mut all = 0u64;
@@ -215,6 +250,11 @@ impl Team {
     /// What the object is.
     pub fn properties(&self) -> MulticastProperties {
         self.object.properties
+    }
+
+    /// Which object it is.
+    pub fn id(&self) -> MulticastId {
+        self.object.id
     }
 
     /// In which steps memory is bound.
@@ -253,19 +293,6 @@ impl Object {
 
     pub(super) fn vacate(&self, device: usize, start: usize) {
         self.bound.lock().unwrap_or_else(PoisonError::into_inner).remove(&(device, start));
-    }
-
-    /// The first byte of a device's part that nothing is bound to.
-    pub(super) fn first_gap(&self, device: usize) -> Option<usize> {
-        let bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut covered = 0;
-        for ((_, start), end) in bound.range((device, 0)..=(device, usize::MAX)) {
-            if *start != covered {
-                break;
-            }
-            covered = *end;
-        }
-        (covered < self.properties.bytes).then_some(covered)
     }
 }
 

@@ -8,6 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use crate::abi::{Code, In, Result};
 
@@ -66,12 +67,21 @@ pub(crate) fn pairs(name: &str) -> Vec<(Option<usize>, Option<usize>)> {
         .unwrap_or_default()
 }
 
-/// One order to fail: which call of the function, and with what.
+/// What becomes of a call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fate {
+    /// It fails and does nothing.
+    Fails(Code),
+    /// It begins so much later.
+    Late(Duration),
+}
+
+/// One order: which call of the function, and what becomes of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Order {
     /// Counted from 1; `None` is every call.
     nth: Option<u64>,
-    code: Code,
+    fate: Fate,
 }
 
 #[derive(Default)]
@@ -81,7 +91,7 @@ struct Orders {
 }
 
 impl Orders {
-    /// Reads `name:nth=code,name:*=code`.
+    /// Reads `name:nth=code,name:*=code`, with `100ms` for a code where a call is to be late.
     fn parse(text: &str) -> core::result::Result<Orders, String> {
         let mut orders = Orders::default();
         for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
@@ -89,7 +99,11 @@ impl Orders {
                 let (name, rest) = item.split_once(':')?;
                 let (nth, code) = rest.split_once('=')?;
                 let nth = if nth == "*" { None } else { Some(nth.parse().ok()?) };
-                Some((name.to_owned(), Order { nth, code: Code(code.parse().ok()?) }))
+                let fate = match code.strip_suffix("ms") {
+                    Some(milliseconds) => Fate::Late(Duration::from_millis(milliseconds.parse().ok()?)),
+                    None => Fate::Fails(Code(code.parse().ok()?)),
+                };
+                Some((name.to_owned(), Order { nth, fate }))
             };
             let (name, order) = read().ok_or_else(|| format!("{item:?} is not function:nth=code"))?;
             orders.by_name.entry(name).or_default().push(order);
@@ -97,11 +111,11 @@ impl Orders {
         Ok(orders)
     }
 
-    fn next(&mut self, name: &str) -> Option<Code> {
+    fn next(&mut self, name: &str) -> Option<Fate> {
         let orders = self.by_name.get(name)?;
         let count = self.counts.entry(name.to_owned()).or_default();
         *count += 1;
-        orders.iter().find(|order| order.nth.is_none_or(|nth| nth == *count)).map(|order| order.code)
+        orders.iter().find(|order| order.nth.is_none_or(|nth| nth == *count)).map(|order| order.fate)
     }
 }
 
@@ -119,8 +133,8 @@ fn orders() -> &'static Mutex<Orders> {
     })
 }
 
-/// The code that a test ordered for this call.
-fn ordered(name: &str) -> Option<Code> {
+/// What a test ordered for this call.
+fn ordered(name: &str) -> Option<Fate> {
     let orders = orders();
     if !ORDERED.load(Ordering::Acquire) {
         return None;
@@ -160,7 +174,15 @@ pub(crate) fn as_host_function<T>(run: impl FnOnce() -> T) -> T {
 /// Every exported function is this call around its inside.
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result) -> c_int {
     log(name);
-    let result = match ordered(name) {
+    let code = match ordered(name) {
+        Some(Fate::Fails(code)) => Some(code),
+        Some(Fate::Late(time)) => {
+            std::thread::sleep(time);
+            None
+        }
+        None => None,
+    };
+    let result = match code {
         Some(code) => Err(code),
         None if IN_HOST_FUNCTION.get() && !name.starts_with("cuGetError") => Err(Code::NOT_PERMITTED),
         None => body(),
@@ -199,16 +221,18 @@ mod tests {
     fn an_order_fails_its_call_and_no_other() {
         let mut orders = Orders::parse("cuMemCreate:2=2, cuMemMap:*=999").expect("well formed");
         assert_eq!(orders.next("cuMemCreate"), None);
-        assert_eq!(orders.next("cuMemCreate"), Some(Code(2)));
+        assert_eq!(orders.next("cuMemCreate"), Some(Fate::Fails(Code(2))));
         assert_eq!(orders.next("cuMemCreate"), None);
-        assert_eq!(orders.next("cuMemMap"), Some(Code(999)));
-        assert_eq!(orders.next("cuMemMap"), Some(Code(999)));
+        assert_eq!(orders.next("cuMemMap"), Some(Fate::Fails(Code(999))));
+        assert_eq!(orders.next("cuMemMap"), Some(Fate::Fails(Code(999))));
         assert_eq!(orders.next("cuInit"), None);
+        let mut orders = Orders::parse("cuMemMap:1=20ms").expect("well formed");
+        assert_eq!(orders.next("cuMemMap"), Some(Fate::Late(Duration::from_millis(20))));
     }
 
     #[test]
     fn a_misspelt_order_is_refused() {
-        for text in ["cuMemCreate", "cuMemCreate:2", "cuMemCreate:x=2", "cuMemCreate:1=oom"] {
+        for text in ["cuMemCreate", "cuMemCreate:2", "cuMemCreate:x=2", "cuMemCreate:1=oom", "cuMemCreate:1=ms"] {
             assert!(Orders::parse(text).is_err(), "{text}");
         }
     }

@@ -13,7 +13,7 @@
 //! `NO_VMM`, `NO_MULTICAST`, `NO_POOLS`: the driver says that it lacks them. `NO_PEER=0-1,...`: pairs without peer access.
 //! `BROKEN_PEER=0-1,...`: pairs (from, to) whose access is claimed, but what device 0 writes to device 1 is lost.
 //! `FABRIC_DIR`: a directory through which fabric handles find their memory; without it fabric is not supported.
-//! `FAIL=function:nth=code,...`: calls that fail, counted from 1, `*` for every call. `MISSING=function,...`: what
+//! `FAIL=function:nth=code,...`: calls that fail, counted from 1, `*` for every call; with `100ms` for a code, a call that is late. `MISSING=function,...`: what
 //! `cuGetProcAddress` does not find (the harness also takes the name out of the library's own table). `LOG=file`: a line
 //! `pid function` for each call, and `pid function = code` for each that failed. `NO_POISON`: new memory is zero instead of 0xC3.
 //! Budgets are of the process: two processes that use one device have one each.

@@ -1,0 +1,368 @@
+//! Multicast objects where what is handed over, switched or awaited is not what it should be. Over the fake driver, never a real one.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Calls, context, cuda, fail, multicast_store, process, settle, threads, threads_within};
+use peerweave_driver::CudaContext;
+use peerweave_fakes::Fakes;
+use peerweave_types::{Pe, SymOffset};
+use peerweave_vmm::multicast::{Building, MulticastProperties, SharedMulticast, Team, check_device, collective};
+use peerweave_vmm::{Exportable, Granularity, HeapOptions, Misuse, PhysicalMemory, Reservation, Rights, SymmetricHeap, VmmError};
+
+const MIB: usize = 1 << 20;
+
+fn bytes() -> usize {
+    MulticastProperties::new(2, 2 * MIB).granularity().expect("the fake has multicast").recommended
+}
+
+fn contexts(n: usize) -> Vec<Arc<CudaContext>> {
+    (0..n).map(context).collect()
+}
+
+fn team(contexts: &[Arc<CudaContext>], bytes: usize) -> Team {
+    let properties = MulticastProperties::new(contexts.len() as u32, bytes);
+    let mut building = Building::create(&contexts[0], properties).expect("room");
+    contexts.iter().for_each(|context| building.add_device(context).expect("it has multicast"));
+    building.complete().expect("all are there")
+}
+
+fn memory(context: &Arc<CudaContext>, bytes: usize) -> PhysicalMemory {
+    PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR).expect("room")
+}
+
+#[test]
+fn only_bindings_that_are_handed_over_count_for_what_is_bound() {
+    Fakes::new().cuda().run(|| {
+        let contexts = contexts(2);
+        let bytes = bytes();
+        let step = MulticastProperties::new(2, bytes).granularity().expect("the fake tells").minimum;
+        let team = team(&contexts, bytes);
+        let ours: Vec<_> = contexts.iter().map(|context| memory(context, bytes)).collect();
+        let gap = |result: Result<_, VmmError>| {
+            let error = result.map(drop::<peerweave_vmm::multicast::Bound>).expect_err("there is a gap");
+            assert!(matches!(error, VmmError::Misuse(Misuse::Value { .. })), "{error}");
+            error.to_string()
+        };
+        // Both are bound, and could go at any moment.
+        let kept = [0, 1].map(|at| team.bind(&ours[at], 0, 0, bytes).expect("free"));
+        assert!(gap(team.clone().bound(vec![])).contains("nothing at byte 0 of device 0"));
+        let [first, second] = kept;
+        assert!(gap(team.clone().bound(vec![first])).contains("nothing at byte 0 of device 1"));
+        drop(second);
+        settle();
+        // In pieces and in any order it is as good, without the one in the middle it is not.
+        let piece = |device: usize, at: usize, len: usize| team.bind(&ours[device], at, at, len).expect("free");
+        let mut pieces = vec![piece(1, 0, bytes), piece(0, 2 * step, bytes - 2 * step), piece(0, 0, step), piece(0, step, step)];
+        let middle = pieces.pop();
+        assert!(gap(team.clone().bound(pieces)).contains(&format!("nothing at byte {step} of device 0")));
+        settle();
+        let pieces = vec![piece(0, 2 * step, bytes - 2 * step), piece(1, 0, bytes), piece(0, 0, step), middle.expect("it lives")];
+        let bound = team.clone().bound(pieces).expect("every byte has memory");
+        let addresses = Reservation::new(&contexts[0], bytes, 2 * MIB).expect("addresses");
+        let mapping = bound.map(&addresses, 0, bytes, &[0, 1]).expect("mapped");
+        assert_eq!(multicast_store(&contexts[0], mapping.address(), &[1; 8]), Ok(()));
+    });
+}
+
+#[test]
+fn a_pe_that_gives_up_waiting_leaves_its_memory_bound_for_who_may_be_storing() {
+    Fakes::new().cuda().run(|| {
+        threads_within(2, Duration::from_millis(700), |me| {
+            let bytes = bytes();
+            let team = collective(&me.rendezvous, &me.context, &[Pe::new(0), Pe::new(1)], "late", bytes).expect("both add");
+            let binding = team.bind(&memory(&me.context, bytes), 0, 0, bytes).expect("free");
+            if me.pe == 1 {
+                std::thread::sleep(Duration::from_millis(1500));
+            }
+            match (me.pe, team.bound_with(&me.rendezvous, "late", vec![binding])) {
+                (0, given_up) => {
+                    assert!(matches!(given_up, Err(VmmError::Timeout { .. })), "{given_up:?}");
+                    settle();
+                    // Its rendezvous lives on, so that nobody takes it for lost.
+                    std::thread::sleep(Duration::from_millis(2500));
+                }
+                (_, told) => {
+                    let bound = told.expect("the other one said that its memory is bound");
+                    let addresses = Reservation::new(&me.context, bytes, 2 * MIB).expect("addresses");
+                    let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("mapped");
+                    assert_eq!(multicast_store(&me.context, mapping.address(), &[1; 8]), Ok(()));
+                }
+            }
+        });
+        settle();
+        assert_eq!(Calls::now().good("cuMulticastUnbind"), 1, "of the one that was not leaked");
+    });
+}
+
+#[test]
+fn a_pe_that_gives_up_at_the_end_of_mapping_a_heap_leaves_its_memory_bound() {
+    Fakes::new().cuda().run(|| {
+        let ends = threads_within(2, Duration::from_millis(700), |me| {
+            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("a heap");
+            me.barrier("made");
+            if me.pe == 0 {
+                // The last step of one of them: all that is missing then is what it tells of it.
+                fail("cuMemSetAccess:1=1500ms");
+            }
+            me.barrier("ordered");
+            match heap.multicast() {
+                Err(given_up) => {
+                    assert!(matches!(given_up, VmmError::Timeout { .. }), "{given_up:?}");
+                    settle();
+                    let again = heap.multicast().map(drop).expect_err("the PEs may be of different minds");
+                    assert!(matches!(again, VmmError::Misuse(Misuse::Broken { .. })), "{again}");
+                    std::thread::sleep(Duration::from_millis(2500));
+                    false
+                }
+                Ok(multicast) => {
+                    let address = multicast.address_of(SymOffset(0)).expect("inside");
+                    assert_eq!(multicast_store(&me.context, address, &[1; 8]), Ok(()), "the other one said that it is mapped");
+                    true
+                }
+            }
+        });
+        assert!(ends[0] != ends[1], "one gave up, the other one was told that all is well: {ends:?}");
+    });
+}
+
+#[test]
+fn a_range_is_taken_until_it_is_unbound_and_by_nobody_else_after() {
+    Fakes::new().cuda().run(|| {
+        let contexts = contexts(1);
+        let bytes = bytes();
+        let team = team(&contexts, bytes);
+        let ours = memory(&contexts[0], bytes);
+        let is_occupied = |error: &VmmError| matches!(error, VmmError::Misuse(Misuse::Occupied { .. }));
+        for round in 0..300 {
+            drop(team.bind(&ours, 0, 0, bytes).expect("free"));
+            let next = loop {
+                match team.bind(&ours, 0, 0, bytes) {
+                    Ok(binding) => break binding,
+                    Err(error) => assert!(is_occupied(&error), "round {round}: {error}"),
+                }
+            };
+            settle();
+            let error = team.bind(&ours, 0, 0, bytes).map(drop).expect_err("the next one is there");
+            assert!(is_occupied(&error), "round {round}: {error}");
+            drop(next);
+            settle();
+        }
+        // What could not be unbound stays bound, here as in the driver.
+        let stuck = team.bind(&ours, 0, 0, bytes).expect("free");
+        fail("cuMulticastUnbind:1=201");
+        drop(stuck);
+        settle();
+        fail("");
+        let error = team.bind(&ours, 0, 0, bytes).map(drop).expect_err("still bound");
+        assert!(is_occupied(&error), "{error}");
+    });
+}
+
+#[test]
+fn memory_that_was_imported_is_bound_where_it_was_made() {
+    Fakes::new().cuda().run(|| {
+        let contexts = contexts(2);
+        let bytes = bytes();
+        let team = team(&contexts, bytes);
+        let made = memory(&contexts[0], bytes);
+        assert_eq!(made.device(), Some(0));
+        // SAFETY: exported with these properties.
+        let imported = unsafe { PhysicalMemory::import(&contexts[1], made.export_file_descriptor().expect("it may leave")) };
+        let imported = imported.expect("imported");
+        assert_eq!(imported.device(), None);
+        let mapping = Reservation::new(&contexts[1], bytes, 2 * MIB).and_then(|place| place.map(0, &imported, bytes));
+        let mapping = mapping.expect("mapped");
+        mapping.allow(&[1], Rights::ReadWrite).expect("peers");
+        for refused in [team.bind(&imported, 0, 0, bytes), team.bind_mapping(&mapping, 0, 0, bytes)] {
+            let error = refused.map(drop).expect_err("it is on device 0");
+            assert!(matches!(error, VmmError::Misuse(Misuse::Value { what: "memory", .. })), "{error}");
+            assert!(error.to_string().contains("imported"), "{error}");
+        }
+        drop(team.bind(&made, 0, 0, bytes).expect("no range was taken in vain"));
+        drop((mapping, imported, made, team));
+        settle();
+        Calls::now().assert_balanced("nothing is bound to another device than it is recorded for");
+    });
+}
+
+#[test]
+fn devices_of_different_objects_are_no_team() {
+    Fakes::new().cuda().run(|| {
+        threads(2, |me| {
+            let mut building = Building::create(&me.context, MulticastProperties::new(2, bytes())).expect("room");
+            building.add_device(&me.context).expect("its own");
+            let error = building.complete_with(&me.rendezvous, "apart").map(drop).expect_err("each has one of two");
+            assert!(matches!(error, VmmError::Misuse(Misuse::Diverged { .. })), "{error}");
+        });
+        settle();
+        Calls::now().assert_balanced("nothing is kept");
+    });
+}
+
+#[test]
+fn members_are_each_once_and_the_same_for_all_members() {
+    Fakes::new().cuda().run(|| {
+        threads(2, |me| {
+            let start = Instant::now();
+            let twice = [me.pe, me.pe].map(Pe::new);
+            let error =
+                collective(&me.rendezvous, &me.context, &twice, "twice", bytes()).map(drop).expect_err("one device of two");
+            assert!(matches!(error, VmmError::Misuse(Misuse::Value { what: "members", .. })), "{error}");
+            let all = [0, 1].map(Pe::new);
+            let members = if me.pe == 0 { &all[..1] } else { &all };
+            let error = collective(&me.rendezvous, &me.context, members, "differ", bytes()).map(drop).expect_err("they differ");
+            assert!(matches!(error, VmmError::Misuse(Misuse::Diverged { .. })), "{error}");
+            assert!(start.elapsed() < Duration::from_secs(10), "nobody waited for the deadline");
+        });
+        settle();
+        Calls::now().assert_balanced("nothing is kept");
+    });
+}
+
+#[test]
+fn a_pe_that_cannot_take_a_descriptor_is_named_to_the_others_at_once() {
+    Fakes::new().cuda().run_many(3, |child| {
+        let me = process(&child);
+        let members: Vec<Pe> = (0..3).map(Pe::new).collect();
+        for full in [0, 1] {
+            let mut held = Vec::new();
+            if me.pe == full {
+                let old = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+                let few = rustix::process::Rlimit { current: Some(64), maximum: old.maximum };
+                rustix::process::setrlimit(rustix::process::Resource::Nofile, few).expect("less is allowed");
+                while let Ok(file) = std::fs::File::open("/dev/null") {
+                    held.push(file);
+                }
+                // Enough for its part before the exchange, by what the fake opens, and not for that.
+                held.truncate(held.len() - if full == 0 { 8 } else { 1 });
+            }
+            let bytes = bytes();
+            me.barrier("full");
+            let start = Instant::now();
+            let error = collective(&me.rendezvous, &me.context, &members, "full", bytes).map(drop).expect_err("no room");
+            let took = start.elapsed();
+            drop(held);
+            assert!(took < Duration::from_secs(8), "PE {}: told only after {took:?}: {error}", me.pe);
+            if me.pe != full {
+                assert!(matches!(&error, VmmError::Peer { pe, .. } if pe.get() == full), "PE {}: {error}", me.pe);
+            }
+            me.barrier("told");
+        }
+        settle();
+        Calls::now().assert_balanced("nothing is kept");
+        me.leave();
+    });
+}
+
+#[test]
+fn memory_of_another_heap_has_no_multicast_address_in_this_one() {
+    Fakes::new().cuda().run(|| {
+        threads(2, |me| {
+            let heap = || SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("a heap");
+            let (one, other) = (heap(), heap());
+            let (ours, theirs) = (one.alloc::<u64>(64).expect("room"), other.alloc::<u64>(64).expect("room"));
+            let multicast = one.multicast().expect("the fake has it");
+            assert!(multicast.view(&ours).is_ok());
+            let view = multicast.view(&theirs);
+            assert!(matches!(view, Err(VmmError::Misuse(Misuse::OtherHeap { .. }))), "{view:?}");
+            me.barrier("seen");
+        });
+    });
+}
+
+#[test]
+fn a_heap_does_one_collective_call_at_a_time() {
+    Fakes::new().cuda().run(|| {
+        threads(1, |me| {
+            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("a heap");
+            fail("cuMulticastCreate:1=700ms");
+            std::thread::scope(|scope| {
+                let multicast = scope.spawn(|| heap.multicast().map(drop));
+                while Calls::now().good("cuMulticastCreate") == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let memory = heap.alloc::<u64>(16).expect("it waits for its turn");
+                assert_eq!(Calls::now().good("cuMulticastBindMem"), 1, "the other call was through when this one began");
+                multicast.join().expect("no panic").expect("undisturbed");
+                heap.free(memory).expect("freed");
+            });
+            let broken = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("a heap");
+            broken.multicast().map(drop).expect("a heap can have several");
+            broken.multicast().map(drop).expect("a heap can have several");
+        });
+    });
+}
+
+#[test]
+fn the_switch_stops_what_was_begun_before_it() {
+    Fakes::new().cuda().run(|| {
+        let contexts = contexts(2);
+        let bytes = bytes();
+        let properties = MulticastProperties::new(2, bytes);
+        let mut building = Building::create(&contexts[0], properties).expect("room");
+        let team = team(&contexts, bytes);
+        let ours: Vec<_> = contexts.iter().map(|context| memory(context, bytes)).collect();
+        let addresses = Reservation::new(&contexts[0], bytes, 2 * MIB).expect("addresses");
+        let own = Reservation::new(&contexts[0], bytes, 2 * MIB).and_then(|place| place.map(0, &ours[0], bytes)).expect("mapped");
+        let bindings = ours.iter().map(|memory| team.bind(memory, 0, 0, bytes).expect("free")).collect();
+        let other = self::team(&contexts, bytes);
+        let bound = team.bound(bindings).expect("all have memory");
+        let before = Calls::now().names().len();
+        // SAFETY: the scenario's only thread that reads or writes the environment is this one.
+        unsafe { std::env::set_var("PEERWEAVE_MULTICAST", "off") };
+        let forbidden = |result: Result<(), VmmError>, what: &str| {
+            assert!(matches!(result, Err(VmmError::MulticastDisabled(_))), "{what}: {result:?}");
+        };
+        forbidden(properties.granularity().map(drop), "granularity");
+        forbidden(building.add_device(&contexts[0]), "add_device");
+        forbidden(building.export().map(drop), "export");
+        forbidden(other.bind(&ours[0], 0, 0, bytes).map(drop), "bind");
+        forbidden(other.bind_mapping(&own, 0, 0, bytes).map(drop), "bind_mapping");
+        forbidden(bound.map(&addresses, 0, bytes, &[0, 1]).map(drop), "map");
+        let calls = Calls::now();
+        assert_eq!(calls.names()[before..], [""; 0]);
+        check_device(0).expect("it asks for an attribute, which makes nothing");
+        // What there is goes all the same.
+        drop((bound, other, building, own, ours, addresses));
+        settle();
+        Calls::now().assert_balanced("after the switch");
+    });
+}
+
+#[test]
+fn only_what_was_refused_for_fabric_handles_is_said_to_need_their_service() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run(|| {
+        let context = context(0);
+        let bytes = Granularity::of_device(0, Exportable::FABRIC).expect("it has memory").minimum;
+        let create = || PhysicalMemory::create(&context, bytes, Exportable::FABRIC).map(drop);
+        fail("cuMemCreate:1=1,cuMemCreate:2=1");
+        let error = create().expect_err("two faults");
+        assert_eq!(cuda(&error), Some(("cuMemCreate", 1)), "fabric handles are to be had here: {error}");
+        fail("cuMemCreate:1=800,cuMemCreate:2=800");
+        let error = create().expect_err("the machine does not permit it");
+        assert!(matches!(&error, VmmError::Unsupported { needs, .. } if needs.contains("IMEX")), "{error}");
+        fail("");
+        settle();
+        Calls::now().assert_balanced("what was tried is given back");
+    });
+}
+
+#[test]
+fn an_object_is_known_by_its_id_wherever_it_is_imported() {
+    Fakes::new().cuda().run(|| {
+        let contexts = contexts(2);
+        let building = Building::create(&contexts[0], MulticastProperties::new(2, bytes())).expect("room");
+        let other = Building::create(&contexts[0], MulticastProperties::new(2, bytes())).expect("room");
+        assert_ne!(building.id(), other.id());
+        let shared = building.export().expect("it may leave");
+        assert!(matches!(&shared, SharedMulticast::FileDescriptor { id, .. } if *id == building.id()));
+        // SAFETY: just exported.
+        let imported = unsafe { Building::import(&contexts[1], shared) }.expect("imported");
+        assert_eq!(imported.id(), building.id());
+    });
+}
