@@ -6,6 +6,8 @@
 //! PE 0 of 2: from PE 1 came 1024 times 1
 //! PE 1 of 2: from PE 0 came 1024 times 0
 //! ```
+//!
+//! The same through the portable API of `peerweave` is `examples/09-put-to-next`, which runs on the host backend: there is no `World` over NVSHMEM.
 
 use std::error::Error;
 use std::sync::Arc;

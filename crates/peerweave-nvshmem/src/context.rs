@@ -24,6 +24,7 @@ use crate::left::Left;
 use crate::library::Status;
 use crate::order::Order;
 use crate::parked::Farewell;
+use crate::streams::Streams;
 use crate::sys::{Api, Families, NVSHMEM_TEAM_WORLD, nvshmem_team_t};
 use crate::team::{Team, TeamKind};
 use crate::{Nvshmem, Settings};
@@ -75,8 +76,8 @@ pub(crate) struct Inner {
     pub(crate) sequences: Mutex<HashMap<u64, u64>>,
     /// What the collectives of each of NVSHMEM's teams are ordered by, by its handle.
     orders: Mutex<HashMap<nvshmem_team_t, Arc<Order>>>,
-    /// Outside memory that was registered as a source: first address, bytes.
-    pub(crate) registered: Mutex<Vec<(u64, usize)>>,
+    /// Outside memory that was registered as a source: first address, bytes, and the streams that transfer from or to it by the network.
+    pub(crate) registered: Mutex<Vec<(u64, usize, Arc<Streams>)>>,
     /// Which PEs' memory is mapped here.
     pub(crate) mapped: OnceLock<Vec<bool>>,
     /// Captured graphs that call NVSHMEM have clones of it.

@@ -183,6 +183,7 @@ pub(crate) fn check_reach(
     local: (u64, usize),
     remote: u64,
     pe: Pe,
+    stream: Option<&Arc<CudaStream>>,
 ) -> Result<(), NvshmemError> {
     if mapped(inner, remote)?.get(pe.index()).copied().unwrap_or(false) {
         return Ok(());
@@ -190,9 +191,12 @@ pub(crate) fn check_reach(
     let inside = |address: u64, bytes: usize| address <= local.0 && local.0 + local.1 as u64 <= address + bytes as u64;
     let allocations = inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
     let registered = inner.registered.lock().unwrap_or_else(PoisonError::into_inner);
-    if allocations.iter().any(|allocation| inside(allocation.address, allocation.bytes()))
-        || registered.iter().any(|(address, bytes)| inside(*address, *bytes))
-    {
+    if allocations.iter().any(|allocation| inside(allocation.address, allocation.bytes())) {
+        return Ok(());
+    }
+    if let Some((.., streams)) = registered.iter().find(|(address, bytes, _)| inside(*address, *bytes)) {
+        // The registration is needed until the stream has passed.
+        stream.into_iter().for_each(|stream| streams.note(stream));
         return Ok(());
     }
     Err(NvshmemError::misuse(call, MisuseKind::Unregistered { what, pe }))

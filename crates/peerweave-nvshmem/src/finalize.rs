@@ -78,6 +78,7 @@ impl Context {
                 }
                 allocation.settle(CALL)?;
             }
+            inner.settle_parked(CALL)?;
             inner.orders().iter().try_for_each(|order| order.settle(CALL, &inner).map(drop))
         };
         let order = inner.world_order();

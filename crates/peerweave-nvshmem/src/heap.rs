@@ -258,8 +258,7 @@ impl Context {
 
     /// Registers outside memory as a source and target of this PE's own side of puts and gets. Only needed for PEs that are reached by the network.
     ///
-    /// Not collective. It ends when the result is dropped, and keeps the memory until then. Drop it when the transfers that use it are complete: a network
-    /// adapter that still works on memory that is no longer registered ends the process.
+    /// Not collective. It ends some time after the result is dropped: when the streams that use it have passed. The memory is kept until then.
     ///
     /// # Errors
     /// [`NvshmemError::Nvshmem`] for memory that is registered already or overlaps such; [`MisuseKind::Context`] for memory that is only borrowed.
@@ -272,8 +271,9 @@ impl Context {
             // SAFETY: the memory has that many bytes and is kept until it is unregistered.
             unsafe { api.nvshmemx_buffer_register(std::ptr::without_provenance_mut(address as usize), bytes) }
         })?;
-        inner.registered.lock().unwrap_or_else(PoisonError::into_inner).push((address, bytes));
-        Ok(Registration { inner: Arc::clone(inner), address, bytes, keep })
+        let streams = Arc::<Streams>::default();
+        inner.registered.lock().unwrap_or_else(PoisonError::into_inner).push((address, bytes, Arc::clone(&streams)));
+        Ok(Registration { inner: Arc::clone(inner), address, bytes, streams, keep })
     }
 }
 
@@ -294,11 +294,12 @@ fn owned<T>(inner: &Inner, call: &'static str, memory: &impl DeviceBuffer<T>) ->
 }
 
 /// Outside memory that is registered as this PE's own side of puts and gets.
-#[derive(Debug)]
 pub struct Registration {
     inner: Arc<Inner>,
     address: u64,
     bytes: usize,
+    /// Streams that transfer from or to it by the network.
+    streams: Arc<Streams>,
     keep: Keep,
 }
 
@@ -309,14 +310,21 @@ impl Registration {
     }
 }
 
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registration({} bytes at {:#x})", self.bytes, self.address)
+    }
+}
+
 impl Drop for Registration {
     fn drop(&mut self) {
         {
             let mut registered = self.inner.registered.lock().unwrap_or_else(PoisonError::into_inner);
-            registered.retain(|(address, _)| *address != self.address);
+            registered.retain(|(address, ..)| *address != self.address);
         }
         let keep = Arc::clone(&self.keep);
-        self.inner.part(Farewell { call: UNREGISTER, tell, address: self.address as usize, keep });
+        let streams = Some(Arc::clone(&self.streams));
+        self.inner.part(Farewell { call: UNREGISTER, tell, address: self.address as usize, streams, keep });
     }
 }
 

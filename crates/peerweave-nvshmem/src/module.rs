@@ -67,8 +67,12 @@ impl Drop for ModuleGuard {
     fn drop(&mut self) {
         let keep = Arc::clone(&self.keep);
         self.inner.part(match self.module {
-            Kind::Module(address) => Farewell { call: "nvshmemx_cumodule_finalize", tell: tell_module, address, keep },
-            Kind::Library(address) => Farewell { call: "nvshmemx_culibrary_finalize", tell: tell_library, address, keep },
+            Kind::Module(address) => {
+                Farewell { call: "nvshmemx_cumodule_finalize", tell: tell_module, address, streams: None, keep }
+            }
+            Kind::Library(address) => {
+                Farewell { call: "nvshmemx_culibrary_finalize", tell: tell_library, address, streams: None, keep }
+            }
         });
     }
 }

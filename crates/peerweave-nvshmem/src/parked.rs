@@ -1,21 +1,25 @@
-//! What is to be told to NVSHMEM by a destructor, which may not wait for who is inside: told at once if nobody is, otherwise by who comes in next.
+//! What is to be told to NVSHMEM by a destructor, which may not wait for who is inside, nor for a stream: told at once if nothing is in the way,
+//! otherwise by who comes in later.
 //!
 //! Invariant: what NVSHMEM was not told stays alive for ever, unless NVSHMEM has ended.
 
 use std::fmt;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use peerweave_driver::Keep;
 
 use crate::context::Inner;
 use crate::error::{DeadState, NvshmemError};
+use crate::streams::Streams;
 
 /// Something local that NVSHMEM is told of: it waits for nobody. It has what must live until then.
 pub(crate) struct Farewell {
     pub(crate) call: &'static str,
     pub(crate) tell: fn(&Inner, usize) -> Result<(), NvshmemError>,
     pub(crate) address: usize,
+    /// Streams that have to pass before.
+    pub(crate) streams: Option<Arc<Streams>>,
     pub(crate) keep: Keep,
 }
 
@@ -63,6 +67,18 @@ impl Inner {
         if let Err(error) = self.context.bind_to_thread() {
             tracing::warn!(%error, "the device's context cannot be made current");
         }
-        parked.into_iter().for_each(|farewell| farewell.say(self));
+        let (ready, early): (Vec<_>, Vec<_>) =
+            parked.into_iter().partition(|farewell| farewell.streams.as_ref().is_none_or(|streams| streams.are_idle()));
+        self.parked.lock().unwrap_or_else(PoisonError::into_inner).extend(early);
+        ready.into_iter().for_each(|farewell| farewell.say(self));
+    }
+
+    /// Waits for the streams that something parked waits for, at most for the context's deadline.
+    pub(crate) fn settle_parked(&self, call: &'static str) -> Result<(), NvshmemError> {
+        let streams: Vec<_> = {
+            let parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
+            parked.iter().filter_map(|farewell| farewell.streams.clone()).collect()
+        };
+        streams.iter().try_for_each(|streams| streams.settle(call, self))
     }
 }

@@ -74,7 +74,7 @@ impl Context {
         }
         let access = enqueue.source("the source", source)?;
         let local = access.address();
-        self.check_pair(CALL, ("the source", local), ("the target", remote), bytes, pe)?;
+        self.check_pair(CALL, ("the source", local), ("the target", remote), bytes, pe, Some(stream))?;
         // SAFETY: the remote range is inside the symmetric heap, the local one inside its buffer; both are kept until the stream has passed.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_putmem_on_stream(pointer(remote), pointer(local), bytes, to, stream.cu_stream())
@@ -122,7 +122,7 @@ impl Context {
         }
         let access = enqueue.target("the target", target)?;
         let local = access.address();
-        self.check_pair(CALL, ("the target", local), ("the source", remote), bytes, pe)?;
+        self.check_pair(CALL, ("the target", local), ("the source", remote), bytes, pe, Some(stream))?;
         // SAFETY: the remote range is inside the symmetric heap, the local one inside its buffer; both are kept until the stream has passed.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_getmem_on_stream(pointer(local), pointer(remote), bytes, from, stream.cu_stream())
@@ -173,7 +173,7 @@ impl Context {
         if bytes == 0 {
             return Ok(());
         }
-        self.check_pair(call, (local_name, here), (remote_name, there), bytes, pe)?;
+        self.check_pair(call, (local_name, here), (remote_name, there), bytes, pe, Some(stream))?;
         enqueue.leaves(remote, local);
         enqueue.call(|api, _| function(api, pointer(there), pointer(here), bytes, to, stream.cu_stream()))
     }
@@ -407,11 +407,12 @@ impl Context {
         if bytes == 0 {
             return Ok(None);
         }
-        self.check_pair(call, (local_name, here), (remote_name, there), bytes, pe)?;
+        self.check_pair(call, (local_name, here), (remote_name, there), bytes, pe, None)?;
         Ok(Some((there, here, bytes, other)))
     }
 
     /// Both sides can be reached, and on this PE itself they are apart.
+    #[allow(clippy::too_many_arguments, reason = "both sides, and who transfers between them")]
     fn check_pair(
         &self,
         call: &'static str,
@@ -419,9 +420,10 @@ impl Context {
         (remote_name, remote): (&'static str, u64),
         bytes: usize,
         pe: Pe,
+        stream: Option<&Arc<CudaStream>>,
     ) -> Result<(), NvshmemError> {
         let inner: &Arc<Inner> = &self.inner;
-        check_reach(inner, call, local_name, (local, bytes), remote, pe)?;
+        check_reach(inner, call, local_name, (local, bytes), remote, pe, stream)?;
         if pe == inner.pe { check_apart(call, (local_name, local, bytes), (remote_name, remote, bytes)) } else { Ok(()) }
     }
 }

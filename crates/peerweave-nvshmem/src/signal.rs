@@ -81,7 +81,7 @@ impl Context {
         }
         let access = enqueue.source("the source", source)?;
         let local = access.address();
-        check_reach(inner, CALL, "the source", (local, bytes), remote, pe)?;
+        check_reach(inner, CALL, "the source", (local, bytes), remote, pe, Some(stream))?;
         if pe == inner.pe {
             check_apart(CALL, ("the source", local, bytes), ("the target", remote, bytes))?;
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use peerweave_driver::{CudaStream, deadline_after, wait};
+use peerweave_driver::{CudaStream, DriverError, deadline_after, wait};
 
 use crate::context::Inner;
 use crate::error::NvshmemError;
@@ -32,6 +32,15 @@ impl Streams {
     #[inline]
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.0.note(stream);
+    }
+
+    /// Whether all of them have passed their work, or never will.
+    pub(crate) fn are_idle(&self) -> bool {
+        let passed = |stream| match wait(stream, Instant::now()) {
+            Ok(passed) => passed,
+            Err(error) => !matches!(error, DriverError::Capturing { .. }),
+        };
+        self.0.all().iter().all(passed)
     }
 
     /// Waits until all of them have passed their work, at most for the context's deadline. They stay noted.

@@ -9,18 +9,19 @@ use std::time::Duration;
 use peerweave_bootstrap::{Endpoint, Job, Server, ServerOptions, Token};
 use peerweave_fakes::Fakes;
 
-/// The program, which `cargo test` builds beside the tests.
-fn program() -> PathBuf {
+/// A program, which `cargo test` builds beside the tests.
+fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test has a file");
     let directory = test.ancestors().nth(2).expect("tests are in `deps` of the profile's directory");
-    let program = directory.join("examples").join("check_nvshmem");
+    let program = directory.join("examples").join(name);
     assert!(program.exists(), "{} is not there; `cargo build -p peerweave-nvshmem --examples` makes it", program.display());
     program
 }
 
 /// Runs the program with the fakes and gives how much it checked.
 fn checked(arguments: &[&str]) -> usize {
-    let output = Command::new(program()).args(arguments).env("PEERWEAVE_MULTICAST", "off").output().expect("it starts");
+    let output =
+        Command::new(program("check_nvshmem")).args(arguments).env("PEERWEAVE_MULTICAST", "off").output().expect("it starts");
     let out = String::from_utf8_lossy(&output.stdout);
     let line = out.lines().last().unwrap_or_default().to_owned();
     assert!(output.status.success(), "{arguments:?}: {out}\n{}", String::from_utf8_lossy(&output.stderr));
@@ -101,20 +102,40 @@ fn pe_without_plugins_is_named() {
 #[test]
 fn processes_that_a_launcher_started_are_the_pes() {
     fakes().run(|| {
-        let token = Token::random().expect("random numbers");
-        let endpoint = Endpoint::random_unix().expect("a name");
-        let server = Server::bind(&endpoint, token, 3, ServerOptions::default()).expect("it listens");
-        let start = |pe| {
-            let job = Job::on_one_machine(pe, 3, server.endpoint().clone(), token);
-            let mut command = Command::new(program());
-            command.args(["--only", "mistakes"]).envs(job.to_vars()).stdout(Stdio::piped()).spawn().expect("it starts")
-        };
-        let started: Vec<_> = (0..3).map(start).collect();
-        for (pe, process) in started.into_iter().enumerate() {
-            let output = process.wait_with_output().expect("it ends");
-            let out = String::from_utf8_lossy(&output.stdout);
-            assert!(output.status.success(), "{out}");
+        let outputs = launch(3, |command| command.args(["--only", "mistakes"]), "check_nvshmem");
+        for (pe, out) in outputs.iter().enumerate() {
             assert!(out.lines().last().unwrap_or_default().starts_with(&format!("PE {pe}: OK ")), "{out}");
         }
     });
+}
+
+#[test]
+fn the_first_program_puts_to_the_next_pe() {
+    fakes().run(|| {
+        let output = Command::new(program("ring")).output().expect("it starts");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "PE 0 of 1: from PE 0 came 1024 times 0\n", "{output:?}");
+        let outputs = launch(2, |command| command, "ring");
+        let expected = ["PE 0 of 2: from PE 1 came 1024 times 1\n", "PE 1 of 2: from PE 0 came 1024 times 0\n"];
+        assert_eq!(outputs, expected);
+    });
+}
+
+/// What each PE of a job of that program prints.
+fn launch(n_pes: u32, prepare: impl Fn(&mut Command) -> &mut Command, name: &str) -> Vec<String> {
+    let token = Token::random().expect("random numbers");
+    let endpoint = Endpoint::random_unix().expect("a name");
+    let server = Server::bind(&endpoint, token, n_pes, ServerOptions::default()).expect("it listens");
+    let start = |pe| {
+        let job = Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token);
+        let mut command = Command::new(program(name));
+        prepare(&mut command).envs(job.to_vars()).stdout(Stdio::piped()).spawn().expect("it starts")
+    };
+    let started: Vec<_> = (0..n_pes).map(start).collect();
+    let end = |process: std::process::Child| {
+        let output = process.wait_with_output().expect("it ends");
+        let out = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{out}");
+        out
+    };
+    started.into_iter().map(end).collect()
 }

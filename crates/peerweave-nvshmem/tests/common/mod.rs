@@ -137,3 +137,16 @@ pub(crate) fn says<R>(result: Result<R, NvshmemError>, parts: &[&str]) -> Nvshme
     }
     error
 }
+
+/// What the fake counts.
+pub(crate) fn count(what: &str) -> i64 {
+    let name = std::ffi::CString::new(what).expect("no zero byte");
+    // SAFETY: the library is loaded for everybody to see.
+    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"peerweave_fake_nvshmem_count".as_ptr()) };
+    assert!(!address.is_null(), "the fake is not loaded");
+    // SAFETY: that function of the fake takes a C string and gives a number.
+    let function =
+        unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn(*const std::ffi::c_char) -> i64>(address) };
+    // SAFETY: it is a C string.
+    unsafe { function(name.as_ptr()) }
+}

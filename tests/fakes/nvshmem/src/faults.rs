@@ -16,11 +16,13 @@ pub(crate) struct Effect {
     pub(crate) stuck: bool,
     /// It waits so long before it begins.
     pub(crate) slow: Duration,
+    /// There is no room for what it allocates.
+    pub(crate) full: bool,
 }
 
 impl Effect {
     /// Nothing unusual.
-    pub(crate) const NONE: Self = Self { stuck: false, slow: Duration::ZERO };
+    pub(crate) const NONE: Self = Self { stuck: false, slow: Duration::ZERO, full: false };
 
     /// Suffers it.
     pub(crate) fn suffer(self) {
@@ -61,7 +63,11 @@ pub(crate) fn next(function: &str, pe: Option<i32>) -> (Effect, Option<Code>) {
         crate::log::undefined(&format!("{function}: an end that the test asked for"));
     }
     let slow = hit(&settings.slow, function, pe).and_then(|rule| rule.number).and_then(|number| number.try_into().ok());
-    let effect = Effect { stuck: hit(&settings.stuck, function, pe).is_some(), slow: Duration::from_millis(slow.unwrap_or(0)) };
+    let effect = Effect {
+        stuck: hit(&settings.stuck, function, pe).is_some(),
+        slow: Duration::from_millis(slow.unwrap_or(0)),
+        full: hit(&settings.full, function, pe).is_some(),
+    };
     let code = |rule: &Rule| Code(rule.number.and_then(|number| number.try_into().ok()).unwrap_or(Code::INTERNAL.0));
     (effect, hit(&settings.fail, function, pe).map(code))
 }

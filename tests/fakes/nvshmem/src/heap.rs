@@ -19,7 +19,8 @@ const POISONED: usize = 16 << 20;
 
 fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
     let world = world::live();
-    call::take_effect().suffer();
+    let effect = call::take_effect();
+    effect.suffer();
     if bytes == 0 {
         return std::ptr::null_mut();
     }
@@ -27,7 +28,8 @@ fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
     let mut turn = world.team.turn(Channel::Setup);
     let found = {
         let mut memory = world.change_memory();
-        let found = memory.find_room(bytes, alignment);
+        // The heap of this PE alone could not grow: NVSHMEM gives null here, and memory on the others.
+        let found = if effect.full { None } else { memory.find_room(bytes, alignment) };
         if let Some(offset) = found {
             memory.allocations.insert(offset, bytes);
             let base = memory.regions[0].as_ref().expect("the heap lives as long as the job").base;
@@ -39,7 +41,9 @@ fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
     };
     // Nobody writes here before all have prepared it.
     let all = turn.meet(record(&[bytes as u64, alignment as u64], &[found.map_or(u64::MAX, |(offset, _)| offset as u64)]));
-    if let Some(other) = all.iter().position(|theirs| theirs.own[0] != all[0].own[0]) {
+    let mut got = all.iter().enumerate().filter(|(_, theirs)| theirs.own[0] != u64::MAX);
+    let first = got.next().map_or(u64::MAX, |(_, theirs)| theirs.own[0]);
+    if let Some((other, _)) = got.find(|(_, theirs)| theirs.own[0] != first) {
         undefined(&format!("{}: the heaps of PE 0 and PE {other} differ", call::function()));
     }
     match found {

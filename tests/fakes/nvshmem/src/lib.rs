@@ -17,6 +17,8 @@
 //! - `ABORT=nvshmem_barrier_all:1`: the call prints a line and ends the process.
 //! - `STUCK=nvshmemx_barrier_on_stream@1`: the call, or on a stream what it enqueued, never ends.
 //! - `SLOW=nvshmem_malloc=50`: the same takes so many milliseconds more.
+//! - `FULL=nvshmem_malloc@1:2`: the call gives null on that PE alone, as where its heap cannot grow; the others get memory, and the heaps are alike no
+//!   more.
 //! - `WAIT_MS=30000`: how long anything waits for another PE before the process is ended.
 //! - `NBI_DELAY_MS=2`: how long `nbi` transfers are left undone if nobody asks for quiet.
 //! - `HEAP_BYTES=4194304`: the size of the symmetric heap; otherwise `NVSHMEM_SYMMETRIC_SIZE`, or 1 GiB.

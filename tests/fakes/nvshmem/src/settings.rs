@@ -30,6 +30,7 @@ pub(crate) struct Settings {
     pub(crate) stuck: Rules,
     pub(crate) abort: Rules,
     pub(crate) slow: Rules,
+    pub(crate) full: Rules,
     pub(crate) any_rule: bool,
     /// How long anything waits for another PE before the process ends.
     pub(crate) wait: Duration,
@@ -92,15 +93,16 @@ fn rules(name: &str) -> Rules {
 }
 
 fn read() -> Settings {
-    let (fail, stuck, abort, slow) = (rules("FAIL"), rules("STUCK"), rules("ABORT"), rules("SLOW"));
+    let (fail, stuck, abort, slow, full) = (rules("FAIL"), rules("STUCK"), rules("ABORT"), rules("SLOW"), rules("FULL"));
     let milliseconds = |name, or| Duration::from_millis(variable(name).map_or(or, |text| number(name, &text)));
     Settings {
         version: variable("VERSION").map_or(crate::version::NEWEST, |text| number("VERSION", &text)),
-        any_rule: [&fail, &stuck, &abort, &slow].iter().any(|rules| !rules.is_empty()),
+        any_rule: [&fail, &stuck, &abort, &slow, &full].iter().any(|rules| !rules.is_empty()),
         fail,
         stuck,
         abort,
         slow,
+        full,
         wait: milliseconds("WAIT_MS", 30_000),
         nbi_delay: milliseconds("NBI_DELAY_MS", 2),
         heap_bytes: variable("HEAP_BYTES").map(|text| number("HEAP_BYTES", &text)),

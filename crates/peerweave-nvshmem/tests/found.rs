@@ -15,7 +15,6 @@ const A_WHILE: Duration = Duration::from_millis(300);
 const FLAGS: CUgraphInstantiate_flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
 const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
-/// 2
 #[test]
 fn teams_of_a_second_life_do_not_read_the_keys_of_the_first() {
     fakes().run_many(2, |child| {
@@ -39,7 +38,6 @@ fn teams_of_a_second_life_do_not_read_the_keys_of_the_first() {
     });
 }
 
-/// 3
 #[test]
 fn another_id_is_another_job() {
     fakes().run(|| {
@@ -55,7 +53,6 @@ fn another_id_is_another_job() {
     });
 }
 
-/// 4
 #[test]
 fn two_threads_that_make_ids_leave_the_environment_as_it_was() {
     fakes().env_remove("NVSHMEM_DEBUG").env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_get_uniqueid=200").run(|| {
@@ -71,7 +68,6 @@ fn two_threads_that_make_ids_leave_the_environment_as_it_was() {
     });
 }
 
-/// 6
 #[test]
 fn dropping_a_registration_does_not_wait_for_other_pes() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_calloc=2000").run_many(1, |child| {
@@ -95,7 +91,6 @@ fn dropping_a_registration_does_not_wait_for_other_pes() {
     });
 }
 
-/// 7
 #[test]
 fn memory_is_free_as_soon_as_its_graph_is_gone() {
     fakes().run_many(1, |child| {
@@ -114,7 +109,6 @@ fn memory_is_free_as_soon_as_its_graph_is_gone() {
     });
 }
 
-/// 8
 #[test]
 fn pes_that_allocate_other_types_disagree() {
     fakes().run_many(2, |child| {
@@ -129,7 +123,6 @@ fn pes_that_allocate_other_types_disagree() {
     });
 }
 
-/// 9
 #[test]
 fn of_last_handles_that_go_at_once_one_ends_nvshmem() {
     fakes().limit(Duration::from_secs(120)).run_many(1, |child| {
@@ -155,7 +148,6 @@ fn of_last_handles_that_go_at_once_one_ends_nvshmem() {
     });
 }
 
-/// 11
 #[test]
 fn memory_of_nbi_transfers_waits_for_the_stream_of_the_quiet() {
     for by_barrier in [false, true] {
@@ -182,7 +174,6 @@ fn memory_of_nbi_transfers_waits_for_the_stream_of_the_quiet() {
     }
 }
 
-/// 12
 #[test]
 fn quiet_and_barrier_are_not_captured_while_nbi_transfers_are_under_way() {
     fakes().run_many(1, |child| {
@@ -209,7 +200,6 @@ fn quiet_and_barrier_are_not_captured_while_nbi_transfers_are_under_way() {
     });
 }
 
-/// 17
 #[test]
 fn streams_that_are_done_are_not_kept_by_the_memory_that_they_used() {
     fakes().run_many(1, |child| {
@@ -230,7 +220,6 @@ fn streams_that_are_done_are_not_kept_by_the_memory_that_they_used() {
     });
 }
 
-/// 18
 #[test]
 fn a_pe_that_comes_after_the_others_gave_up_does_not_call_alone() {
     fakes().run_many(2, |child| {
@@ -252,7 +241,6 @@ fn a_pe_that_comes_after_the_others_gave_up_does_not_call_alone() {
     });
 }
 
-/// 16
 #[test]
 fn the_end_is_refused_while_a_module_knows_nvshmem() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").run_many(1, |child| {
@@ -270,7 +258,6 @@ fn the_end_is_refused_while_a_module_knows_nvshmem() {
     });
 }
 
-/// 26
 #[test]
 fn pes_that_share_a_gpu_without_a_rendezvous_are_told() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SHARE_GPU", "1").run_many(2, |child| {
@@ -288,7 +275,6 @@ fn pes_that_share_a_gpu_without_a_rendezvous_are_told() {
     });
 }
 
-/// 27
 #[test]
 fn a_bad_alignment_on_one_pe_is_told_to_the_others() {
     fakes().run_many(2, |child| {
@@ -306,7 +292,6 @@ fn a_bad_alignment_on_one_pe_is_told_to_the_others() {
     });
 }
 
-/// 27
 #[test]
 fn a_pe_with_bad_settings_is_told_to_the_others() {
     fakes().run_many(2, |child| {

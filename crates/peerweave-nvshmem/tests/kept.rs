@@ -1,0 +1,230 @@
+//! What NVSHMEM, a stream or another PE still has is kept, and what blocks inside of NVSHMEM is not called: faults on demand by the fake.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{DEADLINE, Hold, SHORT, count, device, fakes, misuse, rendezvous, settings, start, start_within};
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceMemory, Keep};
+use peerweave_nvshmem::{Context, DeadState, MisuseKind, NvshmemError, Strides, TeamConfig};
+use peerweave_types::Pe;
+
+const A_WHILE: Duration = Duration::from_millis(200);
+
+/// Memory whose owners can be counted.
+struct Counted {
+    memory: DeviceMemory<u32>,
+    owner: Arc<DeviceMemory<u32>>,
+}
+
+impl Counted {
+    fn new(len: usize) -> Self {
+        let memory = DeviceMemory::<u32>::alloc(&device(0), len).expect("memory");
+        Self { owner: Arc::new(memory.clone()), memory }
+    }
+}
+
+// SAFETY: it is the inner memory, with one more owner of that memory as what keeps it.
+unsafe impl DeviceBuffer<u32> for Counted {
+    fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn device(&self) -> usize {
+        DeviceBuffer::device(&self.memory)
+    }
+
+    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+        self.memory.read(stream)
+    }
+
+    fn keep(&self) -> Option<(u64, Keep)> {
+        Some((self.memory.address(), Arc::<DeviceMemory<u32>>::clone(&self.owner)))
+    }
+}
+
+#[test]
+fn outside_memory_stays_while_its_registration_is_stuck_inside() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_buffer_register_symmetric").run_many(1, |child| {
+        let here = start_within(&child, SHORT);
+        let memory = Counted::new(64);
+        let error = here.context.register_symmetric(&memory).expect_err("it never comes back");
+        assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
+        let owner = Arc::clone(&memory.owner);
+        drop(memory);
+        assert!(Arc::strong_count(&owner) > 1, "NVSHMEM still has it");
+        let error = here.context.alloc::<u8>(1).expect_err("a call is inside");
+        assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Stuck { .. }, .. }), "{error}");
+    });
+}
+
+#[test]
+fn outside_memory_that_cannot_be_unregistered_is_leaked_and_the_end_comes_nevertheless() {
+    let fails = fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_buffer_unregister");
+    fails.run_many(1, |child| {
+        let here = start(&child);
+        let memory = Counted::new(64);
+        drop(here.context.register_local(&memory).expect("it is registered"));
+        assert_eq!(Arc::strong_count(&memory.owner), 2, "NVSHMEM said no, and still has it");
+        here.end();
+    });
+}
+
+#[test]
+fn memory_that_one_pe_did_not_get_is_an_error_on_all() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_FULL", "nvshmem_malloc@1:2").run_many(3, |child| {
+        let here = start(&child);
+        let first = here.context.alloc::<u8>(100).expect("memory");
+        let error = here.context.alloc::<u8>(100).expect_err("PE 1 got none");
+        assert!(matches!(error, NvshmemError::Disagree(_)), "{error}");
+        // The heaps are alike no more: nothing may be put by them.
+        let dead = here.context.put(&first, &first, here.next(), &here.stream).expect_err("it is over");
+        assert!(matches!(&dead, NvshmemError::Dead { state: DeadState::Broken { .. }, .. }), "{dead}");
+    });
+}
+
+#[test]
+fn memory_that_nobody_got_breaks_nothing() {
+    fakes().run_many(2, |child| {
+        let here = start(&child);
+        let error = here.context.alloc::<u8>(1 << 30).expect_err("the heap is smaller");
+        assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
+        let memory = here.context.alloc::<u8>(100).expect("memory");
+        here.context.free(memory).expect("freed");
+        here.end();
+    });
+}
+
+#[test]
+fn a_registration_that_the_network_uses_ends_when_the_stream_has_passed() {
+    fakes().run_many(2, |child| {
+        let meeting = rendezvous(&child, DEADLINE);
+        // No PE's memory is mapped in another: everything goes by the network.
+        let own = settings(DEADLINE).disable_p2p(true);
+        let context = Context::from_rendezvous(&meeting, &device(child.rank), own).expect("it starts");
+        let here = common::Here { stream: context.device().new_stream().expect("a stream"), context, rendezvous: meeting };
+        let hold = Hold::new(&here);
+        let target = here.context.alloc::<u32>(64).expect("memory");
+        let source = DeviceMemory::<u32>::from_slice(&here.stream, &[child.rank as u32; 64]).expect("memory");
+        let refused = misuse(here.context.put(&target, &source, here.next(), &here.stream));
+        assert!(matches!(refused, MisuseKind::Unregistered { .. }), "{refused:?}");
+        let registration = here.context.register_local(&source).expect("it is registered");
+        hold.hold(&here.stream);
+        here.context.put(&target, &source, here.next(), &here.stream).expect("it is registered");
+        drop(registration);
+        here.context.quiet_blocking().expect("quiet");
+        assert_eq!(count("registrations"), 1, "the stream has not passed");
+        hold.release();
+        here.context.world().barrier(&here.stream).expect("it is enqueued");
+        assert_eq!(target.to_vec(&here.stream).expect("a copy"), [here.previous(); 64]);
+        here.context.quiet_blocking().expect("quiet");
+        assert_eq!(count("registrations"), 0);
+        here.context.free(target).expect("freed");
+        hold.free();
+        here.end();
+    });
+}
+
+#[test]
+fn a_word_is_looked_at_whatever_the_default_stream_waits_for() {
+    fakes().run_many(1, |child| {
+        let here = start(&child);
+        let hold = Hold::new(&here);
+        let word = here.context.alloc_zeroed::<u64>(1).expect("memory");
+        let default = here.context.device().default_stream();
+        hold.hold(&default);
+        let began = Instant::now();
+        assert_eq!(here.context.signal_fetch_blocking(&word).expect("a look"), 0);
+        assert!(began.elapsed() < DEADLINE / 4, "{:?}", began.elapsed());
+        hold.release();
+        default.synchronize().expect("it passes");
+        here.context.free(word).expect("freed");
+        hold.free();
+        here.end();
+    });
+}
+
+#[test]
+fn a_capture_of_another_thread_neither_refuses_nor_is_spoilt() {
+    fakes().run_many(1, |child| {
+        let here = start(&child);
+        let captured = here.new_stream();
+        captured.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("it can be captured");
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let memory = here.context.alloc_zeroed::<u64>(8).expect("memory");
+                memory.copy_from(&here.stream, &[5; 8]).expect("a copy");
+                assert_eq!(memory.to_vec(&here.stream).expect("a copy"), [5; 8]);
+                assert_eq!(here.context.signal_fetch_blocking(&memory).expect("a look"), 5);
+                here.context.quiet_blocking().expect("quiet");
+                here.context.world().barrier_blocking().expect("all come");
+                here.context.free(memory).expect("freed");
+            });
+            other.join().expect("nothing was refused");
+        });
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        captured.end_capture(flags).expect("the capture was not spoilt");
+        here.end();
+    });
+}
+
+#[test]
+fn teams_are_not_made_while_a_stream_waits_for_what_may_never_come() {
+    fakes().run_many(2, |child| {
+        let here = start_within(&child, SHORT);
+        let hold = Hold::new(&here);
+        // No collective: NVSHMEM would wait for the whole device inside of the split.
+        hold.hold(&here.stream);
+        let error = here.context.world().split_strided(0, 1, 2, TeamConfig::default()).expect_err("the stream does not pass");
+        assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
+        hold.release();
+        here.stream.synchronize().expect("it passes");
+        here.rendezvous.barrier("released").expect("all come");
+        let team =
+            here.context.world().split_strided(0, 1, 2, TeamConfig::default()).expect("now it is split").expect("a member");
+        team.destroy().expect("it ends");
+        hold.free();
+        here.end();
+    });
+}
+
+#[test]
+fn steps_that_c_has_no_number_for() {
+    fakes().run_many(1, |child| {
+        let here = start(&child);
+        let buffer = here.context.alloc::<u64>(4).expect("memory");
+        let own = here.context.pe();
+        let strides = Strides { target: 1 << 29, source: 1 };
+        let refused = misuse(here.context.put_strided(&buffer, &buffer, strides, 2, own, &here.stream));
+        assert!(matches!(refused, MisuseKind::OutOfRange { .. } | MisuseKind::Value { .. }), "{refused:?}");
+        let team = here.context.world().split_strided(0, u32::MAX, 1, TeamConfig::default()).expect("one member, any step");
+        team.expect("a member").destroy().expect("it ends");
+        here.context.free(buffer).expect("freed");
+        here.end();
+    });
+}
+
+#[test]
+fn an_nvshmem_of_somebody_else_in_the_process_is_not_taken_for_ours() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_init_status@0:1=2,nvshmemx_init_status:1=2").run(|| {
+        let id = Context::unique_id(&settings(DEADLINE)).expect("an id");
+        let refused = misuse(Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)));
+        assert!(matches!(refused, MisuseKind::AlreadyInitialized { what: "NVSHMEM", .. }), "{refused:?}");
+        assert!(Context::current().is_none());
+    });
+}
+
+#[test]
+fn time_that_nothing_takes_is_no_time_that_something_may_take() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_malloc=1000").run_many(1, |child| {
+        let here = start_within(&child, SHORT);
+        let error = here.context.alloc::<u8>(8).expect_err("it takes too long");
+        assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
+        std::thread::sleep(2 * A_WHILE);
+        let error = here.context.world().barrier(&here.stream).expect_err("who knows what that call did");
+        assert!(matches!(error, NvshmemError::Dead { .. }), "{error}");
+    });
+}
