@@ -120,7 +120,8 @@ impl Streams {
                 noted
             }
         };
-        if matches!(key, Key::Made(_)) {
+        // One that every context has is kept for ever, but of the values that stand for it only the first.
+        if matches!(key, Key::Made(_)) || Arc::ptr_eq(&noted.stream, stream) {
             self.last.store(Arc::as_ptr(stream).cast_mut(), Ordering::Relaxed);
         }
         drop(known);
