@@ -114,11 +114,6 @@ impl AddressMap {
     }
 
     /// Whether any live range has a byte of these.
-    /// Whether something is mapped by a handle.
-    pub(crate) fn is_mapped_by(&self, handle: usize) -> bool {
-        self.ranges.values().any(|range| matches!(&range.kind, Kind::Mapped(mapped) if mapped.handle == handle))
-    }
-
     pub(crate) fn overlaps(&self, base: u64, size: u64) -> bool {
         self.ranges.range(..base.saturating_add(size)).next_back().is_some_and(|(_, range)| range.base + range.size > base)
     }

@@ -409,15 +409,8 @@ exports! {
     }
 
     12010 fn cuMulticastUnbind(object: CuMemHandle, device: CuDevice, at: usize, size: usize) {
-        let driver = supported()?;
-        let slot = driver.device(device)?.slot;
-        let team = find(object)?;
-        let team = team_of(&team)?;
-        // Stricter than a driver, which unbinds under the address: what goes through it then is a fault of whoever did so.
-        if change(driver).is_mapped_by(object as usize) {
-            return Err(Code::INVALID_VALUE);
-        }
-        team.unbind(slot, at as u64, size as u64)
+        let slot = supported()?.device(device)?.slot;
+        team_of(&*find(object)?)?.unbind(slot, at as u64, size as u64)
     }
 
     12010 fn cuMulticastGetGranularity(granularity: Out<usize>, prop: In<MulticastProp>, option: c_int) {
