@@ -113,6 +113,8 @@ fn a_pe_without_room_for_descriptors_is_told_to_all_at_once_and_the_heap_goes_on
         let heap = heap(&me);
         // The first one leads the exchange, the other one follows.
         for victim in [0, 1] {
+            // What is given back later would be room.
+            settle();
             me.barrier("ready");
             let before = getrlimit(Resource::Nofile);
             let mut held = Vec::new();
