@@ -233,12 +233,6 @@ pub enum MisuseKind {
         /// Which argument.
         what: &'static str,
     },
-    /// Symmetric memory that was freed.
-    #[error("{what} was freed")]
-    Freed {
-        /// Which argument.
-        what: &'static str,
-    },
     /// Something cannot be given up, since it is still used.
     #[error("{what} is still used by {by}")]
     InUse {

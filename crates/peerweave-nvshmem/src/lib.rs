@@ -31,12 +31,14 @@ mod order;
 mod parked;
 mod preflight;
 mod rma;
+mod rma_blocking;
 mod settings;
 mod signal;
 mod streams;
 mod team;
 mod unique_id;
 mod version;
+mod words;
 
 #[cfg(feature = "raw")]
 #[allow(non_camel_case_types, non_snake_case, reason = "the names are the vendor's")]

@@ -1,6 +1,6 @@
-//! Puts and gets: on a stream, complete in its order or at quiet; blocking; strided; single values.
+//! Puts and gets on a stream, complete in its order or at quiet; strided; single values.
 //!
-//! Puts with a signal are `signal.rs`.
+//! Puts with a signal are `signal.rs`, what the host waits for `rma_blocking.rs`.
 //!
 //! A put or get on a stream is complete in the stream's order on this side: its source may be reused, its target read, by later work of that stream. The
 //! other PE sees a put after a quiet or a barrier, or by a signal that came with it.
@@ -231,16 +231,41 @@ impl Context {
         function: impl FnOnce(&'static Families, CType) -> Result<sys::StridedOnStream, MissingSymbol>,
     ) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.inner, call, stream)?;
-        let other = self.inner.check_pe(call, "the PE", pe)?;
-        span(call, "the target", strides.target, count, target.len())?;
-        span(call, "the source", strides.source, count, source.len())?;
+        let other = self.check_strided(call, target, source, strides, count, (remote_name, remote, pe))?;
         let to = enqueue.symmetric("the target", target)?;
         let from = enqueue.symmetric("the source", source)?;
         if count == 0 {
             return Ok(());
         }
+        enqueue.call(|_, families| {
+            let function = function(families, by_width::<T>())?;
+            let (target_stride, source_stride) = (strides.target as isize, strides.source as isize);
+            // SAFETY: every element is inside the symmetric heap on both sides, and kept until the stream has passed.
+            unsafe { function(pointer(to), pointer(from), target_stride, source_stride, count, other, stream.cu_stream()) };
+            Ok(())
+        })
+    }
+
+    /// Every element is inside, both sides are mapped here, and on this PE itself they are apart. Gives the PE.
+    pub(crate) fn check_strided<T: Element>(
+        &self,
+        call: &'static str,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        strides: Strides,
+        count: usize,
+        (remote_name, remote, pe): (&'static str, &SymmetricBuffer<T>, Pe),
+    ) -> Result<c_int, NvshmemError> {
+        let other = self.inner.check_pe(call, "the PE", pe)?;
+        check_context(&self.inner, call, "the target", target)?;
+        check_context(&self.inner, call, "the source", source)?;
+        span(call, "the target", strides.target, count, target.len())?;
+        span(call, "the source", strides.source, count, source.len())?;
+        if count == 0 {
+            return Ok(other);
+        }
         for (what, stride) in [("the target's stride", strides.target), ("the source's stride", strides.source)] {
-            // The widest pitch of a copy of CUDA's; NVSHMEM would print that it is too wide, and copy nothing.
+            // The widest pitch of a copy of CUDA's; NVSHMEM would end the process.
             if count > 1 && stride.saturating_mul(size_of::<T>()) > i32::MAX as usize {
                 let found = i64::try_from(stride).unwrap_or(i64::MAX);
                 return Err(NvshmemError::misuse(call, MisuseKind::Value { what, found, expected: "less than 2 GiB" }));
@@ -252,15 +277,10 @@ impl Context {
         }
         if pe == self.inner.pe {
             let bytes = |stride: usize| ((count - 1) * stride + 1) * size_of::<T>();
+            let (from, to) = (source.address(), target.address());
             check_apart(call, ("the source", from, bytes(strides.source)), ("the target", to, bytes(strides.target)))?;
         }
-        enqueue.call(|_, families| {
-            let function = function(families, by_width::<T>())?;
-            let (target_stride, source_stride) = (strides.target as isize, strides.source as isize);
-            // SAFETY: every element is inside the symmetric heap on both sides, and kept until the stream has passed.
-            unsafe { function(pointer(to), pointer(from), target_stride, source_stride, count, other, stream.cu_stream()) };
-            Ok(())
-        })
+        Ok(other)
     }
 
     /// Writes one value to the first element of `target` on another PE, in the order of `stream`.
@@ -304,116 +324,9 @@ impl Context {
         })
     }
 
-    /// Reads the first element of `source` of another PE. Blocks, at most for the context's deadline. NVSHMEM has it for PEs that are reached without
-    /// the network.
-    ///
-    /// # Errors
-    /// [`NvshmemError::Timeout`]; [`MisuseKind::Unregistered`] for a PE that only the network reaches. As [`put`](Self::put) otherwise.
-    pub fn get_value_blocking<T: Element>(&self, source: &SymmetricBuffer<T>, pe: Pe) -> Result<T, NvshmemError> {
-        const CALL: &str = "nvshmem_g";
-        let inner = &self.inner;
-        inner.alive(CALL)?;
-        let from = inner.check_pe(CALL, "the PE", pe)?;
-        one_at_least(CALL, "the source", source)?;
-        check_context(inner, CALL, "the source", source)?;
-        let remote = source.address();
-        if !mapped(inner, remote)?[pe.index()] {
-            return Err(NvshmemError::misuse(CALL, MisuseKind::Unregistered { what: "the source", pe }));
-        }
-        let kept = source.clone();
-        inner.block(CALL, move |_, families| {
-            let _kept = kept;
-            let function = families.g(by_width::<T>())?;
-            macro_rules! call {
-                ($bits:ty) => {{
-                    // SAFETY: the address is that of the function for integers of this width.
-                    let function = unsafe {
-                        std::mem::transmute::<sys::ByValue, unsafe extern "C" fn(*const $bits, c_int) -> $bits>(function)
-                    };
-                    // SAFETY: the address is inside the symmetric heap; elements are as many plain bytes as the integer, of any value.
-                    unsafe { std::mem::transmute_copy::<$bits, T>(&function(pointer(remote), from)) }
-                }};
-            }
-            Ok(match size_of::<T>() {
-                1 => call!(u8),
-                2 => call!(u16),
-                4 => call!(u32),
-                _ => call!(u64),
-            })
-        })
-    }
-
-    /// Writes `source` to `target` on another PE and waits until the source may be reused, at most for the context's deadline.
-    ///
-    /// # Errors
-    /// [`NvshmemError::Timeout`]; as [`put`](Self::put).
-    pub fn put_blocking<T: Element>(
-        &self,
-        target: &SymmetricBuffer<T>,
-        source: &SymmetricBuffer<T>,
-        pe: Pe,
-    ) -> Result<(), NvshmemError> {
-        const CALL: &str = "nvshmem_putmem";
-        let Some((remote, local, bytes, to)) = self.blocking(CALL, ("the target", target), ("the source", source), pe)? else {
-            return Ok(());
-        };
-        let kept = (target.clone(), source.clone());
-        self.inner.block(CALL, move |api, _| {
-            let _kept = kept;
-            // SAFETY: both ranges are inside the symmetric heap, and kept until the call is over.
-            unsafe { api.nvshmem_putmem(pointer(remote), pointer(local), bytes, to) }
-        })?;
-        self.inner.healthy()
-    }
-
-    /// Reads `source` of another PE into `target` and waits for it, at most for the context's deadline.
-    ///
-    /// # Errors
-    /// [`NvshmemError::Timeout`]; as [`put`](Self::put).
-    pub fn get_blocking<T: Element>(
-        &self,
-        target: &SymmetricBuffer<T>,
-        source: &SymmetricBuffer<T>,
-        pe: Pe,
-    ) -> Result<(), NvshmemError> {
-        const CALL: &str = "nvshmem_getmem";
-        let Some((remote, local, bytes, from)) = self.blocking(CALL, ("the source", source), ("the target", target), pe)? else {
-            return Ok(());
-        };
-        let kept = (target.clone(), source.clone());
-        self.inner.block(CALL, move |api, _| {
-            let _kept = kept;
-            // SAFETY: both ranges are inside the symmetric heap, and kept until the call is over.
-            unsafe { api.nvshmem_getmem(pointer(local), pointer(remote), bytes, from) }
-        })?;
-        self.inner.healthy()
-    }
-
-    /// Checks a transfer without a stream. Gives remote and local address, bytes and PE; `None` for nothing to do.
-    fn blocking<T: Element>(
-        &self,
-        call: &'static str,
-        (remote_name, remote): (&'static str, &SymmetricBuffer<T>),
-        (local_name, local): (&'static str, &SymmetricBuffer<T>),
-        pe: Pe,
-    ) -> Result<Option<(u64, u64, usize, c_int)>, NvshmemError> {
-        let inner = &self.inner;
-        inner.alive(call)?;
-        let other = inner.check_pe(call, "the PE", pe)?;
-        check_context(inner, call, remote_name, remote)?;
-        check_context(inner, call, local_name, local)?;
-        check_len(call, local_name, local.len(), remote.len())?;
-        let (there, here, bytes) = (remote.address(), local.address(), remote.len() * size_of::<T>());
-        if bytes == 0 {
-            return Ok(None);
-        }
-        self.check_pair(call, (local_name, here), (remote_name, there), bytes, pe, None)?;
-        Ok(Some((there, here, bytes, other)))
-    }
-
     /// Both sides can be reached, and on this PE itself they are apart.
     #[allow(clippy::too_many_arguments, reason = "both sides, and who transfers between them")]
-    fn check_pair(
+    pub(crate) fn check_pair(
         &self,
         call: &'static str,
         (local_name, local): (&'static str, u64),

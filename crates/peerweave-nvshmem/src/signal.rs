@@ -1,13 +1,14 @@
-//! Signals and waits on a stream; what is complete and what is ordered.
+//! Signals on a stream and waiting for them; what is complete and what is ordered.
+//!
+//! Waiting for words of other types is `words.rs`.
 //!
 //! A wait on a stream has no deadline of its own: what never comes keeps the stream, and the host's waits for that stream expire.
 
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use peerweave_driver::cudarc::driver::sys::CUstream;
 use peerweave_driver::{CudaStream, DeviceBuffer};
-use peerweave_types::{AtomicInteger, Compare, Element, Pe, SignalOp};
+use peerweave_types::{Compare, Element, Pe, SignalOp};
 
 #[cfg(doc)]
 use crate::MisuseKind;
@@ -15,7 +16,6 @@ use crate::context::Context;
 use crate::enqueue::{Enqueue, check_apart, check_context, check_len, check_reach, pointer};
 use crate::error::NvshmemError;
 use crate::rma::one_at_least;
-use crate::sys::CType;
 use crate::{SymmetricBuffer, sys};
 
 pub(crate) const fn compare(compare: Compare) -> c_int {
@@ -201,83 +201,6 @@ impl Context {
         Ok(values[0])
     }
 
-    /// Has `stream` wait until the first element of this PE's `word` compares so with `value`.
-    ///
-    /// # Errors
-    /// As [`signal`](Self::signal).
-    pub fn wait_until<T: AtomicInteger>(
-        &self,
-        word: &SymmetricBuffer<T>,
-        condition: Compare,
-        value: T,
-        stream: &Arc<CudaStream>,
-    ) -> Result<(), NvshmemError> {
-        const CALL: &str = "nvshmemx_wait_until_on_stream";
-        let mut enqueue = Enqueue::begin(&self.inner, CALL, stream)?;
-        one_at_least(CALL, "the word", word)?;
-        let address = enqueue.symmetric("the word", word)?;
-        let stream = stream.cu_stream();
-        enqueue.call(|_, families| {
-            let function = families.wait_until_on_stream(c_type::<T>())?;
-            macro_rules! call {
-                ($bits:ty) => {{
-                    // SAFETY: the address is that of the function for an integer of this width, signed or not, which is passed the same way.
-                    let function = unsafe {
-                        std::mem::transmute::<sys::ByValue, unsafe extern "C" fn(*mut $bits, c_int, $bits, CUstream)>(function)
-                    };
-                    // SAFETY: the word is inside the symmetric heap and kept.
-                    unsafe { function(pointer(address), compare(condition), value.to_word() as $bits, stream) }
-                }};
-            }
-            if size_of::<T>() == 4 {
-                call!(u32)
-            } else {
-                call!(u64)
-            }
-            Ok(())
-        })
-    }
-
-    /// Has `stream` wait until every element of this PE's `words` compares so with `value`.
-    ///
-    /// # Errors
-    /// As [`signal`](Self::signal).
-    pub fn wait_until_all<T: AtomicInteger>(
-        &self,
-        words: &SymmetricBuffer<T>,
-        condition: Compare,
-        value: T,
-        stream: &Arc<CudaStream>,
-    ) -> Result<(), NvshmemError> {
-        const CALL: &str = "nvshmemx_wait_until_all_on_stream";
-        let mut enqueue = Enqueue::begin(&self.inner, CALL, stream)?;
-        let address = enqueue.symmetric("the words", words)?;
-        if words.is_empty() {
-            return Ok(());
-        }
-        let (count, stream) = (words.len(), stream.cu_stream());
-        enqueue.call(|_, families| {
-            let function = families.wait_until_all_on_stream(c_type::<T>())?;
-            macro_rules! call {
-                ($bits:ty) => {{
-                    type Function = unsafe extern "C" fn(*mut $bits, usize, *const c_int, c_int, $bits, CUstream);
-                    // SAFETY: as in `wait_until`.
-                    let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
-                    // SAFETY: the words are inside the symmetric heap and kept; without a mask all of them count.
-                    unsafe {
-                        function(pointer(address), count, std::ptr::null(), compare(condition), value.to_word() as $bits, stream)
-                    }
-                }};
-            }
-            if size_of::<T>() == 4 {
-                call!(u32)
-            } else {
-                call!(u64)
-            }
-            Ok(())
-        })
-    }
-
     /// Completes, in the order of `stream`: what this PE put or got before in that order, and what was left to NVSHMEM's own streams (`nbi`) and not yet
     /// completed by a quiet or a barrier on another stream.
     ///
@@ -329,17 +252,6 @@ impl Context {
     pub fn flush_blocking(&self) -> Result<(), NvshmemError> {
         // SAFETY: NVSHMEM is initialised.
         self.inner.block("nvshmemx_flush", |api, _| unsafe { api.nvshmemx_flush() })
-    }
-}
-
-/// The type of C of an integer that can be waited for.
-fn c_type<T: AtomicInteger>() -> CType {
-    use peerweave_types::DType;
-    match T::DTYPE {
-        DType::I32 => CType::Int32,
-        DType::U32 => CType::Uint32,
-        DType::I64 => CType::Int64,
-        _ => CType::Uint64,
     }
 }
 

@@ -68,6 +68,7 @@ macro_rules! parts {
 }
 
 parts! {
+    what_the_host_waits_for_is_there: "blocking";
     collectives_on_several_streams_and_threads_are_in_order: "ordering";
     mistakes_are_typed_errors_and_spoil_nothing: "mistakes";
     memory_of_others_is_made_symmetric_or_registered: "outside";

@@ -1,13 +1,14 @@
 //! Checks NVSHMEM on the GPUs of this machine: `check_nvshmem [--pes N] [--only PART | --fault FAULT]`.
 //!
 //! Starts one process for each GPU; or is one PE of a job that a launcher started, as `peerweave run -n 4 -- check_nvshmem` does. The parts are `operations` (every operation for every element type, on every kind of team, compared with what the
-//! host computes), `ordering` (a team's collectives on several streams and threads), `mistakes` (each is a typed error), `outside` (memory that is not
+//! host computes), `blocking` (what the host waits for), `ordering` (a team's collectives on several streams and threads), `mistakes` (each is a typed error), `outside` (memory that is not
 //! NVSHMEM's own) and `lifetimes` (drops in any order, the end with things alive, starting again). Without `--only` they all run.
 //!
 //! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (one that is killed), `no-library` and `no-plugins` (on the last PE
 //! alone). There the check is that every other PE gets an error that says what happened, in time. The last line is `OK n checks` or `FAILED ...`, of
 //! one PE `PE 0: OK n checks` or `FAILED PE 0: ...`; the exit status says the same. No wait is longer than 20 seconds. Multicast is switched off whatever the environment says.
 
+mod blocking;
 mod lifetimes;
 mod mistakes;
 mod oracle;
@@ -31,7 +32,7 @@ pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 const WAIT: Duration = Duration::from_secs(20);
 /// After this the parent ends everything.
 const WHOLE_RUN: Duration = Duration::from_secs(400);
-const PARTS: [&str; 5] = ["operations", "ordering", "mistakes", "outside", "lifetimes"];
+const PARTS: [&str; 6] = ["operations", "blocking", "ordering", "mistakes", "outside", "lifetimes"];
 const FAULTS: [&str; 5] = ["shared-gpu", "missing", "killed", "no-library", "no-plugins"];
 /// Before the number of checks of a PE.
 const OK: &str = "OK ";
@@ -186,8 +187,13 @@ fn as_pe(asked: &Asked, job: &Job) -> Result<usize, Failure> {
 
 fn everything(only: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Failure> {
     type Part = fn(&mut scenarios::Checks<'_>) -> Result<(), Failure>;
-    let all: [(&str, Part); 4] =
-        [("operations", scenarios::run), ("ordering", ordering::run), ("mistakes", mistakes::run), ("outside", outside::run)];
+    let all: [(&str, Part); 5] = [
+        ("operations", scenarios::run),
+        ("blocking", blocking::run),
+        ("ordering", ordering::run),
+        ("mistakes", mistakes::run),
+        ("outside", outside::run),
+    ];
     let asked = |part: &str| only.is_empty() || only == part;
     let parts: Vec<_> = all.into_iter().filter(|(part, _)| asked(part)).collect();
     let mut count = 0;

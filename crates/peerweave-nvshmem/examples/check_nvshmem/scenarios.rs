@@ -82,12 +82,12 @@ impl<'a> Checks<'a> {
     /// Prints what everybody found, and gives how many checks this PE made.
     pub(crate) fn finish(self) -> Result<usize, Failure> {
         let table =
-            self.counts.iter().map(|(name, (right, wrong))| format!("{name}={right}/{wrong}")).collect::<Vec<_>>().join(" ");
+            self.counts.iter().map(|(name, (right, wrong))| format!("{name}={right}/{wrong}")).collect::<Vec<_>>().join("\n");
         let all = self.rendezvous.exchange("check_nvshmem/table", table.as_bytes())?;
         if self.pe() == 0 {
             let mut total: BTreeMap<String, (usize, usize)> = BTreeMap::new();
             for table in all {
-                for entry in String::from_utf8_lossy(&table).split_whitespace() {
+                for entry in String::from_utf8_lossy(&table).lines() {
                     let Some((name, (right, wrong))) =
                         entry.split_once('=').and_then(|(name, rest)| Some((name, rest.split_once('/')?)))
                     else {
@@ -98,9 +98,9 @@ impl<'a> Checks<'a> {
                     sum.1 += wrong.parse::<usize>()?;
                 }
             }
-            println!("{:<24}{:>8}{:>8}", "operation", "right", "wrong");
+            println!("{:<36}{:>8}{:>8}", "operation", "right", "wrong");
             for (name, (right, wrong)) in total {
-                println!("{name:<24}{right:>8}{wrong:>8}");
+                println!("{name:<36}{right:>8}{wrong:>8}");
             }
         }
         if let Some(first) = self.faults.first() {

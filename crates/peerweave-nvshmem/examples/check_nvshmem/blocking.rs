@@ -1,0 +1,85 @@
+//! What the host waits for: single values, strided transfers, words against values of their own.
+
+use std::sync::Arc;
+
+use peerweave_driver::DeviceMemory;
+use peerweave_nvshmem::Strides;
+use peerweave_types::{AtomicInteger, Compare, F8E4M3};
+
+use crate::Failure;
+use crate::oracle::{Reduce, Sample};
+use crate::scenarios::Checks;
+
+/// Odd on purpose.
+const COUNT: usize = 301;
+
+pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
+    moved::<u8>(checks)?;
+    moved::<F8E4M3>(checks)?;
+    moved::<half::bf16>(checks)?;
+    moved::<f32>(checks)?;
+    moved::<i64>(checks)?;
+    moved::<f64>(checks)?;
+    each::<u32>(checks)?;
+    each::<i64>(checks)
+}
+
+fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
+    let (context, stream) = (checks.context, Arc::clone(&checks.stream));
+    let (pe, next, previous) = (checks.pe(), checks.next(), checks.previous());
+    let source = context.alloc::<T>(COUNT)?;
+    let target = context.alloc::<T>(COUNT)?;
+    source.copy_from(&stream, &(0..COUNT).map(|index| T::sample(pe, index)).collect::<Vec<_>>())?;
+    let blank = vec![T::default(); COUNT];
+    // Every third element, to every second.
+    let (strides, count) = (Strides { target: 2, source: 3 }, COUNT / 3);
+    let strided = |from: u32| {
+        move |index: usize| {
+            if index.is_multiple_of(2) && index / 2 < count { T::sample(from, index / 2 * 3) } else { T::default() }
+        }
+    };
+    target.copy_from(&stream, &blank)?;
+    checks.world.barrier_blocking()?;
+    context.put_strided_blocking(&target, &source, strides, count, next)?;
+    checks.world.barrier_blocking()?;
+    let found = target.to_vec(&stream)?;
+    checks.same("put_strided_blocking", &found, strided(previous));
+    checks.world.barrier_blocking()?;
+    target.copy_from(&stream, &blank)?;
+    context.get_strided_blocking(&target, &source, strides, count, next)?;
+    let found = target.to_vec(&stream)?;
+    checks.same("get_strided_blocking", &found, strided(next.get()));
+    checks.world.barrier_blocking()?;
+    target.copy_from(&stream, &blank)?;
+    checks.world.barrier_blocking()?;
+    context.put_value_blocking(&target.slice(7..8)?, T::sample(pe, 11), next)?;
+    checks.world.barrier_blocking()?;
+    let found = target.to_vec(&stream)?;
+    checks.same("put_value_blocking", &found, |index| if index == 7 { T::sample(previous, 11) } else { T::default() });
+    let value = context.get_value(&source.slice(13..14)?, next, &stream)?;
+    checks.same("get_value", &[value], |_| T::sample(next.get(), 13));
+    checks.world.barrier_blocking()?;
+    context.free(source)?;
+    context.free(target)?;
+    Ok(())
+}
+
+/// Words that wait for values of their own.
+fn each<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failure> {
+    let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
+    let words = context.alloc_zeroed::<T>(4)?;
+    let values: Vec<T> = (0..4).map(|index| T::small(20 + 3 * index)).collect();
+    let expected = DeviceMemory::from_slice(&stream, &values)?;
+    checks.barrier()?;
+    for (index, value) in values.iter().enumerate() {
+        context.put_value(&words.slice(index..index + 1)?, *value, next, &stream)?;
+    }
+    context.wait_until_each(&words, Compare::Eq, &expected, &stream)?;
+    let found = words.to_vec(&stream)?;
+    checks.same("wait_until_each", &found, |index| values[index]);
+    let short = context.wait_until_each(&words.slice(0..3)?, Compare::Eq, &expected, &stream);
+    checks.refused("other values than words", short, |kind| matches!(kind, peerweave_nvshmem::MisuseKind::Length { .. }));
+    checks.world.barrier_blocking()?;
+    context.free(words)?;
+    Ok(())
+}
