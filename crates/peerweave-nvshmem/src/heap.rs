@@ -12,12 +12,12 @@ use std::sync::{Arc, PoisonError};
 use peerweave_driver::{CudaStream, DeviceBuffer, DriverError, Keep};
 use peerweave_types::Element;
 
-use crate::SymmetricBuffer;
 use crate::agree::{Members, arrive, taken};
 use crate::context::{Context, Inner};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
 use crate::parked::Farewell;
 use crate::streams::Streams;
+use crate::{SymmetricBuffer, Version};
 
 /// One piece of symmetric memory.
 pub(crate) struct Allocation {
@@ -229,18 +229,54 @@ impl Context {
     /// [`NvshmemError::Nvshmem`] where NVSHMEM refuses the memory; [`MisuseKind::Context`] for memory that is only borrowed. As [`alloc`](Self::alloc)
     /// otherwise.
     pub fn register_symmetric<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<SymmetricBuffer<T>, NvshmemError> {
-        const CALL: &str = "nvshmemx_buffer_register_symmetric";
+        self.register("nvshmemx_buffer_register_symmetric", memory, None)
+    }
+
+    /// As [`register_symmetric`](Self::register_symmetric), at an address of the symmetric heap that the caller would like, where it is free. Since 3.6.
+    ///
+    /// # Collective
+    /// As [`alloc`](Self::alloc); each PE with an address of its own.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Unsupported`]; as [`register_symmetric`](Self::register_symmetric).
+    pub fn register_symmetric_near<T: Element>(
+        &self,
+        memory: &impl DeviceBuffer<T>,
+        address: u64,
+    ) -> Result<SymmetricBuffer<T>, NvshmemError> {
+        const CALL: &str = "nvshmemx_buffer_register_symmetric_at_preferred_address";
+        if !self.inner.nvshmem.has(CALL) {
+            return Err(self.inner.nvshmem.unsupported(CALL, Some(Version::new(3, 6, 5))));
+        }
+        self.register(CALL, memory, Some(address))
+    }
+
+    fn register<T: Element>(
+        &self,
+        call: &'static str,
+        memory: &impl DeviceBuffer<T>,
+        wish: Option<u64>,
+    ) -> Result<SymmetricBuffer<T>, NvshmemError> {
         let inner = &self.inner;
-        let kept = owned(inner, CALL, memory);
+        let kept = owned(inner, call, memory);
         let bytes = memory.len() * size_of::<T>();
         let order = inner.world_order();
-        let (_turn, able) = taken(kept.as_ref().map_err(Clone::clone).and_then(|_| order.settle(CALL, inner)));
-        arrive(inner, CALL, Members::World, &format!("{} x {:?}", memory.len(), T::DTYPE), able)?;
+        let (_turn, able) = taken(kept.as_ref().map_err(Clone::clone).and_then(|_| order.settle(call, inner)));
+        arrive(inner, call, Members::World, &format!("{} x {:?}", memory.len(), T::DTYPE), able)?;
         let (source, keep) = kept?;
-        let address = inner.block(CALL, move |api, _| {
+        let address = inner.block(call, move |api, _| {
             let source = std::ptr::without_provenance_mut(source as usize);
             // SAFETY: the memory has that many bytes and is kept until it is unregistered; all PEs call.
-            Ok(unsafe { api.nvshmemx_buffer_register_symmetric(source, bytes, 0) }?.addr())
+            let registered = unsafe {
+                match wish {
+                    None => api.nvshmemx_buffer_register_symmetric(source, bytes, 0),
+                    Some(wish) => {
+                        let wish = std::ptr::without_provenance_mut(wish as usize);
+                        api.nvshmemx_buffer_register_symmetric_at_preferred_address(source, bytes, wish, 0)
+                    }
+                }
+            }?;
+            Ok(registered.addr())
         });
         let address = address.inspect_err(|error| {
             // The call is still inside, with the memory, and the other PEs may map it.
@@ -248,10 +284,10 @@ impl Context {
                 std::mem::forget(Arc::clone(&keep));
             }
         })?;
-        self.everybody_got(CALL, address)?;
+        self.everybody_got(call, address).inspect_err(|_| std::mem::forget(Arc::clone(&keep)))?;
         if address == 0 {
             let detail = format!("{bytes} bytes; NVSHMEM takes shareable virtual memory alone");
-            return Err(inner.nvshmem.failure(CALL, None, detail));
+            return Err(inner.nvshmem.failure(call, None, detail));
         }
         Ok(SymmetricBuffer::whole(self.enlist(address as u64, bytes, Some(keep)), memory.len()))
     }

@@ -14,6 +14,7 @@ use crate::agree::{SEED, mix};
 use crate::context::{Arguments, Context, LIFE, Life, Parts};
 use crate::error::{DeadState, MisuseKind, NvshmemError, PreflightError, Timeout};
 use crate::gate::{Gate, NoAnswer, Worker};
+use crate::interface as asked_interface;
 use crate::preflight::{self, Card};
 use crate::sys::{self, nvshmemx_init_attr_t};
 use crate::{Nvshmem, Settings, Status, UniqueId};
@@ -101,6 +102,7 @@ impl Context {
         settings.check(CALL)?;
         let nvshmem = Nvshmem::load()?;
         nvshmem.check_plugins("none")?;
+        asked_interface::check(settings)?;
         make_id(CALL, nvshmem, settings, &start_worker(CALL)?)
     }
 

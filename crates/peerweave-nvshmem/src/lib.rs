@@ -24,6 +24,7 @@ mod finalize;
 mod gate;
 mod heap;
 mod init;
+mod interface;
 mod left;
 mod library;
 mod module;

@@ -14,7 +14,7 @@ use peerweave_driver::{CudaContext, CudaError, Driver};
 use peerweave_types::Pe;
 
 use crate::error::{MisuseKind, NvshmemError, PreflightError};
-use crate::{Nvshmem, Settings, Status, Version};
+use crate::{Nvshmem, Settings, Status, Version, interface};
 
 /// What NVSHMEM puts into `/dev/shm` to start: a page for each PE of the machine, generously.
 const SHARED_MEMORY_BYTES: u64 = 1 << 20;
@@ -65,6 +65,9 @@ pub(crate) fn local(
     functions(nvshmem)?;
     not_started(nvshmem)?;
     if by_id { nvshmem.check_plugins(&remote) } else { nvshmem.check_transport(&remote) }?;
+    if by_id {
+        interface::check(settings)?;
+    }
     shared_memory()?;
     device_memory(context, settings)?;
     Ok(Card { version: nvshmem.version(), uuid: uuid_of(context)?, settings: settings.symmetric_part(), id: None })

@@ -38,6 +38,15 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 ///
 /// The blocking forms use the context's own stream ([`Context::stream`]).
 ///
+/// A team that was destroyed has no name any more:
+///
+/// ```compile_fail
+/// # fn f(team: peerweave_nvshmem::Team, stream: std::sync::Arc<peerweave_driver::CudaStream>) -> Result<(), peerweave_nvshmem::NvshmemError> {
+/// team.destroy()?;
+/// team.barrier(&stream)
+/// # }
+/// ```
+///
 /// Dropping a team that was made here is local: NVSHMEM keeps it until it is finalised, and there are only so many
 /// ([`Settings::max_teams`](crate::Settings::max_teams)). [`destroy`](Self::destroy) gives it back.
 pub struct Team {

@@ -228,3 +228,58 @@ fn time_that_nothing_takes_is_no_time_that_something_may_take() {
         assert!(matches!(error, NvshmemError::Dead { .. }), "{error}");
     });
 }
+
+#[test]
+fn a_team_that_a_graph_uses_is_not_destroyed() {
+    fakes().run_many(2, |child| {
+        let here = start(&child);
+        let make = || here.context.world().split_strided(0, 1, 2, TeamConfig::default()).expect("split").expect("a member");
+        let team = make();
+        here.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it can be captured");
+        team.barrier(&here.stream).expect("it is captured");
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = here.stream.end_capture(flags).expect("a graph").expect("it has nodes");
+        let refused = misuse(team.destroy());
+        assert!(matches!(refused, MisuseKind::InUse { what: "the team", .. }), "{refused:?}");
+        graph.launch().expect("the team lives on, without a name");
+        here.stream.synchronize().expect("it passes");
+        // The end is refused as long as there is the graph.
+        let refused = misuse(here.context.finalize());
+        assert!(matches!(refused, MisuseKind::InUse { .. }), "{refused:?}");
+        drop(graph);
+        let context = Context::current().expect("it goes on");
+        context.world().barrier_blocking().expect("all come");
+        context.finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn multicast_addresses_are_of_the_team_and_the_memory_of_one_context() {
+    fakes().env_remove("PEERWEAVE_MULTICAST").env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").run_many(1, |child| {
+        let meeting = rendezvous(&child, DEADLINE);
+        let start = || Context::from_rendezvous(&meeting, &device(0), settings(DEADLINE)).expect("it starts");
+        let first = start();
+        let old = first.world();
+        first.finalize().expect("it ends");
+        let second = start();
+        let memory = second.alloc::<u32>(100).expect("memory");
+        let whole = memory.multicast_address(&second.world()).expect("it is asked").expect("there is one");
+        let part = memory.slice(10..20).expect("inside").multicast_address(&second.world()).expect("it is asked");
+        assert_eq!(part, Some(whole + 40));
+        let refused = misuse(memory.multicast_address(&old));
+        assert_eq!(refused, MisuseKind::WrongContext { what: "the team" });
+        second.free(memory).expect("freed");
+        second.finalize().expect("it ends");
+    });
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").env("PEERWEAVE_MULTICAST", "off").run_many(1, |child| {
+        let here = start(&child);
+        let memory = here.context.alloc::<u32>(100).expect("memory");
+        let refused = memory.multicast_address(&here.context.world()).expect_err("it is forbidden");
+        assert!(matches!(refused, NvshmemError::MulticastDisabled(_)), "{refused}");
+        let disabled =
+            here.context.info().settings.variables().any(|(name, value)| (name, value) == ("NVSHMEM_DISABLE_NVLS", "1"));
+        assert!(disabled, "NVSHMEM is told too");
+        here.context.free(memory).expect("freed");
+        here.end();
+    });
+}

@@ -351,3 +351,24 @@ fn a_fork_is_told_that_nvshmem_is_its_parent_s() {
         here.end();
     });
 }
+
+#[test]
+fn an_interface_that_is_not_there_is_named_with_those_that_are() {
+    fakes().run_many(2, |child| {
+        let error = start_error(&child, child.rank, settings(DEADLINE).bootstrap_interface("=wrong0"));
+        let is_it = |inner: &PreflightError| matches!(inner, PreflightError::Interface { asked, .. } if asked == "=wrong0");
+        assert!(matches!(&error, NvshmemError::Preflight(inner) if is_it(inner)), "{error}");
+        says(Context::unique_id(&settings(DEADLINE).bootstrap_interface("wrong")), &["`wrong`", "lo"]);
+    });
+}
+
+#[test]
+fn gpus_that_do_not_reach_each_other_need_a_network() {
+    fakes().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-1,1-0").run_many(2, |child| {
+        let error = start_error(&child, child.rank, settings(DEADLINE));
+        assert!(
+            matches!(&error, NvshmemError::Preflight(inner) if matches!(&**inner, PreflightError::Unreachable { pe, .. } if pe.index() != child.rank)),
+            "{error}"
+        );
+    });
+}

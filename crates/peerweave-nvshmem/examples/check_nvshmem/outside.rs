@@ -57,6 +57,18 @@ fn symmetric(checks: &mut Checks<'_>) -> Result<(), Failure> {
     drop(high);
     // The list has it still: a part is a handle too.
     context.free(low)?;
+    // At an address of its own wish, where the library can.
+    let near = context.register_symmetric_near(&shareable(checks)?, 0);
+    let can = context.library().has("nvshmemx_buffer_register_symmetric_at_preferred_address");
+    match near {
+        Ok(near) => {
+            checks.check("register_symmetric_near", can, || format!("{near:?}"));
+            context.free(near)?;
+        }
+        Err(error) => {
+            checks.check("register_symmetric_near", !can && matches!(error, NvshmemError::Unsupported(_)), || error.to_string())
+        }
+    }
     // One PE gives other lengths, or nothing that can be owned: nobody registers.
     let small = DeviceMemory::<u32>::from_slice(&stream, &vec![0; 256 + checks.pe() as usize])?;
     if n > 1 {

@@ -1,12 +1,18 @@
 //! What can go wrong, sorted by who is at fault: the caller, the library, the machine, a peer, time.
 //!
-//! No call fails here. A message is a bug report: it names the call, the value, what was expected, and the library's code where it gave one.
+//! The caller's mistakes are `misuse.rs`, what the machine lacks `machine.rs`. No call fails here. A message is a bug report: it names the call, the value, what was expected, and the library's code where it gave one.
 //!
 //! Invariant: the variants that carry much are boxed, so that a result stays small.
 
+mod machine;
+mod misuse;
+
+pub use machine::{PluginError, PreflightError};
+pub use misuse::{Misuse, MisuseKind};
+
 use std::ffi::c_int;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -140,151 +146,6 @@ impl From<CudaError> for NvshmemError {
     }
 }
 
-/// A mistake of the caller: which call, and what is wrong with it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call}: {kind}")]
-#[non_exhaustive]
-pub struct Misuse {
-    /// The call.
-    pub call: &'static str,
-    /// What is wrong with it.
-    pub kind: MisuseKind,
-}
-
-/// What is wrong with a call: the value that was found, and what was expected.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MisuseKind {
-    /// A number outside of what is allowed.
-    #[error("{what} is {found}, expected {expected}")]
-    Value {
-        /// Which argument or option.
-        what: &'static str,
-        /// Its value.
-        found: i64,
-        /// What is allowed.
-        expected: &'static str,
-    },
-    /// Something of the wrong length.
-    #[error("{what} has {found} {unit}, expected {expected}")]
-    Length {
-        /// What.
-        what: &'static str,
-        /// Its length.
-        found: usize,
-        /// The length that it should have.
-        expected: usize,
-        /// In what both are counted: elements, bytes.
-        unit: &'static str,
-    },
-    /// A range that is not inside the memory.
-    #[error("{what} is {start}..{end} of {len} elements")]
-    OutOfRange {
-        /// Which range.
-        what: &'static str,
-        /// First element.
-        start: usize,
-        /// One past the last.
-        end: usize,
-        /// Elements that there are.
-        len: usize,
-    },
-    /// Text that cannot be what it should be.
-    #[error("{what}: {why}")]
-    Text {
-        /// Which argument or option.
-        what: &'static str,
-        /// What is wrong with it.
-        why: &'static str,
-    },
-    /// A PE that the job does not have.
-    #[error("{what} is {found}, the job has {n_pes} PEs")]
-    Pe {
-        /// Which argument.
-        what: &'static str,
-        /// Its value.
-        found: Pe,
-        /// How many there are.
-        n_pes: u32,
-    },
-    /// A rank that the team does not have.
-    #[error("{what} is rank {found}, the team has {ranks}")]
-    Rank {
-        /// Which argument.
-        what: &'static str,
-        /// Its value.
-        found: usize,
-        /// How many there are.
-        ranks: usize,
-    },
-    /// Memory or a stream of another device.
-    #[error("{what} is on device {found}, expected device {expected}")]
-    Device {
-        /// Which argument.
-        what: &'static str,
-        /// Where it is.
-        found: usize,
-        /// Where it should be.
-        expected: usize,
-    },
-    /// Symmetric memory, or a team, of another context, or of one that ended.
-    #[error("{what} belongs to another NVSHMEM context")]
-    WrongContext {
-        /// Which argument.
-        what: &'static str,
-    },
-    /// Something cannot be given up, since it is still used.
-    #[error("{what} is still used by {by}")]
-    InUse {
-        /// What.
-        what: &'static str,
-        /// By whom.
-        by: &'static str,
-    },
-    /// Outside memory that the other PE cannot be reached from.
-    #[error("{what} is neither symmetric nor registered, and {pe} is not reachable without the network: register it first")]
-    Unregistered {
-        /// Which argument.
-        what: &'static str,
-        /// The other PE.
-        pe: Pe,
-    },
-    /// Two buffers of a call share memory.
-    #[error("{read} and {written} share memory at {address:#x}")]
-    Overlap {
-        /// The argument that is read.
-        read: &'static str,
-        /// The argument that is written.
-        written: &'static str,
-        /// The first address that both have.
-        address: u64,
-    },
-    /// A reduction that is not defined for these elements, or that NVSHMEM does not have.
-    #[error("{op} of {dtype} elements is not among NVSHMEM's reductions")]
-    Reduction {
-        /// The reduction.
-        op: peerweave_types::ReduceOp,
-        /// The elements' type.
-        dtype: peerweave_types::DType,
-    },
-    /// This context is already initialised, with something else.
-    #[error("NVSHMEM is one for each process and already runs with {what} {found}, not {asked}")]
-    AlreadyInitialized {
-        /// Which argument differs.
-        what: &'static str,
-        /// What it runs with.
-        found: String,
-        /// What was asked for.
-        asked: String,
-    },
-    /// The call is not possible in this place.
-    #[error("{why}")]
-    Context {
-        /// Why not, and what to do instead.
-        why: &'static str,
-    },
-}
-
 /// Something that the library found does not do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -384,103 +245,6 @@ impl fmt::Debug for StatusCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
-}
-
-/// A plug-in that the library will look for and not find, or find in another version.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("NVSHMEM {version} needs {plugin} in {}, where the library is; {found}", directory.display())]
-#[non_exhaustive]
-pub struct PluginError {
-    /// The plug-in's file name.
-    pub plugin: String,
-    /// Where it should be.
-    pub directory: PathBuf,
-    /// What is there instead.
-    pub found: String,
-    /// The version of the library.
-    pub version: Version,
-}
-
-/// Why NVSHMEM would not work here.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PreflightError {
-    /// Several PEs were given one GPU.
-    #[error(
-        "{pes:?} share the GPU {uuid}: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
-    )]
-    SharedGpu {
-        /// Who shares it.
-        pes: Vec<Pe>,
-        /// The GPU.
-        uuid: String,
-    },
-    /// NVSHMEM found another PE on this PE's GPU, and would do without half of its calls.
-    #[error(
-        "another PE shares device {device} with {pe}: NVSHMEM needs one GPU for each PE; choose the device by the PE's index on its machine"
-    )]
-    NotAlone {
-        /// This PE.
-        pe: Pe,
-        /// Its device.
-        device: usize,
-    },
-    /// The PEs have different libraries.
-    #[error("{pe} has NVSHMEM {theirs}, this PE has {ours}")]
-    Versions {
-        /// Another PE.
-        pe: Pe,
-        /// Its version.
-        theirs: String,
-        /// This PE's version.
-        ours: Version,
-    },
-    /// The PEs were given different settings.
-    #[error("{pe} initialises with `{theirs}`, this PE with `{ours}`")]
-    Settings {
-        /// Another PE.
-        pe: Pe,
-        /// Its settings.
-        theirs: String,
-        /// This PE's settings.
-        ours: String,
-    },
-    /// Another PE cannot take part.
-    #[error("{pe} cannot initialise: {reason}")]
-    Peer {
-        /// Who.
-        pe: Pe,
-        /// Its error.
-        reason: String,
-    },
-    /// Too little shared memory in the filesystem, as containers have it.
-    #[error(
-        "/dev/shm has {free_bytes} bytes left, NVSHMEM needs about {needed_bytes} to start; give the container more (--shm-size)"
-    )]
-    SharedMemory {
-        /// What is left.
-        free_bytes: u64,
-        /// What is needed.
-        needed_bytes: u64,
-    },
-    /// Too little device memory for the symmetric heap.
-    #[error("device {device} has {free_bytes} bytes left, the symmetric heap needs {needed_bytes}")]
-    DeviceMemory {
-        /// The device.
-        device: usize,
-        /// What is left.
-        free_bytes: u64,
-        /// What is needed.
-        needed_bytes: u64,
-    },
-    /// A peer's GPU cannot be reached, and the network is switched off.
-    #[error("{pe}'s GPU cannot be reached from this one (device {device}), and the remote transport is none")]
-    Unreachable {
-        /// The other PE.
-        pe: Pe,
-        /// This PE's device.
-        device: usize,
-    },
 }
 
 /// What became of NVSHMEM in this process.
