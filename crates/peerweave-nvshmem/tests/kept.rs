@@ -83,6 +83,8 @@ fn memory_that_one_pe_did_not_get_is_an_error_on_all() {
         // The heaps are alike no more: nothing may be put by them.
         let dead = here.context.put(&first, &first, here.next(), &here.stream).expect_err("it is over");
         assert!(matches!(&dead, NvshmemError::Dead { state: DeadState::Broken { .. }, .. }), "{dead}");
+        // PE 0 has the server of the rendezvous, and the others may not have their answer yet.
+        child.meet("told");
     });
 }
 
