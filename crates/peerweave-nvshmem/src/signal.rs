@@ -13,7 +13,7 @@ use peerweave_types::{Compare, Element, Pe, SignalOp};
 #[cfg(doc)]
 use crate::MisuseKind;
 use crate::context::Context;
-use crate::enqueue::{Enqueue, check_apart, check_context, check_len, check_reach, pointer};
+use crate::enqueue::{Enqueue, check_apart, check_context, check_len, pointer};
 use crate::error::NvshmemError;
 use crate::rma::one_at_least;
 use crate::{SymmetricBuffer, sys};
@@ -69,22 +69,13 @@ impl Context {
         if signal.op == SignalOp::Set {
             enqueue.not_captured(NO_CAPTURE)?;
         }
-        let to = inner.check_pe(CALL, "the PE", pe)?;
-        check_len(CALL, "the source", source.len(), target.len())?;
-        one_at_least(CALL, "the signal", signal.word)?;
-        let remote = enqueue.symmetric("the target", target)?;
-        let word = enqueue.symmetric("the signal", signal.word)?;
-        let bytes = target.len() * size_of::<T>();
-        check_apart(CALL, ("the signal", word, size_of::<u64>()), ("the target", remote, bytes))?;
+        let (remote, word, bytes, to) = self.signalled(CALL, &mut enqueue, target, source.len(), signal, pe)?;
         if bytes == 0 {
             return self.signal(signal, pe, stream);
         }
         let access = enqueue.source("the source", source)?;
         let local = access.address();
-        check_reach(inner, CALL, "the source", (local, bytes), remote, pe, Some(stream))?;
-        if pe == inner.pe {
-            check_apart(CALL, ("the source", local, bytes), ("the target", remote, bytes))?;
-        }
+        self.check_pair(CALL, ("the source", local), ("the target", remote), bytes, pe, Some(stream))?;
         let (value, op) = (signal.value, operation(signal.op));
         // SAFETY: target and signal are inside the symmetric heap, the source inside its buffer; all are kept until the stream has passed.
         enqueue.call(|api, _| unsafe {
@@ -117,21 +108,13 @@ impl Context {
         let inner = &self.inner;
         let mut enqueue = Enqueue::begin(inner, CALL, stream)?;
         enqueue.not_captured("the stream is being captured, and NVSHMEM does this on streams of its own")?;
-        let to = inner.check_pe(CALL, "the PE", pe)?;
-        check_len(CALL, "the source", source.len(), target.len())?;
-        one_at_least(CALL, "the signal", signal.word)?;
-        let remote = enqueue.symmetric("the target", target)?;
-        let local = enqueue.symmetric("the source", source)?;
-        let word = enqueue.symmetric("the signal", signal.word)?;
-        let bytes = target.len() * size_of::<T>();
-        check_apart(CALL, ("the signal", word, size_of::<u64>()), ("the target", remote, bytes))?;
+        let (remote, word, bytes, to) = self.signalled(CALL, &mut enqueue, target, source.len(), signal, pe)?;
         if bytes == 0 {
             return self.signal(signal, pe, stream);
         }
+        let local = enqueue.symmetric("the source", source)?;
+        self.check_pair(CALL, ("the source", local), ("the target", remote), bytes, pe, Some(stream))?;
         enqueue.leaves(target, source);
-        if pe == inner.pe {
-            check_apart(CALL, ("the source", local, bytes), ("the target", remote, bytes))?;
-        }
         let (value, op) = (signal.value, operation(signal.op));
         // SAFETY: all ranges are inside the symmetric heap, whose memory is freed after a quiet.
         enqueue.call(|api, _| unsafe {
@@ -146,6 +129,26 @@ impl Context {
                 stream.cu_stream(),
             )
         })
+    }
+
+    /// What puts with a signal check of target and signal. Gives their addresses, the bytes and the PE.
+    fn signalled<T: Element>(
+        &self,
+        call: &'static str,
+        enqueue: &mut Enqueue<'_>,
+        target: &SymmetricBuffer<T>,
+        source_len: usize,
+        signal: &Signal<'_>,
+        pe: Pe,
+    ) -> Result<(u64, u64, usize, c_int), NvshmemError> {
+        let to = self.inner.check_pe(call, "the PE", pe)?;
+        check_len(call, "the source", source_len, target.len())?;
+        one_at_least(call, "the signal", signal.word)?;
+        let remote = enqueue.symmetric("the target", target)?;
+        let word = enqueue.symmetric("the signal", signal.word)?;
+        let bytes = target.len() * size_of::<T>();
+        check_apart(call, ("the signal", word, size_of::<u64>()), ("the target", remote, bytes))?;
+        Ok((remote, word, bytes, to))
     }
 
     /// Signals to another PE without data, in the order of `stream`.
