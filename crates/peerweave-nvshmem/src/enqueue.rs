@@ -3,7 +3,7 @@
 //! Invariant: when NVSHMEM is called, all memory of the call is noted as used by the stream, or owned by the graph that the call is captured into, and the
 //! stream follows the team's last collective.
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceBufferMut, Keep, is_capturing, keep_in_graph};
 use peerweave_dylib::MissingSymbol;
@@ -11,7 +11,7 @@ use peerweave_types::{Element, Pe};
 
 use crate::context::Inner;
 use crate::error::{MisuseKind, NvshmemError};
-use crate::left::Open;
+use crate::streams::Streams;
 use crate::sys::{Api, CType, Families};
 use crate::{SymmetricBuffer, Team};
 
@@ -23,15 +23,24 @@ pub(crate) struct Enqueue<'a> {
     capturing: bool,
     keeps: Vec<Keep>,
     team: Option<&'a Team>,
-    /// What is known of transfers that were left to NVSHMEM's own streams, where the call changes that.
-    left: Option<MutexGuard<'a, Open>>,
+    /// What the call does about transfers that are left to NVSHMEM's own streams.
+    left: Leaving,
+}
+
+/// What a call does about transfers that are left to NVSHMEM's own streams.
+enum Leaving {
+    Nothing,
+    /// It leaves one, between memory that these streams use.
+    Transfer([Arc<Streams>; 2]),
+    /// Its stream waits for all.
+    TakenOver,
 }
 
 impl<'a> Enqueue<'a> {
     pub(crate) fn begin(inner: &'a Arc<Inner>, call: &'static str, stream: &'a Arc<CudaStream>) -> Result<Self, NvshmemError> {
         inner.alive(call)?;
         inner.check_stream(call, stream)?;
-        Ok(Self { inner, call, stream, capturing: is_capturing(stream)?, keeps: Vec::new(), team: None, left: None })
+        Ok(Self { inner, call, stream, capturing: is_capturing(stream)?, keeps: Vec::new(), team: None, left: Leaving::Nothing })
     }
 
     /// An error where the call is captured into a graph and cannot be.
@@ -51,13 +60,14 @@ impl<'a> Enqueue<'a> {
 
     /// The call leaves a transfer between two pieces of memory to NVSHMEM's own streams.
     pub(crate) fn leaves<T>(&mut self, one: &SymmetricBuffer<T>, other: &SymmetricBuffer<T>) {
-        self.left = Some(self.inner.left.leave([&one.allocation.streams, &other.allocation.streams]));
+        self.left = Leaving::Transfer([Arc::clone(&one.allocation.streams), Arc::clone(&other.allocation.streams)]);
     }
 
     /// The call makes the stream wait for NVSHMEM's own streams.
     pub(crate) fn takes_over(&mut self) -> Result<(), NvshmemError> {
-        self.left = Some(self.inner.left.take_over(self.call, self.stream, self.capturing)?);
-        Ok(())
+        self.left = Leaving::TakenOver;
+        // Before the team's order is changed for nothing.
+        if self.capturing { self.inner.left.check_capture(self.call) } else { Ok(()) }
     }
 
     /// Any memory of this PE's own, to be read.
@@ -116,6 +126,11 @@ impl<'a> Enqueue<'a> {
         let _turn = match self.team {
             Some(team) => Some(team.order().follow(self.call, self.inner, self.stream, self.capturing)?),
             None => None,
+        };
+        let _left = match &self.left {
+            Leaving::Nothing => None,
+            Leaving::Transfer([one, other]) => Some(self.inner.left.leave([one, other])),
+            Leaving::TakenOver => Some(self.inner.left.take_over(self.call, self.stream, self.capturing)?),
         };
         self.inner.issue(self.call, function)
     }

@@ -52,14 +52,17 @@ impl Left {
         let mut open = self.lock();
         if !open.0.is_empty() {
             if capturing {
-                // NVSHMEM would have the graph wait for a stream outside of it, and end the process.
-                let why = "transfers were left to NVSHMEM's own streams, which a graph cannot wait for: call quiet_blocking before capturing";
-                return Err(NvshmemError::misuse(call, MisuseKind::Context { why }));
+                return Err(outside(call));
             }
             self.taken.note(stream);
             open.0.drain(..).for_each(|streams| streams.note(stream));
         }
         Ok(open)
+    }
+
+    /// An error where a captured stream would have to wait for transfers that were left.
+    pub(crate) fn check_capture(&self, call: &'static str) -> Result<(), NvshmemError> {
+        if self.lock().0.is_empty() { Ok(()) } else { Err(outside(call)) }
     }
 
     /// Waits for the streams that took over, then completes what nobody has.
@@ -75,4 +78,10 @@ impl Left {
         open.0.clear();
         Ok(())
     }
+}
+
+/// NVSHMEM would have the graph wait for a stream outside of it, and end the process.
+fn outside(call: &'static str) -> NvshmemError {
+    let why = "transfers were left to NVSHMEM's own streams, which a graph cannot wait for: call quiet_blocking before capturing";
+    NvshmemError::misuse(call, MisuseKind::Context { why })
 }

@@ -8,10 +8,12 @@
 //! # Invariant
 //! - **\[O1\]** Of the collectives of a team that this process has enqueued and that are not done, each waits for the one before.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::Instant;
 
 use peerweave_driver::cudarc::driver::sys::CUgraph;
-use peerweave_driver::{CudaError, CudaStream, Driver, DriverError, is_capturing, relaxed};
+use peerweave_driver::{CudaError, CudaStream, Driver, DriverError, deadline_after, is_capturing, relaxed, wait_until};
 
 use crate::context::Inner;
 use crate::error::{MisuseKind, NvshmemError};
@@ -28,8 +30,22 @@ pub(crate) struct Turn<'a> {
 }
 
 impl Order {
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<CudaStream>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Waits, at most for the context's deadline, for a thread that is in a call of the team which waits for other PEs.
+    fn lock(&self, call: &'static str, inner: &Inner) -> Result<MutexGuard<'_, Option<Arc<CudaStream>>>, NvshmemError> {
+        let take = || match self.0.try_lock() {
+            Ok(last) => Some(last),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        if let Some(last) = take() {
+            return Ok(last);
+        }
+        let (start, mut found) = (Instant::now(), None);
+        let _ = wait_until(deadline_after(inner.deadline), || {
+            found = take();
+            Ok::<_, Infallible>(found.is_some())
+        });
+        found.ok_or_else(|| inner.late(call, start.elapsed(), Vec::new()))
     }
 
     /// Makes the stream the team's: its next work comes after the team's last collective [O1].
@@ -40,7 +56,7 @@ impl Order {
         stream: &Arc<CudaStream>,
         capturing: bool,
     ) -> Result<Turn<'_>, NvshmemError> {
-        let mut last = self.lock();
+        let mut last = self.lock(call, inner)?;
         if let Some(former) = last.as_ref().filter(|former| !same(former, stream)) {
             match (is_capturing(former)?, capturing) {
                 (false, false) => relaxed(|| stream.join(former)).map_err(CudaError::of("cuStreamWaitEvent"))?,
@@ -63,7 +79,7 @@ impl Order {
 
     /// Waits until the team's last collective is done, at most for the context's deadline: for what NVSHMEM does on a stream of its own.
     pub(crate) fn settle(&self, call: &'static str, inner: &Inner) -> Result<Turn<'_>, NvshmemError> {
-        let mut last = self.lock();
+        let mut last = self.lock(call, inner)?;
         if let Some(stream) = &*last {
             pass(call, inner, stream)?;
         }

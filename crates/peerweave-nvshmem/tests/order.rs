@@ -222,3 +222,29 @@ fn a_stream_that_is_another_one_on_each_thread_is_refused() {
         here.end();
     });
 }
+
+#[test]
+fn a_thread_that_waits_for_the_teams_other_pes_keeps_another_no_longer_than_the_deadline() {
+    fakes().run_many(2, |child| {
+        let here = start_within(&child, SHORT);
+        let allocate = || {
+            let memory = here.context.alloc::<u8>(8).expect("the other PE comes");
+            here.context.free(memory).expect("freed");
+        };
+        if child.rank == 0 {
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(allocate);
+                std::thread::sleep(A_WHILE);
+                let error = here.context.world().barrier(&here.stream).expect_err("the other thread is before it");
+                assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
+                child.put_file("late", b"");
+                waiting.join().expect("it got memory");
+            });
+        } else {
+            child.wait_for_file("late");
+            allocate();
+        }
+        here.context.world().barrier_blocking().expect("all come");
+        here.end();
+    });
+}
