@@ -11,6 +11,7 @@ use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCa
 use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceMemory, Keep};
 use peerweave_nvshmem::{Context, DeadState, MisuseKind, NvshmemError, Strides, TeamConfig};
 use peerweave_types::Pe;
+use peerweave_vmm::{Exportable, Granularity, PhysicalMemory, Reservation, Rights};
 
 const A_WHILE: Duration = Duration::from_millis(200);
 
@@ -283,5 +284,28 @@ fn multicast_addresses_are_of_the_team_and_the_memory_of_one_context() {
         assert!(disabled, "NVSHMEM is told too");
         here.context.free(memory).expect("freed");
         here.end();
+    });
+}
+
+#[test]
+fn memory_that_cannot_be_released_does_not_keep_nvshmem_from_ending() {
+    let fails = fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_buffer_unregister_symmetric");
+    fails.run_many(1, |child| {
+        let here = start(&child);
+        let granularity = Granularity::of_device(0, Exportable::FILE_DESCRIPTOR).expect("virtual memory");
+        let bytes = granularity.recommended;
+        let physical = PhysicalMemory::create(here.context.device(), bytes, Exportable::FILE_DESCRIPTOR).expect("memory");
+        let reservation = Reservation::new(here.context.device(), bytes, bytes).expect("addresses");
+        let mapping = reservation.map(0, &physical, bytes).expect("it is mapped");
+        mapping.allow(&[0], Rights::ReadWrite).expect("it is allowed");
+        let outside = here.context.register_symmetric(&mapping.memory::<u32>(0).expect("memory")).expect("it is registered");
+        let own = here.context.alloc::<u8>(100).expect("memory");
+        drop((outside, own));
+        let error = here.context.finalize().expect_err("one of them cannot be released");
+        assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
+        assert!(Context::current().is_none(), "it has ended nevertheless");
+        assert_eq!(count("allocations"), 0);
+        let again = Context::from_rendezvous(&here.rendezvous, &device(0), settings(DEADLINE)).expect("it starts again");
+        again.finalize().expect("it ends");
     });
 }
