@@ -354,3 +354,11 @@ fn multicast_is_there_if_a_test_says_so() {
         assert_eq!(nvshmemx_mc_ptr(0, symmetric(&[0_i32])), 0);
     });
 }
+
+#[test]
+fn a_heap_that_cannot_grow_on_one_pe_gives_null_there_alone() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_FULL", "nvshmem_malloc@1:1").run_many(2, |me| {
+        init(&me);
+        assert_eq!(nvshmem_malloc(64) == 0, me.rank == 1);
+    });
+}
