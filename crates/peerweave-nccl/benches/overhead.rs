@@ -2,7 +2,7 @@
 //!
 //! The driver is asked two questions before each call (which context is current, is the stream being captured); they are measured too, and told apart.
 //! What they cost is the fake driver's time here, which is about the real one's. Nothing here says anything about a GPU. Fails if a call did not reach the
-//! library, or if the communicator's number of calls is not theirs.
+//! library, or if the communicator's number of calls is not theirs. With `ONLY` in the environment, only the rows whose names contain that.
 
 use std::ffi::{CString, c_int, c_void};
 use std::hint::black_box;
@@ -22,9 +22,12 @@ type Broadcast = AllReduce;
 type Send = unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
 type Recv = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
 type InitAll = unsafe extern "C" fn(*mut Handle, c_int, *const c_int) -> c_int;
+type Group = unsafe extern "C" fn() -> c_int;
 type Count = unsafe extern "C" fn(*const libc::c_char) -> i64;
 
 const LEN: usize = 256;
+/// Calls in a group that has several.
+const MANY: usize = 10;
 /// `ncclFloat32` and `ncclSum`.
 const FLOAT32: c_int = 7;
 const SUM: c_int = 0;
@@ -74,14 +77,17 @@ fn measure() {
     let mut other = DeviceMemory::from_slice(&default, &[0.0f32; LEN]).expect("memory");
     let slice = stream.clone_htod(&[1.0f32; LEN]).expect("memory");
     let mut slice_out = stream.alloc_zeros::<f32>(LEN).expect("memory");
+    let mut many: Vec<_> = (0..MANY).map(|_| DeviceMemory::from_slice(&stream, &[0.0f32; LEN]).expect("memory")).collect();
 
     // SAFETY: those are the functions' signatures.
-    let (all_reduce, broadcast, raw_send, raw_recv, count, init_all) = unsafe {
+    let (all_reduce, broadcast, raw_send, raw_recv, start, end, count, init_all) = unsafe {
         (
             function::<AllReduce>("ncclAllReduce"),
             function::<Broadcast>("ncclBroadcast"),
             function::<Send>("ncclSend"),
             function::<Recv>("ncclRecv"),
+            function::<Group>("ncclGroupStart"),
+            function::<Group>("ncclGroupEnd"),
             function::<Count>("peerweave_fake_nccl_count"),
             function::<InitAll>("ncclCommInitAll"),
         )
@@ -109,6 +115,14 @@ fn measure() {
     // SAFETY: as above.
     let raw_recv = || assert_eq!(unsafe { raw_recv(black_box(to), LEN, FLOAT32, 0, raw, on) }, 0);
 
+    let grouped = |calls: usize| {
+        // SAFETY: this thread starts the group, and ends it.
+        assert_eq!(unsafe { start() }, 0);
+        (0..calls).for_each(|_| all_reduce());
+        // SAFETY: as above.
+        assert_eq!(unsafe { end() }, 0);
+    };
+
     println!(
         "nanoseconds of a call, medians of {ROUNDS} rounds of {CALLS} calls; beyond: the bare call, that and the two questions"
     );
@@ -124,12 +138,25 @@ fn measure() {
     bench.row("all_reduce_in_place, default stream", all_reduce, || {
         comm.all_reduce_in_place(&default, black_box(&mut other), ReduceOp::Sum)
     });
-    bench.row("all_reduce_in_place in a group", all_reduce, || {
-        nccl.group(|group| group.all_reduce_in_place(&comm, &stream, black_box(&mut recv), ReduceOp::Sum))
-    });
     bench.row("all_reduce of cudarc's slices", all_reduce, || {
         comm.all_reduce(&stream, black_box(&slice), &mut slice_out, ReduceOp::Sum)
     });
+    println!("\nin groups, bare with ncclGroupStart and ncclGroupEnd; of one call, and each of {MANY}");
+    bench.row(
+        "all_reduce_in_place, one",
+        || grouped(1),
+        || nccl.group(|group| group.all_reduce_in_place(&comm, &stream, black_box(&mut recv), ReduceOp::Sum)),
+    );
+    bench.rows(
+        "all_reduce_in_place, each",
+        MANY,
+        || grouped(MANY),
+        || {
+            nccl.group(|group| {
+                many.iter_mut().try_for_each(|recv| group.all_reduce_in_place(&comm, &stream, black_box(recv), ReduceOp::Sum))
+            })
+        },
+    );
 }
 
 struct Bench<'a, A> {
@@ -140,15 +167,23 @@ struct Bench<'a, A> {
 
 impl<A: Fn()> Bench<'_, A> {
     /// Measures the bare call, that after the two questions, and ours; in turn, so that what else the machine does meets all three.
-    fn row(&self, name: &str, bare: impl Fn(), mut ours: impl FnMut() -> Result<(), NcclError>) {
+    fn row(&self, name: &str, bare: impl Fn(), ours: impl FnMut() -> Result<(), NcclError>) {
+        self.rows(name, 1, bare, ours);
+    }
+
+    /// As [`row`](Self::row), for what makes several calls at once.
+    fn rows(&self, name: &str, calls: usize, bare: impl Fn(), mut ours: impl FnMut() -> Result<(), NcclError>) {
+        if std::env::var("ONLY").is_ok_and(|only| !name.contains(&only)) {
+            return;
+        }
         let (mut times, sequence) = ([const { Vec::new() }; 3], self.comm.sequence());
         for _ in 0..ROUNDS {
-            times[0].push(self.round(name, &bare));
-            times[1].push(self.round(name, || {
-                (self.ask)();
+            times[0].push(self.round(name, calls, &bare));
+            times[1].push(self.round(name, calls, || {
+                (0..calls).for_each(|_| (self.ask)());
                 bare();
             }));
-            times[2].push(self.round(name, || ours().expect("it works")));
+            times[2].push(self.round(name, calls, || ours().expect("it works")));
         }
         assert_eq!(self.comm.sequence() - sequence, (ROUNDS * CALLS) as u64, "{name}: every call is counted");
         let beyond = |base: usize| median(times[2].iter().zip(&times[base]).map(|(ours, base)| ours - base).collect());
@@ -157,9 +192,9 @@ impl<A: Fn()> Bench<'_, A> {
     }
 
     /// Nanoseconds of one call. Every call has to reach the library.
-    fn round(&self, name: &str, mut call: impl FnMut()) -> f64 {
+    fn round(&self, name: &str, calls: usize, mut call: impl FnMut()) -> f64 {
         let (before, start) = ((self.counted)(), Instant::now());
-        for _ in 0..CALLS {
+        for _ in 0..CALLS / calls {
             call();
         }
         let nanoseconds = start.elapsed().as_nanos() as f64 / CALLS as f64;

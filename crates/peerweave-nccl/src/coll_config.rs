@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use peerweave_driver::cudarc::driver::CudaEvent;
 
+use crate::communicator::Inner;
 use crate::config::{Found, in_range, interned};
 use crate::error::{MisuseKind, NcclError};
 use crate::sys::{self, Versioned, ncclCollConfig_t, ncclConfigExt_t};
-use crate::{CtaPolicy, Nccl, Switch, Version};
+use crate::{CtaPolicy, Switch, Version};
 
 /// How one collective shall run. What is not set is NCCL's to choose. Every rank has to give the same. NCCL 2.31.
 ///
@@ -115,7 +116,7 @@ impl CollConfig {
         self
     }
 
-    /// An event of this rank's device that is recorded when the kernel has been launched completely, made without timing (as cudarc does by default). All
+    /// An event of this rank's device, in the context of its streams, that is recorded when the kernel has been launched completely, made without timing (as cudarc does by default). All
     /// ranks give one or none does; one for each communicator and group. NCCL 2.32.
     pub fn launch_completion_event(mut self, event: Arc<CudaEvent>) -> Self {
         self.launch_completion_event = Some(event);
@@ -128,12 +129,15 @@ impl CollConfig {
         self
     }
 
-    /// The struct for this library.
+    /// The struct for this library, for a call of that communicator.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] for what the library does not know; [`NcclError::Misuse`] for a value that NCCL would refuse.
-    pub(crate) fn to_raw(&self, call: &'static str, nccl: Nccl) -> Result<RawCollConfig, NcclError> {
-        self.for_version(&Found { call, version: nccl.version(), path: &nccl.shared_path() })
+    pub(crate) fn to_raw(&self, call: &'static str, inner: &Inner) -> Result<RawCollConfig, NcclError> {
+        let raw = self.for_version(&Found { call, version: inner.nccl.version(), path: &inner.nccl.shared_path() })?;
+        let checked = |event: &Arc<CudaEvent>| inner.check_context(call, "the launch completion event", event.context());
+        self.launch_completion_event.as_ref().map_or(Ok(()), checked)?;
+        Ok(raw)
     }
 
     fn for_version(&self, found: &Found<'_>) -> Result<RawCollConfig, NcclError> {

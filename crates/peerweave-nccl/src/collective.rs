@@ -1,7 +1,7 @@
 //! The collectives of a communicator, each with a buffer to read and one to write.
 //!
-//! In one buffer is `in_place.rs`; between two ranks, and with a count for each rank, `point_to_point.rs`; recorded in groups, `group.rs`. What is checked
-//! is in `requests.rs`.
+//! In one buffer is `in_place.rs`; between two ranks, and with a count for each rank, `point_to_point.rs`; recorded in groups, `group.rs`; with a
+//! configuration, `configured.rs`. What is checked is in `requests.rs`.
 //!
 //! Invariant: a call is issued inside the gate, after everything about it has been checked.
 
@@ -11,7 +11,7 @@ use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut};
 use peerweave_types::Element;
 
 use crate::communicator::{Communicator, Inner};
-use crate::error::{MisuseKind, NcclError};
+use crate::error::NcclError;
 use crate::red_op::Reduction;
 use crate::request::{At, Checked, Holds, Operations, Request};
 use crate::state::Allowed;
@@ -125,22 +125,6 @@ impl Communicator {
         self.run(Call::Scatter, stream, None, |at| requests::scatter(at, send, recv, root))
     }
 
-    /// The collectives with a configuration for the call. NCCL 2.31.
-    ///
-    /// ```no_run
-    /// # use std::sync::Arc;
-    /// # use peerweave_driver::{CudaStream, DeviceMemory};
-    /// # use peerweave_nccl::{CollConfig, Communicator, NcclError, ReduceOp};
-    /// # fn f(communicator: &Communicator, stream: &Arc<CudaStream>, values: &mut DeviceMemory<f32>) -> Result<(), NcclError> {
-    /// let few = CollConfig::new().max_ctas(4);
-    /// communicator.with(&few).all_reduce_in_place(stream, values, ReduceOp::Sum)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn with<'a>(&'a self, config: &'a CollConfig) -> Configured<'a> {
-        Configured { communicator: self, config }
-    }
-
     /// Checks, issues and counts one call.
     ///
     /// All checks come before the turn is taken, as they do in groups: so where nobody else is inside and nothing is captured, one step takes the turn and
@@ -154,7 +138,7 @@ impl Communicator {
         prepare: impl FnOnce(&mut At<'_, 'a>) -> Checked<Operations>,
     ) -> Result<(), NcclError> {
         let (inner, name) = (&self.inner, call.name());
-        let _span = is_traced().then(|| spans::of(inner, name));
+        let _span = spans::if_heard(inner, name);
         inner.check_live(name)?;
         inner.bind()?;
         let mut holds = Holds::default();
@@ -171,7 +155,7 @@ impl Communicator {
             let code = inner.nccl.code(name, |api| unsafe { operation.issue(api, inner, comm, stream, std::ptr::null()) })?;
             return inner.settle(name, code, inside);
         }
-        run_in_turn(inner, Request { call, stream, operations, holds }, config)
+        run_in_turn(inner, Request::new(call, stream, operations, holds), config)
     }
 }
 
@@ -179,71 +163,15 @@ impl Communicator {
 #[cold]
 fn run_in_turn(inner: &Arc<Inner>, mut request: Request<'_>, config: Option<&CollConfig>) -> Result<(), NcclError> {
     let name = request.call.name();
-    let config = config.map(|config| config.to_raw(name, inner.nccl)).transpose()?;
-    if let Some(event) = config.as_ref().and_then(|config| config.event()) {
-        let (found, expected) = (event.context().ordinal(), inner.device());
-        if found != expected {
-            return Err(NcclError::misuse(name, MisuseKind::Device { what: "the launch completion event", found, expected }));
-        }
-        request.keep_event(event);
-    }
+    request.configure(inner, config)?;
     let inside = inner.enter(name, Allowed::LIVE)?;
     // That may have taken a while.
-    request.check_capture()?;
+    request.check_capture(inner)?;
     request.hand_to_graph(inner)?;
     inner.dive(name, &inside)?;
     inner.count(request.call);
-    let raw = config.as_ref().map_or(std::ptr::null(), |config| config.as_ptr());
-    // SAFETY: this thread is inside, and the configuration lives until the end of this function.
-    let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner, raw) })?;
-    // The request, and with it the guards of its buffers, lives until NCCL is done.
+    // SAFETY: this thread is inside.
+    let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner) })?;
+    // The request, and with it its configuration and the guards of its buffers, lives until NCCL is done.
     inner.settle(name, code, inside)
-}
-
-/// Whether somebody may listen for spans: one load, where making one that nobody listens to takes a look at its own place, too.
-#[inline]
-fn is_traced() -> bool {
-    tracing::level_filters::LevelFilter::current() >= tracing::level_filters::LevelFilter::TRACE
-}
-
-/// A communicator with a configuration for single calls. Made by [`Communicator::with`].
-#[derive(Clone, Copy, Debug)]
-pub struct Configured<'a> {
-    communicator: &'a Communicator,
-    config: &'a CollConfig,
-}
-
-macro_rules! configured {
-    ($($Call:ident $name:ident($($argument:ident: $Type:ty),*);)*) => {
-        /// The collectives of the communicator, configured. Before NCCL 2.31 each is [`NcclError::Unsupported`].
-        impl Configured<'_> {
-            $(
-                #[doc = concat!("As [`Communicator::", stringify!($name), "`].")]
-                #[doc = ""]
-                #[doc = "# Errors"]
-                #[doc = "As there; [`NcclError::Unsupported`] for what the library does not know."]
-                pub fn $name<T: Element>(&self, stream: &Arc<CudaStream>, $($argument: $Type),*) -> Result<(), NcclError> {
-                    self.communicator.run(Call::$Call, stream, Some(self.config), |at| requests::$name(at, $($argument),*))
-                }
-            )*
-        }
-    };
-}
-
-configured! {
-    AllReduce all_reduce(send: &impl DeviceBuffer<T>, recv: &mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
-    Broadcast broadcast(send: Option<&dyn DeviceBuffer<T>>, recv: &mut impl DeviceBufferMut<T>, root: usize);
-    Reduce reduce(send: &impl DeviceBuffer<T>, recv: Option<&mut dyn DeviceBufferMut<T>>, op: impl Reduction<T>, root: usize);
-    AllGather all_gather(send: &impl DeviceBuffer<T>, recv: &mut impl DeviceBufferMut<T>);
-    ReduceScatter reduce_scatter(send: &impl DeviceBuffer<T>, recv: &mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
-    AllToAll all_to_all(send: &impl DeviceBuffer<T>, recv: &mut impl DeviceBufferMut<T>);
-    Gather gather(send: &impl DeviceBuffer<T>, recv: Option<&mut dyn DeviceBufferMut<T>>, root: usize);
-    Scatter scatter(send: Option<&dyn DeviceBuffer<T>>, recv: &mut impl DeviceBufferMut<T>, root: usize);
-    AllReduceInPlace all_reduce_in_place(buffer: &mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
-    BroadcastInPlace broadcast_in_place(buffer: &mut impl DeviceBufferMut<T>, root: usize);
-    ReduceInPlace reduce_in_place(buffer: &mut impl DeviceBufferMut<T>, op: impl Reduction<T>, root: usize);
-    AllGatherInPlace all_gather_in_place(buffer: &mut impl DeviceBufferMut<T>);
-    ReduceScatterInPlace reduce_scatter_in_place(buffer: &mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
-    GatherInPlace gather_in_place(buffer: &mut impl DeviceBufferMut<T>, root: usize);
-    ScatterInPlace scatter_in_place(buffer: &mut impl DeviceBufferMut<T>, root: usize);
 }

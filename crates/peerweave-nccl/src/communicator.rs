@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::CUcontext;
-use peerweave_driver::{CudaCode, CudaContext, CudaError, CudaStream, Driver, DriverError, Keep, is_capturing, relaxed};
+use peerweave_driver::{CudaCode, CudaContext, CudaStream, Driver, Keep, is_capturing, refuse_per_thread, relaxed};
 use peerweave_dylib::MissingSymbol;
 
 use crate::error::{CommunicatorName, MisuseKind, NcclError, ResultCode, Timeout};
@@ -383,6 +383,12 @@ impl Inner {
         }
     }
 
+    /// An error once it is aborted, for who is inside.
+    #[inline]
+    pub(crate) fn check_open(&self, call: &'static str) -> Result<(), NcclError> {
+        if self.gate.is_closed() { Err(self.dead(call, self.gate.state())) } else { Ok(()) }
+    }
+
     /// Goes in alone, in a process that may.
     #[inline]
     pub(crate) fn enter(&self, call: &'static str, allowed: Allowed) -> Result<Inside<'_>, NcclError> {
@@ -524,19 +530,26 @@ impl Inner {
     /// An error unless work of this communicator can be enqueued on the stream.
     #[inline]
     pub(crate) fn check_stream(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
-        if stream.context().cu_ctx() == self.cu_context.0 { Ok(()) } else { Err(self.wrong_stream(call, stream)) }
+        if stream.context().cu_ctx() != self.cu_context.0 {
+            return self.check_context(call, "the stream", stream.context());
+        }
+        // The stream of each thread can be waited for by no other one: not by who frees what it uses, nor by who aborts.
+        Ok(refuse_per_thread(call, stream)?)
     }
 
+    /// An error unless something is of the communicator's context.
     #[cold]
-    fn wrong_stream(&self, call: &'static str, stream: &CudaStream) -> NcclError {
-        let (found, expected) = (stream.context().ordinal(), self.device());
+    pub(crate) fn check_context(&self, call: &'static str, what: &'static str, context: &CudaContext) -> Result<(), NcclError> {
+        let (found, expected) = (context.ordinal(), self.device());
         let kind = match found == expected {
-            true => MisuseKind::Context {
-                why: "the stream is of another context than the communicator's; both must be of the primary one",
+            true if context.cu_ctx() == self.cu_context.0 => return Ok(()),
+            true => MisuseKind::Combination {
+                what,
+                why: "it is of another context than the communicator's; both must be of the primary one",
             },
-            false => MisuseKind::Device { what: "the stream", found, expected },
+            false => MisuseKind::Device { what, found, expected },
         };
-        NcclError::misuse(call, kind)
+        Err(NcclError::misuse(call, kind))
     }
 }
 
@@ -572,9 +585,7 @@ fn asked_again(stream: &CudaStream) -> Result<bool, NcclError> {
     Ok(is_capturing(stream)?)
 }
 
-/// Makes a context the thread's. Unlike cudarc's own, it does not fail for what other objects' destructors did.
+/// Makes a context the thread's.
 pub(crate) fn set_current(context: &CudaContext) -> Result<(), NcclError> {
-    // SAFETY: the context is borrowed, so it lives.
-    let code = unsafe { Driver::get()?.api().cuCtxSetCurrent(context.cu_ctx()) }.map_err(DriverError::from)?;
-    Ok(CudaError::check("cuCtxSetCurrent", code)?)
+    Ok(peerweave_driver::bind(context)?)
 }

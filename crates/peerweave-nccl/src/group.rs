@@ -7,7 +7,6 @@
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::time::Duration;
 
 use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut};
 use peerweave_types::Element;
@@ -16,11 +15,11 @@ use crate::communicator::{Communicator, Inner};
 use crate::error::{MisuseKind, NcclError};
 use crate::red_op::Reduction;
 use crate::request::{At, Checked, Holds, Operations, Request};
-use crate::settle::settle_all;
-use crate::split::enter_all;
+use crate::settle::end_group;
 use crate::state::Allowed;
 use crate::sys::ncclResult_t;
-use crate::{Call, Nccl, SimInfo, lifecycle, requests};
+use crate::turns::enter_all;
+use crate::{Call, CollConfig, Nccl, SimInfo, requests, spans};
 
 /// Calls that are issued together. Made by [`Nccl::group`].
 ///
@@ -124,20 +123,22 @@ impl<'env> Group<'env> {
         call: Call,
         communicator: &Communicator,
         stream: &'env Arc<CudaStream>,
+        config: Option<&CollConfig>,
         prepare: impl FnOnce(&mut At<'_, 'env>) -> Checked<Operations>,
     ) -> Result<(), NcclError> {
         let (inner, name) = (&communicator.inner, call.name());
-        inner.nccl.not_forked(name)?;
         if inner.nccl != self.nccl {
             let (found, expected) = (inner.nccl.shared_path(), self.nccl.shared_path());
             return Err(NcclError::misuse(name, MisuseKind::WrongLibrary { what: "the communicator", found, expected }));
         }
-        drop(inner.gate.look(Allowed::LIVE).map_err(|refused| inner.refused(name, refused))?);
+        inner.check_live(name)?;
         inner.bind()?;
         let mut holds = Holds::default();
         let capturing = inner.check_stream(name, stream).and_then(|()| inner.is_capturing(stream))?;
         let operations = prepare(&mut At::new(call, inner, stream, capturing, &mut holds)).map_err(|error| *error)?;
-        self.members.push(Member { inner: Arc::clone(inner), request: Request { call, stream, operations, holds } });
+        let mut request = Request::new(call, stream, operations, holds);
+        request.configure(inner, config)?;
+        self.members.push(Member { inner: Arc::clone(inner), request });
         Ok(())
     }
 
@@ -149,7 +150,7 @@ impl<'env> Group<'env> {
     }
 
     fn issue(
-        mut self,
+        self,
         call: &'static str,
         runs: bool,
         end: impl FnOnce(Nccl) -> Result<ncclResult_t, NcclError>,
@@ -158,20 +159,25 @@ impl<'env> Group<'env> {
         if self.members.is_empty() {
             return Ok(());
         }
-        let _span = tracing::trace_span!("nccl", call, members = self.members.len()).entered();
-        let mut deadline = Duration::ZERO;
-        // What can fail without NCCL's knowledge fails before NCCL is asked for anything.
-        for Member { inner, request } in &mut self.members {
-            deadline = deadline.max(inner.deadline());
-            request.check_capture()?;
-            inner.bind()?;
+        let _span = spans::of_many_if_heard(call, self.members.len());
+        let deadline = self.members.iter().map(|member| member.inner.deadline()).max().unwrap_or_default();
+        let inside = enter_all(call, Allowed::LIVE, self.members.iter().map(|member| &member.inner))?;
+        // That may have taken a while. What can fail without NCCL's knowledge fails before NCCL is asked for anything.
+        let (mut before, mut contexts) = (None, 0);
+        for Member { inner, request } in &self.members {
+            // The driver is asked once for calls in a row on one stream, which are most.
+            let place = Some((inner.context.cu_ctx(), request.stream.cu_stream(), request.is_captured()));
+            if before != place {
+                inner.bind()?;
+                request.check_capture(inner)?;
+                contexts += usize::from(before.is_none_or(|(context, ..)| context != inner.context.cu_ctx()));
+                before = place;
+            }
             if runs {
                 request.hand_to_graph(inner)?;
             }
         }
-        let inners: Vec<Arc<Inner>> = self.members.iter().map(|member| Arc::clone(&member.inner)).collect();
-        let inside = enter_all(call, Allowed::LIVE, inners.iter().collect())?;
-        for (inner, inside) in &inside {
+        for (inner, inside) in inside.iter() {
             inner.dive(call, inside)?;
         }
         // SAFETY: it is ended below, whatever happens between.
@@ -182,31 +188,20 @@ impl<'env> Group<'env> {
                 inner.count(request.call);
             }
             let name = request.call.name();
+            // Where there is one context, it is current.
+            let bound = if contexts > 1 { inner.bind() } else { Ok(()) };
+            // Who aborts one of them meanwhile gives this thread up after a while, as if it were stuck in NCCL.
+            let open = bound.and_then(|()| inner.check_open(name));
             // SAFETY: this thread is inside all of their gates.
-            let code = inner.bind().and_then(|()| nccl.code(name, |api| unsafe { request.issue(api, inner, std::ptr::null()) }));
-            let error = match code {
+            let code = open.and_then(|()| nccl.code(name, |api| unsafe { request.issue(api, inner) }));
+            match code {
                 Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => continue,
-                Ok(code) => inner.failure(name, code),
-                Err(error) => {
-                    is_ours = true;
-                    error
-                }
-            };
-            first_error = Some(error);
+                Ok(code) => first_error = Some(inner.failure(name, code)),
+                Err(error) => (first_error, is_ours) = (Some(error), runs),
+            }
             break;
         }
-        let ended = match end(nccl) {
-            Ok(ncclResult_t::ncclSuccess) => Ok(()),
-            Ok(ncclResult_t::ncclInProgress) => settle_all(call, inside, deadline),
-            Ok(code) => Err(nccl.failure(call, code, None)),
-            Err(error) => Err(error),
-        };
-        if is_ours && runs {
-            // NCCL does not know of it, and has launched the part of the group that it got: nobody would come to meet it.
-            if let Err(error) = lifecycle::abort_together(&inners, lifecycle::ABORT_LIMIT) {
-                tracing::error!(%error, "part of a group could not be ended in time");
-            }
-        }
+        let ended = end_group(call, nccl, end(nccl), inside, is_ours, deadline);
         // Only now may what the members use go.
         drop(self.members);
         first_error.map_or(ended, Err)
@@ -235,7 +230,7 @@ macro_rules! recorded {
                     stream: &'env Arc<CudaStream>,
                     $($argument: $Type),*
                 ) -> Result<(), NcclError> {
-                    self.record(Call::$Call, communicator, stream, |at| requests::$name(at, $($argument),*))
+                    self.record(Call::$Call, communicator, stream, None, |at| requests::$name(at, $($argument),*))
                 }
             )*
         }

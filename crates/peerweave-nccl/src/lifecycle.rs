@@ -86,13 +86,13 @@ impl Communicator {
             let closed = inner.enter_within(CALL, Allowed::LIVE, rest).and_then(|_inside| {
                 // A capture may have come between, but not while this thread is inside.
                 match inner.graphs.load(Ordering::Acquire) {
-                    0 => inner.gate.close(State::Finalized).map_err(|state| inner.dead(CALL, state)),
+                    0 => inner.gate.close_from(State::Live, State::Finalized).map_err(|state| inner.dead(CALL, state)),
                     count => Err(NcclError::misuse(CALL, MisuseKind::Graphs { count })),
                 }
             });
             match closed {
                 Ok(()) => {
-                    // Only who looks in can be left, and leaves in no time.
+                    // Only who asks something can be left, and leaves in no time: who revoked it would have changed its state.
                     inner.gate.drain(Duration::ZERO);
                     ends.push((inner, Ending::of(inner, State::Live, rest()).start()));
                 }
@@ -162,8 +162,8 @@ impl Communicator {
         let start = Instant::now();
         let looking = inner.gate.look(Allowed::OPEN).map_err(|refused| inner.refused(CALL, refused))?;
         inner.bind()?;
-        let before = inner.gate.state();
-        inner.gate.change(before, State::Revoked).map_err(|state| inner.dead(CALL, state))?;
+        // Not what was seen closed a moment ago, and not what is closed before this.
+        let before = inner.gate.set(State::Revoked).map_err(|state| inner.dead(CALL, state))?;
         let revoked = looking.dive(|| {
             // SAFETY: the handle is live: who frees it waits for who looks in, or finds that it is stuck in here, which NCCL lets another thread abort. NCCL
             // lets this function run beside a call that is stuck.

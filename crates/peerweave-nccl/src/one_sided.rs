@@ -81,7 +81,7 @@ impl<'env> Group<'env> {
         offset: usize,
         signal: Signal,
     ) -> Result<(), NcclError> {
-        self.record(Call::PutSignal, communicator, stream, |at| put_signal(at, source, peer, window, offset, signal))
+        self.record(Call::PutSignal, communicator, stream, None, |at| put_signal(at, source, peer, window, offset, signal))
     }
 
     /// As [`Communicator::signal`], when the group is launched.
@@ -95,7 +95,7 @@ impl<'env> Group<'env> {
         peer: usize,
         signal: Signal,
     ) -> Result<(), NcclError> {
-        self.record(Call::Signal, communicator, stream, |at| raise(at, peer, signal))
+        self.record(Call::Signal, communicator, stream, None, |at| raise(at, peer, signal))
     }
 
     /// As [`Communicator::wait_signal`], when the group is launched.
@@ -108,7 +108,7 @@ impl<'env> Group<'env> {
         stream: &'env Arc<CudaStream>,
         waits: &[SignalWait],
     ) -> Result<(), NcclError> {
-        self.record(Call::WaitSignal, communicator, stream, |at| wait_signal(at, waits))
+        self.record(Call::WaitSignal, communicator, stream, None, |at| wait_signal(at, waits))
     }
 }
 

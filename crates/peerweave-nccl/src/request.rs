@@ -9,17 +9,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use peerweave_driver::cudarc::driver::CudaEvent;
-use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceBufferMut, Keep, is_capturing, keep_in_graph};
+use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceBufferMut, Keep, keep_in_graph};
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::{DType, Element};
 
+use crate::coll_config::RawCollConfig;
 use crate::communicator::Inner;
 use crate::error::{MisuseKind, NcclError};
 use crate::red_op::{Made, Reduction};
 use crate::sys::{
     Api, CUstream, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclWaitSignalDesc_t, ncclWindow_t,
 };
-use crate::{Call, Nccl, Version};
+use crate::{Call, CollConfig, Nccl, Version};
 
 /// The library's number of an element type. Types that it does not know yet can still be moved, as bytes.
 #[inline]
@@ -103,7 +104,10 @@ pub(crate) struct Request<'a> {
     pub(crate) call: Call,
     pub(crate) stream: &'a Arc<CudaStream>,
     pub(crate) operations: Operations,
-    pub(crate) holds: Holds<'a>,
+    /// Mostly nothing: a group that records many is small.
+    holds: Option<Box<Holds<'a>>>,
+    /// Of collectives only.
+    config: Option<Box<RawCollConfig>>,
 }
 
 /// What a call keeps until it is issued, or for the graph that it is captured into. Filled where it lies: it is large, and mostly empty.
@@ -123,6 +127,11 @@ impl Holds<'_> {
     pub(crate) fn is_captured(&self) -> bool {
         !self.keeps.is_empty()
     }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.guards.iter().all(Option::is_none) && self.keeps.is_empty() && self.owner.is_none()
+    }
 }
 
 /// A captured call's hold on its communicator.
@@ -134,10 +143,23 @@ impl Drop for GraphHold {
     }
 }
 
-impl Request<'_> {
+impl<'a> Request<'a> {
+    /// A call that was checked.
+    #[inline]
+    pub(crate) fn new(call: Call, stream: &'a Arc<CudaStream>, operations: Operations, holds: Holds<'a>) -> Self {
+        let holds = if holds.is_empty() { None } else { Some(Box::new(holds)) };
+        Self { call, stream, operations, holds, config: None }
+    }
+
+    /// Whether the call is captured.
+    #[inline]
+    pub(crate) fn is_captured(&self) -> bool {
+        self.holds.as_ref().is_some_and(|holds| holds.is_captured())
+    }
+
     /// An error if the stream is captured now and was not when the buffers were taken, or the reverse.
-    pub(crate) fn check_capture(&self) -> Result<(), NcclError> {
-        if is_capturing(self.stream)? == self.holds.is_captured() {
+    pub(crate) fn check_capture(&self, inner: &Inner) -> Result<(), NcclError> {
+        if inner.is_capturing(self.stream)? == self.is_captured() {
             return Ok(());
         }
         let why = "whether the stream is being captured has changed since the call was recorded";
@@ -145,32 +167,35 @@ impl Request<'_> {
     }
 
     /// Ties what a captured call uses to the graph. Before it is issued.
-    pub(crate) fn hand_to_graph(&mut self, inner: &Arc<Inner>) -> Result<(), NcclError> {
-        if !self.holds.is_captured() {
-            return Ok(());
-        }
+    pub(crate) fn hand_to_graph(&self, inner: &Arc<Inner>) -> Result<(), NcclError> {
+        let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else { return Ok(()) };
         inner.graphs.fetch_add(1, Ordering::AcqRel);
-        self.holds.keeps.push(Arc::new(GraphHold(Arc::clone(inner))));
-        Ok(keep_in_graph(self.stream, std::mem::take(&mut self.holds.keeps))?)
+        let mut keeps = holds.keeps.clone();
+        keeps.push(Arc::new(GraphHold(Arc::clone(inner))));
+        Ok(keep_in_graph(self.stream, keeps)?)
     }
 
-    /// Keeps an event that NCCL records, where the call is captured.
-    pub(crate) fn keep_event(&mut self, event: &Arc<CudaEvent>) {
-        if self.holds.is_captured() {
-            self.holds.keeps.push(Arc::<CudaEvent>::clone(event));
+    /// Gives the call a configuration.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] and [`NcclError::Misuse`] for what is wrong with it.
+    pub(crate) fn configure(&mut self, inner: &Inner, config: Option<&CollConfig>) -> Result<(), NcclError> {
+        let Some(config) = config else { return Ok(()) };
+        let config = config.to_raw(self.call.name(), inner)?;
+        if let (Some(event), Some(holds)) = (config.event(), self.holds.as_mut().filter(|holds| holds.is_captured())) {
+            holds.keeps.push(Arc::<CudaEvent>::clone(event));
         }
+        self.config = Some(Box::new(config));
+        Ok(())
     }
 
     /// Gives the call to NCCL.
     ///
     /// # Safety
-    /// This thread is inside the communicator's gate, and `config` is null or valid during the call.
-    pub(crate) unsafe fn issue(
-        &self,
-        api: &Api,
-        inner: &Inner,
-        config: *const ncclCollConfig_t,
-    ) -> Result<ncclResult_t, MissingSymbol> {
+    /// This thread is inside the communicator's gate.
+    pub(crate) unsafe fn issue(&self, api: &Api, inner: &Inner) -> Result<ncclResult_t, MissingSymbol> {
+        // It lives as long as this request.
+        let config = self.config.as_ref().map_or(std::ptr::null(), |config| config.as_ptr());
         let (comm, stream) = (inner.handle.get(), self.stream.cu_stream());
         match &self.operations {
             // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live while this request

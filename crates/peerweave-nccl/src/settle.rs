@@ -10,9 +10,10 @@ use peerweave_driver::wait_until;
 
 use crate::communicator::{Inner, bounded};
 use crate::error::NcclError;
-use crate::lifecycle;
 use crate::state::{Inside, State};
 use crate::sys::ncclResult_t;
+use crate::turns::Turns;
+use crate::{Nccl, lifecycle};
 
 impl Inner {
     /// Ends a call: if NCCL is still at work, waits until it is done. Upholds [C2].
@@ -53,7 +54,8 @@ pub(crate) fn settle_all(
                 Ok(code) => {
                     // Read before the state changes: the words are of this failure.
                     first_error.get_or_insert_with(|| inner.failure(call, code));
-                    let _ = inner.gate.set(State::Failed);
+                    // What was revoked meanwhile, which ends calls too, is still good for children.
+                    let _ = inner.gate.change(State::Live, State::Failed);
                     drop(members.swap_remove(index));
                 }
                 Err(error) => {
@@ -81,4 +83,47 @@ pub(crate) fn settle_all(
         Some(error) => Err(error),
         None => Ok(()),
     }
+}
+
+/// The end of a group of calls, which NCCL has ended with `ended`.
+///
+/// What is partial did not reach NCCL as a whole, and NCCL does not know: nobody would come to meet the part that it launches, or works on until the
+/// deadline. So the communicators are aborted then.
+#[inline]
+pub(crate) fn end_group(
+    call: &'static str,
+    nccl: Nccl,
+    ended: Result<ncclResult_t, NcclError>,
+    inside: Turns<'_>,
+    is_partial: bool,
+    deadline: Duration,
+) -> Result<(), NcclError> {
+    match ended {
+        Ok(ncclResult_t::ncclSuccess) if !is_partial => Ok(()),
+        Ok(ncclResult_t::ncclInProgress) if !is_partial => settle_all(call, inside.into_vec(), deadline),
+        ended => end_badly(call, nccl, ended, inside, is_partial),
+    }
+}
+
+#[cold]
+fn end_badly(
+    call: &'static str,
+    nccl: Nccl,
+    ended: Result<ncclResult_t, NcclError>,
+    inside: Turns<'_>,
+    is_partial: bool,
+) -> Result<(), NcclError> {
+    let ended = match ended {
+        Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => Ok(()),
+        // Read before others may call: the words are of this failure.
+        Ok(code) => Err(nccl.failure(call, code, None)),
+        Err(error) => Err(error),
+    };
+    let inners: Vec<_> = inside.iter().map(|(inner, _)| Arc::clone(inner)).collect();
+    // Who aborts waits for this thread to leave.
+    drop(inside);
+    if is_partial && let Err(error) = lifecycle::abort_together(&inners, lifecycle::ABORT_LIMIT) {
+        tracing::error!(%error, "part of a group could not be ended in time");
+    }
+    ended
 }

@@ -16,8 +16,9 @@ use crate::communicator::{Communicator, Handle, Inner, Parts, World};
 use crate::config::RawConfig;
 use crate::error::{MisuseKind, NcclError};
 use crate::init::{adopt_all, make, mix, with_mode};
-use crate::state::{Allowed, Inside, State};
+use crate::state::{Allowed, State};
 use crate::sys::{self, Api, ncclComm_t, ncclConfig_t, ncclResult_t};
+use crate::turns::enter_all;
 use crate::{Call, Config, Nccl, Switch, UniqueId};
 
 /// What shrinking does with what the parent is doing.
@@ -257,7 +258,7 @@ fn children(
         }
         raw = Some(config.clone().blocking(mode).to_raw(call, nccl)?);
     }
-    let inside = enter_all(call, allowed, parents.iter().map(|parent| &parent.inner).collect())?;
+    let inside = enter_all(call, allowed, parents.iter().map(|parent| &parent.inner))?;
     let mut identities = Vec::new();
     for (index, parent) in parents.iter().enumerate() {
         let inner = &parent.inner;
@@ -265,7 +266,7 @@ fn children(
         let number = inner.children.fetch_add(1, Ordering::Relaxed);
         identities.push(identity(index, mix(mix(inner.identity, counted.name().as_bytes()), &number.to_le_bytes())));
     }
-    for (inner, inside) in &inside {
+    for (inner, inside) in inside.iter() {
         inner.dive(call, inside)?;
     }
     let contexts: Vec<Arc<CudaContext>> = parents.iter().map(|parent| Arc::clone(parent.context())).collect();
@@ -275,12 +276,12 @@ fn children(
     });
     if let Err(NcclError::Timeout(_)) = &made {
         // NCCL is still at work on them, and nothing else can be done with them.
-        for (parent, _) in &inside {
+        for (parent, _) in inside.iter() {
             let _ = parent.gate.set(State::Failed);
         }
     } else if made.is_err() {
         // NCCL keeps an error, and work that a peer will never come to, with the parent: whatever is called on it next would only find that.
-        for (parent, inside) in &inside {
+        for (parent, inside) in inside.iter() {
             // Who aborts from here on waits for this thread to leave; who did before may have freed it.
             inside.surface();
             if !parent.gate.is_closed() && !matches!(parent.ask(), Ok(ncclResult_t::ncclSuccess)) {
@@ -318,30 +319,4 @@ fn child(
         deadline: parent.deadline(),
         world,
     })
-}
-
-/// Goes into several gates: in one order in the whole process, so that two threads cannot wait for each other.
-pub(crate) fn enter_all<'a>(
-    call: &'static str,
-    allowed: Allowed,
-    mut communicators: Vec<&'a Arc<Inner>>,
-) -> Result<Vec<(&'a Arc<Inner>, Inside<'a>)>, NcclError> {
-    communicators.sort_unstable_by_key(|inner| inner.name.number);
-    communicators.dedup_by_key(|inner| inner.name.number);
-    let first = communicators.first().copied();
-    let mut inside = Vec::with_capacity(communicators.len());
-    for inner in communicators {
-        if let Some(first) = first {
-            if first.nccl != inner.nccl {
-                let (found, expected) = (inner.nccl.shared_path(), first.nccl.shared_path());
-                return Err(NcclError::misuse(call, MisuseKind::WrongLibrary { what: "a communicator", found, expected }));
-            }
-            if first.blocking != inner.blocking {
-                let why = "NCCL wants them all blocking or all non-blocking";
-                return Err(NcclError::misuse(call, MisuseKind::Combination { what: "the communicators", why }));
-            }
-        }
-        inside.push((inner, inner.enter(call, allowed)?));
-    }
-    Ok(inside)
 }

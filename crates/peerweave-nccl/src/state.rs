@@ -228,14 +228,15 @@ impl Gate {
         self.state().is_closed()
     }
 
-    /// Changes the state of what is not closed. Gives the state that is kept instead, if it is closed.
-    pub(crate) fn set(&self, state: State) -> Result<(), State> {
+    /// Changes the state of what is not closed, and gives what it was. Gives the state that is kept instead, if it is closed.
+    pub(crate) fn set(&self, state: State) -> Result<State, State> {
         let change = |word| (!state_of(word).is_closed()).then_some(with_state(word, state));
-        self.word.fetch_update(SeqCst, Acquire, change).map(|_| ()).map_err(state_of)
+        self.word.fetch_update(SeqCst, Acquire, change).map(state_of).map_err(state_of)
     }
 
-    /// Changes one state to another, unless it is something else by now.
+    /// Changes one state to another, unless it is something else by now. What is closed stays closed [G2].
     pub(crate) fn change(&self, from: State, to: State) -> Result<(), State> {
+        debug_assert!(!from.is_closed());
         let change = |word| (state_of(word) == from).then_some(with_state(word, to));
         self.word.fetch_update(SeqCst, Acquire, change).map(|_| ()).map_err(state_of)
     }
@@ -245,8 +246,15 @@ impl Gate {
         debug_assert!(state.is_closed());
         self.set(state)?;
         // Who waits to get in is told at once.
-        drop(self.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
-        self.left.notify_all();
+        self.wake();
+        Ok(())
+    }
+
+    /// As [`close`](Self::close), only from one state: not from what somebody who looks in has made of it, and may be inside NCCL for.
+    pub(crate) fn close_from(&self, from: State, state: State) -> Result<(), State> {
+        debug_assert!(state.is_closed());
+        self.change(from, state)?;
+        self.wake();
         Ok(())
     }
 
@@ -489,6 +497,23 @@ mod tests {
         gate.set(State::Revoked).expect("open");
         assert_eq!(gate.change(State::Suspended, State::Live), Err(State::Revoked));
         assert_eq!(gate.change(State::Revoked, State::Live), Ok(()));
+    }
+
+    #[test]
+    fn gate_closes_in_order_only_from_the_state_that_was_found() {
+        let gate = Gate::default();
+        let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
+        // Who revokes looks in and needs no turn.
+        let looking = gate.look(Allowed::OPEN).expect("it is open");
+        assert_eq!(gate.set(State::Revoked), Ok(State::Live));
+        let freed = looking.dive(|| gate.close_from(State::Live, State::Finalized));
+        assert_eq!(freed, Ok(Err(State::Revoked)), "it would be freed under who is inside NCCL");
+        assert!(!gate.is_closed());
+        drop((inside, looking));
+        assert!(gate.enter(Allowed::SPLIT, || LONG).is_ok(), "children can be made of it");
+        let gate = Gate::default();
+        assert_eq!(gate.close_from(State::Live, State::Finalized), Ok(()));
+        assert_eq!(gate.set(State::Revoked), Err(State::Finalized), "what is closed stays closed");
     }
 
     #[test]

@@ -13,16 +13,16 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use peerweave_driver::{CudaError, CudaStream, DeviceBuffer, DeviceMemory, Keep, relaxed};
+use peerweave_driver::{CudaStream, DeviceBuffer, DeviceMemory, Keep, PrivateStream, relaxed};
 use peerweave_types::Element;
 
 use crate::communicator::{Communicator, Inner};
 use crate::error::{MisuseKind, NcclError};
-use crate::settle::settle_all;
-use crate::split::enter_all;
+use crate::settle::end_group;
 use crate::state::Allowed;
 use crate::sys::{self, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
-use crate::{OnExpiry, Version, lifecycle, spans};
+use crate::turns::enter_all;
+use crate::{OnExpiry, Version, spans};
 
 /// What a window is for. The default is any use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -206,7 +206,7 @@ impl<T: Element> Window<T> {
             .zip(members)
             .map(|(made, (_, memory))| if made.is_some() { (memory.len() * size_of::<T>()) as u64 } else { 0 })
             .collect();
-        let lens = exchange(CALL, &communicators, &mine)?;
+        let lens = exchange(&communicators, &mine)?;
         let finish = |(made, lens_bytes): (Option<Registered>, Vec<u64>)| {
             let mut made = made?;
             made.lens_bytes = lens_bytes;
@@ -230,12 +230,10 @@ impl<T: Element> Window<T> {
             return Err(NcclError::misuse(CALL, MisuseKind::Context { why }));
         };
         let communicator = registered.communicator.clone();
-        communicator.nccl().not_forked(CALL)?;
         let _span = spans::of(&communicator.inner, CALL);
-        for used in std::mem::take(registered.streams.get_mut().unwrap_or_else(PoisonError::into_inner)) {
-            stream.join(&used).map_err(CudaError::of(CALL))?;
-        }
-        meet(CALL, &communicator, stream, deadline)?;
+        let mut streams = std::mem::take(registered.streams.get_mut().unwrap_or_else(PoisonError::into_inner));
+        streams.retain(|used| !Arc::ptr_eq(used, stream));
+        meet(CALL, &communicator, stream, &streams, deadline)?;
         let handle = registered.handle.0;
         communicator.inner.call(CALL, Allowed::LIVE, |api, comm| {
             // SAFETY: the handle is live inside the gate, the window is its own, and this is the only deregistration; no rank writes into it any more.
@@ -350,7 +348,7 @@ impl Registration {
     pub fn deregister(mut self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Registration::deregister";
         let _span = spans::of(&self.communicator.inner, CALL);
-        meet(CALL, &self.communicator, stream, deadline)?;
+        meet(CALL, &self.communicator, stream, &[], deadline)?;
         let handle = self.handle.0;
         self.communicator.inner.call(CALL, Allowed::LIVE, |api, comm| {
             // SAFETY: the handle is live inside the gate, the registration is its own, and this is the only deregistration.
@@ -412,9 +410,9 @@ fn together(
     mut each: impl FnMut(usize, &Inner) -> Result<ncclResult_t, NcclError>,
 ) -> Result<(), NcclError> {
     let _span = spans::of_many(call, communicators.len());
-    let inside = enter_all(call, Allowed::LIVE, communicators.iter().map(|communicator| &communicator.inner).collect())?;
+    let inside = enter_all(call, Allowed::LIVE, communicators.iter().map(|communicator| &communicator.inner))?;
     let (nccl, deadline) = (communicators[0].nccl(), communicators[0].deadline());
-    for (inner, inside) in &inside {
+    for (inner, inside) in inside.iter() {
         inner.bind()?;
         inner.dive(call, inside)?;
     }
@@ -431,34 +429,18 @@ fn together(
         break;
     }
     // SAFETY: this thread started it.
-    let ended = match relaxed(|| nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() })) {
-        Ok(ncclResult_t::ncclSuccess) => Ok(()),
-        // What NCCL works on would wait for the rest until the deadline: it is ended below, and who ends it waits for this thread to leave.
-        Ok(ncclResult_t::ncclInProgress) if is_ours => {
-            drop(inside);
-            Ok(())
-        }
-        Ok(ncclResult_t::ncclInProgress) => settle_all(call, inside, deadline),
-        Ok(code) => Err(nccl.failure(call, code, None)),
-        Err(error) => Err(error),
-    };
-    if is_ours {
-        // NCCL does not know of it, and works on the part of the group that it got: nobody would come to meet it.
-        let inners: Vec<_> = communicators.iter().map(|communicator| Arc::clone(&communicator.inner)).collect();
-        if let Err(error) = lifecycle::abort_together(&inners, lifecycle::ABORT_LIMIT) {
-            tracing::error!(%error, "part of a group could not be ended in time");
-        }
-    }
+    let ended = relaxed(|| nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() }));
+    let ended = end_group(call, nccl, ended, inside, is_ours, deadline);
     first_error.map_or(ended, Err)
 }
 
 /// Gives each rank's number to all. Blocks, at most for the communicators' deadline.
-fn exchange(call: &'static str, communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64>>, NcclError> {
+fn exchange(communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64>>, NcclError> {
     let start = Instant::now();
     let Some(first) = communicators.first() else { return Ok(Vec::new()) };
     let mut places = Vec::new();
     for (communicator, mine) in communicators.iter().zip(mine) {
-        let stream = communicator.context().new_stream().map_err(CudaError::of(call))?;
+        let stream = PrivateStream::new(communicator.context())?;
         let mut numbers = vec![0u64; communicator.n_ranks()];
         numbers[communicator.rank()] = *mine;
         places.push((DeviceMemory::from_slice(&stream, &numbers)?, stream));
@@ -477,15 +459,24 @@ fn exchange(call: &'static str, communicators: &[&Communicator], mine: &[u64]) -
     Ok(all)
 }
 
-/// Waits until every rank is here, and has completed what it enqueued on the stream before.
-fn meet(call: &'static str, communicator: &Communicator, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
+/// Waits until every rank is here, and has completed what it enqueued on the stream, and on the others, before.
+fn meet(
+    call: &'static str,
+    communicator: &Communicator,
+    stream: &Arc<CudaStream>,
+    others: &[Arc<CudaStream>],
+    deadline: Duration,
+) -> Result<(), NcclError> {
     // Before the driver, which does not work in a fork, is asked.
     communicator.nccl().not_forked(call)?;
     communicator.inner.check_stream(call, stream)?;
     let start = Instant::now();
+    let rest = || deadline.saturating_sub(start.elapsed());
     // First of all, since a copy to the device waits for it too, and longer than was asked.
-    communicator.wait_with(stream, deadline, OnExpiry::LeaveAlone)?;
+    for used in others.iter().chain([stream]) {
+        communicator.wait_with(used, rest(), OnExpiry::LeaveAlone)?;
+    }
     let mut numbers = DeviceMemory::from_slice(stream, &vec![0u8; communicator.n_ranks()])?;
     communicator.all_gather_in_place(stream, &mut numbers)?;
-    communicator.wait_with(stream, deadline.saturating_sub(start.elapsed()), OnExpiry::LeaveAlone)
+    communicator.wait_with(stream, rest(), OnExpiry::LeaveAlone)
 }

@@ -154,7 +154,7 @@ fn stream_of_another_context_of_the_same_device() {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         let other = context_beside(comm.context()).new_stream().expect("a stream");
-        let why = "the stream is of another context than the communicator's; both must be of the primary one";
+        let why = "the stream: it is of another context than the communicator's; both must be of the primary one";
         says(comm.all_reduce_in_place(&other, &mut values, ReduceOp::Sum), &format!("all_reduce_in_place: {why}"));
         says(comm.wait(&other, DEADLINE), &format!("wait: {why}"));
         let grouped = comm.nccl().group(|group| group.all_reduce_in_place(&comm, &other, &mut values, ReduceOp::Sum));

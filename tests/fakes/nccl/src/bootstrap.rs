@@ -1,7 +1,9 @@
 //! How ranks that share a unique id find each other.
 //!
+//! With several ids, each gathers its share of the ranks and hands it on to the first, as in NCCL.
+//!
 //! What is not here: communicators made from others, which know their ranks already (`derive`). Invariant: the process that made an
-//! id serves it once: it collects the ranks and answers all of them together.
+//! id serves it once: it collects the ranks, and the one of the first id answers all of them together.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -35,7 +37,9 @@ impl Members {
 /// The ranks of an id that have come so far.
 struct Waiting {
     ranks: i32,
-    came: BTreeMap<i32, (Address, i32, u64)>,
+    /// How many of them come to this id.
+    share: i32,
+    came: BTreeMap<i32, (Join, u64)>,
 }
 
 /// What this process knows of the ids it made.
@@ -102,14 +106,23 @@ impl Reader<'_> {
     }
 }
 
-/// Meets the other ranks of an id; gives up once `stop` says so.
-pub(crate) fn join(id: &UniqueId, ranks: i32, rank: i32, device: i32, stop: &dyn Fn() -> bool) -> Result<Members> {
-    let (number, root) = parse(id)?;
+/// Which of the ids a rank goes to: shares differ by one at most, and the first are the larger ones.
+fn id_of(rank: i32, ranks: i32, ids: i32) -> i32 {
+    let (small, larger) = (ranks / ids, ranks % ids);
+    let in_larger = larger * (small + 1);
+    if rank < in_larger { rank / (small + 1) } else { larger + (rank - in_larger) / small }
+}
+
+/// Meets the other ranks of an id, or of several; gives up once `stop` says so.
+pub(crate) fn join(ids: &[UniqueId], ranks: i32, rank: i32, device: i32, stop: &dyn Fn() -> bool) -> Result<Members> {
+    let count = i32::try_from(ids.len()).unwrap_or(i32::MAX);
+    let mine = id_of(rank, ranks, count);
+    let ((number, first), (own_number, root)) = (parse(&ids[0])?, parse(&ids[mine as usize])?);
+    let share = if count == 1 { ranks } else { (0..ranks).filter(|rank| id_of(*rank, ranks, count) == mine).count() as i32 };
     let nonce = crate::random::word();
-    let mut join = ranks.to_le_bytes().to_vec();
-    join.extend_from_slice(&device.to_le_bytes());
-    put_text(&mut join, wire::own()?);
-    post::send(&root, Slot { comm: number, to: -1, from: rank, channel: Channel::Join, tag: nonce }, join.into())?;
+    // The first id hears of all ranks, in the end.
+    let join = Join { ranks, share: if mine == 0 { ranks } else { share }, device, address: wire::own()?.clone(), number, first };
+    post::send(&root, Slot { comm: own_number, to: -1, from: rank, channel: Channel::Join, tag: nonce }, join.bytes().into())?;
     let slot = Slot { comm: number, to: rank, from: -1, channel: Channel::Table, tag: nonce };
     let Some(answer) = mailbox::take(slot, stop) else {
         return fail(Code::InternalError, "initialisation was aborted");
@@ -140,41 +153,93 @@ pub(crate) fn check_devices(members: &Members) -> Result {
     Ok(())
 }
 
+/// What a rank says to the process of an id.
+struct Join {
+    ranks: i32,
+    /// How many ranks come to that id.
+    share: i32,
+    device: i32,
+    /// Where the rank is.
+    address: Address,
+    /// The first id, and the process that serves it.
+    number: u128,
+    first: Address,
+}
+
+impl Join {
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = self.number.to_le_bytes().to_vec();
+        [self.ranks, self.share, self.device].iter().for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
+        put_text(&mut bytes, &self.address);
+        put_text(&mut bytes, &self.first);
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> Self {
+        let (number, rest) = bytes.split_at(16);
+        let mut reader = Reader(rest);
+        Self {
+            ranks: reader.number(),
+            share: reader.number(),
+            device: reader.number(),
+            address: reader.text(),
+            number: u128::from_le_bytes(number.try_into().expect("sixteen bytes")),
+            first: reader.text(),
+        }
+    }
+}
+
 /// A rank joins an id of this process.
 pub(crate) fn joined(slot: Slot, bytes: &[u8]) {
-    let mut reader = Reader(bytes);
-    let (ranks, device, address) = (reader.number(), reader.number(), reader.text());
+    let join = Join::read(bytes);
+    let is_first = slot.comm == join.number;
     let mut ids = ids();
-    let answers = match ids.get_mut(&slot.comm) {
+    let came = match ids.get_mut(&slot.comm) {
         Some(Served::Open(waiting)) => {
-            let waiting = waiting.get_or_insert_with(|| Waiting { ranks, came: BTreeMap::new() });
-            if waiting.ranks != ranks || waiting.came.contains_key(&slot.from) {
+            let waiting = waiting.get_or_insert_with(|| Waiting { ranks: join.ranks, share: join.share, came: BTreeMap::new() });
+            if (waiting.ranks, waiting.share) != (join.ranks, join.share) || waiting.came.contains_key(&slot.from) {
                 // As in NCCL, whose root only prints a warning: the communicator never comes into being.
-                crate::log::line(&format!("mismatch in a unique id: rank {} of {ranks} does not fit", slot.from));
+                crate::log::line(&format!("mismatch in a unique id: rank {} of {} does not fit", slot.from, join.ranks));
                 return;
             }
-            waiting.came.insert(slot.from, (address, device, slot.tag));
-            if waiting.came.len() < ranks as usize {
+            let share = join.share as usize;
+            waiting.came.insert(slot.from, (join, slot.tag));
+            if waiting.came.len() < share {
                 return;
             }
-            let mut table = ranks.to_le_bytes().to_vec();
-            for (address, device, _) in waiting.came.values() {
-                table.extend_from_slice(&device.to_le_bytes());
-                put_text(&mut table, address);
-            }
-            let answers = waiting.came.iter().map(|(rank, (address, _, nonce))| (*rank, address.clone(), *nonce, table.clone()));
-            let mut answers: Vec<_> = answers.collect();
-            // The ranks of this process come last: one that goes on may end the process.
-            answers.sort_by_key(|(_, address, ..)| wire::own().is_ok_and(|own| own == address));
+            let came = std::mem::take(&mut waiting.came);
             ids.insert(slot.comm, Served::Done);
-            answers
+            came
         }
-        Some(Served::Done) | None => vec![(slot.from, address, slot.tag, 0_i32.to_le_bytes().to_vec())],
+        Some(Served::Done) | None => {
+            drop(ids);
+            return answer(&join, slot.from, slot.tag, 0_i32.to_le_bytes().to_vec());
+        }
     };
     drop(ids);
-    for (rank, address, nonce, table) in answers {
-        let slot = Slot { comm: slot.comm, to: rank, from: -1, channel: Channel::Table, tag: nonce };
-        // A rank that died meanwhile cannot be told, and NCCL would not tell the others.
-        let _ = post::send(&address, slot, table.into());
+    if !is_first {
+        for (rank, (join, nonce)) in came {
+            let to_first = Slot { comm: join.number, to: -1, from: rank, channel: Channel::Join, tag: nonce };
+            let handed_on = Join { share: join.ranks, ..join };
+            let _ = post::send(&handed_on.first, to_first, handed_on.bytes().into());
+        }
+        return;
     }
+    let mut table = (came.len() as i32).to_le_bytes().to_vec();
+    for (join, _) in came.values() {
+        table.extend_from_slice(&join.device.to_le_bytes());
+        put_text(&mut table, &join.address);
+    }
+    let mut came: Vec<_> = came.into_iter().collect();
+    // The ranks of this process come last: one that goes on may end the process.
+    came.sort_by_key(|(_, (join, _))| wire::own().is_ok_and(|own| *own == join.address));
+    for (rank, (join, nonce)) in came {
+        answer(&join, rank, nonce, table.clone());
+    }
+}
+
+fn answer(join: &Join, rank: i32, nonce: u64, table: Vec<u8>) {
+    let slot = Slot { comm: join.number, to: rank, from: -1, channel: Channel::Table, tag: nonce };
+    // A rank that died meanwhile cannot be told, and NCCL would not tell the others.
+    let _ = post::send(&join.address, slot, table.into());
 }

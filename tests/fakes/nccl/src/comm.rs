@@ -61,6 +61,8 @@ pub(crate) struct State {
     /// How often survivors have left others behind.
     pub(crate) shrinks: u64,
     pub(crate) finalized: bool,
+    /// Whether its first collective has come, where that matters.
+    pub(crate) connected: bool,
     pub(crate) suspended: bool,
     /// An id for growing that nobody has used yet.
     pub(crate) grow_id: bool,

@@ -187,7 +187,7 @@ exports! {
             }
             let child = Comm::new(driver::current_device()?, config::read(config, Config::DEFAULT)?);
             return start(newcomm, child, None, rank, move |child| {
-                bootstrap::join(&id, n_ranks, rank, child.device, &|| child.stopped())
+                bootstrap::join(&[id], n_ranks, rank, child.device, &|| child.stopped())
             });
         }
         let parent = parent(comm)?;
@@ -207,7 +207,7 @@ exports! {
                 return invalid("no existing rank has given the id");
             };
             let id = UniqueId { bytes: bytes[..].try_into().expect("128 bytes") };
-            let members = bootstrap::join(&id, n_ranks, parent.who().rank, child.device, &|| child.stopped())?;
+            let members = bootstrap::join(&[id], n_ranks, parent.who().rank, child.device, &|| child.stopped())?;
             if given.is_some() {
                 parent.state().grow_id = false;
             }

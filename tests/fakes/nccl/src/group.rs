@@ -8,8 +8,10 @@ use std::sync::atomic::Ordering;
 
 use crate::abi::{Code, Fail, Header, Result, SIM_MAGIC, SimInfo, fail, invalid, misuse};
 use crate::comm::{Comm, CommPtr, Out, not_null};
+use crate::derive::everybody;
 use crate::execute::{Item, Launch, Work, forget, run_again, run_once};
-use crate::{config, driver, errors, mailbox};
+use crate::mailbox::Channel;
+use crate::{config, driver, errors, mailbox, settings};
 
 /// A communicator that is to be made.
 pub(crate) struct Job {
@@ -116,13 +118,14 @@ fn finish(jobs: Vec<Job>, operations: Vec<Operation>) -> Result {
     let Some(first) = blocking.first() else { return Ok(()) };
     if *first {
         run_jobs(jobs, true)?;
+        connect(&operations)?;
         return launch(operations);
     }
     for comm in &all {
         comm.pending.fetch_add(1, Ordering::AcqRel);
     }
     let work = move || {
-        let result = run_jobs(jobs, false).and_then(|()| launch(operations));
+        let result = run_jobs(jobs, false).and_then(|()| connect(&operations)).and_then(|()| launch(operations));
         for comm in all {
             if let Err(failure) = &result {
                 errors::set(&failure.text);
@@ -179,6 +182,28 @@ fn check_sends_to_self(operations: &[Operation]) -> Result {
         }
         if receives > sends {
             return misuse("Trying to recv to self without a matching send");
+        }
+    }
+    Ok(())
+}
+
+/// Waits for the other ranks of communicators whose first collective this is, if that was asked for.
+fn connect(operations: &[Operation]) -> Result {
+    if !settings::get().connect {
+        return Ok(());
+    }
+    let collectives = operations.iter().filter(|operation| matches!(operation.item.work, Work::Collective(_)));
+    let first = |comm: &&'static Comm| !std::mem::replace(&mut comm.state().connected, true);
+    let comms: Vec<&'static Comm> = collectives.map(|operation| operation.comm).filter(first).collect();
+    // All of this thread are there before any of them waits.
+    for comm in &comms {
+        everybody(comm).into_iter().for_each(|rank| comm.send(rank, Channel::Connect, 0, [].into()));
+    }
+    for comm in &comms {
+        for rank in everybody(comm) {
+            if comm.receive_until(rank, Channel::Connect, 0, &|| comm.stopped()).is_none() {
+                return fail(Code::InternalError, "connecting the ranks was ended");
+            }
         }
     }
     Ok(())

@@ -28,6 +28,7 @@
 //! - `DEATH=hang` (as NCCL over shared memory, if not set) or `error`: whether the end of a process shows as `ncclRemoteError` in the
 //!   communicators of others that it had sent to.
 //! - `NOOP=1`: a collective, send, receive or put only counts and returns: for the cost of a wrapper.
+//! - `CONNECT=1`: a communicator's first collective waits on the host until all ranks have issued theirs, as in NCCL, which connects them then.
 //! - `LOG=file`: a line `process function(name=value, ...) = code` per call; `process config field=value ...` for each configuration
 //!   that was read, with what had an effect; `process collective config ...` for one of a call; `process mismatch ...` where ranks disagree and hang.
 //!
@@ -42,7 +43,7 @@
 //! - Two ranks of one process on one device are refused; of different processes they are not, since each may see other devices.
 //! - Ranks of different processes cannot reach each other's windows by a pointer (they are different LSA teams), only by puts.
 //! - A communicator that ends while a captured graph holds its operations ends the process after five seconds; NCCL waits for ever.
-//! - GIN, CFT and vendor options are not there. `ncclCommInitRankScalable` uses the first id. Encryption is checked and not done.
+//! - GIN, CFT and vendor options are not there. Encryption is checked and not done.
 //! - It logs its errors and initialisations only (`NCCL_DEBUG`, `NCCL_DEBUG_FILE`).
 
 #![allow(non_snake_case)]

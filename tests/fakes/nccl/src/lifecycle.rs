@@ -46,20 +46,20 @@ pub(crate) fn start(
     group::submit_job(group::Job { comm: Some(comm), parent, handle, run: Box::new(run) })
 }
 
-fn init_rank(newcomm: *mut CommPtr, ranks: c_int, id: UniqueId, rank: c_int, config: Config) -> Result {
+fn init_rank(newcomm: *mut CommPtr, ranks: c_int, ids: Vec<UniqueId>, rank: c_int, config: Config) -> Result {
     not_null(newcomm, "newcomm")?;
     let device = driver::current_device()?;
     if ranks < 1 || rank < 0 || rank >= ranks {
         return invalid(format!("Invalid rank requested : {rank}/{ranks}"));
     }
-    bootstrap::check_id(&id)?;
+    ids.iter().try_for_each(bootstrap::check_id)?;
     driver::as_allocations_do()?;
     let comm = Comm::new(device, config);
     debug::say(
         debug::Level::Info,
         &format!("comm {:#x} rank {rank} nranks {ranks} cudaDev {} - Init START", comm.handle().address(), device.0),
     );
-    start(newcomm, comm, None, rank, move |comm| bootstrap::join(&id, ranks, rank, comm.device, &|| comm.stopped()))
+    start(newcomm, comm, None, rank, move |comm| bootstrap::join(&ids, ranks, rank, comm.device, &|| comm.stopped()))
 }
 
 fn destroy(comm: CommPtr) -> Result {
@@ -96,15 +96,15 @@ exports! {
 
     /// Makes a rank's communicator.
     fn ncclCommInitRank(comm: *mut CommPtr, nranks: c_int, comm_id: UniqueId, rank: c_int) {
-        init_rank(comm, nranks, comm_id, rank, Config::DEFAULT)
+        init_rank(comm, nranks, vec![comm_id], rank, Config::DEFAULT)
     }
 
     /// The same with a configuration.
     fn ncclCommInitRankConfig(comm: *mut CommPtr, nranks: c_int, comm_id: UniqueId, rank: c_int, config: *const ConfigStruct) {
-        init_rank(comm, nranks, comm_id, rank, config::read(config, Config::DEFAULT)?)
+        init_rank(comm, nranks, vec![comm_id], rank, config::read(config, Config::DEFAULT)?)
     }
 
-    /// The same with several ids, of which the first is used.
+    /// The same with several ids, each of which gathers a share of the ranks.
     fn ncclCommInitRankScalable(newcomm: *mut CommPtr, nranks: c_int, myrank: c_int, n_id: c_int, comm_ids: *const UniqueId,
         config: *const ConfigStruct) {
         if n_id < 1 || n_id > nranks {
@@ -113,10 +113,7 @@ exports! {
         not_null(comm_ids, "commId")?;
         // SAFETY: the program promises so many ids there.
         let ids = unsafe { std::slice::from_raw_parts(comm_ids, n_id as usize) };
-        for id in ids {
-            bootstrap::check_id(id)?;
-        }
-        init_rank(newcomm, nranks, ids[0], myrank, config::read(config, Config::DEFAULT)?)
+        init_rank(newcomm, nranks, ids.to_vec(), myrank, config::read(config, Config::DEFAULT)?)
     }
 
     /// Makes the communicators of all devices of this process.

@@ -28,13 +28,15 @@ pub(crate) enum Channel {
     Table = 5,
     /// One-sided: data and signal for a window of the receiver.
     OneSided = 6,
+    /// A rank has come to its first collective; as NCCL connects ranks then.
+    Connect = 7,
 }
 
 impl Channel {
     /// The channel of a number on the wire.
     pub(crate) fn from_number(number: u8) -> Option<Self> {
         use Channel::*;
-        let all = [Collective, PointToPoint, Acknowledge, Control, Join, Table, OneSided];
+        let all = [Collective, PointToPoint, Acknowledge, Control, Join, Table, OneSided, Connect];
         all.get(usize::from(number)).copied()
     }
 }

@@ -34,6 +34,7 @@ pub(crate) struct Settings {
     pub(crate) null_window: bool,
     pub(crate) multimem: bool,
     pub(crate) noop: bool,
+    pub(crate) connect: bool,
     pub(crate) death_is_error: bool,
     pub(crate) log: Option<String>,
 }
@@ -102,6 +103,7 @@ fn read() -> Settings {
         null_window: flag("NULL_WINDOW"),
         multimem: flag("MULTIMEM"),
         noop: flag("NOOP"),
+        connect: flag("CONNECT"),
         death_is_error: match variable("DEATH").as_deref() {
             None | Some("hang") => false,
             Some("error") => true,
