@@ -236,8 +236,7 @@ impl Gate {
 
     /// Changes one state to another, unless it is something else by now. What is closed stays closed [G2].
     pub(crate) fn change(&self, from: State, to: State) -> Result<(), State> {
-        debug_assert!(!from.is_closed());
-        let change = |word| (state_of(word) == from).then_some(with_state(word, to));
+        let change = |word| (state_of(word) == from && !from.is_closed()).then_some(with_state(word, to));
         self.word.fetch_update(SeqCst, Acquire, change).map(|_| ()).map_err(state_of)
     }
 
@@ -522,6 +521,7 @@ mod tests {
         assert_eq!(gate.close(State::Finalized), Ok(()));
         assert_eq!(gate.close(State::Aborted), Err(State::Finalized));
         assert_eq!(gate.set(State::Live), Err(State::Finalized));
+        assert_eq!(gate.change(State::Finalized, State::Revoked), Err(State::Finalized));
         assert!(gate.look(Allowed::OPEN).is_err());
     }
 

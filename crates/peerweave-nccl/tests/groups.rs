@@ -150,6 +150,79 @@ fn error_of_ours_in_the_middle_of_a_group_ends_the_part_that_was_issued() {
 }
 
 #[test]
+fn part_of_a_group_that_is_in_progress_is_not_waited_for() {
+    // The first rank's collective waits for the second's, which does not come.
+    fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
+        let all = all(2);
+        let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
+        let start = std::time::Instant::now();
+        let result = all[0].0.nccl().group(|group| {
+            for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
+                group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
+            }
+            // The last one's context is current: each is made current once before NCCL is asked, and once for its call.
+            fail_driver("cuCtxSetCurrent:4=709");
+            Ok(())
+        });
+        assert!(matches!(result, Err(NcclError::Cuda(_))), "{result:?}");
+        assert!(start.elapsed() < DEADLINE / 4, "nobody waits for what cannot come");
+        for (comm, _) in &all {
+            assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
+        }
+        drop((all, buffers));
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn rank_that_is_aborted_in_the_middle_of_a_group_is_not_used_any_more() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
+        let second = all[1].0.clone();
+        let aborting = std::thread::spawn(move || {
+            while second.sequence() == 0 {
+                std::thread::yield_now();
+            }
+            // Whoever seems to be stuck in NCCL is given up after half a second.
+            second.abort(DEADLINE)
+        });
+        let result = all[0].0.nccl().group(|group| {
+            for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
+                group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
+            }
+            fail_driver("cuCtxSetCurrent:4=1500ms");
+            Ok(())
+        });
+        assert!(matches!(result, Err(NcclError::Dead { state: DeadState::Aborted, .. })), "{result:?}");
+        aborting.join().expect("no panic").expect("it ends");
+        assert!(matches!(all[0].0.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })), "nobody would meet it");
+    });
+}
+
+#[test]
+fn captured_group_that_is_refused_leaves_nothing_in_the_graph() {
+    fakes(1).run(|| {
+        let ((comm, stream), (other, beside)) = (alone(), alone());
+        let (mut values, mut more) = (floats(&stream, &[1.0]), floats(&beside, &[1.0]));
+        let graph = captured(&stream, || {
+            comm.all_reduce_in_place(&stream, &mut values.clone(), ReduceOp::Sum)?;
+            let result = comm.nccl().group(|group| {
+                group.all_reduce_in_place(&comm, &stream, &mut values, ReduceOp::Sum)?;
+                group.all_reduce_in_place(&other, &beside, &mut more, ReduceOp::Sum)?;
+                other.abort(DEADLINE)
+            });
+            assert!(matches!(result, Err(NcclError::Dead { state: DeadState::Aborted, .. })), "{result:?}");
+            Ok(())
+        });
+        let error = comm.clone().finalize(DEADLINE).expect_err("a graph uses it").to_string();
+        assert_eq!(error, "finalize: captured graphs still use the communicator (1 captured calls); destroy them first");
+        drop(graph);
+        comm.finalize(DEADLINE).expect("the graph is gone");
+    });
+}
+
+#[test]
 fn error_of_ours_in_the_middle_of_a_simulation_ends_nothing() {
     fakes(1).without("ncclBroadcast").run(|| {
         let (comm, stream) = alone();

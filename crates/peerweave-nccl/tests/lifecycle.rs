@@ -114,6 +114,11 @@ fn scalable_init_takes_several_ids() {
                 });
             }
         });
+        for id in &ids {
+            // Each has gathered its share of the ranks, so none can be used again.
+            let again = Communicator::init_rank(nccl, &device(0), 1, id, 0, &Config::new(), DEADLINE);
+            assert_eq!(again.expect_err("it was used").code().map(|code| code.get()), Some(6));
+        }
         nothing_is_left();
     });
 }

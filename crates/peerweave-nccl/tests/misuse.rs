@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use peerweave_driver::{CudaContext, DeviceMemory};
+use peerweave_driver::{CudaContext, DeviceMemory, DriverError};
 use peerweave_nccl::{
     CollConfig, Communicator, Config, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, ShrinkMode, Signal, SignalWait, Switch,
     Window, WindowKind,
@@ -161,6 +161,65 @@ fn stream_of_another_context_of_the_same_device() {
         says(grouped, &format!("all_reduce_in_place: {why}"));
         let registered = comm.register(&values).expect("it is registered");
         says(registered.deregister(&other, DEADLINE), &format!("Registration::deregister: {why}"));
+    });
+}
+
+#[test]
+fn streams_of_each_thread_are_refused_by_every_call() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let own = comm.context().per_thread_stream();
+        let (send, mut recv) = (floats(&stream, &[1.0]), floats(&stream, &[0.0]));
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 4]).expect("memory");
+        let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("it is registered").expect("there are windows");
+        let registered = comm.register(&send).expect("it is registered");
+        let config = CollConfig::new();
+        // The ranks have told each other how long their windows are.
+        let before = (counted("collectives"), comm.sequence());
+        let refused = [
+            ("all_reduce", comm.all_reduce(&own, &send, &mut recv, ReduceOp::Sum)),
+            ("all_reduce_in_place", comm.all_reduce_in_place(&own, &mut recv, ReduceOp::Sum)),
+            ("all_to_all_v", comm.all_to_all_v(&own, &send, &[1], &mut recv, &[1])),
+            ("broadcast", comm.with(&config).broadcast(&own, Some(&send), &mut recv, 0)),
+            ("send", comm.send(&own, &send, 0)),
+            ("recv", comm.nccl().group(|group| group.recv(&comm, &own, &mut recv, 0))),
+            ("put_signal", comm.put_signal(&own, &memory, 0, &window, 0, Signal::default())),
+            ("signal", comm.signal(&own, 0, Signal::default())),
+            ("wait_signal", comm.wait_signal(&own, &[SignalWait { peer: 0, signal: Signal::default(), count: 1 }])),
+            ("wait", comm.wait(&own, DEADLINE)),
+            ("Registration::deregister", registered.deregister(&own, DEADLINE)),
+            ("Window::deregister", window.deregister(&own, DEADLINE)),
+        ];
+        for (call, result) in refused {
+            let error = result.expect_err(call);
+            let of_driver = matches!(&error, NcclError::Cuda(DriverError::PerThreadStream { call: told }) if *told == call);
+            assert!(of_driver, "{call}: {error}");
+        }
+        let error = NcclMem::from_slice(comm.nccl(), &own, &[1.0f32; 4]).expect_err("it could not be freed after the copy");
+        assert!(matches!(error, NcclError::Cuda(DriverError::PerThreadStream { .. })), "{error}");
+        assert_eq!((counted("collectives"), comm.sequence()), before, "nothing was enqueued");
+    });
+}
+
+#[test]
+fn errors_that_other_objects_left_in_the_context_are_not_told_by_these_calls() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        // A destructor of cudarc's that fails leaves its error for the next call of cudarc's, whoever makes that.
+        let leave = || {
+            let event = comm.context().new_event(None).expect("an event");
+            fail_driver("cuEventDestroy_v2:1=709");
+            drop(event);
+        };
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 4]).expect("memory");
+        leave();
+        let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("it is registered").expect("there are windows");
+        let beside = peerweave_driver::PrivateStream::new(comm.context()).expect("a stream");
+        comm.put_signal(&beside, &memory, 0, &window, 0, Signal::default()).expect("it is enqueued");
+        window.deregister(&stream, DEADLINE).expect("it is given back");
+        comm.all_reduce_in_place(&stream, &mut memory.slice(0..1).expect("it is inside"), ReduceOp::Sum).expect("it is enqueued");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        assert!(comm.context().check_err().is_err(), "the error is still there for who asks cudarc");
     });
 }
 

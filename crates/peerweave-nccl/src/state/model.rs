@@ -76,6 +76,89 @@ fn looking_meets_an_abort() {
     });
 }
 
+/// As who aborts with no patience at all: who may be stuck is not waited for, who has surfaced is.
+#[test]
+fn surfacing_meets_an_abort_that_gave_up() {
+    loom::model(|| {
+        let shared = Arc::new(Guarded::default());
+        let theirs = Arc::clone(&shared);
+        let calling = loom::thread::spawn(move || {
+            if let Ok(inside) = theirs.0.enter(Allowed::LIVE, || Duration::ZERO)
+                && inside.dive().is_ok()
+            {
+                inside.surface();
+                if !theirs.0.is_closed() {
+                    theirs.use_it();
+                }
+            }
+        });
+        shared.0.close(State::Aborted).expect("it was open");
+        while shared.0.presence() == Presence::PassesThrough {
+            loom::thread::yield_now();
+        }
+        // SAFETY: who is inside is stuck, and looks at the gate before it touches anything.
+        shared.1.with_mut(|is_freed| unsafe { *is_freed = true });
+        calling.join().expect("no panic");
+    });
+}
+
+/// As who revokes, with either way to change the state.
+fn revoking_meets_an_abort(revoke: fn(&Gate) -> bool) {
+    loom::model(move || {
+        let shared = Arc::new(Guarded::default());
+        let theirs = Arc::clone(&shared);
+        let revoking = loom::thread::spawn(move || {
+            if let Ok(looking) = theirs.0.look(Allowed::OPEN)
+                && revoke(&theirs.0)
+            {
+                let _ = looking.dive(|| theirs.use_it());
+            }
+        });
+        shared.end();
+        revoking.join().expect("no panic");
+        assert_eq!(shared.0.state(), State::Aborted, "[G2]");
+    });
+}
+
+#[test]
+fn revoking_what_is_open_meets_an_abort() {
+    revoking_meets_an_abort(|gate| gate.set(State::Revoked).is_ok());
+}
+
+#[test]
+fn changing_what_was_seen_meets_an_abort() {
+    revoking_meets_an_abort(|gate| gate.change(gate.state(), State::Revoked).is_ok());
+}
+
+/// Who finalizes frees at once, and waits for nobody who revokes.
+#[test]
+fn revoking_meets_who_finalizes() {
+    loom::model(|| {
+        let shared = Arc::new(Guarded::default());
+        let theirs = Arc::clone(&shared);
+        let revoking = loom::thread::spawn(move || {
+            if let Ok(looking) = theirs.0.look(Allowed::OPEN)
+                && theirs.0.set(State::Revoked).is_ok()
+            {
+                let _ = looking.dive(|| theirs.use_it());
+            }
+        });
+        let closed = {
+            let _inside = shared.0.enter(Allowed::LIVE, || Duration::ZERO);
+            shared.0.close_from(State::Live, State::Finalized)
+        };
+        if closed.is_ok() {
+            while shared.0.presence() == Presence::PassesThrough {
+                loom::thread::yield_now();
+            }
+            // SAFETY: who still looks in finds the gate closed before it touches anything.
+            shared.1.with_mut(|is_freed| unsafe { *is_freed = true });
+        }
+        revoking.join().expect("no panic");
+        assert_eq!(shared.0.state(), if closed.is_ok() { State::Finalized } else { State::Revoked });
+    });
+}
+
 #[test]
 fn two_calls_take_turns_and_see_what_the_other_did() {
     struct Counted(Gate, UnsafeCell<u32>);
