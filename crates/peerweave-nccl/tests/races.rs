@@ -1,0 +1,82 @@
+//! Calls that end a communicator at the same moment: each finds the other, and NCCL never gets a handle that was freed.
+//!
+//! What the gate promises for one order of steps is tested beside it.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use common::*;
+use peerweave_nccl::{Communicator, DeadState, NcclError, ReduceOp};
+
+/// Revokes in one thread and does something else in another, again and again, a little earlier or later each time.
+fn beside_a_revocation(mut end: impl FnMut(usize, Communicator, Result<(), NcclError>)) {
+    let start = Instant::now();
+    for round in 0.. {
+        if start.elapsed() > Duration::from_secs(4) {
+            break;
+        }
+        let (comm, _) = alone();
+        let (other, barrier) = (comm.clone(), Arc::new(Barrier::new(2)));
+        let theirs = Arc::clone(&barrier);
+        let revoking = std::thread::spawn(move || {
+            theirs.wait();
+            (0..round % 61 * 20).for_each(|_| std::hint::spin_loop());
+            other.revoke()
+        });
+        barrier.wait();
+        if round % 2 == 0 {
+            let finalized = comm.clone().finalize(DEADLINE);
+            assert!(!matches!(finalized, Err(NcclError::Nccl(_))), "round {round}: NCCL was asked to finalize what was revoked");
+            end(round, comm, revoking.join().expect("no panic").and(finalized));
+        } else {
+            comm.abort(DEADLINE).expect("it is aborted");
+            end(round, comm, revoking.join().expect("no panic"));
+        }
+    }
+}
+
+#[test]
+fn who_finalizes_or_aborts_is_never_inside_together_with_who_revokes() {
+    fakes(1).run(|| {
+        let (mut revoked, mut late) = (0, 0);
+        beside_a_revocation(|round, comm, result| {
+            let state = format!("{comm:?}");
+            match round % 2 {
+                0 => assert!(
+                    result.is_err() && (state.contains("Revoked") || state.contains("Finalized")),
+                    "{round}: {state}, {result:?}"
+                ),
+                _ => assert!(state.contains("Aborted"), "round {round}: {state}: what was aborted stays so"),
+            }
+            if state.contains("Revoked") { revoked += 1 } else { late += 1 }
+        });
+        assert!(revoked > 0 && late > 0, "{revoked} and {late}: the race was not run");
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn what_was_revoked_stays_so_when_its_call_ends_with_an_error() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut values = floats(&stream, &[1.0; 4]);
+        // NCCL's own thread is slow before it launches, and then fails, as one whose communicator was revoked.
+        fail_driver("cuStreamIsCapturing:2=400ms,cuLaunchHostFunc:1=999");
+        let other = comm.clone();
+        let calling = std::thread::spawn(move || other.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum));
+        std::thread::sleep(Duration::from_millis(150));
+        assert!(!calling.is_finished(), "it is in progress");
+        comm.revoke().expect("it is revoked");
+        assert!(calling.join().expect("no panic").is_err());
+        let error = comm.all_reduce_in_place(
+            &comm.context().default_stream(),
+            &mut floats(&comm.context().default_stream(), &[1.0]),
+            ReduceOp::Sum,
+        );
+        assert!(matches!(error, Err(NcclError::Dead { state: DeadState::Revoked, .. })), "{error:?}: it can still be split");
+    });
+}
