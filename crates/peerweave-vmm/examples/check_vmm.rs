@@ -1,7 +1,8 @@
 //! Checks shared GPU memory on the GPUs of this machine: `check_vmm [--pes N] [--threads] [--kill] [--ipc] [--fabric] [--rounds N]`.
 //!
 //! N processes (or threads) map one heap all to all; every pair is written and read with patterns; the heap grows; many rounds of allocation leave
-//! no memory behind. With `--kill` one process is killed while its memory is mapped, and the others must get an error that names it.
+//! no memory behind. The line `way: ...` says how the memory really went from one PE to the others; with `--fabric` it holds `FELL BACK` and the
+//! reason where fabric handles are not to be had. With `--kill` one process is killed while its memory is mapped, and the others must get an error that names it.
 //! The last line is `OK ...` or `FAILED ...`. No wait is longer than 20 seconds. Multicast objects are never touched.
 
 use std::process::{Child, Command, ExitCode};
@@ -14,7 +15,7 @@ use peerweave_types::Pe;
 use peerweave_vmm::probe::{Method, Moved, Probe};
 use peerweave_vmm::{
     Exportable, Granularity, HeapOptions, Misuse, PeerMatrix, PhysicalMemory, Reservation, Rights, Sharing, SymmetricHeap,
-    SymmetricMemory, VmmError, peer,
+    SymmetricMemory, VmmError, Way, peer,
 };
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -321,10 +322,26 @@ fn options(pes: &Pes) -> HeapOptions {
     HeapOptions::new(32 * MIB).max_bytes(1 << 30).sharing(pes.sharing)
 }
 
+/// Says how the memory really goes, and whether that is how it was to go.
+fn say_way(pes: &Pes, heap: &SymmetricHeap) -> Result<(), Failure> {
+    let way = heap.way();
+    match (pes.sharing, way, heap.fell_back()) {
+        (Sharing::PreferFabric, Way::Fabric, None) => pes.say("way: Fabric, as asked"),
+        (Sharing::PreferFabric, way, Some(why)) if way != Way::Fabric => {
+            pes.say(&format!("way: {way:?}. FELL BACK: fabric was asked for and is NOT used: {why}"));
+        }
+        (Sharing::Ipc, Way::Ipc, None) => pes.say("way: Ipc, as asked"),
+        (Sharing::Auto, way, None) => pes.say(&format!("way: {way:?}")),
+        (asked, way, why) => return Err(format!("asked for {asked:?}, and the memory goes by {way:?} ({why:?})").into()),
+    }
+    Ok(())
+}
+
 fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
     let start = Instant::now();
     let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options(pes))?;
-    pes.say(&format!("heap by way of {:?}: {} bytes on each PE, {:.1?}", heap.way(), heap.bytes(), start.elapsed()));
+    pes.say(&format!("heap of {} bytes on each PE, {:.1?}", heap.bytes(), start.elapsed()));
+    say_way(pes, &heap)?;
     if let Ok(geometry) = heap.geometry() {
         for place in 0..pes.n {
             let expected = geometry.base + u64::from(place) * geometry.stride + 4096;
@@ -470,6 +487,7 @@ fn probe(pes: &Pes, contexts: &[Arc<CudaContext>]) -> Result<(), Failure> {
 fn killed(pes: &Pes) -> Result<(), Failure> {
     let victim = Pe::new(pes.n - 1);
     let heap = SymmetricHeap::new(&pes.rendezvous, &pes.context, options(pes))?;
+    say_way(pes, &heap)?;
     let mut memory: SymmetricMemory<u64> = heap.alloc(1 << 20)?;
     let mine = words(pes.me, pes.me, 3, 1 << 20);
     peerweave_vmm::write(&pes.stream, &mut memory, &mine, soon())?;

@@ -347,18 +347,20 @@ impl Part {
     }
 }
 
-/// Whether a device offers physical memory by fabric handles, tried with the smallest piece.
-pub(crate) fn fabric_works(context: &Arc<CudaContext>) -> Result<bool, VmmError> {
+/// Whether a device offers physical memory by fabric handles, tried with the smallest piece, as a heap would make it; if not, why.
+pub(crate) fn fabric_works(context: &Arc<CudaContext>, file_descriptor: bool) -> Result<Result<(), String>, VmmError> {
+    let exportable = Way::Fabric.exportable(file_descriptor);
     if !raw::has(context.ordinal(), raw::Attribute::Fabric)? {
-        return Ok(false);
+        let ordinal = context.ordinal();
+        return Ok(Err(format!("device {ordinal} is without CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED")));
     }
-    let tried = physical::Granularity::of_device(context.ordinal(), Exportable::FABRIC)
-        .and_then(|granularity| PhysicalMemory::create(context, granularity.minimum, Exportable::FABRIC))
+    let tried = physical::Granularity::of_device(context.ordinal(), exportable)
+        .and_then(|granularity| PhysicalMemory::create(context, granularity.minimum, exportable))
         .and_then(|memory| memory.export_fabric());
     match tried {
-        Ok(_) => Ok(true),
-        Err(VmmError::Unsupported { .. }) => Ok(false),
-        Err(error) if error.is_code(physical::FABRIC_REFUSED) => Ok(false),
+        Ok(_) => Ok(Ok(())),
+        Err(error @ VmmError::Unsupported { .. }) => Ok(Err(error.to_string())),
+        Err(error) if error.is_code(physical::FABRIC_REFUSED) => Ok(Err(error.to_string())),
         Err(error) => Err(error),
     }
 }

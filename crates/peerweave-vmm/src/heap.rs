@@ -45,7 +45,7 @@ pub enum Sharing {
     /// Directly among threads of one process; as file descriptors; as fabric handles; by legacy IPC: the first that all can.
     #[default]
     Auto,
-    /// As fabric handles where they can be had, or else as [`Auto`](Self::Auto).
+    /// As fabric handles where all PEs of the machine can have them, or else as [`Auto`](Self::Auto): [`SymmetricHeap::fell_back`] tells why.
     PreferFabric,
     /// By legacy IPC.
     Ipc,
@@ -447,9 +447,16 @@ impl SymmetricHeap {
         &self.inner.layout.members
     }
 
-    /// How memory gets from one PE of this machine to the others.
+    /// How memory gets from one PE of this machine to the others. With [`Sharing::PreferFabric`] it is [`Way::Fabric`] or [`fell_back`](Self::fell_back)
+    /// says why not.
     pub fn way(&self) -> Way {
         self.inner.layout.way
+    }
+
+    /// Why the memory goes another way than the options wish: which PE could not, and what its driver said. `None` where it goes as they wish; the same on
+    /// all PEs of a machine.
+    pub fn fell_back(&self) -> Option<&str> {
+        self.inner.fell_back.as_deref()
     }
 
     /// Bytes of each segment now.

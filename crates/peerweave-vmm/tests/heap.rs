@@ -154,26 +154,68 @@ fn threads_without_virtual_memory_enable_peer_access_instead() {
 }
 
 #[test]
-fn fabric_handles_serve_where_they_can_be_had_and_are_passed_over_where_not() {
+fn fabric_handles_serve_where_they_can_be_had_and_the_heap_says_why_where_not() {
     let place = tempfile::tempdir().expect("a temporary directory");
-    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run_many(2, |child| {
+    let fabric = || Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path());
+    let fell_back = |me: &Me| {
+        let heap = heap(me, options().sharing(Sharing::PreferFabric));
+        let told = (heap.way(), heap.fell_back().map(str::to_owned));
+        heap.finalize().expect("all end it");
+        settle();
+        me.barrier("gone");
+        told
+    };
+    fabric().run_many(2, |child| {
         let me = process(&child);
+        assert_eq!(fell_back(&me), (Way::Fabric, None));
         whole_life(&me, options().sharing(Sharing::PreferFabric), Way::Fabric);
+        let plain = heap(&me, options());
+        assert_eq!((plain.way(), plain.fell_back()), (Way::FileDescriptor, None), "nobody wished for fabric handles");
+        plain.finalize().expect("all end it");
         me.leave();
     });
-    // A device that claims fabric handles, on a machine without the service that gives them out.
-    let orders = "cuMemExportToShareableHandle:1=800";
-    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).env("PEERWEAVE_FAKE_CUDA_FAIL", orders).run_many(
-        2,
-        |child| {
-            let me = process(&child);
-            whole_life(&me, options().sharing(Sharing::PreferFabric), Way::FileDescriptor);
+    // Threads of one process, which need no handles, take them where they are wished for.
+    fabric().run(|| {
+        threads(2, |me| {
+            assert_eq!(fell_back(&me), (Way::Fabric, None));
             me.leave();
-        },
-    );
+        });
+    });
+    // A device that claims fabric handles, on a machine without the service that gives them out: to one PE, or to both.
+    for refused in [0..2, 1..2] {
+        fabric().run_many(2, |child| {
+            let me = process(&child);
+            let exporting = "cuMemExportToShareableHandle:1=800";
+            let making = "cuMemCreate:1=801,cuMemCreate:2=801,cuMemCreate:3=801";
+            for orders in [exporting, making] {
+                let (call, _) = orders.split_once(':').expect("a call and its number");
+                if refused.contains(&me.pe) {
+                    fail(orders);
+                }
+                me.barrier("refused");
+                let (way, why) = fell_back(&me);
+                fail("");
+                assert_eq!(way, Way::FileDescriptor);
+                let why = why.expect("it is no fabric handle");
+                assert!(why.starts_with(&format!("PE {}: ", refused.start)) && why.contains(call), "{why}");
+                me.barrier("told");
+            }
+            whole_life(&me, options().sharing(Sharing::PreferFabric), Way::Fabric);
+            me.leave();
+        });
+    }
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
+        let (way, why) = fell_back(&me);
+        assert_eq!(way, Way::FileDescriptor);
+        assert!(why.as_ref().is_some_and(|why| why.contains("HANDLE_TYPE_FABRIC_SUPPORTED")), "{why:?}");
         whole_life(&me, options().sharing(Sharing::PreferFabric), Way::FileDescriptor);
+        me.leave();
+    });
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
+        let me = process(&child);
+        let (way, why) = fell_back(&me);
+        assert_eq!((way, why.as_deref()), (Way::Ipc, Some("PE 0: device 0 is without virtual memory management")));
         me.leave();
     });
 }

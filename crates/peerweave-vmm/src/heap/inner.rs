@@ -38,6 +38,8 @@ pub(crate) struct HeapInner {
     /// Bytes between a chunk and the next one.
     gap: u64,
     pub(crate) layout: Layout,
+    /// Why not as the options wish.
+    pub(super) fell_back: Option<String>,
     pub(super) chunks: RwLock<Vec<Chunk>>,
     /// Held during a collective call.
     state: Mutex<State>,
@@ -68,6 +70,8 @@ pub(super) struct Around {
     vmm: bool,
     file_descriptor: bool,
     fabric: bool,
+    /// Why not by fabric handles, where they were tried.
+    refusal: String,
 }
 
 impl Around {
@@ -76,7 +80,13 @@ impl Around {
         let vmm = raw::has(ordinal, Attribute::Vmm)? && options.sharing != Sharing::Ipc;
         let exportable = if vmm { Exportable::of_device(ordinal)? } else { Exportable::NOWHERE };
         // Tried only where it would be taken: it makes memory.
-        let fabric = vmm && (options.sharing == Sharing::PreferFabric || !exportable.file_descriptor) && fabric_works(context)?;
+        let is_tried = options.sharing == Sharing::PreferFabric || !exportable.file_descriptor;
+        let tried = match vmm {
+            true if is_tried => fabric_works(context, exportable.file_descriptor)?,
+            true => Err(String::new()),
+            false => Err(format!("device {ordinal} is without virtual memory management")),
+        };
+        let fabric = tried.is_ok();
         let granularity = match vmm {
             true => Granularity::of_device(ordinal, Exportable { fabric, ..exportable })?.recommended,
             false => IpcMemory::STEP_BYTES,
@@ -99,6 +109,7 @@ impl Around {
             vmm,
             file_descriptor: exportable.file_descriptor,
             fabric,
+            refusal: tried.err().unwrap_or_default(),
         })
     }
 
@@ -107,6 +118,8 @@ impl Around {
             [self.random, self.machine, self.granularity, self.total_bytes].iter().flat_map(|word| word.to_le_bytes()).collect();
         blob.extend(self.process.0);
         blob.extend([self.vmm, self.file_descriptor, self.fabric].map(u8::from));
+        blob.extend((self.refusal.len() as u32).to_le_bytes());
+        blob.extend(self.refusal.as_bytes());
         blob
     }
 
@@ -115,9 +128,12 @@ impl Around {
         let (random, machine, granularity) = (reader.number()?, reader.number()?, reader.number()?);
         let (total_bytes, process) = (reader.number()?, ProcessId(reader.bytes()?));
         let [vmm, file_descriptor, fabric] = reader.bytes::<3>()?.map(|flag| flag == 1);
+        let len = u32::from_le_bytes(reader.bytes()?) as usize;
+        let refusal = reader.rest();
         // The sizes of no machine that there is would overflow in what follows.
-        let whole = reader.rest().is_empty() && (1..1 << 48).contains(&granularity) && total_bytes < 1 << 56;
-        whole.then_some(Self { random, machine, process, granularity, total_bytes, vmm, file_descriptor, fabric })
+        let whole = refusal.len() == len && (1..1 << 48).contains(&granularity) && total_bytes < 1 << 56;
+        let refusal = String::from_utf8(refusal.to_vec()).ok()?;
+        whole.then_some(Self { random, machine, process, granularity, total_bytes, vmm, file_descriptor, fabric, refusal })
     }
 
     /// The number that names the heap, which is PE 0's. 0 where even that cannot be read: then it is 0 for all.
@@ -149,6 +165,12 @@ impl Around {
     }
 }
 
+/// Why the wish for fabric handles was not followed on a machine: of the first PE there that cannot.
+fn why_not_fabric(members: &[(Pe, &Around)], sharing: Sharing) -> Option<String> {
+    let (pe, around) = members.iter().find(|(_, around)| sharing == Sharing::PreferFabric && !around.fabric)?;
+    Some(format!("{pe}: {}", around.refusal))
+}
+
 impl HeapInner {
     /// A heap without memory. Local.
     pub(super) fn new(
@@ -163,7 +185,12 @@ impl HeapInner {
         let members: Vec<Pe> =
             (0..).map(Pe::new).zip(around).filter(|(_, pe)| pe.machine == mine.machine).map(|(pe, _)| pe).collect();
         let place = members.iter().position(|pe| *pe == rendezvous.pe()).expect("this PE is on its own machine");
-        let way = Around::way(&members.iter().map(|pe| &around[pe.index()]).collect::<Vec<_>>(), options.sharing);
+        let here: Vec<(Pe, &Around)> = members.iter().map(|pe| (*pe, &around[pe.index()])).collect();
+        let way = Around::way(&here.iter().map(|(_, around)| *around).collect::<Vec<_>>(), options.sharing);
+        let fell_back = why_not_fabric(&here, options.sharing);
+        if let Some(why) = &fell_back {
+            tracing::warn!(?way, why, "fabric handles were preferred and cannot be had");
+        }
         let file_descriptor = members.iter().all(|pe| around[pe.index()].file_descriptor);
         let granularity = around.iter().map(|pe| pe.granularity).max().unwrap_or(1).max(IpcMemory::STEP_BYTES as u64);
         let wanted = options.max_bytes.map_or(around.iter().map(|pe| pe.total_bytes).max().unwrap_or(0), |bytes| bytes as u64);
@@ -206,6 +233,7 @@ impl HeapInner {
             stream,
             gap,
             layout,
+            fell_back,
             chunks: RwLock::default(),
             state: Mutex::default(),
             ledger: Mutex::default(),
@@ -462,6 +490,7 @@ mod tests {
             vmm,
             file_descriptor,
             fabric,
+            refusal: if fabric { String::new() } else { "refused".into() },
         }
     }
 
@@ -501,9 +530,13 @@ mod tests {
 
     #[test]
     fn what_a_pe_tells_of_itself_is_read_back() {
-        let blob = around(7, true, false, true).encode();
-        let read = Around::decode(&blob).expect("it is whole");
-        assert_eq!((read.process, read.vmm, read.file_descriptor, read.fabric), (ProcessId([7; 16]), true, false, true));
-        assert!((0..blob.len()).all(|len| Around::decode(&blob[..len]).is_none()));
+        for (fabric, refusal) in [(true, ""), (false, "refused")] {
+            let blob = around(7, true, false, fabric).encode();
+            let read = Around::decode(&blob).expect("it is whole");
+            assert_eq!((read.process, read.vmm, read.file_descriptor, read.fabric), (ProcessId([7; 16]), true, false, fabric));
+            assert_eq!(read.refusal, refusal);
+            assert!((0..blob.len()).all(|len| Around::decode(&blob[..len]).is_none()));
+            assert!(Around::decode(&[&blob[..], &[0]].concat()).is_none());
+        }
     }
 }
