@@ -116,6 +116,56 @@ fn graphs_of_calls_are_replayed() {
     assert!(out.contains("# Out of bounds values : 0 OK"), "{out}");
 }
 
+/// The lines of the table, in words.
+fn table(output: &Output) -> Vec<Vec<String>> {
+    assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
+    let out = text(&output.stdout);
+    out.lines().filter(|line| !line.starts_with('#')).map(|line| line.split_whitespace().map(str::to_owned).collect()).collect()
+}
+
+#[test]
+fn pes_are_threads_of_one_process_where_that_is_asked_for() {
+    for op in ["all-reduce", "gather", "send-recv"] {
+        let options = ["bench", op, "--backend", "nccl", "--threads", "-n", "3", "-b", "1K", "-e", "1K", "--iters", "2"];
+        let output = Machine::with_gpus().run(&options, &[]);
+        let lines = table(&output);
+        assert_eq!((lines.len(), lines[0][8].as_str()), (1, "0"), "{op}");
+        let out = text(&output.stdout);
+        let pids: Vec<&str> = out.lines().filter_map(|line| line.split_once(" Pid ")?.1.split_whitespace().next()).collect();
+        assert!(pids.len() == 3 && pids.iter().all(|pid| *pid == pids[0]), "{out}");
+    }
+}
+
+#[test]
+fn thread_that_fails_ends_the_measurement_and_is_named() {
+    let options = ["bench", "all-reduce", "--backend", "nccl", "--threads", "-n", "3", "-e", "8", "--timeout", "60"];
+    let output = Machine::with_gpus().run(&options, &[("PEERWEAVE_FAKE_CUDA_DEVICES", "2")]);
+    assert!(!output.status.success());
+    let err = text(&output.stderr);
+    assert!(err.contains("PE 2: ") && err.contains("device 2 does not exist, there are 2"), "{err}");
+}
+
+#[test]
+fn buffers_are_registered_as_windows_where_that_is_asked_for() {
+    for op in ["all-reduce", "all-gather", "reduce-scatter", "broadcast", "gather"] {
+        let options = ["bench", op, "--backend", "nccl", "--window", "-n", "3", "-b", "1K", "-e", "1K", "--iters", "2"];
+        let output = Machine::with_gpus().run(&options, &[]);
+        let lines = table(&output);
+        assert_eq!((lines.len(), lines[0][8].as_str(), lines[0][12].as_str()), (1, "0", "0"), "{op}");
+        assert!(text(&output.stdout).contains("buffers: NCCL's allocator, registered as windows"), "{op}");
+    }
+    // What cannot be registered is not measured as if it were.
+    let options = ["bench", "all-reduce", "--backend", "nccl", "--window", "-n", "2", "-e", "8"];
+    for (variable, value, expected) in [
+        ("PEERWEAVE_FAKE_NCCL_VERSION", "22602", "ncclCommWindowRegister"),
+        ("PEERWEAVE_FAKE_NCCL_NULL_WINDOW", "1", "NCCL has no windows among these devices"),
+    ] {
+        let output = Machine::with_gpus().run(&options, &[(variable, value)]);
+        assert!(!output.status.success());
+        assert!(text(&output.stderr).contains(expected), "{}", text(&output.stderr));
+    }
+}
+
 #[test]
 fn machine_without_gpus_is_told_what_is_missing() {
     let output = Machine::new(&[]).run(&["bench", "all-reduce", "--backend", "nccl", "-n", "1", "-e", "8"], &[]);

@@ -9,6 +9,9 @@ use super::op::BenchOp;
 
 /// An error for what the backend cannot do, or this command with it.
 pub(super) fn check_backend(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
+    if args.window && args.backend != BackendName::Nccl {
+        return Err("--window: --backend nccl alone has it".to_owned());
+    }
     match args.backend {
         BackendName::Host if args.graph.is_some() => Err("--graph: the host backend has no graphs".to_owned()),
         BackendName::Host => Ok(()),
@@ -49,8 +52,8 @@ fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
         return refuse(&format!("{redop} is no reduction of NCCL"));
     }
     for (given, option) in [
-        (args.threads, "--threads: each PE is a process with a GPU of its own"),
         (args.dirty, "--dirty is for caches of processors"),
+        (args.window && args.buffers == Buffers::Private, "--window: NCCL has windows of memory of its own allocator alone"),
     ] {
         if given {
             return refuse(option);

@@ -75,6 +75,9 @@ pub struct BenchArgs {
     /// Capture this many calls into a CUDA graph and time its replays; not with --backend host
     #[arg(short = 'G', long, value_name = "CALLS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub graph: Option<u32>,
+    /// Register the buffers as windows of symmetric memory, so that NCCL's kernels reach into them; --backend nccl alone
+    #[arg(long)]
+    pub window: bool,
     /// Leave puts and gets to a quiet at the end of each batch; --backend nvshmem alone
     #[arg(long)]
     pub nbi: bool,
@@ -253,6 +256,8 @@ pub struct Config {
     pub backend: BackendName,
     /// Calls in a graph, where graphs are timed.
     pub graph: Option<u32>,
+    /// Whether buffers are registered as windows.
+    pub window: bool,
     /// Whether puts and gets are left to a quiet.
     pub nbi: bool,
     /// Whether each launch is timed by itself.
@@ -341,6 +346,7 @@ impl Config {
             bind: args.bind,
             backend: args.backend,
             graph: args.graph,
+            window: args.window,
             nbi: args.nbi,
             each: args.each,
             clock,
@@ -361,6 +367,7 @@ impl Config {
     /// The kind of memory, in words.
     pub fn buffers_name(&self) -> &'static str {
         match (self.backend, self.buffers) {
+            (BackendName::Nccl, Buffers::Symmetric) if self.window => "NCCL's allocator, registered as windows",
             (BackendName::Nccl, Buffers::Symmetric) => "NCCL's allocator",
             (BackendName::Nccl, Buffers::Private) => "device memory",
             (BackendName::Nvshmem, Buffers::Private) => "device memory",
@@ -529,7 +536,13 @@ mod tests {
             (&["put", "-b", "8", "-e", "8", "--plot", "x.svg"], "--plot takes two sizes at least"),
             (&["put", "--backend", "nccl"], "--backend nccl: put is no operation of NCCL"),
             (&["all-reduce", "--backend", "nccl", "-d", "i32", "-o", "xor"], "--backend nccl: xor is no reduction of NCCL"),
-            (&["all-reduce", "--backend", "nccl", "--threads"], "--backend nccl: --threads"),
+            (&["all-reduce", "--backend", "nccl", "--dirty"], "--backend nccl: --dirty"),
+            (
+                &["all-reduce", "--backend", "nccl", "--window", "--buffers", "private"],
+                "--window: NCCL has windows of memory of its own allocator",
+            ),
+            (&["all-reduce", "--window"], "--window: --backend nccl alone has it"),
+            (&["all-reduce", "--backend", "nvshmem", "--window"], "--window: --backend nccl alone has it"),
             (&["all-reduce", "-G", "20"], "--graph: the host backend has no graphs"),
             (&["gather", "--backend", "nvshmem"], "--backend nvshmem: gather is no operation of NVSHMEM"),
             (&["atomics", "--backend", "nvshmem"], "--backend nvshmem: atomics are for kernels"),

@@ -68,6 +68,7 @@ pub fn document(
         "batches": config.batches,
         "dirty": truth(config.dirty),
         "buffers": config.buffers,
+        "window": truth(config.window),
         "devices": collector.ready().iter().map(|ready| json!({
             "rank": ready.pe,
             "group": 0,

@@ -1,4 +1,5 @@
-//! A PE of `bench --backend nccl`: one process, one GPU. Goes through the same plan, with the same inputs and the same check, as the host's PEs.
+//! A PE of `bench --backend nccl`: one process or thread, one GPU. Goes through the same plan, with the same inputs and the same check, as the
+//! host's PEs.
 //!
 //! Invariant: every PE makes the same calls in the same order; the number of calls in a batch is agreed on through the rendezvous, not by
 //! the library that is measured.
@@ -6,11 +7,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_bootstrap::{Job, Options, Rendezvous};
+use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Server, ServerOptions, Token};
 use peerweave_driver::cudarc::driver::CudaGraph;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{CudaError, CudaStream, DeviceMemory, DriverError, context};
-use peerweave_nccl::{Communicator, Config as NcclConfig, Nccl, NcclMem};
+use peerweave_nccl::{Communicator, Config as NcclConfig, Nccl, NcclMem, Window, WindowKind};
 use peerweave_types::{DType, F8E4M3, F8E5M2, bf16, f16};
 
 use super::config::{Bind, Buffers, Case, Config};
@@ -32,7 +33,26 @@ const FEWEST_CALLS: u64 = 3;
 
 /// The process, from its first barrier to its end.
 pub(super) fn run(config: &Config) -> Result<(), Failure> {
-    let rendezvous = Arc::new(Rendezvous::join(&Job::from_env()?, Options { deadline: DEADLINE, ..Options::default() })?);
+    if !config.threads {
+        return one_pe(config, &Job::from_env()?);
+    }
+    let n_pes = u32::try_from(config.n_pes)?;
+    let token = Token::random()?;
+    let server = Server::bind(&Endpoint::random_unix()?, token, n_pes, ServerOptions::default())?;
+    let jobs: Vec<Job> = (0..n_pes).map(|pe| Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token)).collect();
+    // A failure stays text on its way between threads.
+    let outcomes: Vec<Result<(), String>> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            jobs.iter().map(|job| scope.spawn(|| one_pe(config, job).map_err(|error| error.to_string()))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("it panicked".to_owned()))).collect()
+    });
+    let failed = outcomes.into_iter().enumerate().filter_map(|(pe, outcome)| Some(format!("PE {pe}: {}", outcome.err()?)));
+    let failed: Vec<String> = failed.collect();
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("\n").into()) }
+}
+
+fn one_pe(config: &Config, job: &Job) -> Result<(), Failure> {
+    let rendezvous = Arc::new(Rendezvous::join(job, Options { deadline: DEADLINE, ..Options::default() })?);
     let pe = rendezvous.pe().index();
     if config.bind == Bind::Processor {
         bind(pe, config.n_pes);
@@ -132,7 +152,9 @@ impl Session<'_> {
                 Buffers::Private => DeviceMemory::alloc(context, len)?,
             })
         };
-        let (send, recv) = (alloc(most(|(send, _)| send))?, alloc(most(|(_, recv)| recv) + GUARD)?);
+        // No window is empty.
+        let (send, recv) = (alloc(most(|(send, _)| send).max(1))?, alloc(most(|(_, recv)| recv) + GUARD)?);
+        let windows = if self.config.window { vec![self.window(&send)?, self.window(&recv)?] } else { Vec::new() };
         for (row, case) in cases {
             let mut records = Vec::new();
             for placement in placements(self.config) {
@@ -147,7 +169,16 @@ impl Session<'_> {
             }
             records.iter().for_each(say);
         }
+        for window in windows {
+            window.deregister(self.stream, DEADLINE)?;
+        }
         Ok(())
+    }
+
+    /// The memory of all PEs as one window, so that NCCL's kernels reach into it.
+    fn window<T: Elements>(&self, memory: &DeviceMemory<T>) -> Result<Window<T>, Failure> {
+        let window = Window::register(self.communicator, memory, WindowKind::SYMMETRIC)?;
+        Ok(window.ok_or("--window: NCCL has no windows among these devices: each must reach the others' memory")?)
     }
 }
 

@@ -186,6 +186,7 @@ pub(crate) mod testing {
             bind: crate::bench::config::Bind::None,
             backend: BackendName::Host,
             graph: None,
+            window: false,
             nbi: false,
             each: false,
             clock: Clock::Wall,

@@ -93,6 +93,7 @@ fn start(witness: &mut Witness) -> Result<u8, String> {
         bind: crate::bench::config::Bind::None,
         backend: BackendName::Host,
         graph: None,
+        window: false,
         nbi: false,
         each: false,
         clock: Clock::Wall,
