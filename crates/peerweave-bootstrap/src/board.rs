@@ -154,6 +154,13 @@ impl Board {
                 self.get(pe, request, key, wait, out);
                 Ok(())
             }
+            Frame::Remove { request, key } => {
+                if let Some(value) = self.store.remove(&key) {
+                    self.stored_len_bytes -= key.len() + value.len();
+                }
+                self.answer(pe, &Frame::Done { request }, out);
+                Ok(())
+            }
             Frame::Check { request } => {
                 self.answer(pe, &done_or(request, self.broken.clone()), out);
                 Ok(())

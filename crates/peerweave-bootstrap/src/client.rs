@@ -58,7 +58,8 @@ impl Default for Options {
 /// assert_eq!(rendezvous.exchange("who", b"me")?, [b"me"]);
 /// rendezvous.put("color", b"blue")?;
 /// assert_eq!(rendezvous.get("color")?, b"blue");
-/// assert_eq!(rendezvous.try_get("shape")?, None);
+/// rendezvous.remove("color")?;
+/// assert_eq!(rendezvous.try_get("color")?, None);
 /// rendezvous.leave()?;
 /// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
 /// ```
@@ -73,7 +74,7 @@ pub struct Rendezvous {
     link: Link,
     server: Option<Server>,
     #[cfg(target_os = "linux")]
-    pub(crate) descriptor_calls: Mutex<HashMap<Vec<Pe>, u64>>,
+    pub(crate) descriptor_calls: Mutex<HashMap<Vec<Pe>, crate::descriptors::Past>>,
 }
 
 enum Link {
@@ -277,6 +278,30 @@ impl Rendezvous {
                 match connection.ask(request, &frame, start + self.deadline) {
                     Answer::Value(value) => Ok(Some(value)),
                     Answer::Absent => Ok(None),
+                    answer => Err(self.error(call(), answer, start)),
+                }
+            }
+        }
+    }
+
+    /// Takes a key and its value out of the store. That there is none is no error; who waits for the key goes on waiting.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub fn remove(&self, key: &str) -> Result<(), BootstrapError> {
+        self.check_process("remove")?;
+        let call = || format!("remove({key:?})");
+        check_len("key", key.len(), MAX_KEY_LEN_BYTES, call)?;
+        match &self.link {
+            Link::Alone { store, .. } => {
+                store.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+                Ok(())
+            }
+            Link::Joined { connection, .. } => {
+                let start = Instant::now();
+                let request = connection.next_request();
+                match connection.ask(request, &Frame::Remove { request, key: key.to_owned() }, start + self.deadline) {
+                    Answer::Done(_) => Ok(()),
                     answer => Err(self.error(call(), answer, start)),
                 }
             }

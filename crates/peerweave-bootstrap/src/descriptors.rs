@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::client::Rendezvous;
 use crate::error::BootstrapError;
-use crate::proto::{MAX_PES, ProtocolError};
+use crate::proto::{MAX_PES, ProtocolError, cut};
 use crate::socket::connect_unix;
 use crate::token::{TOKEN_LEN_BYTES, Token, fingerprint};
 
@@ -36,10 +36,20 @@ const HELLO_LEN_BYTES: usize = MAGIC.len() + TOKEN_LEN_BYTES + 4;
 const GIVEN: u8 = 1;
 /// First byte of the message that who did not come by the deadline follows.
 const LATE: u8 = 2;
+/// First character of what takes the place of the leader's under the key where a member has failed: its number and its words follow.
+const FAILED: char = '!';
 /// How often to ask whether everybody is still there while waiting.
 const LOOK_AROUND: Duration = Duration::from_millis(200);
 /// How long a member waits beyond its deadline for the leader to say who did not come.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// The calls that the same members have made.
+#[derive(Debug, Default)]
+pub(crate) struct Past {
+    number: u64,
+    /// A key that was left in the store for who still has to hear of a failure. It goes with the next call.
+    left_behind: Option<String>,
+}
 
 impl Rendezvous {
     /// Gives one descriptor of the first member to all members, who get descriptors of the same open file.
@@ -52,7 +62,7 @@ impl Rendezvous {
     ///
     /// # Errors
     /// [`BootstrapError::Timeout`] names the members that did not come, [`BootstrapError::PeLost`] a PE that was lost
-    /// meanwhile; [`BootstrapError::Misuse`] for a list without this PE, or a descriptor where none or one was expected.
+    /// meanwhile, [`BootstrapError::PeFailed`] one that could not come for a reason of its own; [`BootstrapError::Misuse`] for a list without this PE, or a descriptor where none or one was expected.
     ///
     /// ```
     /// use std::os::fd::OwnedFd;
@@ -94,7 +104,8 @@ impl Rendezvous {
     ///
     /// # Errors
     /// As [`share_descriptor`](Self::share_descriptor); also [`BootstrapError::Io`] where the limit of open descriptors is
-    /// reached: each member needs as many as there are members, and the first one twice that.
+    /// reached: each member needs as many as there are members, and the first one twice that. (The others get
+    /// [`BootstrapError::PeFailed`], unless it came by what was theirs before.)
     pub fn exchange_descriptors(&self, members: &[Pe], fd: OwnedFd) -> Result<Vec<OwnedFd>, BootstrapError> {
         let call = Call::new(self, "exchange_descriptors", members)?;
         if call.leads() {
@@ -140,12 +151,15 @@ impl<'a> Call<'a> {
                 expected: format!("different PEs below {}, with {}", rendezvous.n_pes(), rendezvous.pe()),
             });
         };
-        let number = {
+        let (number, left_behind) = {
             let mut calls = rendezvous.descriptor_calls.lock().unwrap_or_else(PoisonError::into_inner);
-            let number = calls.entry(members.to_vec()).or_default();
-            *number += 1;
-            *number
+            let past = calls.entry(members.to_vec()).or_default();
+            past.number += 1;
+            (past.number, past.left_behind.take())
         };
+        if let Some(key) = left_behind {
+            rendezvous.remove(&key)?;
+        }
         let list: String = members.iter().map(|pe| format!("{} ", pe.get())).collect();
         let key = format!("peerweave/{name}/{:016x}{:016x}/{number}", fingerprint(&list, 1), fingerprint(&list, 2));
         let start = Instant::now();
@@ -158,17 +172,23 @@ impl<'a> Call<'a> {
 
     /// Comes to the leader, with or without a descriptor, and gets `n_fds` of them.
     fn follow(&self, fd: Option<BorrowedFd<'_>>, n_fds: usize) -> Result<Vec<OwnedFd>, BootstrapError> {
-        let place = self.rendezvous.get(&self.key)?;
-        let place = str::from_utf8(&place).ok().and_then(|place| place.split_once(' '));
-        let Some((name, token)) = place else { return Err(self.wrong("place")) };
-        let token: Token = token.parse()?;
-        let mut hello = MAGIC.to_vec();
-        hello.extend(token.as_bytes());
-        hello.extend(self.rendezvous.pe().get().to_le_bytes());
-
+        let place = self.rendezvous.get(&self.key).map_err(|error| match error {
+            // Who puts it there is the leader.
+            BootstrapError::Timeout { .. } => self.timeout(vec![self.members[0]]),
+            error => error,
+        })?;
+        let (mut name, mut token) = self.place_told(&place)?;
         // A connection that ends early was pushed out by a crowd of strangers, unless the leader is gone.
         loop {
-            match self.fetch(name, &hello, fd, n_fds) {
+            let given = match self.come(&name, &token, fd) {
+                Ok(stream) => self.take(&stream, n_fds),
+                Err(error) if is_worth_another_try(&error) => Err(error),
+                Err(error) => {
+                    self.tell(&error.to_string());
+                    return Err(BootstrapError::io(self.name, &error));
+                }
+            };
+            match given {
                 Ok(Given { missing: Some(missing), .. }) => return Err(self.timeout(missing)),
                 Ok(Given { fds, .. }) => return Ok(fds),
                 Err(error) if is_worth_another_try(&error) => {
@@ -177,37 +197,72 @@ impl<'a> Call<'a> {
                         return Err(self.timeout(vec![self.members[0]]));
                     }
                     thread::sleep((self.start.elapsed() / 8).clamp(Duration::from_micros(200), Duration::from_millis(20)));
+                    if let Some(place) = self.rendezvous.try_get(&self.key)? {
+                        (name, token) = self.place_told(&place)?;
+                    }
                 }
+                // The others have what this one brought, and are not kept.
                 Err(error) => return Err(BootstrapError::io(self.name, &error)),
             }
         }
     }
 
-    fn fetch(&self, name: &str, hello: &[u8], fd: Option<BorrowedFd<'_>>, n_fds: usize) -> io::Result<Given> {
-        let stream = connect_unix(name, self.deadline)?;
-        // The socket's buffer is empty, so that so few bytes go at once or not at all.
-        if send(stream.as_fd(), hello, fd.as_slice())? != hello.len() {
-            return Err(io::ErrorKind::WriteZero.into());
+    /// Where the leader listens, with the token for it, as it said or as a member said that has failed.
+    fn place_told(&self, told: &[u8]) -> Result<(String, Token), BootstrapError> {
+        let told = str::from_utf8(told).map_err(|_| self.wrong("place"))?;
+        match told.strip_prefix(FAILED) {
+            None => {
+                let (name, token) = told.split_once(' ').ok_or_else(|| self.wrong("place"))?;
+                Ok((name.to_owned(), token.parse()?))
+            }
+            Some(failure) => {
+                let (pe, message) = failure.split_once(' ').ok_or_else(|| self.wrong("place"))?;
+                let pe: u32 = pe.parse().map_err(|_| self.wrong("place"))?;
+                Err(BootstrapError::PeFailed { call: self.name, pe: Pe::new(pe), message: message.to_owned() })
+            }
         }
+    }
+
+    /// Says to all that wait that this PE does not come.
+    fn tell(&self, why: &str) {
+        let told = format!("{FAILED}{} {}", self.rendezvous.pe().get(), cut(why));
+        if let Err(error) = self.rendezvous.put(&self.key, told.as_bytes()) {
+            tracing::warn!(call = self.name, %error, "the others were not told of a failure");
+        }
+    }
+
+    /// Connects to the leader and says hello.
+    fn come(&self, name: &str, token: &Token, fd: Option<BorrowedFd<'_>>) -> io::Result<UnixStream> {
+        let stream = connect_unix(name, self.deadline)?;
+        let mut hello = MAGIC.to_vec();
+        hello.extend(token.as_bytes());
+        hello.extend(self.rendezvous.pe().get().to_le_bytes());
+        // The socket's buffer is empty, so that so few bytes go at once or not at all.
+        match send(stream.as_fd(), &hello, fd.as_slice())? == hello.len() {
+            true => Ok(stream),
+            false => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+
+    /// Takes what the leader gives.
+    fn take(&self, stream: &UnixStream, n_fds: usize) -> io::Result<Given> {
         let mut given = Given { fds: Vec::with_capacity(n_fds), missing: None };
         while given.fds.len() < n_fds {
             let mut head = [0; 2];
-            let fds = self.read(&stream, &mut head)?;
+            let fds = self.read(stream, &mut head)?;
             match head {
                 [LATE, _] => {
                     let mut count = [0; 4];
-                    self.read(&stream, &mut count)?;
+                    self.read(stream, &mut count)?;
                     let count = u32::from_le_bytes(count).min(MAX_PES);
                     let mut missing = vec![0; 4 * count as usize];
-                    self.read(&stream, &mut missing)?;
+                    self.read(stream, &mut missing)?;
                     let (words, _) = missing.as_chunks::<4>();
                     given.missing = Some(words.iter().map(|word| Pe::new(u32::from_le_bytes(*word))).collect());
                     return Ok(given);
                 }
                 // The kernel leaves out what the process has no room for.
-                [GIVEN, n] if usize::from(n) > fds.len() => {
-                    return Err(io::Error::other("the limit of open descriptors of this process is reached"));
-                }
+                [GIVEN, n] if usize::from(n) > fds.len() => return Err(no_room()),
                 [GIVEN, n] if usize::from(n) == fds.len() && n > 0 && given.fds.len() + fds.len() <= n_fds => {
                     given.fds.extend(fds)
                 }
@@ -260,6 +315,10 @@ fn wait(sockets: &mut [PollFd<'_>], limit: Duration) -> io::Result<bool> {
         Err(rustix::io::Errno::INTR) => Ok(false),
         Err(error) => Err(error.into()),
     }
+}
+
+fn no_room() -> io::Error {
+    io::Error::other("the limit of open descriptors of this process is reached")
 }
 
 fn is_worth_another_try(error: &io::Error) -> bool {

@@ -61,6 +61,17 @@ pub enum BootstrapError {
         cause: Loss,
     },
 
+    /// Another PE could not do its part of the same call, and goes on.
+    #[error("{call}: {pe} failed: {message}")]
+    PeFailed {
+        /// The call.
+        call: &'static str,
+        /// The PE that could not.
+        pe: Pe,
+        /// Why, in its own words.
+        message: String,
+    },
+
     /// The server of the rendezvous answered, and does not want this PE.
     #[error("join: the rendezvous at {endpoint} refused {pe}: {reason}")]
     Refused {
@@ -203,7 +214,7 @@ impl BootstrapError {
         Self::Io { call, kind: error.kind(), message: format!("{place}: {error}") }
     }
 
-    /// The PEs that this error blames: those that did not arrive, or the one that was lost.
+    /// The PEs that this error blames: those that did not arrive, or the one that was lost or failed.
     ///
     /// ```
     /// use peerweave_bootstrap::{BootstrapError, Loss, Pe};
@@ -214,7 +225,7 @@ impl BootstrapError {
     pub fn blamed(&self) -> Vec<Pe> {
         match self {
             Self::Timeout { missing, .. } => missing.clone(),
-            Self::PeLost { pe, .. } | Self::Refused { pe, .. } => vec![*pe],
+            Self::PeLost { pe, .. } | Self::PeFailed { pe, .. } | Self::Refused { pe, .. } => vec![*pe],
             Self::Mismatch { one, other, .. } => vec![*one, *other],
             _ => Vec::new(),
         }

@@ -16,7 +16,7 @@ pub use codec::decode;
 /// First bytes of every hello.
 pub const MAGIC: [u8; 8] = *b"peerweav";
 /// Version of this protocol.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// The most PEs of a job.
 pub const MAX_PES: u32 = 65_536;
 /// The longest blob of an exchange and value of the key-value store, in bytes.
@@ -195,6 +195,13 @@ pub enum Frame {
         /// Whether to answer only once there is a value.
         wait: bool,
     },
+    /// Client: forget a key and its value, answered by `Done` whether there was one or not.
+    Remove {
+        /// Chosen by the client.
+        request: u64,
+        /// Which key.
+        key: String,
+    },
     /// Client: is everybody still there? Answered by `Done` or `Failed`.
     Check {
         /// Chosen by the client.
@@ -262,6 +269,7 @@ impl Frame {
             Self::Enter { .. } => "enter",
             Self::Put { .. } => "put",
             Self::Get { .. } => "get",
+            Self::Remove { .. } => "remove",
             Self::Check { .. } => "check",
             Self::Cancel { .. } => "cancel",
             Self::Leave => "leave",

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{LONG, Party, SOON};
-use peerweave_bootstrap::{BootstrapError, Job, Options, Pe, Rendezvous};
+use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Options, Pe, Rendezvous, ServerOptions};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_getfd};
 
@@ -119,6 +119,59 @@ fn members_that_do_not_come_are_named_to_the_others() {
         match rendezvous.exchange_descriptors(&members, memory(b"")).unwrap_err() {
             BootstrapError::Timeout { missing, .. } => assert_eq!(missing, pes([3])),
             other => panic!("{other}"),
+        }
+        rendezvous.leave().unwrap();
+    });
+}
+
+#[test]
+fn handing_around_again_and_again_fills_no_store() {
+    let options = ServerOptions { max_stored_bytes: 1000, ..ServerOptions::default() };
+    let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
+    let members = pes(0..2);
+    party.run(0..2, |rendezvous| {
+        for _ in 0..100 {
+            rendezvous.exchange_descriptors(&members, memory(b"")).unwrap();
+            let mine = (rendezvous.pe() == members[0]).then(|| memory(b""));
+            rendezvous.share_descriptor(&members, mine).unwrap();
+        }
+        rendezvous.barrier("end").unwrap();
+    });
+}
+
+#[test]
+fn a_leader_that_does_not_come_is_named_to_the_others() {
+    let party = Party::new(3);
+    let members = pes(0..3);
+    party.try_run(0..3, Duration::from_secs(1), |joined| {
+        let rendezvous = joined.unwrap();
+        rendezvous.barrier("start").unwrap();
+        if rendezvous.pe() == members[0] {
+            return party.until(|state| state.left.len() == 2);
+        }
+        match rendezvous.exchange_descriptors(&members, memory(b"")).unwrap_err() {
+            BootstrapError::Timeout { missing, .. } => assert_eq!(missing, pes([0])),
+            other => panic!("{other}"),
+        }
+        rendezvous.leave().unwrap();
+    });
+}
+
+#[test]
+fn calls_that_nobody_completes_fill_no_store_either() {
+    let options = ServerOptions { max_stored_bytes: 400, ..ServerOptions::default() };
+    let party = Party::with(3, Endpoint::random_unix().unwrap(), options);
+    let members = pes(0..3);
+    party.try_run(0..3, Duration::from_millis(500), |joined| {
+        let rendezvous = joined.unwrap();
+        if rendezvous.pe() == Pe::new(2) {
+            return party.until(|state| state.left.len() == 2);
+        }
+        for round in 0..5 {
+            match rendezvous.exchange_descriptors(&members, memory(b"")).unwrap_err() {
+                BootstrapError::Timeout { missing, .. } => assert_eq!(missing, pes([2])),
+                other => panic!("round {round}: {other}"),
+            }
         }
         rendezvous.leave().unwrap();
     });

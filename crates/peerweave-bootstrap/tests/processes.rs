@@ -29,6 +29,8 @@ mod linux {
     use crate::common::{LONG, Party, SOON, eventually, socket_exists};
 
     pub(crate) const ROLE: &str = "TEST_ROLE";
+    /// How many descriptors a process may open.
+    const ROOM: &str = "TEST_ROOM";
 
     /// A PE in a process of its own, killed when the scenario is over.
     struct Process {
@@ -125,8 +127,38 @@ mod linux {
                 say(rendezvous.share_descriptor(&members, mine).map(|_| ()));
                 wait_for_ever();
             }
+            "share in little room" => {
+                let rendezvous = joined().unwrap();
+                let members: Vec<Pe> = (0..rendezvous.n_pes()).map(Pe::new).collect();
+                let mine = File::open("/dev/zero").unwrap().into();
+                rendezvous.barrier("joined").unwrap();
+                let room = std::env::var(ROOM).ok().and_then(|room| room.parse().ok());
+                let held = room.map(leave_room_for);
+                let start = Instant::now();
+                let result = rendezvous.exchange_descriptors(&members, mine).map(|_| ());
+                println!("{}", start.elapsed().as_millis());
+                say(result);
+                drop(held);
+                // The next call is not disturbed by what became of that one.
+                rendezvous.barrier("again").unwrap();
+                say(rendezvous.exchange_descriptors(&members, File::open("/dev/zero").unwrap().into()).map(|_| ()));
+                rendezvous.leave().unwrap();
+            }
             other => panic!("no such role: {other}"),
         }
+    }
+
+    /// Takes all descriptors that this process may have but so many, until what it gives is dropped.
+    fn leave_room_for(count: usize) -> Vec<File> {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let few = Rlimit { current: Some(64), maximum: getrlimit(Resource::Nofile).maximum };
+        setrlimit(Resource::Nofile, few).unwrap();
+        let mut held = Vec::new();
+        while let Ok(file) = File::open("/dev/null") {
+            held.push(file);
+        }
+        held.truncate(held.len() - count);
+        held
     }
 
     fn say(result: Result<(), BootstrapError>) {
@@ -134,6 +166,7 @@ mod linux {
             Ok(()) => println!("ok"),
             Err(BootstrapError::PeLost { pe, .. }) => println!("lost {}", pe.get()),
             Err(BootstrapError::Timeout { missing, .. }) => println!("missing {missing:?}"),
+            Err(BootstrapError::PeFailed { pe, message, .. }) => println!("{pe} failed: {message}"),
             Err(error) => println!("{error}"),
         }
     }
@@ -164,7 +197,7 @@ mod linux {
     // The scenarios.
 
     pub(crate) fn scenarios() {
-        let all: [(&str, fn()); 10] = [
+        let all: [(&str, fn()); 11] = [
             ("eight_processes_join_and_exchange_in_time", eight_processes_join_and_exchange_in_time),
             ("a_process_killed_before_it_joins_is_named", a_process_killed_before_it_joins_is_named),
             ("a_process_killed_during_the_join_is_named", a_process_killed_during_the_join_is_named),
@@ -174,6 +207,7 @@ mod linux {
             ("a_child_that_outlives_its_pe_does_not_hide_the_loss", a_child_that_outlives_its_pe_does_not_hide_the_loss),
             ("processes_share_memory", processes_share_memory),
             ("a_process_killed_while_memory_is_shared_is_named", a_process_killed_while_memory_is_shared_is_named),
+            ("a_process_without_room_for_descriptors_is_named_soon", a_process_without_room_for_descriptors_is_named_soon),
             ("a_stopped_server_keeps_nobody_past_the_deadline", a_stopped_server_keeps_nobody_past_the_deadline),
         ];
         let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
@@ -327,6 +361,34 @@ mod linux {
                 // The leader is among those who wait; PE 1 has what it came for.
                 all_name(&mut others[..1], killed, since);
                 assert_eq!(others[1].line(), "ok");
+            }
+        }
+    }
+
+    fn a_process_without_room_for_descriptors_is_named_soon() {
+        // The leader, which needs one to listen, and two for each other member; and a member, which needs one to come, and one for each.
+        for (short, rooms) in [(0, 0..5), (2, 0..3)] {
+            for room in rooms {
+                let party = Party::new(3);
+                let mut processes: Vec<Process> = (0..3)
+                    .map(|pe| {
+                        let room = (pe == short).then(|| (ROOM, room.to_string()));
+                        Process::start("share in little room", party.job(pe).to_vars().into_iter().chain(room))
+                    })
+                    .collect();
+                for (pe, process) in (0..).zip(&mut processes) {
+                    let what = format!("PE {pe}, PE {short} has room for {room}");
+                    let millis: u64 = process.line().parse().expect("a number");
+                    assert!(millis < 5000, "{what}: told after {millis} ms");
+                    let told = process.line();
+                    let is_right = match pe == short {
+                        true => told.contains("descriptors") || told.contains("open files"),
+                        // Who has handed on what it had is not kept from what the others handed on.
+                        false => told == "ok" || told.starts_with(&format!("PE {short} failed: ")),
+                    };
+                    assert!(is_right, "{what}: {told}");
+                    assert_eq!(process.line(), "ok", "{what}: the next call");
+                }
             }
         }
     }

@@ -53,6 +53,7 @@ fn frame() -> impl Strategy<Value = Frame> {
         }),
         (request(), key, blob()).prop_map(|(request, key, value)| Frame::Put { request, key, value }),
         (request(), key, any::<bool>()).prop_map(|(request, key, wait)| Frame::Get { request, key, wait }),
+        (request(), key).prop_map(|(request, key)| Frame::Remove { request, key }),
         request().prop_map(|request| Frame::Check { request }),
         request().prop_map(|request| Frame::Cancel { request }),
         Just(Frame::Leave),

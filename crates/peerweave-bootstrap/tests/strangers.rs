@@ -108,7 +108,7 @@ fn a_wrong_token_is_told_and_dropped() {
 fn another_version_is_told_and_dropped() {
     with_strangers(ServerOptions::default(), |party| {
         let mut bytes = Frame::Hello(hello(party, 3)).to_bytes();
-        bytes[13] = 2;
+        bytes[13] += 1;
         let mut stream = connect(party);
         stream.write_all(&bytes).unwrap();
         let (frame, _) = decode(&rest(stream)).unwrap().unwrap();

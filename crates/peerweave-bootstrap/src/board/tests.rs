@@ -16,6 +16,7 @@ enum Step {
     Exchange(u32, u8),
     Put(u32, u8, usize),
     Get(u32, u8, bool),
+    Remove(u32, u8),
     Check(u32),
     /// Cancels one of the requests that wait.
     Cancel(u32, prop::sample::Index),
@@ -33,6 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
         9 => (pe(), 0u8..12).prop_map(|(pe, label)| Step::Exchange(pe, label / 11)),
         3 => (pe(), 0u8..3, 0usize..40).prop_map(|(pe, key, len)| Step::Put(pe, key, len)),
         3 => (pe(), 0u8..3, any::<bool>()).prop_map(|(pe, key, wait)| Step::Get(pe, key, wait)),
+        2 => (pe(), 0u8..3).prop_map(|(pe, key)| Step::Remove(pe, key)),
         1 => pe().prop_map(Step::Check),
         2 => (pe(), any::<prop::sample::Index>()).prop_map(|(pe, which)| Step::Cancel(pe, which)),
         1 => pe().prop_map(Step::Leave),
@@ -92,6 +94,10 @@ impl World {
             }
             Step::Get(pe, key, wait) => {
                 self.ask(pe, |request| Frame::Get { request, key: key.to_string(), wait }, &mut out);
+            }
+            Step::Remove(pe, key) => {
+                self.ask(pe, |request| Frame::Remove { request, key: key.to_string() }, &mut out);
+                assert!(self.links[pe as usize].is_none() || !self.board.store.contains_key(&key.to_string()));
             }
             Step::Check(pe) => self.ask(pe, |request| Frame::Check { request }, &mut out),
             Step::Cancel(pe, which) => {

@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use super::message::{PER_MESSAGE, receive, send};
-use super::{Call, GIVEN, HELLO_LEN_BYTES, LATE, LOOK_AROUND, MAGIC, wait};
+use super::{Call, GIVEN, HELLO_LEN_BYTES, LATE, LOOK_AROUND, MAGIC, no_room, wait};
 use crate::endpoint::Endpoint;
 use crate::error::BootstrapError;
 use crate::socket::{Listener, may_speak};
@@ -22,6 +23,8 @@ use crate::token::Token;
 
 /// How many connections may be undecided beyond one for each member. The oldest goes first.
 const MAX_STRANGERS: usize = 32;
+/// How long the leader goes on without room for what the others bring. Others of its threads may make some.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// How long a connection may take for its hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
 
@@ -52,10 +55,31 @@ struct Guest {
 impl Call<'_> {
     /// Waits for all other members and serves them. Returns what they brought, in their order.
     pub(super) fn lead(&self, hand: Hand<'_>) -> Result<Vec<OwnedFd>, BootstrapError> {
-        let mut guests: Vec<Option<Guest>> = self.members[1..].iter().map(|_| None).collect();
-        if guests.is_empty() {
+        if self.members.len() == 1 {
             return Ok(Vec::new());
         }
+        let led = self.lead_all(hand);
+        match &led {
+            // All have read it, or nobody can be served any more.
+            Ok(_) | Err(BootstrapError::Timeout { .. } | BootstrapError::PeLost { .. }) => {
+                if let Err(error) = self.rendezvous.remove(&self.key) {
+                    tracing::debug!(call = self.name, %error, "a key stays in the store");
+                }
+            }
+            Err(error) => {
+                // A member that has failed has said so already.
+                if !matches!(error, BootstrapError::PeFailed { .. }) {
+                    self.tell(&error.to_string());
+                }
+                let mut calls = self.rendezvous.descriptor_calls.lock().unwrap_or_else(PoisonError::into_inner);
+                calls.entry(self.members.to_vec()).or_default().left_behind = Some(self.key.clone());
+            }
+        }
+        led
+    }
+
+    fn lead_all(&self, hand: Hand<'_>) -> Result<Vec<OwnedFd>, BootstrapError> {
+        let mut guests: Vec<Option<Guest>> = self.members[1..].iter().map(|_| None).collect();
         let token = Token::random()?;
         let endpoint = Endpoint::random_unix()?;
         let (Listener::Unix(door), _) = Listener::bind(&endpoint, None)? else { return Err(self.wrong("endpoint")) };
@@ -66,12 +90,18 @@ impl Call<'_> {
 
         let mut strangers: Vec<Stranger> = Vec::new();
         let mut look_around_at = self.start + LOOK_AROUND;
+        // Since when there is no room for what the others bring.
+        let mut full_since: Option<Instant> = None;
         loop {
             let served = serve(&mut guests, hand).map_err(|error| BootstrapError::io(self.name, &error))?;
             if served {
                 return Ok(guests.into_iter().flatten().filter_map(|guest| guest.fd).collect());
             }
             let now = Instant::now();
+            // The others may well be there: who cannot take them in is this PE.
+            if full_since.is_some_and(|since| now >= self.deadline || now >= since + PATIENCE) {
+                return Err(BootstrapError::io(self.name, &no_room()));
+            }
             if now >= self.deadline {
                 let absent = self.members[1..].iter().zip(&guests).filter(|(_, guest)| guest.is_none());
                 let missing: Vec<Pe> = absent.map(|(pe, _)| *pe).collect();
@@ -87,24 +117,38 @@ impl Call<'_> {
             drop(sockets);
             if now >= look_around_at {
                 self.rendezvous.check()?;
+                if let Some(told) = self.rendezvous.try_get(&self.key)? {
+                    self.place_told(&told)?;
+                }
                 look_around_at = now + LOOK_AROUND;
             }
-            self.welcome(&door, &mut strangers);
-            strangers = self.listen(strangers, &token, hand, &mut guests);
+            let here = guests.iter().flatten().count();
+            let mut is_full = !self.welcome(&door, &mut strangers);
+            let is_cut = !self.listen(&mut strangers, &token, hand, &mut guests);
+            if is_full {
+                // Room for the next one, of whoever still has said nothing; and no spinning meanwhile.
+                is_full = strangers.drain(..strangers.len().min(1)).next().is_none();
+                thread::sleep(Duration::from_millis(5));
+            }
+            if guests.iter().flatten().count() > here {
+                full_since = None;
+            } else if is_full || is_cut {
+                full_since.get_or_insert(now);
+            }
         }
     }
 
-    fn welcome(&self, door: &std::os::unix::net::UnixListener, strangers: &mut Vec<Stranger>) {
+    /// Takes who stands at the door. Gives `false` where there is no room for all of them.
+    fn welcome(&self, door: &std::os::unix::net::UnixListener, strangers: &mut Vec<Stranger>) -> bool {
         loop {
             let stream = match door.accept() {
                 Ok((stream, _)) => stream,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // Most likely no descriptors are left: make room, and do not spin meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => continue,
+                // Most likely no descriptors are left.
                 Err(error) => {
                     tracing::warn!(call = self.name, %error, "cannot take a connection");
-                    strangers.drain(..strangers.len().min(1));
-                    thread::sleep(Duration::from_millis(5));
-                    return;
+                    return false;
                 }
             };
             let trusted = matches!(may_speak(&stream), Ok(Some(_)));
@@ -119,11 +163,12 @@ impl Call<'_> {
         }
     }
 
-    /// Hears who has said all of its hello. Returns who has not and may go on.
-    fn listen(&self, strangers: Vec<Stranger>, token: &Token, hand: Hand<'_>, guests: &mut [Option<Guest>]) -> Vec<Stranger> {
+    /// Hears who has said all of its hello. Who has not, and may go on, stays a stranger. Gives `false` where a member came for whose descriptor there
+    /// was no room.
+    fn listen(&self, strangers: &mut Vec<Stranger>, token: &Token, hand: Hand<'_>, guests: &mut [Option<Guest>]) -> bool {
         let now = Instant::now();
-        let mut undecided = Vec::new();
-        for mut stranger in strangers {
+        let mut has_room = true;
+        for mut stranger in std::mem::take(strangers) {
             let mut buffer = [0; HELLO_LEN_BYTES];
             let room = HELLO_LEN_BYTES - stranger.hello.len();
             match receive(stranger.stream.as_fd(), &mut buffer[..room], &mut stranger.fds) {
@@ -139,7 +184,7 @@ impl Call<'_> {
             let hopeless = stranger.fds.len() > n_fds || now >= stranger.until;
             if stranger.hello.len() < HELLO_LEN_BYTES {
                 if !hopeless {
-                    undecided.push(stranger);
+                    strangers.push(stranger);
                 }
                 continue;
             }
@@ -148,10 +193,12 @@ impl Call<'_> {
                 Some(seat @ None) if stranger.fds.len() == n_fds => {
                     *seat = Some(Guest { stream: stranger.stream, fd: stranger.fds.pop(), given: 0 });
                 }
+                // It sent one: the kernel leaves out what the process has no room for. It comes again.
+                Some(None) if stranger.fds.len() < n_fds => has_room = false,
                 _ => tracing::debug!(call = self.name, "a connection is no member's, or a second one"),
             }
         }
-        undecided
+        has_room
     }
 
     /// Which member says this hello, if it is one.

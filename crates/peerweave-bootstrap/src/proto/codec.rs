@@ -48,7 +48,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<(Frame, usize)>, ProtocolError> {
                 return Err(ProtocolError::Magic);
             }
         }
-        2..=7 | 16..=23 => {}
+        2..=8 | 16..=23 => {}
         _ => return Err(ProtocolError::Kind { kind }),
     }
     let Some(body) = fields.get(..len_bytes as usize - 1) else { return Ok(None) };
@@ -107,6 +107,7 @@ fn decode_fields(kind: u8, r: &mut Reader<'_>) -> Result<Frame, ProtocolError> {
         5 => Frame::Check { request: r.u64("request")? },
         6 => Frame::Cancel { request: r.u64("request")? },
         7 => Frame::Leave,
+        8 => Frame::Remove { request: r.u64("request")?, key: r.key()? },
         16 => Frame::Welcome,
         17 => Frame::Refused {
             reason: match r.u8("reason")? {
@@ -213,6 +214,10 @@ fn encode_body(frame: &Frame, w: &mut Writer<'_>) {
         }
         Frame::Check { request } => w.request(5, *request),
         Frame::Cancel { request } => w.request(6, *request),
+        Frame::Remove { request, key } => {
+            w.request(8, *request);
+            w.bytes(key.as_bytes());
+        }
         Frame::Leave => w.u8(7),
         Frame::Welcome => w.u8(16),
         Frame::Refused { reason } => {
