@@ -218,6 +218,11 @@ impl VmmError {
         }
     }
 
+    /// Whether another PE is gone, or did not come: it will hear nothing that this one says next, nor say what it had done.
+    pub(crate) fn is_loss(&self) -> bool {
+        matches!(self, Self::Timeout { .. } | Self::Peer { cause: PeerCause::Lost(_), .. })
+    }
+
     /// Whether the driver answered with one of these codes.
     pub(crate) fn is_code(&self, codes: &[CudaCode]) -> bool {
         matches!(self, Self::Driver(DriverError::Cuda(error)) if codes.iter().any(|code| error.is(*code)))
@@ -229,6 +234,9 @@ impl From<BootstrapError> for VmmError {
         match error {
             BootstrapError::Timeout { call, waited, missing } => Self::Timeout { call, waited, missing },
             BootstrapError::PeLost { call, pe, cause } => Self::Peer { call, pe, cause: PeerCause::Lost(cause) },
+            BootstrapError::PeFailed { call, pe, message } => {
+                Self::Peer { call: call.to_owned(), pe, cause: PeerCause::Failed(message) }
+            }
             error => Self::Bootstrap(error),
         }
     }
@@ -253,6 +261,11 @@ mod tests {
         let error = VmmError::from(lost);
         assert_eq!(error.to_string(), "barrier: PE 3 is lost: its connection closed without a farewell");
         assert_eq!(error.blamed(), [Pe::new(3)]);
+        assert!(error.is_loss());
+        let failed = BootstrapError::PeFailed { call: "exchange_descriptors", pe: Pe::new(1), message: "no room".into() };
+        let error = VmmError::from(failed);
+        assert_eq!(error.to_string(), "exchange_descriptors: PE 1 failed: no room");
+        assert!(error.blamed() == [Pe::new(1)] && !error.is_loss());
         let late =
             VmmError::Timeout { call: "grow".into(), waited: Duration::from_secs(2), missing: vec![Pe::new(1), Pe::new(2)] };
         assert_eq!(late.to_string(), "grow: timed out after 2.0s, PEs 1, 2 did not arrive");

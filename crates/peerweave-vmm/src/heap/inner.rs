@@ -311,9 +311,7 @@ impl HeapInner {
         };
         let fds = match fds {
             // Who did not come, or is lost, hears nothing in the next round either.
-            Err(error @ (VmmError::Timeout { .. } | VmmError::Peer { .. })) => {
-                self.settle(state, call, Err(Disagreement::Unknown(error)))?
-            }
+            Err(error) if error.is_loss() => self.settle(state, call, Err(Disagreement::Unknown(error)))?,
             fds => fds,
         };
         let (chunk, joined) = match fds {

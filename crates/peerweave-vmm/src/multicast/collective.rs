@@ -67,9 +67,10 @@ pub(super) fn put_together(
             .and_then(|fd| unsafe { Building::import(context, SharedMulticast::FileDescriptor { fd, properties, id }) }),
     };
     // Who did not come, or is lost, hears nothing in the next round either.
-    if let Err(error @ (VmmError::Timeout { .. } | VmmError::Peer { .. })) = added {
-        return Err(Disagreement::Unknown(error));
-    }
+    let added = match added {
+        Err(error) if error.is_loss() => return Err(Disagreement::Unknown(error)),
+        added => added,
+    };
     let added = added.and_then(|mut building| building.add_device(context).map(|()| building));
     agree(rendezvous, &round("added"), &call, added.as_ref().map(|_| Vec::new()).map_err(Clone::clone))?;
     Ok(added.map_err(Disagreement::Known)?.into_team())
