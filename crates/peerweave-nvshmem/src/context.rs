@@ -8,12 +8,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
-use peerweave_driver::{CudaContext, CudaError, CudaStream, deadline_after, refuse_per_thread, wait, wait_until};
+use peerweave_driver::cudarc::driver::sys::CUcontext;
+use peerweave_driver::{CudaCode, CudaContext, CudaStream, Driver, deadline_after, refuse_per_thread, wait, wait_until};
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::Pe;
 
@@ -88,6 +89,8 @@ pub(crate) struct Inner {
     pub(crate) left: Left,
     /// What destructors could not tell NVSHMEM yet.
     pub(crate) parked: Mutex<Vec<Farewell>>,
+    /// Whether there may be any: set after one is parked, before its destructor tries the gate, whose lock hands it to who comes in next.
+    pub(crate) any_parked: AtomicBool,
 }
 
 /// What initialisation found, to become a context.
@@ -148,6 +151,7 @@ impl Context {
             modules: Arc::default(),
             left: Left::default(),
             parked: Mutex::default(),
+            any_parked: AtomicBool::new(false),
         });
         Self::handle(&inner)
     }
@@ -320,18 +324,29 @@ impl Inner {
         let _ = self.dead.set(state);
     }
 
-    fn enter(&self, call: &'static str) -> Result<Inside, NvshmemError> {
+    #[inline]
+    fn enter(&self, call: &'static str) -> Result<Inside<'_>, NvshmemError> {
+        let inside = match self.gate.try_enter(call) {
+            Some(inside) => inside,
+            None => self.enter_later(call)?,
+        };
+        // What kept the gate shut may have been what ended it.
+        self.alive(call)?;
+        if self.any_parked.load(Ordering::Relaxed) {
+            self.say_parked();
+        }
+        Ok(inside)
+    }
+
+    #[cold]
+    fn enter_later(&self, call: &'static str) -> Result<Inside<'_>, NvshmemError> {
         self.alive(call)?;
         let start = Instant::now();
-        let inside = self.gate.enter(call, self.deadline).map_err(|other| {
+        self.gate.enter(call, self.deadline).map_err(|other| {
             tracing::warn!(call, inside = other, "another call is still inside NVSHMEM");
             // That one may be well within its own deadline.
             self.alive(call).err().unwrap_or_else(|| self.late(call, start.elapsed(), Vec::new()))
-        })?;
-        // What kept the gate shut may have been what ended it.
-        self.alive(call)?;
-        self.say_parked();
-        Ok(inside)
+        })
     }
 
     /// Calls NVSHMEM for something that does not wait for others [C2].
@@ -342,7 +357,7 @@ impl Inner {
         function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol>,
     ) -> Result<R, NvshmemError> {
         let _inside = self.enter(call)?;
-        self.context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+        bind(&self.context)?;
         function(self.nvshmem.raw_api(), self.nvshmem.raw_families())
             .map_err(|missing| self.nvshmem.unsupported_function(call, &missing))
     }
@@ -364,10 +379,10 @@ impl Inner {
         call: &'static str,
         function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol> + Send + 'static,
     ) -> Result<R, NvshmemError> {
-        let inside = self.enter(call)?;
+        let inside = self.enter(call)?.send(&self.gate);
         let (context, nvshmem) = (Arc::clone(&self.context), self.nvshmem);
         let run = move || {
-            context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+            bind(&context)?;
             function(nvshmem.raw_api(), nvshmem.raw_families()).map_err(|missing| nvshmem.unsupported_function(call, &missing))
         };
         match self.worker.run(inside, self.deadline, run) {
@@ -465,6 +480,18 @@ impl Inner {
             Err(NvshmemError::misuse(call, MisuseKind::Device { what: "the stream", found, expected }))
         }
     }
+}
+
+/// Makes the device's context the thread's, where it is not: any library may have made another one current since the last call.
+///
+/// Not by cudarc's `bind_to_thread`, which gives up where some other object's destructor left an error in the context: a collective call would then be
+/// left out on this PE alone, for a fault that is not its own.
+#[inline]
+pub(crate) fn bind(context: &CudaContext) -> Result<(), NvshmemError> {
+    let mut current: CUcontext = std::ptr::null_mut();
+    // SAFETY: the pointer is to a live handle.
+    let code = unsafe { Driver::get()?.api().cuCtxGetCurrent(&raw mut current) };
+    if code == Ok(CudaCode::SUCCESS) && current == context.cu_ctx() { Ok(()) } else { Ok(peerweave_driver::bind(context)?) }
 }
 
 impl fmt::Debug for Inner {

@@ -24,14 +24,14 @@ pub(crate) struct Enqueue<'a> {
     keeps: Vec<Keep>,
     team: Option<&'a Team>,
     /// What the call does about transfers that are left to NVSHMEM's own streams.
-    left: Leaving,
+    left: Leaving<'a>,
 }
 
 /// What a call does about transfers that are left to NVSHMEM's own streams.
-enum Leaving {
+enum Leaving<'a> {
     Nothing,
     /// It leaves one, between memory that these streams use.
-    Transfer([Arc<Streams>; 2]),
+    Transfer([&'a Arc<Streams>; 2]),
     /// Its stream waits for all.
     TakenOver,
 }
@@ -59,8 +59,8 @@ impl<'a> Enqueue<'a> {
     }
 
     /// The call leaves a transfer between two pieces of memory to NVSHMEM's own streams.
-    pub(crate) fn leaves<T>(&mut self, one: &SymmetricBuffer<T>, other: &SymmetricBuffer<T>) {
-        self.left = Leaving::Transfer([Arc::clone(&one.allocation.streams), Arc::clone(&other.allocation.streams)]);
+    pub(crate) fn leaves<T>(&mut self, one: &'a SymmetricBuffer<T>, other: &'a SymmetricBuffer<T>) {
+        self.left = Leaving::Transfer([&one.allocation.streams, &other.allocation.streams]);
     }
 
     /// The call makes the stream wait for NVSHMEM's own streams.
@@ -129,7 +129,7 @@ impl<'a> Enqueue<'a> {
         };
         let _left = match &self.left {
             Leaving::Nothing => None,
-            Leaving::Transfer([one, other]) => Some(self.inner.left.leave([one, other])),
+            Leaving::Transfer(memory) => Some(self.inner.left.leave(*memory)),
             Leaving::TakenOver => Some(self.inner.left.take_over(self.call, self.stream, self.capturing)?),
         };
         self.inner.issue(self.call, function)

@@ -3,7 +3,7 @@
 //! NVSHMEM is serialised: threads may call it, one after the other. Calls that wait for other PEs run on a thread of their own, so that the caller
 //! can give up; the gate then stays shut, since that thread is still inside.
 //!
-//! Invariant: whoever calls NVSHMEM holds an [`Inside`], and gives it up only when the call has come back.
+//! Invariant: whoever calls NVSHMEM holds an [`Inside`] or a [`Sent`], and gives it up only when the call has come back.
 
 use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -25,11 +25,15 @@ struct State {
 
 /// A thread that is inside. Given up when dropped.
 #[derive(Debug)]
-pub(crate) struct Inside(Arc<Gate>);
+pub(crate) struct Inside<'a>(&'a Gate);
+
+/// The same, which can go to another thread.
+#[derive(Debug)]
+pub(crate) struct Sent(Arc<Gate>);
 
 impl Gate {
     /// Goes in for a call, or says which call was inside all the time.
-    pub(crate) fn enter(self: &Arc<Self>, call: &'static str, patience: Duration) -> Result<Inside, &'static str> {
+    pub(crate) fn enter(&self, call: &'static str, patience: Duration) -> Result<Inside<'_>, &'static str> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.inside.is_some() {
             state.waiting += 1;
@@ -41,22 +45,52 @@ impl Gate {
             Some(other) => Err(other),
             None => {
                 state.inside = Some(call);
-                Ok(Inside(Arc::clone(self)))
+                Ok(Inside(self))
             }
         }
     }
-}
 
-impl Drop for Inside {
-    fn drop(&mut self) {
+    /// Goes in if nobody is.
+    #[inline]
+    pub(crate) fn try_enter(&self, call: &'static str) -> Option<Inside<'_>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.inside.is_some() {
+            return None;
+        }
+        state.inside = Some(call);
+        Some(Inside(self))
+    }
+
+    fn give_up(&self) {
         let waiting = {
-            let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.inside = None;
             state.waiting
         };
         if waiting > 0 {
-            self.0.left.notify_one();
+            self.left.notify_one();
         }
+    }
+}
+
+impl Inside<'_> {
+    /// To be given up by whichever thread has it then. `gate` is the one that was entered.
+    pub(crate) fn send(self, gate: &Arc<Gate>) -> Sent {
+        debug_assert!(std::ptr::eq(self.0, Arc::as_ptr(gate)), "this gate was entered");
+        std::mem::forget(self);
+        Sent(Arc::clone(gate))
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.give_up();
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        self.0.give_up();
     }
 }
 
@@ -96,7 +130,7 @@ impl Worker {
     /// Runs a call and waits for its answer, at most so long. `inside` is given up when the call comes back, however late.
     pub(crate) fn run<R: Send + 'static>(
         &self,
-        inside: Inside,
+        inside: Sent,
         limit: Duration,
         call: impl FnOnce() -> R + Send + 'static,
     ) -> Result<R, NoAnswer> {
@@ -146,7 +180,7 @@ mod tests {
         let gate = Arc::new(Gate::default());
         let worker = Worker::start().expect("threads are possible");
         let (release, wait) = channel::<()>();
-        let inside = gate.enter("stuck", LONG).expect("nobody is inside");
+        let inside = gate.enter("stuck", LONG).expect("nobody is inside").send(&gate);
         let late = worker.run(inside, Duration::from_millis(20), move || wait.recv().is_ok());
         assert!(matches!(late, Err(NoAnswer::Late(_))), "{late:?}");
         assert_eq!(gate.enter("other", Duration::from_millis(5)).map(drop), Err("stuck"));
@@ -158,9 +192,9 @@ mod tests {
     fn panic_inside_a_call_is_no_endless_wait() {
         let gate = Arc::new(Gate::default());
         let worker = Worker::start().expect("threads are possible");
-        let inside = gate.enter("first", LONG).expect("nobody is inside");
+        let inside = gate.enter("first", LONG).expect("nobody is inside").send(&gate);
         assert_eq!(worker.run::<()>(inside, LONG, || panic!("on purpose")), Err(NoAnswer::Panicked));
-        let inside = gate.enter("second", LONG).expect("the first gave it up");
+        let inside = gate.enter("second", LONG).expect("the first gave it up").send(&gate);
         assert_eq!(worker.run(inside, LONG, || 7), Ok(7));
     }
 }

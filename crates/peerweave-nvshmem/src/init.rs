@@ -11,7 +11,7 @@ use peerweave_driver::{CudaContext, CudaError};
 use peerweave_types::Pe;
 
 use crate::agree::{SEED, mix};
-use crate::context::{Arguments, Context, LIFE, Life, Parts};
+use crate::context::{Arguments, Context, LIFE, Life, Parts, bind};
 use crate::error::{DeadState, MisuseKind, NvshmemError, PreflightError, Timeout};
 use crate::gate::{Gate, NoAnswer, Worker};
 use crate::interface as asked_interface;
@@ -218,7 +218,7 @@ fn make_id(call: &'static str, nvshmem: Nvshmem, settings: &Settings, worker: &W
     const FUNCTION: &str = "nvshmemx_get_uniqueid";
     nvshmem.not_forked(call)?;
     let environment = settings.apply();
-    let inside = GATE.enter(FUNCTION, settings.deadline_set()).map_err(|inside| busy(call, inside))?;
+    let inside = GATE.enter(FUNCTION, settings.deadline_set()).map_err(|inside| busy(call, inside))?.send(&GATE);
     let made = worker.run(inside, settings.deadline_set(), move || {
         let mut id = sys::nvshmemx_uniqueid_t::EMPTY;
         // SAFETY: the pointer is to a live struct that is stamped with its version.
@@ -315,11 +315,11 @@ impl Start {
         // From here on NVSHMEM cannot be started again if it fails.
         self.outcome = Some(Life::Over(DeadState::InitFailed));
         let environment = arguments.settings.apply();
-        let inside = GATE.enter(FUNCTION, arguments.settings.deadline_set()).map_err(|inside| busy(call, inside))?;
+        let inside = GATE.enter(FUNCTION, arguments.settings.deadline_set()).map_err(|inside| busy(call, inside))?.send(&GATE);
         let (context, ordinal) = (Arc::clone(device), device.ordinal());
         let limit = arguments.settings.deadline_set();
         let answer = worker.run(inside, limit, move || -> Result<_, NvshmemError> {
-            context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
+            bind(&context)?;
             let place = call_init(nvshmem, &way, ordinal)?;
             // Half of NVSHMEM's calls end the process where PEs share a GPU without MPS: better it ends at once.
             if nvshmem.status()? == Status::LimitedSharing {

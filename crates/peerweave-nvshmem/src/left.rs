@@ -6,6 +6,7 @@
 //! # Invariant
 //! - **\[N1\]** What an `nbi` transfer reads or writes is known here, or as used by a stream that waits for the transfer, or the transfer is complete.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use peerweave_driver::CudaStream;
@@ -23,8 +24,32 @@ pub(crate) struct Left {
 }
 
 /// By memory: the streams that use it, to which one is added when the transfer is taken over.
-#[derive(Default)]
-pub(crate) struct Open(Vec<Arc<Streams>>);
+pub(crate) struct Open {
+    memory: Vec<Arc<Streams>>,
+    /// Counts how often the list was emptied, so that memory knows whether it is in it.
+    emptied: u64,
+}
+
+impl Default for Open {
+    fn default() -> Self {
+        Self { memory: Vec::new(), emptied: 1 }
+    }
+}
+
+impl Open {
+    fn add(&mut self, streams: &Arc<Streams>) {
+        // Under this list's lock alone; a row of transfers between the same memory looks, and that is all.
+        if streams.left.load(Ordering::Relaxed) != self.emptied {
+            streams.left.store(self.emptied, Ordering::Relaxed);
+            self.memory.push(Arc::clone(streams));
+        }
+    }
+
+    fn empty(&mut self) -> impl Iterator<Item = Arc<Streams>> {
+        self.emptied += 1;
+        self.memory.drain(..)
+    }
+}
 
 impl Left {
     fn lock(&self) -> MutexGuard<'_, Open> {
@@ -34,11 +59,7 @@ impl Left {
     /// A transfer between two pieces of memory is about to be left; the result is to be held until it is.
     pub(crate) fn leave(&self, memory: [&Arc<Streams>; 2]) -> MutexGuard<'_, Open> {
         let mut open = self.lock();
-        for streams in memory {
-            if !open.0.iter().any(|known| Arc::ptr_eq(known, streams)) {
-                open.0.push(Arc::clone(streams));
-            }
-        }
+        memory.into_iter().for_each(|streams| open.add(streams));
         open
     }
 
@@ -50,19 +71,19 @@ impl Left {
         capturing: bool,
     ) -> Result<MutexGuard<'_, Open>, NvshmemError> {
         let mut open = self.lock();
-        if !open.0.is_empty() {
+        if !open.memory.is_empty() {
             if capturing {
                 return Err(outside(call));
             }
             self.taken.note(stream);
-            open.0.drain(..).for_each(|streams| streams.note(stream));
+            open.empty().for_each(|streams| streams.note(stream));
         }
         Ok(open)
     }
 
     /// An error where a captured stream would have to wait for transfers that were left.
     pub(crate) fn check_capture(&self, call: &'static str) -> Result<(), NvshmemError> {
-        if self.lock().0.is_empty() { Ok(()) } else { Err(outside(call)) }
+        if self.lock().memory.is_empty() { Ok(()) } else { Err(outside(call)) }
     }
 
     /// Waits for the streams that took over, then completes what nobody has.
@@ -75,7 +96,7 @@ impl Left {
         self.taken.settle(call, inner)?;
         let mut open = self.lock();
         quiet()?;
-        open.0.clear();
+        open.empty().for_each(drop);
         Ok(())
     }
 }

@@ -4,12 +4,12 @@
 //! Invariant: what NVSHMEM was not told stays alive for ever, unless NVSHMEM has ended.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
 use peerweave_driver::Keep;
 
-use crate::context::Inner;
+use crate::context::{Inner, bind};
 use crate::error::{DeadState, NvshmemError};
 use crate::streams::Streams;
 
@@ -51,7 +51,8 @@ impl Inner {
             None => {}
         }
         self.parked.lock().unwrap_or_else(PoisonError::into_inner).push(farewell);
-        if let Ok(_inside) = self.gate.enter(call, Duration::ZERO)
+        self.any_parked.store(true, Ordering::Relaxed);
+        if let Some(_inside) = self.gate.try_enter(call)
             && self.dead_state().is_none()
         {
             self.say_parked();
@@ -59,17 +60,22 @@ impl Inner {
     }
 
     /// Tells everything that waits for somebody to come in, by a thread that has.
+    #[cold]
     pub(crate) fn say_parked(&self) {
+        self.any_parked.store(false, Ordering::Relaxed);
         let parked = std::mem::take(&mut *self.parked.lock().unwrap_or_else(PoisonError::into_inner));
         if parked.is_empty() {
             return;
         }
-        if let Err(error) = self.context.bind_to_thread() {
+        if let Err(error) = bind(&self.context) {
             tracing::warn!(%error, "the device's context cannot be made current");
         }
         let (ready, early): (Vec<_>, Vec<_>) =
             parked.into_iter().partition(|farewell| farewell.streams.as_ref().is_none_or(|streams| streams.are_idle()));
-        self.parked.lock().unwrap_or_else(PoisonError::into_inner).extend(early);
+        if !early.is_empty() {
+            self.parked.lock().unwrap_or_else(PoisonError::into_inner).extend(early);
+            self.any_parked.store(true, Ordering::Relaxed);
+        }
         ready.into_iter().for_each(|farewell| farewell.say(self));
     }
 

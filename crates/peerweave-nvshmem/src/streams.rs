@@ -1,6 +1,7 @@
 //! The streams that use something, to be waited for before it is given up; and waiting for one stream.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use peerweave_driver::{CudaStream, DriverError, deadline_after, wait};
@@ -25,13 +26,17 @@ fn pass_until(
 
 /// Streams that work was enqueued on. One that is done, and that nobody else has, may be let go.
 #[derive(Default)]
-pub(crate) struct Streams(peerweave_driver::Streams);
+pub(crate) struct Streams {
+    known: peerweave_driver::Streams,
+    /// When this was last put into the list of what was left to NVSHMEM's own streams: see `left.rs`.
+    pub(crate) left: AtomicU64,
+}
 
 impl Streams {
     /// Notes that work is enqueued on a stream.
     #[inline]
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
-        self.0.note(stream);
+        self.known.note(stream);
     }
 
     /// Whether all of them have passed their work, or never will.
@@ -40,12 +45,12 @@ impl Streams {
             Ok(passed) => passed,
             Err(error) => !matches!(error, DriverError::Capturing { .. }),
         };
-        self.0.all().iter().all(passed)
+        self.known.all().iter().all(passed)
     }
 
     /// Waits until all of them have passed their work, at most for the context's deadline. They stay noted.
     pub(crate) fn settle(&self, call: &'static str, inner: &Inner) -> Result<(), NvshmemError> {
         let (start, deadline) = (Instant::now(), deadline_after(inner.deadline));
-        self.0.all().iter().try_for_each(|stream| pass_until(call, inner, stream, start, deadline))
+        self.known.all().iter().try_for_each(|stream| pass_until(call, inner, stream, start, deadline))
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::abi::{Result, invalid};
 use crate::faults::Effect;
 use crate::world::World;
-use crate::{call, driver, world};
+use crate::{call, driver, settings, world};
 
 struct Launch {
     effect: Effect,
@@ -40,6 +40,9 @@ fn run(launch: &Launch) {
 
 /// Enqueues work of the running call, which runs with that call's name.
 pub(crate) fn on_stream(stream: *mut c_void, work: impl Fn(&Arc<World>, &'static str) + Send + Sync + 'static) -> Result {
+    if settings::get().noop {
+        return Ok(());
+    }
     let (world, name) = (world::live(), call::function());
     let stream = stream.addr();
     let launch = Launch { effect: call::take_effect(), work: Box::new(move || work(&world, name)) };

@@ -12,7 +12,7 @@ use crate::enqueue::on_stream;
 use crate::log::undefined;
 use crate::meet::{Channel, Team, Turn};
 use crate::world::World;
-use crate::{call, driver};
+use crate::{call, driver, settings};
 
 /// Counts the collectives of a team.
 #[derive(Default)]
@@ -84,6 +84,9 @@ pub(crate) fn in_order(
     stream: *mut c_void,
     work: impl Fn(&World, &Team, &mut Flight<'_>, &'static str) + Send + Sync + 'static,
 ) -> Result {
+    if settings::get().noop {
+        return Ok(());
+    }
     let captured = driver::is_capturing(stream.addr())?;
     let place = (!captured).then(|| team.flights.call());
     let member = Arc::clone(&team);

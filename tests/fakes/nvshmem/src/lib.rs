@@ -26,6 +26,7 @@
 //! - `MULTICAST=1`: `nvshmemx_mc_ptr` gives addresses, which fault if they are touched, and team 6 is there.
 //! - `ATOMICS=1`: atomics of the host are done; otherwise they are what they are in every known release: "not implemented", and zero.
 //! - `ANY_MODULE=1`: modules are not asked for their version.
+//! - `NOOP=1`: what is for a stream is checked and counted, and not done: for the cost of a wrapper.
 //! - `DIR=directory`: where PEs meet that a launcher started (`PMI_RANK`, `PMI_SIZE`).
 //! - `LOG=file`: a line `process function(name=value, ...) = result` per call.
 //!

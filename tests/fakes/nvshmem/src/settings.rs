@@ -41,6 +41,8 @@ pub(crate) struct Settings {
     pub(crate) multicast: bool,
     pub(crate) atomics: bool,
     pub(crate) any_module: bool,
+    /// What is for a stream only counts.
+    pub(crate) noop: bool,
     pub(crate) directory: Option<String>,
     pub(crate) log: Option<String>,
 }
@@ -110,6 +112,7 @@ fn read() -> Settings {
         multicast: flag("MULTICAST"),
         atomics: flag("ATOMICS"),
         any_module: flag("ANY_MODULE"),
+        noop: flag("NOOP"),
         directory: variable("DIR"),
         log: variable("LOG"),
     }
