@@ -90,10 +90,13 @@ pub fn copy<T: Element>(
     raw::done("cuMemcpyAsync", unsafe { raw::api()?.cuMemcpyAsync(to.address(), from.address(), bytes, stream.cu_stream()) })
 }
 
-/// Copies `values` to a device buffer in the order of `stream`, and waits until that is done.
+/// Copies `values` to a device buffer after what `stream` has before, and waits until that is done.
+///
+/// The copy begins when the stream is idle, and then it is as long as it is: the driver ends no copy of memory that is not pinned half way. Work that
+/// another thread enqueues there meanwhile is waited for as long as it takes.
 ///
 /// # Errors
-/// As [`copy`]; [`VmmError::Timeout`] if the stream has not passed the copy by the deadline.
+/// As [`copy`]; [`VmmError::Timeout`] if the stream is not idle by the deadline: then nothing is copied.
 pub fn write<T: Element>(
     stream: &Arc<CudaStream>,
     target: &mut impl DeviceBufferMut<T>,
@@ -105,6 +108,7 @@ pub fn write<T: Element>(
         return Ok(());
     }
     let start = Instant::now();
+    wait_for(stream, "write", start, deadline)?;
     raw::bind(stream.context())?;
     // The copy may come after the deadline: its source must be ours.
     let values = values.to_vec();
@@ -119,7 +123,9 @@ pub fn write<T: Element>(
     waited
 }
 
-/// Copies a device buffer to the host, after what `stream` has before, and waits for it.
+/// Copies a device buffer to the host, after what `stream` has before, and waits for it, as [`write()`] does.
+///
+/// From a [`PeerMemory`](crate::PeerMemory) whose way is broken the copy may never end. Where that is possible, [`copy`] it to memory of this device first.
 ///
 /// # Errors
 /// As [`write()`].
@@ -130,6 +136,7 @@ pub fn read<T: Element>(stream: &Arc<CudaStream>, source: &impl DeviceBuffer<T>,
         return Ok(values);
     }
     let start = Instant::now();
+    wait_for(stream, "read", start, deadline)?;
     raw::bind(stream.context())?;
     let from = source.read(stream);
     let bytes = size_of_val(values.as_slice());

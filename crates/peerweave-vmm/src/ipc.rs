@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
-use peerweave_driver::{CudaContext, Streams, retire, settle};
+use peerweave_driver::{CudaContext, Streams, relaxed, retire, settle};
 
 use crate::VmmError;
 use crate::buffer::wrong_value;
@@ -26,6 +26,8 @@ impl fmt::Debug for IpcHandle {
         write!(f, "IpcHandle({:02x}{:02x}..)", self.0[0], self.0[1])
     }
 }
+
+// Every call below that makes or opens memory is `relaxed`: it would spoil the capture of any other thread.
 
 /// A plain allocation that other processes can open. Clones are handles of the same allocation.
 #[derive(Clone)]
@@ -63,8 +65,9 @@ impl IpcMemory {
         raw::bind(context)?;
         let mut address: CUdeviceptr = 0;
         let mut allocate = || {
+            let api = raw::api()?;
             // SAFETY: the pointer is to a live address.
-            raw::done("cuMemAlloc_v2", unsafe { raw::api()?.cuMemAlloc_v2(&raw mut address, bytes) })
+            raw::done("cuMemAlloc_v2", relaxed(|| unsafe { api.cuMemAlloc_v2(&raw mut address, bytes) }))
         };
         match allocate() {
             Err(error) if error.is_out_of_memory() => {
@@ -85,8 +88,9 @@ impl IpcMemory {
     pub fn export(&self) -> Result<IpcHandle, VmmError> {
         raw::bind(&self.inner.context)?;
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
+        let api = raw::api()?;
         // SAFETY: the pointer is to a live handle, and the address is that of a live allocation.
-        let code = unsafe { raw::api()?.cuIpcGetMemHandle(&raw mut handle, self.inner.address) };
+        let code = relaxed(|| unsafe { api.cuIpcGetMemHandle(&raw mut handle, self.inner.address) });
         raw::done("cuIpcGetMemHandle", code)?;
         self.inner.lent.store(true, Ordering::Release);
         Ok(IpcHandle(handle.reserved.map(|byte| byte as u8)))
@@ -185,8 +189,9 @@ impl IpcPeerMemory {
         raw::bind(context)?;
         let handle = CUipcMemHandle { reserved: handle.0.map(|byte| byte as c_char) };
         let mut address: CUdeviceptr = 0;
+        let api = raw::api()?;
         // SAFETY: the pointer is to a live address; the driver checks the handle.
-        let code = unsafe { raw::api()?.cuIpcOpenMemHandle_v2(&raw mut address, handle, LAZY_ENABLE_PEER_ACCESS) };
+        let code = relaxed(|| unsafe { api.cuIpcOpenMemHandle_v2(&raw mut address, handle, LAZY_ENABLE_PEER_ACCESS) });
         raw::done("cuIpcOpenMemHandle_v2", code)?;
         let (is_unused, closing) = (AtomicBool::new(false), Arc::default());
         let inner = PeerInner { address, bytes, context: Arc::clone(context), streams, is_unused, closing };

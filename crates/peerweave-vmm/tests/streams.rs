@@ -5,12 +5,12 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Calls, context, fail, hold, settle, soon, threads};
 use peerweave_bootstrap::{Job, Options, Rendezvous};
 use peerweave_driver::cudarc::driver::DriverError as CudarcError;
-use peerweave_driver::cudarc::driver::sys::CUresult;
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
 use peerweave_driver::{CudaContext, DeviceBuffer, DriverError};
 use peerweave_fakes::Fakes;
 use peerweave_vmm::{
@@ -146,6 +146,68 @@ fn work_of_others_that_does_not_end_holds_up_no_deadline_of_this_crate() {
         let done = receive.recv_timeout(Duration::from_secs(10)).expect("they wait for what others do");
         assert_eq!(done, [const { Ok(()) }; 4]);
     });
+}
+
+#[test]
+fn copies_to_and_from_the_host_end_by_their_deadline_though_the_stream_is_stuck() {
+    Fakes::new().cuda().run(|| {
+        let (send, receive) = channel();
+        std::thread::spawn(move || {
+            let context = context(0);
+            let stuck = context.new_stream().expect("a stream");
+            let (_mapping, mut view) = mapped(&context);
+            let len = view.len();
+            write(&stuck, &mut view, &vec![7; len], soon()).expect("nothing is in the way yet");
+            hold(&stuck, true);
+            zero(&stuck, &mut view).expect("enqueued");
+            let shortly = || Instant::now() + Duration::from_millis(200);
+            // The driver's copy to memory that is not pinned returns when it is done: there is no deadline in it.
+            let got = read(&stuck, &view, shortly()).map(drop);
+            let put = write(&stuck, &mut view, &vec![8; len], shortly());
+            hold(&stuck, false);
+            let after = read(&stuck, &view, soon()).expect("it goes on");
+            let _ = send.send(([got, put], after));
+        });
+        let (ends, after) = receive.recv_timeout(Duration::from_secs(10)).expect("there is a deadline");
+        for end in ends {
+            let error = end.expect_err("the stream is stuck");
+            assert!(matches!(&error, VmmError::Timeout { missing, .. } if missing.is_empty()), "{error}");
+        }
+        assert!(after.iter().all(|word| *word == 0), "what was given up is not done later");
+    });
+}
+
+#[test]
+fn a_heap_is_made_and_grows_while_another_thread_captures_and_spoils_no_capture() {
+    for no_vmm in ["0", "1"] {
+        Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", no_vmm).run_many(2, |child| {
+            let me = common::process(&child);
+            let ((begin, begun), (end, ended)) = (channel(), channel());
+            let context = Arc::clone(&me.context);
+            let capture = std::thread::spawn(move || {
+                let stream = context.new_stream().expect("a stream");
+                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("it begins");
+                begin.send(()).expect("somebody waits");
+                let () = ended.recv().expect("somebody says so");
+                let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+                stream.end_capture(flags).map(drop)
+            });
+            begun.recv().expect("it has begun");
+            let options = HeapOptions::new(4 * MIB).max_bytes(64 * MIB);
+            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("a heap");
+            let mut memory = heap.alloc::<u64>(8).expect("room");
+            heap.grow(MIB).expect("room");
+            write(&me.stream, &mut memory, &[1; 8], soon()).expect("written");
+            me.barrier("used");
+            heap.free(memory).expect("all free it");
+            end.send(()).expect("it waits");
+            capture.join().expect("no panic").expect("the capture is whole");
+            // Closing what was opened by legacy IPC waits for the device, which no capture allows.
+            heap.finalize().expect("all end it");
+            settle();
+            me.leave();
+        });
+    }
 }
 
 #[test]
