@@ -3,6 +3,7 @@
 //! ```text
 //! check_nccl [--count elements]                             all GPUs in one process
 //! check_nccl --lifecycle yes                                all GPUs in one process: what is stuck expires or is aborted, a missing rank
+//! check_nccl --newer yes|part[,part] [--processes n]        what NCCL has had since 2.27: a thread or a process for each GPU; NCCL_NVLS_ENABLE=0 has to be set
 //! check_nccl --processes n [--kill k]                       one process for each GPU, which meet by a rendezvous
 //! check_nccl --rank r --ranks n --id-file path [--kill k]   one process for each GPU: start n of them
 //! ```
@@ -12,6 +13,7 @@
 mod lifecycle;
 #[path = "../../tests/matrix/mod.rs"]
 mod matrix;
+mod newer;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -31,11 +33,20 @@ struct Arguments {
     kill: Option<usize>,
     processes: usize,
     lifecycle: bool,
+    newer: Option<String>,
 }
 
 fn arguments() -> Result<Arguments, String> {
-    let mut parsed =
-        Arguments { count: 1003, rank: None, ranks: 0, id_file: PathBuf::new(), kill: None, processes: 0, lifecycle: false };
+    let mut parsed = Arguments {
+        count: 1003,
+        rank: None,
+        ranks: 0,
+        id_file: PathBuf::new(),
+        kill: None,
+        processes: 0,
+        lifecycle: false,
+        newer: None,
+    };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let value = words.next().ok_or(format!("{word} needs a value"))?;
@@ -47,6 +58,7 @@ fn arguments() -> Result<Arguments, String> {
             "--id-file" => parsed.id_file = value.into(),
             "--processes" => parsed.processes = number()?,
             "--lifecycle" => parsed.lifecycle = value == "yes",
+            "--newer" => parsed.newer = Some(value),
             "--kill" => parsed.kill = Some(number()?),
             _ => return Err(format!("{word} is not understood")),
         }
@@ -89,6 +101,9 @@ fn one_process(arguments: &Arguments) -> Result<usize, String> {
     let contexts = (0..count).map(peerweave_driver::context).collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
     if arguments.lifecycle {
         return lifecycle::all(nccl, &contexts);
+    }
+    if let Some(which) = &arguments.newer {
+        return newer::in_threads(nccl, &contexts, which);
     }
     let start = Instant::now();
     let communicators = Communicator::init_all(nccl, &contexts, &Config::new(), DEADLINE).map_err(text)?;
@@ -218,6 +233,12 @@ fn child(arguments: &Arguments) -> Result<usize, String> {
     let rendezvous = Arc::new(Rendezvous::join(&job, options).map_err(|error| error.to_string())?);
     let nccl = Nccl::load().map_err(text)?;
     let context = peerweave_driver::context(rendezvous.pe().index()).map_err(|error| error.to_string())?;
+    if let Some(which) = &arguments.newer {
+        let checks = newer::in_process(nccl, &context, &rendezvous, which)?;
+        let rendezvous = Arc::into_inner(rendezvous).ok_or("something keeps the rendezvous")?;
+        rendezvous.leave().map_err(|error| error.to_string())?;
+        return Ok(checks);
+    }
     let began = Instant::now();
     let comm = Communicator::from_rendezvous(nccl, &context, &rendezvous, &Config::new(), DEADLINE).map_err(text)?;
     println!("rank {}: {nccl:?}, from_rendezvous {:?}", comm.rank(), began.elapsed());

@@ -1,0 +1,270 @@
+//! What a call costs on the host, on the GPUs of a machine: a small all-reduce through this crate and through NCCL's own function, on one communicator.
+//!
+//! ```text
+//! call_cost [--devices n] [--count elements] [--blocks n] [--json]
+//! ```
+//! One thread drives each device. In each mode (blocking and not) blocks of 50 calls of either kind alternate, and the streams are drained between them,
+//! outside what is timed: so whatever else the machine does meets both alike. Where the communicator is not blocking, the call of C is followed by
+//! questions until NCCL is done, as everybody has to do. Every rank's median is printed; what it computed is checked at the end; every wait has a
+//! deadline of 20 s, and the whole run one of 120 s.
+
+use std::ffi::{CString, c_int, c_void};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, Driver};
+use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp, Switch, UniqueId};
+
+/// Calls in a row that are timed together. Few enough for the queue of a stream.
+const BLOCK: usize = 50;
+/// Blocks that connect and warm up.
+const WARM_UP: usize = 10;
+const DEADLINE: Duration = Duration::from_secs(20);
+/// How long all of it may take, with whatever NCCL does without a deadline of its own.
+const WHOLE_RUN: Duration = Duration::from_secs(120);
+
+/// `ncclFloat32`, `ncclSum` and `ncclInProgress`.
+const FLOAT32: c_int = 7;
+const SUM: c_int = 0;
+const IN_PROGRESS: c_int = 7;
+
+type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
+type State = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
+
+#[derive(Clone, Copy)]
+struct Arguments {
+    devices: Option<usize>,
+    count: usize,
+    blocks: usize,
+    json: bool,
+}
+
+/// What one rank measured, in one mode: nanoseconds of a call.
+struct Measured {
+    bare: f64,
+    ours: f64,
+    /// The median of the differences of neighbouring blocks.
+    beyond: f64,
+}
+
+fn arguments() -> Result<Arguments, String> {
+    let mut parsed = Arguments { devices: None, count: 256, blocks: 100, json: false };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut number = || {
+            let value = words.next().ok_or(format!("{word} needs a value"))?;
+            value.parse::<usize>().map_err(|error| format!("{word} {value}: {error}"))
+        };
+        match word.as_str() {
+            "--devices" => parsed.devices = Some(number()?.max(1)),
+            "--count" => parsed.count = number()?.max(1),
+            "--blocks" => parsed.blocks = number()?.max(1),
+            "--json" => parsed.json = true,
+            _ => return Err(format!("{word} is not understood")),
+        }
+    }
+    Ok(parsed)
+}
+
+fn main() -> ExitCode {
+    // A blocking communicator waits inside NCCL for whom it misses, and a spinning thread asks for ever: neither has a deadline of its own.
+    std::thread::spawn(|| {
+        std::thread::sleep(WHOLE_RUN);
+        println!("FAILED it takes longer than {WHOLE_RUN:?}");
+        std::process::exit(1);
+    });
+    match arguments().and_then(|arguments| all(&arguments)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("FAILED {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+fn all(arguments: &Arguments) -> Result<(), String> {
+    let nccl = Nccl::load().map_err(text)?;
+    let there = Driver::get().and_then(|driver| Ok(driver.device_count()?)).map_err(text)?;
+    let devices = arguments.devices.unwrap_or(there);
+    if devices > there {
+        return Err(format!("{devices} devices were asked for, and there are {there}"));
+    }
+    if !arguments.json {
+        println!(
+            "NCCL {}, {devices} devices, all_reduce of {} f32; ns per call on the host, medians of {} blocks of {BLOCK} calls",
+            nccl.version(),
+            arguments.count,
+            arguments.blocks
+        );
+        println!("{:<14} {:>5} {:>10} {:>10} {:>10} {:>7}", "", "rank", "bare", "ours", "beyond", "ratio");
+    }
+    let mut rows = Vec::new();
+    for (mode, blocking) in [("blocking", Switch::On), ("non-blocking", Switch::Off)] {
+        for (rank, measured) in of_mode(nccl, devices, blocking, arguments)?.into_iter().enumerate() {
+            let Measured { bare, ours, beyond } = measured;
+            let ratio = ours / bare;
+            if !arguments.json {
+                println!("{mode:<14} {rank:>5} {bare:>10.1} {ours:>10.1} {beyond:>10.1} {ratio:>7.4}");
+            }
+            rows.push(format!(
+                "{{\"mode\":\"{mode}\",\"rank\":{rank},\"bare_ns\":{bare:.1},\"ours_ns\":{ours:.1},\"beyond_ns\":{beyond:.1},\"ratio\":{ratio:.4}}}"
+            ));
+        }
+    }
+    if arguments.json {
+        println!(
+            "{{\"nccl\":\"{}\",\"devices\":{devices},\"count\":{},\"calls_per_block\":{BLOCK},\"blocks\":{},\"checked\":true,\"rows\":[{}]}}",
+            nccl.version(),
+            arguments.count,
+            arguments.blocks,
+            rows.join(",")
+        );
+    } else {
+        println!("OK the results are right");
+    }
+    Ok(())
+}
+
+/// Every rank in a thread of its own, which has the device to itself.
+fn of_mode(nccl: Nccl, devices: usize, blocking: Switch, arguments: &Arguments) -> Result<Vec<Measured>, String> {
+    let id = nccl.unique_id().map_err(text)?;
+    let contexts = (0..devices).map(peerweave_driver::context).collect::<Result<Vec<_>, _>>().map_err(text)?;
+    std::thread::scope(|scope| {
+        let start = |(rank, context): (usize, Arc<CudaContext>)| {
+            scope.spawn(move || one_rank(nccl, &context, &id, rank, devices, blocking, arguments))
+        };
+        let threads: Vec<_> = contexts.into_iter().enumerate().map(start).collect();
+        let join = |(rank, thread): (usize, std::thread::ScopedJoinHandle<'_, Result<Measured, String>>)| {
+            thread.join().unwrap_or_else(|_| Err("it panicked".to_owned())).map_err(|error| format!("rank {rank}: {error}"))
+        };
+        // All are joined before the first error is told.
+        threads.into_iter().enumerate().map(join).collect::<Vec<_>>().into_iter().collect()
+    })
+}
+
+fn one_rank(
+    nccl: Nccl,
+    context: &Arc<CudaContext>,
+    id: &UniqueId,
+    rank: usize,
+    ranks: usize,
+    blocking: Switch,
+    arguments: &Arguments,
+) -> Result<Measured, String> {
+    let config = Config::new().blocking(blocking);
+    let comm = Communicator::init_rank(nccl, context, ranks, id, rank, &config, DEADLINE).map_err(text)?;
+    let stream = context.new_stream().map_err(text)?;
+    let one = One::new(nccl, comm, stream, arguments.count).map_err(text)?;
+    let (mut bare, mut ours, mut beyond) = (Vec::new(), Vec::new(), Vec::new());
+    for block in 0..WARM_UP + arguments.blocks {
+        // Every rank makes the same calls in the same order. Who goes first changes, and with it what is in the caches.
+        let (first, second) = if block % 2 == 0 { (one.bare()?, one.ours()?) } else { swap(one.ours()?, one.bare()?) };
+        if block >= WARM_UP {
+            bare.push(first);
+            ours.push(second);
+            beyond.push(second - first);
+        }
+    }
+    one.check(rank, ranks)?;
+    let One { comm, .. } = one;
+    comm.finalize(DEADLINE).map_err(text)?;
+    Ok(Measured { bare: median(bare), ours: median(ours), beyond: median(beyond) })
+}
+
+fn swap(ours: f64, bare: f64) -> (f64, f64) {
+    (bare, ours)
+}
+
+/// One rank, and what it reduces. The receive buffer is not the send buffer, so that the numbers stay what they are.
+struct One {
+    comm: Communicator,
+    stream: Arc<CudaStream>,
+    send: DeviceMemory<f32>,
+    by_us: std::cell::RefCell<DeviceMemory<f32>>,
+    by_c: DeviceMemory<f32>,
+    all_reduce: AllReduce,
+    state: State,
+    raw: *mut c_void,
+}
+
+impl One {
+    fn new(nccl: Nccl, comm: Communicator, stream: Arc<CudaStream>, count: usize) -> Result<Self, NcclError> {
+        let values = |value: f32| DeviceMemory::from_slice(&stream, &vec![value; count]);
+        let (send, by_us, by_c) = (values(comm.rank() as f32 + 1.0)?, values(0.0)?.into(), values(0.0)?);
+        // SAFETY: those are the functions' signatures.
+        let (all_reduce, state) = unsafe { (function(nccl, "ncclAllReduce"), function(nccl, "ncclCommGetAsyncError")) };
+        let raw = comm.as_raw()?;
+        Ok(Self { comm, stream, send, by_us, by_c, all_reduce, state, raw })
+    }
+
+    /// Nanoseconds of a call of C.
+    fn bare(&self) -> Result<f64, String> {
+        let (from, to) = (self.send.address() as *const c_void, self.by_c.address() as *mut c_void);
+        let (count, stream) = (self.send.len(), self.stream.cu_stream().cast());
+        self.timed(|| {
+            // SAFETY: the communicator lives, this thread alone calls on it, and both buffers are of that many numbers.
+            let mut state = unsafe { (self.all_reduce)(from, to, count, FLOAT32, SUM, self.raw, stream) };
+            while state == IN_PROGRESS {
+                // SAFETY: as above; the pointer is to a live number.
+                let asked = unsafe { (self.state)(self.raw, &raw mut state) };
+                if asked != 0 {
+                    return Err(format!("ncclCommGetAsyncError gives {asked}"));
+                }
+            }
+            if state == 0 { Ok(()) } else { Err(format!("ncclAllReduce gives {state}")) }
+        })
+    }
+
+    /// Nanoseconds of a call of this crate.
+    fn ours(&self) -> Result<f64, String> {
+        let mut to = self.by_us.borrow_mut();
+        self.timed(|| self.comm.all_reduce(&self.stream, &self.send, &mut *to, ReduceOp::Sum).map_err(text))
+    }
+
+    /// Times a block of calls; then waits until the device has done them.
+    fn timed(&self, mut call: impl FnMut() -> Result<(), String>) -> Result<f64, String> {
+        let start = Instant::now();
+        for _ in 0..BLOCK {
+            call()?;
+        }
+        let nanoseconds = start.elapsed().as_nanos() as f64 / BLOCK as f64;
+        self.comm.wait(&self.stream, DEADLINE).map_err(text)?;
+        Ok(nanoseconds)
+    }
+
+    fn check(&self, rank: usize, ranks: usize) -> Result<(), String> {
+        let expected = vec![(ranks * (ranks + 1) / 2) as f32; self.send.len()];
+        for (what, memory) in [("ours", &*self.by_us.borrow()), ("bare", &self.by_c)] {
+            let found = memory.to_vec(&self.stream).map_err(text)?;
+            if found != expected {
+                return Err(format!("{what}: {:?} at rank {rank}, expected {:?}", found.first(), expected.first()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A function of NCCL by its name.
+///
+/// # Safety
+/// `F` is the type of a pointer to it.
+unsafe fn function<F: Copy>(nccl: Nccl, name: &str) -> F {
+    assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
+    let path = CString::new(nccl.path().as_os_str().as_encoded_bytes()).expect("paths have no zero byte");
+    let name = CString::new(name).expect("names have no zero byte");
+    // SAFETY: both names end with zero; the library is loaded already, and stays.
+    let function = unsafe { libc::dlsym(libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
+    assert!(!function.is_null(), "NCCL has {name:?}");
+    // SAFETY: the caller's promise; both are pointers.
+    unsafe { std::mem::transmute_copy(&function) }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
