@@ -225,6 +225,7 @@ fn the_switch_of_one_pe_is_told_to_the_others() {
         }
         let me = process(&child);
         let error = collective(&me.rendezvous, &me.context, &[Pe::new(0), Pe::new(1)], "half", bytes).expect_err("PE 1 forbids");
+        assert!(!Calls::now().names().contains(&"cuMulticastCreate"), "no PE creates what one of them forbids");
         match (me.pe, &error) {
             (1, VmmError::MulticastDisabled(_)) => {}
             (0, VmmError::Peer { pe, .. }) => {

@@ -224,6 +224,61 @@ fn members_are_each_once_and_the_same_for_all_members() {
 }
 
 #[test]
+fn pes_on_one_device_are_no_team_and_create_nothing() {
+    Fakes::new().cuda().run_many(3, |child| {
+        let me = process(&child);
+        let members = [0, 1, 2].map(Pe::new);
+        // The driver would wait, without end, for a device that is not added.
+        let shared = context(me.pe.min(1) as usize);
+        let bytes = bytes();
+        let error = collective(&me.rendezvous, &shared, &members, "one device", bytes).map(drop).expect_err("two of them share");
+        let text = error.to_string();
+        assert!(matches!(error, VmmError::Misuse(Misuse::Value { what: "members", .. })), "{error}");
+        assert!(text.contains("PE 1 and PE 2 on device") && text.contains("a device each"), "{text}");
+        let heap = SymmetricHeap::new(&me.rendezvous, &shared, HeapOptions::new(16 * MIB)).expect("a heap may share a device");
+        let error = heap.multicast().map(drop).expect_err("two of them share");
+        assert!(matches!(error, VmmError::Misuse(Misuse::Value { what: "members", .. })), "{error}");
+        assert!(!Calls::now().names().contains(&"cuMulticastCreate"), "nothing is created");
+        heap.finalize().expect("all end it");
+        me.leave();
+    });
+}
+
+#[test]
+fn a_pe_that_gives_up_at_a_later_chunk_leaves_what_others_may_store_to_in_the_earlier_ones() {
+    Fakes::new().cuda().run(|| {
+        threads_within(2, Duration::from_millis(1500), |me| {
+            let options = HeapOptions::new(16 * MIB).max_bytes(64 * MIB);
+            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("a heap");
+            heap.grow(16 * MIB).expect("room");
+            me.barrier("made");
+            if me.pe == 0 {
+                // The last step of one of them, in the second chunk.
+                fail("cuMemSetAccess:3=3000ms");
+            }
+            me.barrier("ordered");
+            match heap.multicast() {
+                Err(given_up) => {
+                    assert!(matches!(given_up, VmmError::Timeout { .. }), "{given_up:?}");
+                    std::thread::sleep(Duration::from_millis(3500));
+                }
+                Ok(multicast) => {
+                    settle();
+                    for offset in [0, 16 * MIB as u64] {
+                        let address = multicast.address_of(SymOffset(offset)).expect("inside");
+                        assert_eq!(
+                            multicast_store(&me.context, address, &[1; 8]),
+                            Ok(()),
+                            "the other one said that it is mapped"
+                        );
+                    }
+                }
+            }
+        });
+    });
+}
+
+#[test]
 fn a_pe_that_cannot_take_a_descriptor_is_named_to_the_others_at_once() {
     Fakes::new().cuda().run_many(3, |child| {
         let me = process(&child);

@@ -1,6 +1,6 @@
 //! The PEs of a machine put a multicast object together: one creates it, the others import it, each adds its device.
 //!
-//! Invariant: a failure of any PE, the switch included, is told to all, and then none keeps the object.
+//! Invariants: nothing is created before all PEs have said that they allow and can; a failure of any PE is told to all, and then none keeps the object.
 
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use crate::buffer::wrong_value;
 use crate::descriptor::{self, Descriptor};
 use crate::error::{Misuse, VmmError};
 use crate::physical::Exportable;
+use crate::raw;
 
 const CALL: &str = "multicast::collective";
 
@@ -22,11 +23,12 @@ const CALL: &str = "multicast::collective";
 ///
 /// # Collective
 /// All PEs of the job, with the same length and the same label, which names the object. `members` are the PEs of one machine in ascending order; each
-/// PE is in its own list, and all members have the same list. (PEs of other machines make an object of their own.)
+/// PE is in its own list, and all members have the same list. (PEs of other machines make an object of their own.) Nothing is created unless the
+/// switch of every PE allows it.
 ///
 /// # Errors
 /// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the others; [`Misuse::Diverged`] on all where the lists differ;
-/// as [`Building::create`] and every collective call.
+/// [`Misuse::Value`] on all where two members have the same device; as [`Building::create`] and every collective call.
 pub fn collective(
     rendezvous: &Rendezvous,
     context: &Arc<CudaContext>,
@@ -54,11 +56,15 @@ pub(super) fn put_together(
         flags: 0,
     };
     let me = rendezvous.pe();
-    let begun = begin(me, context, members, properties);
-    let statement = begun.as_ref().map(|begun| state(members, begun.as_ref())).map_err(Clone::clone);
-    let statements = agree(rendezvous, &round("created"), &call, statement)?;
+    let looked = look(me, context, members).map(|device| state(members, &device));
+    let statements = agree(rendezvous, &round("looked"), &call, looked)?;
     // All read the same, and come to the same end.
-    let id = same_members(&call, &statements, members[0]).map_err(Disagreement::Known)?;
+    check_members(&call, &statements).map_err(Disagreement::Known)?;
+    let begun = begin(me, context, members, properties);
+    let id = begun.as_ref().map(|begun| begun.as_ref().map_or(Vec::new(), |(building, _)| building.id().0.to_vec()));
+    let ids = agree(rendezvous, &round("created"), &call, id.map_err(Clone::clone))?;
+    let id = Reader(&ids[members[0].index()]).bytes().map(MulticastId);
+    let id = id.ok_or_else(|| Disagreement::Known(unreadable(&call, members[0])))?;
     let added = match begun.map_err(Disagreement::Known)? {
         Some((building, None)) => Ok(building),
         Some((building, fd)) => descriptor::share(rendezvous, members, fd).map(|_| building),
@@ -79,12 +85,17 @@ pub(super) fn put_together(
 /// What the first member makes, and the descriptor for the others, if there are any.
 type Begun = (Building, Option<Descriptor>);
 
-fn begin(me: Pe, context: &Arc<CudaContext>, members: &[Pe], properties: MulticastProperties) -> Result<Option<Begun>, VmmError> {
+/// That this PE may and can take part. Gives what tells its device from the others of the machine.
+fn look(me: Pe, context: &CudaContext, members: &[Pe]) -> Result<String, VmmError> {
     multicast_switch()?;
     if !members.is_sorted_by(|one, next| one < next) || !members.contains(&me) {
         return Err(wrong_value(CALL, "members", format!("{members:?}"), "PEs in ascending order, each once, with this one"));
     }
     check_device(context.ordinal())?;
+    raw::pci_address(context.ordinal())
+}
+
+fn begin(me: Pe, context: &Arc<CudaContext>, members: &[Pe], properties: MulticastProperties) -> Result<Option<Begun>, VmmError> {
     if members[0] != me {
         return Ok(None);
     }
@@ -98,63 +109,77 @@ fn begin(me: Pe, context: &Arc<CudaContext>, members: &[Pe], properties: Multica
     Ok(Some((building, Some(fd))))
 }
 
-/// What a PE tells of its part: the object that it made, if it did, and its members.
-fn state(members: &[Pe], begun: Option<&Begun>) -> Vec<u8> {
-    let id = begun.map_or([0; 16], |(building, _)| building.id().0);
-    id.into_iter().chain(members.iter().flat_map(|pe| pe.get().to_le_bytes())).collect()
+/// What a PE tells of itself: the members that it goes with, and its device.
+fn state(members: &[Pe], device: &str) -> Vec<u8> {
+    let mut statement = (members.len() as u32).to_le_bytes().to_vec();
+    statement.extend(members.iter().flat_map(|pe| pe.get().to_le_bytes()));
+    statement.extend(device.as_bytes());
+    statement
 }
 
-/// That every member of any list has that list; gives the id of the object that `first` made.
-fn same_members(call: &str, statements: &[Vec<u8>], first: Pe) -> Result<MulticastId, VmmError> {
+fn read_state(statement: &[u8]) -> Option<(Vec<Pe>, &[u8])> {
+    let mut reader = Reader(statement);
+    let count = u32::from_le_bytes(reader.bytes()?) as usize;
+    let (words, device) = reader.rest().split_at_checked(count.checked_mul(4)?)?;
+    let (words, _) = words.as_chunks::<4>();
+    Some((words.iter().map(|word| Pe::new(u32::from_le_bytes(*word))).collect(), device))
+}
+
+/// That every member of any list has that list, and a device of its own.
+fn check_members(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     let mut read = Vec::with_capacity(statements.len());
     for (pe, statement) in (0..).map(Pe::new).zip(statements) {
-        let mut reader = Reader(statement);
-        let id = reader.bytes().ok_or_else(|| unreadable(call, pe))?;
-        let (words, rest) = reader.rest().as_chunks::<4>();
-        if !rest.is_empty() {
-            return Err(unreadable(call, pe));
-        }
-        read.push((id, words.iter().map(|word| Pe::new(u32::from_le_bytes(*word))).collect::<Vec<_>>()));
+        read.push(read_state(statement).ok_or_else(|| unreadable(call, pe))?);
     }
-    for (one, (_, members)) in (0..).map(Pe::new).zip(&read) {
+    for (one, (members, device)) in (0..).map(Pe::new).zip(&read) {
         for other in members {
-            let theirs = read.get(other.index()).map(|(_, theirs)| theirs);
-            if theirs != Some(members) {
+            let theirs = read.get(other.index());
+            if theirs.map(|(theirs, _)| theirs) != Some(members) {
                 let has =
                     |members: Option<&Vec<Pe>>| members.map_or("no such PE".to_owned(), |members| format!("members {members:?}"));
-                let (one_has, other_has) = (has(Some(members)), has(theirs));
+                let (one_has, other_has) = (has(Some(members)), has(theirs.map(|(theirs, _)| theirs)));
                 return Err(Misuse::Diverged { call: call.to_owned(), one, one_has, other: *other, other_has }.into());
+            }
+            // The driver would wait, without end, for the device that nobody adds.
+            if *other > one && theirs.is_some_and(|(_, theirs)| theirs == device) {
+                let value = format!("{one} and {other} on device {}", String::from_utf8_lossy(device));
+                return Err(wrong_value(CALL, "members", value, "PEs with a device each"));
             }
         }
     }
-    match read.get(first.index()) {
-        Some((id, _)) => Ok(MulticastId(*id)),
-        None => Err(unreadable(call, first)),
-    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn statement(members: &[u32]) -> Vec<u8> {
-        state(&members.iter().copied().map(Pe::new).collect::<Vec<_>>(), None)
+    fn statement(members: &[u32], device: &str) -> Vec<u8> {
+        state(&members.iter().copied().map(Pe::new).collect::<Vec<_>>(), device)
     }
 
     fn told(statements: &[Vec<u8>]) -> String {
-        same_members("it", statements, Pe::new(0)).expect_err("they differ").to_string()
+        check_members("it", statements).expect_err("they differ").to_string()
     }
 
     #[test]
     fn each_machine_has_a_list_of_its_own_and_its_pes_have_the_same() {
-        let machines = [statement(&[0, 2]), statement(&[1, 3]), statement(&[0, 2]), statement(&[1, 3])];
-        assert_eq!(same_members("it", &machines, Pe::new(0)).map_err(|error| error.to_string()), Ok(MulticastId([0; 16])));
+        // Devices of different machines have the same addresses.
+        let machines = [statement(&[0, 2], "a"), statement(&[1, 3], "a"), statement(&[0, 2], "b"), statement(&[1, 3], "b")];
+        assert!(check_members("it", &machines).is_ok());
         assert_eq!(
-            told(&[statement(&[0, 1]), statement(&[0, 1, 2]), statement(&[0, 1, 2])]),
+            told(&[statement(&[0, 1], "a"), statement(&[0, 1, 2], "b"), statement(&[0, 1, 2], "c")]),
             "it: the PEs disagree: PE 0 has members [Pe(0), Pe(1)], PE 1 has members [Pe(0), Pe(1), Pe(2)]"
         );
-        assert!(told(&[statement(&[0, 1]), statement(&[1])]).contains("PE 1"));
-        assert!(told(&[statement(&[0, 7])]).contains("no such PE"));
-        assert!(told(&[vec![0; 19]]).contains("cannot be read"));
+        assert!(told(&[statement(&[0, 1], "a"), statement(&[1], "b")]).contains("PE 1"));
+        assert!(told(&[statement(&[0, 7], "a")]).contains("no such PE"));
+        assert!(told(&[vec![9, 0, 0, 0, 1]]).contains("cannot be read"));
+        assert!(told(&[vec![0; 3]]).contains("cannot be read"));
+    }
+
+    #[test]
+    fn two_pes_of_one_device_are_named() {
+        let pes = [statement(&[0, 1, 2], "a"), statement(&[0, 1, 2], "b"), statement(&[0, 1, 2], "b")];
+        assert_eq!(told(&pes), "multicast::collective: members is PE 1 and PE 2 on device b, expected PEs with a device each");
     }
 }
