@@ -1,19 +1,27 @@
 //! What a call costs on the CPU beyond the bare call of C: in a loop, against the fake library in its mode without work.
 //!
-//! The driver is asked two questions before each call (which context is current, is the stream being captured); they are measured too, and told apart.
-//! What they cost is the fake driver's time here, which is about the real one's. Nothing here says anything about a GPU. Fails if a call did not reach the
-//! library, or if the communicator's number of calls is not theirs. With `ONLY` in the environment, only the rows whose names contain that.
+//! Both are made on the same communicator, first a blocking one, then one of the default mode. There NCCL starts a thread for each call, and the caller
+//! asks until that is done, whoever it is: so the bare calls ask too. What we add is measured with a library that starts no thread and is in progress for
+//! one question; how much that is beside a thread, with one that starts it. The driver is asked two questions before each call of ours (which context
+//! is current, is the stream being captured); they are measured too, and told apart. What they cost is the fake driver's time here, which is about the
+//! real one's. Nothing here says anything about a GPU: `examples/call_cost.rs` does.
+//!
+//! Fails if a call did not reach the library, or if the communicator's number of calls is not theirs. With `ONLY` in the environment, only the rows whose
+//! names contain that.
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::hint::black_box;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_driver::{DeviceMemory, Driver, is_capturing};
+use peerweave_driver::{CudaContext, CudaStream, DeviceMemory};
 use peerweave_fakes::Fakes;
-use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp};
+use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp, Switch};
 
 const CALLS: usize = 10_000;
+/// Where each takes microseconds.
+const SLOW_CALLS: usize = 200;
 const ROUNDS: usize = 61;
 
 type Handle = *mut c_void;
@@ -21,151 +29,244 @@ type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, 
 type Broadcast = AllReduce;
 type Send = unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
 type Recv = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
-type InitAll = unsafe extern "C" fn(*mut Handle, c_int, *const c_int) -> c_int;
+type State = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
 type Group = unsafe extern "C" fn() -> c_int;
-type Count = unsafe extern "C" fn(*const libc::c_char) -> i64;
+type Count = unsafe extern "C" fn(*const c_char) -> i64;
+type CurrentContext = unsafe extern "C" fn(*mut Handle) -> c_int;
+type IsCapturing = unsafe extern "C" fn(Handle, *mut c_uint) -> c_int;
+
+/// How the fake library does no work: with a thread or with a question for each call on a non-blocking communicator.
+const MODE: &str = "PEERWEAVE_FAKE_NCCL_NOOP";
+const QUESTIONS: &str = "questions";
 
 const LEN: usize = 256;
 /// Calls in a group that has several.
 const MANY: usize = 10;
-/// `ncclFloat32` and `ncclSum`.
+/// `ncclFloat32`, `ncclSum` and `ncclInProgress`.
 const FLOAT32: c_int = 7;
 const SUM: c_int = 0;
+const IN_PROGRESS: c_int = 7;
 
 fn main() -> ExitCode {
     if peerweave_fakes::child().is_some() {
         measure();
         return ExitCode::SUCCESS;
     }
-    let fakes = Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").env("PEERWEAVE_FAKE_NCCL_NOOP", "1");
-    // The harness has the driver log its calls, which costs more than they do.
-    let fakes = fakes.env_remove("PEERWEAVE_FAKE_CUDA_LOG");
-    let output = fakes.limit(Duration::from_secs(300)).run_child("main");
-    print!("{}", output.stdout);
-    if output.status.success() && !output.timed_out {
-        return ExitCode::SUCCESS;
+    println!("nanoseconds of a call, medians of {ROUNDS} rounds; beyond: the bare call, that and the two questions");
+    for mode in ["1", QUESTIONS] {
+        let fakes = Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").env(MODE, mode);
+        // The harness has the driver log its calls, which costs more than they do.
+        let fakes = fakes.env_remove("PEERWEAVE_FAKE_CUDA_LOG");
+        let output = fakes.limit(Duration::from_secs(300)).run_child("main");
+        print!("{}", output.stdout);
+        if !output.status.success() || output.timed_out {
+            eprint!("{}", output.stderr);
+            return ExitCode::FAILURE;
+        }
     }
-    eprint!("{}", output.stderr);
-    ExitCode::FAILURE
+    ExitCode::SUCCESS
 }
 
-/// A function of the library by its name.
+/// A function of a library that is loaded, by its name.
 ///
 /// # Safety
 /// `F` is the type of a pointer to it.
-unsafe fn function<F: Copy>(name: &str) -> F {
-    let path = Nccl::load().expect("the fake is there").path().to_str().expect("UTF-8");
-    let (path, name) = (CString::new(path).expect("no zero byte"), CString::new(name).expect("no zero byte"));
+unsafe fn function<F: Copy>(library: &str, name: &CStr) -> F {
+    let library = std::ffi::CString::new(library).expect("no zero byte");
     // SAFETY: both names end with zero; the library is loaded already, and stays.
-    let function = unsafe { libc::dlsym(libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
+    let function = unsafe { libc::dlsym(libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
     assert!(!function.is_null(), "{name:?}");
     assert_eq!(size_of::<F>(), size_of::<Handle>());
     // SAFETY: the caller's promise; both are pointers.
     unsafe { std::mem::transmute_copy(&function) }
 }
 
+/// The functions of C.
+struct Bare {
+    all_reduce: AllReduce,
+    broadcast: Broadcast,
+    send: Send,
+    recv: Recv,
+    start: Group,
+    end: Group,
+    state: State,
+    count: Count,
+    current: CurrentContext,
+    is_capturing: IsCapturing,
+}
+
+impl Bare {
+    fn new(nccl: Nccl) -> Self {
+        let (path, cuda) = (nccl.path().to_str().expect("UTF-8"), "libcuda.so.1");
+        // SAFETY: those are the functions' signatures.
+        unsafe {
+            Self {
+                all_reduce: function(path, c"ncclAllReduce"),
+                broadcast: function(path, c"ncclBroadcast"),
+                send: function(path, c"ncclSend"),
+                recv: function(path, c"ncclRecv"),
+                start: function(path, c"ncclGroupStart"),
+                end: function(path, c"ncclGroupEnd"),
+                state: function(path, c"ncclCommGetAsyncError"),
+                count: function(path, c"peerweave_fake_nccl_count"),
+                current: function(cuda, c"cuCtxGetCurrent"),
+                is_capturing: function(cuda, c"cuStreamIsCapturing"),
+            }
+        }
+    }
+
+    /// What every call of ours asks the driver.
+    #[inline]
+    fn ask(&self, stream: Handle) {
+        let (mut current, mut status) = (std::ptr::null_mut(), 0);
+        // SAFETY: the pointers are to a live handle and a live number.
+        unsafe {
+            assert_eq!((self.current)(&raw mut current), 0);
+            assert_eq!((self.is_capturing)(stream, &raw mut status), 0);
+        }
+        black_box((current, status));
+    }
+
+    /// What C does about a call's answer: where NCCL is still at work, it asks until that is done.
+    #[inline]
+    fn settle(&self, comm: Handle, answer: c_int) {
+        let mut state = answer;
+        while state == IN_PROGRESS {
+            // SAFETY: the communicator is live, and so is the number.
+            assert_eq!(unsafe { (self.state)(comm, &raw mut state) }, 0);
+        }
+        assert_eq!(state, 0);
+    }
+}
+
+/// Device memory of every row.
+struct Memory {
+    send: DeviceMemory<f32>,
+    recv: DeviceMemory<f32>,
+    many: Vec<DeviceMemory<f32>>,
+}
+
 fn measure() {
     let nccl = Nccl::load().expect("the fake is there");
     let context = peerweave_driver::context(0).expect("a device");
-    let deadline = Duration::from_secs(20);
-    let comm =
-        Communicator::init_all(nccl, std::slice::from_ref(&context), &Config::new(), deadline).expect("it is made").remove(0);
+    let bare = Bare::new(nccl);
     let stream = context.new_stream().expect("a stream");
-    let default = context.default_stream();
-    let send = DeviceMemory::from_slice(&stream, &[1.0f32; LEN]).expect("memory");
-    let mut recv = DeviceMemory::from_slice(&stream, &[0.0f32; LEN]).expect("memory");
+    let values = |value: f32| DeviceMemory::from_slice(&stream, &[value; LEN]).expect("memory");
+    let mut memory = Memory { send: values(1.0), recv: values(0.0), many: (0..MANY).map(|_| values(0.0)).collect() };
+    if std::env::var(MODE).is_ok_and(|mode| mode == QUESTIONS) {
+        println!("\nnon-blocking communicator (the default), without the thread that NCCL starts");
+        let default = Bench::new(nccl, &context, &bare, &stream, Switch::Off, CALLS);
+        alone(&default, &mut memory);
+        return groups(&default, &mut memory);
+    }
+    println!("\nblocking communicator");
+    let blocking = Bench::new(nccl, &context, &bare, &stream, Switch::On, CALLS);
+    alone(&blocking, &mut memory);
+    special(&blocking, &context);
+    groups(&blocking, &mut memory);
+    println!("\nnon-blocking communicator, with a thread for each call or group");
+    let default = Bench::new(nccl, &context, &bare, &stream, Switch::Off, SLOW_CALLS);
+    groups(&default, &mut memory);
+}
+
+/// Each call by itself.
+fn alone(bench: &Bench<'_>, Memory { send, recv, .. }: &mut Memory) {
+    let (comm, stream, bare) = (&bench.comm, bench.stream, bench.bare);
+    let (from, to, on, raw) = (send.address() as *const c_void, recv.address() as *mut c_void, bench.on, bench.raw);
+    let all_reduce = || bench.all_reduce(black_box(from), to);
+    // SAFETY: the library only counts; the arguments are live all the same.
+    let broadcast = || bare.settle(raw, unsafe { (bare.broadcast)(black_box(from), to, LEN, FLOAT32, 0, raw, on) });
+    // SAFETY: as above.
+    let raw_send = || bare.settle(raw, unsafe { (bare.send)(black_box(from), LEN, FLOAT32, 0, raw, on) });
+    // SAFETY: as above.
+    let raw_recv = || bare.settle(raw, unsafe { (bare.recv)(black_box(to), LEN, FLOAT32, 0, raw, on) });
+    bench.row("all_reduce", all_reduce, || comm.all_reduce(stream, black_box(send), recv, ReduceOp::Sum));
+    bench.row("all_reduce_in_place", all_reduce, || comm.all_reduce_in_place(stream, black_box(recv), ReduceOp::Sum));
+    bench.row("broadcast", broadcast, || comm.broadcast(stream, black_box(Some(&*send)), recv, 0));
+    bench.row("broadcast_in_place", broadcast, || comm.broadcast_in_place(stream, black_box(recv), 0));
+    bench.row("send", raw_send, || comm.send(stream, black_box(send), 0));
+    bench.row("recv", raw_recv, || comm.recv(stream, black_box(recv), 0));
+}
+
+/// Calls with more to do: on another stream, and of memory with events of its own.
+fn special(bench: &Bench<'_>, context: &Arc<CudaContext>) {
+    let (comm, stream, default) = (&bench.comm, bench.stream, context.default_stream());
     let mut other = DeviceMemory::from_slice(&default, &[0.0f32; LEN]).expect("memory");
     let slice = stream.clone_htod(&[1.0f32; LEN]).expect("memory");
     let mut slice_out = stream.alloc_zeros::<f32>(LEN).expect("memory");
-    let mut many: Vec<_> = (0..MANY).map(|_| DeviceMemory::from_slice(&stream, &[0.0f32; LEN]).expect("memory")).collect();
-
-    // SAFETY: those are the functions' signatures.
-    let (all_reduce, broadcast, raw_send, raw_recv, start, end, count, init_all) = unsafe {
-        (
-            function::<AllReduce>("ncclAllReduce"),
-            function::<Broadcast>("ncclBroadcast"),
-            function::<Send>("ncclSend"),
-            function::<Recv>("ncclRecv"),
-            function::<Group>("ncclGroupStart"),
-            function::<Group>("ncclGroupEnd"),
-            function::<Count>("peerweave_fake_nccl_count"),
-            function::<InitAll>("ncclCommInitAll"),
-        )
-    };
-    let mut raw = std::ptr::null_mut();
-    // SAFETY: the pointer is to a live handle; a null list is the first devices.
-    assert_eq!(unsafe { init_all(&raw mut raw, 1, std::ptr::null()) }, 0);
-    let (from, to, on) = (send.address() as *const c_void, recv.address() as *mut c_void, stream.cu_stream().cast());
-    let api = Driver::get().expect("the fake is there").api();
-
-    // SAFETY: the name ends with zero.
-    let counted = || unsafe { count(c"collectives".as_ptr()) };
-    let ask = || {
-        let mut current = std::ptr::null_mut();
-        // SAFETY: the pointer is to a live handle.
-        let _ = black_box(unsafe { api.cuCtxGetCurrent(&raw mut current) });
-        let _ = black_box(is_capturing(&stream));
-    };
-    // SAFETY: the library only counts; the arguments are live all the same.
-    let all_reduce = || assert_eq!(unsafe { all_reduce(black_box(from), to, LEN, FLOAT32, SUM, raw, on) }, 0);
-    // SAFETY: as above.
-    let broadcast = || assert_eq!(unsafe { broadcast(black_box(from), to, LEN, FLOAT32, 0, raw, on) }, 0);
-    // SAFETY: as above.
-    let raw_send = || assert_eq!(unsafe { raw_send(black_box(from), LEN, FLOAT32, 0, raw, on) }, 0);
-    // SAFETY: as above.
-    let raw_recv = || assert_eq!(unsafe { raw_recv(black_box(to), LEN, FLOAT32, 0, raw, on) }, 0);
-
-    let grouped = |calls: usize| {
-        // SAFETY: this thread starts the group, and ends it.
-        assert_eq!(unsafe { start() }, 0);
-        (0..calls).for_each(|_| all_reduce());
-        // SAFETY: as above.
-        assert_eq!(unsafe { end() }, 0);
-    };
-
-    println!(
-        "nanoseconds of a call, medians of {ROUNDS} rounds of {CALLS} calls; beyond: the bare call, that and the two questions"
-    );
-    println!("{:<36} {:>6} {:>10} {:>7} {:>8} {:>8}", "", "bare", "questions", "ours", "beyond", "beyond");
-    let bench = Bench { counted: &counted, comm: &comm, ask };
-    bench.row("all_reduce", all_reduce, || comm.all_reduce(&stream, black_box(&send), &mut recv, ReduceOp::Sum));
-    bench.row("all_reduce_in_place", all_reduce, || comm.all_reduce_in_place(&stream, black_box(&mut recv), ReduceOp::Sum));
-    bench.row("broadcast", broadcast, || comm.broadcast(&stream, black_box(Some(&send)), &mut recv, 0));
-    bench.row("broadcast_in_place", broadcast, || comm.broadcast_in_place(&stream, black_box(&mut recv), 0));
-    bench.row("send", raw_send, || comm.send(&stream, black_box(&send), 0));
-    bench.row("recv", raw_recv, || comm.recv(&stream, black_box(&mut recv), 0));
-    println!("\nwith what else they do");
+    let to = other.address() as *mut c_void;
+    let all_reduce = || bench.all_reduce(black_box(to), to);
     bench.row("all_reduce_in_place, default stream", all_reduce, || {
         comm.all_reduce_in_place(&default, black_box(&mut other), ReduceOp::Sum)
     });
     bench.row("all_reduce of cudarc's slices", all_reduce, || {
-        comm.all_reduce(&stream, black_box(&slice), &mut slice_out, ReduceOp::Sum)
+        comm.all_reduce(stream, black_box(&slice), &mut slice_out, ReduceOp::Sum)
     });
-    println!("\nin groups, bare with ncclGroupStart and ncclGroupEnd; of one call, and each of {MANY}");
+}
+
+/// In groups, the bare calls with `ncclGroupStart` and `ncclGroupEnd`.
+fn groups(bench: &Bench<'_>, Memory { recv, many, .. }: &mut Memory) {
+    let (comm, stream, bare, nccl) = (&bench.comm, bench.stream, bench.bare, bench.comm.nccl());
+    let (to, raw) = (recv.address() as *mut c_void, bench.raw);
+    let grouped = |calls: usize| {
+        // SAFETY: this thread starts the group, and ends it.
+        assert_eq!(unsafe { (bare.start)() }, 0);
+        (0..calls).for_each(|_| bench.all_reduce(black_box(to), to));
+        // SAFETY: as above.
+        bare.settle(raw, unsafe { (bare.end)() });
+    };
     bench.row(
-        "all_reduce_in_place, one",
+        "group of one",
         || grouped(1),
-        || nccl.group(|group| group.all_reduce_in_place(&comm, &stream, black_box(&mut recv), ReduceOp::Sum)),
+        || nccl.group(|group| group.all_reduce_in_place(comm, stream, black_box(recv), ReduceOp::Sum)),
     );
     bench.rows(
-        "all_reduce_in_place, each",
+        "group of ten, each",
         MANY,
         || grouped(MANY),
         || {
             nccl.group(|group| {
-                many.iter_mut().try_for_each(|recv| group.all_reduce_in_place(&comm, &stream, black_box(recv), ReduceOp::Sum))
+                many.iter_mut().try_for_each(|recv| group.all_reduce_in_place(comm, stream, black_box(recv), ReduceOp::Sum))
             })
         },
     );
 }
 
-struct Bench<'a, A> {
-    counted: &'a dyn Fn() -> i64,
-    comm: &'a Communicator,
-    ask: A,
+/// One communicator, and what is measured on it.
+struct Bench<'a> {
+    bare: &'a Bare,
+    comm: Communicator,
+    raw: Handle,
+    stream: &'a Arc<CudaStream>,
+    on: Handle,
+    /// In a row, timed together.
+    calls: usize,
 }
 
-impl<A: Fn()> Bench<'_, A> {
+impl<'a> Bench<'a> {
+    fn new(
+        nccl: Nccl,
+        context: &Arc<CudaContext>,
+        bare: &'a Bare,
+        stream: &'a Arc<CudaStream>,
+        blocking: Switch,
+        calls: usize,
+    ) -> Self {
+        let config = Config::new().blocking(blocking);
+        let made = Communicator::init_all(nccl, std::slice::from_ref(context), &config, Duration::from_secs(20));
+        let comm = made.expect("it is made").remove(0);
+        let raw = comm.as_raw().expect("it lives");
+        println!("{:<36} {:>8} {:>10} {:>8} {:>8} {:>8}", "", "bare", "questions", "ours", "beyond", "beyond");
+        Self { bare, comm, raw, stream, on: stream.cu_stream().cast(), calls }
+    }
+
+    /// The bare call.
+    #[inline]
+    fn all_reduce(&self, from: *const c_void, to: *mut c_void) {
+        // SAFETY: the library only counts; the arguments are live all the same.
+        self.bare.settle(self.raw, unsafe { (self.bare.all_reduce)(from, to, LEN, FLOAT32, SUM, self.raw, self.on) });
+    }
+
     /// Measures the bare call, that after the two questions, and ours; in turn, so that what else the machine does meets all three.
     fn row(&self, name: &str, bare: impl Fn(), ours: impl FnMut() -> Result<(), NcclError>) {
         self.rows(name, 1, bare, ours);
@@ -180,25 +281,27 @@ impl<A: Fn()> Bench<'_, A> {
         for _ in 0..ROUNDS {
             times[0].push(self.round(name, calls, &bare));
             times[1].push(self.round(name, calls, || {
-                (0..calls).for_each(|_| (self.ask)());
+                (0..calls).for_each(|_| self.bare.ask(self.on));
                 bare();
             }));
             times[2].push(self.round(name, calls, || ours().expect("it works")));
         }
-        assert_eq!(self.comm.sequence() - sequence, (ROUNDS * CALLS) as u64, "{name}: every call is counted");
+        assert_eq!(self.comm.sequence() - sequence, (ROUNDS * self.calls) as u64, "{name}: every call is counted");
         let beyond = |base: usize| median(times[2].iter().zip(&times[base]).map(|(ours, base)| ours - base).collect());
         let (beyond, [bare, asked, ours]) = ([beyond(0), beyond(1)], times.clone().map(median));
-        println!("{name:<36} {bare:>6.1} {asked:>10.1} {ours:>7.1} {:>8.1} {:>8.1}", beyond[0], beyond[1]);
+        println!("{name:<36} {bare:>8.1} {asked:>10.1} {ours:>8.1} {:>8.1} {:>8.1}", beyond[0], beyond[1]);
     }
 
     /// Nanoseconds of one call. Every call has to reach the library.
     fn round(&self, name: &str, calls: usize, mut call: impl FnMut()) -> f64 {
-        let (before, start) = ((self.counted)(), Instant::now());
-        for _ in 0..CALLS / calls {
+        // SAFETY: the name ends with zero.
+        let counted = || unsafe { (self.bare.count)(c"collectives".as_ptr()) };
+        let (before, start) = (counted(), Instant::now());
+        for _ in 0..self.calls / calls {
             call();
         }
-        let nanoseconds = start.elapsed().as_nanos() as f64 / CALLS as f64;
-        assert_eq!((self.counted)() - before, CALLS as i64, "{name}: every call reaches the library");
+        let nanoseconds = start.elapsed().as_nanos() as f64 / self.calls as f64;
+        assert_eq!(counted() - before, self.calls as i64, "{name}: every call reaches the library");
         nanoseconds
     }
 }

@@ -89,7 +89,7 @@ fn text(error: impl std::fmt::Display) -> String {
 
 fn all(arguments: &Arguments) -> Result<(), String> {
     let nccl = Nccl::load().map_err(text)?;
-    let there = Driver::get().and_then(|driver| Ok(driver.device_count()?)).map_err(text)?;
+    let there = Driver::get().and_then(Driver::device_count).map_err(text)?;
     let devices = arguments.devices.unwrap_or(there);
     if devices > there {
         return Err(format!("{devices} devices were asked for, and there are {there}"));

@@ -6,6 +6,7 @@
 //! - **[C1]** The handle is used only inside the gate, and freed only by who closed it (`state.rs`).
 //! - **[C2]** A call that NCCL has not finished when it returns is finished, or the communicator is aborted, before the borrows of the call end.
 
+use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -238,6 +239,20 @@ impl Communicator {
     /// The context of that device.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.inner.context
+    }
+
+    /// NCCL's own handle, an `ncclComm_t`, for libraries that take one and for calls that this crate lacks.
+    ///
+    /// Using it is as unsafe as C: not beside calls of other threads, only while this communicator lives (no abort, no finalize, no drop of its last
+    /// handle), never to free it; and calls on it are not in [`sequence`](Self::sequence).
+    ///
+    /// # Errors
+    /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
+    pub fn as_raw(&self) -> Result<*mut c_void, NcclError> {
+        const CALL: &str = "as_raw";
+        self.inner.nccl.not_forked(CALL)?;
+        self.inner.check_open(CALL)?;
+        Ok(self.inner.handle.get().cast())
     }
 
     /// How it is called in errors.

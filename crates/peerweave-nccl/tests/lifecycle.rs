@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,25 @@ fn ranks_of_one_thread_split_together() {
         assert_eq!(names, [0, 1, 0, 1].map(|rank| (Some("half".to_owned()), rank)));
         drop((halves, all));
         nothing_is_left();
+    });
+}
+
+#[test]
+fn raw_handle_is_the_librarys_own_and_told_only_while_it_lives() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let count = function_of(all[0].0.nccl().path(), c"ncclCommUserRank");
+        // SAFETY: that is its signature.
+        let user_rank =
+            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int>(count) };
+        for (comm, _) in &all {
+            let (raw, mut rank) = (comm.as_raw().expect("it lives"), -1);
+            // SAFETY: the communicator lives, nobody else calls on it, and the pointer is to a live number.
+            assert_eq!(unsafe { user_rank(raw, &raw mut rank) }, 0);
+            assert_eq!(rank, comm.rank() as c_int);
+            comm.abort(DEADLINE).expect("it is aborted");
+            assert!(matches!(comm.as_raw(), Err(NcclError::Dead { call: "as_raw", state: DeadState::Aborted, .. })));
+        }
     });
 }
 

@@ -78,7 +78,7 @@ pub(crate) fn floats(stream: &Arc<CudaStream>, values: &[f32]) -> DeviceMemory<f
 }
 
 /// A function of a fake library that is loaded.
-fn function_of(library: &std::path::Path, name: &CStr) -> *mut c_void {
+pub(crate) fn function_of(library: &std::path::Path, name: &CStr) -> *mut c_void {
     let path = CString::new(library.to_str().expect("UTF-8")).expect("no zero byte");
     // SAFETY: both names end with zero; the library is loaded already, and stays.
     let function = unsafe {

@@ -9,7 +9,8 @@ use crate::abi::{CollConfig, Result, Stream, invalid};
 use crate::comm::{Comm, CommPtr, not_null};
 use crate::compute::{DType, Op};
 use crate::execute::{Collective, Item, Kind, Work};
-use crate::{call, config, counters, group, redop, settings};
+use crate::settings::{self, Noop};
+use crate::{call, config, counters, group, redop};
 
 /// What every collective has; those without a root or an operator have zero there.
 struct Call {
@@ -37,10 +38,18 @@ pub(crate) fn check_peer(comm: &Comm, peer: c_int, what: &str) -> Result {
     Ok(())
 }
 
+/// The mode without work. What is called on a non-blocking communicator still is in progress until a thread has looked at it, as in NCCL.
+pub(crate) fn without_work(comm: CommPtr, stream: Stream) -> Result {
+    match comm.peek().filter(|comm| !comm.config.blocking) {
+        Some(_) => submit(comm.usable()?, stream, Work::Nothing, None),
+        None => Ok(()),
+    }
+}
+
 fn collective(call: Call, config: Option<*const CollConfig>) -> Result {
     counters::COLLECTIVES.fetch_add(1, Ordering::Relaxed);
-    if settings::get().noop {
-        return Ok(());
+    if settings::get().noop != Noop::Off {
+        return without_work(call.comm, call.stream);
     }
     let comm = call.comm.usable()?;
     let event = match config {
@@ -119,10 +128,11 @@ fn point_to_point(
     count: usize,
     datatype: c_int,
     peer: c_int,
+    stream: Stream,
 ) -> Result<Option<(&'static Comm, usize)>> {
     counters::COLLECTIVES.fetch_add(1, Ordering::Relaxed);
-    if settings::get().noop {
-        return Ok(None);
+    if settings::get().noop != Noop::Off {
+        return without_work(comm, stream).map(|()| None);
     }
     let comm = comm.usable()?;
     check_peer(comm, peer, "peer")?;
@@ -144,7 +154,7 @@ exports! {
 
     /// Sends to a rank, which must receive as much.
     fn ncclSend(sendbuff: *const c_void, count: usize, datatype: c_int, peer: c_int, comm: CommPtr, stream: Stream) {
-        match point_to_point(comm, sendbuff, count, datatype, peer)? {
+        match point_to_point(comm, sendbuff, count, datatype, peer, stream)? {
             Some((comm, bytes)) => submit(comm, stream, Work::Send { from: sendbuff.expose_provenance(), bytes, peer }, None),
             None => Ok(()),
         }
@@ -152,7 +162,7 @@ exports! {
 
     /// Receives from a rank.
     fn ncclRecv(recvbuff: *mut c_void, count: usize, datatype: c_int, peer: c_int, comm: CommPtr, stream: Stream) {
-        match point_to_point(comm, recvbuff, count, datatype, peer)? {
+        match point_to_point(comm, recvbuff, count, datatype, peer, stream)? {
             Some((comm, bytes)) => submit(comm, stream, Work::Receive { to: recvbuff.expose_provenance(), bytes, peer }, None),
             None => Ok(()),
         }

@@ -41,6 +41,8 @@ pub(crate) struct Comm {
     async_error: AtomicI32,
     /// Background work of a non-blocking communicator.
     pub(crate) pending: AtomicU32,
+    /// How many questions are answered as if there were background work.
+    pub(crate) questions: AtomicU32,
     /// Operations in captured graphs that still exist.
     pub(crate) persistent: AtomicU64,
     state: Mutex<State>,
@@ -170,6 +172,7 @@ impl Comm {
             released: AtomicBool::new(false),
             async_error: AtomicI32::new(0),
             pending: AtomicU32::new(0),
+            questions: AtomicU32::new(0),
             persistent: AtomicU64::new(0),
             state: Mutex::default(),
         }));

@@ -44,9 +44,19 @@ pub(crate) struct Collective {
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
     Collective(Collective),
-    Send { from: usize, bytes: usize, peer: i32 },
-    Receive { to: usize, bytes: usize, peer: i32 },
+    Send {
+        from: usize,
+        bytes: usize,
+        peer: i32,
+    },
+    Receive {
+        to: usize,
+        bytes: usize,
+        peer: i32,
+    },
     OneSided(OneSided),
+    /// Only on the host, in the mode without work.
+    Nothing,
 }
 
 /// One call's work with what the test wants of it.

@@ -11,7 +11,8 @@ use crate::comm::{Comm, CommPtr, Out, not_null};
 use crate::derive::everybody;
 use crate::execute::{Item, Launch, Work, forget, run_again, run_once};
 use crate::mailbox::Channel;
-use crate::{config, driver, errors, mailbox, settings};
+use crate::settings::{self, Noop};
+use crate::{config, driver, errors, mailbox};
 
 /// A communicator that is to be made.
 pub(crate) struct Job {
@@ -121,6 +122,10 @@ fn finish(jobs: Vec<Job>, operations: Vec<Operation>) -> Result {
         connect(&operations)?;
         return launch(operations);
     }
+    if settings::get().noop == Noop::Questions && jobs.is_empty() {
+        all.iter().for_each(|comm| comm.questions.store(1, Ordering::Release));
+        return fail(Code::InProgress, "");
+    }
     for comm in &all {
         comm.pending.fetch_add(1, Ordering::AcqRel);
     }
@@ -212,7 +217,7 @@ fn connect(operations: &[Operation]) -> Result {
 /// Gives each communicator's operations to its stream; if there are several streams, they wait for each other as in NCCL.
 fn launch(operations: Vec<Operation>) -> Result {
     let mut parts: Vec<(&'static Comm, Vec<Operation>)> = Vec::new();
-    for operation in operations {
+    for operation in operations.into_iter().filter(|operation| !matches!(operation.item.work, Work::Nothing)) {
         match parts.iter_mut().find(|(comm, _)| std::ptr::eq(*comm, operation.comm)) {
             Some((_, part)) => part.push(operation),
             None => parts.push((operation.comm, vec![operation])),
@@ -291,7 +296,7 @@ impl Work {
         match self {
             Self::Collective(collective) => collective.count * collective.dtype.size(),
             Self::Send { bytes, .. } | Self::Receive { bytes, .. } => *bytes,
-            Self::OneSided(_) => 0,
+            Self::OneSided(_) | Self::Nothing => 0,
         }
     }
 }

@@ -27,7 +27,8 @@
 //! - `MULTIMEM=1`: says that multicast is there; the pointers that it gives fault if they are touched by the host.
 //! - `DEATH=hang` (as NCCL over shared memory, if not set) or `error`: whether the end of a process shows as `ncclRemoteError` in the
 //!   communicators of others that it had sent to.
-//! - `NOOP=1`: a collective, send, receive or put only counts and returns: for the cost of a wrapper.
+//! - `NOOP=1`: a collective, send, receive or put only counts: for the cost of a wrapper. On a non-blocking communicator it is in progress until
+//!   a thread has looked at it, as in NCCL from 2.23.4 on; with `NOOP=questions` until it was asked once, without a thread, which costs the same each time.
 //! - `CONNECT=1`: a communicator's first collective waits on the host until all ranks have issued theirs, as in NCCL, which connects them then.
 //! - `LOG=file`: a line `process function(name=value, ...) = code` per call; `process config field=value ...` for each configuration
 //!   that was read, with what had an effect; `process collective config ...` for one of a call; `process mismatch ...` where ranks disagree and hang.

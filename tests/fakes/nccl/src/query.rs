@@ -4,8 +4,9 @@
 //! have met.
 
 use core::ffi::c_int;
+use std::sync::atomic::Ordering;
 
-use crate::abi::{EncryptionConfig, Header, MAGIC, invalid};
+use crate::abi::{Code, EncryptionConfig, Header, MAGIC, invalid};
 use crate::comm::{CommPtr, Out, not_null};
 use crate::{config, settings};
 
@@ -21,7 +22,10 @@ exports! {
     fn ncclCommGetAsyncError(comm: CommPtr, async_error: *mut c_int) {
         let comm = comm.get()?;
         not_null(async_error, "asyncError")?;
-        Out(async_error).set(comm.async_state() as c_int);
+        let fewer = |questions: u32| questions.checked_sub(1);
+        let is_pretended = comm.questions.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer).is_ok();
+        let state = if is_pretended { Code::InProgress } else { comm.async_state() };
+        Out(async_error).set(state as c_int);
         Ok(())
     }
 

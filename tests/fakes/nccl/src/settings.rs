@@ -20,6 +20,17 @@ pub(crate) struct Rule {
 /// The rules of each function.
 pub(crate) type Rules = HashMap<String, Vec<Rule>>;
 
+/// Whether collectives do anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Noop {
+    /// They do.
+    Off,
+    /// On a blocking communicator nothing, on another one a thread is started.
+    Threads,
+    /// As `Threads`, but where a thread would be started, the next question is answered as if one still ran.
+    Questions,
+}
+
 /// Everything that the environment says.
 pub(crate) struct Settings {
     pub(crate) version: i32,
@@ -33,7 +44,7 @@ pub(crate) struct Settings {
     pub(crate) init_slow_ms: u64,
     pub(crate) null_window: bool,
     pub(crate) multimem: bool,
-    pub(crate) noop: bool,
+    pub(crate) noop: Noop,
     pub(crate) connect: bool,
     pub(crate) death_is_error: bool,
     pub(crate) log: Option<String>,
@@ -102,7 +113,12 @@ fn read() -> Settings {
         init_slow_ms: variable("INIT_SLOW").map_or(0, |text| number("INIT_SLOW", &text)),
         null_window: flag("NULL_WINDOW"),
         multimem: flag("MULTIMEM"),
-        noop: flag("NOOP"),
+        noop: match variable("NOOP").as_deref() {
+            None | Some("0") => Noop::Off,
+            Some("1") => Noop::Threads,
+            Some("questions") => Noop::Questions,
+            Some(text) => bad("NOOP", text),
+        },
         connect: flag("CONNECT"),
         death_is_error: match variable("DEATH").as_deref() {
             None | Some("hang") => false,

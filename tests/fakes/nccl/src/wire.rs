@@ -68,10 +68,18 @@ fn read_all(mut stream: UnixStream) {
     crate::post::process_died(&sender);
 }
 
+/// No message is longer.
+const LONGEST: u64 = 1 << 34;
+
 fn read_block(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     let mut length = [0; 8];
     stream.read_exact(&mut length)?;
-    let length = usize::try_from(u64::from_le_bytes(length)).map_err(io::Error::other)?;
+    let length = u64::from_le_bytes(length);
+    if length > LONGEST {
+        // Whoever that is, it is not this library in another process.
+        return Err(io::Error::other("a length that nobody sends"));
+    }
+    let length = usize::try_from(length).map_err(io::Error::other)?;
     let mut bytes = vec![0; length];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)

@@ -145,6 +145,28 @@ fn without_work_a_collective_only_counts() {
 }
 
 #[test]
+fn without_work_a_call_on_a_non_blocking_communicator_is_in_progress_at_first() {
+    fakes().env("PEERWEAVE_FAKE_NCCL_NOOP", "1").run(|| {
+        use_device(0);
+        let (mut id, mut comm, stream, data) = (UniqueId([0; 128]), 0, stream(), buffer(&[5]));
+        ok(ncclGetUniqueId(&mut id));
+        assert_eq!(ncclCommInitRankConfig(&mut comm, 1, id, 0, &Config::non_blocking()), 7);
+        assert_eq!(settled(comm), 0);
+        assert_eq!(ncclAllReduce(data, data, 1, I32, 0, comm, stream), 7);
+        assert_eq!(settled(comm), 0);
+        assert_eq!(ncclSend(data, 1, I32, 0, comm, stream), 7);
+        assert_eq!(settled(comm), 0);
+        ok(ncclGroupStart());
+        ok(ncclAllReduce(data, data, 1, I32, 0, comm, stream));
+        ok(ncclAllReduce(data, data, 1, I32, 0, comm, stream));
+        assert_eq!(ncclGroupEnd(), 7, "one thread for the whole group");
+        assert_eq!(settled(comm), 0);
+        assert_eq!((read::<i32>(data, 1), count("collectives")), (vec![5], 4));
+        ok(ncclCommDestroy(comm));
+    });
+}
+
+#[test]
 fn the_newest_version_has_every_function_but_two_without_a_declaration() {
     fakes().run(|| {
         let names = include_str!("../since.txt").lines().filter(|line| !line.starts_with('#'));
