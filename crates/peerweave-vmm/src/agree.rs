@@ -42,7 +42,13 @@ pub(crate) fn agree(
         BootstrapError::Mismatch { call, one, one_call, other, other_call } => {
             Disagreement::Known(Misuse::Diverged { call, one, one_has: one_call, other, other_has: other_call }.into())
         }
-        error => Disagreement::Unknown(error.into()),
+        error => {
+            if let Err(own) = &outcome {
+                // The caller gets the other one: that this PE's failure was not heard of everywhere is worse.
+                tracing::warn!(call, error = %own, "failed, and the others may not have heard of it");
+            }
+            Disagreement::Unknown(error.into())
+        }
     })?;
     // What went wrong here is the better story than what went wrong elsewhere.
     outcome.map_err(Disagreement::Known)?;

@@ -313,13 +313,15 @@ impl SymmetricHeap {
     }
 
     /// Frees memory; its streams have until then.
-    fn free_in<T: Element>(&self, state: &mut State, memory: SymmetricMemory<T>, until: Instant) -> Result<(), VmmError> {
+    fn free_in<T: Element>(&self, state: &mut State, mut memory: SymmetricMemory<T>, until: Instant) -> Result<(), VmmError> {
+        let is_alone = memory.is_only_handle();
         let (block, offset) = (memory.block(), memory.block().offset());
         let call = format!("{FREE}(offset {offset}) after history {:016x}", state.history.get());
         let outcome = if !Arc::ptr_eq(block.heap(), &self.inner) {
             Err(Misuse::OtherHeap { call: FREE }.into())
-        } else if Arc::strong_count(block) != 1 {
-            Err(Misuse::StillShared { call: FREE, offset, handles: Arc::strong_count(block) }.into())
+        } else if !is_alone {
+            let handles = Arc::strong_count(block) + Arc::weak_count(block);
+            Err(Misuse::StillShared { call: FREE, offset, handles }.into())
         } else {
             wait_for_all(block.streams(), FREE, until)
         };

@@ -81,7 +81,8 @@ impl Mapping {
     /// Taking rights away is refused for a device that memory was handed out for: work may still use it.
     ///
     /// # Errors
-    /// [`Misuse::Value`] for less rights than a device has while [`memory`](Self::memory) may be in use; what the driver says.
+    /// [`Misuse::Value`] for less rights than a device has while [`memory`](Self::memory) may be in use; what the driver says: then rights that were to be
+    /// taken away count as taken.
     pub fn allow(&self, devices: &[usize], rights: Rights) -> Result<(), VmmError> {
         let call = "Mapping::allow";
         if devices.is_empty() {
@@ -104,9 +105,13 @@ impl Mapping {
         let Inner { address, bytes, .. } = *self.inner;
         // SAFETY: the range is mapped while this mapping lives, and the array has that many entries.
         let code = unsafe { raw::api()?.cuMemSetAccess(address, bytes, descriptions.as_ptr().cast(), descriptions.len()) };
-        raw::done("cuMemSetAccess", code)?;
-        known.extend(devices.iter().map(|device| (*device, rights)));
-        Ok(())
+        let set = raw::done("cuMemSetAccess", code);
+        for device in devices {
+            let has = known.entry(*device).or_insert(Rights::None);
+            // What was refused may have been done for some of them: nobody has more than is sure.
+            *has = if set.is_ok() { rights } else { rights.min(*has) };
+        }
+        set
     }
 
     /// The rights of a device, as the driver tells.

@@ -86,6 +86,11 @@ impl<T> SymmetricMemory<T> {
         &self.block
     }
 
+    /// Whether nobody else has a handle, nor could make one of a weak handle of what [`keep`](peerweave_driver::DeviceBuffer::keep) gave.
+    pub(crate) fn is_only_handle(&mut self) -> bool {
+        Arc::get_mut(&mut self.block).is_some()
+    }
+
     /// The address of the first element of this PE. Using it is `unsafe` elsewhere; it is valid while a handle lives.
     pub fn address(&self) -> CUdeviceptr {
         self.block.address + self.start_bytes()

@@ -140,8 +140,12 @@ fn memory_that_somebody_keeps_for_a_graph_is_not_freed_under_it() {
             let error = heap.free(memory).expect_err("somebody keeps it");
             assert!(matches!(error, VmmError::Misuse(Misuse::StillShared { handles: 2, .. })), "{error}");
             drop(keep);
+            // Nor may anybody be able to come back to it.
+            let memory = heap.alloc::<u64>(16).expect("room");
+            let weak = memory.keep().map(|(_, keep)| std::sync::Arc::downgrade(&keep)).expect("it can be kept");
+            assert!(heap.free(memory).is_err() && weak.upgrade().is_none(), "it is parked");
             let report = heap.finalize().expect("it ends");
-            assert_eq!((report.leaks.len(), report.leaks[0].dropped), (1, true));
+            assert_eq!(report.leaks.iter().map(|leak| leak.dropped).collect::<Vec<_>>(), [true, true]);
         });
     });
 }

@@ -160,6 +160,14 @@ fn what_cannot_be_is_refused_with_the_value_before_the_driver_is_asked() {
             "it may be in use"
         );
         assert!(matches!(memory.export_file_descriptor(), Err(VmmError::Misuse(Misuse::Value { what: "exportable", .. }))));
+        drop(view);
+        fail("cuMemSetAccess:1=999");
+        assert!(mapping.allow(&[0, 1], Rights::Read).is_err(), "by order");
+        fail("");
+        // The driver may have come half way.
+        assert!(matches!(mapping.memory::<u8>(1), Err(VmmError::Misuse(Misuse::Value { what: "rights", .. }))));
+        mapping.allow(&[0, 1], Rights::ReadWrite).expect("devices of the fake");
+        let view = mapping.memory::<u8>(1).expect("it has rights again");
         drop((view, mapping));
         settle();
         addresses.map(0, &memory, 2 * step).expect("there is room again");

@@ -62,12 +62,32 @@ fn a_peer_that_never_answers_is_found_by_the_deadline() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let start = Instant::now();
-        // A stream that always says that it is not ready.
-        fail("cuStreamQuery:*=600");
-        let error = peer::check_pair(&contexts[0], &contexts[1], start + Duration::from_millis(300)).expect_err("no answer");
+        // The copy to the peer is ordered, and from then on no stream says that it is done.
+        fail("cuMemcpyAsync:1=300ms");
+        let order = std::thread::spawn(|| {
+            while !common::Calls::now().names().contains(&"cuMemcpyAsync") {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            fail("cuStreamQuery:*=600");
+        });
+        let error = peer::check_pair(&contexts[0], &contexts[1], start + Duration::from_millis(900)).expect_err("no answer");
+        order.join().expect("no panic");
         fail("");
         assert!(matches!(&error, VmmError::BrokenPeer { what, .. } if what.contains("did not end within")), "{error}");
         assert!(start.elapsed() < Duration::from_secs(5));
+        settle();
+    });
+}
+
+#[test]
+fn a_device_that_is_stuck_itself_is_no_broken_peer() {
+    Fakes::new().cuda().run(|| {
+        let contexts = contexts(2);
+        fail("cuStreamQuery:*=600");
+        let soon = Instant::now() + Duration::from_millis(300);
+        let error = peer::check_pair(&contexts[0], &contexts[1], soon).expect_err("no answer");
+        fail("");
+        assert!(matches!(&error, VmmError::Timeout { call, .. } if call.contains("a stream of device 0")), "{error}");
         settle();
     });
 }

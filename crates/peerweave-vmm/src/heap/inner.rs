@@ -141,13 +141,14 @@ impl Around {
         blobs.first().and_then(|blob| Reader(blob).number()).unwrap_or(0)
     }
 
-    /// Whether the PEs of any machine of the job go by legacy IPC.
-    fn any_ipc(all: &[Self], sharing: Sharing) -> bool {
+    /// What lies between two chunks, on all machines of the job: something where the PEs of any machine go by legacy IPC.
+    fn gap(all: &[Self], sharing: Sharing, granularity: u64) -> u64 {
         let machines: BTreeSet<u64> = all.iter().map(|pe| pe.machine).collect();
-        machines.into_iter().any(|machine| {
+        let any_ipc = machines.into_iter().any(|machine| {
             let members: Vec<&Self> = all.iter().filter(|pe| pe.machine == machine).collect();
             Self::way(&members, sharing) == Way::Ipc
-        })
+        });
+        if any_ipc { granularity } else { 0 }
     }
 
     /// The way that all PEs of a machine can go, with the wish of the options.
@@ -203,7 +204,7 @@ impl HeapInner {
             .ok_or_else(too_large)?;
         // By legacy IPC neighbouring chunks have unrelated addresses: a gap keeps allocations from going across. It is in all segments of the job or in
         // none, since offsets are the same everywhere. A chunk is no shorter than its gap, so that there is room for all in twice the length.
-        let gap = if Around::any_ipc(around, options.sharing) { granularity } else { 0 };
+        let gap = Around::gap(around, options.sharing, granularity);
         let stride = if gap == 0 { max_bytes } else { 2 * max_bytes };
         let reservation = match way {
             Way::Ipc => None,
@@ -507,12 +508,12 @@ mod tests {
 
     #[test]
     fn offsets_are_the_same_on_machines_that_share_in_different_ways() {
-        let here = around(1, true, true, true);
+        let here = || around(1, true, true, true);
         let there = |vmm| Around { machine: 3, ..around(2, vmm, vmm, vmm) };
-        assert!(!Around::any_ipc(&[here, there(true)], Sharing::Auto));
+        assert_eq!(Around::gap(&[here(), there(true)], Sharing::Auto, 7), 0);
         // The machine that goes by legacy IPC needs a gap after each chunk; so the other one has it too.
-        let here = around(1, true, true, true);
-        assert!(Around::any_ipc(&[here, there(false)], Sharing::Auto));
+        assert_eq!(Around::gap(&[here(), there(false)], Sharing::Auto, 7), 7);
+        assert_eq!(Around::gap(&[there(false), here()], Sharing::Auto, 7), 7);
     }
 
     #[test]

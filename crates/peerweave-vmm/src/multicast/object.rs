@@ -3,7 +3,7 @@
 //! What is bound is `binding.rs`. Invariants: the switch is asked before the driver in every function here, but for what gives a handle back; a [`Team`]
 //! exists only when every device has been added to that very object, so that binding does not wait.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle, CUmulticastObjectProp};
 use peerweave_driver::{CudaContext, multicast_switch, retire};
-use peerweave_types::Pe;
 
 use super::{MulticastGranularity, MulticastProperties, aligned, check_device, too_old};
-use crate::agree::{Reader, agree, unreadable};
+use crate::agree::agree;
 use crate::buffer::wrong_value;
 use crate::descriptor::Descriptor;
 use crate::error::{Misuse, VmmError};
+use crate::identity;
 use crate::raw;
 use crate::reservation::range_of;
 use crate::share::{FabricHandle, export_fabric, export_file_descriptor, import_fabric, import_file_descriptor};
@@ -225,17 +225,18 @@ impl Building {
     /// All PEs of the job, each with its handle of the object. `label` is the same on all and names the object.
     ///
     /// # Errors
-    /// [`Misuse::Value`] on all if devices are missing; [`Misuse::Diverged`] on all if the PEs hold different objects; as every collective call.
+    /// [`Misuse::Value`] on all if devices are missing, or were added by two PEs; [`Misuse::Diverged`] on all if the PEs hold different objects; as every collective call.
     pub fn complete_with(self, rendezvous: &Rendezvous, label: &str) -> Result<Team, VmmError> {
         let Object { properties, id, .. } = *self.object;
         // Devices of different objects are no team, whatever their number.
         let call = format!("Building::complete_with({label}, {id:?}, {properties:?})");
-        let mine = (self.devices.len() as u64).to_le_bytes().to_vec();
-        let counts = agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/complete"), &call, Ok(mine))?;
-        let mut all = 0u64;
-        for (pe, count) in (0..).map(Pe::new).zip(&counts) {
-            all = all.saturating_add(Reader(count).number().ok_or_else(|| unreadable(&call, pe))?);
-        }
+        // A device counts once, whoever added it, in whichever numbering.
+        let name = |device: &usize| raw::pci_address(*device).map(|address| format!("{:016x} {address}\n", identity::machine()));
+        let mine = self.devices.iter().map(name).collect::<Result<String, VmmError>>();
+        let round = format!("peerweave-vmm/multicast/{label}/complete");
+        let names = agree(rendezvous, &round, &call, mine.map(String::into_bytes))?;
+        let all: BTreeSet<&[u8]> = names.iter().flat_map(|names| names.split_inclusive(|byte| *byte == b'\n')).collect();
+        let all = all.len() as u64;
         match all == u64::from(properties.devices) {
             true => Ok(self.into_team()),
             false => {
