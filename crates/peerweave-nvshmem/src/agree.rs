@@ -91,7 +91,10 @@ fn meet(
                 let _ = show(step, "gave up");
                 match error {
                     BootstrapError::Timeout { waited, .. } => {
-                        Timeout { call, waited, pe: Some(inner.pe), missing: vec![*pe], lost: None }.into()
+                        // The first is the one that was waited for; others may not be there either.
+                        let absent = |other: &Pe| other == pe || matches!(world.try_get(&key(step, *other)), Ok(None));
+                        let missing = pes.iter().copied().filter(absent).collect();
+                        Timeout { call, waited, pe: Some(inner.pe), missing, lost: None }.into()
                     }
                     other => NvshmemError::bootstrap(call)(other),
                 }

@@ -93,9 +93,9 @@ impl<T: Element> SymmetricBuffer<T> {
         let code = unsafe {
             Driver::get()?.api().cuMemcpyHtoDAsync_v2(self.address(), values.as_ptr().cast(), bytes, stream.cu_stream())
         };
-        let done = relaxed(|| stream.synchronize());
+        let done = synchronize(stream);
         CudaError::check("cuMemcpyHtoDAsync_v2", code.map_err(DriverError::from)?)?;
-        Ok(done.map_err(CudaError::of("cuStreamSynchronize"))?)
+        done
     }
 
     /// Copies this PE's part to the host after what `stream` has before, and waits for it, at most for the context's deadline.
@@ -118,13 +118,13 @@ impl<T: Element> SymmetricBuffer<T> {
         let code = unsafe {
             Driver::get()?.api().cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), self.address(), bytes, stream.cu_stream())
         };
-        let done = relaxed(|| stream.synchronize());
+        let done = synchronize(stream);
         if done.is_err() {
             // The copy may still come: the vector must outlive it.
             std::mem::forget(std::mem::take(&mut values));
         }
         CudaError::check("cuMemcpyDtoHAsync_v2", code.map_err(DriverError::from)?)?;
-        done.map_err(CudaError::of("cuStreamSynchronize"))?;
+        done?;
         Ok(values)
     }
 
@@ -191,6 +191,14 @@ impl<T: Element> SymmetricBuffer<T> {
         let (allocation, start_bytes) = (Arc::clone(&self.allocation), self.start_bytes);
         Ok(SymmetricBuffer { allocation, start_bytes, len, _elements: PhantomData })
     }
+}
+
+/// Waits for a copy, whatever other objects' destructors left in the context: cudarc's own function would then come back at once, with the copy under way.
+fn synchronize(stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
+    let api = Driver::get()?.api();
+    // SAFETY: the stream is live, and its context is current since its wait in `arrive`.
+    let code = relaxed(|| unsafe { api.cuStreamSynchronize(stream.cu_stream()) }).map_err(DriverError::from)?;
+    Ok(CudaError::check("cuStreamSynchronize", code)?)
 }
 
 impl<T> Clone for SymmetricBuffer<T> {

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::CUcontext;
-use peerweave_driver::{CudaCode, CudaContext, CudaStream, Driver, deadline_after, refuse_per_thread, wait, wait_until};
+use peerweave_driver::{
+    CudaCode, CudaContext, CudaStream, Driver, PrivateStream, deadline_after, refuse_per_thread, wait, wait_until,
+};
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::Pe;
 
@@ -59,7 +61,7 @@ pub(crate) struct Inner {
     /// For the blocking forms.
     pub(crate) stream: Arc<CudaStream>,
     /// For looks at a word, which nothing may delay: nobody else has it.
-    pub(crate) side: Arc<CudaStream>,
+    pub(crate) side: PrivateStream,
     pub(crate) pe: Pe,
     pub(crate) n_pes: u32,
     pub(crate) arguments: Arguments,
@@ -98,7 +100,7 @@ pub(crate) struct Parts {
     pub(crate) nvshmem: Nvshmem,
     pub(crate) context: Arc<CudaContext>,
     pub(crate) stream: Arc<CudaStream>,
-    pub(crate) side: Arc<CudaStream>,
+    pub(crate) side: PrivateStream,
     pub(crate) pe: Pe,
     pub(crate) n_pes: u32,
     pub(crate) arguments: Arguments,
@@ -326,6 +328,8 @@ impl Inner {
 
     #[inline]
     fn enter(&self, call: &'static str) -> Result<Inside<'_>, NvshmemError> {
+        // First of all: in a fork, somebody who is not there may have the gate's lock.
+        self.alive(call)?;
         let inside = match self.gate.try_enter(call) {
             Some(inside) => inside,
             None => self.enter_later(call)?,
@@ -340,7 +344,6 @@ impl Inner {
 
     #[cold]
     fn enter_later(&self, call: &'static str) -> Result<Inside<'_>, NvshmemError> {
-        self.alive(call)?;
         let start = Instant::now();
         self.gate.enter(call, self.deadline).map_err(|other| {
             tracing::warn!(call, inside = other, "another call is still inside NVSHMEM");
@@ -480,6 +483,14 @@ impl Inner {
             Err(NvshmemError::misuse(call, MisuseKind::Device { what: "the stream", found, expected }))
         }
     }
+}
+
+/// Runs something of cudarc's that first gives, and forgets, an error that some other object's destructor left in the context: it is put aside meanwhile.
+pub(crate) fn undisturbed<R>(context: &CudaContext, run: impl FnOnce() -> R) -> R {
+    let earlier = context.check_err();
+    let result = run();
+    context.record_err(earlier);
+    result
 }
 
 /// Makes the device's context the thread's, where it is not: any library may have made another one current since the last call.

@@ -127,10 +127,10 @@ impl Worker {
         Ok(Self { jobs: Mutex::new(jobs) })
     }
 
-    /// Runs a call and waits for its answer, at most so long. `inside` is given up when the call comes back, however late.
+    /// Runs a call and waits for its answer, at most so long. `inside`, which calls of NVSHMEM need, is given up when the call comes back, however late.
     pub(crate) fn run<R: Send + 'static>(
         &self,
-        inside: Sent,
+        inside: impl Send + 'static,
         limit: Duration,
         call: impl FnOnce() -> R + Send + 'static,
     ) -> Result<R, NoAnswer> {

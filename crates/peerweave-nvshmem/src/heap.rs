@@ -9,14 +9,14 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-use peerweave_driver::{CudaStream, DeviceBuffer, DriverError, Keep};
+use peerweave_driver::{CudaError, CudaStream, DeviceBuffer, Driver, DriverError, Keep, relaxed};
 use peerweave_types::Element;
 
 use crate::agree::{Members, arrive, taken};
-use crate::context::{Context, Inner};
+use crate::context::{Context, Inner, bind};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
 use crate::parked::Farewell;
-use crate::streams::Streams;
+use crate::streams::{Streams, pass};
 use crate::{SymmetricBuffer, Version};
 
 /// One piece of symmetric memory.
@@ -84,11 +84,11 @@ impl fmt::Debug for Allocation {
     }
 }
 
-/// Which function of NVSHMEM's allocates.
+/// How memory is allocated.
 #[derive(Clone, Copy)]
 enum Kind {
     Malloc,
-    Calloc,
+    Zeroed,
     Align(usize),
 }
 
@@ -105,7 +105,7 @@ impl Context {
         self.allocate("nvshmem_malloc", len, Kind::Malloc)
     }
 
-    /// As [`alloc`](Self::alloc), filled with zeros.
+    /// As [`alloc`](Self::alloc), filled with zeros on every PE when this comes back, whatever streams have to do.
     ///
     /// # Collective
     /// As [`alloc`](Self::alloc).
@@ -113,7 +113,7 @@ impl Context {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_zeroed<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
-        self.allocate("nvshmem_calloc", len, Kind::Calloc)
+        self.allocate("nvshmem_calloc", len, Kind::Zeroed)
     }
 
     /// As [`alloc`](Self::alloc), at a multiple of `alignment_bytes`, a power of two.
@@ -149,14 +149,20 @@ impl Context {
             // SAFETY: any sizes are allowed; all PEs call, with the same.
             let address = unsafe {
                 match kind {
-                    Kind::Malloc => api.nvshmem_malloc(bytes),
-                    Kind::Calloc => api.nvshmem_calloc(1, bytes),
+                    // NVSHMEM's own zeros come in the order of the default stream, and nothing waits for them: they may overwrite what others have put.
+                    Kind::Malloc | Kind::Zeroed => api.nvshmem_malloc(bytes),
                     Kind::Align(alignment) => api.nvshmem_align(alignment, bytes),
                 }
             }?;
             Ok(address.addr())
         })?;
-        self.everybody_got(call, address)?;
+        let zeroed = if matches!(kind, Kind::Zeroed) && address != 0 { self.zero(call, address as u64, bytes) } else { Ok(()) };
+        self.everybody_got(call, address, zeroed)?;
+        if matches!(kind, Kind::Zeroed) && inner.world.is_none() {
+            // Nobody may put before everybody's zeros are there: where there is a rendezvous, all have just met.
+            // SAFETY: NVSHMEM is initialised, and all PEs call.
+            inner.block("nvshmem_barrier_all", |api, _| unsafe { api.nvshmem_barrier_all() })?;
+        }
         if address == 0 {
             let detail = format!("{bytes} bytes of symmetric memory: the heap, or the device, has too little left");
             return Err(inner.nvshmem.failure(call, None, detail));
@@ -166,10 +172,20 @@ impl Context {
     }
 
     /// Where one PE got memory and another did not, the heaps are alike no more, and NVSHMEM cannot be used.
-    fn everybody_got(&self, call: &'static str, address: usize) -> Result<(), NvshmemError> {
+    fn everybody_got(&self, call: &'static str, address: usize, usable: Result<(), NvshmemError>) -> Result<(), NvshmemError> {
         let outcome = if address == 0 { "got none" } else { "got memory" };
-        arrive(&self.inner, call, Members::World, outcome, Ok(()))
+        arrive(&self.inner, call, Members::World, outcome, usable)
             .inspect_err(|_| self.inner.bury(DeadState::Broken { by: call }))
+    }
+
+    /// Zeros fresh memory, and waits for that.
+    fn zero(&self, call: &'static str, address: u64, bytes: usize) -> Result<(), NvshmemError> {
+        let (inner, api) = (&self.inner, Driver::get()?.api());
+        bind(&inner.context)?;
+        // SAFETY: the memory has that many bytes, and nobody else has it yet; the stream is live.
+        let code = relaxed(|| unsafe { api.cuMemsetD8Async(address, 0, bytes, inner.side.cu_stream()) });
+        CudaError::check("cuMemsetD8Async", code.map_err(DriverError::from)?)?;
+        pass(call, inner, &inner.side)
     }
 
     fn enlist(&self, address: u64, bytes: usize, outside: Option<Keep>) -> Arc<Allocation> {
@@ -284,7 +300,7 @@ impl Context {
                 std::mem::forget(Arc::clone(&keep));
             }
         })?;
-        self.everybody_got(call, address).inspect_err(|_| std::mem::forget(Arc::clone(&keep)))?;
+        self.everybody_got(call, address, Ok(())).inspect_err(|_| std::mem::forget(Arc::clone(&keep)))?;
         if address == 0 {
             let detail = format!("{bytes} bytes; NVSHMEM takes shareable virtual memory alone");
             return Err(inner.nvshmem.failure(call, None, detail));
@@ -354,7 +370,8 @@ impl fmt::Debug for Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        {
+        // In a fork, somebody who is not there may have the lock; the list is of no use there.
+        if self.inner.nvshmem.not_forked(UNREGISTER).is_ok() {
             let mut registered = self.inner.registered.lock().unwrap_or_else(PoisonError::into_inner);
             registered.retain(|(address, ..)| *address != self.address);
         }

@@ -4,16 +4,16 @@
 
 use std::ffi::c_void;
 use std::sync::{Arc, LazyLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::{Rendezvous, interface};
-use peerweave_driver::{CudaContext, CudaError};
+use peerweave_driver::{CudaContext, CudaError, CudaStream, PrivateStream};
 use peerweave_types::Pe;
 
 use crate::agree::{SEED, mix};
-use crate::context::{Arguments, Context, LIFE, Life, Parts, bind};
+use crate::context::{Arguments, Context, LIFE, Life, Parts, bind, undisturbed};
 use crate::error::{DeadState, MisuseKind, NvshmemError, PreflightError, Timeout};
-use crate::gate::{Gate, NoAnswer, Worker};
+use crate::gate::{Gate, NoAnswer, Sent, Worker};
 use crate::interface as asked_interface;
 use crate::preflight::{self, Card};
 use crate::sys::{self, nvshmemx_init_attr_t};
@@ -64,11 +64,11 @@ impl Context {
         // Nothing of this PE's may keep the others waiting: its error is its greeting.
         let own = arguments.settings.check(CALL).and_then(|()| greeting(CALL, &arguments, device, pe.get() == 0));
         let text = match &own {
-            Ok((_, card, _)) => card.to_text(),
+            Ok((_, card)) => card.to_text(),
             Err(error) => format!("error\t{error}"),
         };
         let all = rendezvous.exchange("peerweave-nvshmem/init", text.as_bytes()).map_err(NvshmemError::bootstrap(CALL));
-        let (nvshmem, _, worker) = own?;
+        let (ready, _) = own?;
         let cards: Vec<_> = all?.iter().map(|text| Card::from_text(&String::from_utf8_lossy(text))).collect();
         // All have the same cards, so that this is an error on all or on none: the next exchange has everybody or nobody.
         preflight::together(pe, &cards)?;
@@ -87,7 +87,7 @@ impl Context {
         let Some(id) = id else {
             return Err(PreflightError::Peer { pe: Pe::new(0), reason: "it sent no id".to_owned() }.into());
         };
-        start.run(nvshmem, Way::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous), worker)
+        start.run(ready, Way::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous))
     }
 
     /// A new id for PEs to meet with by [`from_unique_id`](Self::from_unique_id). Loads a plug-in, and opens a socket in this process that listens until
@@ -204,21 +204,40 @@ fn greeting(
     arguments: &Arguments,
     device: &Arc<CudaContext>,
     makes_id: bool,
-) -> Result<(Nvshmem, Card, Worker), NvshmemError> {
+) -> Result<(Ready, Card), NvshmemError> {
     let nvshmem = Nvshmem::load()?;
     let mut card = preflight::local(nvshmem, device, &arguments.settings, true)?;
-    let worker = start_worker(call)?;
+    let ready = Ready::new(call, nvshmem, device, &arguments.settings)?;
     if makes_id {
-        card.id = Some(make_id(call, nvshmem, &arguments.settings, &worker)?);
+        card.id = Some(make_id(call, nvshmem, &arguments.settings, &ready.worker)?);
     }
-    Ok((nvshmem, card, worker))
+    Ok((ready, card))
+}
+
+/// What a start needs of this process: had before anybody is told that this PE can.
+struct Ready {
+    nvshmem: Nvshmem,
+    worker: Worker,
+    stream: Arc<CudaStream>,
+    side: PrivateStream,
+}
+
+impl Ready {
+    fn new(call: &'static str, nvshmem: Nvshmem, device: &Arc<CudaContext>, settings: &Settings) -> Result<Self, NvshmemError> {
+        let (worker, context) = (start_worker(call)?, Arc::clone(device));
+        // The caller gets this one too, so it is one that cudarc knows; and the first of those waits for the whole device, for as long as that takes.
+        let made = worker.run((), settings.deadline_set(), move || undisturbed(&context, || context.new_stream()));
+        let stream =
+            made.map_err(|error| no_answer(call, "cuCtxSynchronize", error, None))?.map_err(CudaError::of("cuStreamCreate"))?;
+        Ok(Self { nvshmem, worker, stream, side: PrivateStream::new(device)? })
+    }
 }
 
 fn make_id(call: &'static str, nvshmem: Nvshmem, settings: &Settings, worker: &Worker) -> Result<UniqueId, NvshmemError> {
     const FUNCTION: &str = "nvshmemx_get_uniqueid";
     nvshmem.not_forked(call)?;
     let environment = settings.apply();
-    let inside = GATE.enter(FUNCTION, settings.deadline_set()).map_err(|inside| busy(call, inside))?.send(&GATE);
+    let inside = enter(call, settings.deadline_set())?;
     let made = worker.run(inside, settings.deadline_set(), move || {
         let mut id = sys::nvshmemx_uniqueid_t::EMPTY;
         // SAFETY: the pointer is to a live struct that is stamped with its version.
@@ -238,9 +257,15 @@ fn make_id(call: &'static str, nvshmem: Nvshmem, settings: &Settings, worker: &W
     }
 }
 
-/// The error of who waited in vain for another call to leave NVSHMEM.
-fn busy(call: &'static str, inside: &'static str) -> NvshmemError {
-    NvshmemError::Dead { call, state: DeadState::Stuck { inside } }
+/// Goes into NVSHMEM, which another thread may be in, for whichever life or id.
+fn enter(call: &'static str, patience: Duration) -> Result<Sent, NvshmemError> {
+    let start = Instant::now();
+    let inside = GATE.enter(call, patience).map_err(|inside| {
+        tracing::warn!(call, inside, "another call is still inside NVSHMEM");
+        // Whether that one ever comes back is not known here: a context that it belongs to says so itself.
+        Timeout { call, waited: start.elapsed(), pe: None, missing: Vec::new(), lost: None }
+    })?;
+    Ok(inside.send(&GATE))
 }
 
 fn no_answer(call: &'static str, function: &'static str, error: NoAnswer, world: Option<(&Rendezvous, Vec<Pe>)>) -> NvshmemError {
@@ -294,28 +319,25 @@ impl Start {
 
     fn run(
         mut self,
-        nvshmem: Nvshmem,
+        Ready { nvshmem, worker, stream, side }: Ready,
         way: Way,
         device: &Arc<CudaContext>,
         arguments: Arguments,
         world: Option<&Arc<Rendezvous>>,
-        worker: Worker,
     ) -> Result<Context, NvshmemError> {
         const FUNCTION: &str = "nvshmemx_hostlib_init_attr";
         let call = self.call;
         nvshmem.not_forked(call)?;
-        let stream = device.new_stream().map_err(CudaError::of("cuStreamCreate"))?;
-        let side = device.new_stream().map_err(CudaError::of("cuStreamCreate"))?;
         let began = Instant::now();
         let life = if let Way::Id(id, ..) = &way { number_of(id) } else { 0 };
         if let Some(world) = world {
             // Who does not get so far is missing for those who wait.
             world.put(&began_key(life, world.pe()), b"began").map_err(NvshmemError::bootstrap(call))?;
         }
+        let environment = arguments.settings.apply();
+        let inside = enter(call, arguments.settings.deadline_set())?;
         // From here on NVSHMEM cannot be started again if it fails.
         self.outcome = Some(Life::Over(DeadState::InitFailed));
-        let environment = arguments.settings.apply();
-        let inside = GATE.enter(FUNCTION, arguments.settings.deadline_set()).map_err(|inside| busy(call, inside))?.send(&GATE);
         let (context, ordinal) = (Arc::clone(device), device.ordinal());
         let limit = arguments.settings.deadline_set();
         let answer = worker.run(inside, limit, move || -> Result<_, NvshmemError> {
@@ -384,7 +406,8 @@ fn begin_alone(call: &'static str, way: Way, device: &Arc<CudaContext>, argument
     };
     let nvshmem = Nvshmem::load()?;
     preflight::local(nvshmem, device, &arguments.settings, matches!(way, Way::Id(..)))?;
-    start.run(nvshmem, way, device, arguments, None, start_worker(call)?)
+    let ready = Ready::new(call, nvshmem, device, &arguments.settings)?;
+    start.run(ready, way, device, arguments, None)
 }
 
 /// An error that names the first argument in which two initialisations differ.

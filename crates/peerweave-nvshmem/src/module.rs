@@ -7,10 +7,13 @@ use std::sync::Arc;
 
 use peerweave_driver::Keep;
 use peerweave_driver::cudarc::driver::sys::{CUlibrary, CUmodule};
+use peerweave_dylib::MissingSymbol;
 
 use crate::context::{Context, Inner};
 use crate::error::NvshmemError;
 use crate::parked::Farewell;
+use crate::streams::pass;
+use crate::sys::Api;
 
 /// A module or library that knows NVSHMEM's state, until this is dropped.
 ///
@@ -33,16 +36,22 @@ enum Kind {
 impl Context {
     /// Tells a module of NVSHMEM's state, so that its kernels may call NVSHMEM's device functions. `keep` keeps the module loaded.
     ///
+    /// NVSHMEM waits for the whole device: first this waits for every stream that was used with this context, and for the default stream, at most for the
+    /// context's deadline. Other work there that waits for a PE, for longer than the deadline, is the end of the context.
+    ///
     /// # Errors
     /// [`NvshmemError::Nvshmem`] for a module that was linked with another version of NVSHMEM's device functions, or with none of them;
-    /// [`NvshmemError::Dead`].
+    /// [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
     ///
     /// # Safety
     /// The module is loaded in this context's device, and stays so while `keep` lives.
     pub unsafe fn init_module(&self, module: CUmodule, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
-        // SAFETY: the module is loaded: the caller's promise.
-        self.inner.issue_status("nvshmemx_cumodule_init", |api, _| unsafe { api.nvshmemx_cumodule_init(module) })?;
-        Ok(self.guard(Kind::Module(module.expose_provenance()), keep))
+        let address = module.expose_provenance();
+        self.told("nvshmemx_cumodule_init", &keep, move |api| {
+            // SAFETY: the module is loaded: the caller's promise, and it is kept until the call is over.
+            unsafe { api.nvshmemx_cumodule_init(std::ptr::with_exposed_provenance_mut(address)) }
+        })?;
+        Ok(self.guard(Kind::Module(address), keep))
     }
 
     /// As [`init_module`](Self::init_module), for a library of the driver's. CUDA 12.
@@ -53,9 +62,34 @@ impl Context {
     /// # Safety
     /// The library is loaded and stays so while `keep` lives.
     pub unsafe fn init_library(&self, library: CUlibrary, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
-        // SAFETY: the library is loaded: the caller's promise.
-        self.inner.issue_status("nvshmemx_culibrary_init", |api, _| unsafe { api.nvshmemx_culibrary_init(library) })?;
-        Ok(self.guard(Kind::Library(library.expose_provenance()), keep))
+        let address = library.expose_provenance();
+        self.told("nvshmemx_culibrary_init", &keep, move |api| {
+            // SAFETY: the library is loaded: the caller's promise, and it is kept until the call is over.
+            unsafe { api.nvshmemx_culibrary_init(std::ptr::with_exposed_provenance_mut(address)) }
+        })?;
+        Ok(self.guard(Kind::Library(address), keep))
+    }
+
+    /// NVSHMEM copies by the default stream, and waits for the whole device: so what is known to be under way is waited for first, where it is an error
+    /// and not the end.
+    fn told(
+        &self,
+        call: &'static str,
+        keep: &Keep,
+        tell: impl FnOnce(&'static Api) -> Result<i32, MissingSymbol> + Send + 'static,
+    ) -> Result<(), NvshmemError> {
+        let inner = &self.inner;
+        inner.alive(call)?;
+        inner.settle(call)?;
+        pass(call, inner, &inner.context.default_stream())?;
+        // However late it comes back.
+        let kept = Arc::clone(keep);
+        let code = inner.block(call, move |api, _| {
+            let code = tell(api);
+            drop(kept);
+            code
+        })?;
+        inner.nvshmem.check(call, code)
     }
 
     fn guard(&self, module: Kind, keep: Keep) -> ModuleGuard {

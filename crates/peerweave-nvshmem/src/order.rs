@@ -12,10 +12,11 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
-use peerweave_driver::cudarc::driver::sys::CUgraph;
-use peerweave_driver::{CudaError, CudaStream, Driver, DriverError, deadline_after, is_capturing, relaxed, wait_until};
+use peerweave_driver::cudarc::driver::sys::{CUevent, CUgraph};
+use peerweave_driver::{CudaCode, CudaError, CudaStream, Driver, DriverError, deadline_after, is_capturing, relaxed, wait_until};
+use peerweave_dylib::MissingSymbol;
 
-use crate::context::Inner;
+use crate::context::{Inner, bind};
 use crate::error::{MisuseKind, NvshmemError};
 use crate::streams::pass;
 
@@ -59,11 +60,11 @@ impl Order {
         let mut last = self.lock(call, inner)?;
         if let Some(former) = last.as_ref().filter(|former| !same(former, stream)) {
             match (is_capturing(former)?, capturing) {
-                (false, false) => relaxed(|| stream.join(former)).map_err(CudaError::of("cuStreamWaitEvent"))?,
+                (false, false) => relaxed(|| join(stream, former))?,
                 // A graph cannot wait for what is outside of it, so that must be over.
                 (false, true) => pass(call, inner, former)?,
                 (true, true) if capture(former)? == capture(stream)? => {
-                    stream.join(former).map_err(CudaError::of("cuStreamWaitEvent"))?;
+                    join(stream, former)?;
                 }
                 (true, _) => {
                     let why = "the team's last collective is on a stream that is being captured, which nothing outside of that graph can wait for: end the capture first, or use another team";
@@ -91,6 +92,28 @@ impl Order {
 /// Whether both are one stream of the driver's: handles of the default stream are many.
 fn same(one: &Arc<CudaStream>, other: &Arc<CudaStream>) -> bool {
     Arc::ptr_eq(one, other) || one.cu_stream() == other.cu_stream() && one.context() == other.context()
+}
+
+/// Makes a stream wait for what another one has now. Not by cudarc's `join`, which gives up where some other object's destructor left an error in the
+/// context: this PE alone would leave the collective out.
+fn join(stream: &CudaStream, other: &CudaStream) -> Result<(), NvshmemError> {
+    /// `CU_EVENT_DISABLE_TIMING`: the cheapest event there is.
+    const DISABLE_TIMING: u32 = 2;
+    let api = Driver::get()?.api();
+    let checked = |call, code: Result<CudaCode, MissingSymbol>| -> Result<(), NvshmemError> {
+        Ok(CudaError::check(call, code.map_err(DriverError::from)?)?)
+    };
+    bind(stream.context())?;
+    let mut event: CUevent = std::ptr::null_mut();
+    // SAFETY: the pointer is to a live handle.
+    checked("cuEventCreate", unsafe { api.cuEventCreate(&raw mut event, DISABLE_TIMING) })?;
+    // SAFETY: the event and both streams are live, and their context, which is one, is current.
+    let joined = checked("cuEventRecord", unsafe { api.cuEventRecord(event, other.cu_stream()) })
+        // SAFETY: as above.
+        .and_then(|()| checked("cuStreamWaitEvent", unsafe { api.cuStreamWaitEvent(stream.cu_stream(), event, 0) }));
+    // SAFETY: nobody else has the event; a stream that waits for it goes on waiting.
+    let _ = unsafe { api.cuEventDestroy_v2(event) };
+    joined
 }
 
 /// Which capture a stream is in.

@@ -13,6 +13,7 @@ use peerweave_driver::cudarc::driver::sys::CUdevice;
 use peerweave_driver::{CudaContext, CudaError, Driver};
 use peerweave_types::Pe;
 
+use crate::context::undisturbed;
 use crate::error::{MisuseKind, NvshmemError, PreflightError};
 use crate::{Nvshmem, Settings, Status, Version, interface};
 
@@ -109,7 +110,7 @@ fn not_started(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
 
 /// The device's number, which is the same for every process.
 pub(crate) fn uuid_of(context: &Arc<CudaContext>) -> Result<String, NvshmemError> {
-    let uuid = context.uuid().map_err(CudaError::of("cuDeviceGetUuid_v2"))?;
+    let uuid = undisturbed(context, || context.uuid()).map_err(CudaError::of("cuDeviceGetUuid_v2"))?;
     Ok(uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect())
 }
 
@@ -130,8 +131,7 @@ fn shared_memory() -> Result<(), NvshmemError> {
 }
 
 fn device_memory(context: &Arc<CudaContext>, settings: &Settings) -> Result<(), NvshmemError> {
-    context.bind_to_thread().map_err(CudaError::of("cuCtxSetCurrent"))?;
-    let (free, _) = context.mem_get_info().map_err(CudaError::of("cuMemGetInfo_v2"))?;
+    let (free, _) = undisturbed(context, || context.mem_get_info()).map_err(CudaError::of("cuMemGetInfo_v2"))?;
     let fixed = settings.effective("NVSHMEM_DISABLE_CUDA_VMM").is_some_and(|value| value == "1");
     let (variable, default) = if fixed { ("NVSHMEM_SYMMETRIC_SIZE", 1 << 30) } else { ("NVSHMEM_CUMEM_GRANULARITY", 1 << 29) };
     // Sizes with a unit, such as 1G, are NVSHMEM's to judge.

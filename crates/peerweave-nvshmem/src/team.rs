@@ -511,24 +511,34 @@ impl Context {
     pub fn team_of(&self, id: TeamId, members: &[Pe], config: TeamConfig) -> Result<Team, NvshmemError> {
         const CALL: &str = "nvshmemx_team_init";
         let inner = &self.inner;
+        let checked = self.check_members(CALL, id, members);
+        let own = [inner.pe];
+        // Who has a list that cannot be waits for nobody; the others are to see why.
+        let present = if checked.is_ok() { members } else { &own };
+        // They meet by the id alone, so that those whose lists differ meet too.
+        let identity = mix(SEED, id.0);
+        let able = checked.and_then(|()| inner.settle(CALL));
+        arrive(inner, CALL, Members::Team(present, identity), &format!("members {members:?}, {config:?}"), able)?;
+        Team::by_id(inner, CALL, id, members, config, identity)
+    }
+
+    fn check_members(&self, call: &'static str, id: TeamId, members: &[Pe]) -> Result<(), NvshmemError> {
         let value =
-            |what, pe: &Pe, expected| NvshmemError::misuse(CALL, MisuseKind::Value { what, found: pe.get().into(), expected });
+            |what, pe: &Pe, expected| NvshmemError::misuse(call, MisuseKind::Value { what, found: pe.get().into(), expected });
         for (index, pe) in members.iter().enumerate() {
-            inner.check_pe(CALL, "a member", *pe)?;
+            self.inner.check_pe(call, "a member", *pe)?;
             if members[..index].contains(pe) {
                 return Err(value("a member", pe, "each PE once"));
             }
         }
-        if !members.contains(&inner.pe) {
-            return Err(value("this PE", &inner.pe, "one of the members"));
+        if !members.contains(&self.inner.pe) {
+            return Err(value("this PE", &self.inner.pe, "one of the members"));
         }
         if id.0 == u64::MAX {
             let kind = MisuseKind::Text { what: "the team's id", why: "all ones stands for no id" };
-            return Err(NvshmemError::misuse(CALL, kind));
+            return Err(NvshmemError::misuse(call, kind));
         }
-        let identity = members.iter().fold(mix(SEED, id.0), |identity, pe| mix(identity, pe.get().into()));
-        arrive(inner, CALL, Members::Team(members, identity), &format!("{config:?}"), inner.settle(CALL))?;
-        Team::by_id(inner, CALL, id, members, config, identity)
+        Ok(())
     }
 }
 

@@ -85,6 +85,7 @@ functions! {
         count: *mut usize);
     fn cuUserObjectCreate(object: *mut usize, data: *mut c_void, destroy: HostFunction, count: c_uint, flags: c_uint);
     fn cuGraphRetainUserObject(graph: usize, object: usize, count: c_uint, flags: c_uint);
+    fn cuMemsetD8Async(address: u64, value: u8, count: usize, stream: usize);
     fn cuMemCreate(handle: *mut u64, bytes: usize, prop: *const AllocationProp, flags: c_ulonglong);
     fn cuMemRelease(handle: u64);
     fn cuMemAddressReserve(address: *mut u64, bytes: usize, alignment: usize, wish: u64, flags: c_ulonglong);
@@ -156,6 +157,12 @@ pub(crate) fn with_context<T>(context: usize, body: impl FnOnce() -> Result<T>) 
 /// Puts a host function into a stream.
 pub(crate) fn launch(stream: usize, function: HostFunction, data: *mut c_void) -> Result {
     cuLaunchHostFunc(stream, function, data)
+}
+
+/// Zeros memory in the order of the default stream of the calling thread's context, and does not wait for that.
+pub(crate) fn zero(address: usize, bytes: usize) -> Result {
+    const DEFAULT: usize = 0;
+    cuMemsetD8Async(address as u64, 0, bytes, DEFAULT)
 }
 
 /// Waits for a stream.

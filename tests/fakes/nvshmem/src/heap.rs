@@ -33,9 +33,12 @@ fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
         if let Some(offset) = found {
             memory.allocations.insert(offset, bytes);
             let base = memory.regions[0].as_ref().expect("the heap lives as long as the job").base;
-            let filled = if zero { bytes } else { bytes.min(POISONED) };
             // SAFETY: nobody has these bytes yet, and they are mapped.
-            unsafe { std::ptr::write_bytes((base + offset) as *mut u8, if zero { 0 } else { POISON }, filled) };
+            unsafe { std::ptr::write_bytes((base + offset) as *mut u8, POISON, bytes.min(POISONED)) };
+            if zero {
+                // As NVSHMEM does, which waits for it no more than for anything else on the default stream.
+                call::or_abort(driver::with_context(world.context, || driver::zero(base + offset, bytes)));
+            }
         }
         found.map(|offset| (offset, memory.regions[0].as_ref().map_or(0, |heap| heap.base) + offset))
     };

@@ -1,0 +1,298 @@
+//! What others of the process, of the device or of the job left, hold or did wrong costs nobody more than an error.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use common::{DEADLINE, Here, Hold, SHORT, device, fakes, misuse, rendezvous, says, settings, start, start_within};
+use peerweave_driver::cudarc::driver::DriverError;
+use peerweave_driver::cudarc::driver::sys::CUresult;
+use peerweave_nvshmem::{Context, MisuseKind, ModuleGuard, NvshmemError, TeamConfig};
+use peerweave_types::Pe;
+
+const A_WHILE: Duration = Duration::from_millis(200);
+
+/// A function of the fake driver that takes a number or a handle.
+fn ask_driver(name: &std::ffi::CStr, argument: usize) {
+    // SAFETY: the driver is loaded, by this very name.
+    let address =
+        unsafe { libc::dlsym(libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD), name.as_ptr()) };
+    assert!(!address.is_null(), "{name:?}");
+    // SAFETY: those functions take one number or handle, and give a code.
+    let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn(usize) -> i32>(address) };
+    // SAFETY: the caller has made the context current.
+    assert_eq!(unsafe { function(argument) }, 0, "{name:?}");
+}
+
+const BLOCK: &std::ffi::CStr = c"peerweave_fake_stream_block";
+const UNBLOCK: &std::ffi::CStr = c"peerweave_fake_stream_unblock";
+
+/// As some other object's destructor does that could not free what it had.
+fn leave_an_error(here: &Arc<peerweave_driver::CudaContext>) {
+    here.record_err::<()>(Err(DriverError(CUresult::CUDA_ERROR_LAUNCH_FAILED)));
+}
+
+#[test]
+fn an_error_that_another_object_left_in_the_context_stops_no_call_on_one_pe_alone() {
+    fakes().run_many(2, |child| {
+        let meeting = rendezvous(&child, DEADLINE);
+        let gpu = device(child.rank);
+        let mine = child.rank == 1;
+        let left = || {
+            if mine {
+                leave_an_error(&gpu);
+            }
+        };
+        left();
+        let context = Context::from_rendezvous(&meeting, &gpu, settings(DEADLINE)).expect("it starts");
+        assert_eq!(gpu.check_err().is_err(), mine, "it is for whoever asks");
+        let here = Here { stream: gpu.new_stream().expect("a stream"), context, rendezvous: meeting };
+        let other = here.new_stream();
+        left();
+        let source = here.context.alloc_zeroed::<u32>(64).expect("memory");
+        let target = here.context.alloc::<u32>(64).expect("memory");
+        left();
+        source.copy_from(&here.stream, &[child.rank as u32; 64]).expect("a copy");
+        left();
+        here.context.put(&target, &source, here.next(), &here.stream).expect("it is enqueued");
+        here.context.world().barrier(&here.stream).expect("it is enqueued");
+        left();
+        // On another stream, which is made to wait for the first.
+        here.context.world().barrier(&other).expect("it is enqueued");
+        left();
+        assert_eq!(target.to_vec(&other).expect("a copy"), [here.previous(); 64]);
+        left();
+        let team = here.context.world().split_strided(0, 1, 2, TeamConfig::default()).expect("it is split").expect("a member");
+        team.destroy().expect("it ends");
+        here.context.free(source).expect("freed");
+        here.context.free(target).expect("freed");
+        assert_eq!(gpu.check_err().is_err(), mine, "nobody took it");
+        here.end();
+    });
+}
+
+#[test]
+fn zeros_are_there_when_memory_is_whatever_the_default_stream_has_to_do() {
+    fakes().run_many(2, |child| {
+        let here = start(&child);
+        let hold = Hold::new(&here);
+        let default = here.context.device().default_stream();
+        hold.hold(&default);
+        let memory = here.context.alloc_zeroed::<u32>(64).expect("memory");
+        assert_eq!(memory.to_vec(&here.stream).expect("a copy"), [0; 64]);
+        here.context.world().barrier_blocking().expect("all have looked");
+        let source = here.context.alloc::<u32>(64).expect("memory");
+        source.copy_from(&here.stream, &[7; 64]).expect("a copy");
+        here.context.put(&memory, &source, here.next(), &here.stream).expect("it is enqueued");
+        here.context.world().barrier(&here.stream).expect("it is enqueued");
+        here.stream.synchronize().expect("all have put");
+        hold.release();
+        default.synchronize().expect("it passes");
+        assert_eq!(memory.to_vec(&here.stream).expect("a copy"), [7; 64], "zeros came late");
+        [memory, source].into_iter().for_each(|memory| here.context.free(memory).expect("freed"));
+        hold.free();
+        here.end();
+    });
+}
+
+#[test]
+fn without_a_rendezvous_nobody_puts_before_the_zeros_of_all() {
+    fakes().env("PEERWEAVE_FAKE_CUDA_LOG", "").run_many(2, |child| {
+        if child.rank == 0 {
+            child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("an id").to_bytes());
+        }
+        let bytes = std::fs::read(child.file("id")).expect("the id");
+        let id = peerweave_nvshmem::UniqueId::try_from(bytes.as_slice()).expect("128 bytes");
+        let gpu = device(child.rank);
+        let context = Context::from_unique_id(id, Pe::new(child.rank as u32), 2, &gpu, settings(DEADLINE)).expect("it starts");
+        if child.rank == 1 {
+            // Its zeros come late.
+            let order = c"cuMemsetD8Async:*=300ms";
+            ask_driver(c"peerweave_fake_cuda_fail", order.as_ptr().addr());
+        }
+        let memory = context.alloc_zeroed::<u64>(1).expect("memory");
+        if child.rank == 0 {
+            context.put_value_blocking(&memory, 7, Pe::new(1)).expect("it is put");
+        }
+        context.world().barrier_blocking().expect("all come");
+        assert_eq!(memory.to_vec(context.stream()).expect("a copy"), [if child.rank == 1 { 7 } else { 0 }]);
+        context.free(memory).expect("freed");
+        context.finalize().expect("it ends");
+        child.meet("ended");
+    });
+}
+
+#[test]
+fn a_device_that_is_busy_for_ever_keeps_a_start_no_longer_than_the_deadline() {
+    fakes().run_many(1, |child| {
+        let meeting = rendezvous(&child, DEADLINE);
+        let gpu = device(0);
+        gpu.bind_to_thread().expect("it is current");
+        ask_driver(BLOCK, 0);
+        let began = Instant::now();
+        says(Context::from_rendezvous(&meeting, &gpu, settings(SHORT)), &["cuCtxSynchronize"]);
+        assert!(began.elapsed() < DEADLINE / 2, "{:?}", began.elapsed());
+        ask_driver(UNBLOCK, 0);
+        // Nobody called NVSHMEM, so it can be tried again.
+        Context::from_rendezvous(&meeting, &gpu, settings(DEADLINE)).expect("it starts").finalize().expect("it ends");
+    });
+}
+
+fn tell(context: &Context, keep: &Arc<&'static str>) -> Result<ModuleGuard, NvshmemError> {
+    // SAFETY: the fake never looks into a module.
+    unsafe { context.init_module(std::ptr::without_provenance_mut(0x1000), Arc::clone(keep) as _) }
+}
+
+#[test]
+fn a_module_is_told_of_nvshmem_within_the_deadline_or_not_at_all() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").run_many(1, |child| {
+        let here = start_within(&child, SHORT);
+        let hold = Hold::new(&here);
+        let keep = Arc::new("module");
+        // NVSHMEM would wait for the whole device.
+        for stream in [Arc::clone(&here.stream), here.context.device().default_stream()] {
+            hold.hold(&stream);
+            let error = tell(&here.context, &keep).expect_err("the stream waits");
+            assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
+            hold.release();
+            stream.synchronize().expect("it passes");
+            hold.reset();
+        }
+        assert_eq!(Arc::strong_count(&keep), 1);
+        drop(tell(&here.context, &keep).expect("nothing is under way"));
+        assert_eq!(Arc::strong_count(&keep), 1);
+        hold.free();
+        here.end();
+    });
+}
+
+#[test]
+fn a_module_stays_while_nvshmem_is_stuck_with_it() {
+    let stuck =
+        fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_cumodule_init");
+    stuck.run_many(1, |child| {
+        let here = start_within(&child, SHORT);
+        let keep = Arc::new("module");
+        let error = tell(&here.context, &keep).expect_err("it never comes back");
+        assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
+        assert_eq!(Arc::strong_count(&keep), 2, "NVSHMEM still has it");
+    });
+}
+
+#[test]
+fn a_module_that_cannot_be_told_off_is_never_unloaded() {
+    let fails = fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1");
+    fails.env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_cumodule_finalize").run_many(1, |child| {
+        let here = start(&child);
+        let keep = Arc::new("module");
+        drop(tell(&here.context, &keep).expect("it is told"));
+        assert_eq!(Arc::strong_count(&keep), 2, "NVSHMEM said no, and writes there when it starts again");
+        here.end();
+    });
+}
+
+#[test]
+fn a_thread_that_waits_in_vain_for_others_to_leave_nvshmem_does_not_take_that_for_the_end() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=400").run_many(1, |child| {
+        let here = start_within(&child, Duration::from_millis(600));
+        let memory = here.context.alloc::<u32>(128).expect("memory");
+        let (target, source) = (memory.slice(0..64).expect("a half"), memory.slice(64..128).expect("a half"));
+        let together = Barrier::new(4);
+        // Each is well within its own deadline; the last ones do not get in.
+        let put = || {
+            together.wait();
+            here.context.put_blocking(&target, &source, here.context.pe())
+        };
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(put)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("it ends")).collect()
+        });
+        let late: Vec<_> = results.into_iter().filter_map(Result::err).collect();
+        assert!(!late.is_empty());
+        for error in late {
+            assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
+        }
+        // An id, too, is made by who gets in.
+        here.context.put_blocking(&target, &source, here.context.pe()).expect("it is well");
+        drop((target, source));
+        here.context.free(memory).expect("freed");
+        here.end();
+    });
+}
+
+#[test]
+fn a_launcher_s_job_needs_no_plugin_for_ids() {
+    let place = tempfile::tempdir().expect("a directory");
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path()).env("PMI_SIZE", "1").env("PMI_RANK", "0").run_many(1, |child| {
+        let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set it");
+        let alone = child.directory.join("alone");
+        std::fs::create_dir(&alone).expect("a directory");
+        let file = std::path::Path::new(&library).join("libnvshmem_host.so.3");
+        std::fs::copy(file, alone.join("libnvshmem_host.so.3")).expect("a copy");
+        // SAFETY: no other thread runs.
+        unsafe { std::env::set_var("PEERWEAVE_NVSHMEM_PATH", &alone) };
+        assert!(matches!(Context::unique_id(&settings(DEADLINE)), Err(NvshmemError::Plugin(_))));
+        Context::from_launcher(&device(0), settings(DEADLINE)).expect("it starts").finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn what_went_wrong_on_the_device_is_an_error_of_the_call_that_nvshmem_gives_none_for() {
+    fakes().run_many(1, |child| {
+        let here = start(&child);
+        let memory = here.context.alloc::<u32>(8).expect("memory");
+        here.context.quiet_blocking().expect("all is well");
+        here.context.device().bind_to_thread().expect("it is current");
+        ask_driver(c"peerweave_fake_context_fail", 700);
+        let error = here.context.quiet_blocking().expect_err("the device has failed");
+        assert!(matches!(error, NvshmemError::Cuda(_)), "{error}");
+        assert!(error.to_string().contains("ILLEGAL_ADDRESS"), "{error}");
+        drop(memory);
+    });
+}
+
+#[test]
+fn a_pe_whose_list_of_members_cannot_be_is_seen_by_the_others_at_once() {
+    fakes().run_many(3, |child| {
+        let here = start(&child);
+        let all: Vec<Pe> = (0..3).map(Pe::new).collect();
+        let team = |number: u64, members: &[Pe]| {
+            here.context.team_of(peerweave_nvshmem::TeamId::from_u64(number), members, TeamConfig::default())
+        };
+        let began = Instant::now();
+        if child.rank == 1 {
+            // One that is there twice.
+            assert!(matches!(misuse(team(1, &[all[0], all[1], all[1]])), MisuseKind::Value { .. }));
+            // Without itself.
+            assert!(matches!(misuse(team(2, &[all[0], all[2]])), MisuseKind::Value { .. }));
+        } else {
+            says(team(1, &all), &["cannot", "each PE once"]);
+            says(team(2, &all), &["cannot", "one of the members"]);
+        }
+        // Another order is another team.
+        let mine = if child.rank == 2 { [all[0], all[2], all[1]] } else { [all[0], all[1], all[2]] };
+        assert!(matches!(team(3, &mine), Err(NvshmemError::Disagree(_))));
+        assert!(began.elapsed() < DEADLINE / 2, "nobody waits for a deadline: {:?}", began.elapsed());
+        team(4, &all).expect("all came with the same").destroy().expect("it ends");
+        child.meet("told");
+        here.end();
+    });
+}
+
+#[test]
+fn all_who_did_not_come_to_a_team_s_call_are_named() {
+    fakes().run_many(3, |child| {
+        let meeting = rendezvous(&child, Duration::from_secs(2));
+        let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("it starts");
+        let node = context.node().expect("the team");
+        if child.rank == 0 {
+            let error = node.split_strided(0, 1, 2, TeamConfig::default()).expect_err("nobody else comes");
+            assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
+            says::<()>(Err(error), &["PE 1", "PE 2"]);
+        }
+        std::thread::sleep(A_WHILE);
+        child.meet("told");
+    });
+}
