@@ -123,7 +123,8 @@ fn reap(receiver: &Receiver<Entry>) {
 impl Event {
     fn readiness(&mut self, api: &Api) -> Readiness {
         if !self.is_recorded {
-            match self.record(api) {
+            // The default stream is that of the thread's context.
+            match bind(self.stream.context()).and_then(|()| self.record(api)) {
                 Ok(()) if self.is_recorded => {}
                 Ok(()) => return Readiness::Busy,
                 Err(_) => return Readiness::Unknown,
@@ -147,8 +148,10 @@ impl Event {
         match is_capturing(&self.stream) {
             Ok(false) => {}
             Ok(true) => return Ok(()),
-            // Its owner still has to end it.
-            Err(DriverError::Cuda(error)) if error.is(CudaCode::STREAM_CAPTURE_INVALIDATED) => {
+            // Its owner still has to end it. Or it is the default stream, which cannot be used while a stream that it waits for is being captured.
+            Err(DriverError::Cuda(error))
+                if error.is(CudaCode::STREAM_CAPTURE_INVALIDATED) || error.is(CudaCode::STREAM_CAPTURE_IMPLICIT) =>
+            {
                 return Ok(());
             }
             Err(error) => return Err(error),

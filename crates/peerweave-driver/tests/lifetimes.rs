@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use peerweave_driver::cudarc::driver::result::DriverError as CudarcError;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstream, CUstreamCaptureMode};
 use peerweave_driver::{
-    CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, DriverError, PrivateStream, Streams,
-    context, retire, settle, wait,
+    CudaCode, CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, DriverError,
+    PrivateStream, Streams, context, retire, settle, wait,
 };
 use peerweave_fakes::Fakes;
 
@@ -69,6 +69,28 @@ fn what_is_dropped_while_its_stream_is_captured_waits_for_the_work_before() {
         unblock(&stream);
         assert!(settle(Instant::now() + LONG));
         assert!(freed.load(Ordering::Acquire));
+    });
+}
+
+#[test]
+fn what_the_default_stream_used_is_freed_when_a_blocking_stream_is_captured_no_more() {
+    Fakes::new().cuda().run(|| {
+        let (context, _) = device();
+        let api = Driver::get().expect("the fake").api();
+        let mut made: CUstream = std::ptr::null_mut();
+        // SAFETY: the context is current, and the pointer is to a live handle. Without flags the default stream waits for it.
+        let code = unsafe { api.cuStreamCreate(&raw mut made, 0) };
+        assert_eq!(code, Ok(CudaCode::SUCCESS));
+        // SAFETY: it was just made in this context.
+        let blocking = unsafe { context.wrap_borrowed_stream(made) };
+        blocking.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
+        let freed = retire_flag(&context, &context.default_stream());
+        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the default stream cannot be asked yet");
+        let error = wait(&context.default_stream(), Instant::now() + SHORT).expect_err("it cannot be asked yet");
+        assert!(matches!(&error, DriverError::Cuda(error) if error.is(CudaCode::STREAM_CAPTURE_IMPLICIT)), "{error}");
+        drop(blocking.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it"));
+        assert!(settle(Instant::now() + LONG));
+        assert!(freed.load(Ordering::Acquire), "it is not leaked");
     });
 }
 

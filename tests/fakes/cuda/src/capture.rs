@@ -166,12 +166,20 @@ pub(crate) fn forbid_legacy(stream: &Arc<Stream>) -> Result {
     if stream.kind != Kind::Legacy || ACTIVE.load(Ordering::Acquire) == 0 {
         return Ok(());
     }
-    for other in stream.context.live_streams() {
+    match captured_blocking(&stream.context)? {
+        Some(other) => refuse(&other, Code::STREAM_CAPTURE_IMPLICIT),
+        None => Ok(()),
+    }
+}
+
+/// A stream that the legacy stream would wait for and that is captured.
+fn captured_blocking(context: &Context) -> Result<Option<Arc<Stream>>> {
+    for other in context.live_streams() {
         if other.kind == Kind::Blocking && position(&other)?.is_some() {
-            return refuse(&other, Code::STREAM_CAPTURE_IMPLICIT);
+            return Ok(Some(other));
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Calls that are not safe while others capture, by the modes of the captures and of the thread.
@@ -295,7 +303,10 @@ fn info(
 ) -> Result {
     status.required()?;
     let stream = stream::resolve(stream)?;
-    forbid_legacy(&stream)?;
+    // A question spoils nothing, says the manual.
+    if stream.kind == Kind::Legacy && ACTIVE.load(Ordering::Acquire) > 0 && captured_blocking(&stream.context)?.is_some() {
+        return Err(Code::STREAM_CAPTURE_IMPLICIT);
+    }
     with(|captures| {
         let Some((number, capture)) = captures.of(&stream) else { return status.set(0) };
         if capture.invalid {
