@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 use crate::cudarc::driver::CudaStream;
 use crate::cudarc::driver::sys::{CUgraph, CUuserObject};
+use crate::driver::bind;
+use crate::streams::is_of_every_context;
 use crate::{CudaCode, CudaError, Driver, DriverError, Keep, reaper};
 
 /// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, the only flag that exists and it must be given.
@@ -23,7 +25,7 @@ const NOT_CAPTURING: u32 = 0;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`. What is neither is a capture that was spoiled, or something that is newer than this and no better.
 const CAPTURING: u32 = 1;
 
-/// Whether work enqueued on the stream now is captured into a graph instead of run.
+/// Whether work enqueued on the stream now is captured into a graph instead of run. May make the stream's context the thread's current one.
 ///
 /// # Errors
 /// [`CudaError`] also where the capture was invalidated by an earlier fault.
@@ -31,7 +33,14 @@ const CAPTURING: u32 = 1;
 pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
     let mut status = NOT_CAPTURING;
     // SAFETY: the stream is live and the pointer is to a live value.
-    let code = unsafe { Driver::get()?.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) }?;
+    let mut ask =
+        || unsafe { Driver::get()?.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) }.map_err(DriverError::from);
+    let mut code = ask()?;
+    if code != CudaCode::SUCCESS && is_of_every_context(stream) {
+        // This thread has no context, or another one, of whose stream that was the answer.
+        bind(stream.context())?;
+        code = ask()?;
+    }
     CudaError::check("cuStreamIsCapturing", code)?;
     Ok(means_capturing(status)?)
 }

@@ -17,6 +17,11 @@ use crate::{DriverError, wait};
 const LAST_OF_EVERY_CONTEXT: usize = 2;
 const PER_THREAD: usize = 2;
 
+/// Whether the handle is one that every context has: which stream it is depends on the thread's current context.
+pub(crate) fn is_of_every_context(stream: &CudaStream) -> bool {
+    stream.cu_stream().addr() <= LAST_OF_EVERY_CONTEXT
+}
+
 /// Whether the handle stands for another stream in each thread: `CudaContext::per_thread_stream`.
 pub fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD

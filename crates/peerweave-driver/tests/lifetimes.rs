@@ -198,6 +198,25 @@ fn error_that_others_left_in_a_context_stays_theirs() {
 }
 
 #[test]
+fn the_default_stream_is_its_context_s_on_any_thread() {
+    Fakes::new().cuda().run(|| {
+        let (zero, one) = (context(0).expect("a device"), context(1).expect("another device"));
+        let stream = zero.default_stream();
+        // On a thread that has no context yet, and on one that has another device's.
+        for other in [None, Some(one)] {
+            let stream = Arc::clone(&stream);
+            let waited = std::thread::spawn(move || {
+                other.iter().for_each(|context| context.bind_to_thread().expect("a live context"));
+                let waited = wait(&stream, Instant::now() + LONG)?;
+                DeviceMemory::<u32>::zeroed(&stream, 4)?.to_vec(&stream)?;
+                Ok::<bool, DriverError>(waited)
+            });
+            assert!(waited.join().expect("no panic").expect("the stream knows its context"));
+        }
+    });
+}
+
+#[test]
 fn longest_wait_of_all_is_no_overflow() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
