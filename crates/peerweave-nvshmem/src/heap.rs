@@ -113,7 +113,7 @@ impl Context {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_zeroed<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
-        self.allocate("nvshmem_calloc", len, Kind::Zeroed)
+        self.allocate("nvshmem_malloc", len, Kind::Zeroed)
     }
 
     /// As [`alloc`](Self::alloc), at a multiple of `alignment_bytes`, a power of two.
@@ -144,7 +144,8 @@ impl Context {
         let alignment = if let Kind::Align(alignment) = kind { alignment } else { 0 };
         let order = inner.world_order();
         let (_turn, able) = taken(able.and_then(|()| order.settle(call, inner)));
-        arrive(inner, call, Members::World, &format!("{len} x {:?}, alignment {alignment}", T::DTYPE), able)?;
+        let zeroed = if matches!(kind, Kind::Zeroed) { ", zeroed" } else { "" };
+        arrive(inner, call, Members::World, &format!("{len} x {:?}, alignment {alignment}{zeroed}", T::DTYPE), able)?;
         let address = inner.block(call, move |api, _| {
             // SAFETY: any sizes are allowed; all PEs call, with the same.
             let address = unsafe {

@@ -83,6 +83,9 @@ impl Context {
 
     /// As [`put`](Self::put), but complete only after a quiet: until then the source must not be written. It may overtake other work of the stream.
     ///
+    /// NVSHMEM's own streams wait for what `stream` has before, and its blocking calls for them: with a stream that is kept for longer than the deadline, a
+    /// blocking call after this one is the end of the context.
+    ///
     /// # Errors
     /// As [`put`](Self::put); [`MisuseKind::Context`] on a stream that is being captured.
     pub fn put_nbi<T: Element>(

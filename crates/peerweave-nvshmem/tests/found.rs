@@ -70,7 +70,7 @@ fn two_threads_that_make_ids_leave_the_environment_as_it_was() {
 
 #[test]
 fn dropping_a_registration_does_not_wait_for_other_pes() {
-    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_calloc=2000").run_many(1, |child| {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_malloc=2000").run_many(1, |child| {
         let here = start(&child);
         let memory = peerweave_driver::DeviceMemory::<u32>::alloc(here.context.device(), 64).expect("memory");
         let registration = here.context.register_local(&memory).expect("it is registered");

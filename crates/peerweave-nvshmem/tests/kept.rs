@@ -15,27 +15,26 @@ use peerweave_vmm::{Exportable, Granularity, PhysicalMemory, Reservation, Rights
 
 const A_WHILE: Duration = Duration::from_millis(200);
 
-/// Memory whose owners can be counted.
-struct Counted {
-    memory: DeviceMemory<u32>,
-    owner: Arc<DeviceMemory<u32>>,
+/// Memory whose owners can be counted: who keeps it has a clone of `owner`.
+struct Counted<B> {
+    memory: B,
+    owner: Arc<()>,
 }
 
-impl Counted {
+impl Counted<DeviceMemory<u32>> {
     fn new(len: usize) -> Self {
-        let memory = DeviceMemory::<u32>::alloc(&device(0), len).expect("memory");
-        Self { owner: Arc::new(memory.clone()), memory }
+        Self { memory: DeviceMemory::<u32>::alloc(&device(0), len).expect("memory"), owner: Arc::default() }
     }
 }
 
-// SAFETY: it is the inner memory, with one more owner of that memory as what keeps it.
-unsafe impl DeviceBuffer<u32> for Counted {
+// SAFETY: it is the inner memory, with one more owner beside what keeps that.
+unsafe impl<B: DeviceBuffer<u32>> DeviceBuffer<u32> for Counted<B> {
     fn len(&self) -> usize {
         self.memory.len()
     }
 
     fn device(&self) -> usize {
-        DeviceBuffer::device(&self.memory)
+        self.memory.device()
     }
 
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
@@ -43,7 +42,8 @@ unsafe impl DeviceBuffer<u32> for Counted {
     }
 
     fn keep(&self) -> Option<(u64, Keep)> {
-        Some((self.memory.address(), Arc::<DeviceMemory<u32>>::clone(&self.owner)))
+        let (address, keep) = self.memory.keep()?;
+        Some((address, Arc::new((keep, Arc::clone(&self.owner)))))
     }
 }
 
@@ -298,13 +298,17 @@ fn memory_that_cannot_be_released_does_not_keep_nvshmem_from_ending() {
         let reservation = Reservation::new(here.context.device(), bytes, bytes).expect("addresses");
         let mapping = reservation.map(0, &physical, bytes).expect("it is mapped");
         mapping.allow(&[0], Rights::ReadWrite).expect("it is allowed");
-        let outside = here.context.register_symmetric(&mapping.memory::<u32>(0).expect("memory")).expect("it is registered");
+        let memory = Counted { memory: mapping.memory::<u32>(0).expect("memory"), owner: Arc::default() };
+        let owner = Arc::clone(&memory.owner);
+        let outside = here.context.register_symmetric(&memory).expect("it is registered");
+        drop((memory, mapping, physical));
         let own = here.context.alloc::<u8>(100).expect("memory");
         drop((outside, own));
         let error = here.context.finalize().expect_err("one of them cannot be released");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
         assert!(Context::current().is_none(), "it has ended nevertheless");
         assert_eq!(count("allocations"), 0);
+        assert_eq!(Arc::strong_count(&owner), 2, "NVSHMEM said no, and others may still store there");
         let again = Context::from_rendezvous(&here.rendezvous, &device(0), settings(DEADLINE)).expect("it starts again");
         again.finalize().expect("it ends");
     });
