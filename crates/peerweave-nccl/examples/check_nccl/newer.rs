@@ -32,6 +32,8 @@ use crate::matrix::Sample;
 
 /// How long each wait may take.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// How long a communicator may take to be made: the first loads NCCL's kernels.
+const FIRST: Duration = Duration::from_secs(30);
 /// How long a rank waits for others at the end of a part: they may wait for several things there.
 const END_OF_PART: Duration = Duration::from_secs(40);
 /// How long the whole may take before the process is ended: some of NCCL's waits have no end.
@@ -56,7 +58,6 @@ const PARTS: &[Entry] = &[
     ("properties", &[], rest::properties),
     ("windows", &["ncclCommWindowRegister"], windows::all),
     ("pointers", &["ncclCommWindowRegister", "ncclGetPeerDevicePointer"], pointers::all),
-    ("device-communicators", &["ncclDevCommCreate", "ncclCommQueryProperties"], device::all),
     ("configured", &["ncclAllReduceConfig"], configured::all),
     ("put-signal", &["ncclPutSignal"], one_sided::eager),
     ("put-signal-graphs", &["ncclPutSignal"], one_sided::captured),
@@ -64,6 +65,8 @@ const PARTS: &[Entry] = &[
     ("grow", &["ncclCommGrow"], family::grow),
     ("revoke", &["ncclCommRevoke"], family::revoke),
     ("suspend", &["ncclCommSuspend"], rest::suspend),
+    ("device-communicators", &[], device::all),
+    ("options", &[], rest::options),
     ("mistakes", &["ncclCommWindowRegister"], mistakes::all),
     ("revoke-stuck", &["ncclCommRevoke"], family::revoke_stuck),
 ];
@@ -345,7 +348,7 @@ impl Part<'_> {
         let number = self.meetings.replace(self.meetings.get() + 1);
         let key = |rank: usize| format!("{} {number} {rank}", self.name);
         self.all.board.put(&key(self.rank()), mine)?;
-        (0..self.ranks()).map(|rank| self.all.board.get(&key(rank), DEADLINE + DEADLINE)).collect()
+        (0..self.ranks()).map(|rank| self.all.board.get(&key(rank), FIRST)).collect()
     }
 
     /// Waits until every rank is here.
@@ -365,7 +368,9 @@ impl Part<'_> {
         if self.rank() >= ranks {
             return Ok(None);
         }
-        Ok(Some(Communicator::init_rank(self.nccl(), &self.all.context, ranks, &id, self.rank(), config, DEADLINE)?))
+        let comm = Communicator::init_rank(self.nccl(), &self.all.context, ranks, &id, self.rank(), config, FIRST)?;
+        comm.set_deadline(DEADLINE);
+        Ok(Some(comm))
     }
 
     fn wait(&self, comm: &Communicator) -> Outcome {

@@ -31,11 +31,11 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         ("a vendor's number", CollConfig::new().vendor_option(option(VendorValue::Number(7)))),
         ("a vendor's text", CollConfig::new().vendor_option(option(VendorValue::Text("seven".to_owned())))),
     ];
+    let (mut send, mut recv) = (alloc::<f32>(part, comm.n_ranks() * 40_000)?, alloc::<f32>(part, comm.n_ranks() * 40_000)?);
     for (what, config) in &options {
         for grouped in [false, true] {
             for len in [5, 40_000] {
                 part.step(&format!("{what}, {len} elements{}", if grouped { ", grouped" } else { "" }));
-                let (mut send, mut recv) = (alloc::<f32>(part, comm.n_ranks() * len)?, alloc::<f32>(part, comm.n_ranks() * len)?);
                 forms(part, &comm, config, what, grouped, len, &mut send, &mut recv)?;
             }
         }

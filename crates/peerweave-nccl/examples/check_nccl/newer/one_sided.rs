@@ -5,7 +5,7 @@
 //!
 //! NCCL before 2.31 has one signal and one context, and sets both up at the first call of all ranks.
 
-use peerweave_nccl::{Communicator, Config, NcclMem, Signal, SignalWait, Version, Window, WindowKind};
+use peerweave_nccl::{Communicator, Config, NcclMem, Signal, SignalWait, Switch, Version, Window, WindowKind};
 use peerweave_types::{F8E4M3, F8E5M2, bf16, f16};
 
 use super::windows::{alloc, window};
@@ -84,6 +84,32 @@ pub(super) fn eager(part: &Part<'_>) -> Outcome {
     both_ways(part, &comm, signals, contexts)?;
     groups(part, &comm)?;
     part.step("finalize");
+    comm.finalize(super::DEADLINE)?;
+    if part.is_since("signals without windows", Version::new(2, 31, 0)) {
+        bare(part)?;
+    }
+    Ok(())
+}
+
+/// Signals on a communicator that has no window, and was told so.
+fn bare(part: &Part<'_>) -> Outcome {
+    part.step("signals without windows");
+    let comm = part.communicator(&Config::new().rma_eager_init(Switch::On).num_rma_sig(2))?;
+    let (n, rank, stream) = (comm.n_ranks(), comm.rank(), &part.stream);
+    let signal = Signal { index: 1, context: 0 };
+    for round in 0..3 {
+        part.meet()?;
+        for peer in (0..n).filter(|peer| *peer != rank) {
+            comm.signal(stream, peer, signal)?;
+        }
+        let waits: Vec<_> = (0..n).filter(|peer| *peer != rank).map(|peer| SignalWait { peer, signal, count: 1 }).collect();
+        if !waits.is_empty() {
+            comm.wait_signal(stream, &waits)?;
+        }
+        let done = part.wait(&comm);
+        part.check(done.is_ok(), || format!("signals without windows, round {round}"));
+        done?;
+    }
     Ok(comm.finalize(super::DEADLINE)?)
 }
 

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use peerweave_driver::{DeviceMemory, bind};
-use peerweave_nccl::{Communicator, Config, DeadState, NcclError, ReduceOp, ShrinkMode};
+use peerweave_nccl::{
+    Communicator, Config, CtaPolicy, DeadState, GraphUsage, HostCftMode, NcclError, NvlsHostMode, ReduceOp, ShrinkMode, Switch,
+};
 
 use super::{Outcome, Part};
 
@@ -42,6 +44,51 @@ pub(super) fn properties(part: &Part<'_>) -> Outcome {
     }
     part.computes(&comm, "any communicator")?;
     Ok(comm.finalize(super::DEADLINE)?)
+}
+
+const NO_ONE_SIDED: &str = "no one-sided calls";
+
+/// Each option of a communicator that is newer than NCCL 2.18, on a communicator of its own that computes.
+pub(super) fn options(part: &Part<'_>) -> Outcome {
+    let options = [
+        ("a name", Config::new().name("newer")),
+        ("a traffic class", Config::new().traffic_class(0)),
+        ("blocking", Config::new().blocking(Switch::On)),
+        ("shared with splits", Config::new().split_share(Switch::On)),
+        ("shared with what is shrunk", Config::new().shrink_share(Switch::On)),
+        ("no reductions in the network", Config::new().collnet_enable(Switch::Off)),
+        ("efficiency", Config::new().cta_policy(CtaPolicy::Efficiency)),
+        ("no CTAs", Config::new().cta_policy(CtaPolicy::Zero)),
+        ("few CTAs", Config::new().min_ctas(1).max_ctas(2)),
+        ("CTAs for NVLink's switches", Config::new().nvls_ctas(4)),
+        ("channels for a peer", Config::new().channels_per_net_peer(2)),
+        ("for NVLink", Config::new().nvlink_centric_sched(Switch::On)),
+        ("no graphs", Config::new().graph_usage(GraphUsage::Never)),
+        ("one graph", Config::new().graph_usage(GraphUsage::One)),
+        ("graphs without order", Config::new().graph_usage(GraphUsage::One).graph_stream_ordering(Switch::Off)),
+        (NO_ONE_SIDED, Config::new().num_rma_ctx(0)),
+        ("few peers", Config::new().max_p2p_peers(4)),
+        ("launches in order", Config::new().launch_order_implicit(Switch::On)),
+        ("signals", Config::new().num_rma_sig(7)),
+        ("one-sided calls at once", Config::new().rma_eager_init(Switch::On)),
+        ("a fabric where there is one", Config::new().host_cft_mode(HostCftMode::Fallback)),
+        ("no NVLink switches", Config::new().nvls_host_mode(NvlsHostMode::Disable)),
+    ];
+    for (what, config) in options {
+        part.step(what);
+        match part.communicator(&config) {
+            Ok(comm) => {
+                part.computes(&comm, what)?;
+                comm.finalize(super::DEADLINE)?;
+            }
+            // So with every rank. None of them is allowed from 2.30.7 on only.
+            Err(super::Failed(error)) if error.contains("needs NCCL") || what == NO_ONE_SIDED => {
+                part.note(format!("not run: {error}"))
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// How much of the device's memory is free.
