@@ -129,9 +129,13 @@ impl Context {
 
     fn allocate<T: Element>(&self, call: &'static str, len: usize, kind: Kind) -> Result<SymmetricBuffer<T>, NvshmemError> {
         let inner = &self.inner;
-        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
+        let alignment = if let Kind::Align(alignment) = kind { alignment } else { 0 };
+        let countable = |bytes: &usize| isize::try_from(*bytes).is_ok();
+        // NVSHMEM adds both, and would give a small piece where that is more than it can count.
+        let sum = |bytes: usize| bytes.max(size_of::<T>()).checked_add(alignment);
+        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| sum(*bytes).as_ref().is_some_and(countable));
         let able = match (bytes, kind) {
-            (Some(_), Kind::Align(found)) if !found.is_power_of_two() || found < size_of::<*const ()>() => {
+            (_, Kind::Align(found)) if !found.is_power_of_two() || found < size_of::<*const ()>() => {
                 let (what, expected) = ("the alignment", "a power of two, at least that of a pointer");
                 let found = i64::try_from(found).unwrap_or(i64::MAX);
                 Err(NvshmemError::misuse(call, MisuseKind::Value { what, found, expected }))
@@ -141,7 +145,6 @@ impl Context {
         };
         // NVSHMEM takes zero bytes for no call at all.
         let bytes = bytes.unwrap_or(0).max(size_of::<T>());
-        let alignment = if let Kind::Align(alignment) = kind { alignment } else { 0 };
         let order = inner.world_order();
         let (_turn, able) = taken(able.and_then(|()| order.settle(call, inner)));
         let zeroed = if matches!(kind, Kind::Zeroed) { ", zeroed" } else { "" };

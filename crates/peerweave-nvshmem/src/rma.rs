@@ -234,7 +234,7 @@ impl Context {
         function: impl FnOnce(&'static Families, CType) -> Result<sys::StridedOnStream, MissingSymbol>,
     ) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.inner, call, stream)?;
-        let other = self.check_strided(call, target, source, strides, count, (remote_name, remote, pe))?;
+        let (other, strides) = self.check_strided(call, target, source, strides, count, (remote_name, remote, pe))?;
         let to = enqueue.symmetric("the target", target)?;
         let from = enqueue.symmetric("the source", source)?;
         if count == 0 {
@@ -249,7 +249,8 @@ impl Context {
         })
     }
 
-    /// Every element is inside, both sides are mapped here, and on this PE itself they are apart. Gives the PE.
+    /// Every element is inside, both sides are mapped here, and on this PE itself they are apart. Gives the PE, and the steps
+    /// that NVSHMEM is to be given.
     pub(crate) fn check_strided<T: Element>(
         &self,
         call: &'static str,
@@ -258,18 +259,20 @@ impl Context {
         strides: Strides,
         count: usize,
         (remote_name, remote, pe): (&'static str, &SymmetricBuffer<T>, Pe),
-    ) -> Result<c_int, NvshmemError> {
+    ) -> Result<(c_int, Strides), NvshmemError> {
         let other = self.inner.check_pe(call, "the PE", pe)?;
         check_context(&self.inner, call, "the target", target)?;
         check_context(&self.inner, call, "the source", source)?;
         span(call, "the target", strides.target, count, target.len())?;
         span(call, "the source", strides.source, count, source.len())?;
         if count == 0 {
-            return Ok(other);
+            return Ok((other, strides));
         }
+        // From one element there is no step; a wide one would be too wide for CUDA all the same.
+        let strides = if count == 1 { Strides { target: 1, source: 1 } } else { strides };
         for (what, stride) in [("the target's stride", strides.target), ("the source's stride", strides.source)] {
             // The widest pitch of a copy of CUDA's; NVSHMEM would end the process.
-            if count > 1 && stride.saturating_mul(size_of::<T>()) > i32::MAX as usize {
+            if stride.saturating_mul(size_of::<T>()) > i32::MAX as usize {
                 let found = i64::try_from(stride).unwrap_or(i64::MAX);
                 return Err(NvshmemError::misuse(call, MisuseKind::Value { what, found, expected: "less than 2 GiB" }));
             }
@@ -283,7 +286,7 @@ impl Context {
             let (from, to) = (source.address(), target.address());
             check_apart(call, ("the source", from, bytes(strides.source)), ("the target", to, bytes(strides.target)))?;
         }
-        Ok(other)
+        Ok((other, strides))
     }
 
     /// Writes one value to the first element of `target` on another PE, in the order of `stream`.

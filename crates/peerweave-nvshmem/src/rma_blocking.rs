@@ -177,7 +177,7 @@ impl Context {
         remote: (&'static str, &SymmetricBuffer<T>, Pe),
     ) -> Result<(), NvshmemError> {
         self.inner.alive(call)?;
-        let other = self.check_strided(call, target, source, strides, count, remote)?;
+        let (other, strides) = self.check_strided(call, target, source, strides, count, remote)?;
         if count == 0 {
             return Ok(());
         }
