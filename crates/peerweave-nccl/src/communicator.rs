@@ -306,7 +306,8 @@ impl Communicator {
     /// [`NcclError::Unsupported`] before NCCL 2.29.2; [`NcclError::Dead`]; NCCL's own.
     pub fn properties(&self) -> Result<CommProperties, NcclError> {
         let inner = &self.inner;
-        let _inside = inner.enter("properties", Allowed::OPEN)?;
+        let inside = inner.enter("properties", Allowed::OPEN)?;
+        inner.dive("properties", &inside)?;
         // SAFETY: the handle is live inside the gate [C1].
         unsafe { CommProperties::query(inner.nccl, inner.handle.get(), &inner.name) }
     }
@@ -317,7 +318,8 @@ impl Communicator {
     /// [`NcclError::Unsupported`] before NCCL 2.29.7; [`NcclError::Dead`]; NCCL's own.
     pub fn mem_stats(&self) -> Result<MemStats, NcclError> {
         let inner = &self.inner;
-        let _inside = inner.enter("mem_stats", Allowed::OPEN)?;
+        let inside = inner.enter("mem_stats", Allowed::OPEN)?;
+        inner.dive("mem_stats", &inside)?;
         let statistic = |which: ncclCommMemStat_t| {
             const CALL: &str = "ncclCommMemStats";
             let mut value = 0u64;

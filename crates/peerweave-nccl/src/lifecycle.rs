@@ -15,7 +15,7 @@ use peerweave_driver::{CudaContext, Keep, deadline_after, wait_until};
 
 use crate::communicator::{self, Communicator, Handle, Inner, bounded, set_current};
 use crate::error::{CommunicatorName, MisuseKind, NcclError};
-use crate::state::{Allowed, Refused, State};
+use crate::state::{Allowed, Inside, Refused, State};
 use crate::sys::{self, ncclResult_t};
 use crate::{Nccl, Timeout, spans};
 
@@ -151,7 +151,8 @@ impl Communicator {
     /// Needs no turn: works while another thread is stuck in a call.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before; [`NcclError::Dead`]; [`NcclError::Timeout`] by the communicator's deadline; NCCL's own.
+    /// [`NcclError::Unsupported`] before; [`NcclError::Dead`], also where it was revoked before; [`NcclError::Timeout`] by the communicator's deadline;
+    /// NCCL's own.
     pub fn revoke(&self) -> Result<(), NcclError> {
         const CALL: &str = "revoke";
         let inner = &self.inner;
@@ -164,6 +165,10 @@ impl Communicator {
         inner.bind()?;
         // Not what was seen closed a moment ago, and not what is closed before this.
         let before = inner.gate.set(State::Revoked).map_err(|state| inner.dead(CALL, state))?;
+        if before == State::Revoked {
+            // NCCL does it once, for who was first.
+            return Err(inner.dead(CALL, before));
+        }
         let revoked = looking.dive(|| {
             // SAFETY: the handle is live: who frees it waits for who looks in, or finds that it is stuck in here, which NCCL lets another thread abort. NCCL
             // lets this function run beside a call that is stuck.
@@ -470,23 +475,26 @@ pub(crate) fn when_possible(
     patience: Duration,
     work: impl FnOnce(&Inner) -> Result<(), NcclError> + Send + 'static,
 ) {
+    // What is freed meanwhile takes everything with it.
+    fn free(inner: &Inner, inside: &Inside<'_>, work: impl FnOnce(&Inner) -> Result<(), NcclError>) {
+        if inside.dive().is_ok()
+            && let Err(error) = work(inner)
+        {
+            tracing::warn!(%error, "while something was freed");
+        }
+    }
     if inner.nccl.not_forked("drop").is_err() {
         return;
     }
-    let told = |result: Result<(), NcclError>| {
-        if let Err(error) = result {
-            tracing::warn!(%error, "while something was freed");
-        }
-    };
     match inner.gate.enter(allowed, || patience) {
-        Ok(_inside) => return told(work(&inner)),
+        Ok(inside) => return free(&inner, &inside, work),
         Err(Refused::State(_)) => return,
         Err(Refused::Busy) => {}
     }
     drop(in_the_background("peerweave-free", move || {
         let _ = set_current(&inner.context);
-        if let Ok(_inside) = inner.gate.enter(allowed, || inner.deadline()) {
-            told(work(&inner));
+        if let Ok(inside) = inner.gate.enter(allowed, || inner.deadline()) {
+            free(&inner, &inside, work);
         }
     }));
 }

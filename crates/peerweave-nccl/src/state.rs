@@ -7,7 +7,11 @@
 //! - **[G1]** At most one thread is inside by [`Gate::enter`]. NCCL forbids calls on one communicator in no order.
 //! - **[G2]** After [`Gate::close`] nobody gets in, and it succeeds once: whoever it succeeds for frees the handle, after [`Gate::drain`].
 //! - **[G3]** A thread that may be stuck inside NCCL has said so by `dive` or `plunge`, which fail once the gate is closed. All others leave by
-//!   themselves, and are waited for however long that takes them.
+//!   themselves, and are waited for however long that takes them: they do nothing in NCCL but ask for a state or a text.
+//!
+//! Who has said so and is not seen to leave is given up after a while, since an abort is what frees who is stuck. A thread that the system stops for longer
+//! than that between its word and its call looks the same, and calls on what was freed: who calls asks once more right before, and the rest is NCCL's rule
+//! too, which leaves to its callers when to abort.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -105,6 +109,8 @@ const DEEP_READER: u64 = 1 << 32;
 
 /// The longest sleep of one who waits for the turn, in parts of what was waited already; and at least, and at most.
 const NAP: u32 = 8;
+/// Who has waited for longer gets the turn before those who come later, who would else take it as often as they ask.
+const HUNGRY_AFTER: Duration = Duration::from_millis(5);
 const NAPS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
 /// The model checker takes sequentially consistent accesses for less than they are, and only believes in fences.
@@ -136,6 +142,8 @@ pub(crate) struct Gate {
     turn: AtomicU32,
     /// How many wait for the turn.
     waiting: AtomicU32,
+    /// How many of them have waited for long.
+    hungry: AtomicU32,
     /// The state, and who looks in.
     word: AtomicU64,
     sleepers: Mutex<()>,
@@ -145,6 +153,22 @@ pub(crate) struct Gate {
 /// A thread that is inside alone. Leaves when dropped.
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Gate);
+
+/// A thread that has waited for long. No longer when dropped.
+struct Hunger<'a>(&'a AtomicU32);
+
+impl<'a> Hunger<'a> {
+    fn new(hungry: &'a AtomicU32) -> Self {
+        hungry.fetch_add(1, Relaxed);
+        Self(hungry)
+    }
+}
+
+impl Drop for Hunger<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
 
 /// A thread that only looks, beside others.
 #[derive(Debug)]
@@ -164,7 +188,7 @@ impl Gate {
     /// Goes in alone. While another is inside, waits for as long as `patience` says; it is asked only then.
     #[inline]
     pub(crate) fn enter(&self, allowed: Allowed, patience: impl FnOnce() -> Duration) -> Result<Inside<'_>, Refused> {
-        match self.take(SHALLOW) {
+        match self.take_first(SHALLOW) {
             Some(inside) => inside.allowed(allowed),
             None => self.enter_slowly(allowed, patience()),
         }
@@ -173,10 +197,16 @@ impl Gate {
     /// Goes in alone and dives, in one step, where nobody is inside and the state is live; `None` elsewhere. To call NCCL at once.
     #[inline]
     pub(crate) fn plunge(&self) -> Option<Inside<'_>> {
-        let inside = self.take(DEEP)?;
+        let inside = self.take_first(DEEP)?;
         fenced();
         // As in `dive`: either this thread sees that the gate is closed, or who closes it sees this thread [G3].
         if self.word.load(SeqCst) & STATE_MASK == State::Live as u64 { Some(inside) } else { None }
+    }
+
+    /// As [`take`](Self::take), where nobody has waited for long.
+    #[inline]
+    fn take_first(&self, depth: u32) -> Option<Inside<'_>> {
+        if self.hungry.load(Relaxed) == 0 { self.take(depth) } else { None }
     }
 
     #[inline]
@@ -189,20 +219,25 @@ impl Gate {
 
     #[cold]
     fn enter_slowly(&self, allowed: Allowed, patience: Duration) -> Result<Inside<'_>, Refused> {
-        let start = Instant::now();
+        let (start, mut hunger) = (Instant::now(), None);
         loop {
             if !allowed.has(self.state()) {
                 return Err(Refused::State(self.state()));
             }
-            if let Some(inside) = self.take(SHALLOW) {
+            let inside = if hunger.is_some() { self.take(SHALLOW) } else { self.take_first(SHALLOW) };
+            if let Some(inside) = inside {
                 return inside.allowed(allowed);
+            }
+            if hunger.is_none() && start.elapsed() >= HUNGRY_AFTER {
+                hunger = Some(Hunger::new(&self.hungry));
             }
             let Some(rest) = patience.checked_sub(start.elapsed()) else { return Err(Refused::Busy) };
             let guard = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
             self.waiting.fetch_add(1, SeqCst);
-            // Who closes takes the mutex after the state has changed, so that its wake-up is never lost. Who leaves does not pay for a fence between
+            // Who changes the state takes the mutex after that, so that its wake-up is never lost. Who leaves does not pay for a fence between
             // its store and its look at who waits: in the nanoseconds until the store is seen, its wake-up can be lost, and then the nap ends.
-            if self.turn.load(SeqCst) != FREE && allowed.has(self.state()) {
+            let is_others = self.turn.load(SeqCst) != FREE || hunger.is_none() && self.hungry.load(Relaxed) != 0;
+            if is_others && allowed.has(self.state()) {
                 let nap = (start.elapsed() / NAP).clamp(NAPS[0], NAPS[1]).min(rest);
                 drop(self.left.wait_timeout(guard, nap).unwrap_or_else(PoisonError::into_inner));
             }
@@ -231,30 +266,30 @@ impl Gate {
     /// Changes the state of what is not closed, and gives what it was. Gives the state that is kept instead, if it is closed.
     pub(crate) fn set(&self, state: State) -> Result<State, State> {
         let change = |word| (!state_of(word).is_closed()).then_some(with_state(word, state));
-        self.word.fetch_update(SeqCst, Acquire, change).map(state_of).map_err(state_of)
+        let before = self.word.fetch_update(SeqCst, Acquire, change).map(state_of).map_err(state_of)?;
+        // Who waits to get in is told at once.
+        self.wake();
+        Ok(before)
     }
 
     /// Changes one state to another, unless it is something else by now. What is closed stays closed [G2].
     pub(crate) fn change(&self, from: State, to: State) -> Result<(), State> {
         let change = |word| (state_of(word) == from && !from.is_closed()).then_some(with_state(word, to));
-        self.word.fetch_update(SeqCst, Acquire, change).map(|_| ()).map_err(state_of)
+        self.word.fetch_update(SeqCst, Acquire, change).map_err(state_of)?;
+        self.wake();
+        Ok(())
     }
 
     /// Lets nobody in any more. Succeeds once [G2].
     pub(crate) fn close(&self, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
-        self.set(state)?;
-        // Who waits to get in is told at once.
-        self.wake();
-        Ok(())
+        self.set(state).map(|_| ())
     }
 
     /// As [`close`](Self::close), only from one state: not from what somebody who looks in has made of it, and may be inside NCCL for.
     pub(crate) fn close_from(&self, from: State, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
-        self.change(from, state)?;
-        self.wake();
-        Ok(())
+        self.change(from, state)
     }
 
     /// After `close`: waits until nobody uses the handle, or all who do are stuck in NCCL for `grace`. Gives whether nobody does.
@@ -381,6 +416,7 @@ mod tests {
         });
         assert_eq!(entries.into_inner(), 8_000);
         assert_eq!((gate.turn.into_inner(), gate.waiting.into_inner(), gate.word.into_inner()), (FREE, 0, 0));
+        assert_eq!(gate.hungry.into_inner(), 0);
     }
 
     /// What a call does, and what who aborts does, again and again at the same moment: who got in before the gate was closed is waited for.
@@ -441,6 +477,52 @@ mod tests {
         assert!(!gate.drain(Duration::from_millis(5)), "it may be stuck");
         drop(inside);
         assert!(gate.drain(Duration::ZERO) && gate.plunge().is_none());
+    }
+
+    /// The other thread leaves for no longer than it takes to ask again.
+    #[test]
+    fn who_has_waited_gets_the_turn_before_one_who_takes_it_again_and_again() {
+        let (gate, taken, done) = (Gate::default(), AtomicUsize::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    let inside = gate.plunge().ok_or(()).or_else(|()| gate.enter(Allowed::LIVE, || LONG));
+                    let (_inside, start) = (inside.expect("it is live"), Instant::now());
+                    taken.fetch_add(1, Relaxed);
+                    while start.elapsed() < Duration::from_millis(1) {
+                        std::hint::spin_loop();
+                    }
+                }
+            });
+            let mut most = 0;
+            for _ in 0..20 {
+                std::thread::sleep(Duration::from_millis(3));
+                let before = taken.load(Relaxed);
+                drop(gate.enter(Allowed::LIVE, || LONG).expect("it is live"));
+                most = most.max(taken.load(Relaxed) - before);
+            }
+            done.store(true, Relaxed);
+            println!("the other had at most {most} turns meanwhile");
+            assert!(most < 60, "{most}");
+        });
+    }
+
+    #[test]
+    fn who_waits_is_told_when_the_state_changes() {
+        let gate = Gate::default();
+        let _inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
+        for (from, to) in [(State::Live, State::Failed), (State::Failed, State::Revoked)] {
+            let allowed = Allowed(from.bit());
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| gate.enter(allowed, || LONG).map(drop));
+                std::thread::sleep(Duration::from_millis(20));
+                match from {
+                    State::Live => assert_eq!(gate.change(from, to), Ok(())),
+                    _ => assert_eq!(gate.set(to), Ok(from)),
+                }
+                assert_eq!(waiting.join().expect("no panic"), Err(Refused::State(to)));
+            });
+        }
     }
 
     #[test]

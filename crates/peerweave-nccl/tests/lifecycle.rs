@@ -450,6 +450,41 @@ fn abort_frees_a_thread_that_is_stuck_in_a_call() {
 }
 
 #[test]
+fn abort_frees_a_thread_that_is_stuck_in_a_question() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommMemStats:1").run(|| {
+        let (comm, _) = alone();
+        let asking = comm.clone();
+        let stuck = std::thread::spawn(move || asking.mem_stats());
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!stuck.is_finished());
+        comm.abort(Duration::from_secs(5)).expect("NCCL has freed it");
+        stuck.join().expect("no panic").expect_err("it was aborted meanwhile");
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn communicator_is_revoked_by_whoever_is_first() {
+    fakes(1).run(|| {
+        for round in 0..50 {
+            let (comm, stream) = alone();
+            let others: Vec<_> = (0..2)
+                .map(|_| {
+                    let other = comm.clone();
+                    std::thread::spawn(move || other.revoke())
+                })
+                .collect();
+            let results: Vec<_> = others.into_iter().map(|other| other.join().expect("no panic")).collect();
+            assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "round {round}: {results:?}");
+            let late = results.into_iter().find(Result::is_err).expect("the other");
+            assert_eq!(state_of(late), DeadState::Revoked);
+            assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
+            comm.split(Some(0), 0).expect("it can be split");
+        }
+    });
+}
+
+#[test]
 fn abort_frees_a_thread_that_is_stuck_in_a_revocation() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommRevoke:1").run(|| {
         let (comm, _) = alone();

@@ -11,8 +11,8 @@ use crate::bootstrap::{self, Members};
 use crate::comm::{Comm, CommPtr, Out, not_null};
 use crate::config::{self, Config};
 use crate::lifecycle::start;
-use crate::mailbox::{Bytes, Channel};
-use crate::{driver, group, random, wire};
+use crate::mailbox::{self, Bytes, Channel};
+use crate::{call, driver, group, random, wire};
 
 /// The next number of an exchange among all ranks.
 pub(crate) fn next_control(comm: &Comm) -> u64 {
@@ -241,6 +241,10 @@ exports! {
         not_null(value, "value")?;
         const CAN_BE_SUSPENDED: u64 = 4 << 20;
         const PERSISTS: u64 = 1 << 20;
+        if call::take_effect().stuck {
+            mailbox::wait_until(&|| comm.aborted.load(Ordering::Acquire), None);
+            return fail(Code::InternalError, "the communicator was aborted");
+        }
         let suspended = comm.state().suspended;
         Out(value).set(match stat {
             0 => CAN_BE_SUSPENDED,

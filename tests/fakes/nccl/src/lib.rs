@@ -17,8 +17,8 @@
 //!   types there are. `since.txt` says which functions are newer; the harness takes their names out of a copy of the library, and one
 //!   that is called nevertheless ends the process.
 //! - `FAIL=ncclAllReduce:3=2`: the third call returns code 2 and does nothing.
-//! - `STUCK=ncclAllReduce:2`: the second call's operation runs until its communicator is aborted or revoked. `ncclCommRevoke` and
-//!   `ncclCommFinalize` themselves do not return, or are not done, until it is aborted.
+//! - `STUCK=ncclAllReduce:2`: the second call's operation runs until its communicator is aborted or revoked. `ncclCommRevoke`,
+//!   `ncclCommFinalize` and `ncclCommMemStats` themselves do not return, or are not done, until it is aborted.
 //! - `ASYNC_ERROR=ncclAllReduce:2=6`: the same, and `ncclCommGetAsyncError` says 6 once it runs.
 //! - `SLOW=ncclAllReduce=50`: operations wait so many milliseconds on their stream before they begin.
 //! - `INIT_STUCK=*` or a rank (of the parent where there is one): that rank's communicators are never ready, until they are aborted.
