@@ -37,7 +37,7 @@ const FIRST: Duration = Duration::from_secs(30);
 /// How long a rank waits for others at the end of a part: they may wait for several things there.
 const END_OF_PART: Duration = Duration::from_secs(40);
 /// How long the whole may take before the process is ended: some of NCCL's waits have no end.
-const WHOLE_RUN: Duration = Duration::from_secs(150);
+const WHOLE_RUN: Duration = Duration::from_secs(200);
 
 /// What ends a part: text of any error.
 pub(crate) struct Failed(String);

@@ -55,7 +55,8 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     part.step("left to finalize");
     let kept = make(part, &comm, DeviceCommLayout::Version(LAYOUTS[0]), LAYOUTS[0], 2)?;
     comm.finalize(super::DEADLINE)?;
-    drop(kept);
+    // SAFETY: no kernel was started.
+    part.refused("destroy after finalize", unsafe { kept.destroy() }, |error| matches!(error, NcclError::Dead { .. }));
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use peerweave_nccl::{Communicator, Config, NcclError, NcclMem, ReduceOp, Version, Window, WindowKind};
+use peerweave_nccl::{Communicator, Config, CtaPolicy, NcclError, NcclMem, ReduceOp, Version, Window, WindowKind};
 use peerweave_types::{bf16, f16};
 
 use super::{Failed, Outcome, Part, given, moved, pattern, repeated, sums};
@@ -30,7 +30,17 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     part.step("graphs");
     graphs(part, &comm)?;
     part.step("finalize");
-    Ok(comm.finalize(super::DEADLINE)?)
+    comm.finalize(super::DEADLINE)?;
+    // Copies instead of kernels, for what copies can do.
+    if part.is_since("windows without CTAs", Version::new(2, 28, 0)) {
+        let comm = part.communicator(&Config::new().cta_policy(CtaPolicy::Zero))?;
+        of_type::<f32>(part, &comm, &[8, 100_000, 8 * MIB])?;
+        part.step("graphs without CTAs");
+        graphs(part, &comm)?;
+        part.step("finalize without CTAs");
+        comm.finalize(super::DEADLINE)?;
+    }
+    Ok(())
 }
 
 /// A window of all of the memory.
