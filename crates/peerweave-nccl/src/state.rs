@@ -391,6 +391,9 @@ impl Drop for Looking<'_> {
 #[cfg(all(test, loom))]
 mod model;
 
+#[cfg(all(test, miri))]
+mod weak;
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
