@@ -89,6 +89,8 @@ fn meet(
             let text = world.get(&key(step, *pe)).map_err(|error| {
                 // What cannot be shown is what the others will miss.
                 let _ = show(step, "gave up");
+                // Who saw this PE come before waits for its next word.
+                let _ = show("seen", "gave up");
                 match error {
                     BootstrapError::Timeout { waited, .. } => {
                         // The first is the one that was waited for; others may not be there either.

@@ -30,8 +30,8 @@ pub(crate) struct Enqueue<'a> {
 /// What a call does about transfers that are left to NVSHMEM's own streams.
 enum Leaving<'a> {
     Nothing,
-    /// It leaves one, between memory that these streams use.
-    Transfer([&'a Arc<Streams>; 2]),
+    /// It leaves one, between memory that these streams use; the last is that of a signal.
+    Transfer([Option<&'a Arc<Streams>>; 3]),
     /// Its stream waits for all.
     TakenOver,
 }
@@ -60,7 +60,14 @@ impl<'a> Enqueue<'a> {
 
     /// The call leaves a transfer between two pieces of memory to NVSHMEM's own streams.
     pub(crate) fn leaves<T>(&mut self, one: &'a SymmetricBuffer<T>, other: &'a SymmetricBuffer<T>) {
-        self.left = Leaving::Transfer([&one.allocation.streams, &other.allocation.streams]);
+        self.left = Leaving::Transfer([Some(&one.allocation.streams), Some(&other.allocation.streams), None]);
+    }
+
+    /// The transfer that the call leaves is followed by a signal, which is left with it.
+    pub(crate) fn leaves_signal(&mut self, word: &'a SymmetricBuffer<u64>) {
+        if let Leaving::Transfer([.., signal]) = &mut self.left {
+            *signal = Some(&word.allocation.streams);
+        }
     }
 
     /// The call makes the stream wait for NVSHMEM's own streams.

@@ -56,10 +56,10 @@ impl Left {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A transfer between two pieces of memory is about to be left; the result is to be held until it is.
-    pub(crate) fn leave(&self, memory: [&Arc<Streams>; 2]) -> MutexGuard<'_, Open> {
+    /// A transfer between pieces of memory is about to be left; the result is to be held until it is.
+    pub(crate) fn leave(&self, memory: [Option<&Arc<Streams>>; 3]) -> MutexGuard<'_, Open> {
         let mut open = self.lock();
-        memory.into_iter().for_each(|streams| open.add(streams));
+        memory.into_iter().flatten().for_each(|streams| open.add(streams));
         open
     }
 

@@ -115,6 +115,7 @@ impl Context {
         let local = enqueue.symmetric("the source", source)?;
         self.check_pair(CALL, ("the source", local), ("the target", remote), bytes, pe, Some(stream))?;
         enqueue.leaves(target, source);
+        enqueue.leaves_signal(signal.word);
         let (value, op) = (signal.value, operation(signal.op));
         // SAFETY: all ranges are inside the symmetric heap, whose memory is freed after a quiet.
         enqueue.call(|api, _| unsafe {

@@ -6,10 +6,10 @@ mod common;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use common::{DEADLINE, Hold, device, fakes, misuse, rendezvous, settings, start};
+use common::{DEADLINE, Hold, count, device, fakes, misuse, rendezvous, settings, start};
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use peerweave_nvshmem::{Context, MisuseKind, NvshmemError, Settings, TeamConfig};
-use peerweave_types::Pe;
+use peerweave_nvshmem::{Context, MisuseKind, NvshmemError, Settings, Signal, TeamConfig};
+use peerweave_types::{Pe, SignalOp};
 
 const A_WHILE: Duration = Duration::from_millis(300);
 const FLAGS: CUgraphInstantiate_flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
@@ -87,6 +87,8 @@ fn dropping_a_registration_does_not_wait_for_other_pes() {
             allocating.join().expect("it ends");
             assert!(took < Duration::from_millis(700), "a destructor took {took:?}");
         });
+        here.context.quiet_blocking().expect("quiet");
+        assert_eq!(count("registrations"), 0, "whoever came in next has told it");
         here.end();
     });
 }
@@ -148,26 +150,48 @@ fn of_last_handles_that_go_at_once_one_ends_nvshmem() {
     });
 }
 
+/// What is freed while a transfer that another stream took over may still use it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Freed {
+    Source,
+    Target,
+    Word,
+}
+
 #[test]
 fn memory_of_nbi_transfers_waits_for_the_stream_of_the_quiet() {
-    for by_barrier in [false, true] {
+    for (by_barrier, which) in [(false, Freed::Source), (true, Freed::Source), (false, Freed::Target), (true, Freed::Word)] {
         fakes().run_many(1, move |child| {
             let here = start(&child);
             let hold = Hold::new(&here);
             let (one, other) = (here.new_stream(), here.new_stream());
             let source = here.context.alloc_zeroed::<u32>(64).expect("memory");
             let target = here.context.alloc_zeroed::<u32>(64).expect("memory");
-            here.context.put_nbi(&target, &source, here.context.pe(), &one).expect("it is left to NVSHMEM");
-            hold.hold(&other);
-            // From here on NVSHMEM takes it for complete, and waits for it on this stream alone.
-            match by_barrier {
-                true => here.context.node().expect("the team").barrier(&other).expect("it is enqueued"),
-                false => here.context.quiet(&other).expect("it is enqueued"),
+            let word = here.context.alloc_zeroed::<u64>(1).expect("memory");
+            let complete = |stream| match by_barrier {
+                true => here.context.node().expect("the team").barrier(stream).expect("it is enqueued"),
+                false => here.context.quiet(stream).expect("it is enqueued"),
+            };
+            // What was taken over once is left again the next time.
+            for stream in [&here.stream, &other] {
+                let signal = Signal { word: &word, value: 1, op: SignalOp::Add };
+                here.context.put_signal_nbi(&target, &source, &signal, here.context.pe(), &one).expect("it is left to NVSHMEM");
+                here.context.put_nbi(&target, &source, here.context.pe(), &one).expect("it is left to NVSHMEM");
+                if Arc::ptr_eq(stream, &other) {
+                    hold.hold(&other);
+                }
+                // From here on NVSHMEM takes it for complete, and waits for it on this stream alone.
+                complete(stream);
             }
-            let (freed, took) = hold.release_after(A_WHILE, || here.context.free(source));
+            let (mut words, mut memory) = (Some(word), vec![(Freed::Source, source), (Freed::Target, target)]);
+            let (freed, took) = hold.release_after(A_WHILE, || match memory.iter().position(|(what, _)| *what == which) {
+                Some(index) => here.context.free(memory.swap_remove(index).1),
+                None => here.context.free(words.take().expect("it is there")),
+            });
             freed.expect("it is freed");
-            assert!(took >= A_WHILE / 2, "it took {took:?}: the transfer may still read it");
-            here.context.free(target).expect("it is freed");
+            assert!(took >= A_WHILE / 2, "it took {took:?}: the transfer may still use the {which:?}");
+            memory.into_iter().for_each(|(_, memory)| here.context.free(memory).expect("it is freed"));
+            words.into_iter().for_each(|word| here.context.free(word).expect("it is freed"));
             hold.free();
             here.end();
         });

@@ -300,6 +300,32 @@ fn sizes_and_alignments_that_add_up_to_more_than_there_are_numbers_are_refused()
 }
 
 #[test]
+fn nobody_calls_nvshmem_with_those_alone_who_came_before_one_gave_up() {
+    const PATIENCE: Duration = Duration::from_millis(1000);
+    fakes().run_many(3, |child| {
+        let meeting = rendezvous(&child, PATIENCE * if child.rank == 0 { 1 } else { 4 });
+        let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("it starts");
+        let node = context.node().expect("the team");
+        child.meet("together");
+        // PE 0 comes and gives up; PE 1 has seen it come; PE 2 comes when it is gone.
+        std::thread::sleep(PATIENCE * [0, 4, 14][child.rank] / 8);
+        let began = Instant::now();
+        let error = node.split_strided(0, 1, 3, TeamConfig::default()).expect_err("they were never there at once");
+        match child.rank {
+            0 => assert!(matches!(error, NvshmemError::Timeout(_)), "{error}"),
+            _ => assert!(matches!(error, NvshmemError::Disagree(_)), "{error}"),
+        }
+        assert!(began.elapsed() < PATIENCE * 3, "{:?}: {error}", began.elapsed());
+        child.meet("told");
+        // NVSHMEM was called by nobody.
+        let memory = context.alloc::<u8>(8).expect("it is well");
+        context.free(memory).expect("freed");
+        context.finalize().expect("it ends");
+        child.meet("ended");
+    });
+}
+
+#[test]
 fn all_who_did_not_come_to_a_team_s_call_are_named() {
     fakes().run_many(3, |child| {
         let meeting = rendezvous(&child, Duration::from_secs(2));
