@@ -24,7 +24,7 @@ mod linux {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Loss, Options, Pe, Rendezvous};
+    use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Loss, Options, Pe, Rendezvous, ServerOptions};
 
     use crate::common::{LONG, Party, SOON, eventually, socket_exists};
 
@@ -144,6 +144,23 @@ mod linux {
                 say(rendezvous.exchange_descriptors(&members, File::open("/dev/zero").unwrap().into()).map(|_| ()));
                 rendezvous.leave().unwrap();
             }
+            "share in no room again and again" => {
+                let rendezvous = joined().unwrap();
+                let members: Vec<Pe> = (0..rendezvous.n_pes()).map(Pe::new).collect();
+                let mut told = Ok(());
+                for round in 0..10 {
+                    let mine = File::open("/dev/zero").unwrap().into();
+                    let held = (rendezvous.pe() == members[0]).then(|| leave_room_for(0));
+                    let result = rendezvous.exchange_descriptors(&members, mine);
+                    drop(held);
+                    if !matches!(result, Err(BootstrapError::Io { .. } | BootstrapError::PeFailed { .. })) {
+                        println!("round {round}: {result:?}");
+                    }
+                    told = told.and(rendezvous.barrier("next"));
+                }
+                say(told);
+                rendezvous.leave().unwrap();
+            }
             other => panic!("no such role: {other}"),
         }
     }
@@ -197,7 +214,7 @@ mod linux {
     // The scenarios.
 
     pub(crate) fn scenarios() {
-        let all: [(&str, fn()); 11] = [
+        let all: [(&str, fn()); 12] = [
             ("eight_processes_join_and_exchange_in_time", eight_processes_join_and_exchange_in_time),
             ("a_process_killed_before_it_joins_is_named", a_process_killed_before_it_joins_is_named),
             ("a_process_killed_during_the_join_is_named", a_process_killed_during_the_join_is_named),
@@ -208,6 +225,7 @@ mod linux {
             ("processes_share_memory", processes_share_memory),
             ("a_process_killed_while_memory_is_shared_is_named", a_process_killed_while_memory_is_shared_is_named),
             ("a_process_without_room_for_descriptors_is_named_soon", a_process_without_room_for_descriptors_is_named_soon),
+            ("failures_that_were_told_fill_no_store", failures_that_were_told_fill_no_store),
             ("a_stopped_server_keeps_nobody_past_the_deadline", a_stopped_server_keeps_nobody_past_the_deadline),
         ];
         let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
@@ -390,6 +408,14 @@ mod linux {
                     assert_eq!(process.line(), "ok", "{what}: the next call");
                 }
             }
+        }
+    }
+
+    fn failures_that_were_told_fill_no_store() {
+        let options = ServerOptions { max_stored_bytes: 600, ..ServerOptions::default() };
+        let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
+        for process in &mut start_all(&party, "share in no room again and again", 0..2) {
+            assert_eq!(process.line(), "ok");
         }
     }
 
