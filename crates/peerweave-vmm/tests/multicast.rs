@@ -100,6 +100,8 @@ fn whole_life(me: &Me) {
     let addresses = Reservation::new(&me.context, bytes, 2 * MIB).expect("addresses");
     let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("mapped");
     drop((bound, addresses, memory));
+    let view = mapping.view::<u64>();
+    assert_eq!((view.address(), view.len()), (mapping.address(), bytes / 8));
     me.barrier("mapped");
     for turn in 0..me.n {
         if turn == me.pe {
@@ -147,6 +149,12 @@ fn heap(me: &Me) {
     let view = multicast.view(&rest).expect("inside");
     assert_eq!(view.multicast, multicast.address_of(rest.offset()).expect("inside"));
     assert_eq!((view.me, view.n_pes), (me.pe, me.n));
+    let elements = multicast.elements(&first).expect("inside");
+    assert_eq!((elements.len(), Some(elements.address())), (1000, multicast.address_of(first.offset()).ok()));
+    if me.pe == 0 {
+        let address = elements.slice(7..8).expect("inside").address_of(0).expect("one of them");
+        multicast_store(&me.context, address, &7u32.to_ne_bytes()).expect("mapped");
+    }
     me.barrier("mapped");
     let last = 20 * MIB as u64 - 8;
     if me.pe == me.n - 1 {
@@ -156,6 +164,8 @@ fn heap(me: &Me) {
     me.barrier("stored");
     let found = rest.slice(last as usize..20 * MIB).expect("inside");
     assert_eq!(peerweave_vmm::read(&me.stream, &found, soon()).expect("read"), b"all hear");
+    let words = peerweave_vmm::read(&me.stream, &first.slice(6..9).expect("inside"), soon()).expect("read");
+    assert_eq!(words, [0, 7, 0]);
     assert!(multicast.address_of(SymOffset(32 * MIB as u64)).is_err());
     drop((found, multicast));
     heap.free(rest).expect("all free it");

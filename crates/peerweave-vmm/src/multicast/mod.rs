@@ -67,6 +67,7 @@ mod bound;
 mod collective;
 mod heap;
 mod object;
+mod view;
 
 pub use binding::Binding;
 pub(crate) use bound::Inner as BoundInner;
@@ -75,6 +76,7 @@ pub use collective::collective;
 pub use heap::HeapMulticast;
 pub use object::{Building, MulticastId, SharedMulticast, Team};
 pub use peerweave_driver::{MulticastDisabled, multicast_switch};
+pub use view::MulticastView;
 
 /// The version of CUDA that brought multicast objects.
 const SINCE: CudaVersion = CudaVersion { major: 12, minor: 1 };

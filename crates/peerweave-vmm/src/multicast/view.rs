@@ -1,0 +1,121 @@
+//! Elements at multicast addresses, as kernels receive them: plain data of a fixed layout.
+//!
+//! Dereferences nothing, keeps nothing. Invariants: the layout is part of the interface, and is checked below; an address that is given out is that of
+//! one of the elements.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use peerweave_types::Element;
+
+use super::{HeapMulticast, MulticastMapping};
+use crate::SymmetricMemory;
+use crate::error::VmmError;
+use crate::mapping::elements_of;
+
+/// `len` elements at a multicast address. A store of a kernel there (`multimem.st`, or a plain one) reaches every device of the team, and a load that
+/// reduces (`multimem.ld_reduce`) reads them all; another load, and a copy, mean nothing.
+///
+/// Valid while the mapping that it was taken of lives: see [`MulticastMapping::access`] for work on a stream.
+#[repr(C)]
+pub struct MulticastView<T> {
+    address: u64,
+    len: u64,
+    _elements: PhantomData<fn() -> T>,
+}
+
+impl<T> MulticastView<T> {
+    fn new(address: u64, len: usize) -> Self {
+        Self { address, len: len as u64, _elements: PhantomData }
+    }
+
+    /// The address of the first element.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address of one element, if it is one of them.
+    pub fn address_of(&self, index: usize) -> Option<u64> {
+        (index < self.len()).then(|| self.address + (index * size_of::<T>()) as u64)
+    }
+
+    /// A part of them. `range` counts elements.
+    ///
+    /// # Errors
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange).
+    pub fn slice(&self, range: Range<usize>) -> Result<Self, VmmError> {
+        let range = elements_of("MulticastView::slice", range, self.len())?;
+        Ok(Self::new(self.address + (range.start * size_of::<T>()) as u64, range.len()))
+    }
+}
+
+impl MulticastMapping {
+    /// The mapping as whole elements, for kernels.
+    pub fn view<T: Element>(&self) -> MulticastView<T> {
+        MulticastView::new(self.address(), self.bytes() / size_of::<T>())
+    }
+}
+
+impl HeapMulticast {
+    /// The elements of some memory of the heap on all PEs at once, for kernels.
+    ///
+    /// # Errors
+    /// As [`view`](Self::view).
+    pub fn elements<T: Element>(&self, memory: &SymmetricMemory<T>) -> Result<MulticastView<T>, VmmError> {
+        Ok(MulticastView::new(self.view(memory)?.multicast, memory.len()))
+    }
+}
+
+impl<T> Clone for MulticastView<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for MulticastView<T> {}
+
+impl<T> PartialEq for MulticastView<T> {
+    fn eq(&self, other: &Self) -> bool {
+        (self.address, self.len) == (other.address, other.len)
+    }
+}
+
+impl<T> Eq for MulticastView<T> {}
+
+impl<T> fmt::Debug for MulticastView<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MulticastView({} x {} at {:#x})", self.len, std::any::type_name::<T>(), self.address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_kernel_receives_has_a_fixed_layout() {
+        assert_eq!((size_of::<MulticastView<f64>>(), align_of::<MulticastView<u8>>()), (16, 8));
+        assert_eq!(core::mem::offset_of!(MulticastView<u8>, len), 8);
+    }
+
+    #[test]
+    fn addresses_are_those_of_elements_and_of_no_others() {
+        let view = MulticastView::<u32>::new(4096, 10);
+        assert_eq!((view.address_of(9), view.address_of(10), view.address_of(usize::MAX)), (Some(4096 + 36), None, None));
+        let part = view.slice(4..6).expect("inside");
+        assert_eq!((part.address(), part.len(), part.address_of(2)), (4096 + 16, 2, None));
+        assert!(view.slice(10..10).is_ok_and(|none| none.is_empty()));
+        assert!(view.slice(4..11).is_err() && part.slice(0..3).is_err());
+    }
+}
