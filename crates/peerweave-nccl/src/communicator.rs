@@ -494,7 +494,7 @@ impl Inner {
         self.dive(name, &inside)?;
         // What NCCL allocates must not spoil what another thread captures.
         let code = relaxed(|| self.nccl.code(name, |api| function(api, self.handle.get())))?;
-        self.settle(name, code, inside)
+        self.settle_begun(name, code, inside)
     }
 
     /// As [`call`](Self::call), for a function that stores something: at a place that outlives the call if NCCL does not end it.

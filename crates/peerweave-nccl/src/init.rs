@@ -319,7 +319,11 @@ pub(crate) fn make(
     }
     // From here on parents are only asked, which never takes long.
     parents.iter().for_each(|(_, inside)| inside.surface());
-    let mut in_progress = matches!(result, Ok(ncclResult_t::ncclInProgress));
+    // Parents that do not block may be at work whatever NCCL has answered: see `Inner::begun`.
+    let mut in_progress = match result {
+        Ok(code) => code == ncclResult_t::ncclInProgress || parents.iter().any(|(parent, _)| !parent.blocking),
+        Err(_) => false,
+    };
     let mut done = true;
     if result.is_ok() {
         let ready = wait_until(began + deadline, || {

@@ -174,7 +174,7 @@ impl Communicator {
             // lets this function run beside a call that is stuck.
             inner.nccl.code(CALL, |api| unsafe { api.ncclCommRevoke(inner.handle.get(), sys::NCCL_REVOKE_DEFAULT) })
         });
-        let code = revoked.map_err(|state| inner.dead(CALL, state))??;
+        let code = inner.begun(revoked.map_err(|state| inner.dead(CALL, state))??);
         if code != ncclResult_t::ncclInProgress {
             let result = inner.check("ncclCommRevoke", code);
             if result.is_err() {
@@ -243,7 +243,7 @@ impl Communicator {
         let inside = inner.enter(call, allowed)?;
         inner.bind()?;
         inner.dive(call, &inside)?;
-        let code = inner.nccl.code(call, |api| function(api, inner.handle.get()))?;
+        let code = inner.begun(inner.nccl.code(call, |api| function(api, inner.handle.get()))?);
         if code != ncclResult_t::ncclInProgress {
             inner.check(call, code)?;
             return inner.gate.change(from, to).map_err(|state| inner.dead(call, state));

@@ -6,8 +6,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_driver::wait_until;
-
 use crate::communicator::{Inner, bounded};
 use crate::error::NcclError;
 use crate::state::{Inside, State};
@@ -22,6 +20,26 @@ impl Inner {
         if code == ncclResult_t::ncclSuccess { Ok(()) } else { self.settle_slowly(call, code, inside) }
     }
 
+    /// As [`settle`](Self::settle), for a call that is no collective.
+    ///
+    /// On a communicator that does not block, some of those say success while a thread of NCCL's is at work and will write to the caller's memory: they drop
+    /// the answer of the end of their own group (`ncclDevCommCreate`, `ncclCommWindowRegister`, splits; seen in 2.28 to 2.32). So success only says that
+    /// they have begun, and the communicator is asked.
+    pub(crate) fn settle_begun(
+        self: &Arc<Self>,
+        call: &'static str,
+        code: ncclResult_t,
+        inside: Inside<'_>,
+    ) -> Result<(), NcclError> {
+        self.settle(call, self.begun(code), inside)
+    }
+
+    /// What a call that is no collective has answered: see [`settle_begun`](Self::settle_begun).
+    pub(crate) fn begun(&self, code: ncclResult_t) -> ncclResult_t {
+        let may_go_on = !self.blocking && code == ncclResult_t::ncclSuccess;
+        if may_go_on { ncclResult_t::ncclInProgress } else { code }
+    }
+
     #[cold]
     fn settle_slowly(self: &Arc<Self>, call: &'static str, code: ncclResult_t, inside: Inside<'_>) -> Result<(), NcclError> {
         match code {
@@ -31,9 +49,12 @@ impl Inner {
     }
 }
 
-/// How often NCCL is asked in a row, some tens of nanoseconds each, before more is done about it: from 2.23.4 on every call on a non-blocking communicator
-/// is in progress, for as long as it takes to start a thread.
-const IN_A_ROW: u32 = 500;
+/// How often NCCL is asked in a row, ten to forty nanoseconds each, before the processor is offered to others: from 2.23.4 on every call on a non-blocking
+/// communicator is in progress, for as long as NCCL's thread takes, and that may have only this processor to run on.
+const IN_A_ROW: u32 = 50;
+
+/// How long the processor is only offered between questions; then this thread sleeps.
+const YIELDS: Duration = Duration::from_millis(1);
 
 /// As [`settle_all`]: where NCCL is done in microseconds, and all is well, with nothing else than asking it.
 fn settle_group(call: &'static str, inside: Turns<'_>, deadline: Duration) -> Result<(), NcclError> {
@@ -56,6 +77,24 @@ fn is_done_soon(inside: &[(&Arc<Inner>, Inside<'_>)]) -> bool {
     })
 }
 
+/// Asks until the answer is yes or the deadline has passed; gives whether it was yes.
+fn yield_until(deadline: Instant, mut ready: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        if ready() {
+            return true;
+        }
+        let now = Instant::now();
+        if now >= deadline {
+            return false;
+        }
+        match now - start {
+            waited if waited < YIELDS => std::thread::yield_now(),
+            waited => std::thread::sleep((waited / 16).min(YIELDS).min(deadline - now)),
+        }
+    }
+}
+
 /// Waits until NCCL is done with what it does on the host for these communicators. What is not done in time is aborted [C2].
 #[cold]
 pub(crate) fn settle_all(
@@ -67,7 +106,7 @@ pub(crate) fn settle_all(
     let mut first_error = None;
     // From here on the threads only ask, which never takes long: who aborts waits for them.
     members.iter().for_each(|(_, inside)| inside.surface());
-    let result = wait_until(start + bounded(deadline), || {
+    let done = yield_until(start + bounded(deadline), || {
         let mut index = 0;
         while index < members.len() {
             let inner = members[index].0;
@@ -89,9 +128,8 @@ pub(crate) fn settle_all(
                 }
             }
         }
-        Ok::<_, std::convert::Infallible>(members.is_empty())
+        members.is_empty()
     });
-    let Ok(done) = result;
     if !done {
         // NCCL would launch the work later, with memory that is only borrowed until this call returns. Aborting forbids that first of all.
         let closed = |inner: &&Arc<Inner>| inner.gate.close(State::Aborted).is_ok();

@@ -74,7 +74,12 @@ fn split(parent: &'static Comm, color: c_int, key: c_int, newcomm: *mut CommPtr,
     if color == -1 {
         Out(newcomm).set(CommPtr::NULL);
         let run = move || find(None).map(drop);
-        return group::submit_job(group::Job { comm: None, parent: Some(parent), handle: Out(newcomm), run: Box::new(run) });
+        return group::submit_job_silently(group::Job {
+            comm: None,
+            parent: Some(parent),
+            handle: Out(newcomm),
+            run: Box::new(run),
+        });
     }
     let child = Comm::new((parent.device, parent.context), config);
     start(newcomm, child, Some(parent), parent.who().rank, move |child| {

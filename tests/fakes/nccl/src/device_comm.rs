@@ -274,7 +274,12 @@ fn create(comm: &'static Comm, all: &Requirements, out: *mut c_void) -> Result {
         comm.state().device_comms.push(buffer);
         Ok(())
     };
-    group::submit_job(group::Job { comm: None, parent: Some(comm), handle: Out(std::ptr::null_mut()), run: Box::new(run) })
+    group::submit_job_silently(group::Job {
+        comm: None,
+        parent: Some(comm),
+        handle: Out(std::ptr::null_mut()),
+        run: Box::new(run),
+    })
 }
 
 exports! {

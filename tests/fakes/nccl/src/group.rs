@@ -5,6 +5,7 @@
 use core::ffi::c_int;
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::abi::{Code, Fail, Header, Result, SIM_MAGIC, SimInfo, fail, invalid, misuse};
 use crate::comm::{Comm, CommPtr, Out, not_null};
@@ -76,6 +77,26 @@ pub(crate) fn submit_job(job: Job) -> Result {
     });
     alone.map_or(Ok(()), |job| finish(vec![job], Vec::new()))
 }
+
+/// As [`submit_job`], for functions that drop the answer of the end of their own group, as NCCL's do (2.28 to 2.32): on a non-blocking communicator they
+/// say success, and a thread does the work a little later.
+pub(crate) fn submit_job_silently(job: Job) -> Result {
+    let run = job.run;
+    let is_late = job.parent.is_some_and(|parent| !parent.config.blocking);
+    let run = Box::new(move || {
+        if is_late {
+            std::thread::sleep(LATE);
+        }
+        run()
+    });
+    match submit_job(Job { run, ..job }) {
+        Err(failure) if failure.code == Code::InProgress => Ok(()),
+        result => result,
+    }
+}
+
+/// How much later: who believes the success has looked by then.
+const LATE: Duration = Duration::from_millis(5);
 
 /// Adds an operation; outside a group it is launched now.
 pub(crate) fn submit(operation: Operation) -> Result {

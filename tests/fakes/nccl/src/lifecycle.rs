@@ -43,7 +43,9 @@ pub(crate) fn start(
         let _ = comm.members.set(members);
         Ok(())
     };
-    group::submit_job(group::Job { comm: Some(comm), parent, handle, run: Box::new(run) })
+    let job = group::Job { comm: Some(comm), parent, handle, run: Box::new(run) };
+    // Of a rank that has no parent NCCL tells what it does.
+    if parent.is_some() { group::submit_job_silently(job) } else { group::submit_job(job) }
 }
 
 fn init_rank(newcomm: *mut CommPtr, ranks: c_int, ids: Vec<UniqueId>, rank: c_int, config: Config) -> Result {

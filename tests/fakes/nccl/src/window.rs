@@ -122,7 +122,12 @@ fn register(comm: &'static Comm, base: usize, bytes: usize, out: Out<*mut c_void
         out.set(handle);
         Ok(())
     };
-    group::submit_job(group::Job { comm: None, parent: Some(comm), handle: Out(std::ptr::null_mut()), run: Box::new(run) })
+    group::submit_job_silently(group::Job {
+        comm: None,
+        parent: Some(comm),
+        handle: Out(std::ptr::null_mut()),
+        run: Box::new(run),
+    })
 }
 
 /// An operation on another rank's window or signals.
