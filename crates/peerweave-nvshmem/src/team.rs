@@ -27,8 +27,8 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 ///
 /// - All handles of a team share one order, by the time of the call. Its collectives may come from several threads.
 /// - One on another stream than the team's last waits, on the device, for all that the last stream had by then; on the host it waits only while another
-///   thread is in a call of the team that does. A stream that
-///   waits for something that only comes after the new collective keeps both for ever: give streams that shall be independent a team each.
+///   thread is in a call of the team that does. A stream that waits for something that only comes after the new collective keeps both for ever: give
+///   streams that shall be independent a team each.
 /// - What NVSHMEM does on a stream of its own (allocating, freeing, registering) and the blocking forms wait for the team's last stream first, at most for the
 ///   context's deadline. Making and destroying teams, and the end, wait for every stream that was used with this context: NVSHMEM itself then waits for the
 ///   whole device, so that other work there which waits for a PE keeps it, and for longer than the deadline is the end of the context.
@@ -504,7 +504,7 @@ impl Context {
     /// A team of any PEs in any order, which all have the id.
     ///
     /// # Collective
-    /// The members, with the same list.
+    /// The members, with the same list. They meet by the id: those that come with other lists get [`NvshmemError::Disagree`].
     ///
     /// # Errors
     /// [`MisuseKind::Value`] for a list that does not have this PE, or one PE twice; [`MisuseKind::Pe`]. As [`Team::split_strided`] otherwise.

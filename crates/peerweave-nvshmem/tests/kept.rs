@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use common::{DEADLINE, Hold, SHORT, count, device, fakes, misuse, rendezvous, settings, start, start_within};
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceMemory, Keep};
-use peerweave_nvshmem::{Context, DeadState, MisuseKind, NvshmemError, Strides, TeamConfig};
-use peerweave_types::Pe;
+use peerweave_nvshmem::{Context, DeadState, MisuseKind, NvshmemError, Signal, Strides, TeamConfig};
+use peerweave_types::{Compare, Pe, SignalOp};
 use peerweave_vmm::{Exportable, Granularity, PhysicalMemory, Reservation, Rights};
 
 const A_WHILE: Duration = Duration::from_millis(200);
@@ -288,6 +288,61 @@ fn a_team_that_a_graph_uses_is_not_destroyed() {
         let context = Context::current().expect("it goes on");
         context.world().barrier_blocking().expect("all come");
         context.finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn memory_that_a_graph_uses_stays_as_long_as_the_graph() {
+    fakes().run_many(2, |child| {
+        let here = start(&child);
+        let (target, word) =
+            (here.context.alloc_zeroed::<u32>(64).expect("memory"), here.context.alloc_zeroed::<u64>(1).expect("memory"));
+        let values = [child.rank as u32 + 1; 64];
+        let memory = DeviceMemory::from_slice(&here.stream, &values).expect("memory");
+        let source = Counted { memory, owner: Arc::default() };
+        here.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it can be captured");
+        let signal = Signal { word: &word, value: 1, op: SignalOp::Add };
+        here.context.put_signal(&target, &source, &signal, here.next(), &here.stream).expect("it is captured");
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = here.stream.end_capture(flags).expect("a graph").expect("it has nodes");
+        let owner = Arc::clone(&source.owner);
+        drop(source);
+        assert_eq!(Arc::strong_count(&owner), 2, "the graph has the source");
+        let look = (target.slice(0..1).expect("a part"), word.clone());
+        for refused in [here.context.free(target), here.context.free(word)] {
+            let refused = misuse(refused);
+            assert!(matches!(refused, MisuseKind::InUse { what: "the buffer", .. }), "{refused:?}");
+        }
+        graph.launch().expect("all of it is there");
+        here.context.signal_wait(&look.1, Compare::Eq, 1, &here.stream).expect("it is enqueued");
+        assert_eq!(look.0.to_vec(&here.stream).expect("a copy"), [here.previous() + 1]);
+        // The graph alone has it now.
+        drop(look);
+        let refused = misuse(here.context.finalize());
+        assert!(matches!(refused, MisuseKind::InUse { .. }), "{refused:?}");
+        drop(graph);
+        let context = Context::current().expect("it goes on");
+        assert_eq!(context.finalize().expect("it ends").leaked.len(), 2);
+        assert!(Arc::strong_count(&owner) == 1);
+        child.meet("ended");
+    });
+}
+
+#[test]
+fn a_graph_alone_keeps_its_memory_from_being_freed() {
+    fakes().run_many(1, |child| {
+        let here = start(&child);
+        let [source, target] = [8, 8].map(|len| here.context.alloc_zeroed::<u32>(len).expect("memory"));
+        here.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it can be captured");
+        here.context.put(&target, &source, here.context.pe(), &here.stream).expect("it is captured");
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = here.stream.end_capture(flags).expect("a graph").expect("it has nodes");
+        for refused in [here.context.free(source), here.context.free(target)] {
+            let refused = misuse(refused);
+            assert!(matches!(refused, MisuseKind::InUse { what: "the buffer", .. }), "{refused:?}");
+        }
+        drop(graph);
+        assert_eq!(here.context.finalize().expect("it ends").leaked.len(), 2);
     });
 }
 

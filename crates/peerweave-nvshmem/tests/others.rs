@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{DEADLINE, Here, Hold, SHORT, device, fakes, misuse, rendezvous, says, settings, start, start_within};
 use peerweave_driver::cudarc::driver::DriverError;
 use peerweave_driver::cudarc::driver::sys::CUresult;
-use peerweave_nvshmem::{Context, MisuseKind, ModuleGuard, NvshmemError, TeamConfig};
+use peerweave_nvshmem::{Context, DeadState, MisuseKind, ModuleGuard, NvshmemError, TeamConfig};
 use peerweave_types::Pe;
 
 const A_WHILE: Duration = Duration::from_millis(200);
@@ -140,7 +140,7 @@ fn a_device_that_is_busy_for_ever_keeps_a_start_no_longer_than_the_deadline() {
     });
 }
 
-fn tell(context: &Context, keep: &Arc<&'static str>) -> Result<ModuleGuard, NvshmemError> {
+fn tell(context: &Context, keep: &Arc<String>) -> Result<ModuleGuard, NvshmemError> {
     // SAFETY: the fake never looks into a module.
     unsafe { context.init_module(std::ptr::without_provenance_mut(0x1000), Arc::clone(keep) as _) }
 }
@@ -150,7 +150,7 @@ fn a_module_is_told_of_nvshmem_within_the_deadline_or_not_at_all() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
-        let keep = Arc::new("module");
+        let keep = Arc::new("module".to_owned());
         // NVSHMEM would wait for the whole device.
         hold.hold(&here.stream);
         let error = tell(&here.context, &keep).expect_err("the stream waits");
@@ -177,7 +177,7 @@ fn a_module_stays_while_nvshmem_is_stuck_with_it() {
         fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_cumodule_init");
     stuck.run_many(1, |child| {
         let here = start_within(&child, SHORT);
-        let keep = Arc::new("module");
+        let keep = Arc::new("module".to_owned());
         let error = tell(&here.context, &keep).expect_err("it never comes back");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         assert_eq!(Arc::strong_count(&keep), 2, "NVSHMEM still has it");
@@ -189,7 +189,7 @@ fn a_module_that_cannot_be_told_off_is_never_unloaded() {
     let fails = fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1");
     fails.env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_cumodule_finalize").run_many(1, |child| {
         let here = start(&child);
-        let keep = Arc::new("module");
+        let keep = Arc::new("module".to_owned());
         drop(tell(&here.context, &keep).expect("it is told"));
         assert_eq!(Arc::strong_count(&keep), 2, "NVSHMEM said no, and writes there when it starts again");
         here.end();
@@ -222,6 +222,24 @@ fn a_thread_that_waits_in_vain_for_others_to_leave_nvshmem_does_not_take_that_fo
         drop((target, source));
         here.context.free(memory).expect("freed");
         here.end();
+    });
+}
+
+#[test]
+fn a_thread_that_gets_in_after_the_end_is_told_that_it_was_the_end() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_hostlib_finalize=400").run_many(1, |child| {
+        let here = start(&child);
+        let team = here.context.world();
+        let Here { context, .. } = here;
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| {
+                std::thread::sleep(A_WHILE);
+                team.config()
+            });
+            context.finalize().expect("it ends");
+            let error = asked.join().expect("it comes back").expect_err("NVSHMEM has ended");
+            assert!(matches!(&error, NvshmemError::Dead { state: DeadState::Finalized, .. }), "{error}");
+        });
     });
 }
 
