@@ -211,6 +211,10 @@ impl Rendezvous {
     /// [`BootstrapError::TooLarge`] for a key of more than 256 bytes or a value of more than 1 MiB, or if the server holds too
     /// much already; [`BootstrapError::PeLost`] if PE 0 held the server and is lost.
     pub fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
+        self.put_by(key, value, Instant::now() + self.deadline)
+    }
+
+    pub(crate) fn put_by(&self, key: &str, value: &[u8], deadline: Instant) -> Result<(), BootstrapError> {
         self.check_process("put")?;
         let call = || format!("put({key:?})");
         check_len("key", key.len(), MAX_KEY_LEN_BYTES, call)?;
@@ -225,7 +229,7 @@ impl Rendezvous {
                 let start = Instant::now();
                 let request = connection.next_request();
                 let frame = Frame::Put { request, key: key.to_owned(), value: value.to_owned() };
-                match connection.ask(request, &frame, start + self.deadline) {
+                match connection.ask(request, &frame, deadline) {
                     Answer::Done(_) => Ok(()),
                     answer => Err(self.error(call(), answer, start)),
                 }
@@ -266,6 +270,10 @@ impl Rendezvous {
     /// # Errors
     /// As [`put`](Self::put).
     pub fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
+        self.try_get_by(key, Instant::now() + self.deadline)
+    }
+
+    pub(crate) fn try_get_by(&self, key: &str, deadline: Instant) -> Result<Option<Vec<u8>>, BootstrapError> {
         self.check_process("try_get")?;
         let call = || format!("try_get({key:?})");
         check_len("key", key.len(), MAX_KEY_LEN_BYTES, call)?;
@@ -275,7 +283,7 @@ impl Rendezvous {
                 let start = Instant::now();
                 let request = connection.next_request();
                 let frame = Frame::Get { request, key: key.to_owned(), wait: false };
-                match connection.ask(request, &frame, start + self.deadline) {
+                match connection.ask(request, &frame, deadline) {
                     Answer::Value(value) => Ok(Some(value)),
                     Answer::Absent => Ok(None),
                     answer => Err(self.error(call(), answer, start)),
@@ -308,6 +316,15 @@ impl Rendezvous {
         }
     }
 
+    /// Takes a key out of the store without waiting for the answer: before anything that this PE asks next.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn remove_soon(&self, key: &str) {
+        if let Link::Joined { connection, .. } = &self.link {
+            let request = connection.next_request();
+            connection.tell(&Frame::Remove { request, key: key.to_owned() }, Instant::now() + FAREWELL);
+        }
+    }
+
     /// Whether everybody is still there: for who waits for peers by other means. One round trip to the server.
     ///
     /// A PE that has left in order is no loss.
@@ -315,11 +332,15 @@ impl Rendezvous {
     /// # Errors
     /// [`BootstrapError::PeLost`] names the PE that was lost first.
     pub fn check(&self) -> Result<(), BootstrapError> {
+        self.check_by(Instant::now() + self.deadline)
+    }
+
+    pub(crate) fn check_by(&self, deadline: Instant) -> Result<(), BootstrapError> {
         self.check_process("check")?;
         let Link::Joined { connection, .. } = &self.link else { return Ok(()) };
         let start = Instant::now();
         let request = connection.next_request();
-        match connection.ask(request, &Frame::Check { request }, start + self.deadline) {
+        match connection.ask(request, &Frame::Check { request }, deadline) {
             Answer::Done(_) => Ok(()),
             answer => Err(self.error("check".to_owned(), answer, start)),
         }

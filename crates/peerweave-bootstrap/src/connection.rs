@@ -152,6 +152,12 @@ impl Connection {
         self.wait(request, deadline)
     }
 
+    /// Sends a request whose answer nobody waits for.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn tell(&self, frame: &Frame, deadline: Instant) {
+        self.send(frame, deadline);
+    }
+
     /// Waits for the end of a request that is sent.
     pub(crate) fn wait(&self, request: u64, deadline: Instant) -> Answer {
         let mut until = deadline;

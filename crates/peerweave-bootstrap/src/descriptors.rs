@@ -158,7 +158,7 @@ impl<'a> Call<'a> {
             (past.number, past.left_behind.take())
         };
         if let Some(key) = left_behind {
-            rendezvous.remove(&key)?;
+            rendezvous.remove_soon(&key);
         }
         let list: String = members.iter().map(|pe| format!("{} ", pe.get())).collect();
         let key = format!("peerweave/{name}/{:016x}{:016x}/{number}", fingerprint(&list, 1), fingerprint(&list, 2));
@@ -192,12 +192,12 @@ impl<'a> Call<'a> {
                 Ok(Given { missing: Some(missing), .. }) => return Err(self.timeout(missing)),
                 Ok(Given { fds, .. }) => return Ok(fds),
                 Err(error) if is_worth_another_try(&error) => {
-                    self.rendezvous.check()?;
+                    self.rendezvous.check_by(self.answer_by())?;
                     if Instant::now() >= self.deadline {
                         return Err(self.timeout(vec![self.members[0]]));
                     }
                     thread::sleep((self.start.elapsed() / 8).clamp(Duration::from_micros(200), Duration::from_millis(20)));
-                    if let Some(place) = self.rendezvous.try_get(&self.key)? {
+                    if let Some(place) = self.rendezvous.try_get_by(&self.key, self.answer_by())? {
                         (name, token) = self.place_told(&place)?;
                     }
                 }
@@ -226,7 +226,7 @@ impl<'a> Call<'a> {
     /// Says to all that wait that this PE does not come.
     fn tell(&self, why: &str) {
         let told = format!("{FAILED}{} {}", self.rendezvous.pe().get(), cut(why));
-        if let Err(error) = self.rendezvous.put(&self.key, told.as_bytes()) {
+        if let Err(error) = self.rendezvous.put_by(&self.key, told.as_bytes(), self.answer_by()) {
             tracing::warn!(call = self.name, %error, "the others were not told of a failure");
         }
     }
@@ -287,7 +287,7 @@ impl<'a> Call<'a> {
                     }
                     let ready = wait(&mut [PollFd::new(stream, PollFlags::IN)], left.min(LOOK_AROUND))?;
                     // Somebody is lost: the leader will not wait for everybody either, and this is how it shows.
-                    if !ready && self.rendezvous.check().is_err() {
+                    if !ready && self.rendezvous.check_by(self.answer_by()).is_err() {
                         return Err(io::ErrorKind::ConnectionAborted.into());
                     }
                 }
@@ -295,6 +295,11 @@ impl<'a> Call<'a> {
             }
         }
         Ok(fds)
+    }
+
+    /// Until when the server may answer a question on the way: by the deadline, and never at once, which would end the connection.
+    fn answer_by(&self) -> Instant {
+        self.deadline.max(Instant::now() + LOOK_AROUND)
     }
 
     fn timeout(&self, missing: Vec<Pe>) -> BootstrapError {

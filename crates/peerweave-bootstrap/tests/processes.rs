@@ -18,7 +18,7 @@ fn main() {
 #[cfg(target_os = "linux")]
 mod linux {
     use std::fs::File;
-    use std::io::{BufRead, BufReader};
+    use std::io::{BufRead, BufReader, Write};
     use std::os::unix::fs::FileExt;
     use std::process::{Child, ChildStdout, Command, Stdio};
     use std::thread;
@@ -41,7 +41,7 @@ mod linux {
     impl Process {
         fn start(role: &str, vars: impl IntoIterator<Item = (&'static str, String)>) -> Self {
             let mut command = Command::new(std::env::current_exe().unwrap());
-            command.env(ROLE, role).envs(vars).stdout(Stdio::piped());
+            command.env(ROLE, role).envs(vars).stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut child = command.spawn().unwrap();
             let output = BufReader::new(child.stdout.take().unwrap());
             Self { child, output }
@@ -51,6 +51,11 @@ mod linux {
             let mut line = String::new();
             self.output.read_line(&mut line).unwrap();
             line.trim_end().to_owned()
+        }
+
+        /// Tells it to go on, where it waits for that.
+        fn tell(&mut self) {
+            writeln!(self.child.stdin.as_ref().unwrap()).unwrap();
         }
 
         fn kill(&mut self) {
@@ -161,6 +166,18 @@ mod linux {
                 say(told);
                 rendezvous.leave().unwrap();
             }
+            "share when told" => {
+                let deadline = Duration::from_secs(1);
+                let rendezvous = Rendezvous::join(&Job::from_env().unwrap(), Options { deadline, ..Options::default() }).unwrap();
+                println!("joined");
+                std::io::stdin().read_line(&mut String::new()).unwrap();
+                let start = Instant::now();
+                let members = [1, 2].map(Pe::new);
+                let result = rendezvous.exchange_descriptors(&members, File::open("/dev/zero").unwrap().into());
+                println!("{}", start.elapsed().as_millis());
+                say(result.map(|_| ()));
+                wait_for_ever();
+            }
             other => panic!("no such role: {other}"),
         }
     }
@@ -214,7 +231,7 @@ mod linux {
     // The scenarios.
 
     pub(crate) fn scenarios() {
-        let all: [(&str, fn()); 12] = [
+        let all: [(&str, fn()); 13] = [
             ("eight_processes_join_and_exchange_in_time", eight_processes_join_and_exchange_in_time),
             ("a_process_killed_before_it_joins_is_named", a_process_killed_before_it_joins_is_named),
             ("a_process_killed_during_the_join_is_named", a_process_killed_during_the_join_is_named),
@@ -226,6 +243,7 @@ mod linux {
             ("a_process_killed_while_memory_is_shared_is_named", a_process_killed_while_memory_is_shared_is_named),
             ("a_process_without_room_for_descriptors_is_named_soon", a_process_without_room_for_descriptors_is_named_soon),
             ("failures_that_were_told_fill_no_store", failures_that_were_told_fill_no_store),
+            ("a_server_that_stops_keeps_no_exchange_past_its_deadline", a_server_that_stops_keeps_no_exchange_past_its_deadline),
             ("a_stopped_server_keeps_nobody_past_the_deadline", a_stopped_server_keeps_nobody_past_the_deadline),
         ];
         let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
@@ -416,6 +434,36 @@ mod linux {
         let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
         for process in &mut start_all(&party, "share in no room again and again", 0..2) {
             assert_eq!(process.line(), "ok");
+        }
+    }
+
+    fn a_server_that_stops_keeps_no_exchange_past_its_deadline() {
+        // Before anybody comes, and while the first member waits for the second one.
+        for waits in [false, true] {
+            let mut serving = Process::start("join and hang", torchrun(0, 3, 4 + u32::from(waits)));
+            let vars = |pe| torchrun(pe, 3, 4 + u32::from(waits));
+            let mut others: Vec<Process> = (1..3).map(|pe| Process::start("share when told", vars(pe))).collect();
+            for process in others.iter_mut().chain([&mut serving]) {
+                assert_eq!(process.line(), "joined");
+            }
+            if waits {
+                others.truncate(1);
+                others[0].tell();
+                thread::sleep(Duration::from_millis(100));
+            }
+            let pid = rustix::process::Pid::from_child(&serving.child);
+            rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+            if !waits {
+                others.iter_mut().for_each(Process::tell);
+            }
+            for process in &mut others {
+                let millis: u64 = process.line().parse().expect("a number");
+                let told = process.line();
+                // The deadline is a second, and one of grace.
+                assert!(millis < 2900, "{waits}: {told} after {millis} ms");
+                assert!(told.starts_with("missing") || told.starts_with("lost"), "{told}");
+            }
+            serving.kill();
         }
     }
 

@@ -62,9 +62,7 @@ impl Call<'_> {
         match &led {
             // All have read it, or nobody can be served any more.
             Ok(_) | Err(BootstrapError::Timeout { .. } | BootstrapError::PeLost { .. }) => {
-                if let Err(error) = self.rendezvous.remove(&self.key) {
-                    tracing::debug!(call = self.name, %error, "a key stays in the store");
-                }
+                self.rendezvous.remove_soon(&self.key);
             }
             Err(error) => {
                 // A member that has failed has said so already.
@@ -116,8 +114,8 @@ impl Call<'_> {
             wait(&mut sockets, pause.min(self.deadline - now)).map_err(|error| BootstrapError::io(self.name, &error))?;
             drop(sockets);
             if now >= look_around_at {
-                self.rendezvous.check()?;
-                if let Some(told) = self.rendezvous.try_get(&self.key)? {
+                self.rendezvous.check_by(self.answer_by())?;
+                if let Some(told) = self.rendezvous.try_get_by(&self.key, self.answer_by())? {
                     self.place_told(&told)?;
                 }
                 look_around_at = now + LOOK_AROUND;
