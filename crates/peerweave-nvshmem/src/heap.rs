@@ -95,6 +95,8 @@ enum Kind {
 impl Context {
     /// Allocates `len` elements, with unspecified values, on every PE. Zero elements are allowed.
     ///
+    /// Where the heap has to grow for it, NVSHMEM waits for what the device's default stream has; for longer than the deadline is the end of the context.
+    ///
     /// # Collective
     /// All PEs, with the same type and length, in the same order of set-up calls.
     ///

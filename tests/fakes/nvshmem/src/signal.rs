@@ -86,7 +86,7 @@ pub(crate) fn wait_on_stream<T: Word>(
     count: usize,
     mask: *const c_int,
     comparison: c_int,
-    values: Vec<T>,
+    values: impl Fn() -> Vec<T> + Send + Sync + 'static,
     stream: *mut c_void,
 ) {
     let world = world::live();
@@ -105,7 +105,8 @@ pub(crate) fn wait_on_stream<T: Word>(
     let counts = |index| mask.is_null() || unsafe { *mask.add(index) } == 0;
     let wanted: Vec<usize> = (0..count).filter(|index| counts(*index)).collect();
     let work = move |world: &std::sync::Arc<World>, function: &'static str| {
-        let mut left = wanted.clone();
+        // In the stream's order: what is behind an address is another value later.
+        let (mut left, values) = (wanted.clone(), values());
         let step = || {
             let memory = world.memory();
             memory.symmetric(function, "the words", words, count * size_of::<T>());
@@ -138,7 +139,7 @@ exports! {
     }
 
     fn nvshmemx_signal_wait_until_on_stream(word: *mut u64, comparison: c_int, value: u64, stream: *mut c_void) {
-        wait_on_stream(word.addr(), 1, std::ptr::null(), comparison, vec![value], stream);
+        wait_on_stream(word.addr(), 1, std::ptr::null(), comparison, move || vec![value], stream);
     }
 
     fn nvshmemx_signal_counted_reset(word: *mut u64) {

@@ -10,16 +10,17 @@ macro_rules! waits {
     ($name:literal $kind:ty) => {
         export! { ["nvshmemx_", $name, "_wait_until_on_stream"]
             (word: *mut $kind, comparison: c_int, value: $kind, stream: *mut c_void) {
-            wait_on_stream(word.addr(), 1, std::ptr::null(), comparison, vec![value], stream);
+            wait_on_stream(word.addr(), 1, std::ptr::null(), comparison, move || vec![value], stream);
         } }
         export! { ["nvshmemx_", $name, "_wait_until_all_on_stream"]
             (words: *mut $kind, count: usize, mask: *const c_int, comparison: c_int, value: $kind, stream: *mut c_void) {
-            wait_on_stream(words.addr(), count, mask, comparison, vec![value], stream);
+            wait_on_stream(words.addr(), count, mask, comparison, move || vec![value], stream);
         } }
         export! { ["nvshmemx_", $name, "_wait_until_all_vector_on_stream"]
             (words: *mut $kind, count: usize, mask: *const c_int, comparison: c_int, values: *mut $kind, stream: *mut c_void) {
-            // SAFETY: there is a value for each word: the caller's promise.
-            let values = if count == 0 { Vec::new() } else { unsafe { std::slice::from_raw_parts(values, count) }.to_vec() };
+            let first = values.addr();
+            // SAFETY: there is a value for each word when the stream comes here: the caller's promise.
+            let values = move || unsafe { std::slice::from_raw_parts(first as *const $kind, count) }.to_vec();
             wait_on_stream(words.addr(), count, mask, comparison, values, stream);
         } }
     };
