@@ -10,8 +10,10 @@ use common::{Calls, context, cuda, fail, multicast_store, process, settle, threa
 use peerweave_driver::CudaContext;
 use peerweave_fakes::Fakes;
 use peerweave_types::{Pe, SymOffset};
-use peerweave_vmm::multicast::{Building, MulticastProperties, SharedMulticast, Team, check_device, collective};
-use peerweave_vmm::{Exportable, Granularity, HeapOptions, Misuse, PhysicalMemory, Reservation, Rights, SymmetricHeap, VmmError};
+use peerweave_vmm::multicast::{Building, MulticastId, MulticastProperties, SharedMulticast, Team, check_device, collective};
+use peerweave_vmm::{
+    Exportable, FabricHandle, Granularity, HeapOptions, Misuse, PhysicalMemory, Reservation, Rights, SymmetricHeap, VmmError,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -200,6 +202,54 @@ fn devices_of_different_objects_are_no_team() {
         });
         settle();
         Calls::now().assert_balanced("nothing is kept");
+    });
+}
+
+#[test]
+fn an_object_goes_to_another_process_as_a_fabric_handle_and_takes_no_memory_that_cannot() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run_many(2, |child| {
+        let me = process(&child);
+        let bytes = bytes();
+        let properties = MulticastProperties { exportable: Exportable::FABRIC, ..MulticastProperties::new(2, bytes) };
+        let mut building = if me.pe == 0 {
+            let building = Building::create(&me.context, properties).expect("room");
+            let SharedMulticast::Fabric { handle, id, .. } = building.export().expect("exportable") else {
+                panic!("no fabric handle")
+            };
+            me.rendezvous.exchange("handle", &[&handle.0[..], &id.0[..]].concat()).expect("the other comes");
+            building
+        } else {
+            let told = me.rendezvous.exchange("handle", &[]).expect("the first gives it").swap_remove(0);
+            let (handle, id) = told.split_at(64);
+            let handle = FabricHandle(handle.try_into().expect("64 bytes"));
+            let id = MulticastId(id.try_into().expect("16 bytes"));
+            // SAFETY: PE 0 exported a multicast object with these properties and this id.
+            unsafe { Building::import(&me.context, SharedMulticast::Fabric { handle, properties, id }) }.expect("imported")
+        };
+        building.add_device(&me.context).expect("its own");
+        let team = building.complete_with(&me.rendezvous, "fabric").expect("both are there");
+        let error = team.bind(&memory(&me.context, bytes), 0, 0, bytes).map(drop).expect_err("it leaves as a descriptor only");
+        assert!(matches!(error, VmmError::Misuse(Misuse::Value { what: "exportable", .. })), "{error}");
+        let memory = PhysicalMemory::create(&me.context, bytes, Exportable::FABRIC).expect("room");
+        let binding = team.bind(&memory, 0, 0, bytes).expect("it leaves as the object does");
+        let bound = team.bound_with(&me.rendezvous, "fabric", vec![binding]).expect("both bind");
+        let addresses = Reservation::new(&me.context, 2 * bytes, bytes).expect("addresses");
+        let own = addresses.map(bytes, &memory, bytes).expect("free");
+        own.allow(&[me.context.ordinal()], Rights::ReadWrite).expect("its own");
+        let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("mapped");
+        me.barrier("mapped");
+        if me.pe == 1 {
+            multicast_store(&me.context, mapping.address(), &9u64.to_ne_bytes()).expect("mapped");
+        }
+        me.barrier("stored");
+        let view = own.memory::<u64>(me.context.ordinal()).and_then(|view| view.slice(0..1)).expect("it has rights");
+        let soon = Instant::now() + Duration::from_secs(10);
+        assert_eq!(peerweave_vmm::read(&me.stream, &view, soon).expect("read"), [9]);
+        drop((bound, mapping, own, view, memory, addresses));
+        settle();
+        Calls::now().assert_balanced("nothing is kept");
+        me.leave();
     });
 }
 
