@@ -25,6 +25,8 @@ impl From<Disagreement> for VmmError {
 
 const WORKED: u8 = 1;
 const FAILED: u8 = 2;
+/// It could not do its part because of another PE.
+const HEARD: u8 = 3;
 
 /// Goes through a round. `call` names the call with its arguments and the state that it started from; it must be the same on all PEs. `outcome` is
 /// what this PE has to give to the others, or its error, which is then the result.
@@ -54,17 +56,25 @@ pub(crate) fn agree(
     outcome.map_err(Disagreement::Known)?;
     let mut calls: Vec<&str> = Vec::with_capacity(answers.len());
     let mut blobs = Vec::with_capacity(answers.len());
+    let mut failed: Option<(Pe, Failure<'_>)> = None;
     for (pe, answer) in (0..).map(Pe::new).zip(&answers) {
         let Some((their_call, their_outcome)) = decode(answer) else {
             let cause = PeerCause::Failed("sent what no version of this crate sends".into());
             return Err(Disagreement::Known(VmmError::Peer { call: call.to_owned(), pe, cause }));
         };
-        if let Err(error) = their_outcome {
-            let cause = PeerCause::Failed(error.to_owned());
-            return Err(Disagreement::Known(VmmError::Peer { call: call.to_owned(), pe, cause }));
+        match their_outcome {
+            Ok(blob) => blobs.push(blob.to_vec()),
+            // Whose own failure it was, rather than who has heard of it.
+            Err(failure) if failed.as_ref().is_none_or(|(_, known)| known.is_heard && !failure.is_heard) => {
+                failed = Some((pe, failure));
+            }
+            Err(_) => {}
         }
         calls.push(their_call);
-        blobs.extend(their_outcome.map(<[u8]>::to_vec));
+    }
+    if let Some((pe, failure)) = failed {
+        let cause = PeerCause::Failed(failure.text.to_owned());
+        return Err(Disagreement::Known(VmmError::Peer { call: call.to_owned(), pe, cause }));
     }
     if let Some(at) = calls.iter().position(|other| *other != calls[0]) {
         return Err(Disagreement::Known(
@@ -84,6 +94,7 @@ pub(crate) fn agree(
 fn encode(call: &str, outcome: Result<&[u8], &VmmError>) -> Vec<u8> {
     let (kind, rest) = match outcome {
         Ok(blob) => (WORKED, blob.to_vec()),
+        Err(error @ VmmError::Peer { .. }) => (HEARD, error.to_string().into_bytes()),
         Err(error) => (FAILED, error.to_string().into_bytes()),
     };
     let mut statement = vec![kind];
@@ -94,7 +105,14 @@ fn encode(call: &str, outcome: Result<&[u8], &VmmError>) -> Vec<u8> {
 }
 
 /// The call, and the blob or the error.
-type Statement<'a> = (&'a str, Result<&'a [u8], &'a str>);
+type Statement<'a> = (&'a str, Result<&'a [u8], Failure<'a>>);
+
+/// An error in a PE's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Failure<'a> {
+    text: &'a str,
+    is_heard: bool,
+}
 
 fn decode(statement: &[u8]) -> Option<Statement<'_>> {
     let (kind, rest) = statement.split_first()?;
@@ -102,7 +120,7 @@ fn decode(statement: &[u8]) -> Option<Statement<'_>> {
     let (call, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
     let outcome = match *kind {
         WORKED => Ok(rest),
-        FAILED => Err(str::from_utf8(rest).ok()?),
+        FAILED | HEARD => Err(Failure { text: str::from_utf8(rest).ok()?, is_heard: *kind == HEARD }),
         _ => return None,
     };
     Some((str::from_utf8(call).ok()?, outcome))
@@ -180,6 +198,23 @@ mod tests {
         assert_eq!(all[1], "free: the memory belongs to another heap");
         assert_eq!(all[0], "call: PE 1 failed: free: the memory belongs to another heap");
         assert_eq!(all[0], all[2]);
+    }
+
+    #[test]
+    fn who_has_only_heard_of_a_failure_is_not_named_for_it() {
+        let all = pes(4, |rendezvous| {
+            let outcome = match rendezvous.pe().get() {
+                0 => {
+                    let cause = PeerCause::Failed("no room".into());
+                    Err(VmmError::Peer { call: "exchange".into(), pe: Pe::new(2), cause })
+                }
+                2 => Err(Misuse::OtherHeap { call: "free" }.into()),
+                _ => Ok(Vec::new()),
+            };
+            let error = agree(&rendezvous, "round", "call", outcome).map_err(VmmError::from).expect_err("one failed");
+            error.blamed().iter().map(|pe| pe.get()).collect::<Vec<_>>()
+        });
+        assert_eq!(all, [vec![2], vec![2], vec![], vec![2]]);
     }
 
     #[test]
