@@ -182,12 +182,7 @@ impl Entry {
 
     fn run(self) {
         let bound = self.context.as_ref().is_none_or(|context| bind(context).is_ok());
-        if let Ok(driver) = Driver::get() {
-            for event in &self.events {
-                // SAFETY: nobody else has the event.
-                let _ = unsafe { driver.api().cuEventDestroy_v2(event.event) };
-            }
-        }
+        destroy(&self.events);
         if bound {
             // A destructor of somebody else's value may panic; the thread must go on.
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(self.free)).is_err() {
@@ -225,11 +220,29 @@ fn is_over() -> bool {
         .is_ok_and(|driver| unsafe { matches!(driver.api().cuCtxGetCurrent(&raw mut context), Ok(CudaCode::DEINITIALIZED)) })
 }
 
+/// Destroys events. A stream that has not come to one yet still may.
+fn destroy(events: &[Event]) {
+    if let Ok(driver) = Driver::get() {
+        for event in events {
+            // SAFETY: nobody else has the event.
+            let _ = unsafe { driver.api().cuEventDestroy_v2(event.event) };
+        }
+    }
+}
+
 fn record(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<CudaStream>>) -> Result<Vec<Event>, DriverError> {
+    let mut events = Vec::new();
+    let recorded = record_all(&mut events, streams).and_then(|()| bind(context));
+    if recorded.is_err() {
+        destroy(&events);
+    }
+    recorded.map(|()| events)
+}
+
+fn record_all(events: &mut Vec<Event>, streams: impl IntoIterator<Item = Arc<CudaStream>>) -> Result<(), DriverError> {
     /// `CU_EVENT_DISABLE_TIMING`: the cheapest event there is.
     const DISABLE_TIMING: u32 = 2;
     let api = Driver::get()?.api();
-    let mut events = Vec::new();
     for stream in streams {
         // This thread's is another one than that which the work is on.
         refuse_per_thread("retire", &stream)?;
@@ -242,8 +255,7 @@ fn record(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<Cuda
         events.push(event);
         recorded?;
     }
-    bind(context)?;
-    Ok(events)
+    Ok(())
 }
 
 /// Drops something on the reaper's thread: for callbacks of the driver, which may not call it.

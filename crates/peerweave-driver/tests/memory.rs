@@ -200,11 +200,19 @@ fn nothing_is_kept_where_nothing_is_captured_or_the_driver_is_old() {
 
 #[test]
 fn what_cannot_be_freed_safely_is_leaked() {
-    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuEventRecord:1=2").run(|| {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuEventRecord:2=2").run(|| {
         let (context, stream) = device();
+        let other = context.new_stream().expect("a stream");
+        let log = std::env::var_os("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness sets it");
+        let count = |name: &str| {
+            let log = std::fs::read_to_string(&log).expect("the log of calls");
+            log.lines().filter(|line| line.split_whitespace().nth(1) == Some(name)).count()
+        };
+        let (made, gone) = (count("cuEventCreate"), count("cuEventDestroy_v2"));
         let freed = Arc::new(());
         let token = Arc::clone(&freed);
-        retire(&context, [Arc::clone(&stream)], Box::new(move || drop(token)));
+        retire(&context, [Arc::clone(&stream), other], Box::new(move || drop(token)));
+        assert_eq!((count("cuEventCreate"), count("cuEventDestroy_v2")), (made + 2, gone + 2), "the events are not leaked");
         assert!(settle(Instant::now() + LONG));
         assert_eq!(Arc::strong_count(&freed), 2, "it was leaked");
         let token = Arc::clone(&freed);
