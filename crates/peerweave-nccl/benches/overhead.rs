@@ -129,9 +129,12 @@ impl Bare {
 
     /// What C does about a call's answer: where NCCL is still at work, it asks until that is done.
     #[inline]
-    fn settle(&self, comm: Handle, answer: c_int) {
+    fn settle(&self, comm: Handle, answer: c_int, yields: bool) {
         let mut state = answer;
         while state == IN_PROGRESS {
+            if yields {
+                std::thread::yield_now();
+            }
             // SAFETY: the communicator is live, and so is the number.
             assert_eq!(unsafe { (self.state)(comm, &raw mut state) }, 0);
         }
@@ -166,7 +169,35 @@ fn measure() {
     groups(&blocking, &mut memory);
     println!("\nnon-blocking communicator, with a thread for each call or group");
     let default = Bench::new(nccl, &context, &bare, &stream, Switch::Off, SLOW_CALLS);
-    groups(&default, &mut memory);
+    bench_thread(&default, &mut memory);
+    println!(
+        "\nthe same with one processor for this thread and those that it starts; bare calls offer it to others between questions"
+    );
+    on_one_processor();
+    let bound = Bench { yields: true, ..default };
+    bench_thread(&bound, &mut memory);
+}
+
+/// What is beside the library's own thread.
+fn bench_thread(bench: &Bench<'_>, memory: &mut Memory) {
+    let (comm, stream) = (&bench.comm, bench.stream);
+    let to = memory.recv.address() as *mut c_void;
+    bench.row(
+        "all_reduce_in_place",
+        || bench.all_reduce(black_box(to), to),
+        || comm.all_reduce_in_place(stream, black_box(&mut memory.recv), ReduceOp::Sum),
+    );
+    groups(bench, memory);
+}
+
+/// Binds this thread to the processor that it runs on.
+fn on_one_processor() {
+    // SAFETY: the set is a live one, whose size is given.
+    unsafe {
+        let mut one: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(libc::sched_getcpu().unsigned_abs() as usize, &mut one);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&one), &raw const one), 0);
+    }
 }
 
 /// Each call by itself.
@@ -175,11 +206,11 @@ fn alone(bench: &Bench<'_>, Memory { send, recv, .. }: &mut Memory) {
     let (from, to, on, raw) = (send.address() as *const c_void, recv.address() as *mut c_void, bench.on, bench.raw);
     let all_reduce = || bench.all_reduce(black_box(from), to);
     // SAFETY: the library only counts; the arguments are live all the same.
-    let broadcast = || bare.settle(raw, unsafe { (bare.broadcast)(black_box(from), to, LEN, FLOAT32, 0, raw, on) });
+    let broadcast = || bench.settle(unsafe { (bare.broadcast)(black_box(from), to, LEN, FLOAT32, 0, raw, on) });
     // SAFETY: as above.
-    let raw_send = || bare.settle(raw, unsafe { (bare.send)(black_box(from), LEN, FLOAT32, 0, raw, on) });
+    let raw_send = || bench.settle(unsafe { (bare.send)(black_box(from), LEN, FLOAT32, 0, raw, on) });
     // SAFETY: as above.
-    let raw_recv = || bare.settle(raw, unsafe { (bare.recv)(black_box(to), LEN, FLOAT32, 0, raw, on) });
+    let raw_recv = || bench.settle(unsafe { (bare.recv)(black_box(to), LEN, FLOAT32, 0, raw, on) });
     bench.row("all_reduce", all_reduce, || comm.all_reduce(stream, black_box(send), recv, ReduceOp::Sum));
     bench.row("all_reduce_in_place", all_reduce, || comm.all_reduce_in_place(stream, black_box(recv), ReduceOp::Sum));
     bench.row("broadcast", broadcast, || comm.broadcast(stream, black_box(Some(&*send)), recv, 0));
@@ -207,13 +238,13 @@ fn special(bench: &Bench<'_>, context: &Arc<CudaContext>) {
 /// In groups, the bare calls with `ncclGroupStart` and `ncclGroupEnd`.
 fn groups(bench: &Bench<'_>, Memory { recv, many, .. }: &mut Memory) {
     let (comm, stream, bare, nccl) = (&bench.comm, bench.stream, bench.bare, bench.comm.nccl());
-    let (to, raw) = (recv.address() as *mut c_void, bench.raw);
+    let to = recv.address() as *mut c_void;
     let grouped = |calls: usize| {
         // SAFETY: this thread starts the group, and ends it.
         assert_eq!(unsafe { (bare.start)() }, 0);
         (0..calls).for_each(|_| bench.all_reduce(black_box(to), to));
         // SAFETY: as above.
-        bare.settle(raw, unsafe { (bare.end)() });
+        bench.settle(unsafe { (bare.end)() });
     };
     bench.row(
         "group of one",
@@ -241,6 +272,8 @@ struct Bench<'a> {
     on: Handle,
     /// In a row, timed together.
     calls: usize,
+    /// Whether bare calls offer the processor to others while they ask.
+    yields: bool,
 }
 
 impl<'a> Bench<'a> {
@@ -257,14 +290,19 @@ impl<'a> Bench<'a> {
         let comm = made.expect("it is made").remove(0);
         let raw = comm.as_raw().expect("it lives");
         println!("{:<36} {:>8} {:>10} {:>8} {:>8} {:>8}", "", "bare", "questions", "ours", "beyond", "beyond");
-        Self { bare, comm, raw, stream, on: stream.cu_stream().cast(), calls }
+        Self { bare, comm, raw, stream, on: stream.cu_stream().cast(), calls, yields: false }
     }
 
     /// The bare call.
     #[inline]
     fn all_reduce(&self, from: *const c_void, to: *mut c_void) {
         // SAFETY: the library only counts; the arguments are live all the same.
-        self.bare.settle(self.raw, unsafe { (self.bare.all_reduce)(from, to, LEN, FLOAT32, SUM, self.raw, self.on) });
+        self.settle(unsafe { (self.bare.all_reduce)(from, to, LEN, FLOAT32, SUM, self.raw, self.on) });
+    }
+
+    #[inline]
+    fn settle(&self, answer: c_int) {
+        self.bare.settle(self.raw, answer, self.yields);
     }
 
     /// Measures the bare call, that after the two questions, and ours; in turn, so that what else the machine does meets all three.

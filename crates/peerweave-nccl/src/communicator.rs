@@ -340,13 +340,13 @@ impl Communicator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemStats {
-    /// What [`Communicator::suspend`] gives back.
+    /// What [`Communicator::suspend`] gives back, or has given back.
     pub suspendable_bytes: u64,
     /// Whether it is given back now.
     pub is_suspended: bool,
     /// What it does not give back.
     pub persistent_bytes: u64,
-    /// All that NCCL tracks.
+    /// All that NCCL tracks, what was given back for now among it.
     pub total_bytes: u64,
 }
 

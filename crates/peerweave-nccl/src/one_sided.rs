@@ -16,7 +16,8 @@ use crate::sys::{ncclDataType_t, ncclWaitSignalDesc_t};
 use crate::{Call, Version, Window};
 
 /// A counter at a rank that others raise: by its index, in a context. How many there are is set by
-/// [`Config::num_rma_sig`](crate::Config::num_rma_sig) and [`Config::num_rma_ctx`](crate::Config::num_rma_ctx); the first always exists.
+/// [`Config::num_rma_sig`](crate::Config::num_rma_sig) and [`Config::num_rma_ctx`](crate::Config::num_rma_ctx); the first exists unless that says 0. Before
+/// NCCL 2.31 there is only the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signal {
     /// The index.
@@ -32,15 +33,22 @@ pub struct SignalWait {
     pub peer: usize,
     /// Which signal.
     pub signal: Signal,
-    /// How many operations of that rank, counted from the last wait.
+    /// How many operations of that rank, counted from the last wait; at least 1.
     pub count: u32,
 }
 
 /// One-sided operations. What holds for [`all_reduce`](Self::all_reduce) and its siblings holds here, but that they are not collective. NCCL 2.29.2.
+///
+/// Before NCCL 2.31 the first of them on a communicator is collective nevertheless: NCCL prepares something on every rank then, and a rank that makes none
+/// keeps the others waiting. NCCL's own rules beyond what is checked here end the communicator where it does not block: each later call is
+/// [`NcclError::Dead`].
 impl Communicator {
-    /// Writes `source` into the peer's window from its element `offset` on, and then raises the signal there. In the order of the stream.
+    /// Writes `source` into the peer's window from its element `offset` on, and then raises the signal there. In the order of the stream. The offset has to
+    /// lie in a window of the length of this rank's own.
     ///
-    /// NCCL wants the source in a window of this rank too.
+    /// NCCL wants both the target and the source in windows that were registered with [`WindowKind::SYMMETRIC`](crate::WindowKind::SYMMETRIC).
+    ///
+    /// In a captured graph, a put waits until the receiver has waited for the one before it: two puts and one wait for both would wait for ever.
     pub fn put_signal<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -121,6 +129,15 @@ fn number(at: &At<'_, '_>, what: &'static str, found: u32) -> Checked<c_int> {
     })
 }
 
+/// A signal's index and context.
+fn numbers(at: &At<'_, '_>, signal: Signal) -> Checked<(c_int, c_int)> {
+    if signal != Signal::default() {
+        // There is only the first before.
+        at.inner.nccl.needs("a signal or a context other than the first", Version::new(2, 31, 0))?;
+    }
+    Ok((number(at, "the signal's index", signal.index)?, number(at, "the signal's context", signal.context)?))
+}
+
 fn put_signal<'a, T: Element>(
     at: &mut At<'_, 'a>,
     source: &'a impl DeviceBuffer<T>,
@@ -138,7 +155,13 @@ fn put_signal<'a, T: Element>(
         let kind = MisuseKind::Length { what: "the peer's window", found: room, expected: found, unit: "elements at least" };
         return Err(NcclError::misuse(at.call.name(), kind).into());
     }
-    let (index, context) = (number(at, "the signal's index", signal.index)?, number(at, "the signal's context", signal.context)?);
+    let own = window.len_of(at.inner.rank)?;
+    if offset >= own.max(1) {
+        // NCCL compares with the length of this rank's window too, for peers on the same machine.
+        let (found, expected) = (i64::try_from(offset).unwrap_or(i64::MAX), "less than the length of this rank's own window");
+        return Err(NcclError::misuse(at.call.name(), MisuseKind::Value { what: "the offset", found, expected }).into());
+    }
+    let (index, context) = numbers(at, signal)?;
     let source = at.read("the source", source)?;
     at.own(Arc::<crate::window::Registered>::clone(&window.inner));
     at.finish(Some(source), None)?;
@@ -149,7 +172,7 @@ fn put_signal<'a, T: Element>(
 fn raise(at: &mut At<'_, '_>, peer: usize, signal: Signal) -> Checked<Operations> {
     at.inner.nccl.needs("ncclSignal", SINCE)?;
     let peer = at.rank("the peer", peer)?;
-    let (index, context) = (number(at, "the signal's index", signal.index)?, number(at, "the signal's context", signal.context)?);
+    let (index, context) = numbers(at, signal)?;
     let kind = Kind::Signal { peer, index, context };
     let operation = Operation { kind, send: 0, recv: 0, count: 0, data_type: ncclDataType_t::ncclUint8, element_bytes: 1 };
     at.finish(None, None)?;
@@ -160,11 +183,16 @@ fn wait_signal(at: &mut At<'_, '_>, waits: &[SignalWait]) -> Checked<Operations>
     at.inner.nccl.needs("ncclWaitSignal", SINCE)?;
     let mut list = Vec::new();
     for wait in waits {
+        if wait.count == 0 {
+            let kind = MisuseKind::Value { what: "the count", found: 0, expected: "at least 1" };
+            return Err(NcclError::misuse(at.call.name(), kind).into());
+        }
+        let (index, context) = numbers(at, wait.signal)?;
         list.push(ncclWaitSignalDesc_t {
             opCnt: number(at, "the count", wait.count)?,
             peer: at.rank("the peer", wait.peer)?,
-            sigIdx: number(at, "the signal's index", wait.signal.index)?,
-            ctx: number(at, "the signal's context", wait.signal.context)?,
+            sigIdx: index,
+            ctx: context,
         });
     }
     if list.is_empty() {

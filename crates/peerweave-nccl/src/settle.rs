@@ -44,8 +44,21 @@ impl Inner {
     fn settle_slowly(self: &Arc<Self>, call: &'static str, code: ncclResult_t, inside: Inside<'_>) -> Result<(), NcclError> {
         match code {
             ncclResult_t::ncclInProgress => settle_group(call, Turns::One([(self, inside)]), self.deadline()),
-            code => Err(self.failure(call, code)),
+            code => {
+                // Read before the state changes: the words are of this failure.
+                let failure = self.failure(call, code);
+                inside.surface();
+                keep_failure(self);
+                Err(failure)
+            }
         }
+    }
+}
+
+/// After a call that NCCL has refused: on a communicator that does not block, NCCL keeps its errors, and every later call would only find them.
+fn keep_failure(inner: &Inner) {
+    if !inner.gate.is_closed() && !matches!(inner.ask(), Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress)) {
+        let _ = inner.gate.change(State::Live, State::Failed);
     }
 }
 
@@ -182,6 +195,10 @@ fn end_badly(
         Ok(code) => Err(nccl.failure(call, code, None)),
         Err(error) => Err(error),
     };
+    for (inner, inside) in inside.iter() {
+        inside.surface();
+        keep_failure(inner);
+    }
     let inners: Vec<_> = inside.iter().map(|(inner, _)| Arc::clone(inner)).collect();
     // Who aborts waits for this thread to leave.
     drop(inside);

@@ -131,7 +131,8 @@ impl<T: Element> Window<T> {
     /// ([`NcclMem`](crate::NcclMem)) or made in the same way. NCCL 2.27.3.
     ///
     /// # Collective
-    /// All ranks, at the same place among their calls; ranks of one thread by [`register_all`](Self::register_all). Lengths may differ.
+    /// All ranks, at the same place among their calls; ranks of one thread by [`register_all`](Self::register_all). Lengths may differ
+    /// from NCCL 2.30.7 on; before, NCCL finds a peer's window by the length of its own.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for memory that is borrowed, of another device, empty, or whose address is no multiple of 4096;

@@ -31,7 +31,7 @@ impl<T: Element> Window<T> {
     /// rank. NCCL 2.29.2.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for a rank that does not exist, or an offset outside of its window; [`NcclError::Unsupported`] before;
+    /// [`NcclError::Misuse`] for a rank that does not exist, or an offset outside of its window or of this rank's own; [`NcclError::Unsupported`] before;
     /// [`NcclError::Dead`].
     pub fn peer_pointer(&self, rank: usize, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetPeerDevicePointer";
@@ -167,7 +167,8 @@ impl<T: Element> Window<T> {
 
     /// Where an element of a rank's window begins, in bytes.
     fn place(&self, call: &'static str, rank: usize, offset: usize) -> Result<usize, NcclError> {
-        inside::<T>(call, self.len_of(rank)?, offset)
+        // NCCL compares with the length of this rank's window, whoever's it is.
+        inside::<T>(call, self.len_of(rank)?.min(self.len_bytes() / size_of::<T>()), offset)
     }
 }
 

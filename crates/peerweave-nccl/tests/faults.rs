@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_nccl::{
     Communicator, Config, DeadState, Nccl, NcclError, NcclMem, OnExpiry, ReduceOp, ResultCode, ShrinkMode, Signal, SignalWait,
-    Window, WindowKind,
+    Switch, Window, WindowKind,
 };
 
 #[test]
@@ -67,7 +67,10 @@ fn asynchronous_error_ends_the_wait_at_once() {
 #[test]
 fn call_that_fails_is_an_error_with_the_words_of_nccl_and_the_next_works() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllGather:2=4").run(|| {
-        let (comm, stream) = alone();
+        let config = Config::new().blocking(Switch::On);
+        let comm =
+            Communicator::init_all(Nccl::load().expect("the fake"), &contexts(1), &config, DEADLINE).expect("made").remove(0);
+        let stream = comm.context().new_stream().expect("a stream");
         let (send, mut recv) = (floats(&stream, &[1.0]), floats(&stream, &[0.0]));
         comm.all_gather(&stream, &send, &mut recv).expect("the first works");
         let error = comm.all_gather(&stream, &send, &mut recv).expect_err("the second does not");
@@ -81,6 +84,25 @@ fn call_that_fails_is_an_error_with_the_words_of_nccl_and_the_next_works() {
         assert!(error.to_string().contains(&words.expect("just seen")), "{error}");
         comm.all_gather(&stream, &send, &mut recv).expect("the third works");
         comm.wait(&stream, DEADLINE).expect("it completes");
+    });
+}
+
+#[test]
+fn call_that_fails_ends_a_communicator_that_does_not_block() {
+    // NCCL keeps the error with it, and every later call would only find that.
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllGather:1=4,ncclAllReduce:1=4").run(|| {
+        let (comm, stream) = alone();
+        let (send, mut recv) = (floats(&stream, &[1.0]), floats(&stream, &[0.0]));
+        let error = comm.all_gather(&stream, &send, &mut recv).expect_err("it does not work");
+        assert_eq!(error.code(), Some(ResultCode::INVALID_ARGUMENT));
+        let error = comm.all_gather(&stream, &send, &mut recv).expect_err("nothing does any more");
+        assert!(matches!(error, NcclError::Dead { state: DeadState::Failed, .. }), "{error}");
+        let (comm, stream) = alone();
+        let error = comm.nccl().group(|group| group.all_reduce(&comm, &stream, &send, &mut recv, ReduceOp::Sum));
+        assert_eq!(error.expect_err("it does not work").code(), Some(ResultCode::INVALID_ARGUMENT));
+        let error = comm.all_gather(&stream, &send, &mut recv).expect_err("nothing does any more");
+        assert!(matches!(error, NcclError::Dead { state: DeadState::Failed, .. }), "{error}");
+        comm.abort(DEADLINE).expect("it can be ended");
     });
 }
 

@@ -224,8 +224,11 @@ fn suspended_communicator_rests_until_it_is_resumed() {
             comm.suspend().expect("it rests");
             let rests = comm.mem_stats().expect("statistics");
             assert!(rests.is_suspended && !before.is_suspended);
-            assert_eq!(before.total_bytes - rests.total_bytes, before.suspendable_bytes);
-            assert_eq!((rests.total_bytes, before.persistent_bytes), (rests.persistent_bytes, rests.persistent_bytes));
+            assert_eq!(before.total_bytes, before.persistent_bytes + before.suspendable_bytes);
+            assert_eq!(
+                (rests.total_bytes, rests.persistent_bytes, rests.suspendable_bytes),
+                (before.total_bytes, before.persistent_bytes, before.suspendable_bytes)
+            );
             assert_eq!(state_of(sum(&comm, &stream)), DeadState::Suspended);
             comm.resume().expect("it goes on");
             assert_eq!(sum(&comm, &stream).expect("it works"), 3.0);

@@ -11,7 +11,7 @@ use common::*;
 use peerweave_driver::{CudaContext, DeviceMemory, DriverError};
 use peerweave_nccl::{
     CollConfig, Communicator, Config, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, ShrinkMode, Signal, SignalWait, Switch,
-    Window, WindowKind,
+    Version, Window, WindowKind,
 };
 use peerweave_types::F8E4M3;
 
@@ -314,6 +314,10 @@ fn windows_and_puts_outside_of_them() {
         );
         says(comm.wait_signal(&stream, &[]), "wait_signal: the list of waits has 0 waits at least, expected 1");
         says(
+            comm.wait_signal(&stream, &[SignalWait { peer: 0, signal: Signal::default(), count: 0 }]),
+            "wait_signal: the count is 0, expected at least 1",
+        );
+        says(
             comm.wait_signal(&stream, &[SignalWait { peer: 0, signal: Signal { index: u32::MAX, context: 0 }, count: 1 }]),
             "wait_signal: the signal's index is 4294967295, expected at most 2147483647",
         );
@@ -371,6 +375,25 @@ fn library_of_2_18_says_what_it_lacks() {
         let named = Communicator::init_all(nccl, &contexts(1), &Config::new().name("x"), Duration::from_secs(5));
         needs(named, "Config::name (ncclConfig_t.commName)", "2.27.0");
         comm.wait(&stream, DEADLINE).expect("what was enqueued completes");
+    });
+}
+
+#[test]
+fn before_2_31_there_is_one_signal() {
+    fakes_of(1, "2.30.7").run(|| {
+        let (comm, stream) = alone();
+        comm.signal(&stream, 0, Signal::default()).expect("it is enqueued");
+        let first = SignalWait { peer: 0, signal: Signal::default(), count: 1 };
+        comm.wait_signal(&stream, &[first]).expect("it is enqueued");
+        comm.wait(&stream, DEADLINE).expect("it has come");
+        for signal in [Signal { index: 1, context: 0 }, Signal { index: 0, context: 1 }] {
+            for result in [comm.signal(&stream, 0, signal), comm.wait_signal(&stream, &[SignalWait { signal, ..first }])] {
+                let error = result.expect_err("NCCL would refuse it");
+                let since = matches!(&error, NcclError::Unsupported(unsupported) if unsupported.since == Version::new(2, 31, 0));
+                assert!(since, "{error}");
+            }
+        }
+        comm.signal(&stream, 0, Signal::default()).expect("NCCL was not asked, and goes on");
     });
 }
 

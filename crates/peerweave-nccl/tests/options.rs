@@ -130,10 +130,10 @@ fn options_of_a_call_reach_the_library() {
             comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect(shown);
             assert_eq!(logged("collective config ").last().map(String::as_str), Some(shown));
         }
+        comm.wait(&stream, DEADLINE).expect("it completes");
         let forced = CollConfig::new().algorithms("none such");
         let error = comm.with(&forced).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("it is forced");
         assert_eq!(error.code().map(|code| code.get()), Some(5), "{error}");
-        comm.wait(&stream, DEADLINE).expect("it completes");
     });
 }
 

@@ -118,6 +118,17 @@ fn is_grouped(function: &str) -> bool {
     GROUPED.contains(&name.trim_end_matches("Config")) || GROUPED.contains(&name)
 }
 
+/// Functions that enqueue work.
+fn is_enqueued(function: &str) -> bool {
+    is_grouped(function) && !function.starts_with("ncclComm")
+}
+
+/// A communicator that does not block keeps what such a function has failed with: every later call finds it, as in NCCL.
+fn keep(arguments: Arguments<'_>, code: Code) {
+    let comms = arguments.iter().filter_map(|(_, argument)| argument.comm()?.peek());
+    comms.filter(|comm| !comm.config.blocking).for_each(|comm| comm.set_async_error(code));
+}
+
 /// Runs the body of an exported function.
 pub(crate) fn enter(function: &'static str, arguments: Arguments<'_>, body: impl FnOnce() -> Result) -> i32 {
     version::check(function);
@@ -144,6 +155,9 @@ pub(crate) fn enter(function: &'static str, arguments: Arguments<'_>, body: impl
                 errors::set(&failure.text);
                 if is_grouped(function) {
                     group::note(failure.code);
+                }
+                if is_enqueued(function) {
+                    keep(arguments, failure.code);
                 }
             }
             failure.code

@@ -255,7 +255,8 @@ exports! {
             0 => CAN_BE_SUSPENDED,
             1 => u64::from(suspended),
             2 => PERSISTS,
-            3 => PERSISTS + if suspended { 0 } else { CAN_BE_SUSPENDED },
+            // Suspending changes no sums.
+            3 => PERSISTS + CAN_BE_SUSPENDED,
             other => return invalid(format!("unknown statistic {other}")),
         });
         Ok(())
