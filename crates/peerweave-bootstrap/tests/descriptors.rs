@@ -162,12 +162,12 @@ fn calls_that_nobody_completes_fill_no_store_either() {
     let options = ServerOptions { max_stored_bytes: 400, ..ServerOptions::default() };
     let party = Party::with(3, Endpoint::random_unix().unwrap(), options);
     let members = pes(0..3);
-    party.try_run(0..3, Duration::from_millis(500), |joined| {
+    party.try_run(0..3, Duration::from_secs(1), |joined| {
         let rendezvous = joined.unwrap();
         if rendezvous.pe() == Pe::new(2) {
             return party.until(|state| state.left.len() == 2);
         }
-        for round in 0..5 {
+        for round in 0..4 {
             match rendezvous.exchange_descriptors(&members, memory(b"")).unwrap_err() {
                 BootstrapError::Timeout { missing, .. } => assert_eq!(missing, pes([2])),
                 other => panic!("round {round}: {other}"),
