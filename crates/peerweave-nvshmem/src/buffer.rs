@@ -87,13 +87,11 @@ impl<T: Element> SymmetricBuffer<T> {
         if values.is_empty() {
             return Ok(());
         }
-        self.allocation.note(stream);
-        let bytes = size_of_val(values);
+        let (side, bytes) = (self.side(), size_of_val(values));
         // SAFETY: both ranges have that many bytes, and the slice lives until the stream has passed the copy, below.
-        let code = unsafe {
-            Driver::get()?.api().cuMemcpyHtoDAsync_v2(self.address(), values.as_ptr().cast(), bytes, stream.cu_stream())
-        };
-        let done = synchronize(stream);
+        let code =
+            unsafe { Driver::get()?.api().cuMemcpyHtoDAsync_v2(self.address(), values.as_ptr().cast(), bytes, side.cu_stream()) };
+        let done = synchronize(side);
         CudaError::check("cuMemcpyHtoDAsync_v2", code.map_err(DriverError::from)?)?;
         done
     }
@@ -112,13 +110,12 @@ impl<T: Element> SymmetricBuffer<T> {
         if values.is_empty() {
             return Ok(values);
         }
-        self.allocation.note(stream);
-        let bytes = size_of_val(values.as_slice());
+        let (side, bytes) = (self.side(), size_of_val(values.as_slice()));
         // SAFETY: both ranges have that many bytes; elements allow any bits; the vector lives until the stream has passed the copy, below.
         let code = unsafe {
-            Driver::get()?.api().cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), self.address(), bytes, stream.cu_stream())
+            Driver::get()?.api().cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), self.address(), bytes, side.cu_stream())
         };
-        let done = synchronize(stream);
+        let done = synchronize(side);
         if done.is_err() {
             // The copy may still come: the vector must outlive it.
             std::mem::forget(std::mem::take(&mut values));
@@ -128,7 +125,14 @@ impl<T: Element> SymmetricBuffer<T> {
         Ok(values)
     }
 
-    /// Waits until the stream is idle, so that a copy between it and ordinary memory, which no deadline can end, is as long as the copy.
+    /// The stream of copies between the device and ordinary memory, which no deadline can end: nobody else has it, so that nothing is before them.
+    fn side(&self) -> &Arc<CudaStream> {
+        let side = &self.allocation.inner.side;
+        self.allocation.note(side);
+        side
+    }
+
+    /// Waits until the stream has done what it has, at most for the deadline.
     fn arrive(&self, call: &'static str, stream: &Arc<CudaStream>, count: usize) -> Result<(), NvshmemError> {
         let inner = &self.allocation.inner;
         inner.alive(call)?;

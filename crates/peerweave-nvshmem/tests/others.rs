@@ -125,6 +125,37 @@ fn without_a_rendezvous_nobody_puts_before_the_zeros_of_all() {
 }
 
 #[test]
+fn a_copy_does_not_wait_for_what_another_thread_puts_on_the_stream_meanwhile() {
+    fakes().run_many(1, |child| {
+        let here = start_within(&child, SHORT);
+        let hold = Hold::new(&here);
+        let memory = here.context.alloc_zeroed::<u32>(64).expect("memory");
+        let order = c"cuMemcpyHtoDAsync_v2:*=300ms,cuMemcpyDtoHAsync_v2:*=300ms";
+        ask_driver(c"peerweave_fake_cuda_fail", order.as_ptr().addr());
+        let meanwhile = |copy: &(dyn Fn() + Sync)| {
+            std::thread::scope(|scope| {
+                let copying = scope.spawn(copy);
+                // The stream was idle when the copy began.
+                std::thread::sleep(A_WHILE / 2);
+                hold.hold(&here.stream);
+                std::thread::sleep(5 * A_WHILE);
+                let done = copying.is_finished();
+                hold.release();
+                copying.join().expect("it comes back");
+                assert!(done, "the copy waited for the other thread's work, for which there is no deadline");
+            });
+            here.stream.synchronize().expect("it passes");
+        };
+        meanwhile(&|| memory.copy_from(&here.stream, &[7; 64]).expect("a copy"));
+        hold.reset();
+        meanwhile(&|| assert_eq!(memory.to_vec(&here.stream).expect("a copy"), [7; 64]));
+        here.context.free(memory).expect("freed");
+        hold.free();
+        here.end();
+    });
+}
+
+#[test]
 fn a_device_that_is_busy_for_ever_keeps_a_start_no_longer_than_the_deadline() {
     fakes().run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);

@@ -101,6 +101,13 @@ impl Hold {
         self.context.signal(&signal, self.context.pe(), &self.other).expect("it is enqueued");
     }
 
+    /// Holds again what is given to [`hold`](Self::hold) from now on.
+    pub(crate) fn reset(&self) {
+        let signal = Signal { word: &self.word, value: 0, op: SignalOp::Set };
+        self.context.signal(&signal, self.context.pe(), &self.other).expect("it is enqueued");
+        self.other.synchronize().expect("it passes");
+    }
+
     /// Releases after a while, from another thread, while `body` runs. Gives how long that took.
     pub(crate) fn release_after<R>(&self, while_held: Duration, body: impl FnOnce() -> R) -> (R, Duration) {
         std::thread::scope(|scope| {
