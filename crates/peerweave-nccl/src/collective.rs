@@ -43,6 +43,8 @@ impl Communicator {
     }
 
     /// Copies the root's buffer to every rank's. Only the root gives a send buffer; what others give is not read.
+    ///
+    /// Where receive buffers are registered, or lie in windows, the root's send buffer has to be as well: NCCL takes it that all are.
     pub fn broadcast<T: Element>(
         &self,
         stream: &Arc<CudaStream>,

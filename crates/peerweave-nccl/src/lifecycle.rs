@@ -40,6 +40,9 @@ impl Communicator {
     ///
     /// It takes the handle; clones of it give [`NcclError::Dead`] afterwards.
     ///
+    /// NCCL frees memory that its peers have mapped, for which the driver waits until those devices are idle. So where several ranks are threads of one
+    /// process, let all of them come back from this before one of them enqueues anything that waits for another rank.
+    ///
     /// ```compile_fail,E0382
     /// # use std::time::Duration;
     /// # use peerweave_nccl::{Communicator, NcclError};

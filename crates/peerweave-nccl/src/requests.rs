@@ -108,7 +108,19 @@ pub(crate) fn broadcast<'a, T: Element>(
         }
     };
     let recv = at.write("the receive buffer", recv)?;
-    at.one::<T>(Kind::Broadcast(raw_root), count, data_type, send, Some(recv))
+    let (send_address, recv_address) = (send.as_ref().map_or(recv.address, |send| send.address), recv.address);
+    let operation = broadcast_of(raw_root, [send_address, recv_address], count, data_type, size_of::<T>());
+    at.finish(send, Some(recv))?;
+    Ok(Operations::One(operation))
+}
+
+/// A broadcast, by addresses: who is not the root gives the place of the result for what is sent.
+///
+/// NCCL reads nothing there, but looks whether both buffers are registered, and where one rank finds them and another does not, since it gave none, they
+/// go different ways and never meet: seen in 2.28.9 with windows.
+#[inline]
+fn broadcast_of(root: i32, [send, recv]: [u64; 2], count: usize, data_type: ncclDataType_t, element_bytes: usize) -> Operation {
+    Operation { kind: Kind::Broadcast(root), send, recv, count, data_type, element_bytes }
 }
 
 #[inline]
@@ -332,8 +344,8 @@ pub(crate) fn all_gather_v<'a, T: Element>(
     at.many(send, recv, |send, mut recv, data_type| {
         let mut operations = Vec::with_capacity(counts.len());
         for (root, &count) in counts.iter().enumerate() {
-            let send = if root == mine { send } else { NO_BUFFER };
-            let part = Operation { kind: Kind::Broadcast(root as i32), send, recv, count, data_type, element_bytes };
+            let send = if root == mine { send } else { recv };
+            let part = broadcast_of(root as i32, [send, recv], count, data_type, element_bytes);
             operations.extend((count > 0).then_some(part));
             recv += (count * element_bytes) as u64;
         }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
+use peerweave_driver::DeviceBuffer;
 use peerweave_nccl::{
     Communicator, Config, DeadState, Nccl, NcclError, NcclMem, OnExpiry, ReduceOp, ResultCode, ShrinkMode, Signal, SignalWait,
     Switch, Window, WindowKind,
@@ -300,6 +301,28 @@ fn signals_are_counted_by_sender_and_by_number() {
             }
             comm.abort(DEADLINE).expect("it ends");
             drop(window);
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn registered_buffers_are_broadcast_and_gathered_with_counts() {
+    fakes(3).run(|| {
+        ranks(3, &Config::new(), |comm, stream| {
+            let (send, mut recv) = (floats(&stream, &[comm.rank() as f32 + 1.0; 2]), floats(&stream, &[0.0; 6]));
+            let registrations =
+                [comm.register(&send).expect("it is registered"), comm.register(&recv).expect("it is registered")];
+            // Who is not the root gives nothing, and NCCL still has to find something registered.
+            let given = (comm.rank() == 1).then_some(&send as &dyn DeviceBuffer<f32>);
+            comm.broadcast(&stream, given, &mut recv.slice(0..2).expect("it is inside"), 1).expect("it is enqueued");
+            assert_eq!(recv.to_vec(&stream).expect("it can be read")[..2], [2.0, 2.0]);
+            comm.all_gather_v(&stream, &send, &mut recv, &[2, 2, 2]).expect("it is enqueued");
+            assert_eq!(recv.to_vec(&stream).expect("it can be read"), [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
+            for registration in registrations {
+                registration.deregister(&stream, DEADLINE).expect("all give it back");
+            }
+            comm.finalize(DEADLINE).expect("all end");
         });
         nothing_is_left();
     });

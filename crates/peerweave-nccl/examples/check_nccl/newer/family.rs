@@ -75,6 +75,8 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     part.computes(&all, "grown")?;
     part.step("the smaller one ends");
     few.map_or(Ok(()), |few| few.finalize(super::DEADLINE))?;
+    // Seen on hardware: while one thread of the process still frees what was mapped, another's kernel must not wait for it.
+    part.meet()?;
     part.computes(&all, "grown, without its parent")?;
     part.meet()?;
     if part.rank() + 1 < n {
