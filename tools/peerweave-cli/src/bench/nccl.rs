@@ -132,18 +132,23 @@ impl Session<'_> {
     }
 
     fn rows<T: Elements>(&self, cases: &[(usize, Case)]) -> Result<(), Failure> {
-        let pe = self.communicator.rank();
-        let view = |case: &Case, placement| View {
+        let (pe, n_pes) = (self.communicator.rank(), self.config.n_pes);
+        let view_of = |rank, case: &Case, placement| View {
             op: self.config.op,
             counts: case.counts,
-            n_pes: self.config.n_pes,
-            rank: pe,
+            n_pes,
+            rank,
             root: case.root.unwrap_or(0),
             placement,
         };
-        let views: Vec<View> =
-            cases.iter().flat_map(|(_, case)| placements(self.config).map(|placement| view(case, placement))).collect();
-        let most = |part: fn((usize, usize)) -> usize| views.iter().map(|view| part(geometry::lengths(view))).max().unwrap_or(0);
+        let view = |case, placement| view_of(pe, case, placement);
+        // As much on every PE: windows are of one length everywhere.
+        let most = |part: fn((usize, usize)) -> usize| {
+            let of_case =
+                |case| placements(self.config).flat_map(move |placement| (0..n_pes).map(move |rank| (rank, case, placement)));
+            let all = cases.iter().flat_map(|(_, case)| of_case(case));
+            all.map(|(rank, case, placement)| part(geometry::lengths(&view_of(rank, case, placement)))).max().unwrap_or(0)
+        };
         let context = self.stream.context();
         let alloc = |len| -> Result<DeviceMemory<T>, Failure> {
             Ok(match self.config.buffers {
