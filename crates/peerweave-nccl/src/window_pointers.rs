@@ -28,7 +28,7 @@ pub struct LogicalEndpoint {
 
 impl<T: Element> Window<T> {
     /// The address of element `offset` of a rank's window, for loads and stores of kernels on this rank's device; `None` where they do not reach that
-    /// rank. NCCL 2.29.2.
+    /// rank. For this rank's own it is another than the memory's, since NCCL maps that once more. NCCL 2.29.2.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for a rank that does not exist, or an offset outside of its window or of this rank's own; [`NcclError::Unsupported`] before;

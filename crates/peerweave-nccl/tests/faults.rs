@@ -193,9 +193,9 @@ fn windows_are_put_into_by_every_rank() {
             let memory = NcclMem::from_slice(comm.nccl(), &stream, &vec![0.0f32; n]).expect("memory");
             let source = NcclMem::from_slice(comm.nccl(), &stream, &[rank as f32 + 1.0]).expect("memory");
             let window =
-                Window::register(&comm, &memory, WindowKind::DEFAULT).expect("all register").expect("the fake has windows");
+                Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("all register").expect("the fake has windows");
             let of_source =
-                Window::register(&comm, &source, WindowKind::DEFAULT).expect("all register").expect("the fake has windows");
+                Window::register(&comm, &source, WindowKind::SYMMETRIC).expect("all register").expect("the fake has windows");
             assert_eq!((0..n).map(|rank| window.len_of(rank).expect("a rank")).collect::<Vec<_>>(), [n; 3]);
             assert_eq!(window.user_address().expect("it is asked for"), memory.address());
             for peer in 0..n {

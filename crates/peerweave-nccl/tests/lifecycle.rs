@@ -287,6 +287,7 @@ fn nothing_can_be_called_on_what_has_ended_and_it_ends_once() {
                 assert_eq!(state_of(comm.suspend()), state);
                 assert_eq!(state_of(comm.async_error()), state);
                 assert_eq!(state_of(comm.last_error()), state);
+                assert_eq!(state_of(comm.as_raw()), state);
                 assert_eq!(state_of(comm.mem_stats()), state);
                 assert_eq!(state_of(comm.properties()), state);
                 assert_eq!(state_of(PreMulSum::new(comm, 1.0f32)), state);
@@ -572,11 +573,12 @@ fn forked_child_gets_errors() {
             // So a real driver answers in a fork (seen on H200), and no call may come as far as that.
             fail_driver("cuCtxSetCurrent:*=3,cuCtxGetCurrent:*=3,cuEventCreate:*=3");
             let (context, config, requirements) = (comm.context(), Config::new(), DeviceCommRequirements::new());
-            let results: [(&str, Result<(), NcclError>); 32] = [
+            let results: [(&str, Result<(), NcclError>); 33] = [
                 ("wait", comm.wait(&stream, DEADLINE)),
                 ("abort", comm.abort(DEADLINE)),
                 ("async_error", comm.async_error().map(drop)),
                 ("last_error", comm.last_error().map(drop)),
+                ("as_raw", comm.as_raw().map(drop)),
                 ("properties", comm.properties().map(drop)),
                 ("mem_stats", comm.mem_stats().map(drop)),
                 ("split", comm.split(None, 0).map(drop)),

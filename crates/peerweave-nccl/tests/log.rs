@@ -148,7 +148,7 @@ fn every_call_has_a_span_that_says_of_which_communicator() {
         let (mut values, send) = (floats(&stream, &[1.0]), floats(&stream, &[1.0]));
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 8]).expect("memory");
         let registered = comm.register(&memory).expect("it is registered");
-        let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("it is registered").expect("a window");
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it is registered").expect("a window");
         drop(PreMulSum::new(&comm, 2.0f32).expect("it is made"));
         let device = DeviceCommunicator::create(&comm, &DeviceCommRequirements::new()).expect("it is made");
         comm.all_reduce(&stream, &send, &mut values, ReduceOp::Sum).expect("it is enqueued");

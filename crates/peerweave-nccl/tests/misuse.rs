@@ -213,7 +213,8 @@ fn errors_that_other_objects_left_in_the_context_are_not_told_by_these_calls() {
         };
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 4]).expect("memory");
         leave();
-        let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("it is registered").expect("there are windows");
+        let window =
+            Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it is registered").expect("there are windows");
         let beside = peerweave_driver::PrivateStream::new(comm.context()).expect("a stream");
         comm.put_signal(&beside, &memory, 0, &window, 0, Signal::default()).expect("it is enqueued");
         window.deregister(&stream, DEADLINE).expect("it is given back");

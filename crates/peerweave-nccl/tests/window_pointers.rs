@@ -56,9 +56,9 @@ fn with_windows(body: impl Fn(&Communicator, &NcclMem<u32>, &Window<u32>) + Sync
 #[test]
 fn every_rank_s_part_is_found_by_rank_and_by_index() {
     fakes_of("2.32.3").run(|| {
-        with_windows(|communicator, memory, window| {
-            let own = window.peer_pointer(communicator.rank(), 0).expect("it is alive").expect("a rank reaches itself");
-            assert_eq!(own, memory.address());
+        with_windows(|communicator, _, window| {
+            // NCCL maps everybody's memory once more, this rank's too: only that there is an address can be said.
+            window.peer_pointer(communicator.rank(), 0).expect("it is alive").expect("a rank reaches itself");
             let team = communicator.lsa_team().expect("it is alive").expect("the fake reaches all");
             let mut addresses = Vec::new();
             for index in 0..team.ranks() {

@@ -25,6 +25,7 @@ pub(crate) struct Window {
     number: u64,
     pub(crate) base: usize,
     pub(crate) bytes: usize,
+    is_symmetric: bool,
     /// Where each rank's memory is in its process, and how long it is.
     places: Vec<(usize, usize)>,
     /// An address range that only kernels could use; 0 without multicast.
@@ -87,6 +88,9 @@ pub(crate) fn lsa_size(comm: &Comm) -> i32 {
     if even && distinct { block as i32 } else { 1 }
 }
 
+/// `NCCL_WIN_COLL_SYMMETRIC`.
+const SYMMETRIC: c_int = 1;
+
 /// Addresses that nothing may touch: a fault shows whoever takes them for memory.
 fn reserve(bytes: usize) -> usize {
     if !settings::get().multimem {
@@ -105,7 +109,7 @@ fn unreserve(window: &Window) {
     }
 }
 
-fn register(comm: &'static Comm, base: usize, bytes: usize, out: Out<*mut c_void>) -> Result {
+fn register(comm: &'static Comm, base: usize, bytes: usize, is_symmetric: bool, out: Out<*mut c_void>) -> Result {
     let number = derive::next_control(comm);
     let run = move || {
         let own = [(base as u64).to_le_bytes(), (bytes as u64).to_le_bytes()].concat();
@@ -115,7 +119,8 @@ fn register(comm: &'static Comm, base: usize, bytes: usize, out: Out<*mut c_void
         let rank = comm.who().rank;
         let handle = Handle { host: std::ptr::null(), base, lsa_rank: rank % lsa_size(comm), world_rank: rank, rest: [0; 9] };
         let handle: *mut c_void = std::ptr::from_mut(Box::leak(Box::new(handle))).cast();
-        let window = Window { comm: comm.handle().address(), number, base, bytes, places, multimem: reserve(bytes) };
+        let multimem = reserve(bytes);
+        let window = Window { comm: comm.handle().address(), number, base, bytes, is_symmetric, places, multimem };
         windows().insert(handle.addr(), Arc::new(window));
         // Nobody may put into a window before its owner knows it.
         derive::exchange(comm, &derive::everybody(comm), number | 1 << 62, &[], &|| comm.stopped())?;
@@ -251,7 +256,7 @@ exports! {
         if settings::get().null_window {
             return Ok(());
         }
-        register(comm, buff.expose_provenance(), size, Out(win))
+        register(comm, buff.expose_provenance(), size, win_flags & SYMMETRIC != 0, Out(win))
     }
 
     /// Forgets a window; null is allowed.
@@ -349,6 +354,15 @@ exports! {
             not_null(localbuff, "localbuff")?;
         }
         let from = localbuff.expose_provenance();
+        if !window.is_symmetric {
+            return invalid("ncclPutSignal requires a window registered for RMA");
+        }
+        let holds = |own: &Window| {
+            own.comm == window.comm && own.is_symmetric && own.base <= from && from + bytes <= own.base + own.bytes
+        };
+        if !windows().values().any(|own| holds(own)) {
+            return invalid("the source of ncclPutSignal is in no symmetric window");
+        }
         let put = OneSided::Put { from, bytes, peer, window: window.number, offset: peer_win_offset, signal: sig_idx, context: ctx };
         collectives::submit(comm, stream, Work::OneSided(put), None)
     }

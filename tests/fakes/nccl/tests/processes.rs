@@ -62,7 +62,8 @@ fn puts_reach_another_process() {
         let mut peer = 1;
         ok(ncclGetPeerDevicePointer(window, 0, 1 - rank, &mut peer));
         assert_eq!(peer, 0, "another process's memory is not reachable from a kernel");
-        let from = buffer(&[rank + 40]);
+        let from = memory + 40;
+        write(from, rank + 40);
         ok(ncclPutSignal(from, 1, I32, 1 - rank, window, 8, 0, 0, 0, comm, stream));
         ok(ncclWaitSignal(1, &[1, 1 - rank, 0, 0], comm, stream));
         assert_eq!(cuStreamSynchronize(stream), 0);

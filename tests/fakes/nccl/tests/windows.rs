@@ -30,7 +30,9 @@ fn a_window_shows_every_rank_of_the_process_and_takes_puts() {
             assert_eq!(ncclGetLsaDevicePointer(window, 100, 0, &mut pointer), 4);
             ok(ncclGetLsaMultimemDevicePointer(window, 0, &mut pointer));
             assert_eq!(pointer, 0, "no multicast");
-            let from = buffer(&[7 + rank]);
+            assert_eq!(ncclPutSignal(buffer(&[0]), 1, I32, 1 - rank, window, 96, 0, 0, 0, comm, stream), 4, "in no window");
+            let from = memory + 40;
+            write(from, 7 + rank);
             ok(ncclPutSignal(from, 1, I32, 1 - rank, window, 96, 0, 0, 0, comm, stream));
             ok(ncclSignal(1 - rank, 0, 0, 0, comm, stream));
             ok(ncclWaitSignal(1, &[2, 1 - rank, 0, 0], comm, stream));

@@ -220,6 +220,12 @@ pub fn buffer<T: Copy>(elements: &[T]) -> usize {
     pointer
 }
 
+/// A number into memory that the library or a test has made.
+pub fn write(at: usize, number: i32) {
+    // SAFETY: the callers give memory of their own.
+    unsafe { std::ptr::with_exposed_provenance_mut::<i32>(at).write(number) };
+}
+
 pub fn read<T: Copy + Default>(pointer: usize, count: usize) -> Vec<T> {
     let mut elements = vec![T::default(); count];
     assert_eq!(cuMemcpyDtoH_v2(elements.as_mut_ptr().cast(), pointer, size_of_val(&elements[..])), 0);
