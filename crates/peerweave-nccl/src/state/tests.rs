@@ -1,0 +1,237 @@
+//! The gate with real threads: who gets in, who waits, who is told, who is given up.
+//!
+//! Every order of steps is `model.rs`, weak memory `weak.rs`. Invariant: no test depends on who is first.
+
+use super::*;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+const LONG: Duration = Duration::from_secs(20);
+
+#[test]
+fn one_thread_at_a_time_and_nobody_is_forgotten() {
+    let (gate, inside, entries) = (Gate::default(), AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..2_000 {
+                    let _inside = gate.enter(Allowed::LIVE, || LONG).expect("it is live");
+                    assert_eq!(inside.fetch_add(1, Relaxed), 0);
+                    entries.fetch_add(1, Relaxed);
+                    inside.fetch_sub(1, Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(entries.into_inner(), 8_000);
+    assert_eq!((gate.turn.into_inner(), gate.waiting.into_inner(), gate.word.into_inner()), (FREE, 0, 0));
+    assert_eq!(gate.hungry.into_inner(), 0);
+}
+
+/// What a call does, and what who aborts does, again and again at the same moment: who got in before the gate was closed is waited for.
+#[test]
+fn nobody_is_inside_what_was_closed_and_drained() {
+    let (mut got_in, mut refused) = (0, 0);
+    for round in 0..3_000 {
+        let (gate, is_freed, start) = (Gate::default(), AtomicBool::new(false), Barrier::new(3));
+        let (gate, is_freed, start) = (&gate, &is_freed, &start);
+        let call = move |enter: &dyn Fn() -> bool| {
+            start.wait();
+            (0..200).filter(|_| enter()).count()
+        };
+        let use_it = |inside: Inside<'_>| {
+            assert!(!is_freed.load(Relaxed), "round {round}: used after it was freed");
+            drop(inside);
+            true
+        };
+        std::thread::scope(|scope| {
+            let plunging = scope.spawn(move || call(&|| gate.plunge().is_some_and(use_it)));
+            let entering = scope.spawn(move || {
+                call(&|| gate.enter(Allowed::LIVE, || LONG).is_ok_and(|inside| inside.dive().is_ok() && use_it(inside)))
+            });
+            start.wait();
+            (0..round % 64).for_each(|_| std::hint::spin_loop());
+            gate.close(State::Aborted).expect("it was open");
+            assert!(gate.drain(LONG));
+            is_freed.store(true, Relaxed);
+            got_in += plunging.join().expect("no panic");
+            refused += 200 - entering.join().expect("no panic");
+        });
+    }
+    assert!(got_in > 0 && refused > 0, "{got_in} and {refused}: the race was not run");
+}
+
+#[test]
+fn turn_that_is_taken_is_kept_whoever_tries_to_get_in() {
+    let gate = Gate::default();
+    let inside = gate.plunge().expect("nobody is inside");
+    assert!(gate.plunge().is_none());
+    assert_eq!(gate.enter(Allowed::LIVE, || Duration::ZERO).map(drop), Err(Refused::Busy));
+    assert!(gate.plunge().is_none(), "who was refused has not given the turn away");
+    drop(inside);
+    assert!(gate.plunge().is_some());
+}
+
+#[test]
+fn who_plunges_gets_into_what_is_live_only_and_leaves_nothing_behind() {
+    for state in [State::Suspended, State::Failed, State::Revoked] {
+        let gate = Gate::default();
+        gate.set(state).expect("open");
+        assert!(gate.plunge().is_none(), "{state:?}");
+        assert!(gate.enter(Allowed::OPEN, || Duration::ZERO).is_ok(), "{state:?}: the turn is free");
+    }
+    let gate = Gate::default();
+    let inside = gate.plunge().expect("it is live");
+    gate.close(State::Aborted).expect("it was open");
+    assert!(!gate.drain(Duration::from_millis(5)), "it may be stuck");
+    drop(inside);
+    assert!(gate.drain(Duration::ZERO) && gate.plunge().is_none());
+}
+
+/// The other thread leaves for no longer than it takes to ask again.
+#[test]
+fn who_has_waited_gets_the_turn_before_one_who_takes_it_again_and_again() {
+    let (gate, taken, done) = (Gate::default(), AtomicUsize::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Relaxed) {
+                let inside = gate.plunge().ok_or(()).or_else(|()| gate.enter(Allowed::LIVE, || LONG));
+                let (_inside, start) = (inside.expect("it is live"), Instant::now());
+                taken.fetch_add(1, Relaxed);
+                while start.elapsed() < Duration::from_millis(1) {
+                    std::hint::spin_loop();
+                }
+            }
+        });
+        let mut most = 0;
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(3));
+            let before = taken.load(Relaxed);
+            drop(gate.enter(Allowed::LIVE, || LONG).expect("it is live"));
+            most = most.max(taken.load(Relaxed) - before);
+        }
+        done.store(true, Relaxed);
+        println!("the other had at most {most} turns meanwhile");
+        assert!(most < 60, "{most}");
+    });
+}
+
+#[test]
+fn who_waits_is_told_when_the_state_changes() {
+    let gate = Gate::default();
+    let _inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
+    for (from, to) in [(State::Live, State::Failed), (State::Failed, State::Revoked)] {
+        let allowed = Allowed(from.bit());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| gate.enter(allowed, || LONG).map(drop));
+            std::thread::sleep(Duration::from_millis(20));
+            match from {
+                State::Live => assert_eq!(gate.change(from, to), Ok(())),
+                _ => assert_eq!(gate.set(to), Ok(from)),
+            }
+            assert_eq!(waiting.join().expect("no panic"), Err(Refused::State(to)));
+        });
+    }
+}
+
+#[test]
+fn who_waits_is_told_when_the_gate_closes() {
+    let gate = Gate::default();
+    let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| gate.enter(Allowed::LIVE, || LONG).map(drop));
+        std::thread::sleep(Duration::from_millis(20));
+        gate.close(State::Aborted).expect("it was open");
+        assert_eq!(waiting.join().expect("no panic"), Err(Refused::State(State::Aborted)));
+    });
+    assert!(inside.dive().is_err(), "it is closed");
+    drop(inside);
+    assert!(gate.drain(LONG));
+}
+
+#[test]
+fn who_is_stuck_is_given_up_and_who_passes_through_is_waited_for() {
+    let gate = Gate::default();
+    let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
+    inside.dive().expect("it is open");
+    gate.close(State::Aborted).expect("it was open");
+    assert!(!gate.drain(Duration::from_millis(5)), "it is stuck");
+    inside.surface();
+    std::thread::scope(|scope| {
+        let draining = scope.spawn(|| gate.drain(Duration::ZERO));
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(!draining.is_finished());
+        drop(inside);
+        assert!(draining.join().expect("no panic"));
+    });
+}
+
+#[test]
+fn who_looks_in_and_is_stuck_is_given_up_too() {
+    let gate = Gate::default();
+    let looking = gate.look(Allowed::OPEN).expect("it is open");
+    let drained = looking.dive(|| {
+        gate.close(State::Aborted).expect("it was open");
+        gate.drain(Duration::from_millis(5))
+    });
+    assert_eq!(drained, Ok(false));
+    assert_eq!(looking.dive(|| ()), Err(State::Aborted));
+    drop(looking);
+    assert!(gate.drain(Duration::ZERO));
+}
+
+#[test]
+fn state_changes_only_from_what_it_was() {
+    let gate = Gate::default();
+    assert_eq!(gate.change(State::Suspended, State::Live), Err(State::Live));
+    gate.set(State::Revoked).expect("open");
+    assert_eq!(gate.change(State::Suspended, State::Live), Err(State::Revoked));
+    assert_eq!(gate.change(State::Revoked, State::Live), Ok(()));
+}
+
+#[test]
+fn gate_closes_in_order_only_from_the_state_that_was_found() {
+    let gate = Gate::default();
+    let inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
+    // Who revokes looks in and needs no turn.
+    let looking = gate.look(Allowed::OPEN).expect("it is open");
+    assert_eq!(gate.set(State::Revoked), Ok(State::Live));
+    let freed = looking.dive(|| gate.close_from(State::Live, State::Finalized));
+    assert_eq!(freed, Ok(Err(State::Revoked)), "it would be freed under who is inside NCCL");
+    assert!(!gate.is_closed());
+    drop((inside, looking));
+    assert!(gate.enter(Allowed::SPLIT, || LONG).is_ok(), "children can be made of it");
+    let gate = Gate::default();
+    assert_eq!(gate.close_from(State::Live, State::Finalized), Ok(()));
+    assert_eq!(gate.set(State::Revoked), Err(State::Finalized), "what is closed stays closed");
+}
+
+#[test]
+fn gate_closes_once() {
+    let gate = Gate::default();
+    assert_eq!(gate.close(State::Finalized), Ok(()));
+    assert_eq!(gate.close(State::Aborted), Err(State::Finalized));
+    assert_eq!(gate.set(State::Live), Err(State::Finalized));
+    assert_eq!(gate.change(State::Finalized, State::Revoked), Err(State::Finalized));
+    assert!(gate.look(Allowed::OPEN).is_err());
+}
+
+#[test]
+fn busy_gate_is_given_up_at_the_deadline() {
+    let gate = Gate::default();
+    let _inside = gate.enter(Allowed::LIVE, || LONG).expect("nobody is inside");
+    let second = gate.enter(Allowed::LIVE, || Duration::from_millis(10));
+    assert_eq!(second.map(drop), Err(Refused::Busy));
+    assert!(gate.look(Allowed::LIVE).is_ok(), "looking is possible beside it");
+}
+
+#[test]
+fn states_allow_what_they_should() {
+    let gate = Gate::default();
+    gate.set(State::Revoked).expect("open");
+    assert_eq!(gate.enter(Allowed::LIVE, || LONG).map(drop), Err(Refused::State(State::Revoked)));
+    assert!(gate.enter(Allowed::SPLIT, || LONG).is_ok());
+    gate.set(State::Suspended).expect("open");
+    assert!(gate.enter(Allowed::SUSPENDED, || LONG).is_ok());
+    assert!(gate.enter(Allowed::SPLIT, || LONG).is_err());
+}
