@@ -134,8 +134,13 @@ pub(crate) fn read(config: *const ConfigStruct, inherited: Config) -> Result<Con
         one_of(&values, name, boolean)?;
     }
     one_of(&values, "cgaClusterSize", |value| value >= 0)?;
-    for name in ["minCTAs", "maxCTAs", "nvlsCTAs", "nChannelsPerNetPeer", "numRmaCtx", "maxP2pPeers", "numRmaSig"] {
+    for name in ["minCTAs", "maxCTAs", "nvlsCTAs", "nChannelsPerNetPeer", "maxP2pPeers"] {
         one_of(&values, name, |value| value > 0)?;
+    }
+    // None at all came with 2.30.7.
+    let fewest = c_int::from(version < 23007);
+    for name in ["numRmaCtx", "numRmaSig"] {
+        one_of(&values, name, |value| value >= fewest)?;
     }
     one_of(&values, "trafficClass", |value| value >= 0)?;
     one_of(&values, "CTAPolicy", |value| (0..=3).contains(&value))?;
