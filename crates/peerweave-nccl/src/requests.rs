@@ -17,6 +17,10 @@ const NO_BUFFER: u64 = 0;
 
 impl<'a> At<'_, 'a> {
     /// One operation with its buffers.
+    ///
+    /// Where only the root has something to send or to receive, the others give NCCL the place of their other buffer. NCCL uses nothing there, but looks
+    /// whether both are registered or in windows; where some ranks find them and others do not, they go different ways and never meet (broadcast in
+    /// 2.28.9), or come back with nothing moved (gather and scatter without CTAs in 2.32.3).
     #[inline]
     #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
     fn one<T: Element>(
@@ -28,7 +32,12 @@ impl<'a> At<'_, 'a> {
         recv: Option<Operand>,
     ) -> Checked<Operations> {
         let address = |operand: &Option<Operand>| operand.as_ref().map_or(NO_BUFFER, |operand| operand.address);
-        let (send_address, recv_address) = (address(&send), address(&recv));
+        let (mut send_address, mut recv_address) = (address(&send), address(&recv));
+        match kind {
+            Kind::Broadcast(_) | Kind::Scatter(_) if send.is_none() => send_address = recv_address,
+            Kind::Gather(_) if recv.is_none() => recv_address = send_address,
+            _ => {}
+        }
         let operation =
             Operation { kind, send: send_address, recv: recv_address, count, data_type, element_bytes: size_of::<T>() };
         self.finish(send, recv)?;
@@ -108,19 +117,7 @@ pub(crate) fn broadcast<'a, T: Element>(
         }
     };
     let recv = at.write("the receive buffer", recv)?;
-    let (send_address, recv_address) = (send.as_ref().map_or(recv.address, |send| send.address), recv.address);
-    let operation = broadcast_of(raw_root, [send_address, recv_address], count, data_type, size_of::<T>());
-    at.finish(send, Some(recv))?;
-    Ok(Operations::One(operation))
-}
-
-/// A broadcast, by addresses: who is not the root gives the place of the result for what is sent.
-///
-/// NCCL reads nothing there, but looks whether both buffers are registered, and where one rank finds them and another does not, since it gave none, they
-/// go different ways and never meet: seen in 2.28.9 with windows.
-#[inline]
-fn broadcast_of(root: i32, [send, recv]: [u64; 2], count: usize, data_type: ncclDataType_t, element_bytes: usize) -> Operation {
-    Operation { kind: Kind::Broadcast(root), send, recv, count, data_type, element_bytes }
+    at.one::<T>(Kind::Broadcast(raw_root), count, data_type, send, Some(recv))
 }
 
 #[inline]
@@ -344,8 +341,9 @@ pub(crate) fn all_gather_v<'a, T: Element>(
     at.many(send, recv, |send, mut recv, data_type| {
         let mut operations = Vec::with_capacity(counts.len());
         for (root, &count) in counts.iter().enumerate() {
+            // As in `one`.
             let send = if root == mine { send } else { recv };
-            let part = broadcast_of(root as i32, [send, recv], count, data_type, element_bytes);
+            let part = Operation { kind: Kind::Broadcast(root as i32), send, recv, count, data_type, element_bytes };
             operations.extend((count > 0).then_some(part));
             recv += (count * element_bytes) as u64;
         }

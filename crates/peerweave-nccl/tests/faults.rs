@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
-use peerweave_driver::DeviceBuffer;
+use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
 use peerweave_nccl::{
     Communicator, Config, DeadState, Nccl, NcclError, NcclMem, OnExpiry, ReduceOp, ResultCode, ShrinkMode, Signal, SignalWait,
     Switch, Window, WindowKind,
@@ -230,6 +230,25 @@ fn window_that_was_only_dropped_keeps_its_memory_until_the_communicator_ends() {
 }
 
 #[test]
+fn windows_of_different_lengths_need_2_30_7() {
+    for (version, is_right) in [("2.28.9", false), ("2.30.7", true)] {
+        fakes_of(2, version).run(|| {
+            ranks(2, &Config::new(), |comm, stream| {
+                let memory = |len: usize| NcclMem::from_slice(comm.nccl(), &stream, &vec![0.0f32; len]).expect("memory");
+                let (same, other) = (memory(8), memory(8 + comm.rank()));
+                Window::register(&comm, &same, WindowKind::SYMMETRIC).expect("one length").expect("a window");
+                let result = Window::register(&comm, &other, WindowKind::SYMMETRIC);
+                assert_eq!(result.is_ok(), is_right, "{version}: {result:?}");
+                if let Err(error) = result {
+                    assert!(matches!(error, NcclError::Misuse(_)) && error.to_string().contains("2.30.7"), "{error}");
+                }
+            });
+            nothing_is_left();
+        });
+    }
+}
+
+#[test]
 fn null_window_is_none_on_every_rank() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_NULL_WINDOW", "1").run(|| {
         let all = all(2);
@@ -307,7 +326,7 @@ fn signals_are_counted_by_sender_and_by_number() {
 }
 
 #[test]
-fn registered_buffers_are_broadcast_and_gathered_with_counts() {
+fn registered_buffers_are_found_on_every_rank_where_only_the_root_has_one_to_give() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
             let (send, mut recv) = (floats(&stream, &[comm.rank() as f32 + 1.0; 2]), floats(&stream, &[0.0; 6]));
@@ -319,6 +338,14 @@ fn registered_buffers_are_broadcast_and_gathered_with_counts() {
             assert_eq!(recv.to_vec(&stream).expect("it can be read")[..2], [2.0, 2.0]);
             comm.all_gather_v(&stream, &send, &mut recv, &[2, 2, 2]).expect("it is enqueued");
             assert_eq!(recv.to_vec(&stream).expect("it can be read"), [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
+            recv.copy_from(&stream, &[0.0; 6]).expect("it is enqueued");
+            let taken = (comm.rank() == 1).then_some(&mut recv as &mut dyn DeviceBufferMut<f32>);
+            comm.gather(&stream, &send, taken, 1).expect("it is enqueued");
+            let all = recv.clone();
+            let given = (comm.rank() == 1).then_some(&all as &dyn DeviceBuffer<f32>);
+            let mut part = floats(&stream, &[0.0; 2]);
+            comm.scatter(&stream, given, &mut part, 1).expect("it is enqueued");
+            assert_eq!(part.to_vec(&stream).expect("it can be read"), [comm.rank() as f32 + 1.0; 2]);
             for registration in registrations {
                 registration.deregister(&stream, DEADLINE).expect("all give it back");
             }

@@ -75,10 +75,15 @@ fn collective(call: Call, config: Option<*const CollConfig>) -> Result {
     if writes {
         not_null(call.receive, "recvbuff")?;
     }
-    if matches!(call.kind, Kind::Broadcast) && call.send.is_null() && !comm.state().registered.is_empty() {
-        // NCCL (seen in 2.28.9) looks for both buffers of each rank among those that are registered. Ranks that find them and ranks that do not go
-        // different ways and never meet. To be told is better.
-        return invalid("ncclBroadcast: a rank without a send buffer never meets those whose buffers are registered");
+    let gives_nothing = match call.kind {
+        Kind::Broadcast | Kind::Scatter => call.send.is_null(),
+        Kind::Gather => call.receive.is_null(),
+        _ => false,
+    };
+    if gives_nothing && !comm.state().registered.is_empty() {
+        // NCCL (seen in 2.28.9 and 2.32.3) looks for both buffers of each rank among those that are registered. Ranks that find them and ranks that do not
+        // go different ways and never meet. To be told is better.
+        return invalid("a rank that gives a null buffer never meets those whose buffers are registered");
     }
     let (send, receive) = (call.send.expose_provenance(), call.receive.expose_provenance());
     let work = Collective { kind: call.kind, send, receive, count: call.count, dtype, op, root: call.root };
