@@ -24,6 +24,9 @@ use crate::sys::{self, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
 use crate::turns::enter_all;
 use crate::{OnExpiry, Version, spans};
 
+/// From here on NCCL finds a peer's window whatever its length is; before, by the length of its own, silently at a wrong place.
+const LENGTHS_DIFFER: Version = Version::new(2, 30, 7);
+
 /// What a window is for. The default is any use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowKind {
@@ -132,10 +135,11 @@ impl<T: Element> Window<T> {
     ///
     /// # Collective
     /// All ranks, at the same place among their calls; ranks of one thread by [`register_all`](Self::register_all). Lengths may differ
-    /// from NCCL 2.30.7 on; before, NCCL finds a peer's window by the length of its own.
+    /// from NCCL 2.30.7 on.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] for memory that is borrowed, of another device, empty, or whose address is no multiple of 4096;
+    /// [`NcclError::Misuse`] for memory that is borrowed, of another device, empty, or whose address is no multiple of 4096, and for lengths that differ
+    /// before NCCL 2.30.7, on every rank;
     /// [`NcclError::Unsupported`]; [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own.
     pub fn register(
         communicator: &Communicator,
@@ -208,6 +212,12 @@ impl<T: Element> Window<T> {
             .map(|(made, (_, memory))| if made.is_some() { (memory.len() * size_of::<T>()) as u64 } else { 0 })
             .collect();
         let lens = exchange(&communicators, &mine)?;
+        let differ = |lens: &Vec<u64>| lens.windows(2).any(|pair| pair[0] != pair[1] && !pair.contains(&0));
+        if !nccl.version().at_least(LENGTHS_DIFFER) && lens.iter().any(differ) {
+            // Every rank finds so. What was registered stays until the communicators end [W2].
+            let why = "before NCCL 2.30.7 they have to be the same on every rank";
+            return Err(NcclError::misuse(CALL, MisuseKind::Combination { what: "the lengths of the memory", why }));
+        }
         let finish = |(made, lens_bytes): (Option<Registered>, Vec<u64>)| {
             let mut made = made?;
             made.lens_bytes = lens_bytes;
