@@ -19,6 +19,7 @@ mod capture;
 mod code;
 mod driver;
 mod error;
+mod fences;
 mod free;
 mod memory;
 mod private;

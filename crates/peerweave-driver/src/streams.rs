@@ -6,12 +6,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicPtr, Ordering, fence};
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::cudarc::driver::CudaStream;
-use crate::{DriverError, wait};
+use crate::{DriverError, fences, wait};
 
 /// The handles that every context has: the default stream as null and as 1, and 2 for the stream of whichever thread asks.
 const LAST_OF_EVERY_CONTEXT: usize = 2;
@@ -99,7 +99,7 @@ impl Streams {
     pub fn note(&self, stream: &Arc<CudaStream>) {
         // What is known is kept, so that an address that was noted is no other stream's. The handle that the caller has, if only since a moment, is
         // seen by who lets streams go, or the caller sees that the last one is forgotten: see `forget_last`.
-        fence(Ordering::SeqCst);
+        fences::light();
         if self.last.load(Ordering::Relaxed) != Arc::as_ptr(stream).cast_mut() {
             self.noted(stream);
         }
@@ -117,8 +117,9 @@ impl Streams {
                     None => Arc::new(Noted { stream: Arc::clone(stream) }),
                 };
                 if known.streams.len() >= known.look_at.max(Self::MANY) {
-                    self.forget_last();
-                    idle = known.let_go(self.outer.is_none());
+                    if self.forget_last() {
+                        idle = known.let_go(self.outer.is_none());
+                    }
                     known.look_at = 2 * known.streams.len();
                 }
                 known.streams.insert(key, Arc::clone(&noted));
@@ -135,11 +136,11 @@ impl Streams {
         noted
     }
 
-    /// Has `note` look into the list again. Then handles are counted; the two fences order that against a thread that makes a handle of a weak one
-    /// and notes it.
-    fn forget_last(&self) {
+    /// Has `note` look into the list again. Then handles may be counted; the two fences order that against a thread that makes a handle of a weak one
+    /// and notes it. `false` where the system has no such fence: then all streams stay.
+    fn forget_last(&self) -> bool {
         self.last.store(std::ptr::null_mut(), Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        fences::heavy()
     }
 
     /// The streams that are noted now.
