@@ -1,0 +1,237 @@
+//! Checks how NVSHMEM starts without a rendezvous: `mpirun -n 4 check_start --way pmix|pmi|pmi2|mpi|id [--file PATH]`.
+//!
+//! The launcher's own service brings the PEs together (`pmix` as of Open MPI and Slurm, `pmi` and `pmi2` as of Hydra and Slurm), or MPI's communicator of all
+//! (`mpi`: Open MPI, found as `libmpi.so.40` or where `PEERWEAVE_MPI_PATH` says), or an id that travels by a file (`id`, for one machine or a file
+//! system that all share; `--file` says where, the job's name is added). What is not here: what NVSHMEM does once it runs, which is
+//! `check_nvshmem`; only that memory, a put, a barrier and a reduction reach everybody.
+//!
+//! Each PE has the GPU of its number on its machine. It prints `OK way PE 1 of 4`, or `FAILED way PE 1 of 4: ...`; the exit status says the same. No run is
+//! longer than 40 seconds.
+
+mod mpi;
+mod place;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_driver::CudaContext;
+use peerweave_dylib::{Search, Visibility};
+use peerweave_nvshmem::{Context, Nvshmem, Settings, UniqueId};
+use peerweave_types::{Pe, ReduceOp};
+
+use crate::mpi::Mpi;
+use crate::place::Place;
+
+pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// The longest wait for one thing.
+const WAIT: Duration = Duration::from_secs(20);
+/// After this the process ends, whatever it waits for.
+const WHOLE_RUN: Duration = Duration::from_secs(40);
+/// Odd on purpose, and more than one block of any copy.
+const COUNT: usize = 100_003;
+const USAGE: &str = "expected --way pmix|pmi|pmi2|mpi|id and, for an id, --file PATH";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Pmix,
+    Pmi,
+    Pmi2,
+    Mpi,
+    Id,
+}
+
+impl Way {
+    const ALL: [(&'static str, Self); 5] =
+        [("pmix", Self::Pmix), ("pmi", Self::Pmi), ("pmi2", Self::Pmi2), ("mpi", Self::Mpi), ("id", Self::Id)];
+
+    fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, way)| *way == self).map_or("", |(name, _)| name)
+    }
+
+    /// What NVSHMEM loads for it, from beside itself.
+    fn plugin(self) -> &'static str {
+        match self {
+            Self::Pmix => "nvshmem_bootstrap_pmix.so.3",
+            Self::Pmi => "nvshmem_bootstrap_pmi.so.3",
+            Self::Pmi2 => "nvshmem_bootstrap_pmi2.so.3",
+            Self::Mpi => "nvshmem_bootstrap_mpi.so.3",
+            Self::Id => "nvshmem_bootstrap_uid.so.3",
+        }
+    }
+
+    fn settings(self) -> Settings {
+        let settings = Settings::default().deadline(WAIT).disable_nvls(true);
+        let settings = match self {
+            Self::Pmix => settings.bootstrap("PMI").bootstrap_pmi("PMIX"),
+            Self::Pmi => settings.bootstrap("PMI").bootstrap_pmi("PMI"),
+            Self::Pmi2 => settings.bootstrap("PMI").bootstrap_pmi("PMI-2"),
+            Self::Mpi | Self::Id => settings,
+        };
+        match std::env::var("NVSHMEM_REMOTE_TRANSPORT") {
+            Ok(_) => settings,
+            Err(_) => settings.remote_transport("none"),
+        }
+    }
+}
+
+/// What the command line asks for.
+struct Asked {
+    way: Way,
+    file: PathBuf,
+}
+
+impl Asked {
+    fn read(mut words: impl Iterator<Item = String>) -> Result<Self, Failure> {
+        let (mut way, mut file) = (None, std::env::temp_dir().join("check-start"));
+        while let Some(word) = words.next() {
+            match (word.as_str(), words.next()) {
+                ("--way", Some(asked)) => way = Way::ALL.into_iter().find(|(name, _)| *name == asked).map(|(_, way)| way),
+                ("--file", Some(path)) => file = path.into(),
+                _ => return Err(format!("{word}: {USAGE}").into()),
+            }
+        }
+        Ok(Self { way: way.ok_or(USAGE)?, file })
+    }
+}
+
+fn main() -> ExitCode {
+    let began = Instant::now();
+    let (asked, place) = match Asked::read(std::env::args().skip(1)).and_then(|asked| Ok((asked, Place::from_env()?))) {
+        Ok(read) => read,
+        Err(error) => {
+            println!("FAILED {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let who = format!("{} PE {} of {}", asked.way.name(), place.pe, place.n_pes);
+    let watched = who.clone();
+    std::thread::spawn(move || {
+        std::thread::sleep(WHOLE_RUN);
+        println!("FAILED {watched}: not done after {WHOLE_RUN:?}");
+        // SAFETY: it only ends the process.
+        unsafe { libc::_exit(1) }
+    });
+    match run(&asked, &place) {
+        Ok(()) => {
+            println!("OK {who} in {:.1?}", began.elapsed());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("FAILED {who}: {error}");
+            // The GPU, MPI and NVSHMEM's own clean-up may wait for PEs that failed otherwise; the launcher ends those.
+            // SAFETY: it only ends the process.
+            unsafe { libc::_exit(1) }
+        }
+    }
+}
+
+fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
+    let way = asked.way;
+    // Before anything else: MPI wants to be the first, and what it lacks is to be said before a GPU is touched.
+    let mpi = if way == Way::Mpi { Some(Mpi::start(place)?) } else { None };
+    let device = peerweave_driver::context(place.local as usize)?;
+    let context = match &mpi {
+        // SAFETY: the pointer is to the communicator of all, of the library under whose name NVSHMEM's plug-in finds its MPI; MPI was started with
+        // MPI_THREAD_SERIALIZED, the main thread leaves it alone while NVSHMEM runs, and ends it only after NVSHMEM has ended.
+        Some(mpi) => unsafe { Context::from_mpi(mpi.world(), &device, way.settings()) }.map_err(Failure::from),
+        None if way == Way::Id => by_id(&asked.file, place, &device),
+        None => Context::from_launcher(&device, way.settings()).map_err(Failure::from),
+    };
+    let context = context.map_err(|error| explained(error, way))?;
+    if (context.pe().get(), context.n_pes()) != (place.pe, place.n_pes) {
+        return Err(format!("NVSHMEM says {} of {}", context.pe(), context.n_pes()).into());
+    }
+    if place.pe == 0 {
+        println!("{:?}, met by {}", context.library(), context.info().met_by);
+    }
+    everybody_is_reached(&context)?;
+    let report = context.finalize()?;
+    if !report.leaked.is_empty() || report.other_handles != 0 {
+        return Err(format!("the end found {report:?}").into());
+    }
+    match mpi {
+        Some(mpi) => mpi.end(),
+        None => Ok(()),
+    }
+}
+
+/// Why a start failed that may be for want of a plug-in, or of what the plug-in is linked to: NVSHMEM says that on its output at best.
+fn explained(error: Failure, way: Way) -> Failure {
+    let directory = Nvshmem::load().ok().and_then(|nvshmem| Some(nvshmem.path().parent()?.to_path_buf()));
+    let Some(directory) = directory else { return error };
+    let search = Search::without_variable("NVSHMEM's plug-in", &["nvshmem_bootstrap"]);
+    match search.open_at(&directory.join(way.plugin()), Visibility::Local) {
+        Ok(_) => error,
+        Err(cause) => format!("{error}; {cause}").into(),
+    }
+}
+
+/// The first PE makes an id and writes it to a file of the job's own, where the others find it.
+fn by_id(file: &Path, place: &Place, device: &Arc<CudaContext>) -> Result<Context, Failure> {
+    let path = PathBuf::from(format!("{}-{}", file.display(), place.job));
+    let _written = if place.pe == 0 {
+        let id = Context::unique_id(&Way::Id.settings())?;
+        // Whole or not there.
+        let draft = path.with_extension("draft");
+        std::fs::write(&draft, id.to_bytes()).map_err(|error| format!("{}: {error}", draft.display()))?;
+        std::fs::rename(&draft, &path)?;
+        Some(Written(&path))
+    } else {
+        None
+    };
+    let start = Instant::now();
+    let bytes = loop {
+        match std::fs::read(&path) {
+            Ok(bytes) => break bytes,
+            Err(error) if start.elapsed() > WAIT => return Err(format!("no id by {}: {error}", path.display()).into()),
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    let id = UniqueId::try_from(bytes.as_slice())?;
+    // Everybody has read it once this is over.
+    Ok(Context::from_unique_id(id, Pe::new(place.pe), place.n_pes, device, Way::Id.settings())?)
+}
+
+/// A file that does not outlive its use.
+struct Written<'path>(&'path Path);
+
+impl Drop for Written<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.0);
+    }
+}
+
+/// Memory, a put to the next PE, a barrier and a sum over all, every element looked at.
+fn everybody_is_reached(context: &Context) -> Result<(), Failure> {
+    let (pe, n_pes) = (context.pe().get(), context.n_pes());
+    let (next, previous) = ((pe + 1) % n_pes, (pe + n_pes - 1) % n_pes);
+    let (stream, world) = (context.stream(), context.world());
+    let sample = |pe: u32, index: usize| u64::from(pe + 1) * 1_000_003 + index as u64;
+    let source = context.alloc::<u64>(COUNT)?;
+    let target = context.alloc_zeroed::<u64>(COUNT)?;
+    source.copy_from(stream, &(0..COUNT).map(|index| sample(pe, index)).collect::<Vec<_>>())?;
+    world.barrier(stream)?;
+    context.put(&target, &source, Pe::new(next), stream)?;
+    world.barrier(stream)?;
+    same("a put", &target.to_vec(stream)?, |index| sample(previous, index))?;
+    world.barrier(stream)?;
+    world.reduce(&target, &source, ReduceOp::Sum, stream)?;
+    same("a sum", &target.to_vec(stream)?, |index| (0..n_pes).map(|pe| sample(pe, index)).sum())?;
+    world.barrier_blocking()?;
+    context.free(source)?;
+    context.free(target)?;
+    Ok(())
+}
+
+fn same(what: &str, found: &[u64], expected: impl Fn(usize) -> u64) -> Result<(), Failure> {
+    if found.len() != COUNT {
+        return Err(format!("{what}: {} elements, not {COUNT}", found.len()).into());
+    }
+    match found.iter().enumerate().find(|(index, value)| **value != expected(*index)) {
+        Some((index, value)) => Err(format!("{what}: element {index} is {value}, not {}", expected(index)).into()),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,88 @@
+//! As much of Open MPI as it takes to have a communicator, loaded at run time. Messages are not here.
+//!
+//! Invariant: MPI is started and ended by the same thread, once.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use peerweave_dylib::{Search, Visibility};
+
+use crate::Failure;
+use crate::place::Place;
+
+const SEARCH: Search = Search::new("Open MPI", "PEERWEAVE_MPI_PATH", &["libmpi.so.40"]).in_directories(&[
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64/openmpi/lib",
+    "/usr/local/lib",
+    "/usr/local/mpi/lib",
+    "/opt/openmpi/lib",
+]);
+
+/// One thread at a time, whichever it is: NVSHMEM is called from a thread of its own.
+const MPI_THREAD_SERIALIZED: c_int = 2;
+
+peerweave_dylib::bindings! {
+    /// Functions of Open MPI, whose communicators are pointers.
+    struct Api {
+        /// Starts MPI.
+        "1.0" fn MPI_Init_thread(argc: *mut c_int, argv: *mut *mut *mut c_char, required: c_int, provided: *mut c_int) -> c_int;
+        /// This process's number.
+        "1.0" fn MPI_Comm_rank(communicator: *mut c_void, rank: *mut c_int) -> c_int;
+        /// How many there are.
+        "1.0" fn MPI_Comm_size(communicator: *mut c_void, size: *mut c_int) -> c_int;
+        /// Ends MPI.
+        "1.0" fn MPI_Finalize() -> c_int;
+    }
+}
+
+/// MPI, running.
+pub(crate) struct Mpi {
+    api: Api,
+    /// Lives as long as the process, as NVSHMEM may ask.
+    world: &'static *mut c_void,
+}
+
+impl Mpi {
+    pub(crate) fn start(place: &Place) -> Result<Self, Failure> {
+        // Its own plug-ins, and NVSHMEM's, find its symbols.
+        let library = SEARCH.open(Visibility::Global)?;
+        let path = library.path().display().to_string();
+        let world = library.symbol(c"ompi_mpi_comm_world");
+        let world = world.ok_or_else(|| format!("{path} has no ompi_mpi_comm_world: expected Open MPI"))?;
+        let api = Api::new(library);
+        let mut provided = -1;
+        // SAFETY: MPI allows no arguments to be given, and the last pointer is to a live integer.
+        let code =
+            unsafe { api.MPI_Init_thread(std::ptr::null_mut(), std::ptr::null_mut(), MPI_THREAD_SERIALIZED, &raw mut provided) }?;
+        check("MPI_Init_thread", code)?;
+        if provided < MPI_THREAD_SERIALIZED {
+            return Err(
+                format!("MPI_Init_thread of {path} gives level {provided}: expected {MPI_THREAD_SERIALIZED} or more").into()
+            );
+        }
+        let world = world.as_ptr();
+        let (mut rank, mut size) = (-1, -1);
+        // SAFETY: the symbol is the communicator of all itself, MPI has been started, and the pointer is to a live integer.
+        check("MPI_Comm_rank", unsafe { api.MPI_Comm_rank(world, &raw mut rank) }?)?;
+        // SAFETY: as above.
+        check("MPI_Comm_size", unsafe { api.MPI_Comm_size(world, &raw mut size) }?)?;
+        if (i64::from(rank), i64::from(size)) != (place.pe.into(), place.n_pes.into()) {
+            return Err(format!("MPI says rank {rank} of {size}: is {path} another MPI than the launcher's?").into());
+        }
+        Ok(Self { api, world: Box::leak(Box::new(world)) })
+    }
+
+    /// Where the communicator of all is: a pointer to an `MPI_Comm`.
+    pub(crate) fn world(&self) -> *mut c_void {
+        std::ptr::from_ref(self.world).cast_mut().cast()
+    }
+
+    pub(crate) fn end(self) -> Result<(), Failure> {
+        // SAFETY: MPI was started by this thread, and nothing uses it any more.
+        check("MPI_Finalize", unsafe { self.api.MPI_Finalize() }?)
+    }
+}
+
+fn check(call: &str, code: c_int) -> Result<(), Failure> {
+    if code == 0 { Ok(()) } else { Err(format!("{call} gives {code}").into()) }
+}
