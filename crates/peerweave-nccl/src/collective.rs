@@ -101,7 +101,10 @@ impl Communicator {
         self.run(Call::AllToAll, stream, None, |at| requests::all_to_all(at, send, recv))
     }
 
-    /// The root gets what all sent, in the order of ranks. Only the root gives a receive buffer; what others give is not written.
+    /// The root gets what all sent, in the order of ranks. Only the root has to give a receive buffer; what others give is not written.
+    ///
+    /// With windows and [`CtaPolicy::Zero`](crate::CtaPolicy::Zero) all have to, each at the same place of its window: NCCL's copy engines then write to where
+    /// this rank's own buffer would be.
     ///
     /// Before NCCL 2.28 it is composed of sends and receives.
     pub fn gather<T: Element>(

@@ -18,9 +18,9 @@ const NO_BUFFER: u64 = 0;
 impl<'a> At<'_, 'a> {
     /// One operation with its buffers.
     ///
-    /// Where only the root has something to send or to receive, the others give NCCL the place of their other buffer. NCCL uses nothing there, but looks
+    /// Where only the root has something to send, the others give NCCL the place of their other buffer. NCCL uses nothing there, but looks
     /// whether both are registered or in windows; where some ranks find them and others do not, they go different ways and never meet (broadcast in
-    /// 2.28.9), or come back with nothing moved (gather and scatter without CTAs in 2.32.3).
+    /// 2.28.9), or come back with nothing moved (scatter without CTAs in 2.32.3).
     #[inline]
     #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
     fn one<T: Element>(
@@ -32,11 +32,9 @@ impl<'a> At<'_, 'a> {
         recv: Option<Operand>,
     ) -> Checked<Operations> {
         let address = |operand: &Option<Operand>| operand.as_ref().map_or(NO_BUFFER, |operand| operand.address);
-        let (mut send_address, mut recv_address) = (address(&send), address(&recv));
-        match kind {
-            Kind::Broadcast(_) | Kind::Scatter(_) if send.is_none() => send_address = recv_address,
-            Kind::Gather(_) if recv.is_none() => recv_address = send_address,
-            _ => {}
+        let (mut send_address, recv_address) = (address(&send), address(&recv));
+        if matches!(kind, Kind::Broadcast(_) | Kind::Scatter(_)) && send.is_none() {
+            send_address = recv_address;
         }
         let operation =
             Operation { kind, send: send_address, recv: recv_address, count, data_type, element_bytes: size_of::<T>() };
@@ -223,7 +221,11 @@ pub(crate) fn gather<'a, T: Element>(
     root: usize,
 ) -> Checked<Operations> {
     let (count, data_type, raw_root) = (send.len(), at.moved::<T>()?, at.rank("the root", root)?);
-    let recv = at.of_root(root, "the receive buffer", recv, at.of_all(count))?;
+    let recv = match recv {
+        // Without CTAs NCCL's copy engines write to the root's window at the place that this rank's buffer has in its own. No other will do for that.
+        Some(recv) if root != at.inner.rank && recv.len() == at.of_all(count) => Some(at.write("the receive buffer", recv)?),
+        recv => at.of_root(root, "the receive buffer", recv, at.of_all(count))?,
+    };
     let send = at.read("the send buffer", send)?;
     at.one::<T>(Kind::Gather(raw_root), count, data_type, Some(send), recv)
 }

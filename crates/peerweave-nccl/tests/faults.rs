@@ -339,9 +339,12 @@ fn registered_buffers_are_found_on_every_rank_where_only_the_root_has_one_to_giv
             comm.all_gather_v(&stream, &send, &mut recv, &[2, 2, 2]).expect("it is enqueued");
             assert_eq!(recv.to_vec(&stream).expect("it can be read"), [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
             recv.copy_from(&stream, &[0.0; 6]).expect("it is enqueued");
-            let taken = (comm.rank() == 1).then_some(&mut recv as &mut dyn DeviceBufferMut<f32>);
-            comm.gather(&stream, &send, taken, 1).expect("it is enqueued");
+            // What the others give is not written, whether it is as long as the root's or not.
+            let mut given = recv.slice(0..if comm.rank() == 2 { 5 } else { 6 }).expect("it is inside");
+            comm.gather(&stream, &send, Some(&mut given as &mut dyn DeviceBufferMut<f32>), 1).expect("it is enqueued");
             let all = recv.clone();
+            let expected = if comm.rank() == 1 { [1.0, 1.0, 2.0, 2.0, 3.0, 3.0] } else { [0.0; 6] };
+            assert_eq!(all.to_vec(&stream).expect("it can be read"), expected);
             let given = (comm.rank() == 1).then_some(&all as &dyn DeviceBuffer<f32>);
             let mut part = floats(&stream, &[0.0; 2]);
             comm.scatter(&stream, given, &mut part, 1).expect("it is enqueued");

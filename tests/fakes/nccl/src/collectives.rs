@@ -75,11 +75,7 @@ fn collective(call: Call, config: Option<*const CollConfig>) -> Result {
     if writes {
         not_null(call.receive, "recvbuff")?;
     }
-    let gives_nothing = match call.kind {
-        Kind::Broadcast | Kind::Scatter => call.send.is_null(),
-        Kind::Gather => call.receive.is_null(),
-        _ => false,
-    };
+    let gives_nothing = matches!(call.kind, Kind::Broadcast | Kind::Scatter) && call.send.is_null();
     if gives_nothing && !comm.state().registered.is_empty() {
         // NCCL (seen in 2.28.9 and 2.32.3) looks for both buffers of each rank among those that are registered. Ranks that find them and ranks that do not
         // go different ways and never meet. To be told is better.
