@@ -121,6 +121,57 @@ fn the_first_program_puts_to_the_next_pe() {
     });
 }
 
+/// What each of two processes prints that `check_start` is started as, and whether all was well.
+fn check_start(arguments: &[&str]) -> Vec<(bool, String)> {
+    let start = |pe: u32| {
+        let mut command = Command::new(program("check_start"));
+        command.args(arguments).env_remove("OMPI_COMM_WORLD_RANK").env("PMI_RANK", pe.to_string()).env("PMI_SIZE", "2");
+        command.env("MPI_LOCALRANKID", pe.to_string()).stdout(Stdio::piped()).spawn().expect("it starts")
+    };
+    let started = [start(0), start(1)];
+    let end = |process: std::process::Child| {
+        let output = process.wait_with_output().expect("it ends");
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    started.into_iter().map(end).collect()
+}
+
+#[test]
+fn a_launcher_s_service_and_an_id_in_a_file_start_it_too() {
+    let place = tempfile::tempdir().expect("a directory");
+    let fakes = fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path());
+    fakes.run(|| {
+        let own = std::path::Path::new(&std::env::var_os("PEERWEAVE_FAKE_NVSHMEM_DIR").expect("it is set")).join("id");
+        for arguments in [&["--way", "pmi"][..], &["--way", "id", "--file", &own.display().to_string()]] {
+            for (pe, (well, out)) in check_start(arguments).iter().enumerate() {
+                let last = out.lines().last().unwrap_or_default();
+                assert!(*well && last.starts_with(&format!("OK {} PE {pe} of 2", arguments[1])), "{arguments:?}: {out}");
+            }
+        }
+        let left = std::fs::read_dir(own.parent().expect("a directory")).expect("it is there").filter_map(Result::ok);
+        let left: Vec<_> = left.map(|entry| entry.file_name()).filter(|name| name.to_string_lossy().starts_with("id")).collect();
+        assert!(left.is_empty(), "{left:?}");
+    });
+}
+
+#[test]
+fn a_way_that_cannot_be_gone_is_told_with_its_cause() {
+    let nowhere = "/there/is/no/mpi/here";
+    fakes().env("PEERWEAVE_MPI_PATH", nowhere).env_remove("PEERWEAVE_FAKE_NVSHMEM_DIR").run(|| {
+        let causes = [
+            (&["--way", "mpi"][..], ["FAILED mpi PE", nowhere]),
+            // No service of a launcher is there, and beside the fake there is no plug-in for one.
+            (&["--way", "pmix"], ["FAILED pmix PE", "nvshmem_bootstrap_pmix.so.3"]),
+            (&["--way", "pigeon"], ["FAILED", "--way pmix|pmi|pmi2|mpi|id"]),
+        ];
+        for (arguments, words) in causes {
+            for (well, out) in check_start(arguments) {
+                assert!(!well && words.iter().all(|word| out.contains(word)), "{arguments:?}: {out}");
+            }
+        }
+    });
+}
+
 /// What each PE of a job of that program prints.
 fn launch(n_pes: u32, prepare: impl Fn(&mut Command) -> &mut Command, name: &str) -> Vec<String> {
     let token = Token::random().expect("random numbers");
