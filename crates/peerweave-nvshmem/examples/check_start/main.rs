@@ -11,13 +11,13 @@
 mod mpi;
 mod place;
 
+use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use peerweave_driver::CudaContext;
-use peerweave_dylib::{Search, Visibility};
 use peerweave_nvshmem::{Context, Nvshmem, Settings, UniqueId};
 use peerweave_types::{Pe, ReduceOp};
 
@@ -161,12 +161,23 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
 /// Why a start failed that may be for want of a plug-in, or of what the plug-in is linked to: NVSHMEM says that on its output at best.
 fn explained(error: Failure, way: Way) -> Failure {
     let directory = Nvshmem::load().ok().and_then(|nvshmem| Some(nvshmem.path().parent()?.to_path_buf()));
-    let Some(directory) = directory else { return error };
-    let search = Search::without_variable("NVSHMEM's plug-in", &["nvshmem_bootstrap"]);
-    match search.open_at(&directory.join(way.plugin()), Visibility::Local) {
-        Ok(_) => error,
-        Err(cause) => format!("{error}; {cause}").into(),
+    let plugin =
+        directory.and_then(|directory| CString::new(directory.join(way.plugin()).into_os_string().into_encoded_bytes()).ok());
+    let Some(plugin) = plugin else { return error };
+    // With every symbol at once, as NVSHMEM does: a PMIx that is too old lacks a function, not the library.
+    // SAFETY: the path ends in a zero byte; what the initialisers of NVSHMEM's own plug-in do, who started NVSHMEM has asked for.
+    let opened = unsafe { libc::dlopen(plugin.as_ptr(), libc::RTLD_NOW) };
+    if !opened.is_null() {
+        return error;
     }
+    // SAFETY: it takes nothing, and gives this thread's last error or null.
+    let words = unsafe { libc::dlerror() };
+    if words.is_null() {
+        return error;
+    }
+    // SAFETY: the dynamic linker's words end in a zero byte and live until this thread's next call of it.
+    let words = unsafe { CStr::from_ptr(words) };
+    format!("{error}; NVSHMEM's plug-in does not load: {}", words.to_string_lossy()).into()
 }
 
 /// The first PE makes an id and writes it to a file of the job's own, where the others find it.
