@@ -132,6 +132,10 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
     let way = asked.way;
     // Before anything else: MPI wants to be the first, and what it lacks is to be said before a GPU is touched.
     let mpi = if way == Way::Mpi { Some(Mpi::start(place)?) } else { None };
+    let fault = plugin_fault(way)?;
+    if let Some(PluginFault::DoesNotLoad(words)) = &fault {
+        return Err(format!("NVSHMEM's plug-in does not load: {words}").into());
+    }
     let device = peerweave_driver::context(place.local as usize)?;
     let context = match &mpi {
         // SAFETY: the pointer is to the communicator of all, of the library under whose name NVSHMEM's plug-in finds its MPI; MPI was started with
@@ -140,7 +144,10 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
         None if way == Way::Id => by_id(&asked.file, place, &device),
         None => Context::from_launcher(&device, way.settings()).map_err(Failure::from),
     };
-    let context = context.map_err(|error| explained(error, way))?;
+    let context = context.map_err(|error| match fault {
+        Some(PluginFault::NotBeside(path)) => format!("{error}; {} is not there", path.display()).into(),
+        _ => error,
+    })?;
     if (context.pe().get(), context.n_pes()) != (place.pe, place.n_pes) {
         return Err(format!("NVSHMEM says {} of {}", context.pe(), context.n_pes()).into());
     }
@@ -158,26 +165,35 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
     }
 }
 
-/// Why a start failed that may be for want of a plug-in, or of what the plug-in is linked to: NVSHMEM says that on its output at best.
-fn explained(error: Failure, way: Way) -> Failure {
-    let directory = Nvshmem::load().ok().and_then(|nvshmem| Some(nvshmem.path().parent()?.to_path_buf()));
-    let plugin =
-        directory.and_then(|directory| CString::new(directory.join(way.plugin()).into_os_string().into_encoded_bytes()).ok());
-    let Some(plugin) = plugin else { return error };
-    // With every symbol at once, as NVSHMEM does: a PMIx that is too old lacks a function, not the library.
-    // SAFETY: the path ends in a zero byte; what the initialisers of NVSHMEM's own plug-in do, who started NVSHMEM has asked for.
-    let opened = unsafe { libc::dlopen(plugin.as_ptr(), libc::RTLD_NOW) };
+/// Why NVSHMEM's plug-in for that way does not load, if it does not: NVSHMEM says that on its output at best, and 3.4.5 ends the process by a double free.
+fn plugin_fault(way: Way) -> Result<Option<PluginFault>, Failure> {
+    let library = Nvshmem::load()?;
+    let Some(directory) = library.path().parent() else { return Ok(None) };
+    let path = directory.join(way.plugin());
+    if !path.is_file() {
+        return Ok(Some(PluginFault::NotBeside(path)));
+    }
+    let name = CString::new(path.into_os_string().into_encoded_bytes())?;
+    // With every symbol at once, as NVSHMEM does: a PMIx of another age lacks a function, not the library. It stays open: NVSHMEM opens it next.
+    // SAFETY: the path ends in a zero byte; what the initialisers of NVSHMEM's own plug-in do, who starts NVSHMEM asks for.
+    let opened = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
     if !opened.is_null() {
-        return error;
+        return Ok(None);
     }
     // SAFETY: it takes nothing, and gives this thread's last error or null.
     let words = unsafe { libc::dlerror() };
     if words.is_null() {
-        return error;
+        return Ok(Some(PluginFault::DoesNotLoad(way.plugin().to_owned())));
     }
     // SAFETY: the dynamic linker's words end in a zero byte and live until this thread's next call of it.
     let words = unsafe { CStr::from_ptr(words) };
-    format!("{error}; NVSHMEM's plug-in does not load: {}", words.to_string_lossy()).into()
+    Ok(Some(PluginFault::DoesNotLoad(words.to_string_lossy().into_owned())))
+}
+
+enum PluginFault {
+    /// NVSHMEM may find it elsewhere, and a library that needs no plug-ins goes on without.
+    NotBeside(PathBuf),
+    DoesNotLoad(String),
 }
 
 /// The first PE makes an id and writes it to a file of the job's own, where the others find it.
