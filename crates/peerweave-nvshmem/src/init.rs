@@ -15,7 +15,7 @@ use crate::context::{Arguments, Context, LIFE, Life, Parts, bind, undisturbed};
 use crate::error::{DeadState, MisuseKind, NvshmemError, PreflightError, Timeout};
 use crate::gate::{Gate, NoAnswer, Sent, Worker};
 use crate::interface as asked_interface;
-use crate::preflight::{self, Card};
+use crate::preflight::{self, Card, Met};
 use crate::sys::{self, nvshmemx_init_attr_t};
 use crate::{Nvshmem, Settings, Status, UniqueId};
 
@@ -135,7 +135,7 @@ impl Context {
     /// All processes of the communicator.
     ///
     /// # Errors
-    /// As [`from_unique_id`](Self::from_unique_id).
+    /// As [`from_unique_id`](Self::from_unique_id). [`NvshmemError::Plugin`] also for a plug-in that does not load, as one for another MPI.
     ///
     /// # Safety
     /// `communicator` points to an `MPI_Comm` of the MPI that NVSHMEM's plug-in is linked to. MPI is initialised, another thread than the main one may call
@@ -158,7 +158,8 @@ impl Context {
     /// All processes of the job.
     ///
     /// # Errors
-    /// As [`from_unique_id`](Self::from_unique_id). Where no launcher started the process, NVSHMEM says so in its own words.
+    /// As [`from_unique_id`](Self::from_unique_id). [`NvshmemError::Plugin`] also for a plug-in that does not load, as one for another PMIx. Where no launcher
+    /// started the process, NVSHMEM says so in its own words.
     pub fn from_launcher(device: &Arc<CudaContext>, settings: Settings) -> Result<Self, NvshmemError> {
         const CALL: &str = "Context::from_launcher";
         settings.check(CALL)?;
@@ -206,7 +207,7 @@ fn greeting(
     makes_id: bool,
 ) -> Result<(Ready, Card), NvshmemError> {
     let nvshmem = Nvshmem::load()?;
-    let mut card = preflight::local(nvshmem, device, &arguments.settings, true)?;
+    let mut card = preflight::local(nvshmem, device, &arguments.settings, Met::Id)?;
     let ready = Ready::new(call, nvshmem, device, &arguments.settings)?;
     if makes_id {
         card.id = Some(make_id(call, nvshmem, &arguments.settings, &ready.worker)?);
@@ -405,7 +406,12 @@ fn begin_alone(call: &'static str, way: Way, device: &Arc<CudaContext>, argument
         Begun::Start(start) => start,
     };
     let nvshmem = Nvshmem::load()?;
-    preflight::local(nvshmem, device, &arguments.settings, matches!(way, Way::Id(..)))?;
+    let met = match way {
+        Way::Id(..) => Met::Id,
+        Way::Mpi(_) => Met::Mpi,
+        Way::Launcher => Met::Launcher,
+    };
+    preflight::local(nvshmem, device, &arguments.settings, met)?;
     let ready = Ready::new(call, nvshmem, device, &arguments.settings)?;
     start.run(ready, way, device, arguments, None)
 }

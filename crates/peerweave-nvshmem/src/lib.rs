@@ -30,6 +30,7 @@ mod library;
 mod module;
 mod order;
 mod parked;
+mod plugins;
 mod preflight;
 mod rma;
 mod rma_blocking;

@@ -213,7 +213,7 @@ impl Nvshmem {
     }
 
     /// Where plug-ins lie, where that is known.
-    fn plugins(self) -> Option<&'static Path> {
+    pub(crate) fn plugins(self) -> Option<&'static Path> {
         self.0.path.parent().filter(|directory| directory.is_absolute())
     }
 

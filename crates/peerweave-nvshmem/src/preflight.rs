@@ -15,7 +15,7 @@ use peerweave_types::Pe;
 
 use crate::context::undisturbed;
 use crate::error::{MisuseKind, NvshmemError, PreflightError};
-use crate::{Nvshmem, Settings, Status, Version, interface};
+use crate::{Nvshmem, Settings, Status, Version, interface, plugins};
 
 /// What NVSHMEM puts into `/dev/shm` to start: a page for each PE of the machine, generously.
 const SHARED_MEMORY_BYTES: u64 = 1 << 20;
@@ -55,19 +55,28 @@ impl Card {
     }
 }
 
+/// How the PEs will meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Met {
+    Id,
+    Mpi,
+    Launcher,
+}
+
 /// What one PE can say about itself.
-pub(crate) fn local(
-    nvshmem: Nvshmem,
-    context: &Arc<CudaContext>,
-    settings: &Settings,
-    by_id: bool,
-) -> Result<Card, NvshmemError> {
+pub(crate) fn local(nvshmem: Nvshmem, context: &Arc<CudaContext>, settings: &Settings, met: Met) -> Result<Card, NvshmemError> {
     let remote = settings.effective("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_else(|| "ibrc".to_owned());
     functions(nvshmem)?;
     not_started(nvshmem)?;
-    if by_id { nvshmem.check_plugins(&remote) } else { nvshmem.check_transport(&remote) }?;
-    if by_id {
-        interface::check(settings)?;
+    match met {
+        Met::Id => {
+            nvshmem.check_plugins(&remote)?;
+            interface::check(settings)?;
+        }
+        Met::Mpi | Met::Launcher => {
+            nvshmem.check_transport(&remote)?;
+            plugins::check(nvshmem, if met == Met::Mpi { plugins::of_mpi() } else { plugins::of_launcher(settings) })?;
+        }
     }
     shared_memory()?;
     device_memory(context, settings)?;

@@ -291,6 +291,36 @@ fn a_launcher_s_job_needs_no_plugin_for_ids() {
 }
 
 #[test]
+fn a_launcher_s_plugin_that_does_not_load_is_an_error_before_nvshmem_is_started() {
+    let place = tempfile::tempdir().expect("a directory");
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path()).env("PMI_SIZE", "1").env("PMI_RANK", "0").run_many(1, |child| {
+        let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set it");
+        let own = child.directory.join("own");
+        std::fs::create_dir(&own).expect("a directory");
+        let file = std::path::Path::new(&library).join("libnvshmem_host.so.3");
+        std::fs::copy(file, own.join("libnvshmem_host.so.3")).expect("a copy");
+        for plugin in ["pmix", "pmi2", "mpi"] {
+            std::fs::write(own.join(format!("nvshmem_bootstrap_{plugin}.so.3")), "no library").expect("a file");
+        }
+        // SAFETY: no other thread runs.
+        unsafe { std::env::set_var("PEERWEAVE_NVSHMEM_PATH", &own) };
+        let by = |bootstrap: &str, pmi: &str| settings(DEADLINE).bootstrap(bootstrap).bootstrap_pmi(pmi);
+        for (bootstrap, pmi, plugin) in [("PMI", "PMIX", "pmix"), ("pmi", "PMI-2", "pmi2"), ("MPI", "PMI", "mpi")] {
+            let error = Context::from_launcher(&device(0), by(bootstrap, pmi)).expect_err("it does not load");
+            let NvshmemError::Plugin(fault) = &error else { panic!("{error}") };
+            assert_eq!(fault.plugin, format!("nvshmem_bootstrap_{plugin}.so.3"));
+            assert!(fault.found.contains("does not load: ") && fault.found.contains(&fault.plugin), "{error}");
+        }
+        // SAFETY: no MPI is reached.
+        let error =
+            unsafe { Context::from_mpi(std::ptr::null_mut(), &device(0), settings(DEADLINE)) }.expect_err("it does not load");
+        assert!(matches!(error, NvshmemError::Plugin(_)), "{error}");
+        // The one that is asked for does not lie there: NVSHMEM may find it elsewhere.
+        Context::from_launcher(&device(0), by("PMI", "PMI")).expect("it starts").finalize().expect("it ends");
+    });
+}
+
+#[test]
 fn what_went_wrong_on_the_device_is_an_error_of_the_call_that_nvshmem_gives_none_for() {
     fakes().run_many(1, |child| {
         let here = start(&child);
