@@ -1,6 +1,6 @@
 //! Where a library is looked for, in which order. Opening one file is `library.rs`.
 
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString};
 use std::path::{Path, PathBuf};
 
 use crate::{Attempt, Library, LoadError, Visibility, python};
@@ -14,6 +14,7 @@ pub struct Search {
     product: &'static str,
     variable: Option<&'static str>,
     file_names: &'static [&'static str],
+    mark: Option<&'static CStr>,
     wheel_directories: &'static [&'static str],
     system_directories: &'static [&'static str],
 }
@@ -25,7 +26,7 @@ impl Search {
     /// If there is no file name: a mistake in the source, not in its input.
     pub const fn new(product: &'static str, variable: &'static str, file_names: &'static [&'static str]) -> Self {
         assert!(!file_names.is_empty(), "a search needs at least one file name");
-        Self { product, variable: Some(variable), file_names, wheel_directories: &[], system_directories: &[] }
+        Self { product, variable: Some(variable), file_names, mark: None, wheel_directories: &[], system_directories: &[] }
     }
 
     /// A search that no variable overrides: for a library that something else in the process loads as well, and must be the same.
@@ -34,7 +35,13 @@ impl Search {
     /// As [`new`](Self::new).
     pub const fn without_variable(product: &'static str, file_names: &'static [&'static str]) -> Self {
         assert!(!file_names.is_empty(), "a search needs at least one file name");
-        Self { product, variable: None, file_names, wheel_directories: &[], system_directories: &[] }
+        Self { product, variable: None, file_names, mark: None, wheel_directories: &[], system_directories: &[] }
+    }
+
+    /// A function that every version of the library has: a file without it is another library under its name.
+    pub const fn known_by(mut self, function: &'static CStr) -> Self {
+        self.mark = Some(function);
+        self
     }
 
     /// Directories below Python's `site-packages` that the vendor's wheels install into, such as `nvidia/nccl/lib`.
@@ -133,13 +140,19 @@ impl Search {
     }
 
     fn attempt(&self, file: &Path, visibility: Visibility, tried: &mut Vec<Attempt>) -> Option<Library> {
-        match Library::open(self.product, file, visibility) {
-            Ok(library) => Some(library),
-            Err(reason) => {
-                tried.push(Attempt { path: file.to_path_buf(), reason });
-                None
+        let reason = match Library::open(self.product, file, visibility) {
+            Ok(library) => match self.mark.filter(|mark| library.symbol(mark).is_none()) {
+                None => return Some(library),
+                Some(mark) => format!("has no {}, so it is not {}", mark.to_string_lossy(), self.product),
+            },
+            // The dynamic linker's words for a file of another architecture are those for one that is not there.
+            Err(reason) if file.exists() && reason.contains("No such file") => {
+                format!("{reason}; it is there, and may be of another architecture, or need a library that is not there")
             }
-        }
+            Err(reason) => reason,
+        };
+        tried.push(Attempt { path: file.to_path_buf(), reason });
+        None
     }
 
     fn error(&self, exclusive: bool, tried: Vec<Attempt>) -> LoadError {
@@ -229,5 +242,16 @@ mod tests {
             .expect("it is there");
         assert_eq!(found.path(), lib.join("libm.so.6"));
         assert_eq!(found.directory(), Some(lib.as_path()));
+    }
+
+    #[test]
+    fn another_library_under_the_name_is_told_from_the_one_that_is_looked_for() {
+        let search = Search::without_variable("mathematics", &["libm.so.6"]);
+        search.known_by(c"cos").open(Visibility::Local).expect("it is there");
+        let error = search.known_by(c"ncclGetVersion").open(Visibility::Local).expect_err("it is another one");
+        assert_eq!(
+            error.tried.last().map(|attempt| attempt.reason.as_str()),
+            Some("has no ncclGetVersion, so it is not mathematics")
+        );
     }
 }

@@ -22,6 +22,7 @@ use crate::{UniqueId, Version, sys};
 const OLDEST: Version = Version::new(2, 18, 1);
 
 const SEARCH: Search = Search::new("NCCL", "PEERWEAVE_NCCL_PATH", &["libnccl.so.2", "libnccl.so"])
+    .known_by(c"ncclGetVersion")
     .in_wheels(&["nvidia/nccl/lib"])
     .in_directories(&[
         #[cfg(target_arch = "x86_64")]

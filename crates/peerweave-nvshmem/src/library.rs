@@ -22,6 +22,7 @@ use crate::{Version, sys};
 const OLDEST: Version = Version::new(3, 3, 0);
 
 const SEARCH: Search = Search::new("NVSHMEM", "PEERWEAVE_NVSHMEM_PATH", &["libnvshmem_host.so.3", "libnvshmem_host.so"])
+    .known_by(c"nvshmemx_vendor_get_version_info")
     .in_wheels(&["nvidia/nvshmem/lib"])
     .in_directories(&[
         #[cfg(target_arch = "x86_64")]

@@ -13,11 +13,23 @@ pub mod rendezvous;
 pub mod run;
 pub mod size;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use crate::cli::{Cli, Command};
+
+/// Prints a line of the result. Ends the process where nobody can have it: without words where the reader has gone, as other commands do.
+pub(crate) fn print_line(line: &str) {
+    let Err(error) = writeln!(std::io::stdout().lock(), "{line}") else { return };
+    if error.kind() == std::io::ErrorKind::BrokenPipe {
+        std::process::exit(exit::of_signal(13).into());
+    }
+    // If that cannot be told either, the exit code still says it.
+    let _ = writeln!(std::io::stderr(), "peerweave: standard output: {error}");
+    std::process::exit(exit::LAUNCHER.into());
+}
 
 /// The command, from its arguments to its exit code.
 pub fn main() -> ExitCode {

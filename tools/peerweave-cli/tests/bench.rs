@@ -241,3 +241,18 @@ fn almost_every_element_that_did_not_come_is_counted() {
     assert_eq!(wrong_on_noop(BenchOp::AllReduce, 0, Placement::OutOfPlace), 2 * 256);
     assert_eq!(wrong_on_noop(BenchOp::Put, 1, Placement::OutOfPlace), 2 * 256);
 }
+
+#[test]
+fn output_that_nobody_can_have_ends_the_command_without_a_panic() {
+    for arguments in [&["bench", "barrier", "-n", "2", "--iters", "3"][..], &["info"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("a device that is always full");
+        let (reader, gone) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        for (stdout, code) in [(Stdio::from(full), 125), (Stdio::from(gone), 128 + 13)] {
+            let output = Command::new(env!("CARGO_BIN_EXE_peerweave")).args(arguments).stdout(stdout).output().expect("it runs");
+            let err = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(code), "{arguments:?}: {err}");
+            assert!(!err.contains("panicked"), "{arguments:?}: {err}");
+        }
+    }
+}

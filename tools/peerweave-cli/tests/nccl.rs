@@ -139,10 +139,10 @@ fn pes_are_threads_of_one_process_where_that_is_asked_for() {
 #[test]
 fn thread_that_fails_ends_the_measurement_and_is_named() {
     let options = ["bench", "all-reduce", "--backend", "nccl", "--threads", "-n", "3", "-e", "8", "--timeout", "60"];
-    let output = Machine::with_gpus().run(&options, &[("PEERWEAVE_FAKE_CUDA_DEVICES", "2")]);
+    let output = Machine::with_gpus().run(&options, &[("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllReduce@2=3")]);
     assert!(!output.status.success());
     let err = text(&output.stderr);
-    assert!(err.contains("PE 2: ") && err.contains("device 2 does not exist, there are 2"), "{err}");
+    assert!(err.contains("PE 2: ") && err.contains("all_reduce"), "{err}");
 }
 
 #[test]
@@ -178,9 +178,9 @@ fn machine_without_gpus_is_told_what_is_missing() {
 fn more_pes_than_devices_are_refused_by_name() {
     let options = ["bench", "all-reduce", "--backend", "nccl", "-n", "3", "-e", "8", "--timeout", "60"];
     let output = Machine::with_gpus().run(&options, &[("PEERWEAVE_FAKE_CUDA_DEVICES", "2")]);
-    assert!(!output.status.success());
+    assert_eq!(output.status.code(), Some(2));
     let err = text(&output.stderr);
-    assert!(err.contains("device 2 does not exist, there are 2"), "{err}");
+    assert!(err.contains("-n is 3, but this machine has 2 CUDA devices"), "{err}");
 }
 
 #[test]

@@ -224,6 +224,6 @@ fn machine_without_a_driver_is_told_what_is_missing() {
 fn more_pes_than_devices_are_refused_by_name() {
     let output = Machine::with_gpus().run(&["put", "-n", "3", "-e", "8"], &[("PEERWEAVE_FAKE_CUDA_DEVICES", "2")]);
     let err = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(3), "{err}");
-    assert!(err.contains("device 2 does not exist, there are 2"), "{err}");
+    assert_eq!(output.status.code(), Some(2), "{err}");
+    assert!(err.contains("-n is 3, but this machine has 2 CUDA devices"), "{err}");
 }

@@ -425,7 +425,10 @@ fn sizes(args: &BenchArgs) -> Result<Vec<usize>, String> {
     if !args.op.has_size() {
         return Ok(vec![0]);
     }
-    let min = args.min_bytes.max(1);
+    let min = args.min_bytes;
+    if min == 0 {
+        return Err("-b is 0, expected 1 byte or more".to_owned());
+    }
     let max = args.max_bytes.unwrap_or_else(|| min.max(64 << 20));
     if min > max {
         return Err(format!("-b is {}, which is more than -e {}", format_size(min), format_size(max)));
@@ -528,6 +531,7 @@ mod tests {
             (&["all-reduce", "-d", "f8e4m3"], "sum is not defined for f8e4m3"),
             (&["all-reduce", "-o", "and"], "and is not defined for float"),
             (&["barrier", "--dirty"], "--dirty: barrier has no input that could be rewritten"),
+            (&["all-reduce", "-b", "0"], "-b is 0, expected 1 byte or more"),
             (&["all-reduce", "-b", "2K", "-e", "1K"], "-b is 2K, which is more than -e 1K"),
             (&["all-reduce", "-d", "float128"], "\"float128\" is no element type"),
             (&["all-reduce", "-o", "median"], "\"median\" is no reduction"),

@@ -37,6 +37,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use peerweave_driver::Driver;
 
 use crate::exit;
 use crate::info::machine::Machine;
@@ -44,7 +45,7 @@ use crate::launch::{self, Attendant, Launch, Output, Source, Stdin, Target};
 use crate::rendezvous::{Meeting, Place};
 use crate::run::refuse_inside_a_job;
 
-use config::{BenchArgs, Config};
+use config::{BackendName, BenchArgs, Config};
 use json::Circumstances;
 use record::{Record, monotonic_ns};
 use report::{Collector, News};
@@ -65,6 +66,7 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     refuse_inside_a_job("bench")?;
     let config = Config::from_args(args).map_err(|message| (exit::USAGE, message))?;
     let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
+    enough_devices(&config).map_err(|message| (exit::USAGE, message))?;
     // Found out now and not after the measurement.
     for path in args.json.iter().chain(&args.plot) {
         std::fs::OpenOptions::new()
@@ -99,7 +101,7 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     if ending.exit_code() != exit::OK {
         return Ok(ending.exit_code());
     }
-    table::footer(&collector, &config).iter().for_each(|line| println!("{line}"));
+    table::footer(&collector, &config).iter().for_each(|line| crate::print_line(line));
     let first_barrier_ms = collector.ready().iter().map(|ready| ready.passed_at_ns).max();
     let around = Circumstances {
         config: &config,
@@ -122,6 +124,19 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
         write(path, plot::svg(collector.rows(), &config, &subtitle).map_err(|error| launcher(&error))?)?;
     }
     Ok(if collector.wrong() > 0 { exit::WRONG_VALUES } else { exit::OK })
+}
+
+/// An error where there are fewer GPUs than PEs. Where there is no driver, or it does not work, the PEs say so in their words.
+fn enough_devices(config: &Config) -> Result<(), String> {
+    if config.backend == BackendName::Host {
+        return Ok(());
+    }
+    match Driver::get().and_then(Driver::device_count) {
+        Ok(count) if count < config.n_pes => {
+            Err(format!("-n is {}, but this machine has {count} CUDA devices, and each PE needs one", config.n_pes))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What the figures of a picture hold for.
@@ -171,7 +186,7 @@ impl<'a> Clerk<'a> {
         if self.bar.is_hidden() {
             output.line(Target::Stdout, b"", line.as_bytes());
         } else {
-            self.bar.suspend(|| println!("{line}"));
+            self.bar.suspend(|| crate::print_line(line));
         }
     }
 }

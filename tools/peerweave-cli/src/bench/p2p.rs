@@ -75,7 +75,7 @@ pub fn main(args: &P2pArgs) -> u8 {
 fn start(args: &P2pArgs) -> Result<usize, (u8, String)> {
     let failed = |error: &dyn std::fmt::Display| (exit::OPERATION_FAILED, error.to_string());
     let report = measure(args).map_err(|error| failed(&error))?;
-    println!("{}", report.text().trim_end());
+    crate::print_line(report.text().trim_end());
     let write = |path: &PathBuf, text: String| {
         std::fs::write(path, text).map_err(|error| (exit::LAUNCHER, format!("{}: {error}", path.display())))
     };

@@ -58,7 +58,7 @@ pub fn main(args: &InfoArgs) -> u8 {
     } else {
         text(&info)
     };
-    println!("{}", text.trim_end());
+    crate::print_line(text.trim_end());
     exit::OK
 }
 
