@@ -248,13 +248,7 @@ fn child(arguments: &Arguments) -> Result<usize, String> {
         // The rendezvous is not left: a survivor that leaves would be one more that is gone for those that still wait.
         return after_a_death(&members[0], killed, true).map_err(text);
     }
-    let mut check = Check::new(nccl, &members, true);
-    for elements in [1, arguments.count] {
-        check.all(elements).map_err(text)?;
-    }
-    let checks = summary(&check)?;
-    let [member] = members;
-    member.comm.finalize(DEADLINE).map_err(text)?;
+    let checks = everything(nccl, members, arguments.count)?;
     let rendezvous = Arc::into_inner(rendezvous).ok_or("the communicator keeps the rendezvous")?;
     rendezvous.leave().map_err(|error| error.to_string())?;
     Ok(checks)
@@ -273,8 +267,14 @@ fn one_of_many(arguments: &Arguments, rank: usize) -> Result<usize, String> {
     if let Some(killed) = arguments.kill {
         return after_a_death(&members[0], killed, false).map_err(text);
     }
+    everything(nccl, members, arguments.count)
+}
+
+/// All checks of a rank that has a process of its own, and the end of its communicator.
+fn everything(nccl: Nccl, members: [Member; 1], count: usize) -> Result<usize, String> {
+    let text = |error: NcclError| error.to_string();
     let mut check = Check::new(nccl, &members, true);
-    for elements in [1, arguments.count] {
+    for elements in [1, count] {
         check.all(elements).map_err(text)?;
     }
     let checks = summary(&check)?;

@@ -11,7 +11,6 @@
 mod mpi;
 mod place;
 
-use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -132,10 +131,7 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
     let way = asked.way;
     // Before anything else: MPI wants to be the first, and what it lacks is to be said before a GPU is touched.
     let mpi = if way == Way::Mpi { Some(Mpi::start(place)?) } else { None };
-    let fault = plugin_fault(way)?;
-    if let Some(PluginFault::DoesNotLoad(words)) = &fault {
-        return Err(format!("NVSHMEM's plug-in does not load: {words}").into());
-    }
+    let absent = plugin_that_is_not_beside(way)?;
     let device = peerweave_driver::context(place.local as usize)?;
     let context = match &mpi {
         // SAFETY: the pointer is to the communicator of all, of the library under whose name NVSHMEM's plug-in finds its MPI; MPI was started with
@@ -144,9 +140,9 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
         None if way == Way::Id => by_id(&asked.file, place, &device),
         None => Context::from_launcher(&device, way.settings()).map_err(Failure::from),
     };
-    let context = context.map_err(|error| match fault {
-        Some(PluginFault::NotBeside(path)) => format!("{error}; {} is not there", path.display()).into(),
-        _ => error,
+    let context = context.map_err(|error| match absent {
+        Some(path) => format!("{error}; {} is not there", path.display()).into(),
+        None => error,
     })?;
     if (context.pe().get(), context.n_pes()) != (place.pe, place.n_pes) {
         return Err(format!("NVSHMEM says {} of {}", context.pe(), context.n_pes()).into());
@@ -165,35 +161,10 @@ fn run(asked: &Asked, place: &Place) -> Result<(), Failure> {
     }
 }
 
-/// Why NVSHMEM's plug-in for that way does not load, if it does not: NVSHMEM says that on its output at best, and 3.4.5 ends the process by a double free.
-fn plugin_fault(way: Way) -> Result<Option<PluginFault>, Failure> {
-    let library = Nvshmem::load()?;
-    let Some(directory) = library.path().parent() else { return Ok(None) };
-    let path = directory.join(way.plugin());
-    if !path.is_file() {
-        return Ok(Some(PluginFault::NotBeside(path)));
-    }
-    let name = CString::new(path.into_os_string().into_encoded_bytes())?;
-    // With every symbol at once, as NVSHMEM does: a PMIx of another age lacks a function, not the library. It stays open: NVSHMEM opens it next.
-    // SAFETY: the path ends in a zero byte; what the initialisers of NVSHMEM's own plug-in do, who starts NVSHMEM asks for.
-    let opened = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
-    if !opened.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: it takes nothing, and gives this thread's last error or null.
-    let words = unsafe { libc::dlerror() };
-    if words.is_null() {
-        return Ok(Some(PluginFault::DoesNotLoad(way.plugin().to_owned())));
-    }
-    // SAFETY: the dynamic linker's words end in a zero byte and live until this thread's next call of it.
-    let words = unsafe { CStr::from_ptr(words) };
-    Ok(Some(PluginFault::DoesNotLoad(words.to_string_lossy().into_owned())))
-}
-
-enum PluginFault {
-    /// NVSHMEM may find it elsewhere, and a library that needs no plug-ins goes on without.
-    NotBeside(PathBuf),
-    DoesNotLoad(String),
+/// Where NVSHMEM's plug-in for that way should lie, if it does not. NVSHMEM may find it elsewhere, and a library that needs no plug-ins goes on without.
+fn plugin_that_is_not_beside(way: Way) -> Result<Option<PathBuf>, Failure> {
+    let path = Nvshmem::load()?.path().parent().map(|directory| directory.join(way.plugin()));
+    Ok(path.filter(|path| !path.is_file()))
 }
 
 /// The first PE makes an id and writes it to a file of the job's own, where the others find it.

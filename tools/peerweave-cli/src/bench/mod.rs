@@ -8,6 +8,7 @@
 //!   calls.rs     the calls that are timed                         memory.rs    filling and comparing
 //!   nccl.rs      a PE with a GPU, over NCCL                       nccl_calls.rs  its calls
 //!   nvshmem.rs   a PE with a GPU, over NVSHMEM               nvshmem_calls.rs  its calls
+//!   meetings.rs  how PEs with GPUs agree                          types.rs     the types of their numbers
 //!   record.rs    what a PE tells                                  report.rs    what all told, put together
 //!   table.rs, json.rs, plot.rs   the forms of the result
 //! ```
@@ -19,6 +20,7 @@ pub mod config;
 pub mod geometry;
 pub mod json;
 pub mod measure;
+mod meetings;
 pub mod memory;
 mod nccl;
 mod nccl_calls;
@@ -32,6 +34,7 @@ pub mod plot;
 pub mod record;
 pub mod report;
 pub mod table;
+mod types;
 
 use std::io::IsTerminal;
 use std::path::Path;

@@ -12,25 +12,22 @@ use peerweave_driver::cudarc::driver::CudaGraph;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{CudaError, CudaStream, DeviceMemory, DriverError, context};
 use peerweave_nccl::{Communicator, Config as NcclConfig, Nccl, NcclMem, Window, WindowKind};
-use peerweave_types::{DType, F8E4M3, F8E5M2, bf16, f16};
 
 use super::config::{Bind, Buffers, Case, Config};
 use super::geometry::{self, Placement, Tile, View};
+use super::meetings::{FEWEST_CALLS, Meetings};
 use super::memory::GUARD;
 use super::nccl_calls::{Elements, Operation, Setting, enqueue, operation};
 use super::pattern::{PERIOD, input_tile, moved_tile, poison, reduced_tile};
 use super::pe::{bind, placements, say};
 use super::record::{Measured, Ready, Record, monotonic_ns};
+use super::types::with_element_type;
 
 /// Anything that ends the measurement.
 pub(super) type Failure = Box<dyn std::error::Error>;
 
 /// How long a wait may take.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// How long a batch is to take.
-const BATCH: Duration = Duration::from_millis(30);
-const FEWEST_CALLS: u64 = 3;
-
 /// The process, from its first barrier to its end.
 pub(super) fn run(config: &Config) -> Result<(), Failure> {
     if !config.threads {
@@ -61,9 +58,8 @@ fn one_pe(config: &Config, job: &Job) -> Result<(), Failure> {
     let context = context(pe)?;
     let stream = context.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
     let communicator = Communicator::from_rendezvous(nccl, &context, &rendezvous, &NcclConfig::new(), DEADLINE)?;
-    let session =
-        Session { config, rendezvous: &rendezvous, communicator: &communicator, stream: &stream, meetings: Default::default() };
-    session.meet()?;
+    let session = Session { config, communicator: &communicator, stream: &stream, meetings: Meetings::new(&rendezvous) };
+    session.meetings.meet()?;
     say(&Record::Ready(Ready {
         passed_at_ns: monotonic_ns(),
         pe,
@@ -74,34 +70,18 @@ fn one_pe(config: &Config, job: &Job) -> Result<(), Failure> {
     }));
     let cases: Vec<(usize, Case)> = config.cases().into_iter().enumerate().collect();
     for of_one_type in cases.chunk_by(|a, b| a.1.dtype == b.1.dtype) {
-        match of_one_type[0].1.dtype {
-            DType::I8 => session.rows::<i8>(of_one_type),
-            DType::U8 => session.rows::<u8>(of_one_type),
-            DType::I32 => session.rows::<i32>(of_one_type),
-            DType::U32 => session.rows::<u32>(of_one_type),
-            DType::I64 => session.rows::<i64>(of_one_type),
-            DType::U64 => session.rows::<u64>(of_one_type),
-            DType::F16 => session.rows::<f16>(of_one_type),
-            DType::BF16 => session.rows::<bf16>(of_one_type),
-            DType::F32 => session.rows::<f32>(of_one_type),
-            DType::F64 => session.rows::<f64>(of_one_type),
-            DType::F8E4M3 => session.rows::<F8E4M3>(of_one_type),
-            DType::F8E5M2 => session.rows::<F8E5M2>(of_one_type),
-            other => unreachable!("{other} is not known to bench: DType::ALL has grown"),
-        }?;
+        with_element_type!(of_one_type[0].1.dtype, T => session.rows::<T>(of_one_type))?;
     }
-    session.meet()?;
+    session.meetings.meet()?;
     communicator.finalize(DEADLINE)?;
     Ok(())
 }
 
 struct Session<'a> {
     config: &'a Config,
-    rendezvous: &'a Rendezvous,
     communicator: &'a Communicator,
     stream: &'a Arc<CudaStream>,
-    /// How often the PEs have met through the rendezvous.
-    meetings: std::cell::Cell<u64>,
+    meetings: Meetings<'a>,
 }
 
 /// One placement of one case, ready to be called.
@@ -117,20 +97,6 @@ struct Bench<'a, T> {
 }
 
 impl Session<'_> {
-    /// All PEs come here before any goes on.
-    fn meet(&self) -> Result<(), Failure> {
-        self.meetings.set(self.meetings.get() + 1);
-        Ok(self.rendezvous.barrier(&format!("bench/{}", self.meetings.get()))?)
-    }
-
-    /// The largest of what the PEs say.
-    fn agree(&self, mine: f64) -> Result<f64, Failure> {
-        self.meetings.set(self.meetings.get() + 1);
-        let all = self.rendezvous.exchange(&format!("bench/{}", self.meetings.get()), &mine.to_le_bytes())?;
-        let all = all.iter().map(|blob| blob.as_slice().try_into().map(f64::from_le_bytes)).collect::<Result<Vec<_>, _>>()?;
-        Ok(all.into_iter().fold(0.0, f64::max))
-    }
-
     fn rows<T: Elements>(&self, cases: &[(usize, Case)]) -> Result<(), Failure> {
         let (pe, n_pes) = (self.communicator.rank(), self.config.n_pes);
         let view_of = |rank, case: &Case, placement| View {
@@ -209,7 +175,7 @@ impl<T: Elements> Bench<'_, T> {
             let spent = self.timed(graph.as_ref(), launches)?;
             batch_us.push(spent.as_secs_f64() * 1e6 / (launches * per_launch) as f64);
         }
-        self.session.meet()?;
+        self.session.meetings.meet()?;
         if config.check {
             // In place the calls have made results their own inputs: only fresh inputs have a known result.
             let round = u64::from(self.view.placement == Placement::InPlace);
@@ -256,7 +222,7 @@ impl<T: Elements> Bench<'_, T> {
 
     /// The time of so many launches, on this PE, from the moment when all are ready.
     fn timed(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<Duration, Failure> {
-        self.session.meet()?;
+        self.session.meetings.meet()?;
         let start = Instant::now();
         match graph {
             Some(graph) => launch(graph, launches)?,
@@ -266,12 +232,10 @@ impl<T: Elements> Bench<'_, T> {
         Ok(start.elapsed())
     }
 
-    /// As many launches as take about [`BATCH`]; the same number on every PE.
+    /// As many launches as make a batch; the same number on every PE.
     fn launches_per_batch(&mut self, graph: Option<&CudaGraph>) -> Result<u64, Failure> {
-        let mine = self.timed(graph, FEWEST_CALLS)?.as_secs_f64();
-        let slowest = self.session.agree(mine)?.max(1e-9);
-        // The first few are slower than the rest, and a few more calls cost little.
-        Ok(((BATCH.as_secs_f64() / (slowest / FEWEST_CALLS as f64)) as u64).clamp(FEWEST_CALLS, 100_000))
+        let mine = self.timed(graph, FEWEST_CALLS)?;
+        self.session.meetings.calls_per_batch(mine.as_nanos() as u64)
     }
 
     /// Fills the input and spoils what the result will be written to, with values of this round.
@@ -290,7 +254,7 @@ impl<T: Elements> Bench<'_, T> {
         if !shared {
             self.send.copy_from(stream, &own)?;
         }
-        self.session.meet()
+        self.session.meetings.meet()
     }
 
     /// Counts what is wrong in this PE's result, and behind it.
@@ -305,7 +269,7 @@ impl<T: Elements> Bench<'_, T> {
                 found[part.at..part.at + part.len].iter().zip(due).filter(|(found, due)| found.bits64() != due.bits64()).count();
         }
         wrong += found[self.recv.len()..].iter().filter(|found| found.bits64() != poison::<T>().bits64()).count();
-        self.session.meet()?;
+        self.session.meetings.meet()?;
         Ok(wrong as u64)
     }
 

@@ -3,7 +3,6 @@
 //! What is called is `nvshmem_calls.rs`. Invariant: every PE makes the same set-up calls in the same order; the number of calls in a batch is agreed
 //! on through the rendezvous, not by the library that is measured.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,11 +11,11 @@ use peerweave_driver::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_fl
 use peerweave_driver::cudarc::driver::{CudaEvent, CudaGraph};
 use peerweave_driver::{CudaError, CudaStream, DriverError, context};
 use peerweave_nvshmem::{Context, Settings, SymmetricBuffer, Team};
-use peerweave_types::{DType, F8E4M3, F8E5M2, bf16, f16};
 
 use super::calls::G_DUE;
 use super::config::{Bind, Buffers, Case, Clock, Config};
 use super::geometry::{self, Placement, Tile, View};
+use super::meetings::{FEWEST_CALLS, Meetings};
 use super::memory::GUARD;
 use super::nccl::{Failure, launch};
 use super::nvshmem_calls::{Calls, Memory, Reduced, device};
@@ -24,14 +23,12 @@ use super::op::BenchOp;
 use super::pattern::{PERIOD, Sample, input_tile, moved_tile, poison, reduced_tile};
 use super::pe::{bind, placements, say};
 use super::record::{Measured, Ready, Record, monotonic_ns};
+use super::types::with_element_type;
 
 /// How long a wait may take.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// How long a wait keeps the processor from others.
 const SPIN: Duration = Duration::from_micros(100);
-/// How long a batch is to take.
-const BATCH: Duration = Duration::from_millis(30);
-const FEWEST_CALLS: u64 = 3;
 /// What NVSHMEM's heap has without being asked, and what it keeps of it for itself.
 const HEAP_BYTES: u64 = 1 << 30;
 const HEAP_SPARE_BYTES: u64 = 64 << 20;
@@ -61,14 +58,13 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     }
     let session = Session {
         config,
-        rendezvous: &rendezvous,
         context: &nvshmem,
         world: nvshmem.world(),
         stream: &stream,
         events,
-        meetings: Cell::new(0),
+        meetings: Meetings::new(&rendezvous),
     };
-    session.meet()?;
+    session.meetings.meet()?;
     say(&Record::Ready(Ready {
         passed_at_ns: monotonic_ns(),
         pe,
@@ -79,23 +75,9 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     }));
     let cases: Vec<(usize, Case)> = config.cases().into_iter().enumerate().collect();
     for of_one_type in cases.chunk_by(|a, b| a.1.dtype == b.1.dtype) {
-        match of_one_type[0].1.dtype {
-            DType::I8 => session.rows::<i8>(of_one_type),
-            DType::U8 => session.rows::<u8>(of_one_type),
-            DType::I32 => session.rows::<i32>(of_one_type),
-            DType::U32 => session.rows::<u32>(of_one_type),
-            DType::I64 => session.rows::<i64>(of_one_type),
-            DType::U64 => session.rows::<u64>(of_one_type),
-            DType::F16 => session.rows::<f16>(of_one_type),
-            DType::BF16 => session.rows::<bf16>(of_one_type),
-            DType::F32 => session.rows::<f32>(of_one_type),
-            DType::F64 => session.rows::<f64>(of_one_type),
-            DType::F8E4M3 => session.rows::<F8E4M3>(of_one_type),
-            DType::F8E5M2 => session.rows::<F8E5M2>(of_one_type),
-            other => unreachable!("{other} is not known to bench: DType::ALL has grown"),
-        }?;
+        with_element_type!(of_one_type[0].1.dtype, T => session.rows::<T>(of_one_type))?;
     }
-    session.meet()?;
+    session.meetings.meet()?;
     drop(session);
     nvshmem.finalize()?;
     if let Some(rendezvous) = Arc::into_inner(rendezvous) {
@@ -125,34 +107,15 @@ fn lengths(config: &Config, case: &Case) -> (usize, usize, usize) {
 
 struct Session<'a> {
     config: &'a Config,
-    rendezvous: &'a Rendezvous,
     context: &'a Context,
     world: Team,
     stream: &'a Arc<CudaStream>,
     /// Before and after what is timed.
     events: [CudaEvent; 2],
-    /// How often the PEs have met through the rendezvous.
-    meetings: Cell<u64>,
+    meetings: Meetings<'a>,
 }
 
 impl Session<'_> {
-    fn next_meeting(&self) -> String {
-        self.meetings.set(self.meetings.get() + 1);
-        format!("bench/{}", self.meetings.get())
-    }
-
-    /// All PEs come here before any goes on.
-    fn meet(&self) -> Result<(), Failure> {
-        Ok(self.rendezvous.barrier(&self.next_meeting())?)
-    }
-
-    /// The largest of what the PEs say.
-    fn agree(&self, mine: u64) -> Result<u64, Failure> {
-        let all = self.rendezvous.exchange(&self.next_meeting(), &mine.to_le_bytes())?;
-        let all = all.iter().map(|blob| blob.as_slice().try_into().map(u64::from_le_bytes)).collect::<Result<Vec<_>, _>>()?;
-        Ok(all.into_iter().fold(0, u64::max))
-    }
-
     /// Notes in the stream's order when it comes here.
     fn mark(&self, event: usize) -> Result<(), Failure> {
         Ok(self.events[event].record(self.stream).map_err(CudaError::of("cuEventRecord"))?)
@@ -166,7 +129,7 @@ impl Session<'_> {
                 waited if waited < SPIN => std::hint::spin_loop(),
                 waited if waited < DEADLINE => std::thread::yield_now(),
                 waited => {
-                    let (op, pe) = (self.config.op.name(), self.rendezvous.pe().index());
+                    let (op, pe) = (self.config.op.name(), self.meetings.pe());
                     return Err(Late { op, pe, waited }.into());
                 }
             }
@@ -197,7 +160,7 @@ impl Session<'_> {
                     op: self.config.op,
                     counts: case.counts,
                     n_pes: self.config.n_pes,
-                    rank: self.rendezvous.pe().index(),
+                    rank: self.meetings.pe(),
                     root: case.root.unwrap_or(0),
                     placement,
                 };
@@ -287,7 +250,7 @@ impl<T: Reduced> Bench<'_, T> {
                 batch_us.push(spent * 1e6 / (launches * per_launch) as f64 * self.share_of_a_call());
             }
         }
-        self.session.meet()?;
+        self.session.meetings.meet()?;
         if config.check {
             // In place the calls have made results their own inputs: only fresh inputs have a known result.
             let round = u64::from(self.calls.view.placement == Placement::InPlace);
@@ -353,7 +316,7 @@ impl<T: Reduced> Bench<'_, T> {
     /// The seconds that so many launches take on this PE, from the moment when all are ready.
     fn timed(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<f64, Failure> {
         let config = self.session.config;
-        self.session.meet()?;
+        self.session.meetings.meet()?;
         if self.calls.view.op.is_one_sided() {
             // The GPU has something to do while the first calls that count come.
             self.calls.make(config.warmup)?;
@@ -393,12 +356,10 @@ impl<T: Reduced> Bench<'_, T> {
         }
     }
 
-    /// As many launches as take about [`BATCH`]; the same number on every PE.
+    /// As many launches as make a batch; the same number on every PE.
     fn launches_per_batch(&mut self, graph: Option<&CudaGraph>) -> Result<u64, Failure> {
         let mine = self.timed(graph, FEWEST_CALLS)?;
-        let slowest = self.session.agree(if self.is_timed() { (mine * 1e9) as u64 } else { 0 })?.max(1);
-        // The first few are slower than the rest, and a few more calls cost little.
-        Ok((BATCH.as_nanos() as u64 * FEWEST_CALLS / slowest).clamp(FEWEST_CALLS, 100_000))
+        self.session.meetings.calls_per_batch(if self.is_timed() { (mine * 1e9) as u64 } else { 0 })
     }
 
     /// Sets the words that peers change, before the first call.
@@ -408,7 +369,7 @@ impl<T: Reduced> Bench<'_, T> {
         if self.calls.view.op == BenchOp::G {
             self.calls.target.copy_from(stream, &[T::from_bits64(G_DUE)])?;
         }
-        self.session.meet()
+        self.session.meetings.meet()
     }
 
     /// Fills the input and spoils what the result will be written to, with values of this round.
@@ -432,14 +393,14 @@ impl<T: Reduced> Bench<'_, T> {
                 _ => self.calls.send.write(stream, &own)?,
             }
         }
-        self.session.meet()
+        self.session.meetings.meet()
     }
 
     /// Counts what is wrong in this PE's result, and behind it.
     fn check(&self, round: u64) -> Result<u64, Failure> {
         let Calls { view, made, target, word, stream, .. } = &self.calls;
         // Whoever put is through with it.
-        self.session.meet()?;
+        self.session.meetings.meet()?;
         let mut wrong = match view.op {
             BenchOp::P if view.rank == 1 => u64::from(target.to_vec(stream)?[0].bits64() != T::from_bits64(*made).bits64()),
             BenchOp::PutSignal if view.rank == 1 => u64::from(word.to_vec(stream)?[0] != *made),
@@ -457,7 +418,7 @@ impl<T: Reduced> Bench<'_, T> {
             let behind = &found[found.len() - GUARD..];
             wrong += behind.iter().filter(|found| found.bits64() != poison::<T>().bits64()).count() as u64;
         }
-        self.session.meet()?;
+        self.session.meetings.meet()?;
         Ok(wrong)
     }
 
@@ -467,14 +428,14 @@ impl<T: Reduced> Bench<'_, T> {
         let view = self.calls.view;
         let mut early = 0;
         for late in 0..view.n_pes {
-            self.session.meet()?;
+            self.session.meetings.meet()?;
             if view.rank == late {
                 std::thread::sleep(LATE);
             }
             let came = monotonic_ns();
             self.make(1)?;
             let left = monotonic_ns();
-            let last = self.session.agree(if view.rank == late { came } else { 0 })?;
+            let last = self.session.meetings.largest(if view.rank == late { came } else { 0 })?;
             early += u64::from(left < last);
         }
         Ok(early)

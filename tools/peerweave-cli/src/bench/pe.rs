@@ -2,10 +2,7 @@
 
 use std::io::Write;
 
-use peerweave::{
-    Buffer, DType, F8E4M3, F8E5M2, MaybeDest, MaybeSource, Result, Stream, StreamDest, StreamSource, Symmetric, World, bf16, f16,
-    on_threads,
-};
+use peerweave::{Buffer, MaybeDest, MaybeSource, Result, Stream, StreamDest, StreamSource, Symmetric, World, on_threads};
 
 use super::calls::Reduces;
 use super::config::{BackendName, Bind, Buffers as BufferKind, Case, Config};
@@ -13,6 +10,7 @@ use super::geometry::{self, Placement, View};
 use super::measure::{Buffers, measure};
 use super::memory::{GUARD, Memory};
 use super::record::{Measured, Ready, Record, monotonic_ns};
+use super::types::with_element_type;
 use super::{nccl, nvshmem};
 use crate::exit;
 
@@ -85,21 +83,7 @@ fn run(world: World, config: &Config) -> Result<()> {
     let cases: Vec<(usize, Case)> = config.cases().into_iter().enumerate().collect();
     for of_one_type in cases.chunk_by(|a, b| a.1.dtype == b.1.dtype) {
         let plan = Plan { world: &world, stream: stream.as_ref(), config, cases: of_one_type };
-        match of_one_type[0].1.dtype {
-            DType::I8 => plan.run::<i8>(),
-            DType::U8 => plan.run::<u8>(),
-            DType::I32 => plan.run::<i32>(),
-            DType::U32 => plan.run::<u32>(),
-            DType::I64 => plan.run::<i64>(),
-            DType::U64 => plan.run::<u64>(),
-            DType::F16 => plan.run::<f16>(),
-            DType::BF16 => plan.run::<bf16>(),
-            DType::F32 => plan.run::<f32>(),
-            DType::F64 => plan.run::<f64>(),
-            DType::F8E4M3 => plan.run::<F8E4M3>(),
-            DType::F8E5M2 => plan.run::<F8E5M2>(),
-            other => unreachable!("{other} is not known to bench: DType::ALL has grown"),
-        }?;
+        with_element_type!(of_one_type[0].1.dtype, T => plan.run::<T>())?;
     }
     drop(stream);
     world.finalize()?;
