@@ -56,7 +56,8 @@ pub(crate) fn check(nvshmem: Nvshmem, plugin: Option<(&'static str, &'static str
     }
 }
 
-/// Opens it, and leaves it open: NVSHMEM opens it next.
+/// Opens it with every function that it needs at once, and leaves it open: NVSHMEM opens it next. `peerweave-dylib` opens lazily, by which a plug-in for another
+/// PMIx would seem to load.
 fn open(path: &Path) -> Result<(), String> {
     let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string())?;
     // SAFETY: the path ends in a zero byte; what the initialisers of NVSHMEM's own plug-in do, who starts NVSHMEM asks for.
