@@ -37,7 +37,7 @@ use crate::{Call, CommProperties, Nccl};
 ///
 /// # Calls that have to wait
 /// By default communicators are made non-blocking, so that what NCCL does on the host (meeting, connecting at first use, splitting) has a
-/// deadline too. [`Config::blocking`](crate::Config::blocking) turns that off.
+/// deadline too. With [`Config::blocking`](crate::Config::blocking) only making one has.
 ///
 /// It has two prices: from NCCL 2.23.4 on NCCL starts a thread for each call or group (60 to 110 microseconds on H200, where a blocking call takes 5); and an error that NCCL gives one call stays
 /// with the communicator, where each later call is [`NcclError::Dead`].

@@ -111,8 +111,9 @@ macro_rules! option_name {
 options! {
     choices {
         /// Whether calls wait inside NCCL until it is done with what the host has to do. Off (as when it is not set), they return at once, and this crate
-        /// waits with its deadlines. **On, a rank that does not come keeps the call that makes a communicator for ever**: NCCL has no deadline
-        /// of its own. What is stuck in a later call ends by [`Communicator::abort`](crate::Communicator::abort) from another thread. NCCL 2.14.
+        /// waits with its deadlines. On, the call that makes a communicator has its deadline too: NCCL is called on another thread, which stays in NCCL, and perhaps
+        /// keeps a processor busy, for as long as the others do not come. **Later calls have no deadline on the host** (splitting, connecting at first
+        /// use): what is stuck in one ends by [`Communicator::abort`](crate::Communicator::abort) from another thread. NCCL 2.14.
         blocking: Switch => blocking;
         /// Whether children made by split share resources with this communicator. Then aborting one may break the others. NCCL 2.18.
         split_share: Switch => splitShare;

@@ -8,6 +8,7 @@ use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
@@ -17,7 +18,7 @@ use peerweave_dylib::MissingSymbol;
 
 use crate::communicator::{Communicator, Handle, Inner, Parts, World, bounded, set_current};
 use crate::config::RawConfig;
-use crate::error::{MisuseKind, NcclError, Timeout};
+use crate::error::{CommunicatorName, MisuseKind, NcclError, Timeout};
 use crate::state::Inside;
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
 use crate::{Config, Nccl, Switch, UniqueId, lifecycle, spans};
@@ -216,10 +217,10 @@ fn init(
     let mut raw_ids: Vec<_> = ids.iter().map(|id| id.to_raw()).collect();
     let contexts: Vec<_> = members.iter().map(|(context, _)| Arc::clone(context)).collect();
     let n = c_int::try_from(n_ranks).unwrap_or(c_int::MAX);
+    let ranks: Vec<_> = members.iter().map(|(_, rank)| c_int::try_from(*rank).unwrap_or(c_int::MAX)).collect();
     let rest = bounded(deadline).saturating_sub(began.elapsed());
-    let handles = make(call, nccl, &contexts, &[], rest, |api, index, out| {
-        let rank = c_int::try_from(members[index].1).unwrap_or(c_int::MAX);
-        let config = raw[index].as_mut_ptr();
+    let handles = make_first(call, nccl, &contexts, blocking, rest, move |api, index, out| {
+        let (rank, config) = (ranks[index], raw[index].as_mut_ptr());
         match raw_ids.as_mut_slice() {
             // SAFETY: `make` gives memory for the handle that lives as long as NCCL may write it, and has made the device's context current; NCCL
             // reads the configuration during the call.
@@ -266,6 +267,59 @@ pub(crate) fn adopt_all(
 
 /// Where NCCL writes a handle, perhaps from a thread of its own: never freed, unless NCCL is known to be done with it.
 type Slot = ManuallyDrop<Box<AtomicPtr<ncclComm>>>;
+
+/// As [`make`], for ranks that have no parents.
+///
+/// On communicators that block, NCCL comes back when all ranks have come, and has no deadline; nobody can abort it, since it gives the handle at the end. So another
+/// thread calls, and is given up at the deadline: what it makes after that is ended at once.
+pub(crate) fn make_first(
+    call: &'static str,
+    nccl: Nccl,
+    contexts: &[Arc<CudaContext>],
+    blocking: bool,
+    deadline: Duration,
+    start: impl FnMut(&'static Api, usize, *mut ncclComm_t) -> Result<ncclResult_t, MissingSymbol> + Send + 'static,
+) -> Result<Vec<Option<Handle>>, NcclError> {
+    if !blocking {
+        return make(call, nccl, contexts, &[], deadline, start);
+    }
+    nccl.not_forked(call)?;
+    let (began, deadline) = (Instant::now(), bounded(deadline));
+    let (sender, receiver) = channel();
+    let (contexts, span) = (contexts.to_vec(), tracing::Span::current());
+    let body = move || {
+        let made = span.in_scope(|| make(call, nccl, &contexts, &[], deadline, start));
+        // Who asked may have given up.
+        let _ = sender.send(Unclaimed { nccl, contexts, made: Some(made) });
+    };
+    std::thread::Builder::new().name("peerweave-init".into()).spawn(body).map_err(|_| lifecycle::no_thread(call))?;
+    match receiver.recv_timeout(deadline) {
+        Ok(mut unclaimed) => unclaimed.made.take().unwrap_or_else(|| Ok(Vec::new())),
+        Err(RecvTimeoutError::Timeout) => Err(late(call, began, None)),
+        Err(RecvTimeoutError::Disconnected) => {
+            let why = "the thread that called NCCL has panicked; its message says why";
+            Err(NcclError::misuse(call, MisuseKind::Context { why }))
+        }
+    }
+}
+
+/// What a thread has made, until somebody takes it. Dropped, it is ended.
+struct Unclaimed {
+    nccl: Nccl,
+    contexts: Vec<Arc<CudaContext>>,
+    made: Option<Result<Vec<Option<Handle>>, NcclError>>,
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        if let Some(Ok(handles)) = self.made.take() {
+            let handles =
+                handles.into_iter().zip(self.contexts.drain(..)).filter_map(|(handle, context)| Some((handle?, context)));
+            // Not waited for: perhaps this is the thread whose deadline has just expired.
+            lifecycle::abort_handles(self.nccl, handles.collect(), Duration::ZERO);
+        }
+    }
+}
 
 /// Has NCCL make handles, one for each context, and waits until they are ready. In a group if there are several.
 ///
@@ -358,7 +412,11 @@ pub(crate) fn make(
     lifecycle::abort_handles(nccl, half_made, lifecycle::ABORT_LIMIT);
     result?;
     let communicator = parents.first().map(|(parent, _)| Arc::clone(&parent.name));
-    Err(Timeout { call, sequence: None, waited: began.elapsed(), communicator, missing: Vec::new(), reports: Vec::new() }.into())
+    Err(late(call, began, communicator))
+}
+
+fn late(call: &'static str, began: Instant, communicator: Option<Arc<CommunicatorName>>) -> NcclError {
+    Timeout { call, sequence: None, waited: began.elapsed(), communicator, missing: Vec::new(), reports: Vec::new() }.into()
 }
 
 /// How long a call that has failed waits for NCCL to stop working on a parent.

@@ -447,7 +447,7 @@ impl Ending {
 }
 
 #[cold]
-fn no_thread(call: &'static str) -> NcclError {
+pub(crate) fn no_thread(call: &'static str) -> NcclError {
     NcclError::misuse(call, MisuseKind::Context { why: "the system gives no more threads, and it needs one" })
 }
 

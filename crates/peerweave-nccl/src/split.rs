@@ -15,7 +15,7 @@ use peerweave_dylib::MissingSymbol;
 use crate::communicator::{Communicator, Handle, Inner, Parts, World};
 use crate::config::RawConfig;
 use crate::error::{MisuseKind, NcclError};
-use crate::init::{adopt_all, make, mix, with_mode};
+use crate::init::{adopt_all, make, make_first, mix, with_mode};
 use crate::state::{Allowed, State};
 use crate::sys::{self, Api, ncclComm_t, ncclConfig_t, ncclResult_t};
 use crate::turns::enter_all;
@@ -206,7 +206,7 @@ impl Communicator {
         let raw_id = id.to_raw();
         let rank = c_int::try_from(rank).unwrap_or(c_int::MAX);
         let contexts = [Arc::clone(context)];
-        let handles = make(CALL, nccl, &contexts, &[], deadline, |api, _, out| {
+        let handles = make_first(CALL, nccl, &contexts, blocking, deadline, move |api, _, out| {
             // SAFETY: a new rank has no communicator yet; `out` lives as long as NCCL may write it; id and configuration are read during the call.
             unsafe { api.ncclCommGrow(std::ptr::null_mut(), n, &raw const raw_id, rank, out, raw.as_mut_ptr()) }
         })?;

@@ -9,18 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
-use peerweave_driver::CudaStream;
 use peerweave_nccl::{
     CollConfig, Communicator, Config, DeadState, DeviceCommRequirements, DeviceCommunicator, Nccl, NcclError, NcclMem, OnExpiry,
     PreMulSum, ReduceOp, ShrinkMode, Signal, SignalWait, Switch, UniqueId, Window, WindowKind,
 };
-
-fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> Result<f32, NcclError> {
-    let mut values = floats(stream, &[comm.rank() as f32 + 1.0]);
-    comm.all_reduce_in_place(stream, &mut values, ReduceOp::Sum)?;
-    comm.wait(stream, DEADLINE)?;
-    Ok(values.to_vec(stream)?[0])
-}
 
 fn state_of<T: std::fmt::Debug>(result: Result<T, NcclError>) -> DeadState {
     match result {
@@ -85,95 +77,6 @@ fn shrink_leaves_ranks_out() {
                 let fewer = comm.shrink(&[1], ShrinkMode::Default).expect("the others shrink");
                 assert_eq!((fewer.n_ranks(), fewer.rank()), (2, comm.rank() / 2));
                 assert_eq!(sum(&fewer, &stream).expect("it works"), 3.0);
-            }
-        });
-        nothing_is_left();
-    });
-}
-
-#[test]
-fn grown_communicator_has_the_new_ranks() {
-    fakes(3).run(|| {
-        let nccl = Nccl::load().expect("the fake is there");
-        let ids = std::sync::Mutex::new(None::<UniqueId>);
-        let made = std::sync::Condvar::new();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let id =
-                    made.wait_while(ids.lock().expect("no panic"), |id| id.is_none()).expect("no panic").expect("it is made");
-                let context = peerweave_driver::context(2).expect("a device");
-                let joined = Communicator::join(nccl, &context, 3, &id, 2, &Config::new(), DEADLINE).expect("all come");
-                assert_eq!(sum(&joined, &context.new_stream().expect("a stream")).expect("it works"), 6.0);
-            });
-            ranks(2, &Config::new(), |comm, stream| {
-                let id = (comm.rank() == 0).then(|| comm.grow_id().expect("an id"));
-                if let Some(id) = id {
-                    *ids.lock().expect("no panic") = Some(id);
-                    made.notify_all();
-                }
-                let grown = comm.grow(3, id.as_ref()).expect("all come");
-                assert_eq!((grown.rank(), grown.n_ranks()), (comm.rank(), 3));
-                assert_eq!(sum(&grown, &stream).expect("it works"), 6.0);
-            });
-        });
-        nothing_is_left();
-    });
-}
-
-#[test]
-fn scalable_init_takes_several_ids() {
-    fakes(4).run(|| {
-        let nccl = Nccl::load().expect("the fake is there");
-        let ids = [nccl.unique_id().expect("an id"), nccl.unique_id().expect("an id")];
-        std::thread::scope(|scope| {
-            for (rank, context) in contexts(4).into_iter().enumerate() {
-                scope.spawn(move || {
-                    let made = Communicator::init_rank_scalable(nccl, &context, 4, &ids, rank, &Config::new(), DEADLINE);
-                    let comm = made.expect("all come");
-                    assert_eq!(sum(&comm, &context.default_stream()).expect("it works"), 10.0);
-                });
-            }
-        });
-        for id in &ids {
-            // Each has gathered its share of the ranks, so none can be used again.
-            let again = Communicator::init_rank(nccl, &device(0), 1, id, 0, &Config::new(), DEADLINE);
-            assert_eq!(again.expect_err("it was used").code().map(|code| code.get()), Some(6));
-        }
-        nothing_is_left();
-    });
-}
-
-#[test]
-fn thread_with_several_ranks_joins_with_all_of_them_at_once() {
-    fakes(4).run(|| {
-        let nccl = Nccl::load().expect("the fake is there");
-        let (id, contexts) = (nccl.unique_id().expect("an id"), contexts(4));
-        std::thread::scope(|scope| {
-            // Two threads, each with two ranks, not in the order of the devices.
-            for mine in [[0, 3], [2, 1]] {
-                let contexts = &contexts;
-                scope.spawn(move || {
-                    let members = mine.map(|rank| (Arc::clone(&contexts[rank]), rank));
-                    let made = Communicator::init_ranks(nccl, &members, 4, &id, &Config::new(), DEADLINE).expect("all come");
-                    assert_eq!(
-                        made.iter().map(|comm| (comm.rank(), comm.cuda_device())).collect::<Vec<_>>(),
-                        mine.map(|n| (n, n))
-                    );
-                    let streams: Vec<_> = made.iter().map(|comm| comm.context().default_stream()).collect();
-                    let mut values: Vec<_> =
-                        made.iter().zip(&streams).map(|(comm, stream)| floats(stream, &[comm.rank() as f32])).collect();
-                    nccl.group(|group| {
-                        for ((comm, stream), values) in made.iter().zip(&streams).zip(&mut values) {
-                            group.all_reduce_in_place(comm, stream, values, ReduceOp::Sum)?;
-                        }
-                        Ok(())
-                    })
-                    .expect("it is enqueued");
-                    for ((comm, stream), values) in made.iter().zip(&streams).zip(&values) {
-                        comm.wait(stream, DEADLINE).expect("it completes");
-                        assert_eq!(values.to_vec(stream).expect("it can be read"), [6.0]);
-                    }
-                });
             }
         });
         nothing_is_left();
@@ -338,43 +241,6 @@ fn things_are_dropped_in_every_order() {
 }
 
 #[test]
-fn init_that_is_never_ready_ends_at_its_deadline() {
-    fakes(2).env("PEERWEAVE_FAKE_NCCL_INIT_STUCK", "*").run(|| {
-        let start = Instant::now();
-        let error = Communicator::init_all(
-            Nccl::load().expect("the fake is there"),
-            &contexts(2),
-            &Config::new(),
-            Duration::from_millis(200),
-        );
-        let NcclError::Timeout(timeout) = error.expect_err("it is never ready") else { panic!("a timeout") };
-        assert_eq!(timeout.call, "init_all");
-        assert!((Duration::from_millis(200)..Duration::from_secs(5)).contains(&start.elapsed()));
-        nothing_is_left();
-    });
-}
-
-#[test]
-fn init_with_a_missing_rank_ends_at_its_deadline() {
-    fakes(2).run(|| {
-        let nccl = Nccl::load().expect("the fake is there");
-        let (id, context) = (nccl.unique_id().expect("an id"), contexts(1).remove(0));
-        let error = Communicator::init_rank(nccl, &context, 2, &id, 0, &Config::new(), Duration::from_millis(300));
-        assert!(matches!(error, Err(NcclError::Timeout(_))), "{error:?}");
-        nothing_is_left();
-    });
-}
-
-#[test]
-fn init_that_fails_is_an_error_and_leaves_nothing() {
-    fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:2=3").run(|| {
-        let made = Communicator::init_all(Nccl::load().expect("the fake is there"), &contexts(2), &Config::new(), DEADLINE);
-        assert_eq!(made.expect_err("the second fails").code().map(|code| code.get()), Some(3));
-        nothing_is_left();
-    });
-}
-
-#[test]
 fn split_that_fails_is_an_error_and_not_no_part() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommSplit:1=2").run(|| {
         let (comm, stream) = alone();
@@ -501,21 +367,6 @@ fn abort_frees_a_thread_that_is_stuck_in_a_revocation() {
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
         stuck.join().expect("no panic").expect_err("it was aborted meanwhile");
         nothing_is_left();
-    });
-}
-
-#[test]
-fn error_of_ours_after_the_first_rank_was_started_waits_only_for_that_one() {
-    fakes(2).run(|| {
-        let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(2));
-        // Both contexts are tried before NCCL is asked, and each is made current again for its rank.
-        fail_driver("cuCtxSetCurrent:4=709");
-        let start = Instant::now();
-        let error = Communicator::init_all(nccl, &contexts, &Config::new(), DEADLINE).expect_err("the second rank cannot start");
-        assert!(matches!(error, NcclError::Cuda(_)), "{error}");
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-        assert_eq!(counted("communicators"), 0, "the first was aborted");
-        Communicator::init_all(nccl, &contexts, &Config::new(), DEADLINE).expect("the thread is in no group");
     });
 }
 

@@ -10,7 +10,7 @@ use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Token};
 use peerweave_driver::cudarc::driver::sys::{CUcontext, CUdevice};
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory};
 use peerweave_fakes::{Child, Fakes};
-use peerweave_nccl::{Communicator, Config, Nccl, UniqueId, Version};
+use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp, UniqueId, Version};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -75,6 +75,14 @@ pub(crate) fn alone() -> (Communicator, Arc<CudaStream>) {
 
 pub(crate) fn floats(stream: &Arc<CudaStream>, values: &[f32]) -> DeviceMemory<f32> {
     DeviceMemory::from_slice(stream, values).expect("memory of the fake")
+}
+
+/// The sum of one more than its rank over all ranks.
+pub(crate) fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> Result<f32, NcclError> {
+    let mut values = floats(stream, &[comm.rank() as f32 + 1.0]);
+    comm.all_reduce_in_place(stream, &mut values, ReduceOp::Sum)?;
+    comm.wait(stream, DEADLINE)?;
+    Ok(values.to_vec(stream)?[0])
 }
 
 /// A function of a fake library that is loaded.
