@@ -2,10 +2,18 @@
 //!
 //! One line for each fact: `size STRUCT BYTES`, `offset STRUCT.FIELD BYTES`, `value NAME NUMBER`, `symbol NAME SINCE`.
 
+use clap::Parser;
 use peerweave_nccl::{Version, sys};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let version: Version = std::env::args().nth(1).ok_or("usage: abi_table VERSION")?.parse()?;
+/// Prints what this crate believes of one version of NCCL: sizes, offsets, numbers, functions.
+#[derive(Parser)]
+struct Arguments {
+    /// Such as 2.28.9
+    version: Version,
+}
+
+fn main() {
+    let Arguments { version } = Arguments::parse();
     for layout in sys::layouts(version) {
         println!("size {} {}", layout.name, layout.len_bytes);
         for field in &layout.fields {
@@ -23,5 +31,4 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for symbol in sys::Api::SYMBOLS {
         println!("symbol {} {}", symbol.name, symbol.since);
     }
-    Ok(())
 }

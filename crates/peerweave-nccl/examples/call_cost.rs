@@ -1,8 +1,5 @@
 //! What a call costs on the host, on the GPUs of a machine: a small all-reduce through this crate and through NCCL's own function, on one communicator.
 //!
-//! ```text
-//! call_cost [--devices n] [--count elements] [--blocks n] [--json]
-//! ```
 //! One thread drives each device. In each mode (blocking and not) blocks of 50 calls of either kind alternate, and the streams are drained between them,
 //! outside what is timed: so whatever else the machine does meets both alike. Where the communicator is not blocking, the call of C is followed by
 //! questions until NCCL is done, as everybody has to do. Every rank's median is printed; what it computed is checked at the end; every wait has a
@@ -13,6 +10,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use clap::Parser;
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, Driver};
 use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp, Switch, UniqueId};
 
@@ -32,11 +30,21 @@ const IN_PROGRESS: c_int = 7;
 type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, *mut c_void, *mut c_void) -> c_int;
 type State = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
 
-#[derive(Clone, Copy)]
+/// Measures what a call costs on the host: a small all-reduce through this crate and through NCCL's own function.
+#[derive(Clone, Copy, Parser)]
+#[command(max_term_width = 110)]
 struct Arguments {
+    /// How many GPUs take part; default: all
+    #[arg(long, value_parser = at_least_one)]
     devices: Option<usize>,
+    /// Elements (f32) of the all-reduce
+    #[arg(long, default_value_t = 256, value_parser = at_least_one)]
     count: usize,
+    /// Blocks of 50 calls that are timed, of either kind
+    #[arg(long, default_value_t = 100, value_parser = at_least_one)]
     blocks: usize,
+    /// Print JSON
+    #[arg(long)]
     json: bool,
 }
 
@@ -48,33 +56,19 @@ struct Measured {
     beyond: f64,
 }
 
-fn arguments() -> Result<Arguments, String> {
-    let mut parsed = Arguments { devices: None, count: 256, blocks: 100, json: false };
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        let mut number = || {
-            let value = words.next().ok_or(format!("{word} needs a value"))?;
-            value.parse::<usize>().map_err(|error| format!("{word} {value}: {error}"))
-        };
-        match word.as_str() {
-            "--devices" => parsed.devices = Some(number()?.max(1)),
-            "--count" => parsed.count = number()?.max(1),
-            "--blocks" => parsed.blocks = number()?.max(1),
-            "--json" => parsed.json = true,
-            _ => return Err(format!("{word} is not understood")),
-        }
-    }
-    Ok(parsed)
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected 1 or more".to_owned())
 }
 
 fn main() -> ExitCode {
+    let arguments = Arguments::parse();
     // A blocking communicator waits inside NCCL for whom it misses, and a spinning thread asks for ever: neither has a deadline of its own.
     std::thread::spawn(|| {
         std::thread::sleep(WHOLE_RUN);
         println!("FAILED it takes longer than {WHOLE_RUN:?}");
         std::process::exit(1);
     });
-    match arguments().and_then(|arguments| all(&arguments)) {
+    match all(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             println!("FAILED {error}");

@@ -2,10 +2,18 @@
 //!
 //! Loads nothing. `cargo xtask abi-nvshmem` compares it with the headers and the library of that version.
 
+use clap::Parser;
 use peerweave_nvshmem::{Nvshmem, Version, sys};
 
+/// Prints what this crate believes of one version of NVSHMEM: sizes, offsets, constants, functions.
+#[derive(Parser)]
+struct Arguments {
+    /// Such as 3.4.5
+    version: Version,
+}
+
 fn main() {
-    let version: Version = std::env::args().nth(1).expect("a version").parse().expect("major.minor.patch");
+    let Arguments { version } = Arguments::parse();
     for (fact, since, number) in sys::facts() {
         if version.at_least(since) {
             println!("{fact} {number}");

@@ -10,6 +10,7 @@
 //! The same through the portable API of `peerweave` is `examples/09-put-to-next`, which runs on the host backend: there is no `World` over NVSHMEM.
 
 use std::error::Error;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use peerweave_bootstrap::{Job, Options, Rendezvous};
@@ -18,7 +19,17 @@ use peerweave_types::Pe;
 
 const COUNT: usize = 1024;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ring: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let job = Job::from_env()?;
     let rendezvous = Arc::new(Rendezvous::join(&job, Options::default())?);
     let device = peerweave_driver::context(job.local_pe as usize)?;

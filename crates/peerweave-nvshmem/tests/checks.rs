@@ -162,7 +162,6 @@ fn a_way_that_cannot_be_gone_is_told_with_its_cause() {
             (&["--way", "mpi"][..], ["FAILED mpi PE", nowhere]),
             // No service of a launcher is there, and beside the fake there is no plug-in for one.
             (&["--way", "pmix"], ["FAILED pmix PE", "nvshmem_bootstrap_pmix.so.3"]),
-            (&["--way", "pigeon"], ["FAILED", "--way pmix|pmi|pmi2|mpi|id"]),
         ];
         for (arguments, words) in causes {
             for (well, out) in check_start(arguments) {

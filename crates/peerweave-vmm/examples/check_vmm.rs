@@ -9,6 +9,7 @@ use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use clap::Parser;
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Server, ServerOptions, Token};
 use peerweave_driver::{CudaContext, CudaStream, Driver};
 use peerweave_types::Pe;
@@ -26,39 +27,54 @@ type Rounds = fn(&Pes, usize) -> Result<(), Failure>;
 const WAIT: Duration = Duration::from_secs(20);
 /// After this the parent ends everything.
 const WHOLE_RUN: Duration = Duration::from_secs(240);
-/// Tells a child that it is one, and what it is to do.
-const ROLE: &str = "PEERWEAVE_CHECK_ROLE";
+/// Tells a child that it is one.
+const CHILD: &str = "PEERWEAVE_CHECK_CHILD";
 const MIB: usize = 1 << 20;
 /// One piece of the driver's own: a leak of any kind that is looked for here would be as much in every round.
 const MOST_KEPT: i64 = 2 << 20;
 
-#[derive(Clone, Debug)]
+/// Checks shared GPU memory on the GPUs of this machine, between processes or threads.
+///
+/// The last line is `OK ...` or `FAILED ...`, and the exit status says the same. Multicast objects are never touched.
+#[derive(Clone, Debug, Parser)]
+#[command(max_term_width = 110)]
 struct Plan {
+    /// How many PEs; default: one for each GPU
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pes: Option<u32>,
+    /// PEs are threads of this process
+    #[arg(long, conflicts_with = "kill")]
     threads: bool,
+    /// Kill the last process while its memory is mapped: the others must get an error that names it
+    #[arg(long)]
     kill: bool,
-    sharing: Sharing,
-    rounds: usize,
+    /// Share by legacy IPC
+    #[arg(long, conflicts_with = "fabric")]
+    ipc: bool,
+    /// Share by fabric handles where they are to be had; the line `way:` says FELL BACK and why where they are not
+    #[arg(long)]
+    fabric: bool,
+    /// Rounds of allocations and of mappings; heaps are made a fiftieth as often
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
 }
 
 fn main() -> ExitCode {
-    let outcome = match std::env::var(ROLE) {
-        Ok(role) => {
-            let outcome = Plan::parse(role.split_whitespace().map(str::to_owned)).and_then(|plan| {
-                let job = Job::from_env()?;
-                pe(&job, &plan).map_err(|error| format!("PE {}: {error}", job.pe.get()).into())
-            });
-            return match outcome {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    eprintln!("{error}");
-                    ExitCode::FAILURE
-                }
-            };
-        }
-        Err(_) => Plan::parse(std::env::args().skip(1)).and_then(|plan| parent(&plan)),
-    };
-    match outcome {
+    let plan = Plan::parse();
+    if std::env::var_os(CHILD).is_some() {
+        let outcome = Job::from_env().map_err(Failure::from).and_then(|job| {
+            let pe = job.pe;
+            self::pe(&job, &plan).map_err(|error| format!("{pe}: {error}").into())
+        });
+        return match outcome {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    match parent(&plan) {
         Ok(told) => {
             println!("OK {told}");
             ExitCode::SUCCESS
@@ -71,37 +87,12 @@ fn main() -> ExitCode {
 }
 
 impl Plan {
-    fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, Failure> {
-        let mut plan = Self { pes: None, threads: false, kill: false, sharing: Sharing::Auto, rounds: 1000 };
-        while let Some(word) = words.next() {
-            let mut number = || words.next().and_then(|word| word.parse::<u32>().ok()).ok_or(format!("{word} needs a number"));
-            match word.as_str() {
-                "--pes" => plan.pes = Some(number()?),
-                "--rounds" => plan.rounds = number()? as usize,
-                "--threads" => plan.threads = true,
-                "--kill" => plan.kill = true,
-                "--ipc" => plan.sharing = Sharing::Ipc,
-                "--fabric" => plan.sharing = Sharing::PreferFabric,
-                _ => {
-                    let known = "--pes N, --threads, --kill, --ipc, --fabric or --rounds N";
-                    return Err(format!("{word} is not known; expected {known}").into());
-                }
-            }
+    fn sharing(&self) -> Sharing {
+        match (self.ipc, self.fabric) {
+            (true, _) => Sharing::Ipc,
+            (_, true) => Sharing::PreferFabric,
+            _ => Sharing::Auto,
         }
-        if plan.kill && plan.threads {
-            return Err("--kill needs processes".into());
-        }
-        Ok(plan)
-    }
-
-    fn role(&self) -> String {
-        let kill = if self.kill { " --kill" } else { "" };
-        let sharing = match self.sharing {
-            Sharing::Ipc => " --ipc",
-            Sharing::PreferFabric => " --fabric",
-            _ => "",
-        };
-        format!("--rounds {}{kill}{sharing}", self.rounds)
     }
 }
 
@@ -152,7 +143,7 @@ fn processes(jobs: &[Job], plan: &Plan) -> Result<(), Failure> {
     let program = std::env::current_exe()?;
     let mut children = Children(Vec::new());
     for job in jobs {
-        children.0.push(Command::new(&program).env(ROLE, plan.role()).envs(job.to_vars()).spawn()?);
+        children.0.push(Command::new(&program).args(std::env::args_os().skip(1)).env(CHILD, "1").envs(job.to_vars()).spawn()?);
     }
     let start = Instant::now();
     let mut ended = vec![None; jobs.len()];
@@ -214,7 +205,7 @@ fn pe(job: &Job, plan: &Plan) -> Result<(), Failure> {
     let devices = Driver::get()?.device_count()?;
     let context = peerweave_driver::context(job.pe.index() % devices)?;
     let stream = context.new_stream()?;
-    let pes = Pes { rendezvous, stream, me: job.pe.get(), n: job.n_pes, sharing: plan.sharing, context };
+    let pes = Pes { rendezvous, stream, me: job.pe.get(), n: job.n_pes, sharing: plan.sharing(), context };
     if plan.kill {
         return killed(&pes);
     }
@@ -223,8 +214,9 @@ fn pe(job: &Job, plan: &Plan) -> Result<(), Failure> {
     let after_heap = steady(&pes)?;
     // A driver keeps page tables, and memory for streams, of the most that were there at once. So each kind of round goes twice: what the first pass keeps
     // is told, and the second may keep nothing.
+    let n = plan.rounds as usize;
     let kinds: [(&str, Rounds, usize); 3] =
-        [("allocations", rounds, plan.rounds), ("heaps", heaps, (plan.rounds / 50).max(2)), ("mappings", mappings, plan.rounds)];
+        [("allocations", rounds, n), ("heaps", heaps, (n / 50).max(2)), ("mappings", mappings, n)];
     let mut kept = Vec::new();
     for (kind, body, n) in kinds {
         let first = steady(&pes)?;

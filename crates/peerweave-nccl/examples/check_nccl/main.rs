@@ -1,14 +1,13 @@
 //! Checks NCCL through this crate on the GPUs of a machine: every collective, type and reduction, in and out of place, against the host.
 //!
 //! ```text
-//! check_nccl [--count elements]                             all GPUs in one process
-//! check_nccl --lifecycle yes                                all GPUs in one process: what is stuck expires or is aborted, a missing rank
-//! check_nccl --newer yes|part[,part] [--processes n]        what NCCL has had since 2.27: a thread or a process for each GPU; NCCL_NVLS_ENABLE=0 has to be set
-//! check_nccl --processes n [--kill k]                       one process for each GPU, which meet by a rendezvous
-//! check_nccl --rank r --ranks n --id-file path [--kill k]   one process for each GPU: start n of them
+//! check_nccl                                                all GPUs in one process
+//! check_nccl --lifecycle                                    the same: what is stuck expires or is aborted, a missing rank
+//! check_nccl --newer [PART,...] [--processes N]             what NCCL has had since 2.27: a thread or a process for each GPU
+//! check_nccl --processes N [--kill K]                       one process for each GPU, which meet by a rendezvous
+//! check_nccl --rank R --ranks N --id-file PATH [--kill K]   one process for each GPU: start N of them
 //! ```
-//! With `--kill k`, rank `k` kills itself after a first all-reduce; the others find out, shrink, and go on. With a rendezvous, their errors have to name it.
-//! The last line is `OK n checks` or `FAILED ...`; every wait has a deadline of 20 s.
+//! `--help` says more. The last line is `OK n checks` or `FAILED ...`; every wait has a deadline of 20 s.
 
 mod lifecycle;
 #[path = "../../tests/matrix/mod.rs"]
@@ -20,65 +19,81 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser};
 use matrix::{Check, DEADLINE, Member};
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Server, ServerOptions, Token};
 use peerweave_driver::{CudaContext, DeviceMemory, Driver};
 use peerweave_nccl::{Communicator, Config, Nccl, NcclError, OnExpiry, ReduceOp, ShrinkMode, UniqueId};
 
+/// Checks NCCL on the GPUs of this machine: every collective, type and reduction, in and out of place, against the host.
+///
+/// Without --processes or --rank, one process has all GPUs. The last line is `OK n checks` or `FAILED ...`, and the exit status says the same.
+#[derive(Parser)]
+#[command(name = "check_nccl", max_term_width = 110)]
 struct Arguments {
+    /// Elements of the largest calls of most types
+    #[arg(long, default_value_t = 1003, value_parser = at_least_one)]
     count: usize,
+    /// Start a process for each of N ranks, which meet by a rendezvous
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "rank")]
+    processes: Option<usize>,
+    /// Be this rank of --ranks; rank 0 writes an id to --id-file, where the others find it
+    #[arg(long, value_name = "R", requires_all = ["ranks", "id_file"])]
     rank: Option<usize>,
-    ranks: usize,
-    id_file: PathBuf,
+    /// How many processes are started with --rank
+    #[arg(long, value_name = "N", value_parser = at_least_one, requires = "rank")]
+    ranks: Option<usize>,
+    /// The file for the id: not there before, and seen by all
+    #[arg(long, value_name = "PATH", requires = "rank")]
+    id_file: Option<PathBuf>,
+    /// This rank kills itself after a first all-reduce; the others find out, shrink, and go on. With --processes, their errors have to name it
+    #[arg(long, value_name = "RANK")]
     kill: Option<usize>,
-    processes: usize,
+    /// Check what is stuck and expires or is aborted, and a missing rank
+    #[arg(long, value_name = "yes|no", num_args = 0..=1, default_missing_value = "yes", default_value = "no",
+        value_parser = |word: &str| yes_or_no(word), conflicts_with_all = ["processes", "rank", "kill"])]
     lifecycle: bool,
+    /// Check what NCCL has had since 2.27, or these parts of it; NCCL_NVLS_ENABLE=0 has to be set
+    #[arg(long, value_name = "PART,...", num_args = 0..=1, default_missing_value = "all", value_parser = newer::parts,
+        conflicts_with_all = ["rank", "kill", "lifecycle"])]
     newer: Option<String>,
 }
 
-fn arguments() -> Result<Arguments, String> {
-    let mut parsed = Arguments {
-        count: 1003,
-        rank: None,
-        ranks: 0,
-        id_file: PathBuf::new(),
-        kill: None,
-        processes: 0,
-        lifecycle: false,
-        newer: None,
-    };
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        let value = words.next().ok_or(format!("{word} needs a value"))?;
-        let number = || value.parse::<usize>().map_err(|error| format!("{word} {value}: {error}"));
-        match word.as_str() {
-            "--count" => parsed.count = number()?.max(1),
-            "--rank" => parsed.rank = Some(number()?),
-            "--ranks" => parsed.ranks = number()?,
-            "--id-file" => parsed.id_file = value.into(),
-            "--processes" => parsed.processes = number()?,
-            "--lifecycle" => parsed.lifecycle = value == "yes",
-            "--newer" => parsed.newer = Some(value),
-            "--kill" => parsed.kill = Some(number()?),
-            _ => return Err(format!("{word} is not understood")),
-        }
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected 1 or more".to_owned())
+}
+
+fn yes_or_no(word: &str) -> Result<bool, String> {
+    match word {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err("expected yes or no".to_owned()),
     }
-    Ok(parsed)
+}
+
+/// What the command line asks for. Ends the process where that makes no sense.
+fn arguments() -> Arguments {
+    let arguments = Arguments::parse();
+    let ranks = arguments.processes.or(arguments.ranks);
+    for (option, rank) in [("--rank", arguments.rank), ("--kill", arguments.kill)] {
+        let wrong = match (rank, ranks) {
+            (Some(rank), Some(ranks)) if rank >= ranks => format!("{option} {rank}: expected a rank below {ranks}"),
+            (Some(rank), None) => format!("{option} {rank}: expected --processes or --rank beside it"),
+            _ => continue,
+        };
+        Arguments::command().error(ErrorKind::ValueValidation, wrong).exit();
+    }
+    arguments
 }
 
 fn main() -> ExitCode {
-    let arguments = match arguments() {
-        Ok(arguments) => arguments,
-        Err(error) => {
-            println!("FAILED {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let outcome = match arguments.rank {
+    let arguments = arguments();
+    let outcome = match (&arguments.id_file, arguments.rank, arguments.ranks, arguments.processes) {
         _ if std::env::var_os(CHILD).is_some() => child(&arguments),
-        Some(rank) => one_of_many(&arguments, rank),
-        None if arguments.processes > 0 => start(&arguments),
-        None => one_process(&arguments),
+        (Some(id_file), Some(rank), Some(ranks), _) => one_of_many(&arguments, id_file, rank, ranks),
+        (.., Some(processes)) => start(&arguments, processes),
+        _ => one_process(&arguments),
     };
     match outcome {
         Ok(checks) => {
@@ -193,9 +208,9 @@ const CHILD: &str = "CHECK_GPUS_CHILD";
 const WHOLE_RUN: Duration = Duration::from_secs(300);
 
 /// Starts a process for each rank, and holds the server where they meet.
-fn start(arguments: &Arguments) -> Result<usize, String> {
+fn start(arguments: &Arguments, processes: usize) -> Result<usize, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
-    let n = u32::try_from(arguments.processes).map_err(|error| text(&error))?;
+    let n = u32::try_from(processes).map_err(|error| text(&error))?;
     let token = Token::random().map_err(|error| text(&error))?;
     let endpoint = Endpoint::random_unix().map_err(|error| text(&error))?;
     let server = Server::bind(&endpoint, token, n, ServerOptions::default()).map_err(|error| text(&error))?;
@@ -254,13 +269,13 @@ fn child(arguments: &Arguments) -> Result<usize, String> {
     Ok(checks)
 }
 
-fn one_of_many(arguments: &Arguments, rank: usize) -> Result<usize, String> {
+fn one_of_many(arguments: &Arguments, id_file: &Path, rank: usize, ranks: usize) -> Result<usize, String> {
     let text = |error: NcclError| error.to_string();
     let nccl = Nccl::load().map_err(text)?;
     let context = peerweave_driver::context(rank).map_err(|error| error.to_string())?;
-    let id = id(nccl, rank, &arguments.id_file)?;
+    let id = id(nccl, rank, id_file)?;
     let start = Instant::now();
-    let comm = Communicator::init_rank(nccl, &context, arguments.ranks, &id, rank, &Config::new(), DEADLINE).map_err(text)?;
+    let comm = Communicator::init_rank(nccl, &context, ranks, &id, rank, &Config::new(), DEADLINE).map_err(text)?;
     println!("rank {rank}: {nccl:?}, init_rank {:?}", start.elapsed());
     let stream = context.new_stream().map_err(|error| error.to_string())?;
     let members = [Member { comm, stream }];

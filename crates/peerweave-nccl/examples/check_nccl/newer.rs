@@ -71,6 +71,22 @@ const PARTS: &[Entry] = &[
     ("revoke-stuck", &["ncclCommRevoke"], family::revoke_stuck),
 ];
 
+fn is_all(which: &str) -> bool {
+    matches!(which, "yes" | "all")
+}
+
+/// Reads the names of parts, or `yes` or `all` for all of them.
+pub(crate) fn parts(which: &str) -> Result<String, String> {
+    let is_known = |name: &str| PARTS.iter().any(|(known, ..)| *known == name);
+    match which.split(',').find(|name| !is_known(name)) {
+        Some(unknown) if !is_all(which) => {
+            let known: Vec<_> = PARTS.iter().map(|(name, ..)| *name).collect();
+            Err(format!("{unknown:?} is none of {}", known.join(", ")))
+        }
+        _ => Ok(which.to_owned()),
+    }
+}
+
 /// Where the ranks leave messages for each other: each under a key of its own.
 enum Board {
     Threads(Arc<Mutex<HashMap<String, Vec<u8>>>>),
@@ -193,11 +209,7 @@ impl Rank {
         if multicast_switch().is_ok() {
             return Err("this makes no multicast objects, and NCCL has to be told: set NCCL_NVLS_ENABLE=0".to_owned());
         }
-        let names: Vec<_> = if matches!(which, "yes" | "all") { Vec::new() } else { which.split(',').collect() };
-        if let Some(unknown) = names.iter().find(|name| PARTS.iter().all(|(known, ..)| known != *name)) {
-            let known: Vec<_> = PARTS.iter().map(|(name, ..)| *name).collect();
-            return Err(format!("{unknown} is none of {}", known.join(", ")));
-        }
+        let names: Vec<_> = if is_all(which) { Vec::new() } else { which.split(',').collect() };
         let (mut checks, mut failed) = (0, Vec::new());
         for (name, needed, body) in PARTS.iter().filter(|(name, ..)| names.is_empty() || names.contains(name)) {
             if let Some(lacking) = needed.iter().find(|function| !self.nccl.has(function)) {

@@ -1,12 +1,14 @@
 //! Checks NVSHMEM on the GPUs of this machine: `check_nvshmem [--pes N] [--only PART | --fault FAULT]`.
 //!
-//! Starts one process for each GPU; or is one PE of a job that a launcher started, as `peerweave run -n 4 -- check_nvshmem` does. The parts are `operations` (every operation for every element type, on every kind of team, compared with what the
-//! host computes), `blocking` (what the host waits for), `ordering` (a team's collectives on several streams and threads), `mistakes` (each is a typed error), `outside` (memory that is not
+//! Starts one process for each GPU; or is one PE of a job that a launcher started, as `peerweave run -n 4 -- check_nvshmem` does. The parts are
+//! `operations` (every operation for every element type, on every kind of team, compared with what the host computes), `blocking` (what the host
+//! waits for), `ordering` (a team's collectives on several streams and threads), `mistakes` (each is a typed error), `outside` (memory that is not
 //! NVSHMEM's own) and `lifetimes` (drops in any order, the end with things alive, starting again). Without `--only` they all run.
 //!
-//! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (one that is killed), `no-library` and `no-plugins` (on the last PE
-//! alone). There the check is that every other PE gets an error that says what happened, in time. The last line is `OK n checks` or `FAILED ...`, of
-//! one PE `PE 0: OK n checks` or `FAILED PE 0: ...`; the exit status says the same. No wait is longer than 20 seconds. Multicast is switched off whatever the environment says.
+//! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (one that is killed), `no-library` and `no-plugins` (on the
+//! last PE alone). There the check is that every other PE gets an error that says what happened, in time. The last line is `OK n checks` or
+//! `FAILED ...`, of one PE `PE 0: OK n checks` or `FAILED PE 0: ...`; the exit status says the same. No wait is longer than 20 seconds. Multicast is
+//! switched off whatever the environment says.
 
 mod blocking;
 mod lifetimes;
@@ -22,6 +24,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use clap::Parser;
 use peerweave_bootstrap::{Endpoint, Job, Launcher, Options, Rendezvous, Server, ServerOptions, Token};
 use peerweave_driver::Driver;
 use peerweave_nvshmem::{Context, Nvshmem, NvshmemError, PreflightError, Settings};
@@ -36,43 +39,37 @@ const PARTS: [&str; 6] = ["operations", "blocking", "ordering", "mistakes", "out
 const FAULTS: [&str; 5] = ["shared-gpu", "missing", "killed", "no-library", "no-plugins"];
 /// Before the number of checks of a PE.
 const OK: &str = "OK ";
-/// The word by which a PE asks where the library is.
-const WHERE: &str = "--where";
+/// The option by which a PE asks where the library is.
+const WHERE: &str = "where";
 
-/// What the command line asks for.
-#[derive(Default)]
+/// Checks NVSHMEM on the GPUs of this machine, with a process for each GPU, or as one PE of a launcher's job.
+///
+/// The last line is `OK n checks` or `FAILED ...`, and the exit status says the same. Multicast is switched off.
+#[derive(Parser)]
+#[command(max_term_width = 110)]
 struct Asked {
+    /// How many processes to start; default: one for each GPU
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pes: Option<u32>,
-    fault: String,
-    only: String,
-}
-
-impl Asked {
-    fn read(mut words: impl Iterator<Item = String>) -> Result<Self, Failure> {
-        let mut asked = Self::default();
-        while let Some(word) = words.next() {
-            match (word.as_str(), words.next()) {
-                ("--pes", Some(number)) => asked.pes = Some(number.parse()?),
-                ("--fault", Some(name)) if FAULTS.contains(&name.as_str()) => asked.fault = name,
-                ("--only", Some(name)) if PARTS.contains(&name.as_str()) => asked.only = name,
-                _ => {
-                    let (parts, faults) = (PARTS.join("|"), FAULTS.join("|"));
-                    return Err(format!("{word}: expected --pes N, --only {parts} or --fault {faults}").into());
-                }
-            }
-        }
-        Ok(asked)
-    }
+    /// Run this part alone
+    #[arg(long, value_name = "PART", value_parser = PARTS)]
+    only: Option<String>,
+    /// Make this go wrong on the last PE, and check what the others are told
+    #[arg(long, value_name = "FAULT", value_parser = FAULTS, conflicts_with = "only")]
+    fault: Option<String>,
+    /// Print where the library is. A PE that must not load it asks so.
+    #[arg(long = WHERE, hide = true)]
+    place: bool,
 }
 
 fn main() -> ExitCode {
-    // Asked by a PE that must not load the library itself.
-    if std::env::args().nth(1).as_deref() == Some(WHERE) {
+    let asked = Asked::parse();
+    if asked.place {
         let Ok(library) = Nvshmem::load() else { return ExitCode::FAILURE };
         println!("{}", library.path().display());
         return ExitCode::SUCCESS;
     }
-    match run() {
+    match run(&asked) {
         Ok(line) => {
             println!("{line}");
             ExitCode::SUCCESS
@@ -85,13 +82,12 @@ fn main() -> ExitCode {
 }
 
 /// As one PE where a launcher started this process, otherwise as the launcher of all. Gives the last line.
-fn run() -> Result<String, Failure> {
-    let asked = Asked::read(std::env::args().skip(1))?;
+fn run(asked: &Asked) -> Result<String, Failure> {
     let job = Job::from_env()?;
     if job.launcher == Launcher::Single {
-        return Ok(format!("OK {} checks", parent(&asked)?));
+        return Ok(format!("OK {} checks", parent(asked)?));
     }
-    let checks = as_pe(&asked, &job)?;
+    let checks = as_pe(asked, &job)?;
     Ok(done(&job, checks))
 }
 
@@ -133,7 +129,7 @@ fn parent(asked: &Asked) -> Result<usize, Failure> {
     for (pe, child) in children.0.iter_mut().enumerate() {
         loop {
             if let Some(status) = child.try_wait()? {
-                let victim = asked.fault == "killed" && pe == n_pes as usize - 1;
+                let victim = asked.fault.as_deref() == Some("killed") && pe == n_pes as usize - 1;
                 if !status.success() && !victim {
                     failed.push(format!("PE {pe}: {status}"));
                 }
@@ -173,19 +169,19 @@ fn settings() -> Settings {
 fn as_pe(asked: &Asked, job: &Job) -> Result<usize, Failure> {
     let with_pe = |error: Failure| -> Failure { format!("{}: {error}", job.pe).into() };
     let rendezvous = Arc::new(Rendezvous::join(job, Options { deadline: WAIT, ..Options::default() })?);
-    if !asked.fault.is_empty() {
-        faulty(&asked.fault, job, &rendezvous).map_err(with_pe)?;
+    if let Some(fault) = &asked.fault {
+        faulty(fault, job, &rendezvous).map_err(with_pe)?;
         // The GPU, and NVSHMEM's own clean-up, may wait for the one that is gone: there is to be none.
         println!("{}", done(job, 1));
         // SAFETY: it only ends the process.
         unsafe { libc::_exit(0) }
     }
-    let checks = everything(&asked.only, job, &rendezvous).map_err(with_pe)?;
+    let checks = everything(asked.only.as_deref(), job, &rendezvous).map_err(with_pe)?;
     Arc::into_inner(rendezvous).ok_or("the context still has the rendezvous")?.leave()?;
     Ok(checks)
 }
 
-fn everything(only: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Failure> {
+fn everything(only: Option<&str>, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Failure> {
     type Part = fn(&mut scenarios::Checks<'_>) -> Result<(), Failure>;
     let all: [(&str, Part); 5] = [
         ("operations", scenarios::run),
@@ -194,7 +190,7 @@ fn everything(only: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usi
         ("mistakes", mistakes::run),
         ("outside", outside::run),
     ];
-    let asked = |part: &str| only.is_empty() || only == part;
+    let asked = |part: &str| only.is_none_or(|only| only == part);
     let parts: Vec<_> = all.into_iter().filter(|(part, _)| asked(part)).collect();
     let mut count = 0;
     if parts.is_empty() {
@@ -239,7 +235,7 @@ fn spoil(fault: &str, job: &Job) -> Result<Option<PathBuf>, Failure> {
             // The library alone, without what should lie beside it.
             let alone = std::env::temp_dir().join(format!("check-nvshmem-{}-{}", std::process::id(), job.pe.get()));
             std::fs::create_dir_all(&alone)?;
-            let finder = std::process::Command::new(std::env::current_exe()?).arg(WHERE).output()?;
+            let finder = std::process::Command::new(std::env::current_exe()?).arg(format!("--{WHERE}")).output()?;
             let library = String::from_utf8(finder.stdout)?;
             std::fs::copy(library.trim(), alone.join("libnvshmem_host.so.3"))?;
             alone

@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use clap::{Parser, ValueEnum};
 use peerweave_driver::CudaContext;
 use peerweave_nvshmem::{Context, Nvshmem, Settings, UniqueId};
 use peerweave_types::{Pe, ReduceOp};
@@ -31,23 +32,25 @@ const WAIT: Duration = Duration::from_secs(20);
 const WHOLE_RUN: Duration = Duration::from_secs(40);
 /// Odd on purpose, and more than one block of any copy.
 const COUNT: usize = 100_003;
-const USAGE: &str = "expected --way pmix|pmi|pmi2|mpi|id and, for an id, --file PATH";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How the PEs come together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Way {
+    /// PMIx, as of Open MPI and Slurm
     Pmix,
+    /// PMI, as of Hydra and Slurm
     Pmi,
+    /// PMI-2, as of Hydra and Slurm
     Pmi2,
+    /// MPI's communicator of all: Open MPI, found as libmpi.so.40 or where PEERWEAVE_MPI_PATH says
     Mpi,
+    /// An id that travels by a file, for one machine or a file system that all share
     Id,
 }
 
 impl Way {
-    const ALL: [(&'static str, Self); 5] =
-        [("pmix", Self::Pmix), ("pmi", Self::Pmi), ("pmi2", Self::Pmi2), ("mpi", Self::Mpi), ("id", Self::Id)];
-
-    fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(_, way)| *way == self).map_or("", |(name, _)| name)
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
     /// What NVSHMEM loads for it, from beside itself.
@@ -76,30 +79,25 @@ impl Way {
     }
 }
 
-/// What the command line asks for.
+/// Checks how NVSHMEM starts without a rendezvous: as `mpirun -n 4 check_start --way pmix`.
+///
+/// Each PE prints `OK ...` or `FAILED ...`, and its exit status says the same. Multicast is switched off.
+#[derive(Parser)]
+#[command(max_term_width = 110)]
 struct Asked {
+    /// How the PEs come together
+    #[arg(long)]
     way: Way,
+    /// Where the id of `--way id` travels; the job's name is added
+    #[arg(long, value_name = "PATH", default_value_os_t = std::env::temp_dir().join("check-start"))]
     file: PathBuf,
-}
-
-impl Asked {
-    fn read(mut words: impl Iterator<Item = String>) -> Result<Self, Failure> {
-        let (mut way, mut file) = (None, std::env::temp_dir().join("check-start"));
-        while let Some(word) = words.next() {
-            match (word.as_str(), words.next()) {
-                ("--way", Some(asked)) => way = Way::ALL.into_iter().find(|(name, _)| *name == asked).map(|(_, way)| way),
-                ("--file", Some(path)) => file = path.into(),
-                _ => return Err(format!("{word}: {USAGE}").into()),
-            }
-        }
-        Ok(Self { way: way.ok_or(USAGE)?, file })
-    }
 }
 
 fn main() -> ExitCode {
     let began = Instant::now();
-    let (asked, place) = match Asked::read(std::env::args().skip(1)).and_then(|asked| Ok((asked, Place::from_env()?))) {
-        Ok(read) => read,
+    let asked = Asked::parse();
+    let place = match Place::from_env() {
+        Ok(place) => place,
         Err(error) => {
             println!("FAILED {error}");
             return ExitCode::FAILURE;

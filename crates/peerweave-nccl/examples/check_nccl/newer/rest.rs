@@ -54,8 +54,10 @@ pub(super) fn options(part: &Part<'_>) -> Outcome {
         ("a name", Config::new().name("newer")),
         ("a traffic class", Config::new().traffic_class(0)),
         ("blocking", Config::new().blocking(Switch::On)),
-        ("shared with splits", Config::new().split_share(Switch::On)),
-        ("shared with what is shrunk", Config::new().shrink_share(Switch::On)),
+        // SAFETY: no children are made of these.
+        ("shared with splits", unsafe { Config::new().split_share(Switch::On) }),
+        // SAFETY: as above.
+        ("shared with what is shrunk", unsafe { Config::new().shrink_share(Switch::On) }),
         ("no reductions in the network", Config::new().collnet_enable(Switch::Off)),
         ("efficiency", Config::new().cta_policy(CtaPolicy::Efficiency)),
         ("no CTAs", Config::new().cta_policy(CtaPolicy::Zero)),
