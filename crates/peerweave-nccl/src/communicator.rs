@@ -75,6 +75,9 @@ pub struct Communicator {
     pub(crate) inner: Arc<Inner>,
 }
 
+/// How long a question waits for a call of another thread.
+pub(crate) const A_MOMENT: Duration = Duration::from_millis(10);
+
 /// The handle of NCCL.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handle(NonNull<ncclComm>);
@@ -281,12 +284,12 @@ impl Communicator {
     }
 
     /// What NCCL says went wrong in the background, in a peer or the network; `None` for nothing.
-    /// [`ResultCode::IN_PROGRESS`] where it is still at work. Needs no turn: works while another thread is stuck in a call.
+    /// [`ResultCode::IN_PROGRESS`] where it is still at work, or another thread is: it never waits for a call that is stuck.
     ///
     /// # Errors
     /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
     pub fn async_error(&self) -> Result<Option<ResultCode>, NcclError> {
-        match self.inner.async_code("async_error")? {
+        match self.inner.async_code("async_error", A_MOMENT)? {
             ncclResult_t::ncclSuccess => Ok(None),
             code => Ok(Some(ResultCode::new(code))),
         }
@@ -464,17 +467,28 @@ impl Inner {
         if code == ncclResult_t::ncclSuccess { Ok(()) } else { Err(self.failure(call, code)) }
     }
 
-    /// The state of the communicator, whoever is inside.
-    pub(crate) fn async_code(&self, call: &'static str) -> Result<ncclResult_t, NcclError> {
+    /// The state of the communicator; in progress where another thread is inside for longer than `patience`.
+    pub(crate) fn async_code(&self, call: &'static str, patience: Duration) -> Result<ncclResult_t, NcclError> {
         self.nccl.not_forked(call)?;
-        let _looking = self.gate.look(Allowed::OPEN).map_err(|refused| self.refused(call, refused))?;
-        self.ask()
+        if self.blocking {
+            let _looking = self.gate.look(Allowed::OPEN).map_err(|refused| self.refused(call, refused))?;
+            return self.ask();
+        }
+        match self.gate.enter(Allowed::OPEN, || patience) {
+            Ok(_inside) => self.ask(),
+            Err(Refused::Busy) => Ok(ncclResult_t::ncclInProgress),
+            Err(refused) => Err(self.refused(call, refused)),
+        }
     }
 
-    /// The state of the communicator, for who is inside or looks in.
+    /// The state of the communicator, for who is inside. For who only looks in, where it blocks.
+    ///
+    /// NCCL does more than to look: on a communicator that does not block, whoever hears of success frees the job of the last group (2.26.2 and later),
+    /// as does each other call when it begins. Two at once would free it twice.
     pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
         let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: the handle is live inside the gate [C1]; this function may be called beside others; the pointer is to a live value.
+        // SAFETY: the handle is live inside the gate, and this thread has the turn [C1], or the communicator blocks and never has a job to be freed, so that NCCL
+        // only reads; the pointer is to a live value.
         let code = self
             .nccl
             .code("ncclCommGetAsyncError", |api| unsafe { api.ncclCommGetAsyncError(self.handle.get(), &raw mut state) })?;
@@ -493,6 +507,16 @@ impl Inner {
         function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
     ) -> Result<(), NcclError> {
         let inside = self.enter(name, allowed)?;
+        self.call_inside(name, inside, function)
+    }
+
+    /// As [`call`](Self::call), for who is inside.
+    pub(crate) fn call_inside(
+        self: &Arc<Self>,
+        name: &'static str,
+        inside: Inside<'_>,
+        function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
+    ) -> Result<(), NcclError> {
         self.bind()?;
         self.dive(name, &inside)?;
         // What NCCL allocates must not spoil what another thread captures.

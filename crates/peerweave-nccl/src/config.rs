@@ -20,7 +20,7 @@ const MOST: u32 = i32::MAX as u32;
 /// Declares the options: those that are chosen, those that are counted, those that are text.
 macro_rules! options {
     (
-        choices { $($(#[$choice_doc:meta])* $choice:ident: $Choice:ty => $choice_field:ident;)* }
+        choices { $($(#[$choice_doc:meta])* $choice:ident: $Choice:ty => $choice_field:ident $(, $unsafe:tt)?;)* }
         counts { $($(#[$count_doc:meta])* $count:ident in $range:expr, $expected:literal => $count_field:ident;)* }
         texts { $($(#[$text_doc:meta])* $text:ident => $text_field:ident;)* }
     ) => {
@@ -45,7 +45,7 @@ macro_rules! options {
         impl Config {
             $(
                 $(#[$choice_doc])*
-                pub fn $choice(mut self, $choice: $Choice) -> Self {
+                pub $($unsafe)? fn $choice(mut self, $choice: $Choice) -> Self {
                     self.$choice = Some($choice);
                     self
                 }
@@ -94,7 +94,7 @@ macro_rules! options {
         fn one_by_one() -> Vec<(&'static str, Config)> {
             fn some<C: Choice + Sample>() -> C { C::SAMPLE }
             vec![
-                $((stringify!($choice_field), Config::new().$choice(some::<$Choice>())),)*
+                $((stringify!($choice_field), Config { $choice: Some(some::<$Choice>()), ..Config::new() }),)*
                 $((stringify!($count_field), Config::new().$count(*$range.start()))),*,
                 $((stringify!($text_field), Config::new().$text("text"))),*
             ]
@@ -115,10 +115,18 @@ options! {
         /// keeps a processor busy, for as long as the others do not come. **Later calls have no deadline on the host** (splitting, connecting at first
         /// use): what is stuck in one ends by [`Communicator::abort`](crate::Communicator::abort) from another thread. NCCL 2.14.
         blocking: Switch => blocking;
-        /// Whether children made by split share resources with this communicator. Then aborting one may break the others. NCCL 2.18.
-        split_share: Switch => splitShare;
-        /// Whether children made by shrink share resources with this communicator. NCCL 2.27.
-        shrink_share: Switch => shrinkShare;
+        /// Whether children made by split share resources with this communicator; not set, that is NCCL's environment's to say
+        /// (`NCCL_COMM_SPLIT_SHARE_RESOURCES`), with the same duties. NCCL 2.18.
+        ///
+        /// # Safety
+        /// On: while a call on the communicator or one of its children runs, on the host, no other thread makes one on any of them. NCCL changes what they share without
+        /// a lock, and what this crate has is for one communicator. And what one of them aborts ends the others' work too, without an error of theirs.
+        split_share: Switch => splitShare, unsafe;
+        /// Whether children made by shrink share resources with this communicator (`NCCL_COMM_SHRINK_SHARE_RESOURCES`). NCCL 2.27.
+        ///
+        /// # Safety
+        /// As [`split_share`](Self::split_share).
+        shrink_share: Switch => shrinkShare, unsafe;
         /// Whether reductions run inside InfiniBand's switches (SHARP). NCCL 2.27.
         collnet_enable: Switch => collnetEnable;
         /// How many processors of the device NCCL takes from computation. NCCL 2.27; [`CtaPolicy::Zero`] 2.28.

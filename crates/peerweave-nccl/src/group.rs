@@ -19,7 +19,7 @@ use crate::settle::end_group;
 use crate::state::Allowed;
 use crate::sys::ncclResult_t;
 use crate::turns::enter_all;
-use crate::{Call, CollConfig, Nccl, SimInfo, requests, spans};
+use crate::{Call, CollConfig, Nccl, SimInfo, Version, requests, spans};
 
 /// Calls that are issued together. Made by [`Nccl::group`].
 ///
@@ -44,6 +44,36 @@ pub struct Group<'env> {
 struct Member<'env> {
     inner: Arc<Inner>,
     request: Request<'env>,
+}
+
+impl Member<'_> {
+    /// An error unless NCCL estimates this call and does nothing else.
+    fn can_be_simulated(&self, call: &'static str) -> Result<(), NcclError> {
+        let why = match self.request.call {
+            _ if !self.inner.blocking => "NCCL launches a group of communicators that do not block, and estimates nothing",
+            _ if self.request.is_captured() => "the stream is being captured",
+            Call::AllReduce | Call::Reduce | Call::AllGather | Call::ReduceScatter => return Ok(()),
+            Call::AllReduceInPlace | Call::ReduceInPlace | Call::AllGatherInPlace | Call::ReduceScatterInPlace => return Ok(()),
+            Call::Broadcast | Call::BroadcastInPlace if !self.inner.nccl.version().at_least(BROADCASTS_ARE_SENT) => return Ok(()),
+            _ => "NCCL keeps what is sent, and launches it with the next group: of reductions and gathers to all ranks alone",
+        };
+        Err(NcclError::misuse(call, MisuseKind::Context { why }))
+    }
+}
+
+/// From then on NCCL queues broadcasts as it does sends.
+const BROADCASTS_ARE_SENT: Version = Version::new(2, 29, 2);
+
+/// Calls that are recorded within a group: from the given one on they are taken back when this is dropped.
+struct Part<'a, 'env> {
+    group: &'a mut Group<'env>,
+    before: usize,
+}
+
+impl Drop for Part<'_, '_> {
+    fn drop(&mut self) {
+        self.group.members.truncate(self.before);
+    }
 }
 
 impl Nccl {
@@ -78,13 +108,20 @@ impl Nccl {
 
     /// What the calls that the closure records would take, by NCCL's estimate. Nothing is issued. NCCL 2.22.3.
     ///
+    /// Of communicators that block ([`Config::blocking`](crate::Config::blocking)) alone: a group of others, NCCL launches. And of reductions, broadcasts before NCCL 2.29.2, and gathers to
+    /// all ranks of equal lengths alone: sends and receives, and what is made of them, NCCL would keep and launch with the next group.
+    ///
     /// # Errors
-    /// As [`group`](Self::group); [`NcclError::Unsupported`].
+    /// [`NcclError::Misuse`] for other communicators and calls, and for streams that are being captured; else as [`group`](Self::group);
+    /// [`NcclError::Unsupported`].
     pub fn simulate<'env>(self, record: impl FnOnce(&mut Group<'env>) -> Result<(), NcclError>) -> Result<SimInfo, NcclError> {
+        const CALL: &str = "simulate";
         let mut info = ManuallyDrop::new(Box::new(SimInfo::empty(self)?));
+        // Before NCCL begins a group that it could not end.
+        self.needs_function("ncclGroupSimulateEnd", Version::new(2, 22, 3))?;
         let mut group = Group { members: Vec::new(), nccl: self };
         record(&mut group)?;
-        const CALL: &str = "simulate";
+        group.members.iter().try_for_each(|member| member.can_be_simulated(CALL))?;
         // SAFETY: `issue` has started the group, and the struct is of this library's version.
         group.issue(CALL, false, |nccl| nccl.code(CALL, |api| unsafe { api.ncclGroupSimulateEnd(&raw mut **info) }))?;
         // NCCL is done with it. After an error it may not be: then it is leaked.
@@ -96,14 +133,15 @@ impl Nccl {
 impl<'env> Group<'env> {
     /// A group within the group: NCCL gets them together. Of use for functions that form groups and are called in groups.
     ///
+    /// If it returns an error or panics, none of its calls is issued.
+    ///
     /// # Errors
     /// The closure's.
     pub fn group<R>(&mut self, record: impl FnOnce(&mut Self) -> Result<R, NcclError>) -> Result<R, NcclError> {
-        let before = self.members.len();
-        let result = record(self);
-        if result.is_err() {
-            // As an outer group that fails: nothing of it is issued.
-            self.members.truncate(before);
+        let mut inner = Part { before: self.members.len(), group: self };
+        let result = record(inner.group);
+        if result.is_ok() {
+            inner.before = inner.group.members.len();
         }
         result
     }

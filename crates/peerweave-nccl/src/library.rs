@@ -257,6 +257,11 @@ impl Nccl {
         if self.0.version.at_least(since) { Ok(()) } else { Err(self.unsupported(what, since)) }
     }
 
+    /// As [`needs`](Self::needs), and of a library whose version is not the truth too.
+    pub(crate) fn needs_function(self, function: &'static str, since: Version) -> Result<(), NcclError> {
+        if self.has(function) { self.needs(function, since) } else { Err(self.unsupported(function, since)) }
+    }
+
     #[cold]
     fn unsupported_function(self, missing: &MissingSymbol) -> NcclError {
         let since = missing.since.parse().expect("the bindings state versions");

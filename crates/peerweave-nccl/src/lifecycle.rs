@@ -75,23 +75,15 @@ impl Communicator {
         let rest = || deadline.saturating_sub(start.elapsed());
         let _span = spans::of_many(CALL, communicators.len());
         communicators.iter().try_for_each(|communicator| communicator.inner.nccl.not_forked(CALL))?;
-        // The driver lets go of what a destroyed graph held some time after the destruction, on a thread of its own (seen on H200).
-        let graphs =
-            || communicators.iter().map(|communicator| communicator.inner.graphs.load(Ordering::Acquire)).max().unwrap_or(0);
-        let gone = wait_until::<Infallible>(deadline_after(rest().min(GRAPHS_GO)), || Ok(graphs() == 0));
-        if gone != Ok(true) {
-            return Err(NcclError::misuse(CALL, MisuseKind::Graphs { count: graphs() }));
-        }
+        no_graphs(CALL, communicators.iter().map(|communicator| &communicator.inner), rest())?;
         let mut first_error = None;
         let mut ends = Vec::new();
         for communicator in &communicators {
             let inner = &communicator.inner;
             let closed = inner.enter_within(CALL, Allowed::LIVE, rest).and_then(|_inside| {
                 // A capture may have come between, but not while this thread is inside.
-                match inner.graphs.load(Ordering::Acquire) {
-                    0 => inner.gate.close_from(State::Live, State::Finalized).map_err(|state| inner.dead(CALL, state)),
-                    count => Err(NcclError::misuse(CALL, MisuseKind::Graphs { count })),
-                }
+                no_graphs(CALL, [inner], Duration::ZERO)?;
+                inner.gate.close_from(State::Live, State::Finalized).map_err(|state| inner.dead(CALL, state))
             });
             match closed {
                 Ok(()) => {
@@ -151,7 +143,8 @@ impl Communicator {
 
     /// Ends what runs on the communicator, and keeps it for [`split`](Self::split) and [`shrink`](Self::shrink). NCCL 2.28.7.
     ///
-    /// Needs no turn: works while another thread is stuck in a call.
+    /// What is stuck on the device ends. Where the communicator blocks, so does what is stuck in a call of another thread. Where it does not block, this takes its turn
+    /// as other calls do: NCCL frees a call that it is still at work on, and later frees it again ([`abort`](Self::abort) ends such a call).
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before; [`NcclError::Dead`], also where it was revoked before; [`NcclError::Timeout`] by the communicator's deadline;
@@ -163,38 +156,7 @@ impl Communicator {
         let _span = spans::of(inner, CALL);
         // An old library is told before anything changes.
         inner.nccl.needs("ncclCommRevoke", crate::Version::new(2, 28, 7))?;
-        let start = Instant::now();
-        let looking = inner.gate.look(Allowed::OPEN).map_err(|refused| inner.refused(CALL, refused))?;
-        inner.bind()?;
-        // Not what was seen closed a moment ago, and not what is closed before this.
-        let before = inner.gate.set(State::Revoked).map_err(|state| inner.dead(CALL, state))?;
-        if before == State::Revoked {
-            // NCCL does it once, for who was first.
-            return Err(inner.dead(CALL, before));
-        }
-        let revoked = looking.dive(|| {
-            // SAFETY: the handle is live: who frees it waits for who looks in, or finds that it is stuck in here, which NCCL lets another thread abort. NCCL
-            // lets this function run beside a call that is stuck.
-            inner.nccl.code(CALL, |api| unsafe { api.ncclCommRevoke(inner.handle.get(), sys::NCCL_REVOKE_DEFAULT) })
-        });
-        let code = inner.begun(revoked.map_err(|state| inner.dead(CALL, state))??);
-        if code != ncclResult_t::ncclInProgress {
-            let result = inner.check("ncclCommRevoke", code);
-            if result.is_err() {
-                // NCCL did not do it: what it was, unless it became something else meanwhile.
-                let _ = inner.gate.change(State::Revoked, before);
-            }
-            // Who ended it meanwhile left nothing to split or shrink.
-            return if inner.gate.is_closed() { result.and(Err(inner.dead(CALL, inner.gate.state()))) } else { result };
-        }
-        let done = wait_until(start + inner.deadline(), || {
-            if inner.gate.is_closed() {
-                return Err(inner.dead(CALL, inner.gate.state()));
-            }
-            Ok(inner.ask()? != ncclResult_t::ncclInProgress)
-        });
-        drop(looking);
-        if done? { Ok(()) } else { Err(inner.timeout(CALL, start.elapsed())) }
+        if inner.blocking { revoke_beside_others(inner, CALL) } else { revoke_in_turn(inner, CALL) }
     }
 
     /// Gives back the memory of the device that NCCL can do without for now. NCCL 2.29.7.
@@ -257,6 +219,88 @@ impl Communicator {
         let end = if settled.is_ok() { to } else { State::Failed };
         let _ = inner.gate.change(State::Suspended, end);
         settled
+    }
+}
+
+/// An error while captured graphs use one of them.
+///
+/// The driver lets go of what a destroyed graph held some time after the destruction, on a thread of its own (seen on H200): that is waited for, at most
+/// for `patience`, and not for long.
+pub(crate) fn no_graphs<'a>(
+    call: &'static str,
+    communicators: impl IntoIterator<Item = &'a Arc<Inner>> + Clone,
+    patience: Duration,
+) -> Result<(), NcclError> {
+    let graphs = || communicators.clone().into_iter().map(|inner| inner.graphs.load(Ordering::Acquire)).max().unwrap_or(0);
+    match wait_until::<Infallible>(deadline_after(patience.min(GRAPHS_GO)), || Ok(graphs() == 0)) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(NcclError::misuse(call, MisuseKind::Graphs { count: graphs() })),
+    }
+}
+
+/// Revokes what does not block: nobody else is inside, and NCCL has nothing left of an earlier call.
+fn revoke_in_turn(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclError> {
+    let start = Instant::now();
+    let inside = inner.enter(call, Allowed::OPEN)?;
+    inner.bind()?;
+    // An error of a peer's stays, whatever becomes of this.
+    let stays = inner.ask()?;
+    if stays == ncclResult_t::ncclInProgress {
+        // Somebody gave up waiting for it.
+        return Err(inner.timeout(call, Duration::ZERO));
+    }
+    let before = revoked(inner, call)?;
+    inner.dive(call, &inside)?;
+    let code = inner.nccl.code(call, |api| {
+        // SAFETY: the handle is live inside the gate.
+        unsafe { api.ncclCommRevoke(inner.handle.get(), sys::NCCL_REVOKE_DEFAULT) }
+    });
+    inside.surface();
+    let begun = code.map(|code| inner.begun(code)).and_then(|code| match code {
+        ncclResult_t::ncclInProgress => Ok(()),
+        code => inner.check(call, code),
+    });
+    if begun.is_err() {
+        // NCCL did not do it: what it was, unless it became something else meanwhile.
+        let _ = inner.gate.change(State::Revoked, before);
+        return begun;
+    }
+    let mut code = ncclResult_t::ncclInProgress;
+    let done = wait_until(deadline_after(inner.deadline().saturating_sub(start.elapsed())), || {
+        inner.check_open(call)?;
+        code = inner.ask()?;
+        Ok::<_, NcclError>(code != ncclResult_t::ncclInProgress)
+    });
+    match done? {
+        false => Err(inner.timeout(call, start.elapsed())),
+        true if code == stays => Ok(()),
+        true => inner.check(call, code),
+    }
+}
+
+/// Revokes what blocks, whoever is inside: what is stuck there ends by it.
+fn revoke_beside_others(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclError> {
+    let looking = inner.gate.look(Allowed::OPEN).map_err(|refused| inner.refused(call, refused))?;
+    inner.bind()?;
+    let before = revoked(inner, call)?;
+    let code = looking.dive(|| {
+        // SAFETY: the handle is live: who frees it waits for who looks in, or finds that it is stuck in here, which NCCL lets another thread abort. NCCL
+        // lets this function run beside a call that is stuck.
+        inner.nccl.code(call, |api| unsafe { api.ncclCommRevoke(inner.handle.get(), sys::NCCL_REVOKE_DEFAULT) })
+    });
+    let result = inner.check(call, code.map_err(|state| inner.dead(call, state))??);
+    if result.is_err() {
+        let _ = inner.gate.change(State::Revoked, before);
+    }
+    // Who ended it meanwhile left nothing to split or shrink.
+    if inner.gate.is_closed() { result.and(Err(inner.dead(call, inner.gate.state()))) } else { result }
+}
+
+/// Notes that it is revoked, and gives what it was: NCCL does it once, for who was first; not what was seen closed a moment ago.
+fn revoked(inner: &Inner, call: &'static str) -> Result<State, NcclError> {
+    match inner.gate.set(State::Revoked) {
+        Ok(State::Revoked) => Err(inner.dead(call, State::Revoked)),
+        before => before.map_err(|state| inner.dead(call, state)),
     }
 }
 

@@ -19,7 +19,7 @@ use crate::init::{adopt_all, make, make_first, mix, with_mode};
 use crate::state::{Allowed, State};
 use crate::sys::{self, Api, ncclComm_t, ncclConfig_t, ncclResult_t};
 use crate::turns::enter_all;
-use crate::{Call, Config, Nccl, Switch, UniqueId};
+use crate::{Call, Config, Nccl, Switch, UniqueId, Version};
 
 /// What shrinking does with what the parent is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +79,8 @@ impl Communicator {
 
     /// A communicator without the excluded ranks, who do not call. The others keep their order. NCCL 2.27.3.
     ///
-    /// With [`ShrinkMode::Abort`], the excluded may be dead, and calls of this communicator that are stuck are ended; it should be dropped or aborted
-    /// afterwards.
+    /// With [`ShrinkMode::Abort`], the excluded may be dead, and what this communicator runs is cut off: waits for it and new calls are
+    /// [`NcclError::Dead`] from then on, whatever becomes of this. It can be shrunk again, aborted or dropped.
     ///
     /// # Collective
     /// All ranks that are not excluded, with the same list; ranks of one thread by [`shrink_all`](Self::shrink_all).
@@ -134,6 +134,10 @@ impl Communicator {
             ShrinkMode::Default => sys::NCCL_SHRINK_DEFAULT,
             ShrinkMode::Abort => sys::NCCL_SHRINK_ABORT,
         };
+        if let Some(first) = members.first() {
+            // Before anything changes.
+            first.nccl().needs_function("ncclCommShrink", Version::new(2, 27, 3))?;
+        }
         let allowed = if mode == ShrinkMode::Abort { Allowed::SHRINK } else { Allowed::SPLIT };
         let bytes: Vec<u8> = list.iter().flat_map(|rank| rank.to_le_bytes()).collect();
         let identity = |_, hash| mix(hash, &bytes);
@@ -265,6 +269,12 @@ fn children(
         inner.count(counted);
         let number = inner.children.fetch_add(1, Ordering::Relaxed);
         identities.push(identity(index, mix(mix(inner.identity, counted.name().as_bytes()), &number.to_le_bytes())));
+    }
+    if allowed == Allowed::SHRINK {
+        // NCCL cuts off what runs and says so to nobody: whoever waits for it must not take it for done.
+        for (inner, _) in inside.iter() {
+            let _ = inner.gate.change(State::Live, State::Failed);
+        }
     }
     for (inner, inside) in inside.iter() {
         inner.dive(call, inside)?;

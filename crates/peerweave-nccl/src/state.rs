@@ -65,7 +65,7 @@ impl State {
 }
 
 /// Which states a call is possible in.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allowed(u32);
 
 impl Allowed {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
 use peerweave_driver::{CudaCode, CudaError, CudaStream, DriverError, deadline_after, is_capturing, relaxed, wait_until};
 
-use crate::communicator::{Communicator, Inner};
+use crate::communicator::{A_MOMENT, Communicator, Inner};
 use crate::error::{MisuseKind, NcclError, PeerLost, RankReport, Timeout};
 use crate::lifecycle::ABORT_LIMIT;
 use crate::spans;
@@ -76,7 +76,7 @@ impl Communicator {
             };
             if is_done || asked.elapsed() >= ASK_EVERY {
                 asked = Instant::now();
-                look(inner, CALL)?;
+                look(inner, CALL, if is_done { A_MOMENT } else { Duration::ZERO })?;
             }
             Ok(is_done)
         });
@@ -126,12 +126,14 @@ fn is_about_asking(code: CudaCode) -> bool {
 }
 
 /// Whether what was enqueued still means what its caller thinks: a communicator that was revoked or aborted ends its work too.
-fn look(inner: &Arc<Inner>, call: &'static str) -> Result<(), Stop> {
+///
+/// A thread that is inside sees by itself what went wrong; it is waited for no longer than `patience`.
+fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<(), Stop> {
     let state = inner.gate.state();
     if state != State::Live && state != State::Suspended {
         return Err(Stop::Unasked(inner.dead(call, state)));
     }
-    match inner.async_code(call).map_err(Stop::Unasked)? {
+    match inner.async_code(call, patience).map_err(Stop::Unasked)? {
         ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
         code => {
             let error = inner.failure(inner.last().1, code);

@@ -9,20 +9,21 @@
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use peerweave_driver::{CudaStream, DeviceBuffer, DeviceMemory, Keep, PrivateStream, relaxed};
+use peerweave_driver::{CudaStream, DeviceBuffer, DeviceMemory, Keep, PrivateStream, Streams, relaxed};
+use peerweave_dylib::MissingSymbol;
 use peerweave_types::Element;
 
 use crate::communicator::{Communicator, Inner};
 use crate::error::{MisuseKind, NcclError};
 use crate::settle::end_group;
 use crate::state::Allowed;
-use crate::sys::{self, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
+use crate::sys::{self, Api, ncclComm_t, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
 use crate::turns::enter_all;
-use crate::{OnExpiry, Version, spans};
+use crate::{OnExpiry, Version, lifecycle, spans};
 
 /// From here on NCCL finds a peer's window whatever its length is; before, by the length of its own, silently at a wrong place.
 const LENGTHS_DIFFER: Version = Version::new(2, 30, 7);
@@ -83,7 +84,7 @@ pub(crate) struct Registered {
     pub(crate) device_address: u64,
     keep: Keep,
     /// Streams that puts into it were enqueued on.
-    streams: Mutex<Vec<Arc<CudaStream>>>,
+    streams: Streams,
     /// Whether the memory has to wait for the end of the communicator [W1].
     is_parked: bool,
 }
@@ -113,10 +114,7 @@ impl Registered {
             let (found, expected) = (Arc::clone(&self.communicator.inner.name), Arc::clone(&inner.name));
             return Err(NcclError::misuse(call, MisuseKind::WrongCommunicator { what: "the window", found, expected }));
         }
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if !streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
-            streams.push(Arc::clone(stream));
-        }
+        self.streams.note(stream);
         Ok(self.handle.0)
     }
 }
@@ -201,7 +199,7 @@ impl<T: Element> Window<T> {
                 lens_bytes: Vec::new(),
                 device_address: place.address,
                 keep: place.keep,
-                streams: Mutex::default(),
+                streams: Streams::new(),
                 is_parked: true,
             }));
         }
@@ -232,8 +230,8 @@ impl<T: Element> Window<T> {
     /// All ranks, from their own threads or processes.
     ///
     /// # Errors
-    /// [`NcclError::Misuse`] while a clone, a recorded call or a captured graph uses the window; [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own. After
-    /// an error the window stays registered until the communicator ends.
+    /// [`NcclError::Misuse`] while a clone or a recorded call uses the window, or captured graphs use the communicator (they hold addresses in its windows);
+    /// [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own. After an error the window stays registered until the communicator ends.
     pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Window::deregister";
         let Some(mut registered) = Arc::into_inner(self.inner) else {
@@ -242,12 +240,13 @@ impl<T: Element> Window<T> {
         };
         let communicator = registered.communicator.clone();
         let _span = spans::of(&communicator.inner, CALL);
-        let mut streams = std::mem::take(registered.streams.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let mut streams = registered.streams.all();
         streams.retain(|used| !Arc::ptr_eq(used, stream));
         meet(CALL, &communicator, stream, &streams, deadline)?;
         let handle = registered.handle.0;
-        communicator.inner.call(CALL, Allowed::LIVE, |api, comm| {
-            // SAFETY: the handle is live inside the gate, the window is its own, and this is the only deregistration; no rank writes into it any more.
+        give_back(CALL, &communicator.inner, |api, comm| {
+            // SAFETY: the handle is live inside the gate, the window is its own, and this is the only deregistration; no rank writes into it any more, and no
+            // graph of this rank will.
             unsafe { api.ncclCommWindowDeregister(comm, handle) }
         })?;
         registered.is_parked = false;
@@ -355,14 +354,15 @@ impl Registration {
     /// All ranks that registered, which must be all ranks of the communicator.
     ///
     /// # Errors
-    /// [`NcclError::Timeout`], after which it stays registered; [`NcclError::Dead`]; NCCL's own.
+    /// [`NcclError::Misuse`] while captured graphs use the communicator; [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own. After an error it stays
+    /// registered until the communicator ends.
     pub fn deregister(mut self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Registration::deregister";
         let _span = spans::of(&self.communicator.inner, CALL);
         meet(CALL, &self.communicator, stream, &[], deadline)?;
         let handle = self.handle.0;
-        self.communicator.inner.call(CALL, Allowed::LIVE, |api, comm| {
-            // SAFETY: the handle is live inside the gate, the registration is its own, and this is the only deregistration.
+        give_back(CALL, &self.communicator.inner, |api, comm| {
+            // SAFETY: the handle is live inside the gate, the registration is its own, and this is the only deregistration; no graph of this rank uses it.
             unsafe { api.ncclCommDeregister(comm, handle) }
         })?;
         self.keep = None;
@@ -412,6 +412,19 @@ impl Place {
     fn pointer(&self) -> *mut c_void {
         std::ptr::with_exposed_provenance_mut(self.address as usize)
     }
+}
+
+/// Has NCCL forget registered memory, unless captured graphs use the communicator, which may hold addresses in it.
+fn give_back(
+    call: &'static str,
+    inner: &Arc<Inner>,
+    function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
+) -> Result<(), NcclError> {
+    lifecycle::no_graphs(call, [inner], inner.deadline())?;
+    let inside = inner.enter(call, Allowed::LIVE)?;
+    // A capture may have come between, but not while this thread is inside.
+    lifecycle::no_graphs(call, [inner], Duration::ZERO)?;
+    inner.call_inside(call, inside, function)
 }
 
 /// Calls NCCL for each of them, in one group, and waits until it is done.

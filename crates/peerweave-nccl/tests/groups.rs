@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use common::*;
@@ -11,7 +12,8 @@ use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCa
 use peerweave_driver::cudarc::driver::{CudaGraph, CudaStream};
 use peerweave_driver::{DeviceBuffer, DeviceMemory, settle};
 use peerweave_nccl::{
-    CollConfig, Communicator, Config, DeadState, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, Switch, Window, WindowKind,
+    CollConfig, Communicator, Config, DeadState, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, SimInfo, Switch, Window,
+    WindowKind,
 };
 
 fn value(memory: &DeviceMemory<f32>, stream: &Arc<CudaStream>) -> f32 {
@@ -224,13 +226,26 @@ fn captured_group_that_is_refused_leaves_nothing_in_the_graph() {
 
 #[test]
 fn error_of_ours_in_the_middle_of_a_simulation_ends_nothing() {
-    fakes(1).without("ncclBroadcast").run(|| {
-        let (comm, stream) = alone();
+    fakes(1).without("ncclReduce").run(|| {
+        let (comm, stream) = alone_blocking();
         let mut values = floats(&stream, &[1.0]);
-        let result = comm.nccl().simulate(|group| group.broadcast_in_place(&comm, &stream, &mut values, 0));
-        assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclBroadcast"));
+        let result = comm.nccl().simulate(|group| group.reduce_in_place(&comm, &stream, &mut values, ReduceOp::Sum, 0));
+        assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclReduce"));
         comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("nothing was launched, and nothing ended");
         comm.wait(&stream, DEADLINE).expect("it completes");
+    });
+}
+
+#[test]
+fn simulation_that_the_library_lacks_begins_no_group() {
+    fakes(1).without("ncclGroupSimulateEnd").run(|| {
+        let (comm, stream) = alone_blocking();
+        let mut values = floats(&stream, &[1.0]);
+        let result = comm.nccl().simulate(|group| group.all_reduce_in_place(&comm, &stream, &mut values, ReduceOp::Sum));
+        assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclGroupSimulateEnd"));
+        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is launched at once");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        assert_eq!(counted("collectives"), 1);
     });
 }
 
@@ -257,12 +272,69 @@ fn error_of_ours_in_the_middle_of_a_registration_ends_it() {
 #[test]
 fn simulated_group_gives_a_time_and_runs_nothing() {
     fakes(1).run(|| {
-        let (comm, stream) = alone();
+        let (comm, stream) = alone_blocking();
         let mut buffer = floats(&stream, &[1.0; 1024]);
         let info = comm.nccl().simulate(|group| group.all_reduce_in_place(&comm, &stream, &mut buffer, ReduceOp::Sum));
         assert!(info.expect("an estimate").estimated_time.is_some());
         assert_eq!(comm.sequence(), 0);
         comm.wait(&stream, DEADLINE).expect("nothing runs");
+    });
+}
+
+#[test]
+fn what_nccl_would_launch_is_not_simulated() {
+    fn refused(result: Result<SimInfo, NcclError>, words: &str) {
+        let error = result.expect_err("it is refused");
+        assert!(matches!(&error, NcclError::Misuse(_)) && error.to_string().contains(words), "{error}");
+    }
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let nccl = comm.nccl();
+        let (send, mut recv) = (floats(&stream, &[1.0]), floats(&stream, &[0.0]));
+        refused(nccl.simulate(|group| group.all_reduce(&comm, &stream, &send, &mut recv, ReduceOp::Sum)), "do not block");
+        let (comm, stream) = alone_blocking();
+        refused(nccl.simulate(|group| group.send(&comm, &stream, &send, 0)), "with the next group");
+        refused(nccl.simulate(|group| group.recv(&comm, &stream, &mut recv, 0)), "with the next group");
+        refused(nccl.simulate(|group| group.all_to_all(&comm, &stream, &send, &mut recv)), "with the next group");
+        refused(nccl.simulate(|group| group.broadcast_in_place(&comm, &stream, &mut recv, 0)), "with the next group");
+        refused(nccl.simulate(|group| group.all_gather_v(&comm, &stream, &send, &mut recv, &[1])), "with the next group");
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
+        let result = nccl.simulate(|group| group.all_reduce(&comm, &stream, &send, &mut recv, ReduceOp::Sum));
+        drop(stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).expect("it ends"));
+        refused(result, "captured");
+        comm.all_reduce(&stream, &send, &mut recv, ReduceOp::Sum).expect("nothing is left of the others");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        assert_eq!((comm.sequence(), value(&recv, &stream)), (1, 1.0));
+    });
+    fakes_of(1, "2.28.9").run(|| {
+        let (comm, stream) = alone_blocking();
+        let mut values = floats(&stream, &[1.0]);
+        let result = comm.nccl().simulate(|group| group.broadcast_in_place(&comm, &stream, &mut values, 0));
+        assert!(result.expect("it is forgotten then").estimated_time.is_some());
+    });
+}
+
+#[test]
+fn panic_in_an_inner_group_takes_its_calls_back() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let (mut first, mut second) = (floats(&stream, &[1.0]), floats(&stream, &[1.0]));
+        let (comm, stream, first, second) = (&comm, &stream, &mut first, &mut second);
+        let group = comm.nccl().group(move |group| {
+            group.all_reduce_in_place(comm, stream, first, ReduceOp::Sum)?;
+            let inner = AssertUnwindSafe(|| {
+                group.group(move |inner| -> Result<(), NcclError> {
+                    inner.all_reduce_in_place(comm, stream, second, ReduceOp::Sum)?;
+                    panic!("inside")
+                })
+            });
+            assert!(catch_unwind(inner).is_err());
+            assert_eq!(group.len(), 1);
+            Ok(())
+        });
+        group.expect("the outer call is issued");
+        comm.wait(stream, DEADLINE).expect("it completes");
+        assert_eq!(comm.sequence(), 1);
     });
 }
 

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_nccl::{
-    CollConfig, Communicator, Config, DeadState, DeviceCommRequirements, DeviceCommunicator, Nccl, NcclError, NcclMem, OnExpiry,
-    PreMulSum, ReduceOp, ShrinkMode, Signal, SignalWait, Switch, UniqueId, Window, WindowKind,
+    CollConfig, Communicator, Config, DeadState, DeviceCommRequirements, DeviceCommunicator, MisuseKind, Nccl, NcclError,
+    NcclMem, OnExpiry, PreMulSum, ReduceOp, ResultCode, ShrinkMode, Signal, SignalWait, Switch, UniqueId, Window, WindowKind,
 };
 
 fn state_of<T: std::fmt::Debug>(result: Result<T, NcclError>) -> DeadState {
@@ -478,5 +479,112 @@ fn forked_child_gets_errors() {
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0, "the child");
         assert_eq!(sum(&comm, &stream).expect("the parent goes on"), 1.0);
+    });
+}
+
+#[test]
+fn who_waits_for_what_a_shrink_cuts_off_gets_an_error() {
+    fakes(3).run(|| {
+        ranks(3, &Config::new(), |comm, stream| {
+            if comm.rank() == 2 {
+                return;
+            }
+            let mut values = floats(&stream, &[comm.rank() as f32 + 1.0]);
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+            let (other, theirs) = (comm.clone(), Arc::clone(&stream));
+            let waiting = std::thread::spawn(move || other.wait_with(&theirs, DEADLINE, OnExpiry::LeaveAlone));
+            std::thread::sleep(Duration::from_millis(100));
+            let fewer = comm.shrink(&[2], ShrinkMode::Abort).expect("they shrink");
+            assert_eq!(state_of(waiting.join().expect("no panic")), DeadState::Failed);
+            assert_eq!(state_of(comm.wait(&stream, DEADLINE)), DeadState::Failed);
+            assert_eq!(state_of(comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)), DeadState::Failed);
+            assert_eq!(sum(&fewer, &stream).expect("it works"), 3.0);
+            comm.abort(DEADLINE).expect("it ends");
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn questions_of_several_threads_never_meet_a_call() {
+    // The fake ends the process where two threads are in calls on a communicator that does not block.
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !done.load(std::sync::atomic::Ordering::Acquire) {
+                        assert!(matches!(comm.async_error(), Ok(None | Some(ResultCode::IN_PROGRESS))));
+                        comm.wait(&stream, DEADLINE).expect("it completes");
+                    }
+                });
+            }
+            for _ in 0..200 {
+                assert_eq!(sum(&comm, &stream).expect("it works"), 1.0);
+            }
+            done.store(true, std::sync::atomic::Ordering::Release);
+        });
+        assert_eq!(comm.sequence(), 200);
+    });
+}
+
+#[test]
+fn revocation_waits_for_a_call_that_is_in_progress() {
+    // NCCL would free the call twice.
+    fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
+        ranks(2, &Config::new(), |comm, stream| {
+            if comm.rank() == 0 {
+                comm.set_deadline(Duration::from_millis(500));
+                let calling = comm.clone();
+                let call = std::thread::spawn(move || sum(&calling, &stream));
+                std::thread::sleep(Duration::from_millis(100));
+                // Rank 1 never comes to connect: the call ends at its deadline, by an abort.
+                let error = comm.revoke().expect_err("another thread is inside");
+                assert!(matches!(error, NcclError::Timeout(_) | NcclError::Dead { state: DeadState::Aborted, .. }), "{error}");
+                assert!(matches!(call.join().expect("no panic"), Err(NcclError::Timeout(_))));
+            }
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn registered_memory_is_not_given_back_under_a_graph() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 1024]).expect("memory");
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("windows");
+        let registration = comm.register(&memory).expect("it works");
+        let mut inside = memory.clone();
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
+        comm.all_reduce_in_place(&stream, &mut inside, ReduceOp::Sum).expect("it is captured");
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = stream.end_capture(flags).expect("it ends").expect("a graph");
+        for result in [window.deregister(&stream, DEADLINE), registration.deregister(&stream, DEADLINE)] {
+            let error = result.expect_err("the graph has its address");
+            assert!(matches!(error.misuse_kind(), Some(MisuseKind::Graphs { count: 1 })), "{error}");
+        }
+        graph.launch().expect("it runs");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        drop(graph);
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("windows");
+        window.deregister(&stream, DEADLINE).expect("nothing uses it");
+    });
+}
+
+#[test]
+fn window_lets_go_of_streams_that_nobody_has() {
+    fakes(1).run(|| {
+        let (comm, _) = alone();
+        let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 64).expect("memory");
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("windows");
+        let handles = || Arc::strong_count(comm.context());
+        let before = handles();
+        for _ in 0..300 {
+            let stream = comm.context().default_stream();
+            comm.put_signal(&stream, &memory, 0, &window, 0, Signal::default()).expect("it is enqueued");
+        }
+        assert!(handles() < before + 100, "{before} handles of the context, then {}", handles());
     });
 }

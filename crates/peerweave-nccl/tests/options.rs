@@ -32,12 +32,14 @@ fn options() -> Vec<(Config, &'static str, &'static str)> {
         (new().cga_cluster_size(2), "cgaClusterSize=2", "2.17.1"),
         (new().max_ctas(8), "maxCTAs=8", "2.17.1"),
         (new().net_name("Socket"), "netName=Socket", "2.17.1"),
-        (new().split_share(Switch::On), "splitShare=1", "2.18.1"),
+        // SAFETY: no children are made.
+        (unsafe { new().split_share(Switch::On) }, "splitShare=1", "2.18.1"),
         (new().traffic_class(3), "trafficClass=3", "2.26.2"),
         (new().name("layer 1"), "commName=layer 1", "2.27.3"),
         (new().collnet_enable(Switch::Off), "collnetEnable=0", "2.27.3"),
         (new().cta_policy(CtaPolicy::Efficiency), "CTAPolicy=1", "2.27.3"),
-        (new().shrink_share(Switch::On), "shrinkShare=1", "2.27.3"),
+        // SAFETY: no children are made.
+        (unsafe { new().shrink_share(Switch::On) }, "shrinkShare=1", "2.27.3"),
         (new().nvls_ctas(4), "nvlsCTAs=4", "2.27.3"),
         (new().cta_policy(CtaPolicy::Zero), "CTAPolicy=2", "2.28.3"),
         (new().channels_per_net_peer(2), "nChannelsPerNetPeer=2", "2.28.3"),
@@ -80,12 +82,12 @@ fn options_of_a_communicator_reach_a_library_that_knows_them_and_no_other() {
 fn all_options_together_reach_the_library_and_its_children() {
     let directory = tempfile::tempdir().expect("temporary directory");
     fakes(1).env(LOG, directory.path().join("log")).run(|| {
-        let all = Config::new()
+        // SAFETY: nothing is shared.
+        let all = unsafe { Config::new().split_share(Switch::Off) }
             .blocking(Switch::Off)
             .cga_cluster_size(1)
             .min_ctas(1)
             .max_ctas(8)
-            .split_share(Switch::Off)
             .name("all")
             .num_rma_ctx(2);
         let made = Communicator::init_all(Nccl::load().expect("the fake is there"), &contexts(1), &all, DEADLINE);

@@ -10,7 +10,7 @@ use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Token};
 use peerweave_driver::cudarc::driver::sys::{CUcontext, CUdevice};
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory};
 use peerweave_fakes::{Child, Fakes};
-use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp, UniqueId, Version};
+use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp, Switch, UniqueId, Version};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -71,6 +71,13 @@ pub(crate) fn ranks(count: usize, config: &Config, body: impl Fn(Communicator, A
 /// One rank alone, on device 0.
 pub(crate) fn alone() -> (Communicator, Arc<CudaStream>) {
     all(1).pop().expect("one was made")
+}
+
+/// As [`alone`], of a communicator whose calls wait inside NCCL.
+pub(crate) fn alone_blocking() -> (Communicator, Arc<CudaStream>) {
+    let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(1));
+    let made = Communicator::init_all(nccl, &contexts, &Config::new().blocking(Switch::On), DEADLINE);
+    (made.expect("it is made").remove(0), contexts[0].new_stream().expect("a stream"))
 }
 
 pub(crate) fn floats(stream: &Arc<CudaStream>, values: &[f32]) -> DeviceMemory<f32> {

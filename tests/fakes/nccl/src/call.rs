@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::fmt::Write as _;
 
 use crate::abi::{Code, Fail, Result, UniqueId};
-use crate::comm::CommPtr;
+use crate::comm::{Comm, CommPtr};
 use crate::{errors, faults, group, log, settings, version};
 
 /// Makes exported functions whose body gives a [`Result`] and whose C result is its code.
@@ -129,10 +129,37 @@ fn keep(arguments: Arguments<'_>, code: Code) {
     comms.filter(|comm| !comm.config.blocking).for_each(|comm| comm.set_async_error(code));
 }
 
+/// Functions that may be called on a communicator beside others.
+const BESIDE_OTHERS: &[&str] = &["ncclCommAbort", "ncclCommRevoke", "ncclGetLastError"];
+
+/// A function that is called on communicators alone: NCCL lets no two threads do that at once. Ends the process where they do.
+struct Alone(Vec<(&'static Comm, bool)>);
+
+impl Alone {
+    fn new(function: &'static str, arguments: Arguments<'_>) -> Self {
+        if BESIDE_OTHERS.contains(&function) || settings::get().noop != settings::Noop::Off {
+            return Self(Vec::new());
+        }
+        // On a communicator that blocks, the question only reads; on others it frees the job of the last group.
+        let reads = |comm: &Comm| function == "ncclCommGetAsyncError" && comm.config.blocking;
+        let comms = arguments.iter().filter_map(|(_, argument)| argument.comm()?.peek()).filter(|comm| !reads(comm));
+        Self(comms.map(|comm| (comm, comm.come_alone(function))).collect())
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        for (comm, _) in self.0.iter().filter(|(_, is_first)| *is_first) {
+            comm.leave();
+        }
+    }
+}
+
 /// Runs the body of an exported function.
 pub(crate) fn enter(function: &'static str, arguments: Arguments<'_>, body: impl FnOnce() -> Result) -> i32 {
     version::check(function);
     let settings = settings::get();
+    let _alone = Alone::new(function, arguments);
     let mut result = Ok(());
     if settings.any_rule {
         let (effect, injected) = faults::next(function, arguments);

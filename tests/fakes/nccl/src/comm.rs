@@ -45,6 +45,8 @@ pub(crate) struct Comm {
     pub(crate) questions: AtomicU32,
     /// Operations in captured graphs that still exist.
     pub(crate) persistent: AtomicU64,
+    /// The thread that is in a function that must be called alone; 0 for none.
+    visitor: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -75,6 +77,15 @@ pub(crate) struct State {
     pub(crate) device_comms: Vec<Vec<u64>>,
     /// Signals that have come, by sender, signal and context.
     pub(crate) signals: HashMap<(i32, i32, i32), u64>,
+}
+
+/// A number of this thread that is not 0.
+fn thread_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        static MINE: u64 = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    MINE.with(|mine| *mine)
 }
 
 static LIVE: Mutex<Vec<&'static Comm>> = Mutex::new(Vec::new());
@@ -174,6 +185,7 @@ impl Comm {
             pending: AtomicU32::new(0),
             questions: AtomicU32::new(0),
             persistent: AtomicU64::new(0),
+            visitor: AtomicU64::new(0),
             state: Mutex::default(),
         }));
         live_list().push(comm);
@@ -183,6 +195,22 @@ impl Comm {
     /// The handle.
     pub(crate) fn handle(&'static self) -> CommPtr {
         CommPtr(self)
+    }
+
+    /// A thread comes to call `function` alone. Gives whether it is not in here already.
+    pub(crate) fn come_alone(&self, function: &str) -> bool {
+        let me = thread_number();
+        match self.visitor.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => true,
+            Err(other) if other == me => false,
+            // Who was stuck comes back only when others have gone on.
+            Err(_) if self.stopped() => false,
+            Err(_) => undefined(&format!("{function} on a communicator that another thread is in a call on")),
+        }
+    }
+
+    pub(crate) fn leave(&self) {
+        self.visitor.store(0, Ordering::Release);
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {

@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::abi::{Code, Fail, Header, Result, SIM_MAGIC, SimInfo, fail, invalid, misuse};
-use crate::comm::{Comm, CommPtr, Out, not_null};
+use crate::comm::{Comm, CommPtr, Out, not_null, undefined};
 use crate::derive::everybody;
-use crate::execute::{Item, Launch, Work, forget, run_again, run_once};
+use crate::execute::{Item, Kind, Launch, Work, forget, run_again, run_once};
 use crate::mailbox::Channel;
 use crate::settings::{self, Noop};
 use crate::{config, driver, errors, mailbox};
@@ -303,6 +303,13 @@ fn end(simulate: Option<*mut SimInfo>) -> Result {
         return Err(Fail { code, text: "a call inside the group failed".into() });
     }
     let Some(info) = simulate else { return finish(group.jobs, group.operations) };
+    if group.operations.iter().any(|operation| !operation.comm.config.blocking) {
+        // NCCL forgets what it was asked, and launches.
+        return finish(group.jobs, group.operations);
+    }
+    if group.operations.iter().any(|operation| !operation.item.work.is_forgotten()) {
+        undefined("a send, or what is made of sends, is simulated: NCCL keeps it and launches it with the next group");
+    }
     if !info.is_null() {
         let bytes: usize = group.operations.iter().map(|operation| operation.item.work.bytes()).sum();
         // SAFETY: the caller checked its header, and NCCL's caller promises the struct.
@@ -312,6 +319,16 @@ fn end(simulate: Option<*mut SimInfo>) -> Result {
 }
 
 impl Work {
+    /// Whether nothing of it is left in NCCL where it is recorded and never launched.
+    fn is_forgotten(&self) -> bool {
+        let Self::Collective(collective) = self else { return matches!(self, Self::Nothing) };
+        match collective.kind {
+            Kind::AllReduce | Kind::Reduce | Kind::AllGather | Kind::ReduceScatter => true,
+            Kind::Broadcast => settings::get().version < 22902,
+            Kind::AllToAll | Kind::Gather | Kind::Scatter => false,
+        }
+    }
+
     /// How many bytes this rank gives or takes.
     fn bytes(&self) -> usize {
         match self {

@@ -203,6 +203,9 @@ exports! {
         if revoke_flags != 0 {
             return invalid(format!("invalid revoke flags {revoke_flags}"));
         }
+        if !comm.config.blocking && comm.pending.load(Ordering::Acquire) > 0 {
+            undefined("a communicator that does not block is revoked while a call is in progress: NCCL frees it twice");
+        }
         if comm.revoked.swap(true, Ordering::AcqRel) {
             return misuse("the communicator was revoked before");
         }
