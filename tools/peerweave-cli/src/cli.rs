@@ -3,6 +3,7 @@
 //! Invariant: every value is checked here or by the parser of its type, so that the commands get no text that can be wrong.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
@@ -28,7 +29,7 @@ pub enum Command {
     Run(RunArgs),
     /// Measure an operation and check every element of its result
     Bench(Box<BenchArgs>),
-    /// Measure the way between every two GPUs; the same as `bench p2p`
+    /// Measure the ways between GPUs; `bench p2p` is the same
     #[command(name = "bench-p2p")]
     BenchP2p(P2pArgs),
     /// Say what this machine and this environment offer
@@ -76,9 +77,12 @@ pub struct RunArgs {
 
 const RUN_HELP: &str = "\
 PROGRAM without a slash is looked for in PATH, then in the directory of the peerweave command, then in its `examples`.
+
 Standard input goes to PE 0. Signals (INT, TERM, HUP, USR1, USR2) are passed on; a second INT or TERM kills.
+
 When a PE fails, the others are told at once, get 2.5 s to end by themselves, then SIGTERM, then SIGKILL.
-Several machines share the secret in PEERWEAVE_TOKEN (64 hexadecimal digits). Without it one is derived from the
+
+Several machines share the secret in PEERWEAVE_TOKEN (64 hexadecimal digits). Without it one is derived from the \
 rendezvous, which guards against mix-ups and not against attackers.";
 
 /// The arguments of `peerweave info`.
@@ -97,6 +101,15 @@ pub(crate) fn parse_pes(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if (1..=MAX_LOCAL_PES).contains(&n) => Ok(n),
         _ => Err(format!("{text:?} is not a number of PEs; expected 1 to {MAX_LOCAL_PES}")),
+    }
+}
+
+/// Reads the name of a picture: SVG is all that is drawn.
+pub(crate) fn parse_picture(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    match path.extension() {
+        Some(extension) if extension != "svg" => Err("expected a name that ends with .svg".to_owned()),
+        _ => Ok(path),
     }
 }
 

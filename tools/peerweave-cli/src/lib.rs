@@ -26,16 +26,20 @@ pub(crate) fn print_line(line: &str) {
     if error.kind() == std::io::ErrorKind::BrokenPipe {
         std::process::exit(exit::of_signal(13).into());
     }
-    // If that cannot be told either, the exit code still says it.
-    let _ = writeln!(std::io::stderr(), "peerweave: standard output: {error}");
+    tell(&format!("peerweave: standard output: {error}"));
     std::process::exit(exit::LAUNCHER.into());
+}
+
+/// Prints a line for people. Where nobody can have it, the exit code still says how it went.
+pub(crate) fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
 /// The command, from its arguments to its exit code.
 pub fn main() -> ExitCode {
     let cli = Cli::parse_from(bench::p2p::joined(std::env::args_os()));
     if let Err(message) = logging::start() {
-        eprintln!("peerweave: {message}");
+        tell(&format!("peerweave: {message}"));
         return ExitCode::from(exit::USAGE);
     }
     ExitCode::from(match cli.command {

@@ -120,6 +120,25 @@ fn long_lines_of_several_pes_do_not_mix() {
 }
 
 #[test]
+fn output_that_cannot_be_written_is_told_and_is_no_success() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = job(2, &[], "echo hello").stdout(full()).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("peerweave: standard output: No space left"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_message_that_nobody_can_have_changes_no_exit_code() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
+    command.env_remove("PEERWEAVE_PE").args(["run", "-n", "2", "--nnodes", "2", "--rendezvous", "nowhere", "--", "true"]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("--rendezvous is \"nowhere\", expected HOST:PORT"), "{}", stderr(&output));
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    assert_eq!(command.stderr(full).status().unwrap().code(), Some(2));
+}
+
+#[test]
 fn a_slow_reader_loses_nothing() {
     let mut child = job(2, &["--no-tag"], "seq 1 200000").stdout(Stdio::piped()).spawn().unwrap();
     sleep(Duration::from_millis(300));

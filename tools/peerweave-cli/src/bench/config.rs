@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::backends::{check_backend, clock, has_reduction};
 use super::op::{BenchOp, Counts};
-use crate::cli::{default_pes, parse_pes};
+use crate::cli::{default_pes, parse_pes, parse_picture};
 use crate::size::{format_size, parse_duration, parse_size};
 
 /// The arguments of `peerweave bench`.
@@ -31,7 +31,7 @@ pub struct BenchArgs {
     #[arg(short = 'e', long, value_name = "MAX", value_parser = parse_size)]
     pub max_bytes: Option<usize>,
     /// From one size to the next: times this factor
-    #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2, value_parser = parse_factor)]
     pub step_factor: u32,
     /// From one size to the next: plus this many bytes
     #[arg(short = 'i', long, value_name = "BYTES", value_parser = parse_size, conflicts_with = "step_factor")]
@@ -97,7 +97,7 @@ pub struct BenchArgs {
     #[arg(short = 'J', long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Draw bandwidth and time against size
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", value_parser = parse_picture)]
     pub plot: Option<PathBuf>,
     /// End everything after this time, with exit code 124
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
@@ -105,19 +105,25 @@ pub struct BenchArgs {
 }
 
 const BENCH_HELP: &str = "\
-Time is that of the slowest PE, per call, the median over the batches. busbw is algbw times the factor of nccl-tests.
-In put, get, put-signal, p, g and atomics PE 0 works on the memory of PE 1, and each call is completed at its target
-before the next one; in ping-pong half a round trip is reported. Where an operation has no form in place, N/A stands.
+`peerweave bench p2p` measures the ways between GPUs; it has options of its own: `peerweave bench p2p --help`.
+
+Time is that of the slowest PE, per call, the median over the batches. busbw is algbw times the factor of nccl-tests. \
+In put, get, put-signal, p, g and atomics PE 0 works on the memory of PE 1, and each call is completed at its target \
+before the next one; in ping-pong half a round trip is reported. Where an operation has no form in place, N/A stands. \
 Inputs are chosen so that every result is exact. A wrong element anywhere makes the exit code 1.
 
-With --backend nvshmem each PE is a process with the GPU of its number, and the calls are those on a stream. A batch goes
-from one event of CUDA's to another on that stream; the GPU has W calls (of a collective: a barrier) to do while the first
-that count come. put, get, put-signal: PE 0 alone works, in the order of the stream, as in `latency` of NVSHMEM's perftest;
-with --nbi they are left to a quiet, which the host waits for before the second event, as in its `bw`. p: as put. g: the
-host waits for each. barrier and sync: as in its `barrier_on_stream` and `sync_on_stream`. all-reduce, all-gather
-(fcollect), all-to-all, broadcast, reduce-scatter: with --each as in its tests of that name, which wait for each call; with
--G K as in these with --cudagraph. They report PE 0, this the slowest PE; pe0_times_us in the JSON is PE 0 again. Results
-are checked before and after, on every PE that has one.";
+With --backend nvshmem each PE is a process with the GPU of its number, and the calls are those on a stream. A batch goes \
+from one event of CUDA's to another on that stream; the W calls of the warm-up (of a collective: a barrier) keep the GPU \
+busy while the first calls that count are enqueued.
+- put, get, put-signal, p: PE 0 alone works, in the order of the stream, as in `latency` of NVSHMEM's perftest; with --nbi \
+they are left to a quiet, which the host waits for before the second event, as in its `bw`.
+- g: the host waits for each.
+- barrier, sync: as in its `barrier_on_stream` and `sync_on_stream`.
+- all-reduce, all-gather (fcollect), all-to-all, broadcast, reduce-scatter: with --each as in its tests of that name, which \
+wait for each call; with -G as in these with --cudagraph.
+
+perftest reports PE 0, this the slowest PE; pe0_times_us in the JSON is PE 0. Results are checked before and after, on every \
+PE that has one.";
 
 /// Whether PEs are bound to processors.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
@@ -209,6 +215,10 @@ fn parse_redops(text: &str) -> Result<ReduceOps, String> {
         Some(op) => Ok(ReduceOps(vec![op])),
         None => Err(format!("{text:?} is no reduction; expected all or one of {}", ReduceOp::ALL.map(ReduceOp::name).join(", "))),
     }
+}
+
+fn parse_factor(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|factor| *factor >= 2).ok_or_else(|| "expected a whole number, 2 or more".to_owned())
 }
 
 fn parse_root(text: &str) -> Result<Root, String> {
@@ -535,7 +545,8 @@ mod tests {
             (&["all-reduce", "-b", "2K", "-e", "1K"], "-b is 2K, which is more than -e 1K"),
             (&["all-reduce", "-d", "float128"], "\"float128\" is no element type"),
             (&["all-reduce", "-o", "median"], "\"median\" is no reduction"),
-            (&["all-reduce", "-f", "1"], "1 is not in 2.."),
+            (&["all-reduce", "-f", "1"], "2 or more"),
+            (&["all-reduce", "--plot", "x.png"], "ends with .svg"),
             (&["barrier", "--plot", "x.svg"], "--plot: barrier comes in one size"),
             (&["put", "-b", "8", "-e", "8", "--plot", "x.svg"], "--plot takes two sizes at least"),
             (&["put", "--backend", "nccl"], "--backend nccl: put is no operation of NCCL"),

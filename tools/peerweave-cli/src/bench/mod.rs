@@ -58,7 +58,7 @@ pub fn main(args: &BenchArgs) -> u8 {
     match start(args) {
         Ok(code) => code,
         Err((code, message)) => {
-            eprintln!("peerweave bench: {message}");
+            crate::tell(&format!("peerweave bench: {message}"));
             code
         }
     }
@@ -71,13 +71,7 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
     enough_devices(&config).map_err(|message| (exit::USAGE, message))?;
     // Found out now and not after the measurement.
-    for path in args.json.iter().chain(&args.plot) {
-        std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(path)
-            .map_err(|error| (exit::LAUNCHER, format!("{}: {error}", path.display())))?;
-    }
+    args.json.iter().chain(&args.plot).try_for_each(|path| can_be_written(path))?;
     let start_time = now();
     let machine = Machine::look();
     let program = std::env::current_exe().map_err(|error| launcher(&error))?;
@@ -127,6 +121,12 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
         write(path, plot::svg(collector.rows(), &config, &subtitle).map_err(|error| launcher(&error))?)?;
     }
     Ok(if collector.wrong() > 0 { exit::WRONG_VALUES } else { exit::OK })
+}
+
+/// Makes the file where there is none, and leaves one that there is as it is.
+fn can_be_written(path: &Path) -> Result<(), (u8, String)> {
+    let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    opened.map(drop).map_err(|error| (exit::LAUNCHER, format!("{}: {error}", path.display())))
 }
 
 /// An error where there are fewer GPUs than PEs. Where there is no driver, or it does not work, the PEs say so in their words.

@@ -14,6 +14,7 @@ use peerweave_driver::{CudaContext, Driver, deadline_after};
 use peerweave_vmm::VmmError;
 use peerweave_vmm::probe::{Method, Moved, Probe};
 
+use crate::cli::parse_picture;
 use crate::exit;
 use crate::size::{format_size, parse_duration, parse_size};
 
@@ -24,7 +25,7 @@ use report::{Everybody, Gpu, Report, Table};
 
 /// The arguments of `peerweave bench p2p`.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = HELP)]
+#[command(override_usage = "peerweave bench p2p [OPTIONS]", after_help = HELP)]
 pub struct P2pArgs {
     /// Bytes that one copy moves
     #[arg(short, long, value_name = "BYTES", value_parser = parse_size, default_value = "256M")]
@@ -42,14 +43,14 @@ pub struct P2pArgs {
     #[arg(short = 'J', long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Draw the figures as heat maps
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", value_parser = parse_picture)]
     pub plot: Option<PathBuf>,
 }
 
 const HELP: &str = "\
-A row is the GPU that works, a column the one whose memory it works on. Bandwidth is in GB/s (10^9 bytes a second) of one direction,
-also where both directions run at once; latency is half the round trip of a flag, in microseconds. The start and the end of what
-arrives are compared; a wrong word anywhere makes the exit code 1.";
+A row is the GPU that works, a column the one whose memory it works on. Bandwidth is in GB/s (10^9 bytes a second) of one \
+direction, also where both directions run at once; latency is half the round trip of a flag, in microseconds. The start and \
+the end of what arrives are compared; a wrong word anywhere makes the exit code 1.";
 
 /// `bench p2p` is a command of its own, since it has options of its own: joins the two words.
 pub(crate) fn joined(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
@@ -66,13 +67,14 @@ pub fn main(args: &P2pArgs) -> u8 {
         Ok(0) => exit::OK,
         Ok(_) => exit::WRONG_VALUES,
         Err((code, message)) => {
-            eprintln!("peerweave bench p2p: {message}");
+            crate::tell(&format!("peerweave bench p2p: {message}"));
             code
         }
     }
 }
 
 fn start(args: &P2pArgs) -> Result<usize, (u8, String)> {
+    args.json.iter().chain(&args.plot).try_for_each(|path| super::can_be_written(path))?;
     let failed = |error: &dyn std::fmt::Display| (exit::OPERATION_FAILED, error.to_string());
     let report = measure(args).map_err(|error| failed(&error))?;
     crate::print_line(report.text().trim_end());

@@ -19,9 +19,9 @@ pub fn main(config: &str) -> u8 {
     let config: Config = match serde_json::from_str(config) {
         Ok(config) => config,
         Err(error) => {
-            eprintln!(
+            crate::tell(&format!(
                 "peerweave bench-pe: the configuration cannot be read: {error}; this command is started by `peerweave bench` alone"
-            );
+            ));
             return exit::USAGE;
         }
     };
@@ -34,7 +34,7 @@ pub fn main(config: &str) -> u8 {
     match result {
         Ok(()) => exit::OK,
         Err(error) => {
-            eprintln!("{error}");
+            crate::tell(&error.to_string());
             exit::OPERATION_FAILED
         }
     }

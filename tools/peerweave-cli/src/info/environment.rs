@@ -65,6 +65,13 @@ const OF_A_LAUNCHER: [(&str, &str); 9] = [
     (job_names::INTERFACE, "a network interface, by name or address"),
 ];
 
+/// What the crates for GPUs read, in words.
+const OF_GPUS: [(&str, &str); 3] = [
+    ("PEERWEAVE_NCCL_PATH", "libnccl or its directory"),
+    ("PEERWEAVE_NVSHMEM_PATH", "libnvshmem_host or its directory"),
+    ("PEERWEAVE_MULTICAST", "off: no multicast objects"),
+];
+
 /// The variables that are read, in a fixed order, and then those of our prefix that are not.
 pub(super) fn variables() -> Vec<Variable> {
     variables_in(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()), names_set())
@@ -75,7 +82,7 @@ fn names_set() -> Vec<String> {
 }
 
 fn variables_in(value_of: &dyn Fn(&str) -> Option<String>, set: Vec<String>) -> Vec<Variable> {
-    let known: Vec<(&str, &str)> = names::ALL.into_iter().chain(OF_A_LAUNCHER).collect();
+    let known: Vec<(&str, &str)> = names::ALL.into_iter().chain(OF_GPUS).chain(OF_A_LAUNCHER).collect();
     let mut variables: Vec<Variable> = known
         .iter()
         .map(|(name, expected)| Variable {
@@ -105,12 +112,14 @@ mod tests {
             "PEERWEAVE_TOKEN" => Some("0123456789abcdef".repeat(4)),
             "PEERWEAVE_NCCL_PATH" => Some("/lib".to_owned()),
             "PEERWEAVE_DEADLINE" => Some("5".to_owned()),
+            "PEERWEAVE_DEDLINE" => Some("6".to_owned()),
             _ => None,
         };
-        let variables = variables_in(&value_of, vec!["PEERWEAVE_NCCL_PATH".into(), "PEERWEAVE_TOKEN".into(), "HOME".into()]);
+        let variables = variables_in(&value_of, vec!["PEERWEAVE_DEDLINE".into(), "PEERWEAVE_TOKEN".into(), "HOME".into()]);
         let of = |name: &str| variables.iter().find(|variable| variable.name == name).map(ToString::to_string);
         assert_eq!(of("PEERWEAVE_TOKEN").unwrap(), "set, not shown  (64 hexadecimal digits)");
-        assert_eq!(of("PEERWEAVE_NCCL_PATH").unwrap(), "/lib  (not read by this version)");
+        assert_eq!(of("PEERWEAVE_NCCL_PATH").unwrap(), "/lib  (libnccl or its directory)");
+        assert_eq!(of("PEERWEAVE_DEDLINE").unwrap(), "6  (not read by this version)");
         assert!(of("PEERWEAVE_DEADLINE").unwrap().starts_with("5  ("));
         assert!(of("PEERWEAVE_PE").unwrap().starts_with("not set  ("));
         assert_eq!(of("HOME"), None);

@@ -51,7 +51,7 @@ pub fn main(args: &InfoArgs) -> u8 {
         match serde_json::to_string_pretty(&info) {
             Ok(text) => text,
             Err(error) => {
-                eprintln!("peerweave info: {error}");
+                crate::tell(&format!("peerweave info: {error}"));
                 return exit::LAUNCHER;
             }
         }

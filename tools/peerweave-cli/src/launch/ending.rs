@@ -56,6 +56,8 @@ pub struct Ending {
     pub failure: Option<Failure>,
     /// Whether the time was up.
     pub timed_out: bool,
+    /// Whether what the PEs printed could not be written.
+    pub output_lost: bool,
 }
 
 impl Ending {
@@ -63,6 +65,8 @@ impl Ending {
     pub fn exit_code(&self) -> u8 {
         match &self.failure {
             _ if self.timed_out => exit::TIMED_OUT,
+            // A PE that failed then failed because of it.
+            _ if self.output_lost => exit::LAUNCHER,
             Some(failure) => failure.status.exit_code(),
             None => exit::OK,
         }
@@ -75,12 +79,13 @@ mod tests {
 
     #[test]
     fn exit_codes_tell_how_it_ended() {
-        let ended = |status| Ending { failure: Some(Failure { pe: 1, status }), timed_out: false }.exit_code();
+        let ended = |status| Ending { failure: Some(Failure { pe: 1, status }), ..Ending::default() }.exit_code();
         assert_eq!(Ending::default().exit_code(), 0);
         assert_eq!(ended(Status::Code(3)), 3);
         assert_eq!(ended(Status::Signal(9)), 137);
         assert_eq!(ended(Status::Signal(11)), 139);
-        assert_eq!(Ending { failure: None, timed_out: true }.exit_code(), 124);
+        assert_eq!(Ending { timed_out: true, ..Ending::default() }.exit_code(), 124);
+        assert_eq!(Ending { output_lost: true, ..Ending::default() }.exit_code(), 125);
     }
 
     #[test]

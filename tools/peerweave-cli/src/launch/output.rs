@@ -35,12 +35,13 @@ pub struct Output {
     queued_bytes: usize,
     same_file: bool,
     closed: [bool; 2],
+    lost: bool,
 }
 
 impl Output {
     /// Nothing queued yet.
     pub(super) fn new() -> Self {
-        Self { queues: Default::default(), queued_bytes: 0, same_file: same_file(), closed: [false; 2] }
+        Self { queues: Default::default(), queued_bytes: 0, same_file: same_file(), closed: [false; 2], lost: false }
     }
 
     /// Queues a line; its end is added.
@@ -69,6 +70,11 @@ impl Output {
     /// Whether the reader of this stream has gone.
     pub(super) fn is_closed(&self, target: Target) -> bool {
         self.closed[target as usize]
+    }
+
+    /// Whether standard output could not be written, though its reader had not gone.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost
     }
 
     /// The streams that are waited for.
@@ -114,7 +120,14 @@ impl Output {
                 }
             }
             Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
-            Err(_) => self.close(target),
+            Err(errno) => {
+                self.close(target);
+                if target == Target::Stdout && errno != rustix::io::Errno::PIPE {
+                    self.lost = true;
+                    let why = io::Error::from(errno).to_string();
+                    self.line(Target::Stderr, b"peerweave: standard output: ", why.as_bytes());
+                }
+            }
         }
     }
 

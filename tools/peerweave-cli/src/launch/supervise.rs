@@ -148,7 +148,7 @@ impl Job {
                 }
                 let patience = self.ending != Ending::default() || self.stopped_by.is_some();
                 if !pipes_open && (self.output.is_empty() || (patience && now >= until + FLUSH)) {
-                    return Ok(self.ending.clone());
+                    return Ok(Ending { output_lost: self.output.is_lost(), ..self.ending.clone() });
                 }
             }
             let wake_at =

@@ -5,6 +5,8 @@
 
 mod tag;
 
+use peerweave_bootstrap::Endpoint;
+
 use crate::cli::{RunArgs, default_pes};
 use crate::exit;
 use crate::launch::{self, Launch, Stdin, program};
@@ -17,7 +19,7 @@ pub fn main(args: &RunArgs) -> u8 {
     match start(args) {
         Ok(code) => code,
         Err((code, message)) => {
-            eprintln!("peerweave run: {message}");
+            crate::tell(&format!("peerweave run: {message}"));
             code
         }
     }
@@ -59,6 +61,9 @@ fn place(args: &RunArgs) -> Result<Place, String> {
     match (&args.rendezvous, args.nnodes) {
         (None, 1) => Ok(Place::ThisMachine),
         (None, _) => Err("--nnodes needs --rendezvous HOST:PORT, an address of machine 0 that the others reach".to_owned()),
+        (Some(address), _) if format!("tcp:{address}").parse::<Endpoint>().is_err() => {
+            Err(format!("--rendezvous is {address:?}, expected HOST:PORT, such as 10.0.0.1:29500"))
+        }
         (Some(address), n_machines) => Ok(Place::Machines { address: address.clone(), n_machines, machine: args.node_rank }),
     }
 }
