@@ -218,6 +218,8 @@ impl Communicator {
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|known| known.strong_count() > 0);
         all.push(Arc::downgrade(&inner));
+        drop(all);
+        // Not under the lock: who listens may ask for all of them.
         tracing::debug!(communicator = %inner.name, device = inner.device(), "communicator made");
         Ok(Self { inner })
     }

@@ -328,6 +328,11 @@ impl ResultCode {
     /// A wait inside the library ran out. 2.30.3.
     pub const TIMEOUT: Self = Self(sys::ncclResult_t::ncclTimeout.0);
 
+    /// Whether NCCL says so where a peer is gone, among other things.
+    pub(crate) fn may_be_a_loss(self) -> bool {
+        [Self::REMOTE_ERROR, Self::SYSTEM_ERROR, Self::INTERNAL_ERROR].contains(&self)
+    }
+
     pub(crate) const fn new(code: sys::ncclResult_t) -> Self {
         Self(code.0)
     }

@@ -19,6 +19,7 @@ use crate::settle::end_group;
 use crate::state::Allowed;
 use crate::sys::ncclResult_t;
 use crate::turns::enter_all;
+use crate::wait::blamed;
 use crate::{Call, CollConfig, Nccl, SimInfo, Version, requests, spans};
 
 /// Calls that are issued together. Made by [`Nccl::group`].
@@ -220,7 +221,7 @@ impl<'env> Group<'env> {
         }
         // SAFETY: it is ended below, whatever happens between.
         nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
-        let (mut first_error, mut is_ours) = (None, false);
+        let (mut first_error, mut refused, mut is_ours) = (None, None, false);
         for Member { inner, request } in &self.members {
             if runs {
                 inner.count(request.call);
@@ -234,7 +235,7 @@ impl<'env> Group<'env> {
             let code = open.and_then(|()| nccl.code(name, |api| unsafe { request.issue(api, inner) }));
             match code {
                 Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => continue,
-                Ok(code) => first_error = Some(inner.failure(name, code)),
+                Ok(code) => (first_error, refused) = (Some(inner.failure(name, code)), Some(Arc::clone(inner))),
                 Err(error) => (first_error, is_ours) = (Some(error), runs),
             }
             break;
@@ -242,7 +243,11 @@ impl<'env> Group<'env> {
         let ended = end_group(call, nccl, end(nccl), inside, is_ours, deadline);
         // Only now may what the members use go.
         drop(self.members);
-        first_error.map_or(ended, Err)
+        match (first_error, refused) {
+            (Some(error), Some(inner)) => Err(blamed(&inner, error)),
+            (Some(error), None) => Err(error),
+            (None, _) => ended,
+        }
     }
 }
 

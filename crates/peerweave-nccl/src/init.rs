@@ -155,6 +155,9 @@ impl Communicator {
         let made = init(CALL, nccl, &members, n_ranks, &[id], config, (start, deadline), world);
         match made {
             Err(error @ NcclError::Timeout(_)) => Err(who_is_gone(CALL, rendezvous, error)),
+            Err(NcclError::Nccl(failure)) if failure.code.may_be_a_loss() => {
+                Err(who_is_gone(CALL, rendezvous, NcclError::Nccl(failure)))
+            }
             made => made.map(only),
         }
     }

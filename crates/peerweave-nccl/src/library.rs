@@ -95,11 +95,27 @@ impl Nccl {
     }
 
     fn adopt(library: peerweave_dylib::Library) -> Result<Self, NcclError> {
+        let (adopted, is_new) = Self::adopt_once(library)?;
+        // Not under the lock: who listens may use NCCL.
+        if is_new {
+            tracing::debug!(version = %adopted.version(), path = %adopted.path().display(), "NCCL loaded");
+            for other in &adopted.0.others {
+                tracing::warn!(
+                    used = %adopted.path().display(), other = %other.display(),
+                    "a second libnccl is mapped in this process; communicators, windows and memory of one must not reach the other"
+                );
+            }
+        }
+        Ok(adopted)
+    }
+
+    /// Gives whether it was not known.
+    fn adopt_once(library: peerweave_dylib::Library) -> Result<(Self, bool), NcclError> {
         let path: Arc<Path> = library.path().into();
         let identity = identity(&path);
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = loaded.iter().find(|known| self::identity(&known.path) == identity) {
-            return Ok(Self(known));
+            return Ok((Self(known), false));
         }
         notice_forks();
         // Those that others mapped, and those that were loaded here under whatever name.
@@ -115,16 +131,9 @@ impl Nccl {
         if !version.at_least(OLDEST) {
             return Err(Unsupported { what: "peerweave-nccl", since: OLDEST, found: version, path }.into());
         }
-        tracing::debug!(%version, path = %path.display(), "NCCL loaded");
-        for other in &others {
-            tracing::warn!(
-                used = %path.display(), other = %other.display(),
-                "a second libnccl is mapped in this process; communicators, windows and memory of one must not reach the other"
-            );
-        }
         let record: &'static Loaded = Box::leak(Box::new(Loaded { api, version, path, others }));
         loaded.push(record);
-        Ok(Self(record))
+        Ok((Self(record), true))
     }
 
     /// The library's version.
@@ -288,8 +297,10 @@ impl Nccl {
         if text.is_null() {
             return String::new();
         }
+        // Copied before it is read as text, so that what was looked at does not change.
         // SAFETY: as above.
-        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        let bytes = unsafe { CStr::from_ptr(text) }.to_bytes().to_vec();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 }
 

@@ -7,14 +7,15 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
 use peerweave_driver::{Access, CudaContext, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Keep, relaxed};
 use peerweave_types::Element;
 
-use crate::Nccl;
 use crate::communicator::set_current;
 use crate::error::{MisuseKind, NcclError};
+use crate::{Nccl, ResultCode};
 
 /// Device memory of `len` elements from NCCL's own allocator. Clones and slices are handles of the same memory.
 ///
@@ -52,8 +53,8 @@ impl<T: Element> NcclMem<T> {
     /// NCCL rounds up to whole pages of the device, 2 MiB and more.
     ///
     /// # Errors
-    /// [`NcclError::Unsupported`] before 2.19.1; [`NcclError::Misuse`] for more than the address space; [`NcclError::Forked`]; NCCL's own where memory runs
-    /// out.
+    /// [`NcclError::Unsupported`] before 2.19.1; [`NcclError::Misuse`] for more than the address space; [`NcclError::Forked`]; NCCL's own
+    /// ([`ResultCode::UNHANDLED_CUDA_ERROR`]) where memory runs out, after everything that was dropped has been freed or a second has passed.
     pub fn alloc(nccl: Nccl, context: &Arc<CudaContext>, len: usize) -> Result<Self, NcclError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
             let (found, expected) = (i64::try_from(len).unwrap_or(i64::MAX), "as many elements as fit in the address space");
@@ -63,8 +64,18 @@ impl<T: Element> NcclMem<T> {
         nccl.not_forked("NcclMem::alloc")?;
         set_current(context)?;
         let mut pointer = std::ptr::null_mut();
-        // SAFETY: the pointer is to a live pointer. An allocation of nothing is an error of NCCL's, so at least one byte.
-        relaxed(|| nccl.call("ncclMemAlloc", |api| unsafe { api.ncclMemAlloc(&raw mut pointer, bytes.max(1)) }))?;
+        let mut allocate = || {
+            // SAFETY: the pointer is to a live pointer. An allocation of nothing is an error of NCCL's, so at least one byte.
+            relaxed(|| nccl.call("ncclMemAlloc", |api| unsafe { api.ncclMemAlloc(&raw mut pointer, bytes.max(1)) }))
+        };
+        match allocate() {
+            // What NCCL says of too little memory, among other things. What was dropped is perhaps not freed yet.
+            Err(error) if error.code() == Some(ResultCode::UNHANDLED_CUDA_ERROR) => {
+                peerweave_driver::settle(Instant::now() + Duration::from_secs(1));
+                allocate()?;
+            }
+            done => done?,
+        }
         let address = pointer.expose_provenance();
         let free = move || {
             let pointer = std::ptr::with_exposed_provenance_mut(address);

@@ -11,6 +11,7 @@ use crate::error::NcclError;
 use crate::state::{Inside, State};
 use crate::sys::ncclResult_t;
 use crate::turns::Turns;
+use crate::wait::blamed;
 use crate::{Nccl, lifecycle};
 
 impl Inner {
@@ -49,7 +50,8 @@ impl Inner {
                 let failure = self.failure(call, code);
                 inside.surface();
                 keep_failure(self);
-                Err(failure)
+                drop(inside);
+                Err(blamed(self, failure))
             }
         }
     }
@@ -116,7 +118,7 @@ pub(crate) fn settle_all(
     deadline: Duration,
 ) -> Result<(), NcclError> {
     let start = Instant::now();
-    let mut first_error = None;
+    let (mut first_error, mut failed) = (None, None);
     // From here on the threads only ask, which never takes long: who aborts waits for them.
     members.iter().for_each(|(_, inside)| inside.surface());
     let done = yield_until(start + bounded(deadline), || {
@@ -131,6 +133,7 @@ pub(crate) fn settle_all(
                 Ok(code) => {
                     // Read before the state changes: the words are of this failure.
                     first_error.get_or_insert_with(|| inner.failure(call, code));
+                    failed.get_or_insert(inner);
                     // What was revoked meanwhile, which ends calls too, is still good for children.
                     let _ = inner.gate.change(State::Live, State::Failed);
                     drop(members.swap_remove(index));
@@ -155,9 +158,10 @@ pub(crate) fn settle_all(
             tracing::error!(%error, "a communicator whose call did not end could not be aborted in time");
         }
     }
-    match first_error {
-        Some(error) => Err(error),
-        None => Ok(()),
+    match (first_error, failed) {
+        (Some(error), Some(inner)) => Err(blamed(inner, error)),
+        (Some(error), None) => Err(error),
+        (None, _) => Ok(()),
     }
 }
 
@@ -205,5 +209,5 @@ fn end_badly(
     if is_partial && let Err(error) = lifecycle::abort_together(&inners, lifecycle::ABORT_LIMIT) {
         tracing::error!(%error, "part of a group could not be ended in time");
     }
-    ended
+    ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| blamed(inner, error.clone())))
 }

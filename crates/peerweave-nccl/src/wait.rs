@@ -84,7 +84,7 @@ impl Communicator {
             Ok(true) => return Ok(()),
             Ok(false) => expired(inner, start.elapsed()),
             Err(Stop::Unasked(error)) => return Err(error),
-            Err(Stop::Failed(error)) => error,
+            Err(Stop::Failed(error)) => blamed(inner, error),
         };
         if on_expiry == OnExpiry::AbortAll {
             match Self::abort_all(ABORT_LIMIT) {
@@ -159,23 +159,50 @@ fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: usize) -> Result<Optio
     Ok(sequence.parse().ok().map(|sequence| RankReport { rank, sequence, call: call.to_owned() }))
 }
 
+/// What the rendezvous is asked, on a thread of its own: one whose server is gone or stuck must not keep this thread beyond its deadline. Nothing without
+/// a rendezvous.
+fn heard<R: Default + Send + 'static>(inner: &Arc<Inner>, ask: impl FnOnce(&Inner, &Rendezvous) -> R + Send + 'static) -> R {
+    let Some(rendezvous) = inner.world.as_ref().and_then(|world| world.rendezvous.upgrade()) else { return R::default() };
+    let (sender, receiver) = channel();
+    let asking = Arc::clone(inner);
+    let body = move || {
+        let _ = sender.send(ask(&asking, &rendezvous));
+    };
+    match std::thread::Builder::new().name("peerweave-reports".into()).spawn(body) {
+        Ok(_) => receiver.recv_timeout(2 * REPORTS).unwrap_or_default(),
+        Err(_) => R::default(),
+    }
+}
+
+/// An error of NCCL's that is somebody's loss where somebody is gone. Asked outside of the gate: it may take a moment.
+#[cold]
+pub(crate) fn blamed(inner: &Arc<Inner>, error: NcclError) -> NcclError {
+    let NcclError::Nccl(failure) = &error else { return error };
+    if !failure.code.may_be_a_loss() {
+        return error;
+    }
+    // NCCL notices a connection that is cut at once, the rendezvous a process that is gone a little later.
+    let gone = heard(inner, |inner, rendezvous| {
+        let mut gone = Vec::new();
+        let _ = wait_until(Instant::now() + REPORTS, || {
+            gone = News::gone(inner, rendezvous);
+            Ok::<_, BootstrapError>(!gone.is_empty())
+        });
+        gone
+    });
+    if gone.is_empty() {
+        return error;
+    }
+    let (communicator, last_error) = (failure.communicator.clone(), failure.last_error.clone());
+    PeerLost { call: failure.call, communicator, ranks: gone, last_error }.into()
+}
+
 /// The error of a wait that expired, with what the others say.
 #[cold]
 fn expired(inner: &Arc<Inner>, waited: Duration) -> NcclError {
     let (sequence, call) = inner.last();
     let call = if call.is_empty() { "wait" } else { call };
-    let mut news = News::default();
-    if let Some(rendezvous) = inner.world.as_ref().and_then(|world| world.rendezvous.upgrade()) {
-        let (sender, receiver) = channel();
-        let asking = Arc::clone(inner);
-        // A rendezvous whose server is gone or stuck must not keep this thread beyond its deadline.
-        let body = move || {
-            let _ = sender.send(News::gather(&asking, &rendezvous));
-        };
-        if std::thread::Builder::new().name("peerweave-reports".into()).spawn(body).is_ok() {
-            news = receiver.recv_timeout(2 * REPORTS).unwrap_or_default();
-        }
-    }
+    let news = heard(inner, News::gather);
     let communicator = Some(Arc::clone(&inner.name));
     if !news.gone.is_empty() {
         let last_error = inner.nccl.last_error_text(std::ptr::null_mut());
@@ -193,13 +220,20 @@ struct News {
 }
 
 impl News {
-    fn gather(inner: &Inner, rendezvous: &Rendezvous) -> Self {
-        let mut news = Self::default();
+    /// The ranks that the rendezvous knows to be gone.
+    fn gone(inner: &Inner, rendezvous: &Rendezvous) -> Vec<usize> {
         let ranks_are_pes = inner.world.as_ref().is_some_and(|world| world.ranks_are_pes);
-        if let Err(lost @ BootstrapError::PeLost { .. }) = rendezvous.check()
-            && ranks_are_pes
-        {
-            news.gone = lost.blamed().into_iter().map(|pe| pe.index()).collect();
+        match rendezvous.check() {
+            Err(lost @ BootstrapError::PeLost { .. }) if ranks_are_pes => {
+                lost.blamed().into_iter().map(|pe| pe.index()).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn gather(inner: &Inner, rendezvous: &Rendezvous) -> Self {
+        let mut news = Self { gone: Self::gone(inner, rendezvous), ..Self::default() };
+        if !news.gone.is_empty() {
             return news;
         }
         if publish(inner, rendezvous).is_err() {

@@ -588,3 +588,31 @@ fn window_lets_go_of_streams_that_nobody_has() {
         assert!(handles() < before + 100, "{before} handles of the context, then {}", handles());
     });
 }
+
+#[test]
+fn who_listens_to_events_may_use_communicators() {
+    struct Nosy;
+    impl tracing::Subscriber for Nosy {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn event(&self, _: &tracing::Event<'_>) {
+            Nccl::load().expect("the fake is there");
+            Communicator::abort_all(DEADLINE).expect("those that are there end");
+        }
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+    fakes(1).run(|| {
+        tracing::subscriber::with_default(Nosy, || {
+            let made = Communicator::init_all(Nccl::load().expect("the fake"), &contexts(1), &Config::new(), DEADLINE);
+            assert_eq!(state_of(made.expect("it is made").remove(0).abort(DEADLINE)), DeadState::Aborted);
+        });
+        nothing_is_left();
+    });
+}

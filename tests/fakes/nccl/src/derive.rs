@@ -141,8 +141,8 @@ exports! {
         config: *const ConfigStruct, shrink_flags: c_int) {
         let comm = match shrink_flags {
             0 => parent(comm)?,
-            // After an error the survivors go on: the parent's state does not matter.
-            1 => comm.get()?,
+            // What runs is ended first. An asynchronous error stays, and NCCL makes no child then.
+            1 => comm.ready()?,
             other => return invalid(format!("invalid shrink flags {other}")),
         };
         not_null(newcomm, "newcomm")?;
