@@ -52,6 +52,7 @@ impl Member<'_> {
     fn can_be_simulated(&self, call: &'static str) -> Result<(), NcclError> {
         let why = match self.request.call {
             _ if !self.inner.blocking => "NCCL launches a group of communicators that do not block, and estimates nothing",
+            _ if self.inner.n_ranks == 1 => "NCCL does at once what a rank does alone",
             _ if self.request.is_captured() => "the stream is being captured",
             Call::AllReduce | Call::Reduce | Call::AllGather | Call::ReduceScatter => return Ok(()),
             Call::AllReduceInPlace | Call::ReduceInPlace | Call::AllGatherInPlace | Call::ReduceScatterInPlace => return Ok(()),
@@ -109,7 +110,7 @@ impl Nccl {
 
     /// What the calls that the closure records would take, by NCCL's estimate. Nothing is issued. NCCL 2.22.3.
     ///
-    /// Of communicators that block ([`Config::blocking`](crate::Config::blocking)) alone: a group of others, NCCL launches. And of reductions, broadcasts before NCCL 2.29.2, and gathers to
+    /// Of communicators of several ranks that block ([`Config::blocking`](crate::Config::blocking)) alone: a group of others, NCCL launches. And of reductions, broadcasts before NCCL 2.29.2, and gathers to
     /// all ranks of equal lengths alone: sends and receives, and what is made of them, NCCL would keep and launch with the next group.
     ///
     /// # Errors

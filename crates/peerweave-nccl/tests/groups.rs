@@ -224,28 +224,41 @@ fn captured_group_that_is_refused_leaves_nothing_in_the_graph() {
     });
 }
 
+/// All of them together, as real work.
+fn sum_together(all: &[(Communicator, Arc<CudaStream>)], buffers: &mut [DeviceMemory<f32>]) {
+    let together = all[0].0.nccl().group(|group| {
+        for ((comm, stream), buffer) in all.iter().zip(buffers) {
+            group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
+        }
+        Ok(())
+    });
+    together.expect("it is launched");
+    all.iter().for_each(|(comm, stream)| comm.wait(stream, DEADLINE).expect("it completes"));
+}
+
 #[test]
 fn error_of_ours_in_the_middle_of_a_simulation_ends_nothing() {
-    fakes(1).without("ncclReduce").run(|| {
-        let (comm, stream) = alone_blocking();
-        let mut values = floats(&stream, &[1.0]);
-        let result = comm.nccl().simulate(|group| group.reduce_in_place(&comm, &stream, &mut values, ReduceOp::Sum, 0));
+    fakes(2).without("ncclReduce").run(|| {
+        let all = all_blocking(2);
+        let (comm, stream) = &all[0];
+        let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
+        let result = comm.nccl().simulate(|group| group.reduce_in_place(comm, stream, &mut buffers[0], ReduceOp::Sum, 0));
         assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclReduce"));
-        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("nothing was launched, and nothing ended");
-        comm.wait(&stream, DEADLINE).expect("it completes");
+        sum_together(&all, &mut buffers);
+        assert_eq!(value(&buffers[0], stream), 2.0, "nothing was launched, and nothing ended");
     });
 }
 
 #[test]
 fn simulation_that_the_library_lacks_begins_no_group() {
-    fakes(1).without("ncclGroupSimulateEnd").run(|| {
-        let (comm, stream) = alone_blocking();
-        let mut values = floats(&stream, &[1.0]);
-        let result = comm.nccl().simulate(|group| group.all_reduce_in_place(&comm, &stream, &mut values, ReduceOp::Sum));
+    fakes(2).without("ncclGroupSimulateEnd").run(|| {
+        let all = all_blocking(2);
+        let (comm, stream) = &all[0];
+        let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
+        let result = comm.nccl().simulate(|group| group.all_reduce_in_place(comm, stream, &mut buffers[0], ReduceOp::Sum));
         assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclGroupSimulateEnd"));
-        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is launched at once");
-        comm.wait(&stream, DEADLINE).expect("it completes");
-        assert_eq!(counted("collectives"), 1);
+        sum_together(&all, &mut buffers);
+        assert_eq!(value(&buffers[0], stream), 2.0, "it was launched by its own end of a group");
     });
 }
 
@@ -271,13 +284,20 @@ fn error_of_ours_in_the_middle_of_a_registration_ends_it() {
 
 #[test]
 fn simulated_group_gives_a_time_and_runs_nothing() {
-    fakes(1).run(|| {
-        let (comm, stream) = alone_blocking();
-        let mut buffer = floats(&stream, &[1.0; 1024]);
-        let info = comm.nccl().simulate(|group| group.all_reduce_in_place(&comm, &stream, &mut buffer, ReduceOp::Sum));
+    fakes(2).run(|| {
+        let all = all_blocking(2);
+        let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0; 1024])).collect();
+        let info = all[0].0.nccl().simulate(|group| {
+            for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
+                group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
+            }
+            Ok(())
+        });
         assert!(info.expect("an estimate").estimated_time.is_some());
-        assert_eq!(comm.sequence(), 0);
-        comm.wait(&stream, DEADLINE).expect("nothing runs");
+        for ((comm, stream), buffer) in all.iter().zip(&buffers) {
+            comm.wait(stream, DEADLINE).expect("nothing runs");
+            assert_eq!((comm.sequence(), value(buffer, stream)), (0, 1.0));
+        }
     });
 }
 
@@ -287,29 +307,36 @@ fn what_nccl_would_launch_is_not_simulated() {
         let error = result.expect_err("it is refused");
         assert!(matches!(&error, NcclError::Misuse(_)) && error.to_string().contains(words), "{error}");
     }
-    fakes(1).run(|| {
-        let (comm, stream) = alone();
-        let nccl = comm.nccl();
-        let (send, mut recv) = (floats(&stream, &[1.0]), floats(&stream, &[0.0]));
-        refused(nccl.simulate(|group| group.all_reduce(&comm, &stream, &send, &mut recv, ReduceOp::Sum)), "do not block");
-        let (comm, stream) = alone_blocking();
-        refused(nccl.simulate(|group| group.send(&comm, &stream, &send, 0)), "with the next group");
-        refused(nccl.simulate(|group| group.recv(&comm, &stream, &mut recv, 0)), "with the next group");
-        refused(nccl.simulate(|group| group.all_to_all(&comm, &stream, &send, &mut recv)), "with the next group");
-        refused(nccl.simulate(|group| group.broadcast_in_place(&comm, &stream, &mut recv, 0)), "with the next group");
-        refused(nccl.simulate(|group| group.all_gather_v(&comm, &stream, &send, &mut recv, &[1])), "with the next group");
+    fakes(2).run(|| {
+        let alone = alone();
+        let nccl = alone.0.nccl();
+        let (send, mut recv, mut two) = (floats(&alone.1, &[1.0]), floats(&alone.1, &[0.0]), floats(&alone.1, &[0.0; 2]));
+        let result = nccl.simulate(|group| group.all_reduce(&alone.0, &alone.1, &send, &mut recv, ReduceOp::Sum));
+        refused(result, "do not block");
+        let alone = all_blocking(1).remove(0);
+        let result = nccl.simulate(|group| group.all_reduce(&alone.0, &alone.1, &send, &mut recv, ReduceOp::Sum));
+        refused(result, "a rank does alone");
+        let all = all_blocking(2);
+        let (comm, stream) = &all[0];
+        refused(nccl.simulate(|group| group.send(comm, stream, &send, 1)), "with the next group");
+        refused(nccl.simulate(|group| group.recv(comm, stream, &mut recv, 1)), "with the next group");
+        let pair = floats(stream, &[1.0; 2]);
+        refused(nccl.simulate(|group| group.all_to_all(comm, stream, &pair, &mut two)), "with the next group");
+        refused(nccl.simulate(|group| group.broadcast_in_place(comm, stream, &mut recv, 0)), "with the next group");
+        refused(nccl.simulate(|group| group.all_gather_v(comm, stream, &send, &mut two, &[1, 1])), "with the next group");
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
-        let result = nccl.simulate(|group| group.all_reduce(&comm, &stream, &send, &mut recv, ReduceOp::Sum));
+        let result = nccl.simulate(|group| group.all_reduce(comm, stream, &send, &mut recv, ReduceOp::Sum));
         drop(stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).expect("it ends"));
         refused(result, "captured");
-        comm.all_reduce(&stream, &send, &mut recv, ReduceOp::Sum).expect("nothing is left of the others");
-        comm.wait(&stream, DEADLINE).expect("it completes");
-        assert_eq!((comm.sequence(), value(&recv, &stream)), (1, 1.0));
+        let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
+        sum_together(&all, &mut buffers);
+        assert_eq!((comm.sequence(), value(&buffers[0], stream)), (1, 2.0), "nothing is left of the others");
     });
-    fakes_of(1, "2.28.9").run(|| {
-        let (comm, stream) = alone_blocking();
-        let mut values = floats(&stream, &[1.0]);
-        let result = comm.nccl().simulate(|group| group.broadcast_in_place(&comm, &stream, &mut values, 0));
+    fakes_of(2, "2.28.9").run(|| {
+        let all = all_blocking(2);
+        let (comm, stream) = &all[0];
+        let mut values = floats(stream, &[1.0]);
+        let result = comm.nccl().simulate(|group| group.broadcast_in_place(comm, stream, &mut values, 0));
         assert!(result.expect("it is forgotten then").estimated_time.is_some());
     });
 }

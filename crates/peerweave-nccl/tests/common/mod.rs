@@ -48,8 +48,13 @@ pub(crate) fn rendezvous(child: &Child) -> Arc<Rendezvous> {
 
 /// All ranks, in this thread.
 pub(crate) fn all(count: usize) -> Vec<(Communicator, Arc<CudaStream>)> {
+    all_with(count, &Config::new())
+}
+
+/// As [`all`], with options.
+pub(crate) fn all_with(count: usize, config: &Config) -> Vec<(Communicator, Arc<CudaStream>)> {
     let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(count));
-    let made = Communicator::init_all(nccl, &contexts, &Config::new(), DEADLINE).expect("all are made");
+    let made = Communicator::init_all(nccl, &contexts, config, DEADLINE).expect("all are made");
     made.into_iter().zip(&contexts).map(|(comm, context)| (comm, context.new_stream().expect("a stream"))).collect()
 }
 
@@ -73,11 +78,9 @@ pub(crate) fn alone() -> (Communicator, Arc<CudaStream>) {
     all(1).pop().expect("one was made")
 }
 
-/// As [`alone`], of a communicator whose calls wait inside NCCL.
-pub(crate) fn alone_blocking() -> (Communicator, Arc<CudaStream>) {
-    let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(1));
-    let made = Communicator::init_all(nccl, &contexts, &Config::new().blocking(Switch::On), DEADLINE);
-    (made.expect("it is made").remove(0), contexts[0].new_stream().expect("a stream"))
+/// All ranks, whose calls wait inside NCCL.
+pub(crate) fn all_blocking(count: usize) -> Vec<(Communicator, Arc<CudaStream>)> {
+    all_with(count, &Config::new().blocking(Switch::On))
 }
 
 pub(crate) fn floats(stream: &Arc<CudaStream>, values: &[f32]) -> DeviceMemory<f32> {

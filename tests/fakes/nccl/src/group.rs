@@ -303,8 +303,8 @@ fn end(simulate: Option<*mut SimInfo>) -> Result {
         return Err(Fail { code, text: "a call inside the group failed".into() });
     }
     let Some(info) = simulate else { return finish(group.jobs, group.operations) };
-    if group.operations.iter().any(|operation| !operation.comm.config.blocking) {
-        // NCCL forgets what it was asked, and launches.
+    // NCCL forgets what it was asked, and launches; what a rank does alone it has done when it was called.
+    if group.operations.iter().any(|operation| !operation.comm.config.blocking || operation.comm.who().ranks() == 1) {
         return finish(group.jobs, group.operations);
     }
     if group.operations.iter().any(|operation| !operation.item.work.is_forgotten()) {
