@@ -32,8 +32,8 @@ use crate::{Call, CommProperties, Nccl};
 /// # Threads
 /// Any thread may use it. NCCL forbids calls on one communicator that are in no order, so each call takes the communicator's own lock, and
 /// waits for it at most as long as [`deadline`](Self::deadline) says. That makes calls of several threads safe, not right: their order must
-/// still be the same on every rank, which threads that race do not give. [`abort`](Self::abort), [`async_error`](Self::async_error) and
-/// [`wait`](Self::wait) need no lock and work while another thread is stuck.
+/// still be the same on every rank, which threads that race do not give. [`abort`](Self::abort) needs no lock;
+/// [`async_error`](Self::async_error) and [`wait`](Self::wait) wait no longer than a moment for it, and work while another thread is stuck.
 ///
 /// # Calls that have to wait
 /// By default communicators are made non-blocking, so that what NCCL does on the host (meeting, connecting at first use, splitting) has a

@@ -87,9 +87,13 @@ impl Nccl {
     ///
     /// Handles of one library mean nothing to another, and each has its own threads, memory and environment: a program should have one.
     ///
+    /// # Safety
+    /// The file is an NCCL. What a library is to do when it is loaded runs, and its functions are called with NCCL's signatures; [`load`](Self::load)
+    /// takes what the machine, its owner or the environment has under NCCL's name.
+    ///
     /// # Errors
     /// As [`load`](Self::load).
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, NcclError> {
+    pub unsafe fn open(path: impl AsRef<Path>) -> Result<Self, NcclError> {
         not_forked("Nccl::open")?;
         Self::adopt(SEARCH.open_at(path.as_ref(), Visibility::Local)?)
     }

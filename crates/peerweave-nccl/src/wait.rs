@@ -35,7 +35,8 @@ const ASK_EVERY: Duration = Duration::from_millis(2);
 const REPORTS: Duration = Duration::from_millis(500);
 
 impl Communicator {
-    /// Waits until all work is done that the stream has now, and looks for errors of the communicator meanwhile. Needs no turn.
+    /// Waits until all work is done that the stream has now, and looks for errors of the communicator meanwhile. A thread that is stuck in a
+    /// call does not keep this one.
     ///
     /// On expiry, or on an error, **every communicator of the process is aborted**, each from a thread of its own, since work that is stuck on a device can
     /// block the others that share it. [`wait_with`](Self::wait_with) leaves that out.

@@ -33,7 +33,8 @@ fn no_library_is_an_error_that_names_what_was_tried() {
         assert!(error.exclusive);
         assert_eq!(error.tried.len(), 1);
         assert_eq!(error.tried[0].path, PathBuf::from("/nowhere/libnccl.so.2"));
-        let again = Nccl::open("/nowhere/else").expect_err("there is none");
+        // SAFETY: there is no such file.
+        let again = unsafe { Nccl::open("/nowhere/else") }.expect_err("there is none");
         assert!(again.to_string().contains("/nowhere/else"), "{again}");
     });
 }
@@ -155,13 +156,16 @@ fn second_library_is_loaded_beside_the_first_and_reported() {
         let directory = tempfile::tempdir().expect("temporary directory");
         let copy = directory.path().join("libnccl.so.2");
         std::fs::copy(first.path(), &copy).expect("it can be copied");
-        let second = Nccl::open(directory.path()).expect("it is a library");
+        // SAFETY: it is a copy of the fake.
+        let second = unsafe { Nccl::open(directory.path()) }.expect("it is a library");
         assert_ne!(first, second);
         assert_eq!(second.others(), [first.path().canonicalize().expect("it exists")]);
-        assert_eq!(Nccl::open(first.path()).expect("it is loaded"), first);
+        // SAFETY: as above.
+        assert_eq!(unsafe { Nccl::open(first.path()) }.expect("it is loaded"), first);
         let link = directory.path().join("libnccl.so");
         std::os::unix::fs::symlink(&copy, &link).expect("links are possible");
-        assert_eq!(Nccl::open(&link).expect("it is loaded"), second, "a link is the same file");
+        // SAFETY: as above.
+        assert_eq!(unsafe { Nccl::open(&link) }.expect("it is loaded"), second, "a link is the same file");
         assert_eq!(Nccl::load().expect("it is loaded"), first, "the process's own stays what it is");
     });
 }
