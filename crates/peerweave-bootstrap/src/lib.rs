@@ -34,6 +34,11 @@
 //!
 //! The first process that joins and the last one that leaves may be any; only where PE 0 holds the server does it leave last.
 
+/// The example of the README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod board;
 mod client;
 mod connection;

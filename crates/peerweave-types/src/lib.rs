@@ -12,6 +12,11 @@
 #![no_std]
 #![forbid(unsafe_op_in_unsafe_fn)]
 
+/// The example of the README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod compare;
 mod dtype;
 mod element;

@@ -37,6 +37,16 @@
 //! Start several PEs with `peerweave run -n 4 -- PROGRAM`, `torchrun`, `mpirun` or `srun`; or make them threads of a test with
 //! [`on_threads`].
 
+/// The example of the project's README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Project;
+
+/// The example of this crate's README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub mod environment;
 mod world;
 
