@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use crate::cudarc::driver::sys::{CUdeviceptr, CUevent};
 use crate::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
-use crate::driver::bind;
+use crate::driver::{bind, with_context_kept};
+use crate::private::is_private;
+use crate::streams::is_of_every_context;
 use crate::{CudaError, DEADLINE, Driver, DriverError, deadline_after, is_capturing, wait};
 
 /// Something that keeps memory alive while it lives.
@@ -55,10 +57,12 @@ impl<'a> Access<'a> {
     /// As [`reading`](Self::reading), for writing. `own` only waits where cudarc's own event for writes does not do.
     pub fn writing(own: &Arc<CudaStream>, stream: &'a Arc<CudaStream>, (address, guard): (CUdeviceptr, SyncOnDrop<'a>)) -> Self {
         // What is written is waited for by whoever comes next, so that one event is enough; if it is looked at. A stream that cudarc made counts in its
-        // context as long as it lives, and `own` lives as long as the slice.
-        let looks = |stream: &CudaStream| stream.context().is_managing_stream_synchronization() && is_made(stream);
-        let is_kept = looks(own) && looks(stream) && own.context() == stream.context();
-        Self::after(is_tracked(own) && is_other(own, stream) && !is_kept, own, stream, address, guard)
+        // context as long as it lives, and `own` lives as long as the slice. A private one does not count.
+        let looks = |stream: &CudaStream| {
+            stream.context().is_managing_stream_synchronization() && !is_of_every_context(stream) && !is_private(stream)
+        };
+        let is_kept = || looks(own) && looks(stream) && own.context() == stream.context();
+        Self::after(is_tracked(own) && is_other(own, stream) && !is_kept(), own, stream, address, guard)
     }
 
     fn after(
@@ -95,13 +99,6 @@ fn is_tracked(own: &CudaStream) -> bool {
 
 fn is_other(own: &CudaStream, stream: &CudaStream) -> bool {
     own.cu_stream() != stream.cu_stream() || own.context().cu_ctx() != stream.context().cu_ctx()
-}
-
-/// Whether it is a stream that was made, and not one of those that every context has.
-fn is_made(stream: &CudaStream) -> bool {
-    /// `CU_STREAM_PER_THREAD`, the greatest of the handles that are numbers.
-    const PER_THREAD: usize = 2;
-    stream.cu_stream().addr() > PER_THREAD
 }
 
 impl Drop for Access<'_> {
@@ -148,11 +145,13 @@ fn with_errors_aside<R>(own: &CudaStream, stream: &CudaStream, run: impl FnOnce(
 
 /// Makes a stream wait for what another one has to do now; where that cannot be, this thread waits.
 fn join_or_wait(waiter: &Arc<CudaStream>, other: &Arc<CudaStream>) {
-    // An event of another stream would spoil a capture.
-    let joined = matches!(is_capturing(waiter), Ok(false)) && join(waiter, other).is_ok();
-    if !joined {
-        wait_instead(other);
-    }
+    with_context_kept(|| {
+        // An event of another stream would spoil a capture.
+        let joined = matches!(is_capturing(waiter), Ok(false)) && join(waiter, other).is_ok();
+        if !joined {
+            wait_instead(other);
+        }
+    });
 }
 
 /// Not by cudarc's function of this name, which gives an error that others have left in the context, and does nothing then.
@@ -178,12 +177,16 @@ fn join(waiter: &CudaStream, other: &CudaStream) -> Result<(), DriverError> {
     joined
 }
 
-/// Where a stream cannot be made to wait for another, this thread does.
+/// Where a stream cannot be made to wait for another, this thread does; without a deadline, since the slice's owner may free it as soon as this returns.
 #[cold]
 fn wait_instead(stream: &Arc<CudaStream>) {
-    match wait(stream, deadline_after(DEADLINE)) {
-        Ok(true) => {}
-        done => tracing::error!(?done, "memory of a cudarc slice may be freed while another stream uses it"),
+    loop {
+        match wait(stream, deadline_after(DEADLINE)) {
+            Ok(true) => return,
+            Ok(false) => tracing::error!("still waiting for the work of another stream on memory of a cudarc slice"),
+            // Work that failed has ended, and there is nobody else to ask.
+            Err(error) => return tracing::error!(%error, "memory of a cudarc slice may be freed while another stream uses it"),
+        }
     }
 }
 
@@ -201,6 +204,8 @@ impl fmt::Debug for Access<'_> {
 /// A slice of cudarc's that is **read** on a stream other than its own makes its own stream wait for that work, since cudarc could free the memory
 /// under it otherwise. Where computing must go on meanwhile, use `DeviceMemory`, which waits for nothing but to be freed; or, where the
 /// context's event tracking was switched off, keep the slice yourself until the work is done: that is what switching it off promises.
+/// Where its own stream cannot be made to wait, as while that is being captured, the thread that drops the [`Access`] waits for the work instead, as long
+/// as that takes: `DeviceMemory` has no such wait either.
 ///
 /// # Safety
 /// Implementations promise:
@@ -221,7 +226,7 @@ pub unsafe trait DeviceBuffer<T> {
     fn device(&self) -> usize;
 
     /// The address, for reading by work that is enqueued on `stream` while the result lives. Makes the stream wait for earlier writes
-    /// on other streams, where the owner tracks them.
+    /// on other streams, where the owner tracks them. May make the context of `stream` the thread's current one.
     ///
     /// Not for a stream that is being captured: see [`keep`](Self::keep).
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a>;

@@ -25,24 +25,38 @@ const NOT_CAPTURING: u32 = 0;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`. What is neither is a capture that was spoiled, or something that is newer than this and no better.
 const CAPTURING: u32 = 1;
 
-/// Whether work enqueued on the stream now is captured into a graph instead of run. May make the stream's context the thread's current one.
+/// Whether work enqueued on the stream now is captured into a graph instead of run. For a default or a per-thread stream, makes its context the thread's
+/// current one.
 ///
 /// # Errors
 /// [`CudaError`] also where the capture was invalidated by an earlier fault.
 #[inline]
 pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
+    if is_of_every_context(stream) {
+        // With another context the answer would be of that one's stream, and with none there is none.
+        bind(stream.context())?;
+    }
     let mut status = NOT_CAPTURING;
     // SAFETY: the stream is live and the pointer is to a live value.
-    let mut ask =
-        || unsafe { Driver::get()?.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) }.map_err(DriverError::from);
-    let mut code = ask()?;
-    if code != CudaCode::SUCCESS && is_of_every_context(stream) {
-        // This thread has no context, or another one, of whose stream that was the answer.
-        bind(stream.context())?;
-        code = ask()?;
-    }
+    let code = unsafe { Driver::get()?.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) }?;
     CudaError::check("cuStreamIsCapturing", code)?;
     Ok(means_capturing(status)?)
+}
+
+/// Whether a stream cannot be asked what it has to do now, and can be later: it is being captured, or its owner has not ended yet a capture that was
+/// spoiled, or it is the default stream while a stream that it waits for is being captured.
+///
+/// # Errors
+/// As [`is_capturing`], but for these.
+pub(crate) fn cannot_be_asked(stream: &CudaStream) -> Result<bool, DriverError> {
+    match is_capturing(stream) {
+        Err(DriverError::Cuda(error))
+            if error.is(CudaCode::STREAM_CAPTURE_INVALIDATED) || error.is(CudaCode::STREAM_CAPTURE_IMPLICIT) =>
+        {
+            Ok(true)
+        }
+        answer => answer,
+    }
 }
 
 #[inline]

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use peerweave_dylib::{LoadError, Search, Visibility};
 
 use crate::cudarc::driver::CudaContext;
-use crate::cudarc::driver::sys::{CUdevice, CUdevice_attribute};
+use crate::cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute};
 use crate::{Api, CudaCode, CudaError, DriverError};
 
 const SEARCH: Search = Search::without_variable("CUDA's driver", &["libcuda.so", "libcuda.so.1"]);
@@ -122,6 +122,26 @@ pub fn bind(context: &CudaContext) -> Result<(), DriverError> {
     // SAFETY: the context is live as long as cudarc's object.
     let code = unsafe { Driver::get()?.api().cuCtxSetCurrent(context.cu_ctx()) }?;
     Ok(CudaError::check("cuCtxSetCurrent", code)?)
+}
+
+/// Runs something that may make another context the thread's current one, and makes the one from before current again.
+pub(crate) fn with_context_kept<R>(run: impl FnOnce() -> R) -> R {
+    struct Before(&'static Api, CUcontext);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            // SAFETY: it was the thread's current context, or none; who made it so keeps it live.
+            let _ = unsafe { self.0.cuCtxSetCurrent(self.1) };
+        }
+    }
+    let mut context: CUcontext = std::ptr::null_mut();
+    let before = Driver::get().ok().and_then(|driver| {
+        // SAFETY: the pointer is to a live handle.
+        let code = unsafe { driver.api().cuCtxGetCurrent(&raw mut context) };
+        (code == Ok(CudaCode::SUCCESS)).then(|| Before(driver.api(), context))
+    });
+    let done = run();
+    drop(before);
+    done
 }
 
 /// Name and description of a code, in the driver's words if it is there.

@@ -7,21 +7,52 @@
 //! ever. Freed in the order of a stream, the same memory goes at once; a stream of our own has nothing else in it.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use crate::cudarc::driver::CudaContext;
 use crate::cudarc::driver::sys::{CUdeviceptr, CUstream};
 use crate::driver::bind;
-use crate::{Api, CudaCode, CudaError, Driver, DriverError};
+use crate::reaper::is_over;
+use crate::{Api, CudaCode, CudaError, Driver, DriverError, relaxed};
 
 thread_local! {
-    /// This thread's streams for freeing, by context. A stream goes with its context.
-    static STREAMS: RefCell<Vec<(Weak<CudaContext>, CUstream)>> = const { RefCell::new(Vec::new()) };
+    /// This thread's streams for freeing, one for each of the driver's contexts.
+    static STREAMS: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A stream for freeing. It is destroyed in its context, which it keeps.
+struct Stream {
+    stream: CUstream,
+    context: Arc<CudaContext>,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // The thread may end with the process, and the driver before it.
+        if let Ok(driver) = Driver::get()
+            && !is_over()
+        {
+            // SAFETY: nobody else has the stream, and its context is live.
+            let _ = relaxed(|| unsafe { driver.api().cuStreamDestroy_v2(self.stream) });
+        }
+    }
+}
+
+/// Whether this thread has streams for freeing.
+pub(crate) fn has_streams() -> bool {
+    STREAMS.try_with(|streams| !streams.borrow().is_empty()).unwrap_or(false)
+}
+
+/// Lets go of this thread's streams for freeing and of their contexts.
+pub(crate) fn destroy_streams() {
+    let streams = STREAMS.try_with(RefCell::take);
+    drop(streams);
 }
 
 /// Gives memory of `cuMemAlloc` back to the driver, without waiting for what else the device does. Meant for [`retire`](crate::retire).
 ///
-/// A driver before CUDA 11.2, and a device without memory pools, do wait for the whole device.
+/// A driver before CUDA 11.2, and a device without memory pools, do wait for the whole device. The thread keeps a stream to free on, and with it the
+/// context, until it ends; one of this crate only for a second.
 ///
 /// # Errors
 /// What the driver says; then the memory is leaked.
@@ -53,9 +84,9 @@ fn stream(api: &Api, context: &Arc<CudaContext>) -> Option<CUstream> {
     STREAMS
         .try_with(|streams| {
             let mut streams = streams.borrow_mut();
-            streams.retain(|(context, _)| context.strong_count() > 0);
-            if let Some((_, stream)) = streams.iter().find(|(known, _)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(context))) {
-                return Some(*stream);
+            // Several values of cudarc's may stand for one context.
+            if let Some(known) = streams.iter().find(|known| known.context.cu_ctx() == context.cu_ctx()) {
+                return Some(known.stream);
             }
             let mut stream: CUstream = std::ptr::null_mut();
             // SAFETY: the pointer is to a live handle.
@@ -63,7 +94,7 @@ fn stream(api: &Api, context: &Arc<CudaContext>) -> Option<CUstream> {
             if code != Ok(CudaCode::SUCCESS) {
                 return None;
             }
-            streams.push((Arc::downgrade(context), stream));
+            streams.push(Stream { stream, context: Arc::clone(context) });
             Some(stream)
         })
         .ok()

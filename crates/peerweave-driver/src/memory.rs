@@ -17,11 +17,11 @@ use crate::cudarc::driver::sys::CUdeviceptr;
 use crate::cudarc::driver::{CudaContext, CudaStream};
 use crate::driver::bind;
 use crate::{
-    Access, CudaCode, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, Retired, Streams, deadline_after,
-    free, is_capturing, reaper, refuse_per_thread, relaxed, wait,
+    Access, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, Retired, Streams, copy_from_host, copy_to_host,
+    deadline_after, free, is_capturing, reaper, refuse_per_thread, relaxed,
 };
 
-/// The longest wait for what a stream has before a copy to or from the host.
+/// The longest wait for a stream that has a copy to or from the host.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Device memory of `len` elements. Clones and slices are handles of the same memory.
@@ -133,65 +133,28 @@ impl<T: Element> DeviceMemory<T> {
         Ok(memory)
     }
 
-    /// Copies `values` to the memory after what `stream` has before, and waits until that is done. Waits at most [`DEADLINE`] for what the stream has
-    /// before; work that another thread enqueues there meanwhile is waited for as long as it takes.
+    /// Copies `values` to the memory after what `stream` has before, and waits until that is done, as [`copy_from_host`]: at most [`DEADLINE`].
     ///
     /// # Errors
-    /// [`DriverError::WrongLength`] unless both have the same number of elements; [`DriverError::WrongDevice`], [`DriverError::Capturing`],
-    /// [`DriverError::PerThreadStream`];
-    /// [`DriverError::Timeout`] where the stream does not come to the copy; what the driver says, also of earlier work on the stream.
+    /// As [`copy_from_host`].
     pub fn copy_from(&mut self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), DriverError> {
-        const CALL: &str = "DeviceMemory::copy_from";
-        self.check_copy(CALL, stream, values.len())?;
-        if values.is_empty() {
-            return Ok(());
-        }
-        let api = Driver::get()?.api();
-        arrive(CALL, stream, DEADLINE)?;
-        self.allocation.streams.note(stream);
-        // SAFETY: both ranges have `size_of_val(values)` bytes; the host's is borrowed until the stream has passed the copy, below.
-        let code =
-            unsafe { api.cuMemcpyHtoDAsync_v2(self.address(), values.as_ptr().cast(), size_of_val(values), stream.cu_stream()) }?;
-        // SAFETY: the stream is live. The driver is asked itself: cudarc would not wait where some destructor has left an error in the context.
-        let done = relaxed(|| unsafe { api.cuStreamSynchronize(stream.cu_stream()) })?;
-        CudaError::check("cuMemcpyHtoDAsync_v2", code)?;
-        Ok(CudaError::check("cuStreamSynchronize", done)?)
+        copy_from_host("DeviceMemory::copy_from", stream, self, values, deadline_after(DEADLINE))
     }
 
-    /// Copies the memory to the host after what `stream` has before, and waits for it. Waits at most [`DEADLINE`].
+    /// Copies the memory to the host after what `stream` has before, and waits for it, as [`copy_to_host`]: at most [`DEADLINE`].
     ///
     /// # Errors
-    /// As [`copy_from`](Self::copy_from).
+    /// As [`copy_to_host`].
     pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, DriverError> {
         self.to_vec_within(stream, DEADLINE)
     }
 
-    /// As [`to_vec`](Self::to_vec), with the longest wait for what the stream has before.
+    /// As [`to_vec`](Self::to_vec), with the longest wait for the stream.
     ///
     /// # Errors
-    /// As [`copy_from`](Self::copy_from).
+    /// As [`copy_to_host`].
     pub fn to_vec_within(&self, stream: &Arc<CudaStream>, longest: Duration) -> Result<Vec<T>, DriverError> {
-        const CALL: &str = "DeviceMemory::to_vec";
-        self.check_copy(CALL, stream, self.len)?;
-        let mut values = vec![T::default(); self.len];
-        if values.is_empty() {
-            return Ok(values);
-        }
-        let api = Driver::get()?.api();
-        arrive(CALL, stream, longest)?;
-        self.allocation.streams.note(stream);
-        let bytes = size_of_val(values.as_slice());
-        // SAFETY: both ranges have that many bytes; elements allow any bits; the vector lives until the stream has passed the copy, below.
-        let code = unsafe { api.cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), self.address(), bytes, stream.cu_stream()) }?;
-        // SAFETY: the stream is live.
-        let done = relaxed(|| unsafe { api.cuStreamSynchronize(stream.cu_stream()) });
-        if done != Ok(CudaCode::SUCCESS) {
-            // The copy may still come: the vector must outlive it.
-            std::mem::forget(std::mem::take(&mut values));
-        }
-        CudaError::check("cuMemcpyDtoHAsync_v2", code)?;
-        CudaError::check("cuStreamSynchronize", done?)?;
-        Ok(values)
+        copy_to_host("DeviceMemory::to_vec", stream, self, deadline_after(longest))
     }
 
     /// A handle of a part of the memory. `range` counts elements.
@@ -214,26 +177,6 @@ impl<T: Element> DeviceMemory<T> {
             _elements: PhantomData,
         })
     }
-
-    fn check_copy(&self, call: &'static str, stream: &CudaStream, count: usize) -> Result<(), DriverError> {
-        refuse_per_thread(call, stream)?;
-        let (found, expected) = (stream.context().ordinal(), self.allocation.context.ordinal());
-        if found != expected {
-            return Err(DriverError::WrongDevice { call, found, expected });
-        }
-        if count != self.len {
-            return Err(DriverError::WrongLength { call, found: count, expected: self.len });
-        }
-        Ok(())
-    }
-}
-
-/// Waits until the stream is idle, so that a copy between it and ordinary memory, which no deadline can end, is as long as the copy.
-fn arrive(call: &'static str, stream: &Arc<CudaStream>, longest: Duration) -> Result<(), DriverError> {
-    if is_capturing(stream)? {
-        return Err(DriverError::Capturing { call });
-    }
-    if wait(stream, deadline_after(longest))? { Ok(()) } else { Err(DriverError::Timeout { call, waited: longest }) }
 }
 
 impl<T> DeviceMemory<T> {

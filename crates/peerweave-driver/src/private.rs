@@ -6,9 +6,10 @@
 //!
 //! Invariant: the driver's stream is destroyed once, when no handle of it is left.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cudarc::driver::sys::CUstream;
 use crate::cudarc::driver::{CudaContext, CudaStream};
@@ -18,14 +19,28 @@ use crate::{CudaError, Driver, DriverError, relaxed};
 /// A stream of one's own, in no order with any other, the default stream included.
 ///
 /// Making it waits for nothing. cudarc does not know of it: a slice of cudarc's is not to be used on it but through
-/// [`DeviceBuffer`](crate::DeviceBuffer), which orders by itself.
+/// [`DeviceBuffer`](crate::DeviceBuffer), which orders by itself; nor allocated on it where it is used elsewhere in any other way.
 pub struct PrivateStream {
     /// Taken when this is dropped.
     stream: Option<Arc<CudaStream>>,
 }
 
-/// Streams whose makers have dropped them while others have handles.
-static LEFT: Mutex<Vec<Arc<CudaStream>>> = Mutex::new(Vec::new());
+/// All there are, by the driver's handle; with the last handle of those whose makers have dropped them while others had one.
+static MADE: Mutex<BTreeMap<usize, Option<Arc<CudaStream>>>> = Mutex::new(BTreeMap::new());
+
+fn made() -> MutexGuard<'static, BTreeMap<usize, Option<Arc<CudaStream>>>> {
+    MADE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether it is one of these: cudarc does not count it among the streams of its context.
+pub(crate) fn is_private(stream: &CudaStream) -> bool {
+    made().contains_key(&stream.cu_stream().addr())
+}
+
+/// Whether its maker has dropped it, so that one handle is kept here until nobody else has one.
+pub(crate) fn is_left(stream: &CudaStream) -> bool {
+    matches!(made().get(&stream.cu_stream().addr()), Some(Some(_)))
+}
 
 impl PrivateStream {
     /// Makes a stream in a context.
@@ -41,6 +56,7 @@ impl PrivateStream {
         let mut stream: CUstream = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
         CudaError::check("cuStreamCreate", relaxed(|| unsafe { api.cuStreamCreate(&raw mut stream, NON_BLOCKING) })?)?;
+        made().insert(stream.addr(), None);
         // SAFETY: it was just made in this context, nobody else submits work to it, and it is destroyed when this `Arc` has no other handle.
         let stream = unsafe { context.wrap_borrowed_stream(stream) };
         Ok(Self { stream: Some(stream) })
@@ -58,31 +74,29 @@ impl Deref for PrivateStream {
 impl Drop for PrivateStream {
     fn drop(&mut self) {
         let Some(stream) = self.stream.take() else { return };
-        if let Err(stream) = destroy(stream) {
-            LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
-        }
+        made().insert(stream.cu_stream().addr(), Some(stream));
         sweep();
     }
 }
 
-/// Destroys a stream, or gives it back where somebody else has a handle. What it has to do is still done.
-fn destroy(stream: Arc<CudaStream>) -> Result<(), Arc<CudaStream>> {
-    let stream = Arc::try_unwrap(stream)?;
-    if let Ok(driver) = Driver::get() {
+/// Destroys those that nobody has any more. What they have to do is still done.
+pub(crate) fn sweep() {
+    let mut last = Vec::new();
+    made().retain(|_, left| match left.take().map(Arc::try_unwrap) {
+        Some(Ok(stream)) => {
+            last.push(stream);
+            false
+        }
+        others => {
+            *left = others.and_then(Result::err);
+            true
+        }
+    });
+    let Ok(driver) = Driver::get() else { return };
+    for stream in last {
         // SAFETY: this was the last handle, and cudarc does not destroy what it only wraps.
         let _ = relaxed(|| unsafe { driver.api().cuStreamDestroy_v2(stream.cu_stream()) });
     }
-    Ok(())
-}
-
-/// Destroys those that nobody has any more.
-pub(crate) fn sweep() {
-    let left = std::mem::take(&mut *LEFT.lock().unwrap_or_else(PoisonError::into_inner));
-    if left.is_empty() {
-        return;
-    }
-    let still: Vec<Arc<CudaStream>> = left.into_iter().filter_map(|stream| destroy(stream).err()).collect();
-    LEFT.lock().unwrap_or_else(PoisonError::into_inner).extend(still);
 }
 
 impl fmt::Debug for PrivateStream {

@@ -3,20 +3,22 @@
 //! What uses memory may never end: a collective whose peer died. So destructors only note which streams used the memory, and a thread frees it when
 //! they have passed that point: one thread for each device, so that a device that is stuck keeps only its own.
 //!
-//! Invariant: memory is freed after every event recorded at its retirement, or after it, has come. Where that cannot be known it is leaked.
+//! Invariants: memory is freed after every event recorded at its retirement, or after it, has come, and where that cannot be known it is leaked; nothing
+//! that others put in here ends the thread, or gets dropped unfreed.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::capture::relax_this_thread;
+use crate::capture::{cannot_be_asked, relax_this_thread};
 use crate::cudarc::driver::sys::CUevent;
 use crate::cudarc::driver::{CudaContext, CudaStream};
 use crate::driver::bind;
-use crate::{Api, CudaCode, CudaError, Driver, DriverError, Keep, is_capturing, private, refuse_per_thread, wait_until};
+use crate::{Api, CudaCode, CudaError, Driver, DriverError, Keep, free, private, refuse_per_thread, wait_until};
 
 /// What is freed by the reaper: something that may call the driver, with the context of its device current.
 pub type Retired = Box<dyn FnOnce() + Send>;
@@ -24,7 +26,9 @@ pub type Retired = Box<dyn FnOnce() + Send>;
 struct Entry {
     context: Option<Arc<CudaContext>>,
     events: Vec<Event>,
-    free: Retired,
+    /// Runs, or is leaked: it owns what a stream may still use, so that whatever ends an entry early does not drop it.
+    free: ManuallyDrop<Retired>,
+    _pending: Pending,
 }
 
 /// An event that marks the point a stream must pass.
@@ -52,22 +56,39 @@ enum Readiness {
 // once it is sent. Would be caught by the test `memory_is_freed_after_the_streams_that_used_it` in tests/memory.rs.
 unsafe impl Send for Event {}
 
-/// Entries sent and not yet freed, of all devices.
+/// Entries that are not done with, of all devices.
 static PENDING: AtomicUsize = AtomicUsize::new(0);
+
+/// One of them.
+struct Pending;
+
+impl Pending {
+    fn new() -> Self {
+        PENDING.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        PENDING.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// How long until streams that are not through are asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(1);
+/// After so long without anything to free, the thread lets go of what it frees with.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// The threads' ends of their channels, by device; `None` is for what needs no device.
 static REAPERS: Mutex<BTreeMap<Option<usize>, Sender<Entry>>> = Mutex::new(BTreeMap::new());
 
 fn send(entry: Entry) {
     let device = entry.context.as_ref().map(|context| context.ordinal());
-    PENDING.fetch_add(1, Ordering::Relaxed);
     let mut reapers = REAPERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let sent = reapers.entry(device).or_insert_with(start).send(entry);
-    if let Err(error) = sent {
-        // The thread could not be started: leak, which is safe. The next one may have more luck.
+    if reapers.entry(device).or_insert_with(start).send(entry).is_err() {
+        // The thread could not be started: it is leaked, which is safe. The next one may have more luck.
         reapers.remove(&device);
-        std::mem::forget(error.0);
-        PENDING.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -84,40 +105,33 @@ fn reap(receiver: &Receiver<Entry>) {
     let mut waiting: Vec<Entry> = Vec::new();
     loop {
         // With nothing to ask about, sleep until there is. The senders live as long as the process.
-        let next = if waiting.is_empty() {
-            receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        let next = if !waiting.is_empty() {
+            receiver.recv_timeout(ASK_AGAIN)
+        } else if free::has_streams() {
+            receiver.recv_timeout(IDLE)
         } else {
-            receiver.recv_timeout(Duration::from_millis(1))
+            receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
         };
         match next {
             Ok(entry) => waiting.push(entry),
+            Err(RecvTimeoutError::Timeout) if waiting.is_empty() => free::destroy_streams(),
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return waiting.into_iter().for_each(std::mem::forget),
+            Err(RecvTimeoutError::Disconnected) => return waiting.into_iter().for_each(Entry::leak),
         }
         if is_over() {
             // The process ends, and the driver has taken everything back.
-            PENDING.fetch_sub(waiting.len(), Ordering::Release);
-            waiting.drain(..).for_each(std::mem::forget);
+            waiting.drain(..).for_each(Entry::leak);
             continue;
         }
-        let mut still = Vec::with_capacity(waiting.len());
-        for mut entry in waiting {
-            match entry.readiness() {
-                Readiness::Busy => {
-                    still.push(entry);
-                    continue;
-                }
-                Readiness::Ready => entry.run(),
-                Readiness::Unknown => {
-                    tracing::warn!("device memory is leaked: its streams cannot be asked whether they are done with it");
-                    std::mem::forget(entry);
-                }
-            }
-            PENDING.fetch_sub(1, Ordering::Release);
-        }
-        waiting = still;
-        private::sweep();
+        waiting = waiting.into_iter().filter_map(|entry| caught(|| entry.step()).flatten()).collect();
+        caught(private::sweep);
     }
+}
+
+/// Runs what may panic, a destructor of somebody else's value or what they log with: the thread must go on, and with it all that others retire.
+fn caught<R>(run: impl FnOnce() -> R) -> Option<R> {
+    // What was thrown may be somebody else's value too.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map_err(std::mem::forget).ok()
 }
 
 impl Event {
@@ -145,25 +159,22 @@ impl Event {
 
     /// Records the event unless the stream is being captured.
     fn record(&mut self, api: &Api) -> Result<(), DriverError> {
-        match is_capturing(&self.stream) {
-            Ok(false) => {}
-            Ok(true) => return Ok(()),
-            // Its owner still has to end it. Or it is the default stream, which cannot be used while a stream that it waits for is being captured.
-            Err(DriverError::Cuda(error))
-                if error.is(CudaCode::STREAM_CAPTURE_INVALIDATED) || error.is(CudaCode::STREAM_CAPTURE_IMPLICIT) =>
-            {
-                return Ok(());
-            }
-            Err(error) => return Err(error),
+        if cannot_be_asked(&self.stream)? {
+            return Ok(());
         }
         // SAFETY: both handles are live.
         CudaError::check("cuEventRecord", unsafe { api.cuEventRecord(self.event, self.stream.cu_stream()) }?)?;
-        self.is_recorded = true;
+        // A capture that began between has the event now, and a question about it would spoil the capture.
+        self.is_recorded = !cannot_be_asked(&self.stream)?;
         Ok(())
     }
 }
 
 impl Entry {
+    fn new(context: Option<Arc<CudaContext>>, events: Vec<Event>, free: Retired) -> Self {
+        Self { context, events, free: ManuallyDrop::new(free), _pending: Pending::new() }
+    }
+
     fn readiness(&mut self) -> Readiness {
         if self.events.is_empty() {
             return Readiness::Ready;
@@ -180,18 +191,31 @@ impl Entry {
         all
     }
 
+    /// Frees what is ready; gives it back where it is not yet.
+    fn step(mut self) -> Option<Self> {
+        match self.readiness() {
+            Readiness::Busy => return Some(self),
+            Readiness::Ready => self.run(),
+            Readiness::Unknown => {
+                self.leak();
+                tracing::warn!("device memory is leaked: its streams cannot be asked whether they are done with it");
+            }
+        }
+        None
+    }
+
     fn run(self) {
         let bound = self.context.as_ref().is_none_or(|context| bind(context).is_ok());
         destroy(&self.events);
-        if bound {
-            // A destructor of somebody else's value may panic; the thread must go on.
-            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(self.free)).is_err() {
-                tracing::error!("a panic while retired memory was freed");
-            }
-        } else {
-            // The context is broken, and its memory with it.
-            std::mem::forget(self.free);
+        // Or the context is broken, and its memory with it.
+        if bound && caught(ManuallyDrop::into_inner(self.free)).is_none() {
+            tracing::error!("a panic while retired memory was freed");
         }
+    }
+
+    /// With the events and their streams, which nobody can say to be done.
+    fn leak(self) {
+        std::mem::forget((self.context, self.events));
     }
 }
 
@@ -202,18 +226,18 @@ impl Entry {
 /// `free` runs on a thread of this crate with the device's context current. It may call the driver and wait for the device.
 pub fn retire(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<CudaStream>>, free: Retired) {
     match record(context, streams) {
-        Ok(events) => send(Entry { context: Some(Arc::clone(context)), events, free }),
+        Ok(events) => send(Entry::new(Some(Arc::clone(context)), events, free)),
         Err(error) => {
+            std::mem::forget(free);
             if !is_over() {
                 tracing::warn!(%error, "device memory is leaked: it cannot be known when it is free");
             }
-            std::mem::forget(free);
         }
     }
 }
 
 /// Whether the driver has ended with the process: its own exit handler runs while threads still do (seen on H200).
-fn is_over() -> bool {
+pub(crate) fn is_over() -> bool {
     let mut context = std::ptr::null_mut();
     // SAFETY: the pointer is to a live handle.
     Driver::get()
@@ -260,7 +284,7 @@ fn record_all(events: &mut Vec<Event>, streams: impl IntoIterator<Item = Arc<Cud
 
 /// Drops something on the reaper's thread: for callbacks of the driver, which may not call it.
 pub(crate) fn drop_later(kept: Vec<Keep>) {
-    send(Entry { context: None, events: Vec::new(), free: Box::new(move || drop(kept)) });
+    send(Entry::new(None, Vec::new(), Box::new(move || drop(kept))));
 }
 
 /// Waits until everything retired so far has been freed, or the deadline has passed. Gives whether it has.

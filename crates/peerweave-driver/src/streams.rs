@@ -4,14 +4,15 @@
 //! memory is enqueued on it; it is let go only when nobody can enqueue more and what it had is done; a list that is inside another one
 //! has no stream that the outer one lacks.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicPtr, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use crate::cudarc::driver::CudaStream;
-use crate::{DriverError, fences, wait};
+use crate::driver::with_context_kept;
+use crate::{DriverError, fences, private, relaxed, wait};
 
 /// The handles that every context has: the default stream as null and as 1, and 2 for the stream of whichever thread asks.
 const LAST_OF_EVERY_CONTEXT: usize = 2;
@@ -50,18 +51,51 @@ pub struct Streams {
 
 #[derive(Default)]
 struct Known {
-    streams: HashMap<Key, Arc<Noted>>,
+    streams: BTreeMap<Key, Arc<Noted>>,
     /// With so many it is worth a look which ones can go.
     look_at: usize,
 }
 
-/// One stream, in all lists that know it: so that the number of its handles tells whether somebody else has one.
+/// A stream that a list knows, and those that are inside it: so that its number tells whether one of those does.
 struct Noted {
+    held: Arc<Held>,
+}
+
+/// The one handle that all lists have of a stream: so that the number of its handles tells whether somebody else has one.
+struct Held {
     stream: Arc<CudaStream>,
 }
 
+/// What all lists hold now, by the address of cudarc's value. An entry goes with what it stands for.
+static HELD: Mutex<BTreeMap<usize, Weak<Held>>> = Mutex::new(BTreeMap::new());
+
+impl Held {
+    fn of(key: Key, stream: &Arc<CudaStream>) -> Arc<Self> {
+        let new = || Arc::new(Self { stream: Arc::clone(stream) });
+        // What is never let go need not be counted, and each list knows it fastest by the value that it was given.
+        let Key::Made(value) = key else { return new() };
+        let mut all = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(&value).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let held = new();
+            all.insert(value, Arc::downgrade(&held));
+            held
+        })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut all = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = Arc::as_ptr(&self.stream).addr();
+        // It may have been noted again meanwhile.
+        if all.get(&value).is_some_and(|held| held.strong_count() == 0) {
+            all.remove(&value);
+        }
+    }
+}
+
 /// What tells streams apart.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
     /// One that was made, by cudarc's value: two values of one handle are noted twice, since each may get more work while the other is gone.
     Made(usize),
@@ -94,7 +128,7 @@ impl Streams {
 
     /// Notes that work which uses the memory is about to be enqueued on a stream.
     ///
-    /// A stream that [`is_per_thread`] is noted too; then [`retire`](crate::retire) leaks the memory.
+    /// A stream that [`is_per_thread`] is noted too; then [`retire`](crate::retire) leaks the memory. The thread's current context stays what it is.
     #[inline]
     pub fn note(&self, stream: &Arc<CudaStream>) {
         // What is known is kept, so that an address that was noted is no other stream's. The handle that the caller has, if only since a moment, is
@@ -114,11 +148,11 @@ impl Streams {
             None => {
                 let noted = match &self.outer {
                     Some(outer) => outer.noted(stream),
-                    None => Arc::new(Noted { stream: Arc::clone(stream) }),
+                    None => Arc::new(Noted { held: Held::of(key, stream) }),
                 };
                 if known.streams.len() >= known.look_at.max(Self::MANY) {
                     if self.forget_last() {
-                        idle = known.let_go(self.outer.is_none());
+                        idle = with_context_kept(|| known.let_go(self.outer.is_none()));
                     }
                     known.look_at = 2 * known.streams.len();
                 }
@@ -127,12 +161,14 @@ impl Streams {
             }
         };
         // One that every context has is kept for ever, but of the values that stand for it only the first.
-        if matches!(key, Key::Made(_)) || Arc::ptr_eq(&noted.stream, stream) {
+        if matches!(key, Key::Made(_)) || Arc::ptr_eq(&noted.held.stream, stream) {
             self.last.store(Arc::as_ptr(stream).cast_mut(), Ordering::Relaxed);
         }
         drop(known);
-        // Destroys streams, which is the driver's time and not to be waited for by others.
-        drop(idle);
+        // Destroys streams, which is the driver's time and not to be waited for by others, and nothing that the caller's context is to show.
+        if !idle.is_empty() {
+            with_context_kept(|| relaxed(|| drop(idle)));
+        }
         noted
     }
 
@@ -146,7 +182,7 @@ impl Streams {
     /// The streams that are noted now.
     pub fn all(&self) -> Vec<Arc<CudaStream>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.streams.values().map(|noted| Arc::clone(&noted.stream)).collect()
+        known.streams.values().map(|noted| Arc::clone(&noted.held.stream)).collect()
     }
 
     /// Whether none was noted.
@@ -163,12 +199,20 @@ impl Known {
         let goes = |key: &Key, noted: &Arc<Noted>| {
             matches!(key, Key::Made(_))
                 && (!outermost || Arc::strong_count(noted) == 1)
-                && Arc::strong_count(&noted.stream) == 1
-                && is_idle(&noted.stream)
+                && is_ours_alone(&noted.held.stream)
+                && is_idle(&noted.held.stream)
         };
         let keys: Vec<Key> = self.streams.iter().filter(|(key, noted)| goes(key, noted)).map(|(key, _)| *key).collect();
         keys.iter().filter_map(|key| self.streams.remove(key)).collect()
     }
+}
+
+/// Whether nobody but the lists has a handle, apart from what keeps a private stream until it is destroyed and does nothing else.
+fn is_ours_alone(stream: &Arc<CudaStream>) -> bool {
+    let is_alone = Arc::strong_count(stream) == 1 + usize::from(private::is_left(stream));
+    // What others enqueued before they let their handles go is seen by who asks next whether it is done.
+    fence(Ordering::Acquire);
+    is_alone
 }
 
 /// Whether a stream has nothing left to do. One that cannot be asked may have.
@@ -180,5 +224,18 @@ impl fmt::Debug for Streams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         write!(f, "Streams({})", known.streams.len())
+    }
+}
+
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_looks_for_what_can_go_has_everybody_look_into_the_list_again() {
+        let streams = Streams::new();
+        streams.last.store(std::ptr::dangling_mut(), Ordering::Relaxed);
+        assert!(streams.forget_last());
+        assert!(streams.last.load(Ordering::Relaxed).is_null());
     }
 }

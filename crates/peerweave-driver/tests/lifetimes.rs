@@ -1,48 +1,21 @@
 //! When memory may go: captures, stuck devices, cudarc's slices on several streams, over the fake driver.
 #![cfg(target_os = "linux")]
 
-use std::ffi::c_int;
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use peerweave_driver::cudarc::driver::result::DriverError as CudarcError;
-use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstream, CUstreamCaptureMode};
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
 use peerweave_driver::{
-    CudaCode, CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, DriverError,
-    PrivateStream, Streams, context, retire, settle, wait,
+    CudaCode, CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, DriverError, PrivateStream,
+    context, retire, settle, wait,
 };
 use peerweave_fakes::Fakes;
 
-const LONG: Duration = Duration::from_secs(20);
-const SHORT: Duration = Duration::from_millis(50);
-
-fn device() -> (Arc<CudaContext>, Arc<CudaStream>) {
-    let context = context(0).expect("the fake has devices");
-    let stream = context.new_stream().expect("a stream");
-    (context, stream)
-}
-
-/// Calls a function that only the fake driver has.
-fn fake(name: &std::ffi::CStr, stream: &CudaStream) {
-    let address = Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it");
-    // SAFETY: the fake declares both functions so.
-    let function =
-        unsafe { std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, extern "C" fn(CUstream) -> c_int>(address) };
-    assert_eq!(function(stream.cu_stream()), 0, "{name:?}");
-}
-
-fn block(stream: &CudaStream) {
-    fake(c"peerweave_fake_stream_block", stream);
-}
-
-fn unblock(stream: &CudaStream) {
-    fake(c"peerweave_fake_stream_unblock", stream);
-}
-
-fn free_bytes(context: &CudaContext) -> usize {
-    context.mem_get_info().expect("a live context").0
-}
+use common::{LONG, SHORT, block, blocking_stream, calls, comes, device, fail, free_bytes, unblock};
 
 /// Retires something that was used on the stream, and gives what tells whether it was freed.
 fn retire_flag(context: &Arc<CudaContext>, stream: &Arc<CudaStream>) -> Arc<AtomicBool> {
@@ -50,10 +23,6 @@ fn retire_flag(context: &Arc<CudaContext>, stream: &Arc<CudaStream>) -> Arc<Atom
     let flag = Arc::clone(&freed);
     retire(context, [Arc::clone(stream)], Box::new(move || flag.store(true, Ordering::Release)));
     freed
-}
-
-fn comes(soon: Duration, mut what: impl FnMut() -> bool) -> bool {
-    peerweave_driver::wait_until::<()>(Instant::now() + soon, || Ok(what())) == Ok(true)
 }
 
 #[test]
@@ -76,13 +45,7 @@ fn what_is_dropped_while_its_stream_is_captured_waits_for_the_work_before() {
 fn what_the_default_stream_used_is_freed_when_a_blocking_stream_is_captured_no_more() {
     Fakes::new().cuda().run(|| {
         let (context, _) = device();
-        let api = Driver::get().expect("the fake").api();
-        let mut made: CUstream = std::ptr::null_mut();
-        // SAFETY: the context is current, and the pointer is to a live handle. Without flags the default stream waits for it.
-        let code = unsafe { api.cuStreamCreate(&raw mut made, 0) };
-        assert_eq!(code, Ok(CudaCode::SUCCESS));
-        // SAFETY: it was just made in this context.
-        let blocking = unsafe { context.wrap_borrowed_stream(made) };
+        let blocking = blocking_stream(&context);
         blocking.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
         let freed = retire_flag(&context, &context.default_stream());
         assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "the default stream cannot be asked yet");
@@ -360,11 +323,7 @@ fn stream_of_ones_own_waits_for_nothing_and_is_destroyed_with_its_last_handle() 
         assert!(wait(&own, Instant::now() + LONG).expect("nothing is on it"), "it is not behind the default stream");
         assert!(started.elapsed() < LONG / 2, "the default stream is stuck");
         assert!(!context.is_in_multi_stream_mode(), "cudarc's own first stream still waits for what it did not record");
-        let destroyed = || {
-            let log = std::env::var_os("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness sets it");
-            let log = std::fs::read_to_string(log).expect("the fake writes it");
-            log.lines().filter(|line| line.ends_with(" cuStreamDestroy_v2")).count()
-        };
+        let destroyed = || calls("cuStreamDestroy_v2");
         let handle = Arc::clone(&own);
         drop(own);
         assert_eq!(destroyed(), 0, "somebody has a handle");
@@ -374,49 +333,6 @@ fn stream_of_ones_own_waits_for_nothing_and_is_destroyed_with_its_last_handle() 
         assert_eq!(destroyed(), 2, "both");
         unblock(&default);
     });
-}
-
-#[test]
-fn streams_are_let_go_when_nobody_has_them_and_they_are_idle() {
-    Fakes::new().cuda().run(|| {
-        let context = context(0).expect("a device");
-        let whole = Arc::new(Streams::new());
-        let part = Streams::within(&whole);
-        let busy = context.new_stream().expect("a stream");
-        block(&busy);
-        part.note(&busy);
-        let weak_busy = Arc::downgrade(&busy);
-        drop(busy);
-        let held: Vec<_> = (0..20).map(|_| context.new_stream().expect("a stream")).collect();
-        held.iter().for_each(|stream| part.note(stream));
-        for _ in 0..1000 {
-            part.note(&context.new_stream().expect("a stream"));
-            part.note(&context.default_stream());
-        }
-        for streams in [&part, &*whole] {
-            let all = streams.all();
-            assert!(all.len() <= 100, "{} of 1022 are kept", all.len());
-            assert!(weak_busy.upgrade().is_some_and(|busy| all.contains(&busy)), "one that has work is kept");
-            assert!(held.iter().all(|held| all.contains(held)), "one that may get work is kept");
-            assert_eq!(all.iter().filter(|stream| stream.cu_stream().is_null()).count(), 1, "the default stream, once");
-        }
-        // What the part knows, the whole knows, also when somebody finds a handle again.
-        let again = part.all().into_iter().last().expect("there are some");
-        part.note(&again);
-        assert!(whole.all().contains(&again));
-        unblock(&weak_busy.upgrade().expect("it is kept"));
-    });
-}
-
-/// Makes calls of the fake fail from now on; an empty text ends that.
-fn fail(orders: &std::ffi::CStr) {
-    let library = Driver::get().expect("the fake").api().library();
-    let address = library.symbol(c"peerweave_fake_cuda_fail").expect("the fake has it");
-    // SAFETY: the fake declares it so.
-    let function = unsafe {
-        std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, extern "C" fn(*const std::ffi::c_char) -> c_int>(address)
-    };
-    assert_eq!(function(orders.as_ptr()), 0);
 }
 
 #[test]
@@ -430,10 +346,102 @@ fn driver_that_has_ended_is_left_alone() {
         drop(memory);
         retire(&context, [Arc::clone(&stream)], Box::new(move || flag.store(true, Ordering::Release)));
         // As the driver's own exit handler leaves it.
-        fail(c"cuCtxGetCurrent:*=4,cuEventQuery:*=4,cuStreamIsCapturing:*=4");
+        fail("cuCtxGetCurrent:*=4,cuEventQuery:*=4,cuStreamIsCapturing:*=4");
         assert!(settle(Instant::now() + LONG), "nothing is waited for any more");
-        fail(c"");
+        fail("");
         unblock(&stream);
         assert!(!freed.load(Ordering::Acquire), "it was left to the driver");
+    });
+}
+
+#[test]
+fn panics_of_what_is_freed_keep_the_reaper_from_nothing() {
+    /// Thrown, and throws again where it is dropped.
+    struct Thrown;
+    impl Drop for Thrown {
+        fn drop(&mut self) {
+            if !std::thread::panicking() {
+                panic!("a payload that panics");
+            }
+        }
+    }
+    struct Told(Arc<AtomicBool>);
+    impl Drop for Told {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        block(&stream);
+        let gone = Arc::new(AtomicBool::new(false));
+        let owned = Told(Arc::clone(&gone));
+        retire(&context, [Arc::clone(&stream)], Box::new(move || drop(owned)));
+        retire(&context, [], Box::new(|| std::panic::panic_any(Thrown)));
+        assert!(!comes(SHORT, || gone.load(Ordering::Acquire)), "it is dropped under the work of a stream");
+        unblock(&stream);
+        assert!(settle(Instant::now() + LONG));
+        assert!(gone.load(Ordering::Acquire), "what was retired before is freed all the same");
+    });
+}
+
+#[test]
+fn freeing_takes_one_stream_for_each_context_and_gives_it_and_the_context_back() {
+    Fakes::new().cuda().run(|| {
+        let kept = context(0).expect("a device");
+        for _ in 0..50 {
+            // A value of its own for the same context of the driver.
+            let context = context(0).expect("a device");
+            drop(DeviceMemory::<u8>::alloc(&context, 64).expect("room"));
+            assert!(settle(Instant::now() + LONG));
+        }
+        let (made, destroyed) = (calls("cuStreamCreate"), calls("cuStreamDestroy_v2"));
+        assert!(made - destroyed <= 1, "{made} made, {destroyed} destroyed");
+        drop(kept);
+        let held = || calls("cuDevicePrimaryCtxRetain") - calls("cuDevicePrimaryCtxRelease_v2");
+        assert!(comes(LONG, || held() == 0), "the context is kept by who has nothing to free");
+        assert_eq!(calls("cuStreamDestroy_v2"), calls("cuStreamCreate"));
+    });
+}
+
+#[test]
+fn slice_of_a_private_stream_outlives_the_stream_that_writes_it() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0).expect("a device");
+        let (own, other) = (PrivateStream::new(&context).expect("a stream"), PrivateStream::new(&context).expect("a stream"));
+        // As long as there is one that cudarc counts, it looks at events.
+        let counted = context.new_stream().expect("a stream");
+        let mut slice = own.alloc_zeros::<u8>(64).expect("room");
+        block(&other);
+        drop(slice.write(&other));
+        drop(counted);
+        freed_after(&own, &other, slice);
+    });
+}
+
+#[test]
+fn question_about_a_default_stream_is_asked_in_its_own_context() {
+    Fakes::new().cuda().run(|| {
+        let (here, elsewhere) = (context(0).expect("a device"), context(1).expect("a device"));
+        let blocking = blocking_stream(&here);
+        blocking.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("capture");
+        elsewhere.bind_to_thread().expect("a live context");
+        let error = wait(&here.default_stream(), Instant::now() + SHORT).expect_err("it cannot be asked now");
+        assert!(matches!(&error, DriverError::Cuda(error) if error.is(CudaCode::STREAM_CAPTURE_IMPLICIT)), "{error}");
+        blocking.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+    });
+}
+
+#[test]
+fn what_is_freed_in_a_context_that_is_broken_is_left_alone() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        block(&stream);
+        let freed = retire_flag(&context, &stream);
+        fail("cuCtxSetCurrent:*=201");
+        unblock(&stream);
+        assert!(settle(Instant::now() + LONG), "nothing is waited for any more");
+        fail("");
+        assert!(!freed.load(Ordering::Acquire), "it may have called the driver for another context");
     });
 }

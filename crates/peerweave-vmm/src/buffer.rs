@@ -5,11 +5,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut, DriverError, is_capturing, refuse_per_thread};
+use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut, DriverError, check_copy, copy_from_host, copy_to_host};
 use peerweave_types::Element;
 
 use crate::raw;
-use crate::streams::wait_for;
+use crate::streams::timed_out;
 use crate::{Misuse, VmmError};
 
 /// Makes a type with `address`, `len`, `device_of`, `note` and `keep_alive` a device buffer.
@@ -77,15 +77,16 @@ pub fn copy<T: Element>(
     target: &mut impl DeviceBufferMut<T>,
     source: &impl DeviceBuffer<T>,
 ) -> Result<(), VmmError> {
-    check("copy", stream, target, source.len())?;
-    check("copy", stream, source, target.len())?;
+    check_copy("copy", stream, target, source.len())?;
+    check_copy("copy", stream, source, target.len())?;
     let bytes = source.len() * size_of::<T>();
     if bytes == 0 {
         return Ok(());
     }
-    raw::bind(stream.context())?;
     let from = source.read(stream);
     let to = target.write(stream);
+    // Last: a buffer of somebody else's may make another context current.
+    raw::bind(stream.context())?;
     // SAFETY: both ranges have that many bytes and stay until the stream has passed the copy, which their accesses promise.
     raw::done("cuMemcpyAsync", unsafe { raw::api()?.cuMemcpyAsync(to.address(), from.address(), bytes, stream.cu_stream()) })
 }
@@ -103,24 +104,7 @@ pub fn write<T: Element>(
     values: &[T],
     deadline: Instant,
 ) -> Result<(), VmmError> {
-    check("write", stream, target, values.len())?;
-    if values.is_empty() {
-        return Ok(());
-    }
-    let start = Instant::now();
-    wait_for(stream, "write", start, deadline)?;
-    raw::bind(stream.context())?;
-    // The copy may come after the deadline: its source must be ours.
-    let values = values.to_vec();
-    let to = target.write(stream);
-    let bytes = size_of_val(values.as_slice());
-    // SAFETY: both ranges have that many bytes; the host's is leaked unless the stream has passed the copy.
-    let code = unsafe { raw::api()?.cuMemcpyHtoDAsync_v2(to.address(), values.as_ptr().cast(), bytes, stream.cu_stream()) };
-    let waited = raw::done("cuMemcpyHtoDAsync_v2", code).and_then(|()| wait_for(stream, "write", start, deadline));
-    if waited.is_err() {
-        std::mem::forget(values);
-    }
-    waited
+    copy_from_host("write", stream, target, values, deadline).map_err(timed_out(stream))
 }
 
 /// Copies a device buffer to the host, after what `stream` has before, and waits for it, as [`write()`] does.
@@ -130,26 +114,7 @@ pub fn write<T: Element>(
 /// # Errors
 /// As [`write()`].
 pub fn read<T: Element>(stream: &Arc<CudaStream>, source: &impl DeviceBuffer<T>, deadline: Instant) -> Result<Vec<T>, VmmError> {
-    check("read", stream, source, source.len())?;
-    let mut values = vec![T::default(); source.len()];
-    if values.is_empty() {
-        return Ok(values);
-    }
-    let start = Instant::now();
-    wait_for(stream, "read", start, deadline)?;
-    raw::bind(stream.context())?;
-    let from = source.read(stream);
-    let bytes = size_of_val(values.as_slice());
-    // SAFETY: both ranges have that many bytes and elements allow any bits; the host's is leaked unless the stream has passed the copy.
-    let code = unsafe { raw::api()?.cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), from.address(), bytes, stream.cu_stream()) };
-    let waited = raw::done("cuMemcpyDtoHAsync_v2", code).and_then(|()| wait_for(stream, "read", start, deadline));
-    match waited {
-        Ok(()) => Ok(values),
-        Err(error) => {
-            std::mem::forget(values);
-            Err(error)
-        }
-    }
+    copy_to_host("read", stream, source, deadline).map_err(timed_out(stream))
 }
 
 /// Fills a device buffer with zero bytes, in the order of `stream`, and returns at once.
@@ -157,32 +122,15 @@ pub fn read<T: Element>(stream: &Arc<CudaStream>, source: &impl DeviceBuffer<T>,
 /// # Errors
 /// As [`copy`].
 pub fn zero<T: Element>(stream: &Arc<CudaStream>, target: &mut impl DeviceBufferMut<T>) -> Result<(), VmmError> {
-    check("zero", stream, target, target.len())?;
+    check_copy("zero", stream, target, target.len())?;
     let bytes = target.len() * size_of::<T>();
     if bytes == 0 {
         return Ok(());
     }
-    raw::bind(stream.context())?;
     let to = target.write(stream);
+    raw::bind(stream.context())?;
     // SAFETY: the range has that many bytes and stays until the stream has passed the filling, which its access promises.
     raw::done("cuMemsetD8Async", unsafe { raw::api()?.cuMemsetD8Async(to.address(), 0, bytes, stream.cu_stream()) })
-}
-
-fn check<T>(call: &'static str, stream: &CudaStream, buffer: &impl DeviceBuffer<T>, expected: usize) -> Result<(), VmmError> {
-    let ordinal = stream.context().ordinal();
-    if buffer.device() != ordinal {
-        return Err(DriverError::WrongDevice { call, found: buffer.device(), expected: ordinal }.into());
-    }
-    if buffer.len() != expected {
-        return Err(DriverError::WrongLength { call, found: buffer.len(), expected }.into());
-    }
-    // Neither unmapping nor freeing, which other threads do, could wait for what it does.
-    refuse_per_thread(call, stream)?;
-    // A graph replays after the memory may have gone, and nothing here ties the two together.
-    if buffer.len() > 0 && is_capturing(stream)? {
-        return Err(DriverError::Capturing { call }.into());
-    }
-    Ok(())
 }
 
 /// The bytes of `count` elements.

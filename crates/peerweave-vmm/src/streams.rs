@@ -3,9 +3,9 @@
 //! The list of them is `peerweave_driver`'s. Invariant: a stream is noted before work that uses the memory is enqueued on it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use peerweave_driver::{CudaStream, Streams, refuse_per_thread};
+use peerweave_driver::{CudaStream, DriverError, Streams, refuse_per_thread};
 
 use crate::VmmError;
 
@@ -24,9 +24,19 @@ pub(crate) fn wait_for_all(streams: &Streams, call: &'static str, deadline: Inst
 pub(crate) fn wait_for(stream: &Arc<CudaStream>, call: &str, start: Instant, deadline: Instant) -> Result<(), VmmError> {
     match peerweave_driver::wait(stream, deadline)? {
         true => Ok(()),
-        false => {
-            let call = format!("{call}: work of a stream of device {}", stream.context().ordinal());
-            Err(VmmError::Timeout { call, waited: start.elapsed(), missing: Vec::new() })
-        }
+        false => Err(busy(call, stream, start.elapsed())),
     }
+}
+
+/// Says which stream did not pass in time, where the driver's crate waited.
+pub(crate) fn timed_out(stream: &CudaStream) -> impl FnOnce(DriverError) -> VmmError {
+    move |error| match error {
+        DriverError::Timeout { call, waited } => busy(call, stream, waited),
+        error => error.into(),
+    }
+}
+
+fn busy(call: &str, stream: &CudaStream, waited: Duration) -> VmmError {
+    let call = format!("{call}: work of a stream of device {}", stream.context().ordinal());
+    VmmError::Timeout { call, waited, missing: Vec::new() }
 }

@@ -1,0 +1,77 @@
+//! What the scenarios share: a device, and the fake driver's own functions.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_driver::cudarc::driver::sys::CUstream;
+use peerweave_driver::{CudaCode, CudaContext, CudaStream, Driver, context};
+
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+pub(crate) const SHORT: Duration = Duration::from_millis(50);
+
+pub(crate) fn device() -> (Arc<CudaContext>, Arc<CudaStream>) {
+    let context = context(0).expect("the fake has devices");
+    let stream = context.new_stream().expect("a stream");
+    (context, stream)
+}
+
+/// A function that only the fake driver has.
+fn fake(name: &CStr) -> NonNull<c_void> {
+    Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it")
+}
+
+fn fake_of_stream(name: &CStr, stream: &CudaStream) {
+    // SAFETY: the fake declares both functions so.
+    let function = unsafe { std::mem::transmute::<NonNull<c_void>, extern "C" fn(CUstream) -> c_int>(fake(name)) };
+    assert_eq!(function(stream.cu_stream()), 0, "{name:?}");
+}
+
+pub(crate) fn block(stream: &CudaStream) {
+    fake_of_stream(c"peerweave_fake_stream_block", stream);
+}
+
+pub(crate) fn unblock(stream: &CudaStream) {
+    fake_of_stream(c"peerweave_fake_stream_unblock", stream);
+}
+
+/// Makes calls of the fake fail, or come late, from now on; an empty text ends that.
+pub(crate) fn fail(orders: &str) {
+    let orders = CString::new(orders).expect("no zero");
+    // SAFETY: the fake declares it so.
+    let function = unsafe {
+        std::mem::transmute::<NonNull<c_void>, extern "C" fn(*const c_char) -> c_int>(fake(c"peerweave_fake_cuda_fail"))
+    };
+    assert_eq!(function(orders.as_ptr()), 0, "{orders:?}");
+}
+
+/// How often a function of the fake was called and did not fail, by its log.
+pub(crate) fn calls(function: &str) -> usize {
+    let log = std::env::var_os("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness sets it");
+    let log = std::fs::read_to_string(log).expect("the fake writes it");
+    log.lines()
+        .filter(|line| line.split_whitespace().nth(1) == Some(function))
+        .map(|line| if line.contains(" = ") { -1 } else { 1 })
+        .sum::<i32>() as usize
+}
+
+/// A stream that the default stream waits for, as cudarc makes none.
+pub(crate) fn blocking_stream(context: &Arc<CudaContext>) -> Arc<CudaStream> {
+    context.bind_to_thread().expect("a live context");
+    let mut made: CUstream = std::ptr::null_mut();
+    // SAFETY: the context is current, and the pointer is to a live handle.
+    let code = unsafe { Driver::get().expect("the fake").api().cuStreamCreate(&raw mut made, 0) };
+    assert_eq!(code, Ok(CudaCode::SUCCESS));
+    // SAFETY: it was just made in this context.
+    unsafe { context.wrap_borrowed_stream(made) }
+}
+
+pub(crate) fn free_bytes(context: &CudaContext) -> usize {
+    context.mem_get_info().expect("a live context").0
+}
+
+pub(crate) fn comes(soon: Duration, mut what: impl FnMut() -> bool) -> bool {
+    peerweave_driver::wait_until::<()>(Instant::now() + soon, || Ok(what())) == Ok(true)
+}

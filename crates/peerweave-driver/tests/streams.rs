@@ -1,0 +1,115 @@
+//! Which streams a list keeps, and what noting one leaves alone, over the fake driver.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use peerweave_driver::{DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, PrivateStream, Streams, context, settle};
+use peerweave_fakes::Fakes;
+
+use common::{LONG, block, calls, unblock};
+
+#[test]
+fn streams_are_let_go_when_nobody_has_them_and_they_are_idle() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0).expect("a device");
+        let whole = Arc::new(Streams::new());
+        let part = Streams::within(&whole);
+        let busy = context.new_stream().expect("a stream");
+        block(&busy);
+        part.note(&busy);
+        let weak_busy = Arc::downgrade(&busy);
+        drop(busy);
+        let held: Vec<_> = (0..20).map(|_| context.new_stream().expect("a stream")).collect();
+        held.iter().for_each(|stream| part.note(stream));
+        for _ in 0..1000 {
+            part.note(&context.new_stream().expect("a stream"));
+            part.note(&context.default_stream());
+        }
+        for streams in [&part, &*whole] {
+            let all = streams.all();
+            assert!(all.len() <= 100, "{} of 1022 are kept", all.len());
+            assert!(weak_busy.upgrade().is_some_and(|busy| all.contains(&busy)), "one that has work is kept");
+            assert!(held.iter().all(|held| all.contains(held)), "one that may get work is kept");
+            assert_eq!(all.iter().filter(|stream| stream.cu_stream().is_null()).count(), 1, "the default stream, once");
+        }
+        // What the part knows, the whole knows, also when somebody finds a handle again.
+        let again = part.all().into_iter().last().expect("there are some");
+        part.note(&again);
+        assert!(whole.all().contains(&again));
+        unblock(&weak_busy.upgrade().expect("it is kept"));
+    });
+}
+
+#[test]
+fn streams_that_several_memories_know_are_let_go_too() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0).expect("a device");
+        let source = DeviceMemory::<u64>::alloc(&context, 64).expect("room");
+        let mut target = DeviceMemory::<u64>::alloc(&context, 64).expect("room");
+        let (whole, other) = (Arc::new(Streams::new()), Streams::new());
+        let part = Streams::within(&whole);
+        for round in 0..1000 {
+            // One kind is destroyed by cudarc, and one by this crate, some time after its maker has dropped it.
+            let (made, private);
+            let stream = if round % 2 == 0 {
+                made = context.new_stream().expect("a stream");
+                &made
+            } else {
+                private = PrivateStream::new(&context).expect("a stream");
+                &*private
+            };
+            drop((source.read(stream), target.write(stream)));
+            part.note(stream);
+            other.note(stream);
+        }
+        for streams in [&part, &*whole, &other] {
+            assert!(streams.all().len() <= 100, "{} of 1000 are kept", streams.all().len());
+        }
+        drop(PrivateStream::new(&context).expect("a stream"));
+        let (made, destroyed) = (calls("cuStreamCreate"), calls("cuStreamDestroy_v2"));
+        assert!(destroyed >= made - 200, "{made} made, {destroyed} destroyed");
+        drop((source, target));
+        assert!(settle(Instant::now() + LONG));
+    });
+}
+
+#[test]
+fn noting_a_stream_leaves_the_threads_context_what_it_is() {
+    Fakes::new().cuda().run(|| {
+        let (here, elsewhere) = (context(0).expect("a device"), context(1).expect("a device"));
+        let streams = Streams::new();
+        for _ in 0..100 {
+            // Known, and then to be asked and destroyed, which is done in its own context.
+            let stream = elsewhere.new_stream().expect("a stream");
+            here.bind_to_thread().expect("a live context");
+            streams.note(&stream);
+            let mut current = std::ptr::null_mut();
+            // SAFETY: the pointer is to a live handle.
+            let _ = unsafe { Driver::get().expect("the fake").api().cuCtxGetCurrent(&raw mut current) }.expect("the fake has it");
+            assert_eq!(current, here.cu_ctx());
+        }
+        assert!(calls("cuStreamDestroy_v2") > 0, "none was let go");
+    });
+}
+
+#[test]
+fn what_a_part_knows_the_whole_knows_however_many_others_it_lets_go() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0).expect("a device");
+        let whole = Arc::new(Streams::new());
+        let part = Streams::within(&whole);
+        let stream = context.new_stream().expect("a stream");
+        part.note(&stream);
+        let weak = Arc::downgrade(&stream);
+        drop(stream);
+        for _ in 0..200 {
+            whole.note(&context.new_stream().expect("a stream"));
+        }
+        let again = weak.upgrade().expect("the part has it");
+        part.note(&again);
+        assert!(whole.all().contains(&again));
+    });
+}
