@@ -342,7 +342,6 @@ pub(crate) fn make(
     let _current = Current::save()?;
     // What can fail without NCCL's knowledge fails before NCCL is asked for anything.
     contexts.iter().try_for_each(|context| set_current(context))?;
-    let before = parents.iter().map(|(parent, _)| parent.ask()).collect::<Result<Vec<_>, _>>()?;
     let slots: Vec<Slot> = contexts.iter().map(|_| Slot::default()).collect();
     let grouped = contexts.len() > 1;
     if grouped {
@@ -386,7 +385,7 @@ pub(crate) fn make(
         let ready = wait_until(began + deadline, || {
             // Without a parent there is a handle at once, or soon.
             let begun = !parents.is_empty() || has_begun(&slots);
-            Ok(begun && ready(nccl, call, parents, &before, slots.iter().filter_map(made))?)
+            Ok(begun && ready(nccl, call, parents, slots.iter().filter_map(made))?)
         });
         match ready {
             Ok(ready) => done = ready,
@@ -438,21 +437,17 @@ fn ready(
     nccl: Nccl,
     call: &'static str,
     parents: &[(&Arc<Inner>, Inside<'_>)],
-    before: &[ncclResult_t],
     handles: impl Iterator<Item = Handle>,
 ) -> Result<bool, NcclError> {
     let mut all = true;
-    for ((parent, _), before) in parents.iter().zip(before) {
+    for (parent, _) in parents {
         if parent.gate.is_closed() {
             return Err(parent.dead(call, parent.gate.state()));
         }
         match parent.ask()? {
             ncclResult_t::ncclSuccess => {}
             ncclResult_t::ncclInProgress => all = false,
-            // A call that goes on tells its end here; but so does a peer's failure from before, which making children without the ranks that are gone must
-            // not stop at. Then the children tell.
-            code if code != *before => return Err(parent.failure(call, code)),
-            _ => {}
+            code => return Err(parent.failure(call, code)),
         }
     }
     for handle in handles {
