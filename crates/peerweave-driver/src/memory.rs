@@ -27,8 +27,9 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// Device memory of `len` elements. Clones and slices are handles of the same memory.
 ///
 /// Two handles may be given to work on different streams; if that work races, the elements' values are unspecified and nothing else is: the
-/// host never sees them through a reference. It is freed, some time later, when the last handle and the last graph that uses it are gone and the streams that
-/// used it have passed that work. Work that was enqueued on a per-thread stream, by who takes it as a buffer, cannot be waited for: then it is leaked.
+/// host never sees them through a reference. It is freed, some time later, when the last handle and the last graph that uses it are gone and the
+/// streams that used it have passed that work. Work that was enqueued on a per-thread stream, by who takes it as a buffer, cannot be waited for:
+/// then it is leaked.
 pub struct DeviceMemory<T> {
     allocation: Arc<Allocation>,
     start: usize,

@@ -119,8 +119,8 @@ impl CollConfig {
         self
     }
 
-    /// An event of this rank's device, in the context of its streams, that is recorded when the kernel has been launched completely, made without timing (as cudarc does by default). All
-    /// ranks give one or none does; one for each communicator and group. NCCL 2.32.
+    /// An event of this rank's device, in the context of its streams, that is recorded when the kernel has been launched completely, made without
+    /// timing (as cudarc does by default). All ranks give one or none does; one for each communicator and group. NCCL 2.32.
     pub fn launch_completion_event(mut self, event: Arc<CudaEvent>) -> Self {
         self.launch_completion_event = Some(event);
         self

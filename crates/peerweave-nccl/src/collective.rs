@@ -17,21 +17,21 @@ use crate::request::{At, Checked, Holds, Operations, Request};
 use crate::state::Allowed;
 use crate::{Call, CollConfig, requests, spans};
 
-/// What all calls that enqueue work have in common.
+/// Collectives. What stands at [`all_reduce`](Self::all_reduce) holds for all calls that enqueue work.
 ///
 /// They return when the work is enqueued, and not when it is done: [`Communicator::wait`] waits for that. Buffers may be dropped at any time after the
 /// call; their memory stays until the stream has passed the work. Counts are in elements.
-///
-/// # Collective
-/// All ranks, in the same order of calls on the communicator, with the same element type and lengths that fit together. A thread that has
-/// several ranks issues their calls in a group ([`Nccl::group`](crate::Nccl::group)).
-///
-/// # Errors
-/// [`NcclError::Misuse`] names what is wrong with a length, a root, a device, a stream, or with borrowed memory on a stream that is being captured; then
-/// nothing was enqueued. [`NcclError::Dead`], [`NcclError::Unsupported`], NCCL's own. [`NcclError::Timeout`] if NCCL cannot connect the ranks by the
-/// [`deadline`](Communicator::deadline); then the communicator is aborted.
 impl Communicator {
     /// Reduces over all ranks; every rank gets the result.
+    ///
+    /// # Collective
+    /// All ranks, in the same order of calls on the communicator, with the same element type and lengths that fit together. A thread that has
+    /// several ranks issues their calls in a group ([`Nccl::group`](crate::Nccl::group)).
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] names what is wrong with a length, a root, a device, a stream, or with borrowed memory on a stream that is being captured; then
+    /// nothing was enqueued. [`NcclError::Dead`], [`NcclError::Unsupported`], NCCL's own. [`NcclError::Timeout`] if NCCL cannot connect the ranks by the
+    /// [`deadline`](Communicator::deadline); then the communicator is aborted.
     pub fn all_reduce<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -45,6 +45,9 @@ impl Communicator {
     /// Copies the root's buffer to every rank's. Only the root gives a send buffer; what others give is not read.
     ///
     /// Where receive buffers are registered, or lie in windows, the root's send buffer has to be as well: NCCL takes it that all are.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn broadcast<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -56,6 +59,9 @@ impl Communicator {
     }
 
     /// Reduces over all ranks; the root gets the result. Only the root gives a receive buffer; what others give is not written.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn reduce<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -68,6 +74,9 @@ impl Communicator {
     }
 
     /// Every rank gets what all sent, in the order of ranks. The receive buffer is as many times longer than the send buffer as there are ranks.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn all_gather<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -79,6 +88,9 @@ impl Communicator {
 
     /// Reduces over all ranks; each rank gets its part of the result. The send buffer is as many times longer than the receive buffer as there are
     /// ranks.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn reduce_scatter<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -92,6 +104,9 @@ impl Communicator {
     /// Rank `i`'s part `j` becomes rank `j`'s part `i`. Both buffers have a part of equal length for each rank.
     ///
     /// Before NCCL 2.28 it is composed of sends and receives.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn all_to_all<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -103,10 +118,13 @@ impl Communicator {
 
     /// The root gets what all sent, in the order of ranks. Only the root has to give a receive buffer; what others give is not written.
     ///
-    /// With windows and [`CtaPolicy::Zero`](crate::CtaPolicy::Zero) all have to, each at the same place of its window: NCCL's copy engines then write to where
-    /// this rank's own buffer would be.
+    /// With windows and [`CtaPolicy::Zero`](crate::CtaPolicy::Zero) all have to, each at the same place of its window: NCCL's copy engines then
+    /// write to where this rank's own buffer would be.
     ///
     /// Before NCCL 2.28 it is composed of sends and receives.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn gather<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -120,6 +138,9 @@ impl Communicator {
     /// Each rank gets its part of the root's buffer. Only the root gives a send buffer; what others give is not read.
     ///
     /// Before NCCL 2.28 it is composed of sends and receives.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn scatter<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -155,8 +176,8 @@ impl Communicator {
         {
             inner.count(call);
             let (comm, stream) = (inner.handle.get(), stream.cu_stream());
-            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live as long as what it
-            // holds, until NCCL is done, and after that for as long as the stream needs them.
+            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live as long as
+            // what it holds, until NCCL is done, and after that for as long as the stream needs them.
             let code = inner.nccl.code(name, |api| unsafe { operation.issue(api, inner, comm, stream, std::ptr::null()) })?;
             return inner.settle(name, code, inside);
         }

@@ -39,8 +39,8 @@ use crate::{Call, CommProperties, Nccl};
 /// By default communicators are made non-blocking, so that what NCCL does on the host (meeting, connecting at first use, splitting) has a
 /// deadline too. With [`Config::blocking`](crate::Config::blocking) only making one has.
 ///
-/// It has two prices: from NCCL 2.23.4 on NCCL starts a thread for each call or group (60 to 110 microseconds on H200, where a blocking call takes 5); and an error that NCCL gives one call stays
-/// with the communicator, where each later call is [`NcclError::Dead`].
+/// It has two prices: from NCCL 2.23.4 on NCCL starts a thread for each call or group (60 to 110 microseconds on H200, where a blocking call takes
+/// 5); and an error that NCCL gives one call stays with the communicator, where each later call is [`NcclError::Dead`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -82,11 +82,11 @@ pub(crate) const A_MOMENT: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handle(NonNull<ncclComm>);
 
-// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a time; synchronised by the gate [C1]. Would be caught by the test
-// `threads_share_a_communicator`.
+// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a time; synchronised by the gate [C1]. Would be
+// caught by the test `threads_share_a_communicator`.
 unsafe impl Send for Handle {}
-// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a time; synchronised by the gate [C1]. Would be caught by the test
-// `threads_share_a_communicator`.
+// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a time; synchronised by the gate [C1]. Would be
+// caught by the test `threads_share_a_communicator`.
 unsafe impl Sync for Handle {}
 
 impl Handle {
@@ -129,11 +129,11 @@ pub(crate) struct Inner {
 /// A context of the driver, to be compared.
 struct SharedContext(CUcontext);
 
-// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from any thread; the `Arc` beside it keeps the context; synchronised by the driver. Would be caught by the test
-// `threads_share_a_communicator`.
+// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from any thread; the `Arc` beside it keeps the context;
+// synchronised by the driver. Would be caught by the test `threads_share_a_communicator`.
 unsafe impl Send for SharedContext {}
-// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from any thread; the `Arc` beside it keeps the context; synchronised by the driver. Would be caught by the test
-// `threads_share_a_communicator`.
+// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from any thread; the `Arc` beside it keeps the context;
+// synchronised by the driver. Would be caught by the test `threads_share_a_communicator`.
 unsafe impl Sync for SharedContext {}
 
 /// The rendezvous that a communicator was made by.
@@ -489,8 +489,8 @@ impl Inner {
     /// as does each other call when it begins. Two at once would free it twice.
     pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
         let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: the handle is live inside the gate, and this thread has the turn [C1], or the communicator blocks and never has a job to be freed, so that NCCL
-        // only reads; the pointer is to a live value.
+        // SAFETY: the handle is live inside the gate, and this thread has the turn [C1], or the communicator blocks and never has a job to be freed,
+        // so that NCCL only reads; the pointer is to a live value.
         let code = self
             .nccl
             .code("ncclCommGetAsyncError", |api| unsafe { api.ncclCommGetAsyncError(self.handle.get(), &raw mut state) })?;

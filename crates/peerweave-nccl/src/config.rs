@@ -111,16 +111,17 @@ macro_rules! option_name {
 options! {
     choices {
         /// Whether calls wait inside NCCL until it is done with what the host has to do. Off (as when it is not set), they return at once, and this crate
-        /// waits with its deadlines. On, the call that makes a communicator has its deadline too: NCCL is called on another thread, which stays in NCCL, and perhaps
-        /// keeps a processor busy, for as long as the others do not come. **Later calls have no deadline on the host** (splitting, connecting at first
-        /// use): what is stuck in one ends by [`Communicator::abort`](crate::Communicator::abort) from another thread. NCCL 2.14.
+        /// waits with its deadlines. On, the call that makes a communicator has its deadline too: NCCL is called on another thread, which stays in
+        /// NCCL, and perhaps keeps a processor busy, for as long as the others do not come. **Later calls have no deadline on the host** (splitting,
+        /// connecting at first use): what is stuck in one ends by [`Communicator::abort`](crate::Communicator::abort) from another thread. NCCL 2.14.
         blocking: Switch => blocking;
         /// Whether children made by split share resources with this communicator; not set, that is NCCL's environment's to say
         /// (`NCCL_COMM_SPLIT_SHARE_RESOURCES`), with the same duties. NCCL 2.18.
         ///
         /// # Safety
-        /// On: while a call on the communicator or one of its children runs, on the host, no other thread makes one on any of them. NCCL changes what they share without
-        /// a lock, and what this crate has is for one communicator. And what one of them aborts ends the others' work too, without an error of theirs.
+        /// On: while a call on the communicator or one of its children runs, on the host, no other thread makes one on any of them. NCCL changes
+        /// what they share without a lock, and what this crate has is for one communicator. And what one of them aborts ends the others' work too,
+        /// without an error of theirs.
         split_share: Switch => splitShare, unsafe;
         /// Whether children made by shrink share resources with this communicator (`NCCL_COMM_SHRINK_SHARE_RESOURCES`). NCCL 2.27.
         ///

@@ -25,8 +25,9 @@ pub enum LogLevel {
 impl Nccl {
     /// Sends NCCL's log to `tracing`, with the target `nccl`, instead of standard output.
     ///
-    /// Sets `NCCL_DEBUG` and `NCCL_DEBUG_FILE` in this process's environment; what `NCCL_DEBUG_SUBSYS` selects stays as it is. Libraries before 2.24.3 read
-    /// them once: there it has to be called before anything else that logs. A thread reads until the process ends. Calling it again changes the level.
+    /// Sets `NCCL_DEBUG` and `NCCL_DEBUG_FILE` in this process's environment; what `NCCL_DEBUG_SUBSYS` selects stays as it is. Libraries before
+    /// 2.24.3 read them once: there it has to be called before anything else that logs. A thread reads until the process ends. Calling it again
+    /// changes the level.
     ///
     /// Programs that this one starts inherit the variables: their NCCL logs here too as long as this process lives, and to standard output after.
     ///

@@ -175,8 +175,8 @@ impl DeviceCommRequirements {
         self
     }
 
-    /// Adds memory of the device communicator's own. Where it is, [`DeviceCommunicator::buffer_offset_bytes`](crate::DeviceCommunicator::buffer_offset_bytes)
-    /// tells, by the order in which buffers were added.
+    /// Adds memory of the device communicator's own. Where it is,
+    /// [`DeviceCommunicator::buffer_offset_bytes`](crate::DeviceCommunicator::buffer_offset_bytes) tells, by the order in which buffers were added.
     pub fn buffer(mut self, buffer: ResourceBuffer) -> Self {
         self.buffers.push(buffer);
         self

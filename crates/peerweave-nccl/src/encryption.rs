@@ -12,7 +12,8 @@ use crate::{MisuseKind, Nccl, NcclError, Version};
 pub enum EncryptionConfig {
     /// Not at all.
     Plain,
-    /// With a key that every rank was given beforehand (TLS, pre-shared key), at least 32 bytes of it. It stays in memory until the process ends, and `Debug` does not show it.
+    /// With a key that every rank was given beforehand (TLS, pre-shared key), at least 32 bytes of it. It stays in memory until the process ends,
+    /// and `Debug` does not show it.
     PreSharedKey(String),
 }
 

@@ -81,8 +81,8 @@ impl Drop for Part<'_, '_> {
 impl Nccl {
     /// Issues the calls that the closure records, together, when it has returned.
     ///
-    /// If it returns an error or panics, nothing is issued. Needed where one thread has several ranks, and where ranks send to each other; and it lets NCCL
-    /// run several operations at once. The group holds its turn on each of its communicators only while it is issued.
+    /// If it returns an error or panics, nothing is issued. Needed where one thread has several ranks, and where ranks send to each other; and it
+    /// lets NCCL run several operations at once. The group holds its turn on each of its communicators only while it is issued.
     ///
     /// ```no_run
     /// # use std::sync::Arc;
@@ -110,8 +110,9 @@ impl Nccl {
 
     /// What the calls that the closure records would take, by NCCL's estimate. Nothing is issued. NCCL 2.22.3.
     ///
-    /// Of communicators of several ranks that block ([`Config::blocking`](crate::Config::blocking)) alone: a group of others, NCCL launches. And of reductions, broadcasts before NCCL 2.29.2, and gathers to
-    /// all ranks of equal lengths alone: sends and receives, and what is made of them, NCCL would keep and launch with the next group.
+    /// Of communicators of several ranks that block ([`Config::blocking`](crate::Config::blocking)) alone: a group of others, NCCL launches. And of
+    /// reductions, broadcasts before NCCL 2.29.2, and gathers to all ranks of equal lengths alone: sends and receives, and what is made of them,
+    /// NCCL would keep and launch with the next group.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for other communicators and calls, and for streams that are being captured; else as [`group`](Self::group);

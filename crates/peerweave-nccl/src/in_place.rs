@@ -15,6 +15,9 @@ use crate::{Call, requests};
 /// Collectives in one buffer. What holds for [`all_reduce`](Self::all_reduce) and its siblings holds here.
 impl Communicator {
     /// Reduces over all ranks; every rank gets the result in place of what it gave.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn all_reduce_in_place<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -25,6 +28,9 @@ impl Communicator {
     }
 
     /// Every rank's buffer becomes the root's.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn broadcast_in_place<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -35,6 +41,9 @@ impl Communicator {
     }
 
     /// Reduces over all ranks; the root gets the result in place of what it gave. The others' buffers are only read.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn reduce_in_place<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -46,6 +55,9 @@ impl Communicator {
     }
 
     /// The buffer has a part for each rank; this rank's part goes to all, and the others' parts are theirs.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn all_gather_in_place<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -55,6 +67,9 @@ impl Communicator {
     }
 
     /// The buffer has a part for each rank; this rank's part becomes the reduction of it over all ranks. The other parts are unspecified afterwards.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn reduce_scatter_in_place<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -65,6 +80,9 @@ impl Communicator {
     }
 
     /// The root's buffer has a part for each rank, its own in place; the others give buffers of the length of one part, which are only read.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn gather_in_place<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -75,6 +93,9 @@ impl Communicator {
     }
 
     /// The root's buffer has a part for each rank, and its own stays in place; the others give buffers of the length of one part.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn scatter_in_place<T: Element>(
         &self,
         stream: &Arc<CudaStream>,

@@ -68,7 +68,8 @@ impl Communicator {
         init(CALL, nccl, &members, n_ranks, std::slice::from_ref(id), config, (Instant::now(), deadline), None).map(only)
     }
 
-    /// As [`init_rank`](Self::init_rank), for thousands of ranks: several ids, made by different processes, so that not all ranks meet at one. NCCL 2.23.4.
+    /// As [`init_rank`](Self::init_rank), for thousands of ranks: several ids, made by different processes, so that not all ranks meet at one. NCCL
+    /// 2.23.4.
     ///
     /// # Collective
     /// All ranks, each with the same ids in the same order.
@@ -118,8 +119,8 @@ impl Communicator {
     /// Makes the communicator of a job in one call: the ranks are the PEs of the rendezvous, and the id travels over it. With it, an expired
     /// [`wait`](Self::wait) says where the other ranks are and who is gone.
     ///
-    /// The rendezvous stays the caller's: the communicator does not keep it from leaving. Waiting for the others to exchange the id has the rendezvous' own
-    /// deadline, if that is longer.
+    /// The rendezvous stays the caller's: the communicator does not keep it from leaving. Waiting for the others to exchange the id has the
+    /// rendezvous' own deadline, if that is longer.
     ///
     /// # Collective
     /// All PEs of the rendezvous.
@@ -273,8 +274,8 @@ type Slot = ManuallyDrop<Box<AtomicPtr<ncclComm>>>;
 
 /// As [`make`], for ranks that have no parents.
 ///
-/// On communicators that block, NCCL comes back when all ranks have come, and has no deadline; nobody can abort it, since it gives the handle at the end. So another
-/// thread calls, and is given up at the deadline: what it makes after that is ended at once.
+/// On communicators that block, NCCL comes back when all ranks have come, and has no deadline; nobody can abort it, since it gives the handle at the
+/// end. So another thread calls, and is given up at the deadline: what it makes after that is ended at once.
 pub(crate) fn make_first(
     call: &'static str,
     nccl: Nccl,
@@ -326,7 +327,8 @@ impl Drop for Unclaimed {
 
 /// Has NCCL make handles, one for each context, and waits until they are ready. In a group if there are several.
 ///
-/// `parents` are inside their gates, and have said that they may be stuck in NCCL, which works on them too. A handle is `None` where NCCL made none without an error.
+/// `parents` are inside their gates, and have said that they may be stuck in NCCL, which works on them too. A handle is `None` where NCCL made none
+/// without an error.
 pub(crate) fn make(
     call: &'static str,
     nccl: Nccl,

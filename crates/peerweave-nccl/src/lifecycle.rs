@@ -143,8 +143,9 @@ impl Communicator {
 
     /// Ends what runs on the communicator, and keeps it for [`split`](Self::split) and [`shrink`](Self::shrink). NCCL 2.28.7.
     ///
-    /// What is stuck on the device ends. Where the communicator blocks, so does what is stuck in a call of another thread. Where it does not block, this takes its turn
-    /// as other calls do: NCCL frees a call that it is still at work on, and later frees it again ([`abort`](Self::abort) ends such a call).
+    /// What is stuck on the device ends. Where the communicator blocks, so does what is stuck in a call of another thread. Where it does not block,
+    /// this takes its turn as other calls do: NCCL frees a call that it is still at work on, and later frees it again ([`abort`](Self::abort) ends
+    /// such a call).
     ///
     /// # Errors
     /// [`NcclError::Unsupported`] before; [`NcclError::Dead`], also where it was revoked before; [`NcclError::Timeout`] by the communicator's deadline;

@@ -15,7 +15,9 @@ use crate::request::{At, Checked, Kind, Operation, Operations, Put};
 use crate::sys::{ncclDataType_t, ncclWaitSignalDesc_t};
 use crate::{Call, Version, Window};
 
-/// A counter at a rank that others raise: by its index, in a context. How many there are is set by
+/// A counter at a rank that others raise: by its index, in a context.
+///
+/// How many there are is set by
 /// [`Config::num_rma_sig`](crate::Config::num_rma_sig) and [`Config::num_rma_ctx`](crate::Config::num_rma_ctx); the first exists unless that says 0. Before
 /// NCCL 2.31 there is only the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,12 +45,15 @@ pub struct SignalWait {
 /// keeps the others waiting. NCCL's own rules beyond what is checked here end the communicator where it does not block: each later call is
 /// [`NcclError::Dead`].
 impl Communicator {
-    /// Writes `source` into the peer's window from its element `offset` on, and then raises the signal there. In the order of the stream. The offset has to
-    /// lie in a window of the length of this rank's own.
+    /// Writes `source` into the peer's window from its element `offset` on, and then raises the signal there. In the order of the stream. The offset
+    /// has to lie in a window of the length of this rank's own.
     ///
     /// NCCL wants both the target and the source in windows that were registered with [`WindowKind::SYMMETRIC`](crate::WindowKind::SYMMETRIC).
     ///
     /// In a captured graph, a put waits until the receiver has waited for the one before it: two puts and one wait for both would wait for ever.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce). Before NCCL 2.29.2, [`NcclError::Unsupported`].
     pub fn put_signal<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -62,11 +67,17 @@ impl Communicator {
     }
 
     /// Raises a signal at the peer.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce). Before NCCL 2.29.2, [`NcclError::Unsupported`].
     pub fn signal(&self, stream: &Arc<CudaStream>, peer: usize, signal: Signal) -> Result<(), NcclError> {
         self.run(Call::Signal, stream, None, |at| raise(at, peer, signal))
     }
 
     /// Lets the stream wait until all of these have been signalled. What was put before a signal is there then.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce). Before NCCL 2.29.2, [`NcclError::Unsupported`].
     pub fn wait_signal(&self, stream: &Arc<CudaStream>, waits: &[SignalWait]) -> Result<(), NcclError> {
         self.run(Call::WaitSignal, stream, None, |at| wait_signal(at, waits))
     }

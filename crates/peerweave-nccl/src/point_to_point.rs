@@ -16,6 +16,9 @@ impl Communicator {
     /// Sends to a rank, which has to [`recv`](Self::recv) as many elements of the same type.
     ///
     /// Two ranks that send to each other do so in groups: a send may wait for its receive.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn send<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -26,6 +29,9 @@ impl Communicator {
     }
 
     /// Receives from a rank, which has to [`send`](Self::send) as many elements of the same type.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn recv<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -39,6 +45,9 @@ impl Communicator {
     /// `recv_counts[i]` from rank `i`, in the order of ranks. What one rank sends to another is what that one receives.
     ///
     /// Composed of sends and receives in one group.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn all_to_all_v<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -53,6 +62,9 @@ impl Communicator {
     /// Every rank gets what all sent, in the order of ranks; `counts[i]` elements from rank `i`. All ranks give the same counts.
     ///
     /// Composed of broadcasts in one group.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
     pub fn all_gather_v<T: Element>(
         &self,
         stream: &Arc<CudaStream>,

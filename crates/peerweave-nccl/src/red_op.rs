@@ -193,8 +193,8 @@ impl<T: Element> PreMulSum<T> {
                 // SAFETY: the place is live.
                 None => (unsafe { &raw mut (*place).1 }.cast(), ncclScalarResidence_t::ncclScalarHostImmediate),
             };
-            // SAFETY: the handle is live inside the gate; a scalar of the host lies beside the place for the number, which lives until NCCL is done; one of the
-            // device is kept by the object.
+            // SAFETY: the handle is live inside the gate; a scalar of the host lies beside the place for the number, which lives until NCCL is done;
+            // one of the device is kept by the object.
             unsafe { api.ncclRedOpCreatePreMulSum(&raw mut (*place).0, scalar, data_type, residence, comm) }
         })?;
         let scalar = memory.map(|memory| Box::new(memory) as Box<dyn Scalar>);

@@ -198,8 +198,8 @@ impl<'a> Request<'a> {
         let config = self.config.as_ref().map_or(std::ptr::null(), |config| config.as_ptr());
         let (comm, stream) = (inner.handle.get(), self.stream.cu_stream());
         match &self.operations {
-            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live while this request
-            // does, and after it for as long as the stream needs them.
+            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live while this
+            // request does, and after it for as long as the stream needs them.
             Operations::One(operation) => unsafe { operation.issue(api, inner, comm, stream, config) },
             // SAFETY: the same; the part of the window was checked too.
             Operations::Put(put) => unsafe {

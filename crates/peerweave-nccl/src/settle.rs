@@ -23,9 +23,9 @@ impl Inner {
 
     /// As [`settle`](Self::settle), for a call that is no collective.
     ///
-    /// On a communicator that does not block, some of those say success while a thread of NCCL's is at work and will write to the caller's memory: they drop
-    /// the answer of the end of their own group (`ncclDevCommCreate`, `ncclCommWindowRegister`, splits; seen in 2.28 to 2.32). So success only says that
-    /// they have begun, and the communicator is asked.
+    /// On a communicator that does not block, some of those say success while a thread of NCCL's is at work and will write to the caller's memory:
+    /// they drop the answer of the end of their own group (`ncclDevCommCreate`, `ncclCommWindowRegister`, splits; seen in 2.28 to 2.32). So success
+    /// only says that they have begun, and the communicator is asked.
     pub(crate) fn settle_begun(
         self: &Arc<Self>,
         call: &'static str,

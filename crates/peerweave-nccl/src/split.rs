@@ -82,8 +82,8 @@ impl Communicator {
     /// With [`ShrinkMode::Abort`], the excluded may be dead, and what this communicator runs is cut off: waits for it and new calls are
     /// [`NcclError::Dead`] from then on, whatever becomes of this. It can be shrunk again, aborted or dropped.
     ///
-    /// That helps where work is stuck without an error, as it is over NVLink. Where NCCL itself noticed the loss (an asynchronous error, as over a network), it refuses: make
-    /// a communicator anew, of the ranks that are left, with a [`UniqueId`] of its own.
+    /// That helps where work is stuck without an error, as it is over NVLink. Where NCCL itself noticed the loss (an asynchronous error, as over a
+    /// network), it refuses: make a communicator anew, of the ranks that are left, with a [`UniqueId`] of its own.
     ///
     /// # Collective
     /// All ranks that are not excluded, with the same list; ranks of one thread by [`shrink_all`](Self::shrink_all).

@@ -9,9 +9,9 @@
 //! - **[G3]** A thread that may be stuck inside NCCL has said so by `dive` or `plunge`, which fail once the gate is closed. All others leave by
 //!   themselves, and are waited for however long that takes them: they do nothing in NCCL but ask for a state or a text.
 //!
-//! Who has said so and is not seen to leave is given up after a while, since an abort is what frees who is stuck. A thread that the system stops for longer
-//! than that between its word and its call looks the same, and calls on what was freed: who calls asks once more right before, and the rest is NCCL's rule
-//! too, which leaves to its callers when to abort.
+//! Who has said so and is not seen to leave is given up after a while, since an abort is what frees who is stuck. A thread that the system stops for
+//! longer than that between its word and its call looks the same, and calls on what was freed: who calls asks once more right before, and the rest
+//! is NCCL's rule too, which leaves to its callers when to abort.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};

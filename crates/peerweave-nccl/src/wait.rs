@@ -38,8 +38,8 @@ impl Communicator {
     /// Waits until all work is done that the stream has now, and looks for errors of the communicator meanwhile. A thread that is stuck in a
     /// call does not keep this one.
     ///
-    /// On expiry, or on an error, **every communicator of the process is aborted**, each from a thread of its own, since work that is stuck on a device can
-    /// block the others that share it. [`wait_with`](Self::wait_with) leaves that out.
+    /// On expiry, or on an error, **every communicator of the process is aborted**, each from a thread of its own, since work that is stuck on a
+    /// device can block the others that share it. [`wait_with`](Self::wait_with) leaves that out.
     ///
     /// # Errors
     /// [`NcclError::Timeout`] names the last call and its number, and what the other ranks reported over the rendezvous, if there is one;

@@ -92,11 +92,11 @@ pub(crate) struct Registered {
 /// A handle of NCCL.
 struct Raw<P>(*mut P);
 
-// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle; synchronised by the communicator's gate. Would be caught by the test
-// `windows_are_put_into_by_every_rank`.
+// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle; synchronised by the communicator's gate. Would be
+// caught by the test `windows_are_put_into_by_every_rank`.
 unsafe impl<P> Send for Raw<P> {}
-// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle; synchronised by the communicator's gate. Would be caught by the test
-// `windows_are_put_into_by_every_rank`.
+// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle; synchronised by the communicator's gate. Would be
+// caught by the test `windows_are_put_into_by_every_rank`.
 unsafe impl<P> Sync for Raw<P> {}
 
 impl Registered {
@@ -224,7 +224,8 @@ impl<T: Element> Window<T> {
         Ok(made.into_iter().zip(lens).map(finish).collect())
     }
 
-    /// Gives the window back before the communicator ends, when every rank has called this and has completed its puts and what it enqueued on `stream` before.
+    /// Gives the window back before the communicator ends, when every rank has called this and has completed its puts and what it enqueued on
+    /// `stream` before.
     ///
     /// # Collective
     /// All ranks, from their own threads or processes.
@@ -245,8 +246,8 @@ impl<T: Element> Window<T> {
         meet(CALL, &communicator, stream, &streams, deadline)?;
         let handle = registered.handle.0;
         give_back(CALL, &communicator.inner, |api, comm| {
-            // SAFETY: the handle is live inside the gate, the window is its own, and this is the only deregistration; no rank writes into it any more, and no
-            // graph of this rank will.
+            // SAFETY: the handle is live inside the gate, the window is its own, and this is the only deregistration; no rank writes into it any
+            // more, and no graph of this rank will.
             unsafe { api.ncclCommWindowDeregister(comm, handle) }
         })?;
         registered.is_parked = false;

@@ -109,7 +109,8 @@ pub fn write<T: Element>(
 
 /// Copies a device buffer to the host, after what `stream` has before, and waits for it, as [`write()`] does.
 ///
-/// From a [`PeerMemory`](crate::PeerMemory) whose way is broken the copy may never end. Where that is possible, [`copy`] it to memory of this device first.
+/// From a [`PeerMemory`](crate::PeerMemory) whose way is broken the copy may never end. Where that is possible, [`copy`] it to memory of this device
+/// first.
 ///
 /// # Errors
 /// As [`write()`].

@@ -31,8 +31,8 @@ pub enum Way {
     FileDescriptor,
     /// As fabric handles.
     Fabric,
-    /// By legacy CUDA IPC: the addresses of peers are no arithmetic then. A heap of this kind is not finalized while a stream of its context is being captured:
-    /// the driver refuses to close peers' memory then, and the capture is spoiled.
+    /// By legacy CUDA IPC: the addresses of peers are no arithmetic then. A heap of this kind is not finalized while a stream of its context is
+    /// being captured: the driver refuses to close peers' memory then, and the capture is spoiled.
     Ipc,
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUmemGenericAllocationHandle, CUmemLocation};
-use peerweave_driver::{CudaContext, CudaStream, Keep, Streams, retire};
+use peerweave_driver::{Access, CudaContext, CudaStream, Keep, Streams, retire};
 use peerweave_types::Element;
 
 use crate::access::Rights;
@@ -25,7 +25,8 @@ use crate::reservation::Place;
 /// Memory that is mapped at addresses. Clones are handles of the same mapping.
 ///
 /// Dropping the last handle does not wait: it is unmapped some time later, when the streams that used it have passed that work. Until then its place
-/// is occupied; [`peerweave_driver::settle`] waits for that. Where a per-thread stream was given to use it, by a call of another library, it stays for ever.
+/// is occupied; [`peerweave_driver::settle`] waits for that. Where a per-thread stream was given to use it, by a call of another library, it stays
+/// for ever.
 #[derive(Clone)]
 pub struct Mapping {
     inner: Arc<Inner>,
@@ -158,7 +159,25 @@ impl Mapping {
         }
     }
 
-    pub(crate) fn keep(&self) -> Keep {
+    /// The address for work of device `device` that is about to be enqueued on `stream`, by its rights: it stays mapped until the stream has passed that
+    /// work. For work that is captured into a graph, the graph must have [`keep`](Self::keep) too. Where a device may write, [`memory`](Self::memory) is
+    /// a buffer.
+    ///
+    /// # Errors
+    /// [`Misuse::Value`] for a device without rights.
+    pub fn access(&self, device: usize, stream: &Arc<CudaStream>) -> Result<Access<'_>, VmmError> {
+        // Locked until the stream is noted, which `allow` looks for.
+        let known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.get(&device).is_none_or(|rights| *rights == Rights::None) {
+            let (value, expected) = (format!("none for device {device}"), "some, by Mapping::allow".into());
+            return Err(Misuse::Value { call: "Mapping::access", what: "rights", value, expected }.into());
+        }
+        self.note(stream);
+        Ok(Access::new(self.address()))
+    }
+
+    /// What keeps it mapped, for graphs.
+    pub fn keep(&self) -> Keep {
         Arc::<Inner>::clone(&self.inner)
     }
 
@@ -186,9 +205,9 @@ impl Drop for Inner {
                 match code.and_then(|code| raw::done("cuMemUnmap", code)) {
                     Ok(()) => drop((source, place)),
                     Err(error) => {
-                        // Still mapped: the memory and the addresses must stay.
-                        tracing::warn!(%error, "a mapping is leaked");
+                        // Still mapped: the memory and the addresses must stay, also where logging panics.
                         std::mem::forget((source, place));
+                        tracing::warn!(%error, "a mapping is leaked");
                     }
                 }
             }),

@@ -106,7 +106,8 @@ pub(crate) fn check_supported(ordinal: usize) -> Result<(), VmmError> {
 
 /// Physical memory of one device. Clones are handles of the same memory.
 ///
-/// It has no address: see [`Reservation::map`](crate::Reservation::map). The memory goes back to the device when the last handle and the last mapping are gone, in all processes.
+/// It has no address: see [`Reservation::map`](crate::Reservation::map). The memory goes back to the device when the last handle and the last
+/// mapping are gone, in all processes.
 ///
 /// ```no_run
 /// use peerweave_vmm::{Exportable, Granularity, PhysicalMemory, Reservation, Rights};

@@ -1,6 +1,7 @@
 //! All orders in which calls, an abort and a look can meet, by the model checker. Not how long anybody waits.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p peerweave-nccl --lib state::model`. Invariant: what is guarded is freed in no order that lets anybody still use it.
+//! `RUSTFLAGS="--cfg loom" cargo test -p peerweave-nccl --lib state::model`. Invariant: what is guarded is freed in no order that lets anybody still
+//! use it.
 
 use super::*;
 use loom::cell::UnsafeCell;

@@ -1,7 +1,7 @@
 //! The gate under weak memory: with Miri, which lets loads see old values, as the orderings themselves allow it and without a fence.
 //!
-//! `MIRIFLAGS="-Zmiri-many-seeds=0..16 -Zmiri-disable-isolation" cargo +nightly miri test -p peerweave-nccl --lib state::weak`. Not every order: those of the
-//! seeds. Invariant: as `model.rs`, which goes through every order of a few switches, but believes in fences only.
+//! `MIRIFLAGS="-Zmiri-many-seeds=0..16 -Zmiri-disable-isolation" cargo +nightly miri test -p peerweave-nccl --lib state::weak`. Not every order:
+//! those of the seeds. Invariant: as `model.rs`, which goes through every order of a few switches, but believes in fences only.
 
 use super::*;
 use std::cell::UnsafeCell;

@@ -1,6 +1,7 @@
 //! Memory behind a multicast object: bound while the value lives.
 //!
-//! Invariants: the memory and the object outlive the binding; it is unbound after every mapping of the object that could reach it is gone, since those keep it.
+//! Invariants: the memory and the object outlive the binding; it is unbound after every mapping of the object that could reach it is gone, since
+//! those keep it.
 
 use std::fmt;
 use std::ops::Range;
@@ -46,8 +47,9 @@ impl Team {
     ///
     /// # Errors
     /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Unaligned`](crate::Misuse::Unaligned), [`Misuse::OutOfRange`](crate::Misuse::OutOfRange); [`Misuse::Occupied`](crate::Misuse::Occupied) where something is bound, which a
-    /// binding is for a while after it was dropped (wait by [`peerweave_driver::settle`]); [`Misuse::Value`](crate::Misuse::Value) for memory of a device that this process did not
-    /// add, that was imported (its device is known for sure only where it was made), or that is less exportable than the object; what the driver says.
+    /// binding is for a while after it was dropped (wait by [`peerweave_driver::settle`]); [`Misuse::Value`](crate::Misuse::Value) for memory of a
+    /// device that this process did not add, that was imported (its device is known for sure only where it was made), or that is less exportable
+    /// than the object; what the driver says.
     pub fn bind(&self, memory: &PhysicalMemory, offset: usize, memory_offset: usize, bytes: usize) -> Result<Binding, VmmError> {
         let call = "Team::bind";
         multicast_switch()?;
@@ -150,9 +152,9 @@ impl Drop for Binding {
                 match code.and_then(|code| raw::done("cuMulticastUnbind", code)) {
                     Ok(()) => drop((place, memory)),
                     Err(error) => {
-                        // Still bound: the memory and the object must stay.
-                        tracing::warn!(%error, "a multicast binding is leaked");
+                        // Still bound: the memory and the object must stay, also where logging panics.
                         std::mem::forget((place, memory));
+                        tracing::warn!(%error, "a multicast binding is leaked");
                     }
                 }
             }),

@@ -10,10 +10,11 @@
 //! Each step is a type, so that one that is out of order is no program. What follows keeps what precedes: a mapping its bindings, a binding
 //! its memory and the object; they go in that order, when no stream uses the address any more.
 //!
-//! With [`collective`] a job's PEs go through the first steps together, and [`SymmetricHeap::multicast`](crate::SymmetricHeap::multicast) does all for a heap.
+//! With [`collective`] a job's PEs go through the first steps together, and [`SymmetricHeap::multicast`](crate::SymmetricHeap::multicast) does all
+//! for a heap.
 //!
 //! **Never created on a real GPU by the authors of this crate**, and forbidden by one variable: see [`multicast_switch`]. Every step above, the
-//! granularity and an export ask it before the driver is called, each anew: what was begun before it was set goes no further. What there is already
+//! granularity and an export ask it first, each anew: what was begun before it was set goes no further. What there is already
 //! stays mapped until it is dropped, and is then unmapped, unbound and released whatever the switch says. [`check_device`] alone does not ask: it
 //! reads the driver's version and an attribute.
 //!

@@ -103,7 +103,8 @@ impl Kernels {
         raw::bind(&self.context)?;
         let (one, none) = (1, std::ptr::null_mut());
         let arguments = arguments.as_ptr().cast_mut();
-        // SAFETY: the function is of a loaded module of this context, the arguments are of the kernel's types in its order and are read before the call returns.
+        // SAFETY: the function is of a loaded module of this context, the arguments are of the kernel's types in its order and are read before the
+        // call returns.
         let code = unsafe {
             raw::extra()?.cuLaunchKernel(function, blocks, one, one, threads, one, one, 0, stream.cu_stream(), arguments, none)
         };
