@@ -1,26 +1,17 @@
-//! Making, dividing and ending communicators: in order, by force, in every order, and what is refused afterwards.
+//! Making, dividing and resting communicators, and forks.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, reason = "scenarios are named, not documented")]
 
 mod common;
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
-use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_nccl::{
-    CollConfig, Communicator, Config, DeadState, DeviceCommRequirements, DeviceCommunicator, MisuseKind, Nccl, NcclError,
-    NcclMem, OnExpiry, PreMulSum, ReduceOp, ResultCode, ShrinkMode, Signal, SignalWait, Switch, UniqueId, Window, WindowKind,
+    CollConfig, Communicator, Config, DeadState, DeviceCommRequirements, DeviceCommunicator, Nccl, NcclError, NcclMem, PreMulSum,
+    ReduceOp, ShrinkMode, Signal, SignalWait, Window, WindowKind,
 };
-
-fn state_of<T: std::fmt::Debug>(result: Result<T, NcclError>) -> DeadState {
-    match result {
-        Err(NcclError::Dead { state, .. }) => state,
-        other => panic!("{other:?}"),
-    }
-}
 
 #[test]
 fn split_gives_each_color_its_own() {
@@ -113,13 +104,6 @@ fn reduction_is_destroyed_once_when_nothing_uses_it() {
 }
 
 #[test]
-fn handles_are_shared_by_threads() {
-    fn shared<T: Send + Sync + 'static>() {}
-    shared::<(Nccl, UniqueId, Config, CollConfig, Communicator, NcclError)>();
-    shared::<(PreMulSum<f32>, NcclMem<f32>, Window<f32>, peerweave_nccl::Registration, DeviceCommunicator)>();
-}
-
-#[test]
 fn suspended_communicator_rests_until_it_is_resumed() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
@@ -139,105 +123,6 @@ fn suspended_communicator_rests_until_it_is_resumed() {
             assert!(comm.resume().expect_err("it is not suspended").misuse_kind().is_some());
         });
         nothing_is_left();
-    });
-}
-
-#[test]
-fn revoked_communicator_can_only_be_split_and_shrunk() {
-    fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce@0:1").run(|| {
-        ranks(2, &Config::new(), |comm, stream| {
-            if comm.rank() == 1 {
-                return;
-            }
-            let mut values = floats(&stream, &[1.0]);
-            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
-            let waiting = comm.clone();
-            let waited = Arc::clone(&stream);
-            let waiter = std::thread::spawn(move || waiting.wait_with(&waited, DEADLINE, OnExpiry::LeaveAlone));
-            std::thread::sleep(Duration::from_millis(50));
-            comm.revoke().expect("it is revoked");
-            // The stream is idle now, and the results are no results.
-            assert_eq!(state_of(waiter.join().expect("no panic")), DeadState::Revoked);
-            assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
-            assert_eq!(state_of(comm.suspend()), DeadState::Revoked);
-            let fewer = comm.shrink(&[1], ShrinkMode::Default).expect("it can be shrunk");
-            assert_eq!(sum(&fewer, &stream).expect("it works"), 1.0);
-            comm.abort(DEADLINE).expect("it ends");
-        });
-        nothing_is_left();
-    });
-}
-
-#[test]
-fn nothing_can_be_called_on_what_has_ended_and_it_ends_once() {
-    fakes(2).run(|| {
-        for finalize in [true, false] {
-            let mut all = all(2);
-            let (kept, streams): (Vec<_>, Vec<_>) = all.iter().map(|(comm, stream)| (comm.clone(), Arc::clone(stream))).unzip();
-            let scaled = PreMulSum::new(&kept[0], 2.0f32).expect("it is made");
-            let state = if finalize {
-                Communicator::finalize_all(all.drain(..).map(|(comm, _)| comm).collect(), DEADLINE).expect("all end");
-                DeadState::Finalized
-            } else {
-                for (comm, _) in all.drain(..) {
-                    comm.abort(DEADLINE).expect("it ends");
-                }
-                DeadState::Aborted
-            };
-            for (comm, stream) in kept.iter().zip(&streams) {
-                assert_eq!(state_of(sum(comm, stream)), state);
-                assert_eq!(state_of(comm.split(Some(0), 0)), state);
-                assert_eq!(state_of(comm.revoke()), state);
-                assert_eq!(state_of(comm.suspend()), state);
-                assert_eq!(state_of(comm.async_error()), state);
-                assert_eq!(state_of(comm.last_error()), state);
-                assert_eq!(state_of(comm.as_raw()), state);
-                assert_eq!(state_of(comm.mem_stats()), state);
-                assert_eq!(state_of(comm.properties()), state);
-                assert_eq!(state_of(PreMulSum::new(comm, 1.0f32)), state);
-                assert_eq!(state_of(comm.abort(DEADLINE)), state);
-                assert_eq!(state_of(comm.clone().finalize(DEADLINE)), state);
-                let mut values = floats(stream, &[1.0]);
-                let grouped = comm.nccl().group(|group| group.all_reduce_in_place(comm, stream, &mut values, ReduceOp::Sum));
-                assert_eq!(state_of(grouped), state);
-            }
-            drop(scaled);
-            nothing_is_left();
-        }
-    });
-}
-
-#[test]
-fn things_are_dropped_in_every_order() {
-    fakes(2).run(|| {
-        // Communicators, buffers, reductions, streams: each order of four.
-        for order in 0..24 {
-            let all = all(2);
-            let (mut comms, mut streams): (Vec<_>, Vec<_>) = all.into_iter().unzip();
-            let mut buffers: Vec<_> = streams.iter().map(|stream| floats(stream, &[1.0; 64])).collect();
-            let mut ops: Vec<_> = comms.iter().map(|comm| PreMulSum::new(comm, 3.0f32).expect("it is made")).collect();
-            comms[0]
-                .nccl()
-                .group(|group| {
-                    for (((comm, stream), buffer), op) in comms.iter().zip(&streams).zip(&mut buffers).zip(&ops) {
-                        group.all_reduce_in_place(comm, stream, buffer, op)?;
-                    }
-                    Ok(())
-                })
-                .expect("it is enqueued");
-            let mut left = vec![0, 1, 2, 3];
-            let mut code = order;
-            while !left.is_empty() {
-                match left.remove(code % left.len()) {
-                    0 => comms.clear(),
-                    1 => streams.clear(),
-                    2 => buffers.clear(),
-                    _ => ops.clear(),
-                }
-                code /= left.len() + 1;
-            }
-            nothing_is_left();
-        }
     });
 }
 
@@ -285,93 +170,6 @@ fn times_without_end_are_no_panic() {
 }
 
 #[test]
-fn threads_share_a_communicator() {
-    fakes(1).run(|| {
-        let (comm, _) = alone();
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    let stream = comm.context().new_stream().expect("a stream");
-                    for _ in 0..200 {
-                        assert_eq!(sum(&comm, &stream).expect("it works"), 1.0);
-                    }
-                });
-            }
-        });
-        assert_eq!(comm.sequence(), 800);
-    });
-}
-
-#[test]
-fn abort_frees_a_thread_that_is_stuck_in_a_call() {
-    // A blocking rank waits inside NCCL for the other to split, which never does.
-    fakes(2).run(|| {
-        ranks(2, &Config::new().blocking(Switch::On), |comm, _| {
-            if comm.rank() == 0 {
-                let stuck = comm.clone();
-                let thread = std::thread::spawn(move || stuck.split(Some(0), 0).map(|_| ()));
-                std::thread::sleep(Duration::from_millis(100));
-                assert!(!thread.is_finished());
-                comm.abort(DEADLINE).expect("it ends");
-                assert!(thread.join().expect("no panic").is_err());
-                assert_eq!(state_of(comm.split(Some(0), 0)), DeadState::Aborted);
-            }
-        });
-    });
-}
-
-#[test]
-fn abort_frees_a_thread_that_is_stuck_in_a_question() {
-    fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommMemStats:1").run(|| {
-        let (comm, _) = alone();
-        let asking = comm.clone();
-        let stuck = std::thread::spawn(move || asking.mem_stats());
-        std::thread::sleep(Duration::from_millis(100));
-        assert!(!stuck.is_finished());
-        comm.abort(Duration::from_secs(5)).expect("NCCL has freed it");
-        stuck.join().expect("no panic").expect_err("it was aborted meanwhile");
-        nothing_is_left();
-    });
-}
-
-#[test]
-fn communicator_is_revoked_by_whoever_is_first() {
-    fakes(1).run(|| {
-        for round in 0..50 {
-            let (comm, stream) = alone();
-            let others: Vec<_> = (0..2)
-                .map(|_| {
-                    let other = comm.clone();
-                    std::thread::spawn(move || other.revoke())
-                })
-                .collect();
-            let results: Vec<_> = others.into_iter().map(|other| other.join().expect("no panic")).collect();
-            assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "round {round}: {results:?}");
-            let late = results.into_iter().find(Result::is_err).expect("the other");
-            assert_eq!(state_of(late), DeadState::Revoked);
-            assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
-            comm.split(Some(0), 0).expect("it can be split");
-        }
-    });
-}
-
-#[test]
-fn abort_frees_a_thread_that_is_stuck_in_a_revocation() {
-    fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommRevoke:1").run(|| {
-        let (comm, _) = alone();
-        let revoking = comm.clone();
-        let stuck = std::thread::spawn(move || revoking.revoke());
-        std::thread::sleep(Duration::from_millis(100));
-        assert!(!stuck.is_finished());
-        let start = Instant::now();
-        comm.abort(DEADLINE).expect("it ends");
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-        stuck.join().expect("no panic").expect_err("it was aborted meanwhile");
-        nothing_is_left();
-    });
-}
-
-#[test]
 fn parent_whose_split_was_left_undone_is_not_taken_for_a_good_one() {
     fakes(2).run(|| {
         let all = all(2);
@@ -389,24 +187,6 @@ fn parent_whose_split_was_left_undone_is_not_taken_for_a_good_one() {
         drop(all);
         nothing_is_left();
     });
-}
-
-#[test]
-fn memory_of_a_communicator_that_could_not_be_finalized_is_freed() {
-    for (setting, fault) in
-        [("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommFinalize:1=2"), ("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommFinalize:1")]
-    {
-        fakes(1).env(setting, fault).run(|| {
-            let (comm, stream) = alone();
-            let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
-            drop(comm.register(&memory).expect("it is registered"));
-            drop((memory, stream));
-            peerweave_driver::settle(Instant::now() + DEADLINE);
-            assert_eq!(counted("allocations"), 1, "peers may still reach it");
-            comm.finalize(Duration::from_millis(200)).expect_err("it does not end in order");
-            nothing_is_left();
-        });
-    }
 }
 
 #[test]
@@ -479,140 +259,5 @@ fn forked_child_gets_errors() {
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0, "the child");
         assert_eq!(sum(&comm, &stream).expect("the parent goes on"), 1.0);
-    });
-}
-
-#[test]
-fn who_waits_for_what_a_shrink_cuts_off_gets_an_error() {
-    fakes(3).run(|| {
-        ranks(3, &Config::new(), |comm, stream| {
-            if comm.rank() == 2 {
-                return;
-            }
-            let mut values = floats(&stream, &[comm.rank() as f32 + 1.0]);
-            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
-            let (other, theirs) = (comm.clone(), Arc::clone(&stream));
-            let waiting = std::thread::spawn(move || other.wait_with(&theirs, DEADLINE, OnExpiry::LeaveAlone));
-            std::thread::sleep(Duration::from_millis(100));
-            let fewer = comm.shrink(&[2], ShrinkMode::Abort).expect("they shrink");
-            assert_eq!(state_of(waiting.join().expect("no panic")), DeadState::Failed);
-            assert_eq!(state_of(comm.wait(&stream, DEADLINE)), DeadState::Failed);
-            assert_eq!(state_of(comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)), DeadState::Failed);
-            assert_eq!(sum(&fewer, &stream).expect("it works"), 3.0);
-            comm.abort(DEADLINE).expect("it ends");
-        });
-        nothing_is_left();
-    });
-}
-
-#[test]
-fn questions_of_several_threads_never_meet_a_call() {
-    // The fake ends the process where two threads are in calls on a communicator that does not block.
-    fakes(1).run(|| {
-        let (comm, stream) = alone();
-        let done = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    while !done.load(std::sync::atomic::Ordering::Acquire) {
-                        assert!(matches!(comm.async_error(), Ok(None | Some(ResultCode::IN_PROGRESS))));
-                        comm.wait(&stream, DEADLINE).expect("it completes");
-                    }
-                });
-            }
-            for _ in 0..200 {
-                assert_eq!(sum(&comm, &stream).expect("it works"), 1.0);
-            }
-            done.store(true, std::sync::atomic::Ordering::Release);
-        });
-        assert_eq!(comm.sequence(), 200);
-    });
-}
-
-#[test]
-fn revocation_waits_for_a_call_that_is_in_progress() {
-    // NCCL would free the call twice.
-    fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
-        ranks(2, &Config::new(), |comm, stream| {
-            if comm.rank() == 0 {
-                comm.set_deadline(Duration::from_millis(500));
-                let calling = comm.clone();
-                let call = std::thread::spawn(move || sum(&calling, &stream));
-                std::thread::sleep(Duration::from_millis(100));
-                // Rank 1 never comes to connect: the call ends at its deadline, by an abort.
-                let error = comm.revoke().expect_err("another thread is inside");
-                assert!(matches!(error, NcclError::Timeout(_) | NcclError::Dead { state: DeadState::Aborted, .. }), "{error}");
-                assert!(matches!(call.join().expect("no panic"), Err(NcclError::Timeout(_))));
-            }
-        });
-        nothing_is_left();
-    });
-}
-
-#[test]
-fn registered_memory_is_not_given_back_under_a_graph() {
-    fakes(1).run(|| {
-        let (comm, stream) = alone();
-        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 1024]).expect("memory");
-        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("windows");
-        let registration = comm.register(&memory).expect("it works");
-        let mut inside = memory.clone();
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
-        comm.all_reduce_in_place(&stream, &mut inside, ReduceOp::Sum).expect("it is captured");
-        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = stream.end_capture(flags).expect("it ends").expect("a graph");
-        for result in [window.deregister(&stream, DEADLINE), registration.deregister(&stream, DEADLINE)] {
-            let error = result.expect_err("the graph has its address");
-            assert!(matches!(error.misuse_kind(), Some(MisuseKind::Graphs { count: 1 })), "{error}");
-        }
-        graph.launch().expect("it runs");
-        comm.wait(&stream, DEADLINE).expect("it completes");
-        drop(graph);
-        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("windows");
-        window.deregister(&stream, DEADLINE).expect("nothing uses it");
-    });
-}
-
-#[test]
-fn window_lets_go_of_streams_that_nobody_has() {
-    fakes(1).run(|| {
-        let (comm, _) = alone();
-        let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 64).expect("memory");
-        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("windows");
-        let handles = || Arc::strong_count(comm.context());
-        let before = handles();
-        for _ in 0..300 {
-            let stream = comm.context().default_stream();
-            comm.put_signal(&stream, &memory, 0, &window, 0, Signal::default()).expect("it is enqueued");
-        }
-        assert!(handles() < before + 100, "{before} handles of the context, then {}", handles());
-    });
-}
-
-#[test]
-fn who_listens_to_events_may_use_communicators() {
-    struct Nosy;
-    impl tracing::Subscriber for Nosy {
-        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-            true
-        }
-        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-            tracing::span::Id::from_u64(1)
-        }
-        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-        fn event(&self, _: &tracing::Event<'_>) {
-            Nccl::load().expect("the fake is there");
-            Communicator::abort_all(DEADLINE).expect("those that are there end");
-        }
-        fn enter(&self, _: &tracing::span::Id) {}
-        fn exit(&self, _: &tracing::span::Id) {}
-    }
-    fakes(1).run(|| {
-        tracing::subscriber::with_default(Nosy, || {
-            let made = Communicator::init_all(Nccl::load().expect("the fake"), &contexts(1), &Config::new(), DEADLINE);
-            assert_eq!(state_of(made.expect("it is made").remove(0).abort(DEADLINE)), DeadState::Aborted);
-        });
-        nothing_is_left();
     });
 }

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Token};
-use peerweave_driver::cudarc::driver::sys::{CUcontext, CUdevice};
+use peerweave_driver::cudarc::driver::CudaGraph;
+use peerweave_driver::cudarc::driver::sys::{CUcontext, CUdevice, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory};
 use peerweave_fakes::{Child, Fakes};
-use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp, Switch, UniqueId, Version};
+use peerweave_nccl::{Communicator, Config, DeadState, Nccl, NcclError, ReduceOp, Switch, UniqueId, Version};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -152,5 +153,28 @@ pub(crate) fn nothing_is_left() {
             std::thread::sleep(Duration::from_millis(2));
             peerweave_driver::settle(end);
         }
+    }
+}
+
+/// The first value of some memory.
+pub(crate) fn value(memory: &DeviceMemory<f32>, stream: &Arc<CudaStream>) -> f32 {
+    memory.to_vec(stream).expect("it can be read")[0]
+}
+
+/// Captures what `body` calls.
+pub(crate) fn captured(stream: &Arc<CudaStream>, body: impl FnOnce() -> Result<(), NcclError>) -> CudaGraph {
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
+    let result = body();
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graph = stream.end_capture(flags).expect("it ends").expect("a graph");
+    result.expect("the call is captured");
+    graph
+}
+
+/// The state that forbade a call.
+pub(crate) fn state_of<T: std::fmt::Debug>(result: Result<T, NcclError>) -> DeadState {
+    match result {
+        Err(NcclError::Dead { state, .. }) => state,
+        other => panic!("{other:?}"),
     }
 }

@@ -1,0 +1,240 @@
+//! How communicators end: in order, by force, in every order, and what is refused afterwards.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::*;
+use peerweave_nccl::{Communicator, Config, DeadState, NcclError, NcclMem, OnExpiry, PreMulSum, ReduceOp, ShrinkMode, Switch};
+
+#[test]
+fn nothing_can_be_called_on_what_has_ended_and_it_ends_once() {
+    fakes(2).run(|| {
+        for finalize in [true, false] {
+            let mut all = all(2);
+            let (kept, streams): (Vec<_>, Vec<_>) = all.iter().map(|(comm, stream)| (comm.clone(), Arc::clone(stream))).unzip();
+            let scaled = PreMulSum::new(&kept[0], 2.0f32).expect("it is made");
+            let state = if finalize {
+                Communicator::finalize_all(all.drain(..).map(|(comm, _)| comm).collect(), DEADLINE).expect("all end");
+                DeadState::Finalized
+            } else {
+                for (comm, _) in all.drain(..) {
+                    comm.abort(DEADLINE).expect("it ends");
+                }
+                DeadState::Aborted
+            };
+            for (comm, stream) in kept.iter().zip(&streams) {
+                assert_eq!(state_of(sum(comm, stream)), state);
+                assert_eq!(state_of(comm.split(Some(0), 0)), state);
+                assert_eq!(state_of(comm.revoke()), state);
+                assert_eq!(state_of(comm.suspend()), state);
+                assert_eq!(state_of(comm.async_error()), state);
+                assert_eq!(state_of(comm.last_error()), state);
+                assert_eq!(state_of(comm.as_raw()), state);
+                assert_eq!(state_of(comm.mem_stats()), state);
+                assert_eq!(state_of(comm.properties()), state);
+                assert_eq!(state_of(PreMulSum::new(comm, 1.0f32)), state);
+                assert_eq!(state_of(comm.abort(DEADLINE)), state);
+                assert_eq!(state_of(comm.clone().finalize(DEADLINE)), state);
+                let mut values = floats(stream, &[1.0]);
+                let grouped = comm.nccl().group(|group| group.all_reduce_in_place(comm, stream, &mut values, ReduceOp::Sum));
+                assert_eq!(state_of(grouped), state);
+            }
+            drop(scaled);
+            nothing_is_left();
+        }
+    });
+}
+
+#[test]
+fn things_are_dropped_in_every_order() {
+    fakes(2).run(|| {
+        // Communicators, buffers, reductions, streams: each order of four.
+        for order in 0..24 {
+            let all = all(2);
+            let (mut comms, mut streams): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+            let mut buffers: Vec<_> = streams.iter().map(|stream| floats(stream, &[1.0; 64])).collect();
+            let mut ops: Vec<_> = comms.iter().map(|comm| PreMulSum::new(comm, 3.0f32).expect("it is made")).collect();
+            comms[0]
+                .nccl()
+                .group(|group| {
+                    for (((comm, stream), buffer), op) in comms.iter().zip(&streams).zip(&mut buffers).zip(&ops) {
+                        group.all_reduce_in_place(comm, stream, buffer, op)?;
+                    }
+                    Ok(())
+                })
+                .expect("it is enqueued");
+            let mut left = vec![0, 1, 2, 3];
+            let mut code = order;
+            while !left.is_empty() {
+                match left.remove(code % left.len()) {
+                    0 => comms.clear(),
+                    1 => streams.clear(),
+                    2 => buffers.clear(),
+                    _ => ops.clear(),
+                }
+                code /= left.len() + 1;
+            }
+            nothing_is_left();
+        }
+    });
+}
+
+#[test]
+fn abort_frees_a_thread_that_is_stuck_in_a_call() {
+    // A blocking rank waits inside NCCL for the other to split, which never does.
+    fakes(2).run(|| {
+        ranks(2, &Config::new().blocking(Switch::On), |comm, _| {
+            if comm.rank() == 0 {
+                let stuck = comm.clone();
+                let thread = std::thread::spawn(move || stuck.split(Some(0), 0).map(|_| ()));
+                std::thread::sleep(Duration::from_millis(100));
+                assert!(!thread.is_finished());
+                comm.abort(DEADLINE).expect("it ends");
+                assert!(thread.join().expect("no panic").is_err());
+                assert_eq!(state_of(comm.split(Some(0), 0)), DeadState::Aborted);
+            }
+        });
+    });
+}
+
+#[test]
+fn abort_frees_a_thread_that_is_stuck_in_a_question() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommMemStats:1").run(|| {
+        let (comm, _) = alone();
+        let asking = comm.clone();
+        let stuck = std::thread::spawn(move || asking.mem_stats());
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!stuck.is_finished());
+        comm.abort(Duration::from_secs(5)).expect("NCCL has freed it");
+        stuck.join().expect("no panic").expect_err("it was aborted meanwhile");
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn abort_frees_a_thread_that_is_stuck_in_a_revocation() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommRevoke:1").run(|| {
+        let (comm, _) = alone();
+        let revoking = comm.clone();
+        let stuck = std::thread::spawn(move || revoking.revoke());
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!stuck.is_finished());
+        let start = Instant::now();
+        comm.abort(DEADLINE).expect("it ends");
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        stuck.join().expect("no panic").expect_err("it was aborted meanwhile");
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn memory_of_a_communicator_that_could_not_be_finalized_is_freed() {
+    for (setting, fault) in
+        [("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommFinalize:1=2"), ("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommFinalize:1")]
+    {
+        fakes(1).env(setting, fault).run(|| {
+            let (comm, stream) = alone();
+            let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
+            drop(comm.register(&memory).expect("it is registered"));
+            drop((memory, stream));
+            peerweave_driver::settle(Instant::now() + DEADLINE);
+            assert_eq!(counted("allocations"), 1, "peers may still reach it");
+            comm.finalize(Duration::from_millis(200)).expect_err("it does not end in order");
+            nothing_is_left();
+        });
+    }
+}
+
+#[test]
+fn revoked_communicator_can_only_be_split_and_shrunk() {
+    fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce@0:1").run(|| {
+        ranks(2, &Config::new(), |comm, stream| {
+            if comm.rank() == 1 {
+                return;
+            }
+            let mut values = floats(&stream, &[1.0]);
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+            let waiting = comm.clone();
+            let waited = Arc::clone(&stream);
+            let waiter = std::thread::spawn(move || waiting.wait_with(&waited, DEADLINE, OnExpiry::LeaveAlone));
+            std::thread::sleep(Duration::from_millis(50));
+            comm.revoke().expect("it is revoked");
+            // The stream is idle now, and the results are no results.
+            assert_eq!(state_of(waiter.join().expect("no panic")), DeadState::Revoked);
+            assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
+            assert_eq!(state_of(comm.suspend()), DeadState::Revoked);
+            let fewer = comm.shrink(&[1], ShrinkMode::Default).expect("it can be shrunk");
+            assert_eq!(sum(&fewer, &stream).expect("it works"), 1.0);
+            comm.abort(DEADLINE).expect("it ends");
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn communicator_is_revoked_by_whoever_is_first() {
+    fakes(1).run(|| {
+        for round in 0..50 {
+            let (comm, stream) = alone();
+            let others: Vec<_> = (0..2)
+                .map(|_| {
+                    let other = comm.clone();
+                    std::thread::spawn(move || other.revoke())
+                })
+                .collect();
+            let results: Vec<_> = others.into_iter().map(|other| other.join().expect("no panic")).collect();
+            assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "round {round}: {results:?}");
+            let late = results.into_iter().find(Result::is_err).expect("the other");
+            assert_eq!(state_of(late), DeadState::Revoked);
+            assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
+            comm.split(Some(0), 0).expect("it can be split");
+        }
+    });
+}
+
+#[test]
+fn revocation_waits_for_a_call_that_is_in_progress() {
+    // NCCL would free the call twice.
+    fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
+        ranks(2, &Config::new(), |comm, stream| {
+            if comm.rank() == 0 {
+                comm.set_deadline(Duration::from_millis(500));
+                let calling = comm.clone();
+                let call = std::thread::spawn(move || sum(&calling, &stream));
+                std::thread::sleep(Duration::from_millis(100));
+                // Rank 1 never comes to connect: the call ends at its deadline, by an abort.
+                let error = comm.revoke().expect_err("another thread is inside");
+                assert!(matches!(error, NcclError::Timeout(_) | NcclError::Dead { state: DeadState::Aborted, .. }), "{error}");
+                assert!(matches!(call.join().expect("no panic"), Err(NcclError::Timeout(_))));
+            }
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn who_waits_for_what_a_shrink_cuts_off_gets_an_error() {
+    fakes(3).run(|| {
+        ranks(3, &Config::new(), |comm, stream| {
+            if comm.rank() == 2 {
+                return;
+            }
+            let mut values = floats(&stream, &[comm.rank() as f32 + 1.0]);
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+            let (other, theirs) = (comm.clone(), Arc::clone(&stream));
+            let waiting = std::thread::spawn(move || other.wait_with(&theirs, DEADLINE, OnExpiry::LeaveAlone));
+            std::thread::sleep(Duration::from_millis(100));
+            let fewer = comm.shrink(&[2], ShrinkMode::Abort).expect("they shrink");
+            assert_eq!(state_of(waiting.join().expect("no panic")), DeadState::Failed);
+            assert_eq!(state_of(comm.wait(&stream, DEADLINE)), DeadState::Failed);
+            assert_eq!(state_of(comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)), DeadState::Failed);
+            assert_eq!(sum(&fewer, &stream).expect("it works"), 3.0);
+            comm.abort(DEADLINE).expect("it ends");
+        });
+        nothing_is_left();
+    });
+}

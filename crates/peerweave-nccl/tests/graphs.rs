@@ -1,0 +1,245 @@
+//! Calls that are captured into graphs: what a graph keeps, and what a capture forbids.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use peerweave_driver::settle;
+use peerweave_nccl::{
+    CollConfig, Communicator, Config, DeadState, MisuseKind, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, Switch, Window,
+    WindowKind,
+};
+
+#[test]
+fn captured_group_that_is_refused_leaves_nothing_in_the_graph() {
+    fakes(1).run(|| {
+        let ((comm, stream), (other, beside)) = (alone(), alone());
+        let (mut values, mut more) = (floats(&stream, &[1.0]), floats(&beside, &[1.0]));
+        let graph = captured(&stream, || {
+            comm.all_reduce_in_place(&stream, &mut values.clone(), ReduceOp::Sum)?;
+            let result = comm.nccl().group(|group| {
+                group.all_reduce_in_place(&comm, &stream, &mut values, ReduceOp::Sum)?;
+                group.all_reduce_in_place(&other, &beside, &mut more, ReduceOp::Sum)?;
+                other.abort(DEADLINE)
+            });
+            assert!(matches!(result, Err(NcclError::Dead { state: DeadState::Aborted, .. })), "{result:?}");
+            Ok(())
+        });
+        let error = comm.clone().finalize(DEADLINE).expect_err("a graph uses it").to_string();
+        assert_eq!(error, "finalize: captured graphs still use the communicator (1 captured calls); destroy them first");
+        drop(graph);
+        comm.finalize(DEADLINE).expect("the graph is gone");
+    });
+}
+
+#[test]
+fn graph_keeps_what_it_uses_and_its_communicator() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let result = floats(&stream, &[0.0]);
+        let graph = {
+            let send = floats(&stream, &[21.0]);
+            let scalar = floats(&stream, &[2.0]);
+            let scaled = PreMulSum::from_device(&comm, scalar).expect("it is made");
+            let mut recv = result.clone();
+            captured(&stream, || comm.all_reduce(&stream, &send, &mut recv, &scaled))
+        };
+        assert_eq!(value(&result, &stream), 0.0, "nothing ran");
+        let error = comm.clone().finalize(DEADLINE).expect_err("a graph uses it").to_string();
+        assert_eq!(error, "finalize: captured graphs still use the communicator (1 captured calls); destroy them first");
+        let other = comm.clone();
+        drop(comm);
+        for _ in 0..3 {
+            graph.launch().expect("it is replayed");
+        }
+        assert_eq!(value(&result, &stream), 42.0);
+        assert_eq!(counted("communicators"), 1, "the graph keeps it");
+        drop((graph, result, stream));
+        // What the graph used is let go of some time after: that is waited for.
+        other.finalize(DEADLINE).expect("the graph is gone");
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn group_is_captured_as_one() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let (send, mut recv, mut sum) = (floats(&stream, &[5.0]), floats(&stream, &[0.0]), floats(&stream, &[7.0]));
+        let kept = (recv.clone(), sum.clone());
+        let graph = captured(&stream, || {
+            comm.nccl().group(|group| {
+                group.send(&comm, &stream, &send, 0)?;
+                group.recv(&comm, &stream, &mut recv, 0)?;
+                group.all_reduce_in_place(&comm, &stream, &mut sum, ReduceOp::Sum)
+            })
+        });
+        drop((send, recv, sum));
+        graph.launch().expect("it is replayed");
+        assert_eq!((value(&kept.0, &stream), value(&kept.1, &stream)), (5.0, 7.0));
+    });
+}
+
+#[test]
+fn borrowed_memory_is_not_captured_nor_is_a_capture_waited_for() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut slice = stream.alloc_zeros::<f32>(4).expect("memory");
+        let memory = floats(&stream, &[1.0]);
+        let mut kept = memory.clone();
+        let graph = captured(&stream, || {
+            let error = comm.all_reduce_in_place(&stream, &mut slice, ReduceOp::Sum).expect_err("it is borrowed").to_string();
+            assert!(
+                error.starts_with("all_reduce_in_place: the stream is being captured, and a graph replays after the call"),
+                "{error}"
+            );
+            let error = comm.wait(&stream, DEADLINE).expect_err("it is being captured").to_string();
+            assert_eq!(error, "wait: the stream is being captured: nothing runs that could be waited for");
+            // Neither spoiled the capture, nor ended the communicator.
+            comm.all_reduce_in_place(&stream, &mut kept, ReduceOp::Sum)
+        });
+        graph.launch().expect("it is replayed");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        comm.all_reduce_in_place(&stream, &mut slice, ReduceOp::Sum).expect("without a capture it is fine");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+    });
+}
+
+#[test]
+fn capture_that_begins_while_a_group_is_recorded_is_an_error() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut slice = stream.alloc_zeros::<f32>(4).expect("memory");
+        let result = comm.nccl().group(|group| {
+            group.all_reduce_in_place(&comm, &stream, &mut slice, ReduceOp::Sum)?;
+            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
+            Ok(())
+        });
+        let error = result.expect_err("the slice cannot be kept").to_string();
+        assert_eq!(error, "all_reduce_in_place: whether the stream is being captured has changed since the call was recorded");
+        assert_eq!(counted("collectives"), 0);
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        stream.end_capture(flags).expect("the capture was not touched");
+    });
+}
+
+#[test]
+fn wait_on_one_stream_does_not_spoil_the_capture_of_another() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let other = comm.context().new_stream().expect("a stream");
+        let (memory, mut kept) = (floats(&stream, &[4.0]), floats(&stream, &[1.0]));
+        other.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("it captures");
+        let waited = comm.wait(&stream, DEADLINE);
+        let issued = comm.all_reduce_in_place(&other, &mut kept, ReduceOp::Sum);
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = other.end_capture(flags).expect("the capture is whole").expect("a graph");
+        waited.expect("the stream is idle");
+        issued.expect("it is captured");
+        graph.launch().expect("it is replayed");
+        assert_eq!(value(&memory, &stream), 4.0);
+    });
+}
+
+#[test]
+fn memory_and_communicators_are_made_while_a_capture_goes_on() {
+    for blocking in [Switch::Off, Switch::On] {
+        fakes(1).env("BLOCKING", format!("{blocking:?}")).run(|| {
+            let blocking = if std::env::var("BLOCKING").as_deref() == Ok("On") { Switch::On } else { Switch::Off };
+            let config = Config::new().blocking(blocking);
+            let (context, nccl) = (device(0), Nccl::load().expect("the fake is there"));
+            let make = || Communicator::init_all(nccl, std::slice::from_ref(&context), &config, DEADLINE).expect("it is made");
+            let (comm, stream) = (make().remove(0), context.new_stream().expect("a stream"));
+            let mut kept = floats(&stream, &[1.0]);
+            let capturing = context.new_stream().expect("a stream");
+            capturing.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("it captures");
+            // What allocates or synchronises would spoil the capture of this mode, whichever thread does it.
+            let memory = NcclMem::from_slice(nccl, &stream, &[1.0f32; 8]);
+            let registered = memory.as_ref().map(|memory| comm.register(memory));
+            let window = memory.as_ref().map(|memory| Window::register(&comm, memory, WindowKind::DEFAULT));
+            let other = make();
+            let scaled = PreMulSum::new(&comm, 3.0f32);
+            let issued = comm.all_reduce_in_place(&capturing, &mut kept, ReduceOp::Sum);
+            let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+            let graph = capturing.end_capture(flags).expect("the capture is whole").expect("a graph");
+            issued.expect("it is captured");
+            registered.expect("memory").expect("it is registered");
+            window.expect("memory").expect("it is registered").expect("the fake has windows");
+            scaled.expect("it is made");
+            graph.launch().expect("it is replayed");
+            drop(other);
+        });
+    }
+}
+
+#[test]
+fn event_of_a_launch_is_recorded_there_and_kept_by_a_graph() {
+    fakes(2).run(|| {
+        let (comm, stream) = alone();
+        let mut values = floats(&stream, &[1.0]);
+        let there = device(1).new_event(None).expect("an event");
+        let config = CollConfig::new().launch_completion_event(Arc::new(there));
+        let error = comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("another device's");
+        assert_eq!(error.to_string(), "all_reduce_in_place: the launch completion event is on device 1, expected device 0");
+        assert_eq!((counted("collectives"), comm.sequence()), (0, 0), "NCCL heard of nothing");
+        let here = Arc::new(comm.context().new_event(None).expect("an event"));
+        let config = CollConfig::new().launch_completion_event(Arc::clone(&here));
+        comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        assert!(here.is_complete(), "it was recorded");
+        let held = Arc::downgrade(&here);
+        let graph = captured(&stream, || comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum));
+        drop((config, here));
+        assert!(held.upgrade().is_some(), "the graph keeps it");
+        graph.launch().expect("it is replayed");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        drop(graph);
+        let end = std::time::Instant::now() + DEADLINE;
+        while held.upgrade().is_some() {
+            assert!(std::time::Instant::now() < end, "the graph is gone, and the event with it");
+            settle(end);
+        }
+    });
+}
+
+#[test]
+fn aborted_communicator_is_freed_with_its_graph() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut buffer = floats(&stream, &[1.0]);
+        let graph = captured(&stream, || comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum));
+        comm.abort(DEADLINE).expect("NCCL waits for the graph, this does not");
+        drop((graph, buffer, stream));
+        assert!(settle(std::time::Instant::now() + DEADLINE));
+        drop(comm);
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn registered_memory_is_not_given_back_under_a_graph() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 1024]).expect("memory");
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("windows");
+        let registration = comm.register(&memory).expect("it works");
+        let mut inside = memory.clone();
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it captures");
+        comm.all_reduce_in_place(&stream, &mut inside, ReduceOp::Sum).expect("it is captured");
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = stream.end_capture(flags).expect("it ends").expect("a graph");
+        for result in [window.deregister(&stream, DEADLINE), registration.deregister(&stream, DEADLINE)] {
+            let error = result.expect_err("the graph has its address");
+            assert!(matches!(error.misuse_kind(), Some(MisuseKind::Graphs { count: 1 })), "{error}");
+        }
+        graph.launch().expect("it runs");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        drop(graph);
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("windows");
+        window.deregister(&stream, DEADLINE).expect("nothing uses it");
+    });
+}

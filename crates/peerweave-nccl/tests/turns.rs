@@ -1,0 +1,88 @@
+//! Threads that share a communicator, or the process: each gets its turn, and none another's.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use common::*;
+use peerweave_nccl::{
+    CollConfig, Communicator, Config, DeadState, DeviceCommunicator, Nccl, NcclError, NcclMem, PreMulSum, ResultCode, UniqueId,
+    Window,
+};
+
+#[test]
+fn handles_are_shared_by_threads() {
+    fn shared<T: Send + Sync + 'static>() {}
+    shared::<(Nccl, UniqueId, Config, CollConfig, Communicator, NcclError)>();
+    shared::<(PreMulSum<f32>, NcclMem<f32>, Window<f32>, peerweave_nccl::Registration, DeviceCommunicator)>();
+}
+
+#[test]
+fn threads_share_a_communicator() {
+    fakes(1).run(|| {
+        let (comm, _) = alone();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let stream = comm.context().new_stream().expect("a stream");
+                    for _ in 0..200 {
+                        assert_eq!(sum(&comm, &stream).expect("it works"), 1.0);
+                    }
+                });
+            }
+        });
+        assert_eq!(comm.sequence(), 800);
+    });
+}
+
+#[test]
+fn questions_of_several_threads_never_meet_a_call() {
+    // The fake ends the process where two threads are in calls on a communicator that does not block.
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !done.load(std::sync::atomic::Ordering::Acquire) {
+                        assert!(matches!(comm.async_error(), Ok(None | Some(ResultCode::IN_PROGRESS))));
+                        comm.wait(&stream, DEADLINE).expect("it completes");
+                    }
+                });
+            }
+            for _ in 0..200 {
+                assert_eq!(sum(&comm, &stream).expect("it works"), 1.0);
+            }
+            done.store(true, std::sync::atomic::Ordering::Release);
+        });
+        assert_eq!(comm.sequence(), 200);
+    });
+}
+
+#[test]
+fn who_listens_to_events_may_use_communicators() {
+    struct Nosy;
+    impl tracing::Subscriber for Nosy {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn event(&self, _: &tracing::Event<'_>) {
+            Nccl::load().expect("the fake is there");
+            Communicator::abort_all(DEADLINE).expect("those that are there end");
+        }
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+    fakes(1).run(|| {
+        tracing::subscriber::with_default(Nosy, || {
+            let made = Communicator::init_all(Nccl::load().expect("the fake"), &contexts(1), &Config::new(), DEADLINE);
+            assert_eq!(state_of(made.expect("it is made").remove(0).abort(DEADLINE)), DeadState::Aborted);
+        });
+        nothing_is_left();
+    });
+}

@@ -1,0 +1,218 @@
+//! Registered memory: windows, what is put into them, buffers of one rank, and when they may be given back.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::*;
+use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
+use peerweave_nccl::{Communicator, Config, NcclError, NcclMem, OnExpiry, ReduceOp, Signal, SignalWait, Window, WindowKind};
+
+#[test]
+fn windows_are_put_into_by_every_rank() {
+    fakes(3).run(|| {
+        ranks(3, &Config::new(), |comm, stream| {
+            let (n, rank) = (comm.n_ranks(), comm.rank());
+            let memory = NcclMem::from_slice(comm.nccl(), &stream, &vec![0.0f32; n]).expect("memory");
+            let source = NcclMem::from_slice(comm.nccl(), &stream, &[rank as f32 + 1.0]).expect("memory");
+            let window =
+                Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("all register").expect("the fake has windows");
+            let of_source =
+                Window::register(&comm, &source, WindowKind::SYMMETRIC).expect("all register").expect("the fake has windows");
+            assert_eq!((0..n).map(|rank| window.len_of(rank).expect("a rank")).collect::<Vec<_>>(), [n; 3]);
+            assert_eq!(window.user_address().expect("it is asked for"), memory.address());
+            for peer in 0..n {
+                comm.put_signal(&stream, &source, peer, &window, rank, Signal::default()).expect("it is enqueued");
+            }
+            let waits: Vec<_> = (0..n).map(|peer| SignalWait { peer, signal: Signal::default(), count: 1 }).collect();
+            comm.wait_signal(&stream, &waits).expect("it is enqueued");
+            comm.wait(&stream, DEADLINE).expect("it completes");
+            assert_eq!(memory.to_vec(&stream).expect("it can be read"), [1.0, 2.0, 3.0]);
+            window.deregister(&stream, DEADLINE).expect("all give it back");
+            drop((of_source, source, memory));
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn window_that_was_only_dropped_keeps_its_memory_until_the_communicator_ends() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
+        let registered = comm.register(&memory).expect("it is registered");
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("the fake has windows");
+        drop((window, registered, memory));
+        peerweave_driver::settle(Instant::now() + DEADLINE);
+        assert_eq!((counted("allocations"), counted("windows")), (1, 1));
+        drop((comm, stream));
+        assert!(Communicator::settle(DEADLINE));
+        peerweave_driver::settle(Instant::now() + DEADLINE);
+        assert_eq!((counted("allocations"), counted("communicators")), (0, 0));
+    });
+}
+
+#[test]
+fn windows_of_different_lengths_need_2_30_7() {
+    for (version, is_right) in [("2.28.9", false), ("2.30.7", true)] {
+        fakes_of(2, version).run(|| {
+            ranks(2, &Config::new(), |comm, stream| {
+                let memory = |len: usize| NcclMem::from_slice(comm.nccl(), &stream, &vec![0.0f32; len]).expect("memory");
+                let (same, other) = (memory(8), memory(8 + comm.rank()));
+                Window::register(&comm, &same, WindowKind::SYMMETRIC).expect("one length").expect("a window");
+                let result = Window::register(&comm, &other, WindowKind::SYMMETRIC);
+                assert_eq!(result.is_ok(), is_right, "{version}: {result:?}");
+                if let Err(error) = result {
+                    assert!(matches!(error, NcclError::Misuse(_)) && error.to_string().contains("2.30.7"), "{error}");
+                }
+            });
+            nothing_is_left();
+        });
+    }
+}
+
+#[test]
+fn null_window_is_none_on_every_rank() {
+    fakes(2).env("PEERWEAVE_FAKE_NCCL_NULL_WINDOW", "1").run(|| {
+        let all = all(2);
+        let memories: Vec<_> =
+            all.iter().map(|(comm, _)| NcclMem::<u8>::alloc(comm.nccl(), comm.context(), 64).expect("memory")).collect();
+        let members: Vec<(&Communicator, &dyn peerweave_driver::DeviceBuffer<u8>)> =
+            all.iter().zip(&memories).map(|((comm, _), memory)| (comm, memory as _)).collect();
+        let windows = Window::register_all(&members, WindowKind::DEFAULT).expect("it is no error");
+        assert!(windows.iter().all(Option::is_none));
+        drop((memories, windows, all));
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn registration_that_is_given_back_on_a_stuck_stream_keeps_to_its_deadline() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:1").run(|| {
+        let (comm, stream) = alone();
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[0.0f32; 8]).expect("memory");
+        let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("it works").expect("the fake has windows");
+        let registration = comm.register(&memory).expect("it is registered");
+        let mut values = floats(&stream, &[1.0]);
+        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+        let start = Instant::now();
+        for result in
+            [registration.deregister(&stream, Duration::from_millis(200)), window.deregister(&stream, Duration::from_millis(200))]
+        {
+            assert!(matches!(result, Err(NcclError::Timeout(_))), "{result:?}");
+        }
+        assert!((Duration::from_millis(400)..Duration::from_secs(5)).contains(&start.elapsed()));
+        peerweave_driver::settle(Instant::now() + Duration::from_millis(50));
+        assert_eq!((counted("allocations"), counted("windows")), (1, 1), "peers may still write there");
+        comm.abort(DEADLINE).expect("it ends");
+        drop((comm, memory, values, stream));
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn signals_are_counted_by_sender_and_by_number() {
+    fakes(2).run(|| {
+        ranks(2, &Config::new().num_rma_sig(2), |comm, stream| {
+            let (rank, peer) = (comm.rank(), 1 - comm.rank());
+            let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 8).expect("memory");
+            let window = Window::register(&comm, &memory, WindowKind::DEFAULT).expect("all register").expect("a window");
+            let signal = Signal { index: 1, context: 0 };
+            if rank == 0 {
+                // Two at once, and a third by itself.
+                comm.nccl()
+                    .group(|group| {
+                        group.signal(&comm, &stream, peer, signal)?;
+                        group.signal(&comm, &stream, peer, signal)
+                    })
+                    .expect("they are enqueued");
+                comm.signal(&stream, peer, signal).expect("it is enqueued");
+            } else {
+                comm.wait_signal(&stream, &[SignalWait { peer, signal, count: 3 }]).expect("it is enqueued");
+            }
+            comm.wait(&stream, DEADLINE).expect("it completes");
+            if rank == 1 {
+                // None is left of them, and none came to the other number.
+                for (signal, count) in [(signal, 1), (Signal::default(), 1)] {
+                    let other = comm.context().new_stream().expect("a stream");
+                    comm.wait_signal(&other, &[SignalWait { peer, signal, count }]).expect("it is enqueued");
+                    let error = comm.wait_with(&other, Duration::from_millis(50), OnExpiry::LeaveAlone).expect_err("none comes");
+                    let NcclError::Timeout(timeout) = &error else { panic!("{error}") };
+                    assert_eq!(timeout.call, "wait_signal");
+                }
+            }
+            comm.abort(DEADLINE).expect("it ends");
+            drop(window);
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn registered_buffers_are_found_on_every_rank_where_only_the_root_has_one_to_give() {
+    fakes(3).run(|| {
+        ranks(3, &Config::new(), |comm, stream| {
+            let (send, mut recv) = (floats(&stream, &[comm.rank() as f32 + 1.0; 2]), floats(&stream, &[0.0; 6]));
+            let registrations =
+                [comm.register(&send).expect("it is registered"), comm.register(&recv).expect("it is registered")];
+            // Who is not the root gives nothing, and NCCL still has to find something registered.
+            let given = (comm.rank() == 1).then_some(&send as &dyn DeviceBuffer<f32>);
+            comm.broadcast(&stream, given, &mut recv.slice(0..2).expect("it is inside"), 1).expect("it is enqueued");
+            assert_eq!(recv.to_vec(&stream).expect("it can be read")[..2], [2.0, 2.0]);
+            comm.all_gather_v(&stream, &send, &mut recv, &[2, 2, 2]).expect("it is enqueued");
+            assert_eq!(recv.to_vec(&stream).expect("it can be read"), [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
+            recv.copy_from(&stream, &[0.0; 6]).expect("it is enqueued");
+            // What the others give is not written, whether it is as long as the root's or not.
+            let mut given = recv.slice(0..if comm.rank() == 2 { 5 } else { 6 }).expect("it is inside");
+            comm.gather(&stream, &send, Some(&mut given as &mut dyn DeviceBufferMut<f32>), 1).expect("it is enqueued");
+            let all = recv.clone();
+            let expected = if comm.rank() == 1 { [1.0, 1.0, 2.0, 2.0, 3.0, 3.0] } else { [0.0; 6] };
+            assert_eq!(all.to_vec(&stream).expect("it can be read"), expected);
+            let given = (comm.rank() == 1).then_some(&all as &dyn DeviceBuffer<f32>);
+            let mut part = floats(&stream, &[0.0; 2]);
+            comm.scatter(&stream, given, &mut part, 1).expect("it is enqueued");
+            assert_eq!(part.to_vec(&stream).expect("it can be read"), [comm.rank() as f32 + 1.0; 2]);
+            for registration in registrations {
+                registration.deregister(&stream, DEADLINE).expect("all give it back");
+            }
+            comm.finalize(DEADLINE).expect("all end");
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn registered_buffer_is_given_back() {
+    fakes(2).run(|| {
+        ranks(2, &Config::new(), |comm, stream| {
+            let buffer = floats(&stream, &[1.0; 1024]);
+            let registration = comm.register(&buffer).expect("it is registered");
+            let mut handle = buffer.clone();
+            comm.all_reduce_in_place(&stream, &mut handle, ReduceOp::Sum).expect("it is enqueued");
+            registration.deregister(&stream, DEADLINE).expect("all give it back");
+            assert_eq!(counted("left_behind"), 0);
+            comm.finalize(DEADLINE).expect("all end");
+            assert_eq!(buffer.to_vec(&stream).expect("it can be read")[1023], 2.0);
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn window_lets_go_of_streams_that_nobody_has() {
+    fakes(1).run(|| {
+        let (comm, _) = alone();
+        let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 64).expect("memory");
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("windows");
+        let handles = || Arc::strong_count(comm.context());
+        let before = handles();
+        for _ in 0..300 {
+            let stream = comm.context().default_stream();
+            comm.put_signal(&stream, &memory, 0, &window, 0, Signal::default()).expect("it is enqueued");
+        }
+        assert!(handles() < before + 100, "{before} handles of the context, then {}", handles());
+    });
+}
