@@ -44,4 +44,4 @@ pub use private::PrivateStream;
 pub use reaper::{Retired, retire, settle};
 pub use streams::{Streams, is_per_thread, refuse_per_thread};
 pub use switch::{MulticastDisabled, multicast_switch};
-pub use wait::{deadline_after, wait, wait_until};
+pub use wait::{deadline_after, wait, wait_past_capture, wait_until};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::capture::cannot_be_asked;
 use crate::cudarc::driver::CudaStream;
 use crate::driver::bind;
 use crate::{CudaCode, CudaError, Driver, DriverError, is_capturing, relaxed};
@@ -47,20 +48,30 @@ pub fn wait_until<E>(deadline: Instant, mut ready: impl FnMut() -> Result<bool, 
 /// # Errors
 /// What the work failed with, or why the driver cannot be asked; [`DriverError::Capturing`] if the stream is being captured.
 pub fn wait(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverError> {
-    let api = Driver::get()?.api();
-    // The question itself would spoil the capture.
-    if is_capturing(stream)? {
-        return Err(DriverError::Capturing { call: "wait" });
-    }
-    bind(stream.context())?;
-    wait_until(deadline, || {
-        // SAFETY: the stream lives as long as the `Arc` that holds it.
-        match relaxed(|| unsafe { api.cuStreamQuery(stream.cu_stream()) })? {
-            CudaCode::SUCCESS => Ok(true),
-            CudaCode::NOT_READY => Ok(false),
-            code => Err(CudaError::new("cuStreamQuery", code).into()),
-        }
+    wait_until(deadline, || match is_capturing(stream)? {
+        true => Err(DriverError::Capturing { call: "wait" }),
+        false => is_idle(stream),
     })
+}
+
+/// As [`wait`], for who did not capture the stream: while it is being captured, what it had to do before is not done yet, since it cannot be asked.
+///
+/// # Errors
+/// What the work failed with, or why the driver cannot be asked.
+pub fn wait_past_capture(stream: &Arc<CudaStream>, deadline: Instant) -> Result<bool, DriverError> {
+    wait_until(deadline, || Ok(!cannot_be_asked(stream)? && is_idle(stream)?))
+}
+
+/// Whether a stream that is not being captured, or the question would spoil that, has nothing to do.
+fn is_idle(stream: &CudaStream) -> Result<bool, DriverError> {
+    let api = Driver::get()?.api();
+    bind(stream.context())?;
+    // SAFETY: the stream lives as long as what is borrowed.
+    match relaxed(|| unsafe { api.cuStreamQuery(stream.cu_stream()) })? {
+        CudaCode::SUCCESS => Ok(true),
+        CudaCode::NOT_READY => Ok(false),
+        code => Err(CudaError::new("cuStreamQuery", code).into()),
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use peerweave_driver::cudarc::driver::result::DriverError as CudarcError;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
 use peerweave_driver::{
     CudaCode, CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, DriverError, PrivateStream,
-    context, retire, settle, wait,
+    context, retire, settle, wait, wait_past_capture,
 };
 use peerweave_fakes::Fakes;
 
@@ -74,6 +74,32 @@ fn reaper_leaves_a_capture_of_the_whole_process_alone() {
         unblock(&stream);
         assert!(settle(Instant::now() + LONG));
         assert!(freed.load(Ordering::Acquire));
+    });
+}
+
+#[test]
+fn capture_that_begins_during_a_wait_is_left_alone() {
+    Fakes::new().cuda().run(|| {
+        let (_, stream) = device();
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        block(&stream);
+        let (told, waited) = std::thread::scope(|scope| {
+            let told = scope.spawn(|| wait(&stream, Instant::now() + LONG));
+            let waits = scope.spawn(|| wait_past_capture(&stream, Instant::now() + LONG));
+            std::thread::sleep(SHORT);
+            stream.begin_capture(mode).expect("capture");
+            let told = told.join().expect("no panic");
+            unblock(&stream);
+            std::thread::sleep(SHORT);
+            assert!(!waits.is_finished(), "it cannot be known yet");
+            stream.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+            (told, waits.join().expect("no panic"))
+        });
+        assert!(matches!(told, Err(DriverError::Capturing { .. })), "{told:?}");
+        assert!(waited.expect("it goes on"));
+        stream.begin_capture(mode).expect("capture");
+        assert!(!wait_past_capture(&stream, Instant::now() + SHORT).expect("it may end yet"));
+        stream.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
     });
 }
 

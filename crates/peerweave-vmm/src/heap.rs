@@ -296,7 +296,7 @@ impl SymmetricHeap {
         Ok(SignalPad::new(self.alloc(words)?, len))
     }
 
-    /// Frees memory on every PE, once this PE's streams have passed the work that uses it.
+    /// Frees memory on every PE, once this PE's streams have passed the work that uses it, and all work at multicast addresses of the heap.
     ///
     /// If it fails, the memory is parked as if it had been dropped. It does where another library gave it to a per-thread stream: nobody can wait for what
     /// that stream does.
@@ -305,7 +305,7 @@ impl SymmetricHeap {
     /// All PEs, with the handle of the same allocation. Every other handle of it, slices and peers' views included, must be gone.
     ///
     /// # Errors
-    /// [`Misuse::StillShared`], [`Misuse::OtherHeap`]; [`VmmError::Timeout`] where a stream does not pass; `DriverError::PerThreadStream`;
+    /// [`Misuse::StillShared`], [`Misuse::OtherHeap`]; [`VmmError::Timeout`] where a stream does not pass, as one that is being captured; `DriverError::PerThreadStream`;
     /// [`Misuse::Diverged`]; as [`new`](Self::new).
     pub fn free<T: Element>(&self, memory: SymmetricMemory<T>) -> Result<(), VmmError> {
         let mut state = self.inner.enter(FREE)?;
@@ -323,7 +323,7 @@ impl SymmetricHeap {
             let handles = Arc::strong_count(block) + Arc::weak_count(block);
             Err(Misuse::StillShared { call: FREE, offset, handles }.into())
         } else {
-            wait_for_all(block.streams(), FREE, until)
+            wait_for_all(block.streams(), FREE, until).and_then(|()| wait_for_all(&self.inner.multicast, FREE, until))
         };
         let agreed = agree(&self.inner.rendezvous, &self.inner.label(state, "free"), &call, outcome.map(|()| Vec::new()));
         self.inner.settle(state, &call, agreed)?;

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
-use peerweave_driver::{CudaContext, Streams, relaxed, retire, settle};
+use peerweave_driver::{Access, CudaContext, CudaStream, Keep, Streams, relaxed, retire, settle};
 
 use crate::VmmError;
 use crate::buffer::wrong_value;
@@ -114,6 +114,18 @@ impl IpcMemory {
         self.inner.bytes
     }
 
+    /// The address for work that is about to be enqueued on `stream`: it stays allocated until the stream has passed that work. For work that is
+    /// captured into a graph, the graph must have [`keep`](Self::keep) too.
+    pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
+        self.inner.streams.note(stream);
+        Access::new(self.inner.address)
+    }
+
+    /// What keeps it allocated, for graphs.
+    pub fn keep(&self) -> Keep {
+        Arc::<Inner>::clone(&self.inner)
+    }
+
     pub(crate) fn context(&self) -> &Arc<CudaContext> {
         &self.inner.context
     }
@@ -210,6 +222,18 @@ impl IpcPeerMemory {
 }
 
 impl IpcPeerMemory {
+    /// The address for work that is about to be enqueued on `stream`: it stays open until the stream has passed that work. For work that is captured into
+    /// a graph, the graph must have [`keep`](Self::keep) too.
+    pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
+        self.inner.streams.note(stream);
+        Access::new(self.inner.address)
+    }
+
+    /// What keeps it open, for graphs.
+    pub fn keep(&self) -> Keep {
+        Arc::<PeerInner>::clone(&self.inner)
+    }
+
     /// Where the end of its closing will be told, which begins when the last handle is dropped.
     pub(crate) fn closing(&self) -> Arc<Closing> {
         Arc::clone(&self.inner.closing)

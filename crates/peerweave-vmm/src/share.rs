@@ -9,6 +9,7 @@ use std::sync::Arc;
 use peerweave_driver::CudaContext;
 use peerweave_driver::cudarc::driver::sys::{CUmemAllocationHandleType, CUmemGenericAllocationHandle};
 
+use crate::buffer::wrong_value;
 use crate::descriptor::{self, Descriptor};
 use crate::error::VmmError;
 use crate::physical::{Exportable, PhysicalMemory, check_supported};
@@ -51,7 +52,8 @@ impl PhysicalMemory {
     /// # Errors
     /// [`Misuse::Value`](crate::Misuse::Value) for memory that was not made for it; what the driver says.
     pub fn export_file_descriptor(&self) -> Result<SharedMemory, VmmError> {
-        self.check_way("PhysicalMemory::export_file_descriptor", self.exportable().file_descriptor)?;
+        let exportable = self.exportable();
+        check_way("PhysicalMemory::export_file_descriptor", exportable, exportable.file_descriptor)?;
         Ok(SharedMemory::FileDescriptor { fd: export_file_descriptor(self.handle())?, bytes: self.bytes() })
     }
 
@@ -60,7 +62,8 @@ impl PhysicalMemory {
     /// # Errors
     /// As [`export_file_descriptor`](Self::export_file_descriptor).
     pub fn export_fabric(&self) -> Result<SharedMemory, VmmError> {
-        self.check_way("PhysicalMemory::export_fabric", self.exportable().fabric)?;
+        let exportable = self.exportable();
+        check_way("PhysicalMemory::export_fabric", exportable, exportable.fabric)?;
         Ok(SharedMemory::Fabric { handle: export_fabric(self.handle())?, bytes: self.bytes() })
     }
 
@@ -81,15 +84,13 @@ impl PhysicalMemory {
         };
         Ok(Self::own(handle, bytes, exportable, None, context))
     }
+}
 
-    fn check_way(&self, call: &'static str, possible: bool) -> Result<(), VmmError> {
-        match possible {
-            true => Ok(()),
-            false => {
-                let found = format!("{:?}", self.exportable());
-                Err(crate::buffer::wrong_value(call, "exportable", found, "the way asked for, given to PhysicalMemory::create"))
-            }
-        }
+/// That something was made for the way by which it is to leave.
+pub(crate) fn check_way(call: &'static str, exportable: Exportable, possible: bool) -> Result<(), VmmError> {
+    match possible {
+        true => Ok(()),
+        false => Err(wrong_value(call, "exportable", format!("{exportable:?}"), "the way asked for, given when it was created")),
     }
 }
 

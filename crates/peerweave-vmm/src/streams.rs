@@ -5,17 +5,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerweave_driver::{CudaStream, DriverError, Streams, refuse_per_thread};
+use peerweave_driver::{CudaStream, DriverError, Streams, refuse_per_thread, wait_past_capture};
 
 use crate::VmmError;
 
 /// Waits until the work that the streams have now is done. Fails with what the work of one failed with, and where a stream is that of each thread:
-/// what another thread gave it to do cannot be known.
+/// what another thread gave it to do cannot be known. One that is being captured, for something else, is not done yet.
 pub(crate) fn wait_for_all(streams: &Streams, call: &'static str, deadline: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     for stream in streams.all() {
         refuse_per_thread(call, &stream)?;
-        wait_for(&stream, call, start, deadline)?;
+        if !wait_past_capture(&stream, deadline)? {
+            return Err(busy(call, &stream, start.elapsed()));
+        }
     }
     Ok(())
 }

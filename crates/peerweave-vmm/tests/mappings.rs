@@ -328,12 +328,42 @@ fn legacy_ipc_opens_memory_and_its_owner_leaks_it_rather_than_free_it_under_othe
             let opened = unsafe { IpcPeerMemory::open(&me.context, peerweave_vmm::IpcHandle(handle), bytes) }.expect("opened");
             assert!(opened.address() != 0);
             me.barrier("opened");
+            hold(&me.stream, true);
+            drop(opened.access(&me.stream));
             drop(opened);
+            std::thread::sleep(Duration::from_millis(100));
+            assert_eq!(Calls::now().good("cuIpcCloseMemHandle"), 0, "the stream may still use it");
+            hold(&me.stream, false);
             settle();
             me.barrier("closed");
             Calls::now().assert_balanced("closed");
         }
         me.leave();
+    });
+}
+
+#[test]
+fn what_is_used_by_its_address_goes_after_the_streams_that_were_noted() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0);
+        let stream = context.new_stream().expect("a stream");
+        let memory = PhysicalMemory::create(&context, step(), Exportable::NOWHERE).expect("room");
+        let mapping = Reservation::new(&context, step(), step()).expect("addresses").map(0, &memory, step()).expect("free");
+        let error = mapping.access(0, &stream).map(drop).expect_err("it has no rights yet");
+        assert!(matches!(&error, VmmError::Misuse(Misuse::Value { what: "rights", .. })), "{error}");
+        mapping.allow(&[0], Rights::Read).expect("the own device");
+        let older = IpcMemory::alloc(&context, IpcMemory::STEP_BYTES).expect("room");
+        hold(&stream, true);
+        assert_eq!(mapping.access(0, &stream).expect("it may read").address(), mapping.address());
+        assert_eq!(older.access(&stream).address(), older.address());
+        drop((mapping, older, memory));
+        std::thread::sleep(Duration::from_millis(100));
+        let calls = Calls::now();
+        assert_eq!((calls.good("cuMemUnmap"), calls.good("cuMemFreeAsync")), (0, 0), "the stream may still use them");
+        hold(&stream, false);
+        settle();
+        let calls = Calls::now();
+        assert_eq!((calls.good("cuMemUnmap"), calls.good("cuMemFreeAsync")), (1, 1));
     });
 }
 

@@ -138,6 +138,43 @@ fn a_store_reaches_every_pe_where_they_are_processes() {
     }
 }
 
+#[test]
+fn groups_of_pes_have_an_object_each_and_complete_them_together() {
+    Fakes::new().cuda().run(|| {
+        // As on several machines, the last with a PE less.
+        threads(5, |me| {
+            let groups = [vec![0, 2], vec![1, 3], vec![4]].map(|pes| pes.into_iter().map(Pe::new).collect::<Vec<_>>());
+            let members = groups.iter().find(|group| group.contains(&Pe::new(me.pe))).expect("each is in one");
+            let bytes = bytes();
+            let team = collective(&me.rendezvous, &me.context, members, "groups", bytes).expect("all add their devices");
+            assert_eq!(team.properties().devices as usize, members.len());
+            let (memory, own) = memory(&me.context, bytes).expect("room");
+            let binding = team.bind(&memory, 0, 0, bytes).expect("the team is complete");
+            let bound = team.bound_with(&me.rendezvous, "groups", vec![binding]).expect("all bind");
+            let addresses = Reservation::new(&me.context, bytes, 2 * MIB).expect("addresses");
+            let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("mapped");
+            me.barrier("mapped");
+            if members[0].get() == me.pe {
+                multicast_store(&me.context, mapping.address(), &[me.pe as u8 + 1; 4]).expect("mapped");
+            }
+            me.barrier("stored");
+            assert_eq!(seen(&me.context, &own, 0, 4), [members[0].get() as u8 + 1; 4], "what the first of the group stored");
+            // One that holds another object than the rest of its group is told to all, whatever it has bound.
+            let team = collective(&me.rendezvous, &me.context, members, "again", bytes).expect("all add their devices");
+            let other = collective(&me.rendezvous, &me.context, members, "other", bytes).expect("all add their devices");
+            let team = if me.pe == 2 { other } else { team };
+            let binding = team.bind(&memory, 0, 0, bytes).expect("the team is complete");
+            let error = team.bound_with(&me.rendezvous, "apart", vec![binding]).map(drop).expect_err("PE 2 has another one");
+            assert!(
+                matches!(&error, VmmError::Misuse(Misuse::Diverged { one, other, .. }) if (one.get(), other.get()) == (0, 2)),
+                "{error}"
+            );
+        });
+        settle();
+        Calls::now().assert_balanced("groups");
+    });
+}
+
 /// A heap, its growth included, at multicast addresses.
 fn heap(me: &Me) {
     let options = HeapOptions::new(16 * MIB).max_bytes(256 * MIB);
@@ -405,7 +442,10 @@ fn what_cannot_be_is_refused_with_its_value() {
             assert!(matches!(result, Err(VmmError::Misuse(Misuse::Unaligned { what: "bytes", .. }))), "{result:?}");
         }
         let private = MulticastProperties { exportable: Exportable::NOWHERE, ..MulticastProperties::new(2, bytes) };
-        value(Building::create(&contexts[0], private).expect("room").export().map(drop), "exportable");
+        let private = Building::create(&contexts[0], private).expect("room");
+        value(private.export_file_descriptor().map(drop), "exportable");
+        value(private.export_fabric().map(drop), "exportable");
+        drop(private);
 
         let mut building = Building::create(&contexts[0], MulticastProperties::new(2, bytes)).expect("room");
         building.add_device(&contexts[0]).expect("the first");
@@ -463,7 +503,10 @@ fn a_team_of_several_processes_is_complete_only_when_all_have_added_theirs() {
             let properties = MulticastProperties::new(3, bytes());
             let mut building = if me.pe == 0 {
                 let building = Building::create(&me.context, properties).expect("room");
-                let SharedMulticast::FileDescriptor { fd, id, .. } = building.export().expect("exportable") else { panic!() };
+                let SharedMulticast::FileDescriptor { fd, id, .. } = building.export_file_descriptor().expect("exportable")
+                else {
+                    panic!()
+                };
                 me.rendezvous.exchange("id", &id.0).expect("the other comes");
                 me.rendezvous.share_descriptor(&members, Some(fd)).expect("the other comes");
                 building
@@ -490,7 +533,7 @@ fn an_object_that_is_taken_for_memory_is_not_mapped_as_memory() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(1);
         let building = Building::create(&contexts[0], MulticastProperties::new(1, bytes())).expect("room");
-        let SharedMulticast::FileDescriptor { fd, .. } = building.export().expect("exportable") else { panic!() };
+        let SharedMulticast::FileDescriptor { fd, .. } = building.export_file_descriptor().expect("exportable") else { panic!() };
         // SAFETY: none: this is what the contract forbids, and what comes of it is an error of the driver.
         let imported = unsafe { PhysicalMemory::import(&contexts[0], SharedMemory::FileDescriptor { fd, bytes: bytes() }) };
         let mapped = imported.and_then(|memory| {

@@ -6,13 +6,14 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Calls, context, cuda, fail, multicast_store, process, settle, threads, threads_within};
-use peerweave_driver::CudaContext;
+use common::{Calls, context, cuda, fail, hold, multicast_store, process, settle, soon, threads, threads_within};
+use peerweave_driver::{CudaCode, CudaContext, Driver};
 use peerweave_fakes::Fakes;
 use peerweave_types::{Pe, SymOffset};
 use peerweave_vmm::multicast::{Building, MulticastId, MulticastProperties, SharedMulticast, Team, check_device, collective};
 use peerweave_vmm::{
     Exportable, FabricHandle, Granularity, HeapOptions, Misuse, PhysicalMemory, Reservation, Rights, SymmetricHeap, VmmError,
+    read,
 };
 
 const MIB: usize = 1 << 20;
@@ -214,7 +215,7 @@ fn an_object_goes_to_another_process_as_a_fabric_handle_and_takes_no_memory_that
         let properties = MulticastProperties { exportable: Exportable::FABRIC, ..MulticastProperties::new(2, bytes) };
         let mut building = if me.pe == 0 {
             let building = Building::create(&me.context, properties).expect("room");
-            let SharedMulticast::Fabric { handle, id, .. } = building.export().expect("exportable") else {
+            let SharedMulticast::Fabric { handle, id, .. } = building.export_fabric().expect("exportable") else {
                 panic!("no fabric handle")
             };
             me.rendezvous.exchange("handle", &[&handle.0[..], &id.0[..]].concat()).expect("the other comes");
@@ -404,36 +405,96 @@ fn a_heap_does_one_collective_call_at_a_time() {
 #[test]
 fn the_switch_stops_what_was_begun_before_it() {
     Fakes::new().cuda().run(|| {
-        let contexts = contexts(2);
-        let bytes = bytes();
-        let properties = MulticastProperties::new(2, bytes);
-        let mut building = Building::create(&contexts[0], properties).expect("room");
-        let team = team(&contexts, bytes);
-        let ours: Vec<_> = contexts.iter().map(|context| memory(context, bytes)).collect();
-        let addresses = Reservation::new(&contexts[0], bytes, 2 * MIB).expect("addresses");
-        let own = Reservation::new(&contexts[0], bytes, 2 * MIB).and_then(|place| place.map(0, &ours[0], bytes)).expect("mapped");
-        let bindings = ours.iter().map(|memory| team.bind(memory, 0, 0, bytes).expect("free")).collect();
-        let other = self::team(&contexts, bytes);
-        let bound = team.bound(bindings).expect("all have memory");
-        let before = Calls::now().names().len();
-        // SAFETY: the scenario's only thread that reads or writes the environment is this one.
-        unsafe { std::env::set_var("PEERWEAVE_MULTICAST", "off") };
-        let forbidden = |result: Result<(), VmmError>, what: &str| {
-            assert!(matches!(result, Err(VmmError::MulticastDisabled(_))), "{what}: {result:?}");
-        };
-        forbidden(properties.granularity().map(drop), "granularity");
-        forbidden(building.add_device(&contexts[0]), "add_device");
-        forbidden(building.export().map(drop), "export");
-        forbidden(other.bind(&ours[0], 0, 0, bytes).map(drop), "bind");
-        forbidden(other.bind_mapping(&own, 0, 0, bytes).map(drop), "bind_mapping");
-        forbidden(bound.map(&addresses, 0, bytes, &[0, 1]).map(drop), "map");
-        let calls = Calls::now();
-        assert_eq!(calls.names()[before..], [""; 0]);
-        check_device(0).expect("it asks for an attribute, which makes nothing");
-        // What there is goes all the same.
-        drop((bound, other, building, own, ours, addresses));
+        threads(1, |me| {
+            let contexts = contexts(2);
+            let bytes = bytes();
+            let properties = MulticastProperties::new(2, bytes);
+            let create = || Building::create(&contexts[0], properties).expect("room");
+            let (mut one, two) = (create(), create());
+            let team = team(&contexts, bytes);
+            let ours: Vec<_> = contexts.iter().map(|context| memory(context, bytes)).collect();
+            let addresses = Reservation::new(&contexts[0], bytes, 2 * MIB).expect("addresses");
+            let own = Reservation::new(&contexts[0], bytes, 2 * MIB).and_then(|place| place.map(0, &ours[0], bytes));
+            let own = own.expect("mapped");
+            let bindings = ours.iter().map(|memory| team.bind(memory, 0, 0, bytes).expect("free")).collect();
+            let other = self::team(&contexts, bytes);
+            let bound = team.bound(bindings).expect("all have memory");
+            let before = Calls::now().names().len();
+            // SAFETY: the scenario's only thread that reads or writes the environment is this one.
+            unsafe { std::env::set_var("PEERWEAVE_MULTICAST", "off") };
+            let forbidden = |result: Result<(), VmmError>, what: &str| {
+                assert!(matches!(result, Err(VmmError::MulticastDisabled(_))), "{what}: {result:?}");
+            };
+            forbidden(properties.granularity().map(drop), "granularity");
+            forbidden(one.add_device(&contexts[0]), "add_device");
+            forbidden(one.export_file_descriptor().map(drop), "export_file_descriptor");
+            forbidden(one.export_fabric().map(drop), "export_fabric");
+            forbidden(other.bind(&ours[0], 0, 0, bytes).map(drop), "bind");
+            forbidden(other.bind_mapping(&own, 0, 0, bytes).map(drop), "bind_mapping");
+            forbidden(other.clone().bound(Vec::new()).map(drop), "bound");
+            forbidden(other.clone().bound_with(&me.rendezvous, "late", Vec::new()).map(drop), "bound_with");
+            forbidden(bound.map(&addresses, 0, bytes, &[0, 1]).map(drop), "map");
+            let calls = Calls::now();
+            assert_eq!(calls.names()[before..], [""; 0]);
+            check_device(0).expect("it asks for an attribute, which makes nothing");
+            // These drop the object, and what there is goes all the same.
+            forbidden(one.complete().map(drop), "complete");
+            forbidden(two.complete_with(&me.rendezvous, "late").map(drop), "complete_with");
+            assert_eq!(Calls::now().good("cuDeviceGetPCIBusId"), calls.good("cuDeviceGetPCIBusId"));
+            drop((bound, other, own, ours, addresses));
+        });
         settle();
         Calls::now().assert_balanced("after the switch");
+    });
+}
+
+#[test]
+fn an_object_that_may_go_both_ways_goes_by_the_one_that_is_asked_for() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path()).run(|| {
+        let exportable = Exportable { file_descriptor: true, fabric: true };
+        let properties = MulticastProperties { exportable, ..MulticastProperties::new(2, bytes()) };
+        let building = Building::create(&context(0), properties).expect("room");
+        assert!(matches!(building.export_file_descriptor(), Ok(SharedMulticast::FileDescriptor { .. })));
+        assert!(matches!(building.export_fabric(), Ok(SharedMulticast::Fabric { .. })));
+    });
+}
+
+#[test]
+fn memory_of_a_heap_is_freed_after_work_at_its_multicast_address() {
+    Fakes::new().cuda().run(|| {
+        threads(2, |me| {
+            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(16 * MIB)).expect("a heap");
+            let memory = heap.alloc::<u8>(256).expect("room");
+            let multicast = heap.multicast().expect("the fake has it");
+            me.barrier("mapped");
+            if me.pe == 0 {
+                hold(&me.stream, true);
+                let access = multicast.mappings()[0].access(&me.stream);
+                let address = multicast.elements(&memory).expect("inside").address();
+                me.context.bind_to_thread().expect("a live context");
+                let api = Driver::get().expect("the fake").api();
+                // SAFETY: the range is mapped, and the access is held while the work is enqueued.
+                let code = unsafe { api.cuMemsetD8Async(address, 7, 256, me.stream.cu_stream()) };
+                assert_eq!(code, Ok(CudaCode::SUCCESS));
+                drop(access);
+            }
+            // No stream of the other PE is stuck, but both free together.
+            let freed = std::thread::scope(|scope| {
+                let freeing = scope.spawn(|| heap.free(memory));
+                std::thread::sleep(Duration::from_millis(200));
+                assert!(!freeing.is_finished(), "the work is still to come");
+                if me.pe == 0 {
+                    hold(&me.stream, false);
+                }
+                freeing.join().expect("no panic")
+            });
+            freed.expect("all are through");
+            drop(multicast);
+            let again = heap.alloc::<u8>(256).expect("room");
+            assert_eq!(read(&me.stream, &again, soon()).expect("read"), [0; 256]);
+            me.barrier("seen");
+        });
     });
 }
 
@@ -463,7 +524,7 @@ fn an_object_is_known_by_its_id_wherever_it_is_imported() {
         let building = Building::create(&contexts[0], MulticastProperties::new(2, bytes())).expect("room");
         let other = Building::create(&contexts[0], MulticastProperties::new(2, bytes())).expect("room");
         assert_ne!(building.id(), other.id());
-        let shared = building.export().expect("it may leave");
+        let shared = building.export_file_descriptor().expect("it may leave");
         assert!(matches!(&shared, SharedMulticast::FileDescriptor { id, .. } if *id == building.id()));
         // SAFETY: just exported.
         let imported = unsafe { Building::import(&contexts[1], shared) }.expect("imported");

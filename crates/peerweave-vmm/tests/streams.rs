@@ -60,6 +60,33 @@ fn streams_of_heap_memory_that_are_through_are_not_kept_for_ever() {
 }
 
 #[test]
+fn work_on_a_default_stream_is_that_of_its_device_though_streams_of_others_are_let_go() {
+    Fakes::new().cuda().run(|| {
+        let (here, elsewhere) = (context(0), context(1));
+        let (mapping, _) = mapped(&here);
+        mapping.allow(&[1], Rights::ReadWrite).expect("the fake's devices are peers");
+        let mut ours = mapping.memory::<u64>(0).expect("it has rights").slice(0..8).expect("inside");
+        let theirs = mapping.memory::<u64>(1).expect("it has rights").slice(0..8).expect("inside");
+        let default = here.default_stream();
+        let look = elsewhere.new_stream().expect("a stream");
+        write(&look, &mut theirs.clone(), &[5; 8], soon()).expect("written");
+        // Which default stream the fake holds depends on the thread's context.
+        here.bind_to_thread().expect("a live context");
+        hold(&default, true);
+        for _ in 0..32 {
+            drop(theirs.read(&elsewhere.new_stream().expect("a stream")));
+        }
+        zero(&default, &mut ours).expect("enqueued");
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(read(&look, &theirs, soon()).expect("read"), [5; 8], "the stream is held, and another one did its work");
+        here.bind_to_thread().expect("a live context");
+        hold(&default, false);
+        assert!(peerweave_driver::wait(&default, soon()).expect("it goes on"));
+        assert_eq!(read(&look, &theirs, soon()).expect("read"), [0; 8]);
+    });
+}
+
+#[test]
 fn the_default_stream_is_noted_once_whatever_value_stands_for_it() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
@@ -208,6 +235,26 @@ fn a_heap_is_made_and_grows_while_another_thread_captures_and_spoils_no_capture(
             me.leave();
         });
     }
+}
+
+#[test]
+fn memory_is_freed_beside_a_capture_of_a_stream_that_used_it_once() {
+    Fakes::new().cuda().run(|| {
+        threads(1, |me| {
+            let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 << 20)).expect("a heap");
+            let mut memory = heap.alloc::<u64>(4).expect("room");
+            write(&me.stream, &mut memory, &[1; 4], soon()).expect("it is copied");
+            me.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("capture");
+            let freed = std::thread::scope(|scope| {
+                let freeing = scope.spawn(|| heap.free(memory));
+                std::thread::sleep(Duration::from_millis(100));
+                me.stream.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+                freeing.join().expect("no panic")
+            });
+            freed.expect("the capture was for something else");
+            assert!(heap.finalize().expect("all are through").is_clean());
+        });
+    });
 }
 
 #[test]

@@ -38,6 +38,8 @@ pub(crate) struct HeapInner {
     /// Bytes between a chunk and the next one.
     gap: u64,
     pub(crate) layout: Layout,
+    /// The streams that were handed multicast addresses, of whichever memory: inside the list of the heap.
+    pub(crate) multicast: Arc<Streams>,
     /// Why not as the options wish.
     pub(super) fell_back: Option<String>,
     pub(super) chunks: RwLock<Vec<Chunk>>,
@@ -225,8 +227,10 @@ impl HeapInner {
             streams: Arc::new(Streams::new()),
         };
         tracing::debug!(?way, members = layout.members.len(), max_bytes, "a symmetric heap");
+        let multicast = Arc::new(Streams::within(&layout.streams));
         Ok(Self {
             rendezvous: Arc::clone(rendezvous),
+            multicast,
             options,
             id,
             granularity,

@@ -9,10 +9,12 @@ use std::sync::Arc;
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUmemGenericAllocationHandle};
-use peerweave_driver::{Access, CudaStream, Keep, multicast_switch};
+use peerweave_driver::{Access, CudaStream, Keep, Streams, multicast_switch};
+use peerweave_types::Pe;
 
 use super::aligned;
 use super::binding::Binding;
+use super::collective::{check_objects, statement};
 use super::object::{Object, Team};
 use crate::access::Rights;
 use crate::agree::{Disagreement, agree};
@@ -46,7 +48,7 @@ impl Team {
     /// The object with what was bound to it, where this process added all devices.
     ///
     /// # Errors
-    /// [`Misuse::Value`](crate::Misuse::Value) for a binding of another object, a device with a gap in what `bindings` are behind (others do not count, though they
+    /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Value`](crate::Misuse::Value) for a binding of another object, a device with a gap in what `bindings` are behind (others do not count, though they
     /// live), or a team with devices of other processes. The bindings are dropped then.
     pub fn bound(self, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         let (here, all) = (self.devices.len(), self.properties().devices);
@@ -60,10 +62,10 @@ impl Team {
     /// The object with what was bound to it, once all PEs of the job have bound theirs.
     ///
     /// # Collective
-    /// All PEs of the job. `label` is the same on all and names the object.
+    /// All PEs of the job, also those that hold other objects. `label` is the same on all and names the objects.
     ///
     /// # Errors
-    /// As [`bound`](Self::bound), told to all, and the bindings are dropped; as every collective call. Where this PE cannot know whether the others were
+    /// As [`bound`](Self::bound), told to all; [`Misuse::Diverged`](crate::Misuse::Diverged) on all where PEs that made an object together hold different ones; and the bindings are dropped; as every collective call. Where this PE cannot know whether the others were
     /// told that all is bound (it did not hear of them by the deadline), its bindings are leaked: another may store already.
     pub fn bound_with(self, rendezvous: &Rendezvous, label: &str, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         Ok(self.agree_on_bound(rendezvous, label, bindings)?)
@@ -76,11 +78,17 @@ impl Team {
         label: &str,
         bindings: Vec<Binding>,
     ) -> Result<Bound, Disagreement> {
-        let call = format!("Team::bound_with({label}, {:?}, {:?})", self.id(), self.properties());
+        let call = format!("Team::bound_with({label})");
         let checked = self.check("Team::bound_with", &bindings);
         let is_told_so = checked.is_ok();
-        match agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/bound"), &call, checked.map(|()| Vec::new())) {
-            Ok(_) => Ok(self.into_bound(bindings)),
+        let members = self.members.clone().unwrap_or_else(|| (0..rendezvous.n_pes()).map(Pe::new).collect());
+        let object = statement(&members, &format!("{:?}, {:?}", self.id(), self.properties()));
+        match agree(rendezvous, &format!("peerweave-vmm/multicast/{label}/bound"), &call, checked.map(|()| object)) {
+            // All read the same, and come to the same end.
+            Ok(objects) => {
+                check_objects(&call, &objects).map_err(Disagreement::Known)?;
+                Ok(self.into_bound(bindings))
+            }
             Err(Disagreement::Unknown(error)) if is_told_so => {
                 tracing::warn!(%error, ?bindings, "multicast bindings are leaked, since others may store there");
                 // They keep the object too.
@@ -92,6 +100,7 @@ impl Team {
     }
 
     fn check(&self, call: &'static str, bindings: &[Binding]) -> Result<(), VmmError> {
+        multicast_switch()?;
         if let Some(binding) = bindings.iter().find(|binding| !binding.is_of(&self.object)) {
             return Err(wrong_value(call, "a binding", format!("{binding:?} of another object"), "one of this object"));
         }
@@ -132,13 +141,25 @@ impl Bound {
         bytes: usize,
         devices: &[usize],
     ) -> Result<MulticastMapping, VmmError> {
+        self.map_for(addresses, offset, bytes, devices, Arc::default())
+    }
+
+    /// As [`map`](Self::map), with the streams that unmapping must wait for.
+    pub(super) fn map_for(
+        &self,
+        addresses: &Reservation,
+        offset: usize,
+        bytes: usize,
+        devices: &[usize],
+        streams: Arc<Streams>,
+    ) -> Result<MulticastMapping, VmmError> {
         let call = "Bound::map";
         multicast_switch()?;
         let object = &self.inner.object;
         range_of(call, 0, bytes, object.properties.bytes)?;
         aligned(call, "bytes", bytes, object.granularity().minimum)?;
         let source = Source::Multicast(Arc::clone(&self.inner));
-        let mapping = addresses.map_source(call, offset, source, bytes, Arc::default())?;
+        let mapping = addresses.map_source(call, offset, source, bytes, streams)?;
         mapping.allow(devices, Rights::ReadWrite)?;
         Ok(MulticastMapping { mapping })
     }

@@ -23,8 +23,8 @@ const CALL: &str = "multicast::collective";
 ///
 /// # Collective
 /// All PEs of the job, with the same length and the same label, which names the object. `members` are the PEs of one machine in ascending order; each
-/// PE is in its own list, and all members have the same list. (PEs of other machines make an object of their own.) Nothing is created unless the
-/// switch of every PE allows it.
+/// PE is in its own list, and all members have the same list. PEs of other machines make an object of their own, so that a job has as many objects as
+/// lists, and goes on with [`Team::bound_with`] together. Nothing is created unless the switch of every PE allows it.
 ///
 /// # Errors
 /// [`VmmError::MulticastDisabled`] before any call of the driver, and [`VmmError::Peer`] on the others; [`Misuse::Diverged`] on all where the lists differ;
@@ -56,10 +56,10 @@ pub(super) fn put_together(
         flags: 0,
     };
     let me = rendezvous.pe();
-    let looked = look(me, context, members).map(|device| state(members, &device));
+    let looked = look(me, context, members).map(|device| statement(members, &device));
     let statements = agree(rendezvous, &round("looked"), &call, looked)?;
     // All read the same, and come to the same end.
-    check_members(&call, &statements).map_err(Disagreement::Known)?;
+    check_devices(&call, &statements).map_err(Disagreement::Known)?;
     let begun = begin(me, context, members, properties);
     let id = begun.as_ref().map(|begun| begun.as_ref().map_or(Vec::new(), |(building, _)| building.id().0.to_vec()));
     let ids = agree(rendezvous, &round("created"), &call, id.map_err(Clone::clone))?;
@@ -79,7 +79,7 @@ pub(super) fn put_together(
     };
     let added = added.and_then(|mut building| building.add_device(context).map(|()| building));
     agree(rendezvous, &round("added"), &call, added.as_ref().map(|_| Vec::new()).map_err(Clone::clone))?;
-    Ok(added.map_err(Disagreement::Known)?.into_team())
+    Ok(added.map_err(Disagreement::Known)?.into_team(Some(members.into())))
 }
 
 /// What the first member makes, and the descriptor for the others, if there are any.
@@ -103,70 +103,99 @@ fn begin(me: Pe, context: &Arc<CudaContext>, members: &[Pe], properties: Multica
     if members.len() == 1 {
         return Ok(Some((building, None)));
     }
-    let SharedMulticast::FileDescriptor { fd, .. } = building.export()? else { unreachable!("a descriptor was asked for") };
+    let SharedMulticast::FileDescriptor { fd, .. } = building.export_file_descriptor()? else {
+        unreachable!("a descriptor was asked for")
+    };
     // For the copies on their way and the connections: for the others, this PE would only be late.
     descriptor::check_room(&fd, 2 * members.len() + 2)?;
     Ok(Some((building, Some(fd))))
 }
 
-/// What a PE tells of itself: the members that it goes with, and its device.
-fn state(members: &[Pe], device: &str) -> Vec<u8> {
+/// What a PE tells of itself: the members that it goes with, and something in words.
+pub(super) fn statement(members: &[Pe], words: &str) -> Vec<u8> {
     let mut statement = (members.len() as u32).to_le_bytes().to_vec();
     statement.extend(members.iter().flat_map(|pe| pe.get().to_le_bytes()));
-    statement.extend(device.as_bytes());
+    statement.extend(words.as_bytes());
     statement
 }
 
-fn read_state(statement: &[u8]) -> Option<(Vec<Pe>, &[u8])> {
+fn read_statement(statement: &[u8]) -> Option<(Vec<Pe>, &str)> {
     let mut reader = Reader(statement);
     let count = u32::from_le_bytes(reader.bytes()?) as usize;
-    let (words, device) = reader.rest().split_at_checked(count.checked_mul(4)?)?;
-    let (words, _) = words.as_chunks::<4>();
-    Some((words.iter().map(|word| Pe::new(u32::from_le_bytes(*word))).collect(), device))
+    let (numbers, words) = reader.rest().split_at_checked(count.checked_mul(4)?)?;
+    let (numbers, _) = numbers.as_chunks::<4>();
+    Some((numbers.iter().map(|number| Pe::new(u32::from_le_bytes(*number))).collect(), str::from_utf8(words).ok()?))
 }
 
-/// That every member of any list has that list, and a device of its own.
-fn check_members(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
+/// A PE and its words.
+type Said<'a> = (Pe, &'a str);
+
+/// That every member of any list has that list, and what is to hold of the words of any two members.
+fn check_members(
+    call: &str,
+    statements: &[Vec<u8>],
+    check: impl Fn(Said<'_>, Said<'_>) -> Result<(), VmmError>,
+) -> Result<(), VmmError> {
     let mut read = Vec::with_capacity(statements.len());
     for (pe, statement) in (0..).map(Pe::new).zip(statements) {
-        read.push(read_state(statement).ok_or_else(|| unreadable(call, pe))?);
+        read.push(read_statement(statement).ok_or_else(|| unreadable(call, pe))?);
     }
-    for (one, (members, device)) in (0..).map(Pe::new).zip(&read) {
+    for (one, (members, words)) in (0..).map(Pe::new).zip(&read) {
         for other in members {
-            let theirs = read.get(other.index());
-            if theirs.map(|(theirs, _)| theirs) != Some(members) {
-                let has =
-                    |members: Option<&Vec<Pe>>| members.map_or("no such PE".to_owned(), |members| format!("members {members:?}"));
-                let (one_has, other_has) = (has(Some(members)), has(theirs.map(|(theirs, _)| theirs)));
-                return Err(Misuse::Diverged { call: call.to_owned(), one, one_has, other: *other, other_has }.into());
-            }
-            // The driver would wait, without end, for the device that nobody adds.
-            if *other > one && theirs.is_some_and(|(_, theirs)| theirs == device) {
-                let value = format!("{one} and {other} on device {}", String::from_utf8_lossy(device));
-                return Err(wrong_value(CALL, "members", value, "PEs with a device each"));
+            match read.get(other.index()) {
+                Some((theirs, their_words)) if theirs == members => {
+                    if *other > one {
+                        check((one, words), (*other, their_words))?;
+                    }
+                }
+                theirs => {
+                    let has = |members: &Vec<Pe>| format!("members {members:?}");
+                    let other_has = theirs.map_or("no such PE".to_owned(), |(theirs, _)| has(theirs));
+                    let (call, one_has, other) = (call.to_owned(), has(members), *other);
+                    return Err(Misuse::Diverged { call, one, one_has, other, other_has }.into());
+                }
             }
         }
     }
     Ok(())
 }
 
+/// That every member has a device of its own: the driver would wait, without end, for the device that nobody adds.
+fn check_devices(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
+    check_members(call, statements, |(one, device), (other, theirs)| match device == theirs {
+        true => Err(wrong_value(CALL, "members", format!("{one} and {other} on device {device}"), "PEs with a device each")),
+        false => Ok(()),
+    })
+}
+
+/// That all members hold the same object. Other groups of PEs have objects of their own.
+pub(super) fn check_objects(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
+    check_members(call, statements, |(one, object), (other, theirs)| match object == theirs {
+        true => Ok(()),
+        false => {
+            let (call, one_has, other_has) = (call.to_owned(), object.to_owned(), theirs.to_owned());
+            Err(Misuse::Diverged { call, one, one_has, other, other_has }.into())
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn statement(members: &[u32], device: &str) -> Vec<u8> {
-        state(&members.iter().copied().map(Pe::new).collect::<Vec<_>>(), device)
+    fn statement(members: &[u32], words: &str) -> Vec<u8> {
+        super::statement(&members.iter().copied().map(Pe::new).collect::<Vec<_>>(), words)
     }
 
     fn told(statements: &[Vec<u8>]) -> String {
-        check_members("it", statements).expect_err("they differ").to_string()
+        check_devices("it", statements).expect_err("they differ").to_string()
     }
 
     #[test]
     fn each_machine_has_a_list_of_its_own_and_its_pes_have_the_same() {
         // Devices of different machines have the same addresses.
         let machines = [statement(&[0, 2], "a"), statement(&[1, 3], "a"), statement(&[0, 2], "b"), statement(&[1, 3], "b")];
-        assert!(check_members("it", &machines).is_ok());
+        assert!(check_devices("it", &machines).is_ok());
         assert_eq!(
             told(&[statement(&[0, 1], "a"), statement(&[0, 1, 2], "b"), statement(&[0, 1, 2], "c")]),
             "it: the PEs disagree: PE 0 has members [Pe(0), Pe(1)], PE 1 has members [Pe(0), Pe(1), Pe(2)]"
@@ -181,5 +210,16 @@ mod tests {
     fn two_pes_of_one_device_are_named() {
         let pes = [statement(&[0, 1, 2], "a"), statement(&[0, 1, 2], "b"), statement(&[0, 1, 2], "b")];
         assert_eq!(told(&pes), "multicast::collective: members is PE 1 and PE 2 on device b, expected PEs with a device each");
+    }
+
+    #[test]
+    fn each_group_has_an_object_of_its_own_and_its_pes_the_same_one() {
+        let groups = [statement(&[0, 2], "a"), statement(&[1], "b"), statement(&[0, 2], "a")];
+        assert!(check_objects("it", &groups).is_ok());
+        let apart = [statement(&[0, 2], "a"), statement(&[1], "a"), statement(&[0, 2], "b")];
+        assert_eq!(
+            check_objects("it", &apart).expect_err("two objects").to_string(),
+            "it: the PEs disagree: PE 0 has a, PE 2 has b"
+        );
     }
 }

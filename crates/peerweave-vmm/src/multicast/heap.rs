@@ -102,7 +102,9 @@ impl Rounds<'_> {
         let team = put_together(rendezvous, context, self.heap.members(), &label, bytes)?;
         let binding = self.agree(&format!("{start}/binding"), team.bind(memory, 0, 0, bytes))?;
         let bound = team.agree_on_bound(rendezvous, &label, vec![binding])?;
-        let mapped = bound.map(addresses, start as usize, bytes, &[context.ordinal()]);
+        // Memory of the heap is freed, and what is freed is given out again, only after work at its multicast addresses too.
+        let streams = Arc::clone(&self.inner.multicast);
+        let mapped = bound.map_for(addresses, start as usize, bytes, &[context.ordinal()], streams);
         let kept = mapped.as_ref().ok().cloned();
         let agreed = self.agree(&format!("{start}/mapped"), mapped);
         if let Err(Disagreement::Unknown(error)) = &agreed {
@@ -125,7 +127,8 @@ impl HeapMulticast {
 
     /// What a kernel needs to reach memory on every PE, one by one and all at once.
     ///
-    /// Valid while this value and a handle of the memory live.
+    /// Valid while this value and a handle of the memory live. Work on a stream is noted for the memory, by its `read` or `write`, and for the
+    /// [`mappings`](Self::mappings).
     ///
     /// # Errors
     /// As [`address_of`](Self::address_of); [`Misuse::OtherHeap`] for memory of another heap.
@@ -139,7 +142,7 @@ impl HeapMulticast {
         Ok(view.with_multicast(multicast))
     }
 
-    /// The mappings, chunk by chunk: to note the streams that use them.
+    /// The mappings, chunk by chunk: to note the streams that use them, by [`MulticastMapping::access`]. What is freed of the heap waits for all of those.
     pub fn mappings(&self) -> &[MulticastMapping] {
         &self.mappings
     }

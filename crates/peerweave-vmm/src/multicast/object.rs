@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle, CUmulticastObjectProp};
 use peerweave_driver::{CudaContext, multicast_switch, retire};
+use peerweave_types::Pe;
 
 use super::{MulticastGranularity, MulticastProperties, aligned, check_device, too_old};
 use crate::agree::agree;
@@ -20,7 +21,7 @@ use crate::error::{Misuse, VmmError};
 use crate::identity;
 use crate::raw;
 use crate::reservation::range_of;
-use crate::share::{FabricHandle, export_fabric, export_file_descriptor, import_fabric, import_file_descriptor};
+use crate::share::{FabricHandle, check_way, export_fabric, export_file_descriptor, import_fabric, import_file_descriptor};
 
 /// The driver's handle of a multicast object.
 pub(super) struct Object {
@@ -89,6 +90,8 @@ pub struct Team {
     pub(super) object: Arc<Object>,
     /// The devices that this process added.
     pub(super) devices: Arc<[usize]>,
+    /// The PEs that hold this object and no other one; all of the job where that is not known.
+    pub(super) members: Option<Arc<[Pe]>>,
 }
 
 impl Building {
@@ -168,23 +171,26 @@ impl Building {
         Ok(())
     }
 
-    /// A handle for another process, which adds its own devices.
+    /// A file descriptor for another process of this machine, which adds its own devices.
     ///
     /// # Errors
     /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] for an object that was not made for it; what the driver says.
-    pub fn export(&self) -> Result<SharedMulticast, VmmError> {
+    pub fn export_file_descriptor(&self) -> Result<SharedMulticast, VmmError> {
         multicast_switch()?;
         let Object { handle, properties, id, .. } = *self.object;
-        match properties.exportable {
-            exportable if exportable.file_descriptor => {
-                Ok(SharedMulticast::FileDescriptor { fd: export_file_descriptor(handle)?, properties, id })
-            }
-            exportable if exportable.fabric => Ok(SharedMulticast::Fabric { handle: export_fabric(handle)?, properties, id }),
-            exportable => {
-                let found = format!("{exportable:?}");
-                Err(wrong_value("Building::export", "exportable", found, "a way, given to Building::create"))
-            }
-        }
+        check_way("Building::export_file_descriptor", properties.exportable, properties.exportable.file_descriptor)?;
+        Ok(SharedMulticast::FileDescriptor { fd: export_file_descriptor(handle)?, properties, id })
+    }
+
+    /// A fabric handle for another process of the NVLink domain, which adds its own devices.
+    ///
+    /// # Errors
+    /// As [`export_file_descriptor`](Self::export_file_descriptor).
+    pub fn export_fabric(&self) -> Result<SharedMulticast, VmmError> {
+        multicast_switch()?;
+        let Object { handle, properties, id, .. } = *self.object;
+        check_way("Building::export_fabric", properties.exportable, properties.exportable.fabric)?;
+        Ok(SharedMulticast::Fabric { handle: export_fabric(handle)?, properties, id })
     }
 
     /// What the object is.
@@ -205,40 +211,43 @@ impl Building {
     /// The team, where this process has added all devices.
     ///
     /// # Errors
-    /// [`Misuse::Value`] if devices are missing: the object is dropped then.
+    /// [`VmmError::MulticastDisabled`]; [`Misuse::Value`] if devices are missing. The object is dropped then.
     pub fn complete(self) -> Result<Team, VmmError> {
+        multicast_switch()?;
         let (found, expected) = (self.devices.len(), self.object.properties.devices);
         match found == expected as usize {
-            true => Ok(self.into_team()),
+            true => Ok(self.into_team(None)),
             false => Err(wrong_value("Building::complete", "devices added", found, &format!("{expected}"))),
         }
     }
 
     /// The team, where all are known to have added theirs.
-    pub(super) fn into_team(self) -> Team {
-        Team { object: self.object, devices: self.devices.into() }
+    pub(super) fn into_team(self, members: Option<Arc<[Pe]>>) -> Team {
+        Team { object: self.object, devices: self.devices.into(), members }
     }
 
     /// The team, once the PEs of the job have added all devices together.
     ///
     /// # Collective
-    /// All PEs of the job, each with its handle of the object. `label` is the same on all and names the object.
+    /// All PEs of the job, each with its handle of the one object. `label` is the same on all and names the object. Where groups of PEs are to have an
+    /// object each, as those of each machine, use [`collective`](super::collective).
     ///
     /// # Errors
-    /// [`Misuse::Value`] on all if devices are missing, or were added by two PEs; [`Misuse::Diverged`] on all if the PEs hold different objects; as every collective call.
+    /// [`VmmError::MulticastDisabled`], and [`VmmError::Peer`] on the others; [`Misuse::Value`] on all if devices are missing, or were added by two PEs; [`Misuse::Diverged`] on all if the PEs hold different objects; as every collective call.
     pub fn complete_with(self, rendezvous: &Rendezvous, label: &str) -> Result<Team, VmmError> {
         let Object { properties, id, .. } = *self.object;
         // Devices of different objects are no team, whatever their number.
         let call = format!("Building::complete_with({label}, {id:?}, {properties:?})");
         // A device counts once, whoever added it, in whichever numbering.
         let name = |device: &usize| raw::pci_address(*device).map(|address| format!("{:016x} {address}\n", identity::machine()));
-        let mine = self.devices.iter().map(name).collect::<Result<String, VmmError>>();
+        let allowed = multicast_switch().map_err(VmmError::from);
+        let mine = allowed.and_then(|()| self.devices.iter().map(name).collect::<Result<String, VmmError>>());
         let round = format!("peerweave-vmm/multicast/{label}/complete");
         let names = agree(rendezvous, &round, &call, mine.map(String::into_bytes))?;
         let all: BTreeSet<&[u8]> = names.iter().flat_map(|names| names.split_inclusive(|byte| *byte == b'\n')).collect();
         let all = all.len() as u64;
         match all == u64::from(properties.devices) {
-            true => Ok(self.into_team()),
+            true => Ok(self.into_team(None)),
             false => {
                 let expected = format!("{}", properties.devices);
                 Err(wrong_value("Building::complete_with", "devices added by all PEs", all, &expected))

@@ -17,7 +17,7 @@ use crate::mapping::elements_of;
 /// `len` elements at a multicast address. A store of a kernel there (`multimem.st`, or a plain one) reaches every device of the team, and a load that
 /// reduces (`multimem.ld_reduce`) reads them all; another load, and a copy, mean nothing.
 ///
-/// Valid while the mapping that it was taken of lives: see [`MulticastMapping::access`] for work on a stream.
+/// Valid while the mapping that it was taken of lives: see [`MulticastMapping::access`] for work on a stream, also for memory of a heap.
 #[repr(C)]
 pub struct MulticastView<T> {
     address: u64,

@@ -139,6 +139,16 @@ pub(crate) fn refuse(stream: &Arc<Stream>, code: Code) -> Result {
     Err(code)
 }
 
+/// Waiting for, or asking about, an event that was recorded in a capture, which ends the capture's usefulness if it still goes on.
+pub(crate) fn refuse_event(capture: u64) -> Result {
+    with(|captures| {
+        if let Some(capture) = captures.active.get_mut(&capture) {
+            capture.invalid = true;
+        }
+    })?;
+    Err(Code::CAPTURED_EVENT)
+}
+
 /// Waiting for, or asking about, a stream under capture.
 pub(crate) fn forbid_in_stream(stream: &Arc<Stream>) -> Result {
     forbid_legacy(stream)?;

@@ -149,7 +149,7 @@ impl Event {
         let ready = match (&self.shared, self.state()) {
             (Some(shared), _) => shared.is_done(shared.latest()),
             (None, State::Never) => true,
-            (None, State::Captured { .. }) => return Err(Code::CAPTURED_EVENT),
+            (None, State::Captured { capture, .. }) => return capture::refuse_event(capture),
             (None, State::Recorded(recording)) => recording.time().is_some(),
         };
         if ready { self.context.check() } else { Err(Code::NOT_READY) }
@@ -224,8 +224,10 @@ exports! {
     2000 fn cuEventSynchronize(event: CuEvent) {
         let event = by_handle(event)?;
         event.context.check()?;
-        if event.shared.is_none() && matches!(event.state(), State::Captured { .. }) {
-            return Err(Code::CAPTURED_EVENT);
+        if event.shared.is_none()
+            && let State::Captured { capture, .. } = event.state()
+        {
+            return capture::refuse_event(capture);
         }
         event.wait_for_latest();
         event.context.check()

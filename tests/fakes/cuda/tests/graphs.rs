@@ -185,6 +185,17 @@ fn what_a_capture_cannot_hold_ends_it() {
         assert!(one.end_capture(no_flags()).is_ok());
         assert_eq!(call!(cuMemFree_v2(pointer)), CUDA_SUCCESS);
 
+        for asks in [|event| call!(cuEventQuery(event)), |event| call!(cuEventSynchronize(event))] {
+            let captured = context.new_event(None).unwrap();
+            one.begin_capture(RELAXED).unwrap();
+            captured.record(&one).unwrap();
+            assert_eq!(asks(captured.cu_event()), CUDA_ERROR_CAPTURED_EVENT);
+            assert!(one.end_capture(no_flags()).is_err());
+            one.begin_capture(RELAXED).unwrap();
+            assert_eq!(asks(captured.cu_event()), CUDA_ERROR_CAPTURED_EVENT, "of a capture that has ended");
+            assert!(one.end_capture(no_flags()).is_ok());
+        }
+
         let end = one.end_capture(no_flags());
         assert_eq!(end.err().map(|error| error.0), Some(CUDA_ERROR_ILLEGAL_STATE));
         let default = context.default_stream();
