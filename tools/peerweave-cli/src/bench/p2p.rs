@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use clap::Args;
 use peerweave_driver::cudarc::driver::sys::CUdevice_attribute;
-use peerweave_driver::{CudaContext, Driver, deadline_after};
+use peerweave_driver::{CudaContext, Driver, DriverError, deadline_after};
 use peerweave_vmm::VmmError;
 use peerweave_vmm::probe::{Method, Moved, Probe};
 
 use crate::cli::parse_picture;
 use crate::exit;
+use crate::info::libraries::NO_DRIVER;
 use crate::size::{format_size, parse_duration, parse_size};
 
 mod picture;
@@ -76,7 +77,10 @@ pub fn main(args: &P2pArgs) -> u8 {
 fn start(args: &P2pArgs) -> Result<usize, (u8, String)> {
     args.json.iter().chain(&args.plot).try_for_each(|path| super::can_be_written(path))?;
     let failed = |error: &dyn std::fmt::Display| (exit::OPERATION_FAILED, error.to_string());
-    let report = measure(args).map_err(|error| failed(&error))?;
+    let report = measure(args).map_err(|error| match Driver::get() {
+        Err(DriverError::Load(_)) => failed(&format!("{error}\n{NO_DRIVER}")),
+        _ => failed(&error),
+    })?;
     crate::print_line(report.text().trim_end());
     let write = |path: &PathBuf, text: String| {
         std::fs::write(path, text).map_err(|error| (exit::LAUNCHER, format!("{}: {error}", path.display())))

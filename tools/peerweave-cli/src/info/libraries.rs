@@ -47,6 +47,10 @@ impl Library {
     }
 }
 
+/// What to do where there is no driver.
+pub(crate) const NO_DRIVER: &str =
+    "it comes with NVIDIA's driver for the GPUs, not with CUDA's toolkit; a container has to be given it";
+
 /// All that some part of Peerweave uses or will use.
 pub(super) fn look() -> Vec<Library> {
     let later = "no part of this version uses it";
@@ -71,7 +75,9 @@ fn driver() -> Library {
     const NAME: &str = "CUDA driver";
     let driver = match Driver::get() {
         Ok(driver) => driver,
-        Err(error @ peerweave_driver::DriverError::Load(_)) => return Library::absent(NAME, "not found", &error.to_string()),
+        Err(error @ peerweave_driver::DriverError::Load(_)) => {
+            return Library::absent(NAME, "not found", &format!("{error}\n{NO_DRIVER}"));
+        }
         Err(error) => return Library::absent(NAME, "not usable", &error.to_string()),
     };
     let devices = driver.device_count().map_or_else(|error| error.to_string(), |count| format!("{count} devices"));

@@ -3,7 +3,7 @@
 //! What can be tried is tried, and not concluded from settings: two PEs are started, and say how they found each other.
 
 mod environment;
-mod libraries;
+pub(crate) mod libraries;
 pub mod machine;
 mod peers;
 mod system;
