@@ -13,6 +13,11 @@
 //! # Ok::<(), peerweave_driver::DriverError>(())
 //! ```
 
+/// The example of the README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod api;
 mod buffer;
 mod capture;

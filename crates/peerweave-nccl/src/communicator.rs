@@ -24,7 +24,7 @@ use crate::state::{Allowed, Gate, Inside, Refused, State};
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclCommMemStat_t, ncclResult_t};
 use crate::{Call, CommProperties, Nccl};
 
-/// One rank's membership in a group of ranks that communicate.
+/// One rank's membership in an ordered set of ranks that communicate.
 ///
 /// A handle: clones are the same membership. The last one that is dropped, together with the last graph, window and operation made of it, ends
 /// the membership in the background, without waiting for anybody; [`finalize`](Self::finalize) ends it in order.
