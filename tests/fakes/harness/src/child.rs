@@ -77,6 +77,11 @@ impl Child {
         std::fs::rename(&hidden, self.directory.join(name)).expect("the shared directory");
     }
 
+    /// Tells who started it that it has come to the body that it is for.
+    pub(crate) fn tell_of_its_body(&self) {
+        std::fs::write(body_file(&self.directory, self.rank), b"").expect("a new file");
+    }
+
     /// Waits for every child to come to the point of this name, which must be used once.
     pub fn meet(&self, point: &str) {
         self.put_file(&format!("{point}.{}", self.rank), b"");
@@ -84,6 +89,11 @@ impl Child {
             self.wait_for_file(&format!("{point}.{rank}"));
         }
     }
+}
+
+/// Where a child says that it has come to its body: beside the directory that is the test's.
+fn body_file(shared: &Path, rank: usize) -> PathBuf {
+    shared.with_file_name(format!("body.{rank}"))
 }
 
 /// What came of a child.
@@ -100,6 +110,8 @@ pub struct Output {
     pub timed_out: bool,
     /// Functions of the fake driver that this child called, in order.
     pub calls: Vec<String>,
+    /// Whether it came to the body that it was started for, if it was for one.
+    pub came_to_its_body: bool,
 }
 
 impl Output {
@@ -177,12 +189,14 @@ pub(crate) fn run_all(
     running
         .into_iter()
         .zip(ends)
-        .map(|(child, (status, timed_out))| Output {
+        .enumerate()
+        .map(|(rank, (child, (status, timed_out)))| Output {
             status,
             stdout: text(&child.stdout),
             stderr: text(&child.stderr),
             timed_out,
             calls: calls_of(child.process.id()),
+            came_to_its_body: body_file(shared, rank).exists(),
         })
         .collect()
 }

@@ -127,7 +127,7 @@ impl Fakes {
     /// times, in an order that does not differ between runs: each body has a child of its own.
     ///
     /// # Panics
-    /// Where the child fails, does not end within its limit, or cannot be started; its output is in the message.
+    /// Where the child fails, never comes to the body, does not end within its limit, or cannot be started; its output is in the message.
     pub fn run<F: FnOnce()>(&self, body: F) {
         self.run_scenario(1, &scenario_of::<F>(), |_| body());
     }
@@ -147,12 +147,17 @@ impl Fakes {
         if let Some(me) = child().filter(|me| me.scenario == scenario) {
             // A test may run several bodies, with other libraries or settings: this child was started for one of them.
             if child::call() == Some(call) {
+                me.tell_of_its_body();
                 body(me);
             }
             return;
         }
         for (rank, output) in self.spawn(count, scenario, Some(call)).into_iter().enumerate() {
             assert!(output.passed(), "{scenario}: child {rank} of {count}: {output}");
+            assert!(
+                output.came_to_its_body,
+                "{scenario}: child {rank} of {count} never came to body {call}, so that nothing was tested"
+            );
         }
     }
 
@@ -285,6 +290,20 @@ mod tests {
         Fakes::new().env("FAKES_PARENT", parent.clone()).run(|| {
             assert_ne!(std::env::var("FAKES_PARENT").as_deref(), Ok(std::process::id().to_string().as_str()));
         });
+    }
+
+    #[test]
+    fn a_body_that_no_child_comes_to_is_no_test_that_passed() {
+        let run = || {
+            if child().is_none() {
+                Fakes::new().run(|| ());
+            }
+        };
+        let error = std::panic::catch_unwind(run).err();
+        if child().is_none() {
+            let error = error.expect("nothing was tested").downcast::<String>().expect("a message");
+            assert!(error.contains("never came to body 1"), "{error}");
+        }
     }
 
     #[test]
