@@ -335,6 +335,14 @@ impl Rendezvous {
         self.check_by(Instant::now() + self.deadline)
     }
 
+    /// As [`check`](Self::check), for who must not wait for the server for long.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check); [`BootstrapError::Timeout`] if the server has not answered by `deadline`.
+    pub fn check_within(&self, deadline: Duration) -> Result<(), BootstrapError> {
+        self.check_by(Instant::now() + deadline.min(self.deadline))
+    }
+
     pub(crate) fn check_by(&self, deadline: Instant) -> Result<(), BootstrapError> {
         self.check_process("check")?;
         let Link::Joined { connection, .. } = &self.link else { return Ok(()) };

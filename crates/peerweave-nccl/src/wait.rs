@@ -31,6 +31,13 @@ pub enum OnExpiry {
 /// How often NCCL is asked whether something went wrong in the background.
 const ASK_EVERY: Duration = Duration::from_millis(2);
 
+/// How often somebody who waits asks the rendezvous who is gone, and how long for its answer, which mostly takes less than a tenth of a millisecond.
+const WATCH_EVERY: Duration = Duration::from_millis(50);
+const WATCH_PATIENCE: Duration = Duration::from_millis(20);
+
+/// How long work in which a rank took part before it died may still run.
+const LAST_WORK: Duration = Duration::from_millis(500);
+
 /// How long the other ranks have to say where they are, and to be asked.
 const REPORTS: Duration = Duration::from_millis(500);
 
@@ -43,7 +50,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`NcclError::Timeout`] names the last call and its number, and what the other ranks reported over the rendezvous, if there is one;
-    /// [`NcclError::PeerLost`] where the rendezvous knows who is gone; [`NcclError::Nccl`] for NCCL's asynchronous errors; [`NcclError::Dead`] if the
+    /// [`NcclError::PeerLost`] half a second after the rendezvous knows that a rank has died, or at the deadline; [`NcclError::Nccl`] for NCCL's asynchronous errors; [`NcclError::Dead`] if the
     /// communicator was ended meanwhile; [`NcclError::Cuda`] if the work failed.
     pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         self.wait_with(stream, deadline, OnExpiry::AbortAll)
@@ -66,6 +73,7 @@ impl Communicator {
         }
         inner.bind()?;
         let (start, mut asked) = (Instant::now(), Instant::now());
+        let mut watch = Watch::default();
         let done = wait_until(deadline_after(deadline), || {
             // SAFETY: the stream lives as long as the `Arc` that holds it.
             let code = relaxed(|| unsafe { inner.driver.api().cuStreamQuery(stream.cu_stream()) }).map_err(DriverError::from);
@@ -78,6 +86,9 @@ impl Communicator {
             if is_done || asked.elapsed() >= ASK_EVERY {
                 asked = Instant::now();
                 look(inner, CALL, if is_done { A_MOMENT } else { Duration::ZERO })?;
+                if !is_done {
+                    watch.look(inner, start.elapsed()).map_err(Stop::Failed)?;
+                }
             }
             Ok(is_done)
         });
@@ -160,6 +171,38 @@ fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: usize) -> Result<Optio
     Ok(sequence.parse().ok().map(|sequence| RankReport { rank, sequence, call: call.to_owned() }))
 }
 
+/// Who waits for long hears soon that a rank is gone, over a rendezvous: over NVLink NCCL never notices, and the work is stuck until the deadline.
+#[derive(Default)]
+struct Watch {
+    /// When the rendezvous is asked next, in time waited.
+    next: Option<Duration>,
+    /// Who is gone, and when that was heard.
+    gone: Option<(Vec<usize>, Instant)>,
+}
+
+impl Watch {
+    /// An error when a rank has been gone for a while: what it still took part in has ended by then.
+    fn look(&mut self, inner: &Arc<Inner>, waited: Duration) -> Result<(), NcclError> {
+        if let Some((ranks, since)) = &mut self.gone {
+            if since.elapsed() < LAST_WORK {
+                return Ok(());
+            }
+            let ((_, call), communicator) = (inner.last(), Some(Arc::clone(&inner.name)));
+            return Err(PeerLost { call, communicator, ranks: std::mem::take(ranks), last_error: String::new() }.into());
+        }
+        if waited >= *self.next.get_or_insert(WATCH_EVERY)
+            && let Some(rendezvous) = inner.world.as_ref().and_then(|world| world.rendezvous.upgrade())
+        {
+            let start = Instant::now();
+            let gone = News::gone_within(inner, &rendezvous, WATCH_PATIENCE);
+            // A server that is slow is not asked more often than it answers.
+            self.next = Some(waited + start.elapsed() * 10 + WATCH_EVERY);
+            self.gone = (!gone.is_empty()).then(|| (gone, Instant::now()));
+        }
+        Ok(())
+    }
+}
+
 /// What the rendezvous is asked, on a thread of its own: one whose server is gone or stuck must not keep this thread beyond its deadline. Nothing without
 /// a rendezvous.
 fn heard<R: Default + Send + 'static>(inner: &Arc<Inner>, ask: impl FnOnce(&Inner, &Rendezvous) -> R + Send + 'static) -> R {
@@ -223,11 +266,15 @@ struct News {
 impl News {
     /// The ranks that the rendezvous knows to be gone.
     fn gone(inner: &Inner, rendezvous: &Rendezvous) -> Vec<usize> {
-        let ranks_are_pes = inner.world.as_ref().is_some_and(|world| world.ranks_are_pes);
-        match rendezvous.check() {
-            Err(lost @ BootstrapError::PeLost { .. }) if ranks_are_pes => {
-                lost.blamed().into_iter().map(|pe| pe.index()).collect()
-            }
+        Self::gone_within(inner, rendezvous, REPORTS)
+    }
+
+    fn gone_within(inner: &Inner, rendezvous: &Rendezvous, patience: Duration) -> Vec<usize> {
+        if !inner.world.as_ref().is_some_and(|world| world.ranks_are_pes) {
+            return Vec::new();
+        }
+        match rendezvous.check_within(patience) {
+            Err(lost @ BootstrapError::PeLost { .. }) => lost.blamed().into_iter().map(|pe| pe.index()).collect(),
             _ => Vec::new(),
         }
     }

@@ -159,7 +159,7 @@ fn reduce(comm: &Communicator) -> Result<f32, NcclError> {
     let stream = comm.context().new_stream().expect("a stream");
     let mut buffer = floats(&stream, &[comm.rank() as f32 + 1.0]);
     comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum)?;
-    comm.wait_with(&stream, Duration::from_secs(2), OnExpiry::LeaveAlone)?;
+    comm.wait_with(&stream, DEADLINE, OnExpiry::LeaveAlone)?;
     Ok(buffer.to_vec(&stream)?[0])
 }
 
@@ -185,7 +185,9 @@ fn survivor(child: &peerweave_fakes::Child) {
     let (comm, rendezvous) = join(child);
     assert_eq!(reduce(&comm).expect("the first works"), 6.0);
     rendezvous.barrier("the first is over").expect("all come");
+    let start = Instant::now();
     let error = reduce(&comm).expect_err("rank 1 is dead");
+    assert!(start.elapsed() < DEADLINE / 4, "nobody waits for the deadline: {:?}", start.elapsed());
     let NcclError::PeerLost(lost) = &error else { panic!("{error}") };
     assert_eq!(lost.ranks, [1], "{error}");
     comm.set_deadline(DEADLINE);
