@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use peerweave_driver::cudarc::driver::CudaEvent;
 
-use crate::communicator::Inner;
 use crate::config::{Found, in_range, interned};
 use crate::error::{MisuseKind, NcclError};
+use crate::membership::Inner;
 use crate::sys::{self, Versioned, ncclCollConfig_t, ncclConfigExt_t};
 use crate::{CtaPolicy, Switch, Version};
 

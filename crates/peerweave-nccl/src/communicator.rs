@@ -1,28 +1,22 @@
-//! A communicator: the handle, what is known of it, and how NCCL is called on it.
+//! A communicator: the handle that users have, and what they can ask it.
 //!
-//! Making one is `init.rs` and `split.rs`, ending one `lifecycle.rs`, waiting `wait.rs`; what it does for its users is in `collective.rs` and others.
+//! What clones of it share is `membership.rs`. Making one is `init.rs` and `split.rs`, ending one `lifecycle.rs`, waiting `wait.rs`; what it does for
+//! its users is in `collective.rs` and others.
 //!
-//! # Invariants
-//! - **[C1]** The handle is used only inside the gate, and freed only by who closed it (`state.rs`).
-//! - **[C2]** A call that NCCL has not finished when it returns is finished, or the communicator is aborted, before the borrows of the call end.
+//! Invariant: what is asked here is asked inside the gate, or known since it was made.
 
 use std::ffi::c_void;
 use std::fmt;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use peerweave_bootstrap::Rendezvous;
-use peerweave_driver::cudarc::driver::sys::CUcontext;
-use peerweave_driver::{CudaCode, CudaContext, CudaStream, Driver, Keep, is_capturing, refuse_per_thread, relaxed};
-use peerweave_dylib::MissingSymbol;
+use peerweave_driver::CudaContext;
 
-use crate::error::{CommunicatorName, MisuseKind, NcclError, ResultCode, Timeout};
-use crate::lifecycle;
-use crate::state::{Allowed, Gate, Inside, Refused, State};
-use crate::sys::{Api, ncclComm, ncclComm_t, ncclCommMemStat_t, ncclResult_t};
-use crate::{Call, CommProperties, Nccl};
+use crate::error::{CommunicatorName, NcclError, ResultCode};
+use crate::membership::{A_MOMENT, Inner, Parts};
+use crate::state::Allowed;
+use crate::sys::{ncclCommMemStat_t, ncclResult_t};
+use crate::{CommProperties, Nccl};
 
 /// One rank's membership in an ordered set of ranks that communicate.
 ///
@@ -75,153 +69,10 @@ pub struct Communicator {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// How long a question waits for a call of another thread.
-pub(crate) const A_MOMENT: Duration = Duration::from_millis(10);
-
-/// The handle of NCCL.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Handle(NonNull<ncclComm>);
-
-// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a time; synchronised by the gate [C1]. Would be
-// caught by the test `threads_share_a_communicator`.
-unsafe impl Send for Handle {}
-// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a time; synchronised by the gate [C1]. Would be
-// caught by the test `threads_share_a_communicator`.
-unsafe impl Sync for Handle {}
-
-impl Handle {
-    pub(crate) fn new(comm: ncclComm_t) -> Option<Self> {
-        NonNull::new(comm).map(Self)
-    }
-
-    pub(crate) fn get(self) -> ncclComm_t {
-        self.0.as_ptr()
-    }
-}
-
-/// What clones, graphs, windows and operations of a communicator share.
-pub(crate) struct Inner {
-    pub(crate) nccl: Nccl,
-    pub(crate) handle: Handle,
-    pub(crate) gate: Gate,
-    pub(crate) driver: &'static Driver,
-    pub(crate) context: Arc<CudaContext>,
-    cu_context: SharedContext,
-    device: usize,
-    pub(crate) n_ranks: usize,
-    pub(crate) rank: usize,
-    pub(crate) name: Arc<CommunicatorName>,
-    /// The same on every rank, and of no other communicator of the job (as far as 64 bits of a hash go).
-    pub(crate) identity: u64,
-    pub(crate) blocking: bool,
-    deadline_ms: AtomicU64,
-    /// The number of the last call, shifted, and which call it was.
-    last: AtomicU64,
-    /// How many children were made of it.
-    pub(crate) children: AtomicU64,
-    /// How many captures hold it.
-    pub(crate) graphs: AtomicUsize,
-    pub(crate) world: Option<World>,
-    /// Memory that peers may reach until the communicator is freed.
-    parked: Mutex<Vec<Keep>>,
-}
-
-/// A context of the driver, to be compared.
-struct SharedContext(CUcontext);
-
-// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from any thread; the `Arc` beside it keeps the context;
-// synchronised by the driver. Would be caught by the test `threads_share_a_communicator`.
-unsafe impl Send for SharedContext {}
-// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from any thread; the `Arc` beside it keeps the context;
-// synchronised by the driver. Would be caught by the test `threads_share_a_communicator`.
-unsafe impl Sync for SharedContext {}
-
-/// The rendezvous that a communicator was made by.
-#[derive(Clone)]
-pub(crate) struct World {
-    pub(crate) rendezvous: Weak<Rendezvous>,
-    /// Whether ranks are the PEs of the rendezvous.
-    pub(crate) ranks_are_pes: bool,
-}
-
-/// What a new communicator is made of.
-pub(crate) struct Parts {
-    pub(crate) nccl: Nccl,
-    pub(crate) handle: Handle,
-    pub(crate) context: Arc<CudaContext>,
-    pub(crate) name: Option<String>,
-    pub(crate) identity: u64,
-    pub(crate) blocking: bool,
-    pub(crate) deadline: Duration,
-    pub(crate) world: Option<World>,
-}
-
-/// How many communicators this process has made.
-static MADE: AtomicU64 = AtomicU64::new(0);
-
-/// All communicators of this process that were not dropped.
-static ALL: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
-
-/// The process that made them.
-static MADE_BY: AtomicU32 = AtomicU32::new(0);
-
-/// All communicators of this process that were not dropped. None in a fork, where another thread may have held the lock.
-pub(crate) fn all() -> Vec<Arc<Inner>> {
-    if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
-        return Vec::new();
-    }
-    ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
-}
-
 impl Communicator {
     /// Takes a handle that NCCL says is ready. Asks NCCL who it is.
     pub(crate) fn adopt(parts: Parts) -> Result<Self, NcclError> {
-        let Parts { nccl, handle, context, name, identity, blocking, deadline, world } = parts;
-        let (mut rank, mut n_ranks) = (0, 0);
-        let asked = (|| {
-            // SAFETY: the handle is ready, nobody else has it, and the pointer is to a live integer.
-            nccl.call("ncclCommCount", |api| unsafe { api.ncclCommCount(handle.get(), &raw mut n_ranks) })?;
-            // SAFETY: as above.
-            nccl.call("ncclCommUserRank", |api| unsafe { api.ncclCommUserRank(handle.get(), &raw mut rank) })?;
-            Ok::<_, NcclError>(Driver::get()?)
-        })();
-        let driver = match asked {
-            Ok(driver) => driver,
-            Err(error) => {
-                lifecycle::abort_handles(nccl, vec![(handle, Arc::clone(&context))], Duration::from_secs(1));
-                return Err(error);
-            }
-        };
-        let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
-        let number = MADE.fetch_add(1, Ordering::Relaxed) + 1;
-        let inner = Arc::new(Inner {
-            nccl,
-            handle,
-            gate: Gate::default(),
-            driver,
-            cu_context: SharedContext(context.cu_ctx()),
-            device: context.ordinal(),
-            context,
-            n_ranks,
-            rank,
-            name: Arc::new(CommunicatorName { name, rank, ranks: n_ranks, number }),
-            identity,
-            blocking,
-            deadline_ms: AtomicU64::new(millis(deadline)),
-            last: AtomicU64::new(0),
-            children: AtomicU64::new(0),
-            graphs: AtomicUsize::new(0),
-            world,
-            parked: Mutex::default(),
-        });
-        MADE_BY.store(std::process::id(), Ordering::Relaxed);
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|known| known.strong_count() > 0);
-        all.push(Arc::downgrade(&inner));
-        drop(all);
-        // Not under the lock: who listens may ask for all of them.
-        tracing::debug!(communicator = %inner.name, device = inner.device(), "communicator made");
-        Ok(Self { inner })
+        Inner::adopt(parts).map(|inner| Self { inner })
     }
 
     /// The library that it belongs to.
@@ -272,7 +123,7 @@ impl Communicator {
     ///
     /// Ranks that call in the same order have the same numbers for the same calls.
     pub fn sequence(&self) -> u64 {
-        self.inner.last.load(Ordering::Relaxed) >> Call::BITS
+        self.inner.last().0
     }
 
     /// How long a call may take on the host: for its turn, and for NCCL to connect ranks at first use.
@@ -282,7 +133,7 @@ impl Communicator {
 
     /// Changes [`deadline`](Self::deadline), for all clones. In milliseconds, rounded up.
     pub fn set_deadline(&self, deadline: Duration) {
-        self.inner.deadline_ms.store(millis(deadline), Ordering::Relaxed);
+        self.inner.set_deadline(deadline);
     }
 
     /// What NCCL says went wrong in the background, in a peer or the network; `None` for nothing.
@@ -362,276 +213,4 @@ impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} on device {} ({:?})", self.inner.name, self.inner.device(), self.inner.gate.state())
     }
-}
-
-impl Inner {
-    #[inline]
-    pub(crate) fn device(&self) -> usize {
-        self.device
-    }
-
-    pub(crate) fn deadline(&self) -> Duration {
-        Duration::from_millis(self.deadline_ms.load(Ordering::Relaxed))
-    }
-
-    /// The last call, and its number.
-    pub(crate) fn last(&self) -> (u64, &'static str) {
-        let last = self.last.load(Ordering::Relaxed);
-        (last >> Call::BITS, if last == 0 { "" } else { Call::name_of(last) })
-    }
-
-    /// Keeps memory until the communicator is freed.
-    pub(crate) fn park(&self, keep: Keep) {
-        self.parked.lock().unwrap_or_else(PoisonError::into_inner).push(keep);
-    }
-
-    /// What was parked, for who frees the communicator.
-    pub(crate) fn take_parked(&self) -> Vec<Keep> {
-        std::mem::take(&mut *self.parked.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Notes a call. Inside the gate.
-    #[inline]
-    pub(crate) fn count(&self, call: Call) {
-        // Only who is inside writes, so a load and a store are enough.
-        let last = self.last.load(Ordering::Relaxed);
-        self.last.store(((last >> Call::BITS) + 1) << Call::BITS | call as u64, Ordering::Relaxed);
-    }
-
-    /// An error unless work can be enqueued now, in a process that may. It is asked again when the gate is entered.
-    #[inline]
-    pub(crate) fn check_live(&self, call: &'static str) -> Result<(), NcclError> {
-        self.nccl.not_forked(call)?;
-        match self.gate.state() {
-            State::Live => Ok(()),
-            state => Err(self.dead(call, state)),
-        }
-    }
-
-    /// An error once it is aborted, for who is inside.
-    #[inline]
-    pub(crate) fn check_open(&self, call: &'static str) -> Result<(), NcclError> {
-        if self.gate.is_closed() { Err(self.dead(call, self.gate.state())) } else { Ok(()) }
-    }
-
-    /// Goes in alone, in a process that may.
-    #[inline]
-    pub(crate) fn enter(&self, call: &'static str, allowed: Allowed) -> Result<Inside<'_>, NcclError> {
-        self.enter_within(call, allowed, || self.deadline())
-    }
-
-    /// As [`enter`](Self::enter), with another patience than the communicator's deadline.
-    #[inline]
-    pub(crate) fn enter_within(
-        &self,
-        call: &'static str,
-        allowed: Allowed,
-        patience: impl FnOnce() -> Duration,
-    ) -> Result<Inside<'_>, NcclError> {
-        self.nccl.not_forked(call)?;
-        self.gate.enter(allowed, patience).map_err(|refused| self.refused(call, refused))
-    }
-
-    /// Before a call that may be stuck in NCCL.
-    #[inline]
-    pub(crate) fn dive(&self, call: &'static str, inside: &Inside<'_>) -> Result<(), NcclError> {
-        inside.dive().map_err(|state| self.dead(call, state))
-    }
-
-    #[cold]
-    pub(crate) fn refused(&self, call: &'static str, refused: Refused) -> NcclError {
-        match refused {
-            Refused::State(state) => self.dead(call, state),
-            Refused::Busy => self.timeout(call, self.deadline()),
-        }
-    }
-
-    #[cold]
-    pub(crate) fn dead(&self, call: &'static str, state: State) -> NcclError {
-        NcclError::Dead { call, communicator: Arc::clone(&self.name), state: state.dead() }
-    }
-
-    #[cold]
-    pub(crate) fn timeout(&self, call: &'static str, waited: Duration) -> NcclError {
-        let sequence = Some(self.last().0).filter(|number| *number > 0);
-        let communicator = Some(Arc::clone(&self.name));
-        Timeout { call, sequence, waited, communicator, missing: Vec::new(), reports: Vec::new() }.into()
-    }
-
-    #[cold]
-    pub(crate) fn failure(&self, call: &'static str, code: ncclResult_t) -> NcclError {
-        self.nccl.failure(call, code, Some(Arc::clone(&self.name)))
-    }
-
-    /// An error for every code but success.
-    #[inline]
-    pub(crate) fn check(&self, call: &'static str, code: ncclResult_t) -> Result<(), NcclError> {
-        if code == ncclResult_t::ncclSuccess { Ok(()) } else { Err(self.failure(call, code)) }
-    }
-
-    /// The state of the communicator; in progress where another thread is inside for longer than `patience`.
-    pub(crate) fn async_code(&self, call: &'static str, patience: Duration) -> Result<ncclResult_t, NcclError> {
-        self.nccl.not_forked(call)?;
-        if self.blocking {
-            let _looking = self.gate.look(Allowed::OPEN).map_err(|refused| self.refused(call, refused))?;
-            return self.ask();
-        }
-        match self.gate.enter(Allowed::OPEN, || patience) {
-            Ok(_inside) => self.ask(),
-            Err(Refused::Busy) => Ok(ncclResult_t::ncclInProgress),
-            Err(refused) => Err(self.refused(call, refused)),
-        }
-    }
-
-    /// The state of the communicator, for who is inside. For who only looks in, where it blocks.
-    ///
-    /// NCCL does more than to look: on a communicator that does not block, whoever hears of success frees the job of the last group (2.26.2 and later),
-    /// as does each other call when it begins. Two at once would free it twice.
-    pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
-        let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: the handle is live inside the gate, and this thread has the turn [C1], or the communicator blocks and never has a job to be freed,
-        // so that NCCL only reads; the pointer is to a live value.
-        let code = self
-            .nccl
-            .code("ncclCommGetAsyncError", |api| unsafe { api.ncclCommGetAsyncError(self.handle.get(), &raw mut state) })?;
-        self.check("ncclCommGetAsyncError", code)?;
-        Ok(state)
-    }
-
-    /// Calls a function on the handle, alone, with the device's context current, and waits for NCCL to be done with it.
-    ///
-    /// # Errors
-    /// Those of [`enter`](Self::enter) and of [`settle`](Self::settle); NCCL's.
-    pub(crate) fn call(
-        self: &Arc<Self>,
-        name: &'static str,
-        allowed: Allowed,
-        function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
-    ) -> Result<(), NcclError> {
-        let inside = self.enter(name, allowed)?;
-        self.call_inside(name, inside, function)
-    }
-
-    /// As [`call`](Self::call), for who is inside.
-    pub(crate) fn call_inside(
-        self: &Arc<Self>,
-        name: &'static str,
-        inside: Inside<'_>,
-        function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
-    ) -> Result<(), NcclError> {
-        self.bind()?;
-        self.dive(name, &inside)?;
-        // What NCCL allocates must not spoil what another thread captures.
-        let code = relaxed(|| self.nccl.code(name, |api| function(api, self.handle.get())))?;
-        self.settle_begun(name, code, inside)
-    }
-
-    /// As [`call`](Self::call), for a function that stores something: at a place that outlives the call if NCCL does not end it.
-    ///
-    /// # Errors
-    /// As [`call`](Self::call).
-    pub(crate) fn call_into<T>(
-        self: &Arc<Self>,
-        name: &'static str,
-        allowed: Allowed,
-        initial: T,
-        function: impl FnOnce(&'static Api, ncclComm_t, *mut T) -> Result<ncclResult_t, MissingSymbol>,
-    ) -> Result<T, NcclError> {
-        let place: *mut T = Box::into_raw(Box::new(initial));
-        let result = self.call(name, allowed, |api, comm| function(api, comm, place));
-        let is_done = match &result {
-            Ok(()) | Err(NcclError::Nccl(_) | NcclError::Unsupported(_)) => true,
-            // NCCL may still write there: leaked.
-            Err(_) => false,
-        };
-        // SAFETY: NCCL is done with the place, which came from the box above.
-        let stored = is_done.then(|| *unsafe { Box::from_raw(place) });
-        result.map(|()| stored.expect("success was done"))
-    }
-
-    /// Makes the device's context the thread's.
-    ///
-    /// NCCL launches on the communicator's device whichever context is current. But handle 0 is the default stream of the current context, for the driver
-    /// and for NCCL; and in a thread that has none, NCCL's runtime makes one on the first device, whose memory it takes. So it is asked at each call:
-    /// any library may have made another context current since the last, and tells nobody.
-    #[inline]
-    pub(crate) fn bind(&self) -> Result<(), NcclError> {
-        let mut current: CUcontext = std::ptr::null_mut();
-        // SAFETY: the pointer is to a live handle.
-        let code = unsafe { self.driver.api().cuCtxGetCurrent(&raw mut current) };
-        if code == Ok(CudaCode::SUCCESS) && current == self.cu_context.0 { Ok(()) } else { set_current(&self.context) }
-    }
-
-    /// Whether work that is enqueued on the stream now is captured into a graph.
-    #[inline]
-    pub(crate) fn is_capturing(&self, stream: &CudaStream) -> Result<bool, NcclError> {
-        /// `CU_STREAM_CAPTURE_STATUS_NONE`.
-        const NONE: u32 = 0;
-        let mut status = NONE;
-        // SAFETY: the stream is live and the pointer is to a live value.
-        let code = unsafe { self.driver.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) };
-        if code == Ok(CudaCode::SUCCESS) && status == NONE { Ok(false) } else { asked_again(stream) }
-    }
-
-    /// An error unless work of this communicator can be enqueued on the stream.
-    #[inline]
-    pub(crate) fn check_stream(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
-        if stream.context().cu_ctx() != self.cu_context.0 {
-            return self.check_context(call, "the stream", stream.context());
-        }
-        // The stream of each thread can be waited for by no other one: not by who frees what it uses, nor by who aborts.
-        Ok(refuse_per_thread(call, stream)?)
-    }
-
-    /// An error unless something is of the communicator's context.
-    #[cold]
-    pub(crate) fn check_context(&self, call: &'static str, what: &'static str, context: &CudaContext) -> Result<(), NcclError> {
-        let (found, expected) = (context.ordinal(), self.device());
-        let kind = match found == expected {
-            true if context.cu_ctx() == self.cu_context.0 => return Ok(()),
-            true => MisuseKind::Combination {
-                what,
-                why: "it is of another context than the communicator's; both must be of the primary one",
-            },
-            false => MisuseKind::Device { what, found, expected },
-        };
-        Err(NcclError::misuse(call, kind))
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // In a fork nothing can be ended, and a lock may be held for ever.
-        if self.nccl.not_forked("drop").is_err() {
-            return;
-        }
-        // Nobody is inside: entering borrows what is dropped here.
-        let state = self.gate.state();
-        if self.gate.close(State::Finalized).is_ok() {
-            lifecycle::close_later(self, state);
-        }
-    }
-}
-
-/// As good as for ever, and a time that the clock can still tell.
-const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
-
-/// A time to wait that can be added to any moment.
-pub(crate) fn bounded(duration: Duration) -> Duration {
-    duration.min(LONGEST)
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(bounded(duration).as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
-}
-
-/// For an answer that is not plainly no.
-#[cold]
-fn asked_again(stream: &CudaStream) -> Result<bool, NcclError> {
-    Ok(is_capturing(stream)?)
-}
-
-/// Makes a context the thread's.
-pub(crate) fn set_current(context: &CudaContext) -> Result<(), NcclError> {
-    Ok(peerweave_driver::bind(context)?)
 }

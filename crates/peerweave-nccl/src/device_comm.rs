@@ -10,10 +10,11 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use crate::communicator::{Communicator, Inner};
+use crate::communicator::Communicator;
 use crate::config::Found;
 use crate::device_requirements::{DeviceCommRequirements, RawRequirements};
 use crate::error::NcclError;
+use crate::membership::Inner;
 use crate::state::Allowed;
 use crate::sys::{Api, ncclCftTeamMode_t, ncclComm_t, ncclTeam_t};
 use crate::{DeviceTeam, Version, spans};

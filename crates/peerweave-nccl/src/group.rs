@@ -11,8 +11,9 @@ use std::sync::Arc;
 use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut};
 use peerweave_types::Element;
 
-use crate::communicator::{Communicator, Inner};
+use crate::communicator::Communicator;
 use crate::error::{MisuseKind, NcclError};
+use crate::membership::Inner;
 use crate::red_op::Reduction;
 use crate::request::{At, Checked, Holds, Operations, Request};
 use crate::settle::end_group;

@@ -16,9 +16,10 @@ use peerweave_driver::cudarc::driver::sys::CUcontext;
 use peerweave_driver::{CudaContext, CudaError, Driver, DriverError, relaxed, wait_until};
 use peerweave_dylib::MissingSymbol;
 
-use crate::communicator::{Communicator, Handle, Inner, Parts, World, bounded, set_current};
+use crate::communicator::Communicator;
 use crate::config::RawConfig;
 use crate::error::{CommunicatorName, MisuseKind, NcclError, Timeout};
+use crate::membership::{Handle, Inner, Parts, World, bounded, set_current};
 use crate::state::Inside;
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
 use crate::{Config, Nccl, Switch, UniqueId, lifecycle, spans};

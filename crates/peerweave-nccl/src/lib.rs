@@ -35,6 +35,7 @@ mod init;
 mod library;
 mod lifecycle;
 mod mem;
+mod membership;
 mod nvls;
 mod one_sided;
 mod parameters;

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use peerweave_driver::{CudaContext, Keep, deadline_after, wait_until};
 
-use crate::communicator::{self, Communicator, Handle, Inner, bounded, set_current};
+use crate::communicator::Communicator;
 use crate::error::{CommunicatorName, MisuseKind, NcclError};
+use crate::membership::{self, Handle, Inner, bounded, set_current};
 use crate::state::{Allowed, Inside, Refused, State};
 use crate::sys::{self, ncclResult_t};
 use crate::{Nccl, Timeout, spans};
@@ -130,7 +131,7 @@ impl Communicator {
     /// # Errors
     /// As [`abort`](Self::abort): the first.
     pub fn abort_all(limit: Duration) -> Result<usize, NcclError> {
-        abort_together(&communicator::all(), bounded(limit))
+        abort_together(&membership::all(), bounded(limit))
     }
 
     /// Waits until the communicators that were dropped so far are ended, at most so long. Gives whether they are.

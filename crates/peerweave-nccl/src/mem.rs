@@ -13,8 +13,8 @@ use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
 use peerweave_driver::{Access, CudaContext, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Keep, relaxed};
 use peerweave_types::Element;
 
-use crate::communicator::set_current;
 use crate::error::{MisuseKind, NcclError};
+use crate::membership::set_current;
 use crate::{Nccl, ResultCode};
 
 /// Device memory of `len` elements from NCCL's own allocator. Clones and slices are handles of the same memory.

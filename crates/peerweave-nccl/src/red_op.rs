@@ -11,8 +11,9 @@ use std::time::Duration;
 use peerweave_driver::{CudaStream, DeviceBuffer, DeviceMemory};
 use peerweave_types::Element;
 
-use crate::communicator::{Communicator, Inner};
+use crate::communicator::Communicator;
 use crate::error::{MisuseKind, NcclError};
+use crate::membership::Inner;
 use crate::request::data_type;
 use crate::state::Allowed;
 use crate::sys::{ncclRedOp_t, ncclScalarResidence_t};

@@ -14,8 +14,8 @@ use peerweave_dylib::MissingSymbol;
 use peerweave_types::{DType, Element};
 
 use crate::coll_config::RawCollConfig;
-use crate::communicator::Inner;
 use crate::error::{MisuseKind, NcclError};
+use crate::membership::Inner;
 use crate::red_op::{Made, Reduction};
 use crate::sys::{
     Api, CUstream, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclWaitSignalDesc_t, ncclWindow_t,

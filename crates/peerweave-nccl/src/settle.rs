@@ -1,13 +1,13 @@
 //! The end of a call: where NCCL is still at work on the host, somebody waits until it is done.
 //!
 //! Not for what runs on the device: that is `wait.rs`. Invariant: a call that NCCL has not finished when it returns is finished, or the communicator is
-//! aborted, before the borrows of the call end ([C2] of `communicator.rs`).
+//! aborted, before the borrows of the call end ([C2] of `membership.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::communicator::{Inner, bounded};
 use crate::error::NcclError;
+use crate::membership::{Inner, bounded};
 use crate::state::{Inside, State};
 use crate::sys::ncclResult_t;
 use crate::turns::Turns;

@@ -4,7 +4,7 @@
 
 use tracing::span::EnteredSpan;
 
-use crate::communicator::Inner;
+use crate::membership::Inner;
 
 /// The span of a call on one communicator.
 pub(crate) fn of(inner: &Inner, call: &'static str) -> EnteredSpan {

@@ -12,10 +12,11 @@ use std::time::Duration;
 use peerweave_driver::CudaContext;
 use peerweave_dylib::MissingSymbol;
 
-use crate::communicator::{Communicator, Handle, Inner, Parts, World};
+use crate::communicator::Communicator;
 use crate::config::RawConfig;
 use crate::error::{MisuseKind, NcclError};
 use crate::init::{adopt_all, make, make_first, mix, with_mode};
+use crate::membership::{Handle, Inner, Parts, World};
 use crate::state::{Allowed, State};
 use crate::sys::{self, Api, ncclComm_t, ncclConfig_t, ncclResult_t};
 use crate::turns::enter_all;

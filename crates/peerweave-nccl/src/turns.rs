@@ -5,8 +5,8 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::communicator::Inner;
 use crate::error::{MisuseKind, NcclError};
+use crate::membership::Inner;
 use crate::state::{Allowed, Inside};
 
 /// Communicators that this thread is inside of, each once.

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
 use peerweave_driver::{CudaCode, CudaError, CudaStream, DriverError, deadline_after, is_capturing, relaxed, wait_until};
 
-use crate::communicator::{A_MOMENT, Communicator, Inner};
+use crate::communicator::Communicator;
 use crate::error::{MisuseKind, NcclError, PeerLost, RankReport, Timeout};
 use crate::lifecycle::ABORT_LIMIT;
+use crate::membership::{A_MOMENT, Inner};
 use crate::spans;
 use crate::state::State;
 use crate::sys::ncclResult_t;

@@ -17,8 +17,9 @@ use peerweave_driver::{CudaStream, DeviceBuffer, DeviceMemory, Keep, PrivateStre
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::Element;
 
-use crate::communicator::{Communicator, Inner};
+use crate::communicator::Communicator;
 use crate::error::{MisuseKind, NcclError};
+use crate::membership::Inner;
 use crate::settle::end_group;
 use crate::state::Allowed;
 use crate::sys::{self, Api, ncclComm_t, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
