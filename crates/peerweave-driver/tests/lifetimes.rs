@@ -78,6 +78,24 @@ fn reaper_leaves_a_capture_of_the_whole_process_alone() {
 }
 
 #[test]
+fn capture_that_begins_while_something_is_retired_is_left_alone() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        fail("cuEventRecord:1=200ms");
+        let freed = std::thread::scope(|scope| {
+            let retiring = scope.spawn(|| retire_flag(&context, &stream));
+            std::thread::sleep(SHORT);
+            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("capture");
+            retiring.join().expect("no panic")
+        });
+        assert!(!comes(SHORT, || freed.load(Ordering::Acquire)), "what the stream had to do before cannot be asked yet");
+        stream.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it");
+        assert!(settle(Instant::now() + LONG));
+        assert!(freed.load(Ordering::Acquire));
+    });
+}
+
+#[test]
 fn capture_that_begins_during_a_wait_is_left_alone() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();

@@ -5,9 +5,10 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Calls, LONG, Me, cuda, fail, hold, process, settle, threads, threads_within};
+use common::{Calls, LONG, Me, cuda, fail, hold, process, process_within, settle, soon, threads, threads_within};
 use peerweave_driver::DeviceMemory;
 use peerweave_fakes::Fakes;
+use peerweave_types::Pe;
 use peerweave_vmm::{Exportable, Granularity, HeapOptions, Misuse, PeerCause, PhysicalMemory, SymmetricHeap, VmmError, Way};
 
 const MIB: usize = 1 << 20;
@@ -220,6 +221,65 @@ fn memory_that_a_pe_could_not_close_is_not_freed_under_it() {
         settle();
         assert_eq!(common::free_bytes(&me.context), free, "it is leaked");
         me.leave();
+    });
+}
+
+#[test]
+fn memory_that_a_pe_still_holds_is_not_freed_under_it_at_the_end_of_a_heap_by_legacy_ipc() {
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
+        let me = process(&child);
+        let heap = heap(&me);
+        let mut memory = heap.alloc::<u64>(4).expect("room");
+        peerweave_vmm::write(&me.stream, &mut memory, &[u64::from(me.pe) + 5; 4], soon()).expect("written");
+        let held = (me.pe == 1).then(|| memory.peer(Pe::new(0)).expect("of this machine"));
+        drop(memory);
+        me.barrier("written");
+        heap.finalize().expect("all end it");
+        settle();
+        me.barrier("settled");
+        if let Some(held) = held {
+            assert_eq!(peerweave_vmm::read(&me.stream, &held, soon()).expect("it is still there"), [5; 4]);
+        }
+        me.barrier("seen");
+        me.leave();
+    });
+}
+
+#[test]
+fn memory_of_a_growth_whose_end_is_unknown_is_not_freed_under_who_may_open_it() {
+    let deadline = Duration::from_millis(1500);
+    Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
+        let me = process_within(&child, deadline);
+        let heap = heap(&me);
+        let free = common::free_bytes(&me.context);
+        if me.pe == 0 {
+            let error = heap.grow(MIB).expect_err("PE 1 does not come");
+            assert!(matches!(&error, VmmError::Timeout { .. }), "{error}");
+            settle();
+            assert!(common::free_bytes(&me.context) < free, "PE 1 may have heard of it and open it yet");
+            child.put_file("done", b"");
+        } else {
+            child.wait_for_file("done");
+        }
+    });
+}
+
+#[test]
+fn the_end_of_a_heap_waits_for_the_work_on_its_memory() {
+    Fakes::new().cuda().run(|| {
+        threads(1, |me| {
+            let heap = heap(&me);
+            let mut memory = heap.alloc::<u64>(64).expect("room");
+            hold(&me.stream, true);
+            peerweave_vmm::zero(&me.stream, &mut memory).expect("enqueued");
+            std::thread::scope(|scope| {
+                let ending = scope.spawn(|| heap.finalize());
+                std::thread::sleep(Duration::from_millis(200));
+                assert!(!ending.is_finished(), "the work is still to come");
+                hold(&me.stream, false);
+                ending.join().expect("no panic").expect("all are through");
+            });
+        });
     });
 }
 

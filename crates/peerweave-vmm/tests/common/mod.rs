@@ -76,6 +76,11 @@ pub(crate) fn threads_within<T: Send>(n: u32, deadline: Duration, body: impl Fn(
 
 /// This child as a PE; the first one holds the server.
 pub(crate) fn process(child: &Child) -> Me {
+    process_within(child, LONG)
+}
+
+/// The same, with a deadline for every wait.
+pub(crate) fn process_within(child: &Child, deadline: Duration) -> Me {
     if child.rank == 0 {
         let endpoint = Endpoint::random_unix().expect("random numbers");
         let token = Token::random().expect("random numbers");
@@ -85,7 +90,7 @@ pub(crate) fn process(child: &Child) -> Me {
     let (endpoint, token) = text.split_once(' ').expect("two words");
     let (endpoint, token) = (endpoint.parse().expect("an endpoint"), token.parse().expect("a token"));
     let job = Job::on_one_machine(child.rank as u32, child.count as u32, endpoint, token);
-    Me::join(&Job { served: Served::ByPe0, ..job }, LONG)
+    Me::join(&Job { served: Served::ByPe0, ..job }, deadline)
 }
 
 /// A function that only the fake driver has.

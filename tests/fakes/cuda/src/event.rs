@@ -97,6 +97,7 @@ impl Event {
         if !Arc::ptr_eq(&self.context, &stream.context) {
             return Err(Code::INVALID_HANDLE);
         }
+        capture::forbid_legacy(stream)?;
         if external && let Some(captured) = capture::add(stream, &Work::RecordEvent(Arc::clone(self))) {
             return captured.map(|_| ());
         }
@@ -116,6 +117,7 @@ impl Event {
 
     fn make_wait(self: &Arc<Event>, stream: &Arc<Stream>, external: bool) -> Result {
         stream.context.check()?;
+        capture::forbid_legacy(stream)?;
         if external && let Some(captured) = capture::add(stream, &Work::WaitEvent(Arc::clone(self))) {
             return captured.map(|_| ());
         }

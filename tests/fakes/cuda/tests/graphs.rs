@@ -185,6 +185,21 @@ fn what_a_capture_cannot_hold_ends_it() {
         assert!(one.end_capture(no_flags()).is_ok());
         assert_eq!(call!(cuMemFree_v2(pointer)), CUDA_SUCCESS);
 
+        // The default stream waits for streams that were made as plain ones, so that it cannot be used meanwhile.
+        let mut plain = core::ptr::null_mut();
+        assert_eq!(call!(cuStreamCreate(&mut plain, 0)), CUDA_SUCCESS);
+        let event = context.new_event(None).unwrap();
+        for uses in [
+            |event| call!(cuEventRecord(event, core::ptr::null_mut())),
+            |event| call!(cuStreamWaitEvent(core::ptr::null_mut(), event, 0)),
+        ] {
+            let mut graph = core::ptr::null_mut();
+            assert_eq!(call!(cuStreamBeginCapture_v2(plain, RELAXED)), CUDA_SUCCESS);
+            assert_eq!(uses(event.cu_event()), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+            assert_eq!(call!(cuStreamEndCapture(plain, &mut graph)), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        }
+        assert_eq!(call!(cuStreamDestroy_v2(plain)), CUDA_SUCCESS);
+
         for asks in [|event| call!(cuEventQuery(event)), |event| call!(cuEventSynchronize(event))] {
             let captured = context.new_event(None).unwrap();
             one.begin_capture(RELAXED).unwrap();
