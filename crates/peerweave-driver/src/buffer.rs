@@ -177,7 +177,8 @@ fn join(waiter: &CudaStream, other: &CudaStream) -> Result<(), DriverError> {
     joined
 }
 
-/// Where a stream cannot be made to wait for another, this thread does; without a deadline, since the slice's owner may free it as soon as this returns.
+/// Where a stream cannot be made to wait for another, this thread does; without a deadline, since the slice's owner may free it as soon as this
+/// returns.
 #[cold]
 fn wait_instead(stream: &Arc<CudaStream>) {
     loop {
@@ -202,10 +203,10 @@ impl fmt::Debug for Access<'_> {
 /// framework's tensor to hand it to Peerweave without a copy.
 ///
 /// A slice of cudarc's that is **read** on a stream other than its own makes its own stream wait for that work, since cudarc could free the memory
-/// under it otherwise. Where computing must go on meanwhile, use `DeviceMemory`, which waits for nothing but to be freed; or, where the
-/// context's event tracking was switched off, keep the slice yourself until the work is done: that is what switching it off promises.
-/// Where its own stream cannot be made to wait, as while that is being captured, the thread that drops the [`Access`] waits for the work instead, as long
-/// as that takes: `DeviceMemory` has no such wait either.
+/// under it otherwise. Where computing must go on meanwhile, use `DeviceMemory`, which waits for nothing but to be freed; or, where the context's
+/// event tracking was switched off, keep the slice yourself until the work is done: that is what switching it off promises. Where its own stream
+/// cannot be made to wait, as while that is being captured, the thread that drops the [`Access`] waits for the work instead, as long as that takes:
+/// `DeviceMemory` has no such wait either.
 ///
 /// # Safety
 /// Implementations promise:

@@ -25,8 +25,8 @@ const NOT_CAPTURING: u32 = 0;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`. What is neither is a capture that was spoiled, or something that is newer than this and no better.
 const CAPTURING: u32 = 1;
 
-/// Whether work enqueued on the stream now is captured into a graph instead of run. For a default or a per-thread stream, makes its context the thread's
-/// current one.
+/// Whether work enqueued on the stream now is captured into a graph instead of run. For a default or a per-thread stream, makes its context the
+/// thread's current one.
 ///
 /// # Errors
 /// [`CudaError`] also where the capture was invalidated by an earlier fault.

@@ -1,7 +1,7 @@
 //! Copies between the host and device buffers, which end by a deadline; and what every copy checks first.
 //!
-//! Copies between devices are of the crates above. Invariant: the memory of the host that a copy uses is of our own and outlives it: it is leaked where
-//! the copy may still come.
+//! Copies between devices are of the crates above. Invariant: the memory of the host that a copy uses is of our own and outlives it: it is leaked
+//! where the copy may still come.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -45,8 +45,8 @@ pub fn check_copy<T>(
 /// another thread enqueues there meanwhile is waited for too. The values are copied on the host first. Errors name `call`.
 ///
 /// # Errors
-/// As [`check_copy`]; [`DriverError::Timeout`] if the stream is not idle by the deadline: then nothing is copied, unless others enqueued work meanwhile;
-/// what the driver says, also of earlier work on the stream.
+/// As [`check_copy`]; [`DriverError::Timeout`] if the stream is not idle by the deadline: then nothing is copied, unless others enqueued work
+/// meanwhile; what the driver says, also of earlier work on the stream.
 pub fn copy_from_host<T: Element>(
     call: &'static str,
     stream: &Arc<CudaStream>,
@@ -101,7 +101,8 @@ pub fn copy_to_host<T: Element>(
     Ok(ManuallyDrop::into_inner(values))
 }
 
-/// Waits until the stream has passed all that it has. A copy of memory that is not pinned is itself ended by no deadline: so the stream is idle before it.
+/// Waits until the stream has passed all that it has. A copy of memory that is not pinned is itself ended by no deadline: so the stream is idle
+/// before it.
 fn pass(call: &'static str, stream: &Arc<CudaStream>, start: Instant, deadline: Instant) -> Result<(), DriverError> {
     if wait(stream, deadline)? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }

@@ -3,8 +3,8 @@
 //! What uses memory may never end: a collective whose peer died. So destructors only note which streams used the memory, and a thread frees it when
 //! they have passed that point: one thread for each device, so that a device that is stuck keeps only its own.
 //!
-//! Invariants: memory is freed after every event recorded at its retirement, or after it, has come, and where that cannot be known it is leaked; nothing
-//! that others put in here ends the thread, or gets dropped unfreed.
+//! Invariants: memory is freed after every event recorded at its retirement, or after it, has come, and where that cannot be known it is leaked;
+//! nothing that others put in here ends the thread, or gets dropped unfreed.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -305,8 +305,8 @@ impl SymmetricHeap {
     /// All PEs, with the handle of the same allocation. Every other handle of it, slices and peers' views included, must be gone.
     ///
     /// # Errors
-    /// [`Misuse::StillShared`], [`Misuse::OtherHeap`]; [`VmmError::Timeout`] where a stream does not pass, as one that is being captured; `DriverError::PerThreadStream`;
-    /// [`Misuse::Diverged`]; as [`new`](Self::new).
+    /// [`Misuse::StillShared`], [`Misuse::OtherHeap`]; [`VmmError::Timeout`] where a stream does not pass, as one that is being captured;
+    /// `DriverError::PerThreadStream`; [`Misuse::Diverged`]; as [`new`](Self::new).
     pub fn free<T: Element>(&self, memory: SymmetricMemory<T>) -> Result<(), VmmError> {
         let mut state = self.inner.enter(FREE)?;
         self.free_in(&mut state, memory, self.inner.own_deadline())

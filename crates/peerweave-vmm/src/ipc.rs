@@ -222,8 +222,8 @@ impl IpcPeerMemory {
 }
 
 impl IpcPeerMemory {
-    /// The address for work that is about to be enqueued on `stream`: it stays open until the stream has passed that work. For work that is captured into
-    /// a graph, the graph must have [`keep`](Self::keep) too.
+    /// The address for work that is about to be enqueued on `stream`: it stays open until the stream has passed that work. For work that is
+    /// captured into a graph, the graph must have [`keep`](Self::keep) too.
     pub fn access(&self, stream: &Arc<CudaStream>) -> Access<'_> {
         self.inner.streams.note(stream);
         Access::new(self.inner.address)

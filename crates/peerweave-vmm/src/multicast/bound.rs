@@ -48,8 +48,9 @@ impl Team {
     /// The object with what was bound to it, where this process added all devices.
     ///
     /// # Errors
-    /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Value`](crate::Misuse::Value) for a binding of another object, a device with a gap in what `bindings` are behind (others do not count, though they
-    /// live), or a team with devices of other processes. The bindings are dropped then.
+    /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Value`](crate::Misuse::Value) for a binding of another object, a device with a
+    /// gap in what `bindings` are behind (others do not count, though they live), or a team with devices of other processes. The bindings are
+    /// dropped then.
     pub fn bound(self, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         let (here, all) = (self.devices.len(), self.properties().devices);
         if here != all as usize {
@@ -65,8 +66,9 @@ impl Team {
     /// All PEs of the job, also those that hold other objects. `label` is the same on all and names the objects.
     ///
     /// # Errors
-    /// As [`bound`](Self::bound), told to all; [`Misuse::Diverged`](crate::Misuse::Diverged) on all where PEs that made an object together hold different ones; and the bindings are dropped; as every collective call. Where this PE cannot know whether the others were
-    /// told that all is bound (it did not hear of them by the deadline), its bindings are leaked: another may store already.
+    /// As [`bound`](Self::bound), told to all; [`Misuse::Diverged`](crate::Misuse::Diverged) on all where PEs that made an object together hold
+    /// different ones; and the bindings are dropped; as every collective call. Where this PE cannot know whether the others were told that all is
+    /// bound (it did not hear of them by the deadline), its bindings are leaked: another may store already.
     pub fn bound_with(self, rendezvous: &Rendezvous, label: &str, bindings: Vec<Binding>) -> Result<Bound, VmmError> {
         Ok(self.agree_on_bound(rendezvous, label, bindings)?)
     }

@@ -142,7 +142,8 @@ impl HeapMulticast {
         Ok(view.with_multicast(multicast))
     }
 
-    /// The mappings, chunk by chunk: to note the streams that use them, by [`MulticastMapping::access`]. What is freed of the heap waits for all of those.
+    /// The mappings, chunk by chunk: to note the streams that use them, by [`MulticastMapping::access`]. What is freed of the heap waits for all of
+    /// those.
     pub fn mappings(&self) -> &[MulticastMapping] {
         &self.mappings
     }

@@ -229,11 +229,12 @@ impl Building {
     /// The team, once the PEs of the job have added all devices together.
     ///
     /// # Collective
-    /// All PEs of the job, each with its handle of the one object. `label` is the same on all and names the object. Where groups of PEs are to have an
-    /// object each, as those of each machine, use [`collective`](super::collective).
+    /// All PEs of the job, each with its handle of the one object. `label` is the same on all and names the object. Where groups of PEs are to have
+    /// an object each, as those of each machine, use [`collective`](super::collective).
     ///
     /// # Errors
-    /// [`VmmError::MulticastDisabled`], and [`VmmError::Peer`] on the others; [`Misuse::Value`] on all if devices are missing, or were added by two PEs; [`Misuse::Diverged`] on all if the PEs hold different objects; as every collective call.
+    /// [`VmmError::MulticastDisabled`], and [`VmmError::Peer`] on the others; [`Misuse::Value`] on all if devices are missing, or were added by two
+    /// PEs; [`Misuse::Diverged`] on all if the PEs hold different objects; as every collective call.
     pub fn complete_with(self, rendezvous: &Rendezvous, label: &str) -> Result<Team, VmmError> {
         let Object { properties, id, .. } = *self.object;
         // Devices of different objects are no team, whatever their number.
