@@ -238,3 +238,69 @@ fn who_waits_for_what_a_shrink_cuts_off_gets_an_error() {
         nothing_is_left();
     });
 }
+
+#[test]
+fn call_that_was_late_is_not_launched_when_the_others_come() {
+    // NCCL's first collective waits on the host for all ranks.
+    fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
+        let all = all(2);
+        let ((early, first), (late, second)) = (&all[0], &all[1]);
+        let mut values = first.clone_htod(&[1.0f32; 4]).expect("memory");
+        early.set_deadline(Duration::from_millis(100));
+        let error = early.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect_err("nobody comes");
+        assert!(matches!(error, NcclError::Timeout(_)), "{error}");
+        assert_eq!(counted("communicators"), 1, "NCCL has freed it before it gives the values back");
+        let mut theirs = floats(second, &[2.0; 4]);
+        late.all_reduce_in_place(second, &mut theirs, ReduceOp::Sum).expect("the other has been here");
+        late.wait_with(second, Duration::from_millis(100), OnExpiry::LeaveAlone).expect_err("it is alone");
+        assert_eq!(first.clone_dtoh(&values).expect("they can be read"), [1.0; 4]);
+        late.abort(DEADLINE).expect("it ends");
+        drop((all, theirs));
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn memory_of_a_communicator_that_could_not_be_freed_stays() {
+    for faults in ["ncclCommFinalize:1=2,ncclCommAbort:1=2", "ncclCommDestroy:1=2"] {
+        fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", faults).run(|| {
+            let (comm, stream) = alone();
+            let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
+            drop(comm.register(&memory).expect("it is registered"));
+            drop((memory, stream));
+            comm.finalize(DEADLINE).expect_err("it cannot be freed");
+            peerweave_driver::settle(Instant::now() + DEADLINE);
+            assert_eq!((counted("communicators"), counted("allocations")), (1, 1), "peers may still reach it");
+        });
+    }
+}
+
+#[test]
+fn communicator_whose_revocation_is_refused_stays_what_it_was() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommRevoke:1=2,ncclCommRevoke:3=2").run(|| {
+        for (comm, stream) in all(1).into_iter().chain(all_blocking(1)) {
+            assert_eq!(comm.revoke().expect_err("NCCL refuses").code().map(|code| code.get()), Some(2));
+            assert_eq!(sum(&comm, &stream).expect("it lives"), 1.0);
+            comm.revoke().expect("it is revoked");
+            assert_eq!(state_of(sum(&comm, &stream)), DeadState::Revoked);
+        }
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn abort_waits_for_a_call_that_comes_back_by_itself() {
+    // Each communicator asks for four statistics; the fake ends the process if it is freed before the first of them looks at it.
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats:1=100,ncclCommMemStats:5=100").run(|| {
+        for (comm, _) in all(1).into_iter().chain(all_blocking(1)) {
+            let asking = comm.clone();
+            let slow = std::thread::spawn(move || asking.mem_stats());
+            while counted("busy") == 0 && !slow.is_finished() {
+                std::thread::yield_now();
+            }
+            comm.abort(DEADLINE).expect("it ends");
+            slow.join().expect("no panic").expect("nothing ended it");
+        }
+        nothing_is_left();
+    });
+}

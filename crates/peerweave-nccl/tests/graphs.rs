@@ -5,13 +5,15 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::*;
+use peerweave_driver::cudarc::driver::CudaStream;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use peerweave_driver::settle;
+use peerweave_driver::{Access, DeviceBuffer, DeviceBufferMut, DeviceMemory, Keep, settle};
 use peerweave_nccl::{
-    CollConfig, Communicator, Config, DeadState, MisuseKind, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, Switch, Window,
-    WindowKind,
+    CollConfig, Communicator, Config, DeadState, MisuseKind, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, ResultCode, Switch,
+    Window, WindowKind,
 };
 
 #[test]
@@ -198,9 +200,9 @@ fn event_of_a_launch_is_recorded_there_and_kept_by_a_graph() {
         graph.launch().expect("it is replayed");
         comm.wait(&stream, DEADLINE).expect("it completes");
         drop(graph);
-        let end = std::time::Instant::now() + DEADLINE;
+        let end = Instant::now() + DEADLINE;
         while held.upgrade().is_some() {
-            assert!(std::time::Instant::now() < end, "the graph is gone, and the event with it");
+            assert!(Instant::now() < end, "the graph is gone, and the event with it");
             settle(end);
         }
     });
@@ -214,7 +216,7 @@ fn aborted_communicator_is_freed_with_its_graph() {
         let graph = captured(&stream, || comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum));
         comm.abort(DEADLINE).expect("NCCL waits for the graph, this does not");
         drop((graph, buffer, stream));
-        assert!(settle(std::time::Instant::now() + DEADLINE));
+        assert!(settle(Instant::now() + DEADLINE));
         drop(comm);
         nothing_is_left();
     });
@@ -241,5 +243,79 @@ fn registered_memory_is_not_given_back_under_a_graph() {
         drop(graph);
         let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("windows");
         window.deregister(&stream, DEADLINE).expect("nothing uses it");
+    });
+}
+
+#[test]
+fn capture_that_comes_while_who_finalizes_waits_for_its_turn_is_an_error() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut values = floats(&stream, &[1.0]);
+        let ending = comm.clone();
+        let finalizing = std::thread::spawn(move || {
+            let start = Instant::now();
+            // No graph has the communicator yet, and the call that gives it to one has its turn.
+            while !matches!(ending.async_error(), Ok(Some(ResultCode::IN_PROGRESS))) {
+                assert!(start.elapsed() < DEADLINE, "the call takes its turn");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            ending.finalize(DEADLINE)
+        });
+        let graph = captured(&stream, || {
+            // The call asks twice before its turn, and again inside.
+            fail_driver("cuStreamIsCapturing:3=200ms");
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)
+        });
+        let error = finalizing.join().expect("no panic").expect_err("a graph uses it");
+        assert!(matches!(error.misuse_kind(), Some(MisuseKind::Graphs { count: 1 })), "{error}");
+        graph.launch().expect("it is replayed");
+        drop((graph, values, stream));
+        comm.finalize(DEADLINE).expect("the graph is gone");
+        nothing_is_left();
+    });
+}
+
+/// Borrowed memory on whose stream a capture begins when a call takes it.
+struct Capturing(DeviceMemory<f32>);
+
+// SAFETY: all of it is that of the memory, but that no graph is given it.
+unsafe impl DeviceBuffer<f32> for Capturing {
+    fn len(&self) -> usize {
+        DeviceBuffer::len(&self.0)
+    }
+
+    fn device(&self) -> usize {
+        self.0.device()
+    }
+
+    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
+        self.0.read(stream)
+    }
+
+    fn keep(&self) -> Option<(u64, Keep)> {
+        None
+    }
+}
+
+// SAFETY: as above.
+unsafe impl DeviceBufferMut<f32> for Capturing {
+    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+        self.read(stream)
+    }
+}
+
+#[test]
+fn capture_that_begins_before_a_call_has_its_turn_is_an_error() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut values = Capturing(floats(&stream, &[1.0]));
+        let (config, before) = (CollConfig::new(), comm.sequence());
+        let result = comm.with(&config).all_reduce_in_place(&stream, &mut values, ReduceOp::Sum);
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        drop(stream.end_capture(flags).expect("the capture was not touched"));
+        let error = result.expect_err("a graph would not keep the memory").to_string();
+        assert_eq!(error, "all_reduce_in_place: whether the stream is being captured has changed since the call was recorded");
+        assert_eq!((comm.sequence(), counted("collectives")), (before, 0), "NCCL heard of nothing");
     });
 }

@@ -80,3 +80,47 @@ fn what_was_revoked_stays_so_when_its_call_ends_with_an_error() {
         assert!(matches!(error, Err(NcclError::Dead { state: DeadState::Revoked, .. })), "{error:?}: it can still be split");
     });
 }
+
+#[test]
+fn who_calls_in_a_loop_is_out_before_the_communicator_is_freed() {
+    fakes(1).run(|| {
+        let start = Instant::now();
+        for round in 0.. {
+            if start.elapsed() > Duration::from_secs(2) {
+                break;
+            }
+            let (comm, stream) = if round % 2 == 0 { alone() } else { all_blocking(1).remove(0) };
+            let mut values = floats(&stream, &[1.0]);
+            let (calling, reducing, _kept) = (comm.clone(), Arc::clone(&stream), values.clone());
+            let loops: [std::thread::JoinHandle<NcclError>; 2] = [
+                std::thread::spawn(move || {
+                    loop {
+                        if let Err(error) = calling.all_reduce_in_place(&reducing, &mut values, ReduceOp::Max) {
+                            return error;
+                        }
+                    }
+                }),
+                std::thread::spawn({
+                    let asking = comm.clone();
+                    move || {
+                        loop {
+                            if let Err(error) = asking.mem_stats() {
+                                return error;
+                            }
+                        }
+                    }
+                }),
+            ];
+            while comm.sequence() == 0 {
+                std::thread::yield_now();
+            }
+            (0..round % 61 * 20).for_each(|_| std::hint::spin_loop());
+            comm.abort(DEADLINE).expect("it is aborted");
+            for ended in loops {
+                let error = ended.join().expect("no panic");
+                assert!(matches!(error, NcclError::Dead { state: DeadState::Aborted, .. }), "round {round}: {error}");
+            }
+        }
+        nothing_is_left();
+    });
+}

@@ -4,6 +4,9 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
 use common::*;
 use peerweave_nccl::{
     CollConfig, Communicator, Config, DeadState, DeviceCommunicator, Nccl, NcclError, NcclMem, PreMulSum, ResultCode, UniqueId,
@@ -40,11 +43,11 @@ fn questions_of_several_threads_never_meet_a_call() {
     // The fake ends the process where two threads are in calls on a communicator that does not block.
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        let done = std::sync::atomic::AtomicBool::new(false);
+        let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
-                    while !done.load(std::sync::atomic::Ordering::Acquire) {
+                    while !done.load(Ordering::Acquire) {
                         assert!(matches!(comm.async_error(), Ok(None | Some(ResultCode::IN_PROGRESS))));
                         comm.wait(&stream, DEADLINE).expect("it completes");
                     }
@@ -53,7 +56,7 @@ fn questions_of_several_threads_never_meet_a_call() {
             for _ in 0..200 {
                 assert_eq!(sum(&comm, &stream).expect("it works"), 1.0);
             }
-            done.store(true, std::sync::atomic::Ordering::Release);
+            done.store(true, Ordering::Release);
         });
         assert_eq!(comm.sequence(), 200);
     });
@@ -84,5 +87,36 @@ fn who_listens_to_events_may_use_communicators() {
             assert_eq!(state_of(made.expect("it is made").remove(0).abort(DEADLINE)), DeadState::Aborted);
         });
         nothing_is_left();
+    });
+}
+
+#[test]
+fn who_waits_gets_the_turn_from_who_calls_again_and_again() {
+    // A call asks for four statistics, and the next one comes at once.
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=5").run(|| {
+        let (comm, _) = alone();
+        let (calls, is_done) = (AtomicU32::new(0), AtomicBool::new(false));
+        let mut passed = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Acquire) {
+                    comm.mem_stats().expect("it is asked");
+                    calls.fetch_add(1, Ordering::AcqRel);
+                }
+            });
+            for _ in 0..24 {
+                let before = calls.load(Ordering::Acquire);
+                while calls.load(Ordering::Acquire) == before {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let before = calls.load(Ordering::Acquire);
+                comm.properties().expect("its turn comes");
+                passed.push(calls.load(Ordering::Acquire) - before);
+            }
+            is_done.store(true, Ordering::Release);
+        });
+        // But for once or twice, when the system had this thread wait.
+        passed.sort_unstable();
+        assert!(passed[passed.len() - 3] <= 3, "{passed:?} calls came before who waited: one each, or two");
     });
 }

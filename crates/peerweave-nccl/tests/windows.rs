@@ -39,15 +39,19 @@ fn windows_are_put_into_by_every_rank() {
 }
 
 #[test]
-fn window_that_was_only_dropped_keeps_its_memory_until_the_communicator_ends() {
+fn what_was_registered_and_only_dropped_keeps_its_memory_until_the_communicator_ends() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
-        let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
-        let registered = comm.register(&memory).expect("it is registered");
-        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("the fake has windows");
-        drop((window, registered, memory));
-        peerweave_driver::settle(Instant::now() + DEADLINE);
-        assert_eq!((counted("allocations"), counted("windows")), (1, 1));
+        let memory = || NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
+        let settled = || {
+            peerweave_driver::settle(Instant::now() + DEADLINE);
+            (counted("allocations"), counted("windows"), counted("registrations"))
+        };
+        // Each of them alone has to keep what it registered.
+        drop(Window::register(&comm, &memory(), WindowKind::SYMMETRIC).expect("it works").expect("the fake has windows"));
+        assert_eq!(settled(), (1, 1, 0), "peers may still put into the window");
+        drop(comm.register(&memory()).expect("it is registered"));
+        assert_eq!(settled(), (2, 1, 1), "peers may still reach into the buffer");
         drop((comm, stream));
         assert!(Communicator::settle(DEADLINE));
         peerweave_driver::settle(Instant::now() + DEADLINE);
@@ -214,5 +218,25 @@ fn window_lets_go_of_streams_that_nobody_has() {
             comm.put_signal(&stream, &memory, 0, &window, 0, Signal::default()).expect("it is enqueued");
         }
         assert!(handles() < before + 100, "{before} handles of the context, then {}", handles());
+    });
+}
+
+#[test]
+fn window_that_waits_in_vain_for_a_put_enqueues_nothing() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclPutSignal:1").run(|| {
+        let (comm, stream) = alone();
+        let beside = comm.context().new_stream().expect("a stream");
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[0.0f32; 8]).expect("memory");
+        let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("it works").expect("the fake has windows");
+        comm.put_signal(&beside, &memory, 0, &window, 0, Signal::default()).expect("it is enqueued");
+        let before = comm.sequence();
+        let error = window.deregister(&stream, Duration::from_millis(100)).expect_err("the put does not end");
+        assert!(matches!(error, NcclError::Timeout(_)), "{error}");
+        // The ranks have not met, and the stream is not stuck behind the one of the put.
+        assert_eq!(comm.sequence(), before);
+        peerweave_driver::wait(&stream, Instant::now() + DEADLINE).expect("it is idle");
+        comm.abort(DEADLINE).expect("it ends");
+        drop((comm, memory, stream, beside));
+        nothing_is_left();
     });
 }

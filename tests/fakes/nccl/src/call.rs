@@ -4,6 +4,7 @@
 
 use std::cell::Cell;
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use crate::abi::{Code, Fail, Result, UniqueId};
 use crate::comm::{Comm, CommPtr};
@@ -164,6 +165,9 @@ pub(crate) fn enter(function: &'static str, arguments: Arguments<'_>, body: impl
     if settings.any_rule {
         let (effect, injected) = faults::next(function, arguments);
         EFFECT.set(effect);
+        if effect.slow_ms > 0 && !is_enqueued(function) {
+            std::thread::sleep(Duration::from_millis(effect.slow_ms));
+        }
         if let Some(code) = injected {
             result = Err(Fail { code, text: format!("{function}: a fault that the test asked for") });
             group::on_injected(function);

@@ -213,6 +213,11 @@ impl Comm {
         self.visitor.store(0, Ordering::Release);
     }
 
+    /// Whether a thread is in a call on it.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.visitor.load(Ordering::Acquire) != 0
+    }
+
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -15,7 +15,7 @@ pub(crate) static LEFT_BEHIND: AtomicU64 = AtomicU64::new(0);
 
 /// A count by its name: `communicators`, `windows`, `redops`, `registrations`, `device_comms`, `allocations`,
 /// `allocated_bytes`, `graph_launches` (in graphs that exist), `left_behind` (what was not given back before its communicator
-/// ended) and `collectives` (calls so far). -1 for another name.
+/// ended), `collectives` (calls so far) and `busy` (communicators that a thread is in a call on). -1 for another name.
 ///
 /// # Safety
 /// The name is a C string.
@@ -35,6 +35,7 @@ unsafe extern "C" fn peerweave_fake_nccl_count(name: *const c_char) -> i64 {
         b"allocated_bytes" => memory::count().1,
         b"graph_launches" => sum(&|comm| comm.persistent.load(Ordering::Acquire) as usize),
         b"left_behind" => LEFT_BEHIND.load(Ordering::Relaxed) as i64,
+        b"busy" => sum(&|comm| usize::from(comm.is_busy())),
         b"collectives" => COLLECTIVES.load(Ordering::Relaxed) as i64,
         _ => -1,
     }

@@ -20,7 +20,8 @@
 //! - `STUCK=ncclAllReduce:2`: the second call's operation runs until its communicator is aborted or revoked. `ncclCommRevoke`,
 //!   `ncclCommFinalize` and `ncclCommMemStats` themselves do not return, or are not done, until it is aborted.
 //! - `ASYNC_ERROR=ncclAllReduce:2=6`: the same, and `ncclCommGetAsyncError` says 6 once it runs.
-//! - `SLOW=ncclAllReduce=50`: operations wait so many milliseconds on their stream before they begin.
+//! - `SLOW=ncclAllReduce=50`: operations wait so many milliseconds on their stream before they begin; other functions wait when they
+//!   are called, before they look at anything.
 //! - `INIT_STUCK=*` or a rank (of the parent where there is one): that rank's communicators are never ready, until they are aborted.
 //! - `INIT_SLOW=100`: milliseconds before each initialisation.
 //! - `NULL_WINDOW=1`: windows are registered with success and are null.
@@ -35,7 +36,7 @@
 //!
 //! # Functions of the fake only
 //! `int64_t peerweave_fake_nccl_count(const char *what)`: `communicators`, `windows`, `redops`, `registrations`, `device_comms`,
-//! `allocations`, `allocated_bytes`, `graph_launches`, `left_behind`, `collectives`.
+//! `allocations`, `allocated_bytes`, `graph_launches`, `left_behind`, `collectives`, `busy`.
 //! `int peerweave_fake_nccl_group_depth(void)`: how deep the calling thread is in groups.
 //!
 //! # Where it is stricter or simpler than NCCL
