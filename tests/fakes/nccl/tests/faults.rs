@@ -86,6 +86,24 @@ fn a_slow_operation_takes_its_time() {
 }
 
 #[test]
+fn a_slow_function_keeps_its_communicator_busy() {
+    fakes().env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=100").run(|| {
+        ranks(1, |_, comm, _| {
+            let begin = Instant::now();
+            let asking = std::thread::spawn(move || {
+                let mut value = 0;
+                ncclCommMemStats(comm, 3, &mut value)
+            });
+            eventually(|| count("busy") == 1);
+            ok(asking.join().expect("no panic"));
+            assert!(begin.elapsed() >= Duration::from_millis(100));
+            assert_eq!(count("busy"), 0);
+            ok(ncclCommDestroy(comm));
+        });
+    });
+}
+
+#[test]
 fn an_initialisation_can_be_stuck_for_one_rank() {
     fakes().env("PEERWEAVE_FAKE_NCCL_INIT_STUCK", "1").run(|| {
         let mut id = UniqueId([0; 128]);

@@ -142,24 +142,39 @@ fn a_failed_member_fails_the_group_and_launches_nothing() {
 }
 
 #[test]
-fn a_simulated_group_gives_a_time_and_does_nothing() {
+fn a_simulated_group_gives_a_time_and_does_nothing_but_where_a_rank_is_alone() {
     #[repr(C)]
     struct Info(usize, u32, u32, f32);
-    fakes().run(|| {
-        let comm = all(1)[0];
-        let (stream, from, to) = (stream(), buffer(&[3]), buffer(&[0]));
+    fn simulated(comms: &[Handle]) -> (f32, Vec<i32>) {
         let mut info = Info(24, 0x7468_5283, 23203, -1.0);
+        let mut places = Vec::new();
+        for device in 0..comms.len() {
+            use_device(device as i32);
+            places.push((stream(), buffer(&[3]), buffer(&[0])));
+        }
         ok(ncclGroupStart());
-        ok(ncclAllReduce(from, to, 1, I32, 0, comm, stream));
+        for ((stream, from, to), comm) in places.iter().zip(comms) {
+            ok(ncclAllReduce(*from, *to, 1, I32, 0, *comm, *stream));
+        }
         ok(ncclGroupSimulateEnd((&raw mut info).cast()));
-        assert!(info.3 > 0.0);
-        assert_eq!(cuStreamSynchronize(stream), 0);
-        assert_eq!(read::<i32>(to, 1), [0]);
+        let results = places.iter().map(|(stream, _, to)| {
+            assert_eq!(cuStreamSynchronize(*stream), 0);
+            read::<i32>(*to, 1)[0]
+        });
+        let results = results.collect();
         info.1 = 0xcafe_beef;
         ok(ncclGroupStart());
         assert_eq!(ncclGroupSimulateEnd((&raw mut info).cast()), 4);
         ok(ncclGroupEnd());
-        ok(ncclCommDestroy(comm));
+        (info.3, results)
+    }
+    fakes().run(|| {
+        let (two, one) = (all(2), all(1));
+        let (time, results) = simulated(&two);
+        assert!(time > 0.0);
+        assert_eq!(results, [0, 0]);
+        assert_eq!(simulated(&one), (-1.0, vec![3]));
+        two.into_iter().chain(one).for_each(|comm| ok(ncclCommDestroy(comm)));
     });
 }
 
