@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use peerweave_driver::CudaStream;
+use peerweave_driver::{CudaStream, DriverError, is_capturing};
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::{DType, Element, Number, Rank, ReduceOp};
 
@@ -74,8 +74,7 @@ impl Team {
     /// # Errors
     /// [`NvshmemError::Timeout`], with who was lost; as [`barrier`](Self::barrier).
     pub fn barrier_blocking(&self) -> Result<(), NvshmemError> {
-        self.barrier(&self.inner.stream)?;
-        pass("nvshmemx_barrier_on_stream", &self.inner, &self.inner.stream)
+        self.blocking("nvshmemx_barrier_on_stream", Self::barrier)
     }
 
     /// Waits until every PE of the team has called it, at most for the context's deadline.
@@ -86,8 +85,22 @@ impl Team {
     /// # Errors
     /// As [`barrier_blocking`](Self::barrier_blocking).
     pub fn sync_blocking(&self) -> Result<(), NvshmemError> {
-        self.sync(&self.inner.stream)?;
-        pass("nvshmemx_team_sync_on_stream", &self.inner, &self.inner.stream)
+        self.blocking("nvshmemx_team_sync_on_stream", Self::sync)
+    }
+
+    /// By the context's own stream, which the caller may be capturing: nothing can be waited for then.
+    fn blocking(
+        &self,
+        call: &'static str,
+        enqueue: fn(&Self, &Arc<CudaStream>) -> Result<(), NvshmemError>,
+    ) -> Result<(), NvshmemError> {
+        let stream = &self.inner.stream;
+        self.inner.alive(call)?;
+        if is_capturing(stream)? {
+            return Err(DriverError::Capturing { call }.into());
+        }
+        enqueue(self, stream)?;
+        pass(call, &self.inner, stream)
     }
 
     /// Copies `source` of the PE at `root` to `target` on every PE of the team, the root's too.

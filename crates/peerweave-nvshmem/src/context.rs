@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
@@ -20,15 +20,15 @@ use peerweave_driver::{
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::Pe;
 
+use crate::agree::Counted;
 use crate::error::{DeadState, MisuseKind, NvshmemError, Timeout};
-use crate::gate::{Gate, Inside, NoAnswer, Worker};
-use crate::heap::Allocation;
+use crate::gate::{Gate, Inside, NoAnswer, Sent, Worker};
+use crate::heap::{Allocation, Limits, Registered};
 use crate::left::Left;
 use crate::library::Status;
-use crate::order::Order;
+use crate::order::{Order, take};
 use crate::parked::Farewell;
-use crate::streams::Streams;
-use crate::sys::{Api, Families, NVSHMEM_TEAM_WORLD, nvshmem_team_t};
+use crate::sys::{Api, Families, nvshmem_team_t};
 use crate::team::{Team, TeamKind};
 use crate::{Nvshmem, Settings};
 
@@ -42,6 +42,9 @@ pub struct Context {
     pub(crate) inner: Arc<Inner>,
 }
 
+/// By what PEs meet: a kind, and which of that kind as far as a number tells.
+pub(crate) type Meeting = (&'static str, u64);
+
 /// How the PEs met: what a second initialisation is compared with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arguments {
@@ -53,6 +56,12 @@ pub(crate) struct Arguments {
     pub(crate) which: u64,
     pub(crate) device: usize,
     pub(crate) settings: Settings,
+}
+
+impl Arguments {
+    pub(crate) fn meeting(&self) -> Meeting {
+        (self.way, self.which)
+    }
 }
 
 pub(crate) struct Inner {
@@ -75,12 +84,20 @@ pub(crate) struct Inner {
     handles: AtomicUsize,
     /// Symmetric memory that was not freed, in the order of allocation: the same on every PE.
     pub(crate) allocations: Mutex<Vec<Arc<Allocation>>>,
-    /// Counts collective set-up calls, by team.
-    pub(crate) sequences: Mutex<HashMap<u64, u64>>,
-    /// What the collectives of each of NVSHMEM's teams are ordered by, by its handle.
+    pub(crate) counts: Mutex<HashMap<Counted, u64>>,
+    /// What the heap can have.
+    pub(crate) limits: Limits,
+    /// Symmetric memory that was freed: how many pieces, and their bytes.
+    pub(crate) freed: Mutex<(u64, u64)>,
+    /// Held by the thread that is in a collective set-up call, from before the others are met until it is over.
+    setup: Mutex<()>,
+    /// What the collectives of NVSHMEM's own teams are ordered by, and its set-up calls. One order for all of them: what NVSHMEM does for the world it does,
+    /// in parts, as the teams of a machine and of an index.
+    world_order: Arc<Order>,
+    /// What those of teams that were made are ordered by, by the team's handle.
     orders: Mutex<HashMap<nvshmem_team_t, Arc<Order>>>,
-    /// Outside memory that was registered as a source: first address, bytes, and the streams that transfer from or to it by the network.
-    pub(crate) registered: Mutex<Vec<(u64, usize, Arc<Streams>)>>,
+    /// Outside memory that was registered as a source: first address and bytes, and what ends it when nobody needs it any more.
+    pub(crate) registered: Mutex<Vec<(u64, usize, Weak<Registered>)>>,
     /// Which PEs' memory is mapped here.
     pub(crate) mapped: OnceLock<Vec<bool>>,
     /// Captured graphs that call NVSHMEM have clones of it.
@@ -114,12 +131,12 @@ pub(crate) struct Parts {
 pub(crate) enum Life {
     /// Nothing.
     Idle,
-    /// A thread initialises.
-    Starting,
+    /// A thread initialises, by this.
+    Starting(Meeting),
     /// A context.
     Live(Arc<Inner>),
     /// A thread gives the last handle up.
-    Ending,
+    Ending(Arc<Inner>),
     /// It cannot be started any more.
     Over(DeadState),
 }
@@ -129,6 +146,7 @@ pub(crate) static LIFE: Mutex<Life> = Mutex::new(Life::Idle);
 impl Context {
     pub(crate) fn adopt(parts: Parts) -> Self {
         let Parts { nvshmem, context, stream, side, pe, n_pes, arguments, world, life, gate, worker } = parts;
+        let limits = Limits::of(&arguments.settings);
         let inner = Arc::new(Inner {
             nvshmem,
             context,
@@ -145,7 +163,11 @@ impl Context {
             dead: OnceLock::new(),
             handles: AtomicUsize::new(0),
             allocations: Mutex::default(),
-            sequences: Mutex::default(),
+            counts: Mutex::default(),
+            limits,
+            freed: Mutex::default(),
+            setup: Mutex::default(),
+            world_order: Arc::default(),
             orders: Mutex::default(),
             registered: Mutex::default(),
             mapped: OnceLock::new(),
@@ -165,7 +187,12 @@ impl Context {
 
     /// Another handle of the context that runs in this process, if one does.
     pub fn current() -> Option<Self> {
-        match &*LIFE.lock().unwrap_or_else(PoisonError::into_inner) {
+        // In a fork, somebody who is not there may have the lock.
+        let life = match Nvshmem::is_forked() {
+            false => LIFE.lock().unwrap_or_else(PoisonError::into_inner),
+            true => LIFE.try_lock().ok()?,
+        };
+        match &*life {
             Life::Live(inner) => Some(Self::handle(inner)),
             _ => None,
         }
@@ -212,7 +239,11 @@ impl Context {
     /// What runs here, for logs and bug reports.
     pub fn info(&self) -> Info {
         let inner = &self.inner;
-        let allocations = inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
+        let allocations: Vec<usize> = match Nvshmem::is_forked() {
+            false => inner.allocations.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|one| one.bytes()).collect(),
+            // Somebody who is not there may have the lock; and there is no symmetric memory either.
+            true => Vec::new(),
+        };
         Info {
             library: inner.nvshmem,
             pe: inner.pe,
@@ -221,7 +252,7 @@ impl Context {
             met_by: inner.arguments.way,
             settings: inner.arguments.settings.clone(),
             allocations: allocations.len(),
-            allocated_bytes: allocations.iter().map(|allocation| allocation.bytes()).sum(),
+            allocated_bytes: allocations.iter().sum(),
         }
     }
 
@@ -382,39 +413,37 @@ impl Inner {
         call: &'static str,
         function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol> + Send + 'static,
     ) -> Result<R, NvshmemError> {
-        let inside = self.enter(call)?.send(&self.gate);
-        let (context, nvshmem) = (Arc::clone(&self.context), self.nvshmem);
-        let run = move || {
-            bind(&context)?;
-            function(nvshmem.raw_api(), nvshmem.raw_families()).map_err(|missing| nvshmem.unsupported_function(call, &missing))
-        };
-        match self.worker.run(inside, self.deadline, run) {
-            Ok(result) => result,
-            Err(NoAnswer::Late(waited)) => {
-                self.bury(DeadState::Stuck { inside: call });
-                Err(self.late(call, waited, Vec::new()))
-            }
-            Err(NoAnswer::Panicked) => {
-                self.bury(DeadState::Broken { by: call });
-                Err(NvshmemError::Dead { call, state: DeadState::Broken { by: call } })
-            }
-        }
+        self.go_in(call)?.block(call, function)
     }
 
-    /// What the collectives of a team are ordered by.
+    /// Goes inside for calls that wait, at most for the context's deadline.
+    pub(crate) fn go_in(&self, call: &'static str) -> Result<Entered<'_>, NvshmemError> {
+        let inside = self.enter(call)?.send(&self.gate);
+        Ok(Entered { inner: self, inside: Some(inside) })
+    }
+
+    /// The turn to make a collective set-up call: one thread has it, from before the others are met until NVSHMEM is left, so that no call comes in between
+    /// the meetings of another, and NVSHMEM never waits for PEs that wait for another call.
+    pub(crate) fn setup_turn(&self, call: &'static str) -> Result<MutexGuard<'_, ()>, NvshmemError> {
+        self.alive(call)?;
+        take(&self.setup, call, self)
+    }
+
+    /// What the collectives of a team that was made are ordered by.
     pub(crate) fn order(&self, team: nvshmem_team_t) -> Arc<Order> {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(orders.entry(team).or_default())
     }
 
-    /// The same of all PEs, which NVSHMEM's set-up calls use too.
+    /// What those of NVSHMEM's own teams are ordered by.
     pub(crate) fn world_order(&self) -> Arc<Order> {
-        self.order(NVSHMEM_TEAM_WORLD)
+        Arc::clone(&self.world_order)
     }
 
     /// All teams' orders.
     pub(crate) fn orders(&self) -> Vec<Arc<Order>> {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        orders.values().cloned().chain([self.world_order()]).collect()
     }
 
     /// A team is no more; NVSHMEM may give its handle to another.
@@ -481,6 +510,44 @@ impl Inner {
             Ok(())
         } else {
             Err(NvshmemError::misuse(call, MisuseKind::Device { what: "the stream", found, expected }))
+        }
+    }
+}
+
+/// The way into NVSHMEM for a row of calls that wait. Nobody else gets in while this lives.
+pub(crate) struct Entered<'a> {
+    inner: &'a Inner,
+    /// None while a call has it that never came back.
+    inside: Option<Sent>,
+}
+
+impl Entered<'_> {
+    /// Calls NVSHMEM for something that waits for others or for the device, with the context's deadline [C2].
+    pub(crate) fn block<R: Send + 'static>(
+        &mut self,
+        call: &'static str,
+        function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol> + Send + 'static,
+    ) -> Result<R, NvshmemError> {
+        let inner = self.inner;
+        inner.alive(call)?;
+        let (context, nvshmem, inside) = (Arc::clone(&inner.context), inner.nvshmem, self.inside.take());
+        let run = move || {
+            bind(&context)?;
+            function(nvshmem.raw_api(), nvshmem.raw_families()).map_err(|missing| nvshmem.unsupported_function(call, &missing))
+        };
+        match inner.worker.run(inside, inner.deadline, run) {
+            Ok((result, inside)) => {
+                self.inside = inside;
+                result
+            }
+            Err(NoAnswer::Late(waited)) => {
+                inner.bury(DeadState::Stuck { inside: call });
+                Err(inner.late(call, waited, Vec::new()))
+            }
+            Err(NoAnswer::Panicked) => {
+                inner.bury(DeadState::Broken { by: call });
+                Err(NvshmemError::Dead { call, state: DeadState::Broken { by: call } })
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use peerweave_types::{Element, Pe};
 
 use crate::context::Inner;
 use crate::error::{MisuseKind, NvshmemError};
+use crate::heap::Registered;
 use crate::streams::Streams;
 use crate::sys::{Api, CType, Families};
 use crate::{SymmetricBuffer, Team};
@@ -25,6 +26,8 @@ pub(crate) struct Enqueue<'a> {
     team: Option<&'a Team>,
     /// What the call does about transfers that are left to NVSHMEM's own streams.
     left: Leaving<'a>,
+    /// What is needed until NVSHMEM has enqueued the call; by then its streams are noted.
+    registered: Option<Arc<Registered>>,
 }
 
 /// What a call does about transfers that are left to NVSHMEM's own streams.
@@ -40,7 +43,8 @@ impl<'a> Enqueue<'a> {
     pub(crate) fn begin(inner: &'a Arc<Inner>, call: &'static str, stream: &'a Arc<CudaStream>) -> Result<Self, NvshmemError> {
         inner.alive(call)?;
         inner.check_stream(call, stream)?;
-        Ok(Self { inner, call, stream, capturing: is_capturing(stream)?, keeps: Vec::new(), team: None, left: Leaving::Nothing })
+        let (capturing, keeps, left) = (is_capturing(stream)?, Vec::new(), Leaving::Nothing);
+        Ok(Self { inner, call, stream, capturing, keeps, team: None, left, registered: None })
     }
 
     /// An error where the call is captured into a graph and cannot be.
@@ -75,6 +79,25 @@ impl<'a> Enqueue<'a> {
         self.left = Leaving::TakenOver;
         // Before the team's order is changed for nothing.
         if self.capturing { self.inner.left.check_capture(self.call) } else { Ok(()) }
+    }
+
+    /// This PE's side of a transfer can be reached, and is until the stream, or the graph, is done with it; and on this PE itself both sides are apart.
+    pub(crate) fn reach(
+        &mut self,
+        (local_name, local): (&'static str, u64),
+        (remote_name, remote): (&'static str, u64),
+        bytes: usize,
+        pe: Pe,
+    ) -> Result<(), NvshmemError> {
+        if let Some(registered) = check_pair(self.inner, self.call, (local_name, local), (remote_name, remote), bytes, pe)? {
+            registered.note(self.stream);
+            if self.capturing {
+                self.keeps.push(Arc::<Registered>::clone(&registered));
+            }
+            // NVSHMEM is not told off in between: who comes in tells it what is parked.
+            self.registered = Some(registered);
+        }
+        Ok(())
     }
 
     /// Any memory of this PE's own, to be read.
@@ -124,6 +147,23 @@ impl<'a> Enqueue<'a> {
         self,
         function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol>,
     ) -> Result<R, NvshmemError> {
+        self.run(function, |_| Ok(()))
+    }
+
+    /// As [`call`](Self::call), for functions that return a status.
+    pub(crate) fn call_status(
+        self,
+        function: impl FnOnce(&'static Api, &'static Families) -> Result<i32, MissingSymbol>,
+    ) -> Result<(), NvshmemError> {
+        let (nvshmem, name) = (self.inner.nvshmem, self.call);
+        self.run(function, |code| nvshmem.check(name, *code)).map(drop)
+    }
+
+    fn run<R>(
+        self,
+        function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol>,
+        check: impl FnOnce(&R) -> Result<(), NvshmemError>,
+    ) -> Result<R, NvshmemError> {
         if self.capturing {
             let mut keeps = self.keeps;
             keeps.push(Arc::<()>::clone(&self.inner.captured));
@@ -134,22 +174,18 @@ impl<'a> Enqueue<'a> {
             Some(team) => Some(team.order().follow(self.call, self.inner, self.stream, self.capturing)?),
             None => None,
         };
-        let _left = match &self.left {
+        let left = match &self.left {
             Leaving::Nothing => None,
             Leaving::Transfer(memory) => Some(self.inner.left.leave(*memory)),
             Leaving::TakenOver => Some(self.inner.left.take_over(self.call, self.stream, self.capturing)?),
         };
-        self.inner.issue(self.call, function)
-    }
-
-    /// As [`call`](Self::call), for functions that return a status.
-    pub(crate) fn call_status(
-        self,
-        function: impl FnOnce(&'static Api, &'static Families) -> Result<i32, MissingSymbol>,
-    ) -> Result<(), NvshmemError> {
-        let (nvshmem, name) = (self.inner.nvshmem, self.call);
-        let code = self.call(function)?;
-        nvshmem.check(name, code)
+        let result = self.inner.issue(self.call, function)?;
+        check(&result)?;
+        // Not before: a call that failed has taken nothing over.
+        if let (Leaving::TakenOver, Some(mut left)) = (self.left, left) {
+            left.empty();
+        }
+        Ok(result)
     }
 }
 
@@ -197,7 +233,7 @@ pub(crate) fn check_apart(
 }
 
 /// This PE's own side of a transfer must be reachable by whoever moves it: the GPU's copy engines reach all of the machine, the network what is
-/// symmetric or registered.
+/// symmetric or registered. Gives the registration where it is one that the transfer needs.
 pub(crate) fn check_reach(
     inner: &Arc<Inner>,
     call: &'static str,
@@ -205,23 +241,38 @@ pub(crate) fn check_reach(
     local: (u64, usize),
     remote: u64,
     pe: Pe,
-    stream: Option<&Arc<CudaStream>>,
-) -> Result<(), NvshmemError> {
+) -> Result<Option<Arc<Registered>>, NvshmemError> {
     if mapped(inner, remote)?.get(pe.index()).copied().unwrap_or(false) {
-        return Ok(());
+        return Ok(None);
     }
     let inside = |address: u64, bytes: usize| address <= local.0 && local.0 + local.1 as u64 <= address + bytes as u64;
     let allocations = inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
-    let registered = inner.registered.lock().unwrap_or_else(PoisonError::into_inner);
     if allocations.iter().any(|allocation| inside(allocation.address, allocation.bytes())) {
-        return Ok(());
+        return Ok(None);
     }
-    if let Some((.., streams)) = registered.iter().find(|(address, bytes, _)| inside(*address, *bytes)) {
-        // The registration is needed until the stream has passed.
-        stream.into_iter().for_each(|stream| streams.note(stream));
-        return Ok(());
+    drop(allocations);
+    let registered = inner.registered.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = registered.iter().find(|(address, bytes, _)| inside(*address, *bytes)).and_then(|(.., found)| found.upgrade());
+    match found {
+        Some(found) => Ok(Some(found)),
+        None => Err(NvshmemError::misuse(call, MisuseKind::Unregistered { what, pe })),
     }
-    Err(NvshmemError::misuse(call, MisuseKind::Unregistered { what, pe }))
+}
+
+/// Both sides can be reached, and on this PE itself they are apart.
+pub(crate) fn check_pair(
+    inner: &Arc<Inner>,
+    call: &'static str,
+    (local_name, local): (&'static str, u64),
+    (remote_name, remote): (&'static str, u64),
+    bytes: usize,
+    pe: Pe,
+) -> Result<Option<Arc<Registered>>, NvshmemError> {
+    let registered = check_reach(inner, call, local_name, (local, bytes), remote, pe)?;
+    if pe == inner.pe {
+        check_apart(call, (local_name, local, bytes), (remote_name, remote, bytes))?;
+    }
+    Ok(registered)
 }
 
 /// Which PEs' heaps are mapped here: asked once, by any address of the heap.

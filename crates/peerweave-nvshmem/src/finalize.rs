@@ -57,7 +57,7 @@ impl Context {
             if !matches!(&*life, Life::Live(_)) {
                 return Err(NvshmemError::misuse(CALL, MisuseKind::Context { why: "another thread is ending NVSHMEM" }));
             }
-            *life = Life::Ending;
+            *life = Life::Ending(Arc::clone(&inner));
             Ending(Some(Life::Live(Arc::clone(&inner))))
         };
         let allocations = inner.allocations.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -78,12 +78,13 @@ impl Context {
                 }
                 allocation.settle(CALL)?;
             }
-            inner.settle_parked(CALL)?;
+            // What is parked waits for no other streams: a transfer that needs a registration has a symmetric side too.
             inner.orders().iter().try_for_each(|order| order.settle(CALL, &inner).map(drop))
         };
+        let _setup = inner.setup_turn(CALL)?;
         let order = inner.world_order();
         let (_turn, able) = taken(idle().and_then(|()| order.settle(CALL, &inner)));
-        arrive(&inner, CALL, Members::World, &format!("{} allocations left", allocations.len()), able)?;
+        let mut entered = arrive(&inner, CALL, Members::World, &format!("{} allocations left", allocations.len()), able)?;
         // The list and its members keep each other; and what is released now must not be released again, whatever comes.
         inner.allocations.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let (mut leaked, mut failed) = (Vec::new(), None);
@@ -95,13 +96,13 @@ impl Context {
             );
             leaked.push(Leak { allocation: allocation.id(), bytes: allocation.bytes() });
             // One that cannot be released must not keep the others, here and on other PEs; unless nothing can be called any more.
-            if let Err(error) = allocation.release() {
+            if let Err(error) = allocation.release(&mut entered) {
                 failed.get_or_insert(error);
             }
         }
         inner.alive(CALL).map_err(|dead| failed.take().unwrap_or(dead))?;
         let ended = Arc::clone(&inner);
-        inner.block(CALL, move |api, _| {
+        entered.block(CALL, move |api, _| {
             // SAFETY: NVSHMEM is initialised and all PEs call; nothing of it is used afterwards: the context is buried before another call gets in.
             let result = unsafe { api.nvshmemx_hostlib_finalize() };
             ended.bury(DeadState::Finalized);

@@ -127,19 +127,18 @@ impl Worker {
         Ok(Self { jobs: Mutex::new(jobs) })
     }
 
-    /// Runs a call and waits for its answer, at most so long. `inside`, which calls of NVSHMEM need, is given up when the call comes back, however late.
-    pub(crate) fn run<R: Send + 'static>(
+    /// Runs a call and waits for its answer, at most so long. `inside`, which calls of NVSHMEM need, comes back with the answer; it is given up when the call
+    /// comes back where nobody waits any more.
+    pub(crate) fn run<R: Send + 'static, I: Send + 'static>(
         &self,
-        inside: impl Send + 'static,
+        inside: I,
         limit: Duration,
         call: impl FnOnce() -> R + Send + 'static,
-    ) -> Result<R, NoAnswer> {
+    ) -> Result<(R, I), NoAnswer> {
         let start = Instant::now();
         let (answer, answered) = sync_channel(1);
         let job: Job = Box::new(move || {
-            let result = call();
-            drop(inside);
-            let _ = answer.send(result);
+            let _ = answer.send((call(), inside));
         });
         if self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job).is_err() {
             return Err(NoAnswer::Panicked);
@@ -193,8 +192,9 @@ mod tests {
         let gate = Arc::new(Gate::default());
         let worker = Worker::start().expect("threads are possible");
         let inside = gate.enter("first", LONG).expect("nobody is inside").send(&gate);
-        assert_eq!(worker.run::<()>(inside, LONG, || panic!("on purpose")), Err(NoAnswer::Panicked));
+        let panicked = worker.run::<(), _>(inside, LONG, || panic!("on purpose")).map(drop);
+        assert_eq!(panicked, Err(NoAnswer::Panicked));
         let inside = gate.enter("second", LONG).expect("the first gave it up").send(&gate);
-        assert_eq!(worker.run(inside, LONG, || 7), Ok(7));
+        assert_eq!(worker.run(inside, LONG, || 7).map(|(answer, _)| answer), Ok(7));
     }
 }

@@ -9,15 +9,16 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-use peerweave_driver::{CudaError, CudaStream, DeviceBuffer, Driver, DriverError, Keep, relaxed};
+use peerweave_driver::cudarc::driver::sys::CUpointer_attribute;
+use peerweave_driver::{CudaCode, CudaError, CudaStream, DeviceBuffer, Driver, DriverError, relaxed};
 use peerweave_types::Element;
 
-use crate::agree::{Members, arrive, taken};
-use crate::context::{Context, Inner, bind};
+use crate::agree::{Counted, Members, arrive, compare, taken};
+use crate::context::{Context, Entered, Inner, bind, undisturbed};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
-use crate::parked::Farewell;
+use crate::parked::{Farewell, Held};
 use crate::streams::{Streams, pass};
-use crate::{SymmetricBuffer, Version};
+use crate::{Settings, SymmetricBuffer, Version};
 
 /// One piece of symmetric memory.
 pub(crate) struct Allocation {
@@ -27,7 +28,7 @@ pub(crate) struct Allocation {
     /// Counts allocations, the same on every PE.
     id: u64,
     /// What keeps outside memory; `None` for the heap's own.
-    outside: Option<Keep>,
+    outside: Option<Held>,
     /// Streams that work on this memory was enqueued on.
     pub(crate) streams: Arc<Streams>,
 }
@@ -52,23 +53,26 @@ impl Allocation {
     }
 
     /// Has NVSHMEM take it back. Collective; who calls has upheld [H1].
-    pub(crate) fn release(self: &Arc<Self>) -> Result<(), NvshmemError> {
-        self.call_release().inspect_err(|_| {
+    pub(crate) fn release(self: &Arc<Self>, entered: &mut Entered<'_>) -> Result<(), NvshmemError> {
+        self.call_release(entered).inspect_err(|_| {
             // NVSHMEM and the other PEs may still have it: outside memory is not given back, ever.
             std::mem::forget(Arc::clone(self));
-        })
+        })?;
+        let mut freed = self.inner.freed.lock().unwrap_or_else(PoisonError::into_inner);
+        *freed = (freed.0 + 1, freed.1 + self.bytes as u64);
+        Ok(())
     }
 
-    fn call_release(&self) -> Result<(), NvshmemError> {
+    fn call_release(&self, entered: &mut Entered<'_>) -> Result<(), NvshmemError> {
         let (address, bytes) = (self.address as usize, self.bytes);
         match &self.outside {
-            None => self.inner.block("nvshmem_free", move |api, _| {
+            None => entered.block("nvshmem_free", move |api, _| {
                 // SAFETY: the address came from the heap and is freed once: the allocation leaves the list with it.
                 unsafe { api.nvshmem_free(std::ptr::without_provenance_mut(address)) }
             }),
             Some(_) => {
                 const CALL: &str = "nvshmemx_buffer_unregister_symmetric";
-                let code = self.inner.block(CALL, move |api, _| {
+                let code = entered.block(CALL, move |api, _| {
                     // SAFETY: the address and the length are those of one registration, which is ended once.
                     unsafe { api.nvshmemx_buffer_unregister_symmetric(std::ptr::without_provenance_mut(address), bytes) }
                 })?;
@@ -81,6 +85,30 @@ impl Allocation {
 impl fmt::Debug for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "#{}: {} bytes at {:#x}", self.id, self.bytes, self.address)
+    }
+}
+
+/// What the heap can have, by the settings that NVSHMEM was started with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// It does not grow, and refuses without harm.
+    fixed: bool,
+    /// It grows by so many bytes, or a multiple.
+    step: u64,
+    most_bytes: u64,
+}
+
+impl Limits {
+    pub(crate) fn of(settings: &Settings) -> Self {
+        /// What the device's memory is mapped in.
+        const LEAST_STEP: u64 = 2 << 20;
+        /// `NVSHMEMI_MAX_HANDLE_LENGTH`.
+        const MOST_STEP: u64 = 1 << 31;
+        let bytes = |name, default| settings.bytes(name).unwrap_or(default);
+        let step = bytes("NVSHMEM_CUMEM_GRANULARITY", 512 << 20).clamp(LEAST_STEP, MOST_STEP);
+        let most_bytes = bytes("NVSHMEM_MAX_MEMORY_PER_GPU", 256 << 30).max(step);
+        let on_host = settings.effective("NVSHMEM_HEAP_KIND").is_some_and(|kind| kind.eq_ignore_ascii_case("SYSMEM"));
+        Self { fixed: on_host || settings.is_on("NVSHMEM_DISABLE_CUDA_VMM"), step, most_bytes }
     }
 }
 
@@ -101,8 +129,12 @@ impl Context {
     /// All PEs, with the same type and length, in the same order of set-up calls.
     ///
     /// # Errors
-    /// [`NvshmemError::Disagree`] on every PE where they differ; [`NvshmemError::Nvshmem`] where the heap has too little left;
+    /// [`NvshmemError::Disagree`] on every PE where they differ; [`NvshmemError::Nvshmem`] where the heap, or the device, has too little left;
     /// [`NvshmemError::Bootstrap`] and [`NvshmemError::Timeout`] name who did not come.
+    ///
+    /// A heap that cannot grow NVSHMEM gives up as a whole, and ends the process. So what cannot be is refused before. What is not known: which holes
+    /// the heap has, where something was freed; and what others take of the device meanwhile. There NVSHMEM is asked, and if it gives nothing and the process
+    /// lives on, the context is at its end ([`DeadState::Broken`]). A heap of a fixed size ([`Settings::disable_cuda_vmm`]) refuses without harm.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.allocate("nvshmem_malloc", len, Kind::Malloc)
     }
@@ -147,11 +179,13 @@ impl Context {
         };
         // NVSHMEM takes zero bytes for no call at all.
         let bytes = bytes.unwrap_or(0).max(size_of::<T>());
+        let _setup = inner.setup_turn(call)?;
         let order = inner.world_order();
-        let (_turn, able) = taken(able.and_then(|()| order.settle(call, inner)));
+        let (_turn, able) = taken(able.and_then(|()| self.room(call, bytes, alignment)).and_then(|()| order.settle(call, inner)));
         let zeroed = if matches!(kind, Kind::Zeroed) { ", zeroed" } else { "" };
-        arrive(inner, call, Members::World, &format!("{len} x {:?}, alignment {alignment}{zeroed}", T::DTYPE), able)?;
-        let address = inner.block(call, move |api, _| {
+        let what = format!("{len} x {:?}, alignment {alignment}{zeroed}", T::DTYPE);
+        let mut entered = arrive(inner, call, Members::World, &what, able)?;
+        let address = entered.block(call, move |api, _| {
             // SAFETY: any sizes are allowed; all PEs call, with the same.
             let address = unsafe {
                 match kind {
@@ -163,11 +197,18 @@ impl Context {
             Ok(address.addr())
         })?;
         let zeroed = if matches!(kind, Kind::Zeroed) && address != 0 { self.zero(call, address as u64, bytes) } else { Ok(()) };
+        if address == 0 && !inner.limits.fixed {
+            // It has unmapped all of its heap.
+            inner.bury(DeadState::Broken { by: call });
+        }
+        let alone = inner.world.is_none().then_some(entered);
         self.everybody_got(call, address, zeroed)?;
-        if matches!(kind, Kind::Zeroed) && inner.world.is_none() {
+        if matches!(kind, Kind::Zeroed)
+            && let Some(mut entered) = alone
+        {
             // Nobody may put before everybody's zeros are there: where there is a rendezvous, all have just met.
             // SAFETY: NVSHMEM is initialised, and all PEs call.
-            inner.block("nvshmem_barrier_all", |api, _| unsafe { api.nvshmem_barrier_all() })?;
+            entered.block("nvshmem_barrier_all", |api, _| unsafe { api.nvshmem_barrier_all() })?;
         }
         if address == 0 {
             let detail = format!("{bytes} bytes of symmetric memory: the heap, or the device, has too little left");
@@ -177,11 +218,36 @@ impl Context {
         Ok(SymmetricBuffer::whole(allocation, len))
     }
 
+    /// An error where the heap cannot have so much more. NVSHMEM would find that out by itself, and then unmap all of its heap, and end the process.
+    ///
+    /// It is not known which holes there are: where one may be large enough, NVSHMEM is asked.
+    fn room(&self, call: &'static str, bytes: usize, alignment: usize) -> Result<(), NvshmemError> {
+        let inner = &self.inner;
+        let Limits { fixed: false, step, most_bytes } = inner.limits else { return Ok(()) };
+        let (pieces, held) = {
+            let allocations = inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
+            (allocations.len() as u64, allocations.iter().map(|allocation| allocation.bytes as u64).sum::<u64>())
+        };
+        let (freed_pieces, freed) = *inner.freed.lock().unwrap_or_else(PoisonError::into_inner);
+        let refuse = |why: String| Err(inner.nvshmem.failure(call, None, format!("{bytes} bytes of symmetric memory: {why}")));
+        if held + bytes as u64 >= most_bytes {
+            return refuse(format!("{held} of at most {most_bytes} are allocated (NVSHMEM_MAX_MEMORY_PER_GPU)"));
+        }
+        let wanted = bytes as u64 + alignment as u64;
+        // What was freed, and what each growth may have left over.
+        let holes = freed + (pieces + freed_pieces + 1) * step;
+        let (free, _) = undisturbed(&inner.context, || inner.context.mem_get_info()).map_err(CudaError::of("cuMemGetInfo_v2"))?;
+        let grown = wanted.next_multiple_of(step);
+        if grown > free as u64 && wanted > holes {
+            return refuse(format!("the heap would have to grow by {grown}, and the device has {free} left"));
+        }
+        Ok(())
+    }
+
     /// Where one PE got memory and another did not, the heaps are alike no more, and NVSHMEM cannot be used.
     fn everybody_got(&self, call: &'static str, address: usize, usable: Result<(), NvshmemError>) -> Result<(), NvshmemError> {
         let outcome = if address == 0 { "got none" } else { "got memory" };
-        arrive(&self.inner, call, Members::World, outcome, usable)
-            .inspect_err(|_| self.inner.bury(DeadState::Broken { by: call }))
+        compare(&self.inner, call, outcome, usable).inspect_err(|_| self.inner.bury(DeadState::Broken { by: call }))
     }
 
     /// Zeros fresh memory, and waits for that.
@@ -194,13 +260,11 @@ impl Context {
         pass(call, inner, &inner.side)
     }
 
-    fn enlist(&self, address: u64, bytes: usize, outside: Option<Keep>) -> Arc<Allocation> {
+    fn enlist(&self, address: u64, bytes: usize, outside: Option<Held>) -> Arc<Allocation> {
         let mut allocations = self.inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut sequences = self.inner.sequences.lock().unwrap_or_else(PoisonError::into_inner);
-        let id = sequences.entry(u64::MAX).or_default();
-        *id += 1;
+        let id = self.inner.count(Counted::Allocations);
         let inner = Arc::clone(&self.inner);
-        let allocation = Arc::new(Allocation { inner, address, bytes, id: *id, outside, streams: Arc::default() });
+        let allocation = Arc::new(Allocation { inner, address, bytes, id, outside, streams: Arc::default() });
         allocations.push(Arc::clone(&allocation));
         allocation
     }
@@ -216,15 +280,16 @@ impl Context {
     pub fn free<T: Element>(&self, buffer: SymmetricBuffer<T>) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_free";
         let allocation = buffer.into_allocation();
+        let _setup = self.inner.setup_turn(CALL)?;
         let order = self.inner.world_order();
         let settled = self.may_free(CALL, &allocation).and_then(|()| allocation.settle(CALL));
         let (_turn, able) = taken(settled.and_then(|()| order.settle(CALL, &self.inner)));
-        arrive(&self.inner, CALL, Members::World, &format!("allocation #{}", allocation.id), able)?;
+        let mut entered = arrive(&self.inner, CALL, Members::World, &format!("allocation #{}", allocation.id), able)?;
         {
             let mut allocations = self.inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
             allocations.retain(|known| !Arc::ptr_eq(known, &allocation));
         }
-        allocation.release()
+        allocation.release(&mut entered)
     }
 
     fn may_free(&self, call: &'static str, allocation: &Arc<Allocation>) -> Result<(), NvshmemError> {
@@ -241,15 +306,16 @@ impl Context {
 
     /// Makes outside memory symmetric: every PE gives memory of its own, and gets a buffer whose counterparts are the others'.
     ///
-    /// NVSHMEM takes memory that was made by CUDA's virtual memory management with handles that can be shared, at its granularity; others it
-    /// refuses. The memory is kept until the buffer is freed.
+    /// NVSHMEM takes memory that was made by CUDA's virtual memory management with a handle that can be shared: the whole of a mapping, of a multiple of the
+    /// heap's step ([`Settings::heap_step_bytes`]). Others are refused here. The memory is kept until the buffer is freed.
     ///
     /// # Collective
     /// As [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// [`NvshmemError::Nvshmem`] where NVSHMEM refuses the memory; [`MisuseKind::Context`] for memory that is only borrowed. As [`alloc`](Self::alloc)
-    /// otherwise.
+    /// [`MisuseKind::Context`] for memory that is only borrowed, is no virtual memory, cannot be shared, or is a part of a mapping; [`MisuseKind::Value`] for
+    /// bytes that are no multiple of the step. [`NvshmemError::Nvshmem`] where NVSHMEM refuses it, which is the end of the context unless the heap is of a fixed
+    /// size. As [`alloc`](Self::alloc) otherwise.
     pub fn register_symmetric<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<SymmetricBuffer<T>, NvshmemError> {
         self.register("nvshmemx_buffer_register_symmetric", memory, None)
     }
@@ -280,13 +346,14 @@ impl Context {
         wish: Option<u64>,
     ) -> Result<SymmetricBuffer<T>, NvshmemError> {
         let inner = &self.inner;
-        let kept = owned(inner, call, memory);
         let bytes = memory.len() * size_of::<T>();
+        let kept = owned(inner, call, memory).and_then(|kept| whole_mapping(inner, call, kept.0, bytes).map(|()| kept));
+        let _setup = inner.setup_turn(call)?;
         let order = inner.world_order();
         let (_turn, able) = taken(kept.as_ref().map_err(Clone::clone).and_then(|_| order.settle(call, inner)));
-        arrive(inner, call, Members::World, &format!("{} x {:?}", memory.len(), T::DTYPE), able)?;
+        let mut entered = arrive(inner, call, Members::World, &format!("{} x {:?}", memory.len(), T::DTYPE), able)?;
         let (source, keep) = kept?;
-        let address = inner.block(call, move |api, _| {
+        let address = entered.block(call, move |api, _| {
             let source = std::ptr::without_provenance_mut(source as usize);
             // SAFETY: the memory has that many bytes and is kept until it is unregistered; all PEs call.
             let registered = unsafe {
@@ -303,10 +370,15 @@ impl Context {
         let address = address.inspect_err(|error| {
             // The call is still inside, with the memory, and the other PEs may map it.
             if !matches!(error, NvshmemError::Unsupported(_)) {
-                std::mem::forget(Arc::clone(&keep));
+                keep.leak();
             }
         })?;
-        self.everybody_got(call, address, Ok(())).inspect_err(|_| std::mem::forget(Arc::clone(&keep)))?;
+        drop(entered);
+        if address == 0 && !inner.limits.fixed {
+            // It has unmapped all of its heap.
+            inner.bury(DeadState::Broken { by: call });
+        }
+        self.everybody_got(call, address, Ok(())).inspect_err(|_| keep.leak())?;
         if address == 0 {
             let detail = format!("{bytes} bytes; NVSHMEM takes shareable virtual memory alone");
             return Err(inner.nvshmem.failure(call, None, detail));
@@ -319,24 +391,27 @@ impl Context {
     /// Not collective. It ends some time after the result is dropped: when the streams that use it have passed. The memory is kept until then.
     ///
     /// # Errors
-    /// [`NvshmemError::Nvshmem`] for memory that is registered already or overlaps such; [`MisuseKind::Context`] for memory that is only borrowed.
+    /// [`NvshmemError::Nvshmem`] for memory that is registered already or overlaps such, or that a network does not take: then another one may have it, so
+    /// that it is kept for ever. [`MisuseKind::Context`] for memory that is only borrowed.
     pub fn register_local<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NvshmemError> {
         const CALL: &str = "nvshmemx_buffer_register";
         let inner = &self.inner;
-        let (address, keep) = owned(inner, CALL, memory)?;
+        let (address, held) = owned(inner, CALL, memory)?;
         let bytes = memory.len() * size_of::<T>();
-        inner.issue_status(CALL, |api, _| {
+        let code = inner.issue(CALL, |api, _| {
             // SAFETY: the memory has that many bytes and is kept until it is unregistered.
             unsafe { api.nvshmemx_buffer_register(std::ptr::without_provenance_mut(address as usize), bytes) }
         })?;
-        let streams = Arc::<Streams>::default();
-        inner.registered.lock().unwrap_or_else(PoisonError::into_inner).push((address, bytes, Arc::clone(&streams)));
-        Ok(Registration { inner: Arc::clone(inner), address, bytes, streams, keep })
+        // Of several networks one may have it.
+        inner.nvshmem.check(CALL, code).inspect_err(|_| held.leak())?;
+        let record = Arc::new(Registered { inner: Arc::clone(inner), address, bytes, streams: Arc::default(), held });
+        inner.registered.lock().unwrap_or_else(PoisonError::into_inner).push((address, bytes, Arc::downgrade(&record)));
+        Ok(Registration(record))
     }
 }
 
 /// The address of outside memory and what keeps it.
-fn owned<T>(inner: &Inner, call: &'static str, memory: &impl DeviceBuffer<T>) -> Result<(u64, Keep), NvshmemError> {
+fn owned<T>(inner: &Inner, call: &'static str, memory: &impl DeviceBuffer<T>) -> Result<(u64, Held), NvshmemError> {
     let (found, expected) = (memory.device(), inner.context.ordinal());
     if found != expected {
         return Err(NvshmemError::misuse(call, MisuseKind::Device { what: "the memory", found, expected }));
@@ -348,42 +423,90 @@ fn owned<T>(inner: &Inner, call: &'static str, memory: &impl DeviceBuffer<T>) ->
         ));
     }
     let why = "memory that is only borrowed cannot be registered: it could go away before; use memory that is owned, such as DeviceMemory";
-    memory.keep().ok_or_else(|| NvshmemError::misuse(call, MisuseKind::Context { why }))
+    let (address, keep) = memory.keep().ok_or_else(|| NvshmemError::misuse(call, MisuseKind::Context { why }))?;
+    Ok((address, Held::new(&inner.context, keep)))
+}
+
+/// An error unless the memory is the whole of one mapping of virtual memory, whose handle can be shared, of the heap's step. NVSHMEM takes the handle, and maps
+/// it from its beginning, whatever part was given; and where it finds out that it cannot, it unmaps all of its heap, and ends the process.
+fn whole_mapping(inner: &Inner, call: &'static str, address: u64, bytes: usize) -> Result<(), NvshmemError> {
+    use CUpointer_attribute::{
+        CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, CU_POINTER_ATTRIBUTE_MAPPING_SIZE,
+    };
+    let api = Driver::get()?.api();
+    bind(&inner.context)?;
+    let refuse = |why| Err(NvshmemError::misuse(call, MisuseKind::Context { why }));
+    let mut handle = 0;
+    // SAFETY: the pointer is to a live handle; the driver looks the address up.
+    let code = unsafe { api.cuMemRetainAllocationHandle(&raw mut handle, std::ptr::without_provenance_mut(address as usize)) };
+    if code.map_err(DriverError::from)? != CudaCode::SUCCESS {
+        return refuse("only CUDA's virtual memory can be made symmetric, such as peerweave-vmm's, and this is other memory");
+    }
+    // SAFETY: the handle is live, and not used any more.
+    let _ = unsafe { api.cuMemRelease(handle) };
+    let ask = |attribute| -> Result<u64, NvshmemError> {
+        let mut value = 0_u64;
+        // SAFETY: these attributes are numbers of 64 bits.
+        let code = unsafe { api.cuPointerGetAttribute((&raw mut value).cast(), attribute, address) };
+        CudaError::check("cuPointerGetAttribute", code.map_err(DriverError::from)?)?;
+        Ok(value)
+    };
+    if ask(CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES)? == 0 {
+        return refuse("the memory's handle cannot be shared with other processes, so that it cannot be made symmetric");
+    }
+    let mapping = (ask(CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR)?, ask(CU_POINTER_ATTRIBUTE_MAPPING_SIZE)?);
+    if mapping != (address, bytes as u64) {
+        return refuse("the memory is a part of a mapping, and NVSHMEM makes nothing less than the whole of one symmetric");
+    }
+    if !inner.limits.fixed && !(bytes as u64).is_multiple_of(inner.limits.step) {
+        let (what, expected) = ("the memory's bytes", "a multiple of the heap's step (Settings::heap_step_bytes)");
+        return Err(NvshmemError::misuse(call, MisuseKind::Value { what, found: bytes as i64, expected }));
+    }
+    Ok(())
 }
 
 /// Outside memory that is registered as this PE's own side of puts and gets.
-pub struct Registration {
-    inner: Arc<Inner>,
-    address: u64,
-    bytes: usize,
-    /// Streams that transfer from or to it by the network.
-    streams: Arc<Streams>,
-    keep: Keep,
-}
+pub struct Registration(Arc<Registered>);
 
 impl Registration {
     /// Its bytes.
     pub fn len_bytes(&self) -> usize {
-        self.bytes
+        self.0.bytes
     }
 }
 
 impl fmt::Debug for Registration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Registration({} bytes at {:#x})", self.bytes, self.address)
+        write!(f, "Registration({} bytes at {:#x})", self.0.bytes, self.0.address)
     }
 }
 
-impl Drop for Registration {
+/// The same, for all that need it: the caller's handle, calls that are being made, graphs. The last of them ends it.
+pub(crate) struct Registered {
+    inner: Arc<Inner>,
+    address: u64,
+    bytes: usize,
+    /// Streams that transfer from or to it by the network.
+    streams: Arc<Streams>,
+    held: Held,
+}
+
+impl Registered {
+    /// Notes that work which needs it is enqueued on a stream.
+    pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
+        self.streams.note(stream);
+    }
+}
+
+impl Drop for Registered {
     fn drop(&mut self) {
         // In a fork, somebody who is not there may have the lock; the list is of no use there.
         if self.inner.nvshmem.not_forked(UNREGISTER).is_ok() {
             let mut registered = self.inner.registered.lock().unwrap_or_else(PoisonError::into_inner);
             registered.retain(|(address, ..)| *address != self.address);
         }
-        let keep = Arc::clone(&self.keep);
-        let streams = Some(Arc::clone(&self.streams));
-        self.inner.part(Farewell { call: UNREGISTER, tell, address: self.address as usize, streams, keep });
+        let (held, streams) = (self.held.clone(), Some(Arc::clone(&self.streams)));
+        self.inner.part(Farewell { call: UNREGISTER, tell, address: self.address as usize, streams, held });
     }
 }
 

@@ -3,7 +3,8 @@
 //! Invariant: NVSHMEM is started once; while it starts, and after it failed to, a second attempt is an error.
 
 use std::ffi::c_void;
-use std::sync::{Arc, LazyLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::{Rendezvous, interface};
@@ -17,7 +18,7 @@ use crate::gate::{Gate, NoAnswer, Sent, Worker};
 use crate::interface as asked_interface;
 use crate::preflight::{self, Card, Met};
 use crate::sys::{self, nvshmemx_init_attr_t};
-use crate::{Nvshmem, Settings, Status, UniqueId};
+use crate::{Nvshmem, Settings, Status, UniqueId, plugins};
 
 /// One thread at a time inside NVSHMEM, whichever life or id it is for.
 static GATE: LazyLock<Arc<Gate>> = LazyLock::new(Arc::default);
@@ -39,6 +40,9 @@ impl Context {
     /// every PE before NVSHMEM is called. The id travels by the rendezvous, and NVSHMEM is told to use its interface. Later set-up calls meet there too
     /// (the context keeps it): they count among its collective calls, which come in the same order on every PE.
     ///
+    /// Where NVSHMEM runs in this process with the same arguments, this gives another handle, and meets nobody. A process that cannot start, since it has another
+    /// context or has had one that cannot be started again, is an error on every PE.
+    ///
     /// `device` is the device of this PE; each PE needs its own.
     ///
     /// # Collective
@@ -57,12 +61,14 @@ impl Context {
         let settings = with_interface(settings);
         let arguments =
             arguments("a rendezvous", Some((pe.get(), n_pes)), Arc::as_ptr(rendezvous).addr() as u64, device, settings);
-        let start = match Start::begin(CALL, &arguments)? {
+        let (start, refused) = match Start::begin(CALL, &arguments)? {
             Begun::Running(context) => return Ok(context),
-            Begun::Start(start) => start,
+            Begun::Start(start) => (Some(start), Ok(())),
+            Begun::Refused(error) => (None, Err(error)),
         };
         // Nothing of this PE's may keep the others waiting: its error is its greeting.
-        let own = arguments.settings.check(CALL).and_then(|()| greeting(CALL, &arguments, device, pe.get() == 0));
+        let able = refused.and_then(|()| arguments.settings.check(CALL));
+        let own = able.and_then(|()| greeting(CALL, &arguments, device));
         let text = match &own {
             Ok((_, card)) => card.to_text(),
             Err(error) => format!("error\t{error}"),
@@ -72,36 +78,52 @@ impl Context {
         let cards: Vec<_> = all?.iter().map(|text| Card::from_text(&String::from_utf8_lossy(text))).collect();
         // All have the same cards, so that this is an error on all or on none: the next exchange has everybody or nobody.
         preflight::together(pe, &cards)?;
-        let remote = arguments.settings.effective("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_default();
-        let checked = preflight::reachable(pe, &cards, device, &remote);
-        // Reachability is seen by each PE for itself, so its outcome is told too.
-        let text = checked.as_ref().err().map(NvshmemError::to_string).unwrap_or_default();
+        // Reachability is seen by each PE for itself, and who does not get into NVSHMEM must not leave the others there alone: so the outcome is told too. With
+        // the id, which is not made before: NVSHMEM reads its settings then, once for all, and they are compared by now.
+        let reached = preflight::reachable(pe, &cards, device, &arguments.settings);
+        let id = reached.and_then(|()| match pe.get() {
+            0 => make_id(CALL, ready.nvshmem, &arguments.settings, &ready.worker).map(Some),
+            _ => Ok(None),
+        });
+        let inside = id.and_then(|id| Ok((id, enter(CALL, arguments.settings.deadline_set())?)));
+        let text = match &inside {
+            Ok((id, _)) => Verdict::Ready(*id).to_text(),
+            Err(error) => Verdict::Cannot(error.to_string()).to_text(),
+        };
         let verdicts =
             rendezvous.exchange("peerweave-nvshmem/checked", text.as_bytes()).map_err(NvshmemError::bootstrap(CALL))?;
-        checked?;
-        if let Some((pe, reason)) = verdicts.iter().enumerate().find(|(_, reason)| !reason.is_empty()) {
-            let reason = String::from_utf8_lossy(reason).into_owned();
-            return Err(PreflightError::Peer { pe: Pe::new(pe as u32), reason }.into());
+        let (_, inside) = inside?;
+        let mut id = None;
+        for (pe, text) in verdicts.iter().enumerate() {
+            match Verdict::from_text(&String::from_utf8_lossy(text)) {
+                Verdict::Ready(made) => id = id.or(made),
+                Verdict::Cannot(reason) => return Err(PreflightError::Peer { pe: Pe::new(pe as u32), reason }.into()),
+            }
         }
-        let id = cards.first().and_then(|card| card.as_ref().ok()).and_then(|card| card.id);
         let Some(id) = id else {
             return Err(PreflightError::Peer { pe: Pe::new(0), reason: "it sent no id".to_owned() }.into());
         };
-        start.run(ready, Way::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous))
+        let start = start.expect("a PE that may not start has an error of its own");
+        start.run(ready, inside, Way::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous))
     }
 
     /// A new id for PEs to meet with by [`from_unique_id`](Self::from_unique_id). Loads a plug-in, and opens a socket in this process that listens until
     /// they have met.
     ///
-    /// `settings` say on which interface; the same settings are to be given when starting.
+    /// `settings` say on which interface. NVSHMEM reads all of its settings here, and never again in this process: the same are to be given when starting.
     ///
     /// # Errors
+    /// [`MisuseKind::AlreadyInitialized`] where it has read others; [`DeadState::InitFailed`] where it was asked for an id in vain before.
     /// [`NvshmemError::Plugin`], [`NvshmemError::Load`], [`NvshmemError::Nvshmem`] where there is no usable interface, [`NvshmemError::Timeout`].
     pub fn unique_id(settings: &Settings) -> Result<UniqueId, NvshmemError> {
         const CALL: &str = "Context::unique_id";
         settings.check(CALL)?;
+        let settings = &settings.clone().with_switch();
         let nvshmem = Nvshmem::load()?;
-        nvshmem.check_plugins("none")?;
+        can_still_start(CALL)?;
+        settings.check_read(CALL)?;
+        nvshmem.check_id_plugin(settings)?;
+        plugins::check(nvshmem, Some(plugins::OF_IDS), settings)?;
         asked_interface::check(settings)?;
         make_id(CALL, nvshmem, settings, &start_worker(CALL)?)
     }
@@ -189,7 +211,8 @@ fn with_interface(settings: Settings) -> Settings {
     let chosen = interface::advertise_address(asked.as_deref()).ok();
     let family = chosen.as_ref().filter(|chosen| chosen.address.is_ipv6()).map(|_| "AF_INET6".to_owned());
     settings
-        .or("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", || chosen.map(|chosen| chosen.name))
+        // A bare name would be the beginning of a name.
+        .or("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", || chosen.map(|chosen| format!("={}", chosen.name)))
         .or("NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", || family)
 }
 
@@ -200,19 +223,44 @@ fn start_worker(call: &'static str) -> Result<Worker, NvshmemError> {
     })
 }
 
-fn greeting(
-    call: &'static str,
-    arguments: &Arguments,
-    device: &Arc<CudaContext>,
-    makes_id: bool,
-) -> Result<(Ready, Card), NvshmemError> {
+fn greeting(call: &'static str, arguments: &Arguments, device: &Arc<CudaContext>) -> Result<(Ready, Card), NvshmemError> {
     let nvshmem = Nvshmem::load()?;
-    let mut card = preflight::local(nvshmem, device, &arguments.settings, Met::Id)?;
-    let ready = Ready::new(call, nvshmem, device, &arguments.settings)?;
-    if makes_id {
-        card.id = Some(make_id(call, nvshmem, &arguments.settings, &ready.worker)?);
+    arguments.settings.check_read(call)?;
+    let card = preflight::local(nvshmem, device, &arguments.settings, Met::Id)?;
+    Ok((Ready::new(call, nvshmem, device, &arguments.settings)?, card))
+}
+
+/// What a PE says when all have greeted each other.
+enum Verdict {
+    /// It is at NVSHMEM's door. PE 0 has the id.
+    Ready(Option<UniqueId>),
+    /// It is not, and why.
+    Cannot(String),
+}
+
+impl Verdict {
+    /// The id in hexadecimal.
+    fn to_text(&self) -> String {
+        match self {
+            Self::Ready(id) => {
+                let id = id.map(|id| id.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+                format!("ready\t{}", id.unwrap_or_default())
+            }
+            Self::Cannot(reason) => reason.clone(),
+        }
     }
-    Ok((ready, card))
+
+    fn from_text(text: &str) -> Self {
+        let Some(id) = text.strip_prefix("ready\t") else { return Self::Cannot(text.to_owned()) };
+        let byte = |pair: &[u8]| std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok());
+        let bytes: Option<Vec<u8>> = id.as_bytes().chunks(2).map(byte).collect();
+        let id = bytes.and_then(|bytes| <[u8; 128]>::try_from(bytes).ok()).map(UniqueId::from_bytes);
+        match (text, id) {
+            ("ready\t", _) => Self::Ready(None),
+            (_, Some(id)) => Self::Ready(Some(id)),
+            (_, None) => Self::Cannot(format!("its id is not understood: {text:?}")),
+        }
+    }
 }
 
 /// What a start needs of this process: had before anybody is told that this PE can.
@@ -229,7 +277,7 @@ impl Ready {
         // The caller gets this one too, so it is one that cudarc knows; and the first of those waits for the whole device, for as long as that takes.
         let made = worker.run((), settings.deadline_set(), move || undisturbed(&context, || context.new_stream()));
         let stream =
-            made.map_err(|error| no_answer(call, "cuCtxSynchronize", error, None))?.map_err(CudaError::of("cuStreamCreate"))?;
+            made.map_err(|error| no_answer(call, "cuCtxSynchronize", error, None))?.0.map_err(CudaError::of("cuStreamCreate"))?;
         Ok(Self { nvshmem, worker, stream, side: PrivateStream::new(device)? })
     }
 }
@@ -237,18 +285,18 @@ impl Ready {
 fn make_id(call: &'static str, nvshmem: Nvshmem, settings: &Settings, worker: &Worker) -> Result<UniqueId, NvshmemError> {
     const FUNCTION: &str = "nvshmemx_get_uniqueid";
     nvshmem.not_forked(call)?;
-    let environment = settings.apply();
     let inside = enter(call, settings.deadline_set())?;
+    let environment = settings.apply();
     let made = worker.run(inside, settings.deadline_set(), move || {
         let mut id = sys::nvshmemx_uniqueid_t::EMPTY;
         // SAFETY: the pointer is to a live struct that is stamped with its version.
         nvshmem.code(FUNCTION, |api| unsafe { api.nvshmemx_get_uniqueid(&raw mut id) }).map(|code| (code, id))
     });
     match made {
-        Ok(result) => {
+        Ok((result, _inside)) => {
             environment.restore();
             let (code, id) = result?;
-            nvshmem.check(FUNCTION, code)?;
+            nvshmem.check(FUNCTION, code).inspect_err(|_| GAVE_UP.store(true, Ordering::Relaxed))?;
             Ok(UniqueId::from_raw(&id))
         }
         Err(error) => {
@@ -256,6 +304,13 @@ fn make_id(call: &'static str, nvshmem: Nvshmem, settings: &Settings, worker: &W
             Err(no_answer(call, FUNCTION, error, None))
         }
     }
+}
+
+/// Whether NVSHMEM was asked for an id in vain: it has let go of its plug-in then, and may do so once more if it is asked again, or started (3.4.5).
+static GAVE_UP: AtomicBool = AtomicBool::new(false);
+
+fn can_still_start(call: &'static str) -> Result<(), NvshmemError> {
+    if GAVE_UP.load(Ordering::Relaxed) { Err(NvshmemError::Dead { call, state: DeadState::InitFailed }) } else { Ok(()) }
 }
 
 /// Goes into NVSHMEM, which another thread may be in, for whichever life or id.
@@ -289,38 +344,48 @@ struct Start {
 }
 
 enum Begun {
+    /// Another handle of what runs.
     Running(Context),
     Start(Start),
+    /// This process cannot start. Others may wait for it where they meet.
+    Refused(NvshmemError),
 }
 
 impl Start {
+    /// # Errors
+    /// Where the others are not to hear of it: they are in a call of what this PE started, or starts, with them.
     fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
-        let mut life = LIFE.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*life {
-            Life::Idle => {
-                *life = Life::Starting;
-                Ok(Begun::Start(Self { call, outcome: Some(Life::Idle) }))
-            }
-            Life::Starting => {
-                let why = "another thread is starting NVSHMEM, which is one for each process";
-                Err(NvshmemError::misuse(call, MisuseKind::Context { why }))
-            }
-            Life::Ending => {
-                let why = "another thread is ending NVSHMEM, which is one for each process";
-                Err(NvshmemError::misuse(call, MisuseKind::Context { why }))
-            }
-            Life::Live(inner) => {
-                inner.alive(call)?;
-                same(call, &inner.arguments, arguments)?;
-                Ok(Begun::Running(Context::handle(inner)))
-            }
-            Life::Over(state) => Err(NvshmemError::Dead { call, state: state.clone() }),
-        }
+        // In a fork, somebody who is not there may have the lock.
+        let forked = Nvshmem::is_forked();
+        let mut life = match LIFE.try_lock() {
+            Ok(life) => life,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) if !forked => LIFE.lock().unwrap_or_else(PoisonError::into_inner),
+            Err(TryLockError::WouldBlock) => return Err(busy(call, STARTING)),
+        };
+        let (met, refused) = match &*life {
+            Life::Idle => match can_still_start(call) {
+                Ok(()) => {
+                    *life = Life::Starting(arguments.meeting());
+                    return Ok(Begun::Start(Self { call, outcome: Some(Life::Idle) }));
+                }
+                Err(gave_up) => (None, gave_up),
+            },
+            Life::Starting(met) => (Some(*met), busy(call, STARTING)),
+            Life::Ending(inner) => (Some(inner.arguments.meeting()), busy(call, ENDING)),
+            Life::Live(inner) => match inner.alive(call).and_then(|()| same(call, &inner.arguments, arguments)) {
+                Ok(()) => return Ok(Begun::Running(Context::handle(inner))),
+                Err(other) => (Some(inner.arguments.meeting()), other),
+            },
+            Life::Over(state) => (None, NvshmemError::Dead { call, state: state.clone() }),
+        };
+        if forked || met == Some(arguments.meeting()) { Err(refused) } else { Ok(Begun::Refused(refused)) }
     }
 
     fn run(
         mut self,
         Ready { nvshmem, worker, stream, side }: Ready,
+        inside: Sent,
         way: Way,
         device: &Arc<CudaContext>,
         arguments: Arguments,
@@ -336,7 +401,6 @@ impl Start {
             world.put(&began_key(life, world.pe()), b"began").map_err(NvshmemError::bootstrap(call))?;
         }
         let environment = arguments.settings.apply();
-        let inside = enter(call, arguments.settings.deadline_set())?;
         // From here on NVSHMEM cannot be started again if it fails.
         self.outcome = Some(Life::Over(DeadState::InitFailed));
         let (context, ordinal) = (Arc::clone(device), device.ordinal());
@@ -344,18 +408,26 @@ impl Start {
         let answer = worker.run(inside, limit, move || -> Result<_, NvshmemError> {
             bind(&context)?;
             let place = call_init(nvshmem, &way, ordinal)?;
-            // Half of NVSHMEM's calls end the process where PEs share a GPU without MPS: better it ends at once.
-            if nvshmem.status()? == Status::LimitedSharing {
-                let _ = nvshmem.code("nvshmemx_hostlib_finalize", |api| {
-                    // SAFETY: NVSHMEM was initialised just now, nothing of it is used, and all PEs find the same.
-                    unsafe { api.nvshmemx_hostlib_finalize() }
-                });
-                return Err(PreflightError::NotAlone { pe: Pe::new(place.0), device: ordinal }.into());
+            match nvshmem.status()? {
+                Status::Initialized | Status::FullSharing => Ok(place),
+                // Half of NVSHMEM's calls end the process where PEs share a GPU without MPS: better it ends at once.
+                Status::LimitedSharing => {
+                    let _ = nvshmem.code("nvshmemx_hostlib_finalize", |api| {
+                        // SAFETY: NVSHMEM was initialised just now, nothing of it is used, and all PEs find the same.
+                        unsafe { api.nvshmemx_hostlib_finalize() }
+                    });
+                    Err(PreflightError::NotAlone { pe: Pe::new(place.0), device: ordinal }.into())
+                }
+                // It says success where the PEs have met and nothing else went well. Its next call would try again, on this PE alone, and end the process.
+                status => {
+                    let detail =
+                        format!("NVSHMEM gave up after the PEs had met ({status:?}); with NVSHMEM_DEBUG=INFO it prints why");
+                    Err(nvshmem.failure(FUNCTION, None, detail))
+                }
             }
-            Ok(place)
         });
         let result = match answer {
-            Ok(result) => {
+            Ok((result, _inside)) => {
                 environment.restore();
                 result
             }
@@ -404,8 +476,10 @@ fn begin_alone(call: &'static str, way: Way, device: &Arc<CudaContext>, argument
     let start = match Start::begin(call, &arguments)? {
         Begun::Running(context) => return Ok(context),
         Begun::Start(start) => start,
+        Begun::Refused(error) => return Err(error),
     };
     let nvshmem = Nvshmem::load()?;
+    arguments.settings.check_read(call)?;
     let met = match way {
         Way::Id(..) => Met::Id,
         Way::Mpi(_) => Met::Mpi,
@@ -413,7 +487,15 @@ fn begin_alone(call: &'static str, way: Way, device: &Arc<CudaContext>, argument
     };
     preflight::local(nvshmem, device, &arguments.settings, met)?;
     let ready = Ready::new(call, nvshmem, device, &arguments.settings)?;
-    start.run(ready, way, device, arguments, None)
+    let inside = enter(call, arguments.settings.deadline_set())?;
+    start.run(ready, inside, way, device, arguments, None)
+}
+
+const STARTING: &str = "another thread is starting NVSHMEM, which is one for each process";
+const ENDING: &str = "another thread is ending NVSHMEM, which is one for each process";
+
+fn busy(call: &'static str, why: &'static str) -> NvshmemError {
+    NvshmemError::misuse(call, MisuseKind::Context { why })
 }
 
 /// An error that names the first argument in which two initialisations differ.
@@ -441,7 +523,10 @@ fn same(call: &'static str, running: &Arguments, asked: &Arguments) -> Result<()
         return differ("the device", running.device.to_string(), asked.device.to_string());
     }
     if running.settings != asked.settings {
-        let text = |settings: &Settings| settings.variables().map(|(name, value)| format!("{name}={value} ")).collect::<String>();
+        let text = |settings: &Settings| {
+            let variables = settings.variables().map(|(name, value)| format!("{name}={value}, "));
+            format!("{}a deadline of {:?}", variables.collect::<String>(), settings.deadline_set())
+        };
         return differ("the settings", text(&running.settings), text(&asked.settings));
     }
     Ok(())

@@ -45,9 +45,10 @@ impl Open {
         }
     }
 
-    fn empty(&mut self) -> impl Iterator<Item = Arc<Streams>> {
+    /// NVSHMEM has completed it, or a stream will.
+    pub(crate) fn empty(&mut self) {
         self.emptied += 1;
-        self.memory.drain(..)
+        self.memory.clear();
     }
 }
 
@@ -63,20 +64,20 @@ impl Left {
         open
     }
 
-    /// The stream is about to take over everything that was left; the result is to be held until it has.
+    /// The stream is about to take over everything that was left; the result is to be held until it has, and then [emptied](Open::empty).
     pub(crate) fn take_over(
         &self,
         call: &'static str,
         stream: &Arc<CudaStream>,
         capturing: bool,
     ) -> Result<MutexGuard<'_, Open>, NvshmemError> {
-        let mut open = self.lock();
+        let open = self.lock();
         if !open.memory.is_empty() {
             if capturing {
                 return Err(outside(call));
             }
             self.taken.note(stream);
-            open.empty().for_each(|streams| streams.note(stream));
+            open.memory.iter().for_each(|streams| streams.note(stream));
         }
         Ok(open)
     }
@@ -96,7 +97,7 @@ impl Left {
         self.taken.settle(call, inner)?;
         let mut open = self.lock();
         quiet()?;
-        open.empty().for_each(drop);
+        open.empty();
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ use peerweave_dylib::{Library, MissingSymbol, Search, SymbolInfo, Visibility};
 
 use crate::error::{Failure, NvshmemError, PluginError, StatusCode, Unsupported};
 use crate::sys::{Api, Families};
-use crate::{Version, sys};
+use crate::{Settings, Version, plugins, sys};
 
 /// The oldest library that this crate uses.
 const OLDEST: Version = Version::new(3, 3, 0);
@@ -205,12 +205,18 @@ impl Nvshmem {
     /// # Errors
     /// [`NvshmemError::Plugin`].
     pub fn check_plugins(self, remote_transport: &str) -> Result<(), NvshmemError> {
-        // Who names a plug-in by its own variable vouches for it.
-        let Some(directory) = self.plugins() else { return Ok(()) };
-        if std::env::var_os("NVSHMEM_BOOTSTRAP_UID_PLUGIN").is_none_or(|value| value.is_empty()) {
-            check_plugin(directory, "nvshmem_bootstrap_uid", Some(3), self.0.version)?;
-        }
+        self.check_id_plugin(&Settings::default())?;
         self.check_transport(remote_transport)
+    }
+
+    /// The same, of the plug-in for ids alone, with these settings.
+    pub(crate) fn check_id_plugin(self, settings: &Settings) -> Result<(), NvshmemError> {
+        let (stem, variable) = plugins::OF_IDS;
+        // Who names a plug-in by its own variable vouches for it.
+        match self.plugins() {
+            Some(directory) if !settings.names(variable) => check_plugin(directory, stem, Some(3), self.0.version),
+            _ => Ok(()),
+        }
     }
 
     /// Where plug-ins lie, where that is known.
@@ -273,6 +279,11 @@ impl Nvshmem {
     pub(crate) fn unsupported_function(self, call: &'static str, missing: &MissingSymbol) -> NvshmemError {
         let name = if missing.name.is_empty() { call } else { missing.name };
         self.unsupported(name, missing.since.parse().ok())
+    }
+
+    /// Whether this process is a fork of one that had loaded a library.
+    pub(crate) fn is_forked() -> bool {
+        FORKS.load(Ordering::Relaxed) > 0
     }
 
     /// Upholds [L2].

@@ -11,7 +11,7 @@ use peerweave_dylib::MissingSymbol;
 
 use crate::context::{Context, Inner};
 use crate::error::NvshmemError;
-use crate::parked::Farewell;
+use crate::parked::{Farewell, Held};
 use crate::streams::pass;
 use crate::sys::Api;
 
@@ -21,7 +21,7 @@ use crate::sys::Api;
 pub struct ModuleGuard {
     inner: Arc<Inner>,
     module: Kind,
-    keep: Keep,
+    held: Held,
     /// NVSHMEM does not end while it lives: it would write its state into the module when it is started again.
     _counted: Arc<()>,
 }
@@ -34,7 +34,8 @@ enum Kind {
 }
 
 impl Context {
-    /// Tells a module of NVSHMEM's state, so that its kernels may call NVSHMEM's device functions. `keep` keeps the module loaded.
+    /// Tells a module of NVSHMEM's state, so that its kernels may call NVSHMEM's device functions. `keep` keeps the module loaded; it is dropped by a thread of
+    /// [`peerweave_driver`]'s, with the device's context current, some time after NVSHMEM was told off.
     ///
     /// NVSHMEM waits for the whole device: first this waits for every stream that was used with this context, and for the default stream, at most for the
     /// context's deadline. Other work there that waits for a PE, for longer than the deadline, is the end of the context.
@@ -46,12 +47,12 @@ impl Context {
     /// # Safety
     /// The module is loaded in this context's device, and stays so while `keep` lives.
     pub unsafe fn init_module(&self, module: CUmodule, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
-        let address = module.expose_provenance();
-        self.told("nvshmemx_cumodule_init", &keep, move |api| {
+        let (address, held) = (module.expose_provenance(), Held::new(&self.inner.context, keep));
+        self.told("nvshmemx_cumodule_init", &held, move |api| {
             // SAFETY: the module is loaded: the caller's promise, and it is kept until the call is over.
             unsafe { api.nvshmemx_cumodule_init(std::ptr::with_exposed_provenance_mut(address)) }
         })?;
-        Ok(self.guard(Kind::Module(address), keep))
+        Ok(self.guard(Kind::Module(address), held))
     }
 
     /// As [`init_module`](Self::init_module), for a library of the driver's. CUDA 12.
@@ -62,12 +63,12 @@ impl Context {
     /// # Safety
     /// The library is loaded and stays so while `keep` lives.
     pub unsafe fn init_library(&self, library: CUlibrary, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
-        let address = library.expose_provenance();
-        self.told("nvshmemx_culibrary_init", &keep, move |api| {
+        let (address, held) = (library.expose_provenance(), Held::new(&self.inner.context, keep));
+        self.told("nvshmemx_culibrary_init", &held, move |api| {
             // SAFETY: the library is loaded: the caller's promise, and it is kept until the call is over.
             unsafe { api.nvshmemx_culibrary_init(std::ptr::with_exposed_provenance_mut(address)) }
         })?;
-        Ok(self.guard(Kind::Library(address), keep))
+        Ok(self.guard(Kind::Library(address), held))
     }
 
     /// NVSHMEM copies by the default stream, and waits for the whole device: so what is known to be under way is waited for first, where it is an error
@@ -75,7 +76,7 @@ impl Context {
     fn told(
         &self,
         call: &'static str,
-        keep: &Keep,
+        held: &Held,
         tell: impl FnOnce(&'static Api) -> Result<i32, MissingSymbol> + Send + 'static,
     ) -> Result<(), NvshmemError> {
         let inner = &self.inner;
@@ -83,7 +84,7 @@ impl Context {
         inner.settle(call)?;
         pass(call, inner, &inner.context.default_stream())?;
         // However late it comes back.
-        let kept = Arc::clone(keep);
+        let kept = held.clone();
         let code = inner.block(call, move |api, _| {
             let code = tell(api);
             drop(kept);
@@ -92,20 +93,20 @@ impl Context {
         inner.nvshmem.check(call, code)
     }
 
-    fn guard(&self, module: Kind, keep: Keep) -> ModuleGuard {
-        ModuleGuard { inner: Arc::clone(&self.inner), module, keep, _counted: Arc::clone(&self.inner.modules) }
+    fn guard(&self, module: Kind, held: Held) -> ModuleGuard {
+        ModuleGuard { inner: Arc::clone(&self.inner), module, held, _counted: Arc::clone(&self.inner.modules) }
     }
 }
 
 impl Drop for ModuleGuard {
     fn drop(&mut self) {
-        let keep = Arc::clone(&self.keep);
+        let held = self.held.clone();
         self.inner.part(match self.module {
             Kind::Module(address) => {
-                Farewell { call: "nvshmemx_cumodule_finalize", tell: tell_module, address, streams: None, keep }
+                Farewell { call: "nvshmemx_cumodule_finalize", tell: tell_module, address, streams: None, held }
             }
             Kind::Library(address) => {
-                Farewell { call: "nvshmemx_culibrary_finalize", tell: tell_library, address, streams: None, keep }
+                Farewell { call: "nvshmemx_culibrary_finalize", tell: tell_library, address, streams: None, held }
             }
         });
     }

@@ -30,25 +30,25 @@ pub(crate) struct Turn<'a> {
     _last: MutexGuard<'a, Option<Arc<CudaStream>>>,
 }
 
-impl Order {
-    /// Waits, at most for the context's deadline, for a thread that is in a call of the team which waits for other PEs.
-    fn lock(&self, call: &'static str, inner: &Inner) -> Result<MutexGuard<'_, Option<Arc<CudaStream>>>, NvshmemError> {
-        let take = || match self.0.try_lock() {
-            Ok(last) => Some(last),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        };
-        if let Some(last) = take() {
-            return Ok(last);
-        }
-        let (start, mut found) = (Instant::now(), None);
-        let _ = wait_until(deadline_after(inner.deadline), || {
-            found = take();
-            Ok::<_, Infallible>(found.is_some())
-        });
-        found.ok_or_else(|| inner.late(call, start.elapsed(), Vec::new()))
+/// Takes a lock, at most for the context's deadline: another thread may be in a call with it that waits for other PEs.
+pub(crate) fn take<'a, T>(lock: &'a Mutex<T>, call: &'static str, inner: &Inner) -> Result<MutexGuard<'a, T>, NvshmemError> {
+    let try_take = || match lock.try_lock() {
+        Ok(taken) => Some(taken),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    };
+    if let Some(taken) = try_take() {
+        return Ok(taken);
     }
+    let (start, mut found) = (Instant::now(), None);
+    let _ = wait_until(deadline_after(inner.deadline), || {
+        found = try_take();
+        Ok::<_, Infallible>(found.is_some())
+    });
+    found.ok_or_else(|| inner.late(call, start.elapsed(), Vec::new()))
+}
 
+impl Order {
     /// Makes the stream the team's: its next work comes after the team's last collective [O1].
     pub(crate) fn follow(
         &self,
@@ -57,7 +57,7 @@ impl Order {
         stream: &Arc<CudaStream>,
         capturing: bool,
     ) -> Result<Turn<'_>, NvshmemError> {
-        let mut last = self.lock(call, inner)?;
+        let mut last = take(&self.0, call, inner)?;
         if let Some(former) = last.as_ref().filter(|former| !same(former, stream)) {
             match (is_capturing(former)?, capturing) {
                 (false, false) => relaxed(|| join(stream, former))?,
@@ -80,7 +80,7 @@ impl Order {
 
     /// Waits until the team's last collective is done, at most for the context's deadline: for what NVSHMEM does on a stream of its own.
     pub(crate) fn settle(&self, call: &'static str, inner: &Inner) -> Result<Turn<'_>, NvshmemError> {
-        let mut last = self.lock(call, inner)?;
+        let mut last = take(&self.0, call, inner)?;
         if let Some(stream) = &*last {
             pass(call, inner, stream)?;
         }

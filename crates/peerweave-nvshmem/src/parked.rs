@@ -1,17 +1,46 @@
 //! What is to be told to NVSHMEM by a destructor, which may not wait for who is inside, nor for a stream: told at once if nothing is in the way,
 //! otherwise by who comes in later.
 //!
-//! Invariant: what NVSHMEM was not told stays alive for ever, unless NVSHMEM has ended.
+//! Invariant: what NVSHMEM was not told stays alive for ever, unless NVSHMEM has ended; and no destructor of the user's runs inside NVSHMEM.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use peerweave_driver::Keep;
+use peerweave_driver::{CudaContext, Keep};
 
 use crate::context::{Inner, bind};
 use crate::error::{DeadState, NvshmemError};
 use crate::streams::Streams;
+
+/// Somebody's value that NVSHMEM, or this crate for it, needs. When the last handle goes, the value is dropped by a thread of the driver's crate: its destructor
+/// may panic, wait, or call NVSHMEM, wherever the handle was dropped.
+#[derive(Clone)]
+pub(crate) struct Held(Arc<Value>);
+
+struct Value {
+    context: Arc<CudaContext>,
+    keep: Option<Keep>,
+}
+
+impl Held {
+    pub(crate) fn new(context: &Arc<CudaContext>, keep: Keep) -> Self {
+        Self(Arc::new(Value { context: Arc::clone(context), keep: Some(keep) }))
+    }
+
+    /// It stays for ever.
+    pub(crate) fn leak(&self) {
+        std::mem::forget(Arc::clone(&self.0));
+    }
+}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        if let Some(keep) = self.keep.take() {
+            peerweave_driver::retire(&self.context, None, Box::new(move || drop(keep)));
+        }
+    }
+}
 
 /// Something local that NVSHMEM is told of: it waits for nobody. It has what must live until then.
 pub(crate) struct Farewell {
@@ -20,7 +49,7 @@ pub(crate) struct Farewell {
     pub(crate) address: usize,
     /// Streams that have to pass before.
     pub(crate) streams: Option<Arc<Streams>>,
-    pub(crate) keep: Keep,
+    pub(crate) held: Held,
 }
 
 impl fmt::Debug for Farewell {
@@ -34,7 +63,7 @@ impl Farewell {
     fn say(self, inner: &Inner) {
         if let Err(error) = (self.tell)(inner, self.address) {
             tracing::warn!(%error, "NVSHMEM keeps {:#x}, so it is leaked", self.address);
-            std::mem::forget(self.keep);
+            self.held.leak();
         }
     }
 }
@@ -46,8 +75,8 @@ impl Inner {
         match self.dead_state() {
             Some(DeadState::Finalized) => return,
             // It may still be used by what NVSHMEM left behind.
-            Some(_) => return std::mem::forget(farewell.keep),
-            None if self.nvshmem.not_forked(farewell.call).is_err() => return std::mem::forget(farewell.keep),
+            Some(_) => return farewell.held.leak(),
+            None if self.nvshmem.not_forked(farewell.call).is_err() => return farewell.held.leak(),
             None => {}
         }
         self.parked.lock().unwrap_or_else(PoisonError::into_inner).push(farewell);
@@ -77,14 +106,5 @@ impl Inner {
             self.any_parked.store(true, Ordering::Relaxed);
         }
         ready.into_iter().for_each(|farewell| farewell.say(self));
-    }
-
-    /// Waits for the streams that something parked waits for, at most for the context's deadline.
-    pub(crate) fn settle_parked(&self, call: &'static str) -> Result<(), NvshmemError> {
-        let streams: Vec<_> = {
-            let parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
-            parked.iter().filter_map(|farewell| farewell.streams.clone()).collect()
-        };
-        streams.iter().try_for_each(|streams| streams.settle(call, self))
     }
 }

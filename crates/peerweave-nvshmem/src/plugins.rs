@@ -1,23 +1,29 @@
-//! The plug-in by which PEs meet that a launcher or MPI started: whether it loads.
+//! The plug-in by which PEs meet: whether it loads.
 //!
-//! Ids and networks are `library.rs`: there it is the version in the name that is wrong. Invariant: NVSHMEM is not started with a plug-in of its own directory that
+//! Whether the one for ids lies beside the library, and networks, are `library.rs`: there it is the version in the name that is wrong. Invariant: NVSHMEM is not started with a plug-in of its own directory that
 //! cannot be loaded: it says so on its output at best, and 3.4.5 ends the process (it frees something twice).
 
 use std::ffi::{CStr, CString};
 use std::path::Path;
 
-use crate::error::{NvshmemError, PluginError};
+use crate::error::{MisuseKind, NvshmemError, PluginError};
 use crate::{Nvshmem, Settings};
 
-/// The plug-in's name without its end, and the variable by which somebody names another one; `None` for what NVSHMEM alone understands.
+/// The plug-in for ids: its name without its end, and the variable by which somebody names another one.
+pub(crate) const OF_IDS: (&str, &str) = ("nvshmem_bootstrap_uid", "NVSHMEM_BOOTSTRAP_UID_PLUGIN");
+
+/// As [`OF_IDS`], for MPI; `None` for what NVSHMEM alone understands.
 pub(crate) fn of_mpi() -> Option<(&'static str, &'static str)> {
     Some(("nvshmem_bootstrap_mpi", "NVSHMEM_BOOTSTRAP_MPI_PLUGIN"))
 }
 
 /// As [`of_mpi`], for what a launcher offers.
-pub(crate) fn of_launcher(settings: &Settings) -> Option<(&'static str, &'static str)> {
+///
+/// # Errors
+/// [`MisuseKind::Text`] for ways to meet that are no launcher's: NVSHMEM would give up, and could not be started any more.
+pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &'static str)>, NvshmemError> {
     let set = |name| settings.effective(name).filter(|value| !value.is_empty()).map(|value| value.to_ascii_uppercase());
-    match set("NVSHMEM_BOOTSTRAP").as_deref().unwrap_or("PMI") {
+    Ok(match set("NVSHMEM_BOOTSTRAP").as_deref().unwrap_or("PMI") {
         "PMI" => match set("NVSHMEM_BOOTSTRAP_PMI").as_deref().unwrap_or("PMI") {
             "PMI" | "PMI-1" => Some(("nvshmem_bootstrap_pmi", "NVSHMEM_BOOTSTRAP_PMI_PLUGIN")),
             "PMI-2" | "PMI2" => Some(("nvshmem_bootstrap_pmi2", "NVSHMEM_BOOTSTRAP_PMI2_PLUGIN")),
@@ -26,8 +32,12 @@ pub(crate) fn of_launcher(settings: &Settings) -> Option<(&'static str, &'static
         },
         "MPI" => of_mpi(),
         "SHMEM" => Some(("nvshmem_bootstrap_shmem", "NVSHMEM_BOOTSTRAP_SHMEM_PLUGIN")),
+        "UID" | "PLUGIN" => {
+            let (what, why) = ("NVSHMEM_BOOTSTRAP", "a launcher's PEs meet by PMI, MPI or SHMEM; ids have calls of their own");
+            return Err(NvshmemError::misuse("Context::from_launcher", MisuseKind::Text { what, why }));
+        }
         _ => None,
-    }
+    })
 }
 
 /// Loads the plug-in that lies beside the library, as NVSHMEM will: with every function that it needs at once.
@@ -36,10 +46,14 @@ pub(crate) fn of_launcher(settings: &Settings) -> Option<(&'static str, &'static
 ///
 /// # Errors
 /// [`NvshmemError::Plugin`] with the dynamic linker's words.
-pub(crate) fn check(nvshmem: Nvshmem, plugin: Option<(&'static str, &'static str)>) -> Result<(), NvshmemError> {
+pub(crate) fn check(
+    nvshmem: Nvshmem,
+    plugin: Option<(&'static str, &'static str)>,
+    settings: &Settings,
+) -> Result<(), NvshmemError> {
     let Some((stem, variable)) = plugin else { return Ok(()) };
     let Some(directory) = nvshmem.plugins() else { return Ok(()) };
-    if std::env::var_os(variable).is_some_and(|value| !value.is_empty()) {
+    if settings.names(variable) {
         return Ok(());
     }
     let plugin = format!("{stem}.so.3");

@@ -26,15 +26,12 @@ pub(crate) struct Card {
     pub(crate) version: Version,
     pub(crate) uuid: String,
     pub(crate) settings: String,
-    /// The id, from PE 0.
-    pub(crate) id: Option<crate::UniqueId>,
 }
 
 impl Card {
-    /// One line of fields; the id in hexadecimal.
+    /// One line of fields.
     pub(crate) fn to_text(&self) -> String {
-        let id = self.id.map(|id| id.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
-        format!("ok\t{}\t{}\t{}\t{}", self.version, self.uuid, self.settings, id.unwrap_or_default())
+        format!("ok\t{}\t{}\t{}", self.version, self.uuid, self.settings)
     }
 
     /// `Err` is why that PE cannot start.
@@ -43,15 +40,9 @@ impl Card {
             return Err(reason.to_owned());
         }
         let unreadable = || format!("its greeting is not understood: {text:?}");
-        let [_, version, uuid, settings, id] = text.split('\t').collect::<Vec<_>>().try_into().map_err(|_| unreadable())?;
-        let byte = |pair: &[u8]| std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok());
-        let bytes: Option<Vec<u8>> = id.as_bytes().chunks(2).map(byte).collect();
-        let id = match bytes.ok_or_else(unreadable)?.as_slice() {
-            [] => None,
-            bytes => Some(bytes.try_into().map_err(|_| unreadable())?),
-        };
+        let [_, version, uuid, settings] = text.split('\t').collect::<Vec<_>>().try_into().map_err(|_| unreadable())?;
         let version = version.parse().map_err(|_| unreadable())?;
-        Ok(Self { version, uuid: uuid.to_owned(), settings: settings.to_owned(), id })
+        Ok(Self { version, uuid: uuid.to_owned(), settings: settings.to_owned() })
     }
 }
 
@@ -70,17 +61,20 @@ pub(crate) fn local(nvshmem: Nvshmem, context: &Arc<CudaContext>, settings: &Set
     not_started(nvshmem)?;
     match met {
         Met::Id => {
-            nvshmem.check_plugins(&remote)?;
+            nvshmem.check_id_plugin(settings)?;
+            nvshmem.check_transport(&remote)?;
+            plugins::check(nvshmem, Some(plugins::OF_IDS), settings)?;
             interface::check(settings)?;
         }
         Met::Mpi | Met::Launcher => {
             nvshmem.check_transport(&remote)?;
-            plugins::check(nvshmem, if met == Met::Mpi { plugins::of_mpi() } else { plugins::of_launcher(settings) })?;
+            let plugin = if met == Met::Mpi { plugins::of_mpi() } else { plugins::of_launcher(settings)? };
+            plugins::check(nvshmem, plugin, settings)?;
         }
     }
     shared_memory()?;
     device_memory(context, settings)?;
-    Ok(Card { version: nvshmem.version(), uuid: uuid_of(context)?, settings: settings.symmetric_part(), id: None })
+    Ok(Card { version: nvshmem.version(), uuid: uuid_of(context)?, settings: settings.symmetric_part() })
 }
 
 /// What no PE can do without once it has started: one that found it missing later would leave the others waiting.
@@ -108,7 +102,8 @@ fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
 /// NVSHMEM counts initialisations, so that one more on top of somebody else's would be taken for success, with that one's PEs.
 fn not_started(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     match nvshmem.status()? {
-        Status::Initialized | Status::LimitedSharing | Status::FullSharing => {
+        // Of a start that got no further than meeting, NVSHMEM would take the PEs.
+        Status::Bootstrapped | Status::Initialized | Status::LimitedSharing | Status::FullSharing => {
             let (found, asked) = ("what somebody else in this process started".to_owned(), "a start of its own".to_owned());
             let kind = MisuseKind::AlreadyInitialized { what: "NVSHMEM", found, asked };
             Err(NvshmemError::misuse("nvshmemx_init_status", kind))
@@ -181,8 +176,14 @@ pub(crate) fn reachable(
     own: Pe,
     cards: &[Result<Card, String>],
     context: &Arc<CudaContext>,
-    remote_transport: &str,
+    settings: &Settings,
 ) -> Result<(), NvshmemError> {
+    let remote_transport = settings.effective("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_default();
+    let no_p2p = settings.is_on("NVSHMEM_DISABLE_P2P");
+    if cards.len() > 1 && no_p2p && remote_transport == "none" {
+        let pe = Pe::new(u32::from(own.get() == 0));
+        return Err(PreflightError::Unreachable { pe, device: context.ordinal() }.into());
+    }
     let driver = Driver::get()?;
     let mut ordinals: BTreeMap<String, usize> = BTreeMap::new();
     for ordinal in 0..driver.device_count()? {
@@ -228,16 +229,16 @@ mod tests {
     use super::*;
 
     fn card(uuid: &str) -> Card {
-        Card { version: Version::new(3, 4, 5), uuid: uuid.to_owned(), settings: "NVSHMEM_MAX_TEAMS=7".to_owned(), id: None }
+        Card { version: Version::new(3, 4, 5), uuid: uuid.to_owned(), settings: "NVSHMEM_MAX_TEAMS=7".to_owned() }
     }
 
     #[test]
     fn cards_come_back() {
-        let mut own = card("ab");
-        own.id = Some(crate::UniqueId::from_bytes(std::array::from_fn(|index| index as u8)));
+        let own = card("ab");
         assert_eq!(Card::from_text(&own.to_text()), Ok(own));
         assert_eq!(Card::from_text("error\tno driver"), Err("no driver".to_owned()));
-        assert!(Card::from_text("ok\t3.4.5\tab\t\tzz").is_err());
+        assert!(Card::from_text("ok\t3.4.5\tab\t\tmore").is_err());
+        assert!(Card::from_text("ok\tthree\tab\t").is_err());
         assert!(Card::from_text("hello").is_err());
     }
 

@@ -13,8 +13,8 @@ use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut};
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::{Element, Pe};
 
-use crate::context::{Context, Inner};
-use crate::enqueue::{Enqueue, by_width, check_apart, check_context, check_len, check_reach, mapped, pointer};
+use crate::context::Context;
+use crate::enqueue::{Enqueue, by_width, check_apart, check_context, check_len, mapped, pointer};
 use crate::error::{MisuseKind, NvshmemError};
 use crate::sys::{CType, Families};
 use crate::{SymmetricBuffer, sys};
@@ -74,7 +74,7 @@ impl Context {
         }
         let access = enqueue.source("the source", source)?;
         let local = access.address();
-        self.check_pair(CALL, ("the source", local), ("the target", remote), bytes, pe, Some(stream))?;
+        enqueue.reach(("the source", local), ("the target", remote), bytes, pe)?;
         // SAFETY: the remote range is inside the symmetric heap, the local one inside its buffer; both are kept until the stream has passed.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_putmem_on_stream(pointer(remote), pointer(local), bytes, to, stream.cu_stream())
@@ -125,7 +125,7 @@ impl Context {
         }
         let access = enqueue.target("the target", target)?;
         let local = access.address();
-        self.check_pair(CALL, ("the target", local), ("the source", remote), bytes, pe, Some(stream))?;
+        enqueue.reach(("the target", local), ("the source", remote), bytes, pe)?;
         // SAFETY: the remote range is inside the symmetric heap, the local one inside its buffer; both are kept until the stream has passed.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_getmem_on_stream(pointer(local), pointer(remote), bytes, from, stream.cu_stream())
@@ -176,7 +176,7 @@ impl Context {
         if bytes == 0 {
             return Ok(());
         }
-        self.check_pair(call, (local_name, here), (remote_name, there), bytes, pe, Some(stream))?;
+        enqueue.reach((local_name, here), (remote_name, there), bytes, pe)?;
         enqueue.leaves(remote, local);
         enqueue.call(|api, _| function(api, pointer(there), pointer(here), bytes, to, stream.cu_stream()))
     }
@@ -328,22 +328,6 @@ impl Context {
             }
             Ok(())
         })
-    }
-
-    /// Both sides can be reached, and on this PE itself they are apart.
-    #[allow(clippy::too_many_arguments, reason = "both sides, and who transfers between them")]
-    pub(crate) fn check_pair(
-        &self,
-        call: &'static str,
-        (local_name, local): (&'static str, u64),
-        (remote_name, remote): (&'static str, u64),
-        bytes: usize,
-        pe: Pe,
-        stream: Option<&Arc<CudaStream>>,
-    ) -> Result<(), NvshmemError> {
-        let inner: &Arc<Inner> = &self.inner;
-        check_reach(inner, call, local_name, (local, bytes), remote, pe, stream)?;
-        if pe == inner.pe { check_apart(call, (local_name, local, bytes), (remote_name, remote, bytes)) } else { Ok(()) }
     }
 }
 

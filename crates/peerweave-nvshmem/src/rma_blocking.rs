@@ -10,7 +10,7 @@ use peerweave_driver::{CudaStream, DriverError, is_capturing};
 use peerweave_types::{Element, Pe};
 
 use crate::context::Context;
-use crate::enqueue::{by_width, check_context, check_len, mapped, pointer};
+use crate::enqueue::{by_width, check_context, check_len, check_pair, mapped, pointer};
 use crate::error::{MisuseKind, NvshmemError};
 use crate::rma::{Strides, one_at_least};
 use crate::streams::pass;
@@ -260,7 +260,8 @@ impl Context {
         if bytes == 0 {
             return Ok(None);
         }
-        self.check_pair(call, (local_name, here), (remote_name, there), bytes, pe, None)?;
+        // All of it is symmetric, so no registration is needed.
+        check_pair(inner, call, (local_name, here), (remote_name, there), bytes, pe)?;
         Ok(Some((there, here, bytes, other)))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: every variable is as it was once initialisation is over, unless NVSHMEM may still be reading.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,7 +11,8 @@ use crate::error::{MisuseKind, NvshmemError};
 
 /// How NVSHMEM shall start. What is not set keeps the environment's value, or NVSHMEM's default.
 ///
-/// NVSHMEM takes its options from environment variables alone, all of them when it starts. So initialisation sets these in the process's
+/// NVSHMEM takes its options from environment variables alone, all of them when it starts or makes an id, once in a process: a second start is to have the same,
+/// or is an error ([`MisuseKind::AlreadyInitialized`]). So initialisation sets these in the process's
 /// environment and puts the former values back afterwards. Other threads of Rust are safe meanwhile; **a thread that reads the environment through C
 /// (`getenv`) at that moment is not**: initialise before such threads are started.
 ///
@@ -100,7 +101,7 @@ impl Settings {
         bootstrap_interface "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
         /// `AF_INET` or `AF_INET6`, for the bootstrap.
         bootstrap_family "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY";
-        /// How PEs meet that a launcher started: `PMI`, `MPI`, `SHMEM`, `UID`, `plugin`.
+        /// How PEs meet that a launcher started: `PMI`, `MPI`, or `SHMEM`, which the program has initialised.
         bootstrap "NVSHMEM_BOOTSTRAP";
         /// Which PMI: `PMI`, `PMI-2`, `PMIX`.
         bootstrap_pmi "NVSHMEM_BOOTSTRAP_PMI";
@@ -151,6 +152,25 @@ impl Settings {
         self.variables.get(name).cloned().or_else(|| std::env::var(name).ok())
     }
 
+    /// A number of bytes that NVSHMEM will read, which may have a unit.
+    pub(crate) fn bytes(&self, name: &str) -> Option<u64> {
+        bytes_of(&self.effective(name)?)
+    }
+
+    /// Whether NVSHMEM will find a switch on.
+    pub(crate) fn is_on(&self, name: &str) -> bool {
+        let off = |text: &str| matches!(text.trim().to_ascii_lowercase().as_str(), "" | "0" | "n" | "no" | "f" | "false");
+        self.effective(name).is_some_and(|text| !off(&text))
+    }
+
+    /// Whether somebody names something by a variable, which may be no text of Rust's.
+    pub(crate) fn names(&self, name: &str) -> bool {
+        match self.variables.get(name) {
+            Some(value) => !value.is_empty(),
+            None => std::env::var_os(name).is_some_and(|value| !value.is_empty()),
+        }
+    }
+
     /// Sets a variable unless somebody has.
     pub(crate) fn or(self, name: &str, value: impl FnOnce() -> Option<String>) -> Self {
         match self.effective(name) {
@@ -162,18 +182,36 @@ impl Settings {
         }
     }
 
-    /// What is set and has to be equal on every PE, in one line.
+    /// What is set and has to be equal on every PE, in one line: all of NVSHMEM's variables, but those that are of one process or machine alone. Numbers of
+    /// bytes are compared as numbers, all else as text.
     pub(crate) fn symmetric_part(&self) -> String {
-        const SYMMETRIC: [&str; 6] = [
-            "NVSHMEM_SYMMETRIC_SIZE",
-            "NVSHMEM_MAX_MEMORY_PER_GPU",
-            "NVSHMEM_CUMEM_GRANULARITY",
-            "NVSHMEM_MAX_TEAMS",
-            "NVSHMEM_DISABLE_NVLS",
-            "NVSHMEM_DISABLE_CUDA_VMM",
-        ];
-        let one = |name: &&str| Some(format!("{name}={}", self.effective(name)?));
-        SYMMETRIC.iter().filter_map(one).collect::<Vec<_>>().join(" ")
+        let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).chain(self.variables.keys().cloned());
+        let symmetric: BTreeSet<String> = known.filter(|name| name.starts_with("NVSHMEM_") && !is_local(name)).collect();
+        let one = |name: &String| {
+            let text = self.effective(name)?;
+            let value = bytes_of(&text).map_or_else(|| text.escape_debug().to_string(), |bytes| bytes.to_string());
+            Some(format!("{name}={value}"))
+        };
+        symmetric.iter().filter_map(one).collect::<Vec<_>>().join(" ")
+    }
+
+    /// All that NVSHMEM will find set, by its names. Its plug-ins read for themselves, each time, how PEs are reached to meet.
+    fn all_effective(&self) -> BTreeMap<String, String> {
+        let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).chain(self.variables.keys().cloned());
+        let read = known.filter(|name| name.starts_with("NVSHMEM_") && !name.starts_with("NVSHMEM_BOOTSTRAP_UID_"));
+        read.filter_map(|name| self.effective(&name).map(|value| (name, value))).collect()
+    }
+
+    /// An error where NVSHMEM has read other settings in this process.
+    pub(crate) fn check_read(&self, call: &'static str) -> Result<(), NvshmemError> {
+        let read = READ.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(read) = &*read else { return Ok(()) };
+        let asked = self.all_effective();
+        let differs = read.keys().chain(asked.keys()).find(|name| read.get(*name) != asked.get(*name));
+        let Some(name) = differs else { return Ok(()) };
+        let text = |all: &BTreeMap<String, String>| all.get(name).map_or(format!("no {name}"), |value| format!("{name}={value}"));
+        let (what, found, asked) = ("what it read once for all,", text(read), text(&asked));
+        Err(NvshmemError::misuse(call, MisuseKind::AlreadyInitialized { what, found, asked }))
     }
 
     /// Multicast is off wherever it is forbidden.
@@ -200,6 +238,7 @@ impl Settings {
     /// Sets the variables until [`Environment::restore`]. One at a time does so: what it finds is what it puts back.
     pub(crate) fn apply(&self) -> Environment {
         let alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        READ.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| self.all_effective());
         let mut former = Vec::new();
         for (name, value) in &self.variables {
             let was = std::env::var_os(name);
@@ -215,8 +254,36 @@ impl Settings {
     }
 }
 
+/// Whether a variable may have another value on each PE: what is printed, where things lie, which adapters a machine has, how processes are reached.
+fn is_local(name: &str) -> bool {
+    const BEGINNINGS: [&str; 8] =
+        ["BOOTSTRAP", "DEBUG", "HCA_", "IB_GID_INDEX", "INFO", "NVTX", "VERSION", "ENABLE_NIC_PE_MAPPING"];
+    const ENDS: [&str; 7] = ["_DIR", "_FILE", "_HOME", "_PATH", "_PLUGIN", "_PREFIX", "_ROOT"];
+    let name = name.trim_start_matches("NVSHMEM_");
+    let place = format!("_{name}");
+    BEGINNINGS.iter().any(|beginning| name.starts_with(beginning)) || ENDS.iter().any(|end| place.ends_with(end))
+}
+
+/// A number of bytes as NVSHMEM reads it: `1G` is 1073741824.
+fn bytes_of(text: &str) -> Option<u64> {
+    let text = text.trim().to_ascii_uppercase();
+    let (number, unit) = text.split_at(text.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(text.len()));
+    let shift = match unit.trim().trim_end_matches('B') {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
 /// Held by who changes the environment, for as long as NVSHMEM reads it: at most for the deadline of that call.
 static CHANGING: Mutex<()> = Mutex::new(());
+
+/// What NVSHMEM found when it read its settings: it does so once.
+static READ: Mutex<Option<BTreeMap<String, String>>> = Mutex::new(None);
 
 /// Variables that were changed, and what they were.
 #[must_use = "the environment is to be restored, or left on purpose"]
@@ -256,13 +323,20 @@ mod tests {
     #[test]
     fn environment_is_as_before_afterwards() {
         // SAFETY: no other test of this process reads these through C.
-        unsafe { std::env::set_var("NVSHMEM_TEST_ONLY_A", "before") };
-        let settings = Settings::default().variable("NVSHMEM_TEST_ONLY_A", "during").variable("NVSHMEM_TEST_ONLY_B", "new");
+        unsafe { std::env::set_var("NVSHMEM_DEBUG_TEST_ONLY_A", "before") };
+        let settings =
+            Settings::default().variable("NVSHMEM_DEBUG_TEST_ONLY_A", "during").variable("NVSHMEM_DEBUG_TEST_ONLY_B", "new");
         let environment = settings.apply();
         let now = |name| std::env::var(name).ok();
-        assert_eq!((now("NVSHMEM_TEST_ONLY_A").as_deref(), now("NVSHMEM_TEST_ONLY_B").as_deref()), (Some("during"), Some("new")));
+        assert_eq!(
+            (now("NVSHMEM_DEBUG_TEST_ONLY_A").as_deref(), now("NVSHMEM_DEBUG_TEST_ONLY_B").as_deref()),
+            (Some("during"), Some("new"))
+        );
         environment.restore();
-        assert_eq!((now("NVSHMEM_TEST_ONLY_A").as_deref(), now("NVSHMEM_TEST_ONLY_B").as_deref()), (Some("before"), None));
+        assert_eq!(
+            (now("NVSHMEM_DEBUG_TEST_ONLY_A").as_deref(), now("NVSHMEM_DEBUG_TEST_ONLY_B").as_deref()),
+            (Some("before"), None)
+        );
     }
 
     #[test]
@@ -278,6 +352,18 @@ mod tests {
         let settings =
             Settings::default().bootstrap_interface("ib0").or("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", || Some("eth0".into()));
         assert_eq!(settings.effective("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME").as_deref(), Some("ib0"));
-        assert_eq!(Settings::default().max_teams(7).symmetric_part(), "NVSHMEM_MAX_TEAMS=7");
+    }
+
+    #[test]
+    fn what_must_be_equal_is_all_but_what_is_one_machine_s() {
+        let settings =
+            Settings::default().max_teams(7).disable_nccl(true).debug("INFO").hca_list("mlx5_0").bootstrap_interface("eth0");
+        let settings = settings
+            .variable("NVSHMEM_REDUCE_ALGO", "2")
+            .variable("NVSHMEM_HOME", "/opt")
+            .variable("NVSHMEM_SYMMETRIC_SIZE", "1G");
+        let expected = "NVSHMEM_DISABLE_NCCL=1 NVSHMEM_MAX_TEAMS=7 NVSHMEM_REDUCE_ALGO=2 NVSHMEM_SYMMETRIC_SIZE=1073741824";
+        assert_eq!(settings.symmetric_part(), expected);
+        assert_eq!(Settings::default().symmetric_size_bytes(1 << 30).symmetric_part(), "NVSHMEM_SYMMETRIC_SIZE=1073741824");
     }
 }

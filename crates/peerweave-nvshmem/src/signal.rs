@@ -75,7 +75,7 @@ impl Context {
         }
         let access = enqueue.source("the source", source)?;
         let local = access.address();
-        self.check_pair(CALL, ("the source", local), ("the target", remote), bytes, pe, Some(stream))?;
+        enqueue.reach(("the source", local), ("the target", remote), bytes, pe)?;
         let (value, op) = (signal.value, operation(signal.op));
         // SAFETY: target and signal are inside the symmetric heap, the source inside its buffer; all are kept until the stream has passed.
         enqueue.call(|api, _| unsafe {
@@ -113,7 +113,7 @@ impl Context {
             return self.signal(signal, pe, stream);
         }
         let local = enqueue.symmetric("the source", source)?;
-        self.check_pair(CALL, ("the source", local), ("the target", remote), bytes, pe, Some(stream))?;
+        enqueue.reach(("the source", local), ("the target", remote), bytes, pe)?;
         enqueue.leaves(target, source);
         enqueue.leaves_signal(signal.word);
         let (value, op) = (signal.value, operation(signal.op));
@@ -173,6 +173,10 @@ impl Context {
 
     /// Has `stream` wait until this PE's word compares so with `value`. The comparison is of unsigned numbers.
     ///
+    /// Where the device's streams can wait by themselves, NVSHMEM has them wait for [`Compare::Eq`] and [`Compare::Ge`], and such a stream compares for `Ge` in
+    /// the cycle of all numbers: a word that is 2^63 or more above `value` may not be taken for one that is reached. It never goes on too early. For words as
+    /// far away as that (as one with all bits set), use [`Compare::Gt`]. Other comparisons are a kernel's, as all of [`wait_until`](Self::wait_until) are.
+    ///
     /// # Errors
     /// As [`signal`](Self::signal).
     pub fn signal_wait(
@@ -186,6 +190,12 @@ impl Context {
         let mut enqueue = Enqueue::begin(&self.inner, CALL, stream)?;
         one_at_least(CALL, "the signal", word)?;
         let word = enqueue.symmetric("the signal", word)?;
+        // In the cycle, what is small is above what is so large; and none is below zero.
+        let (condition, value) = match condition {
+            Compare::Ge if value > i64::MAX as u64 => (Compare::Gt, value - 1),
+            Compare::Ge if value == 0 => return Ok(()),
+            other => (other, value),
+        };
         // SAFETY: the word is inside the symmetric heap and kept.
         enqueue.call(|api, _| unsafe {
             api.nvshmemx_signal_wait_until_on_stream(pointer(word), compare(condition), value, stream.cu_stream())

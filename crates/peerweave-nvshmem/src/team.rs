@@ -8,13 +8,13 @@
 
 use std::ffi::c_int;
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use peerweave_driver::{CudaStream, Keep, is_capturing};
 use peerweave_types::{Pe, Rank};
 
-use crate::agree::{Members, SEED, arrive, mix, taken};
-use crate::context::{Context, Inner};
+use crate::agree::{Counted, Members, SEED, arrive, mix, taken};
+use crate::context::{Context, Entered, Inner};
 use crate::error::{MisuseKind, NvshmemError};
 use crate::order::{Order, Turn};
 use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
@@ -25,16 +25,22 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 /// NVSHMEM keeps one set of counters for each team. So the collectives of a team (barriers, syncs, set-up calls and splits too) must come in the same
 /// order on every PE, which is the caller's to hold, and never two at once in one process, which this crate holds:
 ///
-/// - All handles of a team share one order, by the time of the call. Its collectives may come from several threads.
+/// - All handles of a team share one order, by the time of the call. Its collectives may come from several threads. NVSHMEM's own teams (all PEs, those whose
+///   memory is mapped, those of a machine, those of an index) share one order too: what NVSHMEM does for all PEs it does in parts, as those.
 /// - One on another stream than the team's last waits, on the device, for all that the last stream had by then; on the host it waits only while another
 ///   thread is in a call of the team that does. A stream that waits for something that only comes after the new collective keeps both for ever: give
-///   streams that shall be independent a team each.
+///   streams that shall be independent a team each, made by the program.
+/// - Set-up calls (allocating, freeing, registering, making and destroying teams, the end) come in one order over all teams, on every PE that takes part, threads
+///   included: NVSHMEM lets one in at a time. One thread of a process makes them at a time, the others wait for it. Threads that make them in other orders on other
+///   PEs wait for each other until the deadline, outside of NVSHMEM, and get errors.
 /// - What NVSHMEM does on a stream of its own (allocating, freeing, registering) and the blocking forms wait for the team's last stream first, at most for the
 ///   context's deadline. Making and destroying teams, and the end, wait for every stream that was used with this context: NVSHMEM itself then waits for the
 ///   whole device, so that other work there which waits for a PE keeps it, and for longer than the deadline is the end of the context.
 /// - A collective that is captured waits on the host for a last stream that is outside of the graph, since a graph cannot. While the last stream is being
 ///   captured, others are refused ([`MisuseKind::Context`]), unless they are captured into the same graph. Launching a graph is CUDA's call, which this
 ///   crate does not see: [`join`](Self::join) orders it.
+///
+/// A stream that is dropped while it is captured is captured for ever, since its last work is waited for: end captures where an error leaves them, too.
 ///
 /// The blocking forms use the context's own stream ([`Context::stream`]).
 ///
@@ -66,6 +72,13 @@ struct Core {
     /// What its collectives are ordered by; one for all handles of the team.
     order: Arc<Order>,
 }
+
+const TRANSLATE: &str = "nvshmem_team_translate_pe";
+
+// What identities are of, so that no number of one kind is that of another.
+const PREDEFINED: u64 = 1;
+const BY_ID: u64 = 2;
+const CHILD: u64 = 3;
 
 /// Where a team comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +149,7 @@ impl Team {
             rank,
             identity: SEED,
             by_id: false,
-            order: inner.order(sys::NVSHMEM_TEAM_WORLD),
+            order: inner.world_order(),
         };
         Self { inner: Arc::clone(inner), core: Arc::new(core) }
     }
@@ -148,19 +161,20 @@ impl Team {
             TeamKind::SameIndex => sys::NVSHMEMX_TEAM_SAME_MYPE_NODE,
             TeamKind::World | TeamKind::Made => return Ok(Self::world(inner)),
         };
-        Self::of_handle(inner, handle, kind, mix(SEED, handle as u64), false)
+        let mut entered = inner.go_in(TRANSLATE)?;
+        Self::of_handle(inner, &mut entered, handle, kind, mix(mix(SEED, PREDEFINED), handle as u64), false)
     }
 
     /// Asks NVSHMEM who is in a team that this PE is in.
     fn of_handle(
         inner: &Arc<Inner>,
+        entered: &mut Entered<'_>,
         handle: nvshmem_team_t,
         kind: TeamKind,
         identity: u64,
         by_id: bool,
     ) -> Result<Self, NvshmemError> {
-        const CALL: &str = "nvshmem_team_translate_pe";
-        let (rank, members) = inner.issue(CALL, |api, _| {
+        let (rank, members) = entered.block(TRANSLATE, move |api, _| {
             // SAFETY: the handle is one of a team of this process.
             let (rank, count) = unsafe { (api.nvshmem_team_my_pe(handle)?, api.nvshmem_team_n_pes(handle)?) };
             let mut members = Vec::new();
@@ -170,7 +184,7 @@ impl Team {
             }
             Ok((rank, members))
         })?;
-        let wrong = || inner.nvshmem.failure(CALL, None, format!("rank {rank}, members {members:?} of team {handle}"));
+        let wrong = || inner.nvshmem.failure(TRANSLATE, None, format!("rank {rank}, members {members:?} of team {handle}"));
         let pes: Vec<Pe> = members
             .iter()
             .map(|pe| u32::try_from(*pe).ok().filter(|pe| *pe < inner.n_pes).map(Pe::new))
@@ -182,7 +196,8 @@ impl Team {
         }
         // What it is made of is part of what tells it apart.
         let identity = pes.iter().fold(identity, |identity, pe| mix(identity, pe.get().into()));
-        let core = Core { handle, kind, members: pes, rank: Rank::new(rank), identity, by_id, order: inner.order(handle) };
+        let order = if kind == TeamKind::Made { inner.order(handle) } else { inner.world_order() };
+        let core = Core { handle, kind, members: pes, rank: Rank::new(rank), identity, by_id, order };
         Ok(Self { inner: Arc::clone(inner), core: Arc::new(core) })
     }
 
@@ -253,14 +268,15 @@ impl Team {
     /// they run out; [`NvshmemError::Disagree`], [`NvshmemError::Timeout`], [`NvshmemError::Bootstrap`].
     pub fn split_strided(&self, start: u32, stride: u32, count: u32, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
         const CALL: &str = "nvshmem_team_split_strided";
+        let _setup = self.inner.setup_turn(CALL)?;
         let (_turn, able) = taken(self.check_strided(CALL, start, stride, count).and_then(|()| self.settle(CALL)));
-        self.arrive(CALL, &format!("start {start}, stride {stride}, count {count}, {config:?}"), able)?;
+        let mut entered = self.arrive(CALL, &format!("start {start}, stride {stride}, count {count}, {config:?}"), able)?;
         let (parent, identity) = (self.handle(), self.child(u64::from(start) << 32 | u64::from(stride)));
         if self.core.by_id {
             let ranks = (0..count).map(|index| start + index * stride);
-            return self.part(CALL, ranks.collect(), identity, config);
+            return self.part(CALL, &mut entered, ranks.collect(), identity, config);
         }
-        let (code, handle) = self.inner.block(CALL, move |api, _| {
+        let (code, handle) = entered.block(CALL, move |api, _| {
             let (raw, mask) = config.to_raw();
             let config = if mask == 0 { std::ptr::null() } else { &raw const raw };
             let mut handle = sys::NVSHMEM_TEAM_INVALID;
@@ -274,7 +290,7 @@ impl Team {
         self.inner.nvshmem.check(CALL, code)?;
         let rank = self.rank().get();
         let member = rank >= start && (rank - start).is_multiple_of(stride) && (rank - start) / stride < count;
-        self.made(CALL, handle, member, identity)
+        self.made(CALL, &mut entered, handle, member, identity)
     }
 
     fn check_strided(&self, call: &'static str, start: u32, stride: u32, count: u32) -> Result<(), NvshmemError> {
@@ -304,26 +320,27 @@ impl Team {
     /// As [`split_strided`](Self::split_strided).
     pub fn split_2d(&self, width: u32, config: TeamConfig) -> Result<(Self, Self), NvshmemError> {
         const CALL: &str = "nvshmem_team_split_2d";
+        let _setup = self.inner.setup_turn(CALL)?;
         let able = match width {
             0 => Err(NvshmemError::misuse(CALL, MisuseKind::Value { what: "the width", found: 0, expected: "at least 1" })),
             _ => self.settle(CALL),
         };
         let (_turn, able) = taken(able);
-        self.arrive(CALL, &format!("width {width}, {config:?}"), able)?;
+        let mut entered = self.arrive(CALL, &format!("width {width}, {config:?}"), able)?;
         let parent = self.handle();
         let (row_identity, column_identity) = (self.child(1), self.child(2));
         if self.core.by_id {
             let (len, rank) = (self.len() as u32, self.rank().get());
             let row: Vec<u32> = (rank - rank % width..len).take(width as usize).collect();
             let column: Vec<u32> = (rank % width..len).step_by(width as usize).collect();
-            let part = |ranks: Vec<u32>, identity| {
+            let mut part = |ranks: Vec<u32>, identity| {
                 let identity = mix(identity, ranks[0].into());
-                let team = self.part(CALL, ranks, identity, config)?;
+                let team = self.part(CALL, &mut entered, ranks, identity, config)?;
                 Ok::<_, NvshmemError>(team.expect("this PE is in its row and its column"))
             };
             return Ok((part(row, row_identity)?, part(column, column_identity)?));
         }
-        let (code, row, column) = self.inner.block(CALL, move |api, _| {
+        let (code, row, column) = entered.block(CALL, move |api, _| {
             let (raw, mask) = config.to_raw();
             let config = if mask == 0 { std::ptr::null() } else { &raw const raw };
             let (mut row, mut column) = (sys::NVSHMEM_TEAM_INVALID, sys::NVSHMEM_TEAM_INVALID);
@@ -334,28 +351,36 @@ impl Team {
             Ok((code, row, column))
         })?;
         self.inner.nvshmem.check(CALL, code)?;
-        let made = |handle, identity| {
-            let team = self.made(CALL, handle, true, identity)?;
+        let mut made = |handle, identity| {
+            let team = self.made(CALL, &mut entered, handle, true, identity)?;
             Ok::<_, NvshmemError>(team.expect("a member has a team, or an error"))
         };
         Ok((made(row, row_identity)?, made(column, column_identity)?))
     }
 
     /// A part of a team that was made by an id. NVSHMEM's own split of such teams reads beyond its tables, so the part is made by an id too.
-    fn part(&self, call: &'static str, ranks: Vec<u32>, identity: u64, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
+    fn part(
+        &self,
+        call: &'static str,
+        entered: &mut Entered<'_>,
+        ranks: Vec<u32>,
+        identity: u64,
+        config: TeamConfig,
+    ) -> Result<Option<Self>, NvshmemError> {
         if !ranks.contains(&self.rank().get()) {
             return Ok(None);
         }
         let members: Vec<Pe> = ranks.iter().map(|rank| self.core.members[*rank as usize]).collect();
         // All ones stands for no id.
         let id = TeamId(if identity == u64::MAX { 0 } else { identity });
-        Self::by_id(&self.inner, call, id, &members, config, identity).map(Some)
+        Self::by_id(&self.inner, call, entered, id, &members, config, identity).map(Some)
     }
 
     /// Has NVSHMEM make a team of these PEs, this one among them.
     fn by_id(
         inner: &Arc<Inner>,
         call: &'static str,
+        entered: &mut Entered<'_>,
         id: TeamId,
         members: &[Pe],
         config: TeamConfig,
@@ -363,7 +388,7 @@ impl Team {
     ) -> Result<Self, NvshmemError> {
         let rank = members.iter().position(|pe| *pe == inner.pe).expect("who calls has looked") as c_int;
         let n_pes = members.len() as c_int;
-        let (code, handle) = inner.block(call, move |api, _| {
+        let (code, handle) = entered.block(call, move |api, _| {
             let (mut raw, mask) = config.to_raw();
             raw.uniqueid = id.0;
             let mask = mask | sys::NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID;
@@ -376,13 +401,14 @@ impl Team {
         if handle == sys::NVSHMEM_TEAM_INVALID {
             return Err(inner.nvshmem.failure(call, None, "no team was made".to_owned()));
         }
-        Self::of_handle(inner, handle, TeamKind::Made, identity, true)
+        Self::of_handle(inner, entered, handle, TeamKind::Made, identity, true)
     }
 
     /// The team behind a new handle.
     fn made(
         &self,
         call: &'static str,
+        entered: &mut Entered<'_>,
         handle: nvshmem_team_t,
         member: bool,
         identity: u64,
@@ -393,7 +419,7 @@ impl Team {
                 let detail = "no team was made: NVSHMEM_MAX_TEAMS may be too small".to_owned();
                 Err(self.inner.nvshmem.failure(call, None, detail))
             }
-            _ => Self::of_handle(&self.inner, handle, TeamKind::Made, identity, false).map(Some),
+            _ => Self::of_handle(&self.inner, entered, handle, TeamKind::Made, identity, false).map(Some),
         }
     }
 
@@ -410,16 +436,17 @@ impl Team {
         if self.core.kind != TeamKind::Made {
             return Err(NvshmemError::misuse(CALL, MisuseKind::Context { why: "NVSHMEM's own teams live as long as it does" }));
         }
+        let _setup = self.inner.setup_turn(CALL)?;
         let able = match self.inner.gone_with_graphs(|| Arc::strong_count(&self.core) == 1) {
             true => self.settle(CALL),
             false => Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the team", by: "a captured graph" })),
         };
         let (_turn, able) = taken(able);
-        self.arrive(CALL, "", able)?;
+        let mut entered = self.arrive(CALL, "", able)?;
         let handle = self.handle();
         self.inner.forget_order(handle);
         // SAFETY: the handle is live, nobody else has it [T2], and all PEs of the team call.
-        self.inner.block(CALL, move |api, _| unsafe { api.nvshmem_team_destroy(handle) })
+        entered.block(CALL, move |api, _| unsafe { api.nvshmem_team_destroy(handle) })
     }
 
     /// Has `stream` wait for the team's last collective, and the team's next one for `stream`: to be called before work is put there that does collectives of
@@ -444,13 +471,11 @@ impl Team {
 
     /// The number for the next child, the same on every member.
     fn child(&self, salt: u64) -> u64 {
-        let mut sequences = self.inner.sequences.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = sequences.entry(mix(self.core.identity, 1)).or_default();
-        *count += 1;
-        mix(mix(self.core.identity, *count), salt)
+        let count = self.inner.count(Counted::Children(self.core.identity));
+        mix(mix(mix(self.core.identity, CHILD), count), salt)
     }
 
-    fn arrive(&self, call: &'static str, arguments: &str, able: Result<(), NvshmemError>) -> Result<(), NvshmemError> {
+    fn arrive(&self, call: &'static str, arguments: &str, able: Result<(), NvshmemError>) -> Result<Entered<'_>, NvshmemError> {
         let members = match self.core.kind {
             TeamKind::World => Members::World,
             _ => Members::Team(&self.core.members, self.core.identity),
@@ -516,10 +541,12 @@ impl Context {
         // Who has a list that cannot be waits for nobody; the others are to see why.
         let present = if checked.is_ok() { members } else { &own };
         // They meet by the id alone, so that those whose lists differ meet too.
-        let identity = mix(SEED, id.0);
+        let identity = mix(mix(SEED, BY_ID), id.0);
+        let _setup = inner.setup_turn(CALL)?;
         let able = checked.and_then(|()| inner.settle(CALL));
-        arrive(inner, CALL, Members::Team(present, identity), &format!("members {members:?}, {config:?}"), able)?;
-        Team::by_id(inner, CALL, id, members, config, identity)
+        let what = format!("members {members:?}, {config:?}");
+        let mut entered = arrive(inner, CALL, Members::Team(present, identity), &what, able)?;
+        Team::by_id(inner, CALL, &mut entered, id, members, config, identity)
     }
 
     fn check_members(&self, call: &'static str, id: TeamId, members: &[Pe]) -> Result<(), NvshmemError> {

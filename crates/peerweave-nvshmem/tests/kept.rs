@@ -4,14 +4,14 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{DEADLINE, Hold, SHORT, count, device, fakes, misuse, rendezvous, settings, start, start_within};
+use common::{DEADLINE, Hold, SHORT, count, device, fakes, mapped, misuse, rendezvous, settings, start, start_within};
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceMemory, Keep};
 use peerweave_nvshmem::{Context, DeadState, MisuseKind, NvshmemError, Signal, Strides, TeamConfig};
 use peerweave_types::{Compare, Pe, SignalOp};
-use peerweave_vmm::{Exportable, Granularity, PhysicalMemory, Reservation, Rights};
 
 const A_WHILE: Duration = Duration::from_millis(200);
 
@@ -51,7 +51,7 @@ unsafe impl<B: DeviceBuffer<u32>> DeviceBuffer<u32> for Counted<B> {
 fn outside_memory_stays_while_its_registration_is_stuck_inside() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_buffer_register_symmetric").run_many(1, |child| {
         let here = start_within(&child, SHORT);
-        let memory = Counted::new(64);
+        let memory = Counted { memory: mapped(&here, 1), owner: Arc::default() };
         let error = here.context.register_symmetric(&memory).expect_err("it never comes back");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         let owner = Arc::clone(&memory.owner);
@@ -77,7 +77,7 @@ fn outside_memory_that_cannot_be_unregistered_is_leaked_and_the_end_comes_nevert
 #[test]
 fn memory_that_one_pe_did_not_get_is_an_error_on_all() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FULL", "nvshmem_malloc@1:2").run_many(3, |child| {
-        let here = start(&child);
+        let here = common::start_with(&child, settings(DEADLINE).disable_cuda_vmm(true));
         let first = here.context.alloc::<u8>(100).expect("memory");
         let error = here.context.alloc::<u8>(100).expect_err("PE 1 got none");
         assert!(matches!(error, NvshmemError::Disagree(_)), "{error}");
@@ -90,43 +90,13 @@ fn memory_that_one_pe_did_not_get_is_an_error_on_all() {
 }
 
 #[test]
-fn memory_that_nobody_got_breaks_nothing() {
+fn memory_that_nobody_got_of_a_heap_of_a_fixed_size_breaks_nothing() {
     fakes().run_many(2, |child| {
-        let here = start(&child);
+        let here = common::start_with(&child, settings(DEADLINE).disable_cuda_vmm(true));
         let error = here.context.alloc::<u8>(1 << 30).expect_err("the heap is smaller");
         assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
         let memory = here.context.alloc::<u8>(100).expect("memory");
         here.context.free(memory).expect("freed");
-        here.end();
-    });
-}
-
-#[test]
-fn a_registration_that_the_network_uses_ends_when_the_stream_has_passed() {
-    fakes().run_many(2, |child| {
-        let meeting = rendezvous(&child, DEADLINE);
-        // No PE's memory is mapped in another: everything goes by the network.
-        let own = settings(DEADLINE).disable_p2p(true);
-        let context = Context::from_rendezvous(&meeting, &device(child.rank), own).expect("it starts");
-        let here = common::Here { stream: context.device().new_stream().expect("a stream"), context, rendezvous: meeting };
-        let hold = Hold::new(&here);
-        let target = here.context.alloc::<u32>(64).expect("memory");
-        let source = DeviceMemory::<u32>::from_slice(&here.stream, &[child.rank as u32; 64]).expect("memory");
-        let refused = misuse(here.context.put(&target, &source, here.next(), &here.stream));
-        assert!(matches!(refused, MisuseKind::Unregistered { .. }), "{refused:?}");
-        let registration = here.context.register_local(&source).expect("it is registered");
-        hold.hold(&here.stream);
-        here.context.put(&target, &source, here.next(), &here.stream).expect("it is registered");
-        drop(registration);
-        here.context.quiet_blocking().expect("quiet");
-        assert_eq!(count("registrations"), 1, "the stream has not passed");
-        hold.release();
-        here.context.world().barrier(&here.stream).expect("it is enqueued");
-        assert_eq!(target.to_vec(&here.stream).expect("a copy"), [here.previous(); 64]);
-        here.context.quiet_blocking().expect("quiet");
-        assert_eq!(count("registrations"), 0);
-        here.context.free(target).expect("freed");
-        hold.free();
         here.end();
     });
 }
@@ -382,16 +352,10 @@ fn memory_that_cannot_be_released_does_not_keep_nvshmem_from_ending() {
     let fails = fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_buffer_unregister_symmetric");
     fails.run_many(1, |child| {
         let here = start(&child);
-        let granularity = Granularity::of_device(0, Exportable::FILE_DESCRIPTOR).expect("virtual memory");
-        let bytes = granularity.recommended;
-        let physical = PhysicalMemory::create(here.context.device(), bytes, Exportable::FILE_DESCRIPTOR).expect("memory");
-        let reservation = Reservation::new(here.context.device(), bytes, bytes).expect("addresses");
-        let mapping = reservation.map(0, &physical, bytes).expect("it is mapped");
-        mapping.allow(&[0], Rights::ReadWrite).expect("it is allowed");
-        let memory = Counted { memory: mapping.memory::<u32>(0).expect("memory"), owner: Arc::default() };
+        let memory = Counted { memory: mapped(&here, 1), owner: Arc::default() };
         let owner = Arc::clone(&memory.owner);
         let outside = here.context.register_symmetric(&memory).expect("it is registered");
-        drop((memory, mapping, physical));
+        drop(memory);
         let own = here.context.alloc::<u8>(100).expect("memory");
         drop((outside, own));
         let error = here.context.finalize().expect_err("one of them cannot be released");
@@ -401,5 +365,91 @@ fn memory_that_cannot_be_released_does_not_keep_nvshmem_from_ending() {
         assert_eq!(Arc::strong_count(&owner), 2, "NVSHMEM said no, and others may still store there");
         let again = Context::from_rendezvous(&here.rendezvous, &device(0), settings(DEADLINE)).expect("it starts again");
         again.finalize().expect("it ends");
+    });
+}
+
+/// Counts who was dropped, and panics.
+struct Bomb(Arc<AtomicUsize>);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        panic!("a destructor that panics on purpose");
+    }
+}
+
+/// Calls NVSHMEM when it is dropped, and says whether that came back.
+struct Quiet(Context, Arc<CudaStream>, Arc<AtomicUsize>);
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        if self.0.quiet(&self.1).is_ok() {
+            self.2.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+#[test]
+fn a_destructor_of_what_was_kept_may_panic_or_call_nvshmem_and_keeps_nothing_from_being_told_off() {
+    let slow = fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_fence=500");
+    slow.run_many(1, |child| {
+        let here = start(&child);
+        let tell = |address: usize, keep: Keep| {
+            // SAFETY: the fake never looks into a module.
+            unsafe { here.context.init_module(std::ptr::without_provenance_mut(address), keep) }.expect("it is told")
+        };
+        let (bombs, quiets) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let quiet = Quiet(here.context.clone(), Arc::clone(&here.stream), Arc::clone(&quiets));
+        let guards = [
+            tell(0x1000, Arc::new(Bomb(Arc::clone(&bombs)))),
+            tell(0x2000, Arc::new(Bomb(Arc::clone(&bombs)))),
+            tell(0x3000, Arc::new(std::sync::Mutex::new(quiet))),
+        ];
+        std::thread::scope(|scope| {
+            scope.spawn(|| here.context.fence_blocking().expect("it comes back"));
+            std::thread::sleep(A_WHILE);
+            drop(guards);
+        });
+        assert_eq!(count("modules"), 3, "the gate was shut");
+        here.context.quiet_blocking().expect("what destructors do is not its own");
+        assert_eq!(count("modules"), 0);
+        common::settle();
+        assert_eq!((bombs.load(Ordering::SeqCst), quiets.load(Ordering::SeqCst)), (2, 1));
+        here.end();
+    });
+}
+
+#[test]
+fn memory_that_was_dropped_while_a_stream_uses_it_is_there_until_the_stream_has_passed_also_at_the_end() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_putmem_on_stream=400").run_many(2, |child| {
+        let here = start(&child);
+        let source = here.context.alloc_zeroed::<u32>(64).expect("memory");
+        let target = here.context.alloc_zeroed::<u32>(64).expect("memory");
+        here.context.put(&target, &source, here.next(), &here.stream).expect("it is enqueued");
+        drop((source, target));
+        let began = Instant::now();
+        let report = here.context.finalize().expect("it ends");
+        assert!(began.elapsed() >= A_WHILE, "{:?}", began.elapsed());
+        assert_eq!(report.leaked.len(), 2, "{report:?}");
+    });
+}
+
+#[test]
+fn a_quiet_of_the_host_waits_for_the_stream_whose_quiet_took_transfers_over() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "10000").run_many(1, |child| {
+        let here = start(&child);
+        let hold = Hold::new(&here);
+        let source = here.context.alloc_zeroed::<u32>(64).expect("memory");
+        let target = here.context.alloc_zeroed::<u32>(64).expect("memory");
+        here.context.put_nbi(&target, &source, here.context.pe(), &here.new_stream()).expect("it is left");
+        hold.hold(&here.stream);
+        here.context.quiet(&here.stream).expect("it is enqueued");
+        let (quiet, took) = hold.release_after(A_WHILE, || here.context.quiet_blocking());
+        quiet.expect("quiet");
+        assert!(took >= A_WHILE / 2, "it took {took:?}");
+        here.context.free(source).expect("freed");
+        here.context.free(target).expect("freed");
+        hold.free();
+        here.end();
     });
 }

@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Hold, SHORT, fakes, misuse, says, start, start_within};
+use common::{Hold, SHORT, count, fakes, misuse, says, start, start_within};
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{CudaStream, DriverError};
 use peerweave_nvshmem::{MisuseKind, NvshmemError, TeamConfig};
@@ -125,20 +125,67 @@ fn what_waits_in_vain_for_the_last_stream_ends_at_the_deadline_and_can_be_tried_
 }
 
 #[test]
-fn teams_have_orders_of_their_own() {
+fn teams_that_were_made_have_orders_of_their_own() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let hold = Hold::new(&here);
         let (held, free) = (here.new_stream(), here.new_stream());
-        let team = here.context.world().split_strided(0, 1, 2, TeamConfig::default()).expect("split").expect("all are in it");
+        let make = || here.context.world().split_strided(0, 1, 2, TeamConfig::default()).expect("split").expect("all are in it");
+        let (team, other) = (make(), make());
         hold.hold(&held);
         team.barrier(&held).expect("it is enqueued");
+        other.barrier(&free).expect("it is enqueued");
         here.context.world().barrier(&free).expect("it is enqueued");
-        here.context.shared().expect("the team").barrier(&free).expect("it is enqueued");
         free.synchronize().expect("neither waits for the other team");
         hold.release();
         team.destroy().expect("it ends");
+        other.destroy().expect("it ends");
         hold.free();
+        here.end();
+    });
+}
+
+#[test]
+fn nvshmem_s_own_teams_have_one_order() {
+    fakes().run_many(2, |child| {
+        let here = start(&child);
+        let (one, other) = (here.new_stream(), here.new_stream());
+        let context = &here.context;
+        let teams = [
+            context.world(),
+            context.node().expect("a team"),
+            context.shared().expect("a team"),
+            context.same_index().expect("a team"),
+        ];
+        let hold = Hold::new(&here);
+        hold.hold(&one);
+        for (index, team) in teams.iter().enumerate() {
+            // What NVSHMEM does for all PEs it does in parts, as the others: the fake ends a process that has two of them in flight.
+            team.barrier(if index % 2 == 0 { &one } else { &other }).expect("it is enqueued");
+        }
+        hold.release();
+        one.synchronize().expect("it passes");
+        other.synchronize().expect("it passes");
+        drop(teams);
+        hold.free();
+        here.end();
+    });
+}
+
+#[test]
+fn a_blocking_barrier_is_not_put_into_a_graph_that_nobody_could_wait_for() {
+    fakes().run_many(1, |child| {
+        let here = start(&child);
+        let stream = Arc::clone(here.context.stream());
+        capture(&stream);
+        let before = count("collectives");
+        for refused in [here.context.world().barrier_blocking(), here.context.world().sync_blocking()] {
+            let refused = refused.expect_err("it is captured");
+            assert!(matches!(refused, NvshmemError::Cuda(DriverError::Capturing { .. })), "{refused}");
+        }
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        drop(stream.end_capture(flags).expect("it ends"));
+        assert_eq!(count("collectives"), before, "nothing was captured");
         here.end();
     });
 }

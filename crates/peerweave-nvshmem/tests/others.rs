@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use common::{DEADLINE, Here, Hold, SHORT, device, fakes, misuse, rendezvous, says, settings, start, start_within};
 use peerweave_driver::cudarc::driver::DriverError;
 use peerweave_driver::cudarc::driver::sys::CUresult;
-use peerweave_nvshmem::{Context, DeadState, MisuseKind, ModuleGuard, NvshmemError, TeamConfig};
-use peerweave_types::Pe;
+use peerweave_nvshmem::{Context, DeadState, MisuseKind, ModuleGuard, NvshmemError, Signal, TeamConfig};
+use peerweave_types::{Compare, Pe, SignalOp};
 
 const A_WHILE: Duration = Duration::from_millis(200);
 
@@ -194,8 +194,10 @@ fn a_module_is_told_of_nvshmem_within_the_deadline_or_not_at_all() {
         let error = tell(&here.context, &keep).expect_err("the default stream waits");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
         ask_driver(UNBLOCK, 0);
+        common::settle();
         assert_eq!(Arc::strong_count(&keep), 1);
         drop(tell(&here.context, &keep).expect("nothing is under way"));
+        common::settle();
         assert_eq!(Arc::strong_count(&keep), 1);
         hold.free();
         here.end();
@@ -417,5 +419,35 @@ fn all_who_did_not_come_to_a_team_s_call_are_named() {
         }
         std::thread::sleep(A_WHILE);
         child.meet("told");
+    });
+}
+
+#[test]
+fn a_wait_for_a_signal_compares_unsigned_numbers_and_never_goes_on_too_early() {
+    fakes().run_many(1, |child| {
+        let here = start(&child);
+        let (word, stream) = (here.context.alloc_zeroed::<u64>(1).expect("memory"), here.new_stream());
+        let set = |value| {
+            let signal = Signal { word: &word, value, op: SignalOp::Set };
+            here.context.signal(&signal, here.context.pe(), &here.stream).expect("it is enqueued");
+            here.stream.synchronize().expect("it passes");
+        };
+        let passed = || peerweave_driver::wait(&stream, Instant::now() + Duration::from_millis(100)).expect("it can be asked");
+        let (far, most) = ((1 << 63) | 1, u64::MAX);
+        for value in [1, 1 << 62, far, most] {
+            set(0);
+            here.context.signal_wait(&word, Compare::Ge, value, &stream).expect("it is enqueued");
+            assert!(!passed(), "0 is not {value} or more");
+            set(value - 1);
+            assert!(!passed(), "{} is not {value} or more", value - 1);
+            set(value);
+            stream.synchronize().expect("it is reached");
+        }
+        set(most);
+        here.context.signal_wait(&word, Compare::Ge, 0, &stream).expect("nothing is below 0");
+        here.context.signal_wait(&word, Compare::Gt, 0, &stream).expect("it is enqueued");
+        stream.synchronize().expect("it is above");
+        here.context.free(word).expect("freed");
+        here.end();
     });
 }

@@ -77,7 +77,8 @@ fn a_library_without_its_plugins_beside_it_is_told() {
         let directory = alone.to_string_lossy().into_owned();
         says(Context::unique_id(&Settings::default()), &["nvshmem_bootstrap_uid.so.3", &directory, "none of that kind"]);
         // A transport of another version would be found by NVSHMEM, and end the process.
-        std::fs::write(alone.join("nvshmem_bootstrap_uid.so.3"), "").expect("a file");
+        let plugin = alone.join("nvshmem_bootstrap_uid.so.3");
+        std::fs::write(&plugin, "").expect("a file");
         std::fs::write(alone.join("nvshmem_transport_ibrc.so.2"), "").expect("a file");
         let nvshmem = Nvshmem::load().expect("it is there");
         says(nvshmem.check_plugins("ibrc"), &["nvshmem_transport_ibrc.so.7", "of another version"]);
@@ -373,5 +374,185 @@ fn gpus_that_do_not_reach_each_other_need_a_network() {
             matches!(&error, NvshmemError::Preflight(inner) if matches!(&**inner, PreflightError::Unreachable { pe, .. } if pe.index() != child.rank)),
             "{error}"
         );
+    });
+}
+
+#[test]
+fn a_plugin_for_ids_that_does_not_load_is_an_error_before_nvshmem_frees_it_twice() {
+    fakes().run_many(1, |child| {
+        let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set it");
+        let alone = child.directory.join("alone");
+        std::fs::create_dir(&alone).expect("a directory");
+        let file = std::path::Path::new(&library).join("libnvshmem_host.so.3");
+        std::fs::copy(file, alone.join("libnvshmem_host.so.3")).expect("a copy");
+        std::fs::write(alone.join("nvshmem_bootstrap_uid.so.3"), "no library").expect("a file");
+        set("PEERWEAVE_NVSHMEM_PATH", &alone.to_string_lossy());
+        says(Context::unique_id(&settings(DEADLINE)), &["nvshmem_bootstrap_uid.so.3", "does not load"]);
+        // Who names another one vouches for it.
+        let named = settings(DEADLINE).variable("NVSHMEM_BOOTSTRAP_UID_PLUGIN", &format!("{library}/nvshmem_bootstrap_uid.so.3"));
+        let id = Context::unique_id(&named).expect("an id");
+        Context::from_unique_id(id, Pe::new(0), 1, &device(0), named).expect("it starts").finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn after_an_id_that_could_not_be_made_nvshmem_is_not_asked_again() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_get_uniqueid:1").run_many(1, |_| {
+        let error = Context::unique_id(&settings(DEADLINE)).expect_err("it fails");
+        assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
+        // It would free its plug-in once more.
+        let again = Context::unique_id(&settings(DEADLINE)).expect_err("it is over");
+        assert!(matches!(again, NvshmemError::Dead { state: DeadState::InitFailed, .. }), "{again}");
+        let start = Context::from_launcher(&device(0), settings(DEADLINE)).expect_err("it is over");
+        assert!(matches!(start, NvshmemError::Dead { state: DeadState::InitFailed, .. }), "{start}");
+    });
+}
+
+#[test]
+fn a_start_that_nvshmem_gave_up_after_the_pes_had_met_is_no_success() {
+    fakes().run_many(2, |child| {
+        let gives_up = settings(DEADLINE).variable("NVSHMEM_MAX_TEAMS", "many");
+        let error = start_error(&child, child.rank, gives_up.clone());
+        assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
+        assert!(error.to_string().contains("gave up after the PEs had met"), "{error}");
+        assert!(Context::current().is_none());
+        let again = Context::unique_id(&gives_up)
+            .and_then(|id| Context::from_unique_id(id, Pe::new(0), 1, &device(child.rank), gives_up).map(drop));
+        let again = again.expect_err("NVSHMEM would take the PEs of the first");
+        assert!(matches!(again, NvshmemError::Dead { state: DeadState::InitFailed, .. }), "{again}");
+    });
+}
+
+#[test]
+fn a_pe_whose_process_runs_another_context_is_told_to_the_others_at_once() {
+    fakes().run_many(2, |child| {
+        let meeting = rendezvous(&child, DEADLINE);
+        let running = (child.rank == 1).then(|| {
+            let id = Context::unique_id(&settings(DEADLINE)).expect("an id");
+            Context::from_unique_id(id, Pe::new(0), 1, &device(1), settings(DEADLINE)).expect("it starts")
+        });
+        child.meet("ready");
+        let began = Instant::now();
+        let error = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect_err("one cannot");
+        assert!(began.elapsed() < DEADLINE / 4, "{error} after {:?}", began.elapsed());
+        assert!(error.to_string().contains("the bootstrap"), "{error}");
+        if let Some(running) = running {
+            running.finalize().expect("it ends");
+        }
+        // The rendezvous is where it was.
+        child.meet("ended");
+        Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE))
+            .expect("it starts")
+            .finalize()
+            .expect("it ends");
+    });
+}
+
+#[test]
+fn settings_by_which_collectives_are_done_must_be_equal() {
+    fakes().run_many(2, |child| {
+        let own = match child.rank {
+            0 => settings(DEADLINE).disable_nccl(true).debug_file("one"),
+            _ => settings(DEADLINE).variable("NVSHMEM_REDUCE_ALGO", "2").debug_file("another"),
+        };
+        let error = start_error(&child, child.rank, own);
+        let text = error.to_string();
+        assert!(text.contains("NVSHMEM_DISABLE_NCCL=1") && text.contains("NVSHMEM_REDUCE_ALGO=2"), "{text}");
+        assert!(!text.contains("DEBUG_FILE"), "{text}");
+    });
+}
+
+#[test]
+fn equal_sizes_that_are_written_in_other_units_are_equal() {
+    fakes().run_many(2, |child| {
+        let size = if child.rank == 0 { "64M" } else { "67108864" };
+        let own =
+            settings(DEADLINE).variable("NVSHMEM_SYMMETRIC_SIZE", size).nvtx(if child.rank == 0 { "off" } else { "common" });
+        let meeting = rendezvous(&child, DEADLINE);
+        Context::from_rendezvous(&meeting, &device(child.rank), own).expect("it starts").finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn no_way_to_other_pes_at_all_is_told_before_anybody_starts() {
+    fakes().run_many(2, |child| {
+        let error = start_error(&child, child.rank, settings(DEADLINE).disable_p2p(true));
+        let unreachable =
+            matches!(&error, NvshmemError::Preflight(fault) if matches!(**fault, PreflightError::Unreachable { .. }));
+        assert!(unreachable, "{error}");
+        assert!(Context::current().is_none());
+    });
+}
+
+#[test]
+fn ways_to_meet_that_are_no_launcher_s_are_refused_before_nvshmem_gives_up_for_ever() {
+    fakes().run_many(1, |_| {
+        for bootstrap in ["UID", "plugin"] {
+            let kind = misuse(Context::from_launcher(&device(0), settings(DEADLINE).bootstrap(bootstrap)));
+            assert!(matches!(kind, MisuseKind::Text { what: "NVSHMEM_BOOTSTRAP", .. }), "{kind:?}");
+        }
+        let id = Context::unique_id(&settings(DEADLINE)).expect("an id");
+        let context = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)).expect("it starts");
+        let other = says(
+            Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(SHORT)),
+            &["a deadline of 20s", "a deadline of 500ms"],
+        );
+        assert!(other.misuse_kind().is_some(), "{other}");
+        context.finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn the_switch_for_multicast_holds_for_who_makes_an_id_too() {
+    let fakes = fakes().env("PEERWEAVE_FAKE_NVSHMEM_MULTICAST", "1").env_remove("NVSHMEM_DISABLE_NVLS");
+    fakes.run_many(1, |_| {
+        // NVSHMEM reads its settings here, and never again.
+        let id = Context::unique_id(&settings(DEADLINE)).expect("an id");
+        let context = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)).expect("it starts");
+        let memory = context.alloc::<u8>(8).expect("memory");
+        // SAFETY: what the fake exports takes a team and an address, and only looks them up.
+        let address = unsafe {
+            let name = c"nvshmemx_mc_ptr";
+            let function = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
+            assert!(!function.is_null(), "the fake is loaded");
+            let function = std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn(i32, u64) -> usize>(function);
+            function(0, memory.address())
+        };
+        assert_eq!(address, 0, "multicast is forbidden");
+        context.free(memory).expect("freed");
+        context.finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn settings_that_nvshmem_would_not_read_any_more_are_refused_on_every_pe() {
+    fakes().run_many(2, |child| {
+        let meeting = rendezvous(&child, DEADLINE);
+        let begin = |settings| Context::from_rendezvous(&meeting, &device(child.rank), settings);
+        begin(settings(DEADLINE)).expect("it starts").finalize().expect("it ends");
+        let other = settings(DEADLINE).max_teams(64);
+        let kind = misuse(begin(other));
+        assert!(matches!(&kind, MisuseKind::AlreadyInitialized { asked, .. } if asked == "NVSHMEM_MAX_TEAMS=64"), "{kind:?}");
+        begin(settings(SHORT)).expect("the deadline is none of NVSHMEM's").finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn a_start_that_was_refused_for_its_settings_has_nvshmem_read_none() {
+    fakes().run_many(2, |child| {
+        let meeting = rendezvous(&child, DEADLINE);
+        let begin = |settings| Context::from_rendezvous(&meeting, &device(child.rank), settings);
+        begin(settings(DEADLINE).max_teams(20 + child.rank as u64)).map(drop).expect_err("they differ");
+        begin(settings(DEADLINE).max_teams(30)).expect("they are equal").finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn another_place_than_was_asked_for_is_no_success() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmem_n_pes=3").run_many(1, |_| {
+        let id = Context::unique_id(&settings(DEADLINE)).expect("an id");
+        let started = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE));
+        says(started, &["PE 0 of 3, where PE 0 of 1 was asked for"]);
+        assert!(Context::current().is_none());
     });
 }

@@ -69,12 +69,18 @@ fn symmetric(checks: &mut Checks<'_>) -> Result<(), Failure> {
             checks.check("register_symmetric_near", !can && matches!(error, NvshmemError::Unsupported(_)), || error.to_string())
         }
     }
-    // One PE gives other lengths, or nothing that can be owned: nobody registers.
-    let small = DeviceMemory::<u32>::from_slice(&stream, &vec![0; 256 + checks.pe() as usize])?;
-    if n > 1 {
-        let differ = context.register_symmetric(&small).map(drop);
+    // One PE has what can be made symmetric, and the others other memory, or a part: nobody registers, and NVSHMEM, which would be without a heap, is not asked.
+    let small = DeviceMemory::<u32>::from_slice(&stream, &[0; 256])?;
+    if n > 1 && checks.pe() == 0 {
+        let differ = context.register_symmetric(&shareable(checks)?).map(drop);
         checks.check("disagree", matches!(differ, Err(NvshmemError::Disagree(_))), || format!("{differ:?}"));
+    } else {
+        let refused = context.register_symmetric(&small).map(drop);
+        checks.refused("registering other memory", refused, |kind| matches!(kind, MisuseKind::Context { .. }));
     }
+    let all = shareable(checks)?;
+    let refused = context.register_symmetric(&all.slice(all.len() / 2..all.len())?).map(drop);
+    checks.refused("registering a part", refused, |kind| matches!(kind, MisuseKind::Context { .. }));
     let borrowed = stream.alloc_zeros::<u32>(256)?;
     let refused = context.register_symmetric(&borrowed).map(drop);
     checks.refused("registering borrowed memory", refused, |kind| matches!(kind, MisuseKind::Context { .. }));

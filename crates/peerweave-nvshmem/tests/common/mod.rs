@@ -10,6 +10,7 @@ use peerweave_driver::{CudaContext, CudaStream};
 use peerweave_fakes::{Child, Fakes};
 use peerweave_nvshmem::{Context, MisuseKind, NvshmemError, Settings, Signal, SymmetricBuffer};
 use peerweave_types::{Compare, Pe, SignalOp};
+use peerweave_vmm::{Exportable, Granularity, MappedMemory, PhysicalMemory, Reservation, Rights};
 
 /// What nothing in a scenario that succeeds comes near.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
@@ -25,7 +26,7 @@ pub(crate) fn device(ordinal: usize) -> Arc<CudaContext> {
 }
 
 pub(crate) fn settings(deadline: Duration) -> Settings {
-    Settings::default().deadline(deadline).remote_transport("none").symmetric_size_bytes(64 << 20)
+    Settings::default().deadline(deadline).remote_transport("none").symmetric_size_bytes(64 << 20).heap_step_bytes(2 << 20)
 }
 
 /// Where the children of a scenario meet, each as the PE of its rank.
@@ -50,8 +51,15 @@ pub(crate) fn start(child: &Child) -> Here {
 }
 
 pub(crate) fn start_within(child: &Child, deadline: Duration) -> Here {
-    let rendezvous = rendezvous(child, DEADLINE);
-    let context = Context::from_rendezvous(&rendezvous, &device(child.rank), settings(deadline)).expect("it starts");
+    start_with(child, settings(deadline))
+}
+
+pub(crate) fn start_with(child: &Child, settings: Settings) -> Here {
+    start_at(rendezvous(child, DEADLINE), child, settings)
+}
+
+pub(crate) fn start_at(rendezvous: Arc<Rendezvous>, child: &Child, settings: Settings) -> Here {
+    let context = Context::from_rendezvous(&rendezvous, &device(child.rank), settings).expect("it starts");
     let stream = context.device().new_stream().expect("a stream");
     Here { context, rendezvous, stream }
 }
@@ -143,6 +151,28 @@ pub(crate) fn says<R>(result: Result<R, NvshmemError>, parts: &[&str]) -> Nvshme
         assert!(text.contains(part), "`{part}` is not in: {text}");
     }
     error
+}
+
+/// So many steps of virtual memory whose handle can be shared.
+pub(crate) fn mapped(here: &Here, steps: usize) -> MappedMemory<u32> {
+    let (device, ordinal) = (here.context.device(), here.context.device().ordinal());
+    let granularity = Granularity::of_device(ordinal, Exportable::FILE_DESCRIPTOR).expect("virtual memory");
+    let bytes = steps * granularity.recommended;
+    let physical = PhysicalMemory::create(device, bytes, Exportable::FILE_DESCRIPTOR).expect("memory");
+    let reservation = Reservation::new(device, bytes, bytes).expect("addresses");
+    let mapping = reservation.map(0, &physical, bytes).expect("it is mapped");
+    mapping.allow(&[ordinal], Rights::ReadWrite).expect("it is allowed");
+    mapping.memory(ordinal).expect("memory")
+}
+
+/// No PE's memory is mapped in another: everything goes by the network.
+pub(crate) fn by_network(child: &Child) -> Here {
+    start_with(child, settings(DEADLINE).disable_p2p(true).remote_transport("ibrc"))
+}
+
+/// Waits for destructors that run on another thread.
+pub(crate) fn settle() {
+    assert!(peerweave_driver::settle(Instant::now() + DEADLINE), "destructors do not come to an end");
 }
 
 /// What the fake counts.

@@ -5,6 +5,7 @@
 use core::ffi::c_int;
 use std::cell::Cell;
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::{bf16, f16};
 
@@ -117,6 +118,9 @@ thread_local! {
     static FUNCTION: Cell<&'static str> = const { Cell::new("") };
 }
 
+/// Whether an id was asked for in vain.
+static GAVE_UP: AtomicBool = AtomicBool::new(false);
+
 /// What the rules want of the operation of the running call; whoever takes it suffers it.
 pub(crate) fn take_effect() -> faults::Effect {
     EFFECT.replace(faults::Effect::NONE)
@@ -137,12 +141,19 @@ pub(crate) fn enter<R: Outcome>(name: &'static str, arguments: Arguments<'_>, bo
     version::check(name);
     let settings = settings::get();
     let outside = FUNCTION.replace(name);
+    let asks_for_an_id = name == "nvshmemx_get_uniqueid";
+    if (asks_for_an_id || name == "nvshmemx_hostlib_init_attr") && GAVE_UP.load(Ordering::Relaxed) {
+        log::undefined(&format!("{name}: the plug-in was let go of when an id was asked for in vain, and is once more (3.4.5)"));
+    }
     let mut injected = None;
     if settings.any_rule && name != "nvshmemx_hostlib_init_attr" {
         injected = rules(name);
     }
     let result = match injected {
-        Some(code) => R::injected(code),
+        Some(code) => {
+            GAVE_UP.fetch_or(asks_for_an_id, Ordering::Relaxed);
+            R::injected(code)
+        }
         None => std::panic::catch_unwind(std::panic::AssertUnwindSafe(body))
             .unwrap_or_else(|_| log::undefined(&format!("{name} panicked"))),
     };

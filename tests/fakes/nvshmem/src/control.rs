@@ -29,6 +29,7 @@ pub(crate) struct Card {
     pub(crate) heap_bytes: AtomicU64,
     pub(crate) uuid: [AtomicU64; 2],
     pub(crate) version: AtomicU64,
+    pub(crate) algorithms: AtomicU64,
 }
 
 /// What a member brings to a meeting.

@@ -9,7 +9,7 @@ use crate::abi::{Result, invalid};
 use crate::log::{complain, undefined};
 use crate::meet::{Channel, record};
 use crate::memory::Region;
-use crate::world::World;
+use crate::world::{Growth, World};
 use crate::{call, driver, world};
 
 /// What memory that nobody wrote looks like.
@@ -52,6 +52,7 @@ fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
     match found {
         Some((_, address)) => address as *mut c_void,
         None => {
+            world.torn(&format!("{bytes} bytes do not fit into the symmetric heap"));
             complain(&format!("{}: {bytes} bytes do not fit into the symmetric heap", call::function()));
             std::ptr::null_mut()
         }
@@ -68,6 +69,7 @@ fn free(address: usize) {
     if address == 0 {
         return;
     }
+    world.quiesce(false);
     world.quiet();
     let offset = {
         let memory = world.memory();
@@ -86,8 +88,10 @@ fn free(address: usize) {
 fn register_symmetric(address: usize, bytes: usize, wish: usize) -> Result<usize> {
     let world = world::live();
     call::take_effect().suffer();
-    let handle = if bytes == 0 || !bytes.is_multiple_of(driver::GRANULARITY) {
-        invalid(format!("{bytes} bytes are no multiple of {}", driver::GRANULARITY))
+    let step = if let Growth::By(step) = world.growth { step } else { driver::GRANULARITY };
+    let handle = if bytes == 0 || !bytes.is_multiple_of(step) {
+        // NVSHMEM rounds up, and maps more than there is.
+        invalid(format!("{bytes} bytes are no multiple of {step}"))
     } else {
         driver::with_context(world.context, || driver::handle_at(address))
     };
@@ -95,7 +99,7 @@ fn register_symmetric(address: usize, bytes: usize, wish: usize) -> Result<usize
     let mut turn = world.team.turn(Channel::Setup);
     // Who cannot, says so before anybody maps.
     let able = turn.meet(record(&[bytes as u64], &[u64::from(handle.is_ok())]));
-    let handle = handle?;
+    let handle = handle.inspect_err(|failure| world.torn(&failure.text))?;
     if let Some(other) = able.iter().position(|theirs| theirs.own[0] == 0) {
         return invalid(format!("PE {other} cannot register its memory"));
     }

@@ -3,21 +3,30 @@
 //! What is not here: MPI, SHMEM and PMI themselves. Invariant: either all PEs of a job have begun, or none gets out of its initialisation with success.
 
 use core::ffi::{c_char, c_int, c_void};
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
 
 use crate::abi::{Code, InitArgs, InitAttr, Result, UniqueId, UniqueIdArgs, WITH_ID, WITH_MPI, WITH_SHMEM, fail, invalid, word};
 use crate::control::{self, Card, Control, MAX_PES};
-use crate::log::complain;
+use crate::log::{complain, undefined};
 use crate::meet::{Channel, Team, record, wait_for};
 use crate::memory::{Memory, Region};
 use crate::version::INIT_LAYOUT_2;
-use crate::world::{Parts, State, World, state};
+use crate::world::{Growth, Parts, State, World, state};
 use crate::{call, counters, driver, settings, teams};
+
+/// NVSHMEM's own variables, read when an id is made or when it starts, whichever is first, and never again.
+static OPTIONS: LazyLock<HashMap<String, String>> =
+    LazyLock::new(|| std::env::vars().filter(|(name, _)| name.starts_with("NVSHMEM_")).collect());
+
+fn option(name: &str) -> Option<String> {
+    OPTIONS.get(name).filter(|text| !text.is_empty()).cloned()
+}
 
 /// A number of bytes as NVSHMEM reads it, with a unit.
 fn bytes_of(name: &str) -> Result<Option<u64>> {
-    let Some(text) = std::env::var(name).ok().filter(|text| !text.is_empty()) else { return Ok(None) };
+    let Some(text) = option(name) else { return Ok(None) };
     let split = text.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(text.len());
     let shift = match text[split..].trim().to_ascii_uppercase().as_str() {
         "" | "B" => 0,
@@ -32,7 +41,7 @@ fn bytes_of(name: &str) -> Result<Option<u64>> {
 }
 
 fn is_on(name: &str) -> bool {
-    std::env::var(name).is_ok_and(|text| !matches!(text.as_str(), "" | "0" | "n" | "no" | "false"))
+    option(name).is_some_and(|text| !matches!(text.as_str(), "0" | "n" | "no" | "false"))
 }
 
 fn heap_bytes() -> Result<usize> {
@@ -99,6 +108,16 @@ fn version_number() -> u64 {
     (version.0 * 10_000 + version.1 * 100 + version.2) as u64
 }
 
+/// A number of the settings by which collectives are done, and places for teams are counted.
+fn algorithms() -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    const NAMES: [&str; 7] =
+        ["MAX_TEAMS", "DISABLE_NCCL", "REDUCE_ALGO", "BCAST_ALGO", "FCOLLECT_ALGO", "REDUCESCATTER_ALGO", "MAX_CTAS"];
+    let mut hasher = DefaultHasher::new();
+    NAMES.iter().for_each(|name| option(&format!("NVSHMEM_{name}")).hash(&mut hasher));
+    hasher.finish()
+}
+
 /// Says who this is and waits for everybody: their processes, and whether GPUs are shared.
 fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c_int, bytes: usize) -> Result<(Vec<u32>, bool)> {
     if !(1..=MAX_PES as c_int).contains(&ranks) || !(0..ranks).contains(&pe) {
@@ -121,6 +140,7 @@ fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c_int, bytes
         place.store(u64::from_ne_bytes(half.try_into().expect("eight bytes")), Ordering::Relaxed);
     }
     card.version.store(version_number(), Ordering::Relaxed);
+    card.algorithms.store(algorithms(), Ordering::Relaxed);
     card.state.store(2, Ordering::Release);
     let cards = &control.cards[..ranks as usize];
     for (other, card) in cards.iter().enumerate() {
@@ -137,6 +157,11 @@ fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c_int, bytes
     if let Some(other) = cards.iter().position(|card| version(card) != version(&cards[0])) {
         return fail(Code::INTERNAL, format!("PE {other} has another version"));
     }
+    let algorithm = |card: &Card| card.algorithms.load(Ordering::Relaxed);
+    if let Some(other) = cards.iter().position(|card| algorithm(card) != algorithm(&cards[0])) {
+        // NVSHMEM does not see it: the first collective never ends.
+        undefined(&format!("PE {other} does collectives, or counts teams, by other settings than PE 0"));
+    }
     let uuid = |card: &Card| [0, 1].map(|half: usize| card.uuid[half].load(Ordering::Relaxed));
     let shared = (0..cards.len()).find(|other| cards[..*other].iter().any(|card| uuid(card) == uuid(&cards[*other])));
     if let Some(other) = shared
@@ -147,15 +172,23 @@ fn join(control: &'static Control, pe: c_int, ranks: c_int, device: c_int, bytes
     Ok((cards.iter().map(|card| card.process.load(Ordering::Relaxed)).collect(), shared.is_some()))
 }
 
-fn begin(flags: u32, attr: &InitAttr) -> Result<World> {
-    let (control, pe, ranks) = bootstrap(flags, attr)?;
+/// What comes after the PEs have met.
+fn begin(attr: &InitAttr, (control, pe, ranks): (&'static Control, c_int, c_int)) -> Result<World> {
     let (device, context) = device(attr)?;
     let bytes = heap_bytes()?;
-    let max_teams = match std::env::var("NVSHMEM_MAX_TEAMS").ok().filter(|text| !text.is_empty()) {
+    let max_teams = match option("NVSHMEM_MAX_TEAMS") {
         None => 128,
         Some(text) => text.parse().or_else(|_| invalid(format!("NVSHMEM_MAX_TEAMS={text}")))?,
     };
     let (processes, shares_gpu) = join(control, pe, ranks, device, bytes)?;
+    let remote = option("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_default();
+    if ranks > 1 && is_on("NVSHMEM_DISABLE_P2P") && remote == "none" {
+        return fail(Code::INTERNAL, "there is no transport to other PEs");
+    }
+    let growth = match is_on("NVSHMEM_DISABLE_CUDA_VMM") {
+        true => Growth::Fixed,
+        false => Growth::By(bytes_of("NVSHMEM_CUMEM_GRANULARITY")?.map_or(512 << 20, |step| step as usize)),
+    };
     let team = Arc::new(Team::new(control, 0, 0, (0..ranks).collect(), pe));
     let map = || {
         let mut turn = team.turn(Channel::Setup);
@@ -178,7 +211,7 @@ fn begin(flags: u32, attr: &InitAttr) -> Result<World> {
     let multicast = settings::get().multicast && !is_on("NVSHMEM_DISABLE_NVLS");
     let multicast = if multicast { control::reserve(bytes)? } else { 0 };
     let memory = Memory { live: true, regions: vec![Some(heap)], multicast, ..Memory::default() };
-    let world = World::new(Parts { pe, ranks, device, context, processes, control, team, max_teams, shares_gpu }, memory);
+    let world = World::new(Parts { pe, ranks, device, context, processes, control, team, max_teams, shares_gpu, growth }, memory);
     teams::predefine(&world);
     Ok(world)
 }
@@ -210,6 +243,7 @@ exports! {
             if id.is_null() {
                 return invalid("the unique id is null");
             }
+            LazyLock::force(&OPTIONS);
             let new = control::new_id()?;
             // SAFETY: the caller's promise: it points to room for an id.
             unsafe { id.write(new) };
@@ -261,8 +295,21 @@ exports! {
                 *times += 1;
                 return Ok(());
             }
-            let world = Arc::new(begin(flags, attr)?);
-            *state() = State::Live(world, 1);
+            if let State::Bootstrapped(..) = &*state() {
+                undefined("nvshmemx_hostlib_init_attr: a start that gave up after the PEs had met is not taken up by other PEs");
+            }
+            LazyLock::force(&OPTIONS);
+            let met = bootstrap(flags, attr)?;
+            let begun = begin(attr, met);
+            let (_, pe, ranks) = met;
+            *state() = match begun {
+                Ok(world) => State::Live(Arc::new(world), 1),
+                // As NVSHMEM does: it says so if it is asked to, and that all is well.
+                Err(failure) => {
+                    complain(&format!("{}, continuing", failure.text));
+                    State::Bootstrapped(pe, ranks)
+                }
+            };
             Ok(())
         })
     }
@@ -284,6 +331,7 @@ exports! {
         match &*state() {
             State::Live(world, _) if world.shares_gpu => 3,
             State::Live(..) => 2,
+            State::Bootstrapped(..) => 1,
             State::Idle | State::Finalized => 0,
         }
     }
@@ -303,10 +351,16 @@ exports! {
     }
 
     fn nvshmem_my_pe() -> c_int {
+        if let State::Bootstrapped(pe, _) = &*state() {
+            return *pe;
+        }
         crate::world::live().pe
     }
 
     fn nvshmem_n_pes() -> c_int {
+        if let State::Bootstrapped(_, ranks) = &*state() {
+            return *ranks;
+        }
         crate::world::live().ranks
     }
 

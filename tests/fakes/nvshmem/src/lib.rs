@@ -17,8 +17,7 @@
 //! - `ABORT=nvshmem_barrier_all:1`: the call prints a line and ends the process.
 //! - `STUCK=nvshmemx_barrier_on_stream@1`: the call, or on a stream what it enqueued, never ends.
 //! - `SLOW=nvshmem_malloc=50`: the same takes so many milliseconds more.
-//! - `FULL=nvshmem_malloc@1:2`: the call gives null on that PE alone, as where its heap cannot grow; the others get memory, and the heaps are alike no
-//!   more.
+//! - `FULL=nvshmem_malloc@1:2`: the call finds no room on that PE alone; the others get memory, and the heaps are alike no more.
 //! - `WAIT_MS=30000`: how long anything waits for another PE before the process is ended.
 //! - `NBI_DELAY_MS=2`: how long `nbi` transfers are left undone if nobody asks for quiet.
 //! - `HEAP_BYTES=4194304`: the size of the symmetric heap; otherwise `NVSHMEM_SYMMETRIC_SIZE`, or 1 GiB.
@@ -30,16 +29,19 @@
 //! - `DIR=directory`: where PEs meet that a launcher started (`PMI_RANK`, `PMI_SIZE`).
 //! - `LOG=file`: a line `process function(name=value, ...) = result` per call.
 //!
-//! Of NVSHMEM's own variables these are read: `NVSHMEM_SYMMETRIC_SIZE`, `NVSHMEM_MAX_TEAMS`, `NVSHMEM_DISABLE_P2P` (no pointers to other PEs),
-//! `NVSHMEM_DISABLE_NVLS`.
+//! Of NVSHMEM's own variables these are read: `NVSHMEM_SYMMETRIC_SIZE`, `NVSHMEM_CUMEM_GRANULARITY`, `NVSHMEM_DISABLE_CUDA_VMM`, `NVSHMEM_MAX_TEAMS`,
+//! `NVSHMEM_DISABLE_P2P` (no pointers to other PEs), `NVSHMEM_REMOTE_TRANSPORT`, `NVSHMEM_DISABLE_NVLS`, and those that say how collectives are done, which
+//! must be equal.
 //!
 //! # Functions of the fake only
 //! `int64_t peerweave_fake_nvshmem_count(const char *what)`: `allocations`, `allocated_bytes`, `teams`, `registrations`, `symmetric_registrations`,
 //! `modules`, `pending`, `transfers`, `collectives`, `left_behind`.
 //!
 //! # Where it is stricter or simpler than NVSHMEM
-//! - The heap is of a fixed size. Its alignment is 2 MiB. A handle of a team is not used twice.
-//! - Two collectives of a team that are in flight at once in a process end it, also where their streams would have been lucky; so does a set-up call of a
+//! - The heap never grows. Where it is too small the process ends, as NVSHMEM's does where its heap cannot grow, unless `NVSHMEM_DISABLE_CUDA_VMM` says that it is of
+//!   a fixed size: then null is given. The same holds for outside memory that cannot be made symmetric. Its alignment is 2 MiB. A handle of a team is not used twice.
+//! - Initialisation that fails after the PEs have met gives 0, as NVSHMEM's does, and leaves a status of 1.
+//! - Two collectives of a team (the predefined ones count as one) that are in flight at once in a process end it, also where their streams would have been lucky; so does a set-up call of a
 //!   team (memory is that of all PEs) that has one in flight.
 //! - Fence and flush do what quiet does. `nbi` transfers are done in order.
 //! - Sources and targets of collectives must be at the same offset on all members. Reductions are done in the order of ranks, rounded after each.

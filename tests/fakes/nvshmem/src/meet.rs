@@ -4,7 +4,7 @@
 //! every member; who comes for something else ends the process and says who; every wait ends within the time that the settings give, by ending the process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
 use crate::call;
@@ -35,7 +35,7 @@ pub(crate) struct Team {
     pub(crate) contexts: i32,
     pub(crate) id: u64,
     pub(crate) gone: AtomicBool,
-    pub(crate) flights: Flights,
+    pub(crate) flights: Arc<Flights>,
     /// How many meetings this PE has come to.
     turns: [Mutex<u64>; 2],
 }
@@ -102,7 +102,7 @@ impl Team {
             contexts: 0,
             id: u64::MAX,
             gone: AtomicBool::new(false),
-            flights: Flights::default(),
+            flights: Arc::default(),
             turns: [const { Mutex::new(0) }; 2],
         }
     }

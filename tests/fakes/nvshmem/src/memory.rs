@@ -151,6 +151,12 @@ impl Memory {
         (place.offset.checked_add(bytes)? <= start + length).then_some(place)
     }
 
+    /// Whether all of it is registered as this PE's own.
+    pub(crate) fn is_registered(&self, address: usize, bytes: usize) -> bool {
+        let before = self.registered.range(..=address).next_back();
+        before.is_some_and(|(start, length)| address + bytes <= start + length)
+    }
+
     /// The same, of an argument that must be symmetric.
     pub(crate) fn symmetric(&self, function: &str, what: &str, address: usize, bytes: usize) -> Place {
         self.alive(function);

@@ -11,7 +11,7 @@ use crate::enqueue::on_stream;
 use crate::flight::{self, Flight};
 use crate::meet::{Team, record_of};
 use crate::world::World;
-use crate::{call, counters, world};
+use crate::{call, counters, driver, world};
 
 fn arrive(world: &World, team: &Team, flight: &mut Flight<'_>, function: &'static str, quiet: bool) {
     // The end of the job is seen as everywhere else.
@@ -35,21 +35,30 @@ fn team_of(handle: c_int) -> Result<(Arc<World>, Arc<Team>)> {
 fn on_host(handle: c_int, quiet: bool) -> Result {
     let (world, team) = team_of(handle)?;
     call::take_effect().suffer();
+    if quiet {
+        world.quiesce(false);
+    }
     arrive(&world, &team, &mut team.begin_on_host(), call::function(), quiet);
     Ok(())
 }
 
 fn in_order(handle: c_int, quiet: bool, stream: *mut c_void) -> Result {
-    let (_, team) = team_of(handle)?;
+    let (world, team) = team_of(handle)?;
+    if quiet {
+        world.quiesce(driver::is_capturing(stream.addr())?);
+    }
     flight::in_order(team, stream, move |world, team, flight, function| arrive(world, team, flight, function, quiet))
 }
 
 fn quiet() {
     call::take_effect().suffer();
-    world::live().quiet();
+    let world = world::live();
+    world.quiesce(false);
+    world.quiet();
 }
 
 fn quiet_in_order(stream: *mut c_void) {
+    world::live().quiesce(call::or_abort(driver::is_capturing(stream.addr())));
     call::or_abort(on_stream(stream, |world, function| {
         world.memory().local(function, "nothing", 0, 0);
         world.quiet();

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::call;
 use crate::enqueue::{on_stream, through_stream};
 use crate::signal::Signal;
-use crate::transfer::{Transfer, Way, When};
+use crate::transfer::{Local, Transfer, Way, When};
 use crate::world;
 
 /// A put or get of elements; `$kind` is the element's type.
@@ -62,7 +62,8 @@ macro_rules! signalled {
     )*};
 }
 fn value_put<T>(target: *mut T, value: &T, pe: c_int) -> Transfer {
-    Transfer::flat(Way::Put, target.cast(), std::ptr::from_ref(value).cast(), size_of::<T>(), pe)
+    let transfer = Transfer::flat(Way::Put, target.cast(), std::ptr::from_ref(value).cast(), size_of::<T>(), pe);
+    Transfer { local: Local::Value, ..transfer }
 }
 
 fn put_value_on_stream<T: Copy + Send + Sync + 'static>(target: *mut T, value: T, pe: c_int, stream: *mut c_void) {
@@ -73,7 +74,8 @@ fn put_value_on_stream<T: Copy + Send + Sync + 'static>(target: *mut T, value: T
 }
 
 fn value_get<T>(value: &mut T, source: *const T, pe: c_int) -> Transfer {
-    Transfer::flat(Way::Get, std::ptr::from_mut(value).cast(), source.cast(), size_of::<T>(), pe)
+    let transfer = Transfer::flat(Way::Get, std::ptr::from_mut(value).cast(), source.cast(), size_of::<T>(), pe);
+    Transfer { local: Local::NotByNetwork, ..transfer }
 }
 
 fn get_value_on_stream<T: Copy + Default + Send + Sync + 'static>(source: *const T, pe: c_int, stream: *mut c_void) -> T {

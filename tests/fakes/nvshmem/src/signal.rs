@@ -80,12 +80,32 @@ fn holds<T: PartialOrd>(found: T, comparison: c_int, wanted: T) -> bool {
     }
 }
 
+/// As a stream of the device compares, by which NVSHMEM waits for signals that are equal or greater: the difference is a signed number.
+fn holds_in_the_cycle(found: u64, comparison: c_int, wanted: u64) -> bool {
+    const GREATER_OR_EQUAL: c_int = 5;
+    match comparison {
+        GREATER_OR_EQUAL => found.wrapping_sub(wanted) as i64 >= 0,
+        _ => holds(found, comparison, wanted),
+    }
+}
+
 /// Enqueues a wait for words of this PE, each for its own value or all for the same one.
 pub(crate) fn wait_on_stream<T: Word>(
     words: usize,
     count: usize,
     mask: *const c_int,
     comparison: c_int,
+    values: impl Fn() -> Vec<T> + Send + Sync + 'static,
+    stream: *mut c_void,
+) {
+    wait_on_stream_by(words, count, mask, (comparison, holds), values, stream);
+}
+
+fn wait_on_stream_by<T: Word>(
+    words: usize,
+    count: usize,
+    mask: *const c_int,
+    (comparison, holds): (c_int, fn(T, c_int, T) -> bool),
     values: impl Fn() -> Vec<T> + Send + Sync + 'static,
     stream: *mut c_void,
 ) {
@@ -139,7 +159,7 @@ exports! {
     }
 
     fn nvshmemx_signal_wait_until_on_stream(word: *mut u64, comparison: c_int, value: u64, stream: *mut c_void) {
-        wait_on_stream(word.addr(), 1, std::ptr::null(), comparison, move || vec![value], stream);
+        wait_on_stream_by(word.addr(), 1, std::ptr::null(), (comparison, holds_in_the_cycle), move || vec![value], stream);
     }
 
     fn nvshmemx_signal_counted_reset(word: *mut u64) {

@@ -24,15 +24,21 @@ pub(crate) fn predefine(world: &World) {
         let reaches = |pe: &i32| memory.given(*pe, crate::memory::Place { region: 0, offset: 0 }).is_some();
         if all().iter().all(reaches) { all() } else { vec![world.pe] }
     };
+    // What is done for the world is done in parts, as these teams, with their counters: so they are one for the question of who is in flight.
+    let own = |handle: i32, members| {
+        let mut team = Team::new(world.control, handle, handle as usize, members, world.pe);
+        team.flights = Arc::clone(&world.team.flights);
+        team
+    };
     let mut teams = world.teams();
     teams.insert(0, Arc::clone(&world.team));
     // SHARED, NODE, SAME_MYPE_NODE, SAME_GPU, GPU_LEADERS
     let kinds = [(1, reached()), (2, all()), (3, vec![world.pe]), (4, vec![world.pe]), (5, all())];
     for (handle, members) in kinds {
-        teams.insert(handle, Arc::new(Team::new(world.control, handle, handle as usize, members, world.pe)));
+        teams.insert(handle, Arc::new(own(handle, members)));
     }
     if world.memory().multicast != 0 {
-        teams.insert(6, Arc::new(Team::new(world.control, 6, 6, all(), world.pe)));
+        teams.insert(6, Arc::new(own(6, all())));
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::enqueue::on_stream;
 use crate::log::undefined;
+use crate::memory::{Memory, Place};
 use crate::signal::{self, Signal};
 use crate::world::World;
 use crate::{call, counters, world};
@@ -41,6 +42,19 @@ pub(crate) struct Transfer {
     pub(crate) target_step: usize,
     pub(crate) source_step: usize,
     pub(crate) pe: c_int,
+    /// Where this PE's side is.
+    pub(crate) local: Local,
+}
+
+/// This PE's side, as the network sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Local {
+    /// Memory, to be found symmetric or registered.
+    Memory,
+    /// A value in the call itself.
+    Value,
+    /// NVSHMEM has no way to do that by the network.
+    NotByNetwork,
 }
 
 /// Copies; words of flags in one piece, since others may be looking.
@@ -66,7 +80,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
 impl Transfer {
     pub(crate) fn flat(way: Way, target: *mut c_void, source: *const c_void, bytes: usize, pe: c_int) -> Self {
         let (target, source) = (target.addr(), source.addr());
-        Self { way, target, source, row: bytes, rows: 1, target_step: bytes, source_step: bytes, pe }
+        Self { way, target, source, row: bytes, rows: 1, target_step: bytes, source_step: bytes, pe, local: Local::Memory }
     }
 
     pub(crate) fn strided(
@@ -81,7 +95,8 @@ impl Transfer {
             Ok(stride) if stride > 0 => stride * size,
             _ => undefined(&format!("{}: a stride of {stride} elements", call::function())),
         };
-        Self { way, target, source, row: size, rows: count, target_step: step(strides[0]), source_step: step(strides[1]), pe }
+        let (target_step, source_step) = (step(strides[0]), step(strides[1]));
+        Self { way, target, source, row: size, rows: count, target_step, source_step, pe, local: Local::NotByNetwork }
     }
 
     fn span(&self, step: usize) -> usize {
@@ -99,11 +114,13 @@ impl Transfer {
             Way::Put => {
                 memory.local(function, "the source", self.source, source_span);
                 let place = memory.symmetric(function, "the target", self.target, target_span);
+                self.by_network(&memory, function, place, self.source, source_span);
                 (self.source as *const u8, memory.of(self.pe, place))
             }
             Way::Get => {
                 memory.local(function, "the target", self.target, target_span);
                 let place = memory.symmetric(function, "the source", self.source, source_span);
+                self.by_network(&memory, function, place, self.target, target_span);
                 (memory.of(self.pe, place).cast_const(), self.target as *mut u8)
             }
         };
@@ -113,6 +130,19 @@ impl Transfer {
         for row in 0..self.rows {
             // SAFETY: the symmetric side was found live and stays so while the memory is held; the other is the caller's promise.
             unsafe { copy(from.add(row * self.source_step), to.add(row * self.target_step), self.row) };
+        }
+    }
+
+    /// Ends the process where the PE is reached by the network alone, which knows this PE's side not.
+    fn by_network(&self, memory: &Memory, function: &str, place: Place, local: usize, bytes: usize) {
+        if memory.given(self.pe, place).is_some() || self.local == Local::Value {
+            return;
+        }
+        if self.local == Local::NotByNetwork {
+            undefined(&format!("{function}: not implemented for PE {}, which the network alone reaches", self.pe));
+        }
+        if memory.find(local, bytes).is_none() && !memory.is_registered(local, bytes) {
+            undefined(&format!("{function}: {bytes} bytes at {local:#x} are not registered with the network"));
         }
     }
 
@@ -149,7 +179,10 @@ impl Transfer {
 
     /// Does it in the order of a stream.
     pub(crate) fn on_stream(self, when: When, signal: Option<Signal>, stream: *mut c_void) {
-        self.checked(signal);
+        let world = self.checked(signal);
+        if matches!(when, When::Later) {
+            world.left.store(true, Ordering::Release);
+        }
         call::or_abort(on_stream(stream, move |world, function| self.run(world, function, when, signal)));
     }
 

@@ -3,7 +3,7 @@
 //! What is not here: how it starts and ends (`init`). Invariant: there is at most one; who asks for it while there is none ends the process.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::call;
@@ -31,11 +31,25 @@ pub(crate) struct World {
     pub(crate) modules: Mutex<Vec<usize>>,
     /// How many of the PEs share a GPU with another.
     pub(crate) shares_gpu: bool,
+    pub(crate) growth: Growth,
+    /// Whether transfers were left to streams of the library's own that no quiet has waited for.
+    pub(crate) left: AtomicBool,
+}
+
+/// How the heap becomes larger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Growth {
+    /// Not at all: what does not fit is refused.
+    Fixed,
+    /// By so many bytes; where that fails all of it is unmapped, and the process ends at the barrier that follows.
+    By(usize),
 }
 
 /// What there is.
 pub(crate) enum State {
     Idle,
+    /// The PEs have met, and what came after that failed: which PE this is, and of how many.
+    Bootstrapped(i32, i32),
     /// With how often it was initialised.
     Live(Arc<World>, u32),
     Finalized,
@@ -53,6 +67,7 @@ pub(crate) fn live() -> Arc<World> {
     match &*state() {
         State::Live(world, _) => Arc::clone(world),
         State::Idle => undefined(&format!("{} before NVSHMEM was initialised", call::function())),
+        State::Bootstrapped(..) => undefined(&format!("{}: nvshmem initialization failed, exiting", call::function())),
         State::Finalized => undefined(&format!("{} after nvshmemx_hostlib_finalize", call::function())),
     }
 }
@@ -81,11 +96,12 @@ pub(crate) struct Parts {
     pub(crate) team: Arc<Team>,
     pub(crate) max_teams: usize,
     pub(crate) shares_gpu: bool,
+    pub(crate) growth: Growth,
 }
 
 impl World {
     pub(crate) fn new(parts: Parts, memory: Memory) -> Self {
-        let Parts { pe, ranks, device, context, processes, control, team, max_teams, shares_gpu } = parts;
+        let Parts { pe, ranks, device, context, processes, control, team, max_teams, shares_gpu, growth } = parts;
         Self {
             pe,
             ranks,
@@ -101,6 +117,25 @@ impl World {
             pending: Pending::default(),
             modules: Mutex::default(),
             shares_gpu,
+            growth,
+            left: AtomicBool::new(false),
+        }
+    }
+
+    /// The streams of the library's own are waited for, by the host or by a stream; one that is being captured cannot.
+    pub(crate) fn quiesce(&self, captured: bool) {
+        if self.left.swap(false, Ordering::AcqRel) && captured {
+            undefined(&format!(
+                "{}: a graph would wait for a stream outside of it, on which an nbi transfer was left",
+                call::function()
+            ));
+        }
+    }
+
+    /// Ends the process over a heap that could not grow, after which NVSHMEM has none.
+    pub(crate) fn torn(&self, what: &str) {
+        if let Growth::By(step) = self.growth {
+            undefined(&format!("{}: {what} (the heap grows by {step} bytes), and the heap is unmapped", call::function()));
         }
     }
 

@@ -36,6 +36,10 @@ fn quick() -> Fakes {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_WAIT_MS", "1000").limit(Duration::from_secs(10))
 }
 
+fn by_network() -> Fakes {
+    quick().env("NVSHMEM_DISABLE_P2P", "1")
+}
+
 aborts! {
     pes_that_allocate_differently_are_named: 2 "PE 0 is in nvshmem_malloc[100, 0", quick(), |me| {
         init(me);
@@ -146,6 +150,57 @@ aborts! {
         nvshmem_barrier_all();
         nvshmem_barrier_all();
     };
+    a_heap_that_cannot_grow_is_none_any_more: 1 "do not fit into the symmetric heap (the heap grows by", quick(), |me| {
+        init(me);
+        nvshmem_malloc(9 << 20);
+    };
+    outside_memory_that_cannot_be_symmetric_costs_the_heap: 1 "and the heap is unmapped", quick(), |me| {
+        init(me);
+        nvshmemx_buffer_register_symmetric(plain(&[0_u8; 64]), 64, 0);
+    };
+    a_graph_does_not_wait_for_what_nbi_left: 1 "nvshmemx_quiet_on_stream: a graph would wait for a stream outside of it", quick(), |me| {
+        let stream = init(me);
+        let memory = symmetric(&[0_i32; 8]);
+        nvshmemx_int32_put_nbi_on_stream(memory, memory + 16, 4, 0, stream);
+        let other = common::stream();
+        assert_eq!(cuStreamBeginCapture_v2(other, 2), 0);
+        nvshmemx_quiet_on_stream(other);
+    };
+    the_network_puts_out_of_memory_that_it_knows: 2 "are not registered with the network", by_network(), |me| {
+        init(me);
+        let (memory, source) = (symmetric(&[0_i32; 4]), plain(&[1_i32; 4]));
+        assert_eq!(nvshmemx_buffer_register(source, 16), 0);
+        nvshmem_int32_put(memory, source, 4, 1 - me.rank as i32);
+        assert_eq!(nvshmemx_buffer_unregister(source), 0);
+        nvshmem_int32_put(memory, source, 4, 1 - me.rank as i32);
+    };
+    the_network_takes_no_steps: 2 "nvshmem_int32_iput: not implemented for PE", by_network(), |me| {
+        init(me);
+        let memory = symmetric(&[0_i32; 4]);
+        nvshmem_int32_iput(memory, memory, 1, 1, 2, 1 - me.rank as i32);
+    };
+    after_a_start_that_gave_up_every_call_ends_the_process: 1 "nvshmem initialization failed, exiting",
+    quick().env("NVSHMEM_MAX_TEAMS", "many"), |me| {
+        use_device(0);
+        let id = shared_id(me, "id");
+        assert_eq!((init_with(me, &id, 2), nvshmemx_init_status()), (0, 1));
+        nvshmem_malloc(8);
+    };
+    teams_of_nvshmem_s_own_share_their_counters: 1 "began before the last collective of team 2 was done", quick(), |me| {
+        let stream = init(me);
+        let word = symmetric(&[0_u64]);
+        nvshmemx_signal_wait_until_on_stream(word, 0, 1, stream);
+        assert_eq!(nvshmemx_barrier_on_stream(0, stream), 0);
+        let other = common::stream();
+        assert_eq!(nvshmemx_barrier_on_stream(2, other), 0);
+        finish(other);
+    };
+    an_id_is_not_asked_for_again_after_it_was_in_vain: 1 "the plug-in was let go of",
+    quick().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_get_uniqueid:1"), |_| {
+        let mut id = UniqueId { version: (1 << 16) + 128, internal: [0; 124] };
+        assert_ne!(nvshmemx_get_uniqueid(&mut id), 0);
+        nvshmemx_get_uniqueid(&mut id);
+    };
     a_misspelt_setting_ends_the_process: 1 "PEERWEAVE_FAKE_NVSHMEM_FAIL=nvshmem_mallok:1 cannot be understood",
     quick().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmem_mallok:1"), |me| { init(me); };
 }
@@ -235,8 +290,8 @@ fn two_pes_on_one_gpu_are_refused_unless_a_test_allows_it() {
     fakes().run_many(2, |me| {
         use_device(3);
         let id = shared_id(&me, "id");
-        assert_eq!(init_with(&me, &id, 2), 3);
-        assert_eq!(nvshmemx_init_status(), 0);
+        assert_eq!((init_with(&me, &id, 2), nvshmemx_init_status()), (0, 1), "as NVSHMEM: the PEs have met, and that is all");
+        assert_eq!((nvshmem_my_pe(), nvshmem_n_pes()), (me.rank as i32, 2));
     });
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SHARE_GPU", "1").run_many(2, |me| {
         use_device(3);
@@ -262,7 +317,6 @@ fn structs_are_read_by_their_version_words() {
         let id = shared_id(&me, "id");
         let mut attr = attr(2);
         assert_eq!(nvshmemx_set_attr_uniqueid_args(0, 1, &id, &mut attr), 0);
-        assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 5, "no device");
         attr.device = 2;
         assert_eq!(nvshmemx_hostlib_init_attr(8, &mut attr), 0);
         let mut wrong = id;
@@ -356,8 +410,8 @@ fn multicast_is_there_if_a_test_says_so() {
 }
 
 #[test]
-fn a_heap_that_cannot_grow_on_one_pe_gives_null_there_alone() {
-    fakes().env("PEERWEAVE_FAKE_NVSHMEM_FULL", "nvshmem_malloc@1:1").run_many(2, |me| {
+fn a_heap_of_a_fixed_size_that_is_full_on_one_pe_gives_null_there_alone() {
+    fakes().env("NVSHMEM_DISABLE_CUDA_VMM", "1").env("PEERWEAVE_FAKE_NVSHMEM_FULL", "nvshmem_malloc@1:1").run_many(2, |me| {
         init(&me);
         assert_eq!(nvshmem_malloc(64) == 0, me.rank == 1);
     });

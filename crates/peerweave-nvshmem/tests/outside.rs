@@ -1,0 +1,153 @@
+//! Memory that is not NVSHMEM's own, and more of its own than there can be: refused before NVSHMEM finds out, and kept for as long as it is needed.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{DEADLINE, Hold, by_network, count, fakes, mapped, misuse, says, settings, start, start_with};
+use peerweave_driver::DeviceMemory;
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use peerweave_nvshmem::{MisuseKind, NvshmemError};
+
+const A_WHILE: Duration = Duration::from_millis(200);
+
+#[test]
+fn a_registration_that_the_network_uses_ends_when_the_stream_has_passed() {
+    fakes().run_many(2, |child| {
+        let here = by_network(&child);
+        let hold = Hold::new(&here);
+        let target = here.context.alloc::<u32>(64).expect("memory");
+        let source = DeviceMemory::<u32>::from_slice(&here.stream, &[child.rank as u32; 64]).expect("memory");
+        let refused = misuse(here.context.put(&target, &source, here.next(), &here.stream));
+        assert!(matches!(refused, MisuseKind::Unregistered { .. }), "{refused:?}");
+        let registration = here.context.register_local(&source).expect("it is registered");
+        hold.hold(&here.stream);
+        here.context.put(&target, &source, here.next(), &here.stream).expect("it is registered");
+        drop(registration);
+        here.context.quiet_blocking().expect("quiet");
+        assert_eq!(count("registrations"), 1, "the stream has not passed");
+        hold.release();
+        here.context.world().barrier(&here.stream).expect("it is enqueued");
+        assert_eq!(target.to_vec(&here.stream).expect("a copy"), [here.previous(); 64]);
+        here.context.quiet_blocking().expect("quiet");
+        assert_eq!(count("registrations"), 0);
+        here.context.free(target).expect("freed");
+        hold.free();
+        here.end();
+    });
+}
+
+#[test]
+fn what_cannot_be_made_symmetric_is_refused_before_nvshmem_maps_something_else() {
+    fakes().run_many(2, |child| {
+        let here = start(&child);
+        let all = mapped(&here, 2);
+        let half = all.len() / 2;
+        let deadline = || Instant::now() + DEADLINE;
+        let low = all.slice(0..half).expect("the first half");
+        let mut first = all.slice(0..half).expect("the first half");
+        peerweave_vmm::write(&here.stream, &mut first, &vec![7; half], deadline()).expect("a copy");
+        drop(first);
+        // NVSHMEM would map the beginning of the handle's memory, which is not what was given.
+        for part in [all.slice(half..2 * half), all.slice(0..half)] {
+            let refused = misuse(here.context.register_symmetric(&part.expect("a part")));
+            assert!(matches!(refused, MisuseKind::Context { why } if why.contains("a part of a mapping")), "{refused:?}");
+        }
+        // NVSHMEM would find out too late, and be without a heap.
+        let plain = DeviceMemory::<u32>::from_slice(&here.stream, &[1; 64]).expect("memory");
+        let refused = misuse(here.context.register_symmetric(&plain));
+        assert!(matches!(refused, MisuseKind::Context { why } if why.contains("virtual memory")), "{refused:?}");
+        assert_eq!(peerweave_vmm::read(&here.stream, &low, deadline()).expect("a copy"), vec![7; half]);
+        let whole = here.context.register_symmetric(&all).expect("it is registered");
+        assert_eq!(whole.slice(0..half).expect("a part").to_vec(&here.stream).expect("a copy"), vec![7; half]);
+        here.context.free(whole).expect("it is given back");
+        here.end();
+    });
+}
+
+#[test]
+fn memory_that_is_no_multiple_of_the_heap_s_step_is_refused() {
+    fakes().run_many(1, |child| {
+        let here = start_with(&child, settings(DEADLINE).heap_step_bytes(512 << 20));
+        let refused = misuse(here.context.register_symmetric(&mapped(&here, 1)));
+        assert!(matches!(refused, MisuseKind::Value { what: "the memory's bytes", .. }), "{refused:?}");
+        here.end();
+    });
+}
+
+#[test]
+fn more_memory_than_the_heap_can_have_is_refused_before_nvshmem_gives_its_heap_up() {
+    fakes().run_many(2, |child| {
+        let here = start_with(&child, settings(DEADLINE).max_memory_bytes(32 << 30));
+        let first = here.context.alloc_zeroed::<u32>(64).expect("memory");
+        let error = says(here.context.alloc::<u8>(33 << 30), &["NVSHMEM_MAX_MEMORY_PER_GPU"]);
+        assert!(matches!(error, NvshmemError::Nvshmem(_)), "{error}");
+        let (free, _) = here.context.device().mem_get_info().expect("the driver knows");
+        assert!(free < 32 << 30, "the fake device has less");
+        says(here.context.alloc::<u8>(free + (1 << 20)), &["the heap would have to grow"]);
+        assert_eq!(first.to_vec(&here.stream).expect("a copy"), [0; 64]);
+        here.context.free(first).expect("freed");
+        here.end();
+    });
+}
+
+#[test]
+fn a_registration_that_a_call_is_about_to_use_stays_until_the_call_is_enqueued() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_fence=600").run_many(2, |child| {
+        let here = by_network(&child);
+        let hold = Hold::new(&here);
+        let target = here.context.alloc::<u32>(64).expect("memory");
+        let source = DeviceMemory::<u32>::from_slice(&here.stream, &[child.rank as u32; 64]).expect("memory");
+        let registration = here.context.register_local(&source).expect("registered");
+        here.context.put(&target, &source, here.next(), &here.stream).expect("it is registered");
+        here.stream.synchronize().expect("it passes");
+        let other = here.new_stream();
+        std::thread::scope(|scope| {
+            scope.spawn(|| here.context.fence_blocking().expect("it comes back"));
+            std::thread::sleep(A_WHILE);
+            let put = scope.spawn(|| here.context.put(&target, &source, here.next(), &other));
+            std::thread::sleep(A_WHILE);
+            drop(registration);
+            put.join().expect("no panic").expect("it was registered");
+        });
+        other.synchronize().expect("it passes");
+        here.context.world().barrier_blocking().expect("all come");
+        here.context.quiet_blocking().expect("quiet");
+        assert_eq!(count("registrations"), 0);
+        here.context.free(target).expect("freed");
+        hold.free();
+        here.end();
+    });
+}
+
+#[test]
+fn a_registration_that_a_graph_uses_stays_as_long_as_the_graph() {
+    fakes().run_many(2, |child| {
+        let here = by_network(&child);
+        let target = here.context.alloc::<u32>(64).expect("memory");
+        let source = DeviceMemory::<u32>::from_slice(&here.stream, &[child.rank as u32 + 1; 64]).expect("memory");
+        here.stream.synchronize().expect("it passes");
+        let registration = here.context.register_local(&source).expect("registered");
+        // Which PEs are mapped is asked once.
+        here.context.put(&target, &source, here.next(), &here.stream).expect("it is registered");
+        here.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("a capture");
+        here.context.put(&target, &source, here.next(), &here.stream).expect("it is captured");
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = here.stream.end_capture(flags).expect("a graph").expect("it has nodes");
+        drop(registration);
+        here.context.quiet_blocking().expect("quiet");
+        assert_eq!(count("registrations"), 1, "the graph needs it");
+        graph.launch().expect("it is launched");
+        here.stream.synchronize().expect("it passes");
+        drop(graph);
+        // What a graph owns is dropped some time after it.
+        let gone = Instant::now() + DEADLINE;
+        while count("registrations") > 0 {
+            assert!(Instant::now() < gone, "nobody needs it any more");
+            here.context.quiet_blocking().expect("quiet");
+        }
+        here.context.free(target).expect("freed");
+        here.end();
+    });
+}
