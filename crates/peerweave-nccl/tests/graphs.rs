@@ -16,6 +16,9 @@ use peerweave_nccl::{
     Window, WindowKind,
 };
 
+/// How long graphs that stay are waited for.
+const SHORT: Duration = Duration::from_millis(100);
+
 #[test]
 fn captured_group_that_is_refused_leaves_nothing_in_the_graph() {
     fakes(1).run(|| {
@@ -31,7 +34,7 @@ fn captured_group_that_is_refused_leaves_nothing_in_the_graph() {
             assert!(matches!(result, Err(NcclError::Dead { state: DeadState::Aborted, .. })), "{result:?}");
             Ok(())
         });
-        let error = comm.clone().finalize(DEADLINE).expect_err("a graph uses it").to_string();
+        let error = comm.clone().finalize(SHORT).expect_err("a graph uses it").to_string();
         assert_eq!(error, "finalize: captured graphs still use the communicator (1 captured calls); destroy them first");
         drop(graph);
         comm.finalize(DEADLINE).expect("the graph is gone");
@@ -51,7 +54,7 @@ fn graph_keeps_what_it_uses_and_its_communicator() {
             captured(&stream, || comm.all_reduce(&stream, &send, &mut recv, &scaled))
         };
         assert_eq!(value(&result, &stream), 0.0, "nothing ran");
-        let error = comm.clone().finalize(DEADLINE).expect_err("a graph uses it").to_string();
+        let error = comm.clone().finalize(SHORT).expect_err("a graph uses it").to_string();
         assert_eq!(error, "finalize: captured graphs still use the communicator (1 captured calls); destroy them first");
         let other = comm.clone();
         drop(comm);
@@ -234,10 +237,13 @@ fn registered_memory_is_not_given_back_under_a_graph() {
         comm.all_reduce_in_place(&stream, &mut inside, ReduceOp::Sum).expect("it is captured");
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = stream.end_capture(flags).expect("it ends").expect("a graph");
+        // Graphs are waited for at most as long as turns are.
+        comm.set_deadline(5 * SHORT);
         for result in [window.deregister(&stream, DEADLINE), registration.deregister(&stream, DEADLINE)] {
             let error = result.expect_err("the graph has its address");
             assert!(matches!(error.misuse_kind(), Some(MisuseKind::Graphs { count: 1 })), "{error}");
         }
+        comm.set_deadline(DEADLINE);
         graph.launch().expect("it runs");
         comm.wait(&stream, DEADLINE).expect("it completes");
         drop(graph);
