@@ -330,6 +330,34 @@ fn a_pe_that_gives_up_at_a_later_chunk_leaves_what_others_may_store_to_in_the_ea
 }
 
 #[test]
+fn a_pe_that_is_lost_before_it_has_the_object_is_waited_for_once() {
+    Fakes::new().cuda().run(|| {
+        let deadline = Duration::from_millis(1500);
+        threads_within(2, deadline, |me| {
+            let (members, bytes) = ([Pe::new(0), Pe::new(1)], bytes());
+            if me.pe == 0 {
+                let start = Instant::now();
+                let error = collective(&me.rendezvous, &me.context, &members, "lost", bytes).map(drop).expect_err("PE 1 is lost");
+                let took = start.elapsed();
+                assert_eq!(error.blamed(), [Pe::new(1)], "{error}");
+                assert!(took < deadline * 3 / 2, "it went on to the next round, where nobody was either: {took:?}");
+                return;
+            }
+            // As one that ends after the second round would.
+            let call = format!("multicast::collective(lost, {bytes} bytes)");
+            let say = |round: &str, blob: &[u8]| {
+                let statement = [&[1], &(call.len() as u32).to_le_bytes()[..], call.as_bytes(), blob].concat();
+                me.rendezvous.exchange(&format!("peerweave-vmm/multicast/lost/{round}"), &statement).expect("PE 0 comes");
+            };
+            let numbers = [2u32, 0, 1].map(u32::to_le_bytes).concat();
+            say("looked", &[&numbers, &b"another device"[..]].concat());
+            say("created", &[]);
+            std::thread::sleep(2 * deadline);
+        });
+    });
+}
+
+#[test]
 fn a_pe_that_cannot_take_a_descriptor_is_named_to_the_others_at_once() {
     Fakes::new().cuda().run_many(3, |child| {
         let me = process(&child);
