@@ -106,7 +106,7 @@ impl Limits {
         const MOST_STEP: u64 = 1 << 31;
         let bytes = |name, default| settings.bytes(name).unwrap_or(default);
         let step = bytes("NVSHMEM_CUMEM_GRANULARITY", 512 << 20).clamp(LEAST_STEP, MOST_STEP);
-        let most_bytes = bytes("NVSHMEM_MAX_MEMORY_PER_GPU", 256 << 30).max(step);
+        let most_bytes = bytes("NVSHMEM_MAX_MEMORY_PER_GPU", 256 << 30).max(step).next_multiple_of(step);
         let on_host = settings.effective("NVSHMEM_HEAP_KIND").is_some_and(|kind| kind.eq_ignore_ascii_case("SYSMEM"));
         Self { fixed: on_host || settings.is_on("NVSHMEM_DISABLE_CUDA_VMM"), step, most_bytes }
     }
@@ -223,25 +223,32 @@ impl Context {
     /// It is not known which holes there are: where one may be large enough, NVSHMEM is asked.
     fn room(&self, call: &'static str, bytes: usize, alignment: usize) -> Result<(), NvshmemError> {
         let inner = &self.inner;
-        let Limits { fixed: false, step, most_bytes } = inner.limits else { return Ok(()) };
-        let (pieces, held) = {
-            let allocations = inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
-            (allocations.len() as u64, allocations.iter().map(|allocation| allocation.bytes as u64).sum::<u64>())
-        };
+        let Limits { fixed: false, step, .. } = inner.limits else { return Ok(()) };
+        self.addresses(call, bytes)?;
+        let pieces = inner.allocations.lock().unwrap_or_else(PoisonError::into_inner).len() as u64;
         let (freed_pieces, freed) = *inner.freed.lock().unwrap_or_else(PoisonError::into_inner);
-        let refuse = |why: String| Err(inner.nvshmem.failure(call, None, format!("{bytes} bytes of symmetric memory: {why}")));
-        if held + bytes as u64 >= most_bytes {
-            return refuse(format!("{held} of at most {most_bytes} are allocated (NVSHMEM_MAX_MEMORY_PER_GPU)"));
-        }
         let wanted = bytes as u64 + alignment as u64;
         // What was freed, and what each growth may have left over.
         let holes = freed + (pieces + freed_pieces + 1) * step;
         let (free, _) = undisturbed(&inner.context, || inner.context.mem_get_info()).map_err(CudaError::of("cuMemGetInfo_v2"))?;
         let grown = wanted.next_multiple_of(step);
         if grown > free as u64 && wanted > holes {
-            return refuse(format!("the heap would have to grow by {grown}, and the device has {free} left"));
+            let why = format!("the heap would have to grow by {grown}, and the device has {free} left");
+            return Err(inner.nvshmem.failure(call, None, format!("{bytes} bytes of symmetric memory: {why}")));
         }
         Ok(())
+    }
+
+    /// The same of the addresses that the heap has for its own and for outside memory.
+    fn addresses(&self, call: &'static str, bytes: usize) -> Result<(), NvshmemError> {
+        let Limits { fixed, most_bytes, .. } = self.inner.limits;
+        let allocations = self.inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
+        let held: u64 = allocations.iter().map(|allocation| allocation.bytes as u64).sum();
+        if fixed || held + (bytes as u64) < most_bytes {
+            return Ok(());
+        }
+        let why = format!("{held} of at most {most_bytes} are allocated (NVSHMEM_MAX_MEMORY_PER_GPU)");
+        Err(self.inner.nvshmem.failure(call, None, format!("{bytes} bytes of symmetric memory: {why}")))
     }
 
     /// Where one PE got memory and another did not, the heaps are alike no more, and NVSHMEM cannot be used.
@@ -350,7 +357,12 @@ impl Context {
         let kept = owned(inner, call, memory).and_then(|kept| whole_mapping(inner, call, kept.0, bytes).map(|()| kept));
         let _setup = inner.setup_turn(call)?;
         let order = inner.world_order();
-        let (_turn, able) = taken(kept.as_ref().map_err(Clone::clone).and_then(|_| order.settle(call, inner)));
+        let (_turn, able) = taken(
+            kept.as_ref()
+                .map_err(Clone::clone)
+                .and_then(|_| self.addresses(call, bytes))
+                .and_then(|()| order.settle(call, inner)),
+        );
         let mut entered = arrive(inner, call, Members::World, &format!("{} x {:?}", memory.len(), T::DTYPE), able)?;
         let (source, keep) = kept?;
         let address = entered.block(call, move |api, _| {

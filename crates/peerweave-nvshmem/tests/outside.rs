@@ -67,11 +67,16 @@ fn what_cannot_be_made_symmetric_is_refused_before_nvshmem_maps_something_else()
 }
 
 #[test]
-fn memory_that_is_no_multiple_of_the_heap_s_step_is_refused() {
+fn outside_memory_that_does_not_fit_into_the_heap_s_addresses_or_steps_is_refused() {
     fakes().run_many(1, |child| {
         let here = start_with(&child, settings(DEADLINE).heap_step_bytes(512 << 20));
         let refused = misuse(here.context.register_symmetric(&mapped(&here, 1)));
         assert!(matches!(refused, MisuseKind::Value { what: "the memory's bytes", .. }), "{refused:?}");
+        here.end();
+    });
+    fakes().run_many(1, |child| {
+        let here = start_with(&child, settings(DEADLINE).max_memory_bytes(4 << 20));
+        says(here.context.register_symmetric(&mapped(&here, 2)), &["NVSHMEM_MAX_MEMORY_PER_GPU"]);
         here.end();
     });
 }
