@@ -1,4 +1,4 @@
-//! Calls that end a communicator at the same moment: each finds the other, and NCCL never gets a handle that was freed.
+//! Calls that end a communicator at the same moment, or beside calls of others: each finds the other, and NCCL never gets a handle that was freed.
 //!
 //! What the gate promises for one order of steps is tested beside it.
 #![cfg(target_os = "linux")]
@@ -91,6 +91,7 @@ fn who_calls_in_a_loop_is_out_before_the_communicator_is_freed() {
             }
             let (comm, stream) = if round % 2 == 0 { alone() } else { all_blocking(1).remove(0) };
             let mut values = floats(&stream, &[1.0]);
+            // The memory outlives the abort: this is about the handle alone.
             let (calling, reducing, _kept) = (comm.clone(), Arc::clone(&stream), values.clone());
             let loops: [std::thread::JoinHandle<NcclError>; 2] = [
                 std::thread::spawn(move || {
