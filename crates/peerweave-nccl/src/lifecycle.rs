@@ -7,7 +7,7 @@
 use std::convert::Infallible;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -306,6 +306,29 @@ fn revoked(inner: &Inner, call: &'static str) -> Result<State, NcclError> {
     }
 }
 
+/// How far the abort of a communicator is.
+#[derive(Debug, Default)]
+pub(crate) struct Abort {
+    has_begun: AtomicBool,
+    is_done: AtomicBool,
+}
+
+impl Abort {
+    /// Waits until NCCL has done it, at most [`ABORT_LIMIT`]; where graphs keep NCCL from freeing the communicator, until it has ended what runs. For a call that found
+    /// the gate closed, and has left it: NCCL may have been about to launch it.
+    pub(crate) fn wait(inner: &Inner) {
+        let mut begun = None;
+        let done = wait_until::<Infallible>(deadline_after(ABORT_LIMIT), || {
+            let with_graphs = inner.graphs.load(Ordering::Acquire) != 0 && inner.abort.has_begun.load(Ordering::Acquire);
+            let ended_what_runs = with_graphs && begun.get_or_insert_with(Instant::now).elapsed() >= WITH_GRAPHS;
+            Ok(ended_what_runs || inner.abort.is_done.load(Ordering::Acquire))
+        });
+        if done != Ok(true) {
+            tracing::error!(communicator = %inner.name, "an abort takes long: NCCL may still use the memory of the call that it cuts off");
+        }
+    }
+}
+
 /// Aborts those of them that are open, each from its own thread. Gives how many.
 pub(crate) fn abort_together(communicators: &[Arc<Inner>], limit: Duration) -> Result<usize, NcclError> {
     let open = |inner: &&Arc<Inner>| inner.nccl.not_forked("abort").is_ok() && inner.gate.close(State::Aborted).is_ok();
@@ -329,8 +352,11 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
                 if !inner.gate.drain(ABORT_GRACE) {
                     tracing::warn!(communicator = %inner.name, "aborted while a call on it is stuck");
                 }
+                inner.abort.has_begun.store(true, Ordering::Release);
                 let _ = entered.send(());
-                abort_handle(inner.nccl, inner.handle, &inner.context, Some(&inner.name))
+                let aborted = abort_handle(inner.nccl, inner.handle, &inner.context, Some(&inner.name));
+                inner.abort.is_done.store(true, Ordering::Release);
+                aborted
             });
             (abort, has_entered)
         })

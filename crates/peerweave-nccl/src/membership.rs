@@ -18,9 +18,10 @@ use peerweave_driver::{CudaCode, CudaContext, CudaStream, Driver, Keep, is_captu
 use peerweave_dylib::MissingSymbol;
 
 use crate::error::{CommunicatorName, MisuseKind, NcclError, Timeout};
+use crate::lifecycle::{self, Abort};
 use crate::state::{Allowed, Gate, Inside, Refused, State};
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
-use crate::{Call, Nccl, lifecycle};
+use crate::{Call, Nccl};
 
 /// How long a question waits for a call of another thread.
 pub(crate) const A_MOMENT: Duration = Duration::from_millis(10);
@@ -69,6 +70,8 @@ pub(crate) struct Inner {
     /// How many captures hold it.
     pub(crate) graphs: AtomicUsize,
     pub(crate) world: Option<World>,
+    /// How far an abort is, for calls that it has cut off: their memory is NCCL's until then [C2].
+    pub(crate) abort: Abort,
     /// Memory that peers may reach until the communicator is freed.
     parked: Mutex<Vec<Keep>>,
 }
@@ -159,6 +162,7 @@ impl Inner {
             children: AtomicU64::new(0),
             graphs: AtomicUsize::new(0),
             world,
+            abort: Abort::default(),
             parked: Mutex::default(),
         });
         MADE_BY.store(std::process::id(), Ordering::Relaxed);

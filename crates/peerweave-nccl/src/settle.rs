@@ -1,12 +1,13 @@
 //! The end of a call: where NCCL is still at work on the host, somebody waits until it is done.
 //!
 //! Not for what runs on the device: that is `wait.rs`. Invariant: a call that NCCL has not finished when it returns is finished, or the communicator is
-//! aborted, before the borrows of the call end ([C2] of `membership.rs`).
+//! aborted and NCCL done with it, before the borrows of the call end ([C2] of `membership.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::NcclError;
+use crate::lifecycle::Abort;
 use crate::membership::{Inner, bounded};
 use crate::state::{Inside, State};
 use crate::sys::ncclResult_t;
@@ -118,7 +119,7 @@ pub(crate) fn settle_all(
     deadline: Duration,
 ) -> Result<(), NcclError> {
     let start = Instant::now();
-    let (mut first_error, mut failed) = (None, None);
+    let (mut first_error, mut failed, mut cut_off) = (None, None, Vec::new());
     // From here on the threads only ask, which never takes long: who aborts waits for them.
     members.iter().for_each(|(_, inside)| inside.surface());
     let done = yield_until(start + bounded(deadline), || {
@@ -126,7 +127,12 @@ pub(crate) fn settle_all(
         while index < members.len() {
             let inner = members[index].0;
             // Who aborts waits for this thread to leave.
-            let state = if inner.gate.is_closed() { Err(inner.dead(call, inner.gate.state())) } else { inner.ask() };
+            let state = if inner.gate.is_closed() {
+                cut_off.push(inner);
+                Err(inner.dead(call, inner.gate.state()))
+            } else {
+                inner.ask()
+            };
             match state {
                 Ok(ncclResult_t::ncclInProgress) => index += 1,
                 Ok(ncclResult_t::ncclSuccess) => drop(members.swap_remove(index)),
@@ -157,7 +163,11 @@ pub(crate) fn settle_all(
         for error in lifecycle::abort_closed(&late, lifecycle::ABORT_LIMIT).into_iter().filter_map(Result::err) {
             tracing::error!(%error, "a communicator whose call did not end could not be aborted in time");
         }
+    } else {
+        drop(members);
     }
+    // All members were left above: who aborts waits for that.
+    cut_off.into_iter().for_each(|inner| Abort::wait(inner));
     match (first_error, failed) {
         (Some(error), Some(inner)) => Err(blamed(inner, error)),
         (Some(error), None) => Err(error),
@@ -209,5 +219,6 @@ fn end_badly(
     if is_partial && let Err(error) = lifecycle::abort_together(&inners, lifecycle::ABORT_LIMIT) {
         tracing::error!(%error, "part of a group could not be ended in time");
     }
+    inners.iter().filter(|inner| inner.gate.is_closed()).for_each(|inner| Abort::wait(inner));
     ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| blamed(inner, error.clone())))
 }

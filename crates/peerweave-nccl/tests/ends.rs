@@ -304,3 +304,24 @@ fn abort_waits_for_a_call_that_comes_back_by_itself() {
         nothing_is_left();
     });
 }
+
+#[test]
+fn call_that_an_abort_ends_comes_back_when_nccl_is_done_with_its_memory() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut values = floats(&stream, &[1.0; 4]);
+        // NCCL's own thread is slow before it launches.
+        fail_driver("cuStreamIsCapturing:2=300ms");
+        let other = comm.clone();
+        let calling = std::thread::spawn(move || {
+            let result = other.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum);
+            (result, counted("communicators"))
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!calling.is_finished(), "it is in progress");
+        comm.abort(DEADLINE).expect("it is aborted");
+        let (result, left) = calling.join().expect("no panic");
+        assert_eq!(state_of(result), DeadState::Aborted);
+        assert_eq!(left, 0, "NCCL was done with the memory");
+    });
+}

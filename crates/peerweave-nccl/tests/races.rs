@@ -91,8 +91,7 @@ fn who_calls_in_a_loop_is_out_before_the_communicator_is_freed() {
             }
             let (comm, stream) = if round % 2 == 0 { alone() } else { all_blocking(1).remove(0) };
             let mut values = floats(&stream, &[1.0]);
-            // The memory outlives the abort: this is about the handle alone.
-            let (calling, reducing, _kept) = (comm.clone(), Arc::clone(&stream), values.clone());
+            let (calling, reducing) = (comm.clone(), Arc::clone(&stream));
             let loops: [std::thread::JoinHandle<NcclError>; 2] = [
                 std::thread::spawn(move || {
                     loop {
