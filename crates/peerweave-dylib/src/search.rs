@@ -71,9 +71,16 @@ impl Search {
 
     /// Opens a file, or the first file of that kind in a directory, and tries nothing else.
     ///
+    /// # Safety
+    /// The file is the product: what a library is to do when it is loaded runs.
+    ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_at(&self, path: &Path, visibility: Visibility) -> Result<Library, LoadError> {
+    pub unsafe fn open_at(&self, path: &Path, visibility: Visibility) -> Result<Library, LoadError> {
+        self.at(path, visibility)
+    }
+
+    fn at(&self, path: &Path, visibility: Visibility) -> Result<Library, LoadError> {
         let mut tried = Vec::new();
         match self.explicit(path, visibility, &mut tried) {
             Some(library) => Ok(library),
@@ -87,7 +94,7 @@ impl Search {
     /// As [`open`](Self::open).
     pub fn open_with(&self, visibility: Visibility, variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Library, LoadError> {
         if let Some(path) = self.variable.and_then(variable).filter(|value| !value.is_empty()) {
-            return self.open_at(Path::new(&path), visibility);
+            return self.at(Path::new(&path), visibility);
         }
         let mut tried = Vec::new();
         for packages in python::site_packages(variable) {
@@ -189,14 +196,14 @@ mod tests {
     #[test]
     fn directory_in_the_variable_is_searched_for_the_names() {
         let directory = tempfile::tempdir().expect("temporary directory");
-        let error = SEARCH.open_at(directory.path(), Visibility::Local).expect_err("it is empty");
+        let error = SEARCH.at(directory.path(), Visibility::Local).expect_err("it is empty");
         assert_eq!(error.tried[0].reason, "has none of libm.so.6");
     }
 
     #[test]
     fn file_in_the_working_directory_is_that_file() {
         // Tests run where the manifest is.
-        let error = SEARCH.open_at(Path::new("Cargo.toml"), Visibility::Local).expect_err("it is text");
+        let error = SEARCH.at(Path::new("Cargo.toml"), Visibility::Local).expect_err("it is text");
         assert_eq!(error.tried[0].path, Path::new("./Cargo.toml"));
         assert!(error.tried[0].reason.contains("ELF"), "it was opened: {}", error.tried[0].reason);
     }
@@ -205,7 +212,7 @@ mod tests {
     fn file_that_is_no_library_says_so() {
         let directory = tempfile::tempdir().expect("temporary directory");
         std::fs::write(directory.path().join("libm.so.6"), "not a library").expect("temporary directory is writable");
-        let error = SEARCH.open_at(directory.path(), Visibility::Local).expect_err("it is text");
+        let error = SEARCH.at(directory.path(), Visibility::Local).expect_err("it is text");
         assert_eq!(error.tried.len(), 1);
         assert!(
             error.tried[0].reason.contains("file too short") || error.tried[0].reason.contains("ELF"),

@@ -95,7 +95,8 @@ impl Nccl {
     /// As [`load`](Self::load).
     pub unsafe fn open(path: impl AsRef<Path>) -> Result<Self, NcclError> {
         not_forked("Nccl::open")?;
-        Self::adopt(SEARCH.open_at(path.as_ref(), Visibility::Local)?)
+        // SAFETY: the caller says that it is an NCCL.
+        Self::adopt(unsafe { SEARCH.open_at(path.as_ref(), Visibility::Local) }?)
     }
 
     fn adopt(library: peerweave_dylib::Library) -> Result<Self, NcclError> {

@@ -456,18 +456,18 @@ fn whole_mapping(inner: &Inner, call: &'static str, address: u64, bytes: usize) 
     }
     // SAFETY: the handle is live, and not used any more.
     let _ = unsafe { api.cuMemRelease(handle) };
-    let ask = |attribute| -> Result<u64, NvshmemError> {
+    // Nothing where the driver does not tell: then NVSHMEM finds out.
+    let ask = |attribute| -> Result<Option<u64>, NvshmemError> {
         let mut value = 0_u64;
-        // SAFETY: these attributes are numbers of 64 bits.
+        // SAFETY: these attributes are numbers of at most 64 bits.
         let code = unsafe { api.cuPointerGetAttribute((&raw mut value).cast(), attribute, address) };
-        CudaError::check("cuPointerGetAttribute", code.map_err(DriverError::from)?)?;
-        Ok(value)
+        Ok((code.map_err(DriverError::from)? == CudaCode::SUCCESS).then_some(value))
     };
-    if ask(CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES)? == 0 {
+    if ask(CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES)? == Some(0) {
         return refuse("the memory's handle cannot be shared with other processes, so that it cannot be made symmetric");
     }
-    let mapping = (ask(CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR)?, ask(CU_POINTER_ATTRIBUTE_MAPPING_SIZE)?);
-    if mapping != (address, bytes as u64) {
+    let mapping = ask(CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR)?.zip(ask(CU_POINTER_ATTRIBUTE_MAPPING_SIZE)?);
+    if mapping.is_some_and(|mapping| mapping != (address, bytes as u64)) {
         return refuse("the memory is a part of a mapping, and NVSHMEM makes nothing less than the whole of one symmetric");
     }
     if !inner.limits.fixed && !(bytes as u64).is_multiple_of(inner.limits.step) {

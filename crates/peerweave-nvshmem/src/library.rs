@@ -88,10 +88,15 @@ impl Nvshmem {
     ///
     /// Plug-ins find the symbols of whichever was loaded first: a process should have one.
     ///
+    /// # Safety
+    /// The file is an NVSHMEM. What a library is to do when it is loaded runs, and its functions are called with NVSHMEM's signatures;
+    /// [`load`](Self::load) takes what the machine, its owner or the environment has under NVSHMEM's name.
+    ///
     /// # Errors
     /// As [`load`](Self::load).
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, NvshmemError> {
-        Self::adopt(SEARCH.open_at(path.as_ref(), Visibility::Global)?)
+    pub unsafe fn open(path: impl AsRef<Path>) -> Result<Self, NvshmemError> {
+        // SAFETY: the caller says that it is an NVSHMEM.
+        Self::adopt(unsafe { SEARCH.open_at(path.as_ref(), Visibility::Global) }?)
     }
 
     fn adopt(library: Library) -> Result<Self, NvshmemError> {
@@ -445,7 +450,8 @@ mod tests {
 
     #[test]
     fn no_library_is_an_error_that_names_what_was_tried() {
-        let error = Nvshmem::open("/nowhere/libnvshmem_host.so.3").expect_err("nothing is there");
+        // SAFETY: there is no such file.
+        let error = unsafe { Nvshmem::open("/nowhere/libnvshmem_host.so.3") }.expect_err("nothing is there");
         assert!(matches!(&error, NvshmemError::Load(load) if load.exclusive && load.tried.len() == 1), "{error}");
     }
 
@@ -453,7 +459,8 @@ mod tests {
     fn library_that_is_no_nvshmem_is_told_from_one() {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux");
         let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("this test is linked to it");
-        let error = Nvshmem::open(libc).expect_err("libc is no NVSHMEM");
+        // SAFETY: it is loaded already, and none of its functions is called: it has no version of NVSHMEM's.
+        let error = unsafe { Nvshmem::open(libc) }.expect_err("libc is no NVSHMEM");
         assert!(matches!(&error, NvshmemError::Load(_)), "{error}");
         assert!(error.to_string().contains("has no nvshmemx_vendor_get_version_info, so it is not NVSHMEM"), "{error}");
     }
