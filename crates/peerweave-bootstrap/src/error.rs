@@ -11,7 +11,9 @@ use peerweave_types::Pe;
 use crate::proto::ProtocolError;
 
 /// An error of the bootstrap: the environment was wrong, a PE did not come or went away, or the operating system refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+///
+/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`, show to people.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
     /// A variable of the launcher's environment is missing, cannot be parsed or contradicts another one.
@@ -150,6 +152,12 @@ pub enum BootstrapError {
         /// The operating system's words, with the address where there is one.
         message: String,
     },
+}
+
+impl fmt::Debug for BootstrapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// How a PE was lost.

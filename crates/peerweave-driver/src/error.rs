@@ -1,5 +1,7 @@
 //! What the driver can answer, with the call that it answered to.
 
+use std::fmt;
+
 use peerweave_dylib::{LoadError, MissingSymbol};
 
 use crate::CudaCode;
@@ -59,7 +61,9 @@ impl CudaError {
 }
 
 /// Why a call of the driver did not do what was asked.
-#[derive(Clone, Debug, thiserror::Error)]
+///
+/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`, show to people.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
     /// There is no driver on this machine.
@@ -143,4 +147,10 @@ pub enum DriverError {
         /// Elements that there are.
         len: usize,
     },
+}
+
+impl fmt::Debug for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

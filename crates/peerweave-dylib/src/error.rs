@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A library that could not be loaded, with all that was tried.
-#[derive(Clone, Debug, thiserror::Error)]
+///
+/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`, show to people.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub struct LoadError {
     /// The library, as its vendor calls it.
@@ -16,6 +18,12 @@ pub struct LoadError {
     pub exclusive: bool,
     /// What was tried, in order. Never empty.
     pub tried: Vec<Attempt>,
+}
+
+impl fmt::Debug for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// One path that was tried, and why it did not serve.

@@ -94,7 +94,7 @@ impl<'a> Enqueue<'a> {
             if self.capturing {
                 self.keeps.push(Arc::<Registered>::clone(&registered));
             }
-            // NVSHMEM is not told off in between: who comes in tells it what is parked.
+            // NVSHMEM is told nothing in between: who comes in tells it what is parked.
             self.registered = Some(registered);
         }
         Ok(())

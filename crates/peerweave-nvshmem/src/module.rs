@@ -1,4 +1,4 @@
-//! Modules whose kernels call NVSHMEM: each must be told of NVSHMEM's state before its first launch, and told off before it is unloaded.
+//! Modules whose kernels call NVSHMEM: each must be told of NVSHMEM's state before its first launch, and NVSHMEM has to forget it before it is unloaded.
 //!
 //! Loading and linking modules is not done here.
 
@@ -35,7 +35,7 @@ enum Kind {
 
 impl Context {
     /// Tells a module of NVSHMEM's state, so that its kernels may call NVSHMEM's device functions. `keep` keeps the module loaded; it is dropped by a thread of
-    /// [`peerweave_driver`]'s, with the device's context current, some time after NVSHMEM was told off.
+    /// [`peerweave_driver`]'s, with the device's context current, some time after NVSHMEM has forgotten it.
     ///
     /// NVSHMEM waits for the whole device: first this waits for every stream that was used with this context, and for the default stream, at most for the
     /// context's deadline. Other work there that waits for a PE, for longer than the deadline, is the end of the context.
@@ -115,7 +115,7 @@ impl Drop for ModuleGuard {
 fn tell_module(inner: &Inner, address: usize) -> Result<(), NvshmemError> {
     let nvshmem = inner.nvshmem;
     let module = std::ptr::with_exposed_provenance_mut(address);
-    // SAFETY: the module is kept, was told once, and is told off once, by who is inside.
+    // SAFETY: the module is kept, was told once, and is forgotten once, by who is inside.
     let code = nvshmem.code("nvshmemx_cumodule_finalize", |api| unsafe { api.nvshmemx_cumodule_finalize(module) })?;
     nvshmem.check("nvshmemx_cumodule_finalize", code)
 }

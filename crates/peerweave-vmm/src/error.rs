@@ -2,6 +2,7 @@
 //!
 //! Invariant: every error names the call, the value and what was expected, or the PE at fault.
 
+use std::fmt;
 use std::time::Duration;
 
 use peerweave_bootstrap::{BootstrapError, Loss};
@@ -9,7 +10,9 @@ use peerweave_driver::{CudaCode, DriverError, MulticastDisabled};
 use peerweave_types::Pe;
 
 /// Why a call of this crate did not do what was asked.
-#[derive(Clone, Debug, thiserror::Error)]
+///
+/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`, show to people.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmmError {
     /// An argument cannot be used, or the call is out of place. Can be fixed by reading the code.
@@ -64,6 +67,12 @@ pub enum VmmError {
         /// What was seen.
         what: String,
     },
+}
+
+impl fmt::Debug for VmmError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// What happened to another PE.
