@@ -46,7 +46,7 @@ pub use error::{CudaError, DriverError};
 pub use free::free;
 pub use memory::{DEADLINE, DeviceMemory};
 pub use private::PrivateStream;
-pub use reaper::{Retired, retire, settle};
+pub use reaper::{Retired, alloc_when_freed, retire, settle};
 pub use streams::{Streams, is_per_thread, refuse_per_thread};
 pub use switch::{MulticastDisabled, multicast_switch};
 pub use wait::{deadline_after, wait, wait_past_capture, wait_until};

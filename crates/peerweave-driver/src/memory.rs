@@ -9,7 +9,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use peerweave_types::Element;
 
@@ -17,8 +17,8 @@ use crate::cudarc::driver::sys::CUdeviceptr;
 use crate::cudarc::driver::{CudaContext, CudaStream};
 use crate::driver::bind;
 use crate::{
-    Access, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, Retired, Streams, copy_from_host, copy_to_host,
-    deadline_after, free, is_capturing, reaper, refuse_per_thread, relaxed,
+    Access, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, Retired, Streams, alloc_when_freed,
+    copy_from_host, copy_to_host, deadline_after, free, is_capturing, reaper, refuse_per_thread, relaxed,
 };
 
 /// The longest wait for a stream that has a copy to or from the host.
@@ -67,18 +67,12 @@ impl<T: Element> DeviceMemory<T> {
             .ok_or(DriverError::TooLarge { call: "DeviceMemory::alloc", count: len, element_bytes: size_of::<T>() })?;
         bind(context)?;
         let mut address: CUdeviceptr = 0;
-        let mut allocate = || {
+        let allocate = || {
             // SAFETY: the pointer is to a live address. An allocation of nothing is an error of the driver's, so at least one byte.
             CudaError::check("cuMemAlloc_v2", relaxed(|| unsafe { api.cuMemAlloc_v2(&raw mut address, bytes.max(1)) })?)
                 .map_err(DriverError::from)
         };
-        match allocate() {
-            Err(DriverError::Cuda(error)) if error.is_out_of_memory() => {
-                reaper::settle(Instant::now() + Duration::from_secs(1));
-                allocate()?;
-            }
-            done => done?,
-        }
+        alloc_when_freed(allocate, |error| matches!(error, DriverError::Cuda(error) if error.is_out_of_memory()))?;
         let owner = Arc::clone(context);
         let give_back = Box::new(move || {
             // SAFETY: the last handle is gone and the streams that used the memory have passed that work.

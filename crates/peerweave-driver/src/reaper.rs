@@ -294,6 +294,21 @@ pub fn settle(deadline: Instant) -> bool {
     wait_until::<std::convert::Infallible>(deadline, || Ok(PENDING.load(Ordering::Acquire) == 0)).unwrap_or(false)
 }
 
+/// Allocates; and where memory `ran_out`, once more after everything retired has been freed or a second has passed: what was just dropped is perhaps not
+/// freed yet. Not to be called from what `retire` was given.
+///
+/// # Errors
+/// The last ones of `allocate`.
+pub fn alloc_when_freed<T, E>(mut allocate: impl FnMut() -> Result<T, E>, ran_out: impl FnOnce(&E) -> bool) -> Result<T, E> {
+    match allocate() {
+        Err(error) if ran_out(&error) => {
+            settle(Instant::now() + Duration::from_secs(1));
+            allocate()
+        }
+        done => done,
+    }
+}
+
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Event({:p})", self.event)

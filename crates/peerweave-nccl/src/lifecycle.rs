@@ -347,30 +347,28 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
         .map(|inner| {
             tracing::warn!(communicator = %inner.name, "aborted");
             let inner = Arc::clone(inner);
-            let (entered, has_entered) = channel();
-            let abort = in_the_background("peerweave-abort", move || {
+            in_the_background("peerweave-abort", move || {
                 if !inner.gate.drain(ABORT_GRACE) {
                     tracing::warn!(communicator = %inner.name, "aborted while a call on it is stuck");
                 }
                 inner.abort.has_begun.store(true, Ordering::Release);
-                let _ = entered.send(());
                 let aborted = abort_handle(inner.nccl, inner.handle, &inner.context, Some(&inner.name));
                 inner.abort.is_done.store(true, Ordering::Release);
                 aborted
-            });
-            (abort, has_entered)
+            })
         })
         .collect();
     let rest = || limit.saturating_sub(start.elapsed());
-    let wait = |(inner, (abort, has_entered)): (&Arc<Inner>, (Option<Receiver<_>>, Receiver<()>))| {
+    let wait = |(inner, abort): (&Arc<Inner>, Option<Receiver<_>>)| {
         let Some(abort) = abort else { return Err(no_thread(CALL)) };
         if inner.graphs.load(Ordering::Acquire) == 0 {
             return abort.recv_timeout(rest()).unwrap_or_else(|_| Err(inner.timeout(CALL, start.elapsed())));
         }
         // The first thing that NCCL does is to end what runs.
-        match has_entered.recv_timeout(rest()) {
-            Ok(()) => abort.recv_timeout(WITH_GRAPHS.min(rest())).unwrap_or(Ok(())),
-            Err(_) => Err(inner.timeout(CALL, start.elapsed())),
+        let has_begun = || Ok(inner.abort.has_begun.load(Ordering::Acquire));
+        match wait_until::<Infallible>(deadline_after(rest()), has_begun) {
+            Ok(true) => abort.recv_timeout(WITH_GRAPHS.min(rest())).unwrap_or(Ok(())),
+            Ok(false) => Err(inner.timeout(CALL, start.elapsed())),
         }
     };
     communicators.iter().zip(aborts).map(wait).collect()

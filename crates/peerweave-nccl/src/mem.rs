@@ -7,10 +7,11 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
-use peerweave_driver::{Access, CudaContext, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Keep, relaxed};
+use peerweave_driver::{
+    Access, CudaContext, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Keep, alloc_when_freed, relaxed,
+};
 use peerweave_types::Element;
 
 use crate::error::{MisuseKind, NcclError};
@@ -64,18 +65,12 @@ impl<T: Element> NcclMem<T> {
         nccl.not_forked("NcclMem::alloc")?;
         set_current(context)?;
         let mut pointer = std::ptr::null_mut();
-        let mut allocate = || {
+        let allocate = || {
             // SAFETY: the pointer is to a live pointer. An allocation of nothing is an error of NCCL's, so at least one byte.
             relaxed(|| nccl.call("ncclMemAlloc", |api| unsafe { api.ncclMemAlloc(&raw mut pointer, bytes.max(1)) }))
         };
-        match allocate() {
-            // What NCCL says of too little memory, among other things. What was dropped is perhaps not freed yet.
-            Err(error) if error.code() == Some(ResultCode::UNHANDLED_CUDA_ERROR) => {
-                peerweave_driver::settle(Instant::now() + Duration::from_secs(1));
-                allocate()?;
-            }
-            done => done?,
-        }
+        // What NCCL says of too little memory, among other things.
+        alloc_when_freed(allocate, |error: &NcclError| error.code() == Some(ResultCode::UNHANDLED_CUDA_ERROR))?;
         let address = pointer.expose_provenance();
         let free = move || {
             let pointer = std::ptr::with_exposed_provenance_mut(address);

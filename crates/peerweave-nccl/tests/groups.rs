@@ -195,18 +195,6 @@ fn rank_that_is_aborted_in_the_middle_of_a_group_is_not_used_any_more() {
     });
 }
 
-/// All of them together, as real work.
-fn sum_together(all: &[(Communicator, Arc<CudaStream>)], buffers: &mut [DeviceMemory<f32>]) {
-    let together = all[0].0.nccl().group(|group| {
-        for ((comm, stream), buffer) in all.iter().zip(buffers) {
-            group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
-        }
-        Ok(())
-    });
-    together.expect("it is launched");
-    all.iter().for_each(|(comm, stream)| comm.wait(stream, DEADLINE).expect("it completes"));
-}
-
 #[test]
 fn error_of_ours_in_the_middle_of_a_simulation_ends_nothing() {
     fakes(2).without("ncclReduce").run(|| {

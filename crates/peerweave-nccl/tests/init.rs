@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
-use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp, Switch, UniqueId};
+use peerweave_nccl::{Communicator, Config, Nccl, NcclError, Switch, UniqueId};
 
 #[test]
 fn grown_communicator_has_the_new_ranks() {
@@ -79,18 +79,11 @@ fn thread_with_several_ranks_joins_with_all_of_them_at_once() {
                         mine.map(|n| (n, n))
                     );
                     let streams: Vec<_> = made.iter().map(|comm| comm.context().default_stream()).collect();
-                    let mut values: Vec<_> =
-                        made.iter().zip(&streams).map(|(comm, stream)| floats(stream, &[comm.rank() as f32])).collect();
-                    nccl.group(|group| {
-                        for ((comm, stream), values) in made.iter().zip(&streams).zip(&mut values) {
-                            group.all_reduce_in_place(comm, stream, values, ReduceOp::Sum)?;
-                        }
-                        Ok(())
-                    })
-                    .expect("it is enqueued");
-                    for ((comm, stream), values) in made.iter().zip(&streams).zip(&values) {
-                        comm.wait(stream, DEADLINE).expect("it completes");
-                        assert_eq!(values.to_vec(stream).expect("it can be read"), [6.0]);
+                    let members: Vec<_> = made.into_iter().zip(streams).collect();
+                    let mut values: Vec<_> = members.iter().map(|(comm, stream)| floats(stream, &[comm.rank() as f32])).collect();
+                    sum_together(&members, &mut values);
+                    for ((_, stream), values) in members.iter().zip(&values) {
+                        assert_eq!(value(values, stream), 6.0);
                     }
                 });
             }
@@ -177,19 +170,14 @@ fn ranks_that_block_are_made_on_another_thread_and_used_on_this_one() {
         contexts[1].bind_to_thread().expect("it is current");
         let made = Communicator::init_all(nccl, &contexts, &config, DEADLINE).expect("all are made");
         assert_eq!(made.iter().map(Communicator::cuda_device).collect::<Vec<_>>(), [0, 1]);
-        let streams: Vec<_> = contexts.iter().map(|context| context.new_stream().expect("a stream")).collect();
-        let mut values: Vec<_> = streams.iter().map(|stream| floats(stream, &[1.0])).collect();
-        nccl.group(|group| {
-            for ((comm, stream), values) in made.iter().zip(&streams).zip(&mut values) {
-                group.all_reduce_in_place(comm, stream, values, ReduceOp::Sum)?;
-            }
-            Ok(())
-        })
-        .expect("it is enqueued");
-        for ((comm, stream), values) in made.iter().zip(&streams).zip(&values) {
-            comm.wait(stream, DEADLINE).expect("it completes");
-            assert_eq!(values.to_vec(stream).expect("a copy"), [2.0]);
+        let streams = contexts.iter().map(|context| context.new_stream().expect("a stream"));
+        let members: Vec<_> = made.into_iter().zip(streams).collect();
+        let mut values: Vec<_> = members.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
+        sum_together(&members, &mut values);
+        for ((_, stream), values) in members.iter().zip(&values) {
+            assert_eq!(value(values, stream), 2.0);
         }
+        let made = members.into_iter().map(|(comm, _)| comm).collect();
         Communicator::finalize_all(made, DEADLINE).expect("they end");
         nothing_is_left();
     });

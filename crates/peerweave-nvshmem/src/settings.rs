@@ -2,7 +2,7 @@
 //!
 //! Invariant: every variable is as it was once initialisation is over, unless NVSHMEM may still be reading.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -185,14 +185,11 @@ impl Settings {
     /// What is set and has to be equal on every PE, in one line: all of NVSHMEM's variables, but those that are of one process or machine alone. Numbers of
     /// bytes are compared as numbers, all else as text.
     pub(crate) fn symmetric_part(&self) -> String {
-        let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).chain(self.variables.keys().cloned());
-        let symmetric: BTreeSet<String> = known.filter(|name| name.starts_with("NVSHMEM_") && !is_local(name)).collect();
-        let one = |name: &String| {
-            let text = self.effective(name)?;
-            let value = bytes_of(&text).map_or_else(|| text.escape_debug().to_string(), |bytes| bytes.to_string());
-            Some(format!("{name}={value}"))
+        let one = |(name, text): (&String, &String)| {
+            let value = bytes_of(text).map_or_else(|| text.escape_debug().to_string(), |bytes| bytes.to_string());
+            format!("{name}={value}")
         };
-        symmetric.iter().filter_map(one).collect::<Vec<_>>().join(" ")
+        self.all_effective().iter().filter(|(name, _)| !is_local(name)).map(one).collect::<Vec<_>>().join(" ")
     }
 
     /// All that NVSHMEM will find set, by its names. Its plug-ins read for themselves, each time, how PEs are reached to meet.

@@ -7,10 +7,9 @@ use std::ffi::c_char;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
 use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
-use peerweave_driver::{Access, CudaContext, CudaStream, Keep, Streams, relaxed, retire, settle};
+use peerweave_driver::{Access, CudaContext, CudaStream, Keep, Streams, alloc_when_freed, relaxed, retire};
 
 use crate::VmmError;
 use crate::buffer::wrong_value;
@@ -64,18 +63,12 @@ impl IpcMemory {
         }
         raw::bind(context)?;
         let mut address: CUdeviceptr = 0;
-        let mut allocate = || {
+        let allocate = || {
             let api = raw::api()?;
             // SAFETY: the pointer is to a live address.
             raw::done("cuMemAlloc_v2", relaxed(|| unsafe { api.cuMemAlloc_v2(&raw mut address, bytes) }))
         };
-        match allocate() {
-            Err(error) if error.is_out_of_memory() => {
-                settle(Instant::now() + Duration::from_secs(1));
-                allocate()?;
-            }
-            made => made?,
-        }
+        alloc_when_freed(allocate, VmmError::is_out_of_memory)?;
         let (lent, is_unused) = (AtomicBool::new(false), AtomicBool::new(false));
         let inner = Inner { address, bytes, context: Arc::clone(context), lent, streams, is_unused };
         Ok(Self { inner: Arc::new(inner) })

@@ -5,10 +5,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use peerweave_driver::cudarc::driver::sys::{CUmemAllocationGranularity_flags, CUmemGenericAllocationHandle};
-use peerweave_driver::{CudaCode, CudaContext, Driver, retire, settle};
+use peerweave_driver::{CudaCode, CudaContext, Driver, alloc_when_freed, retire};
 
 use crate::descriptor;
 use crate::error::{Misuse, VmmError};
@@ -158,11 +157,7 @@ impl PhysicalMemory {
             // SAFETY: both pointers are to live values; no flags are defined.
             raw::done("cuMemCreate", unsafe { raw::api()?.cuMemCreate(&raw mut handle, bytes, properties.as_ptr(), 0) })
         };
-        let mut made = create(&properties);
-        if made.as_ref().is_err_and(VmmError::is_out_of_memory) {
-            settle(Instant::now() + Duration::from_secs(1));
-            made = create(&properties);
-        }
+        let mut made = alloc_when_freed(|| create(&properties), VmmError::is_out_of_memory);
         if made.as_ref().is_err_and(|error| error.is_code(&[CudaCode::NOT_SUPPORTED, CudaCode::INVALID_VALUE])) {
             // Some virtual machines promise direct access by network cards and refuse it.
             properties = AllocationProperties::on_device(ordinal, exportable.bits(), false);

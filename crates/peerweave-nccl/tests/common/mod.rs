@@ -88,6 +88,18 @@ pub(crate) fn floats(stream: &Arc<CudaStream>, values: &[f32]) -> DeviceMemory<f
     DeviceMemory::from_slice(stream, values).expect("memory of the fake")
 }
 
+/// The sum of the buffers of ranks that this thread has, in their places, by one group.
+pub(crate) fn sum_together(members: &[(Communicator, Arc<CudaStream>)], buffers: &mut [DeviceMemory<f32>]) {
+    let together = members[0].0.nccl().group(|group| {
+        for ((comm, stream), buffer) in members.iter().zip(buffers) {
+            group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
+        }
+        Ok(())
+    });
+    together.expect("it is enqueued");
+    members.iter().for_each(|(comm, stream)| comm.wait(stream, DEADLINE).expect("it completes"));
+}
+
 /// The sum of one more than its rank over all ranks.
 pub(crate) fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> Result<f32, NcclError> {
     let mut values = floats(stream, &[comm.rank() as f32 + 1.0]);
