@@ -5,7 +5,8 @@
 //! Invariant: each member gives its layer as `[package.metadata.peerweave] layer = N`. A normal or build dependency between members
 //! goes to a strictly lower layer, so that there is no cycle and siblings do not know each other. A dev-dependency goes to the
 //! same layer or a lower one: a test may set two siblings side by side, but a crate that needs one above itself to be tested
-//! could not be taken alone, and its unit tests would link it twice.
+//! could not be taken alone, and its unit tests would link it twice. The exception is the examples of documentation: crates that
+//! users see through another one have examples that use that one, as their readers do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -17,6 +18,8 @@ use proc_macro2::{TokenStream, TokenTree};
 /// What holds beyond the order of the layers.
 pub(crate) struct Rules {
     forbidden: &'static [Forbidden],
+    /// Crates whose examples use a crate above them, and that crate.
+    examples_up: &'static [(&'static str, &'static str)],
     no_std: &'static [&'static str],
 }
 
@@ -64,6 +67,7 @@ pub(crate) const RULES: Rules = Rules {
             why: "a kernel has no host around it",
         },
     ],
+    examples_up: &[("peerweave-core", "peerweave"), ("peerweave-host", "peerweave")],
     no_std: &["peerweave-types", "peerweave-device"],
 };
 
@@ -158,6 +162,7 @@ impl Workspace {
                 let (from, to) = (member.name.clone(), to.clone());
                 match used {
                     Use::Code if to_layer >= from_layer => faults.push(Fault::NotDown { from, from_layer, to, to_layer }),
+                    Use::Tests if rules.examples_up.contains(&(&from, &to)) => {}
                     Use::Tests if to_layer > from_layer => faults.push(Fault::TestsUp { from, from_layer, to, to_layer }),
                     _ => {}
                 }

@@ -111,8 +111,8 @@ pub trait Dest<T: Element>: sealed::Argument {}
 ///
 /// A slice is none, since the queue could outlive the borrow:
 /// ```compile_fail,E0277
-/// # use peerweave_core::{World, Rank, noop::Noop};
-/// # let world = World::new(Noop::new(0, 1)).unwrap();
+/// # use peerweave::{Rank, World};
+/// # let world = World::from_env().unwrap();
 /// # let (stream, x) = (world.stream().unwrap(), world.alloc::<f32>(2).unwrap());
 /// world.team().put(&stream, &[1.0f32, 2.0], &x, Rank::new(0)).unwrap();
 /// ```
@@ -126,8 +126,8 @@ pub trait StreamSource<T: Element>: Source<T> {}
 ///
 /// A slice is none, since the queue could outlive the borrow:
 /// ```compile_fail,E0277
-/// # use peerweave_core::{World, ReduceOp, noop::Noop};
-/// # let world = World::new(Noop::new(0, 1)).unwrap();
+/// # use peerweave::{ReduceOp, World};
+/// # let world = World::from_env().unwrap();
 /// # let (stream, x) = (world.stream().unwrap(), world.alloc::<f32>(2).unwrap());
 /// let mut sum = vec![0.0f32; 2];
 /// world.team().all_reduce(&stream, &x, &mut sum, ReduceOp::Sum).unwrap();
@@ -161,12 +161,19 @@ pub trait MaybeDest<T: Element>: sealed::Maybe {
 /// No memory, where a rank that is not the root has none to give: `None`, with its type.
 ///
 /// ```
-/// use peerweave_core::{Rank, ReduceOp, World, noop::Noop, none};
+/// use peerweave::{Rank, ReduceOp, World, none};
 ///
-/// # fn main() -> peerweave_core::Result<()> {
-/// let world = World::new(Noop::new(1, 2))?; // PE 1 of 2
-/// let mine = world.alloc_zeroed::<f32>(8)?;
-/// world.team().reduce_blocking(&mine, none(), ReduceOp::Sum, Rank::new(0))?;
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
+/// let (team, root) = (world.team(), Rank::new(0));
+/// let (mine, mut sum) = ([1.0f32; 8], [0.0; 8]);
+/// if team.my_rank() == root {
+///     team.reduce_blocking(&mine, &mut sum, ReduceOp::Sum, root)?;
+///     assert_eq!(sum, [team.size() as f32; 8]);
+/// } else {
+///     team.reduce_blocking(&mine, none(), ReduceOp::Sum, root)?;
+/// }
+/// world.finalize()?;
 /// # Ok(())
 /// # }
 /// ```

@@ -25,15 +25,18 @@ macro_rules! atomics {
         ///
         /// # Example
         /// ```
-        /// use peerweave_core::{Rank, World, noop::Noop};
+        /// use peerweave::{Rank, World};
         ///
-        /// # fn main() -> peerweave_core::Result<()> {
-        /// let world = World::new(Noop::new(0, 2))?;
-        /// let (team, peer) = (world.team(), Rank::new(1));
-        /// let counter = world.alloc_zeroed::<i64>(1)?;
-        /// assert_eq!(team.atomic_fetch_add_blocking(&counter, 0, 5, peer)?, 0);
-        /// assert_eq!(team.atomic_compare_swap_blocking(&counter, 0, 5, -1, peer)?, 5);
-        /// assert_eq!(team.atomic_fetch_blocking(&counter, 0, peer)?, -1);
+        /// # fn main() -> peerweave::Result<()> {
+        /// let world = World::from_env()?;
+        /// let team = world.team();
+        /// let right = Rank::new((team.my_rank().get() + 1) % team.size() as u32);
+        /// let counter = world.alloc_zeroed::<i64>(1)?; // changed by the left neighbor alone
+        /// assert_eq!(team.atomic_fetch_add_blocking(&counter, 0, 5, right)?, 0);
+        /// assert_eq!(team.atomic_compare_swap_blocking(&counter, 0, 5, -1, right)?, 5);
+        /// assert_eq!(team.atomic_fetch_blocking(&counter, 0, right)?, -1);
+        /// counter.release()?; // collective, like the allocation
+        /// world.finalize()?;
         /// # Ok(())
         /// # }
         /// ```

@@ -80,14 +80,15 @@ impl fmt::Debug for Memory {
 /// [`Ticket`](crate::Ticket) first.
 ///
 /// ```
-/// use peerweave_core::{Buffer, ReduceOp, World, noop::Noop};
+/// use peerweave::{Buffer, ReduceOp, World};
 ///
-/// # fn main() -> peerweave_core::Result<()> {
-/// let world = World::new(Noop::new(0, 1))?;
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
 /// let stream = world.stream()?;
 /// let (x, sum) = (Buffer::from(vec![1, 2, 3]), Buffer::zeroed(3));
 /// world.team().all_reduce(&stream, &x, &sum, ReduceOp::Sum)?.wait()?;
-/// assert_eq!(sum.into_vec().unwrap(), [1, 2, 3]);
+/// assert_eq!(sum.into_vec().unwrap(), [1, 2, 3].map(|x| x * world.n_pes() as i32));
+/// world.finalize()?;
 /// # Ok(())
 /// # }
 /// ```

@@ -32,10 +32,10 @@ use std::sync::Arc;
 ///
 /// # Example
 /// ```
-/// use peerweave_core::{Rank, ReduceOp, World, noop::Noop};
+/// use peerweave::{Rank, ReduceOp, World};
 ///
-/// # fn main() -> peerweave_core::Result<()> {
-/// let world = World::new(Noop::new(0, 1))?;
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
 /// let (team, stream) = (world.team(), world.stream()?);
 /// let (x, y, z) = (world.alloc_zeroed::<f32>(4)?, world.alloc_zeroed::<f32>(4)?, world.alloc_zeroed::<f32>(4)?);
 /// x.fill(2.0)?;
@@ -43,7 +43,11 @@ use std::sync::Arc;
 /// team.broadcast(&stream, &y, &z, Rank::new(0))?;
 /// team.barrier(&stream)?;
 /// stream.synchronize()?;
-/// assert_eq!(z.to_vec()?, [2.0; 4]);
+/// assert_eq!(z.to_vec()?, [2.0 * team.size() as f32; 4]);
+/// for buffer in [x, y, z] {
+///     buffer.release()?; // collective, like the allocation
+/// }
+/// world.finalize()?;
 /// # Ok(())
 /// # }
 /// ```

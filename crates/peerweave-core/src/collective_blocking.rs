@@ -16,17 +16,21 @@ use std::sync::Arc;
 ///
 /// # Example
 /// ```
-/// use peerweave_core::{Rank, ReduceOp, World, noop::Noop};
+/// use peerweave::{Rank, ReduceOp, World};
 ///
-/// # fn main() -> peerweave_core::Result<()> {
-/// let world = World::new(Noop::new(0, 1))?;
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
 /// let team = world.team();
 /// let mut sum = [0i64; 2];
 /// team.all_reduce_blocking(&[1, 2], &mut sum, ReduceOp::Sum)?;
-/// assert_eq!(sum, [1, 2]);
+/// assert_eq!(sum, [1, 2].map(|x| x * team.size() as i64));
 /// let mut all = vec![0; 2 * team.size()];
-/// team.gather_blocking(&sum, &mut all, Rank::new(0))?;
-/// assert_eq!(all, [1, 2]);
+/// team.all_gather_blocking(&sum, &mut all)?;
+/// assert_eq!(all, sum.repeat(team.size()));
+/// let mut copy = sum;
+/// team.broadcast_in_place_blocking(&mut copy, Rank::new(0))?;
+/// assert_eq!(copy, sum);
+/// world.finalize()?;
 /// # Ok(())
 /// # }
 /// ```

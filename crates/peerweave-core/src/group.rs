@@ -57,20 +57,21 @@ impl BlockingGroup<'_> {
 ///
 /// # Example
 /// ```
-/// use peerweave_core::{Rank, World, noop::Noop};
+/// use peerweave::{Rank, World};
 ///
-/// # fn main() -> peerweave_core::Result<()> {
-/// let world = World::new(Noop::new(0, 1))?;
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
 /// let team = world.team();
 /// // A ring: every rank sends to its right and receives from its left, neither before the other.
 /// let size = team.size() as u32;
 /// let (right, left) = (Rank::new((team.my_rank().get() + 1) % size), Rank::new((team.my_rank().get() + size - 1) % size));
-/// let (mine, mut theirs) = ([1.0, 2.0], [0.0; 2]);
+/// let (mine, mut theirs) = ([team.my_rank().get(); 2], [u32::MAX; 2]);
 /// team.group_blocking(|g| {
 ///     g.send(&mine, right)?;
 ///     g.recv(&mut theirs, left)
 /// })?;
-/// assert_eq!(theirs, [1.0, 2.0]); // one PE: its own right and left
+/// assert_eq!(theirs, [left.get(); 2]);
+/// world.finalize()?;
 /// # Ok(())
 /// # }
 /// ```
@@ -104,8 +105,8 @@ impl Team {
     ///
     /// A buffer that is gone before the group runs does not compile:
     /// ```compile_fail,E0597
-    /// # use peerweave_core::{World, Rank, noop::Noop};
-    /// # let world = World::new(Noop::new(0, 1)).unwrap();
+    /// # use peerweave::{Rank, World};
+    /// # let world = World::from_env().unwrap();
     /// world.team().group_blocking(|g| {
     ///     let gone = vec![1.0f32];
     ///     g.send(&gone, Rank::new(0))
@@ -113,8 +114,8 @@ impl Team {
     /// ```
     /// nor one that is received into twice:
     /// ```compile_fail,E0499
-    /// # use peerweave_core::{World, Rank, noop::Noop};
-    /// # let world = World::new(Noop::new(0, 1)).unwrap();
+    /// # use peerweave::{Rank, World};
+    /// # let world = World::from_env().unwrap();
     /// # let mut once = vec![1.0f32];
     /// world.team().group_blocking(|g| {
     ///     g.recv(&mut once, Rank::new(0))?;

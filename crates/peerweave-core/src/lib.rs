@@ -21,20 +21,23 @@
 //! - slices, arrays and vectors of the caller: in the blocking forms only, since a queue cannot hold a borrow.
 //!
 //! ```
-//! use peerweave_core::{Rank, ReduceOp, World, noop::Noop};
+//! use peerweave::{Rank, ReduceOp, World};
 //!
-//! # fn main() -> peerweave_core::Result<()> {
-//! let world = World::new(Noop::new(0, 1))?; // a job of one PE that talks to nobody
+//! # fn main() -> peerweave::Result<()> {
+//! let world = World::from_env()?; // PEs are started by a launcher; without one, a job of one PE
 //! let team = world.team();
 //! let (mine, sum) = (world.alloc::<f32>(4)?, world.alloc_zeroed::<f32>(4)?);
 //! mine.copy_from(&[1.0, 2.0, 3.0, 4.0])?;
 //! team.all_reduce_blocking(&mine, &sum, ReduceOp::Sum)?;
-//! assert_eq!(sum.to_vec()?, [1.0, 2.0, 3.0, 4.0]);
+//! assert_eq!(sum.to_vec()?, [1.0, 2.0, 3.0, 4.0].map(|x| x * world.n_pes() as f32));
 //!
-//! team.put_blocking(&[5.0], &sum.slice(3..4)?, Rank::new(0))?;
+//! team.barrier_blocking()?; // no PE's `sum` is written or read by that all-reduce any more
+//! let right = Rank::new((team.my_rank().get() + 1) % team.size() as u32);
+//! team.put_blocking(&[5.0], &sum.slice(3..4)?, right)?;
+//! team.barrier_blocking()?; // all puts are complete
 //! assert_eq!(sum.load(3)?, 5.0);
 //!
-//! mine.release()?;
+//! mine.release()?; // collective, like the allocation
 //! sum.release()?;
 //! assert!(world.finalize()?.is_clean());
 //! # Ok(())

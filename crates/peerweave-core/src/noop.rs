@@ -50,13 +50,13 @@ pub enum Call {
 /// A backend that talks to nobody.
 ///
 /// ```
-/// use peerweave_core::backend::Op;
-/// use peerweave_core::noop::{Call, Noop};
-/// use peerweave_core::{Rank, World};
+/// use peerweave::backend::Op;
+/// use peerweave::noop::{Call, Noop};
+/// use peerweave::{Rank, World};
 ///
-/// # fn main() -> peerweave_core::Result<()> {
+/// # fn main() -> peerweave::Result<()> {
 /// let noop = Noop::new(0, 4);
-/// let world = World::new(noop.clone())?;
+/// let world = World::builder().backend(noop.clone()).build()?;
 /// let x = world.alloc::<u8>(16)?;
 /// noop.take_calls();
 /// world.team().put_blocking(&[7; 16], &x, Rank::new(3))?;

@@ -29,26 +29,32 @@ pub struct Strides {
 ///
 /// # Example
 /// ```
-/// use peerweave_core::{Compare, Rank, Strides, World, noop::Noop};
+/// use peerweave::{Compare, Rank, Strides, World};
 ///
-/// # fn main() -> peerweave_core::Result<()> {
-/// let world = World::new(Noop::new(0, 2))?; // the pretended PE 1 does nothing, but has memory
-/// let (team, peer) = (world.team(), Rank::new(1));
-/// let data = world.alloc_zeroed::<i32>(4)?;
-/// let arrived = world.alloc_zeroed::<u64>(1)?.signal(0)?;
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
+/// let team = world.team();
+/// let right = Rank::new((team.my_rank().get() + 1) % team.size() as u32);
+/// let (data, words) = (world.alloc_zeroed::<i32>(4)?, world.alloc_zeroed::<u64>(1)?);
+/// let arrived = words.signal(0)?;
 ///
-/// team.put_signal_blocking(&[1, 2, 3, 4], &data, arrived.set(1), peer)?;
-/// let mut back = [0; 4];
-/// team.get_blocking(&data, &mut back, peer)?;
-/// assert_eq!(back, [1, 2, 3, 4]);
+/// team.put_signal_blocking(&[1, 2, 3, 4], &data, arrived.set(1), right)?; // to the right neighbor
+/// team.wait_until_blocking(&arrived, Compare::Eq, 1)?; // from the left one
+/// assert_eq!(data.to_vec()?, [1, 2, 3, 4]);
+/// team.barrier_blocking()?; // all have read
 ///
-/// team.p_blocking(&data, 0, 9, peer)?;
-/// assert_eq!(team.g_blocking(&data, 0, peer)?, 9);
+/// team.p_blocking(&data, 0, 9, right)?;
+/// assert_eq!(team.g_blocking(&data, 0, right)?, 9);
 ///
 /// let every_other = Strides { count: 2, source: 1, dest: 2 };
-/// team.put_strided_blocking(&[7, 8], &data, every_other, peer)?;
-/// team.get_blocking(&data, &mut back, peer)?;
+/// team.put_strided_blocking(&[7, 8], &data, every_other, right)?;
+/// let mut back = [0; 4];
+/// team.get_blocking(&data, &mut back, right)?;
 /// assert_eq!(back, [7, 2, 8, 4]);
+///
+/// data.release()?; // collective, like the allocation
+/// words.release()?;
+/// world.finalize()?;
 /// # Ok(())
 /// # }
 /// ```

@@ -8,13 +8,14 @@ use peerweave_types::{Number, ReduceOp};
 /// Calls take `impl Into<Reduction<T>>`, so that `ReduceOp::Sum` is enough.
 ///
 /// ```
-/// use peerweave_core::{Reduction, World, noop::Noop};
+/// use peerweave::{Reduction, World};
 ///
-/// # fn main() -> peerweave_core::Result<()> {
-/// let world = World::new(Noop::new(0, 1))?;
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
 /// let mut x = [1.5f32, 2.0];
 /// world.team().all_reduce_in_place_blocking(&mut x, Reduction::pre_mul_sum(2.0))?;
-/// assert_eq!(x, [3.0, 4.0]);
+/// assert_eq!(x, [3.0, 4.0].map(|y| y * world.n_pes() as f32));
+/// world.finalize()?;
 /// # Ok(())
 /// # }
 /// ```
@@ -68,7 +69,7 @@ impl backend::VectorCounts {
     /// Parts that follow each other without gaps, in rank order, on both sides: the offsets are the running sums of the counts.
     ///
     /// ```
-    /// use peerweave_core::VectorCounts;
+    /// use peerweave::VectorCounts;
     ///
     /// let counts = VectorCounts::packed([1, 2], [3, 0]);
     /// assert_eq!(counts.send_offsets, [0, 1]);

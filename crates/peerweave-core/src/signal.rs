@@ -81,17 +81,20 @@ pub struct SignalUpdate<'a> {
 ///
 /// # Example
 /// ```
-/// use peerweave_core::{Compare, Rank, World, noop::Noop};
+/// use peerweave::{Compare, Rank, World};
 ///
-/// # fn main() -> peerweave_core::Result<()> {
-/// let world = World::new(Noop::new(0, 1))?;
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
 /// let team = world.team();
 /// let words = world.alloc_zeroed::<u64>(2)?;
 /// let (ready, done) = (words.signal(0)?, words.signal(1)?);
-/// team.signal_blocking(ready.set(7), Rank::new(0))?;
+/// let right = Rank::new((team.my_rank().get() + 1) % team.size() as u32);
+/// team.signal_blocking(ready.set(7), right)?;
 /// assert_eq!(team.wait_until_blocking(&ready, Compare::Ge, 7)?, 7);
 /// assert!(!team.test(&done, Compare::Ne, 0)?);
 /// assert_eq!(team.test_any(&words, None, Compare::Gt, 0)?, Some(0));
+/// words.release()?; // collective, like the allocation
+/// world.finalize()?;
 /// # Ok(())
 /// # }
 /// ```

@@ -61,16 +61,17 @@ impl Stream {
 /// A mark in a stream. Made by [`Stream::record`]; a clone is the same mark.
 ///
 /// ```
-/// use peerweave_core::{World, noop::Noop};
+/// use peerweave::World;
 ///
-/// # fn main() -> peerweave_core::Result<()> {
-/// let world = World::new(Noop::new(0, 1))?;
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
 /// let stream = world.stream()?;
 /// let before = stream.record()?;
 /// world.team().barrier(&stream)?;
 /// let after = stream.record()?;
 /// after.wait()?;
 /// assert!(after.elapsed_since(&before).is_some());
+/// world.finalize()?;
 /// # Ok(())
 /// # }
 /// ```

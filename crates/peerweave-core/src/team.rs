@@ -19,12 +19,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Dropping the last handle does not end the team, since that is collective ([`Team::destroy`]): its number stays taken until the world ends.
 ///
 /// ```
-/// use peerweave_core::{Rank, World, noop::Noop};
+/// use peerweave::World;
 ///
-/// # fn main() -> peerweave_core::Result<()> {
-/// let world = World::new(Noop::new(2, 4))?; // PE 2 of 4
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
 /// let team = world.team();
-/// assert_eq!((team.size(), team.my_rank()), (4, Rank::new(2)));
+/// assert_eq!((team.size(), team.my_rank().get()), (world.n_pes(), world.my_pe().get()));
+///
+/// let row = team.split(Some(u64::from(team.my_rank().get() / 2)), 0)?.expect("a color was given"); // pairs
+/// assert!(row.size() <= 2);
+/// row.barrier_blocking()?;
+/// row.destroy()?;
+/// world.finalize()?;
 /// # Ok(())
 /// # }
 /// ```

@@ -12,14 +12,16 @@ use std::time::Duration;
 /// It may be waited for more than once, and from any thread.
 ///
 /// ```
-/// use peerweave_core::{Compare, World, noop::Noop};
+/// use peerweave::{Compare, World};
 ///
-/// # fn main() -> peerweave_core::Result<()> {
-/// let world = World::new(Noop::new(0, 1))?;
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
 /// let stream = world.stream()?;
 /// let words = world.alloc_zeroed::<u64>(1)?;
 /// let ticket = world.team().wait_until(&stream, &words.signal(0)?, Compare::Eq, 0)?;
 /// assert_eq!(ticket.wait()?, 0);
+/// words.release()?; // collective, like the allocation
+/// world.finalize()?;
 /// # Ok(())
 /// # }
 /// ```

@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// Where the shared memory cannot be had. Errors of the PEs are theirs to return.
 ///
 /// ```
-/// use peerweave_core::{ReduceOp, Result};
-/// use peerweave_host::{HostOptions, on_threads};
+/// use peerweave::host::{HostOptions, on_threads};
+/// use peerweave::{ReduceOp, Result};
 ///
 /// let sums: Vec<Result<u64>> = on_threads(3, &HostOptions::default(), |world| {
 ///     let mut sum = [0u64];
@@ -22,7 +22,7 @@ use std::sync::Arc;
 ///     Ok(sum[0])
 /// })?;
 /// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 6)));
-/// # Ok::<(), peerweave_core::Error>(())
+/// # Ok::<(), peerweave::Error>(())
 /// ```
 pub fn on_threads<R: Send>(n_pes: usize, options: &HostOptions, program: impl Fn(World) -> R + Sync) -> Result<Vec<R>, Error> {
     let worlds = Host::threads(n_pes, options)?.into_iter().map(|host| World::new(Arc::new(host)));

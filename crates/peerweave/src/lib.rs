@@ -22,9 +22,10 @@
 //! ticket.wait()?;
 //! assert_eq!(sum.load(7)?, world.n_pes() as f32);
 //!
+//! team.barrier_blocking()?; // a neighbor may still be in the all-reduce, which writes its `sum`
 //! let right = Rank::new((world.my_pe().get() + 1) % world.n_pes() as u32);
 //! team.put_blocking(&[2.0f32], &sum.slice(0..1)?, right)?; // one-sided
-//! team.barrier_blocking()?;
+//! team.barrier_blocking()?; // every put is complete, the one to this PE included
 //! assert_eq!(sum.load(0)?, 2.0);
 //!
 //! mine.release()?; // collective, like the allocation

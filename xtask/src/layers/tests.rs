@@ -3,7 +3,7 @@
 use super::*;
 use serde_json::{Value, json};
 
-const NO_RULES: Rules = Rules { forbidden: &[], no_std: &[] };
+const NO_RULES: Rules = Rules { forbidden: &[], examples_up: &[], no_std: &[] };
 
 /// A member: its name, its layer and what it depends on, as (name, kind).
 type Given<'a> = (&'a str, Option<u64>, &'a [(&'a str, &'a str)]);
@@ -95,6 +95,13 @@ fn tests_may_use_a_sibling_but_nothing_above() {
 }
 
 #[test]
+fn examples_may_use_the_crate_that_users_see() {
+    let rules = Rules { forbidden: &[], examples_up: &[("core", "api")], no_std: &[] };
+    let workspace = workspace(&[("core", Some(1), &[("api", "dev")]), ("api", Some(2), &[])], &[], "");
+    assert_eq!(workspace.faults(&rules), []);
+}
+
+#[test]
 fn a_member_without_a_layer_is_found() {
     let members: &[Given<'_>] = &[("core", Some(2), &[("new", "normal")]), ("new", None, &[])];
     assert_eq!(faults(members), ["new says no layer; expected `[package.metadata.peerweave] layer = N` in its manifest"]);
@@ -102,8 +109,11 @@ fn a_member_without_a_layer_is_found() {
 
 #[test]
 fn a_forbidden_crate_is_found_through_others_but_not_through_tests() {
-    const RULES: Rules =
-        Rules { forbidden: &[Forbidden { from: "core", to: &["host", "cuda*"], why: "it knows no backend" }], no_std: &[] };
+    const RULES: Rules = Rules {
+        forbidden: &[Forbidden { from: "core", to: &["host", "cuda*"], why: "it knows no backend" }],
+        examples_up: &[],
+        no_std: &[],
+    };
     let members: &[Given<'_>] =
         &[("core", Some(2), &[("util", "normal"), ("mock", "dev")]), ("top", Some(4), &[("cudarc", "normal")])];
     let foreign: &[Given<'_>] = &[
@@ -135,7 +145,7 @@ fn a_rule_about_a_crate_that_is_gone_is_found() {
 
 #[test]
 fn std_is_found_where_it_must_not_be() {
-    const RULES: Rules = Rules { forbidden: &[], no_std: &["device"] };
+    const RULES: Rules = Rules { forbidden: &[], examples_up: &[], no_std: &["device"] };
     let passes = |source: &str| workspace(&[("device", Some(1), &[])], &[], source).faults(&RULES).is_empty();
     assert!(passes("//! Kernels.\n#![no_std]\npub mod flag;"));
     assert!(passes("#![cfg_attr(not(any(test, loom)), no_std)]"));
