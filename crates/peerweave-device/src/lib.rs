@@ -46,16 +46,26 @@
 //! });
 //! ```
 #![no_std]
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
+
+#[cfg(not(target_arch = "nvptx64"))]
+extern crate std;
 
 /// The examples of the README, as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod arch;
+// Where accesses are made is the one place, beside the calls of kernels, that needs `unsafe`.
+#[allow(unsafe_code)]
+pub mod api;
+#[allow(unsafe_code)]
+pub mod arch;
 pub mod barrier;
 pub mod flag;
+#[cfg(not(target_arch = "nvptx64"))]
+#[allow(unsafe_code)]
+pub mod launch;
 mod line;
 pub mod mailbox;
 pub mod pause;
@@ -63,6 +73,16 @@ pub mod put_signal;
 pub mod sealed;
 pub mod slot;
 pub mod word;
+
+/// What a kernel asks of the machine that it runs on: indices, barriers of a block, shuffles, votes, shared memory, time.
+pub use arch as gpu;
+
+/// What a crate of kernels imports: `use peerweave_device::prelude::*;`.
+pub mod prelude {
+    pub use crate::api::{Context, Failed};
+    pub use crate::gpu;
+    pub use peerweave_types::{Compare, DeviceSlice, Dim3, KernelArg, Pe, Plain, Rank, ReduceOp, SignalOp, SymOffset, SymSlice};
+}
 
 pub use line::Line;
 pub use pause::Pause;

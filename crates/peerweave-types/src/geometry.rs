@@ -1,4 +1,4 @@
-//! Where things lie in the symmetric heap: plain data that a kernel receives by value.
+//! Where things lie in the symmetric heap: plain data with a fixed layout.
 //!
 //! No pointer is dereferenced here. Invariant: the segments of all PEs are mapped into one reservation at equal strides, so that
 //! a peer's address is arithmetic, in every process with a base of its own.
@@ -59,29 +59,6 @@ impl HeapGeometry {
     }
 }
 
-/// What a kernel receives: the heap, and where its team's words lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct KernelContext {
-    /// How the heap is mapped for the kernel.
-    pub heap: HeapGeometry,
-    /// Offset of the team's signal words in every member's segment: `team_size` lines of [`Self::SIGNAL_LINE_BYTES`], one per rank.
-    pub signals: SymOffset,
-    /// Offset of the team's table of members: `team_size` PEs as `u32`, in rank order.
-    pub members: SymOffset,
-    /// The rank of this PE.
-    pub my_rank: u32,
-    /// Number of PEs in the team.
-    pub team_size: u32,
-    /// The number that the team's next barrier waits for.
-    pub epoch: u64,
-}
-
-impl KernelContext {
-    /// Bytes between the signal words of neighbouring ranks: two cache lines, so that a prefetcher does not join them.
-    pub const SIGNAL_LINE_BYTES: u64 = 128;
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,9 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kernel_receives_has_a_fixed_layout() {
+    fn the_geometry_has_a_fixed_layout() {
         assert_eq!(size_of::<HeapGeometry>(), 40);
-        assert_eq!(size_of::<KernelContext>(), 40 + 8 + 8 + 4 + 4 + 8);
-        assert_eq!(core::mem::offset_of!(KernelContext, epoch), 64);
     }
 }

@@ -18,20 +18,27 @@
 struct Readme;
 
 mod compare;
+mod context;
 mod dtype;
 mod element;
 mod fp8;
 mod geometry;
 mod ids;
+mod launch;
+pub mod nvshmem;
 mod reduce;
 mod team_shape;
+mod views;
 
 pub use compare::{Compare, SignalOp};
+pub use context::{FailureKind, KernelContext, KernelOp, KernelStatus, PeerEntry, TeamEntry};
 pub use dtype::DType;
 pub use element::{AtomicElement, AtomicInteger, Element, Integer, Number};
 pub use fp8::{F8E4M3, F8E5M2};
-pub use geometry::{HeapGeometry, KernelContext, SignalWord, SymOffset};
+pub use geometry::{HeapGeometry, SignalWord, SymOffset};
 pub use half::{bf16, f16};
 pub use ids::{Pe, Rank};
+pub use launch::{ArgVisitor, Dim3, KernelArg, KernelArgs};
 pub use reduce::ReduceOp;
 pub use team_shape::TeamShape;
+pub use views::{DeviceSlice, Plain, SymSlice};

@@ -1,14 +1,76 @@
-//! The memories that the protocols run on, one leaf each.
+//! The machines that kernels and protocols run on, one leaf each: GPUs, threads of the host, the model checker.
 //!
-//! No protocol is here. A leaf implements [`crate::Word`] for the atomic word of its memory and nothing else.
+//! A leaf says what one instruction does, and no protocol is here. `nvptx` and `host` offer the same functions, re-exported here
+//! and as [`crate::gpu`]. `loom` has words alone.
+//!
+//! Invariant: on GPUs every access to memory that another thread may access is an instruction of `nvptx` that states its
+//! semantics and its scope. The atomics of `core` are not words there: their read-modify-writes become relaxed instructions
+//! of the scope of one GPU.
 
-#[cfg(target_has_atomic = "64")]
-mod host;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod host;
 #[cfg(loom)]
 mod loom;
 
+#[cfg(not(target_arch = "nvptx64"))]
+pub use host::*;
+
+/// All lanes of a warp.
+pub const FULL_WARP: u32 = u32::MAX;
+
+/// The number of this thread in its block, counted along x, then y, then z.
+#[inline]
+pub fn thread_rank() -> u32 {
+    block_dim().linear(thread_idx())
+}
+
+/// The number of this block in the grid, counted along x, then y, then z.
+#[inline]
+pub fn block_rank() -> u32 {
+    grid_dim().linear(block_idx())
+}
+
+/// Number of threads of a block.
+#[inline]
+pub fn block_threads() -> u32 {
+    block_dim().count() as u32
+}
+
+/// The number of this thread in its warp.
+#[inline]
+pub fn lane() -> u32 {
+    thread_rank() % WARP_SIZE
+}
+
+/// The number of this thread's warp in its block.
+#[inline]
+pub fn warp() -> u32 {
+    thread_rank() / WARP_SIZE
+}
+
+/// The lanes of this thread's warp that exist: all, but in the last warp of a block whose size is no multiple of 32.
+#[inline]
+pub fn warp_mask() -> u32 {
+    let before = warp() * WARP_SIZE;
+    let lanes = block_threads() - before;
+    if lanes >= WARP_SIZE { FULL_WARP } else { (1 << lanes) - 1 }
+}
+
+/// Whether any thread in `mask` gave `true`. All threads in `mask` call it.
+#[inline]
+pub fn vote_any(mask: u32, value: bool) -> bool {
+    vote_ballot(mask, value) != 0
+}
+
+/// Whether all threads in `mask` gave `true`. All threads in `mask` call it.
+#[inline]
+pub fn vote_all(mask: u32, value: bool) -> bool {
+    vote_ballot(mask, value) == mask
+}
+
 /// Implements `Word` for an atomic type with the methods of `core::sync::atomic::AtomicU64`, given the `Ordering` that it takes
 /// and the fence that goes with it.
+#[cfg(not(target_arch = "nvptx64"))]
 macro_rules! word_by_atomic {
     ($atomic:ty, $ordering:ty, $fence:path) => {
         impl $crate::Word for $atomic {
@@ -74,4 +136,5 @@ macro_rules! word_by_atomic {
         }
     };
 }
-use word_by_atomic;
+#[cfg(not(target_arch = "nvptx64"))]
+pub(crate) use word_by_atomic;

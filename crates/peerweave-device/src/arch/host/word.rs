@@ -4,4 +4,4 @@
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
-super::word_by_atomic!(AtomicU64, Ordering, fence);
+crate::arch::word_by_atomic!(AtomicU64, Ordering, fence);

@@ -1,0 +1,318 @@
+//! What a kernel receives about its job: the tables by which it reaches peers, and the words by which it fails.
+//!
+//! Plain data with a fixed layout: the host writes it into memory of the device, the kernel reads it there. Addresses are
+//! numbers of 64 bits; no pointer is dereferenced here. Invariant: [`KernelContext::version`] changes whenever any layout
+//! in this file does, and both sides compare it.
+
+use crate::{Pe, SymOffset};
+
+/// What a kernel receives: who it is, how it reaches each PE, its teams, its deadline, and where it reports a failure.
+///
+/// It lies in memory of the device, so that a graph that is replayed reads its current content. All addresses are valid in
+/// kernels on that device. A kernel must not write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub struct KernelContext {
+    /// [`Self::VERSION`] of the code that wrote the context. The launch and the kernel's entry compare it.
+    pub version: u32,
+    /// This PE.
+    pub my_pe: u32,
+    /// Number of PEs of the job.
+    pub n_pes: u32,
+    /// Number of this PE among the PEs of its node.
+    pub node_pe: u32,
+    /// Number of PEs of this PE's node.
+    pub node_n_pes: u32,
+    /// Number of entries at [`Self::teams`].
+    pub n_teams: u32,
+    /// What the device and the job can do: the sum of `KernelContext::CAN_*`.
+    pub capabilities: u32,
+    /// Not used; 0.
+    pub reserved: u32,
+    /// Bytes of symmetric heap on each PE.
+    pub heap_bytes: u64,
+    /// Address of [`PeerEntry`]s, one for each PE of the job.
+    pub peers: u64,
+    /// Address of [`TeamEntry`]s. Entry 0 is the team of all PEs.
+    pub teams: u64,
+    /// Address of the [`KernelStatus`], which kernels write and the host reads.
+    pub status: u64,
+    /// Address of a 32-bit word. Waits fail when it is not 0: the host writes it, or a kernel of this PE that has failed.
+    pub abort: u64,
+    /// How long one wait lasts at most, in nanoseconds of the device's global timer.
+    pub deadline_ns: u64,
+    /// Address of the heap's multicast mapping, by which one store reaches the heap of all PEs; 0 where there is none.
+    pub multicast: u64,
+    /// Not used; 0.
+    pub reserved_words: [u64; 1],
+}
+
+impl KernelContext {
+    /// The version of the layouts in this file.
+    pub const VERSION: u32 = 0x7077_0001;
+
+    /// Bytes between the signal words of neighbouring ranks: two cache lines, so that a prefetcher does not join them.
+    pub const SIGNAL_LINE_BYTES: u64 = 128;
+
+    /// [`Self::capabilities`]: NVSHMEM's device library is linked into the kernels that receive this context.
+    pub const CAN_NETWORK: u32 = 1;
+}
+
+/// How a kernel reaches one PE.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub struct PeerEntry {
+    /// Address at which this device reaches the PE's symmetric heap; 0 where that is not mapped. Never 0 for the PE itself.
+    pub base: u64,
+    /// Number of the PE among the PEs of its node.
+    pub node_pe: u32,
+    /// `PeerEntry::MAPPED`, `PeerEntry::NETWORK` or `PeerEntry::UNREACHABLE`.
+    pub transport: u32,
+}
+
+impl PeerEntry {
+    /// [`Self::transport`]: there is no path to the PE.
+    pub const UNREACHABLE: u32 = 0;
+    /// [`Self::transport`]: by loads and stores at [`Self::base`].
+    pub const MAPPED: u32 = 1;
+    /// [`Self::transport`]: by NVSHMEM's device library.
+    pub const NETWORK: u32 = 2;
+}
+
+/// One team, as a kernel sees it.
+///
+/// `sync` is the offset, in every member's heap, of `slots * size` lines of [`KernelContext::SIGNAL_LINE_BYTES`]: in slot `s`, line
+/// `r` is the word that rank `r` writes and the owner of the heap waits on. Block `s` of each member uses slot `s`. The words start
+/// as zeros. `epochs` is the address, in memory of this device alone, of `slots` words: how many synchronisations a slot has
+/// completed. They start as zeros, and the host never writes them between launches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub struct TeamEntry {
+    /// The rank of this PE, or [`Self::NOT_A_MEMBER`].
+    pub my_rank: u32,
+    /// Number of members.
+    pub size: u32,
+    /// Address of the members' PEs, as `u32`, by rank.
+    pub members: u64,
+    /// Where the team's lines are in every heap.
+    pub sync: SymOffset,
+    /// Address of the epochs, one `u64` for each slot.
+    pub epochs: u64,
+    /// Number of slots: as many blocks may synchronise at a time.
+    pub slots: u32,
+    /// NVSHMEM's handle of the team, or [`Self::NO_HANDLE`].
+    pub nvshmem_team: i32,
+    /// 1 where every member is mapped, else 0.
+    pub all_mapped: u32,
+    /// Not used; 0.
+    pub reserved: u32,
+}
+
+impl TeamEntry {
+    /// [`Self::my_rank`] of a team that this PE does not belong to.
+    pub const NOT_A_MEMBER: u32 = u32::MAX;
+    /// [`Self::nvshmem_team`] where NVSHMEM does not know the team.
+    pub const NO_HANDLE: i32 = -1;
+
+    /// Bytes of heap that the lines of a team take.
+    pub const fn sync_bytes(size: u32, slots: u32) -> u64 {
+        size as u64 * slots as u64 * KernelContext::SIGNAL_LINE_BYTES
+    }
+
+    /// Where the line is that `rank` writes for `slot` in a member's heap.
+    #[inline]
+    pub const fn line(&self, slot: u32, rank: u32) -> SymOffset {
+        SymOffset(self.sync.0 + (slot as u64 * self.size as u64 + rank as u64) * KernelContext::SIGNAL_LINE_BYTES)
+    }
+}
+
+/// Where a kernel reports its first failure. The host can read it while the kernel runs.
+///
+/// The thread that fails first swaps `claimed` from 0 to 1, writes the other fields, and writes `kind` last, by a release. The
+/// host clears the block, `claimed` last, when it has taken the report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub struct KernelStatus {
+    /// The [`FailureKind`] as a number; 0 while nothing has failed.
+    pub kind: u32,
+    /// The [`KernelOp`] that failed, as a number.
+    pub operation: u32,
+    /// The PE that is missing or cannot be reached, or `u32::MAX`.
+    pub pe: u32,
+    /// The number of the team, or `u32::MAX`.
+    pub team: u32,
+    /// What was expected: a signal's value, an epoch, a number of bytes.
+    pub expected: u64,
+    /// What was found.
+    pub found: u64,
+    /// The block that failed first, counted along x, then y, then z.
+    pub block: u32,
+    /// The thread of that block, counted likewise.
+    pub thread: u32,
+    /// Not 0 from the moment a thread has begun to write a report.
+    pub claimed: u32,
+    /// Not used; 0.
+    pub reserved: u32,
+}
+
+impl KernelStatus {
+    /// [`Self::pe`] and [`Self::team`] where there is none.
+    pub const NONE: u32 = u32::MAX;
+
+    /// The PE that the report names.
+    pub const fn missing_pe(&self) -> Option<Pe> {
+        if self.pe == Self::NONE { None } else { Some(Pe::new(self.pe)) }
+    }
+}
+
+/// Declares an enum whose values a kernel writes as 32-bit numbers from 1 on, and the way back.
+macro_rules! numbered {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $number:literal, $text:literal;)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        #[non_exhaustive]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant = $number,)*
+        }
+
+        impl $name {
+            /// Every value.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// The value with this number, as a kernel has written it.
+            pub const fn from_number(number: u32) -> Option<Self> {
+                match number {
+                    $($number => Some(Self::$variant),)*
+                    _ => None,
+                }
+            }
+        }
+
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.write_str(match self {
+                    $(Self::$variant => $text,)*
+                })
+            }
+        }
+    };
+}
+
+numbered! {
+    /// Why an operation of a kernel failed.
+    FailureKind {
+        /// A wait lasted longer than the context's deadline.
+        Deadline = 1, "deadline passed";
+        /// The host, or another thread of this PE that had failed, ended the wait.
+        Aborted = 2, "aborted";
+        /// The PE is neither mapped nor reachable through NVSHMEM in this kernel.
+        Unreachable = 3, "PE is not reachable";
+        /// There is no such PE, team or member.
+        NoSuchPeer = 4, "no such PE or team";
+        /// A place lies beyond the symmetric heap.
+        OutOfRange = 5, "place is outside the symmetric heap";
+        /// The block has no slot in the team's synchronisation words.
+        NoSlot = 6, "block has no slot in the team";
+        /// The context was written by another version of the library.
+        Version = 7, "context has another version";
+        /// Lengths of a checked call differ.
+        LengthMismatch = 8, "lengths differ";
+    }
+}
+
+numbered! {
+    /// An operation of a kernel, for reports.
+    KernelOp {
+        /// The entry of the kernel.
+        Entry = 1, "entry";
+        /// `p`.
+        P = 2, "p";
+        /// `g`.
+        G = 3, "g";
+        /// `put` and its forms.
+        Put = 4, "put";
+        /// `get` and its forms.
+        Get = 5, "get";
+        /// `put_signal` and its forms.
+        PutSignal = 6, "put_signal";
+        /// `iput`.
+        Iput = 7, "iput";
+        /// `iget`.
+        Iget = 8, "iget";
+        /// `signal_op`.
+        SignalOp = 9, "signal_op";
+        /// `signal_wait_until`.
+        SignalWaitUntil = 10, "signal_wait_until";
+        /// `wait_until`.
+        WaitUntil = 11, "wait_until";
+        /// `wait_until_any`.
+        WaitUntilAny = 12, "wait_until_any";
+        /// `wait_until_all`.
+        WaitUntilAll = 13, "wait_until_all";
+        /// `wait_until_some`.
+        WaitUntilSome = 14, "wait_until_some";
+        /// An atomic operation.
+        Atomic = 15, "atomic operation";
+        /// `sync` and its forms.
+        Sync = 16, "sync";
+        /// `barrier` and its forms.
+        Barrier = 17, "barrier";
+        /// `broadcast`.
+        Broadcast = 18, "broadcast";
+        /// `fcollect`.
+        Fcollect = 19, "fcollect";
+        /// `alltoall`.
+        Alltoall = 20, "alltoall";
+        /// `reduce`.
+        Reduce = 21, "reduce";
+        /// `reducescatter`.
+        ReduceScatter = 22, "reducescatter";
+        /// A bulk copy through shared memory.
+        BulkCopy = 23, "bulk copy";
+        /// An access to the kernel's own view of symmetric memory.
+        Local = 24, "access to local memory";
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::mem::{align_of, offset_of};
+
+    #[test]
+    fn layouts_are_those_that_kernels_were_built_with() {
+        assert_eq!((size_of::<KernelContext>(), align_of::<KernelContext>()), (96, 16));
+        assert_eq!(offset_of!(KernelContext, version), 0);
+        assert_eq!(offset_of!(KernelContext, heap_bytes), 32);
+        assert_eq!(offset_of!(KernelContext, multicast), 80);
+        assert_eq!((size_of::<PeerEntry>(), offset_of!(PeerEntry, transport)), (16, 12));
+        assert_eq!((size_of::<TeamEntry>(), offset_of!(TeamEntry, nvshmem_team)), (48, 36));
+        assert_eq!((size_of::<KernelStatus>(), offset_of!(KernelStatus, claimed)), (48, 40));
+    }
+
+    #[test]
+    fn numbers_of_reports_name_their_value() {
+        for kind in FailureKind::ALL {
+            assert_eq!(FailureKind::from_number(*kind as u32), Some(*kind));
+        }
+        for op in KernelOp::ALL {
+            assert_eq!(KernelOp::from_number(*op as u32), Some(*op));
+        }
+        assert_eq!(FailureKind::from_number(0), None);
+        assert_eq!(KernelOp::from_number(0), None);
+    }
+
+    #[test]
+    fn lines_of_a_team_do_not_overlap() {
+        let team = TeamEntry { size: 3, slots: 2, sync: SymOffset(4096), ..TeamEntry::default() };
+        let mut next = 4096;
+        for slot in 0..2 {
+            for rank in 0..3 {
+                assert_eq!(team.line(slot, rank).0, next);
+                next += 128;
+            }
+        }
+        assert_eq!(next - 4096, TeamEntry::sync_bytes(3, 2));
+    }
+}

@@ -1,0 +1,250 @@
+//! What a launch consists of besides the kernel: the shape of the grid, and the arguments.
+
+use crate::{DeviceSlice, Plain, SymOffset, SymSlice};
+
+/// A shape of three dimensions, or an index in one: blocks of a grid, threads of a block.
+///
+/// ```
+/// use peerweave_types::Dim3;
+///
+/// assert_eq!(Dim3::from(32), Dim3 { x: 32, y: 1, z: 1 });
+/// assert_eq!(Dim3::from((8, 4)).count(), 32);
+/// assert_eq!(Dim3::from((8, 4)).linear(Dim3 { x: 3, y: 2, z: 0 }), 19);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Dim3 {
+    /// The dimension that varies fastest.
+    pub x: u32,
+    /// The second dimension.
+    pub y: u32,
+    /// The third dimension.
+    pub z: u32,
+}
+
+impl Dim3 {
+    /// The first index of any shape.
+    pub const ZERO: Self = Self { x: 0, y: 0, z: 0 };
+    /// A shape of one element.
+    pub const ONE: Self = Self { x: 1, y: 1, z: 1 };
+
+    /// Number of elements of this shape.
+    #[inline]
+    pub const fn count(self) -> u64 {
+        self.x as u64 * self.y as u64 * self.z as u64
+    }
+
+    /// The number of the element `index` of this shape, counted along x, then y, then z.
+    #[inline]
+    pub const fn linear(self, index: Self) -> u32 {
+        index.x + self.x * (index.y + self.y * index.z)
+    }
+
+    /// The element with this number: the inverse of [`Self::linear`].
+    #[inline]
+    pub const fn index(self, linear: u32) -> Self {
+        Self { x: linear % self.x, y: linear / self.x % self.y, z: linear / self.x / self.y }
+    }
+}
+
+impl From<u32> for Dim3 {
+    fn from(x: u32) -> Self {
+        Self { x, y: 1, z: 1 }
+    }
+}
+
+impl From<(u32, u32)> for Dim3 {
+    fn from((x, y): (u32, u32)) -> Self {
+        Self { x, y, z: 1 }
+    }
+}
+
+impl From<(u32, u32, u32)> for Dim3 {
+    fn from((x, y, z): (u32, u32, u32)) -> Self {
+        Self { x, y, z }
+    }
+}
+
+/// Looks at the memory that an argument of a kernel names, before the launch is enqueued.
+pub trait ArgVisitor {
+    /// The argument names this part of every PE's symmetric heap.
+    fn symmetric(&mut self, offset: SymOffset, bytes: u64);
+
+    /// The argument names memory that the device reaches at this address.
+    fn device(&mut self, address: u64, bytes: u64);
+}
+
+/// A type that a kernel takes as an argument, by value.
+///
+/// `#[derive(KernelArg)]` of `peerweave-macros` implements it for a `#[repr(C)]` struct of such types.
+///
+/// # Safety
+/// The layout of the type is the same on the host and in the kernel (`repr(C)` or a primitive number), it holds no reference and no
+/// pointer of the host, its alignment is at most 16, and [`Self::visit`] reports every view of memory in it.
+pub unsafe trait KernelArg: Copy + Send + Sync + 'static {
+    /// Reports each view of memory in this argument, in order.
+    fn visit(&self, visitor: &mut dyn ArgVisitor) {
+        let _ = visitor;
+    }
+}
+
+macro_rules! number_args {
+    ($($t:ty),* $(,)?) => {$(
+        // SAFETY: a primitive number or a transparent wrapper of one: one layout everywhere, and no memory is named.
+        unsafe impl KernelArg for $t {}
+    )*};
+}
+
+number_args!(
+    i8,
+    u8,
+    i16,
+    u16,
+    i32,
+    u32,
+    i64,
+    u64,
+    i128,
+    u128,
+    f32,
+    f64,
+    bool,
+    crate::f16,
+    crate::bf16,
+    crate::F8E4M3,
+    crate::F8E5M2,
+    crate::Pe,
+    crate::Rank,
+    SymOffset,
+);
+
+// SAFETY: an array of elements with one layout has one layout, and each element is visited.
+unsafe impl<T: KernelArg, const N: usize> KernelArg for [T; N] {
+    fn visit(&self, visitor: &mut dyn ArgVisitor) {
+        for element in self {
+            element.visit(visitor);
+        }
+    }
+}
+
+// SAFETY: `repr(C)`, two numbers of 64 bits; the view is visited.
+unsafe impl<T: Plain> KernelArg for SymSlice<T> {
+    fn visit(&self, visitor: &mut dyn ArgVisitor) {
+        visitor.symmetric(self.offset(), self.size_bytes());
+    }
+}
+
+// SAFETY: `repr(C)`, two numbers of 64 bits; the view is visited.
+unsafe impl<T: Plain> KernelArg for DeviceSlice<T> {
+    fn visit(&self, visitor: &mut dyn ArgVisitor) {
+        visitor.device(self.address(), self.size_bytes());
+    }
+}
+
+/// The arguments of a kernel together: a tuple of up to 16 [`KernelArg`]s.
+///
+/// # Safety
+/// Implemented for tuples only: [`Self::each`] gives every element once, in order, by its address, size and alignment.
+pub unsafe trait KernelArgs: Copy + Send + Sync + 'static {
+    /// Number of arguments.
+    const COUNT: usize;
+
+    /// Calls `with` for each argument in order: its address, its size and its alignment in bytes. The addresses are valid while
+    /// `self` is borrowed.
+    fn each(&self, with: &mut dyn FnMut(*const u8, usize, usize));
+
+    /// Reports each view of memory in the arguments, in order.
+    fn visit(&self, visitor: &mut dyn ArgVisitor);
+}
+
+macro_rules! tuple_args {
+    ($($name:ident $index:tt),*) => {
+        // SAFETY: each element of the tuple is given once, in order.
+        unsafe impl<$($name: KernelArg),*> KernelArgs for ($($name,)*) {
+            const COUNT: usize = [$($index),*].len();
+
+            fn each(&self, with: &mut dyn FnMut(*const u8, usize, usize)) {
+                let _ = &with;
+                $(with(core::ptr::from_ref(&self.$index).cast(), size_of::<$name>(), align_of::<$name>());)*
+            }
+
+            fn visit(&self, visitor: &mut dyn ArgVisitor) {
+                let _ = &visitor;
+                $(self.$index.visit(visitor);)*
+            }
+        }
+    };
+}
+
+// SAFETY: there is no argument.
+unsafe impl KernelArgs for () {
+    const COUNT: usize = 0;
+
+    fn each(&self, _with: &mut dyn FnMut(*const u8, usize, usize)) {}
+
+    fn visit(&self, _visitor: &mut dyn ArgVisitor) {}
+}
+
+tuple_args!(A0 0);
+tuple_args!(A0 0, A1 1);
+tuple_args!(A0 0, A1 1, A2 2);
+tuple_args!(A0 0, A1 1, A2 2, A3 3);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, A11 11);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, A11 11, A12 12);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, A11 11, A12 12, A13 13);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, A11 11, A12 12, A13 13, A14 14);
+tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, A11 11, A12 12, A13 13, A14 14, A15 15);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes down what it is shown.
+    #[derive(Default)]
+    struct Seen([(bool, u64, u64); 4], usize);
+
+    impl ArgVisitor for Seen {
+        fn symmetric(&mut self, offset: SymOffset, bytes: u64) {
+            self.0[self.1] = (true, offset.0, bytes);
+            self.1 += 1;
+        }
+
+        fn device(&mut self, address: u64, bytes: u64) {
+            self.0[self.1] = (false, address, bytes);
+            self.1 += 1;
+        }
+    }
+
+    #[test]
+    fn arguments_are_given_in_order_with_their_memory() {
+        // SAFETY: never handed to a kernel.
+        let (sym, device) = unsafe { (SymSlice::<i32>::from_raw(SymOffset(8), 3), DeviceSlice::<u8>::from_raw(16, 5)) };
+        let args = (1u8, sym, [device; 2], 2.5f64);
+        let mut shapes = [(0, 0); 4];
+        let mut n = 0;
+        args.each(&mut |address, size, align| {
+            assert_eq!(address as usize % align, 0);
+            shapes[n] = (size, align);
+            n += 1;
+        });
+        assert_eq!((n, shapes), (4, [(1, 1), (16, 8), (32, 8), (8, 8)]));
+        let mut seen = Seen::default();
+        KernelArgs::visit(&args, &mut seen);
+        assert_eq!((seen.0, seen.1), ([(true, 8, 12), (false, 16, 5), (false, 16, 5), (false, 0, 0)], 3));
+    }
+
+    #[test]
+    fn indices_and_numbers_are_inverse() {
+        let shape = Dim3::from((3, 4, 5));
+        for linear in 0..60 {
+            assert_eq!(shape.linear(shape.index(linear)), linear);
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! NVSHMEM's numbers for what this crate names: signal operations, comparisons, teams. The one place where they are converted.
+
+use crate::{Compare, SignalOp};
+
+/// NVSHMEM's number of a signal operation (`NVSHMEM_SIGNAL_SET`, `NVSHMEM_SIGNAL_ADD`).
+#[inline]
+pub const fn signal_op(op: SignalOp) -> i32 {
+    match op {
+        SignalOp::Set => 9,
+        SignalOp::Add => 10,
+    }
+}
+
+/// NVSHMEM's number of a comparison (`NVSHMEM_CMP_EQ` and so on; not in the order of [`Compare`]).
+#[inline]
+pub const fn compare(compare: Compare) -> i32 {
+    match compare {
+        Compare::Eq => 0,
+        Compare::Ne => 1,
+        Compare::Gt => 2,
+        Compare::Le => 3,
+        Compare::Lt => 4,
+        Compare::Ge => 5,
+    }
+}
+
+/// NVSHMEM's handle of the team of all PEs (`NVSHMEM_TEAM_WORLD`).
+pub const TEAM_WORLD: i32 = 0;
+/// NVSHMEM's handle of the team of PEs that share memory (`NVSHMEM_TEAM_SHARED`).
+pub const TEAM_SHARED: i32 = 1;
+/// NVSHMEM's handle of the team of PEs of this PE's node (`NVSHMEMX_TEAM_NODE`).
+pub const TEAM_NODE: i32 = 2;

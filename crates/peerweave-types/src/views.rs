@@ -1,0 +1,283 @@
+//! Views of memory that host and kernels share: where elements lie and how many there are.
+//!
+//! A view is plain data and keeps nothing alive: the host checks, when it launches a kernel, that the memory exists, and
+//! keeps it until the kernel has ended. How a kernel reads and writes elements is `peerweave-device`'s.
+
+use crate::SymOffset;
+use core::fmt;
+use core::marker::PhantomData;
+use core::ops::{Bound, RangeBounds};
+
+/// A type whose values can be moved between PEs as bytes.
+///
+/// # Safety
+/// An implementation promises that every bit pattern of `size_of::<Self>()` bytes is a valid value, that there is no padding, and
+/// that the type holds no pointer or reference.
+pub unsafe trait Plain: Copy + Send + Sync + 'static {}
+
+macro_rules! plain {
+    ($($t:ty),* $(,)?) => {$(
+        // SAFETY: a number, or a transparent wrapper of one: every bit pattern is valid and there is no padding.
+        unsafe impl Plain for $t {}
+    )*};
+}
+
+plain!(i8, u8, i16, u16, i32, u32, i64, u64, i128, u128, f32, f64, crate::f16, crate::bf16, crate::F8E4M3, crate::F8E5M2);
+
+// SAFETY: an array has no padding between elements, and each element is plain.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// `len` elements at the same offset of every PE's symmetric heap.
+///
+/// A kernel takes it as an argument and passes it to `put`, `get` and the other calls; slicing is plain arithmetic.
+///
+/// ```
+/// use peerweave_types::{SymOffset, SymSlice};
+///
+/// // SAFETY: never handed to a kernel.
+/// let all = unsafe { SymSlice::<f32>::from_raw(SymOffset(4096), 1024) };
+/// let second_half = all.slice(512..);
+/// assert_eq!((second_half.offset(), second_half.len()), (SymOffset(4096 + 2048), 512));
+/// assert!(all.get(1000..1025).is_none());
+/// ```
+#[repr(C)]
+pub struct SymSlice<T> {
+    offset: SymOffset,
+    len: u64,
+    element: PhantomData<fn() -> T>,
+}
+
+/// `len` elements at an address that this device reaches: its own memory, or a mapped peer's.
+///
+/// ```
+/// use peerweave_types::DeviceSlice;
+///
+/// // SAFETY: never handed to a kernel.
+/// let all = unsafe { DeviceSlice::<u64>::from_raw(0x7000, 8) };
+/// assert_eq!((all.slice(2..4).address(), all.slice(2..4).len()), (0x7010, 2));
+/// ```
+#[repr(C)]
+pub struct DeviceSlice<T> {
+    address: u64,
+    len: u64,
+    element: PhantomData<fn() -> T>,
+}
+
+/// What both kinds of view can do: `$start` is the field that says where the elements begin.
+macro_rules! view {
+    ($name:ident, $word:literal) => {
+        impl<T> $name<T> {
+            /// Number of elements.
+            #[inline]
+            pub const fn len(self) -> usize {
+                self.len as usize
+            }
+
+            /// Whether there are no elements.
+            #[inline]
+            pub const fn is_empty(self) -> bool {
+                self.len == 0
+            }
+
+            /// Size in bytes.
+            #[inline]
+            pub const fn size_bytes(self) -> u64 {
+                self.len * size_of::<T>() as u64
+            }
+
+            /// The elements of a range of indices.
+            ///
+            /// # Panics
+            /// Where the range ends before it starts, or beyond the view. In a kernel on a GPU that ends the kernel with a trap;
+            /// [`Self::get`] does not.
+            #[inline]
+            #[track_caller]
+            pub fn slice(self, range: impl RangeBounds<usize>) -> Self {
+                match self.get(range) {
+                    Some(part) => part,
+                    None => panic!(concat!("range of a ", $word, " lies outside its {} elements"), self.len),
+                }
+            }
+
+            /// The elements of a range of indices; `None` where the range ends before it starts, or beyond the view.
+            #[inline]
+            pub fn get(self, range: impl RangeBounds<usize>) -> Option<Self> {
+                let start = match range.start_bound() {
+                    Bound::Included(&start) => start as u64,
+                    Bound::Excluded(&before) => (before as u64).checked_add(1)?,
+                    Bound::Unbounded => 0,
+                };
+                let end = match range.end_bound() {
+                    Bound::Included(&last) => (last as u64).checked_add(1)?,
+                    Bound::Excluded(&end) => end as u64,
+                    Bound::Unbounded => self.len,
+                };
+                if start > end || end > self.len {
+                    return None;
+                }
+                Some(self.part(start, end - start))
+            }
+
+            /// One element, as a view of length 1.
+            ///
+            /// # Panics
+            /// As [`Self::slice`].
+            #[inline]
+            #[track_caller]
+            pub fn at(self, index: usize) -> Self {
+                self.slice(index..index + 1)
+            }
+
+            /// The first `len` elements, or all where there are fewer.
+            #[inline]
+            pub fn truncate(self, len: usize) -> Self {
+                self.part(0, self.len.min(len as u64))
+            }
+
+            /// Part `index` of `parts` parts of equal length; what is left over belongs to no part.
+            ///
+            /// # Panics
+            /// Where `index >= parts`.
+            #[inline]
+            #[track_caller]
+            pub fn chunk(self, index: usize, parts: usize) -> Self {
+                assert!(index < parts, "chunk index is not below the number of chunks");
+                let each = self.len / parts as u64;
+                self.part(index as u64 * each, each)
+            }
+        }
+
+        impl<T> Clone for $name<T> {
+            #[inline]
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+
+        impl<T> Copy for $name<T> {}
+
+        impl<T> PartialEq for $name<T> {
+            fn eq(&self, other: &Self) -> bool {
+                self.start() == other.start() && self.len == other.len
+            }
+        }
+
+        impl<T> Eq for $name<T> {}
+
+        impl<T> fmt::Debug for $name<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name)).field("start", &self.start()).field("len", &self.len).finish()
+            }
+        }
+    };
+}
+
+view!(SymSlice, "symmetric slice");
+view!(DeviceSlice, "device slice");
+
+impl<T> SymSlice<T> {
+    /// The view of `len` elements at an offset.
+    ///
+    /// # Safety
+    /// Where the view is handed to a kernel: the elements lie within the symmetric heap of every PE, belong to the caller and stay
+    /// allocated until the kernel has ended, and the offset is a multiple of the alignment of `T`.
+    #[inline]
+    pub const unsafe fn from_raw(offset: SymOffset, len: usize) -> Self {
+        Self { offset, len: len as u64, element: PhantomData }
+    }
+
+    /// Where the elements begin, in every PE's heap.
+    #[inline]
+    pub const fn offset(self) -> SymOffset {
+        self.offset
+    }
+
+    #[inline]
+    const fn start(&self) -> u64 {
+        self.offset.0
+    }
+
+    #[inline]
+    const fn part(self, start: u64, len: u64) -> Self {
+        Self { offset: self.offset.plus(start * size_of::<T>() as u64), len, element: PhantomData }
+    }
+
+    /// The same memory as elements of another type of the same or a smaller alignment; what is left over at the end is dropped.
+    #[inline]
+    pub fn cast<U: Plain>(self) -> SymSlice<U>
+    where
+        T: Plain,
+    {
+        const { assert!(align_of::<U>() <= align_of::<T>(), "a cast must not raise the alignment") };
+        SymSlice { offset: self.offset, len: self.size_bytes() / size_of::<U>() as u64, element: PhantomData }
+    }
+}
+
+impl<T> DeviceSlice<T> {
+    /// The view of `len` elements at an address.
+    ///
+    /// # Safety
+    /// Where the view is handed to a kernel: the elements lie in memory that its device reaches at this address, belong to the
+    /// caller, stay allocated until the kernel has ended and are accessed by nothing else meanwhile unless by atomic or volatile
+    /// accesses, and the address is a multiple of the alignment of `T`.
+    #[inline]
+    pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
+        Self { address, len: len as u64, element: PhantomData }
+    }
+
+    /// Where the elements begin.
+    #[inline]
+    pub const fn address(self) -> u64 {
+        self.address
+    }
+
+    #[inline]
+    const fn start(&self) -> u64 {
+        self.address
+    }
+
+    #[inline]
+    const fn part(self, start: u64, len: u64) -> Self {
+        Self { address: self.address + start * size_of::<T>() as u64, len, element: PhantomData }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sym(len: usize) -> SymSlice<u32> {
+        // SAFETY: never handed to a kernel.
+        unsafe { SymSlice::from_raw(SymOffset(64), len) }
+    }
+
+    #[test]
+    fn a_view_is_two_words() {
+        assert_eq!((size_of::<SymSlice<u8>>(), align_of::<SymSlice<u8>>()), (16, 8));
+        assert_eq!((size_of::<DeviceSlice<u8>>(), align_of::<DeviceSlice<u8>>()), (16, 8));
+    }
+
+    #[test]
+    fn ranges_are_those_of_slices() {
+        let ten = sym(10);
+        assert_eq!(ten.slice(..), ten);
+        assert_eq!(ten.slice(2..=4), ten.slice(2..5));
+        assert_eq!(ten.slice(2..5).offset(), SymOffset(72));
+        assert_eq!(ten.slice(10..).len(), 0);
+        assert_eq!(ten.get(11..), None);
+        #[expect(clippy::reversed_empty_ranges, reason = "that is what is tested")]
+        let reversed = ten.get(3..2);
+        assert_eq!(reversed, None);
+        assert_eq!(ten.get(0..=usize::MAX), None);
+        assert_eq!(ten.chunk(2, 3), ten.slice(6..9));
+        assert_eq!(ten.truncate(99), ten);
+        assert_eq!(ten.cast::<u8>().len(), 40);
+        assert_eq!(ten.cast::<[u8; 3]>().len(), 13);
+    }
+
+    #[test]
+    #[should_panic(expected = "range of a symmetric slice lies outside its 10 elements")]
+    fn a_range_beyond_the_view_panics() {
+        let _ = sym(10).slice(5..11);
+    }
+}
