@@ -176,6 +176,7 @@ impl Communicator {
             && let Some(inside) = inner.gate.plunge()
         {
             inner.count(call);
+            inner.registered.note(stream);
             let (comm, stream) = (inner.handle.get(), stream.cu_stream());
             // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live as long as
             // what it holds, until NCCL is done, and after that for as long as the stream needs them.
@@ -197,6 +198,7 @@ fn run_in_turn(inner: &Arc<Inner>, mut request: Request<'_>, config: Option<&Col
     request.hand_to_graph(inner)?;
     inner.dive(name, &inside)?;
     inner.count(request.call);
+    inner.registered.note(request.stream);
     // SAFETY: this thread is inside.
     let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner) })?;
     // The request, and with it its configuration and the guards of its buffers, lives until NCCL is done.

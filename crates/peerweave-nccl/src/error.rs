@@ -14,7 +14,7 @@ use peerweave_bootstrap::BootstrapError;
 use peerweave_driver::{CudaError, DriverError, MulticastDisabled};
 use peerweave_dylib::LoadError;
 
-use crate::{Version, sys};
+use crate::{Nccl, Version, sys};
 
 /// Any failure of this crate.
 ///
@@ -100,6 +100,23 @@ impl NcclError {
             Self::Misuse(misuse) => Some(&misuse.kind),
             _ => None,
         }
+    }
+
+    /// The error of a call that returned `code`, such as one made through [`Communicator::as_raw`](crate::Communicator::as_raw): with the
+    /// library's description of the code and its last error. [`Nccl::check`] makes a result of it.
+    ///
+    /// Any number is taken, also [`ResultCode::SUCCESS`] and codes that came later than this crate.
+    ///
+    /// ```no_run
+    /// use peerweave_nccl::{Nccl, NcclError, ResultCode};
+    ///
+    /// let error = NcclError::from_code(Nccl::load()?, "ncclAllReduce", 5);
+    /// assert_eq!(error.code(), Some(ResultCode::INVALID_USAGE));
+    /// # Ok::<(), NcclError>(())
+    /// ```
+    pub fn from_code(nccl: Nccl, call: &'static str, code: impl Into<ResultCode>) -> Self {
+        // In a fork nothing of the library is called.
+        nccl.not_forked(call).err().unwrap_or_else(|| nccl.failure(call, sys::ncclResult_t(code.into().get()), None))
     }
 
     /// NCCL's code, where NCCL spoke.
@@ -306,11 +323,30 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A code that NCCL's functions return.
+/// A code that NCCL's functions return. Made of any integer; an error by itself, where no call is known.
+///
+/// ```
+/// use peerweave_nccl::ResultCode;
+///
+/// let code = ResultCode::from(5);
+/// assert_eq!(code, ResultCode::INVALID_USAGE);
+/// assert_eq!(code.to_string(), "ncclInvalidUsage (5)");
+/// assert_eq!(ResultCode::from(99).to_string(), "unknown code (99)");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ResultCode(c_int);
 
+impl std::error::Error for ResultCode {}
+
+impl From<i32> for ResultCode {
+    fn from(code: i32) -> Self {
+        Self(code)
+    }
+}
+
 impl ResultCode {
+    /// Nothing is wrong. No error of this crate has it, unless it was made with it.
+    pub const SUCCESS: Self = Self(sys::ncclResult_t::ncclSuccess.0);
     /// A call of CUDA failed.
     pub const UNHANDLED_CUDA_ERROR: Self = Self(sys::ncclResult_t::ncclUnhandledCudaError.0);
     /// A call of the operating system failed.

@@ -228,6 +228,7 @@ impl<'env> Group<'env> {
         for Member { inner, request } in &self.members {
             if runs {
                 inner.count(request.call);
+                inner.registered.note(request.stream);
             }
             let name = request.call.name();
             // Where there is one context, it is current.

@@ -32,6 +32,7 @@ mod error;
 mod group;
 mod in_place;
 mod init;
+mod leaks;
 mod library;
 mod lifecycle;
 mod mem;
@@ -40,8 +41,10 @@ mod nvls;
 mod one_sided;
 mod parameters;
 mod point_to_point;
+pub mod prelude;
 mod properties;
 mod red_op;
+mod registered;
 mod request;
 mod requests;
 mod settle;
@@ -85,10 +88,18 @@ pub use error::{
     CommunicatorName, DeadState, Failure, Misuse, MisuseKind, NcclError, PeerLost, RankReport, ResultCode, Timeout, Unsupported,
 };
 pub use group::Group;
+pub use leaks::{LeakedCommunicator, Leaks};
 pub use library::Nccl;
 pub use mem::NcclMem;
 pub use one_sided::{Signal, SignalWait};
+pub use parameters::ParamValue;
+/// The rendezvous of a job's processes.
+pub use peerweave_bootstrap as bootstrap;
+/// CUDA's driver: contexts, streams, device memory, waits with a deadline.
+pub use peerweave_driver as driver;
+pub use peerweave_driver::{CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, context, cudarc};
 pub use peerweave_dylib::{Attempt, LoadError, SymbolInfo};
+pub use peerweave_types::{DType, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use properties::{CommProperties, GinConnection, GinType};
 pub use red_op::{PreMulSum, ReduceOp, Reduction};
 pub use sim_info::SimInfo;
@@ -98,3 +109,12 @@ pub use version::{ParseVersionError, Version};
 pub use wait::OnExpiry;
 pub use window::{Registration, Window, WindowKind};
 pub use window_pointers::LogicalEndpoint;
+
+/// A result of this crate.
+pub type Result<T, E = NcclError> = std::result::Result<T, E>;
+/// NCCL's name of [`ReduceOp`], as other bindings have it.
+pub type NcclReduceOp = ReduceOp;
+/// NCCL's name of [`UniqueId`], as other bindings have it.
+pub type NcclUniqueId = UniqueId;
+/// NCCL's name of [`DType`], as other bindings have it: the type of a buffer's elements. Calls take it from the buffer.
+pub type NcclDataType = DType;

@@ -187,6 +187,27 @@ impl Nccl {
         Ok(self.meaning(ncclResult_t(code.get())))
     }
 
+    /// Turns what a function of NCCL returned into a result, for calls that this crate does not make: through
+    /// [`Communicator::as_raw`](crate::Communicator::as_raw), or of the bindings.
+    ///
+    /// ```no_run
+    /// use peerweave_nccl::{Nccl, ResultCode};
+    ///
+    /// let nccl = Nccl::load()?;
+    /// nccl.check("ncclCommCount", 0)?;
+    /// assert_eq!(nccl.check("ncclCommCount", 4).unwrap_err().code(), Some(ResultCode::INVALID_ARGUMENT));
+    /// # Ok::<(), peerweave_nccl::NcclError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`NcclError::Nccl`] for every code but [`ResultCode::SUCCESS`], [`ResultCode::IN_PROGRESS`] included; [`NcclError::Forked`].
+    pub fn check(self, call: &'static str, code: impl Into<ResultCode>) -> Result<(), NcclError> {
+        match code.into() {
+            ResultCode::SUCCESS => Ok(()),
+            code => Err(NcclError::from_code(self, call, code)),
+        }
+    }
+
     /// NCCL's text of the last error of this process; `None` where there was none.
     ///
     /// # Errors
@@ -352,7 +373,7 @@ fn identity(path: &Path) -> PathBuf {
 }
 
 #[inline]
-fn not_forked(call: &'static str) -> Result<(), NcclError> {
+pub(crate) fn not_forked(call: &'static str) -> Result<(), NcclError> {
     // Relaxed is enough: it only changes in a child that has a single thread, the one that reads it or that starts those who do.
     if IS_FORK.load(Ordering::Relaxed) { Err(forked(call)) } else { Ok(()) }
 }

@@ -36,6 +36,11 @@ const GRAPHS_GO: Duration = Duration::from_secs(2);
 /// How many communicators are being ended in the background.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
 
+/// How many communicators are being ended in the background.
+pub(crate) fn ending() -> usize {
+    ENDING.load(Ordering::Acquire)
+}
+
 impl Communicator {
     /// Ends the membership in order: what was issued completes, and NCCL's resources are freed.
     ///
@@ -533,9 +538,11 @@ fn in_the_background<R: Send + 'static>(name: &str, work: impl FnOnce() -> R + S
     let counted = Counted;
     let (sender, receiver) = channel();
     let body = move || {
-        let _counted = counted;
+        let done = work();
+        // Before the answer: the caller that has it sees that nothing is being ended any more.
+        drop(counted);
         // Who asked may have given up.
-        let _ = sender.send(work());
+        let _ = sender.send(done);
     };
     std::thread::Builder::new().name(name.to_owned()).spawn(body).ok().map(|_| receiver)
 }

@@ -15,6 +15,7 @@ use peerweave_driver::{
 use peerweave_types::Element;
 
 use crate::error::{MisuseKind, NcclError};
+use crate::leaks::CountedAllocation;
 use crate::membership::set_current;
 use crate::{Nccl, ResultCode};
 
@@ -72,7 +73,9 @@ impl<T: Element> NcclMem<T> {
         // What NCCL says of too little memory, among other things.
         alloc_when_freed(allocate, |error: &NcclError| error.code() == Some(ResultCode::UNHANDLED_CUDA_ERROR))?;
         let address = pointer.expose_provenance();
+        let counted = CountedAllocation::new(bytes);
         let free = move || {
+            let _counted = counted;
             let pointer = std::ptr::with_exposed_provenance_mut(address);
             // SAFETY: the last handle is gone, and the streams that used the memory have passed that work.
             if let Err(error) = nccl.call("ncclMemFree", |api| unsafe { api.ncclMemFree(pointer) }) {

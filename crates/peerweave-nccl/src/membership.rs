@@ -9,7 +9,7 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use peerweave_bootstrap::Rendezvous;
@@ -19,6 +19,7 @@ use peerweave_dylib::MissingSymbol;
 
 use crate::error::{CommunicatorName, MisuseKind, NcclError, Timeout};
 use crate::lifecycle::{self, Abort};
+use crate::registered::RegistrationUse;
 use crate::state::{Allowed, Gate, Inside, Refused, State};
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
 use crate::{Call, Nccl};
@@ -72,6 +73,8 @@ pub(crate) struct Inner {
     pub(crate) world: Option<World>,
     /// How far an abort is, for calls that it has cut off: their memory is NCCL's until then [C2].
     pub(crate) abort: Abort,
+    /// What is registered, and which streams may use it.
+    pub(crate) registered: RegistrationUse,
     /// Memory that peers may reach until the communicator is freed.
     parked: Mutex<Vec<Keep>>,
 }
@@ -123,6 +126,21 @@ pub(crate) fn all() -> Vec<Arc<Inner>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
 
+/// As [`all`], where nobody holds the list for longer than a moment: for the end of the process, when other threads may have been stopped.
+pub(crate) fn all_if_free() -> Option<Vec<Arc<Inner>>> {
+    if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
+        return Some(Vec::new());
+    }
+    (0..100).find_map(|_| match ALL.try_lock() {
+        Ok(all) => Some(all.iter().filter_map(Weak::upgrade).collect()),
+        Err(TryLockError::Poisoned(all)) => Some(all.into_inner().iter().filter_map(Weak::upgrade).collect()),
+        Err(TryLockError::WouldBlock) => {
+            std::thread::sleep(Duration::from_millis(1));
+            None
+        }
+    })
+}
+
 impl Inner {
     /// Takes a handle that NCCL says is ready. Asks NCCL who it is.
     pub(crate) fn adopt(parts: Parts) -> Result<Arc<Self>, NcclError> {
@@ -163,6 +181,7 @@ impl Inner {
             graphs: AtomicUsize::new(0),
             world,
             abort: Abort::default(),
+            registered: RegistrationUse::default(),
             parked: Mutex::default(),
         });
         MADE_BY.store(std::process::id(), Ordering::Relaxed);

@@ -159,7 +159,7 @@ fn put_signal<'a, T: Element>(
 ) -> Checked<Operations> {
     at.inner.nccl.needs("ncclPutSignal", SINCE)?;
     let (raw_peer, count, data_type) = (at.rank("the peer", peer)?, source.len(), at.moved::<T>()?);
-    let handle = window.inner.used(at.call.name(), at.inner, at.stream)?;
+    let handle = window.inner.used(at.call.name(), at.inner)?;
     let room = window.len_of(peer)?;
     if offset.checked_add(count).is_none_or(|end| end > room) {
         let found = offset.saturating_add(count);

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 
-use crate::sys::ncclResult_t;
+use crate::sys::{ncclParamHandle_t, ncclResult_t};
 use crate::{MisuseKind, Nccl, NcclError, Version};
 
 impl Nccl {
@@ -35,6 +35,33 @@ impl Nccl {
             Ok(value) => Ok(Some(value)),
             Err(NcclError::Nccl(failure)) if failure.code.get() == ncclResult_t::ncclInvalidArgument.0 => Ok(None),
             Err(error) => Err(error),
+        }
+    }
+
+    /// The value of one parameter as the type that NCCL keeps it in: an integer of 8 to 64 bits, `bool`, or `String`, which reads any. `None` where
+    /// NCCL has no parameter of that name. NCCL 2.30.3.
+    ///
+    /// ```no_run
+    /// use peerweave_nccl::Nccl;
+    ///
+    /// let sets_names: Option<bool> = Nccl::load()?.param_as("NCCL_SET_THREAD_NAME")?;
+    /// # Ok::<(), peerweave_nccl::NcclError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`param`](Self::param); [`NcclError::Nccl`] with [`ResultCode::INVALID_ARGUMENT`](crate::ResultCode::INVALID_ARGUMENT) for an integer of
+    /// another width or sign than the parameter's; [`NcclError::Misuse`] for `bool` where the value is neither true nor false.
+    pub fn param_as<T: ParamValue>(self, name: &str) -> Result<Option<T>, NcclError> {
+        const CALL: &str = "Nccl::param_as";
+        let Ok(key) = CString::new(name) else {
+            return Err(NcclError::misuse(CALL, MisuseKind::Text { what: "the name", why: "a zero byte inside" }));
+        };
+        let mut handle: ncclParamHandle_t = std::ptr::null_mut();
+        // SAFETY: the key ends in a zero byte; a handle is stored, which NCCL keeps as long as it is loaded.
+        match self.code("ncclParamBind", |api| unsafe { api.ncclParamBind(&raw mut handle, key.as_ptr()) })? {
+            ncclResult_t::ncclSuccess => T::read(self, handle).map(Some),
+            ncclResult_t::ncclInvalidArgument => Ok(None),
+            code => Err(self.failure("ncclParamBind", code, None)),
         }
     }
 
@@ -93,3 +120,71 @@ impl Nccl {
         Ok(unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
     }
 }
+
+/// What [`Nccl::param_as`] reads: `i8` to `i64`, `u8` to `u64`, `bool`, `String`.
+///
+/// Sealed: NCCL has a function for each.
+pub trait ParamValue: sealed::Read {}
+
+mod sealed {
+    use crate::sys::ncclParamHandle_t;
+    use crate::{Nccl, NcclError};
+
+    /// How a type is read.
+    pub trait Read: Sized {
+        /// Reads the parameter of a handle that `ncclParamBind` gave.
+        fn read(nccl: Nccl, handle: ncclParamHandle_t) -> Result<Self, NcclError>;
+    }
+}
+
+macro_rules! integers {
+    ($($Integer:ty => $function:ident),*) => {$(
+        impl sealed::Read for $Integer {
+            fn read(nccl: Nccl, handle: ncclParamHandle_t) -> Result<Self, NcclError> {
+                let mut value: Self = 0;
+                // SAFETY: NCCL gave the handle; one integer of this width is stored.
+                nccl.call(stringify!($function), |api| unsafe { api.$function(handle, &raw mut value) })?;
+                Ok(value)
+            }
+        }
+
+        impl ParamValue for $Integer {}
+    )*};
+}
+
+integers! {
+    i8 => ncclParamGetI8, i16 => ncclParamGetI16, i32 => ncclParamGetI32, i64 => ncclParamGetI64,
+    u8 => ncclParamGetU8, u16 => ncclParamGetU16, u32 => ncclParamGetU32, u64 => ncclParamGetU64
+}
+
+impl sealed::Read for String {
+    fn read(nccl: Nccl, handle: ncclParamHandle_t) -> Result<Self, NcclError> {
+        let mut value: *const c_char = std::ptr::null();
+        // SAFETY: NCCL gave the handle; a pointer is stored, to text that is valid until this thread asks again.
+        nccl.call("ncclParamGetStr", |api| unsafe { api.ncclParamGetStr(handle, &raw mut value) })?;
+        if value.is_null() {
+            return Ok(Self::new());
+        }
+        // SAFETY: as above.
+        Ok(unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
+    }
+}
+
+impl ParamValue for String {}
+
+impl sealed::Read for bool {
+    /// By its text, since NCCL has no function for truth values.
+    fn read(nccl: Nccl, handle: ncclParamHandle_t) -> Result<Self, NcclError> {
+        match String::read(nccl, handle)?.to_ascii_lowercase().as_str() {
+            "true" | "1" => Ok(true),
+            "false" | "0" => Ok(false),
+            _ => {
+                let kind =
+                    MisuseKind::Text { what: "the parameter", why: "its value is neither true nor false: read it as a String" };
+                Err(NcclError::misuse("Nccl::param_as", kind))
+            }
+        }
+    }
+}
+
+impl ParamValue for bool {}

@@ -21,10 +21,15 @@ use crate::{lifecycle, spans};
 
 /// How the elements of the ranks are combined.
 ///
-/// Integers wrap. For 8-bit and 16-bit floats NCCL chooses what it accumulates in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Integers wrap. For 8-bit and 16-bit floats NCCL chooses what it accumulates in. The default is the sum, as in NCCL's documentation.
+///
+/// ```
+/// assert_eq!(peerweave_nccl::ReduceOp::default(), peerweave_nccl::ReduceOp::Sum);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// The sum.
+    #[default]
     Sum,
     /// The product.
     Prod,

@@ -55,6 +55,11 @@ impl State {
         }
     }
 
+    /// As [`dead`](Self::dead), for what may be well.
+    pub(crate) fn dead_unless_live(self) -> Option<DeadState> {
+        (self != Self::Live).then(|| self.dead())
+    }
+
     fn is_closed(self) -> bool {
         matches!(self, Self::Finalized | Self::Aborted)
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
-use peerweave_driver::{CudaStream, DeviceBuffer, DeviceMemory, Keep, PrivateStream, Streams, relaxed};
+use peerweave_driver::{CudaStream, DeviceBuffer, DeviceMemory, Keep, PrivateStream, deadline_after, relaxed};
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::Element;
 
@@ -33,7 +33,8 @@ const LENGTHS_DIFFER: Version = Version::new(2, 30, 7);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowKind {
     flags: c_int,
-    since: Option<Version>,
+    /// The version that brought the newest of the flags, and the name of that flag.
+    since: Option<(Version, &'static str)>,
 }
 
 impl WindowKind {
@@ -42,13 +43,21 @@ impl WindowKind {
     /// Collectives on it use NCCL's symmetric kernels: every rank gives buffers at the same offset of its window.
     pub const SYMMETRIC: Self = Self { flags: sys::NCCL_WIN_COLL_SYMMETRIC, since: None };
     /// Accesses from kernels stay in order. NCCL 2.29.7.
-    pub const STRICT_ORDERING: Self = Self { flags: sys::NCCL_WIN_STRICT_ORDERING, since: Some(Version::new(2, 29, 7)) };
+    pub const STRICT_ORDERING: Self = Self::since(sys::NCCL_WIN_STRICT_ORDERING, "NCCL_WIN_STRICT_ORDERING", [2, 29, 7]);
+    /// Registered for kernels that use the network (GIN), and for nothing else. NCCL 2.32.0.
+    pub const GIN_ONLY: Self = Self::since(sys::NCCL_WIN_GIN_ONLY, "NCCL_WIN_GIN_ONLY", [2, 32, 0]);
+    /// Registered for counted operations over the fabric (CFT), and for nothing else. NCCL 2.32.0.
+    pub const CFT_COUNTED: Self = Self::since(sys::NCCL_WIN_CFT_COUNTED, "NCCL_WIN_CFT_COUNTED", [2, 32, 0]);
+
+    const fn since(flags: c_int, name: &'static str, [major, minor, patch]: [u8; 3]) -> Self {
+        Self { flags, since: Some((Version::new(major, minor, patch), name)) }
+    }
 
     /// Both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         let since = match (self.since, other.since) {
-            (Some(one), Some(other)) if other.at_least(one) => Some(other),
+            (Some((one, _)), Some((later, name))) if later.at_least(one) => Some((later, name)),
             (None, other) => other,
             (one, _) => one,
         };
@@ -84,8 +93,6 @@ pub(crate) struct Registered {
     pub(crate) lens_bytes: Vec<u64>,
     pub(crate) device_address: u64,
     keep: Keep,
-    /// Streams that puts into it were enqueued on.
-    streams: Streams,
     /// Whether the memory has to wait for the end of the communicator [W1].
     is_parked: bool,
 }
@@ -101,22 +108,28 @@ unsafe impl<P> Send for Raw<P> {}
 unsafe impl<P> Sync for Raw<P> {}
 
 impl Registered {
-    /// NCCL's handle, for work on that stream.
+    /// NCCL's handle, for work of that communicator.
     ///
     /// # Errors
     /// [`NcclError::Misuse`] for another communicator than its own.
-    pub(crate) fn used(
-        &self,
-        call: &'static str,
-        inner: &Arc<Inner>,
-        stream: &Arc<CudaStream>,
-    ) -> Result<ncclWindow_t, NcclError> {
+    pub(crate) fn used(&self, call: &'static str, inner: &Arc<Inner>) -> Result<ncclWindow_t, NcclError> {
         if !Arc::ptr_eq(&self.communicator.inner, inner) {
             let (found, expected) = (Arc::clone(&self.communicator.inner.name), Arc::clone(&inner.name));
             return Err(NcclError::misuse(call, MisuseKind::WrongCommunicator { what: "the window", found, expected }));
         }
-        self.streams.note(stream);
         Ok(self.handle.0)
+    }
+}
+
+impl Registered {
+    /// Has NCCL forget the window, once no stream of this rank uses it.
+    fn give_back(&self, call: &'static str, end: Instant) -> Result<(), NcclError> {
+        let handle = self.handle.0;
+        give_back(call, &self.communicator, end, |api, comm| {
+            // SAFETY: the handle is live inside the gate, the window is its own, and this is the only deregistration: the value is not used again. No
+            // stream of this rank uses it, and no graph will.
+            unsafe { api.ncclCommWindowDeregister(comm, handle) }
+        })
     }
 }
 
@@ -163,8 +176,8 @@ impl<T: Element> Window<T> {
         let Some((first, _)) = members.first() else { return Ok(Vec::new()) };
         let nccl = first.nccl();
         nccl.needs("ncclCommWindowRegister", Version::new(2, 27, 3))?;
-        if let Some(since) = kind.since {
-            nccl.needs("NCCL_WIN_STRICT_ORDERING", since)?;
+        if let Some((since, flag)) = kind.since {
+            nccl.needs(flag, since)?;
         }
         let mut places = Vec::new();
         for (communicator, memory) in members {
@@ -177,6 +190,7 @@ impl<T: Element> Window<T> {
         }
         let communicators: Vec<_> = members.iter().map(|(communicator, _)| *communicator).collect();
         let slots: Vec<Box<AtomicPtr<ncclWindow_vidmem>>> = members.iter().map(|_| Box::default()).collect();
+        communicators.iter().for_each(|communicator| communicator.inner.registered.add());
         let registered = together(CALL, &communicators, |index, inner| {
             let place = &places[index];
             let (pointer, len) = (place.pointer(), place.len_bytes as usize);
@@ -194,13 +208,15 @@ impl<T: Element> Window<T> {
         // Owned before anything can fail: from here on a drop does what is right [W2].
         let mut made: Vec<Option<Registered>> = Vec::new();
         for ((communicator, handle), place) in communicators.iter().zip(handles).zip(places) {
+            if handle.is_null() {
+                communicator.inner.registered.remove();
+            }
             made.push((!handle.is_null()).then(|| Registered {
                 communicator: (*communicator).clone(),
                 handle: Raw(handle),
                 lens_bytes: Vec::new(),
                 device_address: place.address,
                 keep: place.keep,
-                streams: Streams::new(),
                 is_parked: true,
             }));
         }
@@ -236,23 +252,34 @@ impl<T: Element> Window<T> {
     /// [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own. After an error the window stays registered until the communicator ends.
     pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Window::deregister";
-        let Some(mut registered) = Arc::into_inner(self.inner) else {
-            let why = "a clone, a recorded call or a captured graph still uses the window";
-            return Err(NcclError::misuse(CALL, MisuseKind::Context { why }));
-        };
+        let mut registered = self.only_handle(CALL)?;
         let communicator = registered.communicator.clone();
         let _span = spans::of(&communicator.inner, CALL);
-        let mut streams = registered.streams.all();
-        streams.retain(|used| !Arc::ptr_eq(used, stream));
-        meet(CALL, &communicator, stream, &streams, deadline)?;
-        let handle = registered.handle.0;
-        give_back(CALL, &communicator.inner, |api, comm| {
-            // SAFETY: the handle is live inside the gate, the window is its own, and this is the only deregistration; no rank writes into it any
-            // more, and no graph of this rank will.
-            unsafe { api.ncclCommWindowDeregister(comm, handle) }
-        })?;
+        let end = deadline_after(deadline);
+        meet(CALL, &communicator, stream, end)?;
+        registered.give_back(CALL, end)?;
         registered.is_parked = false;
         Ok(())
+    }
+
+    /// Gives this rank's window back alone, when what this rank has enqueued on the communicator is complete. No other rank has to call.
+    ///
+    /// NCCL's own tables are free again. The memory is not: peers may still write into it, so it stays allocated until the communicator ends, where
+    /// [`deregister`](Self::deregister) gives it back as well. A peer must not put into this window afterwards: NCCL does not say what it finds there.
+    ///
+    /// # Errors
+    /// As [`deregister`](Self::deregister).
+    pub fn deregister_local(self, deadline: Duration) -> Result<(), NcclError> {
+        const CALL: &str = "Window::deregister_local";
+        let registered = self.only_handle(CALL)?;
+        let _span = spans::of(&registered.communicator.inner, CALL);
+        registered.give_back(CALL, deadline_after(deadline))
+    }
+
+    /// The registration, where no clone, recorded call or graph has it too.
+    fn only_handle(self, call: &'static str) -> Result<Registered, NcclError> {
+        let why = "a clone, a recorded call or a captured graph still uses the window";
+        Arc::into_inner(self.inner).ok_or_else(|| NcclError::misuse(call, MisuseKind::Context { why }))
     }
 
     /// How many elements the window of a rank has.
@@ -340,6 +367,8 @@ impl Communicator {
         let _span = spans::of(&self.inner, CALL);
         let place = Place::of(CALL, self, memory)?;
         let (pointer, len) = (place.pointer(), place.len_bytes as usize);
+        self.inner.registered.add();
+        // After an error it stays counted: NCCL may have made it.
         let handle = self.inner.call_into(CALL, Allowed::LIVE, std::ptr::null_mut(), |api, comm, place| {
             // SAFETY: the handle is live inside the gate; the memory is as long as that and is kept; the place is live.
             unsafe { api.ncclCommRegister(comm, pointer, len, place) }
@@ -358,13 +387,43 @@ impl Registration {
     /// # Errors
     /// [`NcclError::Misuse`] while captured graphs use the communicator; [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own. After an error it stays
     /// registered until the communicator ends.
-    pub fn deregister(mut self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
+    pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         const CALL: &str = "Registration::deregister";
-        let _span = spans::of(&self.communicator.inner, CALL);
-        meet(CALL, &self.communicator, stream, &[], deadline)?;
+        let end = deadline_after(deadline);
+        {
+            let _span = spans::of(&self.communicator.inner, CALL);
+            meet(CALL, &self.communicator, stream, end)?;
+        }
+        self.give_back(CALL, end)
+    }
+
+    /// Gives the registration back alone, when what this rank has enqueued on the communicator is complete. No other rank has to call, and the memory is
+    /// free afterwards: a collective is complete on this rank only when no other one reads or writes this rank's buffers any more.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use peerweave_nccl::{Communicator, DeviceMemory, NcclError};
+    /// # fn f(communicator: &Communicator, memory: &DeviceMemory<f32>) -> Result<(), NcclError> {
+    /// let registration = communicator.register(memory)?;
+    /// // Collectives on the memory, as many as you like.
+    /// registration.deregister_local(Duration::from_secs(10))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`deregister`](Self::deregister); [`NcclError::Timeout`] where a stream that this communicator was used on is still busy, other work on it
+    /// included.
+    pub fn deregister_local(self, deadline: Duration) -> Result<(), NcclError> {
+        self.give_back("Registration::deregister_local", deadline_after(deadline))
+    }
+
+    fn give_back(mut self, call: &'static str, end: Instant) -> Result<(), NcclError> {
+        let _span = spans::of(&self.communicator.inner, call);
         let handle = self.handle.0;
-        give_back(CALL, &self.communicator.inner, |api, comm| {
-            // SAFETY: the handle is live inside the gate, the registration is its own, and this is the only deregistration; no graph of this rank uses it.
+        give_back(call, &self.communicator, end, |api, comm| {
+            // SAFETY: the handle is live inside the gate, the registration is its own, and this is the only deregistration: the value is not used again.
+            // No stream of this rank uses it, and no graph will.
             unsafe { api.ncclCommDeregister(comm, handle) }
         })?;
         self.keep = None;
@@ -416,17 +475,38 @@ impl Place {
     }
 }
 
-/// Has NCCL forget registered memory, unless captured graphs use the communicator, which may hold addresses in it.
+/// Has NCCL forget registered memory, once the streams that got work since are idle; unless captured graphs use the communicator, which may hold
+/// addresses in it.
 fn give_back(
     call: &'static str,
-    inner: &Arc<Inner>,
+    communicator: &Communicator,
+    end: Instant,
     function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
 ) -> Result<(), NcclError> {
-    lifecycle::no_graphs(call, [inner], inner.deadline())?;
-    let inside = inner.enter(call, Allowed::LIVE)?;
-    // A capture may have come between, but not while this thread is inside.
-    lifecycle::no_graphs(call, [inner], Duration::ZERO)?;
-    inner.call_inside(call, inside, function)
+    let (inner, start) = (&communicator.inner, Instant::now());
+    let rest = || end.saturating_duration_since(Instant::now());
+    lifecycle::no_graphs(call, [inner], inner.deadline().min(rest()))?;
+    loop {
+        for used in inner.registered.streams() {
+            communicator.wait_with(&used, rest(), OnExpiry::LeaveAlone)?;
+        }
+        let inside = inner.enter_within(call, Allowed::LIVE, rest)?;
+        // A capture, or a call of another thread, may have come between, but not while this thread is inside.
+        lifecycle::no_graphs(call, [inner], Duration::ZERO)?;
+        let mut idle = true;
+        for used in inner.registered.streams() {
+            idle &= peerweave_driver::wait(&used, Instant::now())?;
+        }
+        if idle {
+            inner.call_inside(call, inside, function)?;
+            inner.registered.remove();
+            return Ok(());
+        }
+        drop(inside);
+        if rest().is_zero() {
+            return Err(inner.timeout(call, start.elapsed()));
+        }
+    }
 }
 
 /// Calls NCCL for each of them, in one group, and waits until it is done.
@@ -485,21 +565,15 @@ fn exchange(communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64
     Ok(all)
 }
 
-/// Waits until every rank is here, and has completed what it enqueued on the stream, and on the others, before.
-fn meet(
-    call: &'static str,
-    communicator: &Communicator,
-    stream: &Arc<CudaStream>,
-    others: &[Arc<CudaStream>],
-    deadline: Duration,
-) -> Result<(), NcclError> {
+/// Waits until every rank is here, and has completed what it enqueued on the stream, and on those that may use what is registered, before.
+fn meet(call: &'static str, communicator: &Communicator, stream: &Arc<CudaStream>, end: Instant) -> Result<(), NcclError> {
     // Before the driver, which does not work in a fork, is asked.
     communicator.nccl().not_forked(call)?;
     communicator.inner.check_stream(call, stream)?;
-    let start = Instant::now();
-    let rest = || deadline.saturating_sub(start.elapsed());
+    let rest = || end.saturating_duration_since(Instant::now());
     // First of all, since a copy to the device waits for it too, and longer than was asked.
-    for used in others.iter().chain([stream]) {
+    let used = communicator.inner.registered.streams();
+    for used in used.iter().filter(|used| !Arc::ptr_eq(used, stream)).chain([stream]) {
         communicator.wait_with(used, rest(), OnExpiry::LeaveAlone)?;
     }
     let mut numbers = DeviceMemory::from_slice(stream, &vec![0u8; communicator.n_ranks()])?;

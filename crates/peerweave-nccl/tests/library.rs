@@ -134,6 +134,46 @@ fn parameters_are_a_map() {
 }
 
 #[test]
+fn param_as_reads_the_type_of_the_parameter() {
+    Fakes::new().nccl().env("NCCL_FAKE_I16", "-300").env("NCCL_FAKE_U64", "18446744073709551615").run(|| {
+        let nccl = Nccl::load().expect("it is there");
+        assert_eq!(nccl.param_as::<i16>("NCCL_FAKE_I16").expect("it is one"), Some(-300));
+        assert_eq!(nccl.param_as::<u64>("NCCL_FAKE_U64").expect("it is one"), Some(u64::MAX));
+        assert_eq!(nccl.param_as::<i8>("NCCL_FAKE_I8").expect("it is one"), Some(0));
+        assert_eq!(nccl.param_as::<i32>("NCCL_FAKE_I32").expect("it is one"), Some(0));
+        assert_eq!(nccl.param_as::<bool>("NCCL_SET_THREAD_NAME").expect("it is one"), Some(false));
+        assert_eq!(nccl.param_as::<String>("NCCL_DEBUG_LEVELS").expect("it is text").as_deref(), Some("NONE"));
+        assert_eq!(nccl.param_as::<String>("NCCL_FAKE_I16").expect("any can be").as_deref(), Some("-300"));
+        assert_eq!(nccl.param_as::<u8>("NCCL_NO_SUCH_THING").expect("it is an answer"), None);
+        // Neither narrowed nor widened.
+        let error = nccl.param_as::<i32>("NCCL_FAKE_I16").expect_err("it is of another type");
+        assert_eq!(error.code(), Some(ResultCode::INVALID_ARGUMENT), "{error}");
+        assert_eq!(
+            nccl.param_as::<bool>("NCCL_DEBUG_LEVELS").expect_err("it is text").to_string(),
+            "Nccl::param_as: the parameter: its value is neither true nor false: read it as a String"
+        );
+        assert!(nccl.param_as::<u8>("a\0b").expect_err("no such name can be").misuse_kind().is_some());
+    });
+    library_of("2.29.7").run(|| {
+        let nccl = Nccl::load().expect("it is there");
+        assert!(matches!(nccl.param_as::<u8>("NCCL_FAKE_U8"), Err(NcclError::Unsupported(_))));
+    });
+}
+
+#[test]
+fn error_of_an_integer_code_has_nccl_s_words() {
+    Fakes::new().nccl().run(|| {
+        let nccl = Nccl::load().expect("it is there");
+        nccl.check("ncclFoo", 0).expect("success is no error");
+        let Err(NcclError::Nccl(failure)) = nccl.check("ncclFoo", 5) else { panic!("it is an error") };
+        assert_eq!((failure.call, failure.code), ("ncclFoo", ResultCode::INVALID_USAGE));
+        assert_eq!(failure.meaning, nccl.error_string(ResultCode::INVALID_USAGE).expect("it is alive"));
+        assert_eq!(NcclError::from_code(nccl, "ncclFoo", 7).code(), Some(ResultCode::IN_PROGRESS));
+        assert_eq!(NcclError::from_code(nccl, "ncclFoo", 1234).code().map(ResultCode::get), Some(1234));
+    });
+}
+
+#[test]
 fn parameters_and_encryption_of_an_old_library_are_unsupported() {
     library_of("2.29.7").run(|| {
         let nccl = Nccl::load().expect("it is there");

@@ -1,0 +1,10 @@
+//! What a common program needs, in one line: `use peerweave_nccl::prelude::*`.
+//!
+//! The crate's own types, the contexts, streams and memory of `peerweave-driver`, and the element types. cudarc itself is
+//! [`peerweave_nccl::cudarc`](crate::cudarc).
+
+pub use crate::{
+    CollConfig, Communicator, Config, CudaContext, CudaSlice, CudaStream, DType, DeviceBuffer, DeviceBufferMut, DeviceMemory,
+    Element, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, Registration, Result, Signal, SignalWait, Switch, UniqueId, Window,
+    WindowKind, bf16, context, f16,
+};

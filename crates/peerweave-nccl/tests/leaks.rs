@@ -1,0 +1,65 @@
+//! What a program has not given back when it ends: reported once, with names, and nothing where nothing is left.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use common::*;
+use peerweave_fakes::child;
+use peerweave_nccl::{Communicator, Config, Nccl, NcclMem};
+
+#[test]
+fn leaks_names_what_is_alive() {
+    fakes(1).run(|| {
+        assert!(Nccl::leaks().is_empty());
+        let (comm, stream) = alone();
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory");
+        let registration = comm.register(&memory).expect("it is registered");
+        let leaks = Nccl::leaks();
+        assert_eq!((leaks.communicators.len(), leaks.allocations, leaks.allocated_bytes), (1, 1, 256), "{leaks}");
+        assert_eq!((leaks.communicators[0].registrations, leaks.communicators[0].state), (1, None));
+        assert_eq!(&*leaks.communicators[0].name, comm.name());
+        registration.deregister_local(DEADLINE).expect("it is given back");
+        assert_eq!(Nccl::leaks().communicators[0].registrations, 0);
+        drop(memory);
+        comm.finalize(DEADLINE).expect("it ends");
+        assert!(peerweave_driver::settle(std::time::Instant::now() + DEADLINE));
+        assert!(Nccl::leaks().is_empty(), "{}", Nccl::leaks());
+    });
+}
+
+#[test]
+fn leaks_are_reported_at_exit() {
+    if child().is_some() {
+        Nccl::report_leaks_at_exit().expect("the system takes it");
+        Nccl::report_leaks_at_exit().expect("it is there already");
+        let all = all_with(1, &Config::new().name("forgotten"));
+        let memory = NcclMem::from_slice(all[0].0.nccl(), &all[0].1, &[1.0f32; 64]).expect("memory");
+        std::mem::forget((all, memory));
+        std::process::exit(0);
+    }
+    let output = fakes(1).run_child("leaks_are_reported_at_exit");
+    let lines: Vec<_> = output.stderr.lines().filter(|line| line.starts_with("peerweave-nccl: leaked: ")).collect();
+    assert_eq!(
+        lines,
+        [
+            "peerweave-nccl: leaked: communicator \"forgotten\" #1 (rank 0 of 1) was neither finalized nor aborted",
+            "peerweave-nccl: leaked: 1 allocations of NCCL's memory (256 bytes) were not freed",
+        ],
+        "{output}"
+    );
+}
+
+#[test]
+fn exit_without_leaks_reports_nothing() {
+    if child().is_some() {
+        Nccl::report_leaks_at_exit().expect("the system takes it");
+        for (comm, _) in all(2) {
+            drop(comm);
+        }
+        assert!(Communicator::settle(DEADLINE), "they end");
+        std::process::exit(0);
+    }
+    let output = fakes(2).run_child("exit_without_leaks_reports_nothing");
+    assert!(output.status.success() && !output.stderr.contains("leaked"), "{output}");
+}

@@ -1,0 +1,117 @@
+//! Registered memory that one rank gives back alone: when nothing of this rank uses it any more, and whatever the others do.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use peerweave_nccl::{Config, MisuseKind, NcclError, NcclMem, ReduceOp, Window, WindowKind};
+
+#[test]
+fn deregister_local_needs_no_other_rank() {
+    fakes(2).run(|| {
+        ranks(2, &Config::new(), |comm, stream| {
+            let mut buffer = floats(&stream, &[1.0; 1024]);
+            let registration = comm.register(&buffer).expect("it is registered");
+            comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it is enqueued");
+            if comm.rank() == 0 {
+                // Rank 1 keeps its own until its communicator ends.
+                registration.deregister_local(DEADLINE).expect("rank 0 gives it back alone");
+            }
+            assert_eq!(value(&buffer, &stream), 2.0);
+            comm.finalize(DEADLINE).expect("all end");
+        });
+        nothing_is_left();
+        // Rank 1's was forgotten with its communicator.
+        assert_eq!(counted("left_behind"), 1);
+    });
+}
+
+#[test]
+fn deregister_local_frees_the_memory_of_a_registration() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory");
+        let registration = comm.register(&memory).expect("it is registered");
+        drop(memory);
+        peerweave_driver::settle(std::time::Instant::now() + Duration::from_millis(50));
+        assert_eq!((counted("allocations"), counted("registrations")), (1, 1), "it is registered");
+        registration.deregister_local(DEADLINE).expect("it is given back");
+        assert!(peerweave_driver::settle(std::time::Instant::now() + DEADLINE));
+        assert_eq!((counted("allocations"), counted("registrations")), (0, 0));
+    });
+}
+
+#[test]
+fn deregister_waits_for_every_stream_used_since() {
+    // The collective on the second stream never ends.
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:1").run(|| {
+        let (comm, stream) = alone();
+        let beside = comm.context().new_stream().expect("a stream");
+        let mut buffer = floats(&beside, &[1.0; 64]);
+        let (local, collective) = (comm.register(&buffer).expect("registered"), comm.register(&buffer).expect("registered"));
+        comm.all_reduce_in_place(&beside, &mut buffer, ReduceOp::Sum).expect("it is enqueued");
+        let patience = Duration::from_millis(100);
+        for result in [local.deregister_local(patience), collective.deregister(&stream, patience)] {
+            let error = result.expect_err("a collective uses it, on another stream than the one that was given");
+            assert!(matches!(error, NcclError::Timeout(_)), "{error}");
+        }
+        assert_eq!(counted("registrations"), 2, "NCCL still has them");
+        comm.abort(DEADLINE).expect("it ends");
+        drop((comm, buffer));
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn deregister_local_keeps_the_memory_of_a_window() {
+    fakes(2).run(|| {
+        ranks(2, &Config::new(), |comm, stream| {
+            let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory");
+            let window = Window::register(&comm, &memory, WindowKind::SYMMETRIC).expect("all register").expect("a window");
+            let clone = window.clone();
+            let error = window.deregister_local(DEADLINE).expect_err("a clone could be used");
+            assert!(matches!(error.misuse_kind(), Some(MisuseKind::Context { .. })), "{error}");
+            drop(memory);
+            if comm.rank() == 0 {
+                clone.deregister_local(DEADLINE).expect("rank 0 gives it back alone");
+            }
+            peerweave_driver::settle(std::time::Instant::now() + Duration::from_millis(50));
+            // Peers may still write into it.
+            assert_eq!(counted("allocations"), 2);
+            comm.nccl().check("the end of this rank's checks", 0).expect("success is no error");
+            sum(&comm, &stream).expect("both have counted");
+            comm.finalize(DEADLINE).expect("all end");
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn window_flags_of_2_32_reach_nccl_or_are_unsupported() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory");
+        for kind in [WindowKind::GIN_ONLY, WindowKind::CFT_COUNTED, WindowKind::GIN_ONLY.and(WindowKind::STRICT_ORDERING)] {
+            let window = Window::register(&comm, &memory, kind).expect("2.32 knows it").expect("a window");
+            window.deregister(&stream, DEADLINE).expect("it is given back");
+        }
+    });
+    fakes_of(1, "2.31.2").run(|| {
+        let (comm, stream) = alone();
+        let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory");
+        for (kind, flag) in [
+            (WindowKind::GIN_ONLY, "NCCL_WIN_GIN_ONLY"),
+            (WindowKind::CFT_COUNTED.and(WindowKind::STRICT_ORDERING), "NCCL_WIN_CFT_COUNTED"),
+            (WindowKind::STRICT_ORDERING.and(WindowKind::GIN_ONLY), "NCCL_WIN_GIN_ONLY"),
+        ] {
+            let error = Window::register(&comm, &memory, kind).expect_err("2.31 does not know it");
+            assert!(matches!(&error, NcclError::Unsupported(error) if error.what == flag), "{error}");
+        }
+        assert_eq!(counted("windows"), 0);
+        let strict = Window::register(&comm, &memory, WindowKind::STRICT_ORDERING).expect("2.29.7 brought it");
+        assert!(strict.is_some());
+    });
+}
