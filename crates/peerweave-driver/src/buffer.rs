@@ -7,13 +7,16 @@ use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use crate::capture::cannot_be_asked;
 use crate::cudarc::driver::sys::{CUdeviceptr, CUevent};
 use crate::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 use crate::driver::{bind, with_context_kept};
 use crate::private::is_private;
 use crate::streams::is_of_every_context;
-use crate::{CudaError, DEADLINE, Driver, DriverError, deadline_after, is_capturing, wait};
+use crate::wait::wait_past_capture;
+use crate::{CudaError, DEADLINE, Driver, DriverError, deadline_after, wait, wait_until};
 
 /// Something that keeps memory alive while it lives.
 pub type Keep = Arc<dyn Any + Send + Sync>;
@@ -46,37 +49,63 @@ impl<'a> Access<'a> {
         Self { address, guard: None, streams: None, joins: false, _this_thread: PhantomData }
     }
 
-    /// The address of a slice of cudarc's with its guard, for reading. `own` is the slice's stream, `stream` the one it was asked for.
+    /// The address of a slice of cudarc's with its guard, for reading. `own` is the slice's stream, `stream` the one it is asked for, and `ask` is
+    /// cudarc's `device_ptr`.
     ///
     /// The guard alone does not keep the memory: a slice has one event for all reads, and a context that knows of no other stream looks at none.
     /// So `own` is made to wait for the work when this is dropped.
-    pub fn reading(own: &Arc<CudaStream>, stream: &'a Arc<CudaStream>, (address, guard): (CUdeviceptr, SyncOnDrop<'a>)) -> Self {
-        Self::after(is_tracked(own) && is_other(own, stream), own, stream, address, guard)
+    ///
+    /// # Errors
+    /// [`DriverError::OwnerCapturing`], [`DriverError::Timeout`]: see [`DeviceBuffer::read`].
+    pub fn reading(
+        own: &Arc<CudaStream>,
+        stream: &'a Arc<CudaStream>,
+        ask: impl FnOnce() -> (CUdeviceptr, SyncOnDrop<'a>),
+    ) -> Result<Self, DriverError> {
+        let is_shared = is_shared(own, stream);
+        Self::after("DeviceBuffer::read", is_shared, is_shared, own, stream, ask)
     }
 
     /// As [`reading`](Self::reading), for writing. `own` only waits where cudarc's own event for writes does not do.
-    pub fn writing(own: &Arc<CudaStream>, stream: &'a Arc<CudaStream>, (address, guard): (CUdeviceptr, SyncOnDrop<'a>)) -> Self {
+    ///
+    /// # Errors
+    /// As [`reading`](Self::reading).
+    pub fn writing(
+        own: &Arc<CudaStream>,
+        stream: &'a Arc<CudaStream>,
+        ask: impl FnOnce() -> (CUdeviceptr, SyncOnDrop<'a>),
+    ) -> Result<Self, DriverError> {
         // What is written is waited for by whoever comes next, so that one event is enough; if it is looked at. A stream that cudarc made counts in its
         // context as long as it lives, and `own` lives as long as the slice. A private one does not count.
         let looks = |stream: &CudaStream| {
             stream.context().is_managing_stream_synchronization() && !is_of_every_context(stream) && !is_private(stream)
         };
         let is_kept = || looks(own) && looks(stream) && own.context() == stream.context();
-        Self::after(is_tracked(own) && is_other(own, stream) && !is_kept(), own, stream, address, guard)
+        let is_shared = is_shared(own, stream);
+        Self::after("DeviceBufferMut::write", is_shared, is_shared && !is_kept(), own, stream, ask)
     }
 
     fn after(
+        call: &'static str,
+        is_shared: bool,
         joins: bool,
         own: &Arc<CudaStream>,
         stream: &'a Arc<CudaStream>,
-        address: CUdeviceptr,
-        guard: SyncOnDrop<'a>,
-    ) -> Self {
-        if joins && !own.context().is_in_multi_stream_mode() {
-            // Then cudarc did not make the stream wait for what `own` did to the memory, nor for its allocation.
-            join_or_wait(stream, own);
-        }
-        Self { address, guard: Some(guard), streams: Some((Arc::clone(own), stream)), joins, _this_thread: PhantomData }
+        ask: impl FnOnce() -> (CUdeviceptr, SyncOnDrop<'a>),
+    ) -> Result<Self, DriverError> {
+        with_context_kept(|| {
+            if is_shared && cannot_be_asked(own)? {
+                // Its events are places in a graph, and it cannot wait for the work before the capture ends.
+                return Err(DriverError::OwnerCapturing { call });
+            }
+            let ((address, guard), waits) = with_errors_aside(own, stream, ask);
+            if !waits || joins && !own.context().is_in_multi_stream_mode() {
+                // Then cudarc did not make the stream wait for what `own` did to the memory, nor for its allocation.
+                follow(call, stream, own)?;
+            }
+            let streams = Some((Arc::clone(own), stream));
+            Ok(Self { address, guard: Some(guard), streams, joins, _this_thread: PhantomData })
+        })
     }
 
     /// The device address of the first element.
@@ -92,39 +121,24 @@ impl<'a> Access<'a> {
     }
 }
 
-/// Whether cudarc has been left in charge of the order of streams. Who took that over, which is `unsafe`, promised what is done here.
-fn is_tracked(own: &CudaStream) -> bool {
-    own.context().is_event_tracking()
-}
-
-fn is_other(own: &CudaStream, stream: &CudaStream) -> bool {
-    own.cu_stream() != stream.cu_stream() || own.context().cu_ctx() != stream.context().cu_ctx()
+/// Whether work on `stream` must be ordered with `own`, in whose order cudarc frees. Not where cudarc is not left in charge of the order of streams: whoever
+/// took that over, which is `unsafe`, promised what is done here.
+fn is_shared(own: &CudaStream, stream: &CudaStream) -> bool {
+    let is_other = own.cu_stream() != stream.cu_stream() || own.context().cu_ctx() != stream.context().cu_ctx();
+    is_other && own.context().is_event_tracking()
 }
 
 impl Drop for Access<'_> {
     fn drop(&mut self) {
         let guard = self.guard.take();
         let Some((own, stream)) = self.streams.take() else { return };
-        let ((), told) = with_errors_aside(&own, stream, || drop(guard));
-        if self.joins {
-            join_or_wait(&own, stream);
-        } else if !told {
-            wait_instead(stream);
-        }
+        with_context_kept(|| {
+            let ((), told) = with_errors_aside(&own, stream, || drop(guard));
+            if self.joins || !told {
+                hold_back(&own, stream, DEADLINE);
+            }
+        });
     }
-}
-
-/// The address of a slice of cudarc's with its guard, where cudarc really made the stream wait.
-fn ordered<'a>(
-    own: &Arc<CudaStream>,
-    stream: &Arc<CudaStream>,
-    ask: impl FnOnce() -> (CUdeviceptr, SyncOnDrop<'a>),
-) -> (CUdeviceptr, SyncOnDrop<'a>) {
-    let (answer, waits) = with_errors_aside(own, stream, ask);
-    if !waits {
-        join_or_wait(stream, own);
-    }
-    answer
 }
 
 /// Runs something of cudarc's that tells nobody whether it worked. cudarc does nothing where an earlier error is noted in a context, whoever left it:
@@ -143,15 +157,40 @@ fn with_errors_aside<R>(own: &CudaStream, stream: &CudaStream, run: impl FnOnce(
     (answer, worked)
 }
 
-/// Makes a stream wait for what another one has to do now; where that cannot be, this thread waits.
-fn join_or_wait(waiter: &Arc<CudaStream>, other: &Arc<CudaStream>) {
-    with_context_kept(|| {
-        // An event of another stream would spoil a capture.
-        let joined = matches!(is_capturing(waiter), Ok(false)) && join(waiter, other).is_ok();
-        if !joined {
-            wait_instead(other);
+/// Makes a stream wait for what another one has to do now; where that cannot be, this thread waits, at most for [`DEADLINE`].
+fn follow(call: &'static str, waiter: &Arc<CudaStream>, other: &Arc<CudaStream>) -> Result<(), DriverError> {
+    // An event of another stream would spoil a capture.
+    if matches!(cannot_be_asked(waiter), Ok(false)) && join(waiter, other).is_ok() {
+        return Ok(());
+    }
+    let start = Instant::now();
+    if wait(other, deadline_after(DEADLINE))? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
+}
+
+/// Has the slice's own stream, in whose order cudarc frees it, wait for the work on another. Where another thread has begun to capture `own` since the access
+/// was made, this thread waits until the capture or the work ends.
+///
+/// The process is aborted where neither ends within `longest`: the slice's owner may free it as soon as this returns, and the work would go on in memory
+/// that is somebody else's by then.
+fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration) {
+    let held = wait_until(deadline_after(longest), || {
+        let cannot_wait = |stream| !matches!(cannot_be_asked(stream), Ok(false));
+        if !cannot_wait(own) && !cannot_wait(stream) && join(own, stream).is_ok() {
+            return Ok(true);
         }
+        wait_past_capture(stream, Instant::now())
     });
+    match held {
+        Ok(true) => {}
+        // Work that failed has ended.
+        Err(error) => tracing::error!(%error, "the work of another stream on memory of a cudarc slice failed"),
+        Ok(false) => {
+            let why = "the slice's own stream is being captured, and the work on another stream does not end";
+            tracing::error!(waited = ?longest, "memory of a cudarc slice cannot be kept for the work that uses it: {why}; aborting");
+            eprintln!("peerweave-driver: aborting: memory of a cudarc slice is in use after {longest:?}: {why}");
+            std::process::abort();
+        }
+    }
 }
 
 /// Not by cudarc's function of this name, which gives an error that others have left in the context, and does nothing then.
@@ -177,20 +216,6 @@ fn join(waiter: &CudaStream, other: &CudaStream) -> Result<(), DriverError> {
     joined
 }
 
-/// Where a stream cannot be made to wait for another, this thread does; without a deadline, since the slice's owner may free it as soon as this
-/// returns.
-#[cold]
-fn wait_instead(stream: &Arc<CudaStream>) {
-    loop {
-        match wait(stream, deadline_after(DEADLINE)) {
-            Ok(true) => return,
-            Ok(false) => tracing::error!("still waiting for the work of another stream on memory of a cudarc slice"),
-            // Work that failed has ended, and there is nobody else to ask.
-            Err(error) => return tracing::error!(%error, "memory of a cudarc slice may be freed while another stream uses it"),
-        }
-    }
-}
-
 impl fmt::Debug for Access<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Access({:#x})", self.address)
@@ -204,9 +229,8 @@ impl fmt::Debug for Access<'_> {
 ///
 /// A slice of cudarc's that is **read** on a stream other than its own makes its own stream wait for that work, since cudarc could free the memory
 /// under it otherwise. Where computing must go on meanwhile, use `DeviceMemory`, which waits for nothing but to be freed; or, where the context's
-/// event tracking was switched off, keep the slice yourself until the work is done: that is what switching it off promises. Where its own stream
-/// cannot be made to wait, as while that is being captured, the thread that drops the [`Access`] waits for the work instead, as long as that takes:
-/// `DeviceMemory` has no such wait either.
+/// event tracking was switched off, keep the slice yourself until the work is done: that is what switching it off promises. While its own stream is being
+/// captured it cannot be made to wait, so a slice is refused on other streams then ([`DriverError::OwnerCapturing`]); `DeviceMemory` never is.
 ///
 /// # Safety
 /// Implementations promise:
@@ -230,10 +254,16 @@ pub unsafe trait DeviceBuffer<T> {
     /// on other streams, where the owner tracks them. May make the context of `stream` the thread's current one.
     ///
     /// Not for a stream that is being captured: see [`keep`](Self::keep).
-    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a>;
+    ///
+    /// # Errors
+    /// Why work on `stream` cannot use the memory; nothing is to be enqueued then. A slice of cudarc's gives [`DriverError::OwnerCapturing`] while its own
+    /// stream is being captured, and [`DriverError::Timeout`] where `stream` could not be made to wait for that one and it was still busy after
+    /// [`DEADLINE`]. Should another thread begin to capture the slice's own stream while the result lives, dropping the result waits until the capture or
+    /// the work ends, and aborts the process where neither does within [`DEADLINE`].
+    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError>;
 
-    /// The address and what keeps it, for memory that a captured graph may own: a replay uses it long after the call. `None` for memory
-    /// that is only borrowed.
+    /// The address and what keeps it, for uses that last longer than the work of one call: captured graphs, registrations, windows. `None` for memory
+    /// that is only borrowed, which those refuse.
     fn keep(&self) -> Option<(CUdeviceptr, Keep)>;
 }
 
@@ -244,7 +274,10 @@ pub unsafe trait DeviceBuffer<T> {
 pub unsafe trait DeviceBufferMut<T>: DeviceBuffer<T> {
     /// The address, for reading and writing by work that is enqueued on `stream` while the result lives. Makes the stream wait for earlier
     /// reads and writes on other streams, where the owner tracks them.
-    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Access<'a>;
+    ///
+    /// # Errors
+    /// As [`read`](DeviceBuffer::read).
+    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError>;
 }
 
 macro_rules! of_cudarc {
@@ -261,9 +294,8 @@ macro_rules! of_cudarc {
                     DeviceSlice::stream(self).context().ordinal()
                 }
 
-                fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
-                    let own = DeviceSlice::stream(self);
-                    Access::reading(own, stream, ordered(own, stream, || self.device_ptr(stream)))
+                fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
+                    Access::reading(DeviceSlice::stream(self), stream, || self.device_ptr(stream))
                 }
 
                 fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
@@ -274,9 +306,9 @@ macro_rules! of_cudarc {
         $(
             // SAFETY: as for reading; these are borrowed mutably, so nobody else enqueues work on them meanwhile.
             unsafe impl<T> DeviceBufferMut<T> for $SliceMut {
-                fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+                fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
                     let own = Arc::clone(DeviceSlice::stream(self));
-                    Access::writing(&own, stream, ordered(&own, stream, || self.device_ptr_mut(stream)))
+                    Access::writing(&own, stream, || self.device_ptr_mut(stream))
                 }
             }
         )*
@@ -286,7 +318,19 @@ of_cudarc!(CudaSlice<T>, CudaView<'_, T>, CudaViewMut<'_, T>; CudaSlice<T>, Cuda
 
 /// Device memory of somebody else, by its address.
 ///
-/// With something that keeps it alive it may be captured into graphs; without, the maker answers for its life.
+/// With something that keeps it alive it may be captured into graphs and registered, as a window or otherwise; without, it is only borrowed, and such uses are
+/// refused.
+///
+/// ```
+/// use std::sync::Arc;
+/// use peerweave_driver::{DeviceBuffer, Keep, Raw};
+///
+/// let owner: Keep = Arc::new("what frees the memory when it is dropped");
+/// // SAFETY: nothing is enqueued with it, and nobody keeps it.
+/// let (kept, borrowed) = unsafe { (Raw::<f32>::new(0x1000, 4, 0, Some(owner)), Raw::<f32>::new(0x1000, 4, 0, None)) };
+/// assert!(kept.keep().is_some());
+/// assert!(borrowed.keep().is_none());
+/// ```
 #[derive(Clone)]
 pub struct Raw<T> {
     address: CUdeviceptr,
@@ -307,8 +351,11 @@ impl<T> Raw<T> {
     /// Memory of `len` elements at `address` on device `device`.
     ///
     /// # Safety
-    /// The address is that of `len` elements of `T` on that device, and they stay allocated until all work that this value is given to has run. For a
-    /// call that is captured into a graph: until the graph is destroyed, unless `keep` does that.
+    /// The address is that of `len` elements of `T` on that device, and they stay allocated
+    /// - until all work is done that was enqueued with this value or a clone of it; and
+    /// - while a clone of `keep` lives, where that is given: whatever uses the memory for longer (a graph, a registration, a window) holds one.
+    ///
+    /// Memory that is never freed may be given with any value as its `keep`.
     pub unsafe fn new(address: CUdeviceptr, len: usize, device: usize, keep: Option<Keep>) -> Self {
         Self { address, len, device, keep, _elements: PhantomData }
     }
@@ -330,19 +377,18 @@ unsafe impl<T> DeviceBuffer<T> for Raw<T> {
         self.device
     }
 
-    fn read<'a>(&'a self, _stream: &'a Arc<CudaStream>) -> Access<'a> {
-        Access::new(self.address)
+    fn read<'a>(&'a self, _stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
+        Ok(Access::new(self.address))
     }
 
     fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
-        // Without a keeper the maker promised to outlive the graph.
-        Some((self.address, self.keep.clone().unwrap_or_else(|| Arc::new(()))))
+        self.keep.clone().map(|keep| (self.address, keep))
     }
 }
 
 // SAFETY: as above.
 unsafe impl<T> DeviceBufferMut<T> for Raw<T> {
-    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.read(stream)
     }
 }
@@ -355,10 +401,15 @@ mod tests {
     fn raw_buffers_cross_threads() {
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<f32>::new(0x1000, 4, 0, None) };
-        let (len, address) = std::thread::scope(|scope| {
-            scope.spawn(|| (raw.len(), raw.keep().map(|(address, _)| address))).join().expect("it ends")
-        });
-        assert_eq!((len, address), (4, Some(0x1000)));
+        let (len, device) = std::thread::scope(|scope| scope.spawn(|| (raw.len(), raw.device())).join().expect("it ends"));
+        assert_eq!((len, device), (4, 0));
+    }
+
+    #[test]
+    fn raw_without_keeper_is_only_borrowed() {
+        // SAFETY: nothing is enqueued.
+        let raw = unsafe { Raw::<f32>::new(0x1000, 4, 0, None) };
+        assert!(raw.keep().is_none(), "a window of it would dangle as soon as its owner freed it");
     }
 
     #[test]
@@ -371,5 +422,29 @@ mod tests {
         assert_eq!(Arc::strong_count(&owner), 2);
         drop(kept);
         assert_eq!(Arc::strong_count(&owner), 1);
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn access_that_cannot_be_ordered_aborts_the_process() {
+        use std::os::unix::process::ExitStatusExt;
+
+        use crate::cudarc::driver::sys::{CUstream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED};
+        const NAME: &str = "buffer::tests::access_that_cannot_be_ordered_aborts_the_process";
+        if peerweave_fakes::child().is_none() {
+            let output = peerweave_fakes::Fakes::new().cuda().run_child(NAME);
+            assert_eq!(output.status.signal(), Some(6 /* SIGABRT */), "{output}");
+            assert!(output.stderr.contains("memory of a cudarc slice is in use after 100ms"), "{output}");
+            return;
+        }
+        let context = crate::context(0).expect("a device");
+        let (own, other) = (context.new_stream().expect("a stream"), context.new_stream().expect("a stream"));
+        let block =
+            Driver::get().expect("the fake").api().library().symbol(c"peerweave_fake_stream_block").expect("the fake has it");
+        // SAFETY: the fake declares it so.
+        let block = unsafe { std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, extern "C" fn(CUstream) -> i32>(block) };
+        assert_eq!(block(other.cu_stream()), 0);
+        own.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED).expect("capture");
+        hold_back(&own, &other, Duration::from_millis(100));
     }
 }

@@ -63,7 +63,7 @@ pub fn copy_from_host<T: Element>(
     // The caller's may be pinned: then it would be read when the stream comes to it, which may be after this has returned.
     let values = ManuallyDrop::new(values.to_vec());
     let (api, bytes) = (Driver::get()?.api(), size_of_val(values.as_slice()));
-    let to = target.write(stream);
+    let to = target.write(stream)?;
     bind(stream.context())?;
     // SAFETY: both ranges have that many bytes, the stream is live, and the vector is dropped only after the stream has passed the copy.
     let code = unsafe { api.cuMemcpyHtoDAsync_v2(to.address(), values.as_ptr().cast(), bytes, stream.cu_stream()) }?;
@@ -90,7 +90,7 @@ pub fn copy_to_host<T: Element>(
         let start = Instant::now();
         pass(call, stream, start, deadline)?;
         let (api, bytes) = (Driver::get()?.api(), size_of_val(values.as_slice()));
-        let from = source.read(stream);
+        let from = source.read(stream)?;
         bind(stream.context())?;
         // SAFETY: both ranges have that many bytes and elements allow any bits; the rest is as for `copy_from_host`.
         let code = unsafe { api.cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), from.address(), bytes, stream.cu_stream()) }?;

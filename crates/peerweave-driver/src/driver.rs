@@ -124,8 +124,10 @@ pub fn bind(context: &CudaContext) -> Result<(), DriverError> {
     Ok(CudaError::check("cuCtxSetCurrent", code)?)
 }
 
-/// Runs something that may make another context the thread's current one, and makes the one from before current again.
-pub(crate) fn with_context_kept<R>(run: impl FnOnce() -> R) -> R {
+/// Runs something that may make another context the thread's current one, and makes the one from before current again, also after a panic.
+///
+/// For destructors: a value is dropped at any place, and the code around it counts on its own context. Costs two calls of the driver.
+pub fn with_context_kept<R>(run: impl FnOnce() -> R) -> R {
     struct Before(&'static Api, CUcontext);
     impl Drop for Before {
         fn drop(&mut self) {

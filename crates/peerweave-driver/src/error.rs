@@ -111,6 +111,14 @@ pub enum DriverError {
         /// What was called.
         call: &'static str,
     },
+    /// The stream in whose order the buffer is freed is being captured into a graph, so that it cannot be made to wait for work on another stream.
+    #[error(
+        "{call}: the buffer's own stream is being captured into a graph, and cannot wait for work on another stream: end the capture first, or use DeviceMemory"
+    )]
+    OwnerCapturing {
+        /// What was called.
+        call: &'static str,
+    },
     /// The stream is another one in each thread, so that nobody else could wait for what it does.
     #[error("{call}: the per-thread stream cannot be used; make one by CudaContext::new_stream, or use default_stream")]
     PerThreadStream {

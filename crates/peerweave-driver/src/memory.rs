@@ -220,9 +220,9 @@ unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
         self.allocation.context.ordinal()
     }
 
-    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.allocation.streams.note(stream);
-        Access::new(self.address())
+        Ok(Access::new(self.address()))
     }
 
     fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
@@ -232,7 +232,7 @@ unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
 
 // SAFETY: as above; the memory is written by devices alone, never through a reference.
 unsafe impl<T> DeviceBufferMut<T> for DeviceMemory<T> {
-    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.read(stream)
     }
 }

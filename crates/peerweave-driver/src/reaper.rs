@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use crate::capture::{cannot_be_asked, relax_this_thread};
 use crate::cudarc::driver::sys::CUevent;
 use crate::cudarc::driver::{CudaContext, CudaStream};
-use crate::driver::bind;
+use crate::driver::{bind, with_context_kept};
 use crate::{Api, CudaCode, CudaError, Driver, DriverError, Keep, free, private, refuse_per_thread, wait_until};
 
 /// What is freed by the reaper: something that may call the driver, with the context of its device current.
@@ -221,11 +221,11 @@ impl Entry {
 
 /// Frees something of a device once all work is done that `streams` have now. Returns at once; never fails: what cannot be freed safely is leaked.
 ///
-/// What a per-thread stream was given to do cannot be known: then it is leaked.
+/// What a per-thread stream was given to do cannot be known: then it is leaked. The thread's current context stays what it is, since destructors call this.
 ///
 /// `free` runs on a thread of this crate with the device's context current. It may call the driver and wait for the device.
 pub fn retire(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<CudaStream>>, free: Retired) {
-    match record(context, streams) {
+    match with_context_kept(|| record(streams)) {
         Ok(events) => send(Entry::new(Some(Arc::clone(context)), events, free)),
         Err(error) => {
             std::mem::forget(free);
@@ -254,9 +254,9 @@ fn destroy(events: &[Event]) {
     }
 }
 
-fn record(context: &Arc<CudaContext>, streams: impl IntoIterator<Item = Arc<CudaStream>>) -> Result<Vec<Event>, DriverError> {
+fn record(streams: impl IntoIterator<Item = Arc<CudaStream>>) -> Result<Vec<Event>, DriverError> {
     let mut events = Vec::new();
-    let recorded = record_all(&mut events, streams).and_then(|()| bind(context));
+    let recorded = record_all(&mut events, streams);
     if recorded.is_err() {
         destroy(&events);
     }

@@ -249,8 +249,8 @@ fn slice_that_two_streams_read_outlives_both() {
         let (first, second) = (context.new_stream().expect("a stream"), context.new_stream().expect("a stream"));
         let slice = own.alloc_zeros::<u8>(64).expect("room");
         block(&first);
-        drop(slice.read(&first));
-        drop(slice.read(&second));
+        drop(slice.read(&first).expect("a live stream"));
+        drop(slice.read(&second).expect("a live stream"));
         freed_after(&own, &first, slice);
     });
 }
@@ -263,12 +263,12 @@ fn slice_outlives_streams_of_another_context_object() {
         let (_elsewhere, stream) = device();
         let mut slice = own.alloc_zeros::<u8>(64).expect("room");
         block(&stream);
-        drop(slice.write(&stream));
+        drop(slice.write(&stream).expect("a live stream"));
         freed_after(&own, &stream, slice);
 
         let slice = own.alloc_zeros::<u8>(64).expect("room");
         block(&own);
-        drop(slice.read(&stream));
+        drop(slice.read(&stream).expect("a live stream"));
         assert!(!wait(&stream, Instant::now() + SHORT).expect("a live stream"), "it reads what was not written yet");
         unblock(&own);
         assert!(wait(&stream, Instant::now() + LONG).expect("it goes on"));
@@ -283,7 +283,7 @@ fn slice_of_the_default_stream_needs_no_other_stream_to_be_remembered() {
         let mut slice = own.alloc_zeros::<u8>(64).expect("room");
         let stream = context.new_stream().expect("a stream");
         block(&stream);
-        drop(slice.write(&stream));
+        drop(slice.write(&stream).expect("a live stream"));
         // Once no stream is left that it made, a context of cudarc's frees without a look at events. So the order must be there before.
         assert!(!wait(&own, Instant::now() + SHORT).expect("a live stream"));
         freed_after(&own, &stream, slice);
@@ -297,7 +297,7 @@ fn slice_that_another_stream_writes_does_not_hold_up_its_own() {
         let other = context.new_stream().expect("a stream");
         let mut slice = own.alloc_zeros::<u8>(64).expect("room");
         block(&other);
-        drop(slice.write(&other));
+        drop(slice.write(&other).expect("a live stream"));
         assert!(wait(&own, Instant::now() + LONG).expect("a live stream"), "computing goes on beside communicating");
         freed_after(&own, &other, slice);
     });
@@ -313,7 +313,7 @@ fn error_that_others_left_does_not_keep_streams_from_waiting_for_each_other() {
         block(&own);
         let slice = own.alloc_zeros::<u8>(64).expect("room");
         left();
-        drop(slice.read(&other));
+        drop(slice.read(&other).expect("a live stream"));
         assert!(!wait(&other, Instant::now() + SHORT).expect("a live stream"), "it reads what was not written yet");
         assert_eq!(context.check_err(), Err(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND)), "whose it is can still see it");
         unblock(&own);
@@ -321,7 +321,7 @@ fn error_that_others_left_does_not_keep_streams_from_waiting_for_each_other() {
         // Freed while another stream still reads it.
         block(&other);
         left();
-        drop(slice.read(&other));
+        drop(slice.read(&other).expect("a live stream"));
         let _ = context.check_err();
         freed_after(&own, &other, slice);
         // And nobody waits for a stream that cudarc has told its events to.
@@ -329,7 +329,7 @@ fn error_that_others_left_does_not_keep_streams_from_waiting_for_each_other() {
         block(&other);
         left();
         let started = Instant::now();
-        drop(slice.write(&other));
+        drop(slice.write(&other).expect("a live stream"));
         assert!(started.elapsed() < LONG, "it waited for a stream that is stuck");
         assert_eq!(context.check_err(), Err(CudarcError(CUresult::CUDA_ERROR_NOT_FOUND)));
         freed_after(&own, &other, slice);
@@ -348,7 +348,7 @@ fn per_thread_streams_are_refused_and_never_free_under_the_work_of_another_threa
         let memory = DeviceMemory::<u8>::alloc(&context, 1 << 20).expect("room");
         // What takes it as a buffer cannot be told: then it is leaked.
         block(&stream);
-        drop(memory.read(&stream));
+        drop(memory.read(&stream).expect("a live stream"));
         std::thread::scope(|scope| scope.spawn(move || drop(memory)).join().expect("no panic"));
         assert!(settle(Instant::now() + LONG));
         assert!(free_bytes(&context) < before, "the stream of the first thread still uses it");
@@ -457,7 +457,7 @@ fn slice_of_a_private_stream_outlives_the_stream_that_writes_it() {
         let counted = context.new_stream().expect("a stream");
         let mut slice = own.alloc_zeros::<u8>(64).expect("room");
         block(&other);
-        drop(slice.write(&other));
+        drop(slice.write(&other).expect("a live stream"));
         drop(counted);
         freed_after(&own, &other, slice);
     });

@@ -28,8 +28,8 @@ fn what_is_copied_in_comes_back() {
         assert_eq!(DeviceMemory::<u64>::zeroed(&stream, 5).expect("room").to_vec(&stream).expect("the copy ends"), [0; 5]);
         assert!(DeviceMemory::<u8>::alloc(&context, 0).expect("nothing is little").to_vec(&stream).expect("no copy").is_empty());
         assert_eq!((memory.device(), DeviceBuffer::len(&memory)), (0, 1000));
-        let address = memory.read(&stream).address();
-        assert_eq!(memory.write(&stream).address(), address);
+        let address = memory.read(&stream).expect("a live stream").address();
+        assert_eq!(memory.write(&stream).expect("a live stream").address(), address);
     });
 }
 

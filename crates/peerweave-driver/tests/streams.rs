@@ -61,7 +61,7 @@ fn streams_that_several_memories_know_are_let_go_too() {
                 private = PrivateStream::new(&context).expect("a stream");
                 &*private
             };
-            drop((source.read(stream), target.write(stream)));
+            drop((source.read(stream).expect("a live stream"), target.write(stream).expect("a live stream")));
             part.note(stream);
             other.note(stream);
         }

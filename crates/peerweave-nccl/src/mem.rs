@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
 use peerweave_driver::{
-    Access, CudaContext, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, Keep, alloc_when_freed, relaxed,
+    Access, CudaContext, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, DriverError, Keep, alloc_when_freed, relaxed,
 };
 use peerweave_types::Element;
 
@@ -176,7 +176,7 @@ unsafe impl<T> DeviceBuffer<T> for NcclMem<T> {
         DeviceBuffer::device(&self.0)
     }
 
-    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.0.read(stream)
     }
 
@@ -187,7 +187,7 @@ unsafe impl<T> DeviceBuffer<T> for NcclMem<T> {
 
 // SAFETY: as above.
 unsafe impl<T> DeviceBufferMut<T> for NcclMem<T> {
-    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.0.write(stream)
     }
 }

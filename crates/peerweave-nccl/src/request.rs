@@ -457,7 +457,7 @@ impl<'c, 'a> At<'c, 'a> {
         self.device(what, buffer.device())?;
         let len_bytes = (buffer.len() * size_of::<T>()) as u64;
         let address = match self.capturing {
-            false => self.borrow(READ, buffer.read(self.stream)),
+            false => self.borrow(READ, buffer.read(self.stream).map_err(NcclError::from)?),
             true => kept(self.call, self.holds, buffer.keep())?,
         };
         Ok(Operand { address, len_bytes })
@@ -473,7 +473,7 @@ impl<'c, 'a> At<'c, 'a> {
         self.device(what, buffer.device())?;
         let len_bytes = (buffer.len() * size_of::<T>()) as u64;
         let address = match self.capturing {
-            false => self.borrow(WRITTEN, buffer.write(self.stream)),
+            false => self.borrow(WRITTEN, buffer.write(self.stream).map_err(NcclError::from)?),
             true => kept(self.call, self.holds, buffer.keep())?,
         };
         Ok(Operand { address, len_bytes })

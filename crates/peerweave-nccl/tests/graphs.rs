@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_driver::cudarc::driver::CudaStream;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use peerweave_driver::{Access, DeviceBuffer, DeviceBufferMut, DeviceMemory, Keep, settle};
+use peerweave_driver::{Access, DeviceBuffer, DeviceBufferMut, DeviceMemory, DriverError, Keep, settle};
 use peerweave_nccl::{
     CollConfig, Communicator, Config, DeadState, MisuseKind, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, ResultCode, Switch,
     Window, WindowKind,
@@ -294,7 +294,7 @@ unsafe impl DeviceBuffer<f32> for Capturing {
         self.0.device()
     }
 
-    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
         self.0.read(stream)
     }
@@ -306,7 +306,7 @@ unsafe impl DeviceBuffer<f32> for Capturing {
 
 // SAFETY: as above.
 unsafe impl DeviceBufferMut<f32> for Capturing {
-    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.read(stream)
     }
 }

@@ -230,9 +230,9 @@ unsafe impl<T> DeviceBuffer<T> for SymmetricBuffer<T> {
         self.allocation.inner.context.ordinal()
     }
 
-    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.allocation.note(stream);
-        Access::new(self.address())
+        Ok(Access::new(self.address()))
     }
 
     fn keep(&self) -> Option<(u64, Keep)> {
@@ -242,7 +242,7 @@ unsafe impl<T> DeviceBuffer<T> for SymmetricBuffer<T> {
 
 // SAFETY: as above; the memory is written by devices alone, never through a reference.
 unsafe impl<T> DeviceBufferMut<T> for SymmetricBuffer<T> {
-    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.read(stream)
     }
 }

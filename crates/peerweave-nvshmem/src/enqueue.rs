@@ -103,7 +103,7 @@ impl<'a> Enqueue<'a> {
     /// Any memory of this PE's own, to be read.
     pub(crate) fn source<T>(&mut self, what: &'static str, buffer: &'a impl DeviceBuffer<T>) -> Result<Access<'a>, NvshmemError> {
         self.check_device(what, buffer)?;
-        if self.capturing { self.owned(buffer) } else { Ok(buffer.read(self.stream)) }
+        if self.capturing { self.owned(buffer) } else { Ok(buffer.read(self.stream)?) }
     }
 
     /// Any memory of this PE's own, to be written.
@@ -113,7 +113,7 @@ impl<'a> Enqueue<'a> {
         buffer: &'a mut impl DeviceBufferMut<T>,
     ) -> Result<Access<'a>, NvshmemError> {
         self.check_device(what, buffer)?;
-        if self.capturing { self.owned(buffer) } else { Ok(buffer.write(self.stream)) }
+        if self.capturing { self.owned(buffer) } else { Ok(buffer.write(self.stream)?) }
     }
 
     fn owned<T>(&mut self, buffer: &impl DeviceBuffer<T>) -> Result<Access<'static>, NvshmemError> {

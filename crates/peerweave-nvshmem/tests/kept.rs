@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{DEADLINE, Hold, SHORT, count, device, fakes, mapped, misuse, rendezvous, settings, start, start_within};
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceMemory, Keep};
+use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceMemory, DriverError, Keep};
 use peerweave_nvshmem::{Context, DeadState, MisuseKind, NvshmemError, Signal, Strides, TeamConfig};
 use peerweave_types::{Compare, Pe, SignalOp};
 
@@ -37,7 +37,7 @@ unsafe impl<B: DeviceBuffer<u32>> DeviceBuffer<u32> for Counted<B> {
         self.memory.device()
     }
 
-    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Access<'a> {
+    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.memory.read(stream)
     }
 

@@ -45,9 +45,12 @@ macro_rules! buffers {
                 self.device_of()
             }
 
-            fn read<'a>(&'a self, stream: &'a std::sync::Arc<peerweave_driver::CudaStream>) -> peerweave_driver::Access<'a> {
+            fn read<'a>(
+                &'a self,
+                stream: &'a std::sync::Arc<peerweave_driver::CudaStream>,
+            ) -> Result<peerweave_driver::Access<'a>, peerweave_driver::DriverError> {
                 self.note(stream);
-                peerweave_driver::Access::new(self.address())
+                Ok(peerweave_driver::Access::new(self.address()))
             }
 
             fn keep(&self) -> Option<(peerweave_driver::cudarc::driver::sys::CUdeviceptr, peerweave_driver::Keep)> {
@@ -57,7 +60,10 @@ macro_rules! buffers {
 
         // SAFETY: as above; the memory is written by devices alone, never through a reference.
         unsafe impl<T> peerweave_driver::DeviceBufferMut<T> for $Memory<T> {
-            fn write<'a>(&'a mut self, stream: &'a std::sync::Arc<peerweave_driver::CudaStream>) -> peerweave_driver::Access<'a> {
+            fn write<'a>(
+                &'a mut self,
+                stream: &'a std::sync::Arc<peerweave_driver::CudaStream>,
+            ) -> Result<peerweave_driver::Access<'a>, peerweave_driver::DriverError> {
                 peerweave_driver::DeviceBuffer::read(self, stream)
             }
         }
@@ -83,8 +89,8 @@ pub fn copy<T: Element>(
     if bytes == 0 {
         return Ok(());
     }
-    let from = source.read(stream);
-    let to = target.write(stream);
+    let from = source.read(stream)?;
+    let to = target.write(stream)?;
     // Last: a buffer of somebody else's may make another context current.
     raw::bind(stream.context())?;
     // SAFETY: both ranges have that many bytes and stay until the stream has passed the copy, which their accesses promise.
@@ -128,7 +134,7 @@ pub fn zero<T: Element>(stream: &Arc<CudaStream>, target: &mut impl DeviceBuffer
     if bytes == 0 {
         return Ok(());
     }
-    let to = target.write(stream);
+    let to = target.write(stream)?;
     raw::bind(stream.context())?;
     // SAFETY: the range has that many bytes and stays until the stream has passed the filling, which its access promises.
     raw::done("cuMemsetD8Async", unsafe { raw::api()?.cuMemsetD8Async(to.address(), 0, bytes, stream.cu_stream()) })

@@ -546,7 +546,7 @@ fn what_cannot_be_asked_for_is_refused_with_its_value() {
             let other = common::context(1).new_stream().expect("a stream");
             assert!(peerweave_vmm::zero(&other, &mut memory).is_err(), "a device");
             let address = memory.address();
-            assert_eq!(memory.write(&me.stream).address(), address);
+            assert_eq!(memory.write(&me.stream).expect("a live stream").address(), address);
             assert!(memory.keep().is_some());
             let empty = heap.alloc::<u32>(0).expect("nothing is little");
             assert!(peerweave_vmm::read(&me.stream, &empty, soon()).expect("no copy").is_empty());

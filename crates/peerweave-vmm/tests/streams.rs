@@ -74,7 +74,7 @@ fn work_on_a_default_stream_is_that_of_its_device_though_streams_of_others_are_l
         here.bind_to_thread().expect("a live context");
         hold(&default, true);
         for _ in 0..32 {
-            drop(theirs.read(&elsewhere.new_stream().expect("a stream")));
+            drop(theirs.read(&elsewhere.new_stream().expect("a stream")).expect("a live stream"));
         }
         zero(&default, &mut ours).expect("enqueued");
         std::thread::sleep(Duration::from_millis(100));
@@ -137,13 +137,13 @@ fn what_another_library_gave_to_a_per_thread_stream_is_neither_unmapped_nor_free
         let context = context(0);
         let (mapping, view) = mapped(&context);
         // The address is given out for work by who takes the memory as a buffer.
-        drop(view.read(&context.per_thread_stream()));
+        drop(view.read(&context.per_thread_stream()).expect("an address"));
         assert!(!drop_elsewhere((view, mapping)), "the stream of this thread may still use it");
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB)).expect("a heap");
             let memory = heap.alloc::<u64>(1).expect("room");
             let offset = memory.offset();
-            drop(memory.read(&me.context.per_thread_stream()));
+            drop(memory.read(&me.context.per_thread_stream()).expect("an address"));
             let error = heap.free(memory).expect_err("nobody can wait for it");
             assert!(matches!(error, VmmError::Driver(DriverError::PerThreadStream { .. })), "{error}");
             assert_ne!(heap.alloc::<u64>(1).expect("room").offset(), offset, "it is not given out again");

@@ -275,7 +275,7 @@ impl Probe {
             if method == Method::CopyEngine {
                 crate::copy(&near.stream, &mut target.clone(), &source)?;
             } else {
-                let (read, write) = (source.read(&near.stream), target.read(&near.stream));
+                let (read, write) = (source.read(&near.stream)?, target.read(&near.stream)?);
                 self.kernels_of(from)?.copy(&near.stream, write.address(), read.address(), self.bytes as u64 / 16, shape)?;
             }
         }

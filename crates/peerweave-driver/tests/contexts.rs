@@ -1,0 +1,82 @@
+//! Destructors leave the thread's current context as it is.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use common::{LONG, block, unblock};
+use peerweave_driver::cudarc::driver::sys::CUcontext;
+use peerweave_driver::{
+    CudaCode, CudaContext, DeviceBuffer, DeviceBufferMut, DeviceMemory, Driver, PrivateStream, context, retire, settle,
+};
+use peerweave_fakes::Fakes;
+
+fn current() -> CUcontext {
+    let mut current: CUcontext = std::ptr::null_mut();
+    // SAFETY: the pointer is to a live handle.
+    let code = unsafe { Driver::get().expect("the fake").api().cuCtxGetCurrent(&raw mut current) };
+    assert_eq!(code, Ok(CudaCode::SUCCESS));
+    current
+}
+
+/// Makes values on device 0 and drops them while device 1's context is current.
+fn dropped_elsewhere<R>(make: impl FnOnce(&Arc<CudaContext>) -> R) {
+    let (zero, one) = (context(0).expect("a device"), context(1).expect("two devices"));
+    let made = make(&zero);
+    one.bind_to_thread().expect("a live context");
+    drop(made);
+    assert_eq!(current(), one.cu_ctx(), "a destructor changed the thread's current context");
+    assert!(settle(Instant::now() + LONG));
+}
+
+#[test]
+fn dropped_memory_leaves_the_current_context() {
+    Fakes::new().cuda().run(|| {
+        dropped_elsewhere(|zero| DeviceMemory::<u32>::zeroed(&zero.new_stream().expect("a stream"), 4).expect("room"));
+    });
+}
+
+#[test]
+fn dropped_stream_leaves_the_current_context() {
+    Fakes::new().cuda().run(|| dropped_elsewhere(|zero| PrivateStream::new(zero).expect("a stream")));
+}
+
+#[test]
+fn dropped_access_leaves_the_current_context() {
+    Fakes::new().cuda().run(|| {
+        let zero = context(0).expect("a device");
+        let (own, other) = (zero.new_stream().expect("a stream"), zero.new_stream().expect("a stream"));
+        let slice = own.alloc_zeros::<u8>(64).expect("room");
+        block(&other);
+        dropped_elsewhere(|_| slice.read(&other).expect("a live stream"));
+        unblock(&other);
+        other.synchronize().expect("it goes on");
+    });
+}
+
+#[test]
+fn access_leaves_the_current_context() {
+    Fakes::new().cuda().run(|| {
+        let (zero, one) = (context(0).expect("a device"), context(1).expect("two devices"));
+        let (own, other) = (zero.new_stream().expect("a stream"), zero.new_stream().expect("a stream"));
+        let mut slice = own.alloc_zeros::<u8>(64).expect("room");
+        one.bind_to_thread().expect("a live context");
+        drop(slice.read(&other).expect("a live stream"));
+        drop(slice.write(&other).expect("a live stream"));
+        assert_eq!(current(), one.cu_ctx());
+    });
+}
+
+#[test]
+fn retired_value_leaves_the_current_context() {
+    Fakes::new().cuda().run(|| {
+        let (zero, one) = (context(0).expect("a device"), context(1).expect("two devices"));
+        let stream = zero.new_stream().expect("a stream");
+        one.bind_to_thread().expect("a live context");
+        retire(&zero, [stream], Box::new(|| {}));
+        assert_eq!(current(), one.cu_ctx());
+        assert!(settle(Instant::now() + LONG));
+    });
+}
