@@ -96,6 +96,11 @@ impl Board {
         }
     }
 
+    /// The first loss.
+    pub(crate) fn first_loss(&self) -> Option<&Fault> {
+        self.broken.as_ref()
+    }
+
     pub(crate) fn seats(&self) -> impl Iterator<Item = &Seat> {
         self.members.iter().map(|member| &member.seat)
     }
@@ -124,6 +129,7 @@ impl Board {
         self.joined += 1;
         send(out, link, &Frame::Welcome);
         if let Some(fault) = self.broken.clone() {
+            send(out, link, &Frame::Lost { fault: fault.clone() });
             send(out, link, &Frame::Failed { request: JOIN_REQUEST, fault });
             return Ok(());
         }
@@ -408,6 +414,11 @@ impl Board {
         missing.retain(|missing| *missing != pe);
         let fault = if missing.is_empty() { fault } else { Fault::GaveUp { pe, missing } };
         members[pe as usize].seat = Seat::Lost(fault.clone());
+        // PEs that wait for nothing now are told too: the server may be gone when they next ask.
+        let lost = bytes(&Frame::Lost { fault: fault.clone() });
+        for pe in 0..self.members.len() as u32 {
+            self.tell(pe, &lost, out);
+        }
         let first = self.broken.get_or_insert(fault).clone();
         self.fail_all(&first, out);
     }

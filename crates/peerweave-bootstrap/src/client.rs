@@ -141,6 +141,11 @@ impl Rendezvous {
                 // Whoever waits with this PE is to hear who was missing, not that this PE has gone.
                 joined.say_farewell(Instant::now() + FAREWELL);
                 if let Some(server) = joined.server.take() {
+                    // A PE that comes now would wait for a server until its own deadline, and then blame this PE.
+                    let until = deadline.min(Instant::now() + LATECOMERS);
+                    while !server.state().awaited.is_empty() && Instant::now() < until {
+                        thread::sleep(Duration::from_millis(1));
+                    }
                     server.shutdown();
                 }
                 Err(error)
@@ -177,7 +182,15 @@ impl Rendezvous {
     /// [`BootstrapError::Mismatch`] on every PE if the labels or calls differ; [`BootstrapError::PeLost`] as soon as a PE is
     /// lost; [`BootstrapError::Timeout`] names who did not call; [`BootstrapError::TooLarge`].
     pub fn exchange(&self, label: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
-        self.collective(Collective::Exchange, label, blob)
+        self.collective(Collective::Exchange, label, blob, self.deadline)
+    }
+
+    /// As [`exchange`](Self::exchange), for a caller that has less time than [`deadline`](Self::deadline).
+    ///
+    /// # Errors
+    /// As [`exchange`](Self::exchange).
+    pub fn exchange_within(&self, label: &str, blob: &[u8], within: Duration) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        self.collective(Collective::Exchange, label, blob, within.min(self.deadline))
     }
 
     /// Waits until everybody has called it.
@@ -188,7 +201,15 @@ impl Rendezvous {
     /// # Errors
     /// As [`exchange`](Self::exchange).
     pub fn barrier(&self, label: &str) -> Result<(), BootstrapError> {
-        self.collective(Collective::Barrier, label, &[]).map(|_| ())
+        self.barrier_within(label, self.deadline)
+    }
+
+    /// As [`barrier`](Self::barrier), for a caller that has less time than [`deadline`](Self::deadline).
+    ///
+    /// # Errors
+    /// As [`exchange`](Self::exchange).
+    pub fn barrier_within(&self, label: &str, within: Duration) -> Result<(), BootstrapError> {
+        self.collective(Collective::Barrier, label, &[], within.min(self.deadline)).map(|_| ())
     }
 
     /// The process of each PE, in the order of the PEs, as each sees itself: of use among the PEs of one pid namespace.
@@ -242,6 +263,10 @@ impl Rendezvous {
     /// # Errors
     /// [`BootstrapError::Timeout`] if nobody did, [`BootstrapError::PeLost`] as soon as a PE is lost while there is no value.
     pub fn get(&self, key: &str) -> Result<Vec<u8>, BootstrapError> {
+        self.get_by(key, Instant::now() + self.deadline)
+    }
+
+    pub(crate) fn get_by(&self, key: &str, deadline: Instant) -> Result<Vec<u8>, BootstrapError> {
         self.check_process("get")?;
         let call = || format!("get({key:?})");
         check_len("key", key.len(), MAX_KEY_LEN_BYTES, call)?;
@@ -250,14 +275,15 @@ impl Rendezvous {
             Link::Alone { store, news } => {
                 let guard = store.lock().unwrap_or_else(PoisonError::into_inner);
                 let absent = |store: &mut HashMap<String, Vec<u8>>| !store.contains_key(key);
-                let (store, _) = news.wait_timeout_while(guard, self.deadline, absent).unwrap_or_else(PoisonError::into_inner);
+                let left = deadline.saturating_duration_since(start);
+                let (store, _) = news.wait_timeout_while(guard, left, absent).unwrap_or_else(PoisonError::into_inner);
                 let late = || BootstrapError::Timeout { call: call(), waited: start.elapsed(), missing: Vec::new() };
                 store.get(key).cloned().ok_or_else(late)
             }
             Link::Joined { connection, .. } => {
                 let request = connection.next_request();
                 let frame = Frame::Get { request, key: key.to_owned(), wait: true };
-                match connection.ask(request, &frame, start + self.deadline) {
+                match connection.ask(request, &frame, deadline) {
                     Answer::Value(value) => Ok(value),
                     answer => Err(self.error(call(), answer, start)),
                 }
@@ -325,6 +351,32 @@ impl Rendezvous {
         }
     }
 
+    /// The PEs that are known to be lost, the first one first. Does not wait, and asks nobody: the server reports each loss by itself.
+    ///
+    /// For a caller that waits for peers by other means. A PE that has left in order is no loss.
+    ///
+    /// ```
+    /// use peerweave_bootstrap::{Job, Options, Rendezvous};
+    ///
+    /// let rendezvous = Rendezvous::join(&Job::single(), Options::default())?;
+    /// assert!(rendezvous.losses().is_empty());
+    /// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
+    /// ```
+    pub fn losses(&self) -> Vec<(Pe, Loss)> {
+        let Link::Joined { connection, .. } = &self.link else { return Vec::new() };
+        if self.check_process("losses").is_err() {
+            return Vec::new();
+        }
+        let (faults, server_gone) = connection.losses();
+        let mut losses: Vec<(Pe, Loss)> =
+            faults.iter().filter_map(|fault| Some((Pe::new(fault.pe()?), loss_of(fault)))).collect();
+        let pe0 = Pe::new(0);
+        if server_gone && self.served == Served::ByPe0 && self.pe != pe0 && losses.iter().all(|(pe, _)| *pe != pe0) {
+            losses.push((pe0, Loss::Disconnected));
+        }
+        losses
+    }
+
     /// Whether everybody is still there: for who waits for peers by other means. One round trip to the server.
     ///
     /// A PE that has left in order is no loss.
@@ -348,7 +400,7 @@ impl Rendezvous {
         let Link::Joined { connection, .. } = &self.link else { return Ok(()) };
         let start = Instant::now();
         let request = connection.next_request();
-        match connection.ask(request, &Frame::Check { request }, deadline) {
+        match connection.ask_server(request, &Frame::Check { request }, deadline) {
             Answer::Done(_) => Ok(()),
             answer => Err(self.error("check".to_owned(), answer, start)),
         }
@@ -379,7 +431,13 @@ impl Rendezvous {
         }
     }
 
-    fn collective(&self, collective: Collective, label: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    fn collective(
+        &self,
+        collective: Collective,
+        label: &str,
+        blob: &[u8],
+        within: Duration,
+    ) -> Result<Vec<Vec<u8>>, BootstrapError> {
         self.check_process(collective.name())?;
         let call = || format!("{}({label:?})", collective.name());
         check_len("label", label.len(), MAX_KEY_LEN_BYTES, call)?;
@@ -389,7 +447,7 @@ impl Rendezvous {
         let request = connection.next_round();
         let frame = Frame::Enter { request, collective, label: label.to_owned(), blob: blob.to_owned() };
         let n_blobs = if collective == Collective::Exchange { self.n_pes as usize } else { 0 };
-        match connection.ask(request, &frame, start + self.deadline) {
+        match connection.ask(request, &frame, start + within) {
             Answer::Done(blobs) if blobs.len() == n_blobs => Ok(blobs),
             answer => Err(self.error(call(), answer, start)),
         }
@@ -459,9 +517,17 @@ impl fmt::Debug for Rendezvous {
 /// How long a farewell may take: the server only has to read it.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-/// Opens the server of PE 0. Its address may still be held by this job's former incarnation.
+/// How long PE 0, when its join has failed, goes on to serve PEs that have not come yet, so that they learn why. Such a PE was
+/// started together with this one, or is started soon.
+const LATECOMERS: Duration = Duration::from_millis(1500);
+
+/// How long the address of the server may be taken: by this job's former incarnation, which is ending.
+const ADDRESS_TAKEN: Duration = Duration::from_secs(3);
+
+/// Opens the server of PE 0.
 fn serve(job: &Job, endpoint: &Endpoint, options: &ServerOptions, deadline: Instant) -> Result<Server, BootstrapError> {
     let start = Instant::now();
+    let until = deadline.min(start + ADDRESS_TAKEN);
     let mut options = options.clone();
     if let (None, Endpoint::Tcp(host, _)) = (options.bind_address, endpoint) {
         if job.interface.is_some() {
@@ -473,8 +539,8 @@ fn serve(job: &Job, endpoint: &Endpoint, options: &ServerOptions, deadline: Inst
     }
     loop {
         match Server::bind(endpoint, job.token, job.n_pes, options.clone()) {
-            Err(BootstrapError::Io { kind: std::io::ErrorKind::AddrInUse, .. }) if Instant::now() < deadline => {
-                thread::sleep(pause(start).min(deadline.saturating_duration_since(Instant::now())));
+            Err(BootstrapError::Io { kind: std::io::ErrorKind::AddrInUse, .. }) if Instant::now() < until => {
+                thread::sleep(pause(start).min(until.saturating_duration_since(Instant::now())));
             }
             result => return result,
         }

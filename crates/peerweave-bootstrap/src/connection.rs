@@ -50,6 +50,8 @@ pub(crate) struct Connection {
 struct Desk {
     slots: HashMap<u64, Slot>,
     closed: Option<Closed>,
+    /// The losses that the server has reported unasked, the first one first: why the server is gone, if it is.
+    lost: Vec<Fault>,
     reading: bool,
     /// Bytes that are read and not decoded.
     inbox: Vec<u8>,
@@ -89,6 +91,7 @@ impl Connection {
         let desk = Desk {
             slots: HashMap::from([(JOIN_REQUEST, Slot::default())]),
             closed: None,
+            lost: Vec::new(),
             reading: false,
             inbox: Vec::new(),
             scratch: vec![0; 64 << 10],
@@ -152,6 +155,13 @@ impl Connection {
         self.wait(request, deadline)
     }
 
+    /// Sends a request that waits for nobody but the server, and waits for its end until `deadline` at most.
+    pub(crate) fn ask_server(&self, request: u64, frame: &Frame, deadline: Instant) -> Answer {
+        self.lock().slots.insert(request, Slot::default());
+        self.send(frame, deadline);
+        self.wait_with(request, deadline, Duration::ZERO)
+    }
+
     /// Sends a request whose answer nobody waits for.
     #[cfg(target_os = "linux")]
     pub(crate) fn tell(&self, frame: &Frame, deadline: Instant) {
@@ -160,6 +170,11 @@ impl Connection {
 
     /// Waits for the end of a request that is sent.
     pub(crate) fn wait(&self, request: u64, deadline: Instant) -> Answer {
+        self.wait_with(request, deadline, GRACE)
+    }
+
+    /// Waits until `deadline`, then cancels the request and gives the server `grace` to say who was missing.
+    fn wait_with(&self, request: u64, deadline: Instant, grace: Duration) -> Answer {
         let mut until = deadline;
         let mut cancelled = false;
         let mut desk = self.lock();
@@ -170,16 +185,20 @@ impl Connection {
             }
             if let Some(closed) = desk.closed.clone() {
                 desk.slots.remove(&request);
-                return Answer::Closed(closed);
+                return match (closed, desk.lost.first()) {
+                    // The server ended after the loss, and perhaps because of it.
+                    (Closed::ByServer, Some(fault)) => Answer::Failed(fault.clone()),
+                    (closed, _) => Answer::Closed(closed),
+                };
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                if cancelled {
+                if cancelled || grace.is_zero() {
                     desk.slots.remove(&request);
                     return Answer::Late(Vec::new());
                 }
                 cancelled = true;
-                until = Instant::now() + GRACE;
+                until = Instant::now() + grace;
                 drop(desk);
                 self.send(&Frame::Cancel { request }, until);
                 desk = self.lock();
@@ -197,6 +216,20 @@ impl Connection {
                 self.news.notify_all();
             }
         }
+    }
+
+    /// The losses that the server has reported so far, the first one first, and whether the server is gone. Does not wait.
+    pub(crate) fn losses(&self) -> (Vec<Fault>, bool) {
+        let mut desk = self.lock();
+        // A thread that reads takes note of them too.
+        if !desk.reading && desk.closed.is_none() {
+            let mut scratch = std::mem::take(&mut desk.scratch);
+            let result = self.stream.read_now(&mut scratch);
+            desk.take_in(&scratch, result);
+            desk.scratch = scratch;
+            self.news.notify_all();
+        }
+        (desk.lost.clone(), matches!(desk.closed, Some(Closed::ByServer)))
     }
 
     fn send(&self, frame: &Frame, deadline: Instant) {
@@ -270,6 +303,10 @@ impl Desk {
             Frame::Absent { request } => (request, Answer::Absent),
             Frame::Late { request, missing } => (request, Answer::Late(missing)),
             Frame::Failed { request, fault } => (request, Answer::Failed(fault)),
+            Frame::Lost { fault } => {
+                self.lost.push(fault);
+                return;
+            }
             other => {
                 let source = ProtocolError::OutOfPlace { kind: other.kind() };
                 self.closed = Some(Closed::Broken(BootstrapError::Protocol { call: "receive", source }));

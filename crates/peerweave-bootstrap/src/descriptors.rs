@@ -75,7 +75,20 @@ impl Rendezvous {
     /// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
     /// ```
     pub fn share_descriptor(&self, members: &[Pe], fd: Option<OwnedFd>) -> Result<OwnedFd, BootstrapError> {
-        let call = Call::new(self, "share_descriptor", members)?;
+        self.share_descriptor_within(members, fd, self.deadline())
+    }
+
+    /// As [`share_descriptor`](Self::share_descriptor), for a caller that has less time than [`deadline`](Self::deadline).
+    ///
+    /// # Errors
+    /// As [`share_descriptor`](Self::share_descriptor).
+    pub fn share_descriptor_within(
+        &self,
+        members: &[Pe],
+        fd: Option<OwnedFd>,
+        within: Duration,
+    ) -> Result<OwnedFd, BootstrapError> {
+        let call = Call::new(self, "share_descriptor", members, within.min(self.deadline()))?;
         let misuse = |value: &str, expected: &str| BootstrapError::Misuse {
             call: "share_descriptor",
             what: "fd",
@@ -107,7 +120,7 @@ impl Rendezvous {
     /// reached: each member needs as many as there are members, and the first one twice that. (The others get
     /// [`BootstrapError::PeFailed`], unless it came by what was theirs before.)
     pub fn exchange_descriptors(&self, members: &[Pe], fd: OwnedFd) -> Result<Vec<OwnedFd>, BootstrapError> {
-        let call = Call::new(self, "exchange_descriptors", members)?;
+        let call = Call::new(self, "exchange_descriptors", members, self.deadline())?;
         if call.leads() {
             let collected = call.lead(Hand::Around(fd.as_fd()))?;
             return Ok(std::iter::once(fd).chain(collected).collect());
@@ -138,7 +151,7 @@ struct Given {
 }
 
 impl<'a> Call<'a> {
-    fn new(rendezvous: &'a Rendezvous, name: &'static str, members: &'a [Pe]) -> Result<Self, BootstrapError> {
+    fn new(rendezvous: &'a Rendezvous, name: &'static str, members: &'a [Pe], within: Duration) -> Result<Self, BootstrapError> {
         rendezvous.check_process(name)?;
         let mut seen = HashSet::new();
         let fits = members.iter().all(|pe| pe.get() < rendezvous.n_pes() && seen.insert(pe.get()));
@@ -163,7 +176,7 @@ impl<'a> Call<'a> {
         let list: String = members.iter().map(|pe| format!("{} ", pe.get())).collect();
         let key = format!("peerweave/{name}/{:016x}{:016x}/{number}", fingerprint(&list, 1), fingerprint(&list, 2));
         let start = Instant::now();
-        Ok(Self { rendezvous, name, members, place, key, start, deadline: start + rendezvous.deadline() })
+        Ok(Self { rendezvous, name, members, place, key, start, deadline: start + within })
     }
 
     fn leads(&self) -> bool {
@@ -172,7 +185,7 @@ impl<'a> Call<'a> {
 
     /// Comes to the leader, with or without a descriptor, and gets `n_fds` of them.
     fn follow(&self, fd: Option<BorrowedFd<'_>>, n_fds: usize) -> Result<Vec<OwnedFd>, BootstrapError> {
-        let place = self.rendezvous.get(&self.key).map_err(|error| match error {
+        let place = self.rendezvous.get_by(&self.key, self.deadline).map_err(|error| match error {
             // Who puts it there is the leader.
             BootstrapError::Timeout { .. } => self.timeout(vec![self.members[0]]),
             error => error,

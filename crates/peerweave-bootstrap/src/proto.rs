@@ -16,7 +16,7 @@ pub use codec::decode;
 /// First bytes of every hello.
 pub const MAGIC: [u8; 8] = *b"peerweav";
 /// Version of this protocol.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// The most PEs of a job.
 pub const MAX_PES: u32 = 65_536;
 /// The longest blob of an exchange and value of the key-value store, in bytes.
@@ -161,6 +161,16 @@ pub enum Fault {
     Closing,
 }
 
+impl Fault {
+    /// The PE that is lost, where the fault is a loss.
+    pub fn pe(&self) -> Option<u32> {
+        match self {
+            Self::Disconnected { pe } | Self::Left { pe } | Self::Reported { pe, .. } | Self::GaveUp { pe, .. } => Some(*pe),
+            Self::Mismatch { .. } | Self::StoreFull { .. } | Self::Closing => None,
+        }
+    }
+}
+
 /// One message of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
@@ -259,6 +269,11 @@ pub enum Frame {
         /// Why.
         fault: Fault,
     },
+    /// Server: a PE is lost. Sent unasked to all PEs, so that they know of it even after the server has gone.
+    Lost {
+        /// Which, and how.
+        fault: Fault,
+    },
 }
 
 impl Frame {
@@ -281,6 +296,7 @@ impl Frame {
             Self::Absent { .. } => "absent",
             Self::Late { .. } => "late",
             Self::Failed { .. } => "failed",
+            Self::Lost { .. } => "lost",
         }
     }
 

@@ -122,7 +122,11 @@ pub struct Server {
 
 enum Command {
     ReportLost(Pe, String),
-    End { linger: Duration },
+    /// Answers once all that happened before is taken note of.
+    Sync(Sender<()>),
+    End {
+        linger: Duration,
+    },
 }
 
 struct Shared {
@@ -199,6 +203,17 @@ impl Server {
             }
         }
         state
+    }
+
+    /// The PE that was lost before any other, and how. `None` while no PE is lost.
+    ///
+    /// What happened before the call is taken note of first: a PE whose connection closed before another PE's process ended was lost
+    /// before it. Waits for the server's thread for up to 200 ms.
+    pub fn first_loss(&self) -> Option<(Pe, Loss)> {
+        let (answer, answered) = mpsc::channel();
+        self.command(Command::Sync(answer));
+        let _ = answered.recv_timeout(Duration::from_millis(200));
+        self.shared.board().first_loss().and_then(|fault| Some((Pe::new(fault.pe()?), loss_of(fault))))
     }
 
     /// Tells everybody that a PE is dead, as who watches its process knows. Whoever waits, or waits later, gets

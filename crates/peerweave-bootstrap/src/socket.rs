@@ -116,6 +116,18 @@ impl Stream {
         }
     }
 
+    /// Reads what is there now. Kind `WouldBlock`: nothing. 0 bytes: the other side has closed.
+    pub(crate) fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Unix(stream) => receive_now(stream, buffer),
+            #[cfg(target_os = "linux")]
+            Self::Tcp(stream) => receive_now(stream, buffer),
+            #[cfg(not(target_os = "linux"))]
+            Self::Tcp(_) => self.read_by(buffer, Instant::now() + Duration::from_millis(1)),
+        }
+    }
+
     /// Writes all of `bytes` by `deadline`. After an error a part may be written: the connection is of no more use.
     pub(crate) fn write_all_by(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
@@ -146,6 +158,12 @@ impl Stream {
 #[cfg(target_os = "linux")]
 pub(crate) fn send(stream: &(impl std::os::fd::AsFd + ?Sized), bytes: &[u8]) -> io::Result<usize> {
     Ok(rustix::net::send(stream, bytes, rustix::net::SendFlags::NOSIGNAL)?)
+}
+
+#[cfg(target_os = "linux")]
+fn receive_now(stream: &impl std::os::fd::AsFd, buffer: &mut [u8]) -> io::Result<usize> {
+    let (len_bytes, _) = rustix::net::recv(stream, buffer, rustix::net::RecvFlags::DONTWAIT)?;
+    Ok(len_bytes)
 }
 
 /// Writes what the socket takes.

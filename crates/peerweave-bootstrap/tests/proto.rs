@@ -66,6 +66,7 @@ fn frame() -> impl Strategy<Value = Frame> {
         request().prop_map(|request| Frame::Absent { request }),
         (request(), pes()).prop_map(|(request, missing)| Frame::Late { request, missing }),
         (request(), fault()).prop_map(|(request, fault)| Frame::Failed { request, fault }),
+        fault().prop_map(|fault| Frame::Lost { fault }),
     ]
 }
 

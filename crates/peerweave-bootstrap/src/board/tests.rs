@@ -176,7 +176,7 @@ impl World {
                             | Frame::Failed { request, .. } => {
                                 self.open[pe].remove(&request);
                             }
-                            Frame::Welcome => {}
+                            Frame::Welcome | Frame::Lost { .. } => {}
                             other => panic!("the server says {other:?}"),
                         }
                     }

@@ -25,6 +25,8 @@ use crate::token::Token;
 const MAX_STRANGERS: usize = 32;
 /// How long the leader goes on without room for what the others bring. Others of its threads may make some.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How many connections are taken between two looks at the members and the clock.
+const MAX_ACCEPTS: usize = 32;
 /// How long a connection may take for its hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
 
@@ -136,9 +138,9 @@ impl Call<'_> {
         }
     }
 
-    /// Takes who stands at the door. Gives `false` where there is no room for all of them.
+    /// Takes connections that wait at the door, as many as one turn allows. Gives `false` where there is no room for one.
     fn welcome(&self, door: &std::os::unix::net::UnixListener, strangers: &mut Vec<Stranger>) -> bool {
-        loop {
+        for _ in 0..MAX_ACCEPTS {
             let stream = match door.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
@@ -159,6 +161,7 @@ impl Call<'_> {
             let until = Instant::now() + HELLO_WITHIN;
             strangers.push(Stranger { stream, hello: Vec::new(), fds: Vec::new(), until });
         }
+        true
     }
 
     /// Hears who has said all of its hello. Who has not, and may go on, stays a stranger. Gives `false` where a member came for whose descriptor there

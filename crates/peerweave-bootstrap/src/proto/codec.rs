@@ -48,7 +48,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<(Frame, usize)>, ProtocolError> {
                 return Err(ProtocolError::Magic);
             }
         }
-        2..=8 | 16..=23 => {}
+        2..=8 | 16..=24 => {}
         _ => return Err(ProtocolError::Kind { kind }),
     }
     let Some(body) = fields.get(..len_bytes as usize - 1) else { return Ok(None) };
@@ -124,6 +124,7 @@ fn decode_fields(kind: u8, r: &mut Reader<'_>) -> Result<Frame, ProtocolError> {
         21 => Frame::Absent { request: r.u64("request")? },
         22 => Frame::Late { request: r.u64("request")?, missing: r.pes("missing")? },
         23 => Frame::Failed { request: r.u64("request")?, fault: decode_fault(r)? },
+        24 => Frame::Lost { fault: decode_fault(r)? },
         _ => return Err(ProtocolError::Kind { kind }),
     })
 }
@@ -245,6 +246,10 @@ fn encode_body(frame: &Frame, w: &mut Writer<'_>) {
         }
         Frame::Failed { request, fault } => {
             w.request(23, *request);
+            encode_fault(fault, w);
+        }
+        Frame::Lost { fault } => {
+            w.u8(24);
             encode_fault(fault, w);
         }
     }

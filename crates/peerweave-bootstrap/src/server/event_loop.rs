@@ -26,6 +26,12 @@ const FIRST_LINK: Link = 1;
 const FAREWELL: Duration = Duration::from_millis(500);
 /// How long to leave the door closed when the system has no descriptor for another connection.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(10);
+/// How many connections are taken between two looks at the PEs, the orders and the clock.
+const MAX_ACCEPTS: usize = 32;
+/// How many times a connection is read in one turn, before others have theirs.
+const MAX_READS: usize = 32;
+/// The same for the last time, after which what is left is lost: more than a socket holds.
+const MAX_LAST_READS: usize = 4096;
 
 pub(super) struct EventLoop {
     poll: Poll,
@@ -43,6 +49,10 @@ pub(super) struct EventLoop {
     /// Closing connections with answers left, in the order of their deadlines.
     leaving: VecDeque<Link>,
     retry_door_at: Option<Instant>,
+    /// More connections wait than were taken in one turn. The door does not ring again for them.
+    crowd_at_door: bool,
+    /// Connections that had more to say than is read in one turn. They do not ring again for it.
+    unfinished: Vec<Link>,
     scratch: Box<[u8]>,
 }
 
@@ -71,6 +81,8 @@ impl EventLoop {
             n_strangers: 0,
             leaving: VecDeque::new(),
             retry_door_at: None,
+            crowd_at_door: false,
+            unfinished: Vec::new(),
             scratch: vec![0; 64 << 10].into_boxed_slice(),
         })
     }
@@ -87,9 +99,14 @@ impl EventLoop {
                 break Duration::ZERO;
             }
             let mut orders = false;
+            let mut at_door = self.crowd_at_door;
+            for link in std::mem::take(&mut self.unfinished) {
+                self.attend(link, true);
+            }
             for event in &events {
                 match event.token() {
-                    DOOR => self.welcome(),
+                    // After all others: a PE that is known comes before one that is not.
+                    DOOR => at_door = true,
                     WAKER => orders = true,
                     PollToken(token) => {
                         let link = (token / 2) as Link;
@@ -104,6 +121,9 @@ impl EventLoop {
             if orders && let Some(linger) = self.obey() {
                 break linger;
             }
+            if at_door {
+                self.welcome();
+            }
             self.look_at_the_clock();
         };
         self.finish(linger, &mut events);
@@ -112,6 +132,9 @@ impl EventLoop {
 
     /// Until when nothing has to be done unless something happens.
     fn sleep(&mut self) -> Option<Duration> {
+        if self.crowd_at_door || !self.unfinished.is_empty() {
+            return Some(Duration::ZERO);
+        }
         // Skip those that are decided since, so that the front is the next to expire.
         while let Some(link) = self.strangers.front() {
             match self.connections.get(link) {
@@ -152,9 +175,10 @@ impl EventLoop {
         }
     }
 
-    /// Takes every connection that waits at the door.
+    /// Takes connections that wait at the door, as many as one turn allows.
     fn welcome(&mut self) {
-        loop {
+        self.crowd_at_door = false;
+        for _ in 0..MAX_ACCEPTS {
             match self.door.accept() {
                 Ok(Some((pipe, pid))) => {
                     let hello_by = Instant::now() + self.options.hello_within;
@@ -174,6 +198,7 @@ impl EventLoop {
                 },
             }
         }
+        self.crowd_at_door = true;
     }
 
     fn admit(&mut self, mut connection: Connection) {
@@ -204,13 +229,13 @@ impl EventLoop {
     /// Reads and writes what the connection allows.
     fn attend(&mut self, link: Link, readable: bool) {
         if readable {
-            self.read(link);
+            self.read(link, MAX_READS);
         }
         self.flush(link);
     }
 
-    fn read(&mut self, link: Link) {
-        loop {
+    fn read(&mut self, link: Link, limit: usize) {
+        for _ in 0..limit {
             let Some(connection) = self.connections.get_mut(&link) else { return };
             let room = match connection.who {
                 Who::Stranger(_) => HELLO_FRAME_LEN_BYTES - connection.inbox.len(),
@@ -232,6 +257,7 @@ impl EventLoop {
                 }
             }
         }
+        self.unfinished.push(link);
     }
 
     /// Hands every whole frame of the inbox to the board.
@@ -297,7 +323,7 @@ impl EventLoop {
 
     fn process_ended(&mut self, link: Link) {
         // It may have said something before it ended.
-        self.attend(link, true);
+        self.read(link, MAX_LAST_READS);
         if let Some(connection) = self.connections.get(&link) {
             tracing::debug!(pid = connection.pid, "the process of a PE has ended, its socket lives on in another process");
             self.remove(link);
@@ -410,6 +436,10 @@ impl EventLoop {
         while let Ok(command) = self.inbox.try_recv() {
             match command {
                 Command::ReportLost(pe, why) => self.shared.board().report_lost(pe.get(), &why, &mut out),
+                Command::Sync(answer) => {
+                    // Nobody may wait for it any more.
+                    let _ = answer.send(());
+                }
                 Command::End { linger } => end = Some(linger),
             }
         }
@@ -419,8 +449,11 @@ impl EventLoop {
 
     /// Tells everybody who waits, and gives them `linger` to read it.
     fn finish(&mut self, linger: Duration, events: &mut Events) {
-        // What was said before the end counts: PE 0 may just have given up, and why is what the others are to be told.
-        let links: Vec<Link> = self.connections.keys().copied().collect();
+        // What was said before the end counts: PE 0 may just have given up, and why is what the others are to be told. A PE of this process is read last:
+        // if it ends because another one was lost, that loss is the first.
+        let mut links: Vec<Link> = self.connections.keys().copied().collect();
+        let own = Some(std::process::id());
+        links.sort_by_key(|link| self.connections.get(link).is_some_and(|connection| connection.pid == own));
         links.into_iter().for_each(|link| self.attend(link, true));
         let mut out = Vec::new();
         self.shared.board().end(&mut out);

@@ -1,0 +1,149 @@
+//! Who learns of a loss, and of which one, where the server ends, a PE comes late, or strangers crowd the door.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::io::Write;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{LONG, Party, SOON, eventually};
+use peerweave_bootstrap::proto::{Frame, Hello};
+use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Options, Pe, Rendezvous, Served, Server, ServerOptions, Token};
+
+/// The job of PE `pe` of `n_pes`, whose server PE 0 holds.
+fn served_by_pe0(pe: u32, n_pes: u32, endpoint: &Endpoint, token: Token) -> Job {
+    Job { served: Served::ByPe0, ..Job::on_one_machine(pe, n_pes, endpoint.clone(), token) }
+}
+
+fn join(job: &Job, deadline: Duration) -> Result<Rendezvous, BootstrapError> {
+    Rendezvous::join(job, Options { deadline, ..Options::default() })
+}
+
+fn connect(endpoint: &Endpoint) -> std::io::Result<UnixStream> {
+    let Endpoint::Unix(name) = endpoint else { panic!("not a Unix socket") };
+    UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)
+}
+
+/// Connects as a PE does, once there is a server, and says no more.
+fn say_hello(endpoint: &Endpoint, pe: u32, n_pes: u32, token: Token) -> UnixStream {
+    let start = Instant::now();
+    let mut stream = loop {
+        match connect(endpoint) {
+            Ok(stream) => break stream,
+            Err(error) => assert!(start.elapsed() < LONG, "{error}"),
+        }
+        thread::sleep(Duration::from_millis(1));
+    };
+    stream.write_all(&Frame::Hello(Hello { pe, n_pes, pid: 1, token }).to_bytes()).unwrap();
+    stream
+}
+
+#[test]
+fn slow_pe_after_the_server_ended_names_the_first_loss() {
+    let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
+    let pe = |pe| join(&served_by_pe0(pe, 3, &endpoint, token), LONG).unwrap();
+    let server_ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let first = pe(0);
+            assert_eq!(first.barrier("all").unwrap_err().blamed(), [Pe::new(1)]);
+            drop(first);
+            server_ended.store(true, Ordering::Release);
+        });
+        scope.spawn(|| drop(pe(1)));
+        let slow = pe(2);
+        eventually("the end of the server", || server_ended.load(Ordering::Acquire));
+        assert_eq!(slow.barrier("all").unwrap_err().blamed(), [Pe::new(1)]);
+    });
+}
+
+#[test]
+fn pe_that_comes_after_a_failed_join_names_the_lost_pe() {
+    let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
+    thread::scope(|scope| {
+        let holder = scope.spawn(|| join(&served_by_pe0(0, 3, &endpoint, token), LONG).map(drop));
+        drop(say_hello(&endpoint, 1, 3, token));
+        thread::sleep(Duration::from_millis(300));
+        let start = Instant::now();
+        let late = join(&served_by_pe0(2, 3, &endpoint, token), LONG).unwrap_err();
+        assert_eq!(late.blamed(), [Pe::new(1)], "{late}");
+        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+        assert_eq!(holder.join().unwrap().unwrap_err().blamed(), [Pe::new(1)]);
+    });
+}
+
+#[test]
+fn failed_join_without_latecomers_ends_soon() {
+    let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
+    thread::scope(|scope| {
+        let holder = scope.spawn(|| join(&served_by_pe0(0, 3, &endpoint, token), LONG).map(drop));
+        drop(say_hello(&endpoint, 1, 3, token));
+        let start = Instant::now();
+        assert_eq!(holder.join().unwrap().unwrap_err().blamed(), [Pe::new(1)]);
+        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    });
+}
+
+#[test]
+fn losses_are_known_without_asking() {
+    let party = Party::new(3);
+    let mut pes = party.run(0..3, |rendezvous| rendezvous);
+    assert!(pes[0].losses().is_empty());
+    drop(pes.pop());
+    eventually("the loss of PE 2", || !pes[0].losses().is_empty());
+    drop(pes.pop());
+    eventually("the loss of PE 1", || pes[0].losses().len() == 2);
+    let lost: Vec<u32> = pes[0].losses().iter().map(|(pe, _)| pe.get()).collect();
+    assert_eq!(lost, [2, 1]);
+    assert_eq!(party.server.first_loss().map(|(pe, _)| pe), Some(Pe::new(2)));
+}
+
+#[test]
+fn taken_address_fails_before_the_deadline() {
+    let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
+    let _other = Server::bind(&endpoint, Token::random().unwrap(), 2, ServerOptions::default()).unwrap();
+    let start = Instant::now();
+    let error = join(&served_by_pe0(0, 2, &endpoint, token), LONG).unwrap_err();
+    assert!(error.to_string().contains("in use"), "{error}");
+    assert!(start.elapsed() < LONG / 3, "{:?}", start.elapsed());
+}
+
+#[test]
+fn server_under_a_flood_of_connections_serves_and_ends() {
+    let party = Party::new(2);
+    let endpoint = party.server.endpoint().clone();
+    let (over, made) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let pes = party.run(0..2, |rendezvous| rendezvous);
+        for _ in 0..6 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    if connect(&endpoint).is_ok() {
+                        made.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        eventually("a flood", || made.load(Ordering::Relaxed) > 1000);
+        let mut slowest = Duration::ZERO;
+        for round in 0..20 {
+            let start = Instant::now();
+            thread::scope(|scope| {
+                scope.spawn(|| pes[1].barrier(&round.to_string()).unwrap());
+                pes[0].barrier(&round.to_string()).unwrap();
+            });
+            slowest = slowest.max(start.elapsed());
+        }
+        let start = Instant::now();
+        drop(party);
+        let end = start.elapsed();
+        over.store(true, Ordering::Relaxed);
+        assert!(slowest < SOON, "a barrier took {slowest:?}");
+        assert!(end < SOON, "the server took {end:?} to end");
+    });
+}
