@@ -13,6 +13,7 @@
 //!   leftovers    what a job may not leave behind
 //!   workload     a mixture of everything
 //!   needs        what a scenario needs of the machine
+//!   vector_state which halves of vector registers are in use
 //! ```
 
 pub mod calls;
@@ -25,6 +26,7 @@ pub mod memory;
 pub mod needs;
 pub mod oracle;
 pub mod sample;
+pub mod vector_state;
 pub mod workload;
 
 pub use harness::main;

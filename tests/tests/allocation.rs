@@ -276,16 +276,20 @@ fn what_was_not_released_is_reported() {
 fn alignments(seat: &Seat) {
     let world = seat.join();
     let mut buffers = Vec::new();
-    for shift in 0..=21 {
+    let max = world.caps().max_align_bytes;
+    assert!(max >= 1 << 21, "{max}");
+    for shift in 0..=max.trailing_zeros() {
         let align = 1usize << shift;
-        let buffer = world.alloc_aligned::<u8>(align / 2 + 3, align).unwrap();
-        assert!(buffer.offset().0.is_multiple_of(align as u64), "{align}");
-        assert!((buffer.as_ptr() as usize).is_multiple_of(align.min(4096)), "{align}");
+        let buffer = world.alloc_aligned::<u8>(align.min(1 << 21) / 2 + 3, align).unwrap();
+        assert!(buffer.offset().0.is_multiple_of(align as u64), "offset {:?}, alignment {align}", buffer.offset());
+        assert!(buffer.as_ptr().addr().is_multiple_of(align), "address {:?}, alignment {align}", buffer.as_ptr());
         buffers.push(buffer);
         let empty = world.alloc::<u8>(0).unwrap();
         assert!(empty.is_empty() && empty.to_vec().unwrap().is_empty());
         buffers.push(empty);
     }
+    let error = world.alloc_aligned::<u8>(1, 2 * max).unwrap_err();
+    assert!(matches!(error.misuse(), Some(MisuseKind::Value { argument: "align_bytes", .. })), "{error}");
     world.team().barrier_blocking().unwrap();
     buffers.into_iter().for_each(|buffer| buffer.release().unwrap());
     assert!(world.finalize().unwrap().is_clean());

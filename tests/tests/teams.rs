@@ -9,11 +9,12 @@ use std::time::Duration;
 
 fn main() -> ExitCode {
     peerweave_tests::main(
-        named![shapes, churn, exhaustion, after_destroy, nested, disjoint, reuse],
+        named![shapes, churn, exhaustion, exhaustion_of_one, after_destroy, nested, disjoint, reuse],
         named![
             members_ranks_and_translations_are_those_that_were_asked_for,
             teams_come_and_go_thousands_of_times,
             when_slots_run_out_every_pe_is_told_and_one_that_is_freed_is_used_again,
+            split_without_slots_on_one_pe_fails_on_all,
             a_destroyed_team_refuses_every_call,
             teams_of_teams_work_at_once,
             disjoint_teams_work_without_each_other,
@@ -184,6 +185,39 @@ fn when_slots_run_out_every_pe_is_told_and_one_that_is_freed_is_used_again() {
     Job::new("exhaustion", 1).on_threads();
     Job::new("exhaustion", 3).on_threads();
     Job::new("exhaustion", 3).on_processes();
+}
+
+/// PE 0 runs out of slots by teams of its own; the others have all of theirs.
+fn exhaustion_of_one(seat: &Seat) {
+    let world = seat.join();
+    let all = world.team();
+    let me = u64::from(world.my_pe().get());
+    let alone = TeamShape { start: 0, stride: 1, size: 1 };
+    let mut teams: Vec<Team> =
+        (1..world.caps().max_teams).filter_map(|_| all.split_strided(alone).expect("PE 0 has a slot")).collect();
+    let refused = |made: peerweave::Result<Option<Team>>| {
+        let error = made.expect_err("PE 0 has no slot");
+        assert!(matches!(&error, Error::OutOfMemory { call: "split", .. }), "{error}");
+    };
+    // Every color has its own team: that of PE 0 cannot be made, and nobody gets another.
+    refused(all.split(Some(me), 0));
+    // PE 2 asks for no team, and is told as well.
+    refused(all.split((me != 2).then_some(me), 0));
+    // Without PE 0 there is room.
+    let others = all.split((me != 0).then_some(7), 0).expect("PE 0 takes no part");
+    assert_eq!(others.is_some(), me != 0);
+    others.map_or(Ok(()), Team::destroy).unwrap();
+    teams.pop().map_or(Ok(()), Team::destroy).unwrap();
+    let again = all.split(Some(0), 0).expect("a slot of PE 0 was freed").unwrap();
+    works(&again, &(0..all.size() as u32).collect::<Vec<_>>());
+    again.destroy().unwrap();
+    teams.into_iter().for_each(|team| team.destroy().unwrap());
+    world.finalize().unwrap();
+}
+
+fn split_without_slots_on_one_pe_fails_on_all() {
+    Job::new("exhaustion_of_one", 3).on_threads();
+    Job::new("exhaustion_of_one", 3).on_processes();
 }
 
 fn after_destroy(seat: &Seat) {

@@ -189,18 +189,21 @@ pub struct Caps {
     pub call_checking: CallChecking,
     /// Largest number of teams that one PE can belong to at a time, the world included.
     pub max_teams: usize,
+    /// Largest alignment of an allocation, in bytes: a power of two.
+    pub max_align_bytes: usize,
     /// The instruction set or device that computes, in words.
     pub compute: String,
 }
 
 impl Caps {
-    /// Starts from what every backend has: ordinary buffers by staging, no call checking.
+    /// Starts from what every backend has: ordinary buffers by staging, no call checking, allocations aligned to at most a page.
     pub fn new(heap_bytes: usize, max_teams: usize, compute: impl Into<String>) -> Self {
         Self {
             heap_bytes,
             private_buffers: PrivateBuffers::Staged,
             call_checking: CallChecking::Never,
             max_teams,
+            max_align_bytes: 4096,
             compute: compute.into(),
         }
     }

@@ -48,7 +48,7 @@ pub(crate) fn submit<R>(
 ) -> Result<Ticket<R>> {
     check::stream(call, team, stream)?;
     let submitted = enqueue(stream, &prepared, &|| prepared.keep())?;
-    Ok(Ticket::new(submitted, stream.shared.deadline, decode))
+    Ok(Ticket::new(submitted, &stream.shared, decode))
 }
 
 /// As [`submit`], where the memory is held by something else than what `prepared` names.

@@ -130,9 +130,12 @@ pub(crate) fn positive(call: &'static str, argument: &'static str, value: usize)
 }
 
 /// The bytes of an allocation.
-pub(crate) fn allocation(call: &'static str, elements: usize, dtype: DType, align: usize) -> Result<usize> {
+pub(crate) fn allocation(call: &'static str, elements: usize, dtype: DType, align: usize, max_align: usize) -> Result<usize> {
     if !align.is_power_of_two() {
         return Err(wrong_value(call, "align_bytes", align, "a power of two"));
+    }
+    if align > max_align {
+        return Err(wrong_value(call, "align_bytes", align, "at most `caps().max_align_bytes` of the world"));
     }
     match elements.checked_mul(dtype.size_bytes()) {
         Some(bytes) if isize::try_from(bytes).is_ok() => Ok(bytes),

@@ -98,7 +98,7 @@ impl Team {
         let held = Arc::new(held);
         let keep = || -> Keep { Box::new(Arc::clone(&held)) };
         let submitted = call::enqueue(stream, &prepared, &keep)?;
-        Ok(Ticket::new(submitted, self.inner.shared.deadline, decode::nothing))
+        Ok(Ticket::new(submitted, &self.inner.shared, decode::nothing))
     }
 
     /// As [`Team::group`], on the calling thread: members may also use slices, vectors and arrays that were there before the group.

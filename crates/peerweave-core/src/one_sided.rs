@@ -307,7 +307,7 @@ impl Team {
             Submitted::Complete(_) => Submitted::Complete(cell.outcome()),
             Submitted::Queued(pending) => Submitted::Queued(Arc::new(Got { pending, cell })),
         };
-        Ok(Ticket::new(submitted, self.inner.shared.deadline, decode::element))
+        Ok(Ticket::new(submitted, &self.inner.shared, decode::element))
     }
 
     /// As [`Team::g`], on the calling thread.

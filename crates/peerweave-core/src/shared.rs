@@ -57,10 +57,22 @@ impl Shared {
         Ok(())
     }
 
+    /// Whether this process was forked from the one that made the world: what the backend mapped is not there then.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        fork::generation() != self.generation
+    }
+
+    /// By what a handle that outlives this finds out the same: see [`fork::generation`].
+    #[inline]
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation
+    }
+
     #[cold]
     #[inline(never)]
     fn unusable(&self, call: &'static str) -> Error {
-        let kind = if fork::generation() != self.generation { MisuseKind::Forked } else { MisuseKind::Finalized };
+        let kind = if self.is_forked() { MisuseKind::Forked } else { MisuseKind::Finalized };
         check::misuse(call, kind)
     }
 

@@ -86,7 +86,7 @@ impl<T: Element> Symmetric<T> {
         location: &'static Location<'static>,
     ) -> Result<Self> {
         shared.usable(call)?;
-        let bytes = check::allocation(call, elements, T::DTYPE, align)?;
+        let bytes = check::allocation(call, elements, T::DTYPE, align, shared.backend.caps().max_align_bytes)?;
         let at = shared.backend.allocate(&backend::Allocation { bytes, align, zeroed })?;
         let type_name = std::any::type_name::<T>();
         let number = shared.enter(LeakedBuffer { elements, type_name, bytes, allocated_at: location, dropped: false });

@@ -1,7 +1,9 @@
 //! The receipt for an operation that was enqueued. Does not own what the operation uses: the queue does.
 
-use crate::Result;
 use crate::backend::{Outcome, Pending, Submitted};
+use crate::error::MisuseKind;
+use crate::shared::Shared;
+use crate::{Result, check, fork};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,15 +34,20 @@ pub struct Ticket<R = ()> {
 
 enum State {
     Complete(Outcome),
-    Queued { pending: Arc<dyn Pending>, deadline: Duration },
+    /// Holds no part of the world, so that a ticket that is kept does not keep the job.
+    Queued {
+        pending: Arc<dyn Pending>,
+        deadline: Duration,
+        generation: u32,
+    },
 }
 
 impl<R> Ticket<R> {
     #[inline]
-    pub(crate) fn new(submitted: Submitted, deadline: Duration, decode: fn(Outcome) -> R) -> Self {
+    pub(crate) fn new(submitted: Submitted, shared: &Shared, decode: fn(Outcome) -> R) -> Self {
         let state = match submitted {
             Submitted::Complete(outcome) => State::Complete(outcome),
-            Submitted::Queued(pending) => State::Queued { pending, deadline },
+            Submitted::Queued(pending) => State::Queued { pending, deadline: shared.deadline, generation: shared.generation() },
         };
         Self { state, decode }
     }
@@ -57,11 +64,12 @@ impl<R> Ticket<R> {
     ///
     /// # Errors
     /// What the operation failed with; [`Error::Skipped`](crate::Error::Skipped) where one before it in the stream had failed;
-    /// [`Error::Timeout`](crate::Error::Timeout) where the deadline expired: the operation is then still under way.
+    /// [`Error::Timeout`](crate::Error::Timeout) where the deadline expired: the operation is then still under way;
+    /// [`Misuse`](crate::Misuse) in a forked child, where an operation that was under way at the fork never ends.
     pub fn wait(&self) -> Result<R> {
         match &self.state {
             State::Complete(outcome) => Ok((self.decode)(outcome.clone())),
-            State::Queued { pending, deadline } => pending.wait(*deadline).map(self.decode),
+            State::Queued { deadline, .. } => self.wait_within(*deadline),
         }
     }
 
@@ -72,6 +80,9 @@ impl<R> Ticket<R> {
     pub fn wait_within(&self, limit: Duration) -> Result<R> {
         match &self.state {
             State::Complete(_) => self.wait(),
+            State::Queued { generation, .. } if *generation != fork::generation() => {
+                Err(check::misuse("wait", MisuseKind::Forked))
+            }
             State::Queued { pending, .. } => pending.wait(limit).map(self.decode),
         }
     }

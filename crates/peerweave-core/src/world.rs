@@ -84,6 +84,9 @@ impl World {
 
     /// What is under way or waited for, in words, for people.
     pub fn describe(&self) -> String {
+        if self.shared.is_forked() {
+            return format!("a forked child of {} of {}, which has no part in the job", self.my_pe(), self.n_pes());
+        }
         self.shared.backend.describe()
     }
 
@@ -132,10 +135,11 @@ impl World {
         Symmetric::allocate("alloc_zeroed", &self.shared, count, DEFAULT_ALIGN, true, Location::caller())
     }
 
-    /// As [`World::alloc`], at an offset that is a multiple of `align_bytes`, which is a power of two.
+    /// As [`World::alloc`], at an offset and, on every PE, at an address that are multiples of `align_bytes`, which is a power of two.
     ///
     /// # Errors
-    /// As [`World::alloc`]; [`Misuse`](crate::Misuse) where `align_bytes` is no power of two.
+    /// As [`World::alloc`]; [`Misuse`](crate::Misuse) where `align_bytes` is no power of two, or more than
+    /// [`Caps::max_align_bytes`].
     #[track_caller]
     pub fn alloc_aligned<T: Element>(&self, count: usize, align_bytes: usize) -> Result<Symmetric<T>> {
         Symmetric::allocate("alloc_aligned", &self.shared, count, align_bytes, false, Location::caller())

@@ -280,6 +280,9 @@ const TABLE: &[(&str, Wrong)] = &[
     }),
     ("split_2d: `x_range` is 0, expected at least 1", |s| s.team.split_2d(0).map(drop)),
     ("alloc_aligned: `align_bytes` is 48, expected a power of two", |s| s.world.alloc_aligned::<u8>(1, 48).map(drop)),
+    ("alloc_aligned: `align_bytes` is 4294967296, expected at most `caps().max_align_bytes` of the world", |s| {
+        s.world.alloc_aligned::<u8>(1, 1 << 32).map(drop)
+    }),
     ("alloc: `count` is 9223372036854775807, expected what fits an address space", |s| {
         s.world.alloc::<f64>(usize::MAX / 2).map(drop)
     }),

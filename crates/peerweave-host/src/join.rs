@@ -139,6 +139,7 @@ impl Shared {
         let n_pes = layout.n_pes;
         let mut caps = Caps::new(layout.heap_bytes, MAX_TEAMS, format!("CPU, {}", kernel::isa()));
         caps.call_checking = CallChecking::Always;
+        caps.max_align_bytes = layout.align();
         caps.private_buffers = match &readable {
             Ok(()) => PrivateBuffers::CrossMemoryAttach,
             Err(why) => {

@@ -27,6 +27,12 @@ pub(crate) mod state {
     pub(crate) const LEFT: u64 = 3;
 }
 
+/// The least alignment of a segment, in bytes: that of a huge page.
+const MIN_SEGMENT_ALIGN: usize = 2 << 20;
+
+/// The largest alignment of a segment, in bytes.
+const MAX_SEGMENT_ALIGN: usize = 1 << 30;
+
 /// What a PE says about itself.
 #[repr(C, align(128))]
 #[derive(Debug)]
@@ -103,6 +109,8 @@ pub(crate) struct Layout {
     team_block_bytes: usize,
     heap_start: usize,
     stride: usize,
+    /// All segments start at a multiple of it, in every process.
+    align: usize,
 }
 
 const MAIL_SLOT_BYTES: usize = size_of::<MailSlot>() + EAGER_BYTES;
@@ -113,10 +121,18 @@ impl Layout {
     pub(crate) fn new(n_pes: usize, heap_bytes: usize) -> Option<Self> {
         let words = size_of::<TeamWords>().next_multiple_of(PAGE);
         let team_block_bytes = (words + 2 * STAGE_BYTES).checked_add(n_pes.checked_mul(MAILBOX_BYTES)?)?.next_multiple_of(PAGE);
-        let heap_start = PAGE.checked_add(team_block_bytes.checked_mul(MAX_TEAMS)?)?.checked_next_multiple_of(2 << 20)?;
-        let stride = heap_start.checked_add(heap_bytes)?.checked_next_multiple_of(2 << 20)?;
+        let heap_start =
+            PAGE.checked_add(team_block_bytes.checked_mul(MAX_TEAMS)?)?.checked_next_multiple_of(MIN_SEGMENT_ALIGN)?;
+        // An alignment that is larger than the heap is of no use, and would only take address space.
+        let align = 1 << heap_bytes.clamp(MIN_SEGMENT_ALIGN, MAX_SEGMENT_ALIGN).ilog2();
+        let stride = heap_start.checked_add(heap_bytes)?.checked_next_multiple_of(align)?;
         let total = stride.checked_mul(n_pes)?;
-        (total < 1 << 46).then_some(Self { n_pes, heap_bytes, team_block_bytes, heap_start, stride })
+        (total < 1 << 46).then_some(Self { n_pes, heap_bytes, team_block_bytes, heap_start, stride, align })
+    }
+
+    /// What the first byte of every segment is a multiple of, in bytes: the largest alignment of an allocation.
+    pub(crate) fn align(&self) -> usize {
+        self.align
     }
 
     /// Bytes of the memory file.
@@ -146,7 +162,7 @@ unsafe impl Sync for Segments {}
 
 impl Segments {
     /// # Safety
-    /// [L1]: `base` is the start of a mapping of `layout.total_bytes()`, page-aligned, zeroed before its first use, that outlives this value
+    /// [L1]: `base` is the start of a mapping of `layout.total_bytes()`, aligned to `layout.align()`, zeroed before its first use, that outlives this value
     /// and all copies of it.
     pub(crate) unsafe fn new(base: *mut u8, layout: Layout) -> Self {
         Self { base, layout }

@@ -103,6 +103,9 @@ impl Line {
 
 /// Writes a line by one store.
 ///
+/// By a register that SSE code cannot name: the upper half of one of the first sixteen, left in use, would slow down SSE code of the caller until
+/// someone executes `vzeroupper`. The compiler, which adds one after vector code of its own, does not see what assembly leaves behind.
+///
 /// # Safety
 /// AVX-512F is there; `line` is 64-byte aligned and valid for atomic writes.
 #[target_feature(enable = "avx512f")]
@@ -112,9 +115,9 @@ unsafe fn store_wide(line: *mut AtomicU64, words: &[u64; WORDS]) {
     // any split of them.
     unsafe {
         std::arch::asm!(
-            "vmovdqu64 {v}, [{from}]",
-            "vmovdqa64 [{to}], {v}",
-            v = out(zmm_reg) _,
+            "vmovdqu64 zmm16, [{from}]",
+            "vmovdqa64 [{to}], zmm16",
+            out("zmm16") _,
             from = in(reg) words.as_ptr(),
             to = in(reg) line,
             options(nostack, preserves_flags)

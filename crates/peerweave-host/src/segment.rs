@@ -43,18 +43,7 @@ impl Mapping {
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the memory file is not sealed against a change of its size"));
         }
-        // SAFETY: a new mapping at an address of the kernel's choice; it replaces nothing.
-        let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                file,
-                0,
-            )?
-        }
-        .cast::<u8>();
+        let base = map_aligned(file, bytes, layout.align())?;
         // A forked child has no part in the job and must not write here.
         // SAFETY: the range was mapped just now and holds nothing that a child of this process needs.
         unsafe { rustix::mm::madvise(base.cast(), bytes, rustix::mm::Advice::LinuxDontFork)? };
@@ -67,6 +56,35 @@ impl Mapping {
     pub(crate) fn segments(&self) -> Segments {
         self.segments
     }
+}
+
+/// Maps `bytes` bytes of `file` at a multiple of `align`, both multiples of the page.
+///
+/// The kernel promises pages only: so a larger range is reserved, and what lies around the aligned part is given back.
+fn map_aligned(file: BorrowedFd<'_>, bytes: usize, align: usize) -> io::Result<*mut u8> {
+    let span = bytes.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
+    // SAFETY: a new mapping at an address of the kernel's choice; it replaces nothing.
+    let reserved = unsafe {
+        rustix::mm::mmap_anonymous(std::ptr::null_mut(), span, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)?
+    };
+    let before = reserved.addr().next_multiple_of(align) - reserved.addr();
+    let base = reserved.wrapping_byte_add(before);
+    // SAFETY: replaces `bytes` bytes of the reservation, which holds nothing and which nobody else knows.
+    let mapped = unsafe {
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
+        rustix::mm::mmap(base, bytes, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0)
+    };
+    let parts = match mapped {
+        Ok(_) => [(reserved, before), (base.wrapping_byte_add(bytes), align - before)],
+        Err(_) => [(reserved, span), (base, 0)],
+    };
+    for (at, bytes) in parts {
+        if bytes > 0 {
+            // SAFETY: a part of the reservation in which nothing was mapped.
+            unsafe { rustix::mm::munmap(at, bytes)? };
+        }
+    }
+    Ok(mapped?.cast())
 }
 
 impl Drop for Mapping {
@@ -102,6 +120,19 @@ mod tests {
         assert_eq!(two.segments().page(1).state.load(Ordering::Relaxed), 0, "starts as zeros");
         one.segments().page(1).state.store(7, Ordering::Relaxed);
         assert_eq!(two.segments().page(1).state.load(Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    fn mapping_starts_at_the_alignment_of_its_layout() {
+        for heap_bytes in [1 << 20, 5 << 20, 100 << 20, 3 << 30] {
+            let layout = Layout::new(2, heap_bytes).unwrap();
+            let file = create(&layout).unwrap();
+            let mapping = Mapping::new(file.as_fd(), layout).unwrap();
+            for pe in 0..2 {
+                let page: *const _ = mapping.segments().page(pe);
+                assert!(page.addr().is_multiple_of(layout.align()), "{page:?}, alignment {}", layout.align());
+            }
+        }
     }
 
     #[test]

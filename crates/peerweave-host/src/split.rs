@@ -11,6 +11,7 @@ use crate::wait::{Expired, Limit};
 use peerweave_core::backend::{Collective, CollectiveKind, Place, SplitPart, TeamId, TeamRecord};
 use peerweave_core::{Error, Timeout};
 use peerweave_types::{DType, Pe, Rank, ReduceOp};
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 /// How often a split is tried whose slots other splits take at the same time.
@@ -74,9 +75,9 @@ impl Shared {
         for _ in 0..ATTEMPTS {
             let wanted = self.wanted_team(&parent, part)?;
             // Another split, of another parent, may have taken the slot on some member since that said it was free: then all try again.
-            let slot = wanted.as_ref().and_then(|wanted| wanted.as_ref().ok()).map(|team| team.slot);
+            let slot = wanted.as_ref().map(|team| team.slot);
             let claimed = slot.filter(|&slot| self.teams.claim(slot));
-            if let (Some(Ok(team)), Some(_)) = (&wanted, claimed) {
+            if let (Some(team), Some(_)) = (&wanted, claimed) {
                 self.reset(team);
             }
             let mine = u64::from(slot.is_none() || claimed.is_some());
@@ -85,8 +86,7 @@ impl Shared {
                 self.gather_words(&parent, Purpose::Split, 1, &[mine]).map(|words| words.iter().all(|&word| word == 1));
             match (all_claimed, wanted) {
                 (Ok(true), None) => return Ok(None),
-                (Ok(true), Some(Err(error))) => return Err(error),
-                (Ok(true), Some(Ok(team))) => {
+                (Ok(true), Some(team)) => {
                     let members = team.members.iter().map(|&pe| Pe::new(pe as u32)).collect();
                     let record = TeamRecord { id: team.id, members };
                     self.teams.insert(team);
@@ -101,8 +101,9 @@ impl Shared {
         Err(no_slot())
     }
 
-    /// The team that this rank will be in, by what all ranks say; an error in place of it where no slot is free on all its members.
-    fn wanted_team(&self, parent: &TeamState, part: Option<SplitPart>) -> Result<Option<Result<TeamState, Error>>, Error> {
+    /// The team that this rank will be in, by what all ranks say. An error, on every rank of the parent, where any of the teams has no slot that
+    /// is free on all its members: what all ranks say is the same for all, so all find the same.
+    fn wanted_team(&self, parent: &TeamState, part: Option<SplitPart>) -> Result<Option<TeamState>, Error> {
         let mut mine = vec![u64::from(part.is_some())];
         let SplitPart { color, key } = part.unwrap_or(SplitPart { color: 0, key: 0 });
         let (free, ended) = self.teams.free_slots();
@@ -110,18 +111,23 @@ impl Shared {
         mine.extend(ended.into_iter().map(u64::from));
         let all = self.gather_words(parent, Purpose::Split, 0, &mine)?;
         let wishes: Vec<Wish<'_>> = all.chunks_exact(WORDS).map(|words| Wish { words }).collect();
+        let mut slots = BTreeMap::new();
+        for wish in &wishes {
+            if let Some(color) = wish.color() {
+                *slots.entry(color).or_insert(u64::MAX) &= wish.free_slots();
+            }
+        }
+        if slots.values().any(|&free| free == 0) {
+            return Err(no_slot());
+        }
         Ok(part.map(|part| {
             let mut ranks: Vec<usize> = (0..wishes.len()).filter(|&rank| wishes[rank].color() == Some(part.color)).collect();
             ranks.sort_by_key(|&rank| (wishes[rank].key(), rank));
-            let free = ranks.iter().fold(u64::MAX, |free, &rank| free & wishes[rank].free_slots());
-            let slot = free.trailing_zeros() as usize;
-            if slot >= MAX_TEAMS {
-                return Err(no_slot());
-            }
+            let slot = slots[&part.color].trailing_zeros() as usize;
             let epoch = ranks.iter().map(|&rank| wishes[rank].ended(slot)).max().unwrap_or(0);
             let members: Vec<usize> = ranks.iter().map(|&rank| parent.members[rank]).collect();
             let rank = members.iter().position(|&pe| pe == self.me).expect("this rank gave that color");
-            Ok(TeamState::new(slot, members, rank, epoch))
+            TeamState::new(slot, members, rank, epoch)
         }))
     }
 

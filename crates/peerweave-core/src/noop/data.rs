@@ -34,12 +34,18 @@ unsafe impl Sync for Heap {}
 impl Heap {
     pub(super) const PAGE: usize = 4096;
 
+    /// What a segment of so many bytes starts at a multiple of, in bytes.
+    pub(super) fn align(bytes: usize) -> usize {
+        // Segments lie side by side.
+        (1 << bytes.trailing_zeros()).clamp(Self::PAGE, 2 << 20)
+    }
+
     pub(super) fn new(n_pes: usize, bytes: usize) -> Self {
-        let len =
-            n_pes.checked_mul(bytes).and_then(|all| all.checked_add(Self::PAGE)).expect("a heap that fits") / size_of::<u64>();
+        let align = Self::align(bytes);
+        let len = n_pes.checked_mul(bytes).and_then(|all| all.checked_add(align)).expect("a heap that fits") / size_of::<u64>();
         let words = Box::into_raw(vec![0u64; len].into_boxed_slice()).cast::<u64>();
         let base = words.cast::<u8>();
-        let base = base.wrapping_add(base.align_offset(Self::PAGE));
+        let base = base.wrapping_add(base.align_offset(align));
         Self { words, len, base, bytes }
     }
 

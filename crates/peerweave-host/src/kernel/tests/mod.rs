@@ -6,6 +6,8 @@ mod copying;
 mod oracle;
 mod races;
 mod reducing;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod registers;
 
 /// Numbers that are the same in every run.
 struct Random(u64);

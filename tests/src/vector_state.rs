@@ -1,0 +1,59 @@
+//! Which halves of this thread's vector registers are in use, as the processor tracks it (XINUSE), where it says so.
+
+/// XINUSE: bits 128 to 255 of registers 0 to 15 (bit 2), and bits 256 to 511 of them (bit 6). Registers 16 to 31 (bit 7) have no SSE names, so that
+/// SSE code does not wait for them.
+#[cfg(target_arch = "x86_64")]
+const UPPER_HALVES: u32 = 1 << 2 | 1 << 6;
+
+/// Whether upper halves are in use, so that SSE code of this thread would be slow.
+#[cfg(target_arch = "x86_64")]
+#[must_use]
+pub fn upper_halves_in_use() -> bool {
+    let low: u32;
+    // SAFETY: reads a register of the processor's state; `is_observable` says whether it is there.
+    unsafe { std::arch::asm!("xgetbv", in("ecx") 1, out("eax") low, out("edx") _, options(nomem, nostack)) };
+    low & UPPER_HALVES != 0
+}
+
+/// Ends the use of all upper halves.
+#[cfg(target_arch = "x86_64")]
+pub fn clean() {
+    // SAFETY: zeroes the upper halves of vector registers, which the calling convention lets every function do; `is_observable` says whether the
+    // processor has the instruction.
+    unsafe { std::arch::asm!("vzeroupper", options(nomem, nostack, preserves_flags)) };
+}
+
+/// Whether this processor has upper halves, and says whether they are in use: shown by using one.
+#[cfg(target_arch = "x86_64")]
+#[must_use]
+pub fn is_observable() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    if !std::is_x86_feature_detected!("avx") || __cpuid(0).eax < 0xd || __cpuid_count(0xd, 1).eax & 1 << 2 == 0 {
+        return false;
+    }
+    clean();
+    let before = upper_halves_in_use();
+    // SAFETY: AVX was found; writes a register that it names as changed.
+    unsafe { std::arch::asm!("vcmptrueps ymm0, ymm0, ymm0", out("ymm0") _, options(nomem, nostack, preserves_flags)) };
+    let after = upper_halves_in_use();
+    clean();
+    !before && after
+}
+
+/// Other processors have no such halves.
+#[cfg(not(target_arch = "x86_64"))]
+#[must_use]
+pub fn is_observable() -> bool {
+    false
+}
+
+/// Other processors have no such halves.
+#[cfg(not(target_arch = "x86_64"))]
+#[must_use]
+pub fn upper_halves_in_use() -> bool {
+    false
+}
+
+/// Other processors have no such halves.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn clean() {}
