@@ -1,0 +1,250 @@
+//! One block under way: who waits at a barrier, who waits in a warp, and its shared memory.
+//!
+//! Nothing here switches threads: a call says whether the caller must wait, and which threads it has released. Rules are those of
+//! the strictest reading of CUDA: every thread of a block reaches each barrier, every lane of a mask reaches each operation of a
+//! warp, and no thread returns while others wait for it. So a kernel that passes here does not depend on what a GPU forgives.
+
+use std::alloc::Layout;
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+/// Threads of a warp.
+pub(crate) const WARP: u32 = 32;
+
+/// Where a thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Running,
+    Barrier,
+    Warp,
+    Returned,
+}
+
+/// What became of a call: the threads of the block (the caller among them) that can go on, or none where the caller waits.
+pub(crate) enum Arrival {
+    Waits,
+    Complete(Vec<u32>),
+}
+
+/// An operation of a warp that some lanes have reached.
+#[derive(Debug)]
+struct Pending {
+    mask: u32,
+    arrived: u32,
+    values: [u64; WARP as usize],
+}
+
+/// A block under way.
+#[derive(Debug)]
+pub(crate) struct Block {
+    places: Vec<Place>,
+    returned: u32,
+    arrived: u32,
+    any: bool,
+    /// What the last complete barrier found.
+    barrier_result: bool,
+    /// By warp.
+    pending: Vec<Vec<Pending>>,
+    /// By thread: what the lanes gave to the last operation of its warp.
+    taken: Vec<Rc<[u64; WARP as usize]>>,
+    dynamic: SharedMemory,
+    fixed: HashMap<usize, SharedMemory>,
+    fill: u8,
+}
+
+impl Block {
+    /// A block of `threads` threads with `shared_bytes` of dynamic shared memory, which begins as bytes of `fill`.
+    pub(crate) fn new(threads: u32, shared_bytes: usize, fill: u8) -> Self {
+        let n = threads as usize;
+        let nothing = Rc::new([0; WARP as usize]);
+        Self {
+            places: vec![Place::Running; n],
+            returned: 0,
+            arrived: 0,
+            any: false,
+            barrier_result: false,
+            pending: (0..threads.div_ceil(WARP)).map(|_| Vec::new()).collect(),
+            taken: vec![nothing; n],
+            dynamic: SharedMemory::new(shared_bytes, 128, fill),
+            fixed: HashMap::new(),
+            fill,
+        }
+    }
+
+    fn threads(&self) -> u32 {
+        self.places.len() as u32
+    }
+
+    /// Whether all threads have returned.
+    pub(crate) fn is_over(&self) -> bool {
+        self.returned == self.threads()
+    }
+
+    /// The lanes that warp `warp` has.
+    pub(crate) fn lanes(&self, warp: u32) -> u32 {
+        let lanes = (self.threads() - warp * WARP).min(WARP);
+        if lanes == WARP { u32::MAX } else { (1 << lanes) - 1 }
+    }
+
+    /// How many threads are where, for a message.
+    pub(crate) fn summary(&self) -> String {
+        let mut counts: Vec<(&str, usize)> = Vec::new();
+        for place in &self.places {
+            let text = match place {
+                Place::Running => "running or waiting for memory",
+                Place::Barrier => "waiting in sync_threads",
+                Place::Warp => "waiting in an operation of their warp",
+                Place::Returned => "returned",
+            };
+            match counts.iter_mut().find(|(known, _)| *known == text) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((text, 1)),
+            }
+        }
+        let parts: Vec<String> = counts.into_iter().map(|(text, count)| format!("{count} {text}")).collect();
+        parts.join(", ")
+    }
+
+    /// The thread has reached the barrier of the block.
+    pub(crate) fn arrive(&mut self, thread: u32, value: bool) -> Result<Arrival, String> {
+        if self.returned > 0 {
+            return Err(format!("reached sync_threads after threads of its block had returned: {}", self.summary()));
+        }
+        self.arrived += 1;
+        self.any |= value;
+        self.places[thread as usize] = Place::Barrier;
+        if self.arrived < self.threads() {
+            return Ok(Arrival::Waits);
+        }
+        self.barrier_result = self.any;
+        self.arrived = 0;
+        self.any = false;
+        self.places.fill(Place::Running);
+        Ok(Arrival::Complete((0..self.threads()).collect()))
+    }
+
+    /// What the barrier found that the thread has passed last.
+    pub(crate) fn barrier_result(&self) -> bool {
+        self.barrier_result
+    }
+
+    /// The thread has reached an operation of the lanes in `mask`.
+    pub(crate) fn arrive_warp(&mut self, thread: u32, mask: u32, value: u64) -> Result<Arrival, String> {
+        let (warp, lane) = (thread / WARP, thread % WARP);
+        let mask = mask & self.lanes(warp);
+        if mask & 1 << lane == 0 {
+            return Err(format!("called an operation of its warp with mask {mask:#010x}, which lacks its own lane {lane}"));
+        }
+        if let Some(gone) = lanes_of(mask).find(|other| self.places[(warp * WARP + other) as usize] == Place::Returned) {
+            return Err(format!("reached an operation of its warp with mask {mask:#010x} after lane {gone} had returned"));
+        }
+        let pending = &mut self.pending[warp as usize];
+        let index = match pending.iter().position(|open| open.mask & mask != 0) {
+            Some(index) => index,
+            None => {
+                pending.push(Pending { mask, arrived: 0, values: [0; WARP as usize] });
+                pending.len() - 1
+            }
+        };
+        let open = &mut pending[index];
+        if open.mask != mask {
+            let theirs = open.mask;
+            return Err(format!(
+                "reached an operation of its warp with mask {mask:#010x} while other lanes wait in one with mask {theirs:#010x}"
+            ));
+        }
+        open.arrived |= 1 << lane;
+        open.values[lane as usize] = value;
+        self.places[thread as usize] = Place::Warp;
+        if open.arrived != mask {
+            return Ok(Arrival::Waits);
+        }
+        let values = Rc::new(pending.swap_remove(index).values);
+        let released: Vec<u32> = lanes_of(mask).map(|lane| warp * WARP + lane).collect();
+        for &thread in &released {
+            self.places[thread as usize] = Place::Running;
+            self.taken[thread as usize] = values.clone();
+        }
+        Ok(Arrival::Complete(released))
+    }
+
+    /// What the lanes gave to the operation of its warp that the thread has passed last.
+    pub(crate) fn taken(&self, thread: u32) -> [u64; WARP as usize] {
+        *self.taken[thread as usize]
+    }
+
+    /// The thread has returned.
+    pub(crate) fn leave(&mut self, thread: u32) -> Result<(), String> {
+        self.places[thread as usize] = Place::Returned;
+        self.returned += 1;
+        if self.arrived > 0 {
+            return Err(format!("returned while other threads of its block wait for it in sync_threads: {}", self.summary()));
+        }
+        let lane = 1 << (thread % WARP);
+        if let Some(open) = self.pending[(thread / WARP) as usize].iter().find(|open| open.mask & lane != 0) {
+            return Err(format!("returned while other lanes wait for it in an operation with mask {:#010x}", open.mask));
+        }
+        Ok(())
+    }
+
+    /// A thread of which no other thread of the block can be waited for any more, and why; `None` while one can go on.
+    pub(crate) fn stuck(&self) -> Option<(u32, String)> {
+        let waits = |place: &Place| matches!(place, Place::Barrier | Place::Warp);
+        if self.is_over() || self.places.contains(&Place::Running) {
+            return None;
+        }
+        let thread = self.places.iter().position(waits)? as u32;
+        Some((thread, format!("the threads of its block wait for each other: {}", self.summary())))
+    }
+
+    /// The dynamic shared memory: its address and size in bytes.
+    pub(crate) fn dynamic(&self) -> (*mut u8, usize) {
+        (self.dynamic.at.as_ptr(), self.dynamic.layout.size())
+    }
+
+    /// The fixed shared memory of a key: the same for all threads of the block.
+    pub(crate) fn fixed(&mut self, key: usize, bytes: usize, align: usize) -> *mut u8 {
+        let fill = self.fill;
+        let memory = self.fixed.entry(key).or_insert_with(|| SharedMemory::new(bytes, align, fill));
+        assert_eq!(memory.layout.size(), bytes, "fixed shared memory was asked for with two sizes");
+        memory.at.as_ptr()
+    }
+}
+
+fn lanes_of(mask: u32) -> impl Iterator<Item = u32> {
+    (0..WARP).filter(move |lane| mask & 1 << lane != 0)
+}
+
+/// Memory that the threads of a block share.
+#[derive(Debug)]
+struct SharedMemory {
+    at: NonNull<u8>,
+    layout: Layout,
+}
+
+impl SharedMemory {
+    fn new(bytes: usize, align: usize, fill: u8) -> Self {
+        let layout = Layout::from_size_align(bytes, align).expect("shared memory of a size that a block can have");
+        if bytes == 0 {
+            // An address that is aligned and never accessed.
+            return Self { at: NonNull::new(std::ptr::without_provenance_mut(align)).expect("an alignment is not 0"), layout };
+        }
+        // SAFETY: the layout has a size that is not 0.
+        let at = unsafe { std::alloc::alloc(layout) };
+        let Some(at) = NonNull::new(at) else { std::alloc::handle_alloc_error(layout) };
+        // SAFETY: `bytes` bytes were allocated just now. Kernels must not rely on their content: it differs by seed.
+        unsafe { at.as_ptr().write_bytes(fill, bytes) };
+        Self { at, layout }
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        if self.layout.size() > 0 {
+            // SAFETY: allocated by `new` with this layout, freed once. The threads of the block have ended: the engine drops a block
+            // after its threads.
+            unsafe { std::alloc::dealloc(self.at.as_ptr(), self.layout) };
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! A kernel's context in this process: the tables behind it, and the words of one launch.
+//!
+//! No thread runs here. Invariant: a table is written when it is made and never moved, so that its address holds while it lives.
+
+use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelStatus, Pe, PeerEntry, SymOffset, TeamEntry};
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Epochs of a team: how many synchronisations each slot has completed. They outlive the launches that count in them.
+pub type Epochs = Box<[AtomicU64]>;
+
+/// A team, for [`ContextMemory::new`].
+#[derive(Clone, Copy, Debug)]
+pub struct TeamTable<'a> {
+    /// The PEs of the team by rank; empty for a number that no team has.
+    pub members: &'a [u32],
+    /// Where the team's lines are in every heap: [`TeamEntry::sync_bytes`] bytes that began as zeros.
+    pub sync: SymOffset,
+    /// One for each slot; zeros before the first launch.
+    pub epochs: &'a [AtomicU64],
+}
+
+/// The context of one launch, with all that it refers to but the heap and the epochs.
+#[derive(Debug)]
+pub struct ContextMemory {
+    /// Boxed, as all below: kernels hold addresses.
+    context: Box<KernelContext>,
+    words: Box<Words>,
+    _peers: Box<[PeerEntry]>,
+    _members: Vec<Box<[u32]>>,
+    _teams: Box<[TeamEntry]>,
+}
+
+/// The words that a kernel and the host exchange.
+struct Words {
+    status: UnsafeCell<KernelStatus>,
+    abort: AtomicU32,
+}
+
+impl fmt::Debug for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Words").field("abort", &self.abort).finish_non_exhaustive()
+    }
+}
+
+impl ContextMemory {
+    /// The context of a launch on `my_pe`. All PEs are mapped: `bases` are the addresses of their heaps in this process, each of
+    /// `heap_bytes` bytes. The first of `teams` is the team of all PEs.
+    ///
+    /// # Safety
+    /// While a kernel uses the context: the heaps stay mapped, and `epochs` of the teams are alive.
+    pub unsafe fn new(my_pe: Pe, heap_bytes: u64, bases: &[u64], teams: &[TeamTable<'_>], deadline: Duration) -> Self {
+        let peers: Box<[PeerEntry]> =
+            (0..).zip(bases).map(|(node_pe, &base)| PeerEntry { base, node_pe, transport: PeerEntry::MAPPED }).collect();
+        let members: Vec<Box<[u32]>> = teams.iter().map(|team| team.members.into()).collect();
+        let entries: Box<[TeamEntry]> = teams.iter().zip(&members).map(|(team, members)| entry(team, members, my_pe)).collect();
+        let words = Box::new(Words { status: UnsafeCell::new(KernelStatus::default()), abort: AtomicU32::new(0) });
+        let context = Box::new(KernelContext {
+            version: KernelContext::VERSION,
+            my_pe: my_pe.get(),
+            n_pes: bases.len() as u32,
+            node_pe: my_pe.get(),
+            node_n_pes: bases.len() as u32,
+            n_teams: entries.len() as u32,
+            capabilities: 0,
+            reserved: 0,
+            heap_bytes,
+            peers: peers.as_ptr().expose_provenance() as u64,
+            teams: entries.as_ptr().expose_provenance() as u64,
+            status: words.status.get().expose_provenance() as u64,
+            abort: words.abort.as_ptr().expose_provenance() as u64,
+            deadline_ns: u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX),
+            multicast: 0,
+            reserved_words: [0],
+        });
+        Self { context, words, _peers: peers, _members: members, _teams: entries }
+    }
+
+    /// What the kernel's threads are given.
+    pub fn as_ptr(&self) -> *const KernelContext {
+        &raw const *self.context
+    }
+
+    /// Ends the waits of the launch: they fail with [`FailureKind::Aborted`].
+    pub fn abort(&self) {
+        self.words.abort.store(1, Ordering::Release);
+    }
+
+    /// What the launch reported; `None` where nothing failed.
+    ///
+    /// `&mut`: no thread of the launch runs any more.
+    pub fn report(&mut self) -> Option<Report> {
+        let status = *self.words.status.get_mut();
+        (status.kind != 0).then_some(Report(status))
+    }
+}
+
+fn entry(team: &TeamTable<'_>, members: &[u32], my_pe: Pe) -> TeamEntry {
+    let rank = members.iter().position(|&pe| pe == my_pe.get());
+    TeamEntry {
+        my_rank: rank.map_or(TeamEntry::NOT_A_MEMBER, |rank| rank as u32),
+        size: members.len() as u32,
+        members: members.as_ptr().expose_provenance() as u64,
+        sync: team.sync,
+        epochs: team.epochs.as_ptr().expose_provenance() as u64,
+        slots: team.epochs.len() as u32,
+        nvshmem_team: TeamEntry::NO_HANDLE,
+        all_mapped: 1,
+        reserved: 0,
+    }
+}
+
+/// The first failure of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report(pub KernelStatus);
+
+impl Report {
+    /// The PE that is missing or cannot be reached.
+    pub fn missing_pe(&self) -> Option<Pe> {
+        self.0.missing_pe()
+    }
+
+    /// Why; `None` for a number of another version.
+    pub fn kind(&self) -> Option<FailureKind> {
+        FailureKind::from_number(self.0.kind)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let status = &self.0;
+        match KernelOp::from_number(status.operation) {
+            Some(operation) => write!(f, "{operation}: ")?,
+            None => write!(f, "operation {}: ", status.operation)?,
+        }
+        match self.kind() {
+            Some(kind) => write!(f, "{kind}")?,
+            None => write!(f, "failure {}", status.kind)?,
+        }
+        if let Some(pe) = self.missing_pe() {
+            write!(f, "; {pe}")?;
+        }
+        if status.team != KernelStatus::NONE {
+            write!(f, "; team {}", status.team)?;
+        }
+        if status.expected != status.found {
+            write!(f, "; found {}, expected {}", status.found, status.expected)?;
+        }
+        write!(f, " (block {}, thread {})", status.block, status.thread)
+    }
+}

@@ -1,0 +1,462 @@
+//! Runs the threads of grids as coroutines, one at a time, on the calling thread.
+//!
+//! Invariants: **\[G1\]** all coroutines of a run are resumed, and dropped, on the thread that called `run`, so that nothing of them
+//! changes threads; **\[G2\]** when `run` returns no coroutine of it exists any more, so that what the body borrows is alive while
+//! it is used; **\[G3\]** no `RefCell` of the run is borrowed while a coroutine is resumed or suspended.
+
+use crate::block::{Arrival, Block, WARP};
+use crate::error::{GridError, ThreadId};
+use crate::fiber::{Fiber, Stacks, Step, Suspend};
+use crate::options::{Launch, Options};
+use crate::schedule::{Random, Schedule, mix};
+use peerweave_types::Dim3;
+use std::cell::{Cell, RefCell};
+use std::time::{Duration, Instant};
+
+thread_local! {
+    /// The kernel thread that runs on this thread of the host; null outside of kernels.
+    static CURRENT: Cell<*const Current> = const { Cell::new(std::ptr::null()) };
+}
+
+/// What a kernel thread sees of its run.
+pub(crate) struct Current {
+    pub(crate) thread_idx: Dim3,
+    pub(crate) block_idx: Dim3,
+    pub(crate) block_dim: Dim3,
+    pub(crate) grid_dim: Dim3,
+    /// Number of the thread in its block.
+    linear: u32,
+    slot: usize,
+    run: *const Run,
+    /// Set when the thread begins.
+    pub(crate) suspend: Cell<*const Suspend>,
+    /// Steps until the next switch that the kernel did not ask for.
+    budget: Cell<u32>,
+}
+
+/// What a run shares with its threads.
+struct Run {
+    slots: RefCell<Vec<Slot>>,
+    schedule: RefCell<Schedule>,
+    /// What a thread did that its block or warp did not.
+    divergence: RefCell<Option<String>>,
+    started: Instant,
+}
+
+/// A block under way, and whose.
+struct Slot {
+    block: Block,
+    launch: usize,
+    index: Dim3,
+    block_dim: Dim3,
+    fibers: Vec<Option<Fiber>>,
+}
+
+/// How a thread stopped running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// Its steps are used up; it can go on.
+    Switch,
+    /// It waits for a change of memory.
+    Pause,
+    /// It waits at a barrier or in its warp; whoever completes that makes it runnable.
+    Block,
+    /// The run has failed.
+    Fail,
+}
+
+/// Calls `with` with the kernel thread that runs here; `None` outside of kernels.
+#[inline]
+pub(crate) fn current() -> Option<&'static Current> {
+    let current = CURRENT.get();
+    // SAFETY: not null only while the coroutine that owns the `Current` runs, on this thread ([G1]). The reference is used by the
+    // callers in this crate for one call from that coroutine, whose frame outlives it.
+    unsafe { current.as_ref() }
+}
+
+impl Current {
+    fn run(&self) -> &Run {
+        // SAFETY: the run outlives its coroutines ([G2]).
+        unsafe { &*self.run }
+    }
+
+    fn suspend(&self, why: Why) {
+        // A destructor that runs while a kernel is unwound must not leave the frame.
+        if std::thread::panicking() {
+            return;
+        }
+        // SAFETY: the suspender is that of this coroutine, and lives as long as its frame.
+        let suspend = unsafe { &*self.suspend.get() };
+        suspend.suspend(why);
+    }
+
+    /// The thread has made a step at which another one may have its turn.
+    #[inline]
+    pub(crate) fn step(&self) {
+        match self.budget.get() {
+            0 => self.suspend(Why::Switch),
+            left => self.budget.set(left - 1),
+        }
+    }
+
+    /// The thread waits for a change of memory.
+    pub(crate) fn pause(&self) {
+        self.suspend(Why::Pause);
+    }
+
+    fn diverge(&self, what: String) -> ! {
+        self.run().divergence.borrow_mut().get_or_insert(what);
+        // The engine unwinds this frame; it does not resume it.
+        self.suspend(Why::Fail);
+        unreachable!("a thread that has failed was resumed")
+    }
+
+    /// Does `with` to the thread's block.
+    pub(crate) fn block<R>(&self, with: impl FnOnce(&mut Block) -> R) -> R {
+        with(&mut self.run().slots.borrow_mut()[self.slot].block)
+    }
+
+    fn meet(&self, arrival: Result<Arrival, String>) {
+        match arrival {
+            Err(what) => self.diverge(what),
+            Ok(Arrival::Waits) => self.suspend(Why::Block),
+            Ok(Arrival::Complete(released)) => {
+                let mut schedule = self.run().schedule.borrow_mut();
+                for thread in released.into_iter().filter(|&thread| thread != self.linear) {
+                    schedule.add(number(self.slot, thread));
+                }
+                drop(schedule);
+                // Which of the released threads goes on first is the schedule's choice.
+                self.suspend(Why::Switch);
+            }
+        }
+    }
+
+    /// The barrier of the block; returns whether any thread gave `true`.
+    pub(crate) fn sync_threads_or(&self, value: bool) -> bool {
+        if std::thread::panicking() {
+            return value;
+        }
+        let arrival = self.block(|block| block.arrive(self.linear, value));
+        self.meet(arrival);
+        self.block(|block| block.barrier_result())
+    }
+
+    /// Gives a value to the lanes in `mask`, and returns what each of them gave.
+    pub(crate) fn exchange(&self, mask: u32, value: u64) -> [u64; WARP as usize] {
+        if std::thread::panicking() {
+            return [value; WARP as usize];
+        }
+        let arrival = self.block(|block| block.arrive_warp(self.linear, mask, value));
+        self.meet(arrival);
+        self.block(|block| block.taken(self.linear))
+    }
+}
+
+/// Threads are numbered over all slots: a slot has at most 1024.
+fn number(slot: usize, thread: u32) -> u32 {
+    (slot as u32) << 10 | thread
+}
+
+fn slot_of(number: u32) -> (usize, u32) {
+    ((number >> 10) as usize, number & 1023)
+}
+
+/// Blocks that have not begun, in the order in which they begin.
+struct Waiting {
+    /// For each launch: the next block, and how many there are.
+    next: Vec<(u64, u64)>,
+    turn: usize,
+}
+
+impl Waiting {
+    /// The next block: launches take turns.
+    fn take(&mut self) -> Option<(usize, u64)> {
+        for _ in 0..self.next.len() {
+            let launch = self.turn;
+            self.turn = (self.turn + 1) % self.next.len();
+            if let Some(block) = self.take_of(launch) {
+                return Some((launch, block));
+            }
+        }
+        None
+    }
+
+    /// The next block of a launch.
+    fn take_of(&mut self, launch: usize) -> Option<u64> {
+        let (next, count) = &mut self.next[launch];
+        if next == count {
+            return None;
+        }
+        *next += 1;
+        Some(*next - 1)
+    }
+}
+
+/// One run of one or several grids.
+struct Engine<'a> {
+    launches: &'a [Launch<'a>],
+    options: &'a Options<'a>,
+    run: &'a Run,
+    stacks: Stacks,
+    waiting: Waiting,
+    free_slots: Vec<usize>,
+    live_threads: usize,
+    /// Launches of which a block has ended since the last admission.
+    ended: Vec<usize>,
+    /// Turns in a row that found nothing to do.
+    idle: usize,
+    /// How often in a row the grid has let time pass.
+    rests: u32,
+    turns: u64,
+    fills: Random,
+}
+
+/// Runs the grids to their end. Their threads take turns by one schedule; the caller has checked their shapes.
+pub(crate) fn run(launches: &[Launch<'_>], options: &Options<'_>) -> Result<(), GridError> {
+    if !CURRENT.get().is_null() {
+        panic!("a grid was started from inside a kernel");
+    }
+    let run = Run {
+        slots: RefCell::default(),
+        schedule: RefCell::new(Schedule::new(options.seed)),
+        divergence: RefCell::default(),
+        started: Instant::now(),
+    };
+    let mut engine = Engine {
+        launches,
+        options,
+        run: &run,
+        stacks: Stacks::new(options.stack_bytes),
+        waiting: Waiting { next: launches.iter().map(|launch| (0, launch.grid.count())).collect(), turn: 0 },
+        free_slots: Vec::new(),
+        live_threads: 0,
+        ended: Vec::new(),
+        idle: 0,
+        rests: 0,
+        turns: 0,
+        fills: Random::new(mix(options.seed)),
+    };
+    let outcome = engine.drive();
+    // [G2]: what is left is unwound here, whatever the outcome. Its destructors may use the executor, so that slots stay in place.
+    engine.unwind();
+    outcome
+}
+
+impl Engine<'_> {
+    fn drive(&mut self) -> Result<(), GridError> {
+        self.begin_first()?;
+        loop {
+            self.admit()?;
+            let next = self.run.schedule.borrow_mut().take();
+            let Some(number) = next else { return Ok(()) };
+            self.turn(number)?;
+            self.turns += 1;
+            if self.turns.is_multiple_of(256) {
+                self.check_deadline()?;
+            }
+        }
+    }
+
+    /// Begins the blocks that must be under way from the start: all of a cooperative grid, and one of each other.
+    fn begin_first(&mut self) -> Result<(), GridError> {
+        for (index, launch) in self.launches.iter().enumerate() {
+            let first = if launch.cooperative { launch.grid.count() } else { 1 };
+            self.waiting.next[index].0 = first;
+            (0..first).try_for_each(|block| self.begin(index, block))?;
+        }
+        Ok(())
+    }
+
+    /// Begins blocks while there is room for their threads, and the next block of a grid that has none under way.
+    fn admit(&mut self) -> Result<(), GridError> {
+        for launch in std::mem::take(&mut self.ended) {
+            if let Some(block) = self.waiting.take_of(launch) {
+                self.begin(launch, block)?;
+            }
+        }
+        while self.live_threads < self.options.resident_threads {
+            let Some((launch, block)) = self.waiting.take() else { return Ok(()) };
+            self.begin(launch, block)?;
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, launch: usize, linear: u64) -> Result<(), GridError> {
+        let shape = &self.launches[launch];
+        let threads = shape.block.count() as u32;
+        let grid = shape.grid;
+        let index = Dim3 {
+            x: (linear % u64::from(grid.x)) as u32,
+            y: (linear / u64::from(grid.x) % u64::from(grid.y)) as u32,
+            z: (linear / u64::from(grid.x) / u64::from(grid.y)) as u32,
+        };
+        let slot = self.free_slots.pop().unwrap_or_else(|| self.run.slots.borrow().len());
+        let mut fibers = Vec::with_capacity(threads as usize);
+        for thread in 0..threads {
+            let current = Current {
+                thread_idx: shape.block.index(thread),
+                block_idx: index,
+                block_dim: shape.block,
+                grid_dim: grid,
+                linear: thread,
+                slot,
+                run: self.run,
+                suspend: Cell::new(std::ptr::null()),
+                budget: Cell::new(0),
+            };
+            // SAFETY: [G2]: the engine drops the fiber before `run` returns, and with it the borrow of the body.
+            let fiber = unsafe { Fiber::new(&mut self.stacks, shape.body, current) };
+            fibers.push(Some(fiber.map_err(|cause| GridError::Stack {
+                kernel: shape.name.to_string(),
+                at: ThreadId { block: index, thread: shape.block.index(thread) },
+                cause: cause.to_string(),
+            })?));
+        }
+        let block = Block::new(threads, shape.shared_bytes, self.fills.next() as u8);
+        let entry = Slot { block, launch, index, block_dim: shape.block, fibers };
+        let mut slots = self.run.slots.borrow_mut();
+        if slot == slots.len() {
+            slots.push(entry)
+        } else {
+            slots[slot] = entry
+        }
+        let mut schedule = self.run.schedule.borrow_mut();
+        (0..threads).for_each(|thread| schedule.add(number(slot, thread)));
+        self.live_threads += threads as usize;
+        Ok(())
+    }
+
+    /// Runs one thread until it stops.
+    fn turn(&mut self, number: u32) -> Result<(), GridError> {
+        let (slot, thread) = slot_of(number);
+        let fiber = self.run.slots.borrow_mut()[slot].fibers[thread as usize].take();
+        let mut fiber = fiber.expect("a thread that has returned is not scheduled");
+        fiber.current().budget.set(self.run.schedule.borrow_mut().quantum());
+        let step = fiber.resume(&CURRENT);
+        let divergence = self.run.divergence.borrow_mut().take();
+        let outcome = match step {
+            Step::Suspended(why) => {
+                self.run.slots.borrow_mut()[slot].fibers[thread as usize] = Some(fiber);
+                self.suspended(number, why)
+            }
+            Step::Returned => {
+                self.stacks.give(fiber);
+                self.returned(slot, thread)
+            }
+            Step::Panicked(message) => {
+                self.stacks.give(fiber);
+                // The rest of the block is not waited for: nothing of it runs any more.
+                Err(GridError::Panicked { kernel: self.name(slot), at: self.id(slot, thread), message, seed: self.options.seed })
+            }
+        };
+        match divergence {
+            Some(what) => Err(self.divergent(slot, thread, what)),
+            None => outcome,
+        }
+    }
+
+    fn suspended(&mut self, number: u32, why: Why) -> Result<(), GridError> {
+        let (slot, _) = slot_of(number);
+        match why {
+            Why::Pause => {
+                let mut schedule = self.run.schedule.borrow_mut();
+                schedule.add_spinning(number);
+                let waiting = schedule.len();
+                drop(schedule);
+                self.idle += 1;
+                // Every thread that could run has looked in vain, twice: another PE must do something first.
+                if self.idle > 2 * waiting {
+                    self.rest()?;
+                }
+                return Ok(());
+            }
+            Why::Switch => self.run.schedule.borrow_mut().add(number),
+            Why::Block => {
+                let stuck = self.run.slots.borrow()[slot].block.stuck();
+                if let Some((thread, what)) = stuck {
+                    return Err(self.divergent(slot, thread, what));
+                }
+            }
+            Why::Fail => {}
+        }
+        self.idle = 0;
+        self.rests = 0;
+        Ok(())
+    }
+
+    fn returned(&mut self, slot: usize, thread: u32) -> Result<(), GridError> {
+        self.idle = 0;
+        self.live_threads -= 1;
+        let mut slots = self.run.slots.borrow_mut();
+        let left = slots[slot].block.leave(thread);
+        let over = slots[slot].block.is_over();
+        if over {
+            self.ended.push(slots[slot].launch);
+            self.free_slots.push(slot);
+        }
+        drop(slots);
+        left.map_err(|what| self.divergent(slot, thread, what))
+    }
+
+    /// Lets time pass: all threads wait for what other PEs do.
+    fn rest(&mut self) -> Result<(), GridError> {
+        self.idle = 0;
+        self.rests += 1;
+        if let Some(on_idle) = self.options.on_idle {
+            on_idle();
+        }
+        // At first the other PE most likely runs already; later it needs the processor.
+        if self.rests < 64 {
+            std::thread::yield_now()
+        } else {
+            std::thread::sleep(Duration::from_micros(50))
+        }
+        self.check_deadline()
+    }
+
+    fn check_deadline(&self) -> Result<(), GridError> {
+        let waited = self.run.started.elapsed();
+        if waited < self.options.deadline {
+            return Ok(());
+        }
+        let slots = self.run.slots.borrow();
+        let under_way: Vec<&Slot> = slots.iter().filter(|slot| !slot.block.is_over()).collect();
+        let Some(first) = under_way.first() else { return Ok(()) };
+        let block = first.index;
+        let more = if under_way.len() > 1 { format!("; {} more blocks under way", under_way.len() - 1) } else { String::new() };
+        Err(GridError::Deadline {
+            kernel: self.launches[first.launch].name.to_string(),
+            waited,
+            state: format!("block ({}, {}, {}): {}{more}", block.x, block.y, block.z, first.block.summary()),
+            seed: self.options.seed,
+        })
+    }
+
+    fn name(&self, slot: usize) -> String {
+        self.launches[self.run.slots.borrow()[slot].launch].name.to_string()
+    }
+
+    fn id(&self, slot: usize, thread: u32) -> ThreadId {
+        let slots = self.run.slots.borrow();
+        ThreadId { block: slots[slot].index, thread: slots[slot].block_dim.index(thread) }
+    }
+
+    fn divergent(&self, slot: usize, thread: u32, what: String) -> GridError {
+        GridError::Divergent { kernel: self.name(slot), at: self.id(slot, thread), what, seed: self.options.seed }
+    }
+
+    /// Ends all threads that are left: their frames are unwound.
+    fn unwind(&mut self) {
+        let slots = self.run.slots.borrow().len();
+        for slot in 0..slots {
+            let threads = self.run.slots.borrow()[slot].fibers.len();
+            for thread in 0..threads {
+                let fiber = self.run.slots.borrow_mut()[slot].fibers[thread].take();
+                if let Some(fiber) = fiber {
+                    fiber.end(&CURRENT);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What kernels call through `peerweave-device`: answered by the kernel thread that runs on this thread of the host, or, outside
+//! of kernels, by one block of one thread.
+
+use crate::engine::current;
+use peerweave_device::arch::{Executor, Single, set_executor};
+use peerweave_types::Dim3;
+
+/// The executor of this process.
+#[derive(Debug)]
+struct Grid(#[allow(dead_code, reason = "gives the static an address of its own")] u8);
+
+static GRID: Grid = Grid(0);
+
+/// Makes kernels of this process run by this crate.
+///
+/// # Panics
+/// Where another executor was set before: only one crate of a program may set one.
+pub(crate) fn install() {
+    set_executor(&GRID).expect("no other executor of kernels in a program that uses peerweave-grid");
+}
+
+impl Executor for Grid {
+    fn thread_idx(&self) -> Dim3 {
+        current().map_or(Dim3::ZERO, |thread| thread.thread_idx)
+    }
+
+    fn block_idx(&self) -> Dim3 {
+        current().map_or(Dim3::ZERO, |thread| thread.block_idx)
+    }
+
+    fn block_dim(&self) -> Dim3 {
+        current().map_or(Dim3::ONE, |thread| thread.block_dim)
+    }
+
+    fn grid_dim(&self) -> Dim3 {
+        current().map_or(Dim3::ONE, |thread| thread.grid_dim)
+    }
+
+    fn sync_threads_or(&self, value: bool) -> bool {
+        current().map_or_else(|| Single.sync_threads_or(value), |thread| thread.sync_threads_or(value))
+    }
+
+    fn exchange(&self, mask: u32, value: u64) -> [u64; 32] {
+        current().map_or_else(|| Single.exchange(mask, value), |thread| thread.exchange(mask, value))
+    }
+
+    fn dynamic_shared(&self) -> (*mut u8, usize) {
+        current().map_or_else(|| Single.dynamic_shared(), |thread| thread.block(|block| block.dynamic()))
+    }
+
+    fn fixed_shared(&self, site: usize, bytes: usize, align: usize) -> *mut u8 {
+        match current() {
+            Some(thread) => thread.block(|block| block.fixed(site, bytes, align)),
+            None => Single.fixed_shared(site, bytes, align),
+        }
+    }
+
+    #[inline]
+    fn step(&self) {
+        if let Some(thread) = current() {
+            thread.step();
+        }
+    }
+
+    fn pause(&self) {
+        match current() {
+            Some(thread) => thread.pause(),
+            None => Single.pause(),
+        }
+    }
+}

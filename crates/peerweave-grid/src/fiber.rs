@@ -1,0 +1,106 @@
+//! One kernel thread: a coroutine on a stack of its own.
+//!
+//! Invariant: a fiber is created, resumed and dropped on one thread of the host.
+
+use crate::engine::{Current, Why};
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+use std::any::Any;
+use std::cell::Cell;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::thread::LocalKey;
+
+/// What a kernel thread suspends itself by.
+pub(crate) type Suspend = Yielder<(), Why>;
+
+/// Where the running kernel thread is found.
+type CurrentKey = LocalKey<Cell<*const Current>>;
+
+/// How a turn of a thread ended.
+pub(crate) enum Step {
+    Suspended(Why),
+    Returned,
+    Panicked(String),
+}
+
+/// A kernel thread.
+pub(crate) struct Fiber {
+    coroutine: Coroutine<(), Why, (), DefaultStack>,
+    /// Shared with the coroutine; `CURRENT` holds its address while the thread runs.
+    current: Rc<Current>,
+}
+
+/// Stacks that threads of the run have left behind.
+pub(crate) struct Stacks {
+    bytes: usize,
+    free: Vec<DefaultStack>,
+}
+
+impl Stacks {
+    /// Stacks of `bytes` bytes each, made when they are needed.
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self { bytes, free: Vec::new() }
+    }
+
+    fn take(&mut self) -> io::Result<DefaultStack> {
+        self.free.pop().map_or_else(|| DefaultStack::new(self.bytes), Ok)
+    }
+
+    /// Takes the stack of a thread that has ended.
+    pub(crate) fn give(&mut self, fiber: Fiber) {
+        self.free.push(fiber.coroutine.into_stack());
+    }
+}
+
+impl Fiber {
+    /// A thread that calls `body` when it is resumed first.
+    ///
+    /// # Safety
+    /// The fiber is dropped, ended or given to [`Stacks::give`] before `body` ends its life.
+    pub(crate) unsafe fn new(stacks: &mut Stacks, body: &dyn Fn(), current: Current) -> io::Result<Self> {
+        let current = Rc::new(current);
+        let own = current.clone();
+        let stack = stacks.take()?;
+        let main = move |suspend: &Suspend, ()| {
+            own.suspend.set(suspend);
+            body();
+        };
+        // SAFETY: the coroutine does not outlive `body`, by the caller's promise; all else that it holds is owned.
+        let coroutine = unsafe { Coroutine::with_stack_unchecked(stack, main) };
+        Ok(Self { coroutine, current })
+    }
+
+    /// The thread's own description.
+    pub(crate) fn current(&self) -> &Current {
+        &self.current
+    }
+
+    /// Runs the thread until it suspends itself, returns or panics.
+    pub(crate) fn resume(&mut self, key: &'static CurrentKey) -> Step {
+        key.set(Rc::as_ptr(&self.current));
+        let result = catch_unwind(AssertUnwindSafe(|| self.coroutine.resume(())));
+        key.set(std::ptr::null());
+        match result {
+            Ok(CoroutineResult::Yield(why)) => Step::Suspended(why),
+            Ok(CoroutineResult::Return(())) => Step::Returned,
+            Err(panic) => Step::Panicked(message(&*panic)),
+        }
+    }
+
+    /// Unwinds the frames of the thread, so that its destructors run.
+    pub(crate) fn end(mut self, key: &'static CurrentKey) {
+        key.set(Rc::as_ptr(&self.current));
+        // A destructor that panics changes nothing: the run has failed already.
+        let unwound = catch_unwind(AssertUnwindSafe(|| self.coroutine.force_unwind()));
+        key.set(std::ptr::null());
+        drop(unwound);
+    }
+}
+
+/// The message of a panic.
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a value that is no text".to_string())
+}

@@ -1,0 +1,318 @@
+//! Several PEs in one process whose kernels take turns by one schedule: what a test of a kernel needs.
+//!
+//! The whole job, races between PEs included, is repeated by its seed. The host backend runs the same kernels among processes.
+
+use crate::context::{ContextMemory, Epochs, Report, TeamTable};
+use crate::error::GridError;
+use crate::options::{Launch, Options};
+use crate::run_together;
+use peerweave_device::launch::Kernel;
+use peerweave_types::{ArgVisitor, Dim3, KernelArgs, Pe, Plain, SymOffset, SymSlice, TeamEntry};
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+/// Blocks of a PE that may synchronise with other PEs at a time.
+const SLOTS: u32 = 64;
+
+/// A launch on the PEs of a [`Job`] failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JobError {
+    /// The grid did not run to its end.
+    #[error(transparent)]
+    Grid(#[from] GridError),
+    /// An operation of a kernel failed.
+    #[error("{kernel} on {pe}: {report}")]
+    Failed {
+        /// The kernel.
+        kernel: &'static str,
+        /// The PE that reported.
+        pe: Pe,
+        /// What it reported.
+        report: Report,
+    },
+    /// An argument names memory that the job has not allocated.
+    #[error("{kernel}: an argument names bytes {start}..{end} of the heap, expected a range of one allocation")]
+    Argument {
+        /// The kernel.
+        kernel: &'static str,
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+    },
+}
+
+/// PEs with symmetric heaps in ordinary memory, for tests of kernels.
+///
+/// ```
+/// use peerweave_device::launch::{Kernel, PtxImage};
+/// use peerweave_device::prelude::*;
+/// use peerweave_grid::{Job, Options};
+/// use peerweave_types::KernelContext;
+///
+/// // What `#[kernel]` writes for a function that does nothing:
+/// unsafe fn entry(_: *const KernelContext, (_,): (SymSlice<i32>,)) {}
+/// static PTX: PtxImage = PtxImage { variants: &[], problem: "not built in this example" };
+/// // SAFETY: there is no PTX.
+/// static NOTHING: Kernel<(SymSlice<i32>,)> = unsafe { Kernel::new("nothing", &PTX, entry) };
+///
+/// let mut job = Job::new(2);
+/// let data = job.alloc::<i32>(4);
+/// job.write(1, data, &[1, 2, 3, 4]);
+/// job.launch(&NOTHING, 1, 32, (data,))?;
+/// assert_eq!(job.read(1, data), [1, 2, 3, 4]);
+/// # Ok::<(), peerweave_grid::JobError>(())
+/// ```
+#[derive(Debug)]
+pub struct Job {
+    heaps: Vec<Heap>,
+    epochs: Vec<Epochs>,
+    /// Bytes taken so far, and where each allocation ends.
+    taken: u64,
+    seed: u64,
+    deadline: Duration,
+}
+
+impl Job {
+    /// Bytes of heap of each PE of [`Job::new`].
+    pub const HEAP_BYTES: usize = 16 << 20;
+
+    /// `n_pes` PEs with [`Self::HEAP_BYTES`] of heap each.
+    ///
+    /// # Panics
+    /// Where `n_pes` is 0.
+    pub fn new(n_pes: u32) -> Self {
+        Self::with_heap(n_pes, Self::HEAP_BYTES)
+    }
+
+    /// `n_pes` PEs with `heap_bytes` of heap each, besides what teams need.
+    ///
+    /// # Panics
+    /// Where `n_pes` is 0.
+    pub fn with_heap(n_pes: u32, heap_bytes: usize) -> Self {
+        assert!(n_pes > 0, "Job: n_pes is 0, expected at least 1");
+        let taken = TeamEntry::sync_bytes(n_pes, SLOTS);
+        let bytes = heap_bytes.next_multiple_of(Heap::ALIGN) + taken as usize;
+        Self {
+            heaps: (0..n_pes).map(|_| Heap::new(bytes)).collect(),
+            epochs: (0..n_pes).map(|_| (0..SLOTS).map(|_| AtomicU64::new(0)).collect()).collect(),
+            taken,
+            seed: 0,
+            deadline: Duration::from_secs(10),
+        }
+    }
+
+    /// The job with another seed: see [`Options::seed`]. The first is 0.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// The job with another deadline for each wait of a kernel; a launch may take half a second longer. The first is 10 s.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Number of PEs.
+    pub fn n_pes(&self) -> u32 {
+        self.heaps.len() as u32
+    }
+
+    /// Allocates `len` elements on every PE, as zeros. They are freed with the job.
+    ///
+    /// # Panics
+    /// Where the heap has no room for them.
+    #[track_caller]
+    pub fn alloc<T: Plain>(&mut self, len: usize) -> SymSlice<T> {
+        let start = self.taken.next_multiple_of(128);
+        let end = (size_of::<T>() as u64).checked_mul(len as u64).and_then(|bytes| start.checked_add(bytes));
+        let room = self.heaps[0].layout.size() as u64;
+        match end.filter(|&end| end <= room) {
+            Some(end) => self.taken = end,
+            None => panic!("Job::alloc: {len} elements of {} bytes do not fit: {} bytes left", size_of::<T>(), room - self.taken),
+        }
+        // SAFETY: the elements lie in the heap of every PE, which lives as long as the job; launches borrow the job.
+        unsafe { SymSlice::from_raw(SymOffset(start), len) }
+    }
+
+    /// Writes elements into the heap of a PE. Where the lengths differ, the shorter one counts.
+    ///
+    /// # Panics
+    /// Where there is no such PE, or the view was not allocated by this job.
+    #[track_caller]
+    pub fn write<T: Plain>(&mut self, pe: u32, to: SymSlice<T>, from: &[T]) {
+        let at = self.at(pe, to);
+        // SAFETY: `at` found room for the elements of `to`; no kernel runs, since the job is borrowed exclusively.
+        unsafe { at.copy_from_nonoverlapping(from.as_ptr(), from.len().min(to.len())) };
+    }
+
+    /// The elements in the heap of a PE.
+    ///
+    /// # Panics
+    /// As [`Job::write`].
+    #[track_caller]
+    pub fn read<T: Plain>(&self, pe: u32, from: SymSlice<T>) -> Vec<T> {
+        let at = self.at(pe, from);
+        // SAFETY: as in `write`; every bit pattern is a value, and heaps begin as zeros.
+        (0..from.len()).map(|index| unsafe { at.add(index).read() }).collect()
+    }
+
+    #[track_caller]
+    fn at<T: Plain>(&self, pe: u32, view: SymSlice<T>) -> *mut T {
+        let heap = self.heaps.get(pe as usize);
+        let heap = heap.unwrap_or_else(|| panic!("Job: there is no PE {pe}, the job has {}", self.heaps.len()));
+        let end = view.offset().0.checked_add(view.size_bytes());
+        assert!(end.is_some_and(|end| end <= self.taken), "Job: the view {view:?} was not allocated by this job");
+        let at = heap.at.as_ptr().wrapping_add(view.offset().0 as usize).cast::<T>();
+        assert!(at.is_aligned(), "Job: the view {view:?} is not aligned");
+        at
+    }
+
+    /// Runs a kernel on all PEs with the same arguments, and returns when it has ended on all.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub fn launch<A: KernelArgs>(
+        &mut self,
+        kernel: &Kernel<A>,
+        grid: impl Into<Dim3>,
+        block: impl Into<Dim3>,
+        args: A,
+    ) -> Result<(), JobError> {
+        self.launch_each(kernel, Shape::new(grid, block), |_| Some(args))
+    }
+
+    /// Runs a kernel on the PEs for which `args` gives arguments, and returns when it has ended on all of them.
+    ///
+    /// # Errors
+    /// [`JobError`].
+    pub fn launch_each<A: KernelArgs>(
+        &mut self,
+        kernel: &Kernel<A>,
+        shape: Shape,
+        args: impl Fn(u32) -> Option<A>,
+    ) -> Result<(), JobError> {
+        let members: Vec<u32> = (0..self.n_pes()).collect();
+        let bases: Vec<u64> = self.heaps.iter().map(|heap| heap.at.as_ptr().expose_provenance() as u64).collect();
+        let mut parts = Vec::new();
+        for pe in 0..self.n_pes() {
+            let Some(args) = args(pe) else { continue };
+            self.check(kernel.name(), &args)?;
+            let world = TeamTable { members: &members, sync: SymOffset(0), epochs: &self.epochs[pe as usize] };
+            let heap_bytes = self.heaps[0].layout.size() as u64;
+            // SAFETY: heaps and epochs belong to the job, which is borrowed until the launch is over.
+            let context = unsafe { ContextMemory::new(Pe::new(pe), heap_bytes, &bases, &[world], self.deadline) };
+            parts.push((context, args));
+        }
+        let bodies: Vec<Box<dyn Fn()>> = parts
+            .iter()
+            .map(|(context, args)| {
+                let (entry, context, args) = (kernel.host(), context.as_ptr(), *args);
+                // SAFETY: the context lives in `parts` until the run is over, and `check` has found the memory of the arguments.
+                Box::new(move || unsafe { entry(context, args) }) as Box<dyn Fn()>
+            })
+            .collect();
+        let launches: Vec<Launch<'_>> = bodies.iter().map(|body| shape.launch(kernel.name(), body)).collect();
+        let options = Options::default().seed(self.seed).deadline(self.deadline + Duration::from_millis(500));
+        let outcome = run_together(&launches, &options);
+        drop(launches);
+        drop(bodies);
+        // A thread that fails may leave others at a barrier: the report says what came first.
+        for (context, _) in &mut parts {
+            if let Some(report) = context.report() {
+                let pe = Pe::new(context_pe(context));
+                return Err(JobError::Failed { kernel: kernel.name(), pe, report });
+            }
+        }
+        Ok(outcome?)
+    }
+
+    /// Refuses arguments that name memory outside of what was allocated.
+    fn check<A: KernelArgs>(&self, kernel: &'static str, args: &A) -> Result<(), JobError> {
+        struct Outside {
+            taken: u64,
+            found: Option<(u64, u64)>,
+        }
+        impl ArgVisitor for Outside {
+            fn symmetric(&mut self, offset: SymOffset, bytes: u64) {
+                if offset.0.checked_add(bytes).is_none_or(|end| end > self.taken) {
+                    self.found.get_or_insert((offset.0, offset.0.saturating_add(bytes)));
+                }
+            }
+            fn device(&mut self, _address: u64, _bytes: u64) {}
+        }
+        let mut outside = Outside { taken: self.taken, found: None };
+        args.visit(&mut outside);
+        outside.found.map_or(Ok(()), |(start, end)| Err(JobError::Argument { kernel, start, end }))
+    }
+}
+
+fn context_pe(context: &ContextMemory) -> u32 {
+    // SAFETY: the context is alive, and nobody writes it after it was made.
+    unsafe { (*context.as_ptr()).my_pe }
+}
+
+/// The shape of a launch on a [`Job`].
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    grid: Dim3,
+    block: Dim3,
+    shared_bytes: usize,
+    cooperative: bool,
+}
+
+impl Shape {
+    /// `grid` blocks of `block` threads.
+    pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
+        Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false }
+    }
+
+    /// As [`Launch::shared_bytes`].
+    #[must_use]
+    pub fn shared_bytes(mut self, bytes: usize) -> Self {
+        self.shared_bytes = bytes;
+        self
+    }
+
+    /// As [`Launch::cooperative`].
+    #[must_use]
+    pub fn cooperative(mut self, cooperative: bool) -> Self {
+        self.cooperative = cooperative;
+        self
+    }
+
+    fn launch<'a>(&self, name: &'a str, body: &'a dyn Fn()) -> Launch<'a> {
+        Launch::new(name, self.grid, self.block, body).shared_bytes(self.shared_bytes).cooperative(self.cooperative)
+    }
+}
+
+/// The heap of one PE.
+#[derive(Debug)]
+struct Heap {
+    at: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Heap {
+    const ALIGN: usize = 4096;
+
+    fn new(bytes: usize) -> Self {
+        let layout = Layout::from_size_align(bytes, Self::ALIGN).expect("a heap that fits the address space");
+        // SAFETY: teams take some bytes, so that the size is not 0.
+        let at = unsafe { std::alloc::alloc_zeroed(layout) };
+        Self { at: NonNull::new(at).unwrap_or_else(|| std::alloc::handle_alloc_error(layout)), layout }
+    }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new` with this layout, freed once; no kernel runs while the job is dropped.
+        unsafe { std::alloc::dealloc(self.at.as_ptr(), self.layout) };
+    }
+}

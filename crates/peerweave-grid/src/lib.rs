@@ -1,0 +1,112 @@
+//! Runs grids of kernel threads on the CPU, so that a kernel can be tested without a GPU.
+//!
+//! A kernel's source is the same as on a GPU: it calls `peerweave-device`, whose host side asks this crate for indices, barriers,
+//! shuffles, votes and shared memory. Each kernel thread is a coroutine with a stack of its own. The threads of a grid take turns on
+//! the thread that called [`run`]; PEs run beside each other, each on its own thread or process.
+//!
+//! ```text
+//!   options.rs   the shape of a grid, seed, deadline       engine.rs   whose turn it is; how a run ends
+//!   schedule.rs  the order, from one seed                  fiber.rs    one kernel thread
+//!   block.rs     barriers, warps, shared memory            executor.rs what kernels call
+//!   context.rs   a kernel's context in this process        job.rs      several PEs on one schedule, for tests
+//! ```
+//!
+//! # What it finds
+//! - **Races**: [`Options::seed`] varies who runs when; the same seed repeats the order. See [`explore`].
+//! - **Divergence**: a barrier, shuffle or vote that not all of its threads reach is a [`GridError::Divergent`], and so is a thread
+//!   that returns while others of its block still wait for it.
+//! - **Panics**: a [`GridError::Panicked`] names the block and the thread.
+//! - **Waits without an end**: a run ends by its deadline.
+//! - **Reads of shared memory that was never written**: its first content differs by seed.
+//!
+//! # What it does not find
+//! Memory is sequentially consistent among the threads of one grid: a missing fence shows up on a GPU or under loom only.
+
+mod block;
+mod context;
+mod engine;
+mod error;
+mod executor;
+mod fiber;
+mod job;
+mod options;
+mod schedule;
+
+pub use context::{ContextMemory, Epochs, Report, TeamTable};
+pub use error::{GridError, ThreadId};
+pub use job::{Job, JobError, Shape};
+pub use options::{Launch, MAX_BLOCK_THREADS, MAX_COOPERATIVE_THREADS, MAX_SHARED_BYTES, Options};
+
+/// Runs a grid: every one of its threads calls the body once. Returns when all have returned.
+///
+/// # Errors
+/// [`GridError::Shape`] before anything runs; otherwise the first failure of a thread, or [`GridError::Deadline`]. The threads that
+/// had not returned are unwound, so that destructors in their frames run.
+///
+/// # Panics
+/// Where it is called from inside a kernel.
+///
+/// ```
+/// use peerweave_device::gpu;
+/// use peerweave_grid::{Launch, Options, run};
+/// use std::sync::atomic::{AtomicU32, Ordering};
+///
+/// let sum = AtomicU32::new(0);
+/// let body = || {
+///     // Each block adds the numbers of its threads once.
+///     if gpu::sync_threads_or(gpu::thread_idx().x == 5) {
+///         sum.fetch_add(gpu::thread_idx().x, Ordering::Relaxed);
+///     }
+/// };
+/// run(&Launch::new("sum", 2, 8, &body), &Options::default().seed(7))?;
+/// assert_eq!(sum.into_inner(), 2 * 28);
+/// # Ok::<(), peerweave_grid::GridError>(())
+/// ```
+pub fn run(launch: &Launch<'_>, options: &Options<'_>) -> Result<(), GridError> {
+    run_together(std::slice::from_ref(launch), options)
+}
+
+/// Runs several grids, whose threads take turns by one schedule: as if several PEs ran their kernels, but reproducible.
+///
+/// At least one block of each grid is under way until the grid is over, so that the grids may wait for each other as PEs do.
+///
+/// # Errors
+/// As [`run`]; a failure in one grid ends all.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_together(launches: &[Launch<'_>], options: &Options<'_>) -> Result<(), GridError> {
+    launches.iter().try_for_each(Launch::check)?;
+    executor::install();
+    engine::run(launches, options)
+}
+
+/// Calls `test` with each of the seeds `0..seeds`, and panics with the seed where one fails: for tests that look for races.
+///
+/// # Panics
+/// Where `test` returns an error. A panic of `test` itself goes on after the seed was printed to standard error.
+///
+/// ```
+/// use peerweave_grid::{Launch, Options, explore, run};
+///
+/// explore(20, |seed| run(&Launch::new("nothing", 1, 64, &|| ()), &Options::default().seed(seed)));
+/// ```
+#[track_caller]
+pub fn explore<E: std::fmt::Display>(seeds: u64, mut test: impl FnMut(u64) -> Result<(), E>) {
+    struct Announce(u64);
+    impl Drop for Announce {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                eprintln!("the schedule of seed {} failed", self.0);
+            }
+        }
+    }
+    for seed in 0..seeds {
+        let announce = Announce(seed);
+        let outcome = test(seed);
+        std::mem::forget(announce);
+        if let Err(error) = outcome {
+            panic!("seed {seed}: {error}");
+        }
+    }
+}

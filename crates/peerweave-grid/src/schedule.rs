@@ -1,0 +1,168 @@
+//! Which thread runs next, and for how long: all of it from one seed.
+//!
+//! No thread is resumed here. Invariant: the choices depend on the seed and on the sequence of calls, on nothing else.
+
+use std::collections::VecDeque;
+
+/// A small generator of reproducible numbers (SplitMix64).
+#[derive(Clone, Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed ^ 0x5bf0_3635_dcd1_d867)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        ((u128::from(self.next()) * bound as u128) >> 64) as usize
+    }
+}
+
+/// A hash of one word.
+pub(crate) fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+/// How a schedule prefers threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Preference {
+    /// In the order in which they became runnable.
+    InOrder,
+    /// The one that became runnable last: runs one thread as far as it goes.
+    Newest,
+    /// Each alike.
+    Uniform,
+    /// Some threads, chosen by the seed, run rarely.
+    Starving,
+}
+
+/// The runnable threads of a grid, by number, and the order in which they run.
+#[derive(Debug)]
+pub(crate) struct Schedule {
+    random: Random,
+    seed: u64,
+    preference: Preference,
+    /// Mean number of steps between two switches that the kernel did not ask for.
+    quantum: usize,
+    ready: VecDeque<u32>,
+    /// Threads that wait for a change of memory: they run when the others have had their turn, or now and then.
+    spinning: VecDeque<u32>,
+}
+
+impl Schedule {
+    /// The schedule of a seed. Seed 0 runs threads in order and switches rarely; the others differ in all respects.
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let (preference, quantum) = if seed == 0 {
+            (Preference::InOrder, 64)
+        } else {
+            let preferences = [Preference::InOrder, Preference::Newest, Preference::Uniform, Preference::Starving];
+            let quanta = [1, 2, 8, 64, 1024];
+            (preferences[random.below(preferences.len())], quanta[random.below(quanta.len())])
+        };
+        Self { random, seed, preference, quantum, ready: VecDeque::new(), spinning: VecDeque::new() }
+    }
+
+    /// A thread can run.
+    pub(crate) fn add(&mut self, thread: u32) {
+        self.ready.push_back(thread);
+    }
+
+    /// A thread waits for a change of memory.
+    pub(crate) fn add_spinning(&mut self, thread: u32) {
+        self.spinning.push_back(thread);
+    }
+
+    /// How many threads can run, those included that wait for memory.
+    pub(crate) fn len(&self) -> usize {
+        self.ready.len() + self.spinning.len()
+    }
+
+    /// The thread that runs next.
+    pub(crate) fn take(&mut self) -> Option<u32> {
+        let spinner_first = !self.spinning.is_empty() && (self.ready.is_empty() || self.random.below(8) == 0);
+        let (from, preference) =
+            if spinner_first { (&mut self.spinning, self.preference) } else { (&mut self.ready, self.preference) };
+        if from.is_empty() {
+            return None;
+        }
+        match preference {
+            Preference::InOrder => from.pop_front(),
+            // Threads that wait would otherwise look in vain again and again, while one that waits longer could go on.
+            Preference::Newest if !spinner_first => from.pop_back(),
+            Preference::Newest | Preference::Uniform => {
+                let index = self.random.below(from.len());
+                from.swap_remove_back(index)
+            }
+            Preference::Starving => {
+                let mut index = self.random.below(from.len());
+                for _ in 0..8 {
+                    let slow = mix(self.seed ^ u64::from(from[index])) & 3 == 0;
+                    if !slow || self.random.below(16) == 0 {
+                        break;
+                    }
+                    index = self.random.below(from.len());
+                }
+                from.swap_remove_back(index)
+            }
+        }
+    }
+
+    /// How many steps the next thread makes without another one having its turn.
+    pub(crate) fn quantum(&mut self) -> u32 {
+        self.random.below(2 * self.quantum) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(seed: u64) -> Vec<(u32, u32)> {
+        let mut schedule = Schedule::new(seed);
+        (0..16).for_each(|thread| schedule.add(thread));
+        let mut order = Vec::new();
+        for turn in 0..64 {
+            let thread = schedule.take().unwrap();
+            order.push((thread, schedule.quantum()));
+            if turn % 3 == 0 { schedule.add_spinning(thread) } else { schedule.add(thread) }
+        }
+        order
+    }
+
+    #[test]
+    fn schedule_same_seed_same_order() {
+        for seed in 0..32 {
+            assert_eq!(order(seed), order(seed));
+        }
+    }
+
+    #[test]
+    fn schedule_other_seeds_other_orders() {
+        let orders: std::collections::BTreeSet<_> = (0..32).map(order).collect();
+        assert!(orders.len() >= 30, "only {} different orders of 32 seeds", orders.len());
+    }
+
+    #[test]
+    fn schedule_any_seed_starves_no_thread_forever() {
+        for seed in 0..64 {
+            let mut schedule = Schedule::new(seed);
+            (0..8).for_each(|thread| schedule.add(thread));
+            let mut turns = [0; 8];
+            for _ in 0..4000 {
+                let thread = schedule.take().unwrap();
+                turns[thread as usize] += 1;
+                schedule.add_spinning(thread);
+            }
+            assert!(turns.iter().all(|&turns| turns > 0), "seed {seed}: {turns:?}");
+        }
+    }
+}

@@ -1,0 +1,425 @@
+//! Grids without a job: indices, barriers, warps, shared memory, schedules, and how a run fails.
+
+use peerweave_device::gpu;
+use peerweave_grid::{GridError, Launch, Options, explore, run, run_together};
+use peerweave_types::Dim3;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const SEEDS: u64 = 40;
+
+fn go(seed: u64, grid: impl Into<Dim3>, block: impl Into<Dim3>, body: &dyn Fn()) -> Result<(), GridError> {
+    run(&Launch::new("test", grid, block, body), &Options::default().seed(seed))
+}
+
+fn step() {
+    gpu::executor().step();
+}
+
+#[test]
+fn indices_any_shape_each_thread_once() {
+    let seen = RefCell::new(BTreeSet::new());
+    let key = |index: Dim3| (index.x, index.y, index.z);
+    let body = || {
+        assert_eq!((gpu::grid_dim(), gpu::block_dim()), (Dim3::from((3, 2, 2)), Dim3::from((5, 3, 2))));
+        let new = seen.borrow_mut().insert((key(gpu::block_idx()), key(gpu::thread_idx())));
+        assert!(new, "{:?} {:?} ran twice", gpu::block_idx(), gpu::thread_idx());
+    };
+    explore(SEEDS, |seed| {
+        seen.borrow_mut().clear();
+        go(seed, (3, 2, 2), (5, 3, 2), &body)?;
+        assert_eq!(seen.borrow().len(), 12 * 30);
+        Ok::<(), GridError>(())
+    });
+}
+
+#[test]
+fn outside_of_kernels_is_one_block_of_one_thread() {
+    go(0, 1, 1, &|| ()).unwrap();
+    assert_eq!((gpu::thread_idx(), gpu::block_dim(), gpu::grid_dim()), (Dim3::ZERO, Dim3::ONE, Dim3::ONE));
+    gpu::sync_threads();
+    assert!(gpu::sync_threads_or(true));
+    assert_eq!(gpu::vote_ballot(1, true), 1);
+    gpu::pause();
+}
+
+#[test]
+fn barrier_any_seed_separates_what_is_before_and_after() {
+    explore(SEEDS, |seed| {
+        let arrived = AtomicU32::new(0);
+        go(seed, 1, 100, &|| {
+            for round in 1..=3 {
+                arrived.fetch_add(1, Ordering::Relaxed);
+                step();
+                gpu::sync_threads();
+                assert_eq!(arrived.load(Ordering::Relaxed), 100 * round);
+                gpu::sync_threads();
+            }
+        })
+    });
+}
+
+#[test]
+fn barrier_or_is_true_for_all_where_one_is() {
+    explore(SEEDS, |seed| {
+        go(seed, 2, 70, &|| {
+            let me = gpu::thread_idx().x;
+            assert!(gpu::sync_threads_or(me == 69));
+            assert!(!gpu::sync_threads_or(false));
+            assert!(gpu::sync_threads_or(me == 0));
+        })
+    });
+}
+
+#[test]
+fn warp_operations_any_seed_give_what_lanes_gave() {
+    explore(SEEDS, |seed| {
+        // The second warp has 8 lanes.
+        go(seed, 2, 40, &|| {
+            let (lane, mask) = (gpu::lane(), gpu::warp_mask());
+            let lanes = if gpu::warp() == 0 { 32 } else { 8 };
+            assert_eq!(mask.count_ones(), lanes);
+            let value = 100 * gpu::warp() + lane;
+            assert_eq!(gpu::shuffle_idx(mask, value, 3), 100 * gpu::warp() + 3);
+            assert_eq!(gpu::shuffle_xor(mask, value, 1), 100 * gpu::warp() + (lane ^ 1));
+            assert_eq!(gpu::shuffle_up(mask, value, 1), if lane == 0 { value } else { value - 1 });
+            assert_eq!(gpu::shuffle_down(mask, value, 1), if lane == lanes - 1 { value } else { value + 1 });
+            assert_eq!(gpu::vote_ballot(mask, lane % 2 == 1), mask & 0xaaaa_aaaa);
+            assert!(gpu::vote_any(mask, lane == 5));
+            assert!(!gpu::vote_all(mask, lane == 5));
+            gpu::sync_warp(mask);
+        })
+    });
+}
+
+#[test]
+fn warp_disjoint_masks_do_not_wait_for_each_other() {
+    explore(SEEDS, |seed| {
+        go(seed, 1, 32, &|| {
+            let half = if gpu::lane() < 16 { 0x0000_ffff } else { 0xffff_0000 };
+            let rounds = if gpu::lane() < 16 { 5 } else { 2 };
+            for round in 0..rounds {
+                assert_eq!(gpu::vote_ballot(half, true), half);
+                assert_eq!(gpu::shuffle_idx(half, gpu::lane() + round, 16 * (gpu::lane() / 16)), 16 * (gpu::lane() / 16) + round);
+            }
+        })
+    });
+}
+
+#[test]
+fn dynamic_shared_memory_belongs_to_the_block() {
+    explore(SEEDS, |seed| {
+        let body = || {
+            let (at, bytes) = gpu::dynamic_shared();
+            assert_eq!((bytes, at.addr() % 128), (64 * 4, 0));
+            let words = at.cast::<u32>();
+            let (me, block) = (gpu::thread_idx().x as usize, gpu::block_idx().x);
+            // SAFETY: 64 words of this block; each thread writes its own, and reads another after the barrier.
+            unsafe {
+                words.add(me).write(1000 * block + me as u32);
+                gpu::sync_threads();
+                assert_eq!(words.add(63 - me).read(), 1000 * block + 63 - me as u32);
+            }
+        };
+        run(&Launch::new("shared", 4, 64, &body).shared_bytes(256), &Options::default().seed(seed))
+    });
+}
+
+#[test]
+fn fixed_shared_memory_is_one_per_declaration_and_block() {
+    let places = RefCell::new(BTreeSet::new());
+    let body = || {
+        let one = gpu::executor().fixed_shared(1, 64, 64);
+        let two = gpu::executor().fixed_shared(2, 64, 8);
+        assert!(one.addr().is_multiple_of(64) && one != two);
+        places.borrow_mut().extend([one.addr(), two.addr()]);
+        gpu::sync_threads();
+        assert_eq!(gpu::executor().fixed_shared(1, 64, 64), one);
+    };
+    run(&Launch::new("fixed", 3, 8, &body).cooperative(true), &Options::default().seed(3)).unwrap();
+    assert_eq!(places.borrow().len(), 6, "three blocks that are under way together, two declarations each");
+}
+
+#[test]
+fn shared_memory_not_written_differs_by_seed() {
+    let first = |seed: u64| {
+        let found = Cell::new(0);
+        let body = || {
+            // SAFETY: one byte of the block's memory, which the executor has filled.
+            found.set(unsafe { gpu::dynamic_shared().0.read() });
+        };
+        run(&Launch::new("unwritten", 1, 1, &body).shared_bytes(1), &Options::default().seed(seed)).unwrap();
+        found.get()
+    };
+    assert!((0..20).map(first).collect::<BTreeSet<_>>().len() > 10);
+}
+
+#[test]
+fn cooperative_blocks_wait_for_each_other() {
+    explore(SEEDS, |seed| {
+        let arrived = AtomicU32::new(0);
+        let body = || {
+            if gpu::thread_idx().x == 0 {
+                arrived.fetch_add(1, Ordering::AcqRel);
+                while arrived.load(Ordering::Acquire) < 20 {
+                    gpu::pause();
+                }
+            }
+            gpu::sync_threads();
+        };
+        run(&Launch::new("grid barrier", 20, 256, &body).cooperative(true), &Options::default().seed(seed))
+    });
+}
+
+#[test]
+fn plain_grid_of_many_blocks_runs_in_waves() {
+    let threads = AtomicU64::new(0);
+    let body = || {
+        threads.fetch_add(1, Ordering::Relaxed);
+        gpu::sync_threads();
+    };
+    go(5, 300, 128, &body).unwrap();
+    assert_eq!(threads.into_inner(), 38_400);
+}
+
+#[test]
+fn grids_together_wait_for_each_other() {
+    explore(SEEDS, |seed| {
+        let flags = [const { AtomicU32::new(0) }; 3];
+        let bodies: Vec<_> = (0..3)
+            .map(|pe| {
+                let flags = &flags;
+                move || {
+                    // More blocks than are under way at a time; the last one of each grid passes the flag on.
+                    if gpu::block_idx().x == 99 {
+                        flags[pe].store(1, Ordering::Release);
+                        while flags[(pe + 1) % 3].load(Ordering::Acquire) == 0 {
+                            gpu::pause();
+                        }
+                    }
+                }
+            })
+            .collect();
+        let launches: Vec<_> = bodies.iter().map(|body| Launch::new("pe", 100, 32, body)).collect();
+        run_together(&launches, &Options::default().seed(seed))
+    });
+}
+
+#[test]
+fn grids_of_two_host_threads_wait_for_each_other() {
+    let flags = [const { AtomicU32::new(0) }; 2];
+    std::thread::scope(|scope| {
+        for pe in 0..2 {
+            let flags = &flags;
+            scope.spawn(move || {
+                for round in 1..=20 {
+                    let body = || {
+                        if gpu::thread_idx().x == 0 {
+                            flags[pe].store(round, Ordering::Release);
+                            while flags[1 - pe].load(Ordering::Acquire) < round {
+                                gpu::pause();
+                            }
+                        }
+                        gpu::sync_threads();
+                    };
+                    go(u64::from(round), 2, 64, &body).unwrap();
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn race_between_threads_shows_under_some_seed() {
+    // A counter that is read and then written loses counts where threads switch between.
+    let lost = |seed: u64| {
+        let counter = AtomicU32::new(0);
+        go(seed, 1, 8, &|| {
+            let before = counter.load(Ordering::Relaxed);
+            step();
+            counter.store(before + 1, Ordering::Relaxed);
+        })
+        .unwrap();
+        counter.into_inner() < 8
+    };
+    let found = (0..SEEDS).filter(|&seed| lost(seed)).count();
+    assert!(found >= 10, "{found} of {SEEDS} seeds show the race");
+    assert_eq!(found, (0..SEEDS).filter(|&seed| lost(seed)).count(), "the seeds that show it show it again");
+}
+
+#[test]
+fn schedule_same_seed_repeats_every_switch() {
+    let order = |seed: u64| {
+        let order = RefCell::new(Vec::new());
+        go(seed, 3, 33, &|| {
+            for _ in 0..5 {
+                order.borrow_mut().push((gpu::block_idx().x, gpu::thread_idx().x));
+                step();
+            }
+            gpu::sync_threads();
+        })
+        .unwrap();
+        order.into_inner()
+    };
+    for seed in 0..SEEDS {
+        assert_eq!(order(seed), order(seed));
+    }
+    assert_ne!(order(1), order(2));
+}
+
+#[test]
+fn panic_in_a_thread_names_block_and_thread() {
+    let unwound = AtomicU32::new(0);
+    struct Count<'a>(&'a AtomicU32);
+    impl Drop for Count<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let error = go(4, (2, 3), (8, 8), &|| {
+        let _count = Count(&unwound);
+        if gpu::block_idx() == (Dim3 { x: 1, y: 2, z: 0 }) && gpu::thread_idx() == (Dim3 { x: 3, y: 7, z: 0 }) {
+            panic!("no {}", 42);
+        }
+        gpu::sync_threads();
+    })
+    .unwrap_err();
+    assert_eq!(error.to_string(), "test: block (1, 2, 0) thread (3, 7, 0) panicked: no 42 (seed 4)");
+    assert!(unwound.into_inner() > 0, "the frames of the threads that waited were unwound");
+}
+
+#[test]
+fn trap_ends_the_grid_and_names_the_thread() {
+    let error = go(0, 1, 4, &|| {
+        if gpu::thread_idx().x == 2 {
+            gpu::trap();
+        }
+    })
+    .unwrap_err();
+    assert_eq!(error.thread().unwrap().thread.x, 2);
+    assert!(error.to_string().contains("trap"), "{error}");
+}
+
+#[test]
+fn barrier_not_reached_by_all_is_divergent() {
+    explore(SEEDS, |seed| {
+        let error = go(seed, 2, 64, &|| {
+            if gpu::thread_idx().x < 63 {
+                gpu::sync_threads();
+            }
+        })
+        .unwrap_err();
+        assert!(matches!(error, GridError::Divergent { .. }), "{error}");
+        assert!(error.to_string().contains("sync_threads"), "{error}");
+        Ok::<(), GridError>(())
+    });
+}
+
+#[test]
+fn barrier_against_warp_operation_is_divergent() {
+    explore(SEEDS, |seed| {
+        let error = go(seed, 1, 32, &|| {
+            if gpu::lane() == 7 {
+                gpu::sync_threads();
+            } else {
+                gpu::sync_warp(gpu::FULL_WARP);
+            }
+        })
+        .unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("wait for each other") && text.contains("1 waiting in sync_threads"), "{text}");
+        Ok::<(), GridError>(())
+    });
+}
+
+#[test]
+fn warp_masks_that_differ_are_divergent() {
+    for seed in 0..SEEDS {
+        let error = go(seed, 1, 32, &|| {
+            gpu::sync_warp(if gpu::lane() == 0 { 0x3 } else { gpu::FULL_WARP });
+        })
+        .unwrap_err();
+        assert!(error.to_string().contains("mask"), "{error}");
+        let error = go(seed, 1, 32, &|| gpu::sync_warp(0x3)).unwrap_err();
+        assert!(error.to_string().contains("lacks its own lane"), "{error}");
+    }
+}
+
+#[test]
+fn wait_without_end_ends_by_the_deadline() {
+    let dropped = AtomicBool::new(false);
+    struct Say<'a>(&'a AtomicBool);
+    impl Drop for Say<'_> {
+        fn drop(&mut self) {
+            // A destructor that waits must not keep the run from ending.
+            gpu::pause();
+            gpu::sync_threads();
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let body = || {
+        let _say = Say(&dropped);
+        if gpu::thread_idx().x == 0 {
+            loop {
+                gpu::pause();
+            }
+        }
+        gpu::sync_threads();
+    };
+    let started = Instant::now();
+    let options = Options::default().deadline(Duration::from_millis(100));
+    let error = run(&Launch::new("forever", 2, 4, &body), &options).unwrap_err();
+    assert!(started.elapsed() < Duration::from_secs(5));
+    let text = error.to_string();
+    assert!(text.contains("forever: timed out") && text.contains("3 waiting in sync_threads"), "{text}");
+    assert!(dropped.into_inner());
+}
+
+#[test]
+fn steps_without_end_end_by_the_deadline() {
+    let body = || {
+        loop {
+            step();
+        }
+    };
+    let options = Options::default().deadline(Duration::from_millis(100)).seed(9);
+    let error = run(&Launch::new("busy", 1, 4, &body), &options).unwrap_err();
+    assert!(matches!(error, GridError::Deadline { .. }), "{error}");
+}
+
+#[test]
+fn idle_grid_calls_back() {
+    let flag = AtomicBool::new(false);
+    let on_idle = || flag.store(true, Ordering::Release);
+    let body = || {
+        while !flag.load(Ordering::Acquire) {
+            gpu::pause();
+        }
+    };
+    run(&Launch::new("idle", 4, 32, &body), &Options::default().on_idle(&on_idle)).unwrap();
+}
+
+#[test]
+fn shapes_that_no_gpu_runs_are_refused() {
+    let refused =
+        |grid: (u32, u32, u32), block: (u32, u32, u32)| go(0, grid, block, &|| panic!("it ran")).unwrap_err().to_string();
+    assert!(refused((0, 1, 1), (1, 1, 1)).starts_with("test: the grid is (0, 1, 1), expected 1 to"));
+    assert!(refused((1, 65536, 1), (1, 1, 1)).contains("the grid is (1, 65536, 1)"));
+    assert!(refused((1, 1, 1), (1025, 1, 1)).contains("the block is (1025, 1, 1)"));
+    assert!(refused((1, 1, 1), (32, 33, 1)).contains("1024 threads at most"));
+    assert!(refused((1, 1, 1), (1, 1, 65)).contains("the block is (1, 1, 65)"));
+    let body = || panic!("it ran");
+    let launch = Launch::new("test", 1, 1, &body);
+    let error = run(&launch.shared_bytes(1 << 20), &Options::default()).unwrap_err();
+    assert!(error.to_string().contains("dynamic shared memory is 1048576"), "{error}");
+    let error = run(&Launch::new("test", 17, 1024, &body).cooperative(true), &Options::default()).unwrap_err();
+    assert!(error.to_string().contains("17408 threads, expected at most 16384 threads"), "{error}");
+}
+
+#[test]
+fn grid_inside_a_kernel_is_refused() {
+    let error = go(0, 1, 1, &|| go(0, 1, 1, &|| ()).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("from inside a"), "{error}");
+}
