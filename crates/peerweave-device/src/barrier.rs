@@ -31,11 +31,12 @@ pub fn arrive<Ws: Words + ?Sized>(words: &Ws, rank: Rank, epoch: u64) {
 /// [`arrive`].
 ///
 /// # Ordering
-/// Release, for each of the words: see [`flag::post`].
+/// Release, for each of the words: see [`flag::post`]. One fence releases all of them.
 #[inline]
 pub fn announce<Ws: Words + ?Sized>(mine: &Ws, epoch: u64) {
+    Ws::Word::fence_release();
     for target in 0..mine.len() {
-        flag::post(mine.word(target), epoch);
+        flag::post_fenced(mine.word(target), epoch);
     }
 }
 

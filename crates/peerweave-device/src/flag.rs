@@ -26,6 +26,14 @@ pub fn post<W: Word + ?Sized>(word: &W, epoch: u64) {
     word.store_release(epoch);
 }
 
+/// Says that this PE has come to `epoch`, after a [`Word::fence_release`] that releases several such posts at once. Otherwise as
+/// [`post`].
+#[inline]
+pub(crate) fn post_fenced<W: Word + ?Sized>(word: &W, epoch: u64) {
+    debug_assert!(at_or_after(epoch, word.load_relaxed()), "a flag never decreases");
+    word.store_relaxed(epoch);
+}
+
 /// Whether the word has come to `epoch`, or past it. Anybody may ask.
 ///
 /// # Ordering

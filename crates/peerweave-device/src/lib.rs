@@ -46,6 +46,7 @@
 //! });
 //! ```
 #![no_std]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
 #![deny(unsafe_code)]
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -68,6 +69,7 @@ pub mod flag;
 pub mod launch;
 mod line;
 pub mod mailbox;
+pub mod network;
 pub mod pause;
 pub mod put_signal;
 pub mod sealed;
@@ -87,3 +89,21 @@ pub mod prelude {
 pub use line::Line;
 pub use pause::Pause;
 pub use word::{Word, Words};
+
+/// Declares what a crate of kernels needs once in its PTX. `#[kernel]` writes it beside every kernel; a kernel that is written by
+/// hand does so itself. Nothing on the host.
+#[cfg(target_arch = "nvptx64")]
+#[macro_export]
+macro_rules! kernel_preamble {
+    () => {
+        ::core::arch::global_asm!(".extern .shared .align 128 .b8 peerweave_dynamic_shared[];");
+    };
+}
+
+/// Declares what a crate of kernels needs once in its PTX. `#[kernel]` writes it beside every kernel; a kernel that is written by
+/// hand does so itself. Nothing on the host.
+#[cfg(not(target_arch = "nvptx64"))]
+#[macro_export]
+macro_rules! kernel_preamble {
+    () => {};
+}

@@ -1,7 +1,7 @@
 //! Data, then a signal; and waits for one signal word or several.
 //!
 //! How data is copied is not decided here: the caller brings the copy. Invariant: a signal is changed by a release (set) or by a
-//! read-modify-write that acquires and releases (add), and is awaited by an acquire, so that whoever sees the signal sees the
+//! read-modify-write that releases (add), and is awaited by an acquire, so that whoever sees the signal sees the
 //! data.
 //!
 //! Several PEs may signal one word: all must then add. A set hides what was added before, and its sender's data alone is ordered
@@ -20,9 +20,7 @@ use peerweave_types::{Compare, SignalOp};
 pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
     match op {
         SignalOp::Set => word.store_release(value),
-        SignalOp::Add => {
-            word.fetch_add_acq_rel(value);
-        }
+        SignalOp::Add => word.add_release(value),
     }
 }
 

@@ -23,6 +23,9 @@ pub trait Word {
     /// Writes the word. All that this PE read and wrote before is done before whoever acquires the value goes on.
     fn store_release(&self, value: u64);
 
+    /// Adds, wrapping, and returns nothing: on a GPU, no answer is waited for. Releases.
+    fn add_release(&self, value: u64);
+
     /// Adds, wrapping, and returns what was there. Acquires what it replaces and releases.
     fn fetch_add_acq_rel(&self, value: u64) -> u64;
 

@@ -11,9 +11,15 @@
 pub mod host;
 #[cfg(loom)]
 mod loom;
+#[cfg(target_arch = "nvptx64")]
+mod nvptx;
+pub mod ops;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use host::*;
+#[cfg(target_arch = "nvptx64")]
+pub use nvptx::*;
+pub use ops::{Access, AcqRel, Acquire, Cta, Fence, FloatAdd, Gpu, Reduce, Relaxed, Release, Rmw, Sys};
 
 /// All lanes of a warp.
 pub const FULL_WARP: u32 = u32::MAX;
@@ -92,6 +98,11 @@ macro_rules! word_by_atomic {
             #[inline]
             fn store_release(&self, value: u64) {
                 self.store(value, <$ordering>::Release);
+            }
+
+            #[inline]
+            fn add_release(&self, value: u64) {
+                self.fetch_add(value, <$ordering>::Release);
             }
 
             #[inline]

@@ -29,6 +29,10 @@ macro_rules! weakened {
             fn store_release(&self, value: u64) {
                 self.0.store(value, Ordering::$release);
             }
+            fn add_release(&self, value: u64) {
+                let releases = matches!(Ordering::$rmw, Ordering::AcqRel | Ordering::Release);
+                self.0.fetch_add(value, if releases { Ordering::Release } else { Ordering::Relaxed });
+            }
             fn fetch_add_acq_rel(&self, value: u64) -> u64 {
                 self.0.fetch_add(value, Ordering::$rmw)
             }

@@ -2,9 +2,15 @@
 //!
 //! Execution goes through the [`Executor`]; memory is accessed by the atomics of the language.
 
+pub mod bulk;
 mod execution;
 pub mod executor;
+mod memory;
+mod plain;
 mod word;
 
 pub use execution::*;
 pub use executor::{AlreadySet, Executor, Single, executor, set_executor};
+pub use memory::{load_line_relaxed, store_line_relaxed};
+pub use plain::*;
+pub use word::Word64;

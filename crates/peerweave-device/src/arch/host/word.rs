@@ -1,7 +1,69 @@
-//! Memory of this machine, shared by threads or processes: the atomics of the language.
+//! Words of the protocols in memory that threads or processes of this machine share: the atomics of the language.
 //!
 //! How the memory came to be shared is not told here.
 
+use super::executor::executor;
+use crate::Word;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 crate::arch::word_by_atomic!(AtomicU64, Ordering, fence);
+
+/// A 64-bit word that several PEs access, as a kernel sees it: each access is a step of the executor.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct Word64(AtomicU64);
+
+impl Word64 {
+    /// The word at an address.
+    ///
+    /// # Safety
+    /// The address is that of an aligned word that this thread can access for `'a`, and that is accessed atomically alone meanwhile.
+    #[inline]
+    pub unsafe fn at<'a>(address: u64) -> &'a Self {
+        // SAFETY: the caller promises an accessible word; an atomic allows others to change it.
+        unsafe { &*core::ptr::with_exposed_provenance(address as usize) }
+    }
+
+    #[inline]
+    fn word(&self) -> &AtomicU64 {
+        executor().step();
+        &self.0
+    }
+}
+
+macro_rules! step_then {
+    ($($name:ident($($value:ident),*) $(-> $result:ty)?;)*) => {$(
+        #[inline]
+        fn $name(&self, $($value: u64),*) $(-> $result)? {
+            self.word().$name($($value),*)
+        }
+    )*};
+}
+
+impl Word for Word64 {
+    step_then! {
+        load_relaxed() -> u64;
+        load_acquire() -> u64;
+        store_relaxed(value);
+        store_release(value);
+        add_release(value);
+        fetch_add_acq_rel(value) -> u64;
+        swap_acq_rel(value) -> u64;
+        compare_exchange_acq_rel(current, new) -> Result<u64, u64>;
+        fetch_and_acq_rel(value) -> u64;
+        fetch_or_acq_rel(value) -> u64;
+        fetch_xor_acq_rel(value) -> u64;
+    }
+
+    #[inline]
+    fn fence_release() {
+        executor().step();
+        fence(Ordering::Release);
+    }
+
+    #[inline]
+    fn fence_acquire() {
+        executor().step();
+        fence(Ordering::Acquire);
+    }
+}

@@ -1,0 +1,124 @@
+//! What copies are made of: relaxed atomic accesses of the width that the copy asks for.
+//!
+//! A peer may write what is read here: with atomic accesses that gives unspecified values and never undefined behaviour.
+
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// 16 bytes, low half first.
+pub type Vector = [u64; 2];
+
+macro_rules! vector_access {
+    ($($load:ident $store:ident),*) => {$(
+        /// Reads 16 bytes, each half by one relaxed access.
+        ///
+        /// # Safety
+        /// The pointer is that of memory, aligned to 16, readable by this thread.
+        #[inline]
+        pub unsafe fn $load(from: *const u8) -> Vector {
+            let halves = from.cast_mut().cast::<u64>();
+            // SAFETY: the caller promises aligned, readable memory.
+            unsafe { [<u64 as Piece>::load_global(halves), <u64 as Piece>::load_global(halves.add(1))] }
+        }
+
+        /// Writes 16 bytes, each half by one relaxed access.
+        ///
+        /// # Safety
+        /// The pointer is that of memory, aligned to 16, writable by this thread.
+        #[inline]
+        pub unsafe fn $store(to: *mut u8, value: Vector) {
+            let halves = to.cast::<u64>();
+            // SAFETY: the caller promises aligned, writable memory.
+            unsafe {
+                <u64 as Piece>::store_global(halves, value[0]);
+                <u64 as Piece>::store_global(halves.add(1), value[1]);
+            }
+        }
+    )*};
+}
+
+vector_access!(load_vector_global store_vector_global, load_vector_generic store_vector_generic,
+    load_vector_relaxed store_vector_relaxed);
+
+/// Values of 1, 2, 4 and 8 bytes, by relaxed accesses.
+///
+/// # Safety
+/// An implementation accesses exactly the value at the pointer.
+pub unsafe trait Piece: Copy {
+    /// Reads a value.
+    ///
+    /// # Safety
+    /// The pointer is aligned to the size, and what it points to is readable by this thread.
+    unsafe fn load_global(from: *const Self) -> Self;
+    /// Reads a value.
+    ///
+    /// # Safety
+    /// As [`Self::load_global`].
+    #[inline]
+    unsafe fn load_generic(from: *const Self) -> Self {
+        // SAFETY: the caller promises the same.
+        unsafe { Self::load_global(from) }
+    }
+    /// Reads a value.
+    ///
+    /// # Safety
+    /// As [`Self::load_global`].
+    #[inline]
+    unsafe fn load_strong(from: *const Self) -> Self {
+        // SAFETY: the caller promises the same.
+        unsafe { Self::load_global(from) }
+    }
+    /// Writes a value.
+    ///
+    /// # Safety
+    /// The pointer is aligned to the size, and what it points to is writable by this thread.
+    unsafe fn store_global(to: *mut Self, value: Self);
+    /// Writes a value.
+    ///
+    /// # Safety
+    /// As [`Self::store_global`].
+    #[inline]
+    unsafe fn store_generic(to: *mut Self, value: Self) {
+        // SAFETY: the caller promises the same.
+        unsafe { Self::store_global(to, value) }
+    }
+    /// Writes a value.
+    ///
+    /// # Safety
+    /// As [`Self::store_global`].
+    #[inline]
+    unsafe fn store_strong(to: *mut Self, value: Self) {
+        // SAFETY: the caller promises the same.
+        unsafe { Self::store_global(to, value) }
+    }
+}
+
+macro_rules! piece {
+    ($($t:ty as $atomic:ty),*) => {$(
+        // SAFETY: one atomic access of the type's width.
+        unsafe impl Piece for $t {
+            #[inline]
+            unsafe fn load_global(from: *const Self) -> Self {
+                // SAFETY: the caller promises aligned, readable memory.
+                unsafe { <$atomic>::from_ptr(from.cast_mut()) }.load(Ordering::Relaxed)
+            }
+
+            #[inline]
+            unsafe fn store_global(to: *mut Self, value: Self) {
+                // SAFETY: the caller promises aligned, writable memory.
+                unsafe { <$atomic>::from_ptr(to) }.store(value, Ordering::Relaxed);
+            }
+        }
+    )*};
+}
+
+piece!(u8 as AtomicU8, u16 as AtomicU16, u32 as AtomicU32, u64 as AtomicU64);
+
+/// Reads a word that nobody writes while the kernel runs.
+///
+/// # Safety
+/// The pointer is that of an aligned, readable word that nobody writes until the kernel ends.
+#[inline]
+pub unsafe fn load_constant(from: *const u64) -> u64 {
+    // SAFETY: the caller promises a readable word that does not change.
+    unsafe { *from }
+}

@@ -1,0 +1,173 @@
+//! Bulk copies between global and shared memory by the copy unit of sm_90, and the barrier in shared memory that awaits them.
+//!
+//! Addresses of shared memory are 32-bit numbers in its window. Where the PTX is for an older architecture, [`AVAILABLE`] is
+//! false and nothing here may be called.
+//!
+//! The copy unit accesses memory beside the thread that asks it to. [`fence`] orders the thread's own accesses before copies that it
+//! starts afterwards.
+
+use core::arch::asm;
+
+/// Whether the PTX is for an architecture that has bulk copies.
+pub const AVAILABLE: bool = cfg!(target_feature = "sm_90");
+
+/// Alignment of addresses, and divisor of sizes, in bytes.
+pub const ALIGN: usize = 16;
+
+/// The address in the shared window of a generic pointer into shared memory.
+///
+/// # Safety
+/// The pointer is that of shared memory of this block.
+#[inline(always)]
+pub unsafe fn shared_address(pointer: *const u8) -> u32 {
+    let address: u64;
+    // SAFETY: converts an address, which the caller promises to be of shared memory; touches no memory.
+    unsafe { asm!("cvta.to.shared.u64 {a}, {p};", a = out(reg64) address, p = in(reg64) pointer, options(pure, nomem, nostack)) };
+    address as u32
+}
+
+/// Whether a generic pointer is one of shared memory.
+#[inline(always)]
+pub fn is_shared(pointer: *const u8) -> bool {
+    let is: u32;
+    // SAFETY: looks at an address; touches no memory.
+    unsafe {
+        asm!("{{ .reg .pred p; isspacep.shared p, {a}; selp.u32 {is}, 1, 0, p; }}", a = in(reg64) pointer, is = out(reg32) is,
+            options(pure, nomem, nostack));
+    }
+    is != 0
+}
+
+/// Whether a generic pointer is one of global memory.
+#[inline(always)]
+pub fn is_global(pointer: *const u8) -> bool {
+    let is: u32;
+    // SAFETY: looks at an address; touches no memory.
+    unsafe {
+        asm!("{{ .reg .pred p; isspacep.global p, {a}; selp.u32 {is}, 1, 0, p; }}", a = in(reg64) pointer, is = out(reg32) is,
+            options(pure, nomem, nostack));
+    }
+    is != 0
+}
+
+/// Makes a barrier that one arrival and the bytes it expects complete.
+///
+/// # Safety
+/// `barrier` is the address of 8 aligned bytes of shared memory of this block that nothing else uses until [`invalidate`].
+#[inline(always)]
+pub unsafe fn init(barrier: u32) {
+    // SAFETY: the caller promises the word.
+    unsafe { asm!("mbarrier.init.shared::cta.b64 [{b}], 1;", b = in(reg32) barrier, options(nostack)) };
+    fence();
+}
+
+/// Ends a barrier, so that its memory can be used again.
+///
+/// # Safety
+/// A barrier that [`init`] has made and on which nothing is outstanding.
+#[inline(always)]
+pub unsafe fn invalidate(barrier: u32) {
+    // SAFETY: the caller promises an idle barrier.
+    unsafe { asm!("mbarrier.inval.shared::cta.b64 [{b}];", b = in(reg32) barrier, options(nostack)) };
+}
+
+/// Orders this thread's accesses to shared and global memory before the bulk copies that it starts afterwards.
+#[inline(always)]
+pub fn fence() {
+    #[cfg(target_feature = "sm_90")]
+    // SAFETY: a fence; memory counts as changed.
+    unsafe {
+        asm!("fence.proxy.async;", options(nostack));
+    }
+}
+
+/// Starts a copy of global memory to shared memory. The barrier's current phase completes when it is done.
+///
+/// # Safety
+/// [`AVAILABLE`]; both addresses and `bytes` are multiples of [`ALIGN`]; the memory is accessible, `to` in shared memory of this
+/// block, `from` in global memory; nobody else accesses `to` until the phase is complete; the barrier is idle.
+#[inline(always)]
+pub unsafe fn start_load(to: u32, from: *const u8, bytes: u32, barrier: u32) {
+    #[cfg(target_feature = "sm_90")]
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!(
+            "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{barrier}], {bytes};",
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [{from}], {bytes}, [{barrier}];",
+            to = in(reg32) to, from = in(reg64) from, bytes = in(reg32) bytes, barrier = in(reg32) barrier, options(nostack),
+        );
+    }
+    #[cfg(not(target_feature = "sm_90"))]
+    let _ = (to, from, bytes, barrier);
+}
+
+/// Whether the phase with this parity is complete. What the copy wrote is then visible to this thread.
+///
+/// # Safety
+/// [`AVAILABLE`]; a barrier that [`init`] has made.
+#[inline(always)]
+pub unsafe fn test(barrier: u32, parity: u32) -> bool {
+    #[cfg(target_feature = "sm_90")]
+    {
+        let done: u32;
+        // SAFETY: as the caller promises.
+        unsafe {
+            asm!(
+                "{{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [{barrier}], {parity}; selp.u32 {done}, 1, 0, p; }}",
+                barrier = in(reg32) barrier, parity = in(reg32) parity, done = out(reg32) done, options(nostack),
+            );
+        }
+        done != 0
+    }
+    #[cfg(not(target_feature = "sm_90"))]
+    {
+        let _ = (barrier, parity);
+        true
+    }
+}
+
+/// Starts a copy of shared memory to global memory, in the group that [`commit`] closes.
+///
+/// # Safety
+/// As [`start_load`], with the sides exchanged; nobody writes `from` until the group has been read.
+#[inline(always)]
+pub unsafe fn start_store(to: *mut u8, from: u32, bytes: u32) {
+    #[cfg(target_feature = "sm_90")]
+    // SAFETY: as the caller promises.
+    unsafe {
+        asm!("cp.async.bulk.global.shared::cta.bulk_group [{to}], [{from}], {bytes};",
+            to = in(reg64) to, from = in(reg32) from, bytes = in(reg32) bytes, options(nostack));
+    }
+    #[cfg(not(target_feature = "sm_90"))]
+    let _ = (to, from, bytes);
+}
+
+/// Closes the group of stores that this thread has started.
+#[inline(always)]
+pub fn commit() {
+    #[cfg(target_feature = "sm_90")]
+    // SAFETY: touches no memory.
+    unsafe {
+        asm!("cp.async.bulk.commit_group;", options(nostack));
+    }
+}
+
+/// Waits until all but the `PENDING` newest groups of this thread have been read: their shared memory may be used again.
+#[inline(always)]
+pub fn wait_read<const PENDING: usize>() {
+    #[cfg(target_feature = "sm_90")]
+    // SAFETY: waits; memory counts as changed. The copy unit ends by itself: its groups wait for no other thread.
+    unsafe {
+        asm!("cp.async.bulk.wait_group.read {n};", n = const PENDING, options(nostack));
+    }
+}
+
+/// Waits until all groups of this thread are complete: what they wrote counts as written by this thread.
+#[inline(always)]
+pub fn wait_written() {
+    #[cfg(target_feature = "sm_90")]
+    // SAFETY: waits; memory counts as changed. The copy unit ends by itself: its groups wait for no other thread.
+    unsafe {
+        asm!("cp.async.bulk.wait_group 0;", options(nostack));
+    }
+}

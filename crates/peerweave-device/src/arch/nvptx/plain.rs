@@ -1,0 +1,140 @@
+//! Weak accesses of vectors, and the strong vector loads by which a peer's memory is read: what copies are made of.
+//!
+//! A vector is 16 bytes in two registers. `global` forms take addresses of global memory, `generic` forms any address. Memory
+//! that is accessed by weak forms must not be written by others meanwhile.
+
+use core::arch::asm;
+
+/// 16 bytes, low half first.
+pub type Vector = [u64; 2];
+
+macro_rules! vector_access {
+    ($load:ident $load_text:literal, $store:ident $store_text:literal, $space:literal) => {
+        #[doc = concat!("Reads 16 bytes of ", $space, " memory.")]
+        ///
+        /// # Safety
+        /// The pointer is that of such memory, aligned to 16, readable by this thread.
+        #[inline(always)]
+        pub unsafe fn $load(from: *const u8) -> Vector {
+            let (low, high): (u64, u64);
+            // SAFETY: the caller promises aligned, readable memory of this space.
+            unsafe {
+                asm!(concat!($load_text, " {{{low}, {high}}}, [{p}];"), low = out(reg64) low, high = out(reg64) high,
+                    p = in(reg64) from, options(nostack));
+            }
+            [low, high]
+        }
+
+        #[doc = concat!("Writes 16 bytes of ", $space, " memory.")]
+        ///
+        /// # Safety
+        /// The pointer is that of such memory, aligned to 16, writable by this thread.
+        #[inline(always)]
+        pub unsafe fn $store(to: *mut u8, value: Vector) {
+            // SAFETY: the caller promises aligned, writable memory of this space.
+            unsafe {
+                asm!(concat!($store_text, " [{p}], {{{low}, {high}}};"), low = in(reg64) value[0], high = in(reg64) value[1],
+                    p = in(reg64) to, options(nostack));
+            }
+        }
+    };
+}
+
+vector_access!(load_vector_global "ld.global.v2.b64", store_vector_global "st.global.v2.b64", "global");
+vector_access!(load_vector_generic "ld.v2.b64", store_vector_generic "st.v2.b64", "any");
+vector_access!(load_vector_relaxed "ld.relaxed.sys.global.v2.b64", store_vector_relaxed "st.relaxed.sys.global.v2.b64",
+    "global, each half by an access of system scope");
+
+/// Values of 1, 2, 4 and 8 bytes: weak accesses, and relaxed ones of system scope.
+///
+/// # Safety
+/// An implementation accesses exactly the value at the pointer.
+pub unsafe trait Piece: Copy {
+    /// Reads a value of global memory.
+    ///
+    /// # Safety
+    /// The pointer is that of global memory, aligned to the size, readable by this thread.
+    unsafe fn load_global(from: *const Self) -> Self;
+    /// Reads a value of any memory.
+    ///
+    /// # Safety
+    /// The pointer is aligned to the size, and what it points to is readable by this thread.
+    unsafe fn load_generic(from: *const Self) -> Self;
+    /// Reads a value of global memory by a relaxed access of system scope.
+    ///
+    /// # Safety
+    /// As [`Self::load_global`].
+    unsafe fn load_strong(from: *const Self) -> Self;
+    /// Writes a value of global memory.
+    ///
+    /// # Safety
+    /// The pointer is that of global memory, aligned to the size, writable by this thread.
+    unsafe fn store_global(to: *mut Self, value: Self);
+    /// Writes a value of any memory.
+    ///
+    /// # Safety
+    /// The pointer is aligned to the size, and what it points to is writable by this thread.
+    unsafe fn store_generic(to: *mut Self, value: Self);
+    /// Writes a value of global memory by a relaxed access of system scope.
+    ///
+    /// # Safety
+    /// As [`Self::store_global`].
+    unsafe fn store_strong(to: *mut Self, value: Self);
+}
+
+macro_rules! piece_load {
+    ($(#[$doc:meta])* $name:ident, $text:literal, $carrier:ty, $class:ident) => {
+        #[inline(always)]
+        unsafe fn $name(from: *const Self) -> Self {
+            let value: $carrier;
+            // SAFETY: the caller promises aligned, readable memory of this space.
+            unsafe { asm!(concat!($text, " {v}, [{p}];"), v = out($class) value, p = in(reg64) from, options(nostack)) };
+            value as Self
+        }
+    };
+}
+
+macro_rules! piece_store {
+    ($name:ident, $text:literal, $carrier:ty, $class:ident) => {
+        #[inline(always)]
+        unsafe fn $name(to: *mut Self, value: Self) {
+            // SAFETY: the caller promises aligned, writable memory of this space.
+            unsafe { asm!(concat!($text, " [{p}], {v};"), v = in($class) value as $carrier, p = in(reg64) to, options(nostack)) };
+        }
+    };
+}
+
+/// A byte travels in a register of 16 bits: there are none of 8.
+macro_rules! piece {
+    ($t:ty, $carrier:ty, $class:ident: $load:literal $load_generic:literal $load_strong:literal
+        $store:literal $store_generic:literal $store_strong:literal) => {
+        // SAFETY: one instruction each, of the width of the type.
+        unsafe impl Piece for $t {
+            piece_load!(load_global, $load, $carrier, $class);
+            piece_load!(load_generic, $load_generic, $carrier, $class);
+            piece_load!(load_strong, $load_strong, $carrier, $class);
+            piece_store!(store_global, $store, $carrier, $class);
+            piece_store!(store_generic, $store_generic, $carrier, $class);
+            piece_store!(store_strong, $store_strong, $carrier, $class);
+        }
+    };
+}
+
+piece!(u8, u16, reg16: "ld.global.b8" "ld.b8" "ld.relaxed.sys.global.b8" "st.global.b8" "st.b8" "st.relaxed.sys.global.b8");
+piece!(u16, u16, reg16: "ld.global.b16" "ld.b16" "ld.relaxed.sys.global.b16" "st.global.b16" "st.b16" "st.relaxed.sys.global.b16");
+piece!(u32, u32, reg32: "ld.global.b32" "ld.b32" "ld.relaxed.sys.global.b32" "st.global.b32" "st.b32" "st.relaxed.sys.global.b32");
+piece!(u64, u64, reg64: "ld.global.b64" "ld.b64" "ld.relaxed.sys.global.b64" "st.global.b64" "st.b64" "st.relaxed.sys.global.b64");
+
+/// Reads a word that nobody writes while the kernel runs. May be moved out of loops.
+///
+/// # Safety
+/// The pointer is that of an aligned word in global memory, readable by this thread, that nobody writes until the kernel ends.
+#[inline(always)]
+pub unsafe fn load_constant(from: *const u64) -> u64 {
+    let value: u64;
+    // SAFETY: the caller promises a readable word that does not change, so that two reads are one.
+    unsafe {
+        asm!("ld.global.nc.b64 {v}, [{p}];", v = out(reg64) value, p = in(reg64) from, options(pure, nomem, nostack));
+    }
+    value
+}

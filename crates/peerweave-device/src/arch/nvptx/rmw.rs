@@ -1,0 +1,173 @@
+//! Read-modify-writes of words of global memory: `atom` where the old value is wanted, `red` where it is not.
+
+use crate::arch::ops::{for_each_reach_and_order, for_each_reach_and_reduce_order};
+use crate::arch::{AcqRel, Acquire, Cta, FloatAdd, Gpu, Reduce, Relaxed, Release, Rmw, Sys};
+use core::arch::asm;
+
+/// One `atom` instruction.
+macro_rules! atom {
+    ($order:literal $scope:literal $operation:expr, $word:expr, $value:expr, $class:ident) => {{
+        let old;
+        // SAFETY: the caller promises an aligned, accessible word in global memory.
+        unsafe {
+            asm!(
+                concat!("atom.", $order, ".", $scope, ".global.", $operation, " {old}, [{word}], {value};"),
+                old = out($class) old,
+                word = in(reg64) $word,
+                value = in($class) $value,
+                options(nostack),
+            );
+        }
+        old
+    }};
+}
+
+/// One `red` instruction.
+macro_rules! red {
+    ($order:literal $scope:literal $operation:expr, $word:expr, $value:expr, $class:ident) => {
+        // SAFETY: the caller promises an aligned, accessible word in global memory.
+        unsafe {
+            asm!(
+                concat!("red.", $order, ".", $scope, ".global.", $operation, " [{word}], {value};"),
+                word = in(reg64) $word,
+                value = in($class) $value,
+                options(nostack),
+            );
+        }
+    };
+}
+
+/// `$add` is the type of an addition: PTX has no signed one of 64 bits, and needs none.
+macro_rules! integer {
+    ($reach:ident $scope:literal, $order:ident $semantics:literal: $t:ty, $class:ident, $bits:literal, $add:literal, $compare:literal) => {
+        // SAFETY: one `atom` instruction each, with the semantics and scope of the parameters.
+        unsafe impl Rmw<$reach, $order> for $t {
+            #[inline(always)]
+            unsafe fn fetch_add(word: *mut Self, value: Self) -> Self {
+                atom!($semantics $scope $add, word, value, $class)
+            }
+
+            #[inline(always)]
+            unsafe fn fetch_and(word: *mut Self, value: Self) -> Self {
+                atom!($semantics $scope concat!("and.", $bits), word, value, $class)
+            }
+
+            #[inline(always)]
+            unsafe fn fetch_or(word: *mut Self, value: Self) -> Self {
+                atom!($semantics $scope concat!("or.", $bits), word, value, $class)
+            }
+
+            #[inline(always)]
+            unsafe fn fetch_xor(word: *mut Self, value: Self) -> Self {
+                atom!($semantics $scope concat!("xor.", $bits), word, value, $class)
+            }
+
+            #[inline(always)]
+            unsafe fn fetch_min(word: *mut Self, value: Self) -> Self {
+                atom!($semantics $scope concat!("min.", $compare), word, value, $class)
+            }
+
+            #[inline(always)]
+            unsafe fn fetch_max(word: *mut Self, value: Self) -> Self {
+                atom!($semantics $scope concat!("max.", $compare), word, value, $class)
+            }
+
+            #[inline(always)]
+            unsafe fn swap(word: *mut Self, value: Self) -> Self {
+                atom!($semantics $scope concat!("exch.", $bits), word, value, $class)
+            }
+
+            #[inline(always)]
+            unsafe fn compare_swap(word: *mut Self, current: Self, new: Self) -> Self {
+                let old;
+                // SAFETY: the caller promises an aligned, accessible word in global memory.
+                unsafe {
+                    asm!(
+                        concat!("atom.", $semantics, ".", $scope, ".global.cas.", $bits, " {old}, [{word}], {current}, {new};"),
+                        old = out($class) old,
+                        word = in(reg64) word,
+                        current = in($class) current,
+                        new = in($class) new,
+                        options(nostack),
+                    );
+                }
+                old
+            }
+        }
+    };
+}
+
+macro_rules! integers {
+    ($reach:ident $scope:literal, $order:ident $semantics:literal) => {
+        integer!($reach $scope, $order $semantics: u32, reg32, "b32", "add.u32", "u32");
+        integer!($reach $scope, $order $semantics: i32, reg32, "b32", "add.s32", "s32");
+        integer!($reach $scope, $order $semantics: u64, reg64, "b64", "add.u64", "u64");
+        integer!($reach $scope, $order $semantics: i64, reg64, "b64", "add.u64", "s64");
+
+        // SAFETY: one `atom` instruction, with the semantics and scope of the parameters.
+        unsafe impl FloatAdd<$reach, $order> for f32 {
+            #[inline(always)]
+            unsafe fn fetch_add(word: *mut Self, value: Self) -> Self {
+                atom!($semantics $scope "add.f32", word, value, reg32)
+            }
+        }
+
+        // SAFETY: one `atom` instruction, with the semantics and scope of the parameters.
+        unsafe impl FloatAdd<$reach, $order> for f64 {
+            #[inline(always)]
+            unsafe fn fetch_add(word: *mut Self, value: Self) -> Self {
+                atom!($semantics $scope "add.f64", word, value, reg64)
+            }
+        }
+    };
+}
+
+for_each_reach_and_order!(integers);
+
+macro_rules! reduction {
+    ($reach:ident $scope:literal, $order:ident $semantics:literal: $t:ty, $class:ident, $bits:literal, $add:literal, $compare:literal) => {
+        // SAFETY: one `red` instruction each, with the semantics and scope of the parameters.
+        unsafe impl Reduce<$reach, $order> for $t {
+            #[inline(always)]
+            unsafe fn add(word: *mut Self, value: Self) {
+                red!($semantics $scope $add, word, value, $class);
+            }
+
+            #[inline(always)]
+            unsafe fn and(word: *mut Self, value: Self) {
+                red!($semantics $scope concat!("and.", $bits), word, value, $class);
+            }
+
+            #[inline(always)]
+            unsafe fn or(word: *mut Self, value: Self) {
+                red!($semantics $scope concat!("or.", $bits), word, value, $class);
+            }
+
+            #[inline(always)]
+            unsafe fn xor(word: *mut Self, value: Self) {
+                red!($semantics $scope concat!("xor.", $bits), word, value, $class);
+            }
+
+            #[inline(always)]
+            unsafe fn min(word: *mut Self, value: Self) {
+                red!($semantics $scope concat!("min.", $compare), word, value, $class);
+            }
+
+            #[inline(always)]
+            unsafe fn max(word: *mut Self, value: Self) {
+                red!($semantics $scope concat!("max.", $compare), word, value, $class);
+            }
+        }
+    };
+}
+
+macro_rules! reductions {
+    ($reach:ident $scope:literal, $order:ident $semantics:literal) => {
+        reduction!($reach $scope, $order $semantics: u32, reg32, "b32", "add.u32", "u32");
+        reduction!($reach $scope, $order $semantics: i32, reg32, "b32", "add.s32", "s32");
+        reduction!($reach $scope, $order $semantics: u64, reg64, "b64", "add.u64", "u64");
+        reduction!($reach $scope, $order $semantics: i64, reg64, "b64", "add.u64", "s64");
+    };
+}
+
+for_each_reach_and_reduce_order!(reductions);

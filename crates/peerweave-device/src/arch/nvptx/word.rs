@@ -1,0 +1,107 @@
+//! The word of the protocols, in global memory.
+
+use crate::Word;
+use crate::arch::{Access, AcqRel, Fence, Reduce, Release, Rmw, Sys};
+use core::cell::UnsafeCell;
+
+/// A 64-bit word of global memory that several PEs access: what the protocols of this crate run on in kernels.
+///
+/// Every access is one instruction of system scope.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Word64(UnsafeCell<u64>);
+
+// SAFETY: every access is a strong instruction of system scope: two threads that access the word do not race.
+unsafe impl Sync for Word64 {}
+
+impl Word64 {
+    /// The word at an address.
+    ///
+    /// # Safety
+    /// The address is that of an aligned word of global memory that this thread can access for `'a`, and that is accessed by strong
+    /// instructions of system scope alone meanwhile.
+    #[inline(always)]
+    pub unsafe fn at<'a>(address: u64) -> &'a Self {
+        // SAFETY: the caller promises an accessible word; the cell allows others to change it.
+        unsafe { &*(address as *const Self) }
+    }
+}
+
+impl Word for Word64 {
+    #[inline(always)]
+    fn load_relaxed(&self) -> u64 {
+        // SAFETY: the reference is that of an accessible, aligned word of global memory (`at`).
+        unsafe { <u64 as Access<Sys>>::load_relaxed(self.0.get()) }
+    }
+
+    #[inline(always)]
+    fn load_acquire(&self) -> u64 {
+        // SAFETY: as in `load_relaxed`.
+        unsafe { <u64 as Access<Sys>>::load_acquire(self.0.get()) }
+    }
+
+    #[inline(always)]
+    fn store_relaxed(&self, value: u64) {
+        // SAFETY: as in `load_relaxed`.
+        unsafe { <u64 as Access<Sys>>::store_relaxed(self.0.get(), value) }
+    }
+
+    #[inline(always)]
+    fn store_release(&self, value: u64) {
+        // SAFETY: as in `load_relaxed`.
+        unsafe { <u64 as Access<Sys>>::store_release(self.0.get(), value) }
+    }
+
+    #[inline(always)]
+    fn add_release(&self, value: u64) {
+        // SAFETY: as in `load_relaxed`.
+        unsafe { <u64 as Reduce<Sys, Release>>::add(self.0.get(), value) }
+    }
+
+    #[inline(always)]
+    fn fetch_add_acq_rel(&self, value: u64) -> u64 {
+        // SAFETY: as in `load_relaxed`.
+        unsafe { <u64 as Rmw<Sys, AcqRel>>::fetch_add(self.0.get(), value) }
+    }
+
+    #[inline(always)]
+    fn swap_acq_rel(&self, value: u64) -> u64 {
+        // SAFETY: as in `load_relaxed`.
+        unsafe { <u64 as Rmw<Sys, AcqRel>>::swap(self.0.get(), value) }
+    }
+
+    #[inline(always)]
+    fn compare_exchange_acq_rel(&self, current: u64, new: u64) -> Result<u64, u64> {
+        // SAFETY: as in `load_relaxed`.
+        let old = unsafe { <u64 as Rmw<Sys, AcqRel>>::compare_swap(self.0.get(), current, new) };
+        if old == current { Ok(old) } else { Err(old) }
+    }
+
+    #[inline(always)]
+    fn fetch_and_acq_rel(&self, value: u64) -> u64 {
+        // SAFETY: as in `load_relaxed`.
+        unsafe { <u64 as Rmw<Sys, AcqRel>>::fetch_and(self.0.get(), value) }
+    }
+
+    #[inline(always)]
+    fn fetch_or_acq_rel(&self, value: u64) -> u64 {
+        // SAFETY: as in `load_relaxed`.
+        unsafe { <u64 as Rmw<Sys, AcqRel>>::fetch_or(self.0.get(), value) }
+    }
+
+    #[inline(always)]
+    fn fetch_xor_acq_rel(&self, value: u64) -> u64 {
+        // SAFETY: as in `load_relaxed`.
+        unsafe { <u64 as Rmw<Sys, AcqRel>>::fetch_xor(self.0.get(), value) }
+    }
+
+    #[inline(always)]
+    fn fence_release() {
+        <Sys as Fence>::acq_rel();
+    }
+
+    #[inline(always)]
+    fn fence_acquire() {
+        <Sys as Fence>::acq_rel();
+    }
+}

@@ -1,0 +1,69 @@
+//! The functions of NVSHMEM's device library that kernels call for PEs whose memory is not mapped.
+//!
+//! [`table`] is the one list of them. In kernels that are built with the feature `nvshmem` it becomes declarations of external
+//! functions; on the host it is data ([`FUNCTIONS`]), from which `peerweave-link` writes the wrappers in C++.
+
+mod table;
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub use table::FUNCTIONS;
+#[cfg(all(target_arch = "nvptx64", feature = "nvshmem"))]
+pub(crate) use table::functions;
+
+/// One wrapper: an `extern "C"` device function around one call of NVSHMEM.
+#[cfg(not(target_arch = "nvptx64"))]
+#[derive(Clone, Copy, Debug)]
+pub struct Function {
+    /// The symbol.
+    pub name: &'static str,
+    /// The type of its result in C++.
+    pub result: &'static str,
+    /// Its parameters: type in C++, and name.
+    pub parameters: &'static [(&'static str, &'static str)],
+    /// Its body in C++: one statement.
+    pub body: &'static str,
+}
+
+/// The type in C++ of a parameter or result of the table.
+#[cfg(not(target_arch = "nvptx64"))]
+pub(crate) trait InCpp {
+    const NAME: &'static str;
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+macro_rules! in_cpp {
+    ($($t:ty = $name:literal),*) => {$(
+        impl InCpp for $t {
+            const NAME: &'static str = $name;
+        }
+    )*};
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+in_cpp!(() = "void", u8 = "unsigned char", u16 = "unsigned short", u32 = "unsigned int", u64 = "unsigned long long", i32 = "int");
+
+#[cfg(test)]
+mod tests {
+    use super::FUNCTIONS;
+    use std::collections::BTreeSet;
+    use std::string::String;
+    use std::vec::Vec;
+
+    #[test]
+    fn names_of_wrappers_are_distinct_and_ours() {
+        let names: BTreeSet<_> = FUNCTIONS.iter().map(|function| function.name).collect();
+        assert_eq!(names.len(), FUNCTIONS.len());
+        assert!(names.iter().all(|name| name.starts_with("peerweave_nvshmem_")));
+    }
+
+    #[test]
+    fn bodies_use_each_parameter() {
+        for function in FUNCTIONS {
+            let words: Vec<String> = function.body.split(|c: char| !c.is_alphanumeric() && c != '_').map(String::from).collect();
+            for (_, parameter) in function.parameters {
+                assert!(words.iter().any(|word| word == parameter), "{}: {parameter} is not used", function.name);
+            }
+            assert!(function.body.ends_with(';'));
+        }
+    }
+}
