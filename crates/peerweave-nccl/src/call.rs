@@ -30,6 +30,19 @@ impl Call {
     /// How many bits a call takes in a word.
     pub(crate) const BITS: u32 = 8;
 
+    /// Whether every rank of a communicator calls it, in one order.
+    #[inline]
+    pub(crate) const fn is_collective(self) -> bool {
+        use Call::*;
+        !self.is_transfer() && !matches!(self, PutSignal | Signal | WaitSignal | Split | Shrink | Grow)
+    }
+
+    /// Whether it is one side of what two ranks do.
+    #[inline]
+    pub(crate) const fn is_transfer(self) -> bool {
+        matches!(self, Self::Send | Self::Recv)
+    }
+
     pub(crate) const fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
@@ -50,5 +63,14 @@ mod tests {
         assert_eq!(Call::Grow.name(), "grow");
         assert_eq!(Call::name_of(7 << Call::BITS | Call::Recv as u64), "recv");
         assert_eq!(Call::name_of(255), "");
+    }
+
+    #[test]
+    fn collectives_are_told_from_transfers() {
+        let collective = [Call::AllReduce, Call::AllToAllV, Call::AllGatherV, Call::GatherInPlace, Call::ScatterInPlace];
+        assert!(collective.into_iter().all(|call| call.is_collective() && !call.is_transfer()));
+        let others = [Call::Send, Call::Recv, Call::PutSignal, Call::Signal, Call::WaitSignal, Call::Split, Call::Grow];
+        assert!(others.into_iter().all(|call| !call.is_collective()));
+        assert!(Call::Send.is_transfer() && Call::Recv.is_transfer() && !Call::Signal.is_transfer());
     }
 }

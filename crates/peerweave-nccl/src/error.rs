@@ -261,6 +261,34 @@ pub enum MisuseKind {
         /// The first address that both have.
         address: u64,
     },
+    /// Two ranks of one group that issue calls which do not fit together: other lengths, element types, roots, reductions, or another collective. Nothing
+    /// of the group was issued.
+    #[error("rank {rank} calls {found}, rank {other} of the same group calls {expected}")]
+    Disagreement {
+        /// A rank.
+        rank: usize,
+        /// What it calls.
+        found: Box<str>,
+        /// Another rank, which was recorded earlier.
+        other: usize,
+        /// What that one calls.
+        expected: Box<str>,
+    },
+    /// A thread waits for a collective for which ranks are missing that it alone could bring: it was the last to use them, or has made them. The
+    /// communicator is aborted, as after a deadline.
+    #[error(
+        "{} of this process {} not in the group of call {sequence} on {communicator}, and the thread that waits for it was the last to use {}; a thread \
+         that has several ranks issues their calls in one Nccl::group",
+        Ranks(ranks), if ranks.len() == 1 { "was" } else { "were" }, if ranks.len() == 1 { "that rank" } else { "those ranks" }
+    )]
+    NotInGroup {
+        /// The ranks that are missing.
+        ranks: Vec<usize>,
+        /// The number of the call on the communicator that waits.
+        sequence: u64,
+        /// The communicator that waits.
+        communicator: Arc<CommunicatorName>,
+    },
     /// Captured graphs use the communicator.
     #[error("captured graphs still use the communicator ({count} captured calls); destroy them first")]
     Graphs {

@@ -21,7 +21,7 @@ use crate::state::Allowed;
 use crate::sys::ncclResult_t;
 use crate::turns::enter_all;
 use crate::wait::blamed;
-use crate::{Call, CollConfig, Nccl, SimInfo, Version, requests, spans};
+use crate::{Call, CollConfig, Nccl, SimInfo, Version, agreement, requests, spans};
 
 /// Calls that are issued together. Made by [`Nccl::group`].
 ///
@@ -100,7 +100,10 @@ impl Nccl {
     /// ```
     ///
     /// # Errors
-    /// The closure's; the first of any of its calls; [`NcclError::Timeout`] if NCCL cannot connect the ranks by the longest
+    /// The closure's; [`MisuseKind::Disagreement`](crate::MisuseKind::Disagreement) where ranks of one communicator issue collectives that do not fit
+    /// together (lengths, element types, roots, reductions, another collective), or receive another length than is sent: nothing was issued then; the
+    /// first error of any of the calls; [`MisuseKind::NotInGroup`](crate::MisuseKind::NotInGroup) if NCCL cannot connect the ranks because this thread
+    /// left one out; [`NcclError::Timeout`] if NCCL cannot connect the ranks by the longest
     /// [`deadline`](Communicator::deadline) of the communicators, which are aborted then.
     pub fn group<'env, R>(self, record: impl FnOnce(&mut Group<'env>) -> Result<R, NcclError>) -> Result<R, NcclError> {
         let mut group = Group { members: Vec::new(), nccl: self };
@@ -204,6 +207,7 @@ impl<'env> Group<'env> {
         let _span = spans::of_many_if_heard(call, self.members.len());
         let deadline = self.members.iter().map(|member| member.inner.deadline()).max().unwrap_or_default();
         let inside = enter_all(call, Allowed::LIVE, self.members.iter().map(|member| &member.inner))?;
+        agreement::check(self.members.iter().map(|member| (&member.inner, &member.request)))?;
         // That may have taken a while. What can fail without NCCL's knowledge fails before NCCL is asked for anything.
         let (mut before, mut contexts) = (None, 0);
         for Member { inner, request } in &self.members {

@@ -16,6 +16,7 @@
 #![doc = include_str!("../README.md")]
 #![allow(clippy::result_large_err, reason = "the error is held to 96 bytes by a test")]
 
+mod agreement;
 mod call;
 mod choices;
 mod coll_config;
@@ -48,6 +49,7 @@ mod registered;
 mod request;
 mod requests;
 mod settle;
+mod siblings;
 mod sim_info;
 mod spans;
 mod split;

@@ -20,6 +20,7 @@ use peerweave_dylib::MissingSymbol;
 use crate::error::{CommunicatorName, MisuseKind, NcclError, Timeout};
 use crate::lifecycle::{self, Abort};
 use crate::registered::RegistrationUse;
+use crate::siblings::this_thread;
 use crate::state::{Allowed, Gate, Inside, Refused, State};
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
 use crate::{Call, Nccl};
@@ -66,6 +67,13 @@ pub(crate) struct Inner {
     deadline_ms: AtomicU64,
     /// The number of the last call, shifted, and which call it was.
     last: AtomicU64,
+    /// How many collectives were issued, and how many sends and receives.
+    collectives: AtomicU64,
+    transfers: AtomicU64,
+    /// How many of the sends and receives had their other side in the same group.
+    paired: AtomicU64,
+    /// The thread that made it or was the last to issue a call, as `siblings.rs` counts threads.
+    last_thread: AtomicU64,
     /// How many children were made of it.
     pub(crate) children: AtomicU64,
     /// How many captures hold it.
@@ -177,6 +185,10 @@ impl Inner {
             blocking,
             deadline_ms: AtomicU64::new(millis(deadline)),
             last: AtomicU64::new(0),
+            collectives: AtomicU64::new(0),
+            transfers: AtomicU64::new(0),
+            paired: AtomicU64::new(0),
+            last_thread: AtomicU64::new(this_thread()),
             children: AtomicU64::new(0),
             graphs: AtomicUsize::new(0),
             world,
@@ -229,6 +241,33 @@ impl Inner {
         // Only who is inside writes, so a load and a store are enough.
         let last = self.last.load(Ordering::Relaxed);
         self.last.store(((last >> Call::BITS) + 1) << Call::BITS | call as u64, Ordering::Relaxed);
+        let add_one = |count: &AtomicU64| count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        if call.is_collective() {
+            add_one(&self.collectives);
+        } else if call.is_transfer() {
+            add_one(&self.transfers);
+        }
+        self.last_thread.store(this_thread(), Ordering::Relaxed);
+    }
+
+    /// How many collectives were issued.
+    pub(crate) fn collectives(&self) -> u64 {
+        self.collectives.load(Ordering::Relaxed)
+    }
+
+    /// Whether the other side of each send and receive so far was in the same group.
+    pub(crate) fn transfers_are_paired(&self) -> bool {
+        self.transfers.load(Ordering::Relaxed) == self.paired.load(Ordering::Relaxed)
+    }
+
+    /// Notes that so many of the sends and receives that are about to be issued have their other side in the same group. Inside the gate.
+    pub(crate) fn count_paired(&self, transfers: u64) {
+        self.paired.fetch_add(transfers, Ordering::Relaxed);
+    }
+
+    /// The thread that made it or was the last to issue a call: the number of [`this_thread`].
+    pub(crate) fn last_thread(&self) -> u64 {
+        self.last_thread.load(Ordering::Relaxed)
     }
 
     /// An error unless work can be enqueued now, in a process that may. It is asked again when the gate is entered.

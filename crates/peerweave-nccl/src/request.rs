@@ -51,7 +51,7 @@ fn eight_bits(nccl: Nccl, dtype: DType, reduces: bool) -> Result<ncclDataType_t,
 }
 
 /// What NCCL is asked for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     AllReduce(ncclRedOp_t),
     Broadcast(c_int),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::error::NcclError;
 use crate::lifecycle::Abort;
 use crate::membership::{Inner, bounded};
+use crate::siblings::LeftOut;
 use crate::state::{Inside, State};
 use crate::sys::ncclResult_t;
 use crate::turns::Turns;
@@ -122,7 +123,10 @@ pub(crate) fn settle_all(
     let (mut first_error, mut failed, mut cut_off) = (None, None, Vec::new());
     // From here on the threads only ask, which never takes long: who aborts waits for them.
     members.iter().for_each(|(_, inside)| inside.surface());
-    let done = yield_until(start + bounded(deadline), || {
+    // All members are of this group: what one of them lacks is left out of the group.
+    let mut left_out = members.first().map(|(inner, _)| (*inner, LeftOut::new(deadline)));
+    let mut stopped = None;
+    yield_until(start + bounded(deadline), || {
         let mut index = 0;
         while index < members.len() {
             let inner = members[index].0;
@@ -150,14 +154,17 @@ pub(crate) fn settle_all(
                 }
             }
         }
-        members.is_empty()
+        if let Some((inner, left_out)) = left_out.as_mut().filter(|_| !members.is_empty()) {
+            stopped = left_out.look(call, inner, start.elapsed()).err();
+        }
+        members.is_empty() || stopped.is_some()
     });
-    if !done {
+    if !members.is_empty() {
         // NCCL would launch the work later, with memory that is only borrowed until this call returns. Aborting forbids that first of all.
         let closed = |inner: &&Arc<Inner>| inner.gate.close(State::Aborted).is_ok();
         let late: Vec<Arc<Inner>> = members.iter().map(|(inner, _)| *inner).filter(closed).map(Arc::clone).collect();
         if let Some((inner, _)) = members.first() {
-            first_error.get_or_insert(inner.timeout(call, start.elapsed()));
+            first_error.get_or_insert_with(|| stopped.unwrap_or_else(|| inner.timeout(call, start.elapsed())));
         }
         drop(members);
         for error in lifecycle::abort_closed(&late, lifecycle::ABORT_LIMIT).into_iter().filter_map(Result::err) {

@@ -15,6 +15,7 @@ use crate::communicator::Communicator;
 use crate::error::{MisuseKind, NcclError, PeerLost, RankReport, Timeout};
 use crate::lifecycle::ABORT_LIMIT;
 use crate::membership::{A_MOMENT, Inner};
+use crate::siblings::{self, LeftOut};
 use crate::spans;
 use crate::state::State;
 use crate::sys::ncclResult_t;
@@ -50,7 +51,8 @@ impl Communicator {
     /// device can block the others that share it. [`wait_with`](Self::wait_with) leaves that out.
     ///
     /// # Errors
-    /// [`NcclError::Timeout`] names the last call and its number, and what the other ranks reported over the rendezvous, if there is one;
+    /// [`NcclError::Timeout`] names the last call and its number, and the ranks that are behind: those of this process, and those that reported over
+    /// the rendezvous, if there is one; [`MisuseKind::NotInGroup`] before the deadline, where this thread waits for a rank that it alone could bring;
     /// [`NcclError::PeerLost`] half a second after the rendezvous knows that a rank has died, or at the deadline; [`NcclError::Nccl`] for NCCL's asynchronous errors; [`NcclError::Dead`] if the
     /// communicator was ended meanwhile; [`NcclError::Cuda`] if the work failed.
     pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
@@ -74,7 +76,7 @@ impl Communicator {
         }
         inner.bind()?;
         let (start, mut asked) = (Instant::now(), Instant::now());
-        let mut watch = Watch::default();
+        let (mut watch, mut left_out) = (Watch::default(), LeftOut::new(deadline));
         let done = wait_until(deadline_after(deadline), || {
             // SAFETY: the stream lives as long as the `Arc` that holds it.
             let code = relaxed(|| unsafe { inner.driver.api().cuStreamQuery(stream.cu_stream()) }).map_err(DriverError::from);
@@ -89,6 +91,7 @@ impl Communicator {
                 look(inner, CALL, if is_done { A_MOMENT } else { Duration::ZERO })?;
                 if !is_done {
                     watch.look(inner, start.elapsed()).map_err(Stop::Failed)?;
+                    left_out.look(CALL, inner, start.elapsed()).map_err(Stop::Failed)?;
                 }
             }
             Ok(is_done)
@@ -249,6 +252,7 @@ fn expired(inner: &Arc<Inner>, waited: Duration) -> NcclError {
     let call = if call.is_empty() { "wait" } else { call };
     let news = heard(inner, News::gather);
     let communicator = Some(Arc::clone(&inner.name));
+    let news = news.with(siblings::reports(inner), sequence);
     if !news.gone.is_empty() {
         let last_error = inner.nccl.last_error_text(std::ptr::null_mut());
         return PeerLost { call, communicator, ranks: news.gone, last_error }.into();
@@ -278,6 +282,21 @@ impl News {
             Err(lost @ BootstrapError::PeLost { .. }) => lost.blamed().into_iter().map(|pe| pe.index()).collect(),
             _ => Vec::new(),
         }
+    }
+
+    /// With what is known of the ranks of this process, whether there is a rendezvous or not.
+    fn with(mut self, known: Vec<RankReport>, sequence: u64) -> Self {
+        for report in known {
+            self.missing.retain(|rank| *rank != report.rank);
+            self.reports.retain(|other| other.rank != report.rank);
+            if report.sequence < sequence {
+                self.missing.push(report.rank);
+            }
+            self.reports.push(report);
+        }
+        self.missing.sort_unstable();
+        self.reports.sort_unstable_by_key(|report| report.rank);
+        self
     }
 
     fn gather(inner: &Inner, rendezvous: &Rendezvous) -> Self {

@@ -128,10 +128,14 @@ fn error_of_ours_in_the_middle_of_a_group_ends_the_part_that_was_issued() {
     fakes(2).without("ncclBroadcast").run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);
-        let (mut reduced, mut sent) = (floats(first, &[1.0]), floats(second, &[1.0]));
+        let (mut reduced, mut sent) =
+            ([floats(first, &[1.0]), floats(second, &[1.0])], [floats(first, &[1.0]), floats(second, &[1.0])]);
+        let ([reduced_one, reduced_two], [sent_one, sent_two]) = (&mut reduced, &mut sent);
         let result = one.nccl().group(|group| {
-            group.all_reduce_in_place(one, first, &mut reduced, ReduceOp::Sum)?;
-            group.broadcast_in_place(two, second, &mut sent, 1)
+            group.all_reduce_in_place(one, first, reduced_one, ReduceOp::Sum)?;
+            group.broadcast_in_place(one, first, sent_one, 1)?;
+            group.all_reduce_in_place(two, second, reduced_two, ReduceOp::Sum)?;
+            group.broadcast_in_place(two, second, sent_two, 1)
         });
         assert!(matches!(result, Err(NcclError::Unsupported(error)) if error.what == "ncclBroadcast"));
         // Nobody would come to meet the first rank's kernel.

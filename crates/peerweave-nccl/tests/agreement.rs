@@ -1,0 +1,267 @@
+//! Ranks of one process that do not fit together: lengths that differ within a group, and ranks that a thread has left out of it.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::*;
+use peerweave_nccl::{Communicator, Config, DeviceMemory, Group, MisuseKind, NcclError, OnExpiry, PreMulSum, ReduceOp};
+
+/// Has a group refused with these words, before NCCL hears of any of it.
+#[track_caller]
+fn refused<'env>(
+    all: &[(Communicator, std::sync::Arc<peerweave_nccl::CudaStream>)],
+    record: impl FnOnce(&mut Group<'env>) -> Result<(), NcclError>,
+    text: &str,
+) {
+    let before = counted("collectives");
+    let error = all[0].0.nccl().group(record).expect_err("the ranks disagree");
+    assert_eq!(error.to_string(), text);
+    assert!(matches!(error.misuse_kind(), Some(MisuseKind::Disagreement { .. })));
+    assert_eq!(counted("collectives"), before, "nothing was issued");
+}
+
+#[test]
+fn lengths_that_differ_within_a_group_are_refused() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let ((one, first), (two, second)) = (&all[0], &all[1]);
+        let (mut short, mut long) = (floats(first, &[1.0; 4]), floats(second, &[1.0; 8]));
+        refused(
+            &all,
+            |group| {
+                group.all_reduce_in_place(one, first, &mut short, ReduceOp::Sum)?;
+                group.all_reduce_in_place(two, second, &mut long, ReduceOp::Sum)
+            },
+            "all_reduce_in_place: rank 1 calls all_reduce_in_place of 8 f32 elements by sum, \
+             rank 0 of the same group calls all_reduce_in_place of 4 f32 elements by sum",
+        );
+        // The communicators are as good as before.
+        let mut long = long.slice(0..4).expect("it is inside");
+        let issued = one.nccl().group(|group| {
+            group.all_reduce_in_place(one, first, &mut short, ReduceOp::Sum)?;
+            group.all_reduce_in_place(two, second, &mut long, ReduceOp::Sum)
+        });
+        issued.expect("now they fit");
+        one.wait(first, DEADLINE).expect("it completes");
+        assert_eq!(value(&short, first), 2.0);
+    });
+}
+
+#[test]
+fn types_roots_and_calls_that_differ_are_refused() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let ((one, first), (two, second)) = (&all[0], &all[1]);
+        let mut floats_of_one = floats(first, &[1.0; 4]);
+        let mut floats_of_two = floats(second, &[1.0; 4]);
+        let mut integers = DeviceMemory::from_slice(second, &[1u32; 4]).expect("memory of the fake");
+        refused(
+            &all,
+            |group| {
+                group.reduce_in_place(one, first, &mut floats_of_one, ReduceOp::Max, 1)?;
+                group.reduce_in_place(two, second, &mut integers, ReduceOp::Max, 1)
+            },
+            "reduce_in_place: rank 1 calls reduce_in_place of 4 u32 elements by max with root 1, \
+             rank 0 of the same group calls reduce_in_place of 4 f32 elements by max with root 1",
+        );
+        refused(
+            &all,
+            |group| {
+                group.broadcast_in_place(one, first, &mut floats_of_one, 0)?;
+                group.broadcast_in_place(two, second, &mut floats_of_two, 1)
+            },
+            "broadcast_in_place: rank 1 calls broadcast_in_place of 4 f32 elements with root 1, \
+             rank 0 of the same group calls broadcast_in_place of 4 f32 elements with root 0",
+        );
+        refused(
+            &all,
+            |group| {
+                group.all_gather_in_place(two, second, &mut floats_of_two)?;
+                group.all_reduce_in_place(one, first, &mut floats_of_one, ReduceOp::Min)
+            },
+            "all_reduce_in_place: rank 0 calls all_reduce_in_place of 4 f32 elements by min, \
+             rank 1 of the same group calls all_gather_in_place of 2 f32 elements",
+        );
+        let scaled = PreMulSum::new(one, 2.0f32).expect("it is made");
+        refused(
+            &all,
+            |group| {
+                group.all_reduce_in_place(one, first, &mut floats_of_one, &scaled)?;
+                group.all_reduce_in_place(two, second, &mut floats_of_two, ReduceOp::Sum)
+            },
+            "all_reduce_in_place: rank 1 calls all_reduce_in_place of 4 f32 elements by sum, \
+             rank 0 of the same group calls all_reduce_in_place of 4 f32 elements by a reduction of its own",
+        );
+    });
+}
+
+#[test]
+fn sends_and_receives_of_other_lengths_are_refused() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let ((one, first), (two, second)) = (&all[0], &all[1]);
+        let (four, mut eight) = (floats(first, &[1.0; 4]), floats(second, &[1.0; 8]));
+        let (six, mut six_of_one) = (floats(second, &[1.0; 6]), floats(first, &[1.0; 6]));
+        refused(
+            &all,
+            |group| {
+                group.send(one, first, &four, 1)?;
+                group.recv(two, second, &mut eight, 0)
+            },
+            "recv: rank 1 calls recv of 8 f32 elements, rank 0 of the same group calls send of 4 f32 elements",
+        );
+        refused(
+            &all,
+            |group| {
+                group.all_to_all_v(one, first, &four, &[2, 2], &mut six_of_one, &[2, 4])?;
+                group.all_to_all_v(two, second, &six, &[4, 2], &mut eight, &[6, 2])
+            },
+            "all_to_all_v: rank 1 calls all_to_all_v with 4 elements to and 6 elements from rank 0, \
+             rank 0 of the same group calls all_to_all_v with 2 elements to and 4 elements from rank 1",
+        );
+        refused(
+            &all,
+            |group| {
+                group.all_gather_v(one, first, &four, &mut six_of_one, &[4, 2])?;
+                group.all_gather_v(two, second, &six, &mut eight, &[2, 6])
+            },
+            "all_gather_v: rank 1 calls all_gather_v of (rank, elements) [(0, 2), (1, 6)], \
+             rank 0 of the same group calls all_gather_v of (rank, elements) [(0, 4), (1, 2)]",
+        );
+        assert_eq!((one.sequence(), two.sequence()), (0, 0));
+    });
+}
+
+#[test]
+fn calls_that_do_not_meet_are_not_compared() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let ((one, first), (two, second)) = (&all[0], &all[1]);
+        let (mut four, eight) = (floats(first, &[1.0; 4]), floats(first, &[1.0; 8]));
+        let (mut four_of_two, mut eight_of_two) = (floats(second, &[2.0; 4]), floats(second, &[2.0; 8]));
+        // Rank 0's first collective and send come alone, and rank 1's with what rank 0 does second.
+        one.all_reduce_in_place(first, &mut four, ReduceOp::Sum).expect("it is enqueued");
+        one.send(first, &four, 1).expect("it is enqueued");
+        let issued = one.nccl().group(|group| {
+            group.all_reduce_in_place(two, second, &mut four_of_two, ReduceOp::Sum)?;
+            Ok(())
+        });
+        issued.expect("it meets the first");
+        // Another type of as many bytes is moved all the same.
+        let mut bytes = DeviceMemory::from_slice(second, &[0u8; 16]).expect("memory of the fake");
+        let issued = one.nccl().group(|group| {
+            group.recv(two, second, &mut bytes, 0)?;
+            group.send(one, first, &eight, 1)
+        });
+        issued.expect("the receive is of the send before");
+        two.recv(second, &mut eight_of_two, 0).expect("it is enqueued");
+        for (comm, stream) in &all {
+            comm.wait(stream, DEADLINE).expect("it completes");
+        }
+        assert_eq!((value(&four_of_two, second), value(&eight_of_two, second)), (3.0, 1.0));
+    });
+}
+
+#[track_caller]
+fn left_out(result: Result<(), NcclError>, expected: &[usize]) -> String {
+    let error = result.expect_err("a rank was left out");
+    match error.misuse_kind() {
+        Some(MisuseKind::NotInGroup { ranks, .. }) => assert_eq!(ranks, expected, "{error}"),
+        _ => panic!("{error}"),
+    }
+    error.to_string()
+}
+
+#[test]
+fn call_without_a_group_names_the_rank_that_was_left_out() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let (one, first) = &all[0];
+        let mut values = floats(first, &[1.0]);
+        let start = Instant::now();
+        one.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect("it is enqueued");
+        let text = left_out(one.wait(first, Duration::from_secs(4)), &[1]);
+        assert_eq!(
+            text,
+            format!(
+                "all_reduce_in_place: rank 1 of this process was not in the group of call 1 on {}, and the thread that waits for it was the last to use \
+                 that rank; a thread that has several ranks issues their calls in one Nccl::group",
+                one.name()
+            )
+        );
+        assert!(start.elapsed() < Duration::from_millis(3500), "{:?}: before the deadline", start.elapsed());
+    });
+}
+
+#[test]
+fn rank_left_out_of_a_group_is_named_within_seconds() {
+    fakes(3).run(|| {
+        let all = all(3);
+        let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
+        let start = Instant::now();
+        let issued = all[0].0.nccl().group(|group| {
+            for ((comm, stream), buffer) in all[..2].iter().zip(&mut buffers) {
+                group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
+            }
+            Ok(())
+        });
+        issued.expect("it is enqueued");
+        left_out(all[0].0.wait(&all[0].1, DEADLINE), &[2]);
+        assert!(start.elapsed() < DEADLINE / 2, "{:?}: long before the deadline", start.elapsed());
+    });
+}
+
+#[test]
+fn call_that_connects_names_the_rank_that_was_left_out() {
+    // The first collective waits inside the call until all ranks have come.
+    fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
+        let all = all(2);
+        let (one, first) = &all[0];
+        one.set_deadline(Duration::from_secs(4));
+        let mut values = floats(first, &[1.0]);
+        let start = Instant::now();
+        left_out(one.all_reduce_in_place(first, &mut values, ReduceOp::Sum), &[1]);
+        assert!(start.elapsed() < Duration::from_millis(3500), "{:?}: before the deadline", start.elapsed());
+    });
+}
+
+#[test]
+fn rank_that_another_thread_brings_is_waited_for() {
+    fakes(2).run(|| {
+        ranks(2, &Config::new(), |comm, stream| {
+            sum(&comm, &stream).expect("both come");
+            if comm.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(1500));
+            }
+            // Both threads were the last to use their own rank alone.
+            let mut values = floats(&stream, &[1.0]);
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+            comm.wait(&stream, Duration::from_millis(2500)).expect("the other one comes late");
+            comm.finalize(DEADLINE).expect("all end");
+        });
+    });
+}
+
+#[test]
+fn timeout_names_ranks_of_other_threads_that_are_behind() {
+    fakes(3).run(|| {
+        ranks(3, &Config::new(), |comm, stream| {
+            sum(&comm, &stream).expect("all come");
+            if comm.rank() == 2 {
+                std::thread::sleep(Duration::from_millis(800));
+                return;
+            }
+            let mut values = floats(&stream, &[1.0]);
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+            let late =
+                comm.wait_with(&stream, Duration::from_millis(400), OnExpiry::LeaveAlone).expect_err("rank 2 does not come");
+            let NcclError::Timeout(timeout) = &late else { panic!("{late}") };
+            assert_eq!(timeout.missing, [2], "{late}");
+            assert!(late.to_string().contains("rank 2 last issued all_reduce_in_place (call 1)"), "{late}");
+            comm.abort(DEADLINE).expect("it ends");
+        });
+    });
+}
