@@ -1,0 +1,267 @@
+//! Results on disk: one file for each, by the digest of all that decided it.
+//!
+//! Several processes may use a directory at once. A file is written under another name and then renamed, so that a reader sees all of it or nothing.
+//! A file counts only if it belongs to this user, is for its name's key, and has the digest that its head states: a torn, foreign or spoiled file is the
+//! same as none.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::fingerprint::digest;
+
+/// The digest of all that decides a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key([u8; 32]);
+
+impl Key {
+    pub(crate) fn new(digest: [u8; 32]) -> Self {
+        Self(digest)
+    }
+
+    fn file_name(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>() + ".cubin"
+    }
+}
+
+/// A directory of results.
+///
+/// It may be deleted at any time, also while programs run.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    directory: PathBuf,
+}
+
+/// What each file begins with: the format, then key, length and digest of what follows.
+const MAGIC: &[u8; 16] = b"peerweave-link 1";
+const HEAD_BYTES: usize = 16 + 32 + 8 + 32;
+/// How long a process waits for another that makes the same result. Compiling NVSHMEM's wrappers takes some seconds.
+const LONGEST_TURN: Duration = Duration::from_secs(60);
+
+impl Cache {
+    /// The cache in a directory, which is created where it is absent.
+    ///
+    /// # Errors
+    /// What the system says of creating it.
+    pub fn in_directory(directory: impl Into<PathBuf>) -> std::io::Result<Self> {
+        let directory = directory.into();
+        let mut builder = std::fs::DirBuilder::new();
+        builder.recursive(true);
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        builder.create(&directory)?;
+        Ok(Self { directory })
+    }
+
+    /// The cache of the environment: the directory `PEERWEAVE_CACHE_DIR`, or `peerweave` in `XDG_CACHE_HOME` or in `~/.cache`. None where
+    /// `PEERWEAVE_CACHE_DIR` is `off`, or the directory cannot be created.
+    pub fn from_env() -> Option<Self> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let directory = match variable("PEERWEAVE_CACHE_DIR") {
+            Some(off) if off == "off" => return None,
+            Some(directory) => PathBuf::from(directory),
+            None => match (variable("XDG_CACHE_HOME"), variable("HOME")) {
+                (Some(cache), _) => PathBuf::from(cache).join("peerweave"),
+                (None, Some(home)) => PathBuf::from(home).join(".cache/peerweave"),
+                (None, None) => return None,
+            },
+        };
+        Self::in_directory(&directory)
+            .inspect_err(|error| tracing::warn!(%error, directory = %directory.display(), "linked kernels are not kept"))
+            .ok()
+    }
+
+    /// The directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The file of a key.
+    pub fn path(&self, key: &Key) -> PathBuf {
+        self.directory.join(key.file_name())
+    }
+
+    /// The result of a key, if it is there and whole.
+    pub fn get(&self, key: &Key) -> Option<Vec<u8>> {
+        let path = self.path(key);
+        let mut file = File::open(&path).ok()?;
+        if !is_ours(&file) {
+            tracing::warn!(path = %path.display(), "a file of the cache belongs to another user and is not used");
+            return None;
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).ok()?;
+        let body = body_of(&bytes, key);
+        if body.is_none() {
+            tracing::warn!(path = %path.display(), "a file of the cache is not whole and is not used");
+        }
+        body.map(<[u8]>::to_vec)
+    }
+
+    /// Stores a result. Where that fails the next process makes it again.
+    pub fn put(&self, key: &Key, body: &[u8]) {
+        if let Err(error) = self.try_put(key, body) {
+            tracing::warn!(%error, directory = %self.directory.display(), "a linked module is not kept");
+        }
+    }
+
+    fn try_put(&self, key: &Key, body: &[u8]) -> std::io::Result<()> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let partial = self.directory.join(format!(".{}.{}.{number}", key.file_name(), std::process::id()));
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let written = options.open(&partial).and_then(|mut file| {
+            file.write_all(&head_of(body, key))?;
+            file.write_all(body)?;
+            // The rename must not be on disk before the bytes are.
+            file.sync_all()
+        });
+        let stored = written.and_then(|()| std::fs::rename(&partial, self.path(key)));
+        if stored.is_err() {
+            let _ = std::fs::remove_file(&partial);
+        }
+        stored
+    }
+
+    /// The turn to make a result, which ends with the value. `None` after [`LONGEST_TURN`], or where files cannot be locked: then several
+    /// processes make the same.
+    pub(crate) fn turn(&self, key: &Key) -> Option<File> {
+        let path = self.directory.join(format!("{}.lock", key.file_name()));
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).ok()?;
+        let deadline = Instant::now() + LONGEST_TURN;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Some(file),
+                Err(std::fs::TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(10))
+                }
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+fn head_of(body: &[u8], key: &Key) -> Vec<u8> {
+    [&MAGIC[..], &key.0, &(body.len() as u64).to_le_bytes(), &digest(body)].concat()
+}
+
+fn body_of<'a>(bytes: &'a [u8], key: &Key) -> Option<&'a [u8]> {
+    let (head, body) = bytes.split_at_checked(HEAD_BYTES)?;
+    (head == head_of(body, key)).then_some(body)
+}
+
+/// Whether the file belongs to this user and nobody else may write it: its bytes run on the GPU with this user's rights.
+#[cfg(unix)]
+fn is_ours(file: &File) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    file.metadata().is_ok_and(|about| about.uid() == rustix::process::geteuid().as_raw() && about.mode() & 0o022 == 0)
+}
+
+#[cfg(not(unix))]
+fn is_ours(_: &File) -> bool {
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache() -> (tempfile::TempDir, Cache) {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let cache = Cache::in_directory(directory.path().join("a/b")).expect("it can be created");
+        (directory, cache)
+    }
+
+    fn key(number: u8) -> Key {
+        Key::new([number; 32])
+    }
+
+    #[test]
+    fn stored_result_is_read_back() {
+        let (_directory, cache) = cache();
+        assert_eq!(cache.get(&key(1)), None);
+        cache.put(&key(1), b"cubin");
+        cache.put(&key(2), b"");
+        assert_eq!((cache.get(&key(1)).as_deref(), cache.get(&key(2)).as_deref()), (Some(&b"cubin"[..]), Some(&b""[..])));
+    }
+
+    #[test]
+    fn torn_file_counts_as_absent() {
+        let (_directory, cache) = cache();
+        cache.put(&key(1), b"a result of some length");
+        let whole = std::fs::read(cache.path(&key(1))).expect("it is there");
+        for len in 0..whole.len() {
+            std::fs::write(cache.path(&key(1)), &whole[..len]).expect("it is ours");
+            assert_eq!(cache.get(&key(1)), None, "{len} of {} bytes", whole.len());
+        }
+        cache.put(&key(1), b"again");
+        assert_eq!(cache.get(&key(1)).as_deref(), Some(&b"again"[..]));
+    }
+
+    #[test]
+    fn changed_byte_or_other_key_counts_as_absent() {
+        let (_directory, cache) = cache();
+        cache.put(&key(1), b"a result");
+        let whole = std::fs::read(cache.path(&key(1))).expect("it is there");
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1;
+            std::fs::write(cache.path(&key(1)), &bytes).expect("it is ours");
+            assert_eq!(cache.get(&key(1)), None, "byte {at}");
+        }
+        std::fs::write(cache.path(&key(2)), &whole).expect("it can be written");
+        assert_eq!(cache.get(&key(2)), None);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn file_that_others_may_write_counts_as_absent() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let (_directory, cache) = cache();
+        cache.put(&key(1), b"a result");
+        for (mode, found) in [(0o600, true), (0o644, true), (0o660, false), (0o602, false)] {
+            std::fs::set_permissions(cache.path(&key(1)), std::fs::Permissions::from_mode(mode)).expect("it is ours");
+            assert_eq!(cache.get(&key(1)).is_some(), found, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn concurrent_writers_and_readers_see_whole_results() {
+        let (_directory, cache) = cache();
+        let results: Vec<Vec<u8>> = (0..4_u8).map(|byte| vec![byte; 100_000]).collect();
+        std::thread::scope(|scope| {
+            for result in &results {
+                scope.spawn(|| (0..20).for_each(|_| cache.put(&key(1), result)));
+                scope.spawn(|| {
+                    for _ in 0..40 {
+                        assert!(cache.get(&key(1)).is_none_or(|found| results.contains(&found)));
+                    }
+                });
+            }
+        });
+        let left = std::fs::read_dir(cache.directory()).expect("it is there").count();
+        assert_eq!(left, 1, "no partial file is left");
+    }
+
+    #[test]
+    fn one_has_the_turn_at_a_time() {
+        let (_directory, cache) = cache();
+        let inside = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let turn = cache.turn(&key(1));
+                    assert!(turn.is_some());
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                    std::thread::sleep(Duration::from_millis(5));
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,114 @@
+//! Where CUDA's own headers are.
+
+use std::path::{Path, PathBuf};
+
+use crate::Nvrtc;
+use crate::error::LinkError;
+
+/// Directories of CUDA's headers: the run time's, and those of CCCL (`cuda/std`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CudaHeaders {
+    /// In the order in which they are to be searched.
+    pub directories: Vec<PathBuf>,
+}
+
+impl CudaHeaders {
+    /// Looks in the variable `PEERWEAVE_CUDA_INCLUDE` (directories as in PATH; if it is set, nothing else is tried), beside the compiler (a toolkit, or the
+    /// wheels of Python), in `CUDA_HOME` and `CUDA_PATH`, and in CUDA's usual directory.
+    ///
+    /// # Errors
+    /// [`LinkError::NotFound`] with the directories that were looked at and what to install.
+    pub fn find(nvrtc: &Nvrtc) -> Result<Self, LinkError> {
+        Self::find_with(nvrtc.path(), &|name| std::env::var_os(name).map(PathBuf::from))
+    }
+
+    fn find_with(library: &Path, variable: &dyn Fn(&str) -> Option<PathBuf>) -> Result<Self, LinkError> {
+        let mut roots: Vec<PathBuf> = Vec::new();
+        if let Some(list) = variable("PEERWEAVE_CUDA_INCLUDE").filter(|list| !list.as_os_str().is_empty()) {
+            roots.extend(std::env::split_paths(&list));
+        } else {
+            let beside = library.canonicalize().unwrap_or_else(|_| library.to_path_buf());
+            // `lib/` of a wheel of CUDA 13, `lib64/` of a toolkit, `targets/x86_64-linux/lib/` of another.
+            roots.extend(beside.ancestors().skip(2).take(1).map(|root| root.join("include")));
+            // The wheels of CUDA 12 have a directory each.
+            if let Some(vendor) = beside.ancestors().nth(3) {
+                roots.extend(["cuda_runtime", "cuda_cccl", "cuda_nvcc"].map(|wheel| vendor.join(wheel).join("include")));
+            }
+            roots.extend(["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| variable(name)).map(|home| home.join("include")));
+            roots.push("/usr/local/cuda/include".into());
+        }
+        let with_cccl: Vec<PathBuf> = roots.iter().flat_map(|root| [root.clone(), root.join("cccl")]).collect();
+        let mut directories = Vec::new();
+        for needed in ["cuda_runtime.h", "cuda/std/type_traits", "crt/host_defines.h"] {
+            match with_cccl.iter().find(|directory| directory.join(needed).is_file()) {
+                Some(directory) if directories.contains(directory) => {}
+                Some(directory) => directories.push(directory.clone()),
+                None => {
+                    return Err(LinkError::NotFound {
+                        what: "CUDA's headers",
+                        remedy: "install a CUDA toolkit or the wheels nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl beside NVRTC's, \
+                                 or set PEERWEAVE_CUDA_INCLUDE to their directories",
+                        tried: with_cccl,
+                    });
+                }
+            }
+        }
+        Ok(Self { directories })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(root: &Path, path: &str) {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().expect("it has one")).expect("temporary directory");
+        std::fs::write(path, "").expect("temporary directory");
+    }
+
+    #[test]
+    fn headers_beside_the_compiler_are_found() {
+        let root = tempfile::tempdir().expect("temporary directory");
+        let root = root.path().canonicalize().expect("it exists");
+        for path in
+            ["lib/libnvrtc.so.13", "include/cuda_runtime.h", "include/crt/host_defines.h", "include/cccl/cuda/std/type_traits"]
+        {
+            file(&root, path);
+        }
+        let found = CudaHeaders::find_with(&root.join("lib/libnvrtc.so.13"), &|_| None).expect("they are there");
+        assert_eq!(found.directories, [root.join("include"), root.join("include/cccl")]);
+    }
+
+    #[test]
+    fn headers_of_separate_wheels_are_found() {
+        let root = tempfile::tempdir().expect("temporary directory");
+        let root = root.path().canonicalize().expect("it exists");
+        for path in [
+            "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+            "nvidia/cuda_runtime/include/cuda_runtime.h",
+            "nvidia/cuda_nvcc/include/crt/host_defines.h",
+            "nvidia/cuda_cccl/include/cuda/std/type_traits",
+        ] {
+            file(&root, path);
+        }
+        let found =
+            CudaHeaders::find_with(&root.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12"), &|_| None).expect("they are there");
+        let wheel = |name: &str| root.join("nvidia").join(name).join("include");
+        assert_eq!(found.directories, [wheel("cuda_runtime"), wheel("cuda_cccl"), wheel("cuda_nvcc")]);
+    }
+
+    #[test]
+    fn variable_is_exclusive_and_the_error_says_what_to_install() {
+        let root = tempfile::tempdir().expect("temporary directory");
+        let empty = root.path().join("empty");
+        let error = CudaHeaders::find_with(Path::new("/nowhere/lib/libnvrtc.so"), &|name| {
+            (name == "PEERWEAVE_CUDA_INCLUDE").then(|| empty.clone())
+        })
+        .expect_err("it is empty");
+        let LinkError::NotFound { tried, .. } = &error else { panic!("{error}") };
+        assert_eq!(tried[..], [empty.clone(), empty.join("cccl")]);
+        assert!(error.to_string().contains("nvidia-cuda-cccl"), "{error}");
+    }
+}

@@ -1,0 +1,245 @@
+//! Inputs of any kind to one cubin: sources are compiled first, and nothing is done where the cache has the result.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::cache::{Cache, Key};
+use crate::error::LinkError;
+use crate::fingerprint::Fingerprint;
+use crate::{Arch, Input, NvJitLink, Nvrtc, Source, Target};
+
+/// What the bytes of an input are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum InputKind {
+    /// Machine code for one architecture, relocatable.
+    Cubin,
+    /// PTX text.
+    Ptx,
+    /// LTO-IR: what a compiler leaves for the linker to optimise.
+    LtoIr,
+    /// Several of these for several architectures.
+    Fatbin,
+    /// An object file of the host with device code in it.
+    Object,
+    /// An archive of such object files.
+    Archive,
+}
+
+impl InputKind {
+    /// `nvJitLinkInputType`.
+    pub(crate) fn number(self) -> i32 {
+        match self {
+            Self::Cubin => 1,
+            Self::Ptx => 2,
+            Self::LtoIr => 3,
+            Self::Fatbin => 4,
+            Self::Object => 5,
+            Self::Archive => 6,
+        }
+    }
+}
+
+/// A linked module.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Linked {
+    /// Machine code for the linker's architecture.
+    pub cubin: Vec<u8>,
+    /// What compiler and linker wrote beside; empty where it came from the cache.
+    pub log: String,
+    /// Whether it came from the cache.
+    pub cached: bool,
+}
+
+impl fmt::Debug for Linked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Linked({} bytes, {})", self.cubin.len(), if self.cached { "from the cache" } else { "linked now" })
+    }
+}
+
+enum Part<'a> {
+    Ready(Input<'a>),
+    Source(Source),
+    File(InputKind, PathBuf),
+}
+
+/// Gathers inputs and links them to a cubin for one architecture.
+///
+/// ```no_run
+/// use peerweave_link::{Arch, Linker, Source};
+///
+/// let ptx = ".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry nothing() { ret; }";
+/// let source = Source::new("add.cu", "extern \"C\" __device__ int add(int a, int b) { return a + b; }");
+/// let linked = Linker::new(Arch::new(9, 0)).ptx("kernels", ptx).source(source).link()?;
+/// println!("{} bytes", linked.cubin.len());
+/// # Ok::<(), peerweave_link::LinkError>(())
+/// ```
+pub struct Linker<'a> {
+    arch: Arch,
+    parts: Vec<Part<'a>>,
+    options: Vec<String>,
+    lto: bool,
+    cache: Option<Cache>,
+}
+
+impl<'a> Linker<'a> {
+    /// A linker for an architecture, without inputs, with the cache of the environment ([`Cache::from_env`]).
+    pub fn new(arch: Arch) -> Self {
+        Self { arch, parts: Vec::new(), options: Vec::new(), lto: false, cache: Cache::from_env() }
+    }
+
+    /// With this cache, or with none.
+    #[must_use]
+    pub fn cache(self, cache: Option<Cache>) -> Self {
+        Self { cache, ..self }
+    }
+
+    /// With PTX text.
+    #[must_use]
+    pub fn ptx(self, name: impl Into<String>, text: &'a str) -> Self {
+        self.input(Input::new(InputKind::Ptx, name, text.as_bytes()))
+    }
+
+    /// With bytes of any kind.
+    #[must_use]
+    pub fn input(mut self, input: Input<'a>) -> Self {
+        self.parts.push(Part::Ready(input));
+        self
+    }
+
+    /// With CUDA C++ text, which NVRTC compiles to relocatable machine code, or to LTO-IR after [`lto`](Self::lto).
+    #[must_use]
+    pub fn source(mut self, source: Source) -> Self {
+        self.parts.push(Part::Source(source));
+        self
+    }
+
+    /// With a file of this kind. The cache knows it by its path, length and time.
+    #[must_use]
+    pub fn file(mut self, kind: InputKind, path: impl Into<PathBuf>) -> Self {
+        self.parts.push(Part::File(kind, path.into()));
+        self
+    }
+
+    /// With an option of nvJitLink's, such as `-g`.
+    #[must_use]
+    pub fn option(mut self, option: impl Into<String>) -> Self {
+        self.options.push(option.into());
+        self
+    }
+
+    /// Lets the linker optimise over all sources and LTO-IR inputs.
+    #[must_use]
+    pub fn lto(self) -> Self {
+        Self { lto: true, ..self }
+    }
+
+    /// Links, or takes the result from the cache.
+    ///
+    /// # Errors
+    /// Those of [`Nvrtc::load`], [`Nvrtc::compile`], [`NvJitLink::load`] and [`NvJitLink::link`]; [`LinkError::Io`] for a file that cannot be read.
+    /// A cache that cannot be read or written is no error: then the result is made again.
+    pub fn link(&self) -> Result<Linked, LinkError> {
+        let Some(cache) = &self.cache else { return self.link_now() };
+        let key = self.key()?;
+        if let Some(cubin) = cache.get(&key) {
+            return Ok(Linked { cubin, log: String::new(), cached: true });
+        }
+        // One process makes it; the others wait for a while, and then find it.
+        let _turn = cache.turn(&key);
+        if let Some(cubin) = cache.get(&key) {
+            return Ok(Linked { cubin, log: String::new(), cached: true });
+        }
+        let linked = self.link_now()?;
+        cache.put(&key, &linked.cubin);
+        Ok(linked)
+    }
+
+    /// The digest of all that decides the result: inputs, options, architecture, and the versions of compiler and linker.
+    ///
+    /// # Errors
+    /// As [`link`](Self::link).
+    pub fn key(&self) -> Result<Key, LinkError> {
+        let mut print = Fingerprint::new();
+        print.text("arch", &self.arch.to_string());
+        print.text("nvJitLink", &NvJitLink::load()?.version().to_string());
+        print.text("lto", if self.lto { "yes" } else { "no" });
+        self.options.iter().for_each(|option| print.text("option", option));
+        for part in &self.parts {
+            match part {
+                Part::Ready(input) => {
+                    print.text("input", &format!("{:?} {}", input.kind, input.name));
+                    print.bytes("bytes", &input.bytes);
+                }
+                Part::Source(source) => {
+                    print.text("NVRTC", &Nvrtc::load()?.version().to_string());
+                    source.fingerprint(&mut print)?;
+                }
+                Part::File(kind, path) => {
+                    print.text("input", &format!("{kind:?}"));
+                    print.file(path)?;
+                }
+            }
+        }
+        Ok(Key::new(print.finish()))
+    }
+
+    fn link_now(&self) -> Result<Linked, LinkError> {
+        let linker = NvJitLink::load()?;
+        let (mut inputs, mut logs) = (Vec::new(), Vec::new());
+        for part in &self.parts {
+            inputs.push(match part {
+                Part::Ready(input) => Input { kind: input.kind, name: input.name.clone(), bytes: Cow::Borrowed(&*input.bytes) },
+                Part::Source(source) => {
+                    let (input, log) = self.compile(linker, source)?;
+                    logs.push(log);
+                    input
+                }
+                Part::File(kind, path) => Input::new(*kind, file_name(path), read(path)?),
+            });
+        }
+        let mut options = self.options.clone();
+        if self.lto {
+            options.push("-lto".into());
+        }
+        let (cubin, log) = linker.link(self.arch, &options, &inputs)?;
+        logs.push(log);
+        logs.retain(|log| !log.is_empty());
+        Ok(Linked { cubin, log: logs.join("\n"), cached: false })
+    }
+
+    fn compile(&self, linker: &NvJitLink, source: &Source) -> Result<(Input<'static>, String), LinkError> {
+        let nvrtc = Nvrtc::load()?;
+        let (kind, target) = match self.lto {
+            true => (InputKind::LtoIr, Target::LtoIr(self.arch)),
+            false => (InputKind::Cubin, Target::Cubin(self.arch)),
+        };
+        // The machine code of one major version is for linkers of that version; LTO-IR for those that are not older.
+        let (compiler, linker) = (nvrtc.version(), linker.version());
+        if compiler.major != linker.major || (self.lto && compiler > linker) {
+            return Err(LinkError::VersionMismatch {
+                what: format!("NVRTC at {}", nvrtc.path().display()),
+                found: compiler.to_string(),
+                expected: format!("the version of nvJitLink, which is {linker}"),
+            });
+        }
+        let compiled = nvrtc.compile(&source.clone().option("-rdc=true"), target)?;
+        Ok((Input::new(kind, source.name(), compiled.image), compiled.log))
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, LinkError> {
+    std::fs::read(path).map_err(|error| LinkError::io(path, &error))
+}
+
+impl fmt::Debug for Linker<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Linker({}, {} inputs)", self.arch, self.parts.len())
+    }
+}

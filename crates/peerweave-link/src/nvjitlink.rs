@@ -1,0 +1,369 @@
+//! nvJitLink, NVIDIA's linker of device code as a library: found, loaded and called.
+//!
+//! Invariants: a handle of the linker's is destroyed by the function that created it, whatever happened between; inputs are given to the library by one
+//! thread of the process. nvJitLink 13.5 keeps a lock, which the same thread may take again, when it refuses a cubin of another architecture: any other
+//! thread would then wait forever.
+
+use std::borrow::Cow;
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::path::Path;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use peerweave_dylib::{Library, MissingSymbol, Search, Visibility};
+
+use crate::error::{LinkError, Version};
+use crate::{Arch, InputKind};
+
+const SEARCH: Search =
+    Search::new("nvJitLink", "PEERWEAVE_NVJITLINK_PATH", &["libnvJitLink.so.13", "libnvJitLink.so.12", "libnvJitLink.so"])
+        .known_by(c"nvJitLinkCreate")
+        .in_wheels(&["nvidia/cu13/lib", "nvidia/nvjitlink/lib"])
+        .in_directories(&[
+            "/usr/local/cuda/lib64",
+            "/usr/local/cuda/targets/x86_64-linux/lib",
+            "/opt/cuda/lib64",
+            "/opt/conda/lib",
+        ]);
+
+type Handle = *mut c_void;
+
+peerweave_dylib::bindings! {
+    /// nvJitLink's functions.
+    struct Api {
+        /// The version.
+        "12.3" fn nvJitLinkVersion(major: *mut c_uint, minor: *mut c_uint) -> c_int;
+        /// A linker with these options.
+        "12.0" fn nvJitLinkCreate(handle: *mut Handle, n_options: u32, options: *const *const c_char) -> c_int;
+        /// Its end.
+        "12.0" fn nvJitLinkDestroy(handle: *mut Handle) -> c_int;
+        /// An input from memory.
+        "12.0" fn nvJitLinkAddData(handle: Handle, kind: c_int, data: *const c_void, bytes: usize, name: *const c_char) -> c_int;
+        /// Links.
+        "12.0" fn nvJitLinkComplete(handle: Handle) -> c_int;
+        /// Length of the cubin.
+        "12.0" fn nvJitLinkGetLinkedCubinSize(handle: Handle, bytes: *mut usize) -> c_int;
+        /// The cubin.
+        "12.0" fn nvJitLinkGetLinkedCubin(handle: Handle, cubin: *mut c_void) -> c_int;
+        /// Length of the messages of errors, with their zero.
+        "12.0" fn nvJitLinkGetErrorLogSize(handle: Handle, bytes: *mut usize) -> c_int;
+        /// The messages of errors.
+        "12.0" fn nvJitLinkGetErrorLog(handle: Handle, log: *mut c_char) -> c_int;
+        /// Length of other messages, with their zero.
+        "12.0" fn nvJitLinkGetInfoLogSize(handle: Handle, bytes: *mut usize) -> c_int;
+        /// Other messages.
+        "12.0" fn nvJitLinkGetInfoLog(handle: Handle, log: *mut c_char) -> c_int;
+    }
+}
+
+/// One input of the linker: bytes of a kind, with a name for messages.
+#[derive(Clone)]
+pub struct Input<'a> {
+    pub(crate) kind: InputKind,
+    pub(crate) name: String,
+    pub(crate) bytes: Cow<'a, [u8]>,
+}
+
+impl<'a> Input<'a> {
+    /// Bytes of a kind. PTX may or may not be ended by a zero.
+    pub fn new(kind: InputKind, name: impl Into<String>, bytes: impl Into<Cow<'a, [u8]>>) -> Self {
+        Self { kind, name: name.into(), bytes: bytes.into() }
+    }
+}
+
+impl fmt::Debug for Input<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Input({:?} {}, {} bytes)", self.kind, self.name, self.bytes.len())
+    }
+}
+
+/// The linker, loaded until the process ends. Any thread may use it; one link runs at a time.
+pub struct NvJitLink(Arc<Loaded>);
+
+struct Loaded {
+    api: Api,
+    version: Version,
+}
+
+/// How long a link may take: linking NVSHMEM's device library takes some seconds on a busy machine.
+const LONGEST_LINK: Duration = Duration::from_secs(300);
+
+/// Runs something on the thread that gives inputs to the library. `None` where it does not end in time.
+fn on_the_linkers_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static) -> Option<R> {
+    type Job = Box<dyn FnOnce() + Send>;
+    static JOBS: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
+    let jobs = JOBS.get_or_init(|| {
+        let (sender, receiver) = channel::<Job>();
+        let work = move || receiver.iter().for_each(|job| job());
+        // Where no thread can be started the channel is closed, which is an error of each link.
+        let _ = std::thread::Builder::new().name("peerweave-link".into()).spawn(work);
+        Mutex::new(sender)
+    });
+    let (done, result) = channel();
+    let job: Job = Box::new(move || drop(done.send(run())));
+    jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job).ok()?;
+    result.recv_timeout(LONGEST_LINK).ok()
+}
+
+impl NvJitLink {
+    /// The linker of this process: found and loaded by the first call that succeeds.
+    ///
+    /// Tried in order: `PEERWEAVE_NVJITLINK_PATH` (a file or a directory; if it is set, nothing else is tried), the wheels of the active Python, the
+    /// dynamic linker's path, CUDA's usual directories.
+    ///
+    /// # Errors
+    /// [`LinkError::Load`] with every path that was tried. A later call tries again.
+    pub fn load() -> Result<&'static Self, LinkError> {
+        static LOADED: OnceLock<NvJitLink> = OnceLock::new();
+        match LOADED.get() {
+            Some(linker) => Ok(linker),
+            None => {
+                let linker = Self::adopt(SEARCH.open(Visibility::Local)?)?;
+                Ok(LOADED.get_or_init(|| linker))
+            }
+        }
+    }
+
+    /// One particular linker: a file, or the directory that has it.
+    ///
+    /// # Safety
+    /// The file is an nvJitLink: what a library is to do when it is loaded runs.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub unsafe fn open(path: &Path) -> Result<Self, LinkError> {
+        // SAFETY: the caller says that it is an nvJitLink.
+        Self::adopt(unsafe { SEARCH.open_at(path, Visibility::Local) }?)
+    }
+
+    fn adopt(library: Library) -> Result<Self, LinkError> {
+        let api = Api::new(library);
+        let (mut major, mut minor): (c_uint, c_uint) = (0, 0);
+        // SAFETY: the pointers are to live integers.
+        match unsafe { api.nvJitLinkVersion(&raw mut major, &raw mut minor) } {
+            Ok(0) => {}
+            // The first libraries cannot tell; what they are is known by what they lack.
+            _ => (major, minor) = (12, 0),
+        }
+        Ok(Self(Arc::new(Loaded { api, version: Version::new(major, minor, 0) })))
+    }
+
+    /// The linker's version, which is that of its CUDA. 12.0 for those before 12.3, which cannot tell.
+    pub fn version(&self) -> Version {
+        self.0.version
+    }
+
+    /// The file that was loaded.
+    pub fn path(&self) -> &Path {
+        self.0.api.library().path()
+    }
+
+    /// Links inputs to a cubin. Most callers want [`Linker`](crate::Linker), which also compiles sources and keeps results on disk.
+    ///
+    /// # Errors
+    /// [`LinkError::Link`] with the linker's log; [`LinkError::VersionMismatch`] for PTX or LTO-IR of a compiler that is newer than the linker, and
+    /// for code of another architecture; [`LinkError::UnknownArch`]; [`LinkError::Misuse`] where there is no input.
+    pub fn link(&self, arch: Arch, options: &[String], inputs: &[Input<'_>]) -> Result<(Vec<u8>, String), LinkError> {
+        let misuse = |what, value: String, expected| LinkError::Misuse { call: "NvJitLink::link", what, value, expected };
+        if inputs.is_empty() {
+            return Err(misuse("the list of inputs", "empty".into(), "at least one input"));
+        }
+        for input in inputs {
+            if input.bytes.is_empty() {
+                return Err(misuse("an input", format!("{} of 0 bytes", input.name), "bytes of its kind"));
+            }
+            check_arch(arch, input)?;
+        }
+        let zero_ended = |text: &str| {
+            CString::new(text).map_err(|_| misuse("an option or name", format!("{text:?}"), "text without zero bytes"))
+        };
+        let options = std::iter::once(format!("-arch={arch}")).chain(options.iter().cloned());
+        let options = options.map(|option| zero_ended(&option)).collect::<Result<Vec<_>, _>>()?;
+        let owned = |input: &Input<'_>| Ok((input.kind, zero_ended(&input.name)?, input.with_zero().into_owned()));
+        let inputs = inputs.iter().map(owned).collect::<Result<Vec<_>, LinkError>>()?;
+        let loaded = Arc::clone(&self.0);
+        on_the_linkers_thread(move || loaded.link(arch, &options, &inputs)).unwrap_or_else(|| {
+            Err(LinkError::Stuck { what: format!("nvJitLink at {}", self.path().display()), waited: LONGEST_LINK })
+        })
+    }
+}
+
+type OwnedInput = (InputKind, CString, Vec<u8>);
+
+impl Loaded {
+    fn link(&self, arch: Arch, options: &[CString], inputs: &[OwnedInput]) -> Result<(Vec<u8>, String), LinkError> {
+        let pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
+        let mut session = Session { linker: self, arch, handle: std::ptr::null_mut(), inputs };
+        // SAFETY: the options are ended by zeros, live until the call is over, and there are as many as is said.
+        let code = unsafe { self.api.nvJitLinkCreate(&raw mut session.handle, pointers.len() as u32, pointers.as_ptr()) }?;
+        session.done(code)?;
+        for (kind, name, bytes) in inputs {
+            // SAFETY: the linker is live; the bytes and the name live until the call is over, in which the linker copies them.
+            let code = unsafe {
+                self.api.nvJitLinkAddData(session.handle, kind.number(), bytes.as_ptr().cast(), bytes.len(), name.as_ptr())
+            }?;
+            session.done(code)?;
+        }
+        // SAFETY: the linker is live.
+        session.done(unsafe { self.api.nvJitLinkComplete(session.handle) }?)?;
+        let mut len = 0;
+        // SAFETY: the linker is live, and the pointer is to a live integer.
+        session.done(unsafe { self.api.nvJitLinkGetLinkedCubinSize(session.handle, &raw mut len) }?)?;
+        let mut cubin = vec![0_u8; len];
+        // SAFETY: there is room for as many bytes as the linker said.
+        session.done(unsafe { self.api.nvJitLinkGetLinkedCubin(session.handle, cubin.as_mut_ptr().cast()) }?)?;
+        let log = session.log(Api::nvJitLinkGetInfoLogSize, Api::nvJitLinkGetInfoLog);
+        tracing::debug!(%arch, inputs = inputs.len(), bytes = cubin.len(), "linked");
+        Ok((cubin, log))
+    }
+}
+
+/// An error for machine code that does not run on the architecture. The library's own refusal has consequences: see the top of this file.
+fn check_arch(arch: Arch, input: &Input<'_>) -> Result<(), LinkError> {
+    let Some(found) = (input.kind == InputKind::Cubin).then(|| arch_of_cubin(&input.bytes)).flatten() else { return Ok(()) };
+    if found.major == arch.major && found.minor <= arch.minor {
+        return Ok(());
+    }
+    Err(LinkError::VersionMismatch {
+        what: format!("the cubin {}", input.name),
+        found: format!("for {found}"),
+        expected: format!("one for {arch}"),
+    })
+}
+
+/// The architecture of a cubin, by the flags in the head of its ELF file; `None` where the file is not one that is known.
+fn arch_of_cubin(bytes: &[u8]) -> Option<Arch> {
+    /// `EM_CUDA`.
+    const MACHINE: [u8; 2] = 190_u16.to_le_bytes();
+    let head = bytes.get(..52)?;
+    if !head.starts_with(b"\x7fELF") || head[18..20] != MACHINE {
+        return None;
+    }
+    // The version of the binary interface says which byte has it.
+    let number = if head[8] >= 8 { head[49] } else { head[48] };
+    Some(Arch::new(number / 10, number % 10))
+}
+
+impl Input<'_> {
+    /// The linker wants text to end in a zero that is counted.
+    fn with_zero(&self) -> Cow<'_, [u8]> {
+        if self.kind == InputKind::Ptx && self.bytes.last() != Some(&0) {
+            let mut text = self.bytes.to_vec();
+            text.push(0);
+            return Cow::Owned(text);
+        }
+        Cow::Borrowed(&self.bytes)
+    }
+}
+
+/// One link, from its creation to its end.
+struct Session<'a> {
+    linker: &'a Loaded,
+    arch: Arch,
+    handle: Handle,
+    inputs: &'a [OwnedInput],
+}
+
+impl Session<'_> {
+    fn done(&self, code: c_int) -> Result<(), LinkError> {
+        if code == 0 {
+            return Ok(());
+        }
+        let mut log = self.log(Api::nvJitLinkGetErrorLogSize, Api::nvJitLinkGetErrorLog);
+        let more = self.log(Api::nvJitLinkGetInfoLogSize, Api::nvJitLinkGetInfoLog);
+        if !more.is_empty() {
+            log = format!("{log}\n{more}");
+        }
+        let (arch, version) = (self.arch.to_string(), self.linker.version);
+        let names = self.inputs.iter().map(|(_, name, _)| name.to_string_lossy()).collect::<Vec<_>>().join(", ");
+        Err(match code {
+            OUTDATED => LinkError::VersionMismatch {
+                what: format!("nvJitLink at {}", self.linker.api.library().path().display()),
+                found: version.to_string(),
+                expected: format!("a version that is not older than the compiler of {names}: {log}"),
+            },
+            _ if log.contains("Unsupported .version") => LinkError::VersionMismatch {
+                what: format!("nvJitLink at {}", self.linker.api.library().path().display()),
+                found: version.to_string(),
+                expected: format!("a version that knows the PTX of {names}: {log}"),
+            },
+            ARCH_MISMATCH => LinkError::VersionMismatch {
+                what: format!("an input of {names}"),
+                found: format!("for another architecture: {log}"),
+                expected: format!("one for {arch}"),
+            },
+            UNRECOGNIZED_ARCH | UNSUPPORTED_ARCH => {
+                LinkError::UnknownArch { what: "nvJitLink", version, arch, known: format!("those of CUDA {version}") }
+            }
+            _ => LinkError::Link { inputs: names, arch, version, status: format!("{code}, {}", name_of(code)), log },
+        })
+    }
+
+    /// What a pair of the linker's functions tells: its length, and then its text. Empty where there is none.
+    fn log(
+        &self,
+        len: unsafe fn(&Api, Handle, *mut usize) -> Result<c_int, MissingSymbol>,
+        get: unsafe fn(&Api, Handle, *mut c_char) -> Result<c_int, MissingSymbol>,
+    ) -> String {
+        let mut bytes = 0;
+        if self.handle.is_null() {
+            return String::new();
+        }
+        // SAFETY: the linker is live, and the pointer is to a live integer.
+        if !matches!(unsafe { len(&self.linker.api, self.handle, &raw mut bytes) }, Ok(0)) || bytes == 0 {
+            return String::new();
+        }
+        let mut text = vec![0_u8; bytes];
+        // SAFETY: there is room for as many bytes as the linker said.
+        if !matches!(unsafe { get(&self.linker.api, self.handle, text.as_mut_ptr().cast()) }, Ok(0)) {
+            return String::new();
+        }
+        String::from_utf8_lossy(&text).trim_end_matches(['\0', '\n']).to_owned()
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        if !self.handle.is_null() {
+            // SAFETY: the linker was created, and nobody else has it.
+            let _ = unsafe { self.linker.api.nvJitLinkDestroy(&raw mut self.handle) };
+        }
+    }
+}
+
+const ARCH_MISMATCH: c_int = 13;
+const OUTDATED: c_int = 14;
+const UNRECOGNIZED_ARCH: c_int = 16;
+const UNSUPPORTED_ARCH: c_int = 17;
+
+fn name_of(code: c_int) -> &'static str {
+    const NAMES: [&str; 18] = [
+        "NVJITLINK_SUCCESS",
+        "NVJITLINK_ERROR_UNRECOGNIZED_OPTION",
+        "NVJITLINK_ERROR_MISSING_ARCH",
+        "NVJITLINK_ERROR_INVALID_INPUT",
+        "NVJITLINK_ERROR_PTX_COMPILE",
+        "NVJITLINK_ERROR_NVVM_COMPILE",
+        "NVJITLINK_ERROR_INTERNAL",
+        "NVJITLINK_ERROR_THREADPOOL",
+        "NVJITLINK_ERROR_UNRECOGNIZED_INPUT",
+        "NVJITLINK_ERROR_FINALIZE",
+        "NVJITLINK_ERROR_NULL_INPUT",
+        "NVJITLINK_ERROR_INCOMPATIBLE_OPTIONS",
+        "NVJITLINK_ERROR_INCORRECT_INPUT_TYPE",
+        "NVJITLINK_ERROR_ARCH_MISMATCH",
+        "NVJITLINK_ERROR_OUTDATED_LIBRARY",
+        "NVJITLINK_ERROR_MISSING_FATBIN",
+        "NVJITLINK_ERROR_UNRECOGNIZED_ARCH",
+        "NVJITLINK_ERROR_UNSUPPORTED_ARCH",
+    ];
+    usize::try_from(code).ok().and_then(|code| NAMES.get(code)).unwrap_or(&"a code that this crate does not know")
+}
+
+impl fmt::Debug for NvJitLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NvJitLink({} at {})", self.version(), self.path().display())
+    }
+}

@@ -1,0 +1,322 @@
+//! NVRTC, NVIDIA's compiler of CUDA C++ as a library: found, loaded and called.
+//!
+//! Invariant: a program of the compiler's is destroyed by the function that created it, whatever happened between.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::fmt;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use peerweave_dylib::{Library, MissingSymbol, Search, Visibility};
+
+use crate::error::{LinkError, Version};
+use crate::{Arch, Source};
+
+const SEARCH: Search = Search::new("NVRTC", "PEERWEAVE_NVRTC_PATH", &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"])
+    .known_by(c"nvrtcCompileProgram")
+    .in_wheels(&["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"])
+    .in_directories(&["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/opt/cuda/lib64", "/opt/conda/lib"]);
+
+/// The oldest NVRTC that is used: the first with LTO-IR under its present name, and with `sm_90`.
+const OLDEST: Version = Version::new(12, 0, 0);
+
+type Program = *mut std::ffi::c_void;
+
+peerweave_dylib::bindings! {
+    /// NVRTC's functions.
+    struct Api {
+        /// The version.
+        "7.0" fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> c_int;
+        /// The text of a code.
+        "7.0" fn nvrtcGetErrorString(code: c_int) -> *const c_char;
+        /// How many architectures there are.
+        "11.2" fn nvrtcGetNumSupportedArchs(count: *mut c_int) -> c_int;
+        /// Their numbers.
+        "11.2" fn nvrtcGetSupportedArchs(archs: *mut c_int) -> c_int;
+        /// A translation unit.
+        "7.0" fn nvrtcCreateProgram(
+            program: *mut Program, source: *const c_char, name: *const c_char, n_headers: c_int, headers: *const *const c_char,
+            names: *const *const c_char,
+        ) -> c_int;
+        /// Its end.
+        "7.0" fn nvrtcDestroyProgram(program: *mut Program) -> c_int;
+        /// Compiles it.
+        "7.0" fn nvrtcCompileProgram(program: Program, n_options: c_int, options: *const *const c_char) -> c_int;
+        /// Length of the log with its zero.
+        "7.0" fn nvrtcGetProgramLogSize(program: Program, bytes: *mut usize) -> c_int;
+        /// The log.
+        "7.0" fn nvrtcGetProgramLog(program: Program, log: *mut c_char) -> c_int;
+        /// Length of the PTX with its zero.
+        "7.0" fn nvrtcGetPTXSize(program: Program, bytes: *mut usize) -> c_int;
+        /// The PTX.
+        "7.0" fn nvrtcGetPTX(program: Program, ptx: *mut c_char) -> c_int;
+        /// Length of the cubin.
+        "11.2" fn nvrtcGetCUBINSize(program: Program, bytes: *mut usize) -> c_int;
+        /// The cubin.
+        "11.2" fn nvrtcGetCUBIN(program: Program, cubin: *mut c_char) -> c_int;
+        /// Length of the LTO-IR.
+        "12.0" fn nvrtcGetLTOIRSize(program: Program, bytes: *mut usize) -> c_int;
+        /// The LTO-IR.
+        "12.0" fn nvrtcGetLTOIR(program: Program, ir: *mut c_char) -> c_int;
+    }
+}
+
+/// What a source is compiled to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Target {
+    /// PTX text of a virtual architecture, ended by a zero.
+    Ptx(Arch),
+    /// Machine code of one architecture.
+    Cubin(Arch),
+    /// What nvJitLink optimises over several inputs.
+    LtoIr(Arch),
+}
+
+impl Target {
+    /// The architecture.
+    pub fn arch(self) -> Arch {
+        match self {
+            Self::Ptx(arch) | Self::Cubin(arch) | Self::LtoIr(arch) => arch,
+        }
+    }
+}
+
+/// What the compiler produced.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Compiled {
+    /// PTX, a cubin or LTO-IR.
+    pub image: Vec<u8>,
+    /// Warnings and remarks; empty where there are none.
+    pub log: String,
+}
+
+impl fmt::Debug for Compiled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Compiled({} bytes, log of {} bytes)", self.image.len(), self.log.len())
+    }
+}
+
+/// The compiler, loaded until the process ends. Any thread may use it.
+pub struct Nvrtc {
+    api: Api,
+    version: Version,
+}
+
+impl Nvrtc {
+    /// The compiler of this process: found and loaded by the first call that succeeds.
+    ///
+    /// Tried in order: `PEERWEAVE_NVRTC_PATH` (a file or a directory; if it is set, nothing else is tried), the wheels of the active Python, the
+    /// dynamic linker's path, CUDA's usual directories.
+    ///
+    /// ```
+    /// match peerweave_link::Nvrtc::load() {
+    ///     Ok(nvrtc) => println!("NVRTC {}", nvrtc.version()),
+    ///     Err(error) => println!("{error}"), // names every path that was tried
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`LinkError::Load`] with every path that was tried; [`LinkError::VersionMismatch`] for a compiler older than 12.0. A later call tries again.
+    pub fn load() -> Result<&'static Self, LinkError> {
+        static LOADED: OnceLock<Nvrtc> = OnceLock::new();
+        match LOADED.get() {
+            Some(nvrtc) => Ok(nvrtc),
+            None => {
+                let nvrtc = Self::adopt(SEARCH.open(Visibility::Local)?)?;
+                Ok(LOADED.get_or_init(|| nvrtc))
+            }
+        }
+    }
+
+    /// One particular compiler: a file, or the directory that has it.
+    ///
+    /// # Safety
+    /// The file is an NVRTC: what a library is to do when it is loaded runs.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub unsafe fn open(path: &Path) -> Result<Self, LinkError> {
+        // SAFETY: the caller says that it is an NVRTC.
+        Self::adopt(unsafe { SEARCH.open_at(path, Visibility::Local) }?)
+    }
+
+    fn adopt(library: Library) -> Result<Self, LinkError> {
+        let api = Api::new(library);
+        let (mut major, mut minor): (c_int, c_int) = (0, 0);
+        // SAFETY: the pointers are to live integers.
+        let code = unsafe { api.nvrtcVersion(&raw mut major, &raw mut minor) }?;
+        let version = Version::new(major.unsigned_abs(), minor.unsigned_abs(), 0);
+        if code != 0 || version < OLDEST {
+            return Err(LinkError::VersionMismatch {
+                what: format!("NVRTC at {}", api.library().path().display()),
+                found: version.to_string(),
+                expected: format!("{OLDEST} or newer"),
+            });
+        }
+        Ok(Self { api, version })
+    }
+
+    /// The compiler's version, which is that of its CUDA.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The file that was loaded.
+    pub fn path(&self) -> &Path {
+        self.api.library().path()
+    }
+
+    /// The architectures that it compiles for, in ascending order, without suffixes.
+    ///
+    /// # Errors
+    /// [`LinkError::Missing`] where the library lacks the question.
+    pub fn archs(&self) -> Result<Vec<Arch>, LinkError> {
+        let mut count: c_int = 0;
+        // SAFETY: the pointer is to a live integer.
+        let code = unsafe { self.api.nvrtcGetNumSupportedArchs(&raw mut count) }?;
+        let mut numbers = vec![0; if code == 0 { count.unsigned_abs() as usize } else { 0 }];
+        if !numbers.is_empty() {
+            // SAFETY: there is room for as many numbers as the library said.
+            let _ = unsafe { self.api.nvrtcGetSupportedArchs(numbers.as_mut_ptr()) }?;
+        }
+        Ok(numbers.iter().map(|number: &c_int| Arch::new((number / 10) as u8, (number % 10) as u8)).collect())
+    }
+
+    /// Compiles a source. Takes as long as the compiler takes; any number of threads may compile at once.
+    ///
+    /// ```no_run
+    /// use peerweave_link::{Arch, Nvrtc, Source, Target};
+    ///
+    /// let source = Source::new("one.cu", "extern \"C\" __global__ void one(int* x) { *x = 1; }");
+    /// let compiled = Nvrtc::load()?.compile(&source, Target::Ptx(Arch::new(9, 0)))?;
+    /// assert!(compiled.image.starts_with(b"//"));
+    /// # Ok::<(), peerweave_link::LinkError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`LinkError::Compile`] with the compiler's log; [`LinkError::UnknownArch`]; [`LinkError::Misuse`] for text with a zero byte.
+    pub fn compile(&self, source: &Source, target: Target) -> Result<Compiled, LinkError> {
+        let archs = self.archs()?;
+        let plain = Arch { suffix: None, ..target.arch() };
+        if !archs.is_empty() && !archs.contains(&plain) {
+            return Err(LinkError::UnknownArch {
+                what: "NVRTC",
+                version: self.version,
+                arch: target.arch().to_string(),
+                known: archs.iter().map(Arch::to_string).collect::<Vec<_>>().join(", "),
+            });
+        }
+        let (text, name) = (zero_ended("text", &source.text)?, zero_ended("name", &source.name)?);
+        let names = source.headers.iter().map(|(name, _)| zero_ended("header", name)).collect::<Result<Vec<_>, _>>()?;
+        let texts = source.headers.iter().map(|(_, text)| zero_ended("header", text)).collect::<Result<Vec<_>, _>>()?;
+        let options = options(source, target).iter().map(|option| zero_ended("option", option)).collect::<Result<Vec<_>, _>>()?;
+        let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
+        let (names, texts, options) = (pointers(&names), pointers(&texts), (pointers(&options), options));
+        let mut program = OwnedProgram { api: &self.api, program: std::ptr::null_mut() };
+        // SAFETY: all texts are ended by zeros and live until the call is over; the lists have as many elements as is said.
+        let code = unsafe {
+            self.api.nvrtcCreateProgram(
+                &raw mut program.program,
+                text.as_ptr(),
+                name.as_ptr(),
+                texts.len() as c_int,
+                texts.as_ptr(),
+                names.as_ptr(),
+            )
+        }?;
+        self.done(source, code, String::new)?;
+        // SAFETY: the program was created, and the options live until the call is over.
+        let code = unsafe { self.api.nvrtcCompileProgram(program.program, options.0.len() as c_int, options.0.as_ptr()) }?;
+        let log = String::from_utf8_lossy(&self.bytes(&program, Api::nvrtcGetProgramLogSize, Api::nvrtcGetProgramLog)?)
+            .trim_end_matches(['\0', '\n'])
+            .to_owned();
+        self.done(source, code, || log.clone())?;
+        let image = match target {
+            Target::Ptx(_) => self.bytes(&program, Api::nvrtcGetPTXSize, Api::nvrtcGetPTX),
+            Target::Cubin(_) => self.bytes(&program, Api::nvrtcGetCUBINSize, Api::nvrtcGetCUBIN),
+            Target::LtoIr(_) => self.bytes(&program, Api::nvrtcGetLTOIRSize, Api::nvrtcGetLTOIR),
+        }?;
+        tracing::debug!(source = source.name, arch = %target.arch(), bytes = image.len(), "compiled");
+        Ok(Compiled { image, log })
+    }
+
+    /// What a pair of NVRTC's functions tells of a program: its length, and then its bytes.
+    fn bytes(
+        &self,
+        program: &OwnedProgram<'_>,
+        len: unsafe fn(&Api, Program, *mut usize) -> Result<c_int, MissingSymbol>,
+        get: unsafe fn(&Api, Program, *mut c_char) -> Result<c_int, MissingSymbol>,
+    ) -> Result<Vec<u8>, LinkError> {
+        let mut bytes = 0;
+        // SAFETY: the program is live, and the pointer is to a live integer.
+        if unsafe { len(&self.api, program.program, &raw mut bytes) }? != 0 {
+            return Ok(Vec::new());
+        }
+        let mut image = vec![0; bytes];
+        // SAFETY: there is room for as many bytes as the library said.
+        let code = if bytes == 0 { 0 } else { unsafe { get(&self.api, program.program, image.as_mut_ptr().cast()) }? };
+        Ok(if code == 0 { image } else { Vec::new() })
+    }
+
+    fn done(&self, source: &Source, code: c_int, log: impl FnOnce() -> String) -> Result<(), LinkError> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: the function takes any number.
+        let text = unsafe { self.api.nvrtcGetErrorString(code) }?;
+        let text = if text.is_null() {
+            String::new()
+        } else {
+            // SAFETY: the library gives the address of a constant that is ended by a zero.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        };
+        Err(LinkError::Compile {
+            name: source.name.clone(),
+            version: self.version,
+            status: format!("{code}, {text}"),
+            log: log(),
+        })
+    }
+}
+
+/// The options for a target, then the source's own, then its directories.
+fn options(source: &Source, target: Target) -> Vec<String> {
+    let arch = match target {
+        Target::Ptx(arch) => vec![format!("--gpu-architecture={}", arch.virtual_name())],
+        Target::Cubin(arch) => vec![format!("--gpu-architecture={arch}")],
+        Target::LtoIr(arch) => vec![format!("--gpu-architecture={}", arch.virtual_name()), "-dlto".into()],
+    };
+    let include = source.include.iter().map(|directory| format!("--include-path={}", directory.display()));
+    arch.into_iter().chain(source.options.iter().cloned()).chain(include).collect()
+}
+
+fn zero_ended(what: &'static str, text: &str) -> Result<CString, LinkError> {
+    CString::new(text).map_err(|error| LinkError::Misuse {
+        call: "Nvrtc::compile",
+        what,
+        value: format!("text with a zero byte at {}", error.nul_position()),
+        expected: "text without zero bytes",
+    })
+}
+
+struct OwnedProgram<'a> {
+    api: &'a Api,
+    program: Program,
+}
+
+impl Drop for OwnedProgram<'_> {
+    fn drop(&mut self) {
+        if !self.program.is_null() {
+            // SAFETY: the program was created, and nobody else has it.
+            let _ = unsafe { self.api.nvrtcDestroyProgram(&raw mut self.program) };
+        }
+    }
+}
+
+impl fmt::Debug for Nvrtc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Nvrtc({} at {})", self.version, self.path().display())
+    }
+}

@@ -1,0 +1,152 @@
+//! Compiles and links with NVIDIA's own libraries. Ignored unless asked for, since most machines lack them: `.ci/link` installs them.
+#![cfg(target_os = "linux")]
+
+use std::path::Path;
+
+use object::{Object as _, ObjectSymbol as _};
+use peerweave_link::{Arch, Cache, Input, InputKind, LinkError, Linker, NvJitLink, Nvrtc, Source, Target};
+
+const HOPPER: Arch = Arch::new(9, 0);
+
+const PTX: &str = "
+.version 7.8
+.target sm_90
+.address_size 64
+.extern .func (.param .b32 result) twice (.param .b32 x);
+.visible .entry kernel(.param .u64 place, .param .u32 x) {
+    .reg .u64 %p; .reg .b32 %v;
+    ld.param.u64 %p, [place];
+    ld.param.b32 %v, [x];
+    { .param .b32 a; .param .b32 r; st.param.b32 [a], %v; call.uni (r), twice, (a); ld.param.b32 %v, [r]; }
+    st.global.b32 [%p], %v;
+    ret;
+}
+";
+
+fn twice() -> Source {
+    Source::new("twice.cu", "#include \"two.h\"\nextern \"C\" __device__ int twice(int x) { return TWO * x; }")
+        .header("two.h", "#define TWO 2")
+}
+
+/// The names of the global symbols of a cubin, which is an ELF file.
+fn symbols(cubin: &[u8]) -> Vec<String> {
+    let file = object::File::parse(cubin).expect("a cubin is an ELF file");
+    file.symbols().filter(|symbol| symbol.is_global()).filter_map(|symbol| symbol.name().ok().map(str::to_owned)).collect()
+}
+
+#[test]
+#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
+fn ptx_and_source_link_to_a_cubin_with_the_kernel() {
+    let linked = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).source(twice()).link().expect("it links");
+    assert!(symbols(&linked.cubin).contains(&"kernel".to_owned()));
+    let lto = Linker::new(HOPPER).cache(None).lto().ptx("kernel", PTX).source(twice()).link().expect("it links");
+    assert!(symbols(&lto.cubin).contains(&"kernel".to_owned()));
+}
+
+#[test]
+#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
+fn every_target_of_the_compiler_is_an_input_of_the_linker() {
+    let nvrtc = Nvrtc::load().expect("it is installed");
+    let source = twice().option("-rdc=true");
+    for (target, kind, lto) in [
+        (Target::Ptx(HOPPER), InputKind::Ptx, false),
+        (Target::Cubin(HOPPER), InputKind::Cubin, false),
+        (Target::LtoIr(HOPPER), InputKind::LtoIr, true),
+    ] {
+        let compiled = nvrtc.compile(&source, target).expect("it compiles");
+        let linker = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).input(Input::new(kind, "twice", compiled.image));
+        let linked = if lto { linker.lto() } else { linker }.link().expect("it links");
+        assert!(symbols(&linked.cubin).contains(&"kernel".to_owned()), "{target:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
+fn refused_source_gives_the_compilers_log() {
+    let source = Source::new("wrong.cu", "__global__ void f() { undeclared = 1; }");
+    let error = Linker::new(HOPPER).cache(None).source(source).link().expect_err("it is wrong");
+    let LinkError::Compile { name, log, .. } = &error else { panic!("{error}") };
+    assert_eq!(name, "wrong.cu");
+    assert!(log.contains("wrong.cu(1)") && log.contains("undeclared"), "{log}");
+}
+
+#[test]
+#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
+fn missing_function_gives_the_linkers_log() {
+    let error = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).link().expect_err("`twice` is nowhere");
+    let LinkError::Link { inputs, log, .. } = &error else { panic!("{error}") };
+    assert_eq!(inputs, "kernel");
+    assert!(log.contains("twice"), "{log}");
+}
+
+#[test]
+#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
+fn ptx_newer_than_the_linker_is_a_version_mismatch() {
+    let newer = PTX.replace(".version 7.8", ".version 19.9");
+    let error = Linker::new(HOPPER).cache(None).ptx("kernel", &newer).link().expect_err("no linker knows it");
+    assert!(matches!(error, LinkError::VersionMismatch { .. }), "{error}");
+}
+
+#[test]
+#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
+fn architecture_that_does_not_exist_is_refused() {
+    let error =
+        Nvrtc::load().expect("it is installed").compile(&twice(), Target::Ptx(Arch::new(9, 9))).expect_err("there is none");
+    assert!(matches!(error, LinkError::UnknownArch { .. }), "{error}");
+    let error = Linker::new(Arch::new(9, 9)).cache(None).ptx("kernel", PTX).link().expect_err("there is none");
+    assert!(matches!(error, LinkError::UnknownArch { .. }), "{error}");
+}
+
+#[test]
+#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
+fn code_of_another_architecture_is_a_version_mismatch() {
+    let other = Nvrtc::load().expect("it is installed").compile(&twice().option("-rdc=true"), Target::Cubin(Arch::new(10, 0)));
+    let input = Input::new(InputKind::Cubin, "twice", other.expect("it compiles").image);
+    let error = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).input(input).link().expect_err("sm_100 is not sm_90");
+    assert!(matches!(error, LinkError::VersionMismatch { .. }), "{error}");
+}
+
+/// nvJitLink 13.5 keeps a lock in this case, and a link by another thread then never ended.
+#[test]
+#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
+fn other_threads_link_after_a_refused_cubin() {
+    let hopper_alone = HOPPER.with_suffix('a');
+    let other = Nvrtc::load().expect("it is installed").compile(&twice().option("-rdc=true"), Target::Cubin(hopper_alone));
+    let cubin = other.expect("it compiles").image;
+    let refused = || {
+        let input = Input::new(InputKind::Cubin, "twice", cubin.clone());
+        Linker::new(HOPPER).cache(None).ptx("kernel", PTX).input(input).link().expect_err("sm_90a is not sm_90")
+    };
+    std::thread::scope(|scope| drop(scope.spawn(refused).join().expect("it is refused")));
+    Linker::new(HOPPER).cache(None).ptx("kernel", PTX).source(twice()).link().expect("it links");
+}
+
+#[test]
+#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
+fn second_link_comes_from_the_cache_until_an_input_changes() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let headers = tempfile::tempdir().expect("temporary directory");
+    std::fs::write(headers.path().join("three.h"), "#define THREE 3").expect("it is ours");
+    let cache = Cache::in_directory(directory.path()).expect("it is there");
+    let link = |ptx: &str| {
+        let linker = Linker::new(HOPPER).cache(Some(cache.clone())).ptx("kernel", ptx).source(twice().include(headers.path()));
+        linker.link().expect("it links")
+    };
+    let first = link(PTX);
+    let second = link(PTX);
+    assert_eq!((first.cached, second.cached), (false, true));
+    assert_eq!(first.cubin, second.cubin);
+    assert!(!link(&PTX.replace("kernel", "other")).cached, "another text");
+    std::fs::write(headers.path().join("three.h"), "#define THREE 33").expect("it is ours");
+    assert!(!link(PTX).cached, "another header");
+}
+
+#[test]
+fn libraries_that_are_absent_are_named_with_their_variables() {
+    // SAFETY: nothing is loaded, since there is no such file.
+    let error = unsafe { Nvrtc::open(Path::new("/nowhere/libnvrtc.so.13")) }.expect_err("it is not there");
+    assert!(matches!(error, LinkError::Load(_)) && error.to_string().contains("PEERWEAVE_NVRTC_PATH"), "{error}");
+    // SAFETY: as above.
+    let error = unsafe { NvJitLink::open(Path::new("/nowhere/libnvJitLink.so.13")) }.expect_err("it is not there");
+    assert!(matches!(error, LinkError::Load(_)) && error.to_string().contains("PEERWEAVE_NVJITLINK_PATH"), "{error}");
+}
