@@ -1,7 +1,5 @@
-//! Compiles and links with NVIDIA's own libraries. Ignored unless asked for, since most machines lack them: `.ci/link` installs them.
+//! Compiles and links with NVIDIA's own libraries, under the feature `test-with-libraries`: `.ci/link` installs them.
 #![cfg(target_os = "linux")]
-
-use std::path::Path;
 
 use object::{Object as _, ObjectSymbol as _};
 use peerweave_link::{Arch, Cache, Input, InputKind, LinkError, Linker, NvJitLink, Nvrtc, Source, Target};
@@ -35,7 +33,6 @@ fn symbols(cubin: &[u8]) -> Vec<String> {
 }
 
 #[test]
-#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
 fn ptx_and_source_link_to_a_cubin_with_the_kernel() {
     let linked = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).source(twice()).link().expect("it links");
     assert!(symbols(&linked.cubin).contains(&"kernel".to_owned()));
@@ -44,7 +41,6 @@ fn ptx_and_source_link_to_a_cubin_with_the_kernel() {
 }
 
 #[test]
-#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
 fn every_target_of_the_compiler_is_an_input_of_the_linker() {
     let nvrtc = Nvrtc::load().expect("it is installed");
     let source = twice().option("-rdc=true");
@@ -61,7 +57,6 @@ fn every_target_of_the_compiler_is_an_input_of_the_linker() {
 }
 
 #[test]
-#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
 fn refused_source_gives_the_compilers_log() {
     let source = Source::new("wrong.cu", "__global__ void f() { undeclared = 1; }");
     let error = Linker::new(HOPPER).cache(None).source(source).link().expect_err("it is wrong");
@@ -71,7 +66,6 @@ fn refused_source_gives_the_compilers_log() {
 }
 
 #[test]
-#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
 fn missing_function_gives_the_linkers_log() {
     let error = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).link().expect_err("`twice` is nowhere");
     let LinkError::Link { inputs, log, .. } = &error else { panic!("{error}") };
@@ -80,7 +74,6 @@ fn missing_function_gives_the_linkers_log() {
 }
 
 #[test]
-#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
 fn ptx_newer_than_the_linker_is_a_version_mismatch() {
     let newer = PTX.replace(".version 7.8", ".version 19.9");
     let error = Linker::new(HOPPER).cache(None).ptx("kernel", &newer).link().expect_err("no linker knows it");
@@ -88,7 +81,6 @@ fn ptx_newer_than_the_linker_is_a_version_mismatch() {
 }
 
 #[test]
-#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
 fn architecture_that_does_not_exist_is_refused() {
     let error =
         Nvrtc::load().expect("it is installed").compile(&twice(), Target::Ptx(Arch::new(9, 9))).expect_err("there is none");
@@ -98,7 +90,6 @@ fn architecture_that_does_not_exist_is_refused() {
 }
 
 #[test]
-#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
 fn code_of_another_architecture_is_a_version_mismatch() {
     let other = Nvrtc::load().expect("it is installed").compile(&twice().option("-rdc=true"), Target::Cubin(Arch::new(10, 0)));
     let input = Input::new(InputKind::Cubin, "twice", other.expect("it compiles").image);
@@ -108,7 +99,6 @@ fn code_of_another_architecture_is_a_version_mismatch() {
 
 /// nvJitLink 13.5 keeps a lock in this case, and a link by another thread then never ended.
 #[test]
-#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
 fn other_threads_link_after_a_refused_cubin() {
     let hopper_alone = HOPPER.with_suffix('a');
     let other = Nvrtc::load().expect("it is installed").compile(&twice().option("-rdc=true"), Target::Cubin(hopper_alone));
@@ -122,7 +112,6 @@ fn other_threads_link_after_a_refused_cubin() {
 }
 
 #[test]
-#[ignore = "needs NVRTC and nvJitLink: .ci/link"]
 fn second_link_comes_from_the_cache_until_an_input_changes() {
     let directory = tempfile::tempdir().expect("temporary directory");
     let headers = tempfile::tempdir().expect("temporary directory");
@@ -139,14 +128,4 @@ fn second_link_comes_from_the_cache_until_an_input_changes() {
     assert!(!link(&PTX.replace("kernel", "other")).cached, "another text");
     std::fs::write(headers.path().join("three.h"), "#define THREE 33").expect("it is ours");
     assert!(!link(PTX).cached, "another header");
-}
-
-#[test]
-fn libraries_that_are_absent_are_named_with_their_variables() {
-    // SAFETY: nothing is loaded, since there is no such file.
-    let error = unsafe { Nvrtc::open(Path::new("/nowhere/libnvrtc.so.13")) }.expect_err("it is not there");
-    assert!(matches!(error, LinkError::Load(_)) && error.to_string().contains("PEERWEAVE_NVRTC_PATH"), "{error}");
-    // SAFETY: as above.
-    let error = unsafe { NvJitLink::open(Path::new("/nowhere/libnvJitLink.so.13")) }.expect_err("it is not there");
-    assert!(matches!(error, LinkError::Load(_)) && error.to_string().contains("PEERWEAVE_NVJITLINK_PATH"), "{error}");
 }
