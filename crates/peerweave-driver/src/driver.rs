@@ -12,7 +12,8 @@ use crate::cudarc::driver::CudaContext;
 use crate::cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute};
 use crate::{Api, CudaCode, CudaError, DriverError};
 
-const SEARCH: Search = Search::without_variable("CUDA's driver", &["libcuda.so", "libcuda.so.1"]);
+// SAFETY: what a system has under these names is CUDA's driver, or stands in for it.
+const SEARCH: Search = unsafe { Search::without_variable("CUDA's driver", &["libcuda.so", "libcuda.so.1"]) };
 
 /// CUDA's driver, loaded and initialised.
 #[derive(Debug)]

@@ -9,6 +9,27 @@ use crate::{Attempt, Library, LoadError, Visibility, python};
 ///
 /// The order: the variable, if it is set (a file or a directory; then nothing else is tried); the wheels of the active Python; the dynamic
 /// linker's own path; the well-known directories. In each place the file names are tried in their order.
+///
+/// A library that is loaded runs its initialisers, whatever they do. So a search is `unsafe` to make, where its file names are chosen, and safe to use: the file
+/// that it finds under one of those names was put there by whoever runs the program (through the variable, the Python environment, the system), who vouches for
+/// it as for the program itself. Safe code cannot have a file of its own choice loaded:
+///
+/// ```compile_fail,E0133
+/// use peerweave_dylib::{Search, Visibility};
+///
+/// let search = Search::without_variable("anything", &["/tmp/anything.so"]);
+/// ```
+///
+/// ```
+/// use peerweave_dylib::{Search, Visibility};
+///
+/// // SAFETY: what a system has under this name is its C library.
+/// const SEARCH: Search = unsafe { Search::without_variable("libc", &["libc.so.6"]) };
+///
+/// # #[cfg(all(target_os = "linux", target_env = "gnu"))]
+/// assert!(SEARCH.open(Visibility::Local)?.symbol(c"malloc").is_some());
+/// # Ok::<(), peerweave_dylib::LoadError>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Search {
     product: &'static str,
@@ -24,7 +45,10 @@ impl Search {
     ///
     /// # Panics
     /// If there is no file name: a mistake in the source, not in its input.
-    pub const fn new(product: &'static str, variable: &'static str, file_names: &'static [&'static str]) -> Self {
+    ///
+    /// # Safety
+    /// Files of these names, in whichever directory, are the product, and loading it is sound.
+    pub const unsafe fn new(product: &'static str, variable: &'static str, file_names: &'static [&'static str]) -> Self {
         assert!(!file_names.is_empty(), "a search needs at least one file name");
         Self { product, variable: Some(variable), file_names, mark: None, wheel_directories: &[], system_directories: &[] }
     }
@@ -33,7 +57,10 @@ impl Search {
     ///
     /// # Panics
     /// As [`new`](Self::new).
-    pub const fn without_variable(product: &'static str, file_names: &'static [&'static str]) -> Self {
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    pub const unsafe fn without_variable(product: &'static str, file_names: &'static [&'static str]) -> Self {
         assert!(!file_names.is_empty(), "a search needs at least one file name");
         Self { product, variable: None, file_names, mark: None, wheel_directories: &[], system_directories: &[] }
     }
@@ -66,7 +93,8 @@ impl Search {
     /// # Errors
     /// [`LoadError`] with every path that was tried. A file that is not there is not handed to the dynamic linker.
     pub fn open(&self, visibility: Visibility) -> Result<Library, LoadError> {
-        self.open_with(visibility, &|name| std::env::var_os(name))
+        // SAFETY: the environment is what whoever runs the program gave it.
+        unsafe { self.open_with(visibility, &|name| std::env::var_os(name)) }
     }
 
     /// Opens a file, or the first file of that kind in a directory, and tries nothing else.
@@ -90,9 +118,17 @@ impl Search {
 
     /// As [`open`](Self::open), with the environment as a function: for tests, and for programs with settings of their own.
     ///
+    /// # Safety
+    /// The file that the variable names, and those of the product's names in the directories that the function's answers lead to (`PATH`, `PYTHONPATH`,
+    /// `VIRTUAL_ENV`, `CONDA_PREFIX`, `HOME`), are the product: what a library is to do when it is loaded runs.
+    ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_with(&self, visibility: Visibility, variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Library, LoadError> {
+    pub unsafe fn open_with(
+        &self,
+        visibility: Visibility,
+        variable: &dyn Fn(&str) -> Option<OsString>,
+    ) -> Result<Library, LoadError> {
         if let Some(path) = self.variable.and_then(variable).filter(|value| !value.is_empty()) {
             return self.at(Path::new(&path), visibility);
         }
@@ -171,22 +207,29 @@ impl Search {
 mod tests {
     use super::*;
 
-    const SEARCH: Search = Search::new("libm", "TEST_LIBM_PATH", &["libm.so.6"]).in_directories(&["/nowhere/at/all"]);
-    const ABSENT: Search = Search::new("Nothing", "TEST_NOTHING_PATH", &["libnothing.so.7", "libnothing.so"])
+    // SAFETY: what a system has under this name is its mathematics.
+    const SEARCH: Search = unsafe { Search::new("libm", "TEST_LIBM_PATH", &["libm.so.6"]) }.in_directories(&["/nowhere/at/all"]);
+    // SAFETY: nobody has these.
+    const ABSENT: Search = unsafe { Search::new("Nothing", "TEST_NOTHING_PATH", &["libnothing.so.7", "libnothing.so"]) }
         .in_wheels(&["vendor/lib"])
         .in_directories(&["/nowhere/at/all"]);
 
+    /// Opens with these variables.
+    fn open_with(search: &Search, variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Library, LoadError> {
+        // SAFETY: the variables lead to empty directories and to copies of the system's library.
+        unsafe { search.open_with(Visibility::Local, variable) }
+    }
+
     #[test]
     fn linker_finds_what_the_system_has() {
-        let library = SEARCH.open_with(Visibility::Local, &|_| None).expect("every Linux has libm");
+        let library = open_with(&SEARCH, &|_| None).expect("every Linux has libm");
         assert!(library.symbol(c"cos").is_some());
         assert_eq!(library.product(), "libm");
     }
 
     #[test]
     fn variable_is_exclusive_even_where_the_library_is_elsewhere() {
-        let error = SEARCH
-            .open_with(Visibility::Local, &|name| (name == "TEST_LIBM_PATH").then(|| "/nowhere/libm.so.6".into()))
+        let error = open_with(&SEARCH, &|name| (name == "TEST_LIBM_PATH").then(|| "/nowhere/libm.so.6".into()))
             .expect_err("nothing is there");
         assert!(error.exclusive);
         assert_eq!(error.tried, [Attempt { path: "/nowhere/libm.so.6".into(), reason: "no such file or directory".into() }]);
@@ -226,9 +269,7 @@ mod tests {
         let venv = tempfile::tempdir().expect("temporary directory");
         let packages = venv.path().join("lib/python3.12/site-packages");
         std::fs::create_dir_all(&packages).expect("temporary directory is writable");
-        let error = ABSENT
-            .open_with(Visibility::Local, &|name| (name == "VIRTUAL_ENV").then(|| venv.path().into()))
-            .expect_err("nobody has it");
+        let error = open_with(&ABSENT, &|name| (name == "VIRTUAL_ENV").then(|| venv.path().into())).expect_err("nobody has it");
         let paths: Vec<_> = error.tried.iter().map(|attempt| attempt.path.clone()).collect();
         let expected: [PathBuf; 4] =
             [packages.join("vendor/lib"), "libnothing.so.7".into(), "libnothing.so".into(), "/nowhere/at/all".into()];
@@ -238,22 +279,21 @@ mod tests {
 
     #[test]
     fn wheel_comes_before_the_linker() {
-        let system = SEARCH.open_with(Visibility::Local, &|_| None).expect("every Linux has libm");
+        let system = open_with(&SEARCH, &|_| None).expect("every Linux has libm");
         let venv = tempfile::tempdir().expect("temporary directory");
         let lib = venv.path().join("lib/python3.12/site-packages/vendor/lib");
         std::fs::create_dir_all(&lib).expect("temporary directory is writable");
         std::fs::copy(system.path(), lib.join("libm.so.6")).expect("it can be read");
         let search = SEARCH.in_wheels(&["vendor/lib"]);
-        let found = search
-            .open_with(Visibility::Local, &|name| (name == "VIRTUAL_ENV").then(|| venv.path().into()))
-            .expect("it is there");
+        let found = open_with(&search, &|name| (name == "VIRTUAL_ENV").then(|| venv.path().into())).expect("it is there");
         assert_eq!(found.path(), lib.join("libm.so.6"));
         assert_eq!(found.directory(), Some(lib.as_path()));
     }
 
     #[test]
     fn another_library_under_the_name_is_told_from_the_one_that_is_looked_for() {
-        let search = Search::without_variable("mathematics", &["libm.so.6"]);
+        // SAFETY: as `SEARCH`.
+        let search = unsafe { Search::without_variable("mathematics", &["libm.so.6"]) };
         search.known_by(c"cos").open(Visibility::Local).expect("it is there");
         let error = search.known_by(c"ncclGetVersion").open(Visibility::Local).expect_err("it is another one");
         assert_eq!(

@@ -21,7 +21,8 @@ use crate::{UniqueId, Version, sys};
 /// The oldest library that this crate uses.
 const OLDEST: Version = Version::new(2, 18, 1);
 
-const SEARCH: Search = Search::new("NCCL", "PEERWEAVE_NCCL_PATH", &["libnccl.so.2", "libnccl.so"])
+// SAFETY: what a machine has under these names is NCCL, or stands in for it.
+const SEARCH: Search = unsafe { Search::new("NCCL", "PEERWEAVE_NCCL_PATH", &["libnccl.so.2", "libnccl.so"]) }
     .known_by(c"ncclGetVersion")
     .in_wheels(&["nvidia/nccl/lib"])
     .in_directories(&[

@@ -21,28 +21,30 @@ use crate::{Settings, Version, plugins, sys};
 /// The oldest library that this crate uses.
 const OLDEST: Version = Version::new(3, 3, 0);
 
-const SEARCH: Search = Search::new("NVSHMEM", "PEERWEAVE_NVSHMEM_PATH", &["libnvshmem_host.so.3", "libnvshmem_host.so"])
-    .known_by(c"nvshmemx_vendor_get_version_info")
-    .in_wheels(&["nvidia/nvshmem/lib"])
-    .in_directories(&[
-        #[cfg(target_arch = "x86_64")]
-        "/usr/lib/x86_64-linux-gnu/nvshmem/13",
-        #[cfg(target_arch = "x86_64")]
-        "/usr/lib/x86_64-linux-gnu/nvshmem/12",
-        #[cfg(target_arch = "x86_64")]
-        "/usr/lib/x86_64-linux-gnu",
-        #[cfg(target_arch = "aarch64")]
-        "/usr/lib/aarch64-linux-gnu/nvshmem/13",
-        #[cfg(target_arch = "aarch64")]
-        "/usr/lib/aarch64-linux-gnu/nvshmem/12",
-        #[cfg(target_arch = "aarch64")]
-        "/usr/lib/aarch64-linux-gnu",
-        "/usr/lib64",
-        "/usr/local/nvshmem/lib",
-        "/opt/nvshmem/lib",
-        "/usr/local/lib",
-        "/opt/conda/lib",
-    ]);
+// SAFETY: what a machine has under these names is NVSHMEM, or stands in for it.
+const SEARCH: Search =
+    unsafe { Search::new("NVSHMEM", "PEERWEAVE_NVSHMEM_PATH", &["libnvshmem_host.so.3", "libnvshmem_host.so"]) }
+        .known_by(c"nvshmemx_vendor_get_version_info")
+        .in_wheels(&["nvidia/nvshmem/lib"])
+        .in_directories(&[
+            #[cfg(target_arch = "x86_64")]
+            "/usr/lib/x86_64-linux-gnu/nvshmem/13",
+            #[cfg(target_arch = "x86_64")]
+            "/usr/lib/x86_64-linux-gnu/nvshmem/12",
+            #[cfg(target_arch = "x86_64")]
+            "/usr/lib/x86_64-linux-gnu",
+            #[cfg(target_arch = "aarch64")]
+            "/usr/lib/aarch64-linux-gnu/nvshmem/13",
+            #[cfg(target_arch = "aarch64")]
+            "/usr/lib/aarch64-linux-gnu/nvshmem/12",
+            #[cfg(target_arch = "aarch64")]
+            "/usr/lib/aarch64-linux-gnu",
+            "/usr/lib64",
+            "/usr/local/nvshmem/lib",
+            "/opt/nvshmem/lib",
+            "/usr/local/lib",
+            "/opt/conda/lib",
+        ]);
 
 /// Counts how often this process was forked from one that had loaded NVSHMEM: 0 where it was loaded.
 static FORKS: AtomicU32 = AtomicU32::new(0);

@@ -9,7 +9,8 @@ use peerweave_dylib::{Search, Visibility};
 use crate::Failure;
 use crate::place::Place;
 
-const SEARCH: Search = Search::new("Open MPI", "PEERWEAVE_MPI_PATH", &["libmpi.so.40"]).in_directories(&[
+// SAFETY: what a machine has under this name is Open MPI.
+const SEARCH: Search = unsafe { Search::new("Open MPI", "PEERWEAVE_MPI_PATH", &["libmpi.so.40"]) }.in_directories(&[
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
     "/usr/lib64/openmpi/lib",
