@@ -6,16 +6,18 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use peerweave_driver::{
-    Access, CudaError, CudaStream, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, is_capturing, multicast_switch,
-    relaxed,
+    Access, CudaStream, DeviceBuffer, DeviceBufferMut, DriverError, Keep, copy_from_host, copy_to_host, deadline_after,
+    is_capturing, multicast_switch,
 };
 use peerweave_types::{Element, Pe};
 
 use crate::Team;
+use crate::context::Inner;
 use crate::error::{MisuseKind, NvshmemError};
-use crate::heap::Allocation;
+use crate::handle::Handle;
 use crate::streams::pass;
 
 /// `len` elements of symmetric memory: this PE's part of what every PE has. Clones and slices are handles of the same memory.
@@ -25,18 +27,18 @@ use crate::streams::pass;
 ///
 /// Dropping a handle frees nothing, since freeing is collective: see [`Context::free`](crate::Context::free).
 pub struct SymmetricBuffer<T> {
-    pub(crate) allocation: Arc<Allocation>,
+    pub(crate) allocation: Handle,
     start_bytes: usize,
     len: usize,
     _elements: PhantomData<fn() -> T>,
 }
 
 impl<T> SymmetricBuffer<T> {
-    pub(crate) fn whole(allocation: Arc<Allocation>, len: usize) -> Self {
+    pub(crate) fn whole(allocation: Handle, len: usize) -> Self {
         Self { allocation, start_bytes: 0, len, _elements: PhantomData }
     }
 
-    pub(crate) fn into_allocation(self) -> Arc<Allocation> {
+    pub(crate) fn into_handle(self) -> Handle {
         self.allocation
     }
 
@@ -65,13 +67,13 @@ impl<T> SymmetricBuffer<T> {
             let kind = MisuseKind::OutOfRange { what: "the slice", start, end, len: self.len };
             return Err(NvshmemError::misuse("SymmetricBuffer::slice", kind));
         }
-        let allocation = Arc::clone(&self.allocation);
+        let allocation = self.allocation.clone();
         let start_bytes = self.start_bytes + start * size_of::<T>();
         Ok(Self { allocation, start_bytes, len: end - start, _elements: PhantomData })
     }
 
     pub(crate) fn keep_handle(&self) -> Keep {
-        Arc::<Allocation>::clone(&self.allocation)
+        self.allocation.keep()
     }
 }
 
@@ -83,17 +85,9 @@ impl<T: Element> SymmetricBuffer<T> {
     /// what the driver says, also of earlier work on the stream.
     pub fn copy_from(&self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), NvshmemError> {
         const CALL: &str = "SymmetricBuffer::copy_from";
-        self.arrive(CALL, stream, values.len())?;
-        if values.is_empty() {
-            return Ok(());
-        }
-        let (side, bytes) = (self.side(), size_of_val(values));
-        // SAFETY: both ranges have that many bytes, and the slice lives until the stream has passed the copy, below.
-        let code =
-            unsafe { Driver::get()?.api().cuMemcpyHtoDAsync_v2(self.address(), values.as_ptr().cast(), bytes, side.cu_stream()) };
-        let done = synchronize(side);
-        CudaError::check("cuMemcpyHtoDAsync_v2", code.map_err(DriverError::from)?)?;
-        done
+        let inner = self.arrive(CALL, stream, values.len())?;
+        let (start, deadline) = (Instant::now(), deadline_after(inner.deadline));
+        copy_from_host(CALL, &inner.side, &mut self.clone(), values, deadline).map_err(|error| late(error, inner, CALL, start))
     }
 
     /// Copies this PE's part to the host after what `stream` has before, and waits for it, at most for the context's deadline.
@@ -105,35 +99,14 @@ impl<T: Element> SymmetricBuffer<T> {
     }
 
     pub(crate) fn read_by(&self, call: &'static str, stream: &Arc<CudaStream>) -> Result<Vec<T>, NvshmemError> {
-        self.arrive(call, stream, self.len)?;
-        let mut values = vec![T::default(); self.len];
-        if values.is_empty() {
-            return Ok(values);
-        }
-        let (side, bytes) = (self.side(), size_of_val(values.as_slice()));
-        // SAFETY: both ranges have that many bytes; elements allow any bits; the vector lives until the stream has passed the copy, below.
-        let code = unsafe {
-            Driver::get()?.api().cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), self.address(), bytes, side.cu_stream())
-        };
-        let done = synchronize(side);
-        if done.is_err() {
-            // The copy may still come: the vector must outlive it.
-            std::mem::forget(std::mem::take(&mut values));
-        }
-        CudaError::check("cuMemcpyDtoHAsync_v2", code.map_err(DriverError::from)?)?;
-        done?;
-        Ok(values)
+        let inner = self.arrive(call, stream, self.len)?;
+        let (start, deadline) = (Instant::now(), deadline_after(inner.deadline));
+        copy_to_host(call, &inner.side, self, deadline).map_err(|error| late(error, inner, call, start))
     }
 
-    /// The stream of copies between the device and ordinary memory, which no deadline can end: nobody else has it, so that nothing is before them.
-    fn side(&self) -> &Arc<CudaStream> {
-        let side = &self.allocation.inner.side;
-        self.allocation.note(side);
-        side
-    }
-
-    /// Waits until the stream has done what it has, at most for the deadline.
-    fn arrive(&self, call: &'static str, stream: &Arc<CudaStream>, count: usize) -> Result<(), NvshmemError> {
+    /// Waits until the stream has done what it has, at most for the deadline. The copy itself, which no deadline can end, is for the context's `side` stream:
+    /// nobody else has that, so that nothing but other copies is before it.
+    fn arrive(&self, call: &'static str, stream: &Arc<CudaStream>, count: usize) -> Result<&Inner, NvshmemError> {
         let inner = &self.allocation.inner;
         inner.alive(call)?;
         inner.check_stream(call, stream)?;
@@ -144,7 +117,8 @@ impl<T: Element> SymmetricBuffer<T> {
         if is_capturing(stream)? {
             return Err(DriverError::Capturing { call }.into());
         }
-        pass(call, inner, stream)
+        pass(call, inner, stream)?;
+        Ok(inner)
     }
 
     /// Where another PE's part is mapped in this process, for kernels that load and store there; `None` where it is reached by the network alone.
@@ -192,22 +166,22 @@ impl<T: Element> SymmetricBuffer<T> {
             return Err(NvshmemError::misuse(CALL, kind));
         }
         let len = self.len * size_of::<T>() / size_of::<U>();
-        let (allocation, start_bytes) = (Arc::clone(&self.allocation), self.start_bytes);
+        let (allocation, start_bytes) = (self.allocation.clone(), self.start_bytes);
         Ok(SymmetricBuffer { allocation, start_bytes, len, _elements: PhantomData })
     }
 }
 
-/// Waits for a copy, whatever other objects' destructors left in the context: cudarc's own function would then come back at once, with the copy under way.
-fn synchronize(stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
-    let api = Driver::get()?.api();
-    // SAFETY: the stream is live, and its context is current since its wait in `arrive`.
-    let code = relaxed(|| unsafe { api.cuStreamSynchronize(stream.cu_stream()) }).map_err(DriverError::from)?;
-    Ok(CudaError::check("cuStreamSynchronize", code)?)
+/// The error of a copy, with what the rendezvous knows where it came too late.
+fn late(error: DriverError, inner: &Inner, call: &'static str, start: Instant) -> NvshmemError {
+    match error {
+        DriverError::Timeout { .. } => inner.late(call, start.elapsed(), Vec::new()),
+        error => error.into(),
+    }
 }
 
 impl<T> Clone for SymmetricBuffer<T> {
     fn clone(&self) -> Self {
-        let allocation = Arc::clone(&self.allocation);
+        let allocation = self.allocation.clone();
         Self { allocation, start_bytes: self.start_bytes, len: self.len, _elements: PhantomData }
     }
 }

@@ -8,14 +8,14 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::CUcontext;
 use peerweave_driver::{
-    CudaCode, CudaContext, CudaStream, Driver, PrivateStream, deadline_after, refuse_per_thread, wait, wait_until,
+    CudaCode, CudaContext, CudaStream, Driver, PrivateStream, Streams, deadline_after, refuse_per_thread, wait, wait_until,
 };
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::Pe;
@@ -28,6 +28,7 @@ use crate::left::Left;
 use crate::library::Status;
 use crate::order::{Order, take};
 use crate::parked::Farewell;
+use crate::streams::pass_all;
 use crate::sys::{Api, Families, nvshmem_team_t};
 use crate::team::{Team, TeamKind};
 use crate::{Nvshmem, Settings};
@@ -104,6 +105,10 @@ pub(crate) struct Inner {
     pub(crate) captured: Arc<()>,
     /// Modules that know NVSHMEM's state have clones of it.
     pub(crate) modules: Arc<()>,
+    /// Every stream that NVSHMEM was given.
+    pub(crate) used: Arc<Streams>,
+    /// Set while a thread ends NVSHMEM: then it alone gets in.
+    ending: AtomicBool,
     /// What was left to NVSHMEM's own streams.
     pub(crate) left: Left,
     /// What destructors could not tell NVSHMEM yet.
@@ -141,6 +146,9 @@ pub(crate) enum Life {
     Over(DeadState),
 }
 
+/// The call that ends NVSHMEM.
+pub(crate) const END: &str = "nvshmemx_hostlib_finalize";
+
 pub(crate) static LIFE: Mutex<Life> = Mutex::new(Life::Idle);
 
 impl Context {
@@ -173,6 +181,8 @@ impl Context {
             mapped: OnceLock::new(),
             captured: Arc::default(),
             modules: Arc::default(),
+            used: Arc::default(),
+            ending: AtomicBool::new(false),
             left: Left::default(),
             parked: Mutex::default(),
             any_parked: AtomicBool::new(false),
@@ -367,6 +377,9 @@ impl Inner {
         };
         // What kept the gate shut may have been what ended it.
         self.alive(call)?;
+        if self.ending.load(Ordering::Relaxed) && call != END {
+            return Err(NvshmemError::misuse(call, MisuseKind::Context { why: "another thread is ending NVSHMEM" }));
+        }
         if self.any_parked.load(Ordering::Relaxed) {
             self.say_parked();
         }
@@ -454,13 +467,16 @@ impl Inner {
     /// Waits for all that this crate knows to be under way on the device: NVSHMEM waits for the whole device where it makes and ends teams, and a wait inside
     /// of it is the end, where one out here is an error.
     pub(crate) fn settle(&self, call: &'static str) -> Result<(), NvshmemError> {
-        // Whoever frees counts who has an allocation, so that only its streams are taken.
-        let used: Vec<_> = {
-            let allocations = self.allocations.lock().unwrap_or_else(PoisonError::into_inner);
-            allocations.iter().map(|allocation| Arc::clone(&allocation.streams)).collect()
-        };
-        used.iter().try_for_each(|streams| streams.settle(call, self))?;
+        pass_all(call, self, &self.used)?;
         self.orders().iter().try_for_each(|order| order.settle(call, self).map(drop))
+    }
+
+    /// Lets nobody in from now on but the end. What others had enqueued by then is noted.
+    pub(crate) fn begin_end(&self) -> Result<EndBegun<'_>, NvshmemError> {
+        // Inside, so that nobody else is: whoever comes later sees it.
+        let _inside = self.enter(END)?;
+        self.ending.store(true, Ordering::Relaxed);
+        Ok(EndBegun(self))
     }
 
     /// The error that the device has by now, which NVSHMEM's calls without a result only print.
@@ -478,7 +494,7 @@ impl Inner {
         let deadline = deadline_after(self.deadline.min(LONGEST));
         let look = || {
             peerweave_driver::settle(deadline_after(Duration::from_millis(1)));
-            Ok::<_, std::convert::Infallible>(alone() || Arc::strong_count(&self.captured) == 1)
+            Ok::<_, std::convert::Infallible>(alone() || is_alone(&self.captured))
         };
         let _ = wait_until(deadline, look);
         alone()
@@ -511,6 +527,15 @@ impl Inner {
         } else {
             Err(NvshmemError::misuse(call, MisuseKind::Device { what: "the stream", found, expected }))
         }
+    }
+}
+
+/// Ending NVSHMEM has begun. Where it does not succeed, others get in again.
+pub(crate) struct EndBegun<'a>(&'a Inner);
+
+impl Drop for EndBegun<'_> {
+    fn drop(&mut self) {
+        self.0.ending.store(false, Ordering::Relaxed);
     }
 }
 
@@ -550,6 +575,13 @@ impl Entered<'_> {
             }
         }
     }
+}
+
+/// Whether nobody else has a handle. What others did before they dropped theirs is seen by the caller. Only for a value of which nobody makes a `Weak`.
+pub(crate) fn is_alone<T>(value: &Arc<T>) -> bool {
+    let is_alone = Arc::strong_count(value) == 1;
+    fence(Ordering::Acquire);
+    is_alone
 }
 
 /// Runs something of cudarc's that first gives, and forgets, an error that some other object's destructor left in the context: it is put aside meanwhile.

@@ -179,6 +179,8 @@ impl<'a> Enqueue<'a> {
             Leaving::Transfer(memory) => Some(self.inner.left.leave(*memory)),
             Leaving::TakenOver => Some(self.inner.left.take_over(self.call, self.stream, self.capturing)?),
         };
+        // Also where there is no memory that knows of it, as in a quiet: the end waits for it.
+        self.inner.used.note(self.stream);
         let result = self.inner.issue(self.call, function)?;
         check(&result)?;
         // Not before: a call that failed has taken nothing over.

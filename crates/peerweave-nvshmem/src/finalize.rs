@@ -5,7 +5,7 @@
 use std::sync::{Arc, PoisonError};
 
 use crate::agree::{Members, arrive, taken};
-use crate::context::{Context, LIFE, Life};
+use crate::context::{Context, END, LIFE, Life, is_alone};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
 
 /// What the end found.
@@ -43,7 +43,7 @@ impl Context {
     ///
     /// NVSHMEM itself ends the process where its own clean-up fails.
     pub fn finalize(self) -> Result<FinalizeReport, NvshmemError> {
-        const CALL: &str = "nvshmemx_hostlib_finalize";
+        const CALL: &str = END;
         let inner = Arc::clone(&self.inner);
         inner.alive(CALL)?;
         let mut ending = {
@@ -60,30 +60,30 @@ impl Context {
             *life = Life::Ending(Arc::clone(&inner));
             Ending(Some(Life::Live(Arc::clone(&inner))))
         };
+        let begun = inner.begin_end();
         let allocations = inner.allocations.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let idle = || -> Result<(), NvshmemError> {
-            if Arc::strong_count(&inner.modules) > 1 {
+            if !is_alone(&inner.modules) {
                 let by = "a module guard: drop it first";
                 return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the context", by }));
             }
-            if !inner.gone_with_graphs(|| Arc::strong_count(&inner.captured) == 1) {
+            if !inner.gone_with_graphs(|| is_alone(&inner.captured)) {
                 let by = "a captured graph: destroy it first";
                 return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the context", by }));
             }
             for allocation in &allocations {
-                // One is the list's, one the copy's.
-                if !inner.gone_with_graphs(|| Arc::strong_count(allocation) <= 2) {
+                if !inner.gone_with_graphs(|| allocation.handles.is_at_most(0)) {
                     let by = "a handle, a slice or a captured graph: drop it, or free it, first";
                     return Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "symmetric memory", by }));
                 }
-                allocation.settle(CALL)?;
             }
-            // What is parked waits for no other streams: a transfer that needs a registration has a symmetric side too.
-            inner.orders().iter().try_for_each(|order| order.settle(CALL, &inner).map(drop))
+            // Nothing can be enqueued any more: nobody gets in, and no graph is left that calls NVSHMEM.
+            inner.settle(CALL)
         };
         let _setup = inner.setup_turn(CALL)?;
         let order = inner.world_order();
-        let (_turn, able) = taken(idle().and_then(|()| order.settle(CALL, &inner)));
+        let (_begun, able) = taken(begun);
+        let (_turn, able) = taken(able.and_then(|()| idle()).and_then(|()| order.settle(CALL, &inner)));
         let mut entered = arrive(&inner, CALL, Members::World, &format!("{} allocations left", allocations.len()), able)?;
         // The list and its members keep each other; and what is released now must not be released again, whatever comes.
         inner.allocations.lock().unwrap_or_else(PoisonError::into_inner).clear();

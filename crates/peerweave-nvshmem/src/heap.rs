@@ -16,6 +16,7 @@ use peerweave_types::Element;
 use crate::agree::{Counted, Members, arrive, compare, taken};
 use crate::context::{Context, Entered, Inner, bind, undisturbed};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
+use crate::handle::{Count, Handle};
 use crate::parked::{Farewell, Held};
 use crate::streams::{Streams, pass};
 use crate::{Settings, SymmetricBuffer, Version};
@@ -31,6 +32,7 @@ pub(crate) struct Allocation {
     outside: Option<Held>,
     /// Streams that work on this memory was enqueued on.
     pub(crate) streams: Arc<Streams>,
+    pub(crate) handles: Count,
 }
 
 impl Allocation {
@@ -267,13 +269,14 @@ impl Context {
         pass(call, inner, &inner.side)
     }
 
-    fn enlist(&self, address: u64, bytes: usize, outside: Option<Held>) -> Arc<Allocation> {
+    fn enlist(&self, address: u64, bytes: usize, outside: Option<Held>) -> Handle {
         let mut allocations = self.inner.allocations.lock().unwrap_or_else(PoisonError::into_inner);
         let id = self.inner.count(Counted::Allocations);
-        let inner = Arc::clone(&self.inner);
-        let allocation = Arc::new(Allocation { inner, address, bytes, id, outside, streams: Arc::default() });
-        allocations.push(Arc::clone(&allocation));
-        allocation
+        let (inner, streams) = (Arc::clone(&self.inner), Arc::new(Streams::new(&self.inner)));
+        let allocation = Arc::new(Allocation { inner, address, bytes, id, outside, streams, handles: Count::default() });
+        let handle = Handle::new(&allocation);
+        allocations.push(allocation);
+        handle
     }
 
     /// Frees symmetric memory on every PE, once the streams that used it have passed their work.
@@ -286,7 +289,7 @@ impl Context {
     /// [`NvshmemError::Disagree`], and it is freed at [`finalize`](Self::finalize). As [`alloc`](Self::alloc) otherwise.
     pub fn free<T: Element>(&self, buffer: SymmetricBuffer<T>) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_free";
-        let allocation = buffer.into_allocation();
+        let allocation = buffer.into_handle();
         let _setup = self.inner.setup_turn(CALL)?;
         let order = self.inner.world_order();
         let settled = self.may_free(CALL, &allocation).and_then(|()| allocation.settle(CALL));
@@ -299,12 +302,12 @@ impl Context {
         allocation.release(&mut entered)
     }
 
-    fn may_free(&self, call: &'static str, allocation: &Arc<Allocation>) -> Result<(), NvshmemError> {
+    /// `allocation` is a handle that nobody else has, so that there is no other one from here on where there is none now.
+    fn may_free(&self, call: &'static str, allocation: &Handle) -> Result<(), NvshmemError> {
         if !Arc::ptr_eq(&allocation.inner, &self.inner) {
             return Err(NvshmemError::misuse(call, MisuseKind::WrongContext { what: "the buffer" }));
         }
-        // One is the list's, one is this.
-        if !self.inner.gone_with_graphs(|| Arc::strong_count(allocation) <= 2) {
+        if !self.inner.gone_with_graphs(|| allocation.handles.is_at_most(1)) {
             let by = "another handle, a slice or a captured graph";
             return Err(NvshmemError::misuse(call, MisuseKind::InUse { what: "the buffer", by }));
         }
@@ -416,7 +419,8 @@ impl Context {
         })?;
         // Of several networks one may have it.
         inner.nvshmem.check(CALL, code).inspect_err(|_| held.leak())?;
-        let record = Arc::new(Registered { inner: Arc::clone(inner), address, bytes, streams: Arc::default(), held });
+        let record =
+            Arc::new(Registered { inner: Arc::clone(inner), address, bytes, streams: Arc::new(Streams::new(inner)), held });
         inner.registered.lock().unwrap_or_else(PoisonError::into_inner).push((address, bytes, Arc::downgrade(&record)));
         Ok(Registration(record))
     }

@@ -13,14 +13,14 @@ use peerweave_driver::CudaStream;
 
 use crate::context::Inner;
 use crate::error::{MisuseKind, NvshmemError};
-use crate::streams::Streams;
+use crate::streams::{Streams, pass_all};
 
 /// What was left.
 #[derive(Default)]
 pub(crate) struct Left {
     open: Mutex<Open>,
     /// Streams that took transfers over.
-    taken: Streams,
+    taken: peerweave_driver::Streams,
 }
 
 /// By memory: the streams that use it, to which one is added when the transfer is taken over.
@@ -94,7 +94,7 @@ impl Left {
         inner: &Inner,
         quiet: impl FnOnce() -> Result<(), NvshmemError>,
     ) -> Result<(), NvshmemError> {
-        self.taken.settle(call, inner)?;
+        pass_all(call, inner, &self.taken)?;
         let mut open = self.lock();
         quiet()?;
         open.empty();

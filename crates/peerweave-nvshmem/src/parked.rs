@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use peerweave_driver::{CudaContext, Keep};
+use peerweave_driver::{CudaContext, Keep, with_context_kept};
 
 use crate::context::{Inner, bind};
 use crate::error::{DeadState, NvshmemError};
@@ -69,7 +69,7 @@ impl Farewell {
 }
 
 impl Inner {
-    /// Tells it now or later; never waits.
+    /// Tells it now or later; never waits, and leaves the thread's current context as it is.
     pub(crate) fn part(&self, farewell: Farewell) {
         let call = farewell.call;
         match self.dead_state() {
@@ -84,7 +84,7 @@ impl Inner {
         if let Some(_inside) = self.gate.try_enter(call)
             && self.dead_state().is_none()
         {
-            self.say_parked();
+            with_context_kept(|| self.say_parked());
         }
     }
 

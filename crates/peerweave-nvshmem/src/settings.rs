@@ -7,14 +7,15 @@ use std::ffi::OsString;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::environment;
 use crate::error::{MisuseKind, NvshmemError};
 
 /// How NVSHMEM shall start. What is not set keeps the environment's value, or NVSHMEM's default.
 ///
 /// NVSHMEM takes its options from environment variables alone, all of them when it starts or makes an id, once in a process: a second start is to have the same,
-/// or is an error ([`MisuseKind::AlreadyInitialized`]). So initialisation sets these in the process's
-/// environment and puts the former values back afterwards. Other threads of Rust are safe meanwhile; **a thread that reads the environment through C
-/// (`getenv`) at that moment is not**: initialise before such threads are started.
+/// or is an error ([`MisuseKind::AlreadyInitialized`]). So initialisation sets these in the process's environment and puts the former values back
+/// afterwards. Threads that read the environment meanwhile, by Rust's standard library or by C's `getenv`, find either; nothing that they may be reading is
+/// changed or freed. A variable that another thread sets at the same moment may be lost.
 ///
 /// ```
 /// use peerweave_nvshmem::Settings;
@@ -236,17 +237,16 @@ impl Settings {
     pub(crate) fn apply(&self) -> Environment {
         let alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         READ.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| self.all_effective());
-        let mut former = Vec::new();
+        let (mut changes, mut former) = (Vec::new(), Vec::new());
         for (name, value) in &self.variables {
             let was = std::env::var_os(name);
             if was.as_deref().is_some_and(|was| was == value.as_str()) {
                 continue;
             }
-            // SAFETY: readers and writers in Rust are kept out by the standard library's lock; that no other thread reads the environment through C
-            // meanwhile is what the documentation of `Settings` asks of who initialises.
-            unsafe { std::env::set_var(name, value) };
+            changes.push((name.clone(), Some(OsString::from(value))));
             former.push((name.clone(), was));
         }
+        environment::change(&changes);
         Environment { former, _alone: alone }
     }
 }
@@ -301,15 +301,7 @@ impl Environment {
 
 impl Drop for Environment {
     fn drop(&mut self) {
-        for (name, was) in self.former.drain(..) {
-            // SAFETY: as in `apply`; NVSHMEM has read what it reads, and its threads do not read the environment.
-            unsafe {
-                match was {
-                    Some(value) => std::env::set_var(name, value),
-                    None => std::env::remove_var(name),
-                }
-            }
-        }
+        environment::change(&self.former);
     }
 }
 
@@ -319,8 +311,7 @@ mod tests {
 
     #[test]
     fn environment_is_as_before_afterwards() {
-        // SAFETY: no other test of this process reads these through C.
-        unsafe { std::env::set_var("NVSHMEM_DEBUG_TEST_ONLY_A", "before") };
+        environment::change(&[("NVSHMEM_DEBUG_TEST_ONLY_A".to_owned(), Some("before".into()))]);
         let settings =
             Settings::default().variable("NVSHMEM_DEBUG_TEST_ONLY_A", "during").variable("NVSHMEM_DEBUG_TEST_ONLY_B", "new");
         let environment = settings.apply();

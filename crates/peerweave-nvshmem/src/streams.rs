@@ -24,8 +24,13 @@ fn pass_until(
     if wait(stream, deadline)? { Ok(()) } else { Err(inner.late(call, start.elapsed(), Vec::new())) }
 }
 
+/// Waits until all these streams have passed what they have, at most for the context's deadline for all of them together.
+pub(crate) fn pass_all(call: &'static str, inner: &Inner, streams: &peerweave_driver::Streams) -> Result<(), NvshmemError> {
+    let (start, deadline) = (Instant::now(), deadline_after(inner.deadline));
+    streams.all().iter().try_for_each(|stream| pass_until(call, inner, stream, start, deadline))
+}
+
 /// Streams that work was enqueued on. One that is done, and that nobody else has, may be let go.
-#[derive(Default)]
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
     /// When this was last put into the list of what was left to NVSHMEM's own streams: see `left.rs`.
@@ -33,6 +38,11 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
+    /// None yet. What is noted here is noted among all streams of the context too.
+    pub(crate) fn new(inner: &Inner) -> Self {
+        Self { known: peerweave_driver::Streams::within(&inner.used), left: AtomicU64::new(0) }
+    }
+
     /// Notes that work is enqueued on a stream.
     #[inline]
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
@@ -50,7 +60,6 @@ impl Streams {
 
     /// Waits until all of them have passed their work, at most for the context's deadline. They stay noted.
     pub(crate) fn settle(&self, call: &'static str, inner: &Inner) -> Result<(), NvshmemError> {
-        let (start, deadline) = (Instant::now(), deadline_after(inner.deadline));
-        self.known.all().iter().try_for_each(|stream| pass_until(call, inner, stream, start, deadline))
+        pass_all(call, inner, &self.known)
     }
 }

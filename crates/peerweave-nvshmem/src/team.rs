@@ -14,7 +14,7 @@ use peerweave_driver::{CudaStream, Keep, is_capturing};
 use peerweave_types::{Pe, Rank};
 
 use crate::agree::{Counted, Members, SEED, arrive, mix, taken};
-use crate::context::{Context, Entered, Inner};
+use crate::context::{Context, Entered, Inner, is_alone};
 use crate::error::{MisuseKind, NvshmemError};
 use crate::order::{Order, Turn};
 use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
@@ -437,7 +437,7 @@ impl Team {
             return Err(NvshmemError::misuse(CALL, MisuseKind::Context { why: "NVSHMEM's own teams live as long as it does" }));
         }
         let _setup = self.inner.setup_turn(CALL)?;
-        let able = match self.inner.gone_with_graphs(|| Arc::strong_count(&self.core) == 1) {
+        let able = match self.inner.gone_with_graphs(|| is_alone(&self.core)) {
             true => self.settle(CALL),
             false => Err(NvshmemError::misuse(CALL, MisuseKind::InUse { what: "the team", by: "a captured graph" })),
         };

@@ -187,3 +187,34 @@ pub(crate) fn count(what: &str) -> i64 {
     // SAFETY: it is a C string.
     unsafe { function(name.as_ptr()) }
 }
+
+/// A function that only the fake driver has.
+fn fake_driver(name: &std::ffi::CStr) -> std::ptr::NonNull<std::ffi::c_void> {
+    peerweave_driver::Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it")
+}
+
+fn fake_of_stream(name: &std::ffi::CStr, stream: &CudaStream) {
+    type Function = extern "C" fn(peerweave_driver::cudarc::driver::sys::CUstream) -> std::ffi::c_int;
+    // SAFETY: the fake declares both functions so.
+    let function = unsafe { std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, Function>(fake_driver(name)) };
+    assert_eq!(function(stream.cu_stream()), 0, "{name:?}");
+}
+
+/// The stream stops before what is enqueued next, which no memory knows of.
+pub(crate) fn block(stream: &CudaStream) {
+    fake_of_stream(c"peerweave_fake_stream_block", stream);
+}
+
+pub(crate) fn unblock(stream: &CudaStream) {
+    fake_of_stream(c"peerweave_fake_stream_unblock", stream);
+}
+
+/// Makes calls of the fake driver fail from now on; an empty text ends that.
+pub(crate) fn fail_driver(orders: &str) {
+    type Function = extern "C" fn(*const std::ffi::c_char) -> std::ffi::c_int;
+    let orders = std::ffi::CString::new(orders).expect("no zero");
+    // SAFETY: the fake declares it so.
+    let function =
+        unsafe { std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, Function>(fake_driver(c"peerweave_fake_cuda_fail")) };
+    assert_eq!(function(orders.as_ptr()), 0, "{orders:?}");
+}

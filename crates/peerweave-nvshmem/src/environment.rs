@@ -1,0 +1,183 @@
+//! The environment of the process, changed without disturbing those who read it.
+//!
+//! `setenv` and `unsetenv` move and free the list that a `getenv` on another thread walks through, and C has no lock for that. So a whole new list is made
+//! and put in place by one store.
+//!
+//! Invariant: a list that was put in place, and the texts in it, are neither changed nor freed by this module: a reader goes on in the list that it found. Those that
+//! are needed again are used again, so that changing back and forth takes no more memory each time.
+
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString, OsString, c_char};
+use std::os::unix::ffi::OsStringExt;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+unsafe extern "C" {
+    /// The list of the process's variables, each as `NAME=value`, with null at the end. An `AtomicPtr` has the layout of C's `char **`.
+    safe static environ: AtomicPtr<*const c_char>;
+}
+
+/// A list that was in place, or is, with the null at its end.
+struct List(&'static [*const c_char]);
+
+// SAFETY: shared are addresses of texts that are never changed nor freed; there is nothing to synchronise. Would be caught by the test
+// `environment_is_readable_through_c_while_it_changes`.
+unsafe impl Send for List {}
+
+/// What was put in place so far. Locked by whoever changes the environment.
+struct Made {
+    texts: BTreeSet<&'static CStr>,
+    lists: Vec<List>,
+}
+
+static MADE: Mutex<Made> = Mutex::new(Made { texts: BTreeSet::new(), lists: Vec::new() });
+
+/// Gives variables other values; `None` is for no such variable. A name or value with a zero byte in it is left out.
+///
+/// Threads that read the environment meanwhile, by Rust's standard library or by C's, find all of the changes or none. A change that another thread makes at the
+/// same moment may be lost.
+pub(crate) fn change(changes: &[(String, Option<OsString>)]) {
+    if changes.is_empty() {
+        return;
+    }
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        let before = environ.load(Ordering::Acquire);
+        // By the standard library, whose lock keeps away those who change the environment by it.
+        let unchanged = std::env::vars_os().filter(|(name, _)| !changes.iter().any(|(changed, _)| name == changed.as_str()));
+        let changed = changes.iter().filter_map(|(name, value)| Some((OsString::from(name), value.clone()?)));
+        let after = made.list(unchanged.chain(changed));
+        if environ.compare_exchange(before, after, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            return;
+        }
+        // Somebody else has put another list in place since.
+    }
+}
+
+impl Made {
+    /// A list of these variables, for ever.
+    fn list(&mut self, variables: impl Iterator<Item = (OsString, OsString)>) -> *mut *const c_char {
+        let mut list: Vec<*const c_char> = variables.filter_map(|(name, value)| self.text(name, value)).collect();
+        list.push(std::ptr::null());
+        let known = self.lists.iter().find(|known| known.0 == list.as_slice()).map(|known| known.0);
+        let list = known.unwrap_or_else(|| {
+            let list: &'static [*const c_char] = list.leak();
+            self.lists.push(List(list));
+            list
+        });
+        list.as_ptr().cast_mut()
+    }
+
+    fn text(&mut self, name: OsString, value: OsString) -> Option<*const c_char> {
+        let bytes = [name.into_vec(), b"=".to_vec(), value.into_vec()].concat();
+        let text = CString::new(bytes).ok()?;
+        let known = self.texts.get(text.as_c_str()).copied();
+        let text = known.unwrap_or_else(|| {
+            let text: &'static CStr = Box::leak(text.into_boxed_c_str());
+            self.texts.insert(text);
+            text
+        });
+        Some(text.as_ptr())
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    /// Changes of the tests of this module, which would see each other's.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    fn alone() -> std::sync::MutexGuard<'static, ()> {
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn through_c(name: &CStr) -> Option<String> {
+        // SAFETY: nobody frees what is found.
+        let value = unsafe { libc::getenv(name.as_ptr()) };
+        // SAFETY: a text of C's, which stays.
+        (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
+    }
+
+    fn set(name: &str, value: &str) -> (String, Option<OsString>) {
+        (name.to_owned(), Some(value.into()))
+    }
+
+    fn unset(name: &str) -> (String, Option<OsString>) {
+        (name.to_owned(), None)
+    }
+
+    /// The list in place: where it is, and what is in it.
+    fn walk(list: *const *const c_char) -> Vec<*const c_char> {
+        // SAFETY: a list of this process's variables has null at its end.
+        (0..).map(|index| unsafe { *list.add(index) }).take_while(|text| !text.is_null()).collect()
+    }
+
+    #[test]
+    fn change_is_seen_through_c_and_through_rust() {
+        let _alone = alone();
+        change(&[set("PEERWEAVE_TEST_ONE", "first"), set("PEERWEAVE_TEST_TWO", "")]);
+        assert_eq!(through_c(c"PEERWEAVE_TEST_ONE").as_deref(), Some("first"));
+        assert_eq!(std::env::var("PEERWEAVE_TEST_TWO").as_deref(), Ok(""));
+        change(&[set("PEERWEAVE_TEST_ONE", "second"), unset("PEERWEAVE_TEST_TWO")]);
+        assert_eq!(through_c(c"PEERWEAVE_TEST_ONE").as_deref(), Some("second"));
+        assert_eq!(through_c(c"PEERWEAVE_TEST_TWO"), None);
+        change(&[unset("PEERWEAVE_TEST_ONE")]);
+        assert_eq!(std::env::var_os("PEERWEAVE_TEST_ONE"), None);
+        assert!(std::env::var_os("PATH").is_some(), "the others stay");
+    }
+
+    #[test]
+    fn list_that_a_reader_has_found_never_changes() {
+        let _alone = alone();
+        change(&[set("PEERWEAVE_TEST_LIST", "0")]);
+        let found = environ.load(Ordering::Acquire);
+        let before = walk(found);
+        for value in ["1", "2", "3"] {
+            change(&[set("PEERWEAVE_TEST_LIST", value), set("PEERWEAVE_TEST_OTHER", value)]);
+            change(&[unset("PEERWEAVE_TEST_OTHER")]);
+        }
+        change(&[unset("PEERWEAVE_TEST_LIST")]);
+        assert_eq!(walk(found), before);
+    }
+
+    #[test]
+    fn changing_back_and_forth_takes_no_more_memory() {
+        let _alone = alone();
+        let back_and_forth = || {
+            change(&[set("PEERWEAVE_TEST_AGAIN", "there")]);
+            change(&[unset("PEERWEAVE_TEST_AGAIN")]);
+            let made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+            (made.texts.len(), made.lists.len())
+        };
+        back_and_forth();
+        let taken = back_and_forth();
+        assert_eq!(back_and_forth(), taken);
+    }
+
+    #[test]
+    fn environment_is_readable_through_c_while_it_changes() {
+        let _alone = alone();
+        change(&[set("PEERWEAVE_TEST_CONSTANT", "as it was")]);
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        assert_eq!(through_c(c"PEERWEAVE_TEST_CONSTANT").as_deref(), Some("as it was"));
+                        let changing = through_c(c"PEERWEAVE_TEST_CHANGING");
+                        assert!(changing.as_ref().is_none_or(|value| value.starts_with("value ")), "{changing:?}");
+                    }
+                });
+            }
+            for round in 0..2_000 {
+                change(&[set("PEERWEAVE_TEST_CHANGING", &format!("value {}", round % 50))]);
+                change(&[unset("PEERWEAVE_TEST_CHANGING")]);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        change(&[unset("PEERWEAVE_TEST_CONSTANT")]);
+    }
+}

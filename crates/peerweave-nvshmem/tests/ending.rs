@@ -1,0 +1,72 @@
+//! The end comes after all that was enqueued, and nothing comes after it.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{block, fakes, misuse, start, unblock};
+use peerweave_nvshmem::{MisuseKind, NvshmemError};
+
+const A_WHILE: Duration = Duration::from_millis(200);
+
+#[test]
+fn end_waits_for_a_quiet_that_no_memory_knows_of() {
+    fakes().run_many(1, |child| {
+        let here = start(&child);
+        let stream = here.new_stream();
+        block(&stream);
+        here.context.quiet(&stream).expect("it is enqueued");
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let ending = scope.spawn(|| {
+                here.end();
+                ended.store(true, Ordering::SeqCst);
+            });
+            std::thread::sleep(A_WHILE);
+            assert!(!ended.load(Ordering::SeqCst), "a stream is still to call NVSHMEM");
+            unblock(&stream);
+            ending.join().expect("it ends");
+        });
+        stream.synchronize().expect("it passes");
+    });
+}
+
+#[test]
+fn call_of_another_thread_is_refused_while_the_end_waits() {
+    fakes().run_many(2, |child| {
+        let here = start(&child);
+        let (stream, team) = (here.new_stream(), here.context.world());
+        block(&stream);
+        here.context.quiet(&stream).expect("it is enqueued");
+        let other = here.new_stream();
+        let common::Here { context, rendezvous, .. } = here;
+        std::thread::scope(|scope| {
+            let ending = scope.spawn(|| context.finalize().expect("it ends"));
+            std::thread::sleep(A_WHILE);
+            let kind = misuse(team.barrier(&other));
+            assert!(matches!(kind, MisuseKind::Context { why } if why.contains("another thread is ending NVSHMEM")), "{kind:?}");
+            unblock(&stream);
+            ending.join().expect("it ends");
+        });
+        let error = team.barrier(&other).expect_err("it is over");
+        assert!(matches!(error, NvshmemError::Dead { .. }), "{error}");
+        drop(team);
+        std::sync::Arc::into_inner(rendezvous).expect("the context gave it up").leave().expect("all leave");
+    });
+}
+
+#[test]
+fn end_that_fails_lets_others_in_again() {
+    fakes().run_many(1, |child| {
+        let here = start(&child);
+        let (memory, team) = (here.context.alloc_zeroed::<u64>(1).expect("memory"), here.context.world());
+        let kind = misuse(here.context.finalize());
+        assert!(matches!(kind, MisuseKind::InUse { .. }), "{kind:?}");
+        team.barrier(&here.stream).expect("it goes on");
+        let context = peerweave_nvshmem::Context::current().expect("it goes on");
+        context.free(memory).expect("freed");
+        context.finalize().expect("it ends");
+    });
+}
