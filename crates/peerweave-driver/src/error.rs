@@ -143,6 +143,18 @@ pub enum DriverError {
         /// Elements expected.
         expected: usize,
     },
+    /// A tensor of another framework that cannot be used as it is.
+    #[error("{call}: the tensor's {what}: found {found}, expected {expected}")]
+    Dlpack {
+        /// What was called.
+        call: &'static str,
+        /// Which of its properties.
+        what: &'static str,
+        /// The value found.
+        found: Box<str>,
+        /// What can be used.
+        expected: Box<str>,
+    },
     /// A range that is not inside the memory.
     #[error("{call}: range {start}..{end} of {len} elements")]
     OutOfRange {

@@ -23,6 +23,7 @@ mod buffer;
 mod capture;
 mod code;
 mod copy;
+pub mod dlpack;
 mod driver;
 mod error;
 mod fences;

@@ -1,0 +1,149 @@
+//! DLPack's structs as C has them: version 0.8 (`DLManagedTensor`) and 1.x (`DLManagedTensorVersioned`). Plain data; nothing is owned here.
+
+use std::ffi::c_void;
+
+/// The major version whose layout [`DLManagedTensorVersioned`] has.
+pub const DLPACK_MAJOR_VERSION: u32 = 1;
+/// The tensor must not be written.
+pub const DLPACK_FLAG_BITMASK_READ_ONLY: u64 = 1;
+/// The producer made a copy for the consumer.
+pub const DLPACK_FLAG_BITMASK_IS_COPIED: u64 = 1 << 1;
+
+/// The kind of a [`DLDevice`]: any number may come, so it is no enum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct DLDeviceType(pub i32);
+
+impl DLDeviceType {
+    /// Memory of the host.
+    pub const CPU: Self = Self(1);
+    /// Memory of a CUDA device.
+    pub const CUDA: Self = Self(2);
+    /// Pinned memory of the host.
+    pub const CUDA_HOST: Self = Self(3);
+    /// CUDA's managed memory.
+    pub const CUDA_MANAGED: Self = Self(13);
+}
+
+/// Where a tensor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct DLDevice {
+    /// The kind of device.
+    pub device_type: DLDeviceType,
+    /// Which of its kind; for CUDA the ordinal.
+    pub device_id: i32,
+}
+
+/// The class of a [`DLDataType`]: any number may come, so it is no enum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct DLDataTypeCode(pub u8);
+
+impl DLDataTypeCode {
+    /// Signed integers.
+    pub const INT: Self = Self(0);
+    /// Unsigned integers.
+    pub const UINT: Self = Self(1);
+    /// IEEE 754 floats.
+    pub const FLOAT: Self = Self(2);
+    /// bfloat16.
+    pub const BFLOAT: Self = Self(4);
+    /// Complex numbers.
+    pub const COMPLEX: Self = Self(5);
+    /// Truth values.
+    pub const BOOL: Self = Self(6);
+    /// 8-bit floats with 4 exponent bits, finite, with one NaN. Since 1.1.
+    pub const FLOAT8_E4M3FN: Self = Self(10);
+    /// 8-bit floats with 5 exponent bits, with infinities. Since 1.1.
+    pub const FLOAT8_E5M2: Self = Self(12);
+}
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct DLDataType {
+    /// The class.
+    pub code: DLDataTypeCode,
+    /// Bits of one number.
+    pub bits: u8,
+    /// Numbers in one element; 1 unless it is a vector.
+    pub lanes: u16,
+}
+
+/// The version of a [`DLManagedTensorVersioned`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct DLPackVersion {
+    /// Another one has another layout.
+    pub major: u32,
+    /// Grows with new types and devices.
+    pub minor: u32,
+}
+
+/// A tensor, without an owner.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct DLTensor {
+    /// The address of the allocation, in device memory; null for no elements.
+    pub data: *mut c_void,
+    /// Where it is.
+    pub device: DLDevice,
+    /// How many dimensions it has.
+    pub ndim: i32,
+    /// The type of its elements.
+    pub dtype: DLDataType,
+    /// `ndim` lengths.
+    pub shape: *mut i64,
+    /// `ndim` distances, in elements; null for a tensor whose elements lie one after the other.
+    pub strides: *mut i64,
+    /// From `data` to the first element, in bytes.
+    pub byte_offset: u64,
+}
+
+/// A tensor and its owner's function, up to version 0.8.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct DLManagedTensor {
+    /// The tensor.
+    pub dl_tensor: DLTensor,
+    /// The producer's own.
+    pub manager_ctx: *mut c_void,
+    /// Called once with this struct when the consumer does not need it any more; it frees the struct too. Null where there is nothing to do.
+    pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
+}
+
+/// A tensor and its owner's function, since version 1.0.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct DLManagedTensorVersioned {
+    /// The version of the layout. With another major version only `deleter` may be used.
+    pub version: DLPackVersion,
+    /// The producer's own.
+    pub manager_ctx: *mut c_void,
+    /// As [`DLManagedTensor::deleter`].
+    pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensorVersioned)>,
+    /// Bits, such as [`DLPACK_FLAG_BITMASK_READ_ONLY`].
+    pub flags: u64,
+    /// The tensor.
+    pub dl_tensor: DLTensor,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    #[test]
+    #[cfg(target_pointer_width = "64")]
+    fn layouts_are_those_of_the_c_header() {
+        assert_eq!((size_of::<DLDevice>(), size_of::<DLDataType>(), size_of::<DLTensor>()), (8, 4, 48));
+        assert_eq!((offset_of!(DLTensor, device), offset_of!(DLTensor, ndim), offset_of!(DLTensor, dtype)), (8, 16, 20));
+        assert_eq!((offset_of!(DLTensor, shape), offset_of!(DLTensor, strides), offset_of!(DLTensor, byte_offset)), (24, 32, 40));
+        assert_eq!((size_of::<DLManagedTensor>(), offset_of!(DLManagedTensor, deleter)), (64, 56));
+        assert_eq!((size_of::<DLManagedTensorVersioned>(), offset_of!(DLManagedTensorVersioned, manager_ctx)), (80, 8));
+        assert_eq!((offset_of!(DLManagedTensorVersioned, deleter), offset_of!(DLManagedTensorVersioned, flags)), (16, 24));
+        assert_eq!(offset_of!(DLManagedTensorVersioned, dl_tensor), 32);
+    }
+}

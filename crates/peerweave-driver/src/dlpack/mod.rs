@@ -1,0 +1,292 @@
+//! Tensors of other frameworks by DLPack: PyTorch, JAX, CuPy and others hand out a pointer to a struct, whose owner is told when it is not needed any
+//! more.
+//!
+//! Neither copies nor makes tensors for others. What is taken becomes [`DeviceMemory`], so that all rules for that hold.
+//!
+//! Invariant: the deleter of a tensor that was taken is called exactly once: at once where it is refused, else after every stream that used the memory
+//! has passed that work; never, where that cannot be known.
+
+mod abi;
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use peerweave_types::{DType, Element};
+
+pub use abi::{
+    DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned, DLPACK_FLAG_BITMASK_IS_COPIED,
+    DLPACK_FLAG_BITMASK_READ_ONLY, DLPACK_MAJOR_VERSION, DLPackVersion, DLTensor,
+};
+
+use crate::cudarc::driver::CudaStream;
+use crate::cudarc::driver::sys::CUdeviceptr;
+use crate::{Access, DeviceBuffer, DeviceMemory, DriverError, Keep, context};
+
+/// A tensor that another framework handed over by DLPack: elements of `T`, one after the other in row-major order, on a CUDA device.
+///
+/// A [`DeviceBuffer`], to be read. [`into_memory`](Self::into_memory) gives memory that can be written, unless the producer forbids it. The producer gets
+/// the tensor back, by its deleter, when the last handle is gone and every stream that used the memory has passed that work.
+///
+/// ```no_run
+/// use std::ptr::NonNull;
+/// use peerweave_driver::dlpack::{DLManagedTensorVersioned, DlpackTensor};
+///
+/// # fn f(from_capsule: NonNull<DLManagedTensorVersioned>) -> Result<(), peerweave_driver::DriverError> {
+/// // SAFETY: the pointer is the content of a `dltensor_versioned` capsule that was renamed to `used_dltensor_versioned`: it is ours alone now. The
+/// // producer was given the stream that the tensor is used on first.
+/// let tensor = unsafe { DlpackTensor::<f32>::from_versioned(from_capsule) }?;
+/// println!("{:?}", tensor.shape());
+/// let memory = tensor.into_memory()?; // a buffer of any call
+/// # Ok(())
+/// # }
+/// ```
+pub struct DlpackTensor<T> {
+    memory: DeviceMemory<T>,
+    shape: Vec<usize>,
+    is_read_only: bool,
+}
+
+impl<T: Element> DlpackTensor<T> {
+    /// Takes a tensor of DLPack up to 0.8: the content of a capsule named `dltensor`.
+    ///
+    /// # Safety
+    /// - `tensor` points to a valid struct that the caller owns: nobody else uses it or calls its deleter, whatever this returns.
+    /// - `shape`, and `strides` unless it is null, point to `ndim` numbers; the memory has the elements that they and `byte_offset` describe, on that
+    ///   device, until the deleter is called.
+    /// - The deleter may be called on any thread, and takes by itself what it needs there, such as an interpreter's lock.
+    /// - Work that the tensor is given to on a stream comes after what the producer enqueued on the memory.
+    ///
+    /// # Errors
+    /// [`DriverError::Dlpack`] for another device than CUDA's, another element type than `T`, elements that do not lie one after the other, or an address
+    /// that does not fit; [`DriverError::NoSuchDevice`]. The deleter has been called then.
+    pub unsafe fn from_managed(tensor: NonNull<DLManagedTensor>) -> Result<Self, DriverError> {
+        const CALL: &str = "DlpackTensor::from_managed";
+        let owned = Owned(tensor);
+        // SAFETY: the caller's struct is valid until the deleter is called, which `owned` does.
+        let DLManagedTensor { dl_tensor, .. } = unsafe { tensor.read() };
+        // SAFETY: the tensor is the struct's own.
+        unsafe { Self::take(CALL, &dl_tensor, false, owned) }
+    }
+
+    /// Takes a tensor of DLPack 1.x: the content of a capsule named `dltensor_versioned`.
+    ///
+    /// # Safety
+    /// As [`from_managed`](Self::from_managed); with another major version than 1, what it says of the deleter alone.
+    ///
+    /// # Errors
+    /// As [`from_managed`](Self::from_managed), and [`DriverError::Dlpack`] for another major version than 1.
+    pub unsafe fn from_versioned(tensor: NonNull<DLManagedTensorVersioned>) -> Result<Self, DriverError> {
+        const CALL: &str = "DlpackTensor::from_versioned";
+        let owned = Owned(tensor);
+        // SAFETY: the version is the first field in every layout; the struct is the caller's.
+        let version = unsafe { (&raw const (*tensor.as_ptr()).version).read() };
+        if version.major != DLPACK_MAJOR_VERSION {
+            let found = format!("{}.{}", version.major, version.minor);
+            return Err(refused(CALL, "version of DLPack", found, "1.x".into()));
+        }
+        // SAFETY: this is the layout of that version; the struct is valid until the deleter is called, which `owned` does.
+        let DLManagedTensorVersioned { dl_tensor, flags, .. } = unsafe { tensor.read() };
+        // SAFETY: the tensor is the struct's own.
+        unsafe { Self::take(CALL, &dl_tensor, flags & DLPACK_FLAG_BITMASK_READ_ONLY != 0, owned) }
+    }
+
+    /// # Safety
+    /// As [`from_managed`](Self::from_managed), of the tensor in the struct that is owned.
+    unsafe fn take<M: Managed>(
+        call: &'static str,
+        tensor: &DLTensor,
+        is_read_only: bool,
+        owned: Owned<M>,
+    ) -> Result<Self, DriverError> {
+        // SAFETY: the caller's promise.
+        let (shape, len, address) = unsafe { check::<T>(call, tensor) }?;
+        let context = context(tensor.device.device_id.unsigned_abs() as usize)?;
+        let give_back = Box::new(move || drop(owned));
+        // SAFETY: the memory has as many elements on that device, and is the producer's to free, by the deleter.
+        let memory = unsafe { DeviceMemory::adopt(&context, address, len, give_back) };
+        Ok(Self { memory, shape, is_read_only })
+    }
+}
+
+impl<T> DlpackTensor<T> {
+    /// The lengths of its dimensions, in elements. Empty for a scalar, which has one element.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Whether the producer forbids writing.
+    pub fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    /// The memory of the tensor, which can be written too. The producer's deleter is called when its last handle is gone.
+    ///
+    /// # Errors
+    /// [`DriverError::Dlpack`] for a tensor that is read-only.
+    pub fn into_memory(self) -> Result<DeviceMemory<T>, DriverError> {
+        if self.is_read_only {
+            let expected = "writable; as it is, it can be read".into();
+            return Err(refused("DlpackTensor::into_memory", "access", "read-only".into(), expected));
+        }
+        Ok(self.memory)
+    }
+}
+
+impl<T> fmt::Debug for DlpackTensor<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let access = if self.is_read_only { ", read-only" } else { "" };
+        write!(f, "DlpackTensor({:?}{access}, {:?})", self.shape, self.memory)
+    }
+}
+
+// SAFETY: [D1] the length is that of the shape, which was checked; [D2] and [D3] are those of the memory inside.
+unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
+    fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn device(&self) -> usize {
+        DeviceBuffer::device(&self.memory)
+    }
+
+    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
+        self.memory.read(stream)
+    }
+
+    fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
+        self.memory.keep()
+    }
+}
+
+/// A struct that is the consumer's to give back.
+struct Owned<M: Managed>(NonNull<M>);
+
+// SAFETY: shared is nothing; the struct is this value's alone, and whoever gave it said that its deleter may be called on any thread. Would be caught by
+// the test `deleter_is_called_once_after_the_last_stream`.
+unsafe impl<M: Managed> Send for Owned<M> {}
+
+impl<M: Managed> Drop for Owned<M> {
+    fn drop(&mut self) {
+        // SAFETY: the struct is valid until its deleter is called, which is here and once.
+        unsafe { M::delete(self.0) }
+    }
+}
+
+/// What is given back by a deleter in it.
+trait Managed: 'static {
+    /// Calls the deleter.
+    ///
+    /// # Safety
+    /// The struct is valid, at least up to the deleter, and is not used after.
+    unsafe fn delete(this: NonNull<Self>);
+}
+
+impl Managed for DLManagedTensor {
+    unsafe fn delete(this: NonNull<Self>) {
+        // SAFETY: the caller's promise; the field alone is read.
+        if let Some(deleter) = unsafe { (&raw const (*this.as_ptr()).deleter).read() } {
+            // SAFETY: the producer's function for its own struct.
+            unsafe { deleter(this.as_ptr()) }
+        }
+    }
+}
+
+impl Managed for DLManagedTensorVersioned {
+    unsafe fn delete(this: NonNull<Self>) {
+        // SAFETY: the caller's promise; the field alone is read, which is where it is in every version.
+        if let Some(deleter) = unsafe { (&raw const (*this.as_ptr()).deleter).read() } {
+            // SAFETY: the producer's function for its own struct.
+            unsafe { deleter(this.as_ptr()) }
+        }
+    }
+}
+
+#[cold]
+fn refused(call: &'static str, what: &'static str, found: String, expected: String) -> DriverError {
+    DriverError::Dlpack { call, what, found: found.into(), expected: expected.into() }
+}
+
+/// Shape, number of elements and address of a tensor that can be used.
+///
+/// # Safety
+/// `shape`, and `strides` unless it is null, point to `ndim` numbers.
+unsafe fn check<T: Element>(call: &'static str, tensor: &DLTensor) -> Result<(Vec<usize>, usize, CUdeviceptr), DriverError> {
+    let wrong = |what, found: String, expected: String| Err(refused(call, what, found, expected));
+    if tensor.device.device_type != DLDeviceType::CUDA || tensor.device.device_id < 0 {
+        let found = format!("type {}, id {}", tensor.device.device_type.0, tensor.device.device_id);
+        return wrong("device", found, format!("type {} (CUDA), id 0 or more", DLDeviceType::CUDA.0));
+    }
+    let expected = data_type(T::DTYPE);
+    if tensor.dtype != expected {
+        let shown = |kind: DLDataType| format!("code {}, {} bits, {} lanes", kind.code.0, kind.bits, kind.lanes);
+        return wrong("element type", shown(tensor.dtype), format!("{} ({})", shown(expected), std::any::type_name::<T>()));
+    }
+    let Ok(ndim) = usize::try_from(tensor.ndim) else {
+        return wrong("number of dimensions", tensor.ndim.to_string(), "0 or more".into());
+    };
+    if ndim > 0 && tensor.shape.is_null() {
+        return wrong("shape", "null".into(), format!("{ndim} numbers"));
+    }
+    // SAFETY: the caller's promise, and it is not null.
+    let shape = if ndim == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(tensor.shape, ndim) } };
+    let Ok(lens) = shape.iter().map(|len| usize::try_from(*len)).collect::<Result<Vec<_>, _>>() else {
+        return wrong("shape", format!("{shape:?}"), "no negative lengths".into());
+    };
+    let bytes = lens.iter().try_fold(size_of::<T>(), |bytes, len| bytes.checked_mul(*len));
+    let Some(bytes) = bytes.filter(|bytes| isize::try_from(*bytes).is_ok()) else {
+        return wrong("shape", format!("{shape:?}"), "as many elements as fit in the address space".into());
+    };
+    if ndim > 0 && !tensor.strides.is_null() && bytes > 0 {
+        // SAFETY: the caller's promise, and it is not null.
+        let strides = unsafe { std::slice::from_raw_parts(tensor.strides, ndim) };
+        let dense = row_major(&lens);
+        // Where there is one index only, no stride is ever taken.
+        if strides.iter().zip(&dense).zip(&lens).any(|((found, dense), len)| *len > 1 && found != dense) {
+            return wrong(
+                "strides",
+                format!("{strides:?}"),
+                format!("{dense:?}: elements one after the other, in row-major order"),
+            );
+        }
+    }
+    let address = (tensor.data.addr() as u64).checked_add(tensor.byte_offset);
+    match address {
+        _ if bytes == 0 => Ok((lens, 0, 0)),
+        Some(address)
+            if !tensor.data.is_null() && address % size_of::<T>() as u64 == 0 && address.checked_add(bytes as u64).is_some() =>
+        {
+            Ok((lens, bytes / size_of::<T>(), address))
+        }
+        _ => wrong(
+            "address",
+            format!("{:#x} + {} bytes", tensor.data.addr(), tensor.byte_offset),
+            format!("a multiple of {} and not null", size_of::<T>()),
+        ),
+    }
+}
+
+/// The strides of elements that lie one after the other.
+fn row_major(lens: &[usize]) -> Vec<i64> {
+    let mut strides = vec![1i64; lens.len()];
+    for index in (1..lens.len()).rev() {
+        strides[index - 1] = strides[index].saturating_mul(i64::try_from(lens[index]).unwrap_or(i64::MAX));
+    }
+    strides
+}
+
+/// DLPack's description of an element type.
+fn data_type(dtype: DType) -> DLDataType {
+    let code = match dtype {
+        DType::I8 | DType::I32 | DType::I64 => DLDataTypeCode::INT,
+        DType::U8 | DType::U32 | DType::U64 => DLDataTypeCode::UINT,
+        DType::F16 | DType::F32 | DType::F64 => DLDataTypeCode::FLOAT,
+        DType::BF16 => DLDataTypeCode::BFLOAT,
+        DType::F8E4M3 => DLDataTypeCode::FLOAT8_E4M3FN,
+        DType::F8E5M2 => DLDataTypeCode::FLOAT8_E5M2,
+        // A code that no producer has.
+        _ => DLDataTypeCode(u8::MAX),
+    };
+    // At most eight bytes.
+    DLDataType { code, bits: 8 * dtype.size_bytes() as u8, lanes: 1 }
+}
