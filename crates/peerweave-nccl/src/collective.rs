@@ -177,11 +177,12 @@ impl Communicator {
         {
             inner.count(call);
             inner.registered.note(stream);
-            let (comm, stream) = (inner.handle.get(), stream.cu_stream());
+            let (comm, stream, stream_of_call) = (inner.handle.get(), stream.cu_stream(), stream);
             // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live as long as
             // what it holds, until NCCL is done, and after that for as long as the stream needs them.
             let code = inner.nccl.code(name, |api| unsafe { operation.issue(api, inner, comm, stream, std::ptr::null()) })?;
-            return inner.settle(name, code, inside);
+            let settled = inner.settle(name, code, inside);
+            return inner.not_captured_meanwhile(name, stream_of_call).and(settled);
         }
         run_in_turn(inner, Request::new(call, stream, operations, holds), config)
     }
@@ -202,5 +203,6 @@ fn run_in_turn(inner: &Arc<Inner>, mut request: Request<'_>, config: Option<&Col
     // SAFETY: this thread is inside.
     let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner) })?;
     // The request, and with it its configuration and the guards of its buffers, lives until NCCL is done.
-    inner.settle(name, code, inside)
+    let settled = inner.settle(name, code, inside);
+    request.is_captured_as_before(inner).and(settled)
 }

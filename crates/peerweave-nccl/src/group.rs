@@ -16,7 +16,7 @@ use crate::error::{MisuseKind, NcclError};
 use crate::membership::Inner;
 use crate::red_op::Reduction;
 use crate::request::{At, Checked, Holds, Operations, Request};
-use crate::settle::end_group;
+use crate::settle::{dive_all, end_group, refuse_group};
 use crate::state::Allowed;
 use crate::sys::ncclResult_t;
 use crate::turns::enter_all;
@@ -223,9 +223,6 @@ impl<'env> Group<'env> {
                 request.hand_to_graph(inner)?;
             }
         }
-        for (inner, inside) in inside.iter() {
-            inner.dive(call, inside)?;
-        }
         // SAFETY: it is ended below, whatever happens between.
         nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
         let (mut first_error, mut refused, mut is_ours) = (None, None, false);
@@ -237,7 +234,7 @@ impl<'env> Group<'env> {
             let name = request.call.name();
             // Where there is one context, it is current.
             let bound = if contexts > 1 { inner.bind() } else { Ok(()) };
-            // Who aborts one of them meanwhile gives this thread up after a while, as if it were stuck in NCCL.
+            // Inside a group NCCL only notes a call: this thread is not stuck, and whoever aborts one of them waits until it has left.
             let open = bound.and_then(|()| inner.check_open(name));
             // SAFETY: this thread is inside all of their gates.
             let code = open.and_then(|()| nccl.code(name, |api| unsafe { request.issue(api, inner) }));
@@ -248,13 +245,26 @@ impl<'env> Group<'env> {
             }
             break;
         }
+        // An error of this crate leaves NCCL with part of the group, which nobody would come to meet.
+        if runs && is_ours {
+            refuse_group(nccl);
+        } else if first_error.is_none()
+            && let Err(error) = dive_all(call, &inside)
+        {
+            refuse_group(nccl);
+            (first_error, is_ours) = (Some(error), runs);
+        }
         let ended = end_group(call, nccl, end(nccl), inside, is_ours, deadline);
+        let captured = match runs {
+            true => self.members.iter().try_for_each(|member| member.request.is_captured_as_before(&member.inner)),
+            false => Ok(()),
+        };
         // Only now may what the members use go.
         drop(self.members);
         match (first_error, refused) {
             (Some(error), Some(inner)) => Err(blamed(&inner, error)),
             (Some(error), None) => Err(error),
-            (None, _) => ended,
+            (None, _) => captured.and(ended),
         }
     }
 }

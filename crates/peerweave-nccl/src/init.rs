@@ -20,6 +20,7 @@ use crate::communicator::Communicator;
 use crate::config::RawConfig;
 use crate::error::{CommunicatorName, MisuseKind, NcclError, Timeout};
 use crate::membership::{Handle, Inner, Parts, World, bounded, set_current};
+use crate::settle::{dive_all, refuse_group};
 use crate::state::Inside;
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
 use crate::{Config, Nccl, Switch, UniqueId, lifecycle, spans};
@@ -328,7 +329,7 @@ impl Drop for Unclaimed {
 
 /// Has NCCL make handles, one for each context, and waits until they are ready. In a group if there are several.
 ///
-/// `parents` are inside their gates, and have said that they may be stuck in NCCL, which works on them too. A handle is `None` where NCCL made none
+/// `parents` are inside their gates: NCCL works on them too. A handle is `None` where NCCL made none
 /// without an error.
 pub(crate) fn make(
     call: &'static str,
@@ -351,30 +352,28 @@ pub(crate) fn make(
         // SAFETY: it is ended below, whatever happens between.
         nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
     }
-    let mut result = Ok(ncclResult_t::ncclSuccess);
-    let mut started = 0;
+    let mut result: Result<ncclResult_t, NcclError> = Ok(ncclResult_t::ncclSuccess);
     for (index, (context, slot)) in contexts.iter().zip(&slots).enumerate() {
         // What NCCL allocates here must not spoil what another thread captures.
         let mut call_nccl = || relaxed(|| nccl.code(call, |api| start(api, index, slot.as_ptr())));
-        result = set_current(context).and_then(|()| call_nccl()).and_then(|code| accepted(nccl, call, code));
+        // Inside a group NCCL only notes a call; alone, this thread may be stuck in it.
+        let may_call = || if grouped { Ok(()) } else { dive_all(call, parents) };
+        let ready = set_current(context).and_then(|()| may_call());
+        result = ready.and_then(|()| call_nccl()).and_then(|code| accepted(nccl, call, code));
         if result.is_err() {
             break;
         }
-        started += 1;
     }
     if grouped {
+        result = result.and_then(|code| dive_all(call, parents).map(|()| code));
+        if result.is_err() {
+            // Part of the group must not be launched: the others would never come to meet it.
+            refuse_group(nccl);
+        }
         // SAFETY: this thread started it above.
         let ended = relaxed(|| nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() }));
         let ended = ended.and_then(|code| accepted(nccl, call, code));
-        result = match (result, ended) {
-            // Part of it runs nevertheless: it is waited for below, and its end told as what went wrong first.
-            (Err(error), Ok(ncclResult_t::ncclInProgress)) => {
-                let _ = wait_until(Instant::now() + lifecycle::ABORT_LIMIT, || Ok::<_, NcclError>(has_begun(&slots[..started])));
-                Err(error)
-            }
-            (Err(error), _) => Err(error),
-            (Ok(_), ended) => ended,
-        };
+        result = result.and(ended);
     }
     // From here on parents are only asked, which never takes long.
     parents.iter().for_each(|(_, inside)| inside.surface());

@@ -1,4 +1,4 @@
-//! Safe NCCL, loaded at run time: one binary for NCCL 2.18 to 2.32, and for machines that have none.
+//! Safe NCCL, loaded at run time: one binary for NCCL 2.19 to 2.32, and for machines that have none.
 //!
 //! No network transport of its own, no tensors. Every module says what it does not do.
 //!

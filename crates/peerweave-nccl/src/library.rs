@@ -9,7 +9,7 @@
 use std::ffi::{CStr, c_char};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
 use peerweave_dylib::{MissingSymbol, Search, SymbolInfo, Visibility};
@@ -18,8 +18,9 @@ use crate::error::{CommunicatorName, Failure, NcclError, ResultCode, Unsupported
 use crate::sys::{Api, ncclResult_t};
 use crate::{UniqueId, Version, sys};
 
-/// The oldest library that this crate uses.
-const OLDEST: Version = Version::new(2, 18, 1);
+/// The oldest library that this crate uses. Before it, a thread of NCCL's that works on a communicator is known to the thread alone that started it, so
+/// that an abort by another one frees the communicator under it (a crash in 2.18.1 on H200).
+const OLDEST: Version = Version::new(2, 19, 1);
 
 // SAFETY: what a machine has under these names is NCCL, or stands in for it.
 const SEARCH: Search = unsafe { Search::new("NCCL", "PEERWEAVE_NCCL_PATH", &["libnccl.so.2", "libnccl.so"]) }
@@ -71,7 +72,7 @@ impl Nccl {
     /// (`nvidia/nccl/lib`), the dynamic linker's path (`libnccl.so.2`, then `libnccl.so`), well-known directories. No GPU and no driver is needed.
     ///
     /// # Errors
-    /// [`NcclError::Load`] with every path that was tried; a later call tries again. [`NcclError::Unsupported`] for a library older than 2.18.1.
+    /// [`NcclError::Load`] with every path that was tried; a later call tries again. [`NcclError::Unsupported`] for a library older than 2.19.1.
     /// [`NcclError::Forked`] in a fork of the process that loaded it.
     pub fn load() -> Result<Self, NcclError> {
         static DEFAULT: OnceLock<Nccl> = OnceLock::new();
@@ -317,17 +318,10 @@ impl Nccl {
 
     /// NCCL's last error. The communicator may be null, then it is the process's.
     pub(crate) fn last_error_text(self, communicator: sys::ncclComm_t) -> String {
-        // SAFETY: the communicator is null or live; NCCL only reads it, and gives null or text in a buffer of the library's. Another thread
-        // that fails meanwhile writes that buffer, as it may for every reader of this function; NCCL holds no lock, and always keeps a zero byte at the
-        // end, so that what is read may be a mixture but ends.
+        // SAFETY: the communicator is null or live; NCCL only reads it, and gives null or text in a buffer of the library's.
         let text = unsafe { self.0.api.ncclGetLastError(communicator).unwrap_or(std::ptr::null()) };
-        if text.is_null() {
-            return String::new();
-        }
-        // Copied before it is read as text, so that what was looked at does not change.
-        // SAFETY: as above.
-        let bytes = unsafe { CStr::from_ptr(text) }.to_bytes().to_vec();
-        String::from_utf8_lossy(&bytes).into_owned()
+        // SAFETY: null, or a buffer of NCCL's that is never freed [L1]: of LAST_ERROR_BYTES, or as long as its text.
+        unsafe { changing_text(text) }
     }
 }
 
@@ -343,6 +337,45 @@ impl fmt::Debug for Nccl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "NCCL {} ({})", self.0.version, self.0.path.display())
     }
+}
+
+/// How long NCCL's buffer for its last error is, the zero byte at the end included.
+const LAST_ERROR_BYTES: usize = 1024;
+
+/// How often a text is read until two readings agree.
+const READINGS: usize = 8;
+
+/// A text that another thread may write meanwhile, under a lock that nobody else can take: what two readings in a row agree on. If the writer is never
+/// done, the last reading, which may be a mixture. Never reads more than NCCL's buffer has.
+///
+/// # Safety
+/// Null, or [`LAST_ERROR_BYTES`] readable bytes, or fewer with a zero among them, that live for ever.
+unsafe fn changing_text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    let reading = || -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for index in 0..LAST_ERROR_BYTES {
+            // SAFETY: no byte before this one was zero, so that it is readable; a byte is always aligned, and is read atomically.
+            let byte = unsafe { AtomicU8::from_ptr(text.cast_mut().cast::<u8>().add(index)) }.load(Ordering::Relaxed);
+            if byte == 0 {
+                break;
+            }
+            bytes.push(byte);
+        }
+        bytes
+    };
+    let mut bytes = reading();
+    for _ in 1..READINGS {
+        let again = reading();
+        let agree = again == bytes;
+        bytes = again;
+        if agree {
+            break;
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// # Safety
@@ -399,4 +432,40 @@ fn notice_forks() {
             tracing::warn!(status, "forks of this process cannot be noticed: do not use NCCL in them");
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: &[AtomicU8]) -> String {
+        // SAFETY: as many bytes as the buffer of NCCL has, or a zero among fewer, and they outlive the call.
+        unsafe { changing_text(bytes.as_ptr().cast()) }
+    }
+
+    #[test]
+    fn text_without_an_end_is_read_no_further_than_its_buffer() {
+        let bytes: Vec<_> = (0..2 * LAST_ERROR_BYTES).map(|_| AtomicU8::new(b'x')).collect();
+        assert_eq!(read(&bytes), "x".repeat(LAST_ERROR_BYTES));
+        assert_eq!(read(&[AtomicU8::new(b'a'), AtomicU8::new(0)]), "a");
+        // SAFETY: null is text of nothing.
+        assert_eq!(unsafe { changing_text(std::ptr::null()) }, "");
+    }
+
+    #[test]
+    fn text_that_another_thread_writes_is_read_without_a_race() {
+        // Miri would find one.
+        let bytes: Vec<_> = (0..64).map(|_| AtomicU8::new(0)).collect();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for letter in [b'a', b'b'].into_iter().cycle().take(20) {
+                    bytes[..63].iter().for_each(|byte| byte.store(letter, Ordering::Relaxed));
+                }
+            });
+            for _ in 0..20 {
+                assert!(read(&bytes).bytes().all(|byte| byte == b'a' || byte == b'b'));
+            }
+        });
+        assert_eq!(read(&bytes), "b".repeat(63));
+    }
 }

@@ -174,9 +174,12 @@ impl Communicator {
     /// All ranks, when nothing is in flight.
     ///
     /// # Errors
+    /// [`NcclError::Misuse`] if captured graphs still use it after two seconds, since they would replay calls into memory that was given back;
     /// [`NcclError::Unsupported`] before; [`NcclError::Dead`]; NCCL's own.
     pub fn suspend(&self) -> Result<(), NcclError> {
         const CALL: &str = "suspend";
+        self.inner.nccl.not_forked(CALL)?;
+        no_graphs(CALL, [&self.inner], self.inner.deadline())?;
         self.change(CALL, State::Live, State::Suspended, |api, comm| {
             // SAFETY: the handle is live inside the gate.
             unsafe { api.ncclCommSuspend(comm, sys::NCCL_SUSPEND_MEM) }
@@ -213,6 +216,10 @@ impl Communicator {
         let allowed = if from == State::Live { Allowed::LIVE } else { Allowed::SUSPENDED };
         let _span = spans::of(inner, call);
         let inside = inner.enter(call, allowed)?;
+        if from == State::Live {
+            // A capture may have come between, but not while this thread is inside.
+            no_graphs(call, [inner], Duration::ZERO)?;
+        }
         inner.bind()?;
         inner.dive(call, &inside)?;
         let code = inner.begun(inner.nccl.code(call, |api| function(api, inner.handle.get()))?);
@@ -319,17 +326,19 @@ pub(crate) struct Abort {
 }
 
 impl Abort {
-    /// Waits until NCCL has done it, at most [`ABORT_LIMIT`]; where graphs keep NCCL from freeing the communicator, until it has ended what runs. For a call that found
-    /// the gate closed, and has left it: NCCL may have been about to launch it.
+    /// Waits until NCCL has done it, however long that takes; where graphs keep NCCL from freeing the communicator, until it has ended what runs. For a call
+    /// that found the gate closed, and has left it: NCCL may have been about to launch it, with memory that is the caller's again when the call returns.
+    ///
+    /// The one wait of this crate that has no deadline: giving the memory back earlier would be unsound, and nobody but NCCL can end it.
     pub(crate) fn wait(inner: &Inner) {
         let mut begun = None;
-        let done = wait_until::<Infallible>(deadline_after(ABORT_LIMIT), || {
+        let mut done = || {
             let with_graphs = inner.graphs.load(Ordering::Acquire) != 0 && inner.abort.has_begun.load(Ordering::Acquire);
             let ended_what_runs = with_graphs && begun.get_or_insert_with(Instant::now).elapsed() >= WITH_GRAPHS;
             Ok(ended_what_runs || inner.abort.is_done.load(Ordering::Acquire))
-        });
-        if done != Ok(true) {
-            tracing::error!(communicator = %inner.name, "an abort takes long: NCCL may still use the memory of the call that it cuts off");
+        };
+        while wait_until::<Infallible>(deadline_after(ABORT_LIMIT), &mut done) != Ok(true) {
+            tracing::error!(communicator = %inner.name, "an abort takes long: a call that it cuts off waits until NCCL is done with the call's memory");
         }
     }
 }
@@ -351,21 +360,14 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
         .iter()
         .map(|inner| {
             tracing::warn!(communicator = %inner.name, "aborted");
-            let inner = Arc::clone(inner);
-            in_the_background("peerweave-abort", move || {
-                if !inner.gate.drain(ABORT_GRACE) {
-                    tracing::warn!(communicator = %inner.name, "aborted while a call on it is stuck");
-                }
-                inner.abort.has_begun.store(true, Ordering::Release);
-                let aborted = abort_handle(inner.nccl, inner.handle, &inner.context, Some(&inner.name));
-                inner.abort.is_done.store(true, Ordering::Release);
-                aborted
-            })
+            let theirs = Arc::clone(inner);
+            in_the_background("peerweave-abort", move || abort_one(&theirs))
         })
         .collect();
     let rest = || limit.saturating_sub(start.elapsed());
     let wait = |(inner, abort): (&Arc<Inner>, Option<Receiver<_>>)| {
-        let Some(abort) = abort else { return Err(no_thread(CALL)) };
+        // Without a thread the limit cannot be kept, but calls that were cut off wait for the abort.
+        let Some(abort) = abort else { return abort_one(inner) };
         if inner.graphs.load(Ordering::Acquire) == 0 {
             return abort.recv_timeout(rest()).unwrap_or_else(|_| Err(inner.timeout(CALL, start.elapsed())));
         }
@@ -377,6 +379,20 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
         }
     };
     communicators.iter().zip(aborts).map(wait).collect()
+}
+
+/// Frees a communicator that was closed, when nobody uses it any more, or all who do are stuck in NCCL.
+fn abort_one(inner: &Inner) -> Result<(), NcclError> {
+    if !inner.gate.drain(ABORT_GRACE) {
+        tracing::warn!(communicator = %inner.name, "aborted while a call on it is stuck");
+    }
+    inner.abort.has_begun.store(true, Ordering::Release);
+    let aborted = abort_handle(inner.nccl, inner.handle, &inner.context, Some(&inner.name));
+    if aborted.is_ok() {
+        inner.set_freed();
+    }
+    inner.abort.is_done.store(true, Ordering::Release);
+    aborted
 }
 
 /// Frees handles that are no communicators yet. Gives whether NCCL was done in time.

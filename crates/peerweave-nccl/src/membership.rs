@@ -8,7 +8,7 @@
 //! - Every communicator of the process is in one list until it is dropped, so that all can be aborted.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
@@ -83,8 +83,9 @@ pub(crate) struct Inner {
     pub(crate) abort: Abort,
     /// What is registered, and which streams may use it.
     pub(crate) registered: RegistrationUse,
-    /// Memory that peers may reach until the communicator is freed.
+    /// Memory that peers may reach until the communicator is freed: leaked unless NCCL says that it is.
     parked: Mutex<Vec<Keep>>,
+    is_freed: AtomicBool,
 }
 
 /// A context of the driver, to be compared.
@@ -195,6 +196,7 @@ impl Inner {
             abort: Abort::default(),
             registered: RegistrationUse::default(),
             parked: Mutex::default(),
+            is_freed: AtomicBool::new(false),
         });
         MADE_BY.store(std::process::id(), Ordering::Relaxed);
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -228,6 +230,12 @@ impl Inner {
     /// Keeps memory until the communicator is freed.
     pub(crate) fn park(&self, keep: Keep) {
         self.parked.lock().unwrap_or_else(PoisonError::into_inner).push(keep);
+    }
+
+    /// NCCL has freed the communicator: no peer reaches what was parked.
+    pub(crate) fn set_freed(&self) {
+        self.is_freed.store(true, Ordering::Release);
+        drop(self.take_parked());
     }
 
     /// What was parked, for who frees the communicator.
@@ -445,6 +453,26 @@ impl Inner {
         if code == Ok(CudaCode::SUCCESS) && status == NONE { Ok(false) } else { asked_again(stream) }
     }
 
+    /// After NCCL was called for work that no graph keeps anything for: an error if another thread has begun to capture the stream meanwhile.
+    ///
+    /// NCCL asks by itself whether the stream is captured, later than this crate did, so the work may be in the graph. A graph that replays it would use
+    /// memory that nobody keeps: the capture is invalidated, so that there will be none.
+    #[inline]
+    pub(crate) fn not_captured_meanwhile(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
+        /// The default stream, as null and as 1, which no capture takes.
+        const DEFAULT: usize = 1;
+        if stream.cu_stream().addr() > DEFAULT && self.is_capturing(stream)? { self.spoil_capture(call, stream) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn spoil_capture(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
+        // SAFETY: the stream is live. CUDA forbids the question while a stream is captured, and invalidates the capture of who asks.
+        let _ = unsafe { self.driver.api().cuStreamQuery(stream.cu_stream()) };
+        let why = "another thread began to capture the stream during the call, and a graph would replay it with memory that nothing keeps: the \
+                   capture was invalidated";
+        Err(NcclError::misuse(call, MisuseKind::Context { why }))
+    }
+
     /// An error unless work of this communicator can be enqueued on the stream.
     #[inline]
     pub(crate) fn check_stream(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
@@ -481,6 +509,9 @@ impl Drop for Inner {
         let state = self.gate.state();
         if self.gate.close(State::Finalized).is_ok() {
             lifecycle::close_later(self, state);
+        } else if !self.is_freed.load(Ordering::Acquire) {
+            // An abort that NCCL refused: the communicator lives, and with it what peers reach through it.
+            std::mem::forget(self.take_parked());
         }
     }
 }

@@ -166,6 +166,20 @@ impl<'a> Request<'a> {
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 
+    /// After NCCL was called: an error if a capture of the stream began or ended during the call. What the call uses is safe then too.
+    pub(crate) fn is_captured_as_before(&self, inner: &Inner) -> Result<(), NcclError> {
+        let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else {
+            return inner.not_captured_meanwhile(self.call.name(), self.stream);
+        };
+        if matches!(inner.is_capturing(self.stream), Ok(true)) {
+            return Ok(());
+        }
+        // The stream may run the work itself, and nothing says when that is done: leaked.
+        std::mem::forget(holds.keeps.clone());
+        let why = "another thread ended the capture of the stream during the call: what the call uses is never freed";
+        Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
+    }
+
     /// Ties what a captured call uses to the graph. Before it is issued.
     pub(crate) fn hand_to_graph(&self, inner: &Arc<Inner>) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else { return Ok(()) };

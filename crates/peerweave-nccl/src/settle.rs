@@ -11,7 +11,7 @@ use crate::lifecycle::Abort;
 use crate::membership::{Inner, bounded};
 use crate::siblings::LeftOut;
 use crate::state::{Inside, State};
-use crate::sys::ncclResult_t;
+use crate::sys::{ncclDataType_t, ncclRedOp_t, ncclResult_t};
 use crate::turns::Turns;
 use crate::wait::blamed;
 use crate::{Nccl, lifecycle};
@@ -170,6 +170,7 @@ pub(crate) fn settle_all(
         for error in lifecycle::abort_closed(&late, lifecycle::ABORT_LIMIT).into_iter().filter_map(Result::err) {
             tracing::error!(%error, "a communicator whose call did not end could not be aborted in time");
         }
+        late.iter().for_each(|inner| Abort::wait(inner));
     } else {
         drop(members);
     }
@@ -180,6 +181,30 @@ pub(crate) fn settle_all(
         (Some(error), None) => Err(error),
         (None, _) => Ok(()),
     }
+}
+
+/// Says of all of them that this thread may be stuck in NCCL from now on, or of none: then one of them was aborted or finalized meanwhile, and whoever
+/// did that waits until this thread has left.
+#[inline]
+pub(crate) fn dive_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
+    let dived = inside.iter().try_for_each(|(inner, inside)| inner.dive(call, inside));
+    if dived.is_err() {
+        inside.iter().for_each(|(_, inside)| inside.surface());
+    }
+    dived
+}
+
+/// Has NCCL refuse the group that this thread has begun: its end launches nothing then, waits for nobody, and gives an error.
+///
+/// By a call that is wrong: NCCL notes that of the group, before it looks at anything else (seen in 2.19 to 2.30).
+#[cold]
+pub(crate) fn refuse_group(nccl: Nccl) {
+    let (kind, op) = (ncclDataType_t::ncclUint8, ncclRedOp_t::ncclSum);
+    let (from, to) = (std::ptr::null(), std::ptr::null_mut());
+    let (comm, stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: NCCL refuses a communicator that is null, and does not follow the other pointers.
+    let refused = nccl.code("group", |api| unsafe { api.ncclAllReduce(from, to, 0, kind, op, comm, stream) });
+    debug_assert!(!matches!(refused, Ok(ncclResult_t::ncclSuccess)));
 }
 
 /// The end of a group of calls, which NCCL has ended with `ended`.

@@ -280,9 +280,6 @@ fn children(
             let _ = inner.gate.change(State::Live, State::Failed);
         }
     }
-    for (inner, inside) in inside.iter() {
-        inner.dive(call, inside)?;
-    }
     let contexts: Vec<Arc<CudaContext>> = parents.iter().map(|parent| Arc::clone(parent.context())).collect();
     let made = make(call, nccl, &contexts, &inside, deadline, |api, index, out| {
         let config = raw.as_mut().map_or(std::ptr::null_mut(), RawConfig::as_mut_ptr);
@@ -298,7 +295,9 @@ fn children(
         for (parent, inside) in inside.iter() {
             // Who aborts from here on waits for this thread to leave; who did before may have freed it.
             inside.surface();
-            if !parent.gate.is_closed() && !matches!(parent.ask(), Ok(ncclResult_t::ncclSuccess)) {
+            // A rank that NCCL had noted counts its children differently from then on than one that it had not.
+            let is_partial = parents.len() > 1 && !matches!(made, Err(NcclError::Unsupported(_)));
+            if !parent.gate.is_closed() && (is_partial || !matches!(parent.ask(), Ok(ncclResult_t::ncclSuccess))) {
                 let _ = parent.gate.change(State::Live, State::Failed);
             }
         }

@@ -20,7 +20,7 @@ use peerweave_types::Element;
 use crate::communicator::Communicator;
 use crate::error::{MisuseKind, NcclError};
 use crate::membership::Inner;
-use crate::settle::end_group;
+use crate::settle::{dive_all, end_group, refuse_group};
 use crate::state::Allowed;
 use crate::sys::{self, Api, ncclComm_t, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
 use crate::turns::enter_all;
@@ -518,21 +518,29 @@ fn together(
     let _span = spans::of_many(call, communicators.len());
     let inside = enter_all(call, Allowed::LIVE, communicators.iter().map(|communicator| &communicator.inner))?;
     let (nccl, deadline) = (communicators[0].nccl(), communicators[0].deadline());
-    for (inner, inside) in inside.iter() {
+    for (inner, _) in inside.iter() {
         inner.bind()?;
-        inner.dive(call, inside)?;
     }
     // SAFETY: it is ended below, whatever happens between.
     nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
     let (mut first_error, mut is_ours) = (None, false);
     for (index, communicator) in communicators.iter().enumerate() {
         let inner = &communicator.inner;
-        match inner.bind().and_then(|()| relaxed(|| each(index, inner))) {
+        let open = inner.bind().and_then(|()| inner.check_open(call));
+        match open.and_then(|()| relaxed(|| each(index, inner))) {
             Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => continue,
             Ok(code) => first_error = Some(inner.failure(call, code)),
             Err(error) => (first_error, is_ours) = (Some(error), true),
         }
         break;
+    }
+    if is_ours {
+        refuse_group(nccl);
+    } else if first_error.is_none()
+        && let Err(error) = dive_all(call, &inside)
+    {
+        refuse_group(nccl);
+        (first_error, is_ours) = (Some(error), true);
     }
     // SAFETY: this thread started it.
     let ended = relaxed(|| nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() }));

@@ -325,3 +325,38 @@ fn call_that_an_abort_ends_comes_back_when_nccl_is_done_with_its_memory() {
         assert_eq!(left, 0, "NCCL was done with the memory");
     });
 }
+
+#[test]
+fn memory_of_a_communicator_that_could_not_be_aborted_stays() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommAbort:1=2").run(|| {
+        let (comm, stream) = alone();
+        let memory = NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory");
+        drop(comm.register(&memory).expect("it is registered"));
+        drop((memory, stream));
+        comm.abort(DEADLINE).expect_err("NCCL refuses");
+        drop(comm);
+        std::thread::sleep(Duration::from_millis(100));
+        peerweave_driver::settle(Instant::now() + DEADLINE);
+        assert_eq!((counted("communicators"), counted("allocations")), (1, 1), "peers may still reach it");
+    });
+}
+
+#[test]
+fn call_whose_abort_takes_long_keeps_its_memory_until_the_end() {
+    // Longer than this crate waits for an abort elsewhere.
+    let slow = fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommAbort@0=11500");
+    slow.limit(Duration::from_secs(60)).run(|| {
+        let all = all_with(2, &Config::new().blocking(Switch::Off));
+        let ((early, first), (late, second)) = (&all[0], &all[1]);
+        let mut values = first.clone_htod(&[1.0f32; 4]).expect("memory");
+        early.set_deadline(Duration::from_millis(100));
+        let error = early.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect_err("nobody comes");
+        assert!(matches!(error, NcclError::Timeout(_)), "{error}");
+        assert_eq!(counted("communicators"), 1, "NCCL was done with the memory");
+        // The call of the other rank would let the first one's go on, if NCCL still had it.
+        let mut theirs = floats(second, &[2.0; 4]);
+        late.set_deadline(Duration::from_millis(100));
+        let _ = late.all_reduce_in_place(second, &mut theirs, ReduceOp::Sum);
+        assert_eq!(first.clone_dtoh(&values).expect("they can be read"), [1.0; 4]);
+    });
+}

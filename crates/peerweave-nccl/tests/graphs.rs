@@ -325,3 +325,75 @@ fn capture_that_begins_before_a_call_has_its_turn_is_an_error() {
         assert_eq!((comm.sequence(), counted("collectives")), (before, 0), "NCCL heard of nothing");
     });
 }
+
+/// Takes a capture of the stream in a thread of its own, while a call of this one is held up; gives what ends it.
+fn captured_meanwhile(
+    blocking: Switch,
+    call: impl FnOnce(&Communicator, &Arc<CudaStream>, &mut DeviceMemory<f32>) -> Result<(), NcclError> + Send + 'static,
+) {
+    let (comm, stream) = all_with(1, &Config::new().blocking(blocking)).remove(0);
+    let mut values = floats(&stream, &[1.0; 4]);
+    // This crate asks first; then NCCL does, and is held up.
+    fail_driver("cuStreamIsCapturing:2=400ms");
+    let (other, theirs) = (comm.clone(), Arc::clone(&stream));
+    let calling = std::thread::spawn(move || call(&other, &theirs, &mut values));
+    std::thread::sleep(Duration::from_millis(150));
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
+    let error = calling.join().expect("no panic").expect_err("the call may be in the graph").to_string();
+    assert!(error.contains("another thread began to capture the stream during the call"), "{error}");
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    assert!(!matches!(stream.end_capture(flags), Ok(Some(_))), "a graph would use memory that nothing keeps");
+    drop((comm, stream));
+    nothing_is_left();
+}
+
+#[test]
+fn capture_that_begins_during_a_call_gives_no_graph() {
+    fakes(1)
+        .run(|| captured_meanwhile(Switch::On, |comm, stream, values| comm.all_reduce_in_place(stream, values, ReduceOp::Sum)));
+}
+
+#[test]
+fn capture_that_begins_during_a_slow_call_gives_no_graph() {
+    fakes(1)
+        .run(|| captured_meanwhile(Switch::Off, |comm, stream, values| comm.all_reduce_in_place(stream, values, ReduceOp::Sum)));
+}
+
+#[test]
+fn capture_that_begins_during_a_configured_call_gives_no_graph() {
+    fakes(1).run(|| {
+        // The slow path asks once more before it calls.
+        captured_meanwhile(Switch::On, |comm, stream, values| {
+            fail_driver("cuStreamIsCapturing:3=400ms");
+            comm.with(&CollConfig::new()).all_reduce_in_place(stream, values, ReduceOp::Sum)
+        });
+    });
+}
+
+#[test]
+fn capture_that_begins_during_a_group_gives_no_graph() {
+    fakes(1).run(|| {
+        captured_meanwhile(Switch::On, |comm, stream, values| {
+            fail_driver("cuStreamIsCapturing:3=400ms");
+            comm.nccl().group(|group| group.all_reduce_in_place(comm, stream, values, ReduceOp::Sum))
+        });
+    });
+}
+
+#[test]
+fn communicator_with_a_captured_graph_is_not_suspended() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut values = floats(&stream, &[1.0]);
+        let graph = captured(&stream, || comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum));
+        comm.set_deadline(SHORT);
+        let error = comm.suspend().expect_err("the graph would use memory that was given back");
+        assert!(matches!(error.misuse_kind(), Some(MisuseKind::Graphs { count: 1 })), "{error}");
+        graph.launch().expect("it is replayed");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        drop(graph);
+        comm.set_deadline(DEADLINE);
+        comm.suspend().expect("no graph is left");
+        comm.resume().expect("it goes on");
+    });
+}

@@ -11,7 +11,7 @@ use common::*;
 use peerweave_driver::cudarc::driver::CudaStream;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{DeviceBuffer, DeviceMemory};
-use peerweave_nccl::{Communicator, DeadState, NcclError, NcclMem, ReduceOp, SimInfo, Window, WindowKind};
+use peerweave_nccl::{Communicator, Config, DeadState, NcclError, NcclMem, ReduceOp, SimInfo, Switch, Window, WindowKind};
 
 #[test]
 fn error_in_the_closure_issues_nothing() {
@@ -401,4 +401,38 @@ fn slices_of_cudarc_are_reduced_and_may_be_dropped_at_once() {
         drop((outs, handles));
         Communicator::finalize_all(all.into_iter().map(|(comm, _)| comm).collect(), DEADLINE).expect("all end");
     });
+}
+
+/// A group whose thread is held up between its calls, for longer than a thread that is stuck is waited for, while one of its ranks is aborted.
+fn held_up(blocking: Switch) {
+    let all = all_with(2, &Config::new().blocking(blocking));
+    let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
+    let victim = all[0].0.clone();
+    let aborting = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(150));
+        victim.abort(DEADLINE)
+    });
+    let result = all[0].0.nccl().group(|group| {
+        for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
+            group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
+        }
+        // Each rank's context is made current before NCCL is asked, and again for its call: the second rank's call is held up.
+        fail_driver("cuCtxSetCurrent:4=900ms");
+        Ok(())
+    });
+    // The fake ends the process where the end of a group uses a rank that was freed.
+    assert!(matches!(result, Err(NcclError::Dead { state: DeadState::Aborted, .. })), "{result:?}");
+    aborting.join().expect("no panic").expect("it is aborted");
+    drop((all, buffers));
+    nothing_is_left();
+}
+
+#[test]
+fn rank_of_a_group_that_is_held_up_is_freed_after_the_group() {
+    fakes(2).run(|| held_up(Switch::On));
+}
+
+#[test]
+fn rank_of_a_slow_group_is_freed_after_the_group() {
+    fakes(2).run(|| held_up(Switch::Off));
 }

@@ -71,17 +71,18 @@ macro_rules! lacks {
 }
 
 lacks! {
-    library_of_2_18_lacks_what_came_later "2.18.1"
+    library_of_2_19_lacks_what_came_later "2.19.3"
     library_of_2_27_lacks_what_came_later "2.27.7"
     library_of_2_29_lacks_what_came_later "2.29.7"
     library_of_2_32_lacks_nothing "2.32.3"
 }
 
 #[test]
-fn library_before_2_18_is_refused() {
-    Fakes::new().nccl().env("PEERWEAVE_FAKE_NCCL_VERSION", "21701").run(|| {
+fn library_before_2_19_is_refused() {
+    // An abort crashes inside of it.
+    Fakes::new().nccl().env("PEERWEAVE_FAKE_NCCL_VERSION", "21806").run(|| {
         let Err(NcclError::Unsupported(error)) = Nccl::load() else { panic!("it is too old") };
-        assert_eq!((error.since, error.found), (Version::new(2, 18, 1), Version::new(2, 17, 1)));
+        assert_eq!((error.since, error.found), (Version::new(2, 19, 1), Version::new(2, 18, 6)));
     });
 }
 

@@ -342,8 +342,8 @@ fn needs<T: std::fmt::Debug>(result: Result<T, NcclError>, what: &str, since: &s
 }
 
 #[test]
-fn library_of_2_18_says_what_it_lacks() {
-    fakes_of(1, "2.18.1").run(|| {
+fn library_of_2_19_says_what_it_lacks() {
+    fakes_of(1, "2.19.3").run(|| {
         let (comm, stream) = alone();
         let nccl = comm.nccl();
         let mut values = floats(&stream, &[1.0]);
@@ -352,8 +352,6 @@ fn library_of_2_18_says_what_it_lacks() {
             "CollConfig (ncclCollConfig_t)",
             "2.31.0",
         );
-        needs(NcclMem::<f32>::alloc(nccl, comm.context(), 1), "ncclMemAlloc", "2.19.1");
-        needs(comm.register(&values), "ncclCommRegister", "2.19.1");
         needs(nccl.simulate(|_| Ok(())), "SimInfo (ncclSimInfo_t)", "2.22.3");
         let id = nccl.unique_id().expect("an id");
         let scalable = Communicator::init_rank_scalable(nccl, comm.context(), 1, &[id], 0, &Config::new(), DEADLINE);

@@ -59,7 +59,7 @@ fn options() -> Vec<(Config, &'static str, &'static str)> {
 #[test]
 fn options_of_a_communicator_reach_a_library_that_knows_them_and_no_other() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    for version in ["2.18.1", "2.26.5", "2.27.7", "2.28.9", "2.29.7", "2.30.7", "2.31.2", "2.32.3"] {
+    for version in ["2.19.3", "2.26.5", "2.27.7", "2.28.9", "2.29.7", "2.30.7", "2.31.2", "2.32.3"] {
         fakes_of(1, version).env(LOG, directory.path().join(version)).run(|| {
             let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(1));
             for (config, shown, since) in options() {

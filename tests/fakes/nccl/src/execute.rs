@@ -93,6 +93,9 @@ pub(crate) extern "C" fn run_again(data: *mut c_void) {
     if launch.comm.is_released() {
         undefined("use of a destroyed communicator by a captured graph");
     }
+    if launch.comm.state().suspended {
+        undefined("a captured graph uses memory that a suspended communicator has given back");
+    }
     run(launch);
 }
 

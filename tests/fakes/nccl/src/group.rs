@@ -121,6 +121,10 @@ fn give_up(job: Job) {
 }
 
 fn finish(jobs: Vec<Job>, operations: Vec<Operation>) -> Result {
+    let parents = jobs.iter().filter_map(|job| job.parent);
+    if operations.iter().map(|operation| operation.comm).chain(parents).any(Comm::is_released) {
+        undefined("the end of a group uses a destroyed communicator");
+    }
     let mut all: Vec<&'static Comm> = operations.iter().map(|operation| operation.comm).collect();
     for job in &jobs {
         all.extend(job.parent);
