@@ -444,6 +444,7 @@ struct Ending {
     deadline: Duration,
     /// Memory that peers reach until the communicator is freed: leaked if it cannot be.
     parked: ManuallyDrop<Vec<Keep>>,
+    is_freed: Arc<AtomicBool>,
 }
 
 impl Ending {
@@ -456,6 +457,7 @@ impl Ending {
             state,
             deadline,
             parked: ManuallyDrop::new(inner.take_parked()),
+            is_freed: Arc::clone(&inner.is_freed),
         }
     }
 
@@ -471,6 +473,7 @@ impl Ending {
                 _ => abort(),
             };
             if freed.is_ok() {
+                self.is_freed.store(true, Ordering::Release);
                 drop(ManuallyDrop::into_inner(self.parked));
             }
             let ended = finalized.and(freed);

@@ -85,7 +85,7 @@ pub(crate) struct Inner {
     pub(crate) registered: RegistrationUse,
     /// Memory that peers may reach until the communicator is freed: leaked unless NCCL says that it is.
     parked: Mutex<Vec<Keep>>,
-    is_freed: AtomicBool,
+    pub(crate) is_freed: Arc<AtomicBool>,
 }
 
 /// A context of the driver, to be compared.
@@ -196,7 +196,7 @@ impl Inner {
             abort: Abort::default(),
             registered: RegistrationUse::default(),
             parked: Mutex::default(),
-            is_freed: AtomicBool::new(false),
+            is_freed: Arc::default(),
         });
         MADE_BY.store(std::process::id(), Ordering::Relaxed);
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
