@@ -76,6 +76,9 @@ pub mod sealed;
 pub mod slot;
 pub mod word;
 
+/// Plain data that host and kernels share.
+pub use peerweave_types as types;
+
 /// What a kernel asks of the machine that it runs on: indices, barriers of a block, shuffles, votes, shared memory, time.
 pub use arch as gpu;
 
@@ -83,6 +86,7 @@ pub use arch as gpu;
 pub mod prelude {
     pub use crate::api::{Context, Failed};
     pub use crate::gpu;
+    pub use peerweave_macros::{KernelArg, kernel};
     pub use peerweave_types::{Compare, DeviceSlice, Dim3, KernelArg, Pe, Plain, Rank, ReduceOp, SignalOp, SymOffset, SymSlice};
 }
 

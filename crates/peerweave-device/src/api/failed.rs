@@ -14,6 +14,7 @@ pub struct Failed {
 }
 
 impl Failed {
+    #[inline]
     pub(crate) const fn new(kind: FailureKind) -> Self {
         Self { kind }
     }

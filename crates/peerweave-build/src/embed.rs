@@ -1,0 +1,38 @@
+//! What `#[kernel]` includes: an expression for the crate's PTX, in `OUT_DIR`.
+
+use crate::{Problem, Variant};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+/// The file that `#[kernel]` looks for in `OUT_DIR`.
+pub(crate) const FILE: &str = "peerweave_ptx.rs";
+
+/// Writes the expression, and the PTX beside it.
+pub(crate) fn write(out: &Path, outcome: &Result<Vec<(Variant, String)>, Problem>) {
+    let mut variants = String::new();
+    if let Ok(built) = outcome {
+        for (variant, text) in built {
+            let name = variant.file_name();
+            put(&out.join(&name), text);
+            let Variant { sm, network } = variant;
+            writeln!(
+                variants,
+                "        ::peerweave_device::launch::PtxVariant {{ sm: {sm}, network: {network}, text: include_str!({name:?}) }},"
+            )
+            .expect("writing to a string cannot fail");
+        }
+    }
+    let problem = outcome.as_ref().err().map_or("", |problem| problem.0.as_str());
+    let text =
+        format!("::peerweave_device::launch::PtxImage {{\n    variants: &[\n{variants}    ],\n    problem: {problem:?},\n}}\n");
+    put(&out.join(FILE), &text);
+}
+
+/// Writes a file, unless it is there with the same content: what depends on it is then not compiled again.
+fn put(path: &Path, text: &str) {
+    if fs::read_to_string(path).is_ok_and(|there| there == text) {
+        return;
+    }
+    fs::write(path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+}

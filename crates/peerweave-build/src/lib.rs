@@ -1,0 +1,255 @@
+//! Compiles a crate of kernels to PTX from its `build.rs`, and embeds the PTX in the crate.
+//!
+//! The whole of a `build.rs`:
+//!
+//! ```no_run
+//! # #[allow(clippy::needless_doctest_main)]
+//! fn main() {
+//!     peerweave_build::kernels();
+//! }
+//! ```
+//!
+//! The crate is compiled once more, for `nvptx64-nvidia-cuda`, by a second Cargo with a target directory of its own; its build
+//! script runs there too and does nothing. `#[kernel]` then finds the PTX in `OUT_DIR`.
+//!
+//! The build of the host program does not fail where no compiler for PTX is found: the crate then holds no PTX, and a launch on a
+//! GPU says what to install.
+//!
+//! # Environment
+//! | variable | meaning |
+//! |---|---|
+//! | `PEERWEAVE_PTX` | `auto` (the same as unset), `off`: build none, `require`: fail where it cannot be built |
+//! | `PEERWEAVE_PTX_RUSTC` | the one `rustc` to use |
+//!
+//! ```text
+//!   toolchain.rs  which rustc has, or can build, core for the target
+//!   compile.rs    the second Cargo            ptx.rs    what a PTX text defines and lacks
+//!   embed.rs      what `#[kernel]` includes
+//! ```
+
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+mod compile;
+mod embed;
+mod ptx;
+mod toolchain;
+
+pub use compile::{Request, compile};
+pub use ptx::{entries, undefined};
+pub use toolchain::{Core, Toolchain};
+
+use std::env;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The target that kernels are compiled for.
+pub const TARGET: &str = "nvptx64-nvidia-cuda";
+
+/// One build of a crate of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Variant {
+    /// The architecture, as in `sm_90`: the PTX runs on this one and on later ones.
+    pub sm: u32,
+    /// Whether it calls NVSHMEM's device library: feature `nvshmem` of `peerweave-device`.
+    pub network: bool,
+}
+
+impl Variant {
+    /// The name of the variant's file: `mapped-sm_90.ptx`.
+    pub fn file_name(self) -> String {
+        format!("{}-sm_{}.ptx", if self.network { "network" } else { "mapped" }, self.sm)
+    }
+}
+
+/// Why there is no PTX, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem(pub String);
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Problem {}
+
+/// Compiles the kernels of the crate whose `build.rs` calls this, for GPUs from sm_70 on and once more for sm_90 on.
+///
+/// # Panics
+/// Outside of a build script; and with `PEERWEAVE_PTX=require`, where the PTX cannot be built.
+pub fn kernels() {
+    Kernels::new().build();
+}
+
+/// What a crate of kernels is built for. [`kernels`] is the short form.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Kernels {
+    variants: Vec<Variant>,
+    require: bool,
+}
+
+impl Default for Kernels {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Kernels {
+    /// For direct access to peers, for GPUs from sm_70 on and once more for sm_90 on.
+    pub fn new() -> Self {
+        Self { variants: [70, 90].map(|sm| Variant { sm, network: false }).to_vec(), require: false }
+    }
+
+    /// For these architectures, as in `sm_90`, instead.
+    pub fn architectures(mut self, architectures: &[u32]) -> Self {
+        let network = self.variants.iter().any(|variant| variant.network);
+        self.variants = architectures.iter().map(|&sm| Variant { sm, network: false }).collect();
+        if network { self.network() } else { self }
+    }
+
+    /// Each architecture also with calls of NVSHMEM's device library, for PEs whose memory is not mapped.
+    pub fn network(mut self) -> Self {
+        let more: Vec<Variant> = self.variants.iter().map(|variant| Variant { network: true, ..*variant }).collect();
+        self.variants.extend(more);
+        self.variants.sort_unstable();
+        self.variants.dedup();
+        self
+    }
+
+    /// Fails the build where the PTX cannot be built, as `PEERWEAVE_PTX=require` does.
+    pub fn require(mut self) -> Self {
+        self.require = true;
+        self
+    }
+
+    /// Compiles, and writes what `#[kernel]` includes.
+    ///
+    /// # Panics
+    /// As [`kernels`].
+    pub fn build(self) {
+        println!("cargo::rerun-if-env-changed=PEERWEAVE_PTX");
+        println!("cargo::rerun-if-env-changed=PEERWEAVE_PTX_RUSTC");
+        if in_second_cargo() {
+            return;
+        }
+        let out = PathBuf::from(variable("OUT_DIR"));
+        let mode = env::var("PEERWEAVE_PTX").unwrap_or_default();
+        let require = match mode.as_str() {
+            "" | "auto" => self.require,
+            "off" => {
+                watch(&[]);
+                let problem = Problem("it was not built, since PEERWEAVE_PTX is off: unset it and build again".into());
+                return embed::write(&out, &Err(problem));
+            }
+            "require" => true,
+            other => panic!("PEERWEAVE_PTX is {other:?}, expected auto, off or require"),
+        };
+        let outcome = self.compile_all(&out);
+        if let Err(problem) = &outcome {
+            assert!(!require, "the kernels of {} have no PTX: {problem}", variable("CARGO_PKG_NAME"));
+            println!("cargo::warning=no PTX for GPUs: {}", problem.0.lines().next().unwrap_or_default());
+        }
+        embed::write(&out, &outcome);
+    }
+
+    fn compile_all(&self, out: &Path) -> Result<Vec<(Variant, String)>, Problem> {
+        let toolchain = Toolchain::find().inspect_err(|_| watch(&[]))?;
+        let mut sources = Vec::new();
+        let outcome = self.compile_each(&toolchain, out, &mut sources);
+        if outcome.is_err() {
+            // Where the crate does not compile, what it is compiled from is not known: a file that does not exist makes Cargo run
+            // the build script every time.
+            sources.push(out.join("not-built"));
+        }
+        watch(&sources);
+        outcome
+    }
+
+    fn compile_each(
+        &self,
+        toolchain: &Toolchain,
+        out: &Path,
+        sources: &mut Vec<PathBuf>,
+    ) -> Result<Vec<(Variant, String)>, Problem> {
+        let mut built = Vec::new();
+        for &variant in &self.variants {
+            let request = Request {
+                manifest: PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("Cargo.toml"),
+                package: variable("CARGO_PKG_NAME"),
+                target_dir: target_dir(out),
+                features: env::var("CARGO_CFG_FEATURE").ok(),
+                variant,
+            };
+            let (text, read) = compile(toolchain, &request)?;
+            sources.extend(read);
+            built.push((variant, text));
+        }
+        Ok(built)
+    }
+}
+
+/// Embeds PTX that is kept beside the sources, for crates that are published with it: files named as [`Variant::file_name`] says, in
+/// `folder` of the crate. No compiler for PTX is looked for.
+///
+/// # Panics
+/// Outside of a build script, and where the folder holds no such file.
+pub fn committed(folder: &str) {
+    if in_second_cargo() {
+        return;
+    }
+    let folder = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join(folder);
+    println!("cargo::rerun-if-changed={}", folder.display());
+    let read = read_committed(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    assert!(!read.is_empty(), "{} holds no PTX, expected files like mapped-sm_90.ptx", folder.display());
+    embed::write(&PathBuf::from(variable("OUT_DIR")), &Ok(read));
+}
+
+/// The variants that a folder holds, in order.
+///
+/// # Errors
+/// Where the folder or one of its files cannot be read.
+pub fn read_committed(folder: &Path) -> std::io::Result<Vec<(Variant, String)>> {
+    let mut read = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let Some((flavour, sm)) = name.strip_suffix(".ptx").and_then(|stem| stem.split_once("-sm_")) else { continue };
+        let (Ok(sm), network) = (sm.parse(), flavour == "network") else { continue };
+        read.push((Variant { sm, network }, std::fs::read_to_string(&path)?));
+    }
+    read.sort_unstable();
+    Ok(read)
+}
+
+/// Whether this is the build script as the second Cargo runs it, which compiles the crate for the GPU.
+fn in_second_cargo() -> bool {
+    env::var("TARGET").is_ok_and(|target| target == TARGET) || env::var_os(compile::INSIDE).is_some()
+}
+
+fn variable(name: &str) -> String {
+    env::var(name).unwrap_or_else(|_| panic!("{name} is not set: peerweave_build runs in a build script"))
+}
+
+/// Runs the build script again when the crate, or what it was compiled from, changes.
+fn watch(sources: &[PathBuf]) {
+    let root = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
+    for part in ["src", "Cargo.toml", "build.rs"] {
+        let part = root.join(part);
+        if part.exists() {
+            println!("cargo::rerun-if-changed={}", part.display());
+        }
+    }
+    for source in sources {
+        println!("cargo::rerun-if-changed={}", source.display());
+    }
+}
+
+/// Where the second Cargo builds: beside the first one's target, so that crates share `core`.
+fn target_dir(out: &Path) -> PathBuf {
+    let root = out.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file());
+    root.unwrap_or(out).join("peerweave-ptx")
+}

@@ -1,0 +1,51 @@
+//! What a PTX text defines, and what it calls without defining it. Reads the declarations alone.
+
+/// The kernels that a PTX text defines, in order.
+///
+/// ```
+/// let text = ".visible .entry ring(\n.param .u64 ring_param_0\n)\n{\n}\n";
+/// assert_eq!(peerweave_build::entries(text), ["ring"]);
+/// ```
+pub fn entries(text: &str) -> Vec<&str> {
+    text.lines().filter_map(|line| name_after(line, ".entry")).collect()
+}
+
+/// The functions that a PTX text calls and does not define.
+///
+/// ```
+/// let text = ".extern .func  (.param .b32 r) missing\n(\n)\n;\n.func own(\n)\n{\n}\n";
+/// assert_eq!(peerweave_build::undefined(text), ["missing"]);
+/// ```
+pub fn undefined(text: &str) -> Vec<&str> {
+    let declared = text.lines().filter(|line| line.trim_start().starts_with(".extern .func"));
+    declared.filter_map(|line| name_after(line, ".func")).collect()
+}
+
+/// The name that a declaration gives, after the keyword and what it returns.
+fn name_after<'a>(line: &'a str, keyword: &str) -> Option<&'a str> {
+    let line = line.trim();
+    if line.starts_with("//") {
+        return None;
+    }
+    let (before, after) = line.split_once(keyword)?;
+    if !before.split_whitespace().all(|word| word.starts_with('.')) {
+        return None;
+    }
+    let after = after.trim_start();
+    let after = if after.starts_with('(') { after.split_once(')')?.1.trim_start() } else { after };
+    let end = after.find(|c: char| !(c.is_alphanumeric() || "_$%".contains(c))).unwrap_or(after.len());
+    (end > 0).then(|| &after[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn declarations_of_a_compiler_are_found() {
+        let text = "\t// .globl\tring\n.visible .entry ring(\n)\n.weak .entry two(\n.extern .func _ZN4core9panicking()\n;\n\
+                    .visible .func  (.param .b32 func_retval0) helper(\n.extern .shared .align 16 .b8 x[];\n\tcall.uni _ZN4core9panicking;\n";
+        assert_eq!(entries(text), ["ring", "two"]);
+        assert_eq!(undefined(text), ["_ZN4core9panicking"]);
+    }
+}

@@ -1,0 +1,150 @@
+//! Which `rustc` has `core` for GPUs, or its sources.
+//!
+//! Nothing is compiled here.
+
+use crate::{Problem, TARGET};
+use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// How a compiler comes to `core` for the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Core {
+    /// Its sources are there: it is built together with the kernels.
+    Sources,
+    /// It is there compiled. Its functions for panics are not part of it: kernels must be free of them.
+    Compiled,
+}
+
+/// A compiler for kernels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Toolchain {
+    /// The compiler.
+    pub rustc: PathBuf,
+    /// Its root directory, as it says itself.
+    pub sysroot: PathBuf,
+    /// Its version, as it says itself.
+    pub version: String,
+    /// How it comes to `core`.
+    pub core: Core,
+}
+
+/// What to install, wherever nothing was found.
+const INSTALL: &str = "install one of: `rustup component add rust-src`; on Debian, `apt install rustc-web rust-web-src`. \
+                       Then build this crate again (`cargo clean -p` it first)";
+
+impl Toolchain {
+    /// The compiler that builds kernels here: the one of this build where it can, else another one of rustup or of the system.
+    /// A compiler with the sources of `core` is preferred.
+    ///
+    /// # Errors
+    /// [`Problem`], with every compiler that was looked at and what to install.
+    pub fn find() -> Result<Self, Problem> {
+        if let Some(only) = env::var_os("PEERWEAVE_PTX_RUSTC") {
+            return Self::examine(Path::new(&only))
+                .map_err(|why| Problem(format!("PEERWEAVE_PTX_RUSTC is {}, which {why}. {INSTALL}", only.to_string_lossy())));
+        }
+        Self::choose(&candidates())
+    }
+
+    /// The first of `candidates` that builds kernels, by preference.
+    pub(crate) fn choose(candidates: &[PathBuf]) -> Result<Self, Problem> {
+        let mut compiled = None;
+        let mut looked_at = Vec::new();
+        for rustc in candidates {
+            match Self::examine(rustc) {
+                Ok(found) if found.core == Core::Sources => return Ok(found),
+                Ok(found) => compiled = compiled.or(Some(found)),
+                Err(why) => looked_at.push(format!("{} {why}", rustc.display())),
+            }
+        }
+        compiled.ok_or_else(|| {
+            let looked_at = if looked_at.is_empty() { "there is no rustc".to_string() } else { looked_at.join("; ") };
+            Problem(format!("no Rust compiler here builds kernels for GPUs ({looked_at}). {INSTALL}"))
+        })
+    }
+
+    /// Looks at one compiler.
+    fn examine(rustc: &Path) -> Result<Self, String> {
+        let version = ask(rustc, &["--version"])?;
+        let sysroot = PathBuf::from(ask(rustc, &["--print", "sysroot"])?);
+        let library = sysroot.join("lib/rustlib");
+        let core = if library.join("src/rust/library/core/Cargo.toml").is_file() {
+            Core::Sources
+        } else if library.join(TARGET).join("lib").is_dir() {
+            Core::Compiled
+        } else {
+            return Err(format!("({version}) has neither the sources of core nor core for {TARGET}"));
+        };
+        if ask(rustc, &["--print", "target-cpus", "--target", TARGET]).is_err() {
+            return Err(format!("({version}) was built without the code generator for GPUs"));
+        }
+        Ok(Self { rustc: rustc.to_path_buf(), sysroot, version, core })
+    }
+}
+
+/// What a compiler prints.
+fn ask(rustc: &Path, arguments: &[&str]) -> Result<String, String> {
+    let mut command = Command::new(rustc);
+    crate::compile::clean(&mut command);
+    let output = command.args(arguments).stdin(Stdio::null()).output().map_err(|error| format!("cannot be run: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("fails at {}", arguments.join(" ")));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
+}
+
+/// Compilers to look at: this build's, rustup's, those in the path, the system's.
+fn candidates() -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = env::var_os("RUSTC").map(PathBuf::from).into_iter().collect();
+    let home = env::var_os("RUSTUP_HOME").map(PathBuf::from);
+    let home = home.or_else(|| env::home_dir().map(|home| home.join(".rustup")));
+    if let Some(toolchains) = home.and_then(|home| std::fs::read_dir(home.join("toolchains")).ok()) {
+        let mut rustcs: Vec<PathBuf> = toolchains.flatten().map(|entry| entry.path().join("bin/rustc")).collect();
+        // Releases before nightlies, and later ones first.
+        rustcs.sort_by_key(|path| (path.to_string_lossy().contains("nightly"), std::cmp::Reverse(path.clone())));
+        found.extend(rustcs);
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    found.extend(env::split_paths(&path).map(|folder| folder.join("rustc")));
+    found.extend(["/usr/local/bin/rustc", "/usr/bin/rustc"].map(PathBuf::from));
+    let mut seen = Vec::new();
+    found.retain(|path| {
+        // rustup's own `rustc` chooses by the directory: the toolchains themselves are in the list.
+        let file = path.canonicalize().unwrap_or_else(|_| path.clone());
+        let known = seen.contains(&file);
+        let usable = path == OsStr::new("rustc") || (path.is_file() && file.file_stem() != Some(OsStr::new("rustup")));
+        seen.push(file);
+        usable && !known
+    });
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_compiler_says_what_to_install() {
+        let problem = Toolchain::choose(&[]).unwrap_err().to_string();
+        assert!(problem.contains("there is no rustc") && problem.contains("rustup component add rust-src"), "{problem}");
+        let problem = Toolchain::choose(&["/nowhere/rustc".into()]).unwrap_err().to_string();
+        assert!(problem.contains("/nowhere/rustc cannot be run") && problem.contains("rust-web-src"), "{problem}");
+    }
+
+    #[test]
+    fn compiler_without_core_is_named_with_its_version() {
+        let folder = env::temp_dir().join(format!("peerweave-build-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let rustc = folder.join("rustc");
+        let script = "#!/bin/sh\nif [ \"$1\" = --version ]; then echo rustc 1.0; else echo /nowhere; fi\n";
+        std::fs::write(&rustc, script).unwrap();
+        let mut mode = std::fs::metadata(&rustc).unwrap().permissions();
+        std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
+        std::fs::set_permissions(&rustc, mode).unwrap();
+        let problem = Toolchain::choose(&[rustc]).unwrap_err().to_string();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(problem.contains("(rustc 1.0) has neither the sources of core nor core for nvptx64"), "{problem}");
+    }
+}

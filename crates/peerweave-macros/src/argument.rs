@@ -1,0 +1,153 @@
+//! `#[derive(KernelArg)]`.
+
+use proc_macro2::TokenStream;
+use quote::{format_ident, quote};
+use syn::{Data, DeriveInput, Error, Fields, Index, Result, parse2};
+
+pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
+    let input: DeriveInput = parse2(item)?;
+    let name = &input.ident;
+    let Data::Struct(data) = &input.data else {
+        return Err(Error::new_spanned(
+            name,
+            "KernelArg: expected a struct: not every bit pattern of an enum or union is a value",
+        ));
+    };
+    if input.generics.type_params().next().is_some() || input.generics.lifetimes().next().is_some() {
+        return Err(Error::new_spanned(&input.generics, "KernelArg: expected a struct without lifetimes and type parameters"));
+    }
+    if !has_fixed_layout(&input)? {
+        return Err(Error::new_spanned(
+            name,
+            "KernelArg: expected #[repr(C)] or #[repr(transparent)]: host and kernel must agree on where the fields lie",
+        ));
+    }
+    let fields: Vec<TokenStream> = match &data.fields {
+        Fields::Named(fields) => {
+            fields.named.iter().map(|field| field.ident.as_ref().map_or(quote!(), |name| quote!(#name))).collect()
+        }
+        Fields::Unnamed(fields) => (0..fields.unnamed.len()).map(Index::from).map(|index| quote!(#index)).collect(),
+        Fields::Unit => Vec::new(),
+    };
+    let types: Vec<_> = data.fields.iter().map(|field| &field.ty).collect();
+    let (generics, arguments, clause) = input.generics.split_for_impl();
+    let checks: Vec<_> = (0..types.len()).map(|index| format_ident!("field_{index}")).collect();
+    Ok(quote! {
+        const _: () = {
+            #(
+                #[allow(dead_code)]
+                fn #checks #generics () #clause {
+                    fn is_argument<T: ::peerweave_device::types::KernelArg>() {}
+                    is_argument::<#types>();
+                }
+            )*
+
+            // SAFETY: the layout is fixed by `repr`, every field is a `KernelArg` (checked above) and is visited, and the
+            // alignment is checked below.
+            #[allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
+            unsafe impl #generics ::peerweave_device::types::KernelArg for #name #arguments #clause {
+                // Only the host looks: kernels hold no code for it.
+                #[cfg(not(target_arch = "nvptx64"))]
+                fn visit(&self, visitor: &mut dyn ::peerweave_device::types::ArgVisitor) {
+                    const { assert!(::core::mem::align_of::<Self>() <= 16, "an argument of a kernel is aligned to 16 bytes at most") };
+                    let _ = &visitor;
+                    #(::peerweave_device::types::KernelArg::visit(&self.#fields, visitor);)*
+                }
+            }
+        };
+    })
+}
+
+/// Whether an attribute fixes where the fields lie.
+fn has_fixed_layout(input: &DeriveInput) -> Result<bool> {
+    let mut fixed = false;
+    for attribute in input.attrs.iter().filter(|attribute| attribute.path().is_ident("repr")) {
+        attribute.parse_nested_meta(|meta| {
+            fixed |= meta.path.is_ident("C") || meta.path.is_ident("transparent");
+            if meta.path.is_ident("packed") {
+                return Err(meta.error("KernelArg: a packed struct has fields that are not aligned"));
+            }
+            // `align(N)` and its kin have an argument, which is none of our business.
+            if meta.input.peek(syn::token::Paren) {
+                let content;
+                syn::parenthesized!(content in meta.input);
+                content.parse::<TokenStream>()?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(fixed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(item: TokenStream) -> String {
+        expand(item).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn layouts_that_host_and_kernel_may_disagree_on_are_refused() {
+        assert!(
+            refused(quote!(
+                struct A {
+                    x: u32,
+                }
+            ))
+            .contains("#[repr(C)]")
+        );
+        assert!(
+            refused(quote!(
+                #[repr(align(8))]
+                struct A {
+                    x: u32,
+                }
+            ))
+            .contains("#[repr(C)]")
+        );
+        assert!(
+            refused(quote!(
+                #[repr(C, packed)]
+                struct A {
+                    x: u32,
+                }
+            ))
+            .contains("packed")
+        );
+        assert!(
+            refused(quote!(
+                #[repr(C)]
+                enum A {
+                    X,
+                }
+            ))
+            .contains("a struct")
+        );
+        assert!(
+            refused(quote!(
+                #[repr(C)]
+                struct A<T> {
+                    x: T,
+                }
+            ))
+            .contains("type parameters")
+        );
+        assert!(
+            expand(quote!(
+                #[repr(C, align(16))]
+                struct A {
+                    x: u32,
+                }
+            ))
+            .is_ok()
+        );
+        assert!(
+            expand(quote!(
+                #[repr(transparent)]
+                struct A(u32);
+            ))
+            .is_ok()
+        );
+    }
+}

@@ -1,0 +1,302 @@
+//! `#[kernel]`.
+//!
+//! For the host: the function, and a module with its `KERNEL`. For the GPU: the function, and the entry; but the entries of one
+//! crate alone, the one that the second Cargo of `peerweave-build` was started for.
+
+use proc_macro2::TokenStream;
+use quote::{format_ident, quote};
+use std::env;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use syn::{Error, FnArg, ItemFn, Result, ReturnType, Type, parse2};
+
+/// The package whose entries are compiled: set by `peerweave-build`.
+const PACKAGE: &str = "PEERWEAVE_PTX_PACKAGE";
+
+/// What `peerweave-build` writes into `OUT_DIR`.
+const EMBEDDED: &str = "peerweave_ptx.rs";
+
+/// Whether this compiler has been given the crate's preamble, which PTX must hold once.
+static PREAMBLE: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
+    if !attribute.is_empty() {
+        return Err(Error::new_spanned(attribute, "#[kernel] takes no arguments"));
+    }
+    let function: ItemFn = parse2(item)?;
+    let signature = Signature::read(&function)?;
+    let inline = function.attrs.iter().all(|attribute| !attribute.path().is_ident("inline"));
+    let inline = inline.then(|| quote!(#[inline]));
+    let (host, entry) = (signature.host(&function), signature.entry(&function));
+    Ok(quote! {
+        #inline
+        #function
+        #host
+        #entry
+    })
+}
+
+/// The parameters of a kernel.
+struct Signature {
+    has_context: bool,
+    types: Vec<Type>,
+}
+
+impl Signature {
+    fn read(function: &ItemFn) -> Result<Self> {
+        let signature = &function.sig;
+        for (found, what) in [
+            (signature.constness.map(|word| word.span), "const"),
+            (signature.asyncness.map(|word| word.span), "async"),
+            (signature.unsafety.map(|word| word.span), "unsafe"),
+            (signature.abi.as_ref().map(|abi| abi.extern_token.span), "extern"),
+            (signature.variadic.as_ref().map(|dots| dots.dots.spans[0]), "variadic"),
+        ] {
+            if let Some(span) = found {
+                return Err(Error::new(span, format!("#[kernel]: the function is {what}, expected a plain `fn`")));
+            }
+        }
+        if !signature.generics.params.is_empty() {
+            return Err(Error::new_spanned(
+                &signature.generics,
+                "#[kernel]: the function is generic, expected one without parameters: write one kernel for each type that calls it",
+            ));
+        }
+        let mut has_context = false;
+        let mut types = Vec::new();
+        for (index, input) in signature.inputs.iter().enumerate() {
+            match input {
+                FnArg::Receiver(receiver) => {
+                    return Err(Error::new_spanned(receiver, "#[kernel]: found a method, expected a function"));
+                }
+                FnArg::Typed(parameter) if is_context(&parameter.ty) => {
+                    if index > 0 {
+                        return Err(Error::new_spanned(parameter, "#[kernel]: `&Context` comes first"));
+                    }
+                    has_context = true;
+                }
+                FnArg::Typed(parameter) => {
+                    if let Type::Reference(reference) = &*parameter.ty {
+                        return Err(Error::new_spanned(
+                            reference,
+                            "#[kernel]: found a reference, expected a `KernelArg`: memory comes as `SymSlice<T>` or `DeviceSlice<T>`",
+                        ));
+                    }
+                    types.push((*parameter.ty).clone());
+                }
+            }
+        }
+        if types.len() > 16 {
+            return Err(Error::new_spanned(
+                &signature.inputs,
+                format!("#[kernel]: found {} arguments, expected at most 16: put some into a struct", types.len()),
+            ));
+        }
+        Ok(Self { has_context, types })
+    }
+
+    /// The module with the kernel's description.
+    fn host(&self, function: &ItemFn) -> TokenStream {
+        let name = &function.sig.ident;
+        let text = name.to_string();
+        let visibility = &function.vis;
+        let types = &self.types;
+        let arguments = format_ident!("__{}_arguments", name);
+        let host = format_ident!("__{}_host", name);
+        let names: Vec<_> = (0..types.len()).map(|index| format_ident!("argument_{index}")).collect();
+        let call = self.call(function, &names);
+        let doc = format!("The kernel [`{name}`](fn@super::{name}), for a launch.");
+        let image = image();
+        quote! {
+            // Here, where the types of the parameters are known by the names that the function uses.
+            #[cfg(not(target_arch = "nvptx64"))]
+            #[doc(hidden)]
+            #[allow(non_camel_case_types)]
+            type #arguments = (#(#types,)*);
+
+            #[cfg(not(target_arch = "nvptx64"))]
+            #[doc(hidden)]
+            #[allow(unsafe_code, unused_variables, clippy::all)]
+            unsafe fn #host(context: *const ::peerweave_device::types::KernelContext, (#(#names,)*): (#(#types,)*)) {
+                // SAFETY: the caller promises a live context.
+                let Ok(context) = (unsafe { ::peerweave_device::prelude::Context::enter(context) }) else {
+                    panic!("the context of the launch was written by another version of the library")
+                };
+                #call
+            }
+
+            #[cfg(not(target_arch = "nvptx64"))]
+            #[doc = #doc]
+            #[allow(unsafe_code, clippy::all)]
+            #visibility mod #name {
+                /// The kernel, for a launch.
+                pub static KERNEL: ::peerweave_device::launch::Kernel<super::#arguments> = {
+                    static PTX: ::peerweave_device::launch::PtxImage = #image;
+                    // SAFETY: the entry in the PTX was made from the same parameters.
+                    unsafe { ::peerweave_device::launch::Kernel::new(#text, &PTX, super::#host) }
+                };
+            }
+        }
+    }
+
+    /// The entry in the PTX.
+    fn entry(&self, function: &ItemFn) -> TokenStream {
+        let package = env::var("CARGO_PKG_NAME").unwrap_or_default();
+        if env::var(PACKAGE).is_ok_and(|compiled| compiled == package) {
+            self.entry_of_this_package(function)
+        } else {
+            TokenStream::new()
+        }
+    }
+
+    fn entry_of_this_package(&self, function: &ItemFn) -> TokenStream {
+        let text = function.sig.ident.to_string();
+        let types = &self.types;
+        let names: Vec<_> = (0..types.len()).map(|index| format_ident!("argument_{index}")).collect();
+        let call = self.call(function, &names);
+        let first = !PREAMBLE.swap(true, Ordering::Relaxed);
+        let preamble = first.then(|| quote!(::peerweave_device::kernel_preamble!();));
+        quote! {
+            #[cfg(target_arch = "nvptx64")]
+            const _: () = {
+                #preamble
+
+                #[unsafe(export_name = #text)]
+                #[allow(unsafe_code, improper_ctypes_definitions, unused_variables, clippy::all)]
+                pub unsafe extern "ptx-kernel" fn entry(
+                    context: *const ::peerweave_device::types::KernelContext,
+                    #(#names: #types,)*
+                ) {
+                    // SAFETY: a launch gives the address of a context that stays until the kernel has ended.
+                    let Ok(context) = (unsafe { ::peerweave_device::prelude::Context::enter(context) }) else {
+                        ::peerweave_device::gpu::trap()
+                    };
+                    #call
+                }
+            };
+        }
+    }
+
+    /// Calls the function. A failure is in the status already.
+    fn call(&self, function: &ItemFn, names: &[syn::Ident]) -> TokenStream {
+        let name = &function.sig.ident;
+        let context = self.has_context.then(|| quote!(&context,));
+        match &function.sig.output {
+            ReturnType::Default => quote!(#name(#context #(#names),*);),
+            ReturnType::Type(_, result) if matches!(&**result, Type::Tuple(tuple) if tuple.elems.is_empty()) => {
+                quote!(#name(#context #(#names),*);)
+            }
+            ReturnType::Type(..) => quote! {
+                let result: ::core::result::Result<(), ::peerweave_device::prelude::Failed> = #name(#context #(#names),*);
+                let _ = result;
+            },
+        }
+    }
+}
+
+/// Whether a type is `&Context`.
+fn is_context(ty: &Type) -> bool {
+    let Type::Reference(reference) = ty else { return false };
+    let Type::Path(path) = &*reference.elem else { return false };
+    reference.mutability.is_none() && path.path.segments.last().is_some_and(|segment| segment.ident == "Context")
+}
+
+/// The crate's PTX: what its build script has embedded, or that there is none.
+fn image() -> TokenStream {
+    let embedded = env::var_os("OUT_DIR").is_some_and(|out| Path::new(&out).join(EMBEDDED).is_file());
+    if embedded {
+        let file = format!("/{EMBEDDED}");
+        return quote!(::core::include!(::core::concat!(::core::env!("OUT_DIR"), #file)));
+    }
+    let package = env::var("CARGO_PKG_NAME").unwrap_or_default();
+    let problem = format!("the build script of {package} does not call `peerweave_build::kernels()`");
+    quote!(::peerweave_device::launch::PtxImage { variants: &[], problem: #problem })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(item: TokenStream) -> String {
+        expand(TokenStream::new(), item).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn functions_that_are_no_kernels_are_refused() {
+        assert!(
+            refused(quote!(
+                fn k<T>(x: T) {}
+            ))
+            .contains("is generic")
+        );
+        assert!(
+            refused(quote!(
+                unsafe fn k() {}
+            ))
+            .contains("is unsafe")
+        );
+        assert!(
+            refused(quote!(
+                async fn k() {}
+            ))
+            .contains("is async")
+        );
+        assert!(
+            refused(quote!(
+                const fn k() {}
+            ))
+            .contains("is const")
+        );
+        assert!(
+            refused(quote!(
+                extern "C" fn k() {}
+            ))
+            .contains("is extern")
+        );
+        assert!(
+            refused(quote!(
+                fn k(&self) {}
+            ))
+            .contains("a method")
+        );
+        assert!(
+            refused(quote!(
+                fn k(x: &[f32]) {}
+            ))
+            .contains("SymSlice<T>")
+        );
+        assert!(
+            refused(quote!(
+                fn k(x: u32, ctx: &Context) {}
+            ))
+            .contains("comes first")
+        );
+        let many: Vec<_> = (0..17).map(|index| format_ident!("a{index}")).collect();
+        assert!(refused(quote!(fn k(#(#many: u32),*) {})).contains("found 17 arguments"));
+        assert!(
+            expand(
+                quote!(fast),
+                quote!(
+                    fn k() {}
+                )
+            )
+            .unwrap_err()
+            .to_string()
+            .contains("takes no arguments")
+        );
+    }
+
+    #[test]
+    fn context_is_found_by_its_last_name() {
+        let has = |item: TokenStream| Signature::read(&parse2(item).unwrap()).unwrap().has_context;
+        assert!(has(quote!(
+            fn k(ctx: &Context, x: u32) {}
+        )));
+        assert!(has(quote!(
+            fn k(_: &peerweave_device::prelude::Context) {}
+        )));
+        assert!(!has(quote!(
+            fn k(x: u32) {}
+        )));
+    }
+}
