@@ -75,6 +75,9 @@ pub enum DriverError {
     /// The driver refused.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// A module was not loaded, or a kernel not launched.
+    #[error(transparent)]
+    Launch(#[from] crate::launch::LaunchError),
     /// There is no such device.
     #[error("{call}: device {ordinal} does not exist, there are {count}")]
     NoSuchDevice {

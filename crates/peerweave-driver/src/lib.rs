@@ -28,6 +28,7 @@ mod driver;
 mod error;
 mod fences;
 mod free;
+pub mod launch;
 mod memory;
 mod private;
 mod reaper;

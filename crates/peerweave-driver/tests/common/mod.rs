@@ -19,7 +19,7 @@ pub(crate) fn device() -> (Arc<CudaContext>, Arc<CudaStream>) {
 }
 
 /// A function that only the fake driver has.
-fn fake(name: &CStr) -> NonNull<c_void> {
+pub(crate) fn fake(name: &CStr) -> NonNull<c_void> {
     Driver::get().expect("the fake").api().library().symbol(name).expect("the fake has it")
 }
 

@@ -69,6 +69,7 @@ codes! {
     HOST_MEMORY_NOT_REGISTERED = 713, "pointer does not correspond to a registered memory region";
     MISALIGNED_ADDRESS = 716, "misaligned address";
     LAUNCH_FAILED = 719, "unspecified launch failure";
+    COOPERATIVE_LAUNCH_TOO_LARGE = 720, "too many blocks in cooperative launch";
     NOT_PERMITTED = 800, "operation not permitted";
     NOT_SUPPORTED = 801, "operation not supported";
     SYSTEM_NOT_READY = 802, "system not yet initialized";
@@ -233,6 +234,11 @@ impl<T: Copy> In<T> {
     /// The number itself, for arguments that are a pointer or a number.
     pub(crate) fn address(&self) -> usize {
         self.0 as usize
+    }
+
+    /// A pointer that the caller gave inside of something else.
+    pub(crate) fn from_address(pointer: *const T) -> In<T> {
+        In(pointer)
     }
 
     /// The same address, for functions whose type of input depends on another argument.

@@ -12,6 +12,7 @@ use crate::event::Event;
 use crate::faults::{self, variable};
 use crate::graph::{Exec, Graph};
 use crate::handles::Table;
+use crate::modules::{Function, Module};
 use crate::physical::Physical;
 use crate::pool::Pool;
 use crate::stream::Stream;
@@ -29,6 +30,8 @@ pub(crate) struct Driver {
     pub(crate) events: Table<Event>,
     pub(crate) graphs: Table<Mutex<Graph>>,
     pub(crate) execs: Table<Exec>,
+    pub(crate) functions: Table<Function>,
+    pub(crate) modules: Table<Module>,
     pub(crate) user_objects: Table<UserObject>,
     pub(crate) pools: Table<Pool>,
     pub(crate) physical: Table<Physical>,
@@ -60,6 +63,8 @@ pub(crate) fn init() -> Result<&'static Driver> {
             events: Table::new(0x53),
             graphs: Table::new(0x54),
             execs: Table::new(0x55),
+            functions: Table::new(0x59),
+            modules: Table::new(0x5a),
             user_objects: Table::new(0x56),
             pools,
             physical: Table::new(0x58),

@@ -27,6 +27,7 @@ const ALL: &[&[Symbol]] = &[
     crate::ipc::SYMBOLS,
     crate::memory::SYMBOLS,
     crate::modules::SYMBOLS,
+    crate::modules::REFUSED,
     crate::multicast::SYMBOLS,
     crate::peer::SYMBOLS,
     crate::pointer::SYMBOLS,

@@ -27,7 +27,8 @@
 //!
 //! # Functions of the fake only
 //! `peerweave_fake_cuda_fail(text)`, `peerweave_fake_context_fail(code)`, `peerweave_fake_stream_block(stream)`, `peerweave_fake_stream_unblock(stream)`,
-//! `peerweave_fake_multicast_store(address, bytes, length_bytes)`.
+//! `peerweave_fake_multicast_store(address, bytes, length_bytes)`, `peerweave_fake_kernel(name, function)`: PTX whose kernels all have a
+//! function of the host can be loaded, and a launch calls that function once, with a `FakeLaunch`.
 
 #![allow(non_snake_case)]
 #![cfg(target_os = "linux")]
@@ -59,6 +60,7 @@ mod context;
 mod copy;
 mod device;
 mod driver;
+mod entries;
 mod entry;
 mod event;
 mod faults;

@@ -11,6 +11,7 @@ use crate::event::Event;
 use crate::faults;
 use crate::graph::Plan;
 use crate::memory::GraphMemory;
+use crate::modules::Launched;
 use crate::transfer::{self, Copy, Fill};
 
 /// One piece of work.
@@ -43,6 +44,7 @@ pub(crate) enum Work {
     GraphAlloc(Arc<GraphMemory>),
     GraphFree,
     Graph(Arc<Plan>),
+    Kernel(Arc<Launched>),
     RecordEvent(Arc<Event>),
     WaitEvent(Arc<Event>),
 }
@@ -75,6 +77,7 @@ impl Work {
             }
             Work::Free { address, id } => crate::memory::finish_free(*address, *id),
             Work::Graph(plan) => plan.run(context),
+            Work::Kernel(kernel) => kernel.run(context),
             Work::RecordEvent(event) => {
                 event.begin_recording().finish();
                 Ok(())
@@ -89,6 +92,7 @@ impl Work {
     /// `CUgraphNodeType`.
     pub(crate) fn node_kind(&self) -> c_int {
         match self {
+            Work::Kernel(_) => 0,
             Work::Copy(_) => 1,
             Work::Fill(_) => 2,
             Work::Host { .. } => 3,

@@ -1,0 +1,104 @@
+//! The driver's functions for modules and kernels, and what they are handed.
+//!
+//! Own declarations, since cudarc's differ with the version of CUDA that a program is built for. Invariant: each struct has the size and layout of its
+//! namesake in the driver's header, checked below against cudarc's.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+use crate::cudarc::driver::sys::{CUdeviceptr, CUfunction, CUmodule, CUstream};
+use crate::{CudaCode, CudaError, Driver, DriverError};
+
+peerweave_dylib::bindings! {
+    /// Modules and kernels.
+    pub(super) struct LaunchApi {
+        /// Loads an image: machine code, or PTX that is then compiled.
+        "2.1" fn cuModuleLoadDataEx(
+            module: *mut CUmodule, image: *const c_void, n_options: c_uint, options: *mut c_int, values: *mut *mut c_void,
+        ) -> CudaCode;
+        /// Unloads it.
+        "2.0" fn cuModuleUnload(module: CUmodule) -> CudaCode;
+        /// A kernel of a module.
+        "2.0" fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> CudaCode;
+        /// A variable of a module.
+        "3.2" fn cuModuleGetGlobal_v2(address: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char) -> CudaCode;
+        /// Loads a kernel that the driver would otherwise load at its first launch.
+        "12.4" fn cuFuncLoad(function: CUfunction) -> CudaCode;
+        /// Place and length of a parameter.
+        "12.4" fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, bytes: *mut usize) -> CudaCode;
+        /// An attribute of a kernel.
+        "2.2" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: CUfunction) -> CudaCode;
+        /// Sets one.
+        "9.0" fn cuFuncSetAttribute(function: CUfunction, attribute: c_int, value: c_int) -> CudaCode;
+        /// How many blocks run at once on a multiprocessor.
+        "6.5" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            count: *mut c_int, function: CUfunction, threads: c_int, shared_bytes: usize,
+        ) -> CudaCode;
+        /// Launches a kernel.
+        "11.8" fn cuLaunchKernelEx(
+            config: *const RawConfig, function: CUfunction, arguments: *mut *mut c_void, extra: *mut *mut c_void,
+        ) -> CudaCode;
+    }
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(super) struct RawConfig {
+    pub(super) grid: [c_uint; 3],
+    pub(super) block: [c_uint; 3],
+    pub(super) shared_bytes: c_uint,
+    pub(super) stream: CUstream,
+    pub(super) attributes: *const RawAttribute,
+    pub(super) n_attributes: c_uint,
+}
+
+/// `CUlaunchAttribute`.
+#[repr(C)]
+pub(super) struct RawAttribute {
+    pub(super) id: c_uint,
+    pub(super) value: [u64; 8],
+}
+
+impl RawAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
+    pub(super) const COOPERATIVE: c_uint = 2;
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+    pub(super) const PROGRAMMATIC: c_uint = 6;
+
+    /// An attribute whose value is the integer 1.
+    pub(super) fn on(id: c_uint) -> Self {
+        let mut value = [0; 8];
+        // All machines that CUDA runs on have the low half of a word first, where the integer is.
+        value[0] = 1;
+        Self { id, value }
+    }
+}
+
+pub(super) fn api() -> Result<&'static LaunchApi, DriverError> {
+    static API: OnceLock<LaunchApi> = OnceLock::new();
+    let driver = Driver::get()?;
+    Ok(API.get_or_init(|| LaunchApi::new(driver.api().library().clone())))
+}
+
+/// An answer of the driver as a result.
+pub(super) fn done(call: &'static str, code: Result<CudaCode, peerweave_dylib::MissingSymbol>) -> Result<(), DriverError> {
+    Ok(CudaError::check(call, code?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::{offset_of, size_of};
+
+    use super::*;
+    use crate::cudarc::driver::sys::{CUlaunchAttribute, CUlaunchConfig};
+
+    #[test]
+    fn structs_have_the_layout_of_the_header() {
+        assert_eq!(size_of::<RawConfig>(), size_of::<CUlaunchConfig>());
+        assert_eq!(offset_of!(RawConfig, stream), offset_of!(CUlaunchConfig, hStream));
+        assert_eq!(offset_of!(RawConfig, attributes), offset_of!(CUlaunchConfig, attrs));
+        assert_eq!(offset_of!(RawConfig, n_attributes), offset_of!(CUlaunchConfig, numAttrs));
+        assert_eq!(size_of::<RawAttribute>(), size_of::<CUlaunchAttribute>());
+        assert_eq!(offset_of!(RawAttribute, value), offset_of!(CUlaunchAttribute, value));
+    }
+}

@@ -1,0 +1,316 @@
+//! A kernel of a loaded module: its parameters, how many blocks are resident, and its launch.
+//!
+//! One path: check the shape, the arguments and the residency; keep what a graph needs; enqueue.
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use peerweave_types::Dim3;
+
+use super::api::{LaunchApi, RawAttribute, RawConfig, api, done};
+use super::arguments::Arguments;
+use super::config::LaunchConfig;
+use super::error::LaunchError;
+use super::module::{Loaded, Module};
+use crate::cudarc::driver::CudaStream;
+use crate::cudarc::driver::sys::CUdevice_attribute as Attribute;
+use crate::cudarc::driver::sys::CUfunction;
+use crate::driver::bind;
+use crate::{CudaCode, Driver, DriverError, Keep, is_capturing, keep_in_graph, refuse_per_thread};
+
+/// Shared memory that every block may have without being allowed more, in bytes.
+const SHARED_BYTES: u32 = 48 << 10;
+/// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`, `..._SHARED_SIZE_BYTES`, `..._NUM_REGS`, `..._MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+const MAX_THREADS: c_int = 0;
+const STATIC_SHARED: c_int = 1;
+const REGISTERS: c_int = 4;
+const MAX_DYNAMIC_SHARED: c_int = 8;
+
+/// Where a kernel has a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Parameter {
+    /// Bytes from the start of the parameters.
+    pub offset: usize,
+    /// Its length in bytes.
+    pub bytes: usize,
+}
+
+/// A kernel of a module, which it keeps loaded. Clones are handles of the same kernel.
+#[derive(Clone)]
+pub struct LoadedKernel {
+    module: Arc<Loaded>,
+    kernel: Arc<Kernel>,
+}
+
+struct Kernel {
+    function: Function,
+    name: String,
+    /// `None` where the driver cannot tell.
+    parameters: Option<Vec<Parameter>>,
+    max_threads: u32,
+    static_shared_bytes: u32,
+    registers: u32,
+    multiprocessors: u32,
+    max_shared_bytes: u32,
+    is_cooperative: bool,
+    /// Dynamic shared memory that the driver was told to allow, in bytes.
+    allowed_shared_bytes: AtomicU32,
+}
+
+struct Function(CUfunction);
+
+// SAFETY: shared is a handle of the driver, whose functions may be called from any thread. Would be caught by the test
+// `kernel_is_launched_from_several_threads`.
+unsafe impl Send for Function {}
+// SAFETY: as above; `&Function` gives no more than the handle. Would be caught by the test `kernel_is_launched_from_several_threads`.
+unsafe impl Sync for Function {}
+
+impl LoadedKernel {
+    /// # Safety
+    /// The function is of that module.
+    pub(super) unsafe fn new(module: Arc<Loaded>, function: CUfunction, name: &str) -> Result<Self, DriverError> {
+        let api = api()?;
+        // SAFETY: the function is of a loaded module: the caller's promise. A driver that is too old loads every kernel with its module, or cannot be asked.
+        if let Ok(code) = unsafe { api.cuFuncLoad(function) } {
+            done("cuFuncLoad", Ok(code))?;
+        }
+        let attribute = |attribute: c_int| {
+            let mut value = 0;
+            // SAFETY: the pointer is to a live integer, and the function is live.
+            let code = unsafe { api.cuFuncGetAttribute(&raw mut value, attribute, function) };
+            done("cuFuncGetAttribute", code).map(|()| value.unsigned_abs())
+        };
+        let of_device =
+            |attribute| Ok::<_, DriverError>(Driver::get()?.attribute(module.context.ordinal(), attribute)?.unsigned_abs());
+        let kernel = Kernel {
+            name: name.to_owned(),
+            parameters: parameters(api, function)?,
+            max_threads: attribute(MAX_THREADS)?,
+            static_shared_bytes: attribute(STATIC_SHARED)?,
+            registers: attribute(REGISTERS)?,
+            multiprocessors: of_device(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            max_shared_bytes: of_device(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            is_cooperative: of_device(Attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)? != 0,
+            allowed_shared_bytes: AtomicU32::new(0),
+            function: Function(function),
+        };
+        Ok(Self { module, kernel: Arc::new(kernel) })
+    }
+
+    /// The name in the module.
+    pub fn name(&self) -> &str {
+        &self.kernel.name
+    }
+
+    /// The module.
+    pub fn module(&self) -> Module {
+        Module(Arc::clone(&self.module))
+    }
+
+    /// The parameters in order; `None` with a driver before CUDA 12.4, which cannot tell. Then only the driver checks arguments.
+    pub fn parameters(&self) -> Option<&[Parameter]> {
+        self.kernel.parameters.as_deref()
+    }
+
+    /// The most threads of a block, by what the kernel uses.
+    pub fn max_threads(&self) -> u32 {
+        self.kernel.max_threads
+    }
+
+    /// Shared memory of fixed size that each block has, in bytes.
+    pub fn static_shared_bytes(&self) -> u32 {
+        self.kernel.static_shared_bytes
+    }
+
+    /// Registers of a thread.
+    pub fn registers(&self) -> u32 {
+        self.kernel.registers
+    }
+
+    /// How many blocks of this shape the device runs at once, if it has nothing else to do.
+    ///
+    /// # Errors
+    /// [`LaunchError::Shape`]; what the driver says.
+    pub fn resident_blocks(&self, block: impl Into<Dim3>, shared_bytes: u32) -> Result<u64, DriverError> {
+        let config = LaunchConfig::new(1, block).shared_bytes(shared_bytes);
+        self.check_shape(&config)?;
+        bind(&self.module.context)?;
+        self.allow_shared(&config)?;
+        let mut blocks = 0;
+        let threads = config.block.count() as c_int;
+        // SAFETY: the pointer is to a live integer, and the function is live.
+        let code = unsafe {
+            let function = self.kernel.function.0;
+            api()?.cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function, threads, shared_bytes as usize)
+        };
+        done("cuOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
+        Ok(u64::from(blocks.unsigned_abs()) * u64::from(self.kernel.multiprocessors))
+    }
+
+    /// Enqueues the kernel on a stream. On a stream that is being captured it becomes a node of the graph, which from then on keeps the module and `keep`.
+    ///
+    /// `keep` is what the arguments refer to. Outside of a capture it is not used: whoever owns the memory notes the stream.
+    ///
+    /// # Errors
+    /// Before anything is enqueued: [`LaunchError::Count`], [`LaunchError::Argument`], [`LaunchError::Shape`], [`LaunchError::NotResident`],
+    /// [`DriverError::WrongDevice`], [`DriverError::PerThreadStream`]. What the driver says of the launch.
+    ///
+    /// # Safety
+    /// The kernel does with these arguments only what is allowed: the memory that they refer to stays until the kernel has ended, or for as long as `keep`
+    /// and the graph live, and nobody else accesses it in a way that races.
+    pub unsafe fn launch(
+        &self,
+        stream: &Arc<CudaStream>,
+        config: &LaunchConfig,
+        arguments: &Arguments<'_>,
+        keep: Vec<Keep>,
+    ) -> Result<(), DriverError> {
+        let call = "launch";
+        refuse_per_thread(call, stream)?;
+        let (found, expected) = (stream.context().ordinal(), self.module.context.ordinal());
+        if found != expected {
+            return Err(DriverError::WrongDevice { call, found, expected });
+        }
+        self.check_shape(config)?;
+        self.check_arguments(arguments)?;
+        self.check_residency(config)?;
+        self.module.streams.note(stream);
+        if is_capturing(stream)? {
+            let mut keep = keep;
+            keep.push(Arc::<Loaded>::clone(&self.module));
+            keep_in_graph(stream, keep)?;
+        }
+        bind(&self.module.context)?;
+        self.allow_shared(config)?;
+        let attributes: Vec<RawAttribute> =
+            [(config.cooperative, RawAttribute::COOPERATIVE), (config.programmatic, RawAttribute::PROGRAMMATIC)]
+                .into_iter()
+                .filter_map(|(wanted, id)| wanted.then(|| RawAttribute::on(id)))
+                .collect();
+        let raw = RawConfig {
+            grid: [config.grid.x, config.grid.y, config.grid.z],
+            block: [config.block.x, config.block.y, config.block.z],
+            shared_bytes: config.shared_bytes,
+            stream: stream.cu_stream(),
+            attributes: attributes.as_ptr(),
+            n_attributes: attributes.len() as u32,
+        };
+        let mut places: Vec<*mut c_void> = arguments.places().iter().map(|place| place.address.cast_mut()).collect();
+        // SAFETY: the function is of a loaded module of this context, the configuration and its attributes are live, and there is an argument of the right length
+        // for each parameter, which the driver only reads. What the kernel does with them is the caller's promise.
+        let code =
+            unsafe { api()?.cuLaunchKernelEx(&raw const raw, self.kernel.function.0, places.as_mut_ptr(), std::ptr::null_mut()) };
+        done("cuLaunchKernelEx", code)
+    }
+
+    fn check_shape(&self, config: &LaunchConfig) -> Result<(), LaunchError> {
+        let refused = |what, found: String, expected: String| {
+            Err(LaunchError::Shape { kernel: self.kernel.name.clone(), what, found, expected })
+        };
+        let limits = [("the grid", config.grid, [i32::MAX as u32, 65535, 65535]), ("the block", config.block, [1024, 1024, 64])];
+        for (what, shape, limit) in limits {
+            let within = [shape.x, shape.y, shape.z].iter().zip(limit).all(|(size, limit)| (1..=limit).contains(size));
+            if !within {
+                let [x, y, z] = limit;
+                let expected = format!("from 1 x 1 x 1 to {x} x {y} x {z}");
+                return refused(what, format!("{} x {} x {}", shape.x, shape.y, shape.z), expected);
+            }
+        }
+        if config.block.count() > u64::from(self.kernel.max_threads) {
+            let expected = format!("at most {}, by the kernel's {} registers", self.kernel.max_threads, self.kernel.registers);
+            return refused("the number of threads of a block", config.block.count().to_string(), expected);
+        }
+        let room = self.kernel.max_shared_bytes.saturating_sub(self.kernel.static_shared_bytes);
+        if config.shared_bytes > room {
+            let expected = format!("at most {room} bytes beside the kernel's own {}", self.kernel.static_shared_bytes);
+            return refused("dynamic shared memory", format!("{} bytes", config.shared_bytes), expected);
+        }
+        Ok(())
+    }
+
+    fn check_arguments(&self, arguments: &Arguments<'_>) -> Result<(), LaunchError> {
+        let Some(parameters) = &self.kernel.parameters else { return Ok(()) };
+        let (kernel, found, expected) = (|| self.kernel.name.clone(), arguments.len(), parameters.len());
+        if found != expected {
+            return Err(LaunchError::Count { kernel: kernel(), found, expected });
+        }
+        let mut end: usize = 0;
+        for (index, (place, parameter)) in arguments.places().iter().zip(parameters).enumerate() {
+            let offset = end.next_multiple_of(place.alignment);
+            if place.bytes != parameter.bytes || offset != parameter.offset {
+                return Err(LaunchError::Argument {
+                    kernel: kernel(),
+                    index,
+                    found_bytes: place.bytes,
+                    found_offset: offset,
+                    expected_bytes: parameter.bytes,
+                    expected_offset: parameter.offset,
+                });
+            }
+            end = offset + place.bytes;
+        }
+        Ok(())
+    }
+
+    fn check_residency(&self, config: &LaunchConfig) -> Result<(), DriverError> {
+        if !config.cooperative {
+            return Ok(());
+        }
+        let kernel = || self.kernel.name.clone();
+        if !self.kernel.is_cooperative {
+            let expected = "a device with cooperative launches".into();
+            return Err(
+                LaunchError::Shape { kernel: kernel(), what: "the device", found: "without them".into(), expected }.into()
+            );
+        }
+        let (found, expected) = (config.grid.count(), self.resident_blocks(config.block, config.shared_bytes)?);
+        if found > expected {
+            return Err(LaunchError::NotResident { kernel: kernel(), found, expected }.into());
+        }
+        Ok(())
+    }
+
+    /// Has the driver allow as much dynamic shared memory as this shape needs. What was allowed once stays so.
+    fn allow_shared(&self, config: &LaunchConfig) -> Result<(), DriverError> {
+        let allowed = &self.kernel.allowed_shared_bytes;
+        let wanted = config.shared_bytes;
+        if wanted + self.kernel.static_shared_bytes <= SHARED_BYTES || wanted <= allowed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // All that there may be, so that two threads cannot lower each other's limit.
+        let room = self.kernel.max_shared_bytes - self.kernel.static_shared_bytes;
+        // SAFETY: the function is live, and the driver checks the value.
+        let code = unsafe { api()?.cuFuncSetAttribute(self.kernel.function.0, MAX_DYNAMIC_SHARED, room as c_int) };
+        done("cuFuncSetAttribute", code)?;
+        allowed.store(room, Ordering::Release);
+        Ok(())
+    }
+}
+
+/// The parameters of a kernel, if the driver can tell.
+fn parameters(api: &LaunchApi, function: CUfunction) -> Result<Option<Vec<Parameter>>, DriverError> {
+    /// No kernel has more: its parameters have at most 32764 bytes.
+    const MOST: usize = 32764;
+    let mut all = Vec::new();
+    for index in 0..=MOST {
+        let (mut offset, mut bytes) = (0, 0);
+        // SAFETY: the pointers are to live integers, and the function is live.
+        match unsafe { api.cuFuncGetParamInfo(function, index, &raw mut offset, &raw mut bytes) } {
+            Ok(CudaCode::SUCCESS) => all.push(Parameter { offset, bytes }),
+            // One past the last.
+            Ok(CudaCode::INVALID_VALUE) => break,
+            Ok(code) => return done("cuFuncGetParamInfo", Ok(code)).map(|()| None),
+            Err(_) => return Ok(None),
+        }
+    }
+    Ok(Some(all))
+}
+
+impl fmt::Debug for LoadedKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LoadedKernel({} on device {})", self.kernel.name, self.module.context.ordinal())
+    }
+}

@@ -1,0 +1,17 @@
+//! Kernels: modules loaded from machine code or PTX, and launches with checked arguments.
+//!
+//! How modules are made is not here: see `peerweave-link`. Invariant: nothing is enqueued that a check refuses, and a module stays loaded while a stream or
+//! a graph may still run its kernels.
+
+mod api;
+mod arguments;
+mod config;
+mod error;
+mod kernel;
+mod module;
+
+pub use arguments::Arguments;
+pub use config::LaunchConfig;
+pub use error::LaunchError;
+pub use kernel::{LoadedKernel, Parameter};
+pub use module::{Image, Module};

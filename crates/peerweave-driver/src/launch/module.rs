@@ -1,0 +1,163 @@
+//! A loaded module, and its end.
+//!
+//! Invariant: it is unloaded once, in its context, when no handle and no graph has it and the streams that ran its kernels have passed them.
+
+use std::ffi::{CString, c_int, c_void};
+use std::fmt;
+use std::sync::Arc;
+
+use super::api::{api, done};
+use super::error::LaunchError;
+use super::kernel::LoadedKernel;
+use crate::cudarc::driver::CudaContext;
+use crate::cudarc::driver::sys::{CUdeviceptr, CUfunction, CUmodule};
+use crate::driver::bind;
+use crate::{CudaCode, CudaError, DriverError, Keep, Streams, reaper, relaxed};
+
+/// Code for the device.
+#[derive(Clone, Copy)]
+pub enum Image<'a> {
+    /// PTX text, which the driver compiles. It must not be newer than the driver.
+    Ptx(&'a str),
+    /// Machine code: a cubin or a fatbin.
+    Binary(&'a [u8]),
+}
+
+/// A module in one context. Clones are handles of the same module.
+#[derive(Clone)]
+pub struct Module(pub(super) Arc<Loaded>);
+
+pub(super) struct Loaded {
+    module: RawModule,
+    pub(super) context: Arc<CudaContext>,
+    /// Streams that its kernels were launched on.
+    pub(super) streams: Streams,
+}
+
+#[derive(Clone, Copy)]
+struct RawModule(CUmodule);
+
+// SAFETY: shared is a handle of the driver, whose functions may be called from any thread. Would be caught by the test
+// `module_is_unloaded_after_the_streams_that_run_its_kernels`, in which another thread unloads.
+unsafe impl Send for RawModule {}
+// SAFETY: as above; `&RawModule` gives no more than the handle. Would be caught by the test
+// `module_is_unloaded_after_the_streams_that_run_its_kernels`.
+unsafe impl Sync for RawModule {}
+
+impl Module {
+    /// Loads an image in a context. PTX is compiled now, and every kernel that is asked for is loaded when it is asked for: loading at the first
+    /// launch could wait for kernels that run, which may in turn wait for this PE.
+    ///
+    /// # Errors
+    /// [`LaunchError::Image`] with the driver's log; what the driver says.
+    pub fn load(context: &Arc<CudaContext>, image: Image<'_>) -> Result<Self, DriverError> {
+        /// `CU_JIT_ERROR_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
+        const OPTIONS: [c_int; 2] = [5, 6];
+        const LOG_BYTES: usize = 16 << 10;
+        let api = api()?;
+        bind(context)?;
+        let text;
+        let bytes = match image {
+            Image::Ptx(ptx) => {
+                text = zero_ended("Module::load", ptx)?;
+                text.as_bytes_with_nul()
+            }
+            Image::Binary(bytes) => bytes,
+        };
+        if bytes.len() < 2 {
+            let error = CudaError::new("Module::load", CudaCode::INVALID_VALUE);
+            return Err(LaunchError::Image { error, log: "the image is empty".into() }.into());
+        }
+        let mut log = vec![0_u8; LOG_BYTES];
+        let mut options = OPTIONS;
+        // The second value is a number in the place of a pointer.
+        let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(LOG_BYTES)];
+        let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
+        let mut module: CUmodule = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live handle; PTX is ended by a zero, and an image of another kind has its length in its head; there are two options, and
+        // the log has as many bytes as the second says.
+        let code = relaxed(|| unsafe { api.cuModuleLoadDataEx(&raw mut module, bytes.as_ptr().cast(), 2, options, values) })?;
+        if code != CudaCode::SUCCESS {
+            let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
+            let log = String::from_utf8_lossy(&log[..end]).trim_end().to_owned();
+            return Err(LaunchError::Image { error: CudaError::new("cuModuleLoadDataEx", code), log }.into());
+        }
+        let context = Arc::clone(context);
+        Ok(Self(Arc::new(Loaded { module: RawModule(module), context, streams: Streams::new() })))
+    }
+
+    /// A kernel of the module, loaded and with its parameters.
+    ///
+    /// # Errors
+    /// [`LaunchError::NoKernel`]; what the driver says.
+    pub fn kernel(&self, name: &str) -> Result<LoadedKernel, DriverError> {
+        let text = zero_ended("Module::kernel", name)?;
+        bind(&self.0.context)?;
+        let mut function: CUfunction = std::ptr::null_mut();
+        let api = api()?;
+        // SAFETY: the pointer is to a live handle, the module is loaded, and the name is ended by a zero.
+        let code = relaxed(|| unsafe { api.cuModuleGetFunction(&raw mut function, self.0.module.0, text.as_ptr()) })?;
+        if code == CudaCode::NOT_FOUND {
+            return Err(LaunchError::NoKernel { kernel: name.to_owned() }.into());
+        }
+        CudaError::check("cuModuleGetFunction", code)?;
+        // SAFETY: the kernel is of a loaded module of this context, which the handle keeps.
+        unsafe { LoadedKernel::new(Arc::clone(&self.0), function, name) }
+    }
+
+    /// Address and bytes of a variable of the module, `None` where it has none of that name. Valid while the module is loaded.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn global(&self, name: &str) -> Result<Option<(CUdeviceptr, usize)>, DriverError> {
+        let text = zero_ended("Module::global", name)?;
+        bind(&self.0.context)?;
+        let (mut address, mut bytes) = (0, 0);
+        // SAFETY: the pointers are to live integers, the module is loaded, and the name is ended by a zero.
+        match unsafe { api()?.cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, self.0.module.0, text.as_ptr()) }? {
+            CudaCode::NOT_FOUND => Ok(None),
+            code => done("cuModuleGetGlobal_v2", Ok(code)).map(|()| Some((address, bytes))),
+        }
+    }
+
+    /// The driver's handle, valid while [`keep`](Self::keep)'s value or a handle lives.
+    pub fn raw(&self) -> CUmodule {
+        self.0.module.0
+    }
+
+    /// Something that keeps the module loaded.
+    pub fn keep(&self) -> Keep {
+        Arc::<Loaded>::clone(&self.0)
+    }
+
+    /// The context that it is loaded in.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.0.context
+    }
+}
+
+fn zero_ended(call: &'static str, text: &str) -> Result<CString, DriverError> {
+    CString::new(text.trim_end_matches('\0')).map_err(|_| CudaError::new(call, CudaCode::INVALID_VALUE).into())
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        let module = self.module;
+        let unload = move || {
+            // The whole value moves, and not the pointer in it, which no thread may send.
+            let whole: RawModule = module;
+            // SAFETY: this value loaded the module, its last handle is gone, and the streams that ran its kernels have passed them.
+            let code = api().and_then(|api| done("cuModuleUnload", relaxed(|| unsafe { api.cuModuleUnload(whole.0) })));
+            if let Err(error) = code {
+                tracing::warn!(%error, "a module is not unloaded");
+            }
+        };
+        reaper::retire(&self.context, self.streams.all(), Box::new(unload));
+    }
+}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Module({:p} on device {})", self.0.module.0, self.0.context.ordinal())
+    }
+}

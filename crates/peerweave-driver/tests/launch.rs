@@ -1,0 +1,252 @@
+//! Modules and launches over the fake driver, whose kernels are functions of the host.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use peerweave_driver::cudarc::driver::sys::CUstreamCaptureMode;
+use peerweave_driver::launch::{Arguments, Image, LaunchConfig, LaunchError, LoadedKernel, Module};
+use peerweave_driver::{CudaContext, DeviceMemory, DriverError, Keep};
+use peerweave_fakes::Fakes;
+
+use common::{LONG, block, calls, comes, device, fake, unblock};
+
+const PTX: &str = "
+.version 7.8
+.target sm_70
+.address_size 64
+.visible .entry count(.param .u64 place, .param .u32 add, .param .align 8 .b8 slice[16], .param .u8 last) { ret; }
+";
+
+/// What the fake driver hands to a function that stands for a kernel.
+#[repr(C)]
+struct FakeLaunch {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    n_parameters: c_uint,
+    parameters: *const *const c_void,
+    device: c_int,
+}
+
+/// Adds, at the address of the first argument, the second once for each thread, and the halves of the third, and the last.
+unsafe extern "C" fn count(launch: *const FakeLaunch) {
+    // SAFETY: the fake gives a live launch of this kernel, whose parameters are those of its text.
+    let (place, add, slice, last, threads) = unsafe {
+        let launch = &*launch;
+        assert_eq!(launch.n_parameters, 4);
+        let parameters = std::slice::from_raw_parts(launch.parameters, 4);
+        let threads = launch.grid.iter().chain(&launch.block).product::<c_uint>();
+        (
+            *parameters[0].cast::<u64>(),
+            *parameters[1].cast::<u32>(),
+            *parameters[2].cast::<[u64; 2]>(),
+            *parameters[3].cast::<u8>(),
+            threads,
+        )
+    };
+    let added = u64::from(add * threads) + slice[0] + slice[1] + u64::from(last);
+    let word = std::ptr::with_exposed_provenance::<std::sync::atomic::AtomicU64>(place as usize);
+    // SAFETY: the address is that of a live word of the device, which the fake has mapped in this process.
+    unsafe { &*word }.fetch_add(added, std::sync::atomic::Ordering::Relaxed);
+}
+
+fn register() {
+    type Register = extern "C" fn(*const c_char, unsafe extern "C" fn(*const FakeLaunch)) -> c_int;
+    // SAFETY: the fake declares it so.
+    let register = unsafe { std::mem::transmute::<NonNull<c_void>, Register>(fake(c"peerweave_fake_kernel")) };
+    assert_eq!(register(c"count".as_ptr(), count), 0);
+}
+
+fn loaded(context: &Arc<CudaContext>) -> LoadedKernel {
+    register();
+    Module::load(context, Image::Ptx(PTX)).expect("it loads").kernel("count").expect("it is there")
+}
+
+fn launch(
+    kernel: &LoadedKernel,
+    stream: &Arc<peerweave_driver::CudaStream>,
+    config: LaunchConfig,
+    memory: &DeviceMemory<u64>,
+) -> Result<(), DriverError> {
+    let (place, rest) = (memory.address(), (3_u32, [10_u64, 20], 7_u8));
+    let keep: Vec<Keep> = peerweave_driver::DeviceBuffer::keep(memory).map(|(_, keep)| keep).into_iter().collect();
+    drop(peerweave_driver::DeviceBuffer::read(memory, stream));
+    // SAFETY: the kernel adds to one word of memory that its graph keeps, or that knows its stream.
+    unsafe { kernel.launch(stream, &config, &Arguments::new().with(&place).with_all(&rest), keep) }
+}
+
+#[test]
+fn kernel_runs_with_its_shape_and_arguments() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let kernel = loaded(&context);
+        let places: Vec<_> = kernel.parameters().expect("the fake can tell").iter().map(|p| (p.offset, p.bytes)).collect();
+        assert_eq!(places, [(0, 8), (8, 4), (16, 16), (32, 1)]);
+        let memory = DeviceMemory::zeroed(&stream, 1).expect("room");
+        launch(&kernel, &stream, LaunchConfig::new((2, 3), (4, 5, 6)), &memory).expect("it is launched");
+        launch(&kernel, &stream, LaunchConfig::new(1, 1).shared_bytes(100 << 10).programmatic(), &memory)
+            .expect("it is launched");
+        assert_eq!(memory.to_vec(&stream).expect("read"), [3 * 720 + 37 + 3 + 37]);
+    });
+}
+
+#[test]
+fn wrong_arguments_are_refused_before_anything_is_enqueued() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let kernel = loaded(&context);
+        let refused = |arguments: Arguments<'_>| {
+            // SAFETY: the arguments do not fit, so nothing runs.
+            unsafe { kernel.launch(&stream, &LaunchConfig::new(1, 1), &arguments, Vec::new()) }
+                .expect_err("they do not fit")
+                .to_string()
+        };
+        let place = 0_u64;
+        assert_eq!(refused(Arguments::new().with(&place)), "launch of count: 1 arguments, expected 4");
+        assert_eq!(
+            refused(Arguments::new().with(&place).with_all(&(3_u64, [0_u64; 2], 0_u8))),
+            "launch of count: argument 1 has 8 bytes at offset 8, expected 4 bytes at offset 8"
+        );
+        assert_eq!(
+            refused(Arguments::new().with(&place).with_all(&(3_u32, [0_u32; 4], 0_u8))),
+            "launch of count: argument 2 has 16 bytes at offset 12, expected 16 bytes at offset 16"
+        );
+        assert_eq!(calls("cuLaunchKernelEx"), 0);
+    });
+}
+
+#[test]
+fn impossible_shapes_are_refused_before_anything_is_enqueued() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let kernel = loaded(&context);
+        let memory = DeviceMemory::zeroed(&stream, 1).expect("room");
+        for (config, part) in [
+            (LaunchConfig::new(0, 1), "the grid is 0 x 1 x 1"),
+            (LaunchConfig::new((1, 70_000), 1), "the grid is 1 x 70000 x 1"),
+            (LaunchConfig::new(1, (1, 1, 65)), "the block is 1 x 1 x 65"),
+            (LaunchConfig::new(1, (64, 32)), "the number of threads of a block is 2048"),
+            (LaunchConfig::new(1, 1).shared_bytes(300 << 10), "dynamic shared memory is 307200 bytes"),
+        ] {
+            let error = launch(&kernel, &stream, config, &memory).expect_err(part);
+            assert!(
+                matches!(error, DriverError::Launch(LaunchError::Shape { .. })) && error.to_string().contains(part),
+                "{error}"
+            );
+        }
+        assert_eq!(calls("cuLaunchKernelEx"), 0);
+    });
+}
+
+#[test]
+fn cooperative_grid_that_cannot_be_resident_is_refused() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let kernel = loaded(&context);
+        let memory = DeviceMemory::zeroed(&stream, 1).expect("room");
+        let most = kernel.resident_blocks(1024, 0).expect("the fake can tell");
+        assert_eq!(most, 2 * 132);
+        let config = |blocks: u64| LaunchConfig::new(blocks as u32, 1024).cooperative();
+        launch(&kernel, &stream, config(most), &memory).expect("it is resident");
+        let error = launch(&kernel, &stream, config(most + 1), &memory).expect_err("one is too many");
+        let DriverError::Launch(LaunchError::NotResident { found, expected, .. }) = error else { panic!("{error}") };
+        assert_eq!((found, expected), (most + 1, most));
+        assert_eq!(calls("cuLaunchKernelEx"), 1);
+    });
+}
+
+#[test]
+fn module_is_unloaded_after_the_streams_that_run_its_kernels() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let memory = DeviceMemory::zeroed(&stream, 1).expect("room");
+        let kernel = loaded(&context);
+        block(&stream);
+        launch(&kernel, &stream, LaunchConfig::new(1, 1), &memory).expect("it is launched");
+        drop(kernel);
+        std::thread::sleep(common::SHORT);
+        assert_eq!(calls("cuModuleUnload"), 0, "its kernel has not run");
+        unblock(&stream);
+        assert!(comes(LONG, || calls("cuModuleUnload") == 1));
+        assert_eq!(memory.to_vec(&stream).expect("read"), [40]);
+    });
+}
+
+#[test]
+fn graph_keeps_the_module_and_the_memory_of_its_kernels() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let memory = DeviceMemory::<u64>::zeroed(&stream, 1).expect("room");
+        let kernel = loaded(&context);
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it begins");
+        launch(&kernel, &stream, LaunchConfig::new(1, 2), &memory).expect("it is captured");
+        let flags =
+            peerweave_driver::cudarc::driver::sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = stream.end_capture(flags).expect("it ends").expect("a graph");
+        drop(kernel);
+        for _ in 0..3 {
+            graph.launch().expect("it is launched");
+        }
+        assert_eq!(memory.to_vec(&stream).expect("read"), [3 * 43]);
+        assert_eq!(calls("cuModuleUnload"), 0);
+        drop(graph);
+        assert!(comes(LONG, || calls("cuModuleUnload") == 1));
+    });
+}
+
+#[test]
+fn kernel_is_launched_from_several_threads() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let kernel = loaded(&context);
+        let memory = DeviceMemory::zeroed(&stream, 1).expect("room");
+        memory.to_vec(&stream).expect("it is zero before another stream adds");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let stream = context.new_stream().expect("a stream");
+                    for _ in 0..10 {
+                        launch(&kernel, &stream, LaunchConfig::new(1, 1).shared_bytes(64 << 10), &memory)
+                            .expect("it is launched");
+                    }
+                    stream.synchronize().expect("it ends");
+                });
+            }
+        });
+        assert_eq!(memory.to_vec(&stream).expect("read"), [40 * 40]);
+    });
+}
+
+#[test]
+fn images_and_names_that_are_wrong_are_typed_errors() {
+    Fakes::new().cuda().run(|| {
+        let (context, _) = device();
+        register();
+        for image in
+            [Image::Binary(b"\x7fELF and no more"), Image::Ptx("no text of this kind"), Image::Ptx(""), Image::Binary(b"")]
+        {
+            let error = Module::load(&context, image).expect_err("it is wrong");
+            assert!(matches!(error, DriverError::Launch(LaunchError::Image { .. })), "{error}");
+        }
+        let module = Module::load(&context, Image::Ptx(PTX)).expect("it loads");
+        let error = module.kernel("other").expect_err("there is none");
+        assert_eq!(error.to_string(), "no kernel other in the module");
+        assert_eq!(module.global("nothing").expect("it can be asked"), None);
+    });
+}
+
+#[test]
+fn driver_that_cannot_tell_parameters_still_launches() {
+    Fakes::new().cuda().without("cuFuncGetParamInfo").without("cuFuncLoad").run(|| {
+        let (context, stream) = device();
+        let kernel = loaded(&context);
+        assert_eq!(kernel.parameters(), None);
+        let memory = DeviceMemory::zeroed(&stream, 1).expect("room");
+        launch(&kernel, &stream, LaunchConfig::new(1, 1), &memory).expect("it is launched");
+        assert_eq!(memory.to_vec(&stream).expect("read"), [40]);
+    });
+}
