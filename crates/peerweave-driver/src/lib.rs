@@ -43,7 +43,7 @@ pub use code::CudaCode;
 pub use copy::{check_copy, copy_from_host, copy_to_host};
 pub use cudarc;
 pub use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
-pub use driver::{CudaVersion, Driver, bind, context, with_context_kept};
+pub use driver::{CudaVersion, Driver, bind, context, local_context, with_context_kept};
 pub use error::{CudaError, DriverError};
 pub use free::free;
 pub use memory::{DEADLINE, DeviceMemory};

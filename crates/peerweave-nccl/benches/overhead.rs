@@ -286,7 +286,11 @@ impl<'a> Bench<'a> {
         calls: usize,
     ) -> Self {
         let config = Config::new().blocking(blocking);
-        let made = Communicator::init_all(nccl, std::slice::from_ref(context), &config, Duration::from_secs(20));
+        let made = Communicator::builder()
+            .nccl(nccl)
+            .config(config.clone())
+            .deadline(Duration::from_secs(20))
+            .init_all(std::slice::from_ref(context));
         let comm = made.expect("it is made").remove(0);
         let raw = comm.as_raw().expect("it lives");
         println!("{:<36} {:>8} {:>10} {:>8} {:>8} {:>8}", "", "bare", "questions", "ours", "beyond", "beyond");

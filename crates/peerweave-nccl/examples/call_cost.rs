@@ -151,7 +151,12 @@ fn one_rank(
     arguments: &Arguments,
 ) -> Result<Measured, String> {
     let config = Config::new().blocking(blocking);
-    let comm = Communicator::init_rank(nccl, context, ranks, id, rank, &config, DEADLINE).map_err(text)?;
+    let comm = Communicator::builder()
+        .nccl(nccl)
+        .config(config.clone())
+        .deadline(DEADLINE)
+        .init_rank(context, ranks, id, rank)
+        .map_err(text)?;
     let stream = context.new_stream().map_err(text)?;
     let one = One::new(nccl, comm, stream, arguments.count).map_err(text)?;
     let (mut bare, mut ours, mut beyond) = (Vec::new(), Vec::new(), Vec::new());

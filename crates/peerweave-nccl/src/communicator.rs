@@ -44,7 +44,7 @@ use crate::{CommProperties, Nccl};
 /// fn sum_over_all_gpus(nccl: Nccl) -> Result<(), NcclError> {
 ///     let deadline = Duration::from_secs(20);
 ///     let contexts = (0..peerweave_driver::Driver::get()?.device_count()?).map(context).collect::<Result<Vec<_>, _>>()?;
-///     let communicators = Communicator::init_all(nccl, &contexts, &Config::new(), deadline)?;
+///     let communicators = Communicator::builder().nccl(nccl).deadline(deadline).init_all(&contexts)?;
 ///     let streams: Vec<_> = contexts.iter().map(|context| context.default_stream()).collect();
 ///     let mut values = Vec::new();
 ///     for stream in &streams {

@@ -1,6 +1,6 @@
-//! Making communicators: all in one process, one per process or thread, by a rendezvous.
+//! How communicators are made: NCCL is called, and waited for until they are ready.
 //!
-//! Children of a communicator are `split.rs`.
+//! What users call is `builder.rs`. Children of a communicator are `split.rs`.
 //!
 //! Invariant: where NCCL writes a new handle is memory that lives until NCCL is done, even after an error or a deadline.
 
@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use peerweave_bootstrap::{BootstrapError, Rendezvous};
 use peerweave_driver::cudarc::driver::sys::CUcontext;
 use peerweave_driver::{CudaContext, CudaError, Driver, DriverError, relaxed, wait_until};
 use peerweave_dylib::MissingSymbol;
@@ -25,160 +24,7 @@ use crate::state::Inside;
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
 use crate::{Config, Nccl, Switch, UniqueId, lifecycle, spans};
 
-impl Communicator {
-    /// Makes the communicators of one process: rank `i` on the device of `contexts[i]`.
-    ///
-    /// One thread that drives several ranks issues their calls in a group ([`Nccl::group`]): alone, a call may wait for the ranks that come later.
-    ///
-    /// # Errors
-    /// [`NcclError::Misuse`] for no device or one that comes twice; [`NcclError::Unsupported`] for options that the library does not know;
-    /// [`NcclError::Timeout`]; NCCL's own.
-    pub fn init_all(
-        nccl: Nccl,
-        contexts: &[Arc<CudaContext>],
-        config: &Config,
-        deadline: Duration,
-    ) -> Result<Vec<Self>, NcclError> {
-        const CALL: &str = "init_all";
-        let start = Instant::now();
-        let members: Vec<_> = contexts.iter().enumerate().map(|(rank, context)| (Arc::clone(context), rank)).collect();
-        check_members(CALL, &members, contexts.len())?;
-        let id = nccl.unique_id()?;
-        init(CALL, nccl, &members, contexts.len(), &[id], config, (start, deadline), None)
-    }
-
-    /// Joins a communicator of `n_ranks` as rank `rank`, on the device of `context`.
-    ///
-    /// # Collective
-    /// All ranks, each with the same id and number of ranks, from its own process or thread. Ranks of one thread join by
-    /// [`init_ranks`](Self::init_ranks).
-    ///
-    /// # Errors
-    /// [`NcclError::Timeout`] if others do not come within `deadline`; else as [`init_all`](Self::init_all).
-    pub fn init_rank(
-        nccl: Nccl,
-        context: &Arc<CudaContext>,
-        n_ranks: usize,
-        id: &UniqueId,
-        rank: usize,
-        config: &Config,
-        deadline: Duration,
-    ) -> Result<Self, NcclError> {
-        const CALL: &str = "init_rank";
-        let members = [(Arc::clone(context), rank)];
-        check_members(CALL, &members, n_ranks)?;
-        init(CALL, nccl, &members, n_ranks, std::slice::from_ref(id), config, (Instant::now(), deadline), None).map(only)
-    }
-
-    /// As [`init_rank`](Self::init_rank), for thousands of ranks: several ids, made by different processes, so that not all ranks meet at one. NCCL
-    /// 2.23.4.
-    ///
-    /// # Collective
-    /// All ranks, each with the same ids in the same order.
-    ///
-    /// # Errors
-    /// [`NcclError::Misuse`] for no id, or more than there are ranks; else as [`init_rank`](Self::init_rank).
-    pub fn init_rank_scalable(
-        nccl: Nccl,
-        context: &Arc<CudaContext>,
-        n_ranks: usize,
-        ids: &[UniqueId],
-        rank: usize,
-        config: &Config,
-        deadline: Duration,
-    ) -> Result<Self, NcclError> {
-        const CALL: &str = "init_rank_scalable";
-        let members = [(Arc::clone(context), rank)];
-        check_members(CALL, &members, n_ranks)?;
-        nccl.needs("ncclCommInitRankScalable", crate::Version::new(2, 23, 4))?;
-        if ids.is_empty() || ids.len() > n_ranks {
-            let (found, expected) = (ids.len() as i64, "at least 1 and at most the number of ranks");
-            return Err(NcclError::misuse(CALL, MisuseKind::Value { what: "the number of ids", found, expected }));
-        }
-        init(CALL, nccl, &members, n_ranks, ids, config, (Instant::now(), deadline), None).map(only)
-    }
-
-    /// Joins a communicator of `n_ranks` with several ranks of this thread, each with its device. The result is in the order of `members`.
-    ///
-    /// # Collective
-    /// All ranks, as [`init_rank`](Self::init_rank).
-    ///
-    /// # Errors
-    /// As [`init_rank`](Self::init_rank).
-    pub fn init_ranks(
-        nccl: Nccl,
-        members: &[(Arc<CudaContext>, usize)],
-        n_ranks: usize,
-        id: &UniqueId,
-        config: &Config,
-        deadline: Duration,
-    ) -> Result<Vec<Self>, NcclError> {
-        const CALL: &str = "init_ranks";
-        check_members(CALL, members, n_ranks)?;
-        init(CALL, nccl, members, n_ranks, std::slice::from_ref(id), config, (Instant::now(), deadline), None)
-    }
-
-    /// Makes the communicator of a job in one call: the ranks are the PEs of the rendezvous, and the id travels over it. With it, an expired
-    /// [`wait`](Self::wait) says where the other ranks are and who is gone.
-    ///
-    /// The rendezvous stays the caller's: the communicator does not keep it from leaving. Waiting for the others to exchange the id has the
-    /// rendezvous' own deadline, if that is longer.
-    ///
-    /// # Collective
-    /// All PEs of the rendezvous.
-    ///
-    /// # Errors
-    /// [`NcclError::Bootstrap`] names the PEs that did not come to exchange the id; else as [`init_rank`](Self::init_rank).
-    pub fn from_rendezvous(
-        nccl: Nccl,
-        context: &Arc<CudaContext>,
-        rendezvous: &Arc<Rendezvous>,
-        config: &Config,
-        deadline: Duration,
-    ) -> Result<Self, NcclError> {
-        const CALL: &str = "from_rendezvous";
-        let start = Instant::now();
-        nccl.not_forked(CALL)?;
-        let (rank, n_ranks) = (rendezvous.pe().index(), rendezvous.n_pes() as usize);
-        // Only rank 0's counts; a failure to make it must reach the others too, or they wait for it.
-        let made = if rank == 0 { nccl.unique_id().map(Some) } else { Ok(None) };
-        let mine = made.as_ref().ok().and_then(|id| id.as_ref()).map_or(Vec::new(), |id| id.as_bytes().to_vec());
-        let blobs = rendezvous.exchange("peerweave-nccl/unique-id", &mine).map_err(NcclError::bootstrap(CALL))?;
-        made?;
-        let id: UniqueId = match blobs.first().map(Vec::as_slice) {
-            Some([]) | None => {
-                let why = "rank 0 could not make an id; its own error says why";
-                return Err(NcclError::misuse(CALL, MisuseKind::Context { why }));
-            }
-            Some(blob) => blob.try_into()?,
-        };
-        let world = Some(World { rendezvous: Arc::downgrade(rendezvous), ranks_are_pes: true });
-        let members = [(Arc::clone(context), rank)];
-        check_members(CALL, &members, n_ranks)?;
-        let made = init(CALL, nccl, &members, n_ranks, &[id], config, (start, deadline), world);
-        match made {
-            Err(error @ NcclError::Timeout(_)) => Err(who_is_gone(CALL, rendezvous, error)),
-            Err(NcclError::Nccl(failure)) if failure.code.may_be_a_loss() => {
-                Err(who_is_gone(CALL, rendezvous, NcclError::Nccl(failure)))
-            }
-            made => made.map(only),
-        }
-    }
-}
-
-/// A deadline that expired because somebody died is that somebody's loss.
-fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) -> NcclError {
-    match rendezvous.check() {
-        Err(lost @ BootstrapError::PeLost { .. }) => NcclError::bootstrap(call)(lost),
-        _ => error,
-    }
-}
-
-fn only(mut made: Vec<Communicator>) -> Communicator {
-    made.pop().expect("one was asked for")
-}
-
-fn check_members(call: &'static str, members: &[(Arc<CudaContext>, usize)], n_ranks: usize) -> Result<(), NcclError> {
+pub(crate) fn check_members(call: &'static str, members: &[(Arc<CudaContext>, usize)], n_ranks: usize) -> Result<(), NcclError> {
     let value = |what, found: usize, expected| {
         Err(NcclError::misuse(call, MisuseKind::Value { what, found: i64::try_from(found).unwrap_or(i64::MAX), expected }))
     };
@@ -204,17 +50,23 @@ fn check_members(call: &'static str, members: &[(Arc<CudaContext>, usize)], n_ra
     Ok(())
 }
 
-#[allow(clippy::too_many_arguments, reason = "what NCCL needs, and how long it may take")]
-fn init(
-    call: &'static str,
-    nccl: Nccl,
-    members: &[(Arc<CudaContext>, usize)],
-    n_ranks: usize,
-    ids: &[UniqueId],
-    config: &Config,
-    (began, deadline): (Instant, Duration),
-    world: Option<World>,
-) -> Result<Vec<Communicator>, NcclError> {
+/// What the ranks of this thread join.
+pub(crate) struct Joining<'a> {
+    pub(crate) nccl: Nccl,
+    /// The device and the rank of each.
+    pub(crate) members: &'a [(Arc<CudaContext>, usize)],
+    pub(crate) n_ranks: usize,
+    pub(crate) ids: &'a [UniqueId],
+    pub(crate) config: &'a Config,
+    /// Since when it takes how long at most.
+    pub(crate) began: Instant,
+    pub(crate) deadline: Duration,
+    pub(crate) world: Option<World>,
+}
+
+/// Joins with all ranks of this thread, which were checked.
+pub(crate) fn init(call: &'static str, joining: Joining<'_>) -> Result<Vec<Communicator>, NcclError> {
+    let Joining { nccl, members, n_ranks, ids, config, began, deadline, world } = joining;
     let (config, blocking) = with_mode(config.clone());
     let mut raw: Vec<RawConfig> = Vec::new();
     for _ in members {

@@ -17,6 +17,7 @@
 #![allow(clippy::result_large_err, reason = "the error is held to 96 bytes by a test")]
 
 mod agreement;
+mod builder;
 mod call;
 mod choices;
 mod coll_config;
@@ -75,6 +76,7 @@ pub mod sys;
 )]
 mod sys;
 
+pub use builder::CommunicatorBuilder;
 pub(crate) use call::Call;
 pub use choices::{CtaPolicy, GraphUsage, HostCftMode, NvlsHostMode, Switch};
 pub use coll_config::{CollConfig, VendorOption, VendorValue};

@@ -4,7 +4,7 @@
 //! [`peerweave_nccl::cudarc`](crate::cudarc).
 
 pub use crate::{
-    CollConfig, Communicator, Config, CudaContext, CudaSlice, CudaStream, DType, DeviceBuffer, DeviceBufferMut, DeviceMemory,
-    Element, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, Registration, Result, Signal, SignalWait, Switch, UniqueId, Window,
-    WindowKind, bf16, context, f16,
+    CollConfig, Communicator, CommunicatorBuilder, Config, CudaContext, CudaSlice, CudaStream, DType, DeviceBuffer,
+    DeviceBufferMut, DeviceMemory, Element, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, Registration, Result, Signal,
+    SignalWait, Switch, UniqueId, Window, WindowKind, bf16, context, f16,
 };

@@ -7,7 +7,6 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use peerweave_driver::CudaContext;
 use peerweave_dylib::MissingSymbol;
@@ -15,12 +14,12 @@ use peerweave_dylib::MissingSymbol;
 use crate::communicator::Communicator;
 use crate::config::RawConfig;
 use crate::error::{MisuseKind, NcclError};
-use crate::init::{adopt_all, make, make_first, mix, with_mode};
+use crate::init::{make, mix};
 use crate::membership::{Handle, Inner, Parts, World};
 use crate::state::{Allowed, State};
 use crate::sys::{self, Api, ncclComm_t, ncclConfig_t, ncclResult_t};
 use crate::turns::enter_all;
-use crate::{Call, Config, Nccl, Switch, UniqueId, Version};
+use crate::{Call, Config, Switch, UniqueId, Version};
 
 /// What shrinking does with what the parent is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,7 +151,7 @@ impl Communicator {
         made.into_iter().map(|child| child.ok_or_else(|| nothing_made(CALL))).collect()
     }
 
-    /// An id by which new ranks join ([`grow`](Self::grow), [`join`](Self::join)). One of the present ranks makes it. NCCL 2.29.2.
+    /// An id by which new ranks join ([`grow`](Self::grow), [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join)). One of the present ranks makes it. NCCL 2.29.2.
     ///
     /// # Errors
     /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
@@ -165,7 +164,7 @@ impl Communicator {
         Ok(UniqueId::from_raw(id))
     }
 
-    /// A communicator of `n_ranks`: those of this one, with their ranks, and new ones, which [`join`](Self::join). NCCL 2.29.2.
+    /// A communicator of `n_ranks`: those of this one, with their ranks, and new ones, which join by [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join). NCCL 2.29.2.
     ///
     /// `id` is given by the rank that made it, and is `None` on the others. This communicator should be dropped afterwards.
     ///
@@ -187,46 +186,9 @@ impl Communicator {
         })?;
         made.pop().flatten().ok_or_else(|| nothing_made(CALL))
     }
-
-    /// Joins a communicator that grows to `n_ranks`, as rank `rank`. NCCL 2.29.2.
-    ///
-    /// # Collective
-    /// As [`grow`](Self::grow).
-    ///
-    /// # Errors
-    /// As [`init_rank`](Self::init_rank).
-    pub fn join(
-        nccl: Nccl,
-        context: &Arc<CudaContext>,
-        n_ranks: usize,
-        id: &UniqueId,
-        rank: usize,
-        config: &Config,
-        deadline: Duration,
-    ) -> Result<Self, NcclError> {
-        const CALL: &str = "join";
-        if rank >= n_ranks {
-            return Err(NcclError::misuse(CALL, MisuseKind::Rank { what: "the rank", found: rank, ranks: n_ranks }));
-        }
-        let n = grown(CALL, n_ranks, 1)?;
-        let (config, blocking) = with_mode(config.clone());
-        let mut raw = config.to_raw(CALL, nccl)?;
-        let raw_id = id.to_raw();
-        let rank = c_int::try_from(rank).unwrap_or(c_int::MAX);
-        let contexts = [Arc::clone(context)];
-        let handles = make_first(CALL, nccl, &contexts, blocking, deadline, move |api, _, out| {
-            // SAFETY: a new rank has no communicator yet; `out` lives as long as NCCL may write it; id and configuration are read during the call.
-            unsafe { api.ncclCommGrow(std::ptr::null_mut(), n, &raw const raw_id, rank, out, raw.as_mut_ptr()) }
-        })?;
-        // The present ranks know their parent's identity; a new one only the id. So it is no name in a rendezvous.
-        let (identity, name) = (mix(0, id.as_bytes()), config.name_set().map(str::to_owned));
-        let parts =
-            |handle, context| Parts { nccl, handle, context, name: name.clone(), identity, blocking, deadline, world: None };
-        adopt_all(handles, &contexts, parts)?.pop().ok_or_else(|| nothing_made(CALL))
-    }
 }
 
-fn grown(call: &'static str, n_ranks: usize, now: usize) -> Result<c_int, NcclError> {
+pub(crate) fn grown(call: &'static str, n_ranks: usize, now: usize) -> Result<c_int, NcclError> {
     let wrong = || {
         let (found, expected) = (i64::try_from(n_ranks).unwrap_or(i64::MAX), "more ranks than there are, and at most 2147483647");
         NcclError::misuse(call, MisuseKind::Value { what: "the number of ranks", found, expected })
@@ -235,7 +197,7 @@ fn grown(call: &'static str, n_ranks: usize, now: usize) -> Result<c_int, NcclEr
 }
 
 #[cold]
-fn nothing_made(call: &'static str) -> NcclError {
+pub(crate) fn nothing_made(call: &'static str) -> NcclError {
     NcclError::misuse(call, MisuseKind::Context { why: "NCCL made no communicator for this rank, and gave no error" })
 }
 

@@ -59,6 +59,14 @@ impl Communicator {
         self.wait_with(stream, deadline, OnExpiry::AbortAll)
     }
 
+    /// As [`wait`](Self::wait), by the communicator's own [`deadline`](Self::deadline).
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn synchronize(&self, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
+        self.wait(stream, self.deadline())
+    }
+
     /// As [`wait`](Self::wait), with a choice of what is done about what is stuck.
     ///
     /// # Errors

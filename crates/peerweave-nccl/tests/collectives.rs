@@ -77,7 +77,8 @@ fn processes_with_a_rank_each_meet_by_the_rendezvous() {
         let rendezvous = rendezvous(&child);
         let nccl = Nccl::load().expect("the fake is there");
         let context = device(child.rank);
-        let comm = Communicator::from_rendezvous(nccl, &context, &rendezvous, &Config::new(), DEADLINE).expect("all come");
+        let comm =
+            Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous).expect("all come");
         assert_eq!((comm.rank(), comm.n_ranks()), (child.rank, child.count));
         let members = [Member { stream: context.new_stream().expect("a stream"), comm }];
         let mut check = Check::new(nccl, &members, true);

@@ -38,7 +38,14 @@ fn on_every_rank_of(config: &Config, body: impl Fn(Communicator) + Sync) {
             let body = &body;
             scope.spawn(move || {
                 let context = context(rank).expect("the fake has four devices");
-                body(Communicator::init_rank(nccl, &context, RANKS, &id, rank, config, DEADLINE).expect("all come"));
+                body(
+                    Communicator::builder()
+                        .nccl(nccl)
+                        .config(config.clone())
+                        .deadline(DEADLINE)
+                        .init_rank(&context, RANKS, &id, rank)
+                        .expect("all come"),
+                );
             });
         }
     });
@@ -155,7 +162,7 @@ fn communicator_is_not_made_where_multicast_is_forbidden_and_nccl_was_not_told()
     fakes_of("2.32.3").env("PEERWEAVE_MULTICAST", "off").env_remove("NCCL_NVLS_ENABLE").run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let contexts = [context(0).expect("the fake has devices")];
-        let error = Communicator::init_all(nccl, &contexts, &Config::new(), DEADLINE).expect_err("NCCL would make one");
+        let error = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_all(&contexts).expect_err("NCCL would make one");
         assert!(error.misuse_kind().is_some() && error.to_string().contains("NCCL_NVLS_ENABLE=0"), "{error}");
     });
 }

@@ -68,8 +68,13 @@ fn asynchronous_error_ends_the_wait_at_once() {
 fn call_that_fails_is_an_error_with_the_words_of_nccl_and_the_next_works() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllGather:2=4").run(|| {
         let config = Config::new().blocking(Switch::On);
-        let comm =
-            Communicator::init_all(Nccl::load().expect("the fake"), &contexts(1), &config, DEADLINE).expect("made").remove(0);
+        let comm = Communicator::builder()
+            .nccl(Nccl::load().expect("the fake"))
+            .config(config.clone())
+            .deadline(DEADLINE)
+            .init_all(&contexts(1))
+            .expect("made")
+            .remove(0);
         let stream = comm.context().new_stream().expect("a stream");
         let (send, mut recv) = (floats(&stream, &[1.0]), floats(&stream, &[0.0]));
         comm.all_gather(&stream, &send, &mut recv).expect("the first works");
@@ -152,7 +157,7 @@ fn victim(child: &peerweave_fakes::Child) {
 fn join(child: &peerweave_fakes::Child) -> (Communicator, Arc<peerweave_bootstrap::Rendezvous>) {
     let rendezvous = rendezvous(child);
     let (nccl, context) = (Nccl::load().expect("the fake is there"), device(child.rank));
-    let comm = Communicator::from_rendezvous(nccl, &context, &rendezvous, &Config::new(), DEADLINE).expect("all come");
+    let comm = Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous).expect("all come");
     (comm, rendezvous)
 }
 
@@ -178,7 +183,11 @@ fn anew(comm: &Communicator, rendezvous: &peerweave_bootstrap::Rendezvous) -> Co
         }
         std::thread::sleep(Duration::from_millis(2));
     };
-    Communicator::init_rank(comm.nccl(), comm.context(), 2, &id, comm.rank() / 2, &Config::new(), DEADLINE).expect("both come")
+    Communicator::builder()
+        .nccl(comm.nccl())
+        .deadline(DEADLINE)
+        .init_rank(comm.context(), 2, &id, comm.rank() / 2)
+        .expect("both come")
 }
 
 /// Does not end before the others do: that, too, would look like a death.

@@ -157,7 +157,14 @@ fn memory_and_communicators_are_made_while_a_capture_goes_on() {
             let blocking = if std::env::var("BLOCKING").as_deref() == Ok("On") { Switch::On } else { Switch::Off };
             let config = Config::new().blocking(blocking);
             let (context, nccl) = (device(0), Nccl::load().expect("the fake is there"));
-            let make = || Communicator::init_all(nccl, std::slice::from_ref(&context), &config, DEADLINE).expect("it is made");
+            let make = || {
+                Communicator::builder()
+                    .nccl(nccl)
+                    .config(config.clone())
+                    .deadline(DEADLINE)
+                    .init_all(std::slice::from_ref(&context))
+                    .expect("it is made")
+            };
             let (comm, stream) = (make().remove(0), context.new_stream().expect("a stream"));
             let mut kept = floats(&stream, &[1.0]);
             let capturing = context.new_stream().expect("a stream");

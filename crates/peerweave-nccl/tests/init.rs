@@ -21,7 +21,7 @@ fn grown_communicator_has_the_new_ranks() {
                 let id =
                     made.wait_while(ids.lock().expect("no panic"), |id| id.is_none()).expect("no panic").expect("it is made");
                 let context = peerweave_driver::context(2).expect("a device");
-                let joined = Communicator::join(nccl, &context, 3, &id, 2, &Config::new(), DEADLINE).expect("all come");
+                let joined = Communicator::builder().nccl(nccl).deadline(DEADLINE).join(&context, 3, &id, 2).expect("all come");
                 assert_eq!(sum(&joined, &context.new_stream().expect("a stream")).expect("it works"), 6.0);
             });
             ranks(2, &Config::new(), |comm, stream| {
@@ -47,7 +47,7 @@ fn scalable_init_takes_several_ids() {
         std::thread::scope(|scope| {
             for (rank, context) in contexts(4).into_iter().enumerate() {
                 scope.spawn(move || {
-                    let made = Communicator::init_rank_scalable(nccl, &context, 4, &ids, rank, &Config::new(), DEADLINE);
+                    let made = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_rank_scalable(&context, 4, &ids, rank);
                     let comm = made.expect("all come");
                     assert_eq!(sum(&comm, &context.default_stream()).expect("it works"), 10.0);
                 });
@@ -55,7 +55,7 @@ fn scalable_init_takes_several_ids() {
         });
         for id in &ids {
             // Each has gathered its share of the ranks, so none can be used again.
-            let again = Communicator::init_rank(nccl, &device(0), 1, id, 0, &Config::new(), DEADLINE);
+            let again = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_rank(&device(0), 1, id, 0);
             assert_eq!(again.expect_err("it was used").code().map(|code| code.get()), Some(6));
         }
         nothing_is_left();
@@ -73,7 +73,8 @@ fn thread_with_several_ranks_joins_with_all_of_them_at_once() {
                 let contexts = &contexts;
                 scope.spawn(move || {
                     let members = mine.map(|rank| (Arc::clone(&contexts[rank]), rank));
-                    let made = Communicator::init_ranks(nccl, &members, 4, &id, &Config::new(), DEADLINE).expect("all come");
+                    let made =
+                        Communicator::builder().nccl(nccl).deadline(DEADLINE).init_ranks(&members, 4, &id).expect("all come");
                     assert_eq!(
                         made.iter().map(|comm| (comm.rank(), comm.cuda_device())).collect::<Vec<_>>(),
                         mine.map(|n| (n, n))
@@ -96,12 +97,10 @@ fn thread_with_several_ranks_joins_with_all_of_them_at_once() {
 fn init_that_is_never_ready_ends_at_its_deadline() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_INIT_STUCK", "*").run(|| {
         let start = Instant::now();
-        let error = Communicator::init_all(
-            Nccl::load().expect("the fake is there"),
-            &contexts(2),
-            &Config::new(),
-            Duration::from_millis(200),
-        );
+        let error = Communicator::builder()
+            .nccl(Nccl::load().expect("the fake is there"))
+            .deadline(Duration::from_millis(200))
+            .init_all(&contexts(2));
         let NcclError::Timeout(timeout) = error.expect_err("it is never ready") else { panic!("a timeout") };
         assert_eq!(timeout.call, "init_all");
         assert!((Duration::from_millis(200)..Duration::from_secs(5)).contains(&start.elapsed()));
@@ -114,7 +113,7 @@ fn init_with_a_missing_rank_ends_at_its_deadline() {
     fakes(2).run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let (id, context) = (nccl.unique_id().expect("an id"), contexts(1).remove(0));
-        let error = Communicator::init_rank(nccl, &context, 2, &id, 0, &Config::new(), Duration::from_millis(300));
+        let error = Communicator::builder().nccl(nccl).deadline(Duration::from_millis(300)).init_rank(&context, 2, &id, 0);
         assert!(matches!(error, Err(NcclError::Timeout(_))), "{error:?}");
         nothing_is_left();
     });
@@ -123,7 +122,8 @@ fn init_with_a_missing_rank_ends_at_its_deadline() {
 #[test]
 fn init_that_fails_is_an_error_and_leaves_nothing() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:2=3").run(|| {
-        let made = Communicator::init_all(Nccl::load().expect("the fake is there"), &contexts(2), &Config::new(), DEADLINE);
+        let made =
+            Communicator::builder().nccl(Nccl::load().expect("the fake is there")).deadline(DEADLINE).init_all(&contexts(2));
         assert_eq!(made.expect_err("the second fails").code().map(|code| code.get()), Some(3));
         nothing_is_left();
     });
@@ -136,11 +136,12 @@ fn error_of_ours_after_the_first_rank_was_started_waits_only_for_that_one() {
         // Both contexts are tried before NCCL is asked, and each is made current again for its rank.
         fail_driver("cuCtxSetCurrent:4=709");
         let start = Instant::now();
-        let error = Communicator::init_all(nccl, &contexts, &Config::new(), DEADLINE).expect_err("the second rank cannot start");
+        let error =
+            Communicator::builder().nccl(nccl).deadline(DEADLINE).init_all(&contexts).expect_err("the second rank cannot start");
         assert!(matches!(error, NcclError::Cuda(_)), "{error}");
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
         assert_eq!(counted("communicators"), 0, "the first was aborted");
-        Communicator::init_all(nccl, &contexts, &Config::new(), DEADLINE).expect("the thread is in no group");
+        Communicator::builder().nccl(nccl).deadline(DEADLINE).init_all(&contexts).expect("the thread is in no group");
     });
 }
 
@@ -150,12 +151,22 @@ fn rank_that_blocks_does_not_wait_for_ever_for_one_that_does_not_come_and_leaves
         let nccl = Nccl::load().expect("the fake is there");
         let (id, contexts, config) = (nccl.unique_id().expect("an id"), contexts(2), Config::new().blocking(Switch::On));
         let start = Instant::now();
-        let error = Communicator::init_rank(nccl, &contexts[0], 2, &id, 0, &config, Duration::from_millis(300));
+        let error = Communicator::builder().nccl(nccl).config(config.clone()).deadline(Duration::from_millis(300)).init_rank(
+            &contexts[0],
+            2,
+            &id,
+            0,
+        );
         let NcclError::Timeout(timeout) = error.expect_err("rank 1 does not come") else { panic!("a timeout") };
         assert_eq!(timeout.call, "init_rank");
         assert!((Duration::from_millis(300)..Duration::from_secs(5)).contains(&start.elapsed()));
         // NCCL's call goes on. What it makes when rank 1 comes is nobody's.
-        let late = Communicator::init_rank(nccl, &contexts[1], 2, &id, 1, &config, DEADLINE).expect("rank 0 is there, in NCCL");
+        let late = Communicator::builder()
+            .nccl(nccl)
+            .config(config.clone())
+            .deadline(DEADLINE)
+            .init_rank(&contexts[1], 2, &id, 1)
+            .expect("rank 0 is there, in NCCL");
         late.abort(DEADLINE).expect("it ends");
         drop(late);
         nothing_is_left();
@@ -168,7 +179,12 @@ fn ranks_that_block_are_made_on_another_thread_and_used_on_this_one() {
         let nccl = Nccl::load().expect("the fake is there");
         let (contexts, config) = (contexts(2), Config::new().blocking(Switch::On));
         contexts[1].bind_to_thread().expect("it is current");
-        let made = Communicator::init_all(nccl, &contexts, &config, DEADLINE).expect("all are made");
+        let made = Communicator::builder()
+            .nccl(nccl)
+            .config(config.clone())
+            .deadline(DEADLINE)
+            .init_all(&contexts)
+            .expect("all are made");
         assert_eq!(made.iter().map(Communicator::cuda_device).collect::<Vec<_>>(), [0, 1]);
         let streams = contexts.iter().map(|context| context.new_stream().expect("a stream"));
         let members: Vec<_> = made.into_iter().zip(streams).collect();
@@ -187,7 +203,7 @@ fn ranks_that_block_are_made_on_another_thread_and_used_on_this_one() {
 fn ranks_that_block_and_are_not_made_give_the_error() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:2=3").run(|| {
         let (nccl, config) = (Nccl::load().expect("the fake is there"), Config::new().blocking(Switch::On));
-        let made = Communicator::init_all(nccl, &contexts(2), &config, DEADLINE);
+        let made = Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_all(&contexts(2));
         assert_eq!(made.expect_err("the second fails").code().map(|code| code.get()), Some(3));
     });
 }

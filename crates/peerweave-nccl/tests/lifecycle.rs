@@ -156,7 +156,8 @@ fn times_without_end_are_no_panic() {
     fakes(1).run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let (id, context) = (nccl.unique_id().expect("an id"), contexts(1).remove(0));
-        let comm = Communicator::init_rank(nccl, &context, 1, &id, 0, &Config::new(), Duration::MAX).expect("it is alone");
+        let comm =
+            Communicator::builder().nccl(nccl).deadline(Duration::MAX).init_rank(&context, 1, &id, 0).expect("it is alone");
         comm.set_deadline(Duration::MAX);
         let stream = context.new_stream().expect("a stream");
         let mut values = floats(&stream, &[1.0]);
@@ -236,9 +237,33 @@ fn forked_child_gets_errors() {
                 ("DeviceCommunicator::create", DeviceCommunicator::create(&comm, &requirements).map(drop)),
                 // SAFETY: no kernel was started.
                 ("DeviceCommunicator::destroy", unsafe { device.destroy() }),
-                ("init_all", Communicator::init_all(nccl, std::slice::from_ref(context), &config, DEADLINE).map(drop)),
-                ("init_rank", Communicator::init_rank(nccl, context, 1, &id, 0, &config, DEADLINE).map(drop)),
-                ("join", Communicator::join(nccl, context, 2, &id, 1, &config, DEADLINE).map(drop)),
+                (
+                    "init_all",
+                    Communicator::builder()
+                        .nccl(nccl)
+                        .config(config.clone())
+                        .deadline(DEADLINE)
+                        .init_all(std::slice::from_ref(context))
+                        .map(drop),
+                ),
+                (
+                    "init_rank",
+                    Communicator::builder()
+                        .nccl(nccl)
+                        .config(config.clone())
+                        .deadline(DEADLINE)
+                        .init_rank(context, 1, &id, 0)
+                        .map(drop),
+                ),
+                (
+                    "join",
+                    Communicator::builder()
+                        .nccl(nccl)
+                        .config(config.clone())
+                        .deadline(DEADLINE)
+                        .join(context, 2, &id, 1)
+                        .map(drop),
+                ),
                 ("deregister", window.deregister(&stream, DEADLINE)),
             ];
             let mut wrong = 0;

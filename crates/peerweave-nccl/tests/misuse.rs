@@ -232,25 +232,38 @@ fn ranks_and_devices_of_new_communicators() {
         let twice = [Arc::clone(&contexts[0]), Arc::clone(&contexts[0])];
         let none: [Arc<CudaContext>; 0] = [];
         says(
-            Communicator::init_all(nccl, &none, &config, DEADLINE),
+            Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_all(&none),
             "init_all: the number of ranks is 0, expected 1 to 2147483647",
         );
-        says(Communicator::init_all(nccl, &twice, &config, DEADLINE), "init_all: the device is 0, expected each device once");
         says(
-            Communicator::init_rank(nccl, &contexts[0], 2, &id, 2, &config, DEADLINE),
+            Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_all(&twice),
+            "init_all: the device is 0, expected each device once",
+        );
+        says(
+            Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_rank(&contexts[0], 2, &id, 2),
             "init_rank: the rank is rank 2, the communicator has 2",
         );
         let members = [(Arc::clone(&contexts[0]), 1), (Arc::clone(&contexts[1]), 1)];
         says(
-            Communicator::init_ranks(nccl, &members, 2, &id, &config, DEADLINE),
+            Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_ranks(&members, 2, &id),
             "init_ranks: the rank is 1, expected each rank once",
         );
         says(
-            Communicator::init_rank_scalable(nccl, &contexts[0], 2, &[], 0, &config, DEADLINE),
+            Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_rank_scalable(
+                &contexts[0],
+                2,
+                &[],
+                0,
+            ),
             "init_rank_scalable: the number of ids is 0, expected at least 1 and at most the number of ranks",
         );
         says(
-            Communicator::init_rank_scalable(nccl, &contexts[0], 1, &[id, id], 0, &config, DEADLINE),
+            Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_rank_scalable(
+                &contexts[0],
+                1,
+                &[id, id],
+                0,
+            ),
             "init_rank_scalable: the number of ids is 2, expected at least 1 and at most the number of ranks",
         );
         let (comm, _) = alone();
@@ -268,7 +281,13 @@ fn groups_of_communicators_that_block_and_some_that_do_not() {
         let nccl = Nccl::load().expect("the fake is there");
         let contexts = contexts(2);
         let make = |context: &Arc<CudaContext>, config: &Config| {
-            Communicator::init_all(nccl, std::slice::from_ref(context), config, DEADLINE).expect("it is made").remove(0)
+            Communicator::builder()
+                .nccl(nccl)
+                .config(config.clone())
+                .deadline(DEADLINE)
+                .init_all(std::slice::from_ref(context))
+                .expect("it is made")
+                .remove(0)
         };
         let (one, two) = (make(&contexts[0], &Config::new()), make(&contexts[1], &Config::new().blocking(Switch::On)));
         let streams = [contexts[0].default_stream(), contexts[1].default_stream()];
@@ -354,7 +373,7 @@ fn library_of_2_19_says_what_it_lacks() {
         );
         needs(nccl.simulate(|_| Ok(())), "SimInfo (ncclSimInfo_t)", "2.22.3");
         let id = nccl.unique_id().expect("an id");
-        let scalable = Communicator::init_rank_scalable(nccl, comm.context(), 1, &[id], 0, &Config::new(), DEADLINE);
+        let scalable = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_rank_scalable(comm.context(), 1, &[id], 0);
         needs(scalable, "ncclCommInitRankScalable", "2.23.4");
         let mut bytes = DeviceMemory::from_slice(&stream, &[F8E4M3::from_bits(1)]).expect("memory");
         needs(comm.all_reduce_in_place(&stream, &mut bytes, ReduceOp::Sum), "ncclFloat8e4m3", "2.24.3");
@@ -371,7 +390,11 @@ fn library_of_2_19_says_what_it_lacks() {
             "ncclWaitSignal",
             "2.29.2",
         );
-        let named = Communicator::init_all(nccl, &contexts(1), &Config::new().name("x"), Duration::from_secs(5));
+        let named = Communicator::builder()
+            .nccl(nccl)
+            .config(Config::new().name("x"))
+            .deadline(Duration::from_secs(5))
+            .init_all(&contexts(1));
         needs(named, "Config::name (ncclConfig_t.commName)", "2.27.0");
         comm.wait(&stream, DEADLINE).expect("what was enqueued completes");
     });

@@ -63,7 +63,7 @@ fn options_of_a_communicator_reach_a_library_that_knows_them_and_no_other() {
         fakes_of(1, version).env(LOG, directory.path().join(version)).run(|| {
             let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(1));
             for (config, shown, since) in options() {
-                let made = Communicator::init_all(nccl, &contexts, &config, DEADLINE);
+                let made = Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_all(&contexts);
                 let seen = logged(" config ");
                 if nccl.version().at_least(since.parse().expect("a version")) {
                     made.unwrap_or_else(|error| panic!("{shown}: {error}"));
@@ -90,7 +90,11 @@ fn all_options_together_reach_the_library_and_its_children() {
             .max_ctas(8)
             .name("all")
             .num_rma_ctx(2);
-        let made = Communicator::init_all(Nccl::load().expect("the fake is there"), &contexts(1), &all, DEADLINE);
+        let made = Communicator::builder()
+            .nccl(Nccl::load().expect("the fake is there"))
+            .config(all.clone())
+            .deadline(DEADLINE)
+            .init_all(&contexts(1));
         let comm = made.expect("all are known").remove(0);
         let expected = "blocking=0 cgaClusterSize=1 minCTAs=1 maxCTAs=8 splitShare=0 commName=all numRmaCtx=2";
         assert_eq!(logged(" config "), [expected]);

@@ -11,12 +11,12 @@ use common::*;
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::CudaStream;
 use peerweave_fakes::Child;
-use peerweave_nccl::{Communicator, Config, Nccl, NcclError, OnExpiry, ReduceOp, Timeout};
+use peerweave_nccl::{Communicator, Nccl, NcclError, OnExpiry, ReduceOp, Timeout};
 
 fn join(child: &Child) -> (Communicator, Arc<Rendezvous>, Arc<CudaStream>) {
     let rendezvous = rendezvous(child);
     let (nccl, context) = (Nccl::load().expect("the fake is there"), device(child.rank));
-    let comm = Communicator::from_rendezvous(nccl, &context, &rendezvous, &Config::new(), DEADLINE).expect("all come");
+    let comm = Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous).expect("all come");
     let stream = context.new_stream().expect("a stream");
     (comm, rendezvous, stream)
 }
@@ -95,7 +95,9 @@ fn ranks_that_joined_from_elsewhere_are_not_looked_for_in_the_rendezvous() {
             comm.abort(DEADLINE).expect("it ends");
         };
         std::thread::scope(|scope| {
-            scope.spawn(|| wait(Communicator::join(nccl, &device(1), 2, &id, 1, &Config::new(), DEADLINE).expect("all come")));
+            scope.spawn(|| {
+                wait(Communicator::builder().nccl(nccl).deadline(DEADLINE).join(&device(1), 2, &id, 1).expect("all come"))
+            });
             wait(comm.grow(2, Some(&id)).expect("all come"));
         });
     });
@@ -119,7 +121,7 @@ fn rank_that_dies_before_the_communicator_is_made_is_named() {
         }
         let rendezvous = rendezvous(&child);
         let (nccl, start) = (Nccl::load().expect("the fake is there"), Instant::now());
-        let made = Communicator::from_rendezvous(nccl, &device(0), &rendezvous, &Config::new(), Duration::from_secs(1));
+        let made = Communicator::builder().nccl(nccl).deadline(Duration::from_secs(1)).from_rendezvous(&device(0), &rendezvous);
         let error = made.expect_err("rank 1 is dead");
         assert!(matches!(error, NcclError::Bootstrap { .. }) && error.to_string().contains("PE 1"), "{error}");
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());

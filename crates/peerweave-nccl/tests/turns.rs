@@ -83,7 +83,7 @@ fn who_listens_to_events_may_use_communicators() {
     }
     fakes(1).run(|| {
         tracing::subscriber::with_default(Nosy, || {
-            let made = Communicator::init_all(Nccl::load().expect("the fake"), &contexts(1), &Config::new(), DEADLINE);
+            let made = Communicator::builder().nccl(Nccl::load().expect("the fake")).deadline(DEADLINE).init_all(&contexts(1));
             assert_eq!(state_of(made.expect("it is made").remove(0).abort(DEADLINE)), DeadState::Aborted);
         });
         nothing_is_left();

@@ -9,8 +9,8 @@ use std::time::Duration;
 use peerweave_driver::context;
 use peerweave_fakes::Fakes;
 use peerweave_nccl::{
-    Communicator, Config, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, MisuseKind, Nccl, NcclError, NcclMem, Switch,
-    UniqueId, Version, Window, WindowKind,
+    Communicator, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, MisuseKind, Nccl, NcclError, NcclMem, Switch, UniqueId,
+    Version, Window, WindowKind,
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -41,8 +41,11 @@ fn with_windows(body: impl Fn(&Communicator, &NcclMem<u32>, &Window<u32>) + Sync
             let body = &body;
             scope.spawn(move || {
                 let context = context(rank).expect("the fake has enough devices");
-                let communicator =
-                    Communicator::init_rank(nccl, &context, RANKS, &id, rank, &Config::new(), DEADLINE).expect("all come");
+                let communicator = Communicator::builder()
+                    .nccl(nccl)
+                    .deadline(DEADLINE)
+                    .init_rank(&context, RANKS, &id, rank)
+                    .expect("all come");
                 let memory = NcclMem::<u32>::alloc(nccl, &context, LEN).expect("the fake has memory");
                 let window = Window::register(&communicator, &memory, WindowKind::SYMMETRIC)
                     .expect("all register")

@@ -53,7 +53,10 @@ fn text(error: impl std::fmt::Display) -> String {
 }
 
 fn make(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<Vec<Member>, String> {
-    members(Communicator::init_all(nccl, contexts, config, DEADLINE).map_err(text)?, contexts)
+    members(
+        Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_all(contexts).map_err(text)?,
+        contexts,
+    )
 }
 
 /// The error must be what `is` wants, and come between `least` and `least + LATE`.
@@ -79,7 +82,12 @@ fn expect(
 fn by_id(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let id = nccl.unique_id().map_err(text)?;
     let ranks: Vec<_> = contexts.iter().cloned().zip(0..).collect();
-    let communicators = Communicator::init_ranks(nccl, &ranks, ranks.len(), &id, config, DEADLINE).map_err(text)?;
+    let communicators = Communicator::builder()
+        .nccl(nccl)
+        .config(config.clone())
+        .deadline(DEADLINE)
+        .init_ranks(&ranks, ranks.len(), &id)
+        .map_err(text)?;
     let members = members(communicators, contexts)?;
     sum_of_ranks(&members).map_err(text)?;
     Communicator::finalize_all(members.into_iter().map(|member| member.comm).collect(), DEADLINE).map_err(text)
@@ -89,7 +97,12 @@ fn by_id(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(
 fn missing_rank(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
     let id = nccl.unique_id().map_err(text)?;
     let began = Instant::now();
-    let outcome = Communicator::init_rank(nccl, &contexts[0], contexts.len() + 1, &id, 0, config, SHORT).map(drop);
+    let outcome = Communicator::builder()
+        .nccl(nccl)
+        .config(config.clone())
+        .deadline(SHORT)
+        .init_rank(&contexts[0], contexts.len() + 1, &id, 0)
+        .map(drop);
     expect("init_rank", began, SHORT, outcome, |error| matches!(error, NcclError::Timeout(_)))
 }
 

@@ -24,7 +24,7 @@ use clap::{CommandFactory as _, Parser};
 use matrix::{Check, DEADLINE, Member};
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Server, ServerOptions, Token};
 use peerweave_driver::{CudaContext, DeviceMemory, Driver};
-use peerweave_nccl::{Communicator, Config, Nccl, NcclError, OnExpiry, ReduceOp, ShrinkMode, UniqueId};
+use peerweave_nccl::{Communicator, Nccl, NcclError, OnExpiry, ReduceOp, ShrinkMode, UniqueId};
 
 /// Checks NCCL on the GPUs of this machine: every collective, type and reduction, in and out of place, against the host.
 ///
@@ -121,7 +121,7 @@ fn one_process(arguments: &Arguments) -> Result<usize, String> {
         return newer::in_threads(nccl, &contexts, which);
     }
     let start = Instant::now();
-    let communicators = Communicator::init_all(nccl, &contexts, &Config::new(), DEADLINE).map_err(text)?;
+    let communicators = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_all(&contexts).map_err(text)?;
     println!("init_all of {count} ranks: {:?}", start.elapsed());
     let members = members(communicators, &contexts)?;
     let mut check = Check::new(nccl, &members, count == 1);
@@ -255,7 +255,7 @@ fn child(arguments: &Arguments) -> Result<usize, String> {
         return Ok(checks);
     }
     let began = Instant::now();
-    let comm = Communicator::from_rendezvous(nccl, &context, &rendezvous, &Config::new(), DEADLINE).map_err(text)?;
+    let comm = Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous).map_err(text)?;
     println!("rank {}: {nccl:?}, from_rendezvous {:?}", comm.rank(), began.elapsed());
     let stream = context.new_stream().map_err(|error| error.to_string())?;
     let members = [Member { comm, stream }];
@@ -275,7 +275,7 @@ fn one_of_many(arguments: &Arguments, id_file: &Path, rank: usize, ranks: usize)
     let context = peerweave_driver::context(rank).map_err(|error| error.to_string())?;
     let id = id(nccl, rank, id_file)?;
     let start = Instant::now();
-    let comm = Communicator::init_rank(nccl, &context, ranks, &id, rank, &Config::new(), DEADLINE).map_err(text)?;
+    let comm = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_rank(&context, ranks, &id, rank).map_err(text)?;
     println!("rank {rank}: {nccl:?}, init_rank {:?}", start.elapsed());
     let stream = context.new_stream().map_err(|error| error.to_string())?;
     let members = [Member { comm, stream }];

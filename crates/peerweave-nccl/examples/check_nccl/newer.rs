@@ -380,7 +380,12 @@ impl Part<'_> {
         if self.rank() >= ranks {
             return Ok(None);
         }
-        let comm = Communicator::init_rank(self.nccl(), &self.all.context, ranks, &id, self.rank(), config, FIRST)?;
+        let comm = Communicator::builder().nccl(self.nccl()).config(config.clone()).deadline(FIRST).init_rank(
+            &self.all.context,
+            ranks,
+            &id,
+            self.rank(),
+        )?;
         comm.set_deadline(DEADLINE);
         Ok(Some(comm))
     }

@@ -55,7 +55,8 @@ pub(crate) fn all(count: usize) -> Vec<(Communicator, Arc<CudaStream>)> {
 /// As [`all`], with options.
 pub(crate) fn all_with(count: usize, config: &Config) -> Vec<(Communicator, Arc<CudaStream>)> {
     let (nccl, contexts) = (Nccl::load().expect("the fake is there"), contexts(count));
-    let made = Communicator::init_all(nccl, &contexts, config, DEADLINE).expect("all are made");
+    let made =
+        Communicator::builder().nccl(nccl).config(config.clone()).deadline(DEADLINE).init_all(&contexts).expect("all are made");
     made.into_iter().zip(&contexts).map(|(comm, context)| (comm, context.new_stream().expect("a stream"))).collect()
 }
 
@@ -67,7 +68,12 @@ pub(crate) fn ranks(count: usize, config: &Config, body: impl Fn(Communicator, A
         for (rank, context) in contexts(count).into_iter().enumerate() {
             let body = &body;
             scope.spawn(move || {
-                let comm = Communicator::init_rank(nccl, &context, count, &id, rank, config, DEADLINE).expect("all come");
+                let comm = Communicator::builder()
+                    .nccl(nccl)
+                    .config(config.clone())
+                    .deadline(DEADLINE)
+                    .init_rank(&context, count, &id, rank)
+                    .expect("all come");
                 body(comm, context.new_stream().expect("a stream"));
             });
         }

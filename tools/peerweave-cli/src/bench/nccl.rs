@@ -11,7 +11,7 @@ use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Server, ServerOpti
 use peerweave_driver::cudarc::driver::CudaGraph;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{CudaError, CudaStream, DeviceMemory, DriverError, context};
-use peerweave_nccl::{Communicator, Config as NcclConfig, Nccl, NcclMem, Window, WindowKind};
+use peerweave_nccl::{Communicator, Nccl, NcclMem, Window, WindowKind};
 
 use super::config::{Bind, Buffers, Case, Config};
 use super::geometry::{self, Placement, Tile, View};
@@ -57,7 +57,7 @@ fn one_pe(config: &Config, job: &Job) -> Result<(), Failure> {
     let nccl = Nccl::load()?;
     let context = context(pe)?;
     let stream = context.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
-    let communicator = Communicator::from_rendezvous(nccl, &context, &rendezvous, &NcclConfig::new(), DEADLINE)?;
+    let communicator = Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous)?;
     let session = Session { config, communicator: &communicator, stream: &stream, meetings: Meetings::new(&rendezvous) };
     session.meetings.meet()?;
     say(&Record::Ready(Ready {

@@ -69,7 +69,7 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     part.step("grow and join");
     let all = match &few {
         Some(few) => few.grow(n, id.as_ref())?,
-        None => Communicator::join(part.nccl(), &part.all.context, n, &given, n - 1, &Config::new(), super::FIRST)?,
+        None => Communicator::builder().nccl(part.nccl()).deadline(super::FIRST).join(&part.all.context, n, &given, n - 1)?,
     };
     part.check(all.n_ranks() == n && all.rank() == part.rank(), || format!("{all:?}"));
     part.computes(&all, "grown")?;
