@@ -73,6 +73,7 @@ pub mod network;
 pub mod pause;
 pub mod put_signal;
 pub mod sealed;
+mod shared;
 pub mod slot;
 pub mod word;
 
@@ -84,10 +85,13 @@ pub use arch as gpu;
 
 /// What a crate of kernels imports: `use peerweave_device::prelude::*;`.
 pub mod prelude {
-    pub use crate::api::{Context, Failed};
+    pub use crate::api::combine::{And, Max, Min, Or, Prod, Sum, Xor};
+    pub use crate::api::{Context, EXCLUDE_NONE, Elements, Failed, SharedSlice};
     pub use crate::gpu;
     pub use peerweave_macros::{KernelArg, kernel};
-    pub use peerweave_types::{Compare, DeviceSlice, Dim3, KernelArg, Pe, Plain, Rank, ReduceOp, SignalOp, SymOffset, SymSlice};
+    pub use peerweave_types::{
+        Compare, DeviceSlice, Dim3, KernelArg, KernelTeam, Pe, Plain, Rank, ReduceOp, SignalOp, SymOffset, SymSlice,
+    };
 }
 
 pub use line::Line;

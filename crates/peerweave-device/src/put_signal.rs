@@ -94,7 +94,7 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     /// Whether no word is left to look at.
     #[inline]
     pub fn all_excluded(&self) -> bool {
-        self.included().next().is_none()
+        self.watch().all_excluded()
     }
 
     /// Whether all words satisfy the comparison; looks once at each.
@@ -103,7 +103,7 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     /// Acquire, for each word that satisfies.
     #[inline]
     pub fn test_all(&self) -> bool {
-        self.included().all(|index| self.look(index).is_some())
+        self.watch().test_all()
     }
 
     /// The lowest index whose word satisfies the comparison; looks once. `None` where none does or all are excluded.
@@ -112,7 +112,7 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     /// Acquire, for the word that satisfies.
     #[inline]
     pub fn test_any(&self) -> Option<usize> {
-        self.included().find(|&index| self.look(index).is_some())
+        self.watch().test_any()
     }
 
     /// Hands every index whose word satisfies the comparison to `found`, ascending, with the word as it was seen; looks once at
@@ -121,15 +121,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     /// # Ordering
     /// Acquire, for each word that satisfies.
     #[inline]
-    pub fn test_some(&self, mut found: impl FnMut(usize, u64)) -> usize {
-        let mut count = 0;
-        for index in self.included() {
-            if let Some(seen) = self.look(index) {
-                found(index, seen);
-                count += 1;
-            }
-        }
-        count
+    pub fn test_some(&self, found: impl FnMut(usize, u64)) -> usize {
+        self.watch().test_some(found)
     }
 
     /// Waits until every word has been seen to satisfy the comparison, one after the other: not all need to at one moment.
@@ -142,11 +135,7 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     /// The one of the pause.
     #[inline]
     pub fn wait_all<P: Pause + ?Sized>(&self, pause: &mut P) -> Result<Option<u64>, P::Error> {
-        let mut last = None;
-        for index in self.included() {
-            last = Some(pause::until(pause, || self.look(index))?);
-        }
-        Ok(last)
+        self.watch().wait_all(pause)
     }
 
     /// Waits until a word satisfies the comparison, and returns its index: the lowest, where one look finds several. `None`, at
@@ -159,10 +148,7 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     /// The one of the pause.
     #[inline]
     pub fn wait_any<P: Pause + ?Sized>(&self, pause: &mut P) -> Result<Option<usize>, P::Error> {
-        if self.all_excluded() {
-            return Ok(None);
-        }
-        pause::until(pause, || self.test_any()).map(Some)
+        self.watch().wait_any(pause)
     }
 
     /// Waits until at least one word satisfies the comparison, and hands all that do to `found`, as [`Several::test_some`].
@@ -174,18 +160,83 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     /// # Errors
     /// The one of the pause.
     #[inline]
-    pub fn wait_some<P: Pause + ?Sized>(&self, pause: &mut P, mut found: impl FnMut(usize, u64)) -> Result<usize, P::Error> {
+    pub fn wait_some<P: Pause + ?Sized>(&self, pause: &mut P, found: impl FnMut(usize, u64)) -> Result<usize, P::Error> {
+        self.watch().wait_some(pause, found)
+    }
+
+    #[inline]
+    fn watch(&self) -> Watch<impl Fn(usize) -> Option<u64> + '_, &X> {
+        Watch {
+            len: self.words.len(),
+            look: |index| test(self.words.word(index), self.compare, self.value),
+            exclude: &self.exclude,
+        }
+    }
+}
+
+/// The loops of [`Several`], over whatever can be looked at: words of any type, with a value for each. `look` gives a word that
+/// satisfies, by an acquiring load.
+pub(crate) struct Watch<L, X> {
+    pub(crate) len: usize,
+    pub(crate) look: L,
+    pub(crate) exclude: X,
+}
+
+impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
+    #[inline]
+    pub(crate) fn all_excluded(&self) -> bool {
+        self.included().next().is_none()
+    }
+
+    #[inline]
+    pub(crate) fn test_all(&self) -> bool {
+        self.included().all(|index| (self.look)(index).is_some())
+    }
+
+    #[inline]
+    pub(crate) fn test_any(&self) -> Option<usize> {
+        self.included().find(|&index| (self.look)(index).is_some())
+    }
+
+    #[inline]
+    pub(crate) fn test_some(&self, mut found: impl FnMut(usize, V)) -> usize {
+        let mut count = 0;
+        for index in self.included() {
+            if let Some(seen) = (self.look)(index) {
+                found(index, seen);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    #[inline]
+    pub(crate) fn wait_all<P: Pause + ?Sized>(&self, pause: &mut P) -> Result<Option<V>, P::Error> {
+        let mut last = None;
+        for index in self.included() {
+            last = Some(pause::until(pause, || (self.look)(index))?);
+        }
+        Ok(last)
+    }
+
+    #[inline]
+    pub(crate) fn wait_any<P: Pause + ?Sized>(&self, pause: &mut P) -> Result<Option<usize>, P::Error> {
+        if self.all_excluded() {
+            return Ok(None);
+        }
+        pause::until(pause, || self.test_any()).map(Some)
+    }
+
+    #[inline]
+    pub(crate) fn wait_some<P: Pause + ?Sized>(&self, pause: &mut P, mut found: impl FnMut(usize, V)) -> Result<usize, P::Error> {
         if self.all_excluded() {
             return Ok(0);
         }
         pause::until(pause, || Some(self.test_some(&mut found)).filter(|&count| count > 0))
     }
 
+    #[inline]
     fn included(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.words.len()).filter(|&index| !(self.exclude)(index))
-    }
-
-    fn look(&self, index: usize) -> Option<u64> {
-        test(self.words.word(index), self.compare, self.value)
+        (0..self.len).filter(|&index| !(self.exclude)(index))
     }
 }

@@ -65,6 +65,27 @@ impl From<(u32, u32, u32)> for Dim3 {
     }
 }
 
+/// A team, as kernels name it: its number in the context's table. The host gives it, and [`KernelTeam::WORLD`] is always there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct KernelTeam(u32);
+
+impl KernelTeam {
+    /// The team of all PEs.
+    pub const WORLD: Self = Self(0);
+
+    /// The team with this number in the table of [`KernelContext::teams`](crate::KernelContext).
+    pub const fn new(index: u32) -> Self {
+        Self(index)
+    }
+
+    /// The number in the table.
+    #[inline]
+    pub const fn index(self) -> u32 {
+        self.0
+    }
+}
+
 /// Looks at the memory that an argument of a kernel names, before the launch is enqueued.
 pub trait ArgVisitor {
     /// The argument names this part of every PE's symmetric heap.
@@ -116,6 +137,7 @@ number_args!(
     crate::Pe,
     crate::Rank,
     SymOffset,
+    KernelTeam,
 );
 
 // SAFETY: an array of elements with one layout has one layout, and each element is visited.

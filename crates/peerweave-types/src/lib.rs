@@ -38,7 +38,7 @@ pub use fp8::{F8E4M3, F8E5M2};
 pub use geometry::{HeapGeometry, SignalWord, SymOffset};
 pub use half::{bf16, f16};
 pub use ids::{Pe, Rank};
-pub use launch::{ArgVisitor, Dim3, KernelArg, KernelArgs};
+pub use launch::{ArgVisitor, Dim3, KernelArg, KernelArgs, KernelTeam};
 pub use reduce::ReduceOp;
 pub use team_shape::TeamShape;
 pub use views::{DeviceSlice, Plain, SymSlice};

@@ -1,18 +1,49 @@
 //! What a kernel knows of its job: the entry, and the questions that cost nothing.
 
 use super::Failed;
+use super::bulk::Lent;
+use super::report::Report;
+use super::views::address;
+use crate::gpu;
+use core::cell::Cell;
 use core::marker::PhantomData;
-use peerweave_types::{FailureKind, KernelContext};
+use core::mem::offset_of;
+use peerweave_types::{DeviceSlice, FailureKind, KernelContext, KernelOp, PeerEntry, Plain, SymSlice};
 
-/// A kernel's way to its peers: every operation is a method of it.
+/// A kernel's path to its peers: every operation is a method of it.
 ///
 /// `#[kernel]` makes one from the first parameter of the entry. It is a few numbers in registers; each thread has its own.
+///
+/// # Names
+/// A name without an ending is for one thread. `_warp` and `_block` are made by all threads of a warp or a block together, with the
+/// same arguments; each thread sees the same outcome, and the call waits for all of them before it returns. It does not before it
+/// starts: where other threads of the scope have written the source, synchronise first. `_nbi` forms may return before the source has
+/// been read; [`Self::flush`] or [`Self::quiet`] completes them. `_relaxed` forms order nothing beside the word that they access.
+///
+/// # Order
+/// A put is complete at the peer after [`Self::quiet`] and before a barrier ends. [`Self::fence`] orders puts to each PE. A signal
+/// releases all that the caller did before it, and a wait acquires it.
+///
+/// # Failures
+/// Calls that return nothing write a failure to the context's status, which ends the waits of all threads of this PE; the host
+/// reports it. Calls that wait return [`Failed`].
 pub struct Context {
     raw: *const KernelContext,
-    pub(crate) my_pe: u32,
-    pub(crate) n_pes: u32,
+    my_pe: u32,
+    n_pes: u32,
+    pub(crate) lent: Cell<Lent>,
+    pub(crate) bulk_pending: Cell<bool>,
     /// A context belongs to the thread that made it.
     local: PhantomData<*const ()>,
+}
+
+/// How a PE is reached.
+#[derive(Clone, Copy)]
+pub(crate) enum Reach {
+    /// At this address of its heap.
+    Mapped(u64),
+    /// By NVSHMEM's device library.
+    Network,
 }
 
 impl Context {
@@ -24,35 +55,39 @@ impl Context {
     /// # Safety
     /// The pointer is that of a context in memory that this thread can read, whose addresses are valid here, and which nobody
     /// writes until the kernel has ended.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn enter(raw: *const KernelContext) -> Result<Self, Failed> {
-        // SAFETY: the caller promises a readable context, which starts with its version in every version.
-        let version = unsafe { (*raw).version };
-        if version != KernelContext::VERSION {
+        // SAFETY: the caller promises a readable context, which starts with its version and this PE in every version.
+        let first = unsafe { gpu::load_constant(raw.cast()) };
+        if first as u32 != KernelContext::VERSION {
             return Err(Failed::new(FailureKind::Version));
         }
         // SAFETY: a context of this version, readable and not written by anybody: the caller promises it.
-        let (my_pe, n_pes) = unsafe { ((*raw).my_pe, (*raw).n_pes) };
-        Ok(Self { raw, my_pe, n_pes, local: PhantomData })
+        let second = unsafe { gpu::load_constant(raw.cast::<u64>().add(1)) };
+        const {
+            assert!(offset_of!(KernelContext, version) == 0 && offset_of!(KernelContext, my_pe) == 4);
+            assert!(offset_of!(KernelContext, n_pes) == 8 && cfg!(target_endian = "little"));
+        };
+        Ok(Self {
+            raw,
+            my_pe: (first >> 32) as u32,
+            n_pes: second as u32,
+            lent: Cell::new(Lent::NOTHING),
+            bulk_pending: Cell::new(false),
+            local: PhantomData,
+        })
     }
 
     /// This PE.
-    #[inline]
+    #[inline(always)]
     pub fn my_pe(&self) -> u32 {
         self.my_pe
     }
 
     /// Number of PEs of the job.
-    #[inline]
+    #[inline(always)]
     pub fn n_pes(&self) -> u32 {
         self.n_pes
-    }
-
-    /// The context as the host wrote it.
-    #[inline]
-    pub(crate) fn raw(&self) -> &KernelContext {
-        // SAFETY: `enter` was promised a context that is readable, and written by nobody, while the kernel runs.
-        unsafe { &*self.raw }
     }
 
     /// Number of this PE among the PEs of its node.
@@ -65,5 +100,100 @@ impl Context {
     #[inline]
     pub fn node_n_pes(&self) -> u32 {
         self.raw().node_n_pes
+    }
+
+    /// The context as the host wrote it.
+    #[inline(always)]
+    pub(crate) fn raw(&self) -> &KernelContext {
+        // SAFETY: `enter` was promised a context that is readable, and written by nobody, while the kernel runs.
+        unsafe { &*self.raw }
+    }
+
+    /// The address of the entry of a PE below [`Self::n_pes`].
+    #[inline(always)]
+    fn entry(&self, pe: u32) -> *const u64 {
+        // SAFETY: the field lies in the context, which nobody writes while the kernel runs.
+        let peers = unsafe { gpu::load_constant(&raw const (*self.raw).peers) };
+        address(peers + u64::from(pe) * size_of::<PeerEntry>() as u64)
+    }
+
+    /// Where the heap of a PE is mapped; 0 where it is not.
+    #[inline(always)]
+    fn base_of(&self, pe: u32) -> u64 {
+        const { assert!(offset_of!(PeerEntry, base) == 0) };
+        // SAFETY: the context's table has an entry for each PE, and nobody writes it while the kernel runs.
+        unsafe { gpu::load_constant(self.entry(pe)) }
+    }
+
+    /// Where the heap of a PE is, which [`Self::is_mapped`] has said to be mapped.
+    #[inline(always)]
+    pub(crate) fn mapped_base(&self, pe: u32) -> u64 {
+        self.base_of(pe)
+    }
+
+    /// Where the heap of this PE is.
+    #[inline(always)]
+    pub(crate) fn my_base(&self) -> u64 {
+        self.base_of(self.my_pe)
+    }
+
+    /// How a PE is reached. A failure is written to the status.
+    #[inline(always)]
+    pub(crate) fn reach(&self, operation: KernelOp, pe: u32) -> Result<Reach, Failed> {
+        if pe < self.n_pes {
+            let base = self.base_of(pe);
+            if base != 0 {
+                return Ok(Reach::Mapped(base));
+            }
+            if cfg!(all(target_arch = "nvptx64", feature = "nvshmem")) {
+                return Ok(Reach::Network);
+            }
+        }
+        Err(self.unreachable(operation, pe))
+    }
+
+    #[cold]
+    #[inline]
+    fn unreachable(&self, operation: KernelOp, pe: u32) -> Failed {
+        let kind = if pe < self.n_pes { FailureKind::Unreachable } else { FailureKind::NoSuchPeer };
+        self.fail(kind, Report { pe, expected: u64::from(self.n_pes), ..Report::of(operation) })
+    }
+
+    /// Whether the memory of a PE is mapped here, so that [`Self::get_peer_array`] has a view of it.
+    #[inline]
+    pub fn is_mapped(&self, pe: u32) -> bool {
+        pe < self.n_pes && self.base_of(pe) != 0
+    }
+
+    /// This PE's own elements of symmetric memory.
+    #[inline(always)]
+    pub fn local<T: Plain>(&self, of: SymSlice<T>) -> DeviceSlice<T> {
+        // SAFETY: `SymSlice::from_raw` was promised elements in the heap of every PE, and this PE's is mapped.
+        unsafe { DeviceSlice::from_raw(self.my_base() + of.offset().0, of.len()) }
+    }
+
+    /// A PE's elements of symmetric memory; `None` where its memory is not mapped here, or there is no such PE.
+    ///
+    /// Reads and writes through it are weak: order them with the peer's by signals, barriers and fences.
+    #[inline(always)]
+    pub fn get_peer_array<T: Plain>(&self, of: SymSlice<T>, pe: u32) -> Option<DeviceSlice<T>> {
+        if pe >= self.n_pes {
+            return None;
+        }
+        match self.base_of(pe) {
+            0 => None,
+            // SAFETY: `SymSlice::from_raw` was promised elements in the heap of every PE, and this one's is mapped.
+            base => Some(unsafe { DeviceSlice::from_raw(base + of.offset().0, of.len()) }),
+        }
+    }
+}
+
+impl Drop for Context {
+    /// Waits until no copy uses lent shared memory: a block that ends gives it to another.
+    #[inline(always)]
+    fn drop(&mut self) {
+        if gpu::bulk::AVAILABLE && self.bulk_pending.get() {
+            gpu::bulk::wait_read::<0>();
+        }
     }
 }

@@ -37,7 +37,10 @@ pub unsafe fn init(_barrier: u32) {}
 pub unsafe fn invalidate(_barrier: u32) {}
 
 /// Orders nothing: there is no copy unit.
-pub fn fence() {}
+pub fn fence_shared() {}
+
+/// Orders nothing: there is no copy unit.
+pub fn fence_global() {}
 
 /// Never called.
 ///

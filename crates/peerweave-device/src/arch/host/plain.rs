@@ -122,3 +122,13 @@ pub unsafe fn load_constant(from: *const u64) -> u64 {
     // SAFETY: the caller promises a readable word that does not change.
     unsafe { *from }
 }
+
+/// Reads a word of 32 bits that nobody writes while the kernel runs.
+///
+/// # Safety
+/// As [`load_constant`].
+#[inline]
+pub unsafe fn load_constant_u32(from: *const u32) -> u32 {
+    // SAFETY: the caller promises a readable word that does not change.
+    unsafe { *from }
+}

@@ -3,8 +3,8 @@
 //! Addresses of shared memory are 32-bit numbers in its window. Where the PTX is for an older architecture, [`AVAILABLE`] is
 //! false and nothing here may be called.
 //!
-//! The copy unit accesses memory beside the thread that asks it to. [`fence`] orders the thread's own accesses before copies that it
-//! starts afterwards.
+//! The copy unit accesses memory beside the thread that asks it to. [`fence_shared`] and [`fence_global`]
+//! order the thread's own accesses before copies that it starts afterwards.
 
 use core::arch::asm;
 
@@ -56,9 +56,14 @@ pub fn is_global(pointer: *const u8) -> bool {
 /// `barrier` is the address of 8 aligned bytes of shared memory of this block that nothing else uses until [`invalidate`].
 #[inline(always)]
 pub unsafe fn init(barrier: u32) {
+    #[cfg(target_feature = "sm_90")]
     // SAFETY: the caller promises the word.
-    unsafe { asm!("mbarrier.init.shared::cta.b64 [{b}], 1;", b = in(reg32) barrier, options(nostack)) };
-    fence();
+    unsafe {
+        asm!("mbarrier.init.shared::cta.b64 [{b}], 1;", b = in(reg32) barrier, options(nostack))
+    };
+    #[cfg(not(target_feature = "sm_90"))]
+    let _ = barrier;
+    fence_shared();
 }
 
 /// Ends a barrier, so that its memory can be used again.
@@ -67,17 +72,32 @@ pub unsafe fn init(barrier: u32) {
 /// A barrier that [`init`] has made and on which nothing is outstanding.
 #[inline(always)]
 pub unsafe fn invalidate(barrier: u32) {
+    #[cfg(target_feature = "sm_90")]
     // SAFETY: the caller promises an idle barrier.
-    unsafe { asm!("mbarrier.inval.shared::cta.b64 [{b}];", b = in(reg32) barrier, options(nostack)) };
+    unsafe {
+        asm!("mbarrier.inval.shared::cta.b64 [{b}];", b = in(reg32) barrier, options(nostack));
+    }
+    #[cfg(not(target_feature = "sm_90"))]
+    let _ = barrier;
 }
 
-/// Orders this thread's accesses to shared and global memory before the bulk copies that it starts afterwards.
+/// Orders this thread's accesses to shared memory before the bulk copies that it starts afterwards.
 #[inline(always)]
-pub fn fence() {
+pub fn fence_shared() {
     #[cfg(target_feature = "sm_90")]
     // SAFETY: a fence; memory counts as changed.
     unsafe {
-        asm!("fence.proxy.async;", options(nostack));
+        asm!("fence.proxy.async.shared::cta;", options(nostack));
+    }
+}
+
+/// Orders this thread's accesses to global memory before the bulk copies that it starts afterwards.
+#[inline(always)]
+pub fn fence_global() {
+    #[cfg(target_feature = "sm_90")]
+    // SAFETY: a fence; memory counts as changed.
+    unsafe {
+        asm!("fence.proxy.async.global;", options(nostack));
     }
 }
 

@@ -138,3 +138,17 @@ pub unsafe fn load_constant(from: *const u64) -> u64 {
     }
     value
 }
+
+/// Reads a word of 32 bits that nobody writes while the kernel runs. May be moved out of loops.
+///
+/// # Safety
+/// As [`load_constant`].
+#[inline(always)]
+pub unsafe fn load_constant_u32(from: *const u32) -> u32 {
+    let value: u32;
+    // SAFETY: the caller promises a readable word that does not change, so that two reads are one.
+    unsafe {
+        asm!("ld.global.nc.b32 {v}, [{p}];", v = out(reg32) value, p = in(reg64) from, options(pure, nomem, nostack));
+    }
+    value
+}

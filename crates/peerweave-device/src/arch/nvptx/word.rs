@@ -11,7 +11,8 @@ use core::cell::UnsafeCell;
 #[repr(transparent)]
 pub struct Word64(UnsafeCell<u64>);
 
-// SAFETY: every access is a strong instruction of system scope: two threads that access the word do not race.
+// SAFETY: shared is the word in the cell, and every access to it is a strong instruction of system scope: two threads that
+// access it do not race.
 unsafe impl Sync for Word64 {}
 
 impl Word64 {

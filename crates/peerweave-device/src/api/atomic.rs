@@ -1,0 +1,264 @@
+//! Atomic operations on one element of a PE's symmetric memory: the first of the slice.
+//!
+//! The names are those of OpenSHMEM. Strong forms acquire and release at system scope; `_relaxed` forms order nothing. A form that
+//! returns nothing does not wait for an answer. Where the PE cannot be reached the status says so, and a fetching form returns a
+//! value with all bits zero.
+
+use super::Context;
+use super::bits::{Bits, KernelAtomic, KernelInteger};
+use super::context::Reach;
+use super::views::address;
+use crate::gpu::{Access, AcqRel, Reduce, Relaxed, Release, Rmw, Sys};
+use peerweave_types::{KernelOp, SymSlice};
+
+impl Context {
+    /// The word at a PE: its address where it is mapped (`Ok`), or here where NVSHMEM reaches it (`Err`).
+    #[inline(always)]
+    fn word<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> Option<Result<*mut T, u64>> {
+        assert!(!of.is_empty(), "an atomic operation is on one element, and the slice is empty");
+        match self.reach(KernelOp::Atomic, pe) {
+            Ok(Reach::Mapped(base)) => {
+                // Bulk stores of this thread come before what it does now.
+                self.finish_bulk();
+                Some(Ok(address(base + of.offset().0)))
+            }
+            Ok(Reach::Network) => Some(Err(self.my_base() + of.offset().0)),
+            Err(_) => None,
+        }
+    }
+}
+
+/// Operations that return what was there: by the word's bits.
+macro_rules! fetching {
+    ($bound:ident: $($(#[$doc:meta])* $strong:ident, $relaxed:ident($($argument:ident),*) = $operation:ident, $network:ident;)*) => {$(
+        fetching!(@ $bound, $(#[$doc])* "Acquires what it replaces and releases.", AcqRel, $strong($($argument),*) = $operation, $network);
+        fetching!(@ $bound, $(#[$doc])* "Orders nothing.", Relaxed, $relaxed($($argument),*) = $operation, $network);
+    )*};
+    (@ $bound:ident, $(#[$doc:meta])* $order_doc:literal, $order:ident, $name:ident($($argument:ident),*) = $operation:ident,
+        $network:ident) => {
+        $(#[$doc])*
+        /// Returns what was there.
+        ///
+        /// # Ordering
+        #[doc = $order_doc]
+        ///
+        /// # Panics
+        /// Where the slice is empty; on a GPU that is a trap.
+        #[inline(always)]
+        pub fn $name<T: $bound>(&self, of: SymSlice<T>, $($argument: T,)* pe: u32) -> T {
+            match self.word(of, pe) {
+                // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+                Some(Ok(word)) => T::from_bits(unsafe {
+                    <T::Bits as Rmw<Sys, $order>>::$operation(word.cast(), $($argument.to_bits()),*)
+                }),
+                Some(Err(word)) => T::from_bits(<T::Bits as Bits>::$network(word, $($argument.to_bits(),)* pe as i32)),
+                None => T::from_word(0),
+            }
+        }
+    };
+}
+
+/// Operations that return nothing: by the word's bits.
+macro_rules! reducing {
+    ($($(#[$doc:meta])* $strong:ident, $relaxed:ident = $operation:ident, $network:ident;)*) => {$(
+        reducing!(@ $(#[$doc])* "Releases.", Release, $strong = $operation, $network);
+        reducing!(@ $(#[$doc])* "Orders nothing.", Relaxed, $relaxed = $operation, $network);
+    )*};
+    (@ $(#[$doc:meta])* $order_doc:literal, $order:ident, $name:ident = $operation:ident, $network:ident) => {
+        $(#[$doc])*
+        ///
+        /// # Ordering
+        #[doc = $order_doc]
+        ///
+        /// # Panics
+        /// Where the slice is empty; on a GPU that is a trap.
+        #[inline(always)]
+        pub fn $name<T: KernelInteger>(&self, of: SymSlice<T>, value: T, pe: u32) {
+            match self.word(of, pe) {
+                // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+                Some(Ok(word)) => unsafe { <T::Bits as Reduce<Sys, $order>>::$operation(word.cast(), value.to_bits()) },
+                Some(Err(word)) => <T::Bits as Bits>::$network(word, value.to_bits(), pe as i32),
+                None => {}
+            }
+        }
+    };
+}
+
+/// Additions: floats add by instructions of their own.
+macro_rules! adding {
+    ($fetch_add:ident, $add:ident, $fetch_inc:ident, $inc:ident, $strong:literal, $fetch_doc:literal, $doc:literal) => {
+        /// Adds, wrapping where the type is an integer. Returns what was there.
+        ///
+        /// # Ordering
+        #[doc = $fetch_doc]
+        ///
+        /// # Panics
+        /// Where the slice is empty; on a GPU that is a trap.
+        #[inline(always)]
+        pub fn $fetch_add<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) -> T {
+            match self.word(of, pe) {
+                // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+                Some(Ok(word)) => unsafe { T::fetch_add_at(word, value, $strong) },
+                Some(Err(word)) => T::network_fetch_add(self, word, value, pe),
+                None => T::from_word(0),
+            }
+        }
+
+        /// Adds, wrapping where the type is an integer.
+        ///
+        /// # Ordering
+        #[doc = $doc]
+        ///
+        /// # Panics
+        /// Where the slice is empty; on a GPU that is a trap.
+        #[inline(always)]
+        pub fn $add<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
+            match self.word(of, pe) {
+                // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+                Some(Ok(word)) => unsafe { T::add_at(word, value, $strong) },
+                Some(Err(word)) => {
+                    T::network_fetch_add(self, word, value, pe);
+                }
+                None => {}
+            }
+        }
+
+        /// Adds one. Returns what was there.
+        ///
+        /// # Ordering
+        #[doc = $fetch_doc]
+        ///
+        /// # Panics
+        /// Where the slice is empty; on a GPU that is a trap.
+        #[inline(always)]
+        pub fn $fetch_inc<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
+            self.$fetch_add(of, T::ONE, pe)
+        }
+
+        /// Adds one.
+        ///
+        /// # Ordering
+        #[doc = $doc]
+        ///
+        /// # Panics
+        /// Where the slice is empty; on a GPU that is a trap.
+        #[inline(always)]
+        pub fn $inc<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) {
+            self.$add(of, T::ONE, pe);
+        }
+    };
+}
+
+impl Context {
+    adding!(
+        atomic_fetch_add,
+        atomic_add,
+        atomic_fetch_inc,
+        atomic_inc,
+        true,
+        "Acquires what it replaces and releases.",
+        "Releases."
+    );
+    adding!(
+        atomic_fetch_add_relaxed,
+        atomic_add_relaxed,
+        atomic_fetch_inc_relaxed,
+        atomic_inc_relaxed,
+        false,
+        "Orders nothing.",
+        "Orders nothing."
+    );
+
+    fetching! { KernelAtomic:
+        /// Writes the value.
+        atomic_swap, atomic_swap_relaxed(value) = swap, network_swap;
+        /// Writes `new` where the element is `current`, compared by bits.
+        atomic_compare_swap, atomic_compare_swap_relaxed(current, new) = compare_swap, network_compare_swap;
+    }
+
+    fetching! { KernelInteger:
+        /// Bitwise and.
+        atomic_fetch_and, atomic_fetch_and_relaxed(value) = fetch_and, network_fetch_and;
+        /// Bitwise or.
+        atomic_fetch_or, atomic_fetch_or_relaxed(value) = fetch_or, network_fetch_or;
+        /// Bitwise exclusive or.
+        atomic_fetch_xor, atomic_fetch_xor_relaxed(value) = fetch_xor, network_fetch_xor;
+    }
+
+    reducing! {
+        /// Bitwise and.
+        atomic_and, atomic_and_relaxed = and, network_and;
+        /// Bitwise or.
+        atomic_or, atomic_or_relaxed = or, network_or;
+        /// Bitwise exclusive or.
+        atomic_xor, atomic_xor_relaxed = xor, network_xor;
+    }
+
+    /// Reads the element.
+    ///
+    /// # Ordering
+    /// Acquire: what its writer released is visible after.
+    ///
+    /// # Panics
+    /// Where the slice is empty; on a GPU that is a trap.
+    #[inline(always)]
+    pub fn atomic_fetch<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
+        match self.word(of, pe) {
+            // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+            Some(Ok(word)) => T::from_bits(unsafe { <T::Bits as Access<Sys>>::load_acquire(word.cast_const().cast()) }),
+            Some(Err(word)) => T::from_bits(<T::Bits as Bits>::network_fetch(word, pe as i32)),
+            None => T::from_word(0),
+        }
+    }
+
+    /// Reads the element.
+    ///
+    /// # Ordering
+    /// Orders nothing.
+    ///
+    /// # Panics
+    /// Where the slice is empty; on a GPU that is a trap.
+    #[inline(always)]
+    pub fn atomic_fetch_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
+        match self.word(of, pe) {
+            // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+            Some(Ok(word)) => T::from_bits(unsafe { <T::Bits as Access<Sys>>::load_relaxed(word.cast_const().cast()) }),
+            Some(Err(word)) => T::from_bits(<T::Bits as Bits>::network_fetch(word, pe as i32)),
+            None => T::from_word(0),
+        }
+    }
+
+    /// Writes the element.
+    ///
+    /// # Ordering
+    /// Release.
+    ///
+    /// # Panics
+    /// Where the slice is empty; on a GPU that is a trap.
+    #[inline(always)]
+    pub fn atomic_set<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
+        match self.word(of, pe) {
+            // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+            Some(Ok(word)) => unsafe { <T::Bits as Access<Sys>>::store_release(word.cast(), value.to_bits()) },
+            Some(Err(word)) => <T::Bits as Bits>::network_set(word, value.to_bits(), pe as i32),
+            None => {}
+        }
+    }
+
+    /// Writes the element.
+    ///
+    /// # Ordering
+    /// Orders nothing.
+    ///
+    /// # Panics
+    /// Where the slice is empty; on a GPU that is a trap.
+    #[inline(always)]
+    pub fn atomic_set_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
+        match self.word(of, pe) {
+            // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
+            Some(Ok(word)) => unsafe { <T::Bits as Access<Sys>>::store_relaxed(word.cast(), value.to_bits()) },
+            Some(Err(word)) => <T::Bits as Bits>::network_set(word, value.to_bits(), pe as i32),
+            None => {}
+        }
+    }
+}

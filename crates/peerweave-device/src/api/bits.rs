@@ -1,0 +1,259 @@
+//! Elements that are accessed atomically, and the words of 32 and 64 bits that carry them.
+
+use super::Context;
+use super::network::call;
+use super::report::Report;
+use crate::Pause;
+use crate::gpu::{Access, AcqRel, FloatAdd, Reduce, Relaxed, Release, Rmw, Sys};
+use peerweave_types::{AtomicElement, AtomicInteger, Compare, KernelOp, Plain};
+
+/// An element that kernels access atomically: `i32`, `u32`, `i64`, `u64`, `f32` and `f64`. Sealed by [`AtomicElement`].
+pub trait KernelAtomic: AtomicElement + Plain {
+    /// The word that carries it.
+    #[doc(hidden)]
+    type Bits: Bits;
+    #[doc(hidden)]
+    fn to_bits(self) -> Self::Bits;
+    #[doc(hidden)]
+    fn from_bits(bits: Self::Bits) -> Self;
+
+    /// Adds by an atomic instruction and returns what was there.
+    ///
+    /// # Safety
+    /// As [`Rmw::fetch_add`].
+    #[doc(hidden)]
+    unsafe fn fetch_add_at(word: *mut Self, value: Self, strong: bool) -> Self;
+
+    /// Adds by an atomic instruction that returns nothing.
+    ///
+    /// # Safety
+    /// As [`Rmw::fetch_add`].
+    #[doc(hidden)]
+    unsafe fn add_at(word: *mut Self, value: Self, strong: bool);
+
+    #[doc(hidden)]
+    fn plus(self, value: Self) -> Self;
+    #[doc(hidden)]
+    fn network_fetch_add(context: &Context, word: u64, value: Self, pe: u32) -> Self;
+    #[doc(hidden)]
+    const ONE: Self;
+}
+
+/// An integer that kernels wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`. Sealed by [`AtomicInteger`].
+pub trait KernelInteger: KernelAtomic + AtomicInteger {
+    /// Whether `word` compares so with `value`, as numbers of this type.
+    #[doc(hidden)]
+    fn holds(compare: Compare, word: Self, value: Self) -> bool;
+    /// The number as reports show it.
+    #[doc(hidden)]
+    fn report(self) -> u64;
+}
+
+/// A word of 32 or 64 bits, here and at PEs that NVSHMEM reaches.
+#[doc(hidden)]
+pub trait Bits:
+    Access<Sys> + Rmw<Sys, Relaxed> + Rmw<Sys, AcqRel> + Reduce<Sys, Relaxed> + Reduce<Sys, Release> + PartialEq + 'static
+{
+    fn network_fetch(word: u64, pe: i32) -> Self;
+    fn network_set(word: u64, value: Self, pe: i32);
+    fn network_swap(word: u64, value: Self, pe: i32) -> Self;
+    fn network_compare_swap(word: u64, current: Self, value: Self, pe: i32) -> Self;
+    fn network_fetch_add(word: u64, value: Self, pe: i32) -> Self;
+    fn network_fetch_and(word: u64, value: Self, pe: i32) -> Self;
+    fn network_fetch_or(word: u64, value: Self, pe: i32) -> Self;
+    fn network_fetch_xor(word: u64, value: Self, pe: i32) -> Self;
+    fn network_and(word: u64, value: Self, pe: i32);
+    fn network_or(word: u64, value: Self, pe: i32);
+    fn network_xor(word: u64, value: Self, pe: i32);
+}
+
+macro_rules! bits {
+    ($t:ty: $fetch:ident $set:ident $swap:ident $compare_swap:ident $fetch_add:ident $fetch_and:ident $fetch_or:ident
+        $fetch_xor:ident $and:ident $or:ident $xor:ident) => {
+        impl Bits for $t {
+            fn network_fetch(word: u64, pe: i32) -> Self {
+                call!($fetch(word, pe))
+            }
+            fn network_set(word: u64, value: Self, pe: i32) {
+                call!($set(word, value, pe))
+            }
+            fn network_swap(word: u64, value: Self, pe: i32) -> Self {
+                call!($swap(word, value, pe))
+            }
+            fn network_compare_swap(word: u64, current: Self, value: Self, pe: i32) -> Self {
+                call!($compare_swap(word, current, value, pe))
+            }
+            fn network_fetch_add(word: u64, value: Self, pe: i32) -> Self {
+                call!($fetch_add(word, value, pe))
+            }
+            fn network_fetch_and(word: u64, value: Self, pe: i32) -> Self {
+                call!($fetch_and(word, value, pe))
+            }
+            fn network_fetch_or(word: u64, value: Self, pe: i32) -> Self {
+                call!($fetch_or(word, value, pe))
+            }
+            fn network_fetch_xor(word: u64, value: Self, pe: i32) -> Self {
+                call!($fetch_xor(word, value, pe))
+            }
+            fn network_and(word: u64, value: Self, pe: i32) {
+                call!($and(word, value, pe))
+            }
+            fn network_or(word: u64, value: Self, pe: i32) {
+                call!($or(word, value, pe))
+            }
+            fn network_xor(word: u64, value: Self, pe: i32) {
+                call!($xor(word, value, pe))
+            }
+        }
+    };
+}
+
+bits!(u32: peerweave_nvshmem_atomic_fetch32 peerweave_nvshmem_atomic_set32 peerweave_nvshmem_atomic_swap32
+    peerweave_nvshmem_atomic_compare_swap32 peerweave_nvshmem_atomic_fetch_add32 peerweave_nvshmem_atomic_fetch_and32
+    peerweave_nvshmem_atomic_fetch_or32 peerweave_nvshmem_atomic_fetch_xor32 peerweave_nvshmem_atomic_and32
+    peerweave_nvshmem_atomic_or32 peerweave_nvshmem_atomic_xor32);
+bits!(u64: peerweave_nvshmem_atomic_fetch64 peerweave_nvshmem_atomic_set64 peerweave_nvshmem_atomic_swap64
+    peerweave_nvshmem_atomic_compare_swap64 peerweave_nvshmem_atomic_fetch_add64 peerweave_nvshmem_atomic_fetch_and64
+    peerweave_nvshmem_atomic_fetch_or64 peerweave_nvshmem_atomic_fetch_xor64 peerweave_nvshmem_atomic_and64
+    peerweave_nvshmem_atomic_or64 peerweave_nvshmem_atomic_xor64);
+
+macro_rules! integer {
+    ($($t:ty as $bits:ty),*) => {$(
+        impl KernelAtomic for $t {
+            type Bits = $bits;
+            const ONE: Self = 1;
+
+            #[inline(always)]
+            fn to_bits(self) -> $bits {
+                self as $bits
+            }
+
+            #[inline(always)]
+            fn from_bits(bits: $bits) -> Self {
+                bits as Self
+            }
+
+            #[inline(always)]
+            unsafe fn fetch_add_at(word: *mut Self, value: Self, strong: bool) -> Self {
+                // SAFETY: the caller promises the word.
+                unsafe {
+                    if strong {
+                        <$t as Rmw<Sys, AcqRel>>::fetch_add(word, value)
+                    } else {
+                        <$t as Rmw<Sys, Relaxed>>::fetch_add(word, value)
+                    }
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn add_at(word: *mut Self, value: Self, strong: bool) {
+                // SAFETY: the caller promises the word.
+                unsafe {
+                    if strong {
+                        <$t as Reduce<Sys, Release>>::add(word, value);
+                    } else {
+                        <$t as Reduce<Sys, Relaxed>>::add(word, value);
+                    }
+                }
+            }
+
+            #[inline(always)]
+            fn plus(self, value: Self) -> Self {
+                self.wrapping_add(value)
+            }
+
+            fn network_fetch_add(_context: &Context, word: u64, value: Self, pe: u32) -> Self {
+                <$bits as Bits>::network_fetch_add(word, value as $bits, pe as i32) as Self
+            }
+        }
+
+        impl KernelInteger for $t {
+            #[inline(always)]
+            fn holds(compare: Compare, word: Self, value: Self) -> bool {
+                match compare {
+                    Compare::Eq => word == value,
+                    Compare::Ne => word != value,
+                    Compare::Gt => word > value,
+                    Compare::Ge => word >= value,
+                    Compare::Lt => word < value,
+                    Compare::Le => word <= value,
+                }
+            }
+
+            #[inline(always)]
+            fn report(self) -> u64 {
+                self as u64
+            }
+        }
+    )*};
+}
+
+integer!(i32 as u32, u32 as u32, i64 as u64, u64 as u64);
+
+macro_rules! float {
+    ($($t:ty as $bits:ty),*) => {$(
+        impl KernelAtomic for $t {
+            type Bits = $bits;
+            const ONE: Self = 1.0;
+
+            #[inline(always)]
+            fn to_bits(self) -> $bits {
+                self.to_bits()
+            }
+
+            #[inline(always)]
+            fn from_bits(bits: $bits) -> Self {
+                Self::from_bits(bits)
+            }
+
+            #[inline(always)]
+            unsafe fn fetch_add_at(word: *mut Self, value: Self, strong: bool) -> Self {
+                // SAFETY: the caller promises the word.
+                unsafe {
+                    if strong {
+                        <$t as FloatAdd<Sys, AcqRel>>::fetch_add(word, value)
+                    } else {
+                        <$t as FloatAdd<Sys, Relaxed>>::fetch_add(word, value)
+                    }
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn add_at(word: *mut Self, value: Self, strong: bool) {
+                // SAFETY: the caller promises the word.
+                unsafe {
+                    if strong {
+                        <$t as FloatAdd<Sys, Release>>::fetch_add(word, value);
+                    } else {
+                        <$t as FloatAdd<Sys, Relaxed>>::fetch_add(word, value);
+                    }
+                }
+            }
+
+            #[inline(always)]
+            fn plus(self, value: Self) -> Self {
+                self + value
+            }
+
+            /// NVSHMEM adds no floats: exchanges the word until nobody was in between.
+            fn network_fetch_add(context: &Context, word: u64, value: Self, pe: u32) -> Self {
+                let mut spin = context.spin();
+                let mut seen = <$bits as Bits>::network_fetch(word, pe as i32);
+                loop {
+                    let sum = (Self::from_bits(seen) + value).to_bits();
+                    let found = <$bits as Bits>::network_compare_swap(word, seen, sum, pe as i32);
+                    if found == seen {
+                        return Self::from_bits(seen);
+                    }
+                    seen = found;
+                    if let Err(kind) = spin.pause() {
+                        let _ = context.fail(kind, Report { pe, ..Report::of(KernelOp::Atomic) });
+                        return Self::from_bits(seen);
+                    }
+                }
+            }
+        }
+    )*};
+}
+
+float!(f32 as u32, f64 as u64);

@@ -1,0 +1,195 @@
+//! Copies by the copy unit of sm_90, through shared memory that a thread has lent: one thread then moves as much as a block does.
+//!
+//! The lent region holds two barriers and two buffers. A copy fills one buffer from global memory while the other is written out.
+//! Invariant: a buffer is filled again only when the group of stores that read it has been read out; stores may be outstanding
+//! between calls, and [`Context::finish_bulk`] completes them.
+
+use super::report::Report;
+use super::{Context, Failed, SharedSlice};
+use crate::Pause;
+use crate::gpu::bulk;
+use peerweave_types::KernelOp;
+
+/// The region that a thread has lent.
+#[derive(Clone, Copy)]
+pub(crate) struct Lent {
+    /// Address of the barriers in the shared window; buffers follow at [`HEADER`]. 0 and `half` 0 where nothing is lent.
+    barriers: u32,
+    /// Bytes of each buffer; 0 where nothing is lent.
+    half: u32,
+    /// Parity of the phase that each barrier is in, one bit for each.
+    parity: u32,
+}
+
+/// Bytes before the buffers: two barriers, and what aligns the buffers.
+const HEADER: u32 = 128;
+/// Buffers are multiples of this.
+const GRAIN: u32 = 128;
+
+impl Lent {
+    pub(crate) const NOTHING: Self = Self { barriers: 0, half: 0, parity: 0 };
+}
+
+impl Context {
+    /// Lends shared memory to this thread's puts and gets, which then use bulk copies where the GPU has them (sm_90 and later; the
+    /// kernel must have been compiled for it). Elsewhere, and on the host, it does nothing.
+    ///
+    /// Each thread lends a region of its own. 64 KiB and 128 bytes move 32 KiB at a time; a few KiB are worth it already. Copies at
+    /// warp and block scope use the region of the scope's first thread. [`Self::reclaim_shared`] ends it, as the end of the context
+    /// does.
+    ///
+    /// # Safety
+    /// Nothing else accesses the region until [`Self::reclaim_shared`] returns or the thread ends.
+    #[inline]
+    pub unsafe fn lend_shared(&self, region: SharedSlice<u8>) {
+        if !bulk::AVAILABLE {
+            return;
+        }
+        self.reclaim_shared();
+        let start = region.as_ptr();
+        let skip = (start as usize).wrapping_neg() % GRAIN as usize;
+        let Some(usable) = region.len().checked_sub(skip + HEADER as usize) else { return };
+        let half = (usable as u32 / 2) / GRAIN * GRAIN;
+        if half == 0 {
+            return;
+        }
+        // SAFETY: the caller lends shared memory of this block; the barriers lie within it, aligned, and nobody else uses them.
+        unsafe {
+            let barriers = bulk::shared_address(start.add(skip));
+            bulk::init(barriers);
+            bulk::init(barriers + 8);
+            self.lent.set(Lent { barriers, half, parity: 0 });
+        }
+    }
+
+    /// Takes back what [`Self::lend_shared`] lent: waits until no copy uses it. The memory may then be used for anything.
+    #[inline]
+    pub fn reclaim_shared(&self) {
+        let lent = self.lent.replace(Lent::NOTHING);
+        if lent.half != 0 {
+            bulk::wait_written();
+            // SAFETY: barriers that `lend_shared` made; every load was awaited by the call that started it, unless that call
+            // failed, after which the kernel ends.
+            unsafe {
+                bulk::invalidate(lent.barriers);
+                bulk::invalidate(lent.barriers + 8);
+            }
+        }
+    }
+
+    /// Waits until all bulk stores of this thread have been written, so that a fence or a release orders them.
+    #[inline(always)]
+    pub(crate) fn finish_bulk(&self) {
+        if bulk::AVAILABLE && self.bulk_pending.get() {
+            bulk::wait_written();
+            self.bulk_pending.set(false);
+        }
+    }
+
+    /// Waits until the bulk stores of this thread no longer read their source.
+    #[inline(always)]
+    pub(crate) fn flush_bulk(&self) {
+        if bulk::AVAILABLE && self.bulk_pending.get() {
+            bulk::wait_read::<0>();
+        }
+    }
+
+    /// Whether this thread may copy so: memory is lent, and all is aligned.
+    #[inline(always)]
+    pub(crate) fn can_bulk(&self, to: *const u8, from: *const u8, bytes: usize) -> bool {
+        bulk::AVAILABLE && self.lent.get().half != 0 && (to as usize | from as usize | bytes).is_multiple_of(bulk::ALIGN)
+    }
+
+    /// Copies global memory to global memory. The stores may be outstanding when it returns; the source has been read.
+    ///
+    /// # Errors
+    /// Where the copy unit does not answer within the deadline.
+    ///
+    /// # Safety
+    /// [`Self::can_bulk`] holds; both sides are accessible global memory of `bytes` bytes, and do not overlap.
+    #[inline]
+    pub(crate) unsafe fn bulk_copy(&self, to: *mut u8, from: *const u8, bytes: usize) -> Result<(), Failed> {
+        let mut lent = self.lent.get();
+        let half = lent.half as usize;
+        bulk::fence_global();
+        // Buffers that an earlier call has left to its stores.
+        bulk::wait_read::<0>();
+        let chunk = |index: usize| (bytes - index * half).min(half) as u32;
+        let chunks = bytes.div_ceil(half);
+        let buffer = |index: usize| lent.barriers + HEADER + (index as u32 % 2) * lent.half;
+        // SAFETY: the chunk lies within the source, the buffer within the lent region, and the buffer is idle: two chunks ago its
+        // stores were read out.
+        let load = |index: usize| unsafe {
+            bulk::start_load(buffer(index), from.add(index * half), chunk(index), lent.barriers + (index as u32 % 2) * 8);
+        };
+        let mut outcome = Ok(());
+        load(0);
+        for index in 0..chunks {
+            if index + 1 < chunks {
+                // The buffer of the next chunk is that of the one before this: its stores must have been read.
+                bulk::wait_read::<0>();
+                load(index + 1);
+            }
+            let which = index as u32 % 2;
+            outcome = self.await_load(lent.barriers + which * 8, lent.parity >> which & 1);
+            if outcome.is_err() {
+                break;
+            }
+            lent.parity ^= 1 << which;
+            // SAFETY: the buffer holds the chunk, which lies within the target.
+            unsafe { bulk::start_store(to.add(index * half), buffer(index), chunk(index)) };
+            bulk::commit();
+        }
+        self.lent.set(lent);
+        self.bulk_pending.set(true);
+        outcome
+    }
+
+    /// Copies shared memory to global memory. The stores may be outstanding when it returns, and may still read the source.
+    ///
+    /// # Safety
+    /// Bulk copies are available; `from` is shared memory of this block and `to` global memory, both accessible for `bytes` bytes; all
+    /// is aligned to [`bulk::ALIGN`].
+    #[inline]
+    pub(crate) unsafe fn bulk_from_shared(&self, to: *mut u8, from: *const u8, bytes: usize) {
+        bulk::fence_shared();
+        // SAFETY: as the caller promises.
+        unsafe { bulk::start_store(to, bulk::shared_address(from), bytes as u32) };
+        bulk::commit();
+        self.bulk_pending.set(true);
+    }
+
+    /// Copies global memory to shared memory and waits until it is there.
+    ///
+    /// # Errors
+    /// As [`Self::bulk_copy`].
+    ///
+    /// # Safety
+    /// [`Self::can_bulk`] holds; `to` is shared memory of this block and `from` global memory, both accessible for `bytes` bytes.
+    #[inline]
+    pub(crate) unsafe fn bulk_to_shared(&self, to: *mut u8, from: *const u8, bytes: usize) -> Result<(), Failed> {
+        let mut lent = self.lent.get();
+        bulk::fence_shared();
+        bulk::fence_global();
+        // SAFETY: as the caller promises; the barrier is idle between calls.
+        unsafe { bulk::start_load(bulk::shared_address(to), from, bytes as u32, lent.barriers) };
+        let outcome = self.await_load(lent.barriers, lent.parity & 1);
+        lent.parity ^= 1;
+        self.lent.set(lent);
+        outcome
+    }
+
+    #[inline(always)]
+    fn await_load(&self, barrier: u32, parity: u32) -> Result<(), Failed> {
+        let mut spin = self.spin();
+        // SAFETY: a barrier that `lend_shared` made.
+        while !unsafe { bulk::test(barrier, parity) } {
+            if let Err(kind) = spin.pause() {
+                return Err(self.fail(kind, Report::of(KernelOp::BulkCopy)));
+            }
+        }
+        Ok(())
+    }
+}
+
+const _: () = assert!(HEADER as usize >= 16 && HEADER.is_multiple_of(GRAIN));

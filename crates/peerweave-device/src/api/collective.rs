@@ -1,0 +1,347 @@
+//! Collectives of a team, by all threads of a warp or of a block.
+//!
+//! Data moves by stores into the members' results, and reductions read the members' operands: both need all members mapped. A
+//! team with a member that is not goes to NVSHMEM's collectives. Each begins or ends with a meeting of the team
+//! ([`Team::meet`](super::team::Team::meet)), which is what orders it.
+//!
+//! Invariant: elements are combined in rank order, so that every member gets the same bits.
+
+use super::combine::{Combine, Reducible};
+use super::network::call;
+use super::scope::{Block, Kind, Scope, Warp};
+use super::team::Team;
+use super::value::{self, Side, Strong};
+use super::views::address;
+use super::{Context, Failed};
+use peerweave_types::{KernelOp, KernelTeam, Plain, SymOffset, SymSlice};
+
+/// Bytes of a vector.
+const VECTOR: usize = 16;
+
+impl Context {
+    /// Puts the elements of one member-sized piece to a member.
+    #[inline(always)]
+    fn give<T: Plain, S: Scope>(
+        &self,
+        team: &Team<'_>,
+        operation: KernelOp,
+        rank: u32,
+        to: SymSlice<T>,
+        from: SymSlice<T>,
+    ) -> Result<(), Failed> {
+        let base = team.base(operation, rank)?;
+        let (target, source) = (base + to.offset().0, self.my_base() + from.offset().0);
+        if target != source {
+            // SAFETY: `SymSlice` promises the elements in both heaps, `to` and `from` have one length, and the member is mapped.
+            unsafe { self.copy_to_peer::<S, true>(address(target), address(source), to.size_bytes() as usize, true) };
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn broadcast_any<T: Plain, S: Scope>(
+        &self,
+        team: KernelTeam,
+        to: SymSlice<T>,
+        from: SymSlice<T>,
+        root: u32,
+    ) -> Result<(), Failed> {
+        let operation = KernelOp::Broadcast;
+        let members = self.team(operation, team)?;
+        let count = to.len().min(from.len());
+        let (to, from) = (to.truncate(count), from.truncate(count));
+        if let Some(handle) = members.by_network() {
+            let (to, from, bytes) = (self.here(to.offset()), self.here(from.offset()), to.size_bytes());
+            return {
+                let _: () = match S::KIND {
+                    Kind::Block => call!(peerweave_nvshmem_broadcast_block(handle, to, from, bytes, root as i32)),
+                    _ => call!(peerweave_nvshmem_broadcast_warp(handle, to, from, bytes, root as i32)),
+                };
+                self.network_done(())
+            };
+        }
+        if members.my_rank() == root {
+            for step in 0..members.size() {
+                self.give::<T, S>(&members, operation, (root + step) % members.size(), to, from)?;
+            }
+        }
+        members.meet::<S>(operation)
+    }
+
+    #[inline(always)]
+    fn fcollect_any<T: Plain, S: Scope>(&self, team: KernelTeam, to: SymSlice<T>, from: SymSlice<T>) -> Result<(), Failed> {
+        let operation = KernelOp::Fcollect;
+        let members = self.team(operation, team)?;
+        let count = from.len().min(to.len() / members.size() as usize);
+        let from = from.truncate(count);
+        if let Some(handle) = members.by_network() {
+            let (to, from, bytes) = (self.here(to.offset()), self.here(from.offset()), from.size_bytes());
+            return {
+                let _: () = match S::KIND {
+                    Kind::Block => call!(peerweave_nvshmem_fcollect_block(handle, to, from, bytes)),
+                    _ => call!(peerweave_nvshmem_fcollect_warp(handle, to, from, bytes)),
+                };
+                self.network_done(())
+            };
+        }
+        let mine = members.my_rank() as usize * count;
+        let to = to.slice(mine..mine + count);
+        // Each begins with its neighbour, so that not all store to one member at a time.
+        for step in 0..members.size() {
+            self.give::<T, S>(&members, operation, (members.my_rank() + step) % members.size(), to, from)?;
+        }
+        members.meet::<S>(operation)
+    }
+
+    #[inline(always)]
+    fn alltoall_any<T: Plain, S: Scope>(&self, team: KernelTeam, to: SymSlice<T>, from: SymSlice<T>) -> Result<(), Failed> {
+        let operation = KernelOp::Alltoall;
+        let members = self.team(operation, team)?;
+        let count = from.len().min(to.len()) / members.size() as usize;
+        if let Some(handle) = members.by_network() {
+            let bytes = (count * size_of::<T>()) as u64;
+            let (to, from) = (self.here(to.offset()), self.here(from.offset()));
+            return {
+                let _: () = match S::KIND {
+                    Kind::Block => call!(peerweave_nvshmem_alltoall_block(handle, to, from, bytes)),
+                    _ => call!(peerweave_nvshmem_alltoall_warp(handle, to, from, bytes)),
+                };
+                self.network_done(())
+            };
+        }
+        let mine = members.my_rank() as usize * count;
+        for step in 0..members.size() {
+            let rank = (members.my_rank() + step) % members.size();
+            let theirs = from.slice(rank as usize * count..).truncate(count);
+            self.give::<T, S>(&members, operation, rank, to.slice(mine..mine + count), theirs)?;
+        }
+        members.meet::<S>(operation)
+    }
+
+    #[inline(always)]
+    fn reduce_any<T: Reducible, S: Scope, C: Combine<T>>(
+        &self,
+        team: KernelTeam,
+        to: SymSlice<T>,
+        from: SymSlice<T>,
+    ) -> Result<(), Failed> {
+        let operation = KernelOp::Reduce;
+        let members = self.team(operation, team)?;
+        let count = to.len().min(from.len());
+        if let Some(handle) = members.by_network() {
+            let (to, from) = (self.here(to.offset()), self.here(from.offset()));
+            return {
+                let _: () = match S::KIND {
+                    Kind::Block => T::network::<C, false, true>(handle, to, from, count as u64),
+                    _ => T::network::<C, false, false>(handle, to, from, count as u64),
+                };
+                self.network_done(())
+            };
+        }
+        members.meet::<S>(operation)?;
+        // Each rank reduces a share of whole vectors, which the last rank's makes up to the end, and stores it to every member. In
+        // place that is right too: a share is read by the rank alone that writes it.
+        let per_vector = (VECTOR / size_of::<T>()).max(1);
+        let share = count.div_ceil(per_vector).div_ceil(members.size() as usize) * per_vector;
+        let start = (members.my_rank() as usize * share).min(count);
+        let end = (start + share).min(count);
+        let offsets = (to.slice(start..end).offset(), from.slice(start..end).offset());
+        let everyone = 0..members.size();
+        let mut outcome = Ok(());
+        for rank in everyone.clone() {
+            outcome = outcome.and(members.base(operation, rank).map(drop));
+        }
+        if outcome.is_ok() {
+            // SAFETY: `SymSlice` promises the elements in every heap, and all members are mapped: asked above.
+            unsafe { self.combine::<T, S, C>(&members, offsets, end - start, everyone) };
+        }
+        outcome?;
+        members.meet::<S>(operation)
+    }
+
+    #[inline(always)]
+    fn reducescatter_any<T: Reducible, S: Scope, C: Combine<T>>(
+        &self,
+        team: KernelTeam,
+        to: SymSlice<T>,
+        from: SymSlice<T>,
+    ) -> Result<(), Failed> {
+        let operation = KernelOp::ReduceScatter;
+        let members = self.team(operation, team)?;
+        let count = to.len().min(from.len() / members.size() as usize);
+        if let Some(handle) = members.by_network() {
+            let (to, from) = (self.here(to.offset()), self.here(from.offset()));
+            return {
+                let _: () = match S::KIND {
+                    Kind::Block => T::network::<C, true, true>(handle, to, from, count as u64),
+                    _ => T::network::<C, true, false>(handle, to, from, count as u64),
+                };
+                self.network_done(())
+            };
+        }
+        members.meet::<S>(operation)?;
+        let mine = members.my_rank();
+        let offsets = (to.offset(), from.slice(mine as usize * count..).offset());
+        for rank in 0..members.size() {
+            members.base(operation, rank)?;
+        }
+        // SAFETY: `SymSlice` promises the elements in every heap, and all members are mapped: asked above.
+        unsafe { self.combine::<T, S, C>(&members, offsets, count, mine..mine + 1) };
+        members.meet::<S>(operation)
+    }
+
+    /// The address of a place in this PE's heap.
+    #[inline(always)]
+    fn here(&self, offset: SymOffset) -> u64 {
+        self.my_base() + offset.0
+    }
+
+    /// What a call of NVSHMEM's collectives gives: they have no failures.
+    #[inline(always)]
+    fn network_done(&self, (): ()) -> Result<(), Failed> {
+        Ok(())
+    }
+
+    /// Combines `count` elements of all members, and stores the result to the members `receivers`.
+    ///
+    /// # Safety
+    /// At both offsets (target, source) every member's heap has as many elements; all members are mapped.
+    #[inline(always)]
+    unsafe fn combine<T: Reducible, S: Scope, C: Combine<T>>(
+        &self,
+        members: &Team<'_>,
+        (to, from): (SymOffset, SymOffset),
+        count: usize,
+        receivers: core::ops::Range<u32>,
+    ) {
+        let base = |rank| self.mapped_base(members.member(rank));
+        let size = members.size();
+        let aligned = ((to.0 | from.0) as usize).is_multiple_of(VECTOR) && VECTOR.is_multiple_of(size_of::<T>());
+        let per_vector = VECTOR / size_of::<T>();
+        let vectors = if aligned { count / per_vector } else { 0 };
+        let mut at = S::rank();
+        while at < vectors {
+            let place = (at * VECTOR) as u64;
+            // SAFETY: the vector lies within the elements, in a mapped heap, aligned: heaps are aligned to more.
+            let load = |rank| unsafe { Strong::load_vector(address::<u8>(base(rank) + from.0 + place)) };
+            let mut sum = T::unpack(load(0));
+            let mut rank = 1;
+            while rank + 3 < size {
+                // Four loads in flight.
+                let held: [_; 4] = core::array::from_fn(|k| load(rank + k as u32));
+                for vector in held {
+                    sum = T::zip::<C>(sum, T::unpack(vector));
+                }
+                rank += 4;
+            }
+            while rank < size {
+                sum = T::zip::<C>(sum, T::unpack(load(rank)));
+                rank += 1;
+            }
+            let result = T::pack(sum);
+            for rank in receivers.clone() {
+                // SAFETY: as for the load.
+                unsafe { super::value::Global::store_vector(address::<u8>(base(rank) + to.0 + place), result) };
+            }
+            at += S::size();
+        }
+        let mut at = vectors * per_vector + S::rank();
+        while at < count {
+            let place = (at * size_of::<T>()) as u64;
+            // SAFETY: the element lies within the elements of a mapped heap.
+            let load = |rank| unsafe { value::load::<T, Strong>(address(base(rank) + from.0 + place)) }.widen();
+            let mut sum = load(0);
+            for rank in 1..size {
+                sum = C::combine(sum, load(rank));
+            }
+            for rank in receivers.clone() {
+                // SAFETY: as for the load.
+                unsafe { value::store::<T, value::Global>(address(base(rank) + to.0 + place), T::narrow(sum)) };
+            }
+            at += S::size();
+        }
+    }
+}
+
+/// The public names, one for each scope.
+macro_rules! scoped {
+    ($scope:ident, $words:literal: $broadcast:ident, $fcollect:ident, $alltoall:ident, $reduce:ident, $reducescatter:ident) => {
+        impl Context {
+            #[doc = concat!("Copies the elements of the member with rank `root` to `to` of every member, by ", $words, ".")]
+            /// Every member calls it, from the same block index, when its `to` may be written. The shorter length counts.
+            ///
+            /// # Errors
+            /// As [`Self::barrier`].
+            #[inline(always)]
+            pub fn $broadcast<T: Plain>(
+                &self,
+                team: KernelTeam,
+                to: SymSlice<T>,
+                from: SymSlice<T>,
+                root: u32,
+            ) -> Result<(), Failed> {
+                self.broadcast_any::<T, $scope>(team, to, from, root)
+            }
+
+            #[doc = concat!("Copies the elements of every member to `to` of every member, in rank order, by ", $words, ".")]
+            /// Every member calls it, from the same block index, when its `to` may be written. `to` is as long as all together; where
+            /// it is shorter, so is what each gives.
+            ///
+            /// # Errors
+            /// As [`Self::barrier`].
+            #[inline(always)]
+            pub fn $fcollect<T: Plain>(&self, team: KernelTeam, to: SymSlice<T>, from: SymSlice<T>) -> Result<(), Failed> {
+                self.fcollect_any::<T, $scope>(team, to, from)
+            }
+
+            #[doc = concat!("Copies part `j` of this member's elements to part `i` of member `j`'s `to`, where `i` is this rank, by ",
+                $words, ".")]
+            /// Every member calls it, from the same block index, when its `to` may be written. Parts are equal; what is left over is not
+            /// moved.
+            ///
+            /// # Errors
+            /// As [`Self::barrier`].
+            #[inline(always)]
+            pub fn $alltoall<T: Plain>(&self, team: KernelTeam, to: SymSlice<T>, from: SymSlice<T>) -> Result<(), Failed> {
+                self.alltoall_any::<T, $scope>(team, to, from)
+            }
+
+            #[doc = concat!("Combines the elements of all members, and gives every member the result in `to`, by ", $words, ".")]
+            /// Every member calls it, from the same block index, when its `to` may be written. The shorter length counts. `to` may be
+            /// `from`.
+            ///
+            /// # Errors
+            /// As [`Self::barrier`].
+            #[inline(always)]
+            pub fn $reduce<T: Reducible, C: Combine<T>>(
+                &self,
+                team: KernelTeam,
+                to: SymSlice<T>,
+                from: SymSlice<T>,
+                _combine: C,
+            ) -> Result<(), Failed> {
+                self.reduce_any::<T, $scope, C>(team, to, from)
+            }
+
+            #[doc = concat!("Combines the elements of all members, and gives member `i` part `i` of the result, by ", $words, ".")]
+            /// Every member calls it, from the same block index, when its `to` may be written. `from` is as long as all parts together;
+            /// where it is shorter, so is each part. `to` does not overlap `from`.
+            ///
+            /// # Errors
+            /// As [`Self::barrier`].
+            #[inline(always)]
+            pub fn $reducescatter<T: Reducible, C: Combine<T>>(
+                &self,
+                team: KernelTeam,
+                to: SymSlice<T>,
+                from: SymSlice<T>,
+                _combine: C,
+            ) -> Result<(), Failed> {
+                self.reducescatter_any::<T, $scope, C>(team, to, from)
+            }
+        }
+    };
+}
+
+scoped!(Warp, "all threads of the warp": broadcast_warp, fcollect_warp, alltoall_warp, reduce_warp, reducescatter_warp);
+scoped!(Block, "all threads of the block": broadcast_block, fcollect_block, alltoall_block, reduce_block, reducescatter_block);

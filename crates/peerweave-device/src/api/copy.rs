@@ -1,0 +1,193 @@
+//! Copies of bytes by the threads of a scope: vectors of 16 bytes, eight in flight, at any alignment.
+//!
+//! Accesses to a peer are always vectors of 16 bytes where there are 16 bytes; the near side is accessed by what its alignment
+//! allows. Invariant: each byte is moved by exactly one thread of the scope.
+
+use super::scope::Scope;
+use super::value::Side;
+use crate::gpu::{Piece, Vector};
+
+/// Bytes of a vector.
+const VECTOR: usize = 16;
+
+/// Which side is the peer's, and is accessed by whole vectors where the alignments of both differ.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Far {
+    To,
+    From,
+}
+
+/// Copies `bytes` bytes. All threads of the scope call it with the same arguments, and synchronise afterwards.
+///
+/// # Safety
+/// `from` is readable by accesses of side `A` and `to` writable by those of side `B`, for `bytes` bytes, and they do not overlap.
+#[inline(always)]
+pub(crate) unsafe fn copy<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: usize, far: Far) {
+    if (to as usize | from as usize | bytes).is_multiple_of(VECTOR) {
+        // SAFETY: both sides and the length are multiples of a vector.
+        unsafe { vectors::<S, A, B>(to, from, bytes / VECTOR) };
+    } else {
+        // SAFETY: the caller promises the same.
+        unsafe { unaligned::<S, A, B>(to, from, bytes, far) };
+    }
+}
+
+/// Copies vectors at indices `start + k * step` for `k` below `N`: all loads before the first store.
+///
+/// # Safety
+/// As [`copy`], for vectors with these indices.
+#[inline(always)]
+unsafe fn batch<A: Side, B: Side, const N: usize>(to: *mut u8, from: *const u8, start: usize, step: usize) {
+    let mut held: [Vector; N] = [[0; 2]; N];
+    for (k, vector) in held.iter_mut().enumerate() {
+        // SAFETY: the caller promises the vector with this index.
+        *vector = unsafe { A::load_vector(from.add((start + k * step) * VECTOR)) };
+    }
+    for (k, vector) in held.iter().enumerate() {
+        // SAFETY: the caller promises the vector with this index.
+        unsafe { B::store_vector(to.add((start + k * step) * VECTOR), *vector) };
+    }
+}
+
+/// Copies `n` vectors.
+///
+/// # Safety
+/// As [`copy`]; both pointers are aligned to a vector.
+#[inline(always)]
+unsafe fn vectors<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, n: usize) {
+    let step = S::size();
+    let mut at = S::rank();
+    // SAFETY: in each line the last index of the batch is below `n`.
+    unsafe {
+        while at + 7 * step < n {
+            batch::<A, B, 8>(to, from, at, step);
+            at += 8 * step;
+        }
+        if at + 3 * step < n {
+            batch::<A, B, 4>(to, from, at, step);
+            at += 4 * step;
+        }
+        if at + step < n {
+            batch::<A, B, 2>(to, from, at, step);
+            at += 2 * step;
+        }
+        if at < n {
+            batch::<A, B, 1>(to, from, at, step);
+        }
+    }
+}
+
+/// Copies `n` pieces.
+///
+/// # Safety
+/// As [`copy`]; both pointers are aligned to a piece.
+#[inline(always)]
+unsafe fn pieces<S: Scope, A: Side, B: Side, P: Piece>(to: *mut u8, from: *const u8, n: usize) {
+    let mut at = S::rank();
+    while at < n {
+        // SAFETY: the index is below the number of pieces.
+        unsafe { B::store(to.cast::<P>().add(at), A::load(from.cast::<P>().add(at))) };
+        at += S::size();
+    }
+}
+
+/// Copies a few bytes by the largest pieces that the alignment of both sides and the length allow.
+///
+/// # Safety
+/// As [`copy`].
+#[inline(always)]
+unsafe fn few<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: usize) {
+    let all = to as usize | from as usize | bytes;
+    // SAFETY: the addresses and the length are multiples of the piece in each line.
+    unsafe {
+        if all.is_multiple_of(8) {
+            pieces::<S, A, B, u64>(to, from, bytes / 8);
+        } else if all.is_multiple_of(4) {
+            pieces::<S, A, B, u32>(to, from, bytes / 4);
+        } else if all.is_multiple_of(2) {
+            pieces::<S, A, B, u16>(to, from, bytes / 2);
+        } else {
+            pieces::<S, A, B, u8>(to, from, bytes);
+        }
+    }
+}
+
+/// A vector that is read in pieces.
+///
+/// # Safety
+/// `from` is that of 16 readable bytes of side `A`, aligned to a piece.
+#[inline(always)]
+unsafe fn gather<A: Side, P: Piece + Into<u64>>(from: *const u8) -> Vector {
+    let per_half = 8 / size_of::<P>();
+    let mut vector = [0; 2];
+    for (half, word) in vector.iter_mut().enumerate() {
+        for k in 0..per_half {
+            // SAFETY: the piece lies within the 16 bytes.
+            let piece: u64 = unsafe { A::load(from.cast::<P>().add(half * per_half + k)) }.into();
+            *word |= piece << (8 * size_of::<P>() * k);
+        }
+    }
+    vector
+}
+
+/// Writes a vector in pieces, which `cut` takes from the low end of a word.
+///
+/// # Safety
+/// `to` is that of 16 writable bytes of side `B`, aligned to a piece.
+#[inline(always)]
+unsafe fn scatter<B: Side, P: Piece>(to: *mut u8, vector: Vector, cut: impl Fn(u64) -> P) {
+    let per_half = 8 / size_of::<P>();
+    for (half, word) in vector.iter().enumerate() {
+        for k in 0..per_half {
+            // SAFETY: the piece lies within the 16 bytes.
+            unsafe { B::store(to.cast::<P>().add(half * per_half + k), cut(word >> (8 * size_of::<P>() * k))) };
+        }
+    }
+}
+
+/// [`copy`] where an address or the length is no multiple of a vector: a head up to the first whole vector of the far side, whole
+/// vectors, a tail.
+///
+/// # Safety
+/// As [`copy`].
+#[inline(never)]
+unsafe fn unaligned<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: usize, far: Far) {
+    let far_address = if far == Far::To { to as usize } else { from as usize };
+    let head = (far_address.wrapping_neg() % VECTOR).min(bytes);
+    let body = (bytes - head) / VECTOR;
+    let tail = bytes - head - body * VECTOR;
+    // SAFETY: head, body and tail lie within the bytes, one after the other; in the body the far side is aligned to a vector,
+    // and the near side to the piece of the line.
+    unsafe {
+        few::<S, A, B>(to, from, head);
+        let (to, from) = (to.add(head), from.add(head));
+        let near = if far == Far::To { from as usize } else { to as usize };
+        if near % VECTOR == 0 {
+            vectors::<S, A, B>(to, from, body);
+        } else {
+            let mut at = S::rank();
+            while at < body {
+                let (to, from) = (to.add(at * VECTOR), from.add(at * VECTOR));
+                if far == Far::To {
+                    let vector = match near % 8 {
+                        0 => [A::load(from.cast::<u64>()), A::load(from.cast::<u64>().add(1))],
+                        4 => gather::<A, u32>(from),
+                        2 | 6 => gather::<A, u16>(from),
+                        _ => gather::<A, u8>(from),
+                    };
+                    B::store_vector(to, vector);
+                } else {
+                    let vector = A::load_vector(from);
+                    match near % 8 {
+                        0 => scatter::<B, u64>(to, vector, |word| word),
+                        4 => scatter::<B, u32>(to, vector, |word| word as u32),
+                        2 | 6 => scatter::<B, u16>(to, vector, |word| word as u16),
+                        _ => scatter::<B, u8>(to, vector, |word| word as u8),
+                    }
+                }
+                at += S::size();
+            }
+        }
+        few::<S, A, B>(to.add(body * VECTOR), from.add(body * VECTOR), tail);
+    }
+}

@@ -1,0 +1,97 @@
+//! The first failure of a PE, written where the host reads it; and the pause of every wait, which ends it by deadline or abort.
+//!
+//! Invariant: a report is written once. The thread that swaps `claimed` from 0 writes all fields, and the kind last.
+
+use super::{Context, Failed};
+use crate::Pause;
+use crate::gpu::{self, Access, Rmw, Sys};
+use core::mem::offset_of;
+use peerweave_types::{FailureKind, KernelOp, KernelStatus};
+
+/// What a report says beside its kind.
+#[derive(Clone, Copy)]
+pub(crate) struct Report {
+    pub(crate) operation: KernelOp,
+    pub(crate) pe: u32,
+    pub(crate) team: u32,
+    pub(crate) expected: u64,
+    pub(crate) found: u64,
+}
+
+impl Report {
+    pub(crate) const fn of(operation: KernelOp) -> Self {
+        Self { operation, pe: KernelStatus::NONE, team: KernelStatus::NONE, expected: 0, found: 0 }
+    }
+}
+
+impl Context {
+    /// Writes the report of a failure, unless another was first, and ends the waits of all threads of this PE.
+    #[cold]
+    #[inline]
+    pub(crate) fn fail(&self, kind: FailureKind, report: Report) -> Failed {
+        let (status, abort) = (self.raw().status, self.raw().abort);
+        let field = |offset: usize| (status + offset as u64) as *mut u32;
+        let wide = |offset: usize| (status + offset as u64) as *mut u64;
+        // SAFETY: the context's status block and abort word are aligned, accessible and accessed atomically while the kernel
+        // runs: `enter` was promised valid addresses.
+        unsafe {
+            if <u32 as Rmw<Sys, gpu::Relaxed>>::compare_swap(field(offset_of!(KernelStatus, claimed)), 0, 1) == 0 {
+                let write = |offset, value| <u32 as Access<Sys>>::store_relaxed(field(offset), value);
+                write(offset_of!(KernelStatus, operation), report.operation as u32);
+                write(offset_of!(KernelStatus, pe), report.pe);
+                write(offset_of!(KernelStatus, team), report.team);
+                write(offset_of!(KernelStatus, block), gpu::block_rank());
+                write(offset_of!(KernelStatus, thread), gpu::thread_rank());
+                <u64 as Access<Sys>>::store_relaxed(wide(offset_of!(KernelStatus, expected)), report.expected);
+                <u64 as Access<Sys>>::store_relaxed(wide(offset_of!(KernelStatus, found)), report.found);
+                <u32 as Access<Sys>>::store_release(field(offset_of!(KernelStatus, kind)), kind as u32);
+                <u32 as Access<Sys>>::store_relaxed(abort as *mut u32, 1);
+            }
+        }
+        Failed::new(kind)
+    }
+
+    /// A pause for one wait.
+    #[inline(always)]
+    pub(crate) fn spin(&self) -> Spin<'_> {
+        Spin { context: self, looks: 0, started: 0 }
+    }
+}
+
+/// The pause of a wait: nothing for most looks; every [`Spin::INTERVAL`] looks, a look at the clock and at the abort word.
+pub(crate) struct Spin<'a> {
+    context: &'a Context,
+    looks: u32,
+    started: u64,
+}
+
+impl Spin<'_> {
+    /// A look takes about half a microsecond on a GPU. The words that this reads may lie in memory of the host.
+    const INTERVAL: u32 = if cfg!(target_arch = "nvptx64") { 64 } else { 8 };
+
+    #[cold]
+    #[inline]
+    fn check(&mut self) -> Result<(), FailureKind> {
+        let now = gpu::now_ns();
+        if self.started == 0 {
+            self.started = now.max(1);
+        }
+        let raw = self.context.raw();
+        // SAFETY: the context's abort word is aligned, accessible and accessed atomically while the kernel runs.
+        if unsafe { <u32 as Access<Sys>>::load_relaxed(raw.abort as *const u32) } != 0 {
+            return Err(FailureKind::Aborted);
+        }
+        if now.wrapping_sub(self.started) > raw.deadline_ns { Err(FailureKind::Deadline) } else { Ok(()) }
+    }
+}
+
+impl Pause for Spin<'_> {
+    type Error = FailureKind;
+
+    #[inline(always)]
+    fn pause(&mut self) -> Result<(), FailureKind> {
+        gpu::pause();
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks.is_multiple_of(Self::INTERVAL) { self.check() } else { Ok(()) }
+    }
+}

@@ -1,0 +1,419 @@
+//! Puts and gets: one element, contiguous elements, elements at strides.
+//!
+//! One implementation for each direction, over the scope; the public names choose it. A mapped peer is accessed directly: by
+//! vectors, or by the copy unit where shared memory is lent and the copy is long enough for it to win.
+
+use super::context::Reach;
+use super::copy::{self, Far};
+use super::report::Report;
+use super::scope::{Block, Scope, Thread, Warp};
+use super::value::{self, Generic, Global, Strong};
+use super::views::{Source, Target, address};
+use super::{Context, Failed, network};
+use crate::gpu::bulk;
+use peerweave_types::{FailureKind, KernelOp, Plain, SymSlice};
+
+/// Bytes from which the copy unit is faster than the threads of a scope, for a put and for a get; measured on H200.
+#[inline(always)]
+fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
+    let threads = if S::ALONE { 1 } else { S::size() };
+    match (threads, far) {
+        (1, _) => bytes >= 128,
+        (..=32, Far::To) => bytes >= 8192,
+        (..=32, Far::From) => bytes >= 2048,
+        (_, Far::To) => false,
+        (_, Far::From) => bytes >= 16384,
+    }
+}
+
+impl Context {
+    /// Copies to a mapped peer. Reading of the source may be outstanding where it is shared memory.
+    ///
+    /// # Safety
+    /// `from` is readable, global memory where `GLOBAL` says so, and `to` that of a mapped peer, for `bytes` bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_to_peer<S: Scope, const GLOBAL: bool>(
+        &self,
+        to: *mut u8,
+        from: *const u8,
+        bytes: usize,
+        nbi: bool,
+    ) {
+        if bulk::AVAILABLE && bulk_pays::<S>(Far::To, bytes) {
+            if GLOBAL && S::any(S::rank() == 0 && self.can_bulk(to, from, bytes)) {
+                if S::rank() == 0 {
+                    // SAFETY: asked above; both sides are global memory. A failure is in the status, which the next wait finds.
+                    let _ = unsafe { self.bulk_copy(to, from, bytes) };
+                    self.leave_put::<S, GLOBAL>(nbi);
+                }
+                return;
+            }
+            if !GLOBAL && (to as usize | from as usize | bytes).is_multiple_of(bulk::ALIGN) && bulk::is_shared(from) {
+                if S::rank() == 0 {
+                    // SAFETY: aligned, available, and `from` is shared memory.
+                    unsafe { self.bulk_from_shared(to, from, bytes) };
+                    self.leave_put::<S, GLOBAL>(nbi);
+                }
+                return;
+            }
+        }
+        // SAFETY: the caller promises both sides, and their spaces.
+        unsafe {
+            if GLOBAL {
+                copy::copy::<S, Global, Global>(to, from, bytes, Far::To);
+            } else {
+                copy::copy::<S, Generic, Global>(to, from, bytes, Far::To);
+            }
+        }
+    }
+
+    /// What a blocking put waits for: one thread, until its source has been read; a warp or a block, until all is written, since
+    /// any of its threads may fence or signal next.
+    #[inline(always)]
+    fn leave_put<S: Scope, const GLOBAL: bool>(&self, nbi: bool) {
+        if nbi {
+        } else if !S::ALONE {
+            self.finish_bulk();
+        } else if !GLOBAL {
+            self.flush_bulk();
+        }
+    }
+
+    /// Copies from a mapped peer, and waits for what this thread has copied.
+    ///
+    /// # Safety
+    /// `to` is writable, global memory where `GLOBAL` says so, and `from` that of a mapped peer, for `bytes` bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_from_peer<S: Scope, const GLOBAL: bool>(&self, to: *mut u8, from: *const u8, bytes: usize) {
+        if bulk::AVAILABLE && bulk_pays::<S>(Far::From, bytes) {
+            let shared = !GLOBAL && bulk::is_shared(to);
+            if (GLOBAL || shared) && S::any(S::rank() == 0 && self.can_bulk(to, from, bytes)) {
+                if S::rank() == 0 {
+                    // SAFETY: asked above; `to` is of the space that each arm needs. A failure is in the status.
+                    let _ =
+                        unsafe { if shared { self.bulk_to_shared(to, from, bytes) } else { self.bulk_copy(to, from, bytes) } };
+                    self.finish_bulk();
+                }
+                return;
+            }
+        }
+        // SAFETY: the caller promises both sides, and their spaces.
+        unsafe {
+            if GLOBAL {
+                copy::copy::<S, Strong, Global>(to, from, bytes, Far::From);
+            } else {
+                copy::copy::<S, Strong, Generic>(to, from, bytes, Far::From);
+            }
+        }
+    }
+
+    /// Every form of put. Returns how many elements were put.
+    #[inline(always)]
+    fn put_any<T: Plain, S: Scope, X: Source<T>>(&self, to: SymSlice<T>, from: &X, pe: u32, nbi: bool) -> usize {
+        let count = to.len().min(from.count());
+        let (bytes, source) = (count * size_of::<T>(), from.start(self).cast::<u8>());
+        match self.reach(KernelOp::Put, pe) {
+            Ok(Reach::Mapped(base)) => {
+                let target = address::<u8>(base + to.offset().0);
+                // SAFETY: `SymSlice` and `Source` promise as many elements, and the peer is mapped.
+                unsafe {
+                    if X::GLOBAL {
+                        self.copy_to_peer::<S, true>(target, source, bytes, nbi);
+                    } else {
+                        self.copy_to_peer::<S, false>(target, source, bytes, nbi);
+                    }
+                }
+            }
+            Ok(Reach::Network) => {
+                let symmetric = self.my_base() + to.offset().0;
+                network::put::<S>(symmetric, source as u64, bytes, pe, nbi);
+            }
+            Err(_) => {}
+        }
+        S::sync();
+        count
+    }
+
+    /// Every form of get. Returns how many elements were got.
+    #[inline(always)]
+    fn get_any<T: Plain, S: Scope, X: Target<T>>(&self, to: &mut X, from: SymSlice<T>, pe: u32, nbi: bool) -> usize {
+        let count = from.len().min(to.count());
+        let (bytes, target) = (count * size_of::<T>(), to.start_mut(self).cast::<u8>());
+        match self.reach(KernelOp::Get, pe) {
+            Ok(Reach::Mapped(base)) => {
+                let source = address::<u8>(base + from.offset().0);
+                // SAFETY: `SymSlice` and `Target` promise as many elements, and the peer is mapped.
+                unsafe {
+                    if X::GLOBAL {
+                        self.copy_from_peer::<S, true>(target, source, bytes);
+                    } else {
+                        self.copy_from_peer::<S, false>(target, source, bytes);
+                    }
+                }
+            }
+            Ok(Reach::Network) => {
+                let symmetric = self.my_base() + from.offset().0;
+                network::get::<S>(target as u64, symmetric, bytes, pe, nbi);
+            }
+            Err(_) => {}
+        }
+        S::sync();
+        count
+    }
+
+    /// Refuses lengths that differ.
+    #[inline(always)]
+    fn same_length(&self, operation: KernelOp, pe: u32, to: usize, from: usize) -> Result<(), Failed> {
+        if to == from {
+            return Ok(());
+        }
+        let report = Report { pe, expected: to as u64, found: from as u64, ..Report::of(operation) };
+        Err(self.fail(FailureKind::LengthMismatch, report))
+    }
+
+    /// Writes one element to a PE: the first of `to`.
+    ///
+    /// # Ordering
+    /// None. Complete at the peer after [`Self::quiet`].
+    #[inline(always)]
+    pub fn p<T: Plain>(&self, to: SymSlice<T>, value: T, pe: u32) {
+        if to.is_empty() {
+            return;
+        }
+        match self.reach(KernelOp::P, pe) {
+            // SAFETY: `SymSlice` promises an element in the heap of every PE, and the peer is mapped.
+            Ok(Reach::Mapped(base)) => unsafe { value::store::<T, Strong>(address(base + to.offset().0), value) },
+            Ok(Reach::Network) => network::p(self.my_base() + to.offset().0, value, pe),
+            Err(_) => {}
+        }
+    }
+
+    /// Reads one element of a PE: the first of `from`. All bits zero where the PE cannot be reached, which the status then says.
+    ///
+    /// # Ordering
+    /// None: see [`Self::fence`].
+    ///
+    /// # Panics
+    /// Where `from` is empty; on a GPU that is a trap.
+    #[inline(always)]
+    pub fn g<T: Plain>(&self, from: SymSlice<T>, pe: u32) -> T {
+        assert!(!from.is_empty(), "g of an empty slice");
+        match self.reach(KernelOp::G, pe) {
+            // SAFETY: `SymSlice` promises an element in the heap of every PE, and the peer is mapped.
+            Ok(Reach::Mapped(base)) => unsafe { value::load::<T, Strong>(address(base + from.offset().0)) },
+            Ok(Reach::Network) => network::g(self.my_base() + from.offset().0, pe),
+            // SAFETY: every bit pattern is a value of a `Plain` type.
+            Err(_) => unsafe { core::mem::zeroed() },
+        }
+    }
+
+    /// Every form of strided put.
+    #[inline(always)]
+    fn iput_any<T: Plain, S: Scope, X: Source<T>>(
+        &self,
+        to: SymSlice<T>,
+        from: &X,
+        steps: (usize, usize),
+        count: usize,
+        pe: u32,
+    ) {
+        let count = count.min(strided(to.len(), steps.0)).min(strided(from.count(), steps.1));
+        let source = from.start(self);
+        match self.reach(KernelOp::Iput, pe) {
+            Ok(Reach::Mapped(base)) => {
+                let target = address::<T>(base + to.offset().0);
+                // SAFETY: the last index at each side lies within it (`strided`), and the peer is mapped.
+                unsafe {
+                    if X::GLOBAL {
+                        stride::<T, S, Global, Global>(target, source, steps, count);
+                    } else {
+                        stride::<T, S, Generic, Global>(target, source, steps, count);
+                    }
+                }
+            }
+            Ok(Reach::Network) => {
+                for index in (S::rank()..count).step_by(S::size()) {
+                    // SAFETY: the index lies within the source.
+                    let value = unsafe { value::load::<T, Generic>(source.add(index * steps.1)) };
+                    network::p(self.my_base() + to.offset().0 + (index * steps.0 * size_of::<T>()) as u64, value, pe);
+                }
+            }
+            Err(_) => {}
+        }
+        S::sync();
+    }
+
+    /// Every form of strided get.
+    #[inline(always)]
+    fn iget_any<T: Plain, S: Scope, X: Target<T>>(
+        &self,
+        to: &mut X,
+        from: SymSlice<T>,
+        steps: (usize, usize),
+        count: usize,
+        pe: u32,
+    ) {
+        let count = count.min(strided(to.count(), steps.0)).min(strided(from.len(), steps.1));
+        let target = to.start_mut(self);
+        match self.reach(KernelOp::Iget, pe) {
+            Ok(Reach::Mapped(base)) => {
+                let source = address::<T>(base + from.offset().0);
+                // SAFETY: the last index at each side lies within it (`strided`), and the peer is mapped.
+                unsafe {
+                    if X::GLOBAL {
+                        stride::<T, S, Strong, Global>(target, source, steps, count);
+                    } else {
+                        stride::<T, S, Strong, Generic>(target, source, steps, count);
+                    }
+                }
+            }
+            Ok(Reach::Network) => {
+                for index in (S::rank()..count).step_by(S::size()) {
+                    let at = self.my_base() + from.offset().0 + (index * steps.1 * size_of::<T>()) as u64;
+                    let value = network::g::<T>(at, pe);
+                    // SAFETY: the index lies within the target.
+                    unsafe { value::store::<T, Generic>(target.add(index * steps.0), value) };
+                }
+            }
+            Err(_) => {}
+        }
+        S::sync();
+    }
+}
+
+/// How many elements at this distance a view of `len` elements holds; none at distance 0.
+#[inline(always)]
+fn strided(len: usize, step: usize) -> usize {
+    if step == 0 { 0 } else { len.div_ceil(step) }
+}
+
+/// Copies `count` elements at distances `steps` (target, source), eight loads in flight.
+///
+/// # Safety
+/// The elements with indices `index * step` are accessible on both sides, for indices below `count`.
+#[inline(always)]
+unsafe fn stride<T: Plain, S: Scope, A: value::Side, B: value::Side>(
+    to: *mut T,
+    from: *const T,
+    steps: (usize, usize),
+    count: usize,
+) {
+    let size = S::size();
+    let mut at = S::rank();
+    // SAFETY: every index is below `count`.
+    unsafe {
+        while at + 7 * size < count {
+            let held: [T; 8] = core::array::from_fn(|k| value::load::<T, A>(from.add((at + k * size) * steps.1)));
+            for (k, value) in held.into_iter().enumerate() {
+                value::store::<T, B>(to.add((at + k * size) * steps.0), value);
+            }
+            at += 8 * size;
+        }
+        while at < count {
+            value::store::<T, B>(to.add(at * steps.0), value::load::<T, A>(from.add(at * steps.1)));
+            at += size;
+        }
+    }
+}
+
+/// The public names, one for each scope.
+macro_rules! scoped {
+    ($scope:ident, $words:literal: $put:ident, $get:ident, $put_nbi:ident, $get_nbi:ident, $put_checked:ident, $get_checked:ident,
+        $iput:ident, $iget:ident) => {
+        impl Context {
+            #[doc = concat!("Copies elements to a PE, by ", $words, ".")]
+            /// The shorter length counts; returns it. The source may be used again when the call returns.
+            ///
+            /// # Ordering
+            /// None. Complete at the peer after [`Self::quiet`], and before a signal that follows.
+            #[inline(always)]
+            pub fn $put<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> usize {
+                self.put_any::<T, $scope, _>(to, &from, pe, false)
+            }
+
+            #[doc = concat!("Copies elements from a PE, by ", $words, ".")]
+            /// The shorter length counts; returns it. The elements are there when the call returns.
+            ///
+            /// # Ordering
+            /// None: where the peer wrote them, wait for its signal first.
+            #[inline(always)]
+            pub fn $get<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> usize {
+                self.get_any::<T, $scope, _>(&mut to, from, pe, false)
+            }
+
+            #[doc = concat!("Starts to copy elements to a PE, by ", $words, ".")]
+            /// The shorter length counts; returns it. The source may be used again after [`Self::flush`] or [`Self::quiet`], called by
+            /// the first thread of the scope or by all.
+            #[inline(always)]
+            pub fn $put_nbi<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> usize {
+                self.put_any::<T, $scope, _>(to, &from, pe, true)
+            }
+
+            #[doc = concat!("Starts to copy elements from a PE, by ", $words, ".")]
+            /// The shorter length counts; returns it. The elements are there after [`Self::quiet`], called by the first thread of the
+            /// scope or by all.
+            #[inline(always)]
+            pub fn $get_nbi<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> usize {
+                self.get_any::<T, $scope, _>(&mut to, from, pe, true)
+            }
+
+            #[doc = concat!("[`Self::", stringify!($put), "`], which refuses lengths that differ.")]
+            ///
+            /// # Errors
+            /// [`FailureKind::LengthMismatch`]; nothing has been copied.
+            #[inline(always)]
+            pub fn $put_checked<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> Result<(), Failed> {
+                self.same_length(KernelOp::Put, pe, to.len(), from.count())?;
+                self.put_any::<T, $scope, _>(to, &from, pe, false);
+                Ok(())
+            }
+
+            #[doc = concat!("[`Self::", stringify!($get), "`], which refuses lengths that differ.")]
+            ///
+            /// # Errors
+            /// [`FailureKind::LengthMismatch`]; nothing has been copied.
+            #[inline(always)]
+            pub fn $get_checked<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> Result<(), Failed> {
+                self.same_length(KernelOp::Get, pe, to.count(), from.len())?;
+                self.get_any::<T, $scope, _>(&mut to, from, pe, false);
+                Ok(())
+            }
+
+            #[doc = concat!("Copies `count` elements to a PE, by ", $words, ": every `to_step`th element of `to` becomes every")]
+            /// `from_step`th of `from`. As many as both hold, where that is fewer; none at a step of 0.
+            #[inline(always)]
+            pub fn $iput<T: Plain>(
+                &self,
+                to: SymSlice<T>,
+                from: impl Source<T>,
+                to_step: usize,
+                from_step: usize,
+                count: usize,
+                pe: u32,
+            ) {
+                self.iput_any::<T, $scope, _>(to, &from, (to_step, from_step), count, pe);
+            }
+
+            #[doc = concat!("Copies `count` elements from a PE, by ", $words, ": every `to_step`th element of `to` becomes every")]
+            /// `from_step`th of `from`. As many as both hold, where that is fewer; none at a step of 0.
+            #[inline(always)]
+            pub fn $iget<T: Plain>(
+                &self,
+                mut to: impl Target<T>,
+                from: SymSlice<T>,
+                to_step: usize,
+                from_step: usize,
+                count: usize,
+                pe: u32,
+            ) {
+                self.iget_any::<T, $scope, _>(&mut to, from, (to_step, from_step), count, pe);
+            }
+        }
+    };
+}
+
+scoped!(Thread, "this thread": put, get, put_nbi, get_nbi, put_checked, get_checked, iput, iget);
+scoped!(Warp, "all threads of the warp": put_warp, get_warp, put_nbi_warp, get_nbi_warp, put_checked_warp, get_checked_warp,
+    iput_warp, iget_warp);
+scoped!(Block, "all threads of the block": put_block, get_block, put_nbi_block, get_nbi_block, put_checked_block, get_checked_block,
+    iput_block, iget_block);

@@ -1,0 +1,127 @@
+//! Who takes part in a call: one thread, a warp, or a block.
+
+use crate::gpu;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A scope, as a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// [`Thread`].
+    Thread,
+    /// [`Warp`].
+    Warp,
+    /// [`Block`].
+    Block,
+}
+
+/// The threads that make one call together. All of them call it, with the same arguments.
+///
+/// Sealed: [`Thread`], [`Warp`] and [`Block`].
+pub trait Scope: sealed::Sealed + Copy + 'static {
+    /// Which scope it is.
+    const KIND: Kind;
+
+    /// Whether it is one thread alone.
+    const ALONE: bool = matches!(Self::KIND, Kind::Thread);
+
+    /// The number of this thread in the scope.
+    fn rank() -> usize;
+
+    /// Number of threads of the scope.
+    fn size() -> usize;
+
+    /// Waits for all threads of the scope. What each wrote before is visible to all after.
+    fn sync();
+
+    /// [`Self::sync`], and returns whether any thread gave `true`.
+    fn any(value: bool) -> bool;
+}
+
+/// One thread.
+#[derive(Clone, Copy, Debug)]
+pub struct Thread;
+
+/// The threads of one warp. All 32 call, or all that the last warp of a block has.
+#[derive(Clone, Copy, Debug)]
+pub struct Warp;
+
+/// The threads of one block.
+#[derive(Clone, Copy, Debug)]
+pub struct Block;
+
+impl sealed::Sealed for Thread {}
+impl sealed::Sealed for Warp {}
+impl sealed::Sealed for Block {}
+
+impl Scope for Thread {
+    const KIND: Kind = Kind::Thread;
+
+    #[inline(always)]
+    fn rank() -> usize {
+        0
+    }
+
+    #[inline(always)]
+    fn size() -> usize {
+        1
+    }
+
+    #[inline(always)]
+    fn sync() {}
+
+    #[inline(always)]
+    fn any(value: bool) -> bool {
+        value
+    }
+}
+
+impl Scope for Warp {
+    const KIND: Kind = Kind::Warp;
+
+    #[inline(always)]
+    fn rank() -> usize {
+        gpu::lane() as usize
+    }
+
+    #[inline(always)]
+    fn size() -> usize {
+        gpu::warp_mask().count_ones() as usize
+    }
+
+    #[inline(always)]
+    fn sync() {
+        gpu::sync_warp(gpu::warp_mask());
+    }
+
+    #[inline(always)]
+    fn any(value: bool) -> bool {
+        gpu::vote_any(gpu::warp_mask(), value)
+    }
+}
+
+impl Scope for Block {
+    const KIND: Kind = Kind::Block;
+
+    #[inline(always)]
+    fn rank() -> usize {
+        gpu::thread_rank() as usize
+    }
+
+    #[inline(always)]
+    fn size() -> usize {
+        gpu::block_threads() as usize
+    }
+
+    #[inline(always)]
+    fn sync() {
+        gpu::sync_threads();
+    }
+
+    #[inline(always)]
+    fn any(value: bool) -> bool {
+        gpu::sync_threads_or(value)
+    }
+}

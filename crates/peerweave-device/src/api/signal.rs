@@ -1,0 +1,241 @@
+//! Signals: 64-bit words that tell a PE that its data is there. Put with signal, and waits at each scope.
+//!
+//! The protocol is [`crate::put_signal`], over words of this machine.
+
+use super::context::Reach;
+use super::network::{self, Signal};
+use super::report::Report;
+use super::scope::{Block, Scope, Thread, Warp};
+use super::views::{Source, address};
+use super::{Context, Failed};
+use crate::gpu::Word64;
+use crate::put_signal;
+use crate::word::Word;
+use peerweave_types::{Compare, FailureKind, KernelOp, KernelStatus, Plain, SignalOp, SymSlice};
+
+impl Context {
+    /// This PE's own signal word.
+    #[inline(always)]
+    fn signal_word(&self, signal: SymSlice<u64>) -> &Word64 {
+        assert!(!signal.is_empty(), "a signal is one word, and the slice is empty");
+        // SAFETY: `SymSlice` promises an aligned word in this PE's heap, which lives as long as the kernel; signal words are
+        // accessed by signals and waits alone.
+        unsafe { Word64::at(self.my_base() + signal.offset().0) }
+    }
+
+    /// Changes a signal word of a PE: the first of `signal`.
+    ///
+    /// # Ordering
+    /// Release: all that this thread has put, written and seen before is visible to the waiter that sees the signal.
+    #[inline(always)]
+    pub fn signal_op(&self, signal: SymSlice<u64>, value: u64, op: SignalOp, pe: u32) {
+        self.signal_at(KernelOp::SignalOp, signal, value, op, pe);
+    }
+
+    #[inline(always)]
+    fn signal_at(&self, operation: KernelOp, signal: SymSlice<u64>, value: u64, op: SignalOp, pe: u32) {
+        assert!(!signal.is_empty(), "a signal is one word, and the slice is empty");
+        match self.reach(operation, pe) {
+            Ok(Reach::Mapped(base)) => {
+                self.finish_bulk();
+                // SAFETY: `SymSlice` promises an aligned word in the heap of every PE, and the peer is mapped.
+                put_signal::signal(unsafe { Word64::at(base + signal.offset().0) }, value, op);
+            }
+            Ok(Reach::Network) => {
+                network::fence();
+                network::signal(Signal { word: self.my_base() + signal.offset().0, value, op }, pe);
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Changes a signal word of a PE and orders nothing: the first of `signal`.
+    #[inline(always)]
+    pub fn signal_op_relaxed(&self, signal: SymSlice<u64>, value: u64, op: SignalOp, pe: u32) {
+        match op {
+            SignalOp::Set => self.atomic_set_relaxed(signal, value, pe),
+            SignalOp::Add => self.atomic_add_relaxed(signal, value, pe),
+        }
+    }
+
+    /// Changes a signal word of several PEs, with one fence for all of them: the first of `signal`.
+    ///
+    /// # Ordering
+    /// As [`Self::signal_op`], for each PE.
+    #[inline]
+    pub fn signal_op_each(&self, signal: SymSlice<u64>, value: u64, op: SignalOp, pes: impl IntoIterator<Item = u32>) {
+        self.fence();
+        for pe in pes {
+            self.signal_op_relaxed(signal, value, op, pe);
+        }
+    }
+
+    /// Reads this PE's own signal word: the first of `signal`.
+    ///
+    /// # Ordering
+    /// Acquire: what was put before the signal that is seen is visible after.
+    #[inline(always)]
+    pub fn signal_fetch(&self, signal: SymSlice<u64>) -> u64 {
+        self.signal_word(signal).load_acquire()
+    }
+
+    /// Waits until this PE's own signal word compares so with `value`, and returns it as it was seen.
+    ///
+    /// # Ordering
+    /// Acquire: what was put before the signal is visible after.
+    ///
+    /// # Errors
+    /// [`FailureKind::Deadline`], [`FailureKind::Aborted`]. The report names no PE: see [`Self::signal_wait_until_from`].
+    #[inline(always)]
+    pub fn signal_wait_until(&self, signal: SymSlice<u64>, compare: Compare, value: u64) -> Result<u64, Failed> {
+        self.signal_wait_until_from(signal, compare, value, KernelStatus::NONE)
+    }
+
+    /// [`Self::signal_wait_until`], and a failure names the PE that the signal was to come from.
+    ///
+    /// # Errors
+    /// As [`Self::signal_wait_until`].
+    #[inline(always)]
+    pub fn signal_wait_until_from(&self, signal: SymSlice<u64>, compare: Compare, value: u64, pe: u32) -> Result<u64, Failed> {
+        let word = self.signal_word(signal);
+        put_signal::wait_until(word, compare, value, &mut self.spin()).map_err(|kind| {
+            let report = Report { pe, expected: value, found: word.load_relaxed(), ..Report::of(KernelOp::SignalWaitUntil) };
+            self.fail(kind, report)
+        })
+    }
+
+    /// The signal as it was seen, where it compares so with `value`; looks once.
+    ///
+    /// # Ordering
+    /// Acquire, where there is an answer.
+    #[inline(always)]
+    pub fn signal_test(&self, signal: SymSlice<u64>, compare: Compare, value: u64) -> Option<u64> {
+        put_signal::test(self.signal_word(signal), compare, value)
+    }
+
+    /// One thread waits for all of its scope.
+    #[inline(always)]
+    fn signal_wait_by<S: Scope>(&self, signal: SymSlice<u64>, compare: Compare, value: u64, pe: u32) -> Result<(), Failed> {
+        let mut outcome = Ok(());
+        if S::rank() == 0 {
+            outcome = self.signal_wait_until_from(signal, compare, value, pe).map(drop);
+        }
+        let failed = S::any(outcome.is_err());
+        if failed && outcome.is_ok() { Err(Failed::new(FailureKind::Aborted)) } else { outcome }
+    }
+
+    /// Every form of put with signal. Returns how many elements were put.
+    #[inline(always)]
+    fn put_signal_any<T: Plain, S: Scope, X: Source<T>>(
+        &self,
+        to: SymSlice<T>,
+        from: &X,
+        signal: (SymSlice<u64>, u64, SignalOp),
+        pe: u32,
+        nbi: bool,
+    ) -> usize {
+        let (word, value, op) = signal;
+        let count = to.len().min(from.count());
+        let (bytes, source) = (count * size_of::<T>(), from.start(self).cast::<u8>());
+        match self.reach(KernelOp::PutSignal, pe) {
+            Ok(Reach::Mapped(base)) => {
+                let target = address::<u8>(base + to.offset().0);
+                // SAFETY: `SymSlice` and `Source` promise as many elements, and the peer is mapped.
+                unsafe {
+                    if X::GLOBAL {
+                        self.copy_to_peer::<S, true>(target, source, bytes, true);
+                    } else {
+                        self.copy_to_peer::<S, false>(target, source, bytes, true);
+                    }
+                }
+                S::sync();
+                if S::rank() == 0 {
+                    self.signal_at(KernelOp::PutSignal, word, value, op, pe);
+                }
+            }
+            Ok(Reach::Network) => {
+                let base = self.my_base();
+                let signal = Signal { word: base + word.offset().0, value, op };
+                network::put_signal::<S>(base + to.offset().0, source as u64, bytes, signal, pe, nbi);
+            }
+            Err(_) => S::sync(),
+        }
+        count
+    }
+}
+
+/// The public names, one for each scope.
+macro_rules! scoped {
+    ($scope:ident, $words:literal: $put_signal:ident, $put_signal_nbi:ident) => {
+        impl Context {
+            #[doc = concat!("Copies elements to a PE, then changes its signal word, by ", $words, ".")]
+            /// The shorter length counts; returns it. The source may be used again when the call returns.
+            ///
+            /// # Ordering
+            /// Release: the waiter that sees the signal sees the elements, and all that the scope did before.
+            #[inline(always)]
+            pub fn $put_signal<T: Plain>(
+                &self,
+                to: SymSlice<T>,
+                from: impl Source<T>,
+                signal: SymSlice<u64>,
+                value: u64,
+                op: SignalOp,
+                pe: u32,
+            ) -> usize {
+                self.put_signal_any::<T, $scope, _>(to, &from, (signal, value, op), pe, false)
+            }
+
+            #[doc = concat!("Starts to copy elements to a PE, with a signal after them, by ", $words, ".")]
+            /// The shorter length counts; returns it. The source may be used again after [`Self::flush`] or [`Self::quiet`], called by
+            /// the first thread of the scope or by all.
+            ///
+            /// # Ordering
+            /// The waiter that sees the signal sees the elements.
+            #[inline(always)]
+            pub fn $put_signal_nbi<T: Plain>(
+                &self,
+                to: SymSlice<T>,
+                from: impl Source<T>,
+                signal: SymSlice<u64>,
+                value: u64,
+                op: SignalOp,
+                pe: u32,
+            ) -> usize {
+                self.put_signal_any::<T, $scope, _>(to, &from, (signal, value, op), pe, true)
+            }
+        }
+    };
+}
+
+scoped!(Thread, "this thread": put_signal, put_signal_nbi);
+scoped!(Warp, "all threads of the warp": put_signal_warp, put_signal_nbi_warp);
+scoped!(Block, "all threads of the block": put_signal_block, put_signal_nbi_block);
+
+/// Waits at wider scopes.
+macro_rules! waits {
+    ($scope:ident, $words:literal: $wait:ident, $wait_from:ident) => {
+        impl Context {
+            #[doc = concat!("[`Self::signal_wait_until`] for ", $words, ": one thread waits, and all see the outcome.")]
+            ///
+            /// # Errors
+            /// As [`Self::signal_wait_until`]; a failure in one thread is one of all.
+            #[inline(always)]
+            pub fn $wait(&self, signal: SymSlice<u64>, compare: Compare, value: u64) -> Result<(), Failed> {
+                self.signal_wait_by::<$scope>(signal, compare, value, KernelStatus::NONE)
+            }
+
+            #[doc = concat!("[`Self::signal_wait_until_from`] for ", $words, ": one thread waits, and all see the outcome.")]
+            ///
+            /// # Errors
+            /// As [`Self::signal_wait_until`]; a failure in one thread is one of all.
+            #[inline(always)]
+            pub fn $wait_from(&self, signal: SymSlice<u64>, compare: Compare, value: u64, pe: u32) -> Result<(), Failed> {
+                self.signal_wait_by::<$scope>(signal, compare, value, pe)
+            }
+        }
+    };
+}
+
+waits!(Warp, "all threads of the warp": signal_wait_until_warp, signal_wait_until_from_warp);
+waits!(Block, "all threads of the block": signal_wait_until_block, signal_wait_until_from_block);

@@ -1,0 +1,263 @@
+//! Barriers and syncs of teams, at each scope.
+//!
+//! The protocol is [`crate::barrier`]: every rank announces its arrival to every member, in a line of its own in each heap, and
+//! waits on its own memory. The threads of a scope share the work. Block `b` of each member meets block `b` of the others: each has a
+//! slot of its own, with an epoch that lies in memory of this device and outlives the kernel.
+//!
+//! Invariant: an epoch is read after a `sync` of the scope and written before the next, so that all its threads see one value.
+
+use super::report::Report;
+use super::scope::{Block, Scope, Thread, Warp};
+use super::views::address;
+use super::{Context, Failed, network};
+use crate::gpu::{self, Access, Gpu, Word64};
+use crate::{barrier, word};
+use core::mem::offset_of;
+use peerweave_types::{FailureKind, KernelOp, KernelTeam, SymOffset, TeamEntry};
+
+/// A team of which this PE is a member.
+#[derive(Clone, Copy)]
+pub(crate) struct Team<'a> {
+    context: &'a Context,
+    entry: TeamEntry,
+    index: u32,
+}
+
+impl Context {
+    /// The entry of a team, as the host wrote it.
+    #[inline(always)]
+    fn team_entry(&self, team: KernelTeam) -> Option<TeamEntry> {
+        let raw = self.raw();
+        if team.index() >= raw.n_teams {
+            return None;
+        }
+        const { assert!(size_of::<TeamEntry>() == 48 && offset_of!(TeamEntry, slots) == 32) };
+        let entry = address::<u64>(raw.teams + u64::from(team.index()) * size_of::<TeamEntry>() as u64).cast_const();
+        // SAFETY: the context's table has as many entries as it says, each of six words, and nobody writes them while the
+        // kernel runs.
+        let [ranks, members, sync, epochs, slots, mapped] = unsafe { core::array::from_fn(|k| gpu::load_constant(entry.add(k))) };
+        Some(TeamEntry {
+            my_rank: ranks as u32,
+            size: (ranks >> 32) as u32,
+            members,
+            sync: SymOffset(sync),
+            epochs,
+            slots: slots as u32,
+            nvshmem_team: (slots >> 32) as i32,
+            all_mapped: mapped as u32,
+            reserved: 0,
+        })
+    }
+
+    /// A team, for an operation that all its members call. A team that there is not, or that this PE is not in, is a failure.
+    #[inline(always)]
+    pub(crate) fn team(&self, operation: KernelOp, team: KernelTeam) -> Result<Team<'_>, Failed> {
+        match self.team_entry(team) {
+            Some(entry) if entry.my_rank != TeamEntry::NOT_A_MEMBER => Ok(Team { context: self, entry, index: team.index() }),
+            _ => Err(self.fail(FailureKind::NoSuchPeer, Report { team: team.index(), ..Report::of(operation) })),
+        }
+    }
+
+    /// The rank of this PE in a team; `None` where it is not a member, or there is no such team.
+    #[inline]
+    pub fn team_my_pe(&self, team: KernelTeam) -> Option<u32> {
+        self.team_entry(team).map(|entry| entry.my_rank).filter(|rank| *rank != TeamEntry::NOT_A_MEMBER)
+    }
+
+    /// Number of members of a team; 0 where there is no such team.
+    #[inline]
+    pub fn team_n_pes(&self, team: KernelTeam) -> u32 {
+        self.team_entry(team).map_or(0, |entry| entry.size)
+    }
+
+    /// The PE that has a rank in a team; `None` where there is no such rank or team.
+    #[inline]
+    pub fn team_pe(&self, team: KernelTeam, rank: u32) -> Option<u32> {
+        let entry = self.team_entry(team).filter(|entry| rank < entry.size)?;
+        Some(Team { context: self, entry, index: team.index() }.member(rank))
+    }
+}
+
+impl Team<'_> {
+    /// The rank of this PE.
+    #[inline(always)]
+    pub(crate) fn my_rank(&self) -> u32 {
+        self.entry.my_rank
+    }
+
+    /// Number of members.
+    #[inline(always)]
+    pub(crate) fn size(&self) -> u32 {
+        self.entry.size
+    }
+
+    /// NVSHMEM's handle, where a member is not mapped and the team's calls go to NVSHMEM.
+    #[inline(always)]
+    pub(crate) fn by_network(&self) -> Option<i32> {
+        let network = self.entry.all_mapped == 0 && self.context.has_network();
+        (network && self.entry.nvshmem_team != TeamEntry::NO_HANDLE).then_some(self.entry.nvshmem_team)
+    }
+
+    /// The PE with a rank below [`Self::size`].
+    #[inline(always)]
+    pub(crate) fn member(&self, rank: u32) -> u32 {
+        // SAFETY: the table has an entry for each rank, and nobody writes it while the kernel runs.
+        unsafe { gpu::load_constant_u32(address::<u32>(self.entry.members).cast_const().add(rank as usize)) }
+    }
+
+    /// Where the heap of a member is mapped.
+    ///
+    /// # Errors
+    /// [`FailureKind::Unreachable`], written to the status.
+    #[inline(always)]
+    pub(crate) fn base(&self, operation: KernelOp, rank: u32) -> Result<u64, Failed> {
+        let pe = self.member(rank);
+        match self.context.reach(operation, pe)? {
+            super::context::Reach::Mapped(base) => Ok(base),
+            super::context::Reach::Network => {
+                let report = Report { pe, team: self.index, ..Report::of(operation) };
+                Err(self.context.fail(FailureKind::Unreachable, report))
+            }
+        }
+    }
+
+    /// Waits until every member has come here, with all that it did before. All threads of the scope call it.
+    ///
+    /// # Errors
+    /// The same for all threads of the scope.
+    #[inline(always)]
+    pub(crate) fn meet<S: Scope>(&self, operation: KernelOp) -> Result<(), Failed> {
+        let (context, entry) = (self.context, &self.entry);
+        let slot = gpu::block_rank();
+        if slot >= entry.slots {
+            let report =
+                Report { team: self.index, expected: u64::from(entry.slots), found: u64::from(slot), ..Report::of(operation) };
+            return Err(context.fail(FailureKind::NoSlot, report));
+        }
+        context.finish_bulk();
+        S::sync();
+        let epoch_word = address::<u64>(entry.epochs).wrapping_add(slot as usize);
+        // SAFETY: the team has an epoch for each slot, in memory of this device, that kernels alone access.
+        let epoch = unsafe { <u64 as Access<Gpu>>::load_relaxed(epoch_word) }.wrapping_add(1);
+
+        let mut outcome = Ok(());
+        // This thread's share of the ranks: every `S::size()`th.
+        let (first, step) = (S::rank() as u32, S::size() as u32);
+        let share = entry.size.saturating_sub(first).div_ceil(step) as usize;
+        let rank_of = |k: usize| first + k as u32 * step;
+        let my_line = entry.line(slot, entry.my_rank).0;
+        let mut reachable = true;
+        for k in 0..share {
+            reachable &= context.is_mapped(self.member(rank_of(k)));
+        }
+        if reachable {
+            // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by this protocol alone; the members
+            // of this thread's share are mapped.
+            let theirs = word::from_fn(share, |k| unsafe { Word64::at(context.mapped_base(self.member(rank_of(k))) + my_line) });
+            // SAFETY: as above, in this PE's heap.
+            let mine = word::from_fn(share, |k| unsafe { Word64::at(context.my_base() + entry.line(slot, rank_of(k)).0) });
+            if share > 0 {
+                barrier::announce(&theirs, epoch);
+                outcome = barrier::wait(&mine, epoch, &mut context.spin()).map_err(|kind| {
+                    let missing = barrier::missing(&mine, epoch).next().map_or(first, |k| rank_of(k.index()));
+                    let found = word::Words::word(&mine, ((missing - first) / step) as usize);
+                    let found = crate::Word::load_relaxed(found);
+                    let report =
+                        Report { pe: self.member(missing), team: self.index, expected: epoch, found, ..Report::of(operation) };
+                    context.fail(kind, report)
+                });
+            }
+        } else {
+            for k in 0..share {
+                outcome = outcome.and(self.base(operation, rank_of(k)).map(drop));
+            }
+        }
+        if S::any(outcome.is_err()) {
+            return outcome.and(Err(Failed::new(FailureKind::Aborted)));
+        }
+        if S::rank() == 0 {
+            // SAFETY: as for the load.
+            unsafe { <u64 as Access<Gpu>>::store_relaxed(epoch_word, epoch) };
+        }
+        Ok(())
+    }
+}
+
+impl Context {
+    #[inline(always)]
+    fn barrier_any<S: Scope>(&self, team: KernelTeam) -> Result<(), Failed> {
+        let members = self.team(KernelOp::Barrier, team)?;
+        if let Some(handle) = members.by_network() {
+            self.quiet();
+            network::barrier::<S>(handle);
+            return Ok(());
+        }
+        if self.has_network() {
+            network::quiet();
+        }
+        members.meet::<S>(KernelOp::Barrier)
+    }
+
+    #[inline(always)]
+    fn sync_any<S: Scope>(&self, team: KernelTeam) -> Result<(), Failed> {
+        let members = self.team(KernelOp::Sync, team)?;
+        if let Some(handle) = members.by_network() {
+            network::sync::<S>(handle);
+            return Ok(());
+        }
+        members.meet::<S>(KernelOp::Sync)
+    }
+}
+
+/// The public names, one for each scope.
+macro_rules! scoped {
+    ($scope:ident, $words:literal: $barrier:ident, $barrier_all:ident, $sync:ident, $sync_all:ident) => {
+        impl Context {
+            #[doc = concat!("Completes all puts, then waits until every member of the team has come here, by ", $words, ".")]
+            /// Every member calls it, from the same block index; one caller per block and team at a time.
+            ///
+            /// # Ordering
+            /// What every member put and wrote before is visible after.
+            ///
+            /// # Errors
+            /// [`FailureKind::Deadline`], and the status names the PE that did not come; [`FailureKind::Aborted`];
+            /// [`FailureKind::NoSlot`] where the team has no slot for this block; [`FailureKind::NoSuchPeer`].
+            #[inline(always)]
+            pub fn $barrier(&self, team: KernelTeam) -> Result<(), Failed> {
+                self.barrier_any::<$scope>(team)
+            }
+
+            #[doc = concat!("[`Self::", stringify!($barrier), "`] of all PEs.")]
+            ///
+            /// # Errors
+            #[doc = concat!("As [`Self::", stringify!($barrier), "`].")]
+            #[inline(always)]
+            pub fn $barrier_all(&self) -> Result<(), Failed> {
+                self.barrier_any::<$scope>(KernelTeam::WORLD)
+            }
+
+            #[doc = concat!("Waits until every member of the team has come here, by ", $words, "; puts over a network may be incomplete.")]
+            /// Otherwise as a barrier.
+            ///
+            /// # Errors
+            #[doc = concat!("As [`Self::", stringify!($barrier), "`].")]
+            #[inline(always)]
+            pub fn $sync(&self, team: KernelTeam) -> Result<(), Failed> {
+                self.sync_any::<$scope>(team)
+            }
+
+            #[doc = concat!("[`Self::", stringify!($sync), "`] of all PEs.")]
+            ///
+            /// # Errors
+            #[doc = concat!("As [`Self::", stringify!($barrier), "`].")]
+            #[inline(always)]
+            pub fn $sync_all(&self) -> Result<(), Failed> {
+                self.sync_any::<$scope>(KernelTeam::WORLD)
+            }
+        }
+    };
+}
+
+scoped!(Thread, "this thread": barrier, barrier_all, sync, sync_all);
+scoped!(Warp, "all threads of the warp": barrier_warp, barrier_all_warp, sync_warp, sync_all_warp);
+scoped!(Block, "all threads of the block": barrier_block, barrier_all_block, sync_block, sync_all_block);

@@ -1,0 +1,136 @@
+//! One element of 1, 2, 4, 8 or 16 bytes, moved by one access; elements of other sizes by bytes.
+
+use crate::gpu::{self, Piece};
+use core::mem::MaybeUninit;
+use peerweave_types::Plain;
+
+/// How memory is accessed: which of the accesses that a machine has.
+pub(crate) trait Side: Copy {
+    /// # Safety
+    /// The pointer is that of memory of this side, aligned to the size of `P`, readable by this thread.
+    unsafe fn load<P: Piece>(from: *const P) -> P;
+    /// # Safety
+    /// As [`Self::load`], writable.
+    unsafe fn store<P: Piece>(to: *mut P, value: P);
+    /// # Safety
+    /// As [`Self::load`], of 16 bytes, aligned to 16.
+    unsafe fn load_vector(from: *const u8) -> gpu::Vector;
+    /// # Safety
+    /// As [`Self::load_vector`], writable.
+    unsafe fn store_vector(to: *mut u8, value: gpu::Vector);
+}
+
+macro_rules! side {
+    ($(#[$doc:meta])* $name:ident: $load:ident, $store:ident, $load_vector:ident, $store_vector:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name;
+
+        impl Side for $name {
+            #[inline(always)]
+            unsafe fn load<P: Piece>(from: *const P) -> P {
+                // SAFETY: the caller promises aligned, readable memory.
+                unsafe { P::$load(from) }
+            }
+
+            #[inline(always)]
+            unsafe fn store<P: Piece>(to: *mut P, value: P) {
+                // SAFETY: the caller promises aligned, writable memory.
+                unsafe { P::$store(to, value) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_vector(from: *const u8) -> gpu::Vector {
+                // SAFETY: the caller promises aligned, readable memory.
+                unsafe { gpu::$load_vector(from) }
+            }
+
+            #[inline(always)]
+            unsafe fn store_vector(to: *mut u8, value: gpu::Vector) {
+                // SAFETY: the caller promises aligned, writable memory.
+                unsafe { gpu::$store_vector(to, value) }
+            }
+        }
+    };
+}
+
+side!(
+    /// Global memory by weak accesses: this GPU's own, or a peer's that is written.
+    Global: load_global, store_global, load_vector_global, store_vector_global
+);
+side!(
+    /// Memory of any space by weak accesses: shared memory, a thread's own.
+    Generic: load_generic, store_generic, load_vector_generic, store_vector_generic
+);
+side!(
+    /// A peer's memory, or memory that peers write, by relaxed accesses of system scope: never from a cache of this SM.
+    Strong: load_strong, store_strong, load_vector_relaxed, store_vector_relaxed
+);
+
+/// Reads an element.
+///
+/// # Safety
+/// The pointer is that of an aligned element in memory of this side that this thread can read.
+#[inline(always)]
+pub(crate) unsafe fn load<T: Plain, S: Side>(from: *const T) -> T {
+    let mut value = MaybeUninit::<T>::uninit();
+    let to = value.as_mut_ptr();
+    // SAFETY: the caller promises the source; each arm reads and writes exactly the bytes of the element, at no more than its
+    // alignment; all bytes are written before the value is taken, and every bit pattern is valid (`Plain`).
+    unsafe {
+        match (size_of::<T>(), align_of::<T>()) {
+            (1, _) => to.cast::<u8>().write(S::load(from.cast::<u8>())),
+            (2, 2..) => to.cast::<u16>().write(S::load(from.cast::<u16>())),
+            (4, 4..) => to.cast::<u32>().write(S::load(from.cast::<u32>())),
+            (8, 8..) => to.cast::<u64>().write(S::load(from.cast::<u64>())),
+            (16, 16..) => to.cast::<gpu::Vector>().write(S::load_vector(from.cast())),
+            (size, 8..) if size % 8 == 0 => pieces::<u64, S>(from.cast(), to.cast(), size / 8),
+            (size, 4..) if size % 4 == 0 => pieces::<u32, S>(from.cast(), to.cast(), size / 4),
+            (size, _) => pieces::<u8, S>(from.cast(), to.cast(), size),
+        }
+        value.assume_init()
+    }
+}
+
+/// # Safety
+/// `from` is that of `n` readable pieces of this side; `to` of `n` writable ones of the thread's own.
+#[inline(always)]
+unsafe fn pieces<P: Piece, S: Side>(from: *const P, to: *mut P, n: usize) {
+    for index in 0..n {
+        // SAFETY: the index is below the number of pieces.
+        unsafe { to.add(index).write(S::load(from.add(index))) };
+    }
+}
+
+/// Writes an element.
+///
+/// # Safety
+/// The pointer is that of an aligned element in memory of this side that this thread can write.
+#[inline(always)]
+pub(crate) unsafe fn store<T: Plain, S: Side>(to: *mut T, value: T) {
+    let from = &raw const value;
+    // SAFETY: the caller promises the target; each arm reads and writes exactly the bytes of the element, at no more than its
+    // alignment, and all of them are initialised (`Plain` has no padding).
+    unsafe {
+        match (size_of::<T>(), align_of::<T>()) {
+            (1, _) => S::store(to.cast::<u8>(), from.cast::<u8>().read()),
+            (2, 2..) => S::store(to.cast::<u16>(), from.cast::<u16>().read()),
+            (4, 4..) => S::store(to.cast::<u32>(), from.cast::<u32>().read()),
+            (8, 8..) => S::store(to.cast::<u64>(), from.cast::<u64>().read()),
+            (16, 16..) => S::store_vector(to.cast(), from.cast::<gpu::Vector>().read()),
+            (size, 8..) if size % 8 == 0 => pieces_out::<u64, S>(from.cast(), to.cast(), size / 8),
+            (size, 4..) if size % 4 == 0 => pieces_out::<u32, S>(from.cast(), to.cast(), size / 4),
+            (size, _) => pieces_out::<u8, S>(from.cast(), to.cast(), size),
+        }
+    }
+}
+
+/// # Safety
+/// `from` is that of `n` readable pieces of the thread's own; `to` of `n` writable ones of this side.
+#[inline(always)]
+unsafe fn pieces_out<P: Piece, S: Side>(from: *const P, to: *mut P, n: usize) {
+    for index in 0..n {
+        // SAFETY: the index is below the number of pieces.
+        unsafe { S::store(to.add(index), from.add(index).read()) };
+    }
+}

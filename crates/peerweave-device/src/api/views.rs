@@ -1,0 +1,259 @@
+//! Memory of the kernel's own GPU as operands: shared memory, views, slices; and reading and writing their elements.
+
+use super::Context;
+use super::value::{self, Generic, Global};
+use crate::gpu;
+use core::ops::RangeBounds;
+use peerweave_types::{DeviceSlice, Plain, SymSlice};
+
+/// `len` elements of a block's shared memory. All threads of the block may hold it; they order their accesses by barriers.
+pub struct SharedSlice<T> {
+    pointer: *mut T,
+    len: usize,
+}
+
+impl<T> Clone for SharedSlice<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for SharedSlice<T> {}
+
+impl<T: Plain> SharedSlice<T> {
+    /// The view of `len` elements at a pointer. [`shared_array`](crate::shared_array) and [`SharedSlice::dynamic`] make one safely.
+    ///
+    /// # Safety
+    /// The pointer is that of as many aligned elements in shared memory of this block, which live as long as the block and are
+    /// accessed through such views alone.
+    #[inline(always)]
+    pub const unsafe fn from_raw(pointer: *mut T, len: usize) -> Self {
+        Self { pointer, len }
+    }
+
+    /// All of the block's shared memory whose size was given at the launch. Its content is unspecified at first.
+    #[inline(always)]
+    pub fn dynamic() -> Self {
+        let (pointer, bytes) = gpu::dynamic_shared();
+        const { assert!(align_of::<T>() <= 128, "shared memory is aligned to 128 bytes") };
+        Self { pointer: pointer.cast(), len: bytes / size_of::<T>() }
+    }
+
+    /// Number of elements.
+    #[inline(always)]
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    #[inline(always)]
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the elements begin.
+    #[inline(always)]
+    pub fn as_ptr(self) -> *mut T {
+        self.pointer
+    }
+
+    /// The elements of a range of indices; `None` where the range ends before it starts, or beyond the view.
+    #[inline]
+    pub fn get(self, range: impl RangeBounds<usize>) -> Option<Self> {
+        // SAFETY: used for the arithmetic of ranges alone; no element is accessed through it.
+        let part = unsafe { DeviceSlice::<T>::from_raw(self.pointer.expose_provenance() as u64, self.len) }.get(range)?;
+        let skipped = (part.address() as usize - self.pointer.addr()) / size_of::<T>().max(1);
+        Some(Self { pointer: self.pointer.wrapping_add(skipped), len: part.len() })
+    }
+
+    /// The elements of a range of indices.
+    ///
+    /// # Panics
+    /// Where the range ends before it starts, or beyond the view; on a GPU that is a trap.
+    #[inline]
+    #[track_caller]
+    pub fn slice(self, range: impl RangeBounds<usize>) -> Self {
+        match self.get(range) {
+            Some(part) => part,
+            None => panic!("range lies outside the shared slice"),
+        }
+    }
+
+    /// Reads an element.
+    ///
+    /// # Panics
+    /// Where the index is not below the length; on a GPU that is a trap.
+    #[inline(always)]
+    #[track_caller]
+    pub fn read(self, index: usize) -> T {
+        assert!(index < self.len, "index lies outside the shared slice");
+        // SAFETY: the index is below the length, and `from_raw` was promised that many aligned elements.
+        unsafe { value::load::<T, Generic>(self.pointer.add(index)) }
+    }
+
+    /// Writes an element.
+    ///
+    /// # Panics
+    /// As [`Self::read`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn write(self, index: usize, value: T) {
+        assert!(index < self.len, "index lies outside the shared slice");
+        // SAFETY: as in `read`.
+        unsafe { value::store::<T, Generic>(self.pointer.add(index), value) }
+    }
+}
+
+/// Reading and writing the elements of a view, by weak accesses: nobody else writes an element meanwhile, unless by accesses that a
+/// signal, a barrier or a `sync` orders.
+pub trait Elements<T>: Copy {
+    /// Reads an element.
+    ///
+    /// # Panics
+    /// Where the index is not below the length; on a GPU that is a trap.
+    fn read(self, index: usize) -> T;
+
+    /// Writes an element.
+    ///
+    /// # Panics
+    /// As [`Self::read`].
+    fn write(self, index: usize, value: T);
+}
+
+impl<T: Plain> Elements<T> for DeviceSlice<T> {
+    #[inline(always)]
+    #[track_caller]
+    fn read(self, index: usize) -> T {
+        assert!(index < self.len(), "index lies outside the device slice");
+        // SAFETY: the index is below the length, and `DeviceSlice::from_raw` was promised that many accessible elements.
+        unsafe { value::load::<T, Global>(address::<T>(self.address()).add(index)) }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn write(self, index: usize, value: T) {
+        assert!(index < self.len(), "index lies outside the device slice");
+        // SAFETY: as in `read`.
+        unsafe { value::store::<T, Global>(address::<T>(self.address()).add(index), value) }
+    }
+}
+
+/// The pointer for an address that the host, or arithmetic on its tables, has given.
+#[inline(always)]
+pub(crate) fn address<T>(address: u64) -> *mut T {
+    core::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// Where a put takes its elements from: symmetric memory of this PE, memory of its GPU, shared memory, or a slice of the thread.
+///
+/// Sealed. A PE that is reached through NVSHMEM can be sent symmetric memory alone.
+pub trait Source<T>: sealed::Sealed {
+    /// Whether the elements lie in global memory for sure.
+    #[doc(hidden)]
+    const GLOBAL: bool;
+    #[doc(hidden)]
+    fn start(&self, context: &Context) -> *const T;
+    #[doc(hidden)]
+    fn count(&self) -> usize;
+}
+
+/// Where a get puts its elements. Otherwise as [`Source`].
+pub trait Target<T>: sealed::Sealed {
+    /// Whether the elements lie in global memory for sure.
+    #[doc(hidden)]
+    const GLOBAL: bool;
+    #[doc(hidden)]
+    fn start_mut(&mut self, context: &Context) -> *mut T;
+    #[doc(hidden)]
+    fn count(&self) -> usize;
+}
+
+/// Both directions for a view that is `Copy`.
+macro_rules! operand {
+    ($view:ident, $global:literal, |$this:ident, $context:ident| $start:expr) => {
+        impl<T> sealed::Sealed for $view<T> {}
+
+        impl<T: Plain> Source<T> for $view<T> {
+            const GLOBAL: bool = $global;
+
+            #[inline(always)]
+            fn start(&self, $context: &Context) -> *const T {
+                let $this = self;
+                $start
+            }
+
+            #[inline(always)]
+            fn count(&self) -> usize {
+                self.len()
+            }
+        }
+
+        impl<T: Plain> Target<T> for $view<T> {
+            const GLOBAL: bool = $global;
+
+            #[inline(always)]
+            fn start_mut(&mut self, $context: &Context) -> *mut T {
+                let $this = &*self;
+                $start
+            }
+
+            #[inline(always)]
+            fn count(&self) -> usize {
+                self.len()
+            }
+        }
+    };
+}
+
+operand!(SymSlice, true, |this, context| address(context.my_base() + this.offset().0));
+operand!(DeviceSlice, true, |this, _context| address(this.address()));
+operand!(SharedSlice, false, |this, _context| this.pointer);
+
+impl<T> sealed::Sealed for &[T] {}
+impl<T> sealed::Sealed for &mut [T] {}
+impl<T, const N: usize> sealed::Sealed for &[T; N] {}
+impl<T, const N: usize> sealed::Sealed for &mut [T; N] {}
+
+macro_rules! slice_source {
+    ($([$($generics:tt)*] $t:ty;)*) => {$(
+        impl<$($generics)*> Source<T> for $t {
+            const GLOBAL: bool = false;
+
+            #[inline(always)]
+            fn start(&self, _context: &Context) -> *const T {
+                self.as_ptr()
+            }
+
+            #[inline(always)]
+            fn count(&self) -> usize {
+                self.len()
+            }
+        }
+    )*};
+}
+
+macro_rules! slice_target {
+    ($([$($generics:tt)*] $t:ty;)*) => {$(
+        impl<$($generics)*> Target<T> for $t {
+            const GLOBAL: bool = false;
+
+            #[inline(always)]
+            fn start_mut(&mut self, _context: &Context) -> *mut T {
+                self.as_mut_ptr()
+            }
+
+            #[inline(always)]
+            fn count(&self) -> usize {
+                self.len()
+            }
+        }
+    )*};
+}
+
+slice_source!([T: Plain] &[T]; [T: Plain, const N: usize] &[T; N];);
+slice_target!([T: Plain] &mut [T]; [T: Plain, const N: usize] &mut [T; N];);

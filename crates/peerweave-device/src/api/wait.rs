@@ -1,0 +1,230 @@
+//! Waits for elements of this PE's own symmetric memory that peers change: one, any, all or some of several.
+//!
+//! The loops are those of [`crate::put_signal`]. A wait acquires: what the writer of the element that it sees released is visible
+//! after it. Every wait ends by the context's deadline.
+
+use super::bits::{KernelAtomic, KernelInteger};
+use super::report::Report;
+use super::views::address;
+use super::{Context, Failed};
+use crate::gpu::{Access, Sys};
+use crate::pause::until;
+use crate::put_signal::Watch;
+use peerweave_types::{Compare, KernelOp, KernelStatus, SymSlice};
+
+/// Waits for none of the elements but those that it is `false` for.
+pub const EXCLUDE_NONE: fn(usize) -> bool = |_| false;
+
+impl Context {
+    /// Reads this PE's own element, acquiring.
+    #[inline(always)]
+    fn look<T: KernelInteger>(&self, of: SymSlice<T>, index: usize) -> T {
+        assert!(index < of.len(), "index lies outside the slice that is awaited");
+        let element = address::<T>(self.my_base() + of.offset().0).wrapping_add(index);
+        // SAFETY: the index is below the length, `SymSlice` promises as many aligned elements in this PE's heap, and elements that
+        // are awaited are accessed atomically.
+        T::from_bits(unsafe { <<T as KernelAtomic>::Bits as Access<Sys>>::load_acquire(element.cast_const().cast()) })
+    }
+
+    /// The loops over elements that are not excluded, each compared with a value of its own.
+    #[inline(always)]
+    fn watch<'a, T: KernelInteger, V: Fn(usize) -> T + 'a, X: Fn(usize) -> bool>(
+        &'a self,
+        of: SymSlice<T>,
+        compare: Compare,
+        value: V,
+        exclude: X,
+    ) -> Watch<impl Fn(usize) -> Option<T> + 'a, X> {
+        let look = move |index| {
+            let seen = self.look(of, index);
+            T::holds(compare, seen, value(index)).then_some(seen)
+        };
+        Watch { len: of.len(), look, exclude }
+    }
+
+    /// Reports a wait that failed: the first element that is not as expected.
+    #[cold]
+    #[inline]
+    fn fail_wait<T: KernelInteger>(
+        &self,
+        kind: peerweave_types::FailureKind,
+        operation: KernelOp,
+        of: SymSlice<T>,
+        index: usize,
+        expected: T,
+    ) -> Failed {
+        let found = if index < of.len() { self.look(of, index).report() } else { 0 };
+        let report = Report { expected: expected.report(), found, pe: KernelStatus::NONE, ..Report::of(operation) };
+        self.fail(kind, report)
+    }
+
+    /// Waits until the first element of `of` compares so with `value`.
+    ///
+    /// # Ordering
+    /// Acquire.
+    ///
+    /// # Errors
+    /// [`FailureKind::Deadline`](peerweave_types::FailureKind), [`FailureKind::Aborted`](peerweave_types::FailureKind).
+    #[inline(always)]
+    pub fn wait_until<T: KernelInteger>(&self, of: SymSlice<T>, compare: Compare, value: T) -> Result<(), Failed> {
+        let look = || T::holds(compare, self.look(of, 0), value).then_some(());
+        until(&mut self.spin(), look).map_err(|kind| self.fail_wait(kind, KernelOp::WaitUntil, of, 0, value))
+    }
+
+    /// Whether the first element of `of` compares so with `value`; looks once.
+    ///
+    /// # Ordering
+    /// Acquire, where the answer is yes.
+    #[inline(always)]
+    pub fn test<T: KernelInteger>(&self, of: SymSlice<T>, compare: Compare, value: T) -> bool {
+        T::holds(compare, self.look(of, 0), value)
+    }
+}
+
+/// The forms for several elements: with one value, and with a value for each.
+macro_rules! several {
+    ($value:ty, |$index:ident, $values:ident| $each:expr, $plural:literal:
+        $wait_any:ident, $wait_all:ident, $wait_some:ident, $test_any:ident, $test_all:ident, $test_some:ident) => {
+        impl Context {
+            #[doc = concat!("Waits until any element that is not excluded compares so with ", $plural, ", and returns its index: the")]
+            /// lowest, where one look finds several. `None`, at once, where all are excluded.
+            ///
+            /// # Ordering
+            /// Acquire, for the element of that index.
+            ///
+            /// # Errors
+            /// As [`Self::wait_until`].
+            #[inline(always)]
+            pub fn $wait_any<T: KernelInteger>(
+                &self,
+                of: SymSlice<T>,
+                exclude: impl Fn(usize) -> bool,
+                compare: Compare,
+                $values: $value,
+            ) -> Result<Option<usize>, Failed> {
+                let watch = self.watch(of, compare, |$index| $each, exclude);
+                watch.wait_any(&mut self.spin()).map_err(|kind| {
+                    let $index = 0;
+                    self.fail_wait(kind, KernelOp::WaitUntilAny, of, $index, $each)
+                })
+            }
+
+            #[doc = concat!("Waits until every element that is not excluded has been seen to compare so with ", $plural, ".")]
+            ///
+            /// # Ordering
+            /// Acquire, for each of them.
+            ///
+            /// # Errors
+            /// As [`Self::wait_until`]; the report shows the first element that is missing.
+            #[inline(always)]
+            pub fn $wait_all<T: KernelInteger>(
+                &self,
+                of: SymSlice<T>,
+                exclude: impl Fn(usize) -> bool,
+                compare: Compare,
+                $values: $value,
+            ) -> Result<(), Failed> {
+                let watch = self.watch(of, compare, |$index| $each, &exclude);
+                watch.wait_all(&mut self.spin()).map(drop).map_err(|kind| {
+                    let missing = |$index: &usize| !exclude(*$index) && {
+                        let $index = *$index;
+                        !T::holds(compare, self.look(of, $index), $each)
+                    };
+                    let $index = (0..of.len()).find(missing).unwrap_or(0);
+                    self.fail_wait(kind, KernelOp::WaitUntilAll, of, $index, $each)
+                })
+            }
+
+            #[doc = concat!("Waits until at least one element that is not excluded compares so with ", $plural, ", writes the indices of")]
+            /// all that do to `indices`, ascending, and returns how many they are. 0, at once, where all are excluded. Indices for
+            /// which there is no room are counted and not written.
+            ///
+            /// # Ordering
+            /// Acquire, for each of them.
+            ///
+            /// # Errors
+            /// As [`Self::wait_until`].
+            #[inline(always)]
+            pub fn $wait_some<T: KernelInteger>(
+                &self,
+                of: SymSlice<T>,
+                indices: &mut [usize],
+                exclude: impl Fn(usize) -> bool,
+                compare: Compare,
+                $values: $value,
+            ) -> Result<usize, Failed> {
+                let watch = self.watch(of, compare, |$index| $each, exclude);
+                let mut count = 0;
+                let outcome = watch.wait_some(&mut self.spin(), |index, _| {
+                    if let Some(place) = indices.get_mut(count) {
+                        *place = index;
+                    }
+                    count += 1;
+                });
+                outcome.map_err(|kind| {
+                    let $index = 0;
+                    self.fail_wait(kind, KernelOp::WaitUntilSome, of, $index, $each)
+                })
+            }
+
+            #[doc = concat!("The lowest index of an element that is not excluded and compares so with ", $plural, "; looks once.")]
+            ///
+            /// # Ordering
+            /// Acquire, for the element of that index.
+            #[inline(always)]
+            pub fn $test_any<T: KernelInteger>(
+                &self,
+                of: SymSlice<T>,
+                exclude: impl Fn(usize) -> bool,
+                compare: Compare,
+                $values: $value,
+            ) -> Option<usize> {
+                self.watch(of, compare, |$index| $each, exclude).test_any()
+            }
+
+            #[doc = concat!("Whether every element that is not excluded compares so with ", $plural, "; looks once at each.")]
+            ///
+            /// # Ordering
+            /// Acquire, where the answer is yes.
+            #[inline(always)]
+            pub fn $test_all<T: KernelInteger>(
+                &self,
+                of: SymSlice<T>,
+                exclude: impl Fn(usize) -> bool,
+                compare: Compare,
+                $values: $value,
+            ) -> bool {
+                self.watch(of, compare, |$index| $each, exclude).test_all()
+            }
+
+            #[doc = concat!("Writes the indices of all elements that are not excluded and compare so with ", $plural, " to `indices`,")]
+            /// ascending, and returns how many they are; looks once at each. Indices for which there is no room are counted and not
+            /// written.
+            ///
+            /// # Ordering
+            /// Acquire, for each of them.
+            #[inline(always)]
+            pub fn $test_some<T: KernelInteger>(
+                &self,
+                of: SymSlice<T>,
+                indices: &mut [usize],
+                exclude: impl Fn(usize) -> bool,
+                compare: Compare,
+                $values: $value,
+            ) -> usize {
+                let mut count = 0;
+                self.watch(of, compare, |$index| $each, exclude).test_some(|index, _| {
+                    if let Some(place) = indices.get_mut(count) {
+                        *place = index;
+                    }
+                    count += 1;
+                })
+            }
+        }
+    };
+}
+
+several!(T, |_index, value| value, "`value`":
+    wait_until_any, wait_until_all, wait_until_some, test_any, test_all, test_some);
+several!(&[T], |index, values| values[index], "the value of its index in `values`":
+    wait_until_any_vector, wait_until_all_vector, wait_until_some_vector, test_any_vector, test_all_vector, test_some_vector);

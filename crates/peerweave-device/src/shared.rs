@@ -1,0 +1,56 @@
+//! Declaration of shared memory of a fixed size.
+
+/// Declares an array in the shared memory of the block and gives its view: `shared_array!(TILE: [f32; 256])`.
+///
+/// All threads of a block that come to the same declaration get the same memory, as a
+/// [`SharedSlice`](crate::api::SharedSlice). Its content is unspecified at first. The name is part of the symbol in the PTX; two
+/// declarations with the same name at the same line and column of two files of a crate do not link.
+///
+/// ```
+/// use peerweave_device::prelude::*;
+///
+/// let tile = peerweave_device::shared_array!(TILE: [f32; 256]);
+/// tile.write(3, 1.5);
+/// gpu::sync_threads();
+/// assert_eq!((tile.read(3), tile.len()), (1.5, 256));
+/// ```
+#[macro_export]
+macro_rules! shared_array {
+    ($name:ident: [$t:ty; $n:expr]) => {{
+        #[cfg(target_arch = "nvptx64")]
+        mod declaration {
+            #[allow(unused_imports)]
+            use super::*;
+            ::core::arch::global_asm!(
+                concat!(".shared .align 128 .b8 peerweave_shared_", stringify!($name), "_", line!(), "_", column!(), "[{}];"),
+                const ::core::mem::size_of::<[$t; $n]>(),
+            );
+        }
+        #[cfg(target_arch = "nvptx64")]
+        let pointer = {
+            let address: u64;
+            // SAFETY: takes the address of a symbol and makes it a generic one; touches no memory.
+            unsafe {
+                ::core::arch::asm!(
+                    concat!(
+                        "{{ .reg .b64 a; mov.u64 a, peerweave_shared_", stringify!($name), "_", line!(), "_", column!(),
+                        "; cvta.shared.u64 {}, a; }}",
+                    ),
+                    out(reg64) address,
+                    options(pure, nomem, nostack),
+                );
+            }
+            address as *mut $t
+        };
+        #[cfg(not(target_arch = "nvptx64"))]
+        let pointer = {
+            // Its address tells this declaration from all others, which a constant's would not.
+            static SITE: ::core::sync::atomic::AtomicU8 = ::core::sync::atomic::AtomicU8::new(0);
+            let (bytes, align) = (::core::mem::size_of::<[$t; $n]>(), ::core::mem::align_of::<$t>());
+            $crate::gpu::executor().fixed_shared((&raw const SITE).addr(), bytes, align).cast::<$t>()
+        };
+        const { assert!(::core::mem::align_of::<$t>() <= 128, "shared memory is aligned to 128 bytes") };
+        // SAFETY: shared memory of this block of that size and alignment, which only such views of this declaration access.
+        unsafe { $crate::api::SharedSlice::<$t>::from_raw(pointer, $n) }
+    }};
+}
