@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
-use peerweave_driver::CudaContext;
+use peerweave_driver::{CudaContext, wait_until};
 
 use crate::communicator::Communicator;
 use crate::error::{MisuseKind, NcclError};
@@ -251,12 +251,17 @@ impl CommunicatorBuilder {
     }
 }
 
-/// A deadline that expired because somebody died is that somebody's loss.
+/// How long after a connection was cut, which NCCL notices at once, the rendezvous may take to notice that its process is gone.
+const NOTICED: Duration = Duration::from_millis(500);
+
+/// An error or an expired deadline that came because a process died is that process's loss.
 fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) -> NcclError {
-    match rendezvous.check() {
-        Err(lost @ BootstrapError::PeLost { .. }) => NcclError::bootstrap(call)(lost),
-        _ => error,
-    }
+    let mut lost = None;
+    let _ = wait_until(Instant::now() + NOTICED, || {
+        lost = rendezvous.check_within(NOTICED).err().filter(|error| matches!(error, BootstrapError::PeLost { .. }));
+        Ok::<_, NcclError>(lost.is_some())
+    });
+    lost.map_or(error, NcclError::bootstrap(call))
 }
 
 fn only(mut made: Vec<Communicator>) -> Communicator {

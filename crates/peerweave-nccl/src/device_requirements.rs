@@ -458,6 +458,8 @@ mod tests {
         let new = DeviceCommRequirements::new;
         for requirements in [
             new().gin_signals(1),
+            new().gin_counters(1),
+            new().rail_gin_barriers(1),
             new().world_gin_barriers(1),
             new().lla2a_blocks(2),
             new().gin_connection(GinConnection::Stride(0)),

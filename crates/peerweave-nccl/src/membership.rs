@@ -419,14 +419,8 @@ impl Inner {
     ) -> Result<T, NcclError> {
         let place: *mut T = Box::into_raw(Box::new(initial));
         let result = self.call(name, allowed, |api, comm| function(api, comm, place));
-        let is_done = match &result {
-            Ok(()) | Err(NcclError::Nccl(_) | NcclError::Unsupported(_)) => true,
-            // NCCL may still write there: leaked.
-            Err(_) => false,
-        };
-        // SAFETY: NCCL is done with the place, which came from the box above.
-        let stored = is_done.then(|| *unsafe { Box::from_raw(place) });
-        result.map(|()| stored.expect("success was done"))
+        // SAFETY: the place came from the box above, and nobody else has it but NCCL, until the call is done.
+        unsafe { stored(place, result) }
     }
 
     /// Makes the device's context the thread's.
@@ -499,6 +493,20 @@ impl Inner {
     }
 }
 
+/// What a call has stored, by its result. After an error that does not say that NCCL is done with the place, NCCL may still write there: it is leaked.
+///
+/// # Safety
+/// The place is that of a box, and belongs to the caller, or to NCCL as long as the call is not done.
+unsafe fn stored<T>(place: *mut T, result: Result<(), NcclError>) -> Result<T, NcclError> {
+    let is_done = match &result {
+        Ok(()) | Err(NcclError::Nccl(_) | NcclError::Unsupported(_)) => true,
+        Err(_) => false,
+    };
+    // SAFETY: NCCL is done with the place, which is the caller's box.
+    let stored = is_done.then(|| *unsafe { Box::from_raw(place) });
+    result.map(|()| stored.expect("success was done"))
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         // In a fork nothing can be ended, and a lock may be held for ever.
@@ -537,4 +545,43 @@ fn asked_again(stream: &CudaStream) -> Result<bool, NcclError> {
 /// Makes a context the thread's.
 pub(crate) fn set_current(context: &CudaContext) -> Result<(), NcclError> {
     Ok(peerweave_driver::bind(context)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DeadState, Failure, ResultCode, Version};
+
+    #[test]
+    fn place_that_nccl_may_write_stays_allocated() {
+        let name = Arc::new(CommunicatorName { name: None, rank: 0, ranks: 2, number: 1 });
+        let timeout = || {
+            let waited = Duration::from_secs(1);
+            Timeout { call: "register", sequence: None, waited, communicator: None, missing: Vec::new(), reports: Vec::new() }
+        };
+        let failure = || Failure {
+            call: "ncclCommRegister",
+            code: ResultCode::INTERNAL_ERROR,
+            meaning: "",
+            version: Version::new(2, 32, 3),
+            last_error: String::new(),
+            communicator: None,
+        };
+        let dead = NcclError::Dead { call: "register", communicator: name, state: DeadState::Aborted };
+        let left_out = NcclError::misuse("register", MisuseKind::Context { why: "a rank was left out" });
+        for (result, is_freed) in [
+            (Ok(()), true),
+            (Err(failure().into()), true),
+            (Err(timeout().into()), false),
+            (Err(dead), false),
+            (Err(left_out), false),
+        ] {
+            let value = Arc::new(());
+            let place = Box::into_raw(Box::new(Arc::clone(&value)));
+            let text = format!("{result:?}");
+            // SAFETY: it is a box, and no NCCL has it.
+            drop(unsafe { stored(place, result) });
+            assert_eq!(Arc::strong_count(&value), if is_freed { 1 } else { 2 }, "{text}");
+        }
+    }
 }

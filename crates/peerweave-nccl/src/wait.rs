@@ -202,16 +202,24 @@ impl Watch {
             let ((_, call), communicator) = (inner.last(), Some(Arc::clone(&inner.name)));
             return Err(PeerLost { call, communicator, ranks: std::mem::take(ranks), last_error: String::new() }.into());
         }
-        if waited >= *self.next.get_or_insert(WATCH_EVERY)
+        if self.is_due(waited)
             && let Some(rendezvous) = inner.world.as_ref().and_then(|world| world.rendezvous.upgrade())
         {
             let start = Instant::now();
             let gone = News::gone_within(inner, &rendezvous, WATCH_PATIENCE);
-            // A server that is slow is not asked more often than it answers.
-            self.next = Some(waited + start.elapsed() * 10 + WATCH_EVERY);
-            self.gone = (!gone.is_empty()).then(|| (gone, Instant::now()));
+            self.answered(waited, start.elapsed(), gone);
         }
         Ok(())
+    }
+
+    fn is_due(&mut self, waited: Duration) -> bool {
+        waited >= *self.next.get_or_insert(WATCH_EVERY)
+    }
+
+    /// Notes what the rendezvous said, and how long that took: a server that is slow is asked less often, for a tenth of the time at most.
+    fn answered(&mut self, waited: Duration, took: Duration, gone: Vec<usize>) {
+        self.next = Some(waited + took * 10 + WATCH_EVERY);
+        self.gone = (!gone.is_empty()).then(|| (gone, Instant::now()));
     }
 }
 
@@ -332,5 +340,27 @@ impl News {
         news.missing.extend(news.reports.iter().filter(|report| report.sequence < sequence).map(|report| report.rank));
         news.missing.sort_unstable();
         news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_server_is_asked_less_often() {
+        for (took, most) in [(Duration::ZERO, 40), (WATCH_PATIENCE, 8)] {
+            let mut watch = Watch::default();
+            let mut asked = 0;
+            // Two seconds of looking.
+            for look in 0..1000 {
+                let waited = ASK_EVERY * look;
+                if watch.is_due(waited) {
+                    asked += 1;
+                    watch.answered(waited, took, Vec::new());
+                }
+            }
+            assert!((most - 1..=most).contains(&asked), "{asked} questions that take {took:?}");
+        }
     }
 }

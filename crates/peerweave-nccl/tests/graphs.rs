@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
-use peerweave_driver::cudarc::driver::CudaStream;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use peerweave_driver::cudarc::driver::{CudaStream, DevicePtrMut as _};
 use peerweave_driver::{Access, DeviceBuffer, DeviceBufferMut, DeviceMemory, DriverError, Keep, settle};
 use peerweave_nccl::{
     CollConfig, Communicator, Config, DeadState, MisuseKind, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, ResultCode, Switch,
@@ -38,6 +38,29 @@ fn captured_group_that_is_refused_leaves_nothing_in_the_graph() {
         assert_eq!(error, "finalize: captured graphs still use the communicator (1 captured calls); destroy them first");
         drop(graph);
         comm.finalize(DEADLINE).expect("the graph is gone");
+    });
+}
+
+#[test]
+fn slice_whose_event_was_captured_elsewhere_is_refused() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let (own, capturing) = (comm.context().new_stream().expect("a stream"), comm.context().new_stream().expect("a stream"));
+        // Nothing has used it yet, so that the capture need not wait for anything outside of it.
+        // SAFETY: its elements are never read.
+        let mut values = unsafe { own.alloc::<f32>(4) }.expect("memory");
+        own.synchronize().expect("it is allocated");
+        capturing.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
+        // Whoever waits for this write joins the capture.
+        drop(values.device_ptr_mut(&capturing));
+        let before = counted("collectives");
+        let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("the stream would be captured too");
+        assert_eq!(
+            error.to_string(),
+            "all_reduce_in_place: a buffer's own events made the stream part of a capture; give memory that can be kept alive, a DeviceMemory or a Raw"
+        );
+        assert_eq!(counted("collectives"), before, "nothing was captured");
+        comm.abort(DEADLINE).expect("it ends");
     });
 }
 

@@ -116,6 +116,27 @@ fn memory_that_is_shared_by_two_arguments() {
 }
 
 #[test]
+fn gather_checks_a_receive_buffer_that_is_not_the_roots() {
+    fakes(2).run(|| {
+        let all = all(2);
+        let ((comm, stream), (_, other_stream)) = (&all[0], &all[1]);
+        let memory = floats(stream, &[0.0; 6]);
+        let (send, mut shared) = (memory.slice(0..2).expect("inside"), memory.slice(1..5).expect("inside"));
+        // As long as the root's, so that it is given to NCCL, which may write by its place.
+        let error = comm.gather(stream, &send, Some(&mut shared), 1).expect_err("element 1 is read and written");
+        assert!(error.to_string().contains("share memory"), "{error}");
+        says(
+            comm.gather(stream, &send, Some(&mut floats(other_stream, &[0.0; 4])), 1),
+            "gather: the receive buffer is on device 1, expected device 0",
+        );
+        // Of another length, it is not used.
+        let mut longer = memory.slice(0..5).expect("inside");
+        comm.gather(stream, &send, Some(&mut longer), 1).expect("it is not looked at");
+        comm.abort(DEADLINE).expect("it ends");
+    });
+}
+
+#[test]
 fn devices_streams_and_communicators_that_do_not_belong_together() {
     fakes(2).run(|| {
         let all = all(2);

@@ -105,26 +105,35 @@ fn ranks_that_joined_from_elsewhere_are_not_looked_for_in_the_rendezvous() {
 
 #[test]
 fn rank_that_dies_before_the_communicator_is_made_is_named() {
-    fakes(2).run_many(2, |child| {
-        if child.rank == 1 {
-            // SAFETY: this process has one thread yet, but for the harness's, which the fork does not need; nothing was loaded.
-            let pid = unsafe { libc::fork() };
-            if pid == 0 {
-                let rendezvous = rendezvous(&child);
-                rendezvous.exchange("peerweave-nccl/unique-id", b"").expect("both exchange");
-                // SAFETY: of no memory concern: the process ends.
-                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-            }
-            // SAFETY: a null status is allowed.
-            assert_eq!(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) }, pid);
-            return;
+    fakes(2).run_many(2, |child| dies_while_the_others_make_it(&child, Duration::from_secs(1)));
+}
+
+#[test]
+fn loss_that_nccl_notices_first_names_the_rank() {
+    // NCCL's connection to the dead rank is cut before the rendezvous knows.
+    let fakes = fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:1=6");
+    fakes.run_many(2, |child| dies_while_the_others_make_it(&child, DEADLINE));
+}
+
+fn dies_while_the_others_make_it(child: &Child, deadline: Duration) {
+    if child.rank == 1 {
+        // SAFETY: this process has one thread yet, but for the harness's, which the fork does not need; nothing was loaded.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let rendezvous = rendezvous(child);
+            rendezvous.exchange("peerweave-nccl/unique-id", b"").expect("both exchange");
+            // SAFETY: of no memory concern: the process ends.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
-        let rendezvous = rendezvous(&child);
-        let (nccl, start) = (Nccl::load().expect("the fake is there"), Instant::now());
-        let made = Communicator::builder().nccl(nccl).deadline(Duration::from_secs(1)).from_rendezvous(&device(0), &rendezvous);
-        let error = made.expect_err("rank 1 is dead");
-        assert!(matches!(error, NcclError::Bootstrap { .. }) && error.to_string().contains("PE 1"), "{error}");
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-        nothing_is_left();
-    });
+        // SAFETY: a null status is allowed.
+        assert_eq!(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) }, pid);
+        return;
+    }
+    let rendezvous = rendezvous(child);
+    let (nccl, start) = (Nccl::load().expect("the fake is there"), Instant::now());
+    let made = Communicator::builder().nccl(nccl).deadline(deadline).from_rendezvous(&device(0), &rendezvous);
+    let error = made.expect_err("rank 1 is dead");
+    assert!(matches!(error, NcclError::Bootstrap { .. }) && error.to_string().contains("PE 1"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    nothing_is_left();
 }

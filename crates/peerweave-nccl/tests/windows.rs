@@ -79,6 +79,40 @@ fn windows_of_different_lengths_need_2_30_7() {
 }
 
 #[test]
+fn put_beyond_the_own_window_is_misuse() {
+    fakes(2).run(|| {
+        ranks(2, &Config::new(), |comm, stream| {
+            let memory = |len: usize| NcclMem::from_slice(comm.nccl(), &stream, &vec![1.0f32; len]).expect("memory");
+            let target = memory(if comm.rank() == 0 { 8 } else { 64 });
+            let window = Window::register(&comm, &target, WindowKind::SYMMETRIC).expect("all register").expect("a window");
+            if comm.rank() == 0 {
+                let put = |offset| comm.put_signal(&stream, &target, 1, &window, offset, Signal::default());
+                // Inside of the peer's window each time.
+                put(7).expect("it begins inside the own window");
+                let before = counted("collectives");
+                for offset in [8, 56] {
+                    assert_eq!(
+                        put(offset).expect_err("NCCL looks at the length of the own window").to_string(),
+                        format!("put_signal: the offset is {offset}, expected less than the length of this rank's own window")
+                    );
+                }
+                assert_eq!(
+                    put(57).expect_err("it is outside of the peer's").to_string(),
+                    "put_signal: the peer's window has 64 elements at least, expected 65"
+                );
+                assert_eq!(counted("collectives"), before, "nothing was enqueued");
+            } else {
+                comm.wait_signal(&stream, &[SignalWait { peer: 0, signal: Signal::default(), count: 1 }])
+                    .expect("it is enqueued");
+            }
+            comm.wait(&stream, DEADLINE).expect("it completes");
+            window.deregister(&stream, DEADLINE).expect("all give it back");
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
 fn null_window_is_none_on_every_rank() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_NULL_WINDOW", "1").run(|| {
         let all = all(2);
