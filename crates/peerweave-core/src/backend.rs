@@ -15,7 +15,8 @@
 //! all-gather and gather; what one rank receives for reduce-scatter and scatter; what one rank sends to one rank for all-to-all.
 
 use crate::Error;
-use peerweave_types::{Compare, DType, HeapGeometry, Pe, Rank, ReduceOp, SignalOp, SymOffset};
+use peerweave_device::launch::PtxImage;
+use peerweave_types::{Compare, DType, Dim3, HeapGeometry, KernelContext, Pe, Rank, ReduceOp, SignalOp, SymOffset};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -322,6 +323,8 @@ pub enum Op {
     Wait(WaitUntil),
     /// An atomic operation on one element.
     Atomic(Atomic),
+    /// Runs a kernel on a grid of threads.
+    Launch(Launch),
     /// Orders this PE's puts and signals: those before it are visible to a target before those after it.
     Fence,
     /// Completes this PE's puts, gets and signals at their targets.
@@ -508,6 +511,40 @@ pub struct Strided {
     pub local_stride: usize,
     pub element_bytes: usize,
     pub count: usize,
+}
+
+/// A kernel with its arguments, and the shape of its grid. The shape is one that GPUs run; the arguments name live memory.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// The kernel and its arguments.
+    pub kernel: Arc<dyn BoundKernel>,
+    /// Blocks of the grid.
+    pub grid: Dim3,
+    /// Threads of a block.
+    pub block: Dim3,
+    /// Bytes of dynamic shared memory of each block.
+    pub shared_bytes: usize,
+    /// Whether the blocks may wait for each other: all are under way at the same time, or the launch fails.
+    pub cooperative: bool,
+}
+
+/// A kernel and its arguments, erased.
+pub trait BoundKernel: Send + Sync + fmt::Debug {
+    /// The name of the entry in the PTX.
+    fn name(&self) -> &'static str;
+
+    /// The PTX of the kernel's crate.
+    fn ptx(&self) -> &'static PtxImage;
+
+    /// Runs one thread of the kernel on the thread that calls.
+    ///
+    /// # Safety
+    /// The context is alive until the call returns, its addresses are those of this process, and the memory that the arguments name
+    /// is allocated.
+    unsafe fn run_thread(&self, context: *const KernelContext);
+
+    /// Calls `with` for each argument in order: its address, its size and its alignment in bytes.
+    fn arguments(&self, with: &mut dyn FnMut(*const u8, usize, usize));
 }
 
 /// A change of one signal word.

@@ -14,7 +14,7 @@ use crate::stream::Stream;
 use crate::symmetric::Region;
 use crate::team::Team;
 use crate::{Result, backend};
-use peerweave_types::{DType, Pe, Rank, TeamShape};
+use peerweave_types::{DType, Dim3, Pe, Rank, TeamShape};
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
@@ -176,8 +176,23 @@ pub(crate) fn stream(call: &'static str, team: &Team, stream: &Stream) -> Result
     same_world(call, &team.inner.shared, &stream.shared, "stream")
 }
 
+/// The shape of a launch is one that GPUs run.
+pub(crate) fn launch_shape(call: &'static str, grid: Dim3, block: Dim3, shared_bytes: usize) -> Result<()> {
+    const SHARED_BYTES: usize = 227 << 10;
+    if !grid.is_grid() {
+        return Err(wrong_value(call, "grid", grid, "1 to (2147483647, 65535, 65535) blocks"));
+    }
+    if !block.is_block() {
+        return Err(wrong_value(call, "block", block, "1 to (1024, 1024, 64) threads, and at most 1024 in all"));
+    }
+    if shared_bytes > SHARED_BYTES {
+        return Err(wrong_value(call, "shared_bytes", shared_bytes, "at most 232448, the most that a block has on any GPU"));
+    }
+    Ok(())
+}
+
 #[inline(always)]
-fn region(call: &'static str, shared: &Arc<Shared>, argument: &'static str, region: &Region) -> Result<()> {
+pub(crate) fn region(call: &'static str, shared: &Arc<Shared>, argument: &'static str, region: &Region) -> Result<()> {
     if !Arc::ptr_eq(shared, &region.shared) {
         return Err(misuse(call, MisuseKind::ForeignBuffer { argument }));
     }

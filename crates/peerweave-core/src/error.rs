@@ -3,7 +3,7 @@
 //! No call fails here. A message is a bug report: it names the call, the team, the value that was found and what was expected.
 
 use crate::backend::TeamId;
-use peerweave_types::{DType, Pe, ReduceOp};
+use peerweave_types::{DType, FailureKind, KernelOp, Pe, ReduceOp};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +43,9 @@ pub enum Error {
         /// The failure before it.
         because: Arc<Error>,
     },
+    /// A kernel failed: one of its operations, or one of its threads.
+    #[error(transparent)]
+    Kernel(Box<KernelFailure>),
     /// The symmetric heap, or the machine, has no room.
     #[error("{call}: {requested_bytes} bytes asked for, {available_bytes} available ({what})")]
     OutOfMemory {
@@ -97,6 +100,7 @@ impl Error {
             Self::Timeout(timeout) => timeout.missing.clone(),
             Self::Mismatch(mismatch) => vec![mismatch.pe],
             Self::Skipped { because, .. } => because.blamed(),
+            Self::Kernel(failure) => failure.missing.into_iter().collect(),
             _ => Vec::new(),
         }
     }
@@ -176,6 +180,22 @@ pub struct Timeout {
     pub waited: Duration,
     /// The PEs that did not arrive; empty for a wait on a signal word, which anybody could have set.
     pub missing: Vec<Pe>,
+}
+
+/// A kernel that failed on this PE.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{kernel}: {message}")]
+pub struct KernelFailure {
+    /// The kernel.
+    pub kernel: &'static str,
+    /// Why its operation failed; `None` where none did, but a thread panicked, trapped or diverged.
+    pub kind: Option<FailureKind>,
+    /// The operation that failed.
+    pub operation: Option<KernelOp>,
+    /// The PE that did not arrive or cannot be reached.
+    pub missing: Option<Pe>,
+    /// What happened: the operation with what it expected and found, or the block and thread.
+    pub message: String,
 }
 
 struct List<'a>(&'a [Pe]);

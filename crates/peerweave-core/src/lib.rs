@@ -57,6 +57,7 @@ mod collective_blocking;
 mod error;
 mod fork;
 mod group;
+mod launch;
 pub mod noop;
 mod one_sided;
 mod reduction;
@@ -72,12 +73,13 @@ mod world;
 pub use argument::{Dest, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, none};
 pub use backend::{CallChecking, Caps, PrivateBuffers, VectorCounts};
 pub use buffer::Buffer;
-pub use error::{Error, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
+pub use error::{Error, KernelFailure, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 pub use group::{BlockingGroup, Group};
+pub use launch::{LaunchArg, LaunchArgs, LaunchShape};
 pub use one_sided::Strides;
 pub use peerweave_types::{
-    AtomicElement, AtomicInteger, Compare, DType, Element, F8E4M3, F8E5M2, HeapGeometry, Integer, Number, Pe, Rank, ReduceOp,
-    SignalOp, SymOffset, TeamShape, bf16, f16,
+    AtomicElement, AtomicInteger, Compare, DType, DeviceSlice, Dim3, Element, F8E4M3, F8E5M2, FailureKind, HeapGeometry, Integer,
+    KernelArg, KernelOp, Number, Pe, Rank, ReduceOp, SignalOp, SymOffset, SymSlice, TeamShape, bf16, f16,
 };
 pub use reduction::Reduction;
 pub use shared::{FinalizeReport, LeakedBuffer};

@@ -5,7 +5,7 @@
 use crate::backend::{Backend, PrivateBuffers};
 use crate::error::{Error, MisuseKind};
 use crate::{Result, check, fork};
-use peerweave_types::Pe;
+use peerweave_types::{Pe, SymOffset};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
@@ -30,6 +30,8 @@ pub(crate) struct Shared {
 struct Allocations {
     next: u64,
     live: BTreeMap<u64, LeakedBuffer>,
+    /// First byte and one past the last byte in the heap, by number.
+    places: BTreeMap<u64, (u64, u64)>,
 }
 
 impl Shared {
@@ -81,10 +83,11 @@ impl Shared {
         self.finalized.store(true, Ordering::Release);
     }
 
-    pub(crate) fn enter(&self, buffer: LeakedBuffer) -> u64 {
+    pub(crate) fn enter(&self, buffer: LeakedBuffer, at: SymOffset) -> u64 {
         let mut allocations = self.allocations();
         let number = allocations.next;
         allocations.next += 1;
+        allocations.places.insert(number, (at.0, at.0 + buffer.bytes as u64));
         allocations.live.insert(number, buffer);
         number
     }
@@ -96,7 +99,15 @@ impl Shared {
     }
 
     pub(crate) fn remove(&self, number: u64) {
-        self.allocations().live.remove(&number);
+        let mut allocations = self.allocations();
+        allocations.live.remove(&number);
+        allocations.places.remove(&number);
+    }
+
+    /// Whether these bytes of the heap belong to one allocation that was not released.
+    pub(crate) fn is_allocated(&self, at: SymOffset, bytes: u64) -> bool {
+        let Some(end) = at.0.checked_add(bytes) else { return false };
+        self.allocations().places.values().any(|&(first, last)| first <= at.0 && end <= last)
     }
 
     pub(crate) fn report(&self) -> FinalizeReport {

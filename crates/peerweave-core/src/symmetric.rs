@@ -14,7 +14,7 @@ use crate::error::MisuseKind;
 use crate::shared::{LeakedBuffer, Shared};
 use crate::signal::Signal;
 use crate::{Result, backend, check};
-use peerweave_types::{DType, Element, SymOffset};
+use peerweave_types::{DType, Element, SymOffset, SymSlice};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
@@ -89,7 +89,7 @@ impl<T: Element> Symmetric<T> {
         let bytes = check::allocation(call, elements, T::DTYPE, align, shared.backend.caps().max_align_bytes)?;
         let at = shared.backend.allocate(&backend::Allocation { bytes, align, zeroed })?;
         let type_name = std::any::type_name::<T>();
-        let number = shared.enter(LeakedBuffer { elements, type_name, bytes, allocated_at: location, dropped: false });
+        let number = shared.enter(LeakedBuffer { elements, type_name, bytes, allocated_at: location, dropped: false }, at);
         let region = Region { shared: Arc::clone(shared), number, at, elements, released: AtomicBool::new(false) };
         Ok(Self { region: Arc::new(region), at, len: elements, element: PhantomData })
     }
@@ -109,6 +109,17 @@ impl<T: Element> Symmetric<T> {
     #[inline]
     pub fn offset(&self) -> SymOffset {
         self.at
+    }
+
+    /// The elements as a kernel sees them: the same place in every PE's heap.
+    ///
+    /// A launch takes `&Symmetric<T>` itself; this is for arguments that are structs. The view keeps nothing alive: a launch checks
+    /// that it lies in an allocation that was not released.
+    #[inline]
+    pub fn view(&self) -> SymSlice<T> {
+        // SAFETY: [S1]: the elements lie in one allocation, aligned; launches check that it is live, and a release waits for the
+        // kernels that were enqueued before it.
+        unsafe { SymSlice::from_raw(self.at, self.len) }
     }
 
     /// Whether the allocation was released, through this handle or another.

@@ -428,7 +428,7 @@ impl Engine<'_> {
         Err(GridError::Deadline {
             kernel: self.launches[first.launch].name.to_string(),
             waited,
-            state: format!("block ({}, {}, {}): {}{more}", block.x, block.y, block.z, first.block.summary()),
+            state: format!("block {block}: {}{more}", first.block.summary()),
             seed: self.options.seed,
         })
     }

@@ -15,8 +15,7 @@ pub struct ThreadId {
 
 impl fmt::Display for ThreadId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (b, t) = (self.block, self.thread);
-        write!(f, "block ({}, {}, {}) thread ({}, {}, {})", b.x, b.y, b.z, t.x, t.y, t.z)
+        write!(f, "block {} thread {}", self.block, self.thread)
     }
 }
 

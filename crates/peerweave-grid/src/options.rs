@@ -5,8 +5,6 @@ use peerweave_types::Dim3;
 use std::fmt;
 use std::time::Duration;
 
-/// Largest number of threads of a block, as on GPUs.
-pub const MAX_BLOCK_THREADS: u32 = 1024;
 /// Largest dynamic shared memory of a block, in bytes: what a GPU with compute capability 9.0 allows.
 pub const MAX_SHARED_BYTES: usize = 227 << 10;
 /// Largest number of threads of a cooperative grid: each needs a stack at the same time.
@@ -48,15 +46,12 @@ impl<'a> Launch<'a> {
         let wrong = |what, found: String, expected: String| {
             Err(GridError::Shape { kernel: self.name.to_string(), what, found, expected })
         };
-        let shape = |shape: Dim3| format!("({}, {}, {})", shape.x, shape.y, shape.z);
         let (grid, block) = (self.grid, self.block);
-        let grid_fits = grid.x <= i32::MAX as u32 && grid.y <= 65535 && grid.z <= 65535;
-        if grid.x == 0 || grid.y == 0 || grid.z == 0 || !grid_fits {
-            return wrong("the grid", shape(grid), "1 to (2147483647, 65535, 65535) blocks".to_string());
+        if !grid.is_grid() {
+            return wrong("the grid", grid.to_string(), "1 to (2147483647, 65535, 65535) blocks".to_string());
         }
-        let block_fits = block.x <= 1024 && block.y <= 1024 && block.z <= 64;
-        if block.x == 0 || block.y == 0 || block.z == 0 || !block_fits || block.count() > u64::from(MAX_BLOCK_THREADS) {
-            return wrong("the block", shape(block), "1 to (1024, 1024, 64), and 1024 threads at most".to_string());
+        if !block.is_block() {
+            return wrong("the block", block.to_string(), "1 to (1024, 1024, 64), and 1024 threads at most".to_string());
         }
         if self.shared_bytes > MAX_SHARED_BYTES {
             let expected = format!("at most {MAX_SHARED_BYTES} bytes");

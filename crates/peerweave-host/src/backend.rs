@@ -167,7 +167,7 @@ unsafe impl Backend for Host {
         let shared = &*self.shared;
         match op {
             Op::Collective(op) => self.run_collective(op),
-            Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) => {
+            Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_) => {
                 let done = Task::begin(shared, op)?.drive(shared, Limit::Deadline(shared.deadline))?;
                 Ok(done.expect("a deadline is no budget"))
             }

@@ -6,6 +6,7 @@ use crate::blame;
 use crate::collective::Purpose;
 use crate::heap::HeapMap;
 use crate::kernel;
+use crate::launch::Kernels;
 use crate::layout::{Layout, MAX_TEAMS, PePage, state};
 use crate::liveness::{Liveness, pid_namespace};
 use crate::segment::{self, Mapping};
@@ -33,6 +34,9 @@ pub struct HostOptions {
     pub check_calls: bool,
     /// Whether private buffers may be read out of other processes, where the system permits it.
     pub cross_memory_attach: bool,
+    /// Chooses the order in which the threads of kernels run: see `peerweave_grid::Options::seed`. With a seed other than 0 each launch
+    /// of each PE has an order of its own, derived from it.
+    pub kernel_seed: u64,
 }
 
 impl HostOptions {
@@ -42,7 +46,7 @@ impl HostOptions {
 
 impl Default for HostOptions {
     fn default() -> Self {
-        Self { deadline: Self::DEADLINE, heap_bytes: None, check_calls: false, cross_memory_attach: true }
+        Self { deadline: Self::DEADLINE, heap_bytes: None, check_calls: false, cross_memory_attach: true, kernel_seed: 0 }
     }
 }
 
@@ -162,6 +166,7 @@ impl Shared {
             liveness: Liveness::new(segments),
             teams: Teams::new(n_pes, me, MAX_TEAMS),
             heap: Mutex::new(heap),
+            kernels: Kernels::new(options.kernel_seed),
             queued: AtomicUsize::new(0),
             forks: forks::watch(),
             rendezvous: Mutex::new(rendezvous),

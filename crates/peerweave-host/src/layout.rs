@@ -9,8 +9,11 @@
 
 use crate::line::Line;
 use crate::tuning::{EAGER_BYTES, MAILBOX_SLOTS, STAGE_BYTES};
-use peerweave_types::{HeapGeometry, Pe, SymOffset};
-use std::sync::atomic::AtomicU64;
+use peerweave_types::{HeapGeometry, KernelContext, Pe, SymOffset, TeamEntry};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Blocks of a PE whose kernels may synchronise in one team at the same time.
+pub(crate) const KERNEL_SLOTS: u32 = 64;
 
 /// Teams that a PE can belong to at a time, the world included.
 pub(crate) const MAX_TEAMS: usize = 64;
@@ -107,6 +110,8 @@ pub(crate) struct Layout {
     pub(crate) n_pes: usize,
     pub(crate) heap_bytes: usize,
     team_block_bytes: usize,
+    /// Where the lines of kernels begin in the block of a team.
+    kernel_lines: usize,
     heap_start: usize,
     stride: usize,
     /// All segments start at a multiple of it, in every process.
@@ -120,14 +125,16 @@ impl Layout {
     /// The layout for `n_pes` PEs with `heap_bytes` each; `None` where the address space cannot hold it.
     pub(crate) fn new(n_pes: usize, heap_bytes: usize) -> Option<Self> {
         let words = size_of::<TeamWords>().next_multiple_of(PAGE);
-        let team_block_bytes = (words + 2 * STAGE_BYTES).checked_add(n_pes.checked_mul(MAILBOX_BYTES)?)?.next_multiple_of(PAGE);
+        let kernel_lines = (words + 2 * STAGE_BYTES).checked_add(n_pes.checked_mul(MAILBOX_BYTES)?)?.next_multiple_of(PAGE);
+        let lines_bytes = TeamEntry::sync_bytes(u32::try_from(n_pes).ok()?, KERNEL_SLOTS) as usize;
+        let team_block_bytes = kernel_lines.checked_add(lines_bytes)?.next_multiple_of(PAGE);
         let heap_start =
             PAGE.checked_add(team_block_bytes.checked_mul(MAX_TEAMS)?)?.checked_next_multiple_of(MIN_SEGMENT_ALIGN)?;
         // An alignment that is larger than the heap is of no use, and would only take address space.
         let align = 1 << heap_bytes.clamp(MIN_SEGMENT_ALIGN, MAX_SEGMENT_ALIGN).ilog2();
         let stride = heap_start.checked_add(heap_bytes)?.checked_next_multiple_of(align)?;
         let total = stride.checked_mul(n_pes)?;
-        (total < 1 << 46).then_some(Self { n_pes, heap_bytes, team_block_bytes, heap_start, stride, align })
+        (total < 1 << 46).then_some(Self { n_pes, heap_bytes, team_block_bytes, kernel_lines, heap_start, stride, align })
     }
 
     /// What the first byte of every segment is a multiple of, in bytes: the largest alignment of an allocation.
@@ -138,6 +145,17 @@ impl Layout {
     /// Bytes of the memory file.
     pub(crate) fn total_bytes(&self) -> usize {
         self.stride * self.n_pes
+    }
+
+    /// Bytes of a segment.
+    pub(crate) fn segment_bytes(&self) -> u64 {
+        self.stride as u64
+    }
+
+    /// Where the lines by which kernels synchronise in the team of a slot begin, in every segment.
+    pub(crate) fn kernel_lines(&self, slot: usize) -> SymOffset {
+        assert!(slot < MAX_TEAMS, "team slot {slot}: outside the layout");
+        SymOffset((PAGE + self.team_block_bytes * slot + self.kernel_lines) as u64)
     }
 
     /// First byte of the heap in a segment.
@@ -231,6 +249,26 @@ impl Segments {
         debug_assert!(at.0.is_multiple_of(8));
         // SAFETY: [L1]; the core has checked that the place lies in a live allocation and is aligned; [L2] accessed atomically or by `kernel`.
         unsafe { &*self.symmetric(pe, at).cast::<AtomicU64>() }
+    }
+
+    /// The address of a PE's segment.
+    pub(crate) fn segment(&self, pe: usize) -> *mut u8 {
+        self.at(pe, 0)
+    }
+
+    /// Empties the lines of a PE by which kernels synchronise in the team of a slot.
+    pub(crate) fn reset_kernel_lines(&self, pe: usize, slot: usize, team_size: usize) {
+        let start = self.layout.kernel_lines(slot).0 as usize;
+        for line in 0..team_size * KERNEL_SLOTS as usize {
+            let at = self.at(pe, start + line * KernelContext::SIGNAL_LINE_BYTES as usize).cast::<AtomicU64>();
+            // SAFETY: [L1] inside the mapping: the lines of `n_pes` ranks are part of the team's block; aligned, since lines and their start
+            // are multiples of 128; [L2] accessed atomically, here and by kernels.
+            let word = unsafe { &*at };
+            // Pages that were never touched stay so.
+            if word.load(Ordering::Relaxed) != 0 {
+                word.store(0, Ordering::Relaxed);
+            }
+        }
     }
 
     /// The mapping as plain data.

@@ -9,6 +9,7 @@
 //!   task.rs      operations that can change threads       heap.rs               which parts of the heap are taken
 //!   collective/  the collectives      one_sided.rs        point_to_point.rs     wait_until.rs
 //!   phase.rs, line.rs   how ranks keep step               wait.rs, liveness.rs, blame.rs  how they wait, give up, and say why
+//!   launch.rs    kernels of users, on CPU threads
 //!   kernel/      copies and reductions                    layout.rs, segment.rs where everything lies
 //! ```
 //!
@@ -18,7 +19,7 @@
 //! - Nobody ever writes into another process's private memory.
 //!
 //! # What it does not do
-//! It stays on one machine, and runs no kernels yet.
+//! It stays on one machine. Kernels run on CPU threads, one thread of a grid at a time: for tests, not for speed.
 
 mod attach;
 mod backend;
@@ -28,6 +29,7 @@ mod forks;
 mod heap;
 mod join;
 pub(crate) mod kernel;
+mod launch;
 mod layout;
 mod line;
 mod liveness;

@@ -1,6 +1,7 @@
 //! What all parts of the backend of one PE hold in common.
 
 use crate::heap::HeapMap;
+use crate::launch::Kernels;
 use crate::layout::{Segments, state};
 use crate::liveness::Liveness;
 use crate::segment::Mapping;
@@ -31,6 +32,7 @@ pub(crate) struct Shared {
     pub(crate) liveness: Liveness,
     pub(crate) teams: Teams,
     pub(crate) heap: Mutex<HeapMap>,
+    pub(crate) kernels: Kernels,
     /// Operations in the queues of all streams.
     pub(crate) queued: AtomicUsize,
     pub(crate) forks: usize,

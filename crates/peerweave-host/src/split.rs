@@ -139,6 +139,8 @@ impl Shared {
         // look like something to come.
         words.entry.iter().for_each(Line::reset);
         words.phase.word.store(u64::from(team.last_issued()) << 32 | 0xffff_ff00, Ordering::Relaxed);
+        self.kernels.reset(team.slot);
+        self.segments.reset_kernel_lines(self.me, team.slot, team.size());
         for from in 0..team.size() {
             for index in 0..MAILBOX_SLOTS {
                 let slot = self.segments.mail(self.me, team.slot, from, index);

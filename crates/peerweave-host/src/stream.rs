@@ -84,6 +84,7 @@ pub(crate) fn call_name(op: &Op) -> &'static str {
         Op::Signal(_) => "signal",
         Op::Wait(_) => "wait_until",
         Op::Atomic(_) => "atomic",
+        Op::Launch(launch) => launch.kernel.name(),
         Op::Fence => "fence",
         Op::Quiet => "quiet",
     }
@@ -109,7 +110,7 @@ unsafe impl StreamBackend for HostStream {
     #[inline]
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error> {
         let inner = &*self.inner;
-        if !matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_)) {
+        if !matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_)) {
             // Waits for nobody and takes no turn: no lock.
             if !inner.pending.load(Ordering::Acquire) && !inner.busy.swap(true, Ordering::Acquire) {
                 let _release = Busy(&inner.busy);
@@ -118,6 +119,13 @@ unsafe impl StreamBackend for HostStream {
             let mut queue = lock(&inner.queue);
             self.need_worker(&mut queue, call_name(op))?;
             return Ok(self.push(queue, call_name(op), Task::begin(&inner.shared, op)?, keep(), End::Back));
+        }
+        if let Op::Launch(launch) = op {
+            // The threads of a grid do not change threads of the host, and may take long: the stream's own runs them.
+            let mut queue = lock(&inner.queue);
+            let call = launch.kernel.name();
+            self.need_worker(&mut queue, call)?;
+            return Ok(self.push(queue, call, Task::begin(&inner.shared, op)?, keep(), End::Back));
         }
         // Taking a turn and taking a place in the queue are one step: of two threads' operations the first in its team is first here.
         let mut queue = lock(&inner.queue);

@@ -9,7 +9,7 @@ use crate::shared::Shared;
 use crate::team::TeamState;
 use crate::wait::Limit;
 use peerweave_core::Error;
-use peerweave_core::backend::{Collective, Op, Outcome, WaitUntil};
+use peerweave_core::backend::{Collective, Launch, Op, Outcome, WaitUntil};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -23,6 +23,7 @@ pub(crate) enum Task {
     },
     Transfers(Transfers),
     Wait(WaitUntil),
+    Kernel(Launch),
     Sequence(VecDeque<Task>, Option<Error>),
     /// Waits for nobody, but runs in its order.
     Plain(Op),
@@ -40,6 +41,7 @@ impl Task {
             Op::PointToPoint(op) => Self::Transfers(Transfers::begin(shared, [op.clone()])?),
             Op::Group(ops) => Self::begin_group(shared, ops)?,
             Op::Wait(wait) => Self::Wait(wait.clone()),
+            Op::Launch(launch) => Self::Kernel(launch.clone()),
             plain => Self::Plain(plain.clone()),
         })
     }
@@ -70,6 +72,7 @@ impl Task {
             }
             Self::Transfers(transfers) => Ok(transfers.drive(shared, limit)?.map(|()| Outcome::Done)),
             Self::Wait(wait) => shared.wait_until(wait, limit),
+            Self::Kernel(launch) => shared.launch(launch).map(Some),
             Self::Plain(op) => Ok(Some(run_plain(shared, op))),
             Self::Sequence(tasks, failed) => {
                 while let Some(task) = tasks.front_mut() {
@@ -93,7 +96,7 @@ impl Task {
             Self::Collective { team, progress, .. } => progress.skip(shared, team, because),
             Self::Transfers(transfers) => transfers.skip(shared, because),
             Self::Sequence(tasks, _) => tasks.iter_mut().for_each(|task| task.skip(shared, because)),
-            Self::Wait(_) | Self::Plain(_) => {}
+            Self::Wait(_) | Self::Kernel(_) | Self::Plain(_) => {}
         }
     }
 }
@@ -109,6 +112,8 @@ pub(crate) fn run_plain(shared: &Shared, op: &Op) -> Outcome {
         Op::Atomic(atomic) => shared.atomic(atomic),
         Op::Fence => shared.fence(),
         Op::Quiet => shared.quiet(),
-        Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) => unreachable!("it waits for others"),
+        Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_) => {
+            unreachable!("it waits for others")
+        }
     }
 }

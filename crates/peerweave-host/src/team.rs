@@ -186,6 +186,20 @@ impl Teams {
         (free.fold(0, |bits, (slot, _)| bits | 1 << slot), others.ended.clone())
     }
 
+    /// The members of each team, by slot, up to the last slot in use; none for a free slot.
+    pub(crate) fn members_by_slot(&self) -> Vec<Vec<u32>> {
+        let members = |team: &TeamState| team.members.iter().map(|&pe| pe as u32).collect::<Vec<_>>();
+        let others = self.read();
+        let mut by_slot = vec![members(&self.world)];
+        for slot in others.slots.iter().skip(1) {
+            by_slot.push(if let Slot::Team(team) = slot { members(team) } else { Vec::new() });
+        }
+        while by_slot.last().is_some_and(Vec::is_empty) {
+            by_slot.pop();
+        }
+        by_slot
+    }
+
     /// PEs that operations under way are waiting for.
     pub(crate) fn missing(&self, shared: &Shared) -> Vec<Pe> {
         let others = self.read();

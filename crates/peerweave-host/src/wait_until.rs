@@ -67,7 +67,7 @@ impl Shared {
     }
 
     /// Anybody may be the one who signals, so one PE that died, or all others having left, ends the wait.
-    fn nobody_can_signal(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
+    pub(crate) fn nobody_can_signal(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
         let mut left = None;
         let mut somebody = self.n_pes() == 1;
         for pe in (0..self.n_pes()).filter(|&pe| pe != self.me) {

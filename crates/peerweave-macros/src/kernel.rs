@@ -1,6 +1,6 @@
 //! `#[kernel]`.
 //!
-//! For the host: the function, and a module with its `KERNEL`. For the GPU: the function, and the entry; but the entries of one
+//! For the host: the function, and a type with its `KERNEL`. For the GPU: the function, and the entry; but the entries of one
 //! crate alone, the one that the second Cargo of `peerweave-build` was started for.
 
 use proc_macro2::TokenStream;
@@ -95,45 +95,39 @@ impl Signature {
         Ok(Self { has_context, types })
     }
 
-    /// The module with the kernel's description.
+    /// The type whose constant describes the kernel. A type, not a module: in the body of a function too, it is written where the
+    /// types of the parameters are known by the names that the function uses.
     fn host(&self, function: &ItemFn) -> TokenStream {
         let name = &function.sig.ident;
         let text = name.to_string();
         let visibility = &function.vis;
         let types = &self.types;
-        let arguments = format_ident!("__{}_arguments", name);
-        let host = format_ident!("__{}_host", name);
         let names: Vec<_> = (0..types.len()).map(|index| format_ident!("argument_{index}")).collect();
         let call = self.call(function, &names);
-        let doc = format!("The kernel [`{name}`](fn@super::{name}), for a launch.");
+        let doc = format!("The kernel [`{name}()`](fn@{name}), for a launch: `{name}::KERNEL`.");
         let image = image();
         quote! {
-            // Here, where the types of the parameters are known by the names that the function uses.
-            #[cfg(not(target_arch = "nvptx64"))]
-            #[doc(hidden)]
-            #[allow(non_camel_case_types)]
-            type #arguments = (#(#types,)*);
-
-            #[cfg(not(target_arch = "nvptx64"))]
-            #[doc(hidden)]
-            #[allow(unsafe_code, unused_variables, clippy::all)]
-            unsafe fn #host(context: *const ::peerweave_device::types::KernelContext, (#(#names,)*): (#(#types,)*)) {
-                // SAFETY: the caller promises a live context.
-                let Ok(context) = (unsafe { ::peerweave_device::prelude::Context::enter(context) }) else {
-                    panic!("the context of the launch was written by another version of the library")
-                };
-                #call
-            }
-
             #[cfg(not(target_arch = "nvptx64"))]
             #[doc = #doc]
-            #[allow(unsafe_code, clippy::all)]
-            #visibility mod #name {
+            #[allow(non_camel_case_types, clippy::exhaustive_enums)]
+            #[derive(::core::clone::Clone, ::core::marker::Copy, ::core::fmt::Debug)]
+            #visibility enum #name {}
+
+            #[cfg(not(target_arch = "nvptx64"))]
+            #[allow(unsafe_code, unused_variables, private_interfaces, clippy::all)]
+            impl #name {
                 /// The kernel, for a launch.
-                pub static KERNEL: ::peerweave_device::launch::Kernel<super::#arguments> = {
+                pub const KERNEL: ::peerweave_device::launch::Kernel<(#(#types,)*)> = {
                     static PTX: ::peerweave_device::launch::PtxImage = #image;
+                    unsafe fn host(context: *const ::peerweave_device::types::KernelContext, (#(#names,)*): (#(#types,)*)) {
+                        // SAFETY: the caller promises a live context.
+                        let Ok(context) = (unsafe { ::peerweave_device::prelude::Context::enter(context) }) else {
+                            panic!("the context of the launch was written by another version of the library")
+                        };
+                        #call
+                    }
                     // SAFETY: the entry in the PTX was made from the same parameters.
-                    unsafe { ::peerweave_device::launch::Kernel::new(#text, &PTX, super::#host) }
+                    unsafe { ::peerweave_device::launch::Kernel::new(#text, &PTX, host) }
                 };
             }
         }

@@ -17,7 +17,7 @@ use proc_macro::TokenStream;
 /// }
 /// ```
 ///
-/// The function stays as it is and can be called by other kernels. Beside it, a module of the same name holds `KERNEL`, a
+/// The function stays as it is and can be called by other kernels. Beside it, a type of the same name has a constant `KERNEL`, a
 /// `peerweave_device::launch::Kernel`, which a launch takes: `stream.launch(&shift::KERNEL, 1, 1, (&dst,))`.
 ///
 /// # What the function looks like

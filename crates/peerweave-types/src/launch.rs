@@ -28,6 +28,18 @@ impl Dim3 {
     /// A shape of one element.
     pub const ONE: Self = Self { x: 1, y: 1, z: 1 };
 
+    /// Whether it is a grid that a GPU runs: 1 to (2³¹ - 1, 65535, 65535) blocks.
+    #[inline]
+    pub const fn is_grid(self) -> bool {
+        self.count() > 0 && self.x <= i32::MAX as u32 && self.y <= 65535 && self.z <= 65535
+    }
+
+    /// Whether it is a block that a GPU runs: 1 to (1024, 1024, 64) threads, and at most 1024 in all.
+    #[inline]
+    pub const fn is_block(self) -> bool {
+        self.count() > 0 && self.x <= 1024 && self.y <= 1024 && self.z <= 64 && self.count() <= 1024
+    }
+
     /// Number of elements of this shape.
     #[inline]
     pub const fn count(self) -> u64 {
@@ -44,6 +56,12 @@ impl Dim3 {
     #[inline]
     pub const fn index(self, linear: u32) -> Self {
         Self { x: linear % self.x, y: linear / self.x % self.y, z: linear / self.x / self.y }
+    }
+}
+
+impl core::fmt::Display for Dim3 {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "({}, {}, {})", self.x, self.y, self.z)
     }
 }
 

@@ -84,7 +84,7 @@ fn copy(from: Reading, to: *mut u8, bytes: usize) {
 pub(super) fn perform(noop: &Noop, op: &Op) -> Result<Outcome> {
     match op {
         Op::Collective(op) => collective(noop, op),
-        Op::PointToPoint(_) | Op::Fence | Op::Quiet => return Ok(Outcome::Done),
+        Op::PointToPoint(_) | Op::Launch(_) | Op::Fence | Op::Quiet => return Ok(Outcome::Done),
         Op::Group(ops) => return group(noop, ops),
         Op::Put(op) => {
             copy(noop.reading(op.source, op.bytes), noop.at(op.pe, op.target, op.bytes), op.bytes);

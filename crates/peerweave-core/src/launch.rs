@@ -1,0 +1,273 @@
+//! Launches of kernels on a stream: what the caller gives becomes a checked [`Op::Launch`].
+//!
+//! Nothing runs here. Invariant: of what a launch names, every view of symmetric memory lies in one allocation of the stream's world
+//! that was not released when it was enqueued.
+#![allow(unsafe_code)]
+
+use crate::Result;
+use crate::argument::{Held, Owner};
+use crate::backend::{BoundKernel, Keep, Launch, Op};
+use crate::check;
+use crate::error::MisuseKind;
+use crate::shared::Shared;
+use crate::stream::Stream;
+use crate::symmetric::Symmetric;
+use crate::ticket::{Ticket, decode};
+use peerweave_device::launch::{HostEntry, Kernel, PtxImage};
+use peerweave_types::{ArgVisitor, Dim3, Element, KernelArg, KernelArgs, KernelContext, SymOffset, SymSlice};
+use std::fmt;
+use std::sync::Arc;
+
+/// Names of parameters, for messages.
+const ARGUMENTS: [&str; 16] = [
+    "args.0", "args.1", "args.2", "args.3", "args.4", "args.5", "args.6", "args.7", "args.8", "args.9", "args.10", "args.11",
+    "args.12", "args.13", "args.14", "args.15",
+];
+
+/// The shape of a launch: blocks, threads of a block, dynamic shared memory, and whether blocks may wait for each other.
+///
+/// ```
+/// use peerweave::LaunchShape;
+///
+/// let shape = LaunchShape::new(16, (32, 8)).shared_bytes(4096).cooperative();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchShape {
+    grid: Dim3,
+    block: Dim3,
+    shared_bytes: usize,
+    cooperative: bool,
+}
+
+impl LaunchShape {
+    /// `grid` blocks of `block` threads.
+    pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
+        Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false }
+    }
+
+    /// Gives each block `bytes` of dynamic shared memory. Its content is not zeros.
+    #[must_use]
+    pub fn shared_bytes(mut self, bytes: usize) -> Self {
+        self.shared_bytes = bytes;
+        self
+    }
+
+    /// Lets blocks wait for each other: all are under way at the same time, or the launch fails.
+    #[must_use]
+    pub fn cooperative(mut self) -> Self {
+        self.cooperative = true;
+        self
+    }
+}
+
+/// An argument of a launch for a parameter of type `P`: a `P` itself, or `&Symmetric<T>` for a `SymSlice<T>`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be passed to a kernel's parameter of type `{P}`",
+    note = "pass a value of the parameter's own type, or `&Symmetric<T>` for a `SymSlice<T>`"
+)]
+pub trait LaunchArg<P: KernelArg>: sealed::Argument<P> {}
+
+/// The arguments of a launch for a kernel with the parameters `A`: a tuple of [`LaunchArg`]s.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a tuple of arguments for a kernel with the parameters `{A}`",
+    note = "pass one argument for each parameter, in a tuple: `(&x, 5)`, `(&x,)` for one, `()` for none"
+)]
+pub trait LaunchArgs<A: KernelArgs>: sealed::Arguments<A> {}
+
+mod sealed {
+    use super::{Held, Result, Shared};
+    use std::sync::Arc;
+
+    pub trait Argument<P> {
+        /// The value for the kernel, and what keeps its memory alive.
+        #[doc(hidden)]
+        #[allow(private_interfaces, reason = "the trait is sealed")]
+        fn bind(&self, name: &'static str, shared: &Arc<Shared>) -> Result<(P, Held)>;
+    }
+
+    pub trait Arguments<A> {
+        #[doc(hidden)]
+        #[allow(private_interfaces, reason = "the trait is sealed")]
+        fn bind(&self, shared: &Arc<Shared>) -> Result<(A, Vec<Held>)>;
+    }
+}
+
+const CALL: &str = "launch";
+
+impl<P: KernelArg> LaunchArg<P> for P {}
+impl<P: KernelArg> sealed::Argument<P> for P {
+    #[allow(private_interfaces, reason = "the trait is sealed")]
+    fn bind(&self, name: &'static str, shared: &Arc<Shared>) -> Result<(P, Held)> {
+        /// Finds views of memory that is not allocated.
+        struct Look<'a> {
+            shared: &'a Shared,
+            outside: Option<(u64, u64)>,
+        }
+        impl ArgVisitor for Look<'_> {
+            fn symmetric(&mut self, offset: SymOffset, bytes: u64) {
+                if bytes > 0 && !self.shared.is_allocated(offset, bytes) {
+                    self.outside.get_or_insert((offset.0, bytes));
+                }
+            }
+            fn device(&mut self, _address: u64, _bytes: u64) {}
+        }
+        let mut look = Look { shared, outside: None };
+        self.visit(&mut look);
+        match look.outside {
+            Some((offset, bytes)) => {
+                let found = format!("a view of {bytes} bytes at offset {offset} of the heap");
+                let expected = "a view of one allocation of this world that was not released";
+                Err(check::misuse(CALL, MisuseKind::Value { argument: name, found, expected }))
+            }
+            None => Ok((*self, Held::Nothing)),
+        }
+    }
+}
+
+impl<T: Element> LaunchArg<SymSlice<T>> for &Symmetric<T> where SymSlice<T>: KernelArg {}
+impl<T: Element> sealed::Argument<SymSlice<T>> for &Symmetric<T> {
+    #[allow(private_interfaces, reason = "the trait is sealed")]
+    fn bind(&self, name: &'static str, shared: &Arc<Shared>) -> Result<(SymSlice<T>, Held)> {
+        let remote = self.remote();
+        check::region(CALL, shared, name, remote.region)?;
+        Ok((self.view(), Owner::Region(remote.region).hold()))
+    }
+}
+
+impl LaunchArgs<()> for () {}
+impl sealed::Arguments<()> for () {
+    #[allow(private_interfaces, reason = "the trait is sealed")]
+    fn bind(&self, _shared: &Arc<Shared>) -> Result<((), Vec<Held>)> {
+        Ok(((), Vec::new()))
+    }
+}
+
+macro_rules! tuples {
+    ($($parameter:ident $argument:ident $index:tt),*) => {
+        impl<$($parameter: KernelArg, $argument: LaunchArg<$parameter>),*> LaunchArgs<($($parameter,)*)> for ($($argument,)*) {}
+        impl<$($parameter: KernelArg, $argument: LaunchArg<$parameter>),*> sealed::Arguments<($($parameter,)*)> for ($($argument,)*) {
+            #[allow(private_interfaces, reason = "the trait is sealed")]
+            fn bind(&self, shared: &Arc<Shared>) -> Result<(($($parameter,)*), Vec<Held>)> {
+                let bound = ($(sealed::Argument::<$parameter>::bind(&self.$index, ARGUMENTS[$index], shared)?,)*);
+                Ok((($(bound.$index.0,)*), vec![$(bound.$index.1),*]))
+            }
+        }
+    };
+}
+
+tuples!(P0 A0 0);
+tuples!(P0 A0 0, P1 A1 1);
+tuples!(P0 A0 0, P1 A1 1, P2 A2 2);
+tuples!(P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3);
+tuples!(P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4);
+tuples!(P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5);
+tuples!(P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6);
+tuples!(P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6, P7 A7 7);
+tuples!(P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6, P7 A7 7, P8 A8 8);
+tuples!(P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6, P7 A7 7, P8 A8 8, P9 A9 9);
+tuples!(P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6, P7 A7 7, P8 A8 8, P9 A9 9, P10 A10 10);
+tuples!(P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6, P7 A7 7, P8 A8 8, P9 A9 9, P10 A10 10, P11 A11 11);
+
+/// A kernel and its arguments.
+struct Bound<A> {
+    name: &'static str,
+    ptx: &'static PtxImage,
+    host: HostEntry<A>,
+    args: A,
+}
+
+impl<A> fmt::Debug for Bound<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bound").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl<A: KernelArgs> BoundKernel for Bound<A> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn ptx(&self) -> &'static PtxImage {
+        self.ptx
+    }
+
+    unsafe fn run_thread(&self, context: *const KernelContext) {
+        // SAFETY: the caller promises what the entry asks for.
+        unsafe { (self.host)(context, self.args) }
+    }
+
+    fn arguments(&self, with: &mut dyn FnMut(*const u8, usize, usize)) {
+        self.args.each(with);
+    }
+}
+
+impl Stream {
+    /// Enqueues a kernel: `grid` blocks of `block` threads, on this PE alone. Every PE that is to run it launches it.
+    ///
+    /// `args` is a tuple with one argument for each parameter of the kernel besides its context: values, and `&Symmetric<T>` for a
+    /// `SymSlice<T>`. The kernel starts when what was enqueued before it is complete; its memory is kept until it has ended.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) before anything is enqueued: a shape that no GPU runs, memory that was released or belongs to another world.
+    /// The ticket fails with [`Error::Kernel`](crate::Error::Kernel) where an operation or a thread of the kernel failed, and with [`Error::Peer`](crate::Error::Peer) where a
+    /// PE died that the kernel waited for; both name the PE.
+    ///
+    /// # Panics
+    /// Where the backend runs kernels by an executor, and the program has set another.
+    ///
+    /// ```
+    /// use peerweave::{Result, on_threads};
+    /// use peerweave_device::prelude::*;
+    ///
+    /// /// Each thread stores its number into this PE's own copy.
+    /// #[kernel]
+    /// fn number(first: u32, dst: SymSlice<u32>) {
+    ///     let _ = (first + gpu::thread_rank(), dst);
+    /// }
+    ///
+    /// on_threads(2, |world| -> Result<()> {
+    ///     let (stream, dst) = (world.stream()?, world.alloc_zeroed::<u32>(64)?);
+    ///     stream.launch(&number::KERNEL, 1, 64, (7, &dst))?.wait()?;
+    ///     Ok(())
+    /// })?
+    /// .into_iter()
+    /// .collect::<Result<()>>()
+    /// # .map_err(Into::<Box<dyn std::error::Error>>::into)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn launch<A: KernelArgs>(
+        &self,
+        kernel: &Kernel<A>,
+        grid: impl Into<Dim3>,
+        block: impl Into<Dim3>,
+        args: impl LaunchArgs<A>,
+    ) -> Result<Ticket> {
+        self.launch_shaped(kernel, LaunchShape::new(grid, block), args)
+    }
+
+    /// As [`Stream::launch`], with dynamic shared memory or blocks that wait for each other.
+    ///
+    /// # Errors
+    /// As [`Stream::launch`]; and the ticket fails where the blocks of a cooperative grid cannot all be under way at the same time.
+    ///
+    /// # Panics
+    /// As [`Stream::launch`].
+    pub fn launch_shaped<A: KernelArgs>(
+        &self,
+        kernel: &Kernel<A>,
+        shape: LaunchShape,
+        args: impl LaunchArgs<A>,
+    ) -> Result<Ticket> {
+        self.shared.usable(CALL)?;
+        check::launch_shape(CALL, shape.grid, shape.block, shape.shared_bytes)?;
+        let (args, held) = args.bind(&self.shared)?;
+        let bound = Bound { name: kernel.name(), ptx: kernel.ptx(), host: kernel.host(), args };
+        let LaunchShape { grid, block, shared_bytes, cooperative } = shape;
+        let op = Op::Launch(Launch { kernel: Arc::new(bound), grid, block, shared_bytes, cooperative });
+        let held = std::cell::Cell::new(held);
+        // SAFETY: the views of symmetric memory lie in live allocations: `bind` has looked, and the queue holds their owners. Views of a
+        // device's own memory were made by `unsafe` calls whose callers answer for them.
+        let submitted = unsafe { self.inner.submit(&op, &|| Box::new(held.take()) as Keep) };
+        Ok(Ticket::new(submitted?, &self.shared, decode::nothing))
+    }
+}

@@ -1,0 +1,178 @@
+//! Kernels on streams of the host backend: order, arguments that are refused, and how a kernel fails.
+
+use peerweave_core::{Error, LaunchShape, MisuseKind, Result, World};
+use peerweave_device::prelude::*;
+use peerweave_host::{HostOptions, on_threads};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+fn options(deadline: Duration) -> HostOptions {
+    let mut options = HostOptions::default();
+    options.deadline = deadline;
+    options.heap_bytes = Some(1 << 20);
+    options
+}
+
+fn alone<R: Send>(program: impl Fn(World) -> R + Sync) -> R {
+    on_threads(1, &options(Duration::from_secs(20)), program).unwrap().remove(0)
+}
+
+/// Counts threads, by the address of a word.
+#[kernel]
+fn count(word: u64) {
+    // SAFETY: the tests give the address of a word that outlives the launch.
+    let word = unsafe { &*(word as *const AtomicU64) };
+    word.fetch_add(1, Ordering::Relaxed);
+    gpu::sync_threads();
+}
+
+#[kernel]
+fn panics_in(block: u32, thread: u32) {
+    assert!((gpu::block_rank(), gpu::thread_rank()) != (block, thread), "told to");
+}
+
+#[kernel]
+fn takes(_ctx: &Context, _bytes: SymSlice<u8>, _words: SymSlice<u64>, _number: f32) -> Result<(), Failed> {
+    Ok(())
+}
+
+#[kernel]
+fn shared_bytes(word: u64) {
+    // SAFETY: as in `count`.
+    let word = unsafe { &*(word as *const AtomicU64) };
+    word.store(gpu::dynamic_shared().1 as u64, Ordering::Relaxed);
+}
+
+#[kernel]
+fn forever() {
+    loop {
+        gpu::pause();
+    }
+}
+
+#[kernel]
+fn all_blocks_meet(word: u64) {
+    // SAFETY: as in `count`.
+    let word = unsafe { &*(word as *const AtomicU64) };
+    word.fetch_add(1, Ordering::AcqRel);
+    while word.load(Ordering::Acquire) < u64::from(gpu::grid_dim().x) {
+        gpu::pause();
+    }
+}
+
+fn address(word: &AtomicU64) -> u64 {
+    word.as_ptr().expose_provenance() as u64
+}
+
+#[test]
+fn launches_run_in_stream_order() {
+    alone(|world| -> Result<()> {
+        let stream = world.stream()?;
+        let words = world.alloc_zeroed::<u64>(1)?;
+        let counted = AtomicU64::new(0);
+        let first = stream.launch(&count::KERNEL, 4, (8, 4), (address(&counted),))?;
+        let signal = words.signal(0)?;
+        world.team().signal(&stream, signal.set(5), Rank::new(0))?;
+        let second = stream.launch(&count::KERNEL, 1, 1, (address(&counted),))?;
+        second.wait()?;
+        assert!(first.is_complete());
+        assert_eq!((counted.load(Ordering::Relaxed), words.load(0)?), (129, 5));
+        stream.synchronize()
+    })
+    .unwrap();
+}
+
+#[test]
+fn cooperative_blocks_and_shared_memory_are_passed_on() {
+    alone(|world| -> Result<()> {
+        let stream = world.stream()?;
+        let word = AtomicU64::new(0);
+        let shape = LaunchShape::new(300, 32).cooperative();
+        stream.launch_shaped(&all_blocks_meet::KERNEL, shape, (address(&word),))?.wait()?;
+        let shape = LaunchShape::new(1, 1).shared_bytes(1000);
+        stream.launch_shaped(&shared_bytes::KERNEL, shape, (address(&word),))?.wait()?;
+        assert_eq!(word.load(Ordering::Relaxed), 1000);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn panic_in_a_kernel_fails_its_ticket_and_its_stream() {
+    alone(|world| -> Result<()> {
+        let (stream, other) = (world.stream()?, world.stream()?);
+        let ticket = stream.launch(&panics_in::KERNEL, 2, 64, (1, 40))?;
+        let error = ticket.wait().unwrap_err();
+        let expected = "panics_in: block (1, 0, 0) thread (40, 0, 0) panicked: told to (seed 0)";
+        assert_eq!(error.to_string(), expected);
+        assert!(matches!(&error, Error::Kernel(failure) if failure.kernel == "panics_in" && failure.missing.is_none()));
+        let counted = AtomicU64::new(0);
+        let skipped = stream.launch(&count::KERNEL, 1, 1, (address(&counted),))?.wait().unwrap_err();
+        assert!(matches!(skipped, Error::Skipped { call: "count", .. }), "{skipped}");
+        assert_eq!(stream.synchronize().unwrap_err().to_string(), expected);
+        other.launch(&count::KERNEL, 1, 1, (address(&counted),))?.wait()?;
+        assert_eq!(counted.load(Ordering::Relaxed), 1);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn kernel_without_end_ends_by_the_deadline() {
+    on_threads(1, &options(Duration::from_millis(200)), |world| -> Result<()> {
+        let stream = world.stream()?;
+        let started = Instant::now();
+        stream.launch(&forever::KERNEL, 2, 32, ())?;
+        let error = stream.synchronize_within(Duration::from_secs(20)).unwrap_err();
+        assert!(error.to_string().starts_with("forever: timed out after 0."), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(10));
+        Ok(())
+    })
+    .unwrap()
+    .remove(0)
+    .unwrap();
+}
+
+#[test]
+fn wrong_launches_are_refused_before_anything_runs() {
+    alone(|world| -> Result<()> {
+        let stream = world.stream()?;
+        let (bytes, words) = (world.alloc_zeroed::<u8>(64)?, world.alloc_zeroed::<u64>(8)?);
+        let message = |outcome: Result<peerweave_core::Ticket>| outcome.unwrap_err().to_string();
+        let launch = |grid: u32, block: u32| stream.launch(&takes::KERNEL, grid, block, (&bytes, &words, 1.5));
+        launch(1, 1)?.wait()?;
+        assert_eq!(message(launch(0, 1)), "launch: `grid` is (0, 1, 1), expected 1 to (2147483647, 65535, 65535) blocks");
+        let expected = "launch: `block` is (1025, 1, 1), expected 1 to (1024, 1024, 64) threads, and at most 1024 in all";
+        assert_eq!(message(launch(1, 1025)), expected);
+        let shape = LaunchShape::new(1, 1).shared_bytes(1 << 20);
+        assert!(
+            message(stream.launch_shaped(&takes::KERNEL, shape, (&bytes, &words, 1.5))).contains("`shared_bytes` is 1048576")
+        );
+
+        let (view, spare) = (words.view(), world.alloc_zeroed::<u64>(1)?);
+        words.clone().release()?;
+        let error = stream.launch(&takes::KERNEL, 1, 1, (&bytes, &words, 1.5)).unwrap_err();
+        assert_eq!(error.misuse(), Some(&MisuseKind::Released { argument: "args.1" }));
+        let error = message(stream.launch(&takes::KERNEL, 1, 1, (&bytes, view, 1.5)));
+        assert!(error.starts_with("launch: `args.1` is a view of 64 bytes at offset "), "{error}");
+        // SAFETY: refused, never handed to a kernel.
+        let outside = unsafe { SymSlice::<u8>::from_raw(bytes.offset(), 65) };
+        let error = message(stream.launch(&takes::KERNEL, 1, 1, (outside, &spare, 1.5)));
+        assert!(error.starts_with("launch: `args.0` is a view of 65 bytes"), "{error}");
+        stream.synchronize()
+    })
+    .unwrap();
+}
+
+#[test]
+fn buffer_of_another_world_is_refused() {
+    alone(|world| {
+        alone(|other| -> Result<()> {
+            let (bytes, words) = (world.alloc_zeroed::<u8>(64)?, other.alloc_zeroed::<u64>(8)?);
+            let error = world.stream()?.launch(&takes::KERNEL, 1, 1, (&bytes, &words, 0.0)).unwrap_err();
+            assert_eq!(error.misuse(), Some(&MisuseKind::ForeignBuffer { argument: "args.1" }));
+            Ok(())
+        })
+    })
+    .unwrap();
+}
