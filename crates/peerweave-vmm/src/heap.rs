@@ -77,12 +77,15 @@ pub struct HeapOptions {
     pub growth: Growth,
     /// How memory gets to the others.
     pub sharing: Sharing,
+    /// Whether the heap is to have multicast addresses too, by [`SymmetricHeap::multicast`]. Then its granularity is a multiple of what the driver recommends for
+    /// multicast objects, which may be 512 MiB, on every PE whose device and switch allow them.
+    pub multicast: bool,
 }
 
 impl HeapOptions {
     /// A heap of `initial_bytes` on each PE that grows when asked.
     pub fn new(initial_bytes: usize) -> Self {
-        Self { initial_bytes, max_bytes: None, growth: Growth::default(), sharing: Sharing::default() }
+        Self { initial_bytes, max_bytes: None, growth: Growth::default(), sharing: Sharing::default(), multicast: false }
     }
 
     /// With this limit.
@@ -93,6 +96,11 @@ impl HeapOptions {
     /// With this way of growing.
     pub fn growth(self, growth: Growth) -> Self {
         Self { growth, ..self }
+    }
+
+    /// Made for multicast objects.
+    pub fn multicast(self, multicast: bool) -> Self {
+        Self { multicast, ..self }
     }
 
     /// With this way of sharing.
@@ -190,7 +198,12 @@ impl SymmetricHeap {
     /// loss of another PE; [`VmmError::Timeout`] names who did not come; what the driver says.
     pub fn new(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: HeapOptions) -> Result<Self, VmmError> {
         let call = format!("SymmetricHeap::new({options:?})");
-        let around = agree(rendezvous, "peerweave-vmm/new", &call, Around::look(context, &options).map(|mine| mine.encode()))?;
+        let around = agree(
+            rendezvous,
+            "peerweave-vmm/new",
+            &call,
+            Around::look(context, &options, rendezvous.n_pes()).map(|mine| mine.encode()),
+        )?;
         let id = Around::id(&around);
         let read = |(blob, pe): (&Vec<u8>, u32)| Around::decode(blob).ok_or_else(|| unreadable(&call, Pe::new(pe)));
         let around: Result<Vec<Around>, VmmError> = around.iter().zip(0..).map(read).collect();

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
-use peerweave_driver::{CudaContext, DriverError, PrivateStream, Streams, deadline_after, wait_until};
+use peerweave_driver::{CudaContext, DriverError, PrivateStream, Streams, deadline_after, multicast_switch, wait_until};
 use peerweave_types::Pe;
 
 use super::{Growth, HeapOptions, Leak, Sharing};
@@ -20,6 +20,7 @@ use crate::descriptor;
 use crate::error::{Misuse, VmmError};
 use crate::identity::{self, ProcessId};
 use crate::ipc::{Closing, IpcMemory};
+use crate::multicast::{self, MulticastProperties};
 use crate::physical::{Exportable, Granularity};
 use crate::raw::{self, Attribute};
 use crate::reservation::Reservation;
@@ -77,7 +78,7 @@ pub(super) struct Around {
 }
 
 impl Around {
-    pub(super) fn look(context: &Arc<CudaContext>, options: &HeapOptions) -> Result<Self, VmmError> {
+    pub(super) fn look(context: &Arc<CudaContext>, options: &HeapOptions, n_pes: u32) -> Result<Self, VmmError> {
         let ordinal = context.ordinal();
         let vmm = raw::has(ordinal, Attribute::Vmm)? && options.sharing != Sharing::Ipc;
         let exportable = if vmm { Exportable::of_device(ordinal)? } else { Exportable::NOWHERE };
@@ -90,7 +91,10 @@ impl Around {
         };
         let fabric = tried.is_ok();
         let granularity = match vmm {
-            true => Granularity::of_device(ordinal, Exportable { fabric, ..exportable })?.recommended,
+            true => {
+                let own = Granularity::of_device(ordinal, Exportable { fabric, ..exportable })?.recommended;
+                if options.multicast { for_multicast(ordinal, n_pes, own)? } else { own }
+            }
             false => IpcMemory::STEP_BYTES,
         };
         raw::bind(context)?;
@@ -166,6 +170,16 @@ impl Around {
             _ => Way::Ipc,
         }
     }
+}
+
+/// The smallest multiple of a granularity that is one of what the driver recommends for multicast objects too, where there may be such.
+fn for_multicast(ordinal: usize, devices: u32, granularity: usize) -> Result<usize, VmmError> {
+    if multicast_switch().is_err() || multicast::check_device(ordinal).is_err() {
+        return Ok(granularity);
+    }
+    let recommended = MulticastProperties::new(devices, granularity).granularity()?.recommended;
+    // Both are powers of two on any device that there is.
+    Ok(if recommended.is_multiple_of(granularity) { recommended } else { granularity.saturating_mul(recommended) })
 }
 
 /// Why the wish for fabric handles was not followed on a machine: of the first PE there that cannot.
@@ -252,6 +266,11 @@ impl HeapInner {
             Some(earlier) => Err(Misuse::Broken { call, earlier: earlier.clone() }.into()),
             None => Ok(state),
         }
+    }
+
+    /// What addresses of the heap are aligned to, in bytes: a power of two.
+    pub(crate) fn alignment_bytes(&self) -> usize {
+        self.granularity.next_power_of_two() as usize
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {

@@ -7,13 +7,13 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use peerweave_driver::cudarc::driver::sys::CUdevice;
+use peerweave_driver::cudarc::driver::sys::{CUdevice, CUdeviceptr};
 use peerweave_driver::{CudaContext, Keep, multicast_switch, retire};
 
 use super::aligned;
 use super::object::{Object, Team};
 use crate::buffer::wrong_value;
-use crate::error::VmmError;
+use crate::error::{Misuse, VmmError};
 use crate::mapping::Mapping;
 use crate::physical::PhysicalMemory;
 use crate::raw;
@@ -93,6 +93,80 @@ impl Team {
         Ok(Binding::new(place, mapping.keep(), context))
     }
 
+    /// As [`bind`](Self::bind), for memory that this crate does not know: `bytes` at `address`, on the device of `context`.
+    ///
+    /// `keep` is dropped when the memory is unbound: after every mapping of the object that reaches it is gone, with its streams' work.
+    ///
+    /// # Errors
+    /// [`MulticastDisabled`](super::MulticastDisabled); [`Misuse::Value`](crate::Misuse::Value) for a device that this process did not add;
+    /// [`Misuse::Unaligned`](crate::Misuse::Unaligned), [`Misuse::OutOfRange`](crate::Misuse::OutOfRange), [`Misuse::Occupied`](crate::Misuse::Occupied)
+    /// as by [`bind`](Self::bind); what the driver says.
+    ///
+    /// # Safety
+    /// The range is mapped, by CUDA's virtual memory management, to physical memory of the device of `context` that is as exportable as the object; and it
+    /// stays mapped while a clone of `keep` lives.
+    pub unsafe fn bind_address(
+        &self,
+        context: &Arc<CudaContext>,
+        offset: usize,
+        address: CUdeviceptr,
+        bytes: usize,
+        keep: Keep,
+    ) -> Result<Binding, VmmError> {
+        let call = "Team::bind_address";
+        multicast_switch()?;
+        let granularity = self.granularity().minimum;
+        aligned(call, "address", usize::try_from(address).unwrap_or(usize::MAX), granularity)?;
+        if address.checked_add(bytes as u64).is_none() {
+            return Err(wrong_value(call, "bytes", bytes, "a range inside the address space"));
+        }
+        let place = self.place_on(call, context.ordinal(), offset, bytes)?;
+        raw::bind(context)?;
+        // SAFETY: the handle is live and the team is complete; the range is mapped and stays so, by the caller's promise.
+        let code = unsafe { raw::api()?.cuMulticastBindAddr(self.object.handle(), offset, address, bytes, 0) };
+        raw::done("cuMulticastBindAddr", code)?;
+        Ok(Binding::new(place, keep, context))
+    }
+
+    /// Unbinds memory that was bound through the driver's handle ([`as_raw`](Self::as_raw)): `bytes` of the device's part of the object, from `offset` on. What
+    /// this crate has bound is unbound by [`Binding::unbind`], or by dropping it.
+    ///
+    /// Does not ask the switch: what is bound may always be unbound.
+    ///
+    /// # Errors
+    /// [`Misuse::Occupied`](crate::Misuse::Occupied) where a [`Binding`] of this process is behind a part of the range;
+    /// [`Misuse::Value`](crate::Misuse::Value) for a device that this process did not add; [`Misuse::Unaligned`](crate::Misuse::Unaligned),
+    /// [`Misuse::OutOfRange`](crate::Misuse::OutOfRange); what the driver says, above all where nothing is bound there.
+    ///
+    /// # Safety
+    /// No work, on any device of the team, uses a multicast address that reaches this range, now or later, unless memory is bound there again before.
+    pub unsafe fn unbind(&self, device: usize, offset: usize, bytes: usize) -> Result<(), VmmError> {
+        let call = "Team::unbind";
+        self.check_added(call, device)?;
+        let range = range_of(call, offset, bytes, self.properties().bytes)?;
+        aligned(call, "offset", offset, self.granularity().minimum)?;
+        aligned(call, "bytes", bytes, self.granularity().minimum)?;
+        self.object.check_vacant(call, device, &range)?;
+        unbind(&self.object, device, &range)
+    }
+
+    fn check_added(&self, call: &'static str, device: usize) -> Result<(), Misuse> {
+        match self.devices.contains(&device) {
+            true => Ok(()),
+            false => {
+                let expected = format!("one of {:?}, which this process added", self.devices);
+                Err(Misuse::Value { call, what: "device", value: device.to_string(), expected })
+            }
+        }
+    }
+
+    /// Takes a part of the object for memory of a device.
+    fn place_on(&self, call: &'static str, device: usize, offset: usize, bytes: usize) -> Result<Place, VmmError> {
+        self.check_added(call, device)?;
+        let range = self.object.occupy(call, device, offset, bytes)?;
+        Ok(Place { object: Arc::clone(&self.object), device, range })
+    }
+
     /// What other processes may import must not hold memory that they may not.
     fn check_exportable(&self, call: &'static str, memory: &PhysicalMemory) -> Result<(), VmmError> {
         let (object, memory) = (self.properties().exportable, memory.exportable());
@@ -111,9 +185,16 @@ impl Team {
             let expected = format!("made by this process on one of the devices {:?}, which it added", self.devices);
             return Err(wrong_value(call, "memory", value, &expected));
         };
-        let range = self.object.occupy(call, device, offset, bytes)?;
-        Ok(Place { object: Arc::clone(&self.object), device, range })
+        self.place_on(call, device, offset, bytes)
     }
+}
+
+/// Takes memory of a device out of an object.
+fn unbind(object: &Object, device: usize, range: &Range<usize>) -> Result<(), VmmError> {
+    let number = CUdevice::try_from(device).unwrap_or(CUdevice::MAX);
+    // SAFETY: the handle is live; the driver refuses a range that nothing is bound behind. That nobody stores there any more is the caller's to know.
+    let code = unsafe { raw::api()?.cuMulticastUnbind(object.handle(), number, range.start, range.len()) };
+    raw::done("cuMulticastUnbind", code)
 }
 
 impl Binding {
@@ -132,6 +213,20 @@ impl Binding {
         self.range.clone()
     }
 
+    /// Unbinds the memory now, and says whether that worked. Dropping does the same some time later, and only logs an error.
+    ///
+    /// # Errors
+    /// What the driver says: then the memory is still bound, and it and the object are leaked.
+    pub fn unbind(mut self) -> Result<(), VmmError> {
+        let Some((place, memory)) = self.parts.take() else { return Ok(()) };
+        // No mapping of the object reaches it: those have their bindings in a `Bound`.
+        let unbound = raw::bind(&self.context).and_then(|()| unbind(&place.object, place.device, &place.range));
+        if unbound.is_err() {
+            std::mem::forget((place, memory));
+        }
+        unbound
+    }
+
     /// Whether it belongs to this object.
     pub(super) fn is_of(&self, object: &Arc<Object>) -> bool {
         self.parts.as_ref().is_some_and(|(place, _)| Arc::ptr_eq(&place.object, object))
@@ -141,15 +236,12 @@ impl Binding {
 impl Drop for Binding {
     fn drop(&mut self) {
         let Some((place, memory)) = self.parts.take() else { return };
-        let number = CUdevice::try_from(place.device).unwrap_or(CUdevice::MAX);
         retire(
             &self.context,
             [],
             Box::new(move || {
-                let (handle, start, bytes) = (place.object.handle(), place.range.start, place.range.len());
-                // SAFETY: this value bound that range; every mapping that reached it kept it, and is gone with its streams' work.
-                let code = raw::api().map(|api| unsafe { api.cuMulticastUnbind(handle, number, start, bytes) });
-                match code.and_then(|code| raw::done("cuMulticastUnbind", code)) {
+                // Every mapping that reached it kept it, and is gone with its streams' work.
+                match unbind(&place.object, place.device, &place.range) {
                     Ok(()) => drop((place, memory)),
                     Err(error) => {
                         // Still bound: the memory and the object must stay, also where logging panics.

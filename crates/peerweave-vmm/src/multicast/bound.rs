@@ -35,7 +35,7 @@ pub struct Bound {
 /// What a mapping keeps.
 pub(crate) struct Inner {
     object: Arc<Object>,
-    _bindings: Vec<Binding>,
+    bindings: Vec<Binding>,
 }
 
 impl Inner {
@@ -116,7 +116,7 @@ impl Team {
     }
 
     fn into_bound(self, bindings: Vec<Binding>) -> Bound {
-        Bound { inner: Arc::new(Inner { object: self.object, _bindings: bindings }) }
+        Bound { inner: Arc::new(Inner { object: self.object, bindings }) }
     }
 }
 
@@ -131,6 +131,28 @@ fn first_gap(bindings: &[Binding], device: usize, bytes: usize) -> Option<usize>
 }
 
 impl Bound {
+    /// The driver's handle, as [`Building::as_raw`](super::Building::as_raw).
+    pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
+        self.inner.handle()
+    }
+
+    /// Takes this process's memory out of the object now, binding by binding, and says whether that worked; dropping does it later, and only logs.
+    ///
+    /// Before that, the other processes must have stopped storing.
+    ///
+    /// # Errors
+    /// [`Misuse::Value`](crate::Misuse::Value) where there are other handles, or mappings, or what was dropped of them is not gone yet (wait by
+    /// [`peerweave_driver::settle`]): then this handle is dropped, and nothing is unbound by this call. Otherwise the first error of
+    /// [`Binding::unbind`]; the other bindings are unbound all the same.
+    pub fn unbind(self) -> Result<(), VmmError> {
+        let handles = Arc::strong_count(&self.inner) - 1;
+        let Some(inner) = Arc::into_inner(self.inner) else {
+            let value = format!("{handles} other handles and mappings");
+            return Err(wrong_value("Bound::unbind", "what uses the object", value, "none"));
+        };
+        inner.bindings.into_iter().map(Binding::unbind).fold(Ok(()), Result::and)
+    }
+
     /// Maps the first `bytes` of the object at `offset` of a reservation, for reading and writing by these devices of this process.
     ///
     /// # Errors

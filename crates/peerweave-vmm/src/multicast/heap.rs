@@ -36,6 +36,9 @@ pub struct HeapMulticast {
 impl SymmetricHeap {
     /// Makes a multicast object for each chunk of this heap and maps them at the chunks' offsets.
     ///
+    /// The objects are as long as the chunks. Those are multiples of what the driver recommends for multicast objects where the heap was made for it
+    /// ([`HeapOptions::multicast`](crate::HeapOptions::multicast)).
+    ///
     /// # Collective
     /// All PEs of the job.
     ///
@@ -50,7 +53,7 @@ impl SymmetricHeap {
             let bytes = chunks.last().map_or(0, |(start, memory)| start + memory.bytes() as u64);
             let rounds = Rounds { heap: self, inner, call: format!("{CALL}({bytes} bytes)") };
             // The first round tells the others of the switch.
-            let addresses = rounds.agree("reserved", self.reserve(bytes))?;
+            let addresses = rounds.agree("reserved", self.reserve(bytes, inner.alignment_bytes()))?;
             let mut mappings = Vec::with_capacity(chunks.len());
             for (start, memory) in &chunks {
                 match rounds.map(&addresses, *start, memory) {
@@ -69,10 +72,10 @@ impl SymmetricHeap {
         })
     }
 
-    fn reserve(&self, bytes: u64) -> Result<Reservation, VmmError> {
+    fn reserve(&self, bytes: u64, alignment_bytes: usize) -> Result<Reservation, VmmError> {
         multicast_switch()?;
         self.geometry()?;
-        Reservation::new(self.context(), usize::try_from(bytes).unwrap_or(usize::MAX), 2 << 20)
+        Reservation::new(self.context(), usize::try_from(bytes).unwrap_or(usize::MAX), alignment_bytes)
     }
 }
 

@@ -104,7 +104,33 @@ pub struct MulticastGranularity {
     pub recommended: usize,
 }
 
+impl MulticastGranularity {
+    /// The smallest multiple of the recommended granularity that holds `bytes`, at least one; `None` beyond the address space.
+    pub fn round_up(&self, bytes: usize) -> Option<usize> {
+        bytes.max(1).checked_next_multiple_of(self.recommended)
+    }
+}
+
 impl MulticastProperties {
+    /// The same, with the length rounded up to a multiple of the granularity that the driver recommends. Memory of that length is to be bound on every device.
+    ///
+    /// # Errors
+    /// As [`granularity`](Self::granularity); [`Misuse::Value`] for a length beyond the address space.
+    ///
+    /// ```no_run
+    /// use peerweave_vmm::multicast::{Building, MulticastProperties};
+    ///
+    /// let context = peerweave_driver::context(0)?;
+    /// let building = Building::create(&context, MulticastProperties::new(8, 100_000_000).rounded_up()?)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn rounded_up(self) -> Result<Self, VmmError> {
+        let bytes = self.granularity()?.round_up(self.bytes);
+        let too_long =
+            || wrong_value("MulticastProperties::rounded_up", "bytes", self.bytes, "a length inside the address space");
+        Ok(Self { bytes: bytes.ok_or_else(too_long)?, ..self })
+    }
+
     /// An object for so many devices that can be exported as a file descriptor.
     pub fn new(devices: u32, bytes: usize) -> Self {
         Self { devices, bytes, exportable: Exportable::FILE_DESCRIPTOR, flags: 0 }
@@ -127,11 +153,11 @@ impl MulticastProperties {
         };
         let minimum = ask(CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_MINIMUM).map_err(too_old)?;
         let recommended = ask(CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_RECOMMENDED).map_err(too_old)?;
-        if minimum == 0 {
+        if minimum == 0 || recommended == 0 || recommended % minimum != 0 {
             return Err(VmmError::Unsupported {
                 feature: "the use of multicast objects",
-                needs: "a granularity above 0".into(),
-                found: "0".into(),
+                needs: "a granularity above 0 of which the recommended one is a multiple".into(),
+                found: format!("minimum {minimum}, recommended {recommended}"),
             });
         }
         Ok(MulticastGranularity { minimum, recommended })

@@ -203,6 +203,12 @@ impl Building {
         self.object.id
     }
 
+    /// The driver's handle, for calls that this crate does not make. It is valid while this value, or what is made of it, lives; whoever uses it keeps to
+    /// the driver's rules.
+    pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
+        self.object.handle
+    }
+
     /// How many devices this process has added.
     pub fn devices_added(&self) -> usize {
         self.devices.len()
@@ -273,6 +279,12 @@ impl Team {
         self.object.granularity
     }
 
+    /// The driver's handle, as [`Building::as_raw`]. Memory that is bound through it is unknown to this crate: it does not count for
+    /// [`bound`](Self::bound), and is unbound by [`unbind`](Self::unbind).
+    pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
+        self.object.handle
+    }
+
     /// The devices that this process added, by ordinal.
     pub fn devices(&self) -> &[usize] {
         &self.devices
@@ -300,6 +312,15 @@ impl Object {
         }
         bound.insert((device, range.start), range.end);
         Ok(range)
+    }
+
+    /// An error where a binding of this process is behind a part of the range.
+    pub(super) fn check_vacant(&self, call: &'static str, device: usize, range: &Range<usize>) -> Result<(), Misuse> {
+        let bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        match bound.range((device, 0)..(device, range.end)).next_back() {
+            Some((_, end)) if *end > range.start => Err(Misuse::Occupied { call, start: range.start, end: range.end }),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn vacate(&self, device: usize, start: usize) {

@@ -1,0 +1,216 @@
+//! Multicast objects beside calls of the driver that this crate does not make: handles, foreign memory, explicit unbinding, lengths that the driver recommends.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Calls, context, fail, multicast_store, settle, soon, threads};
+use peerweave_driver::cudarc::driver::sys::CUdevice;
+use peerweave_driver::{CudaCode, CudaContext, Driver, Keep};
+use peerweave_fakes::Fakes;
+use peerweave_vmm::multicast::{Building, MulticastProperties, Team};
+use peerweave_vmm::{Exportable, HeapOptions, Mapping, Misuse, PhysicalMemory, Reservation, Rights, SymmetricHeap, VmmError};
+
+const MIB: usize = 1 << 20;
+/// What the fake recommends; it demands 2 MiB.
+const RECOMMENDED: usize = 16 * MIB;
+
+fn team(contexts: &[Arc<CudaContext>], bytes: usize) -> Team {
+    let properties = MulticastProperties::new(contexts.len() as u32, bytes);
+    let mut building = Building::create(&contexts[0], properties).expect("an object");
+    contexts.iter().try_for_each(|context| building.add_device(context)).expect("added");
+    building.complete().expect("all are added")
+}
+
+/// Memory of a device, mapped for it.
+fn mapped(context: &Arc<CudaContext>, bytes: usize) -> (PhysicalMemory, Mapping) {
+    let memory = PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR).expect("room");
+    let addresses = Reservation::new(context, bytes, 2 * MIB).expect("addresses");
+    let mapping = addresses.map(0, &memory, bytes).expect("mapped");
+    mapping.allow(&[context.ordinal()], Rights::ReadWrite).expect("allowed");
+    (memory, mapping)
+}
+
+fn seen(context: &Arc<CudaContext>, mapping: &Mapping, at: usize, len: usize) -> Vec<u8> {
+    let view = mapping.memory::<u8>(context.ordinal()).and_then(|memory| memory.slice(at..at + len)).expect("inside");
+    peerweave_vmm::read(&context.default_stream(), &view, soon()).expect("read")
+}
+
+#[track_caller]
+fn misuse<R>(result: Result<R, VmmError>) -> Misuse {
+    match result.map(drop).expect_err("it is refused") {
+        VmmError::Misuse(misuse) => misuse,
+        other => panic!("a misuse was expected, not: {other}"),
+    }
+}
+
+#[test]
+fn foreign_memory_that_is_bound_is_reached_by_stores() {
+    Fakes::new().cuda().run(|| {
+        let contexts = [context(0), context(1)];
+        let bytes = 2 * MIB;
+        let team = team(&contexts, bytes);
+        let own: Vec<_> = contexts.iter().map(|context| mapped(context, bytes)).collect();
+        let keeps: Vec<Arc<()>> = own.iter().map(|_| Arc::default()).collect();
+        let bindings = contexts.iter().zip(&own).zip(&keeps).map(|((context, (_, mapping)), keep)| {
+            let keep: Keep = Arc::new((Arc::clone(keep), mapping.clone()));
+            // SAFETY: the range is the mapping's, which `keep` keeps.
+            unsafe { team.bind_address(context, 0, mapping.address(), bytes, keep) }.expect("bound")
+        });
+        let bound = team.clone().bound(bindings.collect()).expect("all of it");
+        assert_eq!(bound.as_raw(), team.as_raw());
+        let addresses = Reservation::new(&contexts[0], bytes, 2 * MIB).expect("addresses");
+        let mapping = bound.map(&addresses, 0, bytes, &[0, 1]).expect("mapped");
+        multicast_store(&contexts[0], mapping.address() + 512, &[7; 16]).expect("mapped");
+        for (context, (_, own)) in contexts.iter().zip(&own) {
+            assert_eq!(seen(context, own, 512, 16), [7; 16]);
+        }
+        assert!(keeps.iter().all(|keep| Arc::strong_count(keep) == 2), "the memory is kept while it is bound");
+        drop((mapping, addresses));
+        settle();
+        bound.unbind().expect("nobody uses it");
+        assert!(keeps.iter().all(|keep| Arc::strong_count(keep) == 1), "it is unbound by now");
+        drop((team, own));
+        settle();
+        Calls::now().assert_balanced("foreign memory");
+    });
+}
+
+#[test]
+fn foreign_memory_that_cannot_be_bound_is_refused() {
+    Fakes::new().cuda().run(|| {
+        let contexts = [context(0)];
+        let team = team(&contexts, 4 * MIB);
+        let (_, mapping) = mapped(&contexts[0], 4 * MIB);
+        let (other, keep) = (context(1), || Arc::new(()) as Keep);
+        let bind = |context, offset, address, bytes| {
+            // SAFETY: the mapping lives until the end, and what is not inside it is refused.
+            unsafe { team.bind_address(context, offset, address, bytes, keep()) }
+        };
+        let address = mapping.address();
+        let refused = misuse(bind(&other, 0, address, 2 * MIB));
+        assert!(matches!(&refused, Misuse::Value { what: "device", value, .. } if value == "1"), "{refused}");
+        let refused = misuse(bind(&contexts[0], 0, address + 4096, 2 * MIB));
+        assert!(matches!(refused, Misuse::Unaligned { what: "address", .. }), "{refused}");
+        let refused = misuse(bind(&contexts[0], 2 * MIB, address, 4 * MIB));
+        assert!(matches!(refused, Misuse::OutOfRange { .. }), "{refused}");
+        let first = bind(&contexts[0], 0, address, 2 * MIB).expect("bound");
+        let refused = misuse(bind(&contexts[0], 0, address + 2 * MIB as u64, 2 * MIB));
+        assert!(matches!(refused, Misuse::Occupied { .. }), "{refused}");
+        first.unbind().expect("it was bound");
+        bind(&contexts[0], 0, address, 2 * MIB).expect("there is room again, at once").unbind().expect("it was bound");
+    });
+}
+
+#[test]
+fn unbinding_that_fails_says_so_and_keeps_the_memory() {
+    Fakes::new().cuda().run(|| {
+        let contexts = [context(0)];
+        let team = team(&contexts, 2 * MIB);
+        let (_, mapping) = mapped(&contexts[0], 2 * MIB);
+        let owner: Arc<()> = Arc::default();
+        let keep: Keep = Arc::new(Arc::clone(&owner));
+        // SAFETY: the mapping lives until the end.
+        let binding = unsafe { team.bind_address(&contexts[0], 0, mapping.address(), 2 * MIB, keep) }.expect("bound");
+        fail("cuMulticastUnbind:*=999");
+        let error = binding.unbind().expect_err("the driver refuses");
+        assert!(error.to_string().contains("cuMulticastUnbind"), "{error}");
+        assert_eq!(Arc::strong_count(&owner), 2, "it is still bound");
+        fail("");
+        let (memory, _own) = mapped(&contexts[0], 2 * MIB);
+        let refused = misuse(team.bind(&memory, 0, 0, 2 * MIB));
+        assert!(matches!(refused, Misuse::Occupied { .. }), "{refused}");
+    });
+}
+
+#[test]
+fn bound_object_that_is_in_use_is_not_unbound() {
+    Fakes::new().cuda().run(|| {
+        let contexts = [context(0)];
+        let team = team(&contexts, 2 * MIB);
+        let (memory, own) = mapped(&contexts[0], 2 * MIB);
+        let binding = team.bind(&memory, 0, 0, 2 * MIB).expect("bound");
+        let bound = team.bound(vec![binding]).expect("all of it");
+        let addresses = Reservation::new(&contexts[0], 2 * MIB, 2 * MIB).expect("addresses");
+        let mapping = bound.map(&addresses, 0, 2 * MIB, &[0]).expect("mapped");
+        let refused = misuse(bound.unbind());
+        assert!(matches!(&refused, Misuse::Value { what: "what uses the object", .. }), "{refused}");
+        multicast_store(&contexts[0], mapping.address(), &[3; 8]).expect("it is still mapped");
+        assert_eq!(seen(&contexts[0], &own, 0, 8), [3; 8]);
+    });
+}
+
+#[test]
+fn memory_bound_by_the_raw_handle_is_unbound_by_its_range() {
+    Fakes::new().cuda().run(|| {
+        let contexts = [context(0)];
+        let team = team(&contexts, 4 * MIB);
+        let (memory, _own) = mapped(&contexts[0], 4 * MIB);
+        let (_, foreign) = mapped(&contexts[0], 2 * MIB);
+        let binding = team.bind(&memory, 0, 0, 2 * MIB).expect("bound");
+        let api = Driver::get().expect("the fake").api();
+        // SAFETY: the handle is the team's, the range is the mapping's.
+        let code = unsafe { api.cuMulticastBindAddr(team.as_raw(), 2 * MIB, foreign.address(), 2 * MIB, 0) };
+        assert_eq!(code, Ok(CudaCode::SUCCESS));
+        // SAFETY: nothing is mapped.
+        let unbind = |device, offset, bytes| unsafe { team.unbind(device, offset, bytes) };
+        assert!(matches!(misuse(unbind(0, 0, 4 * MIB)), Misuse::Occupied { .. }), "this crate bound a part of it");
+        assert!(matches!(misuse(unbind(1, 2 * MIB, 2 * MIB)), Misuse::Value { what: "device", .. }));
+        assert!(matches!(misuse(unbind(0, 2 * MIB, 4096)), Misuse::Unaligned { .. }));
+        assert!(matches!(misuse(unbind(0, 4 * MIB, 2 * MIB)), Misuse::OutOfRange { .. }));
+        unbind(0, 2 * MIB, 2 * MIB).expect("it was bound");
+        let error = unbind(0, 2 * MIB, 2 * MIB).expect_err("nothing is bound there any more");
+        assert!(matches!(error, VmmError::Driver(_)), "{error}");
+        drop(binding);
+        settle();
+        // SAFETY: the handle is the team's; nothing is bound there.
+        let code = unsafe { api.cuMulticastUnbind(team.as_raw(), 0 as CUdevice, 0, 2 * MIB) };
+        assert_ne!(code, Ok(CudaCode::SUCCESS), "dropping the binding has unbound it");
+    });
+}
+
+#[test]
+fn length_is_rounded_up_to_what_the_driver_recommends() {
+    Fakes::new().cuda().run(|| {
+        let rounded = |bytes| MulticastProperties::new(2, bytes).rounded_up().map(|properties| properties.bytes);
+        assert_eq!(rounded(0).ok(), Some(RECOMMENDED));
+        assert_eq!(rounded(RECOMMENDED).ok(), Some(RECOMMENDED));
+        assert_eq!(rounded(RECOMMENDED + 1).ok(), Some(2 * RECOMMENDED));
+        assert!(matches!(rounded(usize::MAX), Err(VmmError::Misuse(Misuse::Value { .. }))));
+    });
+}
+
+#[test]
+fn heap_for_multicast_has_the_granularity_it_recommends() {
+    Fakes::new().cuda().run(|| {
+        threads(2, |me| {
+            for (multicast, expected) in [(true, RECOMMENDED as u64), (false, 4 * MIB as u64)] {
+                let options = HeapOptions::new(4 * MIB).multicast(multicast);
+                let heap = SymmetricHeap::new(&me.rendezvous, &me.context, options).expect("a heap");
+                let chunks = heap.physical();
+                assert!(chunks.iter().all(|(start, memory)| start % expected == 0 && memory.bytes() as u64 == expected));
+                let all = heap.multicast().expect("the fake has multicast");
+                if multicast {
+                    let address = all.mappings()[0].address();
+                    assert!(address.is_multiple_of(RECOMMENDED as u64), "{address:#x}");
+                }
+                me.barrier("mapped");
+                drop((all, chunks));
+                heap.finalize().expect("it ends");
+            }
+        });
+    });
+}
+
+#[test]
+fn heap_for_multicast_works_where_it_is_forbidden() {
+    Fakes::new().cuda().env("PEERWEAVE_MULTICAST", "off").run(|| {
+        threads(1, |me| {
+            let heap =
+                SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB).multicast(true)).expect("a heap");
+            assert_eq!(heap.physical()[0].1.bytes(), 4 * MIB);
+            assert!(matches!(heap.multicast(), Err(VmmError::MulticastDisabled(_))));
+        });
+    });
+}
