@@ -3,11 +3,13 @@
 //! A collective has no deadline of its own: where a PE does not call it, the others' streams wait, and the host's waits for those streams expire.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use peerweave_driver::{CudaStream, DriverError, is_capturing};
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::{DType, Element, Number, Rank, ReduceOp};
 
+use crate::context::Context;
 use crate::enqueue::{Enqueue, by_width, check_apart, check_len, overlap, pointer};
 use crate::error::{MisuseKind, NvshmemError};
 use crate::streams::pass;
@@ -33,8 +35,37 @@ fn reduced(dtype: DType) -> Option<CType> {
 
 type Found = Result<sys::CollectiveOnStream, MissingSymbol>;
 
+impl Context {
+    /// NVSHMEM's own barrier of all PEs from the host (`nvshmem_barrier_all`): completes what this PE put or got without a stream and by `nbi`, over a network
+    /// too, and waits until every PE has called it.
+    ///
+    /// What streams of this process still have to put is not waited for: see [`Team::barrier`]. No other thread of this PE gets into NVSHMEM meanwhile, so
+    /// that a PE which does not come by the context's deadline is the end of the context; [`Team::barrier_blocking`], which the device waits for, is not.
+    ///
+    /// # Collective
+    /// All PEs, in the order of the collectives of the team of all PEs.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Timeout`], with who was lost; [`NvshmemError::Dead`], [`NvshmemError::Driver`] where earlier work failed.
+    pub fn barrier_all_blocking(&self) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmem_barrier_all";
+        let inner = &self.inner;
+        inner.alive(CALL)?;
+        let order = inner.world_order();
+        let _turn = order.settle(CALL, inner)?;
+        // SAFETY: NVSHMEM is initialised, and no other collective of all PEs is under way here.
+        let barrier = || inner.block(CALL, |api, _| unsafe { api.nvshmem_barrier_all() });
+        inner.left.complete(CALL, inner, barrier)?;
+        inner.healthy()
+    }
+}
+
 impl Team {
     /// Quiet and arrival, in the order of `stream`: when it is passed, every PE of the team has come, and what they put before is seen.
+    ///
+    /// That holds over a network too: the stream waits for NVSHMEM's own streams, and the kernel that it then runs completes what the PE has sent before it
+    /// arrives (`nvshmemi_transfer_quiet` on all of the device's queues, in NVSHMEM's `barrier.cuh`). What the host itself has sent by
+    /// [`put_blocking`](Context::put_blocking) has a queue of its own: [`barrier_blocking`](Self::barrier_blocking) completes that too.
     ///
     /// # Collective
     /// All PEs of the team.
@@ -64,7 +95,8 @@ impl Team {
         enqueue.call_status(|api, _| unsafe { api.nvshmemx_team_sync_on_stream(team, stream.cu_stream()) })
     }
 
-    /// Waits until every PE of the team has called it, and what they put before is seen; at most for the context's deadline.
+    /// Waits until every PE of the team has called it, and what they put before is seen; at most for the context's deadline. That is also what the host has put
+    /// without a stream, over a network too.
     ///
     /// What other streams of this process still have to put is not waited for.
     ///
@@ -74,7 +106,19 @@ impl Team {
     /// # Errors
     /// [`NvshmemError::Timeout`], with who was lost; as [`barrier`](Self::barrier).
     pub fn barrier_blocking(&self) -> Result<(), NvshmemError> {
-        self.blocking("nvshmemx_barrier_on_stream", Self::barrier)
+        const CALL: &str = "nvshmemx_barrier_on_stream";
+        if self.inner.sent.load(Ordering::Relaxed) {
+            // The kernel completes what devices have sent, by queues of their own, and not what the host has. First what was left to NVSHMEM's own streams,
+            // whose wait ends by the deadline out here alone.
+            self.blocking("nvshmemx_quiet_on_stream", |team, stream| {
+                let mut enqueue = Enqueue::begin(&team.inner, "nvshmemx_quiet_on_stream", stream)?;
+                enqueue.takes_over()?;
+                // SAFETY: any stream of the device is allowed.
+                enqueue.call(|api, _| unsafe { api.nvshmemx_quiet_on_stream(stream.cu_stream()) })
+            })?;
+            self.inner.quiet_of_host()?;
+        }
+        self.blocking(CALL, Self::barrier)
     }
 
     /// Waits until every PE of the team has called it, at most for the context's deadline.

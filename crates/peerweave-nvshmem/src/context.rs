@@ -109,6 +109,8 @@ pub(crate) struct Inner {
     pub(crate) used: Arc<Streams>,
     /// Set while a thread ends NVSHMEM: then it alone gets in.
     ending: AtomicBool,
+    /// Whether the host has sent something over a network that no quiet from the host has completed since.
+    pub(crate) sent: AtomicBool,
     /// What was left to NVSHMEM's own streams.
     pub(crate) left: Left,
     /// What destructors could not tell NVSHMEM yet.
@@ -183,6 +185,7 @@ impl Context {
             modules: Arc::default(),
             used: Arc::default(),
             ending: AtomicBool::new(false),
+            sent: AtomicBool::new(false),
             left: Left::default(),
             parked: Mutex::default(),
             any_parked: AtomicBool::new(false),
@@ -477,6 +480,17 @@ impl Inner {
         let _inside = self.enter(END)?;
         self.ending.store(true, Ordering::Relaxed);
         Ok(EndBegun(self))
+    }
+
+    /// Completes what the host has sent over a network, and what was left to NVSHMEM's own streams.
+    pub(crate) fn quiet_of_host(&self) -> Result<(), NvshmemError> {
+        // Before the call: what is sent while it is inside comes after it.
+        let sent = self.sent.swap(false, Ordering::Relaxed);
+        // SAFETY: NVSHMEM is initialised.
+        let quiet = self.block("nvshmem_quiet", |api, _| unsafe { api.nvshmem_quiet() });
+        quiet.inspect_err(|_| {
+            self.sent.fetch_or(sent, Ordering::Relaxed);
+        })
     }
 
     /// The error that the device has by now, which NVSHMEM's calls without a result only print.

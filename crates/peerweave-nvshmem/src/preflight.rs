@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use peerweave_driver::cudarc::driver::sys::CUdevice;
+use peerweave_driver::cudarc::driver::sys::{CUdevice, CUdevice_attribute};
 use peerweave_driver::{CudaContext, CudaError, Driver};
 use peerweave_types::Pe;
 
@@ -19,6 +19,9 @@ use crate::{Nvshmem, Settings, Status, Version, interface, plugins};
 
 /// What NVSHMEM puts into `/dev/shm` to start: a page for each PE of the machine, generously.
 const SHARED_MEMORY_BYTES: u64 = 1 << 20;
+
+/// The oldest compute capability that NVSHMEM is built for.
+const OLDEST_GENERATION: i32 = 7;
 
 /// What one PE tells the others before they start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +61,7 @@ pub(crate) enum Met {
 pub(crate) fn local(nvshmem: Nvshmem, context: &Arc<CudaContext>, settings: &Settings, met: Met) -> Result<Card, NvshmemError> {
     let remote = settings.effective("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_else(|| "ibrc".to_owned());
     functions(nvshmem)?;
+    generation(context)?;
     not_started(nvshmem)?;
     match met {
         Met::Id => {
@@ -97,6 +101,18 @@ fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
         Some(name) => Err(nvshmem.unsupported(name, Some(Version::new(3, 3, 0)))),
         None => Ok(()),
     }
+}
+
+/// That NVSHMEM has kernels for the GPU: it looks for them when it starts, and would fail to launch its first one.
+fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
+    use CUdevice_attribute::{CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR};
+    let (driver, device) = (Driver::get()?, context.ordinal());
+    let major = driver.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    if major >= OLDEST_GENERATION {
+        return Ok(());
+    }
+    let minor = driver.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Err(PreflightError::OldGpu { device, major, minor }.into())
 }
 
 /// NVSHMEM counts initialisations, so that one more on top of somebody else's would be taken for success, with that one's PEs.

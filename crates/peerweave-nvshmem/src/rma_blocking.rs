@@ -4,6 +4,7 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use peerweave_driver::cudarc::driver::sys::CUstream;
 use peerweave_driver::{CudaStream, DriverError, is_capturing};
@@ -198,6 +199,9 @@ impl Context {
 
     /// Writes `source` to `target` on another PE and waits until the source may be reused, at most for the context's deadline.
     ///
+    /// Where the PE is reached by the network alone, it may arrive later: [`quiet_blocking`](Self::quiet_blocking), [`Team::barrier_blocking`](crate::Team::barrier_blocking)
+    /// and [`barrier_all_blocking`](Self::barrier_all_blocking) complete it. A quiet and a barrier on a stream do not.
+    ///
     /// # Errors
     /// [`NvshmemError::Timeout`]; as [`put`](Self::put).
     pub fn put_blocking<T: Element>(
@@ -210,12 +214,17 @@ impl Context {
         let Some((remote, local, bytes, to)) = self.blocking(CALL, ("the target", target), ("the source", source), pe)? else {
             return Ok(());
         };
+        let by_network = !mapped(&self.inner, remote)?[pe.index()];
         let kept = (target.clone(), source.clone());
         self.inner.block(CALL, move |api, _| {
             let _kept = kept;
             // SAFETY: both ranges are inside the symmetric heap, and kept until the call is over.
             unsafe { api.nvshmem_putmem(pointer(remote), pointer(local), bytes, to) }
         })?;
+        if by_network {
+            // After the call: a quiet of another thread that came before it has not completed it.
+            self.inner.sent.store(true, Ordering::Relaxed);
+        }
         self.inner.healthy()
     }
 

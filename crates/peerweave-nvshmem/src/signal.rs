@@ -234,8 +234,8 @@ impl Context {
     /// [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
     pub fn quiet_blocking(&self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_quiet";
-        // SAFETY: NVSHMEM is initialised.
-        self.inner.left.complete(CALL, &self.inner, || self.inner.block(CALL, |api, _| unsafe { api.nvshmem_quiet() }))?;
+        self.inner.alive(CALL)?;
+        self.inner.left.complete(CALL, &self.inner, || self.inner.quiet_of_host())?;
         self.inner.healthy()
     }
 

@@ -257,7 +257,18 @@ impl Team {
         Ok(TeamConfig { n_contexts: u32::try_from(raw.num_contexts).ok() })
     }
 
-    /// A team of `count` of this team's PEs: ranks `start`, `start + stride`, and so on. `None` where this PE is not among them.
+    /// A team of `count` of this team's PEs: ranks `start`, `start + stride`, and so on, in that order. `None` where this PE is not among them.
+    ///
+    /// A negative stride counts down. NVSHMEM's own split takes positive ones alone, so such a team is made by an id, as [`Context::team_of`] does.
+    ///
+    /// ```no_run
+    /// # fn f(world: &peerweave_nvshmem::Team) -> Result<(), peerweave_nvshmem::NvshmemError> {
+    /// let last = world.len() as u32 - 1;
+    /// let reversed = world.split_strided(last, -1, last + 1, Default::default())?.expect("all are in it");
+    /// assert_eq!(reversed.members()[0], world.members()[last as usize]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Collective
     /// All PEs of this team, with the same arguments.
@@ -266,49 +277,54 @@ impl Team {
     /// [`MisuseKind::Value`] for ranks that this team does not have; [`NvshmemError::Nvshmem`] where there are too many teams
     /// ([`Settings::max_teams`](crate::Settings::max_teams)), unless multicast is on: then each team takes many places, and NVSHMEM ends the process where
     /// they run out; [`NvshmemError::Disagree`], [`NvshmemError::Timeout`], [`NvshmemError::Bootstrap`].
-    pub fn split_strided(&self, start: u32, stride: u32, count: u32, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
+    pub fn split_strided(&self, start: u32, stride: i32, count: u32, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
         const CALL: &str = "nvshmem_team_split_strided";
         let _setup = self.inner.setup_turn(CALL)?;
-        let (_turn, able) = taken(self.check_strided(CALL, start, stride, count).and_then(|()| self.settle(CALL)));
+        let ranks = self.strided(CALL, start, stride, count);
+        let able = ranks.as_ref().map(drop).map_err(Clone::clone);
+        let (_turn, able) = taken(able.and_then(|()| self.settle(CALL)));
         let mut entered = self.arrive(CALL, &format!("start {start}, stride {stride}, count {count}, {config:?}"), able)?;
-        let (parent, identity) = (self.handle(), self.child(u64::from(start) << 32 | u64::from(stride)));
-        if self.core.by_id {
-            let ranks = (0..count).map(|index| start + index * stride);
-            return self.part(CALL, &mut entered, ranks.collect(), identity, config);
+        let (parent, identity) = (self.handle(), self.child(u64::from(start) << 32 | u64::from(stride.cast_unsigned())));
+        let ranks = ranks?;
+        // One member is reached by any stride.
+        let stride = if count == 1 { 1 } else { stride };
+        if self.core.by_id || stride < 0 {
+            return self.part(CALL, &mut entered, ranks, identity, config);
         }
         let (code, handle) = entered.block(CALL, move |api, _| {
             let (raw, mask) = config.to_raw();
             let config = if mask == 0 { std::ptr::null() } else { &raw const raw };
             let mut handle = sys::NVSHMEM_TEAM_INVALID;
-            // One member is reached by any step, also by those that are no number of C's.
-            let stride = if count == 1 { 1 } else { stride };
-            let [start, stride, count] = [start, stride, count].map(|number| number as c_int);
+            let [start, count] = [start, count].map(|number| number as c_int);
             // SAFETY: the parent is live [T2], the numbers are inside it, and the pointers are to live values; all of its PEs call.
             let code = unsafe { api.nvshmem_team_split_strided(parent, start, stride, count, config, mask, &raw mut handle) }?;
             Ok((code, handle))
         })?;
         self.inner.nvshmem.check(CALL, code)?;
-        let rank = self.rank().get();
-        let member = rank >= start && (rank - start).is_multiple_of(stride) && (rank - start) / stride < count;
+        let member = ranks.contains(&self.rank().get());
         self.made(CALL, &mut entered, handle, member, identity)
     }
 
-    fn check_strided(&self, call: &'static str, start: u32, stride: u32, count: u32) -> Result<(), NvshmemError> {
-        let value = |what, found: u32, expected| {
-            Err(NvshmemError::misuse(call, MisuseKind::Value { what, found: found.into(), expected }))
-        };
+    /// The ranks of a part of this team, which has them all.
+    fn strided(&self, call: &'static str, start: u32, stride: i32, count: u32) -> Result<Vec<u32>, NvshmemError> {
+        let value = |what, found, expected| Err(NvshmemError::misuse(call, MisuseKind::Value { what, found, expected }));
         if stride == 0 {
-            return value("the stride", stride, "at least 1");
+            return value("the stride", 0, "a number above or below 0");
         }
         if count == 0 {
-            return value("the count", count, "at least 1");
+            return value("the count", 0, "at least 1");
         }
-        let last = u64::from(start) + u64::from(stride) * u64::from(count - 1);
-        if last >= self.len() as u64 {
-            let (found, ranks) = (usize::try_from(last).unwrap_or(usize::MAX), self.len());
-            return Err(NvshmemError::misuse(call, MisuseKind::Rank { what: "the last member", found, ranks }));
+        let last = i64::from(start) + i64::from(stride) * i64::from(count - 1);
+        if last < 0 {
+            return value("the last member", last, "at least 0: counted down from the start by the stride");
         }
-        Ok(())
+        // The first is beyond the team only where it is counted down.
+        let highest = last.max(start.into());
+        if highest >= self.len() as i64 {
+            let (what, found) = (if highest == last { "the last member" } else { "the start" }, highest as usize);
+            return Err(NvshmemError::misuse(call, MisuseKind::Rank { what, found, ranks: self.len() }));
+        }
+        Ok((0..i64::from(count)).map(|index| (i64::from(start) + index * i64::from(stride)) as u32).collect())
     }
 
     /// Teams of the rows and the columns of this team, laid out in rows of `width`: the row and the column that this PE is in.

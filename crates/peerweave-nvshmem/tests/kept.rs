@@ -186,7 +186,7 @@ fn steps_that_c_has_no_number_for() {
         }
         assert_eq!(high.to_vec(&here.stream).expect("a copy")[0], 7);
         drop((low, high));
-        let team = here.context.world().split_strided(0, u32::MAX, 1, TeamConfig::default()).expect("one member, any step");
+        let team = here.context.world().split_strided(0, i32::MAX, 1, TeamConfig::default()).expect("one member, any step");
         team.expect("a member").destroy().expect("it ends");
         here.context.free(buffer).expect("freed");
         here.end();

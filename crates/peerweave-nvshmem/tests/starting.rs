@@ -556,3 +556,14 @@ fn another_place_than_was_asked_for_is_no_success() {
         assert!(Context::current().is_none());
     });
 }
+
+#[test]
+fn gpu_older_than_volta_is_refused_with_its_generation() {
+    fakes().env("PEERWEAVE_FAKE_CUDA_CAPABILITY", "6.1").run_many(1, |child| {
+        let error =
+            Context::from_rendezvous(&rendezvous(&child, DEADLINE), &device(0), settings(DEADLINE)).expect_err("it is too old");
+        assert!(matches!(&error, NvshmemError::Preflight(it) if matches!(**it, PreflightError::OldGpu { device: 0, major: 6, minor: 1 })), "{error}");
+        assert!(error.to_string().contains("compute capability 6.1, expected at least 7.0"), "{error}");
+        assert_eq!(Nvshmem::load().expect("the fake").status().expect("a status"), Status::NotInitialized);
+    });
+}

@@ -291,7 +291,7 @@ fn teams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     for (call, result) in values {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::Value { .. }));
     }
-    for (call, result) in [("a start beyond the end", split(n, 1, 1)), ("a last member beyond the end", split(0, n, 2))] {
+    for (call, result) in [("a start beyond the end", split(n, 1, 1)), ("a last member beyond the end", split(0, n as i32, 2))] {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::Rank { .. }));
     }
     checks.refused("a PE that there is not", of(id, &[own, Pe::new(n)]), |kind| matches!(kind, MisuseKind::Pe { .. }));

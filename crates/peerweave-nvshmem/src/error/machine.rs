@@ -81,6 +81,18 @@ pub enum PreflightError {
         /// The interfaces.
         there: String,
     },
+    /// The GPU is older than NVSHMEM can use.
+    #[error(
+        "device {device} has compute capability {major}.{minor}, expected at least 7.0: NVSHMEM needs a GPU of the Volta generation or a later one"
+    )]
+    OldGpu {
+        /// The device.
+        device: usize,
+        /// Its compute capability: `6` of 6.1.
+        major: i32,
+        /// `1` of 6.1.
+        minor: i32,
+    },
     /// Too little shared memory in the filesystem, as containers have it.
     #[error(
         "/dev/shm has {free_bytes} bytes left, NVSHMEM needs about {needed_bytes} to start; give the container more (--shm-size)"

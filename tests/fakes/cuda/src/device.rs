@@ -116,8 +116,8 @@ impl Device {
             38 => 62_914_560,          // L2
             39 => 2048,                // threads per multiprocessor
             40 => 3,                   // copy engines
-            75 => 9,                   // compute capability
-            76 => 0,
+            75 => capability().0,
+            76 => capability().1,
             81 => 233_472, // shared memory per multiprocessor
             87 => 2,
             97 => 232_448, // shared memory opt-in
@@ -155,6 +155,13 @@ fn last_attribute(version: c_int) -> c_int {
         13030..13040 => 156,
         _ => 161,
     }
+}
+
+/// What the devices say they are: that of an H200 unless a test wants another.
+fn capability() -> (c_int, c_int) {
+    let text = faults::setting(variable::CAPABILITY).unwrap_or_else(|| "9.0".to_owned());
+    let numbers = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    numbers.unwrap_or_else(|| panic!("{}={text:?}: expected major.minor", variable::CAPABILITY))
 }
 
 /// Whether the driver says that it has pools, and with them memory in order of streams.
@@ -230,8 +237,8 @@ exports! {
 
     2000 fn cuDeviceComputeCapability(major: Out<c_int>, minor: Out<c_int>, device: CuDevice) {
         driver()?.device(device)?;
-        major.set(9)?;
-        minor.set(0)
+        major.set(capability().0)?;
+        minor.set(capability().1)
     }
 
     11020 fn cuDeviceGetDefaultMemPool(pool: Out<CuPool>, device: CuDevice) {

@@ -35,7 +35,7 @@ unsafe extern "C" fn peerweave_fake_nvshmem_count(name: *const c_char) -> i64 {
         b"registrations" => alive(&|world| world.memory().registered.len()),
         b"symmetric_registrations" => alive(&|world| world.memory().regions.iter().skip(1).flatten().count()),
         b"modules" => alive(&|world| world.modules.lock().unwrap_or_else(PoisonError::into_inner).len()),
-        b"pending" => alive(&|world| world.pending.count()),
+        b"pending" => alive(&|world| world.pending.count() + world.sent.count()),
         b"transfers" => TRANSFERS.load(Ordering::Relaxed) as i64,
         b"collectives" => COLLECTIVES.load(Ordering::Relaxed) as i64,
         b"left_behind" => LEFT_BEHIND.load(Ordering::Relaxed) as i64,

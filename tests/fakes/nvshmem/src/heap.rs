@@ -70,7 +70,7 @@ fn free(address: usize) {
         return;
     }
     world.quiesce(false);
-    world.quiet();
+    world.quiet_of_host();
     let offset = {
         let memory = world.memory();
         let place = memory.find(address, 0).filter(|place| place.region == 0);
@@ -112,7 +112,7 @@ fn register_symmetric(address: usize, bytes: usize, wish: usize) -> Result<usize
 }
 
 fn unregister_symmetric(world: &Arc<World>, address: usize, bytes: usize) -> Result {
-    world.quiet();
+    world.quiet_of_host();
     let found = {
         let memory = world.memory();
         let is = |region: &Option<Region>| region.as_ref().is_some_and(|region| (region.base, region.bytes) == (address, bytes));

@@ -20,6 +20,7 @@
 //! - `FULL=nvshmem_malloc@1:2`: the call finds no room on that PE alone; the others get memory, and the heaps are alike no more.
 //! - `WAIT_MS=30000`: how long anything waits for another PE before the process is ended.
 //! - `NBI_DELAY_MS=2`: how long `nbi` transfers are left undone if nobody asks for quiet.
+//! - `NETWORK_DELAY_MS=2`: how long what the host puts to PEs that the network alone reaches is on its way if the host asks for no quiet.
 //! - `HEAP_BYTES=4194304`: the size of the symmetric heap; otherwise `NVSHMEM_SYMMETRIC_SIZE`, or 1 GiB.
 //! - `SHARE_GPU=1`: PEs may share a GPU (status "limited"); otherwise their initialisation fails with code 3.
 //! - `MULTICAST=1`: `nvshmemx_mc_ptr` gives addresses, which fault if they are touched, and team 6 is there.

@@ -37,6 +37,7 @@ fn on_host(handle: c_int, quiet: bool) -> Result {
     call::take_effect().suffer();
     if quiet {
         world.quiesce(false);
+        world.quiet_of_host();
     }
     arrive(&world, &team, &mut team.begin_on_host(), call::function(), quiet);
     Ok(())
@@ -54,7 +55,7 @@ fn quiet() {
     call::take_effect().suffer();
     let world = world::live();
     world.quiesce(false);
-    world.quiet();
+    world.quiet_of_host();
 }
 
 fn quiet_in_order(stream: *mut c_void) {

@@ -1,10 +1,11 @@
-//! Transfers that were left to the library: done some time later, at the latest when somebody asks for quiet.
+//! Transfers that were left to the library, or that the host has sent over the network: done some time later, at the latest when somebody asks for quiet.
 //!
-//! What is not here: what a transfer does (`transfer`). Invariant: they are done in the order in which they were left, one at a time.
+//! What is not here: what a transfer does (`transfer`). Invariant: those of one queue are done in the order in which they were left, one at a time; what the host
+//! has sent is not completed by work on a stream, whose quiet is about other queues of the network.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::world::World;
 
@@ -21,6 +22,14 @@ impl Pending {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn complete(&self, world: &World) {
+        let mut queue = self.queue();
+        while let Some(transfer) = queue.pop_front() {
+            // Under the lock, so that who finds nothing left knows that all is done.
+            transfer(world);
+        }
+    }
+
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
         self.queue().len()
@@ -30,27 +39,37 @@ impl Pending {
 impl World {
     /// Leaves a transfer to later.
     pub(crate) fn leave(self: &Arc<Self>, transfer: impl FnOnce(&World) + Send + 'static) {
-        let delay = crate::settings::get().nbi_delay;
-        let mut queue = self.pending.queue();
+        self.later(|world| &world.pending, crate::settings::get().nbi_delay, Box::new(transfer));
+    }
+
+    /// Sends a transfer from the host over the network: the call returns before it has arrived.
+    pub(crate) fn send(self: &Arc<Self>, transfer: impl FnOnce(&World) + Send + 'static) {
+        self.later(|world| &world.sent, crate::settings::get().network_delay, Box::new(transfer));
+    }
+
+    fn later(self: &Arc<Self>, which: fn(&Self) -> &Pending, delay: Duration, transfer: Transfer) {
+        let mut queue = which(self).queue();
         let first = queue.is_empty();
-        queue.push_back(Box::new(transfer));
+        queue.push_back(transfer);
         drop(queue);
         if first {
             let (world, due) = (Arc::clone(self), Instant::now() + delay);
             // Nobody has to ask for quiet: a signal behind data arrives in any case.
             std::thread::spawn(move || {
                 std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                world.quiet();
+                which(&world).complete(&world);
             });
         }
     }
 
     /// Does all that was left.
     pub(crate) fn quiet(&self) {
-        let mut queue = self.pending.queue();
-        while let Some(transfer) = queue.pop_front() {
-            // Under the lock, so that who finds nothing left knows that all is done.
-            transfer(self);
-        }
+        self.pending.complete(self);
+    }
+
+    /// The same, and what the host has sent.
+    pub(crate) fn quiet_of_host(&self) {
+        self.sent.complete(self);
+        self.quiet();
     }
 }

@@ -36,6 +36,8 @@ pub(crate) struct Settings {
     pub(crate) wait: Duration,
     /// How long a non-blocking transfer may be left undone.
     pub(crate) nbi_delay: Duration,
+    /// How long what the host puts takes over the network.
+    pub(crate) network_delay: Duration,
     pub(crate) heap_bytes: Option<u64>,
     pub(crate) share_gpu: bool,
     pub(crate) multicast: bool,
@@ -107,6 +109,7 @@ fn read() -> Settings {
         full,
         wait: milliseconds("WAIT_MS", 30_000),
         nbi_delay: milliseconds("NBI_DELAY_MS", 2),
+        network_delay: milliseconds("NETWORK_DELAY_MS", 2),
         heap_bytes: variable("HEAP_BYTES").map(|text| number("HEAP_BYTES", &text)),
         share_gpu: flag("SHARE_GPU"),
         multicast: flag("MULTICAST"),

@@ -174,7 +174,26 @@ impl Transfer {
     /// Does it from the host.
     pub(crate) fn on_host(self, when: When) {
         let world = self.checked(None);
+        if self.way == Way::Put && matches!(when, When::Now) && self.is_by_network(&world) {
+            return self.send(&world, call::function());
+        }
         self.run(&world, call::function(), when, None);
+    }
+
+    fn is_by_network(&self, world: &World) -> bool {
+        let memory = world.memory();
+        let place = memory.symmetric(call::function(), "the target", self.target, self.span(self.target_step));
+        self.row > 0 && self.rows > 0 && memory.given(self.pe, place).is_none()
+    }
+
+    /// Takes what lies together at the source, which may be changed once the call is back, and sends that.
+    fn send(self, world: &Arc<World>, function: &'static str) {
+        // SAFETY: the source was found there, by `checked`.
+        let staged: Box<[u8]> =
+            unsafe { std::slice::from_raw_parts(self.source as *const u8, self.span(self.source_step)) }.into();
+        world.send(move |world| {
+            Self { source: staged.as_ptr().addr(), local: Local::Value, ..self }.visit(world, function, true);
+        });
     }
 
     /// Does it in the order of a stream.

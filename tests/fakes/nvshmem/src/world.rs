@@ -28,6 +28,8 @@ pub(crate) struct World {
     pub(crate) next_handle: AtomicI32,
     pub(crate) max_teams: usize,
     pub(crate) pending: Pending,
+    /// What the host has sent over the network.
+    pub(crate) sent: Pending,
     pub(crate) modules: Mutex<Vec<usize>>,
     /// How many of the PEs share a GPU with another.
     pub(crate) shares_gpu: bool,
@@ -115,6 +117,7 @@ impl World {
             next_handle: AtomicI32::new(crate::control::FIRST_MADE as i32),
             max_teams,
             pending: Pending::default(),
+            sent: Pending::default(),
             modules: Mutex::default(),
             shares_gpu,
             growth,

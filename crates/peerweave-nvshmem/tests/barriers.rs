@@ -1,0 +1,131 @@
+//! Barriers complete what was put before, whoever put it and by which way; and teams that are counted down.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{SHORT, by_network, fakes, misuse, start, start_within};
+use peerweave_nvshmem::{Context, MisuseKind, NvshmemError, TeamConfig};
+use peerweave_types::Pe;
+
+/// What the host puts over the network arrives by a quiet, or much later.
+fn slow_network() -> peerweave_fakes::Fakes {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_NETWORK_DELAY_MS", "10000")
+}
+
+/// PE 0 puts from the host, all meet by a barrier, and each PE has what was put to it.
+fn put_is_seen_after(child: &peerweave_fakes::Child, barrier: impl Fn(&Context)) {
+    let here = by_network(child);
+    let (target, source) = (here.context.alloc_zeroed::<u64>(8), here.context.alloc::<u64>(8));
+    let (target, source) = (target.expect("memory"), source.expect("memory"));
+    for round in 1..=3 {
+        source.copy_from(&here.stream, &[round; 8]).expect("a copy");
+        here.context.put_blocking(&target, &source, here.next()).expect("it is sent");
+        barrier(&here.context);
+        assert_eq!(target.to_vec(&here.stream).expect("a copy"), [round; 8], "the barrier left the put on its way");
+        here.context.world().sync_blocking().expect("all have looked");
+    }
+    here.context.free(source).expect("freed");
+    here.context.free(target).expect("freed");
+    here.end();
+}
+
+#[test]
+fn blocking_barrier_completes_what_the_host_sent() {
+    slow_network().run_many(2, |child| {
+        put_is_seen_after(&child, |context| context.world().barrier_blocking().expect("all come"));
+    });
+}
+
+#[test]
+fn barrier_of_all_completes_what_the_host_sent() {
+    slow_network().run_many(2, |child| {
+        put_is_seen_after(&child, |context| context.barrier_all_blocking().expect("all come"));
+    });
+}
+
+#[test]
+fn quiet_of_the_host_completes_what_the_host_sent() {
+    slow_network().run_many(2, |child| {
+        put_is_seen_after(&child, |context| {
+            context.quiet_blocking().expect("it is complete");
+            context.world().sync_blocking().expect("all come");
+        });
+    });
+}
+
+#[test]
+fn barrier_of_all_completes_what_streams_left() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "10000").run_many(2, |child| {
+        let here = start(&child);
+        let (target, source) = (here.context.alloc_zeroed::<u64>(8), here.context.alloc::<u64>(8));
+        let (target, source) = (target.expect("memory"), source.expect("memory"));
+        source.copy_from(&here.stream, &[7; 8]).expect("a copy");
+        here.context.put_nbi(&target, &source, here.next(), &here.stream).expect("enqueued");
+        here.stream.synchronize().expect("it passes");
+        here.context.barrier_all_blocking().expect("all come");
+        assert_eq!(target.to_vec(&here.stream).expect("a copy"), [7; 8]);
+        here.context.free(source).expect("freed");
+        here.context.free(target).expect("freed");
+        here.end();
+    });
+}
+
+#[test]
+fn barrier_of_all_ends_by_the_deadline_where_a_pe_is_missing() {
+    fakes().run_many(2, |child| {
+        let here = start_within(&child, SHORT);
+        if child.rank == 0 {
+            let began = Instant::now();
+            let error = here.context.barrier_all_blocking().expect_err("PE 1 does not come");
+            assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
+            assert!(began.elapsed() < SHORT + Duration::from_secs(5), "{:?}", began.elapsed());
+            assert!(matches!(here.context.barrier_all_blocking(), Err(NvshmemError::Dead { .. })));
+        }
+        child.meet("given up");
+    });
+}
+
+#[test]
+fn team_with_a_negative_stride_is_counted_down() {
+    fakes().run_many(4, |child| {
+        let here = start(&child);
+        let world = here.context.world();
+        let reversed = world.split_strided(3, -1, 4, TeamConfig::default()).expect("split").expect("all are in it");
+        assert_eq!(reversed.members(), [3, 2, 1, 0].map(Pe::new));
+        assert_eq!(reversed.rank().get(), 3 - child.rank as u32);
+        reversed.barrier_blocking().expect("all come");
+        let some = world.split_strided(3, -2, 2, TeamConfig::default()).expect("split");
+        assert_eq!(
+            some.as_ref().map(|team| team.members().to_vec()),
+            (child.rank % 2 == 1).then(|| [3, 1].map(Pe::new).to_vec())
+        );
+        if let Some(some) = some {
+            some.barrier_blocking().expect("both come");
+            some.destroy().expect("destroyed");
+        }
+        // Of a team that NVSHMEM keeps no stride of.
+        let again = reversed.split_strided(3, -1, 3, TeamConfig::default()).expect("split");
+        assert_eq!(again.map(|team| team.members().to_vec()), (child.rank < 3).then(|| [0, 1, 2].map(Pe::new).to_vec()));
+        reversed.destroy().expect("destroyed");
+        here.context.finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn strides_that_leave_the_team_are_refused() {
+    fakes().run_many(2, |child| {
+        let here = start(&child);
+        let split = |start, stride, count| {
+            misuse(here.context.world().split_strided(start, stride, count, TeamConfig::default()).map(drop))
+        };
+        assert!(matches!(split(1, -1, 3), MisuseKind::Value { what: "the last member", found: -1, .. }));
+        assert!(matches!(split(2, -1, 2), MisuseKind::Rank { what: "the start", found: 2, ranks: 2 }));
+        assert!(matches!(split(0, 1, 3), MisuseKind::Rank { what: "the last member", found: 2, ranks: 2 }));
+        assert!(matches!(split(0, 0, 1), MisuseKind::Value { what: "the stride", found: 0, .. }));
+        assert!(matches!(split(0, i32::MIN, u32::MAX), MisuseKind::Value { what: "the last member", .. }));
+        assert!(matches!(split(0, 1, 0), MisuseKind::Value { what: "the count", .. }));
+        here.end();
+    });
+}
