@@ -30,11 +30,13 @@ use crate::{CommProperties, Nccl};
 /// [`async_error`](Self::async_error) and [`wait`](Self::wait) wait no longer than a moment for it, and work while another thread is stuck.
 ///
 /// # Calls that have to wait
-/// By default communicators are made non-blocking, so that what NCCL does on the host (meeting, connecting at first use, splitting) has a
-/// deadline too. With [`Config::blocking`](crate::Config::blocking) only making one has.
+/// By default communicators block, as in NCCL: what NCCL does on the host (meeting, connecting at first use, splitting) is done when a call returns. A
+/// watchdog, one thread of the process, ends a call that takes longer than [`deadline`](Self::deadline): it finds out which ranks are behind or gone, aborts
+/// the communicator, and the call returns that as its error. It costs a call nothing.
 ///
-/// It has two prices: from NCCL 2.23.4 on NCCL starts a thread for each call or group (60 to 110 microseconds on H200, where a blocking call takes
-/// 5); and an error that NCCL gives one call stays with the communicator, where each later call is [`NcclError::Dead`].
+/// With [`Config::blocking`](crate::Config::blocking) off, NCCL returns at once and this crate waits, with the same deadline. That has two prices: from NCCL 2.23.4 on
+/// NCCL starts a thread for each call or group (60 to 110 microseconds on H200, where a blocking call takes 5); and an error that NCCL gives one call stays
+/// with the communicator, where each later call is [`NcclError::Dead`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -126,7 +128,8 @@ impl Communicator {
         self.inner.last().0
     }
 
-    /// How long a call may take on the host: for its turn, and for NCCL to connect ranks at first use.
+    /// How long a call may take on the host: for its turn, and for NCCL to connect ranks at first use. After it the communicator is aborted, and the call
+    /// returns [`NcclError::Timeout`] or [`NcclError::PeerLost`].
     pub fn deadline(&self) -> Duration {
         self.inner.deadline()
     }
@@ -134,6 +137,28 @@ impl Communicator {
     /// Changes [`deadline`](Self::deadline), for all clones. In milliseconds, rounded up.
     pub fn set_deadline(&self, deadline: Duration) {
         self.inner.set_deadline(deadline);
+    }
+
+    /// How long work that a call has enqueued may take, whoever waits for it, or nobody. 10 minutes at first.
+    ///
+    /// Calls that are replayed by a graph are not looked at, and other work in the stream counts as well. [`wait`](Self::wait) has a deadline of its own.
+    pub fn work_deadline(&self) -> Duration {
+        self.inner.work_deadline()
+    }
+
+    /// Changes [`work_deadline`](Self::work_deadline), for all clones. In milliseconds, rounded up; [`Duration::MAX`] for none.
+    ///
+    /// When work is late, by up to an eighth of that, the communicator is aborted, with all of its ranks in this process: so a thread returns that waits for
+    /// the stream without this crate, by `CudaStream::synchronize`. [`wait`](Self::wait) then returns the reason, which names the ranks that are behind.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # fn f(communicator: &peerweave_nccl::Communicator) {
+    /// communicator.set_work_deadline(Duration::from_secs(60));
+    /// # }
+    /// ```
+    pub fn set_work_deadline(&self, deadline: Duration) {
+        self.inner.set_work_deadline(deadline);
     }
 
     /// What NCCL says went wrong in the background, in a peer or the network; `None` for nothing.

@@ -119,6 +119,17 @@ impl NcclError {
         nccl.not_forked(call).err().unwrap_or_else(|| nccl.failure(call, sys::ncclResult_t(code.into().get()), None))
     }
 
+    /// The same error, of another call that came to its end for the same reason.
+    pub(crate) fn of_call(mut self, name: &'static str) -> Self {
+        match &mut self {
+            Self::Misuse(Misuse { call, .. }) => *call = name,
+            Self::Timeout(timeout) => timeout.call = name,
+            Self::PeerLost(lost) => lost.call = name,
+            _ => {}
+        }
+        self
+    }
+
     /// NCCL's code, where NCCL spoke.
     pub fn code(&self) -> Option<ResultCode> {
         match self {

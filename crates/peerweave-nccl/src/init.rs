@@ -19,7 +19,7 @@ use crate::communicator::Communicator;
 use crate::config::RawConfig;
 use crate::error::{CommunicatorName, MisuseKind, NcclError, Timeout};
 use crate::membership::{Handle, Inner, Parts, World, bounded, set_current};
-use crate::settle::{dive_all, refuse_group};
+use crate::settle::{dive_all, refuse_group, surface_all};
 use crate::state::Inside;
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
 use crate::{Config, Nccl, Switch, UniqueId, lifecycle, spans};
@@ -103,10 +103,10 @@ pub(crate) fn init(call: &'static str, joining: Joining<'_>) -> Result<Vec<Commu
     })
 }
 
-/// Non-blocking unless it was asked for: only so NCCL's own waits have deadlines. Gives whether it blocks.
+/// Blocking unless something else was asked for, as NCCL says by itself where its environment does not. Gives whether it blocks.
 pub(crate) fn with_mode(config: Config) -> (Config, bool) {
     match config.blocking_set() {
-        None => (config.blocking(Switch::Off), false),
+        None => (config.blocking(Switch::On), true),
         Some(mode) => (config, mode == Switch::On),
     }
 }
@@ -228,7 +228,7 @@ pub(crate) fn make(
         result = result.and(ended);
     }
     // From here on parents are only asked, which never takes long.
-    parents.iter().for_each(|(_, inside)| inside.surface());
+    surface_all(parents);
     // Parents that do not block may be at work whatever NCCL has answered: see `Inner::begun`.
     let mut in_progress = match result {
         Ok(code) => code == ncclResult_t::ncclInProgress || parents.iter().any(|(parent, _)| !parent.blocking),

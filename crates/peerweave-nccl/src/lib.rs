@@ -59,8 +59,10 @@ mod turns;
 mod unique_id;
 mod version;
 mod wait;
+mod watchdog;
 mod window;
 mod window_pointers;
+mod work;
 
 #[cfg(feature = "raw")]
 #[allow(non_camel_case_types, non_snake_case, reason = "the names are the vendor's")]

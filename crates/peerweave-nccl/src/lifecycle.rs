@@ -18,7 +18,7 @@ use crate::error::{CommunicatorName, MisuseKind, NcclError};
 use crate::membership::{self, Handle, Inner, bounded, set_current};
 use crate::state::{Allowed, Inside, Refused, State};
 use crate::sys::{self, ncclResult_t};
-use crate::{Nccl, Timeout, spans};
+use crate::{Nccl, Timeout, spans, watchdog};
 
 /// How long this crate waits for aborts that nobody gave a limit.
 pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
@@ -143,7 +143,8 @@ impl Communicator {
     ///
     /// For the end of a program, which would otherwise take their threads with it.
     pub fn settle(deadline: Duration) -> bool {
-        let ended = || Ok(ENDING.load(Ordering::Acquire) == 0);
+        // In this order: a last handle that the watchdog drops is counted before its look is over.
+        let ended = || Ok(!watchdog::is_looking() && ENDING.load(Ordering::Acquire) == 0);
         wait_until::<std::convert::Infallible>(Instant::now() + bounded(deadline), ended).unwrap_or(false)
     }
 
@@ -382,9 +383,22 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
 }
 
 /// Frees a communicator that was closed, when nobody uses it any more, or all who do are stuck in NCCL.
-fn abort_one(inner: &Inner) -> Result<(), NcclError> {
+///
+/// A thread that is stuck in a group leaves when the first of the group's communicators is aborted, and uses all of them until then. So that one is
+/// aborted alone, and the others, which nobody may have aborted, after it.
+fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     if !inner.gate.drain(ABORT_GRACE) {
-        tracing::warn!(communicator = %inner.name, "aborted while a call on it is stuck");
+        let group = watchdog::stuck_together(inner);
+        let is_first = group.iter().all(|other| inner.name.number <= other.name.number);
+        tracing::warn!(communicator = %inner.name, others = group.len() - 1, "aborted while a call on it is stuck");
+        let others: Vec<_> = group.into_iter().filter(|other| !Arc::ptr_eq(other, inner)).collect();
+        if !others.is_empty() {
+            // Waits for no end: each has a thread of its own.
+            let _ = abort_together(&others, Duration::ZERO);
+        }
+        if !is_first {
+            inner.gate.drain(ABORT_GRACE);
+        }
     }
     inner.abort.has_begun.store(true, Ordering::Release);
     let aborted = abort_handle(inner.nccl, inner.handle, &inner.context, Some(&inner.name));

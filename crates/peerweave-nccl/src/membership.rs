@@ -9,7 +9,7 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use peerweave_bootstrap::Rendezvous;
@@ -23,6 +23,7 @@ use crate::registered::RegistrationUse;
 use crate::siblings::this_thread;
 use crate::state::{Allowed, Gate, Inside, Refused, State};
 use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
+use crate::watchdog::{self, WORK_DEADLINE};
 use crate::{Call, Nccl};
 
 /// How long a question waits for a call of another thread.
@@ -86,6 +87,11 @@ pub(crate) struct Inner {
     /// Memory that peers may reach until the communicator is freed: leaked unless NCCL says that it is.
     parked: Mutex<Vec<Keep>>,
     pub(crate) is_freed: Arc<AtomicBool>,
+    work_deadline_ms: AtomicU64,
+    /// While a thread may be stuck in a group of several communicators: a number that all of them have then. 0 elsewhere.
+    pub(crate) group: AtomicU64,
+    /// Why the watchdog, or a wait that expired, has aborted it.
+    pub(crate) verdict: OnceLock<NcclError>,
 }
 
 /// A context of the driver, to be compared.
@@ -197,12 +203,19 @@ impl Inner {
             registered: RegistrationUse::default(),
             parked: Mutex::default(),
             is_freed: Arc::default(),
+            work_deadline_ms: AtomicU64::new(millis(WORK_DEADLINE)),
+            group: AtomicU64::new(0),
+            verdict: OnceLock::new(),
         });
         MADE_BY.store(std::process::id(), Ordering::Relaxed);
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|known| known.strong_count() > 0);
         all.push(Arc::downgrade(&inner));
         drop(all);
+        if !watchdog::watch() {
+            // Dropped, and so ended, since its calls would have no deadline.
+            return Err(lifecycle::no_thread("init"));
+        }
         // Not under the lock: who listens may ask for all of them.
         tracing::debug!(communicator = %inner.name, device = inner.device(), "communicator made");
         Ok(inner)
@@ -219,6 +232,20 @@ impl Inner {
 
     pub(crate) fn set_deadline(&self, deadline: Duration) {
         self.deadline_ms.store(millis(deadline), Ordering::Relaxed);
+        watchdog::watch();
+    }
+
+    pub(crate) fn work_deadline(&self) -> Duration {
+        match self.work_deadline_ms.load(Ordering::Relaxed) {
+            u64::MAX => Duration::MAX,
+            deadline => Duration::from_millis(deadline),
+        }
+    }
+
+    pub(crate) fn set_work_deadline(&self, deadline: Duration) {
+        let millis = if deadline == Duration::MAX { u64::MAX } else { millis(deadline) };
+        self.work_deadline_ms.store(millis, Ordering::Relaxed);
+        watchdog::watch();
     }
 
     /// The last call, and its number.
@@ -331,6 +358,12 @@ impl Inner {
         NcclError::Dead { call, communicator: Arc::clone(&self.name), state: state.dead() }
     }
 
+    /// As [`dead`](Self::dead), for a call or a wait that was cut off: why it was, where the watchdog or a wait that expired has done it.
+    #[cold]
+    pub(crate) fn cut_off(&self, call: &'static str) -> NcclError {
+        self.verdict.get().cloned().map_or_else(|| self.dead(call, self.gate.state()), |reason| reason.of_call(call))
+    }
+
     #[cold]
     pub(crate) fn timeout(&self, call: &'static str, waited: Duration) -> NcclError {
         let sequence = Some(self.last().0).filter(|number| *number > 0);
@@ -338,8 +371,12 @@ impl Inner {
         Timeout { call, sequence, waited, communicator, missing: Vec::new(), reports: Vec::new() }.into()
     }
 
+    /// The error of a call that NCCL has answered with a code. Of one that an abort has cut off, NCCL's answer says nothing.
     #[cold]
     pub(crate) fn failure(&self, call: &'static str, code: ncclResult_t) -> NcclError {
+        if self.gate.is_closed() {
+            return self.cut_off(call);
+        }
         self.nccl.failure(call, code, Some(Arc::clone(&self.name)))
     }
 

@@ -1,6 +1,4 @@
-//! Which streams got work of a communicator while memory was registered with it: what deregistering waits for.
-//!
-//! NCCL looks registrations up when a call is enqueued. So only calls that come after a registration can use it.
+//! Which streams got work of a communicator: what deregistering memory waits for, and what the watchdog looks at.
 //!
 //! Invariant: a stream is noted inside the communicator's gate, before the call is given to NCCL; registering counts before NCCL registers.
 
@@ -17,12 +15,10 @@ pub(crate) struct RegistrationUse {
 }
 
 impl RegistrationUse {
-    /// Notes that a call is about to be enqueued. One load where nothing is registered.
+    /// Notes that a call is about to be enqueued. One load where the stream is that of the call before.
     #[inline]
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
-        if self.count.load(Ordering::Relaxed) != 0 {
-            self.streams.note(stream);
-        }
+        self.streams.note(stream);
     }
 
     /// Counts a registration, before NCCL makes it.
@@ -40,7 +36,7 @@ impl RegistrationUse {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// The streams that got work since the first registration.
+    /// The streams that got work.
     pub(crate) fn streams(&self) -> Vec<Arc<CudaStream>> {
         self.streams.all()
     }

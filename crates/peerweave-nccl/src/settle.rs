@@ -4,6 +4,7 @@
 //! aborted and NCCL done with it, before the borrows of the call end ([C2] of `membership.rs`).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::NcclError;
@@ -13,7 +14,7 @@ use crate::siblings::LeftOut;
 use crate::state::{Inside, State};
 use crate::sys::{ncclDataType_t, ncclRedOp_t, ncclResult_t};
 use crate::turns::Turns;
-use crate::wait::blamed;
+use crate::wait::{blamed, expired};
 use crate::{Nccl, lifecycle};
 
 impl Inner {
@@ -80,7 +81,7 @@ fn settle_group(call: &'static str, inside: Turns<'_>, deadline: Duration) -> Re
 
 /// Whether NCCL was done in time without an error. What it says else, it says again.
 fn is_done_soon(inside: &[(&Arc<Inner>, Inside<'_>)]) -> bool {
-    inside.iter().for_each(|(_, inside)| inside.surface());
+    surface_all(inside);
     let mut rest = IN_A_ROW;
     inside.iter().all(|(inner, _)| {
         while rest > 0 && !inner.gate.is_closed() {
@@ -133,7 +134,7 @@ pub(crate) fn settle_all(
             // Who aborts waits for this thread to leave.
             let state = if inner.gate.is_closed() {
                 cut_off.push(inner);
-                Err(inner.dead(call, inner.gate.state()))
+                Err(inner.cut_off(call))
             } else {
                 inner.ask()
             };
@@ -164,7 +165,7 @@ pub(crate) fn settle_all(
         let closed = |inner: &&Arc<Inner>| inner.gate.close(State::Aborted).is_ok();
         let late: Vec<Arc<Inner>> = members.iter().map(|(inner, _)| *inner).filter(closed).map(Arc::clone).collect();
         if let Some((inner, _)) = members.first() {
-            first_error.get_or_insert_with(|| stopped.unwrap_or_else(|| inner.timeout(call, start.elapsed())));
+            first_error.get_or_insert_with(|| stopped.unwrap_or_else(|| expired(inner, start.elapsed()).of_call(call)));
         }
         drop(members);
         for error in lifecycle::abort_closed(&late, lifecycle::ABORT_LIMIT).into_iter().filter_map(Result::err) {
@@ -187,11 +188,28 @@ pub(crate) fn settle_all(
 /// did that waits until this thread has left.
 #[inline]
 pub(crate) fn dive_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
+    /// The number of the last group of several communicators.
+    static GROUPS: AtomicU64 = AtomicU64::new(0);
+    if inside.len() > 1 {
+        let group = GROUPS.fetch_add(1, Ordering::Relaxed) + 1;
+        inside.iter().for_each(|(inner, _)| inner.group.store(group, Ordering::Release));
+    }
     let dived = inside.iter().try_for_each(|(inner, inside)| inner.dive(call, inside));
     if dived.is_err() {
-        inside.iter().for_each(|(_, inside)| inside.surface());
+        surface_all(inside);
     }
     dived
+}
+
+/// After [`dive_all`], when NCCL has come back.
+#[inline]
+pub(crate) fn surface_all(inside: &[(&Arc<Inner>, Inside<'_>)]) {
+    for (inner, one) in inside {
+        one.surface();
+        if inside.len() > 1 {
+            inner.group.store(0, Ordering::Release);
+        }
+    }
 }
 
 /// Has NCCL refuse the group that this thread has begun: its end launches nothing then, waits for nobody, and gives an error.
@@ -220,6 +238,9 @@ pub(crate) fn end_group(
     is_partial: bool,
     deadline: Duration,
 ) -> Result<(), NcclError> {
+    if inside.len() > 1 {
+        surface_all(&inside);
+    }
     match ended {
         Ok(ncclResult_t::ncclSuccess) if !is_partial => Ok(()),
         Ok(ncclResult_t::ncclInProgress) if !is_partial => settle_group(call, inside, deadline),
@@ -235,8 +256,11 @@ fn end_badly(
     inside: Turns<'_>,
     is_partial: bool,
 ) -> Result<(), NcclError> {
+    let cut_off = inside.iter().find(|(inner, _)| inner.gate.is_closed());
     let ended = match ended {
         Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => Ok(()),
+        // NCCL's answer says nothing then.
+        Ok(_) if let Some((inner, _)) = cut_off => Err(inner.cut_off(call)),
         // Read before others may call: the words are of this failure.
         Ok(code) => Err(nccl.failure(call, code, None)),
         Err(error) => Err(error),

@@ -48,6 +48,13 @@ fn siblings(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     all
 }
 
+/// All ranks of a communicator in this process, this one among them.
+pub(crate) fn of_process(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
+    let mut all = siblings(inner);
+    all.push(Arc::clone(inner));
+    all
+}
+
 /// Where the other ranks of this process are, as they would report it.
 pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
     let report = |other: &Arc<Inner>| {
@@ -59,6 +66,7 @@ pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
 
 /// Looks, while a thread waits for a call, whether it has left out a rank that only it could bring.
 pub(crate) struct LeftOut {
+    thread: u64,
     next: Instant,
     /// When the rank is not expected any more: sooner where the thread is known to issue several ranks.
     patience: Duration,
@@ -67,7 +75,12 @@ pub(crate) struct LeftOut {
 impl LeftOut {
     /// For a wait of this thread that lasts at most so long.
     pub(crate) fn new(deadline: Duration) -> Self {
-        Self { next: Instant::now() + LOOK_EVERY, patience: (deadline / 2).max(AT_LEAST) }
+        Self::by_thread(this_thread(), deadline)
+    }
+
+    /// As [`new`](Self::new), for a wait of the thread with this number.
+    pub(crate) fn by_thread(thread: u64, deadline: Duration) -> Self {
+        Self { thread, next: Instant::now() + LOOK_EVERY, patience: (deadline / 2).max(AT_LEAST) }
     }
 
     /// An error if the thread that issued the last call on the communicator, or waits for it, has left out a rank.
@@ -83,7 +96,7 @@ impl LeftOut {
             return Ok(());
         }
         self.next = Instant::now() + LOOK_EVERY;
-        let (thread, reached) = (this_thread(), inner.collectives());
+        let (thread, reached) = (self.thread, inner.collectives());
         let mine: Vec<_> = siblings(inner).into_iter().filter(|other| other.last_thread() == thread).collect();
         let mut ranks: Vec<_> = mine.iter().filter(|other| other.collectives() < reached).map(|other| other.rank).collect();
         let drives_several = mine.len() > ranks.len();

@@ -264,6 +264,9 @@ fn children(
             }
         }
     }
+    // What an abort has cut off says why.
+    let cut_off = made.is_err().then(|| inside.iter().find(|(parent, _)| parent.gate.is_closed())).flatten();
+    let made = cut_off.map_or(made, |(parent, _)| Err(parent.cut_off(call)));
     drop(inside);
     let name = config.and_then(Config::name_set).map(str::to_owned);
     let mut children = Vec::new();

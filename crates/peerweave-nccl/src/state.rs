@@ -100,11 +100,15 @@ pub(crate) enum Refused {
 }
 
 /// Nobody has the turn.
-const FREE: u32 = 0;
+const FREE: u64 = 0;
 /// Who has it passes through.
-const SHALLOW: u32 = 1;
+const SHALLOW: u64 = 1;
 /// Who has it may be stuck in NCCL.
-const DEEP: u32 = 2;
+const DEEP: u64 = 2;
+/// Which of these it is.
+const DEPTH: u64 = 3;
+/// One turn, in the count of turns that were taken and left.
+const TURN: u64 = 4;
 
 const STATE_MASK: u64 = 0b111;
 /// One who looks in, in 24 bits: more threads than there are.
@@ -143,8 +147,8 @@ fn with_state(word: u64, state: State) -> u64 {
 /// The gate of one communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Taken by who finds it free; then written by who has it alone, so that leaving is a plain store.
-    turn: AtomicU32,
+    /// Taken by who finds it free; then written by who has it alone, so that leaving is a plain store. Counts the turns, so that two calls look different.
+    turn: AtomicU64,
     /// How many wait for the turn.
     waiting: AtomicU32,
     /// How many of them have waited for long.
@@ -210,16 +214,17 @@ impl Gate {
 
     /// As [`take`](Self::take), where nobody has waited for long.
     #[inline]
-    fn take_first(&self, depth: u32) -> Option<Inside<'_>> {
+    fn take_first(&self, depth: u64) -> Option<Inside<'_>> {
         if self.hungry.load(Relaxed) == 0 { self.take(depth) } else { None }
     }
 
     #[inline]
-    fn take(&self, depth: u32) -> Option<Inside<'_>> {
+    fn take(&self, depth: u64) -> Option<Inside<'_>> {
         // Acquires what who had the turn before released: what one call did to the communicator comes before the next call.
         // In the one order of all with `close` and `drain`.
         // Not `then_some`: one that is made and dropped gives the turn away.
-        self.turn.compare_exchange(FREE, depth, SeqCst, Relaxed).is_ok().then(|| Inside(self))
+        let turn = self.turn.load(Relaxed);
+        (turn & DEPTH == FREE && self.turn.compare_exchange(turn, turn | depth, SeqCst, Relaxed).is_ok()).then(|| Inside(self))
     }
 
     #[cold]
@@ -241,7 +246,7 @@ impl Gate {
             self.waiting.fetch_add(1, SeqCst);
             // Who changes the state takes the mutex after that, so that its wake-up is never lost. Who leaves does not pay for a fence between
             // its store and its look at who waits: in the nanoseconds until the store is seen, its wake-up can be lost, and then the nap ends.
-            let is_others = self.turn.load(SeqCst) != FREE || hunger.is_none() && self.hungry.load(Relaxed) != 0;
+            let is_others = self.turn.load(SeqCst) & DEPTH != FREE || hunger.is_none() && self.hungry.load(Relaxed) != 0;
             if is_others && allowed.has(self.state()) {
                 let nap = (start.elapsed() / NAP).clamp(NAPS[0], NAPS[1]).min(rest);
                 drop(self.left.wait_timeout(guard, nap).unwrap_or_else(PoisonError::into_inner));
@@ -266,6 +271,14 @@ impl Gate {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.state().is_closed()
+    }
+
+    /// A thread that may be stuck in NCCL now, by a number that stays the same until it is out. Costs the threads inside nothing.
+    pub(crate) fn stuck_in(&self) -> Option<u64> {
+        let (turn, word) = (self.turn.load(Acquire), self.word.load(Acquire));
+        // Those who look in have no turn, and share a number that no turn has.
+        let reader = (word >= DEEP_READER).then_some(SHALLOW);
+        (turn & DEPTH == DEEP).then_some(turn).or(reader)
     }
 
     /// Changes the state of what is not closed, and gives what it was. Gives the state that is kept instead, if it is closed.
@@ -319,9 +332,9 @@ impl Gate {
     fn presence(&self) -> Presence {
         fenced();
         let (turn, word) = (self.turn.load(SeqCst), self.word.load(SeqCst));
-        if turn == FREE && word & !STATE_MASK == 0 {
+        if turn & DEPTH == FREE && word & !STATE_MASK == 0 {
             Presence::Nobody
-        } else if turn == SHALLOW || word & (DEEP_READER - READER) != 0 {
+        } else if turn & DEPTH == SHALLOW || word & (DEEP_READER - READER) != 0 {
             Presence::PassesThrough
         } else {
             Presence::Stuck
@@ -330,6 +343,12 @@ impl Gate {
 }
 
 impl<'a> Inside<'a> {
+    /// The number of this turn, which this thread alone writes now.
+    #[inline]
+    fn turn(&self) -> u64 {
+        self.0.turn.load(Relaxed) & !DEPTH
+    }
+
     /// Stays inside if the state allows it.
     #[inline]
     fn allowed(self, allowed: Allowed) -> Result<Self, Refused> {
@@ -342,7 +361,7 @@ impl<'a> Inside<'a> {
     pub(crate) fn dive(&self) -> Result<(), State> {
         // The store comes before the load in the one order of all, as does the change of state in `close` before the looks of `drain`. So either this
         // thread sees that it is closed, or who closes sees this thread [G3].
-        self.0.turn.store(DEEP, SeqCst);
+        self.0.turn.store(self.turn() | DEEP, SeqCst);
         fenced();
         let state = self.0.state();
         if state.is_closed() {
@@ -354,7 +373,7 @@ impl<'a> Inside<'a> {
 
     /// After it. Who looks at the state after this either sees that it is closed, or is waited for.
     pub(crate) fn surface(&self) {
-        self.0.turn.store(SHALLOW, SeqCst);
+        self.0.turn.store(self.turn() | SHALLOW, SeqCst);
         fenced();
     }
 }
@@ -362,7 +381,7 @@ impl<'a> Inside<'a> {
 impl Drop for Inside<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.turn.store(FREE, Release);
+        self.0.turn.store(self.turn() + TURN, Release);
         if self.0.waiting.load(Relaxed) != 0 {
             self.0.wake();
         }

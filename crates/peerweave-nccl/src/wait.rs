@@ -13,17 +13,20 @@ use peerweave_driver::{CudaCode, CudaError, CudaStream, DriverError, deadline_af
 
 use crate::communicator::Communicator;
 use crate::error::{MisuseKind, NcclError, PeerLost, RankReport, Timeout};
-use crate::lifecycle::ABORT_LIMIT;
-use crate::membership::{A_MOMENT, Inner};
+use crate::lifecycle::{ABORT_LIMIT, abort_together};
+use crate::membership::{self, A_MOMENT, Inner};
 use crate::siblings::{self, LeftOut};
 use crate::spans;
 use crate::state::State;
 use crate::sys::ncclResult_t;
 
 /// What an expired wait does about what is stuck.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnExpiry {
-    /// Aborts every communicator of the process: what is stuck ends, and nothing of it can be used again.
+    /// Aborts the communicator, with all of its ranks in this process. Others go on.
+    #[default]
+    Abort,
+    /// Aborts every communicator of the process: where work that is stuck on a device blocks others that share it.
     AbortAll,
     /// Leaves everything as it is, for [`Communicator::shrink`] with [`ShrinkMode::Abort`](crate::ShrinkMode::Abort) or
     /// [`Communicator::revoke`]. The work stays stuck until then, and with it the stream.
@@ -47,8 +50,8 @@ impl Communicator {
     /// Waits until all work is done that the stream has now, and looks for errors of the communicator meanwhile. A thread that is stuck in a
     /// call does not keep this one.
     ///
-    /// On expiry, or on an error, **every communicator of the process is aborted**, each from a thread of its own, since work that is stuck on a
-    /// device can block the others that share it. [`wait_with`](Self::wait_with) leaves that out.
+    /// On expiry, or on an error, **the communicator is aborted**, with all of its ranks in this process, each from a thread of its own. Other
+    /// communicators go on. [`wait_with`](Self::wait_with) can leave that out, or abort all that the process has.
     ///
     /// # Errors
     /// [`NcclError::Timeout`] names the last call and its number, and the ranks that are behind: those of this process, and those that reported over
@@ -56,7 +59,7 @@ impl Communicator {
     /// [`NcclError::PeerLost`] half a second after the rendezvous knows that a rank has died, or at the deadline; [`NcclError::Nccl`] for NCCL's asynchronous errors; [`NcclError::Dead`] if the
     /// communicator was ended meanwhile; [`NcclError::Cuda`] if the work failed.
     pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
-        self.wait_with(stream, deadline, OnExpiry::AbortAll)
+        self.wait_with(stream, deadline, OnExpiry::default())
     }
 
     /// As [`wait`](Self::wait), by the communicator's own [`deadline`](Self::deadline).
@@ -110,11 +113,18 @@ impl Communicator {
             Err(Stop::Unasked(error)) => return Err(error),
             Err(Stop::Failed(error)) => blamed(inner, error),
         };
-        if on_expiry == OnExpiry::AbortAll {
-            match Self::abort_all(ABORT_LIMIT) {
-                Ok(count) => tracing::error!(%error, count, "all communicators of the process were aborted"),
-                Err(late) => tracing::error!(%error, %late, "not all communicators of the process could be aborted in time"),
-            }
+        let aborted = match on_expiry {
+            OnExpiry::Abort => siblings::of_process(inner),
+            OnExpiry::AbortAll => membership::all(),
+            OnExpiry::LeaveAlone => return Err(error),
+        };
+        for other in aborted.iter().filter(|other| !Arc::ptr_eq(other, inner) && other.identity == inner.identity) {
+            // What other threads wait for on the same communicator ends for the same reason.
+            let _ = other.verdict.set(error.clone());
+        }
+        match abort_together(&aborted, ABORT_LIMIT) {
+            Ok(count) => tracing::error!(%error, count, "communicators were aborted"),
+            Err(late) => tracing::error!(%error, %late, "not all communicators could be aborted in time"),
         }
         Err(error)
     }
@@ -155,9 +165,11 @@ fn is_about_asking(code: CudaCode) -> bool {
 fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<(), Stop> {
     let state = inner.gate.state();
     if state != State::Live && state != State::Suspended {
-        return Err(Stop::Unasked(inner.dead(call, state)));
+        // The reason names the call that was waited for.
+        return Err(Stop::Unasked(inner.verdict.get().cloned().unwrap_or_else(|| inner.dead(call, state))));
     }
-    match inner.async_code(call, patience).map_err(Stop::Unasked)? {
+    let because = |error| inner.verdict.get().cloned().unwrap_or(error);
+    match inner.async_code(call, patience).map_err(|error| Stop::Unasked(because(error)))? {
         ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
         code => {
             let error = inner.failure(inner.last().1, code);
@@ -185,7 +197,7 @@ fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: usize) -> Result<Optio
 
 /// Who waits for long hears soon that a rank is gone, over a rendezvous: over NVLink NCCL never notices, and the work is stuck until the deadline.
 #[derive(Default)]
-struct Watch {
+pub(crate) struct Watch {
     /// When the rendezvous is asked next, in time waited.
     next: Option<Duration>,
     /// Who is gone, and when that was heard.
@@ -194,7 +206,7 @@ struct Watch {
 
 impl Watch {
     /// An error when a rank has been gone for a while: what it still took part in has ended by then.
-    fn look(&mut self, inner: &Arc<Inner>, waited: Duration) -> Result<(), NcclError> {
+    pub(crate) fn look(&mut self, inner: &Arc<Inner>, waited: Duration) -> Result<(), NcclError> {
         if let Some((ranks, since)) = &mut self.gone {
             if since.elapsed() < LAST_WORK {
                 return Ok(());
@@ -263,7 +275,7 @@ pub(crate) fn blamed(inner: &Arc<Inner>, error: NcclError) -> NcclError {
 
 /// The error of a wait that expired, with what the others say.
 #[cold]
-fn expired(inner: &Arc<Inner>, waited: Duration) -> NcclError {
+pub(crate) fn expired(inner: &Arc<Inner>, waited: Duration) -> NcclError {
     let (sequence, call) = inner.last();
     let call = if call.is_empty() { "wait" } else { call };
     let news = heard(inner, News::gather);

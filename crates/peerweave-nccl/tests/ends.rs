@@ -200,7 +200,7 @@ fn communicator_is_revoked_by_whoever_is_first() {
 fn revocation_waits_for_a_call_that_is_in_progress() {
     // NCCL would free the call twice.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
-        ranks(2, &Config::new(), |comm, stream| {
+        ranks(2, &Config::new().blocking(Switch::Off), |comm, stream| {
             if comm.rank() == 0 {
                 comm.set_deadline(Duration::from_millis(500));
                 let calling = comm.clone();
@@ -308,7 +308,7 @@ fn abort_waits_for_a_call_that_comes_back_by_itself() {
 #[test]
 fn call_that_an_abort_ends_comes_back_when_nccl_is_done_with_its_memory() {
     fakes(1).run(|| {
-        let (comm, stream) = alone();
+        let (comm, stream) = alone_non_blocking();
         let mut values = floats(&stream, &[1.0; 4]);
         // NCCL's own thread is slow before it launches.
         fail_driver("cuStreamIsCapturing:2=300ms");

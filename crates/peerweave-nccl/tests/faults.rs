@@ -14,7 +14,7 @@ use peerweave_nccl::{
 };
 
 #[test]
-fn stuck_collective_ends_at_the_deadline_and_takes_all_communicators_with_it() {
+fn expired_wait_ends_its_own_communicator_alone() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run(|| {
         let (comm, stream) = alone();
         let bystander = comm.split(Some(0), 0).expect("it splits").expect("a part");
@@ -31,12 +31,52 @@ fn stuck_collective_ends_at_the_deadline_and_takes_all_communicators_with_it() {
         assert!(
             error.to_string().starts_with("all_reduce_in_place (call 3) on communicator #1 (rank 0 of 1): not complete after ")
         );
-        for comm in [&comm, &bystander] {
-            assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
-        }
-        // The stream goes on.
+        assert!(matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })));
+        // The stream goes on, and the other communicator.
         assert!(peerweave_driver::wait(&stream, Instant::now() + DEADLINE).is_ok());
+        assert_eq!(sum(&bystander, &stream).expect("nobody has ended it"), 1.0);
         drop((comm, bystander, buffer, stream));
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn expired_wait_ends_every_communicator_where_that_is_asked() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:1").run(|| {
+        let (comm, stream) = alone();
+        let bystander = comm.split(Some(0), 0).expect("it splits").expect("a part");
+        let mut buffer = floats(&stream, &[1.0]);
+        comm.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).expect("it is enqueued");
+        let error = comm.wait_with(&stream, Duration::from_millis(200), OnExpiry::AbortAll).expect_err("it is stuck");
+        assert!(matches!(error, NcclError::Timeout(_)), "{error}");
+        for comm in [&comm, &bystander] {
+            assert_eq!(state_of(comm.split(Some(0), 0)), DeadState::Aborted);
+        }
+        drop((comm, bystander, buffer, stream));
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn expired_wait_ends_all_ranks_of_its_communicator() {
+    // One thread has all ranks, and the collective never ends.
+    fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce@0:1").run(|| {
+        let all = all(2);
+        let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();
+        let nccl = all[0].0.nccl();
+        nccl.group(|group| {
+            for ((comm, stream), buffer) in all.iter().zip(&mut buffers) {
+                group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
+            }
+            Ok(())
+        })
+        .expect("it is enqueued");
+        let error = all[0].0.wait(&all[0].1, Duration::from_millis(200)).expect_err("it is stuck");
+        assert!(matches!(error, NcclError::Timeout(_)), "{error}");
+        let (other, stream) = &all[1];
+        assert_eq!(state_of(other.split(Some(0), 0)), DeadState::Aborted);
+        assert!(matches!(other.wait(stream, DEADLINE), Err(NcclError::Timeout(_))), "the same reason");
+        drop((all, buffers));
         nothing_is_left();
     });
 }
@@ -96,13 +136,13 @@ fn call_that_fails_is_an_error_with_the_words_of_nccl_and_the_next_works() {
 fn call_that_fails_ends_a_communicator_that_does_not_block() {
     // NCCL keeps the error with it, and every later call would only find that.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclAllGather:1=4,ncclAllReduce:1=4").run(|| {
-        let (comm, stream) = alone();
+        let (comm, stream) = alone_non_blocking();
         let (send, mut recv) = (floats(&stream, &[1.0]), floats(&stream, &[0.0]));
         let error = comm.all_gather(&stream, &send, &mut recv).expect_err("it does not work");
         assert_eq!(error.code(), Some(ResultCode::INVALID_ARGUMENT));
         let error = comm.all_gather(&stream, &send, &mut recv).expect_err("nothing does any more");
         assert!(matches!(error, NcclError::Dead { state: DeadState::Failed, .. }), "{error}");
-        let (comm, stream) = alone();
+        let (comm, stream) = alone_non_blocking();
         let error = comm.nccl().group(|group| group.all_reduce(&comm, &stream, &send, &mut recv, ReduceOp::Sum));
         assert_eq!(error.expect_err("it does not work").code(), Some(ResultCode::INVALID_ARGUMENT));
         let error = comm.all_gather(&stream, &send, &mut recv).expect_err("nothing does any more");
@@ -242,13 +282,13 @@ fn question_that_the_driver_refuses_ends_nothing() {
         }
         assert_eq!(sum(&comm, &stream).expect("it lives"), 1.0);
         assert_eq!(sum(&other, &beside).expect("it lives"), 1.0);
-        // Of the work this says that it has failed, as of all that the device has.
+        // Of the work this says that it has failed.
         fail_driver("cuStreamQuery:1=719");
         let result = comm.wait(&stream, DEADLINE);
         assert!(matches!(&result, Err(NcclError::Cuda(DriverError::Cuda(error))) if error.code == 719), "{result:?}");
-        for (comm, stream) in [(comm, stream), (other, beside)] {
-            assert_eq!(state_of(sum(&comm, &stream)), DeadState::Aborted);
-        }
+        assert_eq!(state_of(sum(&comm, &stream)), DeadState::Aborted);
+        assert_eq!(sum(&other, &beside).expect("it lives"), 1.0);
+        drop((comm, stream, other, beside));
         nothing_is_left();
     });
 }

@@ -285,7 +285,7 @@ fn registered_memory_is_not_given_back_under_a_graph() {
 #[test]
 fn capture_that_comes_while_who_finalizes_waits_for_its_turn_is_an_error() {
     fakes(1).run(|| {
-        let (comm, stream) = alone();
+        let (comm, stream) = alone_non_blocking();
         let mut values = floats(&stream, &[1.0]);
         let ending = comm.clone();
         let finalizing = std::thread::spawn(move || {

@@ -271,7 +271,7 @@ fn what_nccl_would_launch_is_not_simulated() {
         assert!(matches!(&error, NcclError::Misuse(_)) && error.to_string().contains(words), "{error}");
     }
     fakes(2).run(|| {
-        let alone = alone();
+        let alone = alone_non_blocking();
         let nccl = alone.0.nccl();
         let (send, mut recv, mut two) = (floats(&alone.1, &[1.0]), floats(&alone.1, &[0.0]), floats(&alone.1, &[0.0; 2]));
         let result = nccl.simulate(|group| group.all_reduce(&alone.0, &alone.1, &send, &mut recv, ReduceOp::Sum));

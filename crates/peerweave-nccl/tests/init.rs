@@ -99,6 +99,7 @@ fn init_that_is_never_ready_ends_at_its_deadline() {
         let start = Instant::now();
         let error = Communicator::builder()
             .nccl(Nccl::load().expect("the fake is there"))
+            .config(Config::new().blocking(Switch::Off))
             .deadline(Duration::from_millis(200))
             .init_all(&contexts(2));
         let NcclError::Timeout(timeout) = error.expect_err("it is never ready") else { panic!("a timeout") };
@@ -113,7 +114,8 @@ fn init_with_a_missing_rank_ends_at_its_deadline() {
     fakes(2).run(|| {
         let nccl = Nccl::load().expect("the fake is there");
         let (id, context) = (nccl.unique_id().expect("an id"), contexts(1).remove(0));
-        let error = Communicator::builder().nccl(nccl).deadline(Duration::from_millis(300)).init_rank(&context, 2, &id, 0);
+        let builder = Communicator::builder().nccl(nccl).config(Config::new().blocking(Switch::Off));
+        let error = builder.deadline(Duration::from_millis(300)).init_rank(&context, 2, &id, 0);
         assert!(matches!(error, Err(NcclError::Timeout(_))), "{error:?}");
         nothing_is_left();
     });

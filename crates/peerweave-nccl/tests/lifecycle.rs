@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use peerweave_nccl::{
     CollConfig, Communicator, Config, DeadState, DeviceCommRequirements, DeviceCommunicator, Nccl, NcclError, NcclMem, PreMulSum,
-    ReduceOp, ShrinkMode, Signal, SignalWait, Window, WindowKind,
+    ReduceOp, ShrinkMode, Signal, SignalWait, Switch, Window, WindowKind,
 };
 
 #[test]
@@ -138,16 +138,18 @@ fn split_that_fails_is_an_error_and_not_no_part() {
 #[test]
 fn split_that_is_never_ready_ends_at_the_deadline() {
     fakes(2).run(|| {
-        ranks(2, &Config::new(), |comm, _| {
-            if comm.rank() == 0 {
-                comm.set_deadline(Duration::from_millis(200));
-                let error = comm.split(Some(0), 0).expect_err("rank 1 does not come");
-                assert!(matches!(error, NcclError::Timeout(_)), "{error}");
-                assert_eq!(state_of(comm.split(Some(0), 0)), DeadState::Failed);
-                comm.abort(DEADLINE).expect("it ends");
-            }
-        });
-        nothing_is_left();
+        for (mode, state) in [(Switch::On, DeadState::Aborted), (Switch::Off, DeadState::Failed)] {
+            ranks(2, &Config::new().blocking(mode), |comm, _| {
+                if comm.rank() == 0 {
+                    comm.set_deadline(Duration::from_millis(200));
+                    let error = comm.split(Some(0), 0).expect_err("rank 1 does not come");
+                    assert!(matches!(&error, NcclError::Timeout(timeout) if timeout.call == "split"), "{error}");
+                    assert_eq!(state_of(comm.split(Some(0), 0)), state);
+                    drop(comm.abort(DEADLINE));
+                }
+            });
+            nothing_is_left();
+        }
     });
 }
 

@@ -287,7 +287,7 @@ fn ranks_and_devices_of_new_communicators() {
             ),
             "init_rank_scalable: the number of ids is 2, expected at least 1 and at most the number of ranks",
         );
-        let (comm, _) = alone();
+        let (comm, _) = alone_non_blocking();
         let blocking = Config::new().blocking(Switch::On);
         says(
             Communicator::split_all(&[(&comm, Some(0), 0)], Some(&blocking)),
@@ -310,7 +310,8 @@ fn groups_of_communicators_that_block_and_some_that_do_not() {
                 .expect("it is made")
                 .remove(0)
         };
-        let (one, two) = (make(&contexts[0], &Config::new()), make(&contexts[1], &Config::new().blocking(Switch::On)));
+        let (one, two) =
+            (make(&contexts[0], &Config::new().blocking(Switch::Off)), make(&contexts[1], &Config::new().blocking(Switch::On)));
         let streams = [contexts[0].default_stream(), contexts[1].default_stream()];
         let (mut first, mut second) = (floats(&streams[0], &[1.0]), floats(&streams[1], &[1.0]));
         says(

@@ -24,7 +24,7 @@ fn one_thread_at_a_time_and_nobody_is_forgotten() {
         }
     });
     assert_eq!(entries.into_inner(), 8_000);
-    assert_eq!((gate.turn.into_inner(), gate.waiting.into_inner(), gate.word.into_inner()), (FREE, 0, 0));
+    assert_eq!((gate.turn.into_inner(), gate.waiting.into_inner(), gate.word.into_inner()), (8_000 * TURN, 0, 0));
     assert_eq!(gate.hungry.into_inner(), 0);
 }
 

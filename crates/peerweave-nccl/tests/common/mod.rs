@@ -85,7 +85,17 @@ pub(crate) fn alone() -> (Communicator, Arc<CudaStream>) {
     all(1).pop().expect("one was made")
 }
 
-/// All ranks, whose calls wait inside NCCL.
+/// All ranks, whose calls return from NCCL at once.
+pub(crate) fn all_non_blocking(count: usize) -> Vec<(Communicator, Arc<CudaStream>)> {
+    all_with(count, &Config::new().blocking(Switch::Off))
+}
+
+/// One rank alone, whose calls return from NCCL at once.
+pub(crate) fn alone_non_blocking() -> (Communicator, Arc<CudaStream>) {
+    all_non_blocking(1).remove(0)
+}
+
+/// All ranks, whose calls wait inside NCCL: as they do by default.
 pub(crate) fn all_blocking(count: usize) -> Vec<(Communicator, Arc<CudaStream>)> {
     all_with(count, &Config::new().blocking(Switch::On))
 }

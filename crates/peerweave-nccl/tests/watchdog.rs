@@ -1,0 +1,268 @@
+//! Deadlines of calls that NCCL keeps and of work that is enqueued: the communicator concerned ends, the error names the ranks that are behind, others
+//! go on.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, reason = "scenarios are named, not documented")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use common::*;
+use peerweave_nccl::{Communicator, CommunicatorBuilder, Config, DeadState, Nccl, NcclError, ReduceOp, Switch};
+
+/// A deadline for what does not come.
+const SHORT: Duration = Duration::from_millis(300);
+
+/// What is late ends soon after its deadline: the others are asked, and an abort waits for a thread that may leave by itself.
+const LATE: Duration = Duration::from_secs(6);
+
+/// A machine where a first collective waits inside NCCL for all ranks.
+fn connecting(devices: usize) -> peerweave_fakes::Fakes {
+    fakes(devices).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1")
+}
+
+fn builder(nccl: Nccl) -> CommunicatorBuilder {
+    Communicator::builder().nccl(nccl).deadline(DEADLINE)
+}
+
+fn missing(error: &NcclError) -> &[usize] {
+    match error {
+        NcclError::Timeout(timeout) => &timeout.missing,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn call_that_is_stuck_ends_at_its_deadline_and_names_who_is_behind() {
+    connecting(2).run(|| {
+        for mode in [Switch::On, Switch::Off] {
+            let is_over = Barrier::new(2);
+            ranks(2, &Config::new().blocking(mode), |comm, stream| {
+                if comm.rank() == 0 {
+                    let (bystander, beside) = all_with(1, &Config::new().blocking(mode)).remove(0);
+                    comm.set_deadline(SHORT);
+                    let mut values = floats(&stream, &[1.0]);
+                    let start = Instant::now();
+                    let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("rank 1 does not come");
+                    assert!((SHORT..LATE).contains(&start.elapsed()), "{mode:?}: {:?}", start.elapsed());
+                    assert_eq!(missing(&error), [1], "{mode:?}");
+                    assert!(error.to_string().starts_with("all_reduce_in_place (call 1) on communicator"), "{error}");
+                    assert_eq!(state_of(sum(&comm, &stream)), DeadState::Aborted);
+                    assert_eq!(sum(&bystander, &beside).expect("it is another communicator"), 1.0);
+                }
+                is_over.wait();
+            });
+            nothing_is_left();
+        }
+    });
+}
+
+#[test]
+fn stuck_group_ends_with_all_of_its_ranks() {
+    connecting(3).run(|| {
+        let nccl = Nccl::load().expect("the fake is there");
+        let (id, contexts) = (nccl.unique_id().expect("an id"), contexts(3));
+        let is_over = Barrier::new(2);
+        std::thread::scope(|scope| {
+            let other = &contexts[2];
+            scope.spawn(|| {
+                let comm = builder(nccl).init_rank(other, 3, &id, 2).expect("all come");
+                is_over.wait();
+                comm.abort(DEADLINE).expect("it ends");
+            });
+            let members = [0, 1].map(|rank| (Arc::clone(&contexts[rank]), rank));
+            let made = builder(nccl).init_ranks(&members, 3, &id).expect("all come");
+            let mine: Vec<_> = made.into_iter().map(|comm| (comm.context().new_stream().expect("a stream"), comm)).collect();
+            let mut buffers: Vec<_> = mine.iter().map(|(stream, _)| floats(stream, &[1.0])).collect();
+            mine[0].1.set_deadline(Duration::from_millis(100));
+            mine[1].1.set_deadline(SHORT);
+            let start = Instant::now();
+            let result = nccl.group(|group| {
+                for ((stream, comm), buffer) in mine.iter().zip(&mut buffers) {
+                    group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
+                }
+                Ok(())
+            });
+            let error = result.expect_err("rank 2 does not come");
+            assert!((SHORT..LATE).contains(&start.elapsed()), "the longest deadline counts: {:?}", start.elapsed());
+            assert_eq!(missing(&error), [2]);
+            for (stream, comm) in &mine {
+                assert_eq!(state_of(sum(comm, stream)), DeadState::Aborted);
+            }
+            is_over.wait();
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn abort_of_one_rank_ends_the_group_that_it_is_stuck_in() {
+    connecting(3).run(|| {
+        let nccl = Nccl::load().expect("the fake is there");
+        let (id, contexts) = (nccl.unique_id().expect("an id"), contexts(3));
+        let is_over = Barrier::new(2);
+        std::thread::scope(|scope| {
+            let other = &contexts[2];
+            scope.spawn(|| {
+                let _comm = builder(nccl).init_rank(other, 3, &id, 2).expect("all come");
+                is_over.wait();
+            });
+            let members = [0, 1].map(|rank| (Arc::clone(&contexts[rank]), rank));
+            let made = builder(nccl).init_ranks(&members, 3, &id).expect("all come");
+            let victim = made[1].clone();
+            scope.spawn(move || {
+                std::thread::sleep(SHORT);
+                victim.abort(DEADLINE).expect("it is aborted");
+            });
+            let streams: Vec<_> = made.iter().map(|comm| comm.context().new_stream().expect("a stream")).collect();
+            let mut buffers: Vec<_> = streams.iter().map(|stream| floats(stream, &[1.0])).collect();
+            let result = nccl.group(|group| {
+                for ((comm, stream), buffer) in made.iter().zip(&streams).zip(&mut buffers) {
+                    group.all_reduce_in_place(comm, stream, buffer, ReduceOp::Sum)?;
+                }
+                Ok(())
+            });
+            assert_eq!(state_of(result), DeadState::Aborted);
+            for (comm, stream) in made.iter().zip(&streams) {
+                assert_eq!(state_of(sum(comm, stream)), DeadState::Aborted);
+            }
+            is_over.wait();
+        });
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn question_that_is_stuck_ends_at_the_deadline() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclCommMemStats:1").run(|| {
+        let (comm, _) = alone();
+        comm.set_deadline(SHORT);
+        let start = Instant::now();
+        let error = comm.mem_stats().expect_err("NCCL never answers");
+        assert!(matches!(error, NcclError::Timeout(_)), "{error}");
+        assert!((SHORT..LATE).contains(&start.elapsed()), "{:?}", start.elapsed());
+        drop(comm);
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn calls_one_after_the_other_are_not_taken_for_one() {
+    // A call asks for four statistics, and the next one comes at once: NCCL is called all the time.
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=10").run(|| {
+        let (comm, stream) = alone();
+        comm.set_deadline(SHORT);
+        let start = Instant::now();
+        while start.elapsed() < 5 * SHORT {
+            comm.mem_stats().expect("each call takes 40 ms");
+        }
+        assert_eq!(sum(&comm, &stream).expect("it lives"), 1.0);
+    });
+}
+
+#[test]
+fn deadline_that_is_changed_during_a_call_counts() {
+    connecting(2).run(|| {
+        ranks(2, &Config::new(), |comm, stream| {
+            if comm.rank() == 0 {
+                let other = comm.clone();
+                let start = Instant::now();
+                let calling = std::thread::spawn(move || sum(&other, &stream));
+                std::thread::sleep(Duration::from_millis(200));
+                assert!(!calling.is_finished());
+                comm.set_deadline(SHORT);
+                let error = calling.join().expect("no panic").expect_err("rank 1 does not come");
+                assert!(matches!(error, NcclError::Timeout(_)), "{error}");
+                assert!(start.elapsed() < LATE, "{:?}", start.elapsed());
+            }
+        });
+    });
+}
+
+#[test]
+fn work_that_is_late_ends_at_its_own_deadline() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run(|| {
+        let (comm, stream) = alone();
+        let (bystander, beside) = alone();
+        assert_eq!(comm.work_deadline(), Duration::from_secs(600));
+        comm.set_work_deadline(SHORT);
+        let mut values = floats(&stream, &[1.0]);
+        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the first completes");
+        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the second is enqueued");
+        let start = Instant::now();
+        // Without this crate, and without a deadline.
+        stream.synchronize().expect("the stream goes on");
+        assert!((SHORT / 2..LATE).contains(&start.elapsed()), "{:?}", start.elapsed());
+        let error = comm.wait(&stream, DEADLINE).expect_err("it was cut off");
+        assert!(error.to_string().starts_with("all_reduce_in_place (call 2) on communicator #1"), "{error}");
+        assert!(matches!(error, NcclError::Timeout(_)), "{error}");
+        assert_eq!(state_of(comm.split(Some(0), 0)), DeadState::Aborted);
+        assert_eq!(sum(&bystander, &beside).expect("it is another communicator"), 1.0);
+        drop((comm, stream, values, bystander, beside));
+        nothing_is_left();
+    });
+}
+
+#[test]
+fn stream_that_is_always_busy_is_not_late() {
+    fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclAllReduce=5").run(|| {
+        let (comm, stream) = alone();
+        comm.set_work_deadline(SHORT);
+        let mut values = floats(&stream, &[1.0]);
+        let start = Instant::now();
+        while start.elapsed() < 5 * SHORT {
+            // Some calls ahead of the device, always.
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        comm.wait(&stream, DEADLINE).expect("it completes");
+        assert_eq!(sum(&comm, &stream).expect("it lives"), 1.0);
+    });
+}
+
+#[test]
+fn capture_is_not_disturbed_by_a_look_at_late_work() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        comm.set_work_deadline(Duration::from_millis(80));
+        let mut values = floats(&stream, &[1.0]);
+        let graph = captured(&stream, || {
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)?;
+            std::thread::sleep(SHORT);
+            comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)
+        });
+        graph.launch().expect("it is replayed");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+    });
+}
+
+#[test]
+fn killed_rank_is_named_by_a_call_that_waits_for_it() {
+    connecting(2).run_many(2, |child| {
+        if child.rank == 1 {
+            // SAFETY: this process has one thread yet, but for the harness's, which the fork does not need; nothing was loaded.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                let rendezvous = rendezvous(&child);
+                let (nccl, context) = (Nccl::load().expect("the fake is there"), device(1));
+                let made = builder(nccl).from_rendezvous(&context, &rendezvous);
+                let _comm = made.expect("all come");
+                // SAFETY: of no memory concern: the process ends.
+                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            }
+            // SAFETY: a null status is allowed.
+            assert_eq!(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) }, pid);
+            return;
+        }
+        let rendezvous = rendezvous(&child);
+        let (nccl, context) = (Nccl::load().expect("the fake is there"), device(0));
+        let made = builder(nccl).from_rendezvous(&context, &rendezvous);
+        let (comm, stream) = (made.expect("all come"), context.new_stream().expect("a stream"));
+        let start = Instant::now();
+        let error = sum(&comm, &stream).expect_err("rank 1 is dead");
+        assert!(matches!(&error, NcclError::PeerLost(lost) if lost.ranks == [1]), "{error}");
+        assert!(start.elapsed() < LATE, "before the deadline: {:?}", start.elapsed());
+    });
+}
