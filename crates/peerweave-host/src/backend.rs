@@ -2,7 +2,6 @@
 
 use crate::collective::{Progress, Purpose, allocation_detail};
 use crate::kernel;
-use crate::layout::state;
 use crate::shared::Shared;
 use crate::stream::HostStream;
 use crate::task::{Task, run_plain};
@@ -179,7 +178,7 @@ unsafe impl Backend for Host {
         let shared = &*self.shared;
         self.drain("finalize")?;
         shared.meet(shared.teams.world(), Purpose::Finalize, 0)?;
-        shared.leave(state::FINALIZED);
+        shared.finalized();
         let rendezvous = shared.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
         // Whoever else holds it leaves when done with it. All PEs are here, so that one who serves the others does not wait for long.
         match rendezvous.and_then(Arc::into_inner) {
@@ -191,7 +190,7 @@ unsafe impl Backend for Host {
     fn describe(&self) -> String {
         let shared = &*self.shared;
         let heap = self.heap();
-        format!(
+        let mut text = format!(
             "PE {} of {}; heap {} of {} bytes taken; {} operations queued; waiting for {:?}",
             shared.me,
             shared.n_pes(),
@@ -199,13 +198,18 @@ unsafe impl Backend for Host {
             heap.capacity(),
             shared.queued.load(Ordering::Relaxed),
             shared.teams.missing(shared)
-        )
+        );
+        let distant = shared.liveness.distant();
+        if !distant.is_empty() {
+            text += &format!("; watched over the rendezvous, since their process numbers mean nothing here: PEs {distant:?}");
+        }
+        text
     }
 }
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // Local: says so in this PE's own page, and waits for nobody.
-        self.shared.leave(state::LEFT);
+        // Local: says so in this PE's own page and to the rendezvous, and waits for nobody.
+        self.shared.leave();
     }
 }

@@ -6,6 +6,10 @@
 use crate::shared::Shared;
 use peerweave_core::{Error, PeerCause};
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a process may take from the moment at which its memory is gone until its end is seen. Longer beside others that use all processors.
+const ENDING: Duration = Duration::from_millis(200);
 
 const CAUSES: [PeerCause; 4] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable];
 
@@ -26,11 +30,32 @@ fn read(word: u64) -> Option<(usize, PeerCause)> {
 }
 
 impl Shared {
-    /// Leaves word of this PE's failure, the first that it has; returns the word, for a team.
+    /// Leaves word of this PE's failure in its page; returns the word, for a team.
+    ///
+    /// The word of an earlier failure stays while the PE that it names is gone: later failures follow from that one. Otherwise it was of
+    /// something that passed.
     pub(crate) fn leave_word(&self, error: &Error) -> u64 {
         let word = word_of(error, self.me);
-        let _ = self.segments.page(self.me).blames.compare_exchange(0, word, Ordering::Release, Ordering::Relaxed);
+        let blames = &self.segments.page(self.me).blames;
+        let earlier = blames.load(Ordering::Relaxed);
+        if !read(earlier).is_some_and(|(pe, _)| pe < self.n_pes() && pe != self.me && self.liveness.gone(pe).is_some()) {
+            let _ = blames.compare_exchange(earlier, word, Ordering::Release, Ordering::Relaxed);
+        }
         word
+    }
+
+    /// Passes an outcome on, and leaves word where it is a failure of which another PE is the cause. Every call of the backend ends here: a PE that
+    /// finds this one gone later names that other one.
+    #[inline]
+    pub(crate) fn noted<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+        outcome.inspect_err(|error| self.note(error))
+    }
+
+    #[cold]
+    fn note(&self, error: &Error) {
+        if matches!(error, Error::Peer { .. } | Error::Timeout(_)) {
+            self.leave_word(error);
+        }
     }
 
     /// Follows the words of who blames whom, from `pe` for `cause`, to whoever was first. A PE that died is not asked: it is first.
@@ -40,6 +65,11 @@ impl Shared {
 
     /// The same, where `pe` is known to have left this word in a team.
     pub(crate) fn first_cause_from(&self, pe: usize, cause: PeerCause, word: Option<u64>) -> (usize, PeerCause) {
+        // Memory that could not be read is that of a process that ends: the kernel takes the memory first.
+        let cause = match cause {
+            PeerCause::Unreachable if self.is_gone_soon(pe) => self.liveness.gone(pe).unwrap_or(cause),
+            cause => cause,
+        };
         let start = (pe, cause);
         let (mut at, mut word) = (start.clone(), word);
         let mut seen = vec![self.me];
@@ -78,12 +108,16 @@ impl Shared {
 
     /// Whether a PE is gone, or is on its way: the kernel takes a process's memory before it says that the process has ended.
     fn is_gone_soon(&self, pe: usize) -> bool {
-        (0..30).any(|look| {
-            if look > 0 {
-                std::thread::sleep(std::time::Duration::from_millis(1));
+        let end = Instant::now() + ENDING;
+        loop {
+            if pe == self.me || self.liveness.gone(pe).is_some() {
+                return pe != self.me;
             }
-            pe != self.me && self.liveness.gone(pe).is_some()
-        })
+            if Instant::now() >= end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 

@@ -1,26 +1,26 @@
 //! How the PEs of a job come together: as processes through the rendezvous, or as threads of this one.
 
-use crate::attach;
 use crate::backend::Host;
 use crate::blame;
 use crate::collective::Purpose;
 use crate::heap::HeapMap;
 use crate::kernel;
 use crate::launch::Kernels;
-use crate::layout::{Layout, MAX_TEAMS, PePage, state};
-use crate::liveness::{Liveness, pid_namespace};
+use crate::layout::{Layout, MAX_TEAMS, state};
+use crate::liveness::Liveness;
+use crate::process::Identity;
 use crate::segment::{self, Mapping};
-use crate::shared::Shared;
+use crate::shared::{self, Shared};
 use crate::team::Teams;
 use crate::{forks, machine};
 use peerweave_bootstrap::{BootstrapError, Job, Rendezvous};
 use peerweave_core::backend::{CallChecking, Caps, JobShape, PrivateBuffers, TeamId};
-use peerweave_core::{Error, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
+use peerweave_core::{Error, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 use peerweave_types::Pe;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Settings of the host backend. All PEs of a job give the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +65,8 @@ impl Host {
                 why: "the job spans several machines, and shared memory does not: start it on one machine",
             });
         }
+        let started = Instant::now();
+        let left = || options.deadline.saturating_sub(started.elapsed());
         let n_pes = job.n_pes as usize;
         let layout = layout(n_pes, options)?;
         let setup = |error: BootstrapError| meeting_failed(CALL, n_pes, error);
@@ -72,21 +74,25 @@ impl Host {
         if n_pes == 1 {
             let mapping = own_memory(layout).map_err(system)?;
             announce(&mapping, 0);
-            return Self::new(0, mapping, options, None);
+            return Self::new(0, mapping, options, None, left());
         }
         let meeting = peerweave_bootstrap::Options { deadline: options.deadline, ..Default::default() };
-        let rendezvous = Rendezvous::join(job, meeting).map_err(setup)?;
+        let rendezvous = Arc::new(Rendezvous::join(job, meeting).map_err(setup)?);
+        agree_on_heap(&rendezvous, &layout, left()).map_err(|error| match error {
+            Disagreement::Rendezvous(error) => setup(error),
+            Disagreement::Heap(mismatch) => Error::Mismatch(Box::new(mismatch)),
+        })?;
         let members: Vec<Pe> = (0..job.n_pes).map(Pe::new).collect();
         let created = if job.pe.get() == 0 { Some(segment::create(&layout).map_err(system)?) } else { None };
-        let file = rendezvous.share_descriptor(&members, created).map_err(setup)?;
+        let file = rendezvous.share_descriptor_within(&members, created, left()).map_err(setup)?;
         let mapping = Arc::new(Mapping::new(file.as_fd(), layout).map_err(system)?);
         let me = job.pe.index();
         announce(&mapping, me);
         // Whoever is past this has filled in its page.
-        let met = rendezvous.barrier("peerweave-host").map_err(setup);
-        met.and_then(|()| Self::new(me, mapping.clone(), options, Some(Arc::new(rendezvous))))
+        let met = rendezvous.barrier_within("peerweave-host", left()).map_err(setup);
+        met.and_then(|()| Self::new(me, mapping.clone(), options, Some(rendezvous.clone()), left()))
             // Its process may end now; but it did not die, and the others are to blame whom it blames.
-            .inspect_err(|error| withdraw(&mapping, me, error))
+            .inspect_err(|error| withdraw(&mapping, me, error, rendezvous))
     }
 
     /// The parts of `n_pes` PEs that are threads of this process, in order. Each is to be used by a thread of its own.
@@ -104,23 +110,31 @@ impl Host {
     }
 
     /// The rest of joining, after all pages are filled in.
-    fn new(me: usize, mapping: Arc<Mapping>, options: &HostOptions, rendezvous: Option<Arc<Rendezvous>>) -> Result<Self, Error> {
+    ///
+    /// The job's deadline holds for all of it together: `left` is what remains.
+    fn new(
+        me: usize,
+        mapping: Arc<Mapping>,
+        options: &HostOptions,
+        rendezvous: Option<Arc<Rendezvous>>,
+        left: Duration,
+    ) -> Result<Self, Error> {
         let segments = mapping.segments();
         let readable = if !options.cross_memory_attach {
             Err("switched off".to_owned())
         } else {
-            (0..segments.layout().n_pes).filter(|&pe| pe != me).try_for_each(|pe| {
-                let page = segments.page(pe);
-                let (pid, at) = (page.pid.load(Ordering::Acquire), page.probe_at.load(Ordering::Acquire));
-                attach::probe(pid, at, PePage::PROBE).map_err(|why| format!("PE {pe}: {why}"))
-            })
+            let own = Identity::own();
+            (0..segments.layout().n_pes)
+                .filter(|&pe| pe != me)
+                .try_for_each(|pe| own.can_read(&Identity::read(segments.page(pe))).map_err(|why| format!("PE {pe}: {why}")))
         };
-        let mut shared = Shared::alone(me, mapping, options, rendezvous, readable);
+        let mut shared = Shared::alone(me, mapping, &HostOptions { deadline: left, ..options.clone() }, rendezvous, readable);
         // All or nobody: the choice of a way must be the same everywhere.
         let mine = u64::from(shared.attach);
         let heap_bytes = shared.segments.layout().heap_bytes as u64;
         let all =
             shared.gather_words(shared.teams.world(), Purpose::Join, heap_bytes, &[mine])?.into_iter().all(|word| word == 1);
+        shared.deadline = options.deadline;
         shared.attach = all && shared.n_pes() > 1;
         if !shared.attach {
             shared.caps.private_buffers = PrivateBuffers::Staged;
@@ -163,7 +177,7 @@ impl Shared {
             shares_processor: AtomicBool::new(false),
             compare_calls: options.check_calls,
             attach: readable.is_ok(),
-            liveness: Liveness::new(segments),
+            liveness: Liveness::new(segments, rendezvous.as_ref()),
             teams: Teams::new(n_pes, me, MAX_TEAMS),
             heap: Mutex::new(heap),
             kernels: Kernels::new(options.kernel_seed),
@@ -194,21 +208,38 @@ fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Er
 }
 
 /// Takes back what `announce` said, and says why.
-fn withdraw(mapping: &Mapping, me: usize, error: &Error) {
+fn withdraw(mapping: &Mapping, me: usize, error: &Error, rendezvous: Arc<Rendezvous>) {
     let segments = mapping.segments();
     let page = segments.page(me);
     let _ = page.blames.compare_exchange(0, blame::word_of(error, me), Ordering::Release, Ordering::Relaxed);
-    page.state.store(state::LEFT, Ordering::Release);
+    shared::leave(page, Some(rendezvous));
+}
+
+/// Why the PEs do not agree on the layout of the memory.
+enum Disagreement {
+    Rendezvous(BootstrapError),
+    Heap(Mismatch),
+}
+
+/// Compares what decides the layout of the memory, before any PE maps it: each is told which other one differs.
+fn agree_on_heap(rendezvous: &Rendezvous, layout: &Layout, within: Duration) -> Result<(), Disagreement> {
+    let heap_bytes = |blob: &[u8]| blob.try_into().map_or(0, u64::from_le_bytes);
+    let mine = layout.heap_bytes as u64;
+    let all = rendezvous.exchange_within("peerweave-host heap", &mine.to_le_bytes(), within).map_err(Disagreement::Rendezvous)?;
+    let other = all.iter().map(|blob| heap_bytes(blob)).enumerate().find(|&(_, theirs)| theirs != mine);
+    other.map_or(Ok(()), |(pe, theirs)| {
+        let call = |bytes| format!("World::from_env with {bytes} bytes of symmetric heap for each PE (PEERWEAVE_HEAP_BYTES)");
+        let team = TeamName { id: TeamId::WORLD, size: layout.n_pes };
+        let mismatch = Mismatch { team, pe: Pe::new(pe as u32), mine: call(mine), theirs: call(theirs) };
+        Err(Disagreement::Heap(mismatch))
+    })
 }
 
 /// Fills in the page of a PE of this process.
 fn announce(mapping: &Mapping, pe: usize) {
-    static PROBE: u64 = PePage::PROBE;
     let segments = mapping.segments();
     let page = segments.page(pe);
-    page.pid.store(u64::from(std::process::id()), Ordering::Relaxed);
-    page.pid_namespace.store(pid_namespace(), Ordering::Relaxed);
-    page.probe_at.store((&raw const PROBE) as u64, Ordering::Relaxed);
+    Identity::own().publish(page);
     page.state.store(state::ALIVE, Ordering::Release);
 }
 

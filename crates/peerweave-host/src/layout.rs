@@ -28,6 +28,8 @@ pub(crate) mod state {
     pub(crate) const FINALIZED: u64 = 2;
     /// Dropped its world before that.
     pub(crate) const LEFT: u64 = 3;
+    /// Has begun to drop its world: whoever sees it end now knows that it left.
+    pub(crate) const LEAVING: u64 = 4;
 }
 
 /// The least alignment of a segment, in bytes: that of a huge page.
@@ -50,13 +52,9 @@ pub(crate) struct PePage {
     pub(crate) processor: AtomicU64,
     /// Whom it blames for its first failure: see `blame.rs`.
     pub(crate) blames: AtomicU64,
-    /// An address in its process where [`PePage::PROBE`] lies, to find out whether its memory can be read.
+    /// A random word of its process, and the address where it lies there, to find out whether the memory that can be read is that process's.
+    pub(crate) probe: AtomicU64,
     pub(crate) probe_at: AtomicU64,
-}
-
-impl PePage {
-    /// What a reader of the probe expects.
-    pub(crate) const PROBE: u64 = 0x7065_6572_7765_6176;
 }
 
 /// A word with two cache lines to itself.

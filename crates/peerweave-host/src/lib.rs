@@ -37,6 +37,7 @@ mod machine;
 mod one_sided;
 mod phase;
 mod point_to_point;
+mod process;
 mod segment;
 mod shared;
 mod split;

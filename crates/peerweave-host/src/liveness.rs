@@ -1,65 +1,83 @@
-//! Whether the other PEs still live: by a descriptor of their process, which the kernel marks when it ends in whatever way, and by what they
-//! say of themselves in their page.
+//! Whether the other PEs still live: by a descriptor of their process, which the kernel marks when it ends in whatever way; where there is none, by
+//! its number and by what the rendezvous reports; and by what they say of themselves in their page.
 //!
-//! Asked only by waiters that have waited for milliseconds. A process descriptor names one process for good: a reused number cannot deceive it.
+//! Asked only by waiters that have waited for milliseconds. A process descriptor names one process for good: a reused number cannot deceive it. A
+//! number is used only where it names the process (see `process.rs`), together with the time at which that process started.
 
 use crate::layout::{Segments, state};
+use crate::process::Identity;
+use peerweave_bootstrap::{Loss, Rendezvous};
 use peerweave_core::PeerCause;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::os::fd::OwnedFd;
+use std::collections::BTreeSet;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, Weak};
 
 /// Watches the processes of the other PEs.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     segments: Segments,
     processes: Box<[Process]>,
+    /// What the rendezvous has reported, for those that cannot be watched well from here.
+    reports: Reports,
 }
 
 #[derive(Debug)]
 enum Process {
     /// This process: a thread of it, or this PE. It speaks for itself.
     Own,
-    /// Another one.
-    Other(OwnedFd),
-    /// The kernel has no process descriptors (before 5.3): asked for by number.
-    Numbered(Pid),
+    /// Another one, by its descriptor; by its number, once that descriptor is closed by somebody else.
+    Described(OwnedFd, Numbered),
+    /// No descriptor can be had.
+    Numbered(Numbered),
     /// It had ended before it could be watched.
     Ended,
-    /// It cannot be watched from here, such as from another namespace of processes: it speaks for itself, and deadlines hold.
-    Unwatched,
+    /// Its number means nothing here, such as in another namespace of processes: the rendezvous reports its end.
+    Distant,
+}
+
+/// A process by its number.
+#[derive(Clone, Copy, Debug)]
+struct Numbered {
+    pid: Pid,
+    /// When it started, in the kernel's units; `None` where that could not be read.
+    started: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Reports {
+    rendezvous: Option<Weak<Rendezvous>>,
+    lost: Mutex<BTreeSet<usize>>,
 }
 
 impl Liveness {
-    /// Begins to watch all PEs, whose pages are filled in, by process number. They are known to have been alive a moment ago, since they wait
-    /// for this PE.
-    pub(crate) fn new(segments: Segments) -> Self {
-        let own = std::process::id();
-        let processes = (0..segments.layout().n_pes)
-            .map(|pe| {
-                let pid = segments.page(pe).pid.load(Ordering::Acquire);
-                match i32::try_from(pid).ok().and_then(Pid::from_raw) {
-                    _ if pid == u64::from(own) => Process::Own,
-                    Some(pid) => match pidfd_open(pid, PidfdFlags::empty()) {
-                        Ok(descriptor) => Process::Other(descriptor),
-                        Err(rustix::io::Errno::NOSYS) => Process::Numbered(pid),
-                        // A moment ago it met this PE; in this namespace, no such process means that it has died since.
-                        Err(rustix::io::Errno::SRCH)
-                            if segments.page(pe).pid_namespace.load(Ordering::Acquire) == pid_namespace() =>
-                        {
-                            Process::Ended
-                        }
-                        Err(error) => {
-                            tracing::warn!(pe, %error, "cannot watch the process of this PE: its death would be noticed by deadlines alone");
-                            Process::Unwatched
-                        }
-                    },
-                    None => Process::Unwatched,
+    /// Begins to watch all PEs, whose pages are filled in. They are known to have been alive a moment ago, since they wait for this PE.
+    pub(crate) fn new(segments: Segments, rendezvous: Option<&Arc<Rendezvous>>) -> Self {
+        let own = Identity::own();
+        let processes = (0..segments.layout().n_pes).map(|pe| {
+            let theirs = Identity::read(segments.page(pe));
+            if theirs == own {
+                return Process::Own;
+            }
+            match own.number_of(&theirs) {
+                Ok(pid) => Process::of(pe, pid),
+                Err(why) => {
+                    tracing::warn!(pe, %why, "the end of this PE is learned from the rendezvous");
+                    Process::Distant
                 }
-            })
-            .collect();
-        Self { segments, processes }
+            }
+        });
+        let processes = processes.collect();
+        Self { segments, processes, reports: Reports { rendezvous: rendezvous.map(Arc::downgrade), lost: Mutex::default() } }
+    }
+
+    /// The PEs whose end this one learns from the rendezvous alone.
+    pub(crate) fn distant(&self) -> Vec<usize> {
+        let distant = self.processes.iter().enumerate().filter(|(_, process)| matches!(process, Process::Distant));
+        distant.map(|(pe, _)| pe).collect()
     }
 
     /// What became of a PE, if it takes part no more.
@@ -70,25 +88,156 @@ impl Liveness {
         }
         let ended = match &self.processes[pe] {
             Process::Own => false,
-            Process::Other(descriptor) => {
-                let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
-                let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-                matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(n) if n > 0)
-            }
-            Process::Numbered(pid) => rustix::process::test_kill_process(*pid) == Err(rustix::io::Errno::SRCH),
+            Process::Described(descriptor, process) => match has_ended(descriptor) {
+                Some(ended) => ended,
+                // The program has closed the descriptor: whatever has its number now says nothing of that process.
+                None => process.has_ended().unwrap_or(false),
+            },
+            Process::Numbered(process) => process.has_ended().unwrap_or_else(|| self.reports.has_lost(pe)),
             Process::Ended => true,
-            Process::Unwatched => false,
+            Process::Distant => self.reports.has_lost(pe),
         };
         // It may have left in good order and ended since the state was read.
         match self.segments.page(pe).state.load(Ordering::Acquire) {
             state::FINALIZED | state::LEFT => Some(PeerCause::Left),
+            state::LEAVING if ended => Some(PeerCause::Left),
             _ if ended => Some(PeerCause::Died),
             _ => None,
         }
     }
 }
 
-/// The namespace in which this process has its number; 0 where the system does not say.
-pub(crate) fn pid_namespace() -> u64 {
-    std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| std::os::unix::fs::MetadataExt::ino(&namespace))
+impl Process {
+    /// The process of PE `pe`, which has this number here.
+    fn of(pe: usize, pid: Pid) -> Self {
+        let process = Numbered { pid, started: started(pid) };
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(descriptor) => Self::Described(descriptor, process),
+            // A moment ago it met this PE: it has died since.
+            Err(Errno::SRCH) => Self::Ended,
+            // The kernel has no process descriptors (before 5.3).
+            Err(Errno::NOSYS) => Self::Numbered(process),
+            Err(error) => {
+                let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+                tracing::warn!(pe, %error, ?limit, "no descriptor of this PE's process (ulimit -n): it is watched by its number");
+                Self::Numbered(process)
+            }
+        }
+    }
+}
+
+impl Numbered {
+    /// Whether it has ended; `None` where its number does not tell, since another process may have it.
+    fn has_ended(&self) -> Option<bool> {
+        if rustix::process::test_kill_process(self.pid) == Err(Errno::SRCH) {
+            return Some(true);
+        }
+        match (stat(self.pid), self.started) {
+            // A process that has ended and that its parent has not waited for.
+            (Some(Stat { state: 'Z' | 'X', .. }), _) => Some(true),
+            (Some(now), Some(started)) => Some(now.started != started),
+            _ => None,
+        }
+    }
+}
+
+impl Reports {
+    /// Whether the rendezvous has reported that a PE is lost without having left.
+    fn has_lost(&self, pe: usize) -> bool {
+        let mut lost = self.lost.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(rendezvous) = self.rendezvous.as_ref().and_then(Weak::upgrade) {
+            let losses = rendezvous.losses().into_iter();
+            lost.extend(
+                losses.filter(|(_, loss)| matches!(loss, Loss::Disconnected | Loss::Reported(_))).map(|(pe, _)| pe.index()),
+            );
+        }
+        lost.contains(&pe)
+    }
+}
+
+/// Whether the process of a descriptor has ended; `None` where it is no descriptor of a process any more.
+fn has_ended(descriptor: &OwnedFd) -> Option<bool> {
+    let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match rustix::event::poll(&mut polled, Some(&now)) {
+        Ok(0) => return Some(false),
+        Ok(_) => {}
+        Err(_) => return Some(false),
+    }
+    if !polled[0].revents().contains(PollFlags::IN) {
+        return None;
+    }
+    // Another file may have its number by now, and be readable: only a process descriptor takes a signal.
+    // SAFETY: passes numbers and a null pointer, which stands for no further information; signal 0 is sent to nobody.
+    let sent =
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, descriptor.as_raw_fd(), 0, std::ptr::null::<libc::siginfo_t>(), 0) };
+    let is_process = sent == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EBADF);
+    is_process.then_some(true)
+}
+
+struct Stat {
+    state: char,
+    started: u64,
+}
+
+/// What the kernel says of a process in `/proc`; `None` where it cannot be read.
+fn stat(pid: Pid) -> Option<Stat> {
+    let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    // The name, in parentheses, may hold anything.
+    let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    // The 22nd field; the state is the third.
+    let started = fields.nth(18)?.parse().ok()?;
+    Some(Stat { state, started })
+}
+
+fn started(pid: Pid) -> Option<u64> {
+    stat(pid).map(|stat| stat.started)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    fn sleeper() -> (Child, Pid) {
+        let child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        (child, pid)
+    }
+
+    #[test]
+    fn process_that_ends_is_seen_by_descriptor_and_number() {
+        let (mut child, pid) = sleeper();
+        let descriptor = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        let process = Numbered { pid, started: started(pid) };
+        assert_eq!((has_ended(&descriptor), process.has_ended()), (Some(false), Some(false)));
+        child.kill().unwrap();
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while has_ended(&descriptor) != Some(true) {
+            assert!(std::time::Instant::now() < end, "the end was not seen");
+        }
+        assert_eq!(process.has_ended(), Some(true), "a zombie has ended");
+        child.wait().unwrap();
+        assert_eq!((has_ended(&descriptor), process.has_ended()), (Some(true), Some(true)));
+    }
+
+    #[test]
+    fn reused_number_is_another_process() {
+        let (mut child, pid) = sleeper();
+        let process = Numbered { pid, started: started(pid).map(|started| started - 1) };
+        assert_eq!(process.has_ended(), Some(true));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn descriptor_of_another_file_tells_nothing() {
+        // What a program finds under a number whose descriptor it has closed and reused: always readable.
+        let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        assert_eq!(has_ended(&file), None);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(writer);
+        assert_eq!(has_ended(&reader.into()), None, "the end of a pipe is no exit");
+    }
 }

@@ -1,6 +1,7 @@
 //! What this machine has: processors for this process, and memory.
 
 use std::fs;
+use std::path::Path;
 
 /// Processors that this process may run on.
 pub(crate) fn processors() -> usize {
@@ -30,12 +31,33 @@ fn meminfo(name: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// What the control group of this process (version 2) leaves it.
+/// What the control groups of this process leave it.
 fn cgroup_available() -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let read = |file: &str| fs::read_to_string(format!("/sys/fs/cgroup{path}/{file}")).ok()?.trim().parse::<u64>().ok();
-    Some(read("memory.max")?.saturating_sub(read("memory.current")?))
+    available_in(Path::new("/sys/fs/cgroup"), &fs::read_to_string("/proc/self/cgroup").ok()?)
+}
+
+/// What the groups of a process leave it, by their names as `/proc/self/cgroup` has them. A limit of a group holds for all groups below it. In a container
+/// the groups that it is in may not be visible by their full names, but the outermost one is.
+fn available_in(mount: &Path, groups: &str) -> Option<u64> {
+    let lines = groups.lines().filter_map(|line| {
+        let (_, line) = line.split_once(':')?;
+        line.split_once(':')
+    });
+    let limits = lines.flat_map(|(controllers, path)| {
+        let (mount, [limit, used]) = match controllers {
+            "" => (mount.to_owned(), ["memory.max", "memory.current"]),
+            named if named.split(',').any(|name| name == "memory") => {
+                (mount.join("memory"), ["memory.limit_in_bytes", "memory.usage_in_bytes"])
+            }
+            _ => return Vec::new(),
+        };
+        let below = Path::new(path.trim_start_matches('/'));
+        let read = |group: &Path, file: &str| fs::read_to_string(mount.join(group).join(file)).ok()?.trim().parse::<u64>().ok();
+        // No limit is a word in version 2, and the largest number of pages in version 1.
+        let left = |group: &Path| Some(read(group, limit)?.saturating_sub(read(group, used)?)).filter(|&left| left < 1 << 62);
+        below.ancestors().filter_map(left).collect()
+    });
+    limits.min()
 }
 
 #[cfg(test)]
@@ -48,5 +70,28 @@ mod tests {
         assert!(memory_bytes() > 1 << 20);
         assert_eq!(available_bytes(1), u64::MAX);
         assert!(available_bytes(1 << 30) < u64::MAX);
+    }
+
+    #[test]
+    fn control_group_limits_of_both_versions_hold() {
+        let mount = tempfile::tempdir().unwrap();
+        let group = |path: &str, files: &[(&str, &str)]| {
+            let path = mount.path().join(path);
+            fs::create_dir_all(&path).unwrap();
+            files.iter().for_each(|(name, text)| fs::write(path.join(name), format!("{text}\n")).unwrap());
+        };
+        group("memory/jobs/one", &[("memory.limit_in_bytes", "1000"), ("memory.usage_in_bytes", "300")]);
+        group("memory", &[("memory.limit_in_bytes", "9223372036854771712"), ("memory.usage_in_bytes", "5000")]);
+        let version_1 = "11:cpu,cpuacct:/jobs/one\n5:memory:/jobs/one\n0::/\n";
+        assert_eq!(available_in(mount.path(), version_1), Some(700));
+        // The name of the group as it is outside of the container.
+        assert_eq!(available_in(mount.path(), "5:memory:/elsewhere\n"), None);
+        group("memory", &[("memory.limit_in_bytes", "8000")]);
+        assert_eq!(available_in(mount.path(), "5:memory:/elsewhere\n"), Some(3000));
+
+        group("jobs", &[("memory.max", "600"), ("memory.current", "100")]);
+        group("jobs/two", &[("memory.max", "max"), ("memory.current", "50")]);
+        assert_eq!(available_in(mount.path(), "0::/jobs/two\n"), Some(500), "the limit of the group above");
+        assert_eq!(available_in(mount.path(), "1:name=systemd:/\n"), None);
     }
 }

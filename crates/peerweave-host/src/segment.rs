@@ -43,7 +43,7 @@ impl Mapping {
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the memory file is not sealed against a change of its size"));
         }
-        let base = map_aligned(file, bytes, layout.align())?;
+        let base = map_aligned(file, bytes, layout.align()).map_err(|error| too_large(&layout, &error))?;
         // A forked child has no part in the job and must not write here.
         // SAFETY: the range was mapped just now and holds nothing that a child of this process needs.
         unsafe { rustix::mm::madvise(base.cast(), bytes, rustix::mm::Advice::LinuxDontFork)? };
@@ -96,6 +96,18 @@ impl Drop for Mapping {
         let unmapped = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) };
         debug_assert!(unmapped.is_ok());
     }
+}
+
+/// Says how to need less, where the address space or the memory of this process is limited.
+fn too_large(layout: &Layout, error: &io::Error) -> io::Error {
+    let Layout { n_pes, heap_bytes, .. } = layout;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
+    let limit = limit.map_or(String::new(), |limit| format!(", and this process may have {limit} (ulimit -v)"));
+    let text = format!(
+        "cannot map {} bytes for {n_pes} PEs with {heap_bytes} bytes of heap each{limit}: {error}; set PEERWEAVE_HEAP_BYTES to less",
+        layout.total_bytes()
+    );
+    io::Error::new(error.kind(), text)
 }
 
 /// Makes the memory file: sparse, sealed against a change of its size.

@@ -2,7 +2,7 @@
 
 use crate::heap::HeapMap;
 use crate::launch::Kernels;
-use crate::layout::{Segments, state};
+use crate::layout::{PePage, Segments, state};
 use crate::liveness::Liveness;
 use crate::segment::Mapping;
 use crate::team::Teams;
@@ -10,7 +10,7 @@ use crate::wait::{Limit, Neighbours, Waiter};
 use peerweave_bootstrap::Rendezvous;
 use peerweave_core::backend::{Caps, JobShape, Place};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// One PE's view of the job.
@@ -65,11 +65,30 @@ impl Shared {
         }
     }
 
-    /// Says that this PE takes part no more. Only the first word counts, and a forked child says nothing.
-    pub(crate) fn leave(&self, as_state: u64) {
+    /// Says that this PE takes part no more, and that it did its part. Only the first word counts, and a forked child says nothing.
+    pub(crate) fn finalized(&self) {
         if crate::forks::count() == self.forks {
             let page = self.segments.page(self.me);
-            let _ = page.state.compare_exchange(state::ALIVE, as_state, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = page.state.compare_exchange(state::ALIVE, state::FINALIZED, Ordering::AcqRel, Ordering::Relaxed);
         }
+    }
+
+    /// Says that this PE takes part no more, where it has not said so before. A forked child says nothing.
+    pub(crate) fn leave(&self) {
+        if crate::forks::count() == self.forks {
+            let rendezvous = self.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
+            leave(self.segments.page(self.me), rendezvous);
+        }
+    }
+}
+
+/// Says in the page of a PE of this process that it leaves, and leaves the rendezvous.
+///
+/// The others go on from here only when they read `LEFT`. The rendezvous sees this PE go before that, and so before any PE that goes because of it: a
+/// launcher that holds it names the first one.
+pub(crate) fn leave(page: &PePage, rendezvous: Option<Arc<Rendezvous>>) {
+    if page.state.compare_exchange(state::ALIVE, state::LEAVING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        drop(rendezvous);
+        page.state.store(state::LEFT, Ordering::Release);
     }
 }

@@ -1,6 +1,6 @@
 //! How teams are made and ended: all ranks of the parent tell each other what they want, and each works out the same answer.
 
-use crate::collective::{Progress, Purpose};
+use crate::collective::{Progress, Purpose, failed};
 use crate::layout::MAX_TEAMS;
 use crate::line::Line;
 use crate::phase::Step;
@@ -159,7 +159,11 @@ impl Shared {
         // A member may make another team in this slot as soon as it returns. So it waits until everybody has read everybody's entry; this second wait
         // looks at words that only grow, also in the next team.
         let step = Step { shared: self, team: &team, call: "destroy", epoch: team.last_issued() };
-        step.sync(1).map_err(|failure| *failure)?;
+        // A failure here is like one in a collective: those that wait for this PE learn whom it blames.
+        step.sync(1).map_err(|failure| {
+            failed(&step, &failure);
+            *failure
+        })?;
         self.teams.remove(&team);
         Ok(())
     }
@@ -172,7 +176,8 @@ impl Shared {
             if let Err(Expired::Deadline(waited)) = waiter.pause(|| Ok(())) {
                 let open = team.lanes.iter().zip(&team.members).filter(|(lanes, _)| !over(&lanes.send) || !over(&lanes.receive));
                 let missing = open.map(|(_, &pe)| Pe::new(pe as u32)).collect();
-                return Err(Error::Timeout(Box::new(Timeout { call: "destroy", team: team.name(), waited, missing })));
+                let late = Error::Timeout(Box::new(Timeout { call: "destroy", team: team.name(), waited, missing }));
+                return self.noted(Err(late));
             }
         }
         Ok(())

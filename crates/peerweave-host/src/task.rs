@@ -66,6 +66,10 @@ impl Task {
 
     /// Drives it; `None` where `limit` is a budget and it was spent first: call again.
     pub(crate) fn drive(&mut self, shared: &Shared, limit: Limit) -> Result<Option<Outcome>, Error> {
+        shared.noted(self.advance(shared, limit))
+    }
+
+    fn advance(&mut self, shared: &Shared, limit: Limit) -> Result<Option<Outcome>, Error> {
         match self {
             Self::Collective { op, team, progress } => {
                 Ok(progress.drive(shared, team, op, limit).map_err(|failure| *failure)?.map(|()| Outcome::Done))

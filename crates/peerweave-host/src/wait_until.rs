@@ -33,10 +33,7 @@ impl Shared {
             match paused {
                 Ok(()) => {}
                 Err(Expired::Budget) => return Ok(None),
-                Err(Expired::Failed(error)) => {
-                    self.leave_word(&error);
-                    return Err(error);
-                }
+                Err(Expired::Failed(error)) => return Err(error),
                 Err(Expired::Deadline(waited)) => {
                     return Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new() })));
                 }

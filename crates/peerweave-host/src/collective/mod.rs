@@ -195,8 +195,9 @@ fn wait_for_turn(step: &Step<'_>, limit: Limit) -> Result<bool, Failure> {
     Ok(true)
 }
 
+/// Ends the team's collectives on this rank after a failure, and tells the others whom this rank blames.
 #[cold]
-fn failed(step: &Step<'_>, error: &Error) {
+pub(crate) fn failed(step: &Step<'_>, error: &Error) {
     // Ranks that called different things have all noticed, have touched nothing, and stay in step. After the first failure the phase stays where it is:
     // in a later epoch it would say that this rank had completed the one in which it failed.
     if !matches!(error, Error::Mismatch(_)) && step.team.broken().is_none() {
