@@ -80,11 +80,13 @@ impl Meeting {
         ]
     }
 
-    /// Tells whoever waits for this PE that it is gone, and why. Where another machine holds the server, it sees the connection close.
-    pub fn report_lost(&self, pe: usize, why: &str) {
-        if let Some(server) = &self.server {
-            server.report_lost(Pe::new(pe as u32), why);
-        }
+    /// Tells PEs that wait for this PE that it is gone, and why. Returns the PE that was lost before any other.
+    ///
+    /// Where another machine holds the server, that server sees the connection close, and this one knows nothing.
+    pub fn report_lost(&self, pe: usize, why: &str) -> Option<usize> {
+        let server = self.server.as_ref()?;
+        server.report_lost(Pe::new(pe as u32), why);
+        server.first_loss().map(|(pe, _)| pe.index())
     }
 }
 

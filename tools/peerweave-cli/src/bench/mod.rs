@@ -217,8 +217,8 @@ impl Attendant for Clerk<'_> {
         }
     }
 
-    fn failed(&mut self, pe: usize, why: &str) {
-        self.meeting.report_lost(pe, why);
+    fn failed(&mut self, pe: usize, why: &str) -> Option<usize> {
+        self.meeting.report_lost(pe, why)
     }
 
     fn name(&self) -> &'static str {

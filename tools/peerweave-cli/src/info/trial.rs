@@ -133,10 +133,8 @@ impl Attendant for Witness {
         }
     }
 
-    fn failed(&mut self, pe: usize, why: &str) {
-        if let Some(meeting) = &self.meeting {
-            meeting.report_lost(pe, why);
-        }
+    fn failed(&mut self, pe: usize, why: &str) -> Option<usize> {
+        self.meeting.as_ref().and_then(|meeting| meeting.report_lost(pe, why))
     }
 
     fn name(&self) -> &'static str {

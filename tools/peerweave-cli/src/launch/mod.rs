@@ -74,8 +74,9 @@ pub trait Attendant {
     /// A whole line of `pe`, without its end. What is to be printed goes to `output`.
     fn line(&mut self, pe: usize, source: Source, line: &[u8], output: &mut Output);
 
-    /// `pe` has failed: the peers are to be told. Called for each PE that fails, as it is seen.
-    fn failed(&mut self, pe: usize, why: &str);
+    /// `pe` has failed: the peers are to be told. Called for each PE that fails, as it is seen. Returns the PE that left the job before any other, where
+    /// that is known.
+    fn failed(&mut self, pe: usize, why: &str) -> Option<usize>;
 
     /// The prefix of messages of the launcher.
     fn name(&self) -> &'static str;

@@ -25,6 +25,10 @@ use super::{Attendant, Launch, LaunchError, Source, Stdin};
 const GRACE: Duration = Duration::from_millis(2500);
 /// How long after a SIGTERM the SIGKILL follows.
 const TERM_TO_KILL: Duration = Duration::from_millis(1500);
+/// How long the launcher waits for the end of the PE that left the job first before it names one that failed after it.
+const FIRST_TO_END: Duration = Duration::from_secs(1);
+/// Within this time a signal that comes again is the same wish: `timeout` sends one to its child and to the group that the child is in.
+const SAME_WISH: Duration = Duration::from_millis(500);
 /// How long what a PE left running may still print after all PEs have ended.
 const DRAIN: Duration = Duration::from_millis(250);
 /// How long the reader of a failed job's output may stand still.
@@ -58,9 +62,18 @@ struct Pe {
     index: usize,
     pid: Pid,
     running: bool,
+    status: Option<Status>,
     pipes: [Option<OwnedFd>; 2],
     lines: [Lines; 2],
     last_stderr: Vec<u8>,
+}
+
+/// A PE failed, and another one had left the job before it: that one is named if it fails too.
+#[derive(Clone, Copy)]
+struct Suspicion {
+    failed: usize,
+    first: usize,
+    until: Instant,
 }
 
 struct Job {
@@ -71,7 +84,8 @@ struct Job {
     own_group: bool,
     relay: Option<Relay>,
     ending: Ending,
-    stopped_by: Option<i32>,
+    suspicion: Option<Suspicion>,
+    stopped_by: Option<(i32, Instant)>,
     term_at: Option<Instant>,
     kill_at: Option<Instant>,
 }
@@ -88,6 +102,7 @@ impl Job {
             own_group: !(terminal && launch.direct_output),
             relay: (terminal && !launch.direct_output).then(Relay::default),
             ending: Ending::default(),
+            suspicion: None,
             stopped_by: None,
             term_at: None,
             kill_at: None,
@@ -115,7 +130,15 @@ impl Job {
             let index = launch.first_pe + local;
             let lines = Default::default();
             // `child` is dropped without a wait: all children are reaped in one place, below.
-            self.pes.push(Pe { index, pid, running: true, pipes: [stdout, stderr], lines, last_stderr: Vec::new() });
+            self.pes.push(Pe {
+                index,
+                pid,
+                running: true,
+                status: None,
+                pipes: [stdout, stderr],
+                lines,
+                last_stderr: Vec::new(),
+            });
         }
         Ok(())
     }
@@ -127,6 +150,7 @@ impl Job {
         loop {
             let now = Instant::now();
             let running = self.pes.iter().any(|pe| pe.running);
+            self.name_failure(now, attendant);
             if running && timeout_at.is_some_and(|at| now >= at) && !self.ending.timed_out {
                 self.time_is_up(launch, attendant, now);
             }
@@ -154,6 +178,7 @@ impl Job {
             let wake_at =
                 [running.then_some(timeout_at).flatten().filter(|_| !self.ending.timed_out), self.term_at, self.kill_at]
                     .into_iter()
+                    .chain([self.suspicion.map(|suspicion| suspicion.until)])
                     .flatten()
                     .chain((!running).then(|| drain_until.map(|at| if now < at { at } else { at + FLUSH })).flatten())
                     .filter(|at| *at > now)
@@ -266,15 +291,16 @@ impl Job {
                     // Stops this process; what follows is done after it was told to go on, and SIGCONT is then passed on by itself.
                     let _ = signal_hook::low_level::emulate_default_handler(SIGTSTP);
                 }
+                SIGINT | SIGTERM if self.stopped_by.is_some_and(|(_, at)| at.elapsed() < SAME_WISH) => {}
                 SIGINT | SIGTERM if self.stopped_by.is_some() => self.signal_all(Signal::KILL),
                 // The terminal has told the program already.
-                SIGINT if !self.own_group => self.stopped_by = Some(signal),
+                SIGINT if !self.own_group => self.stopped_by = Some((signal, Instant::now())),
                 signal => {
                     if !matches!(
                         signal,
                         signal_hook::consts::SIGUSR1 | signal_hook::consts::SIGUSR2 | signal_hook::consts::SIGCONT
                     ) {
-                        self.stopped_by = Some(signal);
+                        self.stopped_by = Some((signal, Instant::now()));
                     }
                     self.pass_on(signal);
                 }
@@ -294,6 +320,7 @@ impl Job {
                 (None, Some(signal)) => Status::Signal(signal),
                 (None, None) => continue,
             };
+            self.pes[at].status = Some(status);
             ended.push((at, status));
         }
         // Of those that are seen at once, a PE that was killed failed before those that ended because of it.
@@ -311,10 +338,32 @@ impl Job {
         }
         let pe = &self.pes[at];
         tracing::info!(pe = pe.index, %status, "a PE failed");
-        attendant.failed(pe.index, &status.to_string());
-        if self.ending.failure.is_some() {
+        let first = attendant.failed(pe.index, &status.to_string());
+        if self.ending.failure.is_some() || self.suspicion.is_some() {
             return;
         }
+        let now = Instant::now();
+        if !self.ending.timed_out {
+            self.term_at.get_or_insert(now + GRACE);
+            self.kill_at.get_or_insert(now + GRACE + TERM_TO_KILL);
+        }
+        // A PE that panics drops its world, and the others may end because of it before it does.
+        let first = first.and_then(|first| self.pes.iter().position(|pe| pe.index == first)).unwrap_or(at);
+        self.suspicion = Some(Suspicion { failed: at, first, until: now + FIRST_TO_END });
+    }
+
+    /// Names the PE that failed first, once that is known.
+    fn name_failure(&mut self, now: Instant, attendant: &mut dyn Attendant) {
+        let Some(Suspicion { failed, first, until }) = self.suspicion else { return };
+        let at = match self.pes[first].status {
+            Some(status) if !status.is_success() => first,
+            None if now < until => return,
+            // It ended well, or lives on: what it did was no failure.
+            _ => failed,
+        };
+        self.suspicion = None;
+        let pe = &self.pes[at];
+        let Some(status) = pe.status else { return };
         self.ending.failure = Some(Failure { pe: pe.index, status });
         if self.ending.timed_out {
             return;
@@ -324,9 +373,6 @@ impl Job {
             message += &format!("; its last line on stderr: {}", String::from_utf8_lossy(&pe.last_stderr));
         }
         self.say(attendant, &message);
-        let now = Instant::now();
-        self.term_at.get_or_insert(now + GRACE);
-        self.kill_at.get_or_insert(now + GRACE + TERM_TO_KILL);
     }
 
     fn time_is_up(&mut self, launch: &Launch, attendant: &mut dyn Attendant, now: Instant) {

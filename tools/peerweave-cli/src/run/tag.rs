@@ -35,8 +35,8 @@ impl Attendant for Tagger {
         }
     }
 
-    fn failed(&mut self, pe: usize, why: &str) {
-        self.meeting.report_lost(pe, why);
+    fn failed(&mut self, pe: usize, why: &str) -> Option<usize> {
+        self.meeting.report_lost(pe, why)
     }
 
     fn name(&self) -> &'static str {
