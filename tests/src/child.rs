@@ -50,7 +50,15 @@ impl Running {
         let pes = (0..n_pes)
             .map(|pe| {
                 let place = bootstrap::Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token);
-                let mut command = Command::new(std::env::current_exe().expect("this program"));
+                let program = std::env::current_exe().expect("this program");
+                let mut command = match job.wrapper.split_first() {
+                    None => Command::new(program),
+                    Some((first, rest)) => {
+                        let mut command = Command::new(first);
+                        command.args(rest).arg(program);
+                        command
+                    }
+                };
                 command
                     .env(PROGRAM, job.program)
                     .env(ARGS, &job.args)

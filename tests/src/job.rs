@@ -26,6 +26,7 @@ pub struct Job {
     attach: bool,
     check_calls: bool,
     heap_bytes: Option<usize>,
+    pub(crate) wrapper: Vec<&'static str>,
 }
 
 impl Job {
@@ -40,6 +41,7 @@ impl Job {
             attach: true,
             check_calls: false,
             heap_bytes: None,
+            wrapper: Vec::new(),
         }
     }
 
@@ -82,6 +84,13 @@ impl Job {
     #[must_use]
     pub fn heap_bytes(mut self, bytes: usize) -> Self {
         self.heap_bytes = Some(bytes);
+        self
+    }
+
+    /// Starts each process by this command, which gets the program as its last argument.
+    #[must_use]
+    pub fn under(mut self, wrapper: &[&'static str]) -> Self {
+        self.wrapper = wrapper.to_vec();
         self
     }
 

@@ -22,6 +22,7 @@ use crate::job::{Job, Served};
 use crate::proto::{Collective, Fault, Frame, Hello, JOIN_REQUEST, MAX_BLOB_LEN_BYTES, MAX_KEY_LEN_BYTES, ProtocolError};
 use crate::server::{Server, ServerOptions};
 use crate::socket::is_loopback_only;
+use crate::token::warn_of_public_token;
 
 /// How a PE takes part in a rendezvous.
 ///
@@ -528,6 +529,9 @@ const ADDRESS_TAKEN: Duration = Duration::from_secs(3);
 fn serve(job: &Job, endpoint: &Endpoint, options: &ServerOptions, deadline: Instant) -> Result<Server, BootstrapError> {
     let start = Instant::now();
     let until = deadline.min(start + ADDRESS_TAKEN);
+    if job.token_is_public {
+        warn_of_public_token(endpoint);
+    }
     let mut options = options.clone();
     if let (None, Endpoint::Tcp(host, _)) = (options.bind_address, endpoint) {
         if job.interface.is_some() {

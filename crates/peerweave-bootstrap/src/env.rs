@@ -82,9 +82,10 @@ pub(crate) fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
             Err((variable, expected)) => return Err(vars.wrong(variable, expected)),
         },
     };
-    let token = match vars.parse::<Token>(names::TOKEN, TOKEN_EXPECTED)? {
-        Some(token) => token,
-        None => Token::derived_from(&place.identity),
+    let (token, token_is_public) = match vars.parse::<Token>(names::TOKEN, TOKEN_EXPECTED)? {
+        Some(token) => (token, false),
+        None if place.n_pes > 1 && vars.flag(names::REQUIRE_TOKEN)? => return Err(vars.wrong(names::TOKEN, TOKEN_REQUIRED)),
+        None => (Token::derived_from(&place.identity), true),
     };
     Ok(Job {
         pe: Pe::new(place.pe),
@@ -96,12 +97,14 @@ pub(crate) fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
         launcher: place.launcher,
         rendezvous,
         token,
+        token_is_public,
         served: Served::ByPe0,
         interface: vars.interface(),
     })
 }
 
 const TOKEN_EXPECTED: &str = "64 hexadecimal digits";
+const TOKEN_REQUIRED: &str = "64 hexadecimal digits, since PEERWEAVE_REQUIRE_TOKEN is 1";
 
 /// All PEs of one machine derive the same name. Other users' processes may hold it too, which the credentials of the socket
 /// show; jobs of the same user differ in their identity.
@@ -150,6 +153,11 @@ impl Reader<'_> {
             None => Ok(None),
             Some(value) => value.trim().parse().map(Some).map_err(|_| self.wrong(name, expected)),
         }
+    }
+
+    /// Whether a variable is `1`.
+    fn flag(&self, name: &'static str) -> Result<bool, BootstrapError> {
+        Ok(self.number(name, 0, 1)? == Some(1))
     }
 
     /// A number of at most `max`.

@@ -98,6 +98,8 @@ pub struct Job {
     pub rendezvous: Option<Endpoint>,
     /// The secret that the PEs share.
     pub token: Token,
+    /// The token is derived from values that others on the network may know, for want of `PEERWEAVE_TOKEN`.
+    pub token_is_public: bool,
     /// Who holds the server.
     pub served: Served,
     /// The interface to use, by name or address, from `PEERWEAVE_INTERFACE`; see [`crate::interface`].
@@ -137,6 +139,7 @@ impl Job {
             launcher: Launcher::Single,
             rendezvous: None,
             token: Token::derived_from("single"),
+            token_is_public: false,
             served: Served::ByPe0,
             interface: None,
         }

@@ -60,4 +60,4 @@ pub use error::{BootstrapError, Loss, Refusal};
 pub use job::{Job, Launcher, Served};
 pub use peerweave_types::Pe;
 pub use server::{Server, ServerOptions, ServerState};
-pub use token::{TOKEN_LEN_BYTES, Token};
+pub use token::{TOKEN_LEN_BYTES, Token, warn_of_public_token};

@@ -4,8 +4,12 @@
 
 use std::fmt;
 use std::hint;
+use std::io::Write;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::endpoint::Endpoint;
+use crate::env::names::{REQUIRE_TOKEN, TOKEN};
 use crate::error::BootstrapError;
 
 /// Length of a token in bytes.
@@ -57,6 +61,25 @@ impl Token {
 
     pub(crate) const fn as_bytes(&self) -> &[u8; TOKEN_LEN_BYTES] {
         &self.0
+    }
+}
+
+/// Says, once in a process, that the token of a job whose PEs meet at `endpoint` is derived from public values: to the subscriber of `tracing`, or to
+/// standard error where there is none.
+pub fn warn_of_public_token(endpoint: &Endpoint) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !matches!(endpoint, Endpoint::Tcp(..)) || SAID.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let text = format!(
+        "the token of this job at {endpoint} is derived from public values, so that others on the network can take the place of a PE; set \
+         {TOKEN} to the same 64 random hexadecimal digits for every PE ({REQUIRE_TOKEN}=1 makes this an error)"
+    );
+    if tracing::dispatcher::has_been_set() {
+        tracing::warn!("{text}");
+    } else {
+        // Nobody to read it is no reason to fail.
+        let _ = writeln!(std::io::stderr().lock(), "peerweave: {text}");
     }
 }
 

@@ -78,12 +78,12 @@ pub struct RunArgs {
 const RUN_HELP: &str = "\
 PROGRAM without a slash is looked for in PATH, then in the directory of the peerweave command, then in its `examples`.
 
-Standard input goes to PE 0. Signals (INT, TERM, HUP, USR1, USR2) are passed on; a second INT or TERM kills.
+Standard input goes to PE 0. Signals (INT, TERM, HUP, USR1, USR2) are passed on; another INT or TERM half a second later or more kills.
 
 When a PE fails, the others are told at once, get 2.5 s to end by themselves, then SIGTERM, then SIGKILL.
 
 Several machines share the secret in PEERWEAVE_TOKEN (64 hexadecimal digits). Without it one is derived from the \
-rendezvous, which guards against mix-ups and not against attackers.";
+rendezvous, which guards against mix-ups and not against attackers, and the command says so; PEERWEAVE_REQUIRE_TOKEN=1 makes that an error.";
 
 /// The arguments of `peerweave info`.
 #[derive(Args, Debug)]

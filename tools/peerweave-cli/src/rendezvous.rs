@@ -6,7 +6,8 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use peerweave_bootstrap::{BootstrapError, Endpoint, Pe, Server, ServerOptions, Token};
+use peerweave_bootstrap::env::names;
+use peerweave_bootstrap::{BootstrapError, Endpoint, Pe, Server, ServerOptions, Token, warn_of_public_token};
 
 /// Where the PEs are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +37,29 @@ fn bind(endpoint: &Endpoint, token: Token, n_pes: u32) -> Result<Server, Bootstr
     listen(Some(Ipv6Addr::UNSPECIFIED.into())).or_else(|_| listen(Some(Ipv4Addr::UNSPECIFIED.into()))).or(own)
 }
 
+/// The secret of a job: of the environment, or one that nobody knows where this launcher starts all PEs, or one that all launchers derive alike.
+fn token_of(
+    endpoint: &Endpoint,
+    n_pes: usize,
+    n_machines: usize,
+    var: &dyn Fn(&str) -> Option<String>,
+) -> Result<Token, BootstrapError> {
+    let set = |name: &str| var(name).filter(|value| !value.trim().is_empty());
+    match set(names::TOKEN) {
+        Some(hex) => hex.trim().parse(),
+        None if n_machines == 1 => Token::random(),
+        None if set(names::REQUIRE_TOKEN).is_some_and(|value| value.trim() == "1") => Err(BootstrapError::Environment {
+            variable: names::TOKEN,
+            value: None,
+            expected: "64 hexadecimal digits, the same on every machine, since PEERWEAVE_REQUIRE_TOKEN is 1".to_owned(),
+        }),
+        None => {
+            warn_of_public_token(endpoint);
+            Ok(Token::derived_from(&format!("{endpoint} {n_pes} {n_machines}")))
+        }
+    }
+}
+
 /// The meeting place, held while this lives where this machine is the first.
 #[derive(Debug)]
 pub struct Meeting {
@@ -59,10 +83,7 @@ impl Meeting {
             Place::Machines { address, n_machines, machine } => {
                 let endpoint: Endpoint = format!("tcp:{address}").parse()?;
                 let n_pes = n_local * n_machines;
-                let token = match std::env::var("PEERWEAVE_TOKEN") {
-                    Ok(hex) => hex.parse()?,
-                    Err(_) => Token::derived_from(&format!("{endpoint} {n_pes} {n_machines}")),
-                };
+                let token = token_of(&endpoint, n_pes, *n_machines, &|name| std::env::var(name).ok())?;
                 if *machine > 0 {
                     return Ok(Self { server: None, endpoint, token });
                 }
@@ -102,6 +123,22 @@ mod tests {
         let meeting = Meeting::hold(&place, 2).unwrap();
         std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
         assert_eq!(meeting.env()[0].1, format!("tcp:192.0.2.1:{port}").as_str());
+    }
+
+    #[test]
+    fn token_is_random_on_one_machine_and_can_be_required() {
+        let endpoint: Endpoint = "tcp:10.0.0.1:29500".parse().unwrap();
+        let token = |n_machines, vars: &[(&str, &str)]| {
+            let var = |name: &str| vars.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+            token_of(&endpoint, 4, n_machines, &var)
+        };
+        assert_ne!(token(1, &[]).unwrap(), token(1, &[]).unwrap(), "nobody derives it");
+        assert_eq!(token(2, &[]).unwrap(), token(2, &[]).unwrap(), "both launchers derive the same");
+        let error = token(2, &[("PEERWEAVE_REQUIRE_TOKEN", "1")]).unwrap_err().to_string();
+        assert!(error.contains("PEERWEAVE_TOKEN is not set"), "{error}");
+        let hex = "ab".repeat(32);
+        let set = [("PEERWEAVE_REQUIRE_TOKEN", "1"), ("PEERWEAVE_TOKEN", &*hex)];
+        assert_eq!(token(2, &set).unwrap(), hex.parse().unwrap());
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub const N_MACHINES: &str = "PEERWEAVE_N_MACHINES";
 pub const RENDEZVOUS: &str = "PEERWEAVE_RENDEZVOUS";
 /// The secret of the job, 64 hexadecimal digits.
 pub const TOKEN: &str = "PEERWEAVE_TOKEN";
+/// `1`: a job of several PEs without [`TOKEN`] is an error. Otherwise a token is derived from public values.
+pub const REQUIRE_TOKEN: &str = "PEERWEAVE_REQUIRE_TOKEN";
 /// The network interface to listen on and to tell other libraries of, by name or address.
 pub const INTERFACE: &str = "PEERWEAVE_INTERFACE";
 

@@ -49,6 +49,8 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Job>, BootstrapError> {
         launcher: Launcher::Peerweave,
         rendezvous,
         token: token.unwrap_or(Job::single().token),
+        // The launcher says so where it is.
+        token_is_public: false,
         served: Served::ByLauncher,
         interface: vars.interface(),
     }))

@@ -235,3 +235,17 @@ fn an_empty_variable_counts_as_not_set() {
     let vars = |name: &str| matches!(name, names::PE | names::RANK | names::SLURM_PROCID).then(|| " ".to_owned());
     assert_eq!(Job::from_vars(&vars).unwrap(), Job::single());
 }
+
+#[test]
+fn derived_token_is_marked_and_can_be_refused() {
+    let torchrun = "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=x MASTER_PORT=1";
+    assert!(job(torchrun).unwrap().token_is_public);
+    assert!(!job(&format!("{torchrun} PEERWEAVE_TOKEN={HEX}")).unwrap().token_is_public);
+    let error = job(&format!("{torchrun} PEERWEAVE_REQUIRE_TOKEN=1")).unwrap_err().to_string();
+    assert!(error.starts_with("PEERWEAVE_TOKEN is not set") && error.contains("PEERWEAVE_REQUIRE_TOKEN"), "{error}");
+    assert!(job(&format!("{torchrun} PEERWEAVE_REQUIRE_TOKEN=1 PEERWEAVE_TOKEN={HEX}")).is_ok());
+    assert!(job(&format!("{torchrun} PEERWEAVE_REQUIRE_TOKEN=0")).is_ok());
+    assert!(job(&format!("{torchrun} PEERWEAVE_REQUIRE_TOKEN=yes")).is_err());
+    // A single PE meets nobody.
+    assert!(job("PEERWEAVE_REQUIRE_TOKEN=1").is_ok());
+}

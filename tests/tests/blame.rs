@@ -1,0 +1,112 @@
+//! A PE that fails because of another one passes the blame on: a third PE names the first cause, whatever call failed in between.
+
+use peerweave::{Buffer, Rank, Result, World};
+use peerweave_tests::job::{named_by, say};
+use peerweave_tests::sample::hash;
+use peerweave_tests::{Job, Seat, named};
+use rustix::process::{Signal, getpid, kill_process};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+fn main() -> ExitCode {
+    peerweave_tests::main(
+        named![destroying, receiving],
+        named![failed_destroy_passes_the_blame_on, failed_receive_passes_the_blame_on],
+    )
+}
+
+fn die() -> ! {
+    kill_process(getpid(), Signal::KILL).expect("this process");
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Says how this PE's part ended.
+fn tell(outcome: Result<()>) {
+    match outcome {
+        Ok(()) => say("fine"),
+        Err(error) => {
+            let named: Vec<String> = named_by(&error).iter().map(|pe| pe.get().to_string()).collect();
+            say(format!("lost {} | {error}", named.join(",")));
+        }
+    }
+}
+
+/// PE 0 dies, and all others name it.
+fn all_name_pe_0(job: &Job, context: &str) {
+    let mut running = job.start();
+    running.all_say(0..4, "ready");
+    running.reap(0);
+    for pe in 1..4 {
+        let line = running.line(pe);
+        assert!(line.starts_with("lost 0 |"), "{context}: PE {pe}: {line}");
+    }
+    running.succeed(1..4);
+}
+
+/// Teams {0, 2} and {1, 3} are made and destroyed again and again; {0, 1} and {2, 3} stay. Argument: after how many microseconds PE 0 dies.
+fn destroying(seat: &Seat) {
+    let microseconds: u64 = seat.arg(0);
+    let run = |world: &World| -> Result<()> {
+        let me = u64::from(world.my_pe().get());
+        let pair = world.team().split(Some(me / 2), 0)?.expect("all take part");
+        world.team().barrier_blocking()?;
+        say("ready");
+        if me == 0 {
+            std::thread::spawn(move || {
+                let end = Instant::now() + Duration::from_micros(microseconds);
+                while Instant::now() < end {
+                    std::hint::spin_loop();
+                }
+                die()
+            });
+        }
+        loop {
+            world.team().split(Some(me % 2), 0)?.expect("all take part").destroy()?;
+            pair.barrier_blocking()?;
+        }
+    };
+    tell(seat.try_join().and_then(|world| run(&world)));
+}
+
+fn failed_destroy_passes_the_blame_on() {
+    for i in 0..100 {
+        let microseconds = hash(&[i, 77]) % 1500;
+        all_name_pe_0(&Job::new("destroying", 4).args(microseconds.to_string()), &format!("after {microseconds} us"));
+    }
+}
+
+/// PE 0 offers a large private message to PE 1 and dies. PE 1 cannot read it and fails. PE 3 waits for PE 1 in a team of the two.
+fn receiving(seat: &Seat) {
+    let run = |world: &World| -> Result<()> {
+        let me = world.my_pe().get();
+        let odd = world.team().split(Some(u64::from(me % 2)), 0)?.expect("all take part");
+        world.team().barrier_blocking()?;
+        say("ready");
+        match me {
+            0 => {
+                let stream = world.stream()?;
+                let buffer = Buffer::from(vec![7u64; 1 << 20]);
+                let _offered = world.team().send(&stream, &buffer, Rank::new(1))?;
+                std::thread::sleep(Duration::from_millis(50));
+                die();
+            }
+            1 => {
+                std::thread::sleep(Duration::from_millis(150));
+                world.team().recv_blocking(&mut vec![0u64; 1 << 20], Rank::new(0))?;
+            }
+            2 => std::thread::sleep(Duration::from_millis(300)),
+            _ => odd.barrier_blocking()?,
+        }
+        world.team().barrier_blocking()
+    };
+    tell(seat.try_join().and_then(|world| run(&world)));
+}
+
+fn failed_receive_passes_the_blame_on() {
+    for _ in 0..3 {
+        all_name_pe_0(&Job::new("receiving", 4), "a message of a PE that died");
+    }
+    all_name_pe_0(&Job::new("receiving", 4).without_attach(), "a message of a PE that died, through staging areas");
+}

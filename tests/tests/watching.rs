@@ -1,0 +1,246 @@
+//! How the end of a PE is noticed where process numbers mean nothing, descriptors are few, or the program has closed them; and that no living PE is
+//! taken for a dead one.
+
+use peerweave::{Error, ReduceOp, Result, World};
+use peerweave_tests::job::{named_by, say};
+use peerweave_tests::needs::needs;
+use peerweave_tests::workload::Workload;
+use peerweave_tests::{Job, Seat, named};
+use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+fn main() -> ExitCode {
+    peerweave_tests::main(
+        named![looping, closing, contained, heaps, little_address_space],
+        named![
+            death_with_few_descriptors_is_named_soon,
+            closed_descriptors_are_no_death,
+            private_buffers_across_pid_namespaces_are_right,
+            death_across_pid_namespaces_is_named_soon,
+            end_of_a_process_of_the_same_number_is_no_death,
+            different_heap_sizes_are_a_mismatch_on_all,
+            too_little_address_space_names_the_setting,
+        ],
+    )
+}
+
+/// Within this time a loss has to be known to everybody.
+const SOON: Duration = Duration::from_secs(2);
+
+fn tell(outcome: Result<()>) {
+    match outcome {
+        Ok(()) => say("fine"),
+        Err(error) => {
+            let named: Vec<String> = named_by(&error).iter().map(|pe| pe.get().to_string()).collect();
+            say(format!("lost {} | {error}", named.join(",")));
+        }
+    }
+}
+
+fn limit(resource: Resource, to: u64) {
+    setrlimit(resource, Rlimit { current: Some(to), maximum: Some(to) }).expect("a lower limit");
+}
+
+/// A mixture until somebody dies. Arguments: the victim, and how many descriptors the others but PE 0 may have, or 0.
+fn looping(seat: &Seat) {
+    let (victim, descriptors): (usize, u64) = (seat.arg(0), seat.arg(1));
+    let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
+    if descriptors > 0 && me > 0 {
+        limit(Resource::Nofile, descriptors);
+    }
+    let run = |world: &World| -> Result<()> {
+        let mut workload = Workload::new(world);
+        (0..10).try_for_each(|_| workload.step())?;
+        world.team().barrier_blocking()?;
+        say("ready");
+        if me == victim {
+            kill_process(getpid(), Signal::KILL).expect("this process");
+        }
+        loop {
+            workload.step()?;
+        }
+    };
+    tell(seat.try_join().and_then(|world| run(&world)));
+}
+
+fn victim_is_named_soon(job: &Job, n_pes: usize, victim: usize) {
+    let mut running = job.start();
+    running.all_say(0..n_pes, "ready");
+    running.reap(victim);
+    let died = Instant::now();
+    for pe in (0..n_pes).filter(|&pe| pe != victim) {
+        let (at, line) = running.timed_line(pe);
+        let late = at.saturating_duration_since(died);
+        assert!(line.starts_with(&format!("lost {victim} |")) && late < SOON, "PE {pe} after {late:?}: {line}");
+    }
+    running.succeed((0..n_pes).filter(|&pe| pe != victim));
+}
+
+fn death_with_few_descriptors_is_named_soon() {
+    for descriptors in [7, 8, 10, 14] {
+        victim_is_named_soon(&Job::new("looping", 6).args(format!("5 {descriptors}")), 6, 5);
+    }
+}
+
+/// PE 1 closes all descriptors but the standard ones. Argument: whether it opens others in their place.
+fn closing(seat: &Seat) {
+    let reopens: bool = seat.arg(0);
+    let run = |world: &World| -> Result<()> {
+        let mut workload = Workload::new(world);
+        (0..10).try_for_each(|_| workload.step())?;
+        if world.my_pe().get() == 1 {
+            for descriptor in 3..1000 {
+                // SAFETY: closes numbers. What the library holds under them answers with errors from here on, which is what is tested; nothing that
+                // owns one of them is dropped before this process ends.
+                unsafe { libc::close(descriptor) };
+            }
+            if reopens {
+                (0..40).for_each(|_| std::mem::forget(std::fs::File::open("/dev/null")));
+            }
+        }
+        // Long waits, in which everybody looks whether the others live.
+        for round in 0..6 {
+            if round % 3 == world.my_pe().get() % 3 {
+                std::thread::sleep(Duration::from_millis(40));
+            }
+            world.team().barrier_blocking()?;
+        }
+        (0..100).try_for_each(|_| workload.step())?;
+        world.team().barrier_blocking()
+    };
+    // Kept to the end of the process: the library would close what is not its own any more.
+    let world = std::mem::ManuallyDrop::new(seat.join());
+    tell(run(&world));
+    std::process::exit(0);
+}
+
+fn closed_descriptors_are_no_death() {
+    for reopens in [false, true] {
+        let mut running = Job::new("closing", 3).args(reopens.to_string()).start();
+        running.all_say(0..3, "fine");
+        running.succeed(0..3);
+    }
+}
+
+/// Large collectives on private buffers, every element checked; then PE 1 dies, or all live on. Arguments: whether PE 1 dies, milliseconds of waiting.
+fn contained(seat: &Seat) {
+    let (dies, milliseconds): (bool, u64) = (seat.arg(0), seat.arg(1));
+    let run = |world: World| -> Result<()> {
+        let (n, me) = (world.n_pes(), world.my_pe().index());
+        for len in [100_000, 1_000_000] {
+            let send = vec![me as u64 + 1; len];
+            let mut recv = vec![0u64; len * n];
+            world.team().all_gather_blocking(&send, &mut recv)?;
+            assert!(recv.iter().enumerate().all(|(i, &x)| x == (i / len) as u64 + 1), "all_gather of {len}");
+            let mut sum = send;
+            world.team().all_reduce_in_place_blocking(&mut sum, ReduceOp::Sum)?;
+            assert!(sum.iter().all(|&x| x == (n * (n + 1) / 2) as u64), "all_reduce of {len}");
+        }
+        world.team().barrier_blocking()?;
+        say("ready");
+        if dies && me == 1 {
+            kill_process(getpid(), Signal::KILL).expect("this process");
+            // A process that is the first of its namespace does not kill itself.
+            std::process::abort();
+        }
+        let end = Instant::now() + Duration::from_millis(milliseconds);
+        loop {
+            if me == 1 {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let mut go_on = [u64::from(Instant::now() < end)];
+            world.team().all_reduce_in_place_blocking(&mut go_on, ReduceOp::Min)?;
+            if go_on[0] == 0 {
+                break;
+            }
+        }
+        world.finalize().map(drop)
+    };
+    tell(seat.try_join().and_then(run));
+}
+
+/// Each PE is the first process of a PID namespace of its own, at the same addresses as the others: as in containers of one image.
+const CONTAINER: [&str; 7] = ["setarch", "-R", "unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
+
+fn private_buffers_across_pid_namespaces_are_right() {
+    if needs("pid-namespaces") {
+        let mut running = Job::new("contained", 2).args("false 0").under(&CONTAINER).start();
+        running.all_say(0..2, "ready");
+        running.all_say(0..2, "fine");
+        running.succeed(0..2);
+    }
+}
+
+fn death_across_pid_namespaces_is_named_soon() {
+    if needs("pid-namespaces") {
+        victim_is_named_soon_after_aborting(&Job::new("contained", 3).args("true 20000").under(&CONTAINER), 3);
+    }
+}
+
+fn victim_is_named_soon_after_aborting(job: &Job, n_pes: usize) {
+    let mut running = job.start();
+    running.all_say(0..n_pes, "ready");
+    let ready = Instant::now();
+    for pe in (0..n_pes).filter(|&pe| pe != 1) {
+        let (at, line) = running.timed_line(pe);
+        let late = at.saturating_duration_since(ready);
+        assert!(line.starts_with("lost 1 |") && late < SOON, "PE {pe} after {late:?}: {line}");
+    }
+}
+
+fn end_of_a_process_of_the_same_number_is_no_death() {
+    if !needs("pid-namespaces") {
+        return;
+    }
+    // In its namespace PE 1 has the number that an unrelated process has here, which ends while the job runs.
+    let mut unrelated = std::process::Command::new("sleep").arg("0.5").spawn().expect("sleep");
+    let number = unrelated.id();
+    let script: &'static str = Box::leak(
+        format!("[ $PEERWEAVE_PE = 1 ] && echo {} > /proc/sys/kernel/ns_last_pid; \"$0\" & wait $!", number - 1).into_boxed_str(),
+    );
+    let only_pe_1: &'static str = Box::leak(
+        format!("if [ $PEERWEAVE_PE = 1 ]; then exec unshare --pid --fork --mount-proc --kill-child sh -c '{script}' \"$0\"; fi; exec \"$0\"")
+            .into_boxed_str(),
+    );
+    let mut running = Job::new("contained", 2).args("false 1500").under(&["sh", "-c", only_pe_1]).start();
+    running.all_say(0..2, "ready");
+    unrelated.wait().expect("a child of this process");
+    running.all_say(0..2, "fine");
+    running.succeed(0..2);
+}
+
+/// PE 1 asks for another size.
+fn heaps(seat: &Seat) {
+    let me: usize = std::env::var("PEERWEAVE_PE").expect("a PE").parse().expect("a number");
+    let heap_bytes = if me == 1 { 2 << 20 } else { 1 << 20 };
+    let joined = World::builder().heap_bytes(heap_bytes).build();
+    let _ = seat;
+    match joined {
+        Err(error @ Error::Mismatch(_)) => say(format!("mismatch {error}")),
+        Err(error) => say(error),
+        Ok(_) => say("fine"),
+    }
+}
+
+fn different_heap_sizes_are_a_mismatch_on_all() {
+    let mut running = Job::new("heaps", 3).start();
+    for pe in 0..3 {
+        let line = running.line(pe);
+        let names_both = line.contains("1048576") && line.contains("2097152") && line.contains("PEERWEAVE_HEAP_BYTES");
+        assert!(line.starts_with("mismatch ") && names_both, "PE {pe}: {line}");
+    }
+    running.succeed(0..3);
+}
+
+fn little_address_space(seat: &Seat) {
+    limit(Resource::As, 4 << 30);
+    tell(seat.try_join().map(drop));
+}
+
+fn too_little_address_space_names_the_setting() {
+    let mut running = Job::new("little_address_space", 2).heap_bytes(64 << 30).start();
+    let lines = [running.line(0), running.line(1)];
+    assert!(lines.iter().any(|line| line.contains("PEERWEAVE_HEAP_BYTES") && line.contains("ulimit -v")), "{lines:?}");
+    running.succeed(0..2);
+}
