@@ -4,6 +4,7 @@
 
 use crate::harness::PROGRAM;
 use crate::job::{ARGS, Job, MARK};
+use crate::leftovers;
 use peerweave::Pe;
 use peerweave::bootstrap::{self, Endpoint, Server, ServerOptions, Token};
 use rustix::process::{Pid, Signal, kill_process};
@@ -46,6 +47,8 @@ impl Running {
         let Endpoint::Unix(socket) = &endpoint else { unreachable!("it is a Unix socket") };
         let (socket, mark) = (socket.clone(), format!("mark-of-{socket}"));
         let n_pes = u32::try_from(job.n_pes).expect("few PEs");
+        let directory = leftovers::directory(&socket);
+        std::fs::create_dir(&directory).expect("a directory for temporary files");
         let server = Server::bind(&endpoint, token, n_pes, ServerOptions::default()).expect("a server");
         let pes = (0..n_pes)
             .map(|pe| {
@@ -63,6 +66,7 @@ impl Running {
                     .env(PROGRAM, job.program)
                     .env(ARGS, &job.args)
                     .env(MARK, &mark)
+                    .env("TMPDIR", &directory)
                     .envs(place.to_vars())
                     .envs(job.vars())
                     .env("RUST_BACKTRACE", "0");
@@ -193,6 +197,8 @@ impl Drop for Running {
             process.end();
         }
         drop(self.server.take());
+        // Where something lies in it, it stays, for the scenario to find.
+        let _ = std::fs::remove_dir(leftovers::directory(&self.socket));
     }
 }
 

@@ -1,8 +1,15 @@
-//! What a job may not leave behind: files, sockets, processes. Looks at this machine, so that only what bears our name or the job's mark counts.
+//! What a job may not leave behind: files, sockets, processes. Other programs of this machine do not count, whatever they do meanwhile: the processes of a
+//! job have a directory of their own for temporary files, and elsewhere only what bears our name is looked at.
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+/// The directory for temporary files of the job that meets at this socket. It is removed with the job, if it is empty.
+pub fn directory(socket: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("{socket}-files"))
+}
 
 /// What was there before a job.
 #[derive(Debug)]
@@ -23,6 +30,9 @@ impl Before {
     pub fn assert_nothing_new(&self, socket: &str, mark: &str) {
         let new: Vec<_> = files().difference(&self.files).cloned().collect();
         assert!(new.is_empty(), "left behind: {new:?}");
+        let directory = directory(socket);
+        let left: Vec<_> = fs::read_dir(&directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        assert!(!directory.exists(), "left behind in {}: {left:?}", directory.display());
         soon("no process of the job remains", || {
             let left = processes(mark);
             if left.is_empty() { Ok(()) } else { Err(format!("processes {left:?}")) }
@@ -35,13 +45,11 @@ impl Before {
     }
 }
 
-/// Files in the places where shared memory and temporary files are, that bear our name.
+/// Files of shared memory that bear our name.
 fn files() -> BTreeSet<String> {
-    let directories = ["/dev/shm".into(), std::env::temp_dir()];
-    let entries = directories.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten().flatten();
+    let entries = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.path().display().to_string());
-    // A build directory or somebody's notes are no leftovers of a job.
-    names.filter(|name| name.starts_with("/dev/shm/") || name.contains("peerw")).collect()
+    names.filter(|name| name.contains("peerw")).collect()
 }
 
 /// Processes whose environment contains `mark`, other than this one.
