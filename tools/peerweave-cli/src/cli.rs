@@ -78,7 +78,7 @@ pub struct RunArgs {
 const RUN_HELP: &str = "\
 PROGRAM without a slash is looked for in PATH, then in the directory of the peerweave command, then in its `examples`.
 
-Standard input goes to PE 0. Signals (INT, TERM, HUP, USR1, USR2) are passed on; another INT or TERM half a second later or more kills.
+Standard input goes to PE 0. Signals (INT, TERM, HUP, USR1, USR2) are passed on; a second INT or TERM (100 ms later or more) kills.
 
 When a PE fails, the others are told at once, get 2.5 s to end by themselves, then SIGTERM, then SIGKILL.
 

@@ -352,3 +352,27 @@ fn kill(signal: i32, pid: i32) {
     let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().unwrap();
     assert!(status.success());
 }
+
+#[test]
+fn signal_that_comes_twice_at_once_is_one_wish() {
+    // As `timeout` does: to the launcher, and to the group that it is in.
+    for _ in 0..4 {
+        let script = "trap 'sleep 0.3; echo clean; exit' TERM; echo ready; while :; do sleep 0.02; done";
+        let mut launcher = job(2, &["--no-tag"], script).process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+        let mut stdout = launcher.stdout.take().unwrap();
+        let mut said = String::new();
+        while said.matches("ready").count() < 2 {
+            let mut bytes = [0; 64];
+            let count = stdout.read(&mut bytes).unwrap();
+            assert!(count > 0, "the job ended early: {said}");
+            said += std::str::from_utf8(&bytes[..count]).unwrap();
+        }
+        let pid = rustix::process::Pid::from_child(&launcher);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        sleep(Duration::from_millis(2));
+        rustix::process::kill_process_group(pid, rustix::process::Signal::TERM).unwrap();
+        stdout.read_to_string(&mut said).unwrap();
+        launcher.wait().unwrap();
+        assert_eq!(said.matches("clean").count(), 2, "{said}");
+    }
+}

@@ -28,7 +28,7 @@ const TERM_TO_KILL: Duration = Duration::from_millis(1500);
 /// How long the launcher waits for the end of the PE that left the job first before it names one that failed after it.
 const FIRST_TO_END: Duration = Duration::from_secs(1);
 /// Within this time a signal that comes again is the same wish: `timeout` sends one to its child and to the group that the child is in.
-const SAME_WISH: Duration = Duration::from_millis(500);
+const SAME_WISH: Duration = Duration::from_millis(100);
 /// How long what a PE left running may still print after all PEs have ended.
 const DRAIN: Duration = Duration::from_millis(250);
 /// How long the reader of a failed job's output may stand still.
