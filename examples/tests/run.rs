@@ -120,6 +120,9 @@ examples! {
     atomic_work_queue: "atomic-work-queue" in "07-atomic-work-queue";
     teams_2d: "teams-2d" in "08-teams-2d";
     put_to_next: "put-to-next" in "09-put-to-next";
+    kernel_ring: "kernel-ring" in "10-kernel-ring";
+    kernel_pipeline: "kernel-pipeline" in "11-kernel-pipeline";
+    kernel_all_gather: "kernel-all-gather" in "12-kernel-all-gather";
 }
 
 /// The number after `final loss` in what PE 0 printed.

@@ -1,0 +1,80 @@
+//! The kernels of the examples: each is launched by a program in the folder `examples` of the repository.
+//!
+//! [`ring()`] is the first program of NVSHMEM4Py's documentation. In [`pipeline()`] chunks pass through all PEs in order, and each PE works on
+//! one while the next works on the one before. In [`all_gather()`] parts travel round a ring while the PEs work on them.
+
+use peerweave_device::prelude::*;
+
+/// Puts this PE's number into the first element of `dst` of the next PE. One thread is enough.
+#[kernel]
+pub fn ring(ctx: &Context, dst: SymSlice<i32>) -> Result<(), Failed> {
+    let next = (ctx.my_pe() + 1) % ctx.n_pes();
+    ctx.p(dst, ctx.my_pe() as i32, next);
+    // Completes the put, and waits for that of the neighbour.
+    ctx.barrier_all()
+}
+
+/// Takes `chunks` chunks of `data` from the PE before, adds this PE's number and 1 to each element, and passes them on.
+///
+/// The first PE takes what its own `data` holds; the last one keeps the result. `arrived` is one word, 0 at first: how many
+/// chunks this PE has got. One block.
+#[kernel]
+pub fn pipeline(ctx: &Context, data: SymSlice<u32>, arrived: SymSlice<u64>, chunks: u32) -> Result<(), Failed> {
+    let (me, last) = (ctx.my_pe(), ctx.n_pes() - 1);
+    for k in 0..chunks {
+        let chunk = data.chunk(k as usize, chunks as usize);
+        if me > 0 {
+            ctx.signal_wait_until_from_block(arrived, Compare::Ge, u64::from(k) + 1, me - 1)?;
+        }
+        let mine = ctx.local(chunk);
+        for i in (gpu::thread_rank() as usize..chunk.len()).step_by(gpu::block_threads() as usize) {
+            mine.write(i, mine.read(i) + me + 1);
+        }
+        if me < last {
+            // All threads have worked on the chunk before any of them puts a part of it.
+            gpu::sync_threads();
+            ctx.put_signal_block(chunk, chunk, arrived, 1, SignalOp::Add, me + 1);
+        }
+    }
+    Ok(())
+}
+
+/// Threads of the block: a partial sum for each fits the shared memory.
+pub(crate) const THREADS: usize = 128;
+
+/// Gathers part `r` of `parts` from PE `r` on every PE, and writes the sum of part `r` to `sums[r]`.
+///
+/// `parts` has one part for each PE, of which this PE has filled its own. `arrived` is one word, 0 at first. One block of at most 128
+/// threads.
+#[kernel]
+pub fn all_gather(ctx: &Context, parts: SymSlice<u32>, arrived: SymSlice<u64>, sums: SymSlice<u64>) -> Result<(), Failed> {
+    let (me, n) = (ctx.my_pe() as usize, ctx.n_pes() as usize);
+    let (next, before) = (((me + 1) % n) as u32, ((me + n - 1) % n) as u32);
+    let partial = peerweave_device::shared_array!(PARTIAL: [u64; THREADS]);
+    let (rank, threads) = (gpu::thread_rank() as usize, gpu::block_threads() as usize);
+    for step in 0..n {
+        let owner = (me + n - step) % n;
+        let part = parts.chunk(owner, n);
+        if step > 0 {
+            ctx.signal_wait_until_from_block(arrived, Compare::Ge, step as u64, before)?;
+        }
+        if step + 1 < n {
+            // Travels on while this PE works on it: neither changes the part.
+            ctx.put_signal_nbi_block(part, part, arrived, 1, SignalOp::Add, next);
+        }
+        let mine = ctx.local(part);
+        let mut sum = 0;
+        for i in (rank..part.len()).step_by(threads) {
+            sum += u64::from(mine.read(i));
+        }
+        partial.write(rank, sum);
+        gpu::sync_threads();
+        if rank == 0 {
+            ctx.local(sums).write(owner, (0..threads).map(|thread| partial.read(thread)).sum());
+        }
+        // The partial sums are read before the next step writes them.
+        gpu::sync_threads();
+    }
+    ctx.quiet();
+    Ok(())
+}
