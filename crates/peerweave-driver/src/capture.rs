@@ -47,7 +47,7 @@ pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
 /// spoiled, or it is the default stream while a stream that it waits for is being captured.
 ///
 /// # Errors
-/// As [`is_capturing`], but for these.
+/// As [`is_capturing`](is_capturing#errors), but for these.
 pub(crate) fn cannot_be_asked(stream: &CudaStream) -> Result<bool, DriverError> {
     match is_capturing(stream) {
         Err(DriverError::Cuda(error))
@@ -140,6 +140,9 @@ pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), Dr
 }
 
 /// Called by the driver when the last reference to a user object goes, on a thread of its choice.
+///
+/// # Safety
+/// `kept` is a box of `Vec<Keep>` that `keep_in_graph` gave to a user object, and this is its one release.
 unsafe extern "C" fn release(kept: *mut c_void) {
     // SAFETY: the pointer is the box that `keep_in_graph` gave away, and this is its one release.
     reaper::drop_later(*unsafe { Box::from_raw(kept.cast::<Vec<Keep>>()) });

@@ -45,7 +45,7 @@ pub fn check_copy<T>(
 /// another thread enqueues there meanwhile is waited for too. The values are copied on the host first. Errors name `call`.
 ///
 /// # Errors
-/// As [`check_copy`]; [`DriverError::Timeout`] if the stream is not idle by the deadline: then nothing is copied, unless others enqueued work
+/// As [`check_copy`](check_copy#errors); [`DriverError::Timeout`] if the stream is not idle by the deadline: then nothing is copied, unless others enqueued work
 /// meanwhile; what the driver says, also of earlier work on the stream.
 pub fn copy_from_host<T: Element>(
     call: &'static str,
@@ -77,7 +77,7 @@ pub fn copy_from_host<T: Element>(
 /// Copies a device buffer to the host, after what `stream` has before, and waits for it, as [`copy_from_host`] does.
 ///
 /// # Errors
-/// As [`copy_from_host`].
+/// As [`copy_from_host`](copy_from_host#errors).
 pub fn copy_to_host<T: Element>(
     call: &'static str,
     stream: &Arc<CudaStream>,

@@ -131,7 +131,7 @@ impl<T: Element> DeviceMemory<T> {
     /// Copies `values` to the memory after what `stream` has before, and waits until that is done, as [`copy_from_host`]: at most [`DEADLINE`].
     ///
     /// # Errors
-    /// As [`copy_from_host`].
+    /// As [`copy_from_host`](copy_from_host#errors).
     pub fn copy_from(&mut self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), DriverError> {
         copy_from_host("DeviceMemory::copy_from", stream, self, values, deadline_after(DEADLINE))
     }
@@ -139,7 +139,7 @@ impl<T: Element> DeviceMemory<T> {
     /// Copies the memory to the host after what `stream` has before, and waits for it, as [`copy_to_host`]: at most [`DEADLINE`].
     ///
     /// # Errors
-    /// As [`copy_to_host`].
+    /// As [`copy_to_host`](copy_to_host#errors).
     pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, DriverError> {
         self.to_vec_within(stream, DEADLINE)
     }
@@ -147,7 +147,7 @@ impl<T: Element> DeviceMemory<T> {
     /// As [`to_vec`](Self::to_vec), with the longest wait for the stream.
     ///
     /// # Errors
-    /// As [`copy_to_host`].
+    /// As [`copy_to_host`](copy_to_host#errors).
     pub fn to_vec_within(&self, stream: &Arc<CudaStream>, longest: Duration) -> Result<Vec<T>, DriverError> {
         copy_to_host("DeviceMemory::to_vec", stream, self, deadline_after(longest))
     }

@@ -9,6 +9,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use peerweave_types::DType;
+
 use crate::Call;
 use crate::error::{MisuseKind, NcclError};
 use crate::membership::Inner;
@@ -220,21 +222,21 @@ impl fmt::Display for Shown<'_> {
 
 /// The type as Rust has it.
 fn rust_name(data_type: ncclDataType_t) -> &'static str {
-    match data_type {
-        ncclDataType_t::ncclInt8 => "i8",
-        ncclDataType_t::ncclUint8 => "u8",
-        ncclDataType_t::ncclInt32 => "i32",
-        ncclDataType_t::ncclUint32 => "u32",
-        ncclDataType_t::ncclInt64 => "i64",
-        ncclDataType_t::ncclUint64 => "u64",
-        ncclDataType_t::ncclFloat16 => "f16",
-        ncclDataType_t::ncclBfloat16 => "bf16",
-        ncclDataType_t::ncclFloat32 => "f32",
-        ncclDataType_t::ncclFloat64 => "f64",
-        ncclDataType_t::ncclFloat8e4m3 => "F8E4M3",
-        ncclDataType_t::ncclFloat8e5m2 => "F8E5M2",
-        _ => "unknown",
-    }
+    let dtype = match data_type {
+        ncclDataType_t::ncclInt8 => DType::I8,
+        ncclDataType_t::ncclUint8 => DType::U8,
+        ncclDataType_t::ncclInt32 => DType::I32,
+        ncclDataType_t::ncclUint32 => DType::U32,
+        ncclDataType_t::ncclInt64 => DType::I64,
+        ncclDataType_t::ncclUint64 => DType::U64,
+        ncclDataType_t::ncclFloat16 => DType::F16,
+        ncclDataType_t::ncclBfloat16 => DType::BF16,
+        ncclDataType_t::ncclFloat32 => DType::F32,
+        ncclDataType_t::ncclFloat64 => DType::F64,
+        ncclDataType_t::ncclFloat8e4m3 => DType::F8E4M3,
+        _ => DType::F8E5M2,
+    };
+    dtype.rust_name()
 }
 
 fn reduction_name(op: ncclRedOp_t) -> &'static str {

@@ -25,6 +25,8 @@ use crate::{Call, CollConfig, requests, spans};
 impl Communicator {
     /// Reduces over all ranks; every rank gets the result.
     ///
+    /// Shape: `send` and `recv` have `n` elements, the same on every rank.
+    ///
     /// # Collective
     /// All ranks, in the same order of calls on the communicator, with the same element type and lengths that fit together. A thread that has
     /// several ranks issues their calls in a group ([`Nccl::group`](crate::Nccl::group)).
@@ -47,6 +49,8 @@ impl Communicator {
     ///
     /// Where receive buffers are registered, or lie in windows, the root's send buffer has to be as well: NCCL takes it that all are.
     ///
+    /// Shape: `recv` has `n` elements, the same on every rank, and the root's `send` has as many.
+    ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub fn broadcast<T: Element>(
@@ -60,6 +64,8 @@ impl Communicator {
     }
 
     /// Reduces over all ranks; the root gets the result. Only the root gives a receive buffer; what others give is not written.
+    ///
+    /// Shape: `send` has `n` elements, the same on every rank, and the root's `recv` has as many.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
@@ -76,6 +82,9 @@ impl Communicator {
 
     /// Every rank gets what all sent, in the order of ranks. The receive buffer is as many times longer than the send buffer as there are ranks.
     ///
+    /// Shape: `send` has `n` elements, the same on every rank, and `recv` has `n` for each rank:
+    /// those of rank `i` begin at element `i * n`.
+    ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub fn all_gather<T: Element>(
@@ -89,6 +98,9 @@ impl Communicator {
 
     /// Reduces over all ranks; each rank gets its part of the result. The send buffer is as many times longer than the receive buffer as there are
     /// ranks.
+    ///
+    /// Shape: `recv` has `n` elements, the same on every rank, and `send` has `n` for each rank:
+    /// those for rank `i` begin at element `i * n`.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
@@ -105,6 +117,9 @@ impl Communicator {
     /// Rank `i`'s part `j` becomes rank `j`'s part `i`. Both buffers have a part of equal length for each rank.
     ///
     /// Before NCCL 2.28 it is composed of sends and receives.
+    ///
+    /// Shape: `send` and `recv` have `n` elements for each rank, the same on every rank: those of
+    /// rank `i` begin at element `i * n`.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
@@ -124,6 +139,9 @@ impl Communicator {
     ///
     /// Before NCCL 2.28 it is composed of sends and receives.
     ///
+    /// Shape: `send` has `n` elements, the same on every rank, and the root's `recv` has `n` for
+    /// each rank: those of rank `i` begin at element `i * n`.
+    ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub fn gather<T: Element>(
@@ -139,6 +157,9 @@ impl Communicator {
     /// Each rank gets its part of the root's buffer. Only the root gives a send buffer; what others give is not read.
     ///
     /// Before NCCL 2.28 it is composed of sends and receives.
+    ///
+    /// Shape: `recv` has `n` elements, the same on every rank, and the root's `send` has `n` for
+    /// each rank: those for rank `i` begin at element `i * n`.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).

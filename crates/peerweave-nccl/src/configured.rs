@@ -76,10 +76,11 @@ macro_rules! configured {
         /// The collectives of the communicator, configured. Before NCCL 2.31 each is [`NcclError::Unsupported`].
         impl Configured<'_> {
             $(
-                #[doc = concat!("As [`Communicator::", stringify!($name), "`].")]
+                #[doc = concat!("As [`Communicator::", stringify!($name), "`], shapes included.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = "As there; [`NcclError::Unsupported`] for what the library does not know."]
+                #[doc = concat!("[Those of the call](Communicator::", stringify!($name), ");")]
+                #[doc = "[`NcclError::Unsupported`] for what the library does not know."]
                 pub fn $name<'b, T: Element>(&self, stream: &'b Arc<CudaStream>, $($argument: $Type),*) -> Result<(), NcclError> {
                     self.communicator.run(Call::$Call, stream, Some(self.config), |at| requests::$name(at, $($argument),*))
                 }
@@ -89,10 +90,12 @@ macro_rules! configured {
         /// The collectives of a communicator, configured and recorded. Before NCCL 2.31 each is [`NcclError::Unsupported`].
         impl<'b> ConfiguredGroup<'_, 'b> {
             $(
-                #[doc = concat!("As [`Communicator::", stringify!($name), "`], when the group is launched.")]
+                #[doc = concat!("As [`Communicator::", stringify!($name), "`], shapes included, when the group is launched.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = "What can be known now, [`NcclError::Unsupported`] for what the library does not know; then nothing was recorded."]
+                #[doc = concat!("[Those of the call](Communicator::", stringify!($name), ") that can be known now, and")]
+                #[doc = "[`NcclError::Unsupported`] for what the library does not know; then nothing was recorded. The others come from"]
+                #[doc = "[`Nccl::group`](crate::Nccl::group)."]
                 pub fn $name<T: Element>(
                     &mut self,
                     communicator: &Communicator,

@@ -281,10 +281,11 @@ macro_rules! recorded {
         /// The calls of [`Communicator`], recorded.
         impl<'env> Group<'env> {
             $(
-                #[doc = concat!("As [`Communicator::", stringify!($name), "`], when the group is launched.")]
+                #[doc = concat!("As [`Communicator::", stringify!($name), "`], shapes included, when the group is launched.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = "What can be known now; then nothing was recorded."]
+                #[doc = concat!("[Those of the call](Communicator::", stringify!($name), ") that can be known now; then nothing was recorded.")]
+                #[doc = "The others come from [`Nccl::group`](Nccl::group)."]
                 pub fn $name<T: Element>(
                     &mut self,
                     communicator: &Communicator,

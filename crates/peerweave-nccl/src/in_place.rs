@@ -16,6 +16,8 @@ use crate::{Call, requests};
 impl Communicator {
     /// Reduces over all ranks; every rank gets the result in place of what it gave.
     ///
+    /// Shape: `buffer` has `n` elements, the same on every rank.
+    ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub fn all_reduce_in_place<T: Element>(
@@ -29,6 +31,8 @@ impl Communicator {
 
     /// Every rank's buffer becomes the root's.
     ///
+    /// Shape: `buffer` has `n` elements, the same on every rank.
+    ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub fn broadcast_in_place<T: Element>(
@@ -41,6 +45,8 @@ impl Communicator {
     }
 
     /// Reduces over all ranks; the root gets the result in place of what it gave. The others' buffers are only read.
+    ///
+    /// Shape: `buffer` has `n` elements, the same on every rank.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
@@ -56,6 +62,9 @@ impl Communicator {
 
     /// The buffer has a part for each rank; this rank's part goes to all, and the others' parts are theirs.
     ///
+    /// Shape: `buffer` has `n` elements for each rank, the same on every rank: the part of rank `i`
+    /// begins at element `i * n`.
+    ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub fn all_gather_in_place<T: Element>(
@@ -67,6 +76,9 @@ impl Communicator {
     }
 
     /// The buffer has a part for each rank; this rank's part becomes the reduction of it over all ranks. The other parts are unspecified afterwards.
+    ///
+    /// Shape: `buffer` has `n` elements for each rank, the same on every rank: the part of rank `i`
+    /// begins at element `i * n`.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
@@ -81,6 +93,9 @@ impl Communicator {
 
     /// The root's buffer has a part for each rank, its own in place; the others give buffers of the length of one part, which are only read.
     ///
+    /// Shape: the root's `buffer` has `n` elements for each rank, where the part of rank `i` begins
+    /// at element `i * n`; the others' have `n`.
+    ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub fn gather_in_place<T: Element>(
@@ -93,6 +108,9 @@ impl Communicator {
     }
 
     /// The root's buffer has a part for each rank, and its own stays in place; the others give buffers of the length of one part.
+    ///
+    /// Shape: the root's `buffer` has `n` elements for each rank, where the part of rank `i` begins
+    /// at element `i * n`; the others' have `n`.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).

@@ -96,18 +96,18 @@ impl<T: Element> NcclMem<T> {
         Ok(memory)
     }
 
-    /// As [`DeviceMemory::copy_from`].
+    /// As [`DeviceMemory::copy_from`], of as many elements as there are.
     ///
     /// # Errors
-    /// As there.
+    /// [`NcclError::Cuda`] with [those of that](DeviceMemory::copy_from).
     pub fn copy_from(&mut self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), NcclError> {
         Ok(self.0.copy_from(stream, values)?)
     }
 
-    /// As [`DeviceMemory::to_vec`].
+    /// As [`DeviceMemory::to_vec`], all elements.
     ///
     /// # Errors
-    /// As there.
+    /// [`NcclError::Cuda`] with [those of that](DeviceMemory::to_vec).
     pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, NcclError> {
         Ok(self.0.to_vec(stream)?)
     }

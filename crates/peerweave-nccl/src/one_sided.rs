@@ -45,8 +45,10 @@ pub struct SignalWait {
 /// keeps the others waiting. NCCL's own rules beyond what is checked here end the communicator where it does not block: each later call is
 /// [`NcclError::Dead`].
 impl Communicator {
-    /// Writes `source` into the peer's window from its element `offset` on, and then raises the signal there. In the order of the stream. The offset
-    /// has to lie in a window of the length of this rank's own.
+    /// Writes `source` into the peer's window from its element `offset` on, and then raises the signal there. In the order of the stream.
+    ///
+    /// Shape: `offset` plus the elements of `source` is at most [`Window::len_of`] the peer, and `offset` is less than that of
+    /// this rank itself.
     ///
     /// NCCL wants both the target and the source in windows that were registered with [`WindowKind::SYMMETRIC`](crate::WindowKind::SYMMETRIC).
     ///
@@ -88,7 +90,8 @@ impl<'env> Group<'env> {
     /// As [`Communicator::put_signal`], when the group is launched.
     ///
     /// # Errors
-    /// What can be known now; then nothing was recorded.
+    /// [Those of the call](Communicator::put_signal) that can be known now; then nothing was recorded. The others
+    /// come from [`Nccl::group`](crate::Nccl::group).
     #[allow(clippy::too_many_arguments, reason = "those of the call, and on which communicator")]
     pub fn put_signal<T: Element>(
         &mut self,
@@ -106,7 +109,8 @@ impl<'env> Group<'env> {
     /// As [`Communicator::signal`], when the group is launched.
     ///
     /// # Errors
-    /// What can be known now; then nothing was recorded.
+    /// [Those of the call](Communicator::signal) that can be known now; then nothing was recorded. The others
+    /// come from [`Nccl::group`](crate::Nccl::group).
     pub fn signal(
         &mut self,
         communicator: &Communicator,
@@ -120,7 +124,8 @@ impl<'env> Group<'env> {
     /// As [`Communicator::wait_signal`], when the group is launched.
     ///
     /// # Errors
-    /// What can be known now; then nothing was recorded.
+    /// [Those of the call](Communicator::wait_signal) that can be known now; then nothing was recorded. The others
+    /// come from [`Nccl::group`](crate::Nccl::group).
     pub fn wait_signal(
         &mut self,
         communicator: &Communicator,

@@ -17,6 +17,8 @@ impl Communicator {
     ///
     /// Two ranks that send to each other do so in groups: a send may wait for its receive.
     ///
+    /// Shape: `buffer` has `n` elements, and the peer's [`recv`](Self::recv) as many.
+    ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub fn send<T: Element>(
@@ -29,6 +31,8 @@ impl Communicator {
     }
 
     /// Receives from a rank, which has to [`send`](Self::send) as many elements of the same type.
+    ///
+    /// Shape: `buffer` has `n` elements, and the peer's [`send`](Self::send) as many.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
@@ -46,6 +50,9 @@ impl Communicator {
     ///
     /// Composed of sends and receives in one group.
     ///
+    /// Shape: `send` has as many elements as `send_counts` says together, `recv` as `recv_counts`;
+    /// both lists have a number for each rank.
+    ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
     pub fn all_to_all_v<T: Element>(
@@ -62,6 +69,9 @@ impl Communicator {
     /// Every rank gets what all sent, in the order of ranks; `counts[i]` elements from rank `i`. All ranks give the same counts.
     ///
     /// Composed of broadcasts in one group.
+    ///
+    /// Shape: `send` has `counts[rank]` elements, `recv` as many as `counts` says together; the
+    /// list has a number for each rank.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).

@@ -1,6 +1,6 @@
 //! One call, checked and with its addresses: what a communicator issues at once and a group records.
 //!
-//! Which lengths each collective wants is in `collective.rs` and its siblings. Nothing here waits.
+//! Which lengths each collective wants is in `requests.rs`. Nothing here waits.
 //!
 //! Invariant: while a [`Request`] lives, its memory stays allocated, and its stream's order with other streams holds.
 

@@ -78,6 +78,28 @@ impl DType {
         }
     }
 
+    /// The name of the type in Rust, for errors: `f32`, not `float`.
+    ///
+    /// ```
+    /// assert_eq!(peerweave_types::DType::F32.rust_name(), "f32");
+    /// ```
+    pub const fn rust_name(self) -> &'static str {
+        match self {
+            Self::I8 => "i8",
+            Self::U8 => "u8",
+            Self::I32 => "i32",
+            Self::U32 => "u32",
+            Self::I64 => "i64",
+            Self::U64 => "u64",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::F8E4M3 => "F8E4M3",
+            Self::F8E5M2 => "F8E5M2",
+        }
+    }
+
     /// The type with this number, as `self as u8` gives it.
     pub const fn from_u8(number: u8) -> Option<Self> {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }

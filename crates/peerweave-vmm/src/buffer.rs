@@ -103,7 +103,7 @@ pub fn copy<T: Element>(
 /// another thread enqueues there meanwhile is waited for as long as it takes.
 ///
 /// # Errors
-/// As [`copy`]; [`VmmError::Timeout`] if the stream is not idle by the deadline: then nothing is copied.
+/// As [`copy`](copy#errors); [`VmmError::Timeout`] if the stream is not idle by the deadline: then nothing is copied.
 pub fn write<T: Element>(
     stream: &Arc<CudaStream>,
     target: &mut impl DeviceBufferMut<T>,
@@ -127,7 +127,7 @@ pub fn read<T: Element>(stream: &Arc<CudaStream>, source: &impl DeviceBuffer<T>,
 /// Fills a device buffer with zero bytes, in the order of `stream`, and returns at once.
 ///
 /// # Errors
-/// As [`copy`].
+/// As [`copy`](copy#errors).
 pub fn zero<T: Element>(stream: &Arc<CudaStream>, target: &mut impl DeviceBufferMut<T>) -> Result<(), VmmError> {
     check_copy("zero", stream, target, target.len())?;
     let bytes = target.len() * size_of::<T>();

@@ -183,6 +183,9 @@ impl IpcPeerMemory {
     }
 
     /// As [`open`](Self::open), with the streams that closing must wait for.
+    ///
+    /// # Safety
+    /// As [`open`](Self::open).
     pub(crate) unsafe fn open_for(
         context: &Arc<CudaContext>,
         handle: IpcHandle,

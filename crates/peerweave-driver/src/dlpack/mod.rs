@@ -183,6 +183,8 @@ trait Managed: 'static {
 }
 
 impl Managed for DLManagedTensor {
+    /// # Safety
+    /// As [`Managed::delete`].
     unsafe fn delete(this: NonNull<Self>) {
         // SAFETY: the caller's promise; the field alone is read.
         if let Some(deleter) = unsafe { (&raw const (*this.as_ptr()).deleter).read() } {
@@ -193,6 +195,8 @@ impl Managed for DLManagedTensor {
 }
 
 impl Managed for DLManagedTensorVersioned {
+    /// # Safety
+    /// As [`Managed::delete`].
     unsafe fn delete(this: NonNull<Self>) {
         // SAFETY: the caller's promise; the field alone is read, which is where it is in every version.
         if let Some(deleter) = unsafe { (&raw const (*this.as_ptr()).deleter).read() } {

@@ -122,7 +122,7 @@ pub enum MisuseKind {
         address: u64,
     },
     /// A reduction that is not defined for these elements, or that NVSHMEM does not have.
-    #[error("{op} of {dtype} elements is not among NVSHMEM's reductions")]
+    #[error("{op} of {} elements is not among NVSHMEM's reductions", dtype.rust_name())]
     Reduction {
         /// The reduction.
         op: peerweave_types::ReduceOp,

@@ -332,6 +332,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn types_in_errors_are_those_of_rust() {
+        use peerweave_types::{DType, ReduceOp};
+        let kind = MisuseKind::Reduction { op: ReduceOp::And, dtype: DType::F32 };
+        assert_eq!(kind.to_string(), "and of f32 elements is not among NVSHMEM's reductions");
+    }
+
+    #[test]
     fn results_stay_small() {
         assert!(size_of::<NvshmemError>() <= 104, "{}", size_of::<NvshmemError>());
     }
