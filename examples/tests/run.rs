@@ -157,6 +157,41 @@ fn without_a_launcher_an_example_is_a_job_of_one_pe() {
     assert_eq!(String::from_utf8(output.stdout).unwrap(), text(&folder("01-hello-team/expected/1.txt")));
 }
 
+/// What `hello-team` prints as one of `n_pes` PEs that find these variables, and its standard error.
+fn hello_with(n_pes: usize, vars: impl Fn(usize) -> Vec<(&'static str, String)>) -> (Vec<String>, String) {
+    let start = |pe| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hello-team"));
+        command.env_clear().envs(vars(pe)).env("PEERWEAVE_DEADLINE", DEADLINE);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let children: Vec<_> = (0..n_pes).map(start).collect();
+    let outputs: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    let stderr: String = outputs.iter().map(|output| String::from_utf8_lossy(&output.stderr)).collect();
+    assert!(outputs.iter().all(|output| output.status.success()), "{stderr}");
+    (outputs.into_iter().map(|output| String::from_utf8(output.stdout).unwrap()).collect(), stderr)
+}
+
+#[test]
+fn pes_of_mpich_are_one_job() {
+    let vars = |pe: usize| {
+        let pairs = [("PMI_RANK", pe), ("PMI_SIZE", 3), ("MPI_LOCALRANKID", pe), ("MPI_LOCALNRANKS", 3)];
+        pairs.map(|(name, value)| (name, value.to_string())).to_vec()
+    };
+    let (outputs, stderr) = hello_with(3, vars);
+    assert_eq!(tagged(&outputs), text(&folder("01-hello-team/expected/3.txt")).lines().collect::<Vec<_>>());
+    assert_eq!(stderr, "");
+}
+
+#[test]
+fn variable_of_an_unknown_launcher_is_warned_of() {
+    let alone = text(&folder("01-hello-team/expected/1.txt"));
+    for name in ["RANK", "PALS_RANKID"] {
+        let (outputs, stderr) = hello_with(1, |_| vec![(name, "1".to_owned())]);
+        assert_eq!(outputs, [&*alone]);
+        assert!(stderr.starts_with(&format!("peerweave: {name} is set, as by ")) && stderr.lines().count() == 1, "{stderr}");
+    }
+}
+
 #[test]
 fn every_folder_with_a_number_is_an_example() {
     let mut found: Vec<String> = std::fs::read_dir(folder("."))

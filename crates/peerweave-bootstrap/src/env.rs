@@ -16,15 +16,24 @@ use crate::token::{Token, fingerprint};
 
 pub mod names;
 
+mod mpich;
 mod open_mpi;
 mod ours;
 mod slurm;
+#[cfg(target_os = "linux")]
+mod starter;
 mod torchrun;
 
 /// A source of environment variables. Any `Fn(&str) -> Option<String>` is one, so that tests touch no process environment.
 pub trait Vars {
     /// The value of a variable, `None` where it is not set.
     fn var(&self, name: &str) -> Option<String>;
+
+    /// What identifies the process that started this one with this variable, the same for all that it started so; `None` where that cannot be
+    /// told, as in tests.
+    fn starter(&self, _name: &str) -> Option<String> {
+        None
+    }
 }
 
 impl<F: Fn(&str) -> Option<String>> Vars for F {
@@ -40,6 +49,11 @@ pub struct ProcessEnvironment;
 impl Vars for ProcessEnvironment {
     fn var(&self, name: &str) -> Option<String> {
         std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+    }
+
+    #[cfg(target_os = "linux")]
+    fn starter(&self, name: &str) -> Option<String> {
+        starter::of_variable(name)
     }
 }
 
@@ -67,9 +81,12 @@ pub(crate) fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
         Some(place) => place,
         None => match open_mpi::read(&vars)? {
             Some(place) => place,
-            None => match slurm::read(&vars)? {
+            None => match mpich::read(&vars)? {
                 Some(place) => place,
-                None => return Ok(Job { interface: vars.interface(), ..Job::single() }),
+                None => match slurm::read(&vars)? {
+                    Some(place) => place,
+                    None => return Ok(Job { interface: vars.interface(), ..Job::single() }),
+                },
             },
         },
     };
@@ -101,6 +118,11 @@ pub(crate) fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
         served: Served::ByPe0,
         interface: vars.interface(),
     })
+}
+
+/// The first variable that a launcher which is not understood has set, with that launcher.
+pub(crate) fn not_understood(vars: &dyn Vars) -> Option<(&'static str, &'static str)> {
+    names::NOT_UNDERSTOOD.into_iter().find(|(name, _)| Reader(vars).is_set(name))
 }
 
 const TOKEN_EXPECTED: &str = "64 hexadecimal digits";

@@ -27,6 +27,8 @@ pub enum Launcher {
     Torchrun,
     /// Open MPI's `mpirun`, or another starter of PMIx.
     OpenMpi,
+    /// MPICH's `mpiexec`, or another starter of PMI-1.
+    Mpich,
     /// Slurm's `srun`.
     Slurm,
     /// The application itself, which made the [`Job`] by hand.
@@ -40,6 +42,7 @@ impl fmt::Display for Launcher {
             Self::Peerweave => "peerweave run",
             Self::Torchrun => "torchrun",
             Self::OpenMpi => "Open MPI or PMIx",
+            Self::Mpich => "MPICH or PMI-1",
             Self::Slurm => "Slurm",
             Self::Custom => "the application",
         })
@@ -109,12 +112,33 @@ pub struct Job {
 impl Job {
     /// Reads the environment of this process.
     ///
-    /// Our own variables come before torchrun's, Open MPI's and Slurm's, in this order; see [`crate::env::names`].
+    /// Our own variables come before torchrun's, Open MPI's, MPICH's and Slurm's, in this order; see [`crate::env::names`].
+    ///
+    /// A process that finds only a variable of a launcher that is not understood is a job of one PE, as without a launcher. It warns, once, since
+    /// N processes that each take themselves for the whole job is rarely what was meant: by `tracing`, or on standard error where no
+    /// subscriber takes warnings.
     ///
     /// # Errors
     /// [`BootstrapError::Environment`] names the variable that is missing, malformed or contradicts another one.
     pub fn from_env() -> Result<Self, BootstrapError> {
-        Self::from_vars(&env::ProcessEnvironment)
+        let job = Self::from_vars(&env::ProcessEnvironment)?;
+        if job.launcher == Launcher::Single
+            && let Some((name, launcher)) = env::not_understood(&env::ProcessEnvironment)
+        {
+            static ONCE: std::sync::Once = std::sync::Once::new();
+            ONCE.call_once(|| {
+                let text = format!(
+                    "{name} is set, as by {launcher}, but it does not say what job this process belongs to: it is a job of one PE; \
+                     to start several, use `peerweave run`, torchrun, Open MPI, MPICH or Slurm, or set PEERWEAVE_PE and its companions"
+                );
+                if tracing::enabled!(tracing::Level::WARN) {
+                    tracing::warn!("{text}");
+                } else {
+                    eprintln!("peerweave: {text}");
+                }
+            });
+        }
+        Ok(job)
     }
 
     /// Reads any source of variables as if it were the environment.

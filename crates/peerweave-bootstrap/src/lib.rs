@@ -4,7 +4,7 @@
 //! later goes by the memory or the network that was set up with the help of this crate.
 //!
 //! ```text
-//!  Job::from_env()          who am I: peerweave run, torchrun, Open MPI/PMIx, Slurm, or nobody
+//!  Job::from_env()          who am I: peerweave run, torchrun, Open MPI/PMIx, MPICH/PMI-1, Slurm, or nobody
 //!       │
 //!  Rendezvous::join         everybody meets, by a deadline, or learns who is missing
 //!       │

@@ -44,7 +44,10 @@ macro_rules! atomics {
             $(#[$doc])*
             ///
             /// # Errors
-            #[doc = concat!("As all atomic operations (told above them all); see [`Team::", stringify!($blocking), "`] for the form on the calling thread.")]
+            /// [`Misuse`](crate::Misuse): there is no such element or rank; team, stream or buffer is of another world or gone.
+            /// [`Error::Peer`](crate::Error::Peer) where the target died.
+            ///
+            #[doc = concat!("[`Team::", stringify!($blocking), "`] is the form on the calling thread.")]
             pub fn $name<T: $bound>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<Ticket<atomics!(@type $result)>> {
                 const CALL: &str = stringify!($name);
                 let prepared = check::atomic(CALL, self, dest.remote(), index, AtomicKind::$kind, [$($words),*], rank)?;

@@ -297,7 +297,7 @@ impl Place {
 
 // SAFETY: a place is a number to whoever holds it; the memory is accessed only under the contract of `submit` and `run`, whose callers answer
 // for it being valid from any thread (buffers in flight are held by `Keep`, which is Send + Sync). Shared: nothing mutable. Would be caught by:
-// tests/streams.rs, which drops buffers while a worker thread still uses them (under ThreadSanitizer and valgrind).
+// tests/streams.rs, which drops buffers while a worker thread still uses them (under ThreadSanitizer).
 unsafe impl Send for Place {}
 // SAFETY: as for Send: a shared place gives nobody access by itself.
 unsafe impl Sync for Place {}

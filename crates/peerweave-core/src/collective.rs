@@ -56,7 +56,9 @@ impl Team {
     /// visible to all after it.
     ///
     /// # Errors
-    /// As all collectives (told above them all).
+    /// [`Misuse`](crate::Misuse), before anything is enqueued, for team or stream that are of another world or gone. Later, from the ticket or
+    /// [`Stream::synchronize`]: [`Error::Mismatch`](crate::Error::Mismatch) where ranks called different things and the backend compares calls;
+    /// [`Error::Peer`](crate::Error::Peer) where a rank died or left; [`Error::Timeout`](crate::Error::Timeout), with the ranks that did not arrive.
     pub fn barrier(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "barrier";
         call::submit(CALL, self, stream, check::arrival(CALL, self, CollectiveKind::Barrier)?, decode::nothing)
@@ -66,7 +68,7 @@ impl Team {
     /// are not, unless completed by [`quiet`](crate::World::quiet).
     ///
     /// # Errors
-    /// As all collectives (told above them all).
+    /// As [`Team::barrier`].
     pub fn sync(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "sync";
         call::submit(CALL, self, stream, check::arrival(CALL, self, CollectiveKind::Sync)?, decode::nothing)
@@ -78,7 +80,8 @@ impl Team {
     /// `send: n`, `recv: n` elements, apart.
     ///
     /// # Errors
-    /// As all collectives (told above them all); [`Misuse`](crate::Misuse) where the reduction is not defined for `T`.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone;
+    /// [`Misuse`](crate::Misuse) where the reduction is not defined for `T`.
     #[inline]
     pub fn all_reduce<T: Number>(
         &self,
@@ -157,7 +160,8 @@ impl Team {
     /// `send: n` elements at the root, apart from `recv: n`. Elsewhere `send` is ignored: pass the same, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As all collectives (told above them all); [`Misuse`](crate::Misuse) where the root has no `send`.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone;
+    /// [`Misuse`](crate::Misuse) where the root has no `send`.
     pub fn broadcast<T: Element>(
         &self,
         stream: &Stream,
@@ -177,7 +181,7 @@ impl Team {
     /// `buffer: n` elements.
     ///
     /// # Errors
-    /// As all collectives (told above them all).
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone.
     pub fn broadcast_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "broadcast_in_place";
         let prepared = check::broadcast_in_place(CALL, self, buffer.span(), root)?;
@@ -190,7 +194,7 @@ impl Team {
     /// `send: n` elements, apart from `recv: n × size`.
     ///
     /// # Errors
-    /// As all collectives (told above them all).
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone.
     #[inline]
     pub fn all_gather<T: Element>(
         &self,
@@ -209,7 +213,7 @@ impl Team {
     /// `buffer: n × size` elements; this rank gives elements `rank × n .. (rank + 1) × n`.
     ///
     /// # Errors
-    /// As all collectives (told above them all).
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone.
     #[inline]
     pub fn all_gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_gather_in_place";
@@ -262,7 +266,7 @@ impl Team {
     /// `send: n × size` elements, apart from `recv: n × size`.
     ///
     /// # Errors
-    /// As all collectives (told above them all).
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone.
     #[inline]
     pub fn all_to_all<T: Element>(
         &self,
@@ -281,7 +285,7 @@ impl Team {
     /// `buffer: n × size` elements.
     ///
     /// # Errors
-    /// As all collectives (told above them all).
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone.
     #[inline]
     pub fn all_to_all_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_to_all_in_place";
@@ -299,7 +303,8 @@ impl Team {
     /// `counts` may be an `Arc`, which saves an allocation where one is used again.
     ///
     /// # Errors
-    /// As all collectives (told above them all); [`Misuse`](crate::Misuse) for lists of another length, parts outside of their buffer, parts that overlap.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone;
+    /// [`Misuse`](crate::Misuse) for lists of another length, parts outside of their buffer, parts that overlap.
     pub fn all_to_all_v<T: Element>(
         &self,
         stream: &Stream,
@@ -336,7 +341,8 @@ impl Team {
     /// `send: n` elements; `recv: n × size` at the root, apart. Elsewhere `recv` is ignored: pass the same, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As all collectives (told above them all); [`Misuse`](crate::Misuse) where the root has no `recv`.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone;
+    /// [`Misuse`](crate::Misuse) where the root has no `recv`.
     pub fn gather<T: Element>(
         &self,
         stream: &Stream,
@@ -356,7 +362,7 @@ impl Team {
     /// `buffer: n × size` elements at the root, `n` elsewhere, where they are only read.
     ///
     /// # Errors
-    /// As all collectives (told above them all).
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone.
     pub fn gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "gather_in_place";
         let prepared = check::gather_in_place(CALL, self, buffer.span(), root)?;
@@ -369,7 +375,8 @@ impl Team {
     /// `send: n × size` elements at the root, apart from `recv: n`. Elsewhere `send` is ignored: pass the same, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As all collectives (told above them all); [`Misuse`](crate::Misuse) where the root has no `send`.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone;
+    /// [`Misuse`](crate::Misuse) where the root has no `send`.
     pub fn scatter<T: Element>(
         &self,
         stream: &Stream,
@@ -389,7 +396,7 @@ impl Team {
     /// `buffer: n × size` elements at the root, where they are only read; `n` elsewhere.
     ///
     /// # Errors
-    /// As all collectives (told above them all).
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone.
     pub fn scatter_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "scatter_in_place";
         let prepared = check::scatter_in_place(CALL, self, buffer.span(), root)?;
@@ -405,7 +412,8 @@ impl Team {
     /// `source: n` elements, `dest: n` there.
     ///
     /// # Errors
-    /// As all collectives (told above them all); [`Misuse`](crate::Misuse) where the peer is this rank itself, outside of a group.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone;
+    /// [`Misuse`](crate::Misuse) where the peer is this rank itself, outside of a group.
     #[inline]
     pub fn send<T: Element>(&self, stream: &Stream, mut source: impl StreamSource<T>, peer: Rank) -> Result<Ticket> {
         const CALL: &str = "send";

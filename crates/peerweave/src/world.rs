@@ -29,8 +29,8 @@ use std::time::Duration;
 pub struct World(peerweave_core::World);
 
 impl World {
-    /// Joins the job that the environment describes: that of `peerweave run`, `torchrun`, Open MPI or Slurm; without one of them, a job
-    /// of one PE. Settings are taken from the variables of [`environment::names`].
+    /// Joins the job that the environment describes: that of `peerweave run`, `torchrun`, Open MPI, MPICH or Slurm; without one of them,
+    /// a job of one PE. Settings are taken from the variables of [`environment::names`].
     ///
     /// # Collective
     /// Every PE of the job calls it.

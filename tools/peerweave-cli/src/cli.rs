@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::bench::config::BenchArgs;
 use crate::bench::p2p::P2pArgs;
@@ -49,8 +49,8 @@ pub enum Command {
 #[derive(Args, Debug)]
 #[command(after_help = RUN_HELP)]
 pub struct RunArgs {
-    /// Number of PEs on this machine; default: the number of CPUs that this process may use
-    #[arg(short, long, value_name = "N", value_parser = parse_pes)]
+    /// Number of PEs on this machine; default: the number of CPUs that this process may use. Also `-np N`
+    #[arg(short, long, visible_aliases = ["np", "nproc-per-node"], alias = "nproc_per_node", value_name = "N", value_parser = parse_pes)]
     pub n: Option<usize>,
     /// End everything after this time, such as 30, 500ms or 2m, with exit code 124
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
@@ -71,7 +71,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "HOST:PORT")]
     pub rendezvous: Option<String>,
     /// The program and its arguments
-    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM", allow_hyphen_values = true)]
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
 }
 
@@ -79,6 +79,9 @@ const RUN_HELP: &str = "\
 PROGRAM without a slash is looked for in PATH, then in the directory of the peerweave command, then in its `examples`.
 
 Standard input goes to PE 0. Signals (INT, TERM, HUP, USR1, USR2) are passed on; a second INT or TERM (100 ms later or more) kills.
+
+Every PE finds PEERWEAVE_PE and its companions in its environment, and, for programs of PyTorch and others, RANK, WORLD_SIZE, \
+LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
 When a PE fails, the others are told at once, get 2.5 s to end by themselves, then SIGTERM, then SIGKILL.
 
@@ -118,6 +121,33 @@ fn parse_machines(text: &str) -> Result<usize, String> {
         Ok(n) if (1..=65536).contains(&n) => Ok(n),
         _ => Err(format!("{text:?} is not a number of machines; expected 1 to 65536")),
     }
+}
+
+/// Writes `-np`, as other launchers call it, as clap reads it: a long option. Only where `run` or `bench` reads it, not among the arguments of the
+/// program that is started.
+pub fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let command = Cli::command();
+    let Some(command) = arguments.get(1).and_then(|name| command.find_subcommand(name)) else { return arguments };
+    let takes_value = |option: &str| {
+        let named = |argument: &&clap::Arg| {
+            let short = argument.get_short().is_some_and(|short| option == format!("-{short}"));
+            let mut names = argument.get_long().into_iter().chain(argument.get_all_aliases().unwrap_or_default());
+            short || option.strip_prefix("--").is_some_and(|long| names.any(|name| name == long))
+        };
+        command.get_arguments().find(named).is_some_and(|argument| argument.get_action().takes_values())
+    };
+    let mut at = 2;
+    while let Some(option) =
+        arguments.get(at).and_then(|word| word.to_str()).filter(|word| word.starts_with('-') && *word != "--")
+    {
+        if option == "-np" {
+            arguments[at] = "--np".into();
+            at += 2;
+        } else {
+            at += if takes_value(option) { 2 } else { 1 };
+        }
+    }
+    arguments
 }
 
 /// The number of PEs where none is given: the CPUs that this process may use.

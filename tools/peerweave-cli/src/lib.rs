@@ -37,7 +37,7 @@ pub(crate) fn tell(line: &str) {
 
 /// The command, from its arguments to its exit code.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse_from(bench::p2p::joined(std::env::args_os()));
+    let cli = Cli::parse_from(cli::with_long_np(bench::p2p::joined(std::env::args_os())));
     if let Err(message) = logging::start() {
         tell(&format!("peerweave: {message}"));
         return ExitCode::from(exit::USAGE);

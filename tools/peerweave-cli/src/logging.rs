@@ -1,6 +1,8 @@
 //! Log lines on standard error, as `PEERWEAVE_LOG` asks for them.
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{ParseError, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// The variable that says what is logged: a level (`info`) or directives (`peerweave_host=debug,warn`). Unset: warnings.
 pub const VARIABLE: &str = "PEERWEAVE_LOG";
@@ -13,11 +15,10 @@ const DEFAULT: &str = "warn,peerweave_bootstrap=error";
 /// # Errors
 /// A sentence, where the variable cannot be read as a filter.
 pub fn start() -> Result<(), String> {
-    let filter = match std::env::var(VARIABLE) {
-        Ok(text) => EnvFilter::try_new(&text)
-            .map_err(|error| format!("{VARIABLE} is {text:?}: {error}; expected a filter such as info"))?,
-        Err(_) => EnvFilter::new(DEFAULT),
-    };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(true).init();
+    let text = std::env::var(VARIABLE).unwrap_or_else(|_| DEFAULT.to_owned());
+    let filter: Targets =
+        text.parse().map_err(|error: ParseError| format!("{VARIABLE} is {text:?}: {error}; expected a filter such as info"))?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(true);
+    tracing_subscriber::registry().with(lines).with(filter).init();
     Ok(())
 }

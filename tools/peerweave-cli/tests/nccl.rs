@@ -192,5 +192,6 @@ fn info_names_the_libraries_found_and_what_an_old_one_lacks() {
         |name: &str| info["libraries"].as_array().unwrap().iter().find(|library| library["name"] == name).unwrap().clone();
     assert_eq!(library("CUDA driver")["state"], "found", "{info}");
     assert_eq!(library("NCCL")["version"], "2.32.3", "{info}");
-    assert!(info["multicast"].as_str().unwrap().contains("PEERWEAVE_MULTICAST=off"), "{info}");
+    assert_eq!(info["multicast"]["allowed"], false, "{info}");
+    assert!(info["multicast"]["why"].as_str().unwrap().contains("PEERWEAVE_MULTICAST=off"), "{info}");
 }

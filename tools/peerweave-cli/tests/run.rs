@@ -80,6 +80,52 @@ fn every_pe_knows_who_it_is() {
 }
 
 #[test]
+fn every_pe_finds_the_variables_of_torchrun() {
+    let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR $MASTER_PORT";
+    let output = run(3, &["--no-tag"], script);
+    let text = stdout(&output);
+    let lines = sorted_lines(&text);
+    let port: u16 = lines[0].rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(port > 0);
+    assert_eq!(lines, [0, 1, 2].map(|pe| format!("{pe}/3 {pe}/3 0/1 127.0.0.1 {port}")));
+    // The port is free: a program may listen there.
+    std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+}
+
+#[test]
+fn number_of_pes_is_read_under_the_names_of_other_launchers() {
+    for options in
+        [&["-np", "2"][..], &["--np", "2"], &["--nproc-per-node", "2"], &["--nproc_per_node=2"], &["--timeout", "30", "-np", "2"]]
+    {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
+        command.env_remove("PEERWEAVE_PE").arg("run").args(options).args(["echo", "-np"]);
+        let output = command.output().unwrap();
+        assert_eq!(sorted_lines(&stdout(&output)), ["[0] -np", "[1] -np"], "{options:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn unknown_option_is_refused_with_its_name() {
+    for option in ["--hosts", "-x", "--bind-to=core"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
+        let output = command.env_remove("PEERWEAVE_PE").args(["run", option, "-n", "2", "--", "true"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{option}");
+        let name = option.split('=').next().unwrap();
+        assert!(stderr(&output).contains(&format!("unexpected argument '{name}' found")), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_panic_is_told_and_not_the_note_that_follows_it() {
+    let script = "printf '\\nthread main panicked\\n' >&2; printf \"thread 'main' (7) panicked at src/main.rs:2:5:\\nthe disk is full\\n\" >&2; \
+                  echo 'note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace' >&2; exit 101";
+    let output = run(1, &["--tag"], script);
+    assert_eq!(output.status.code(), Some(101));
+    let told = "its last line on stderr: thread 'main' (7) panicked at src/main.rs:2:5: the disk is full\n";
+    assert!(stderr(&output).contains(told), "{}", stderr(&output));
+}
+
+#[test]
 fn every_pe_knows_where_to_meet_and_the_secret() {
     let output = run(2, &["--no-tag"], "echo $PEERWEAVE_RENDEZVOUS ${#PEERWEAVE_TOKEN}");
     let text = stdout(&output);

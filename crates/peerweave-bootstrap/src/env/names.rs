@@ -1,7 +1,7 @@
 //! The names of all variables that say who a PE is: ours and those of the launchers that are understood.
 //!
 //! Reads nothing. Where several launchers have left variables (an `mpirun` inside a Slurm allocation), ours win over
-//! torchrun's, those over Open MPI's, those over Slurm's. A variable that is empty counts as not set.
+//! torchrun's, those over Open MPI's, those over MPICH's, those over Slurm's. A variable that is empty counts as not set.
 //!
 //! Without [`TOKEN`] the token is derived from what identifies the job. That keeps jobs apart that meet by accident; it does
 //! not keep out who reads the job's identity. On one machine the kernel's word on the other process's user does; between
@@ -63,6 +63,33 @@ pub const OMPI_MCA_ESS_BASE_JOBID: &str = "OMPI_MCA_ess_base_jobid";
 pub const PMIX_RANK: &str = "PMIX_RANK";
 /// PMIx: the job.
 pub const PMIX_NAMESPACE: &str = "PMIX_NAMESPACE";
+
+/// PMI-1, which MPICH, Intel MPI and others speak: index of this PE.
+pub const PMI_RANK: &str = "PMI_RANK";
+/// PMI-1: number of PEs.
+pub const PMI_SIZE: &str = "PMI_SIZE";
+/// MPICH and Intel MPI: index on this machine.
+pub const MPI_LOCALRANKID: &str = "MPI_LOCALRANKID";
+/// MPICH and Intel MPI: PEs of this machine.
+pub const MPI_LOCALNRANKS: &str = "MPI_LOCALNRANKS";
+/// Other starters that speak PMI-1: index on this machine.
+pub const PMI_LOCAL_RANK: &str = "PMI_LOCAL_RANK";
+/// Other starters that speak PMI-1: PEs of this machine.
+pub const PMI_LOCAL_SIZE: &str = "PMI_LOCAL_SIZE";
+
+/// Variables by which launchers that are not understood number their processes, with the launcher. A process that finds one of them, and
+/// none that is understood, is a job of one PE, and says so: see [`Job::from_env`](crate::Job::from_env).
+pub const NOT_UNDERSTOOD: [(&str, &str); 9] = [
+    (RANK, "torchrun, which sets WORLD_SIZE too"),
+    (WORLD_SIZE, "torchrun, which sets RANK too"),
+    (PMI_SIZE, "MPICH, which sets PMI_RANK too"),
+    ("MV2_COMM_WORLD_RANK", "MVAPICH2"),
+    ("MPT_MPI_RANK", "HPE MPT"),
+    ("JSM_NAMESPACE_RANK", "IBM's jsrun"),
+    ("FLUX_TASK_RANK", "Flux"),
+    ("ALPS_APP_PE", "Cray's aprun"),
+    ("PALS_RANKID", "Cray's PALS"),
+];
 
 /// Slurm: index of this PE in the step. Absent in a batch script or `salloc` shell, which are no PEs.
 pub const SLURM_PROCID: &str = "SLURM_PROCID";

@@ -36,12 +36,18 @@ fn every_launcher_says_where_a_pe_stands() {
     let ompi_4 = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 \
                   OMPI_MCA_ess_base_jobid=77 PEERWEAVE_RENDEZVOUS=tcp:node7:5000";
     let pmix = "PMIX_RANK=1 PMIX_NAMESPACE=job PEERWEAVE_N_PES=2 PEERWEAVE_LOCAL_N_PES=2";
+    let mpich = "PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=4 PEERWEAVE_RENDEZVOUS=unix:@x";
+    let mpich_two = "PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PEERWEAVE_RENDEZVOUS=tcp:node7:5000";
+    let pmi = "PMI_RANK=1 PMI_SIZE=2 PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2 PEERWEAVE_RENDEZVOUS=unix:@x";
+    let hydra_in_slurm = "SLURM_JOB_ID=42 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_NNODES=1 PMI_RANK=2 PMI_SIZE=4 \
+                          MPI_LOCALRANKID=2 MPI_LOCALNRANKS=4 PEERWEAVE_RENDEZVOUS=unix:@x";
     let slurm = "SLURM_JOB_ID=42 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_LOCALID=1 SLURM_NNODES=1 SLURM_NODEID=0";
+    let slurm_pmi2 = format!("{slurm} PMI_RANK=1 PMI_SIZE=4 PMI_FD=9");
     let slurm_two = "SLURM_JOB_ID=42 SLURM_STEP_ID=3 SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=7 SLURM_NTASKS=99 SLURM_LOCALID=1 \
                      SLURM_NODEID=1 SLURM_STEP_NUM_NODES=2 SLURM_NNODES=9 SLURM_STEP_TASKS_PER_NODE=4,3 \
                      SLURM_TASKS_PER_NODE=11(x9) SLURM_STEP_NODELIST=gpu[03,7-9] SLURM_JOB_NODELIST=gpu[01-09]";
 
-    let table: [(&str, Launcher, Served, [u32; 6]); 11] = [
+    let table: [(&str, Launcher, Served, [u32; 6]); 16] = [
         ("HOME=/srv/me RANK=7", Launcher::Single, Served::ByPe0, [0, 1, 0, 1, 0, 1]),
         (&ours, Launcher::Peerweave, Served::ByLauncher, [3, 4, 3, 4, 0, 1]),
         (&ours_across, Launcher::Peerweave, Served::ByLauncher, [5, 8, 1, 4, 1, 2]),
@@ -51,7 +57,12 @@ fn every_launcher_says_where_a_pe_stands() {
         (ompi, Launcher::OpenMpi, Served::ByPe0, [2, 4, 2, 4, 0, 1]),
         (ompi_4, Launcher::OpenMpi, Served::ByPe0, [3, 4, 1, 2, 1, 2]),
         (pmix, Launcher::OpenMpi, Served::ByPe0, [1, 2, 1, 2, 0, 1]),
+        (mpich, Launcher::Mpich, Served::ByPe0, [1, 4, 1, 4, 0, 1]),
+        (mpich_two, Launcher::Mpich, Served::ByPe0, [3, 4, 1, 2, 1, 2]),
+        (pmi, Launcher::Mpich, Served::ByPe0, [1, 2, 1, 2, 0, 1]),
+        (hydra_in_slurm, Launcher::Mpich, Served::ByPe0, [2, 4, 2, 4, 0, 1]),
         (slurm, Launcher::Slurm, Served::ByPe0, [1, 4, 1, 4, 0, 1]),
+        (&slurm_pmi2, Launcher::Slurm, Served::ByPe0, [1, 4, 1, 4, 0, 1]),
         (slurm_two, Launcher::Slurm, Served::ByPe0, [5, 7, 1, 3, 1, 2]),
     ];
     for (environment, launcher, served, at) in table {
@@ -113,6 +124,12 @@ fn an_environment_that_contradicts_itself_names_the_variable() {
             "PEERWEAVE_RENDEZVOUS",
         ),
         ("PMIX_RANK=1 PMIX_NAMESPACE=j".to_owned(), "PEERWEAVE_N_PES"),
+        ("PMI_RANK=1".to_owned(), "PMI_SIZE"),
+        ("PMI_RANK=2 PMI_SIZE=2".to_owned(), "PMI_RANK"),
+        ("PMI_RANK=0 PMI_SIZE=2".to_owned(), "MPI_LOCALNRANKS"),
+        ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=3".to_owned(), "MPI_LOCALNRANKS"),
+        ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2 MPI_LOCALRANKID=2".to_owned(), "MPI_LOCALRANKID"),
+        ("PMI_RANK=0 PMI_SIZE=4 MPI_LOCALNRANKS=2 MPI_LOCALRANKID=0".to_owned(), "PEERWEAVE_RENDEZVOUS"),
         (format!("{slurm} SLURM_PROCID=1"), "SLURM_NTASKS"),
         (format!("{slurm} SLURM_PROCID=4 SLURM_NTASKS=4 SLURM_NNODES=1"), "SLURM_PROCID"),
         (format!("{slurm} SLURM_PROCID=1 SLURM_NTASKS=4"), "SLURM_NNODES"),
@@ -151,6 +168,24 @@ fn an_environment_that_contradicts_itself_names_the_variable() {
             other => panic!("{environment}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn variables_of_other_launchers_are_noticed() {
+    let found = |environment: &str| {
+        let vars: HashMap<String, String> = environment
+            .split_whitespace()
+            .map(|assignment| assignment.split_once('=').unwrap())
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        not_understood(&|name: &str| vars.get(name).cloned()).map(|(name, _)| name)
+    };
+    for name in ["RANK", "WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK", "PALS_RANKID"] {
+        let environment = format!("HOME=/srv/me {name}=1");
+        assert_eq!(job(&environment).unwrap(), Job::single(), "{environment}");
+        assert_eq!(found(&environment), Some(name));
+    }
+    assert_eq!(found("HOME=/srv/me SLURM_JOB_ID=42 SLURM_NTASKS=8"), None);
 }
 
 #[test]

@@ -22,7 +22,7 @@ pub struct BenchArgs {
     #[arg(value_enum)]
     pub op: BenchOp,
     /// Number of PEs; default: the number of CPUs that this process may use, but as many as OP needs
-    #[arg(short, long, value_name = "N", value_parser = parse_pes)]
+    #[arg(short, long, visible_aliases = ["np", "nproc-per-node"], value_name = "N", value_parser = parse_pes)]
     pub n: Option<usize>,
     /// Smallest size in bytes of the larger buffer of a PE
     #[arg(short = 'b', long, value_name = "MIN", value_parser = parse_size, default_value = "8")]

@@ -3,17 +3,30 @@
 use std::fmt;
 
 use peerweave::environment::names;
-use peerweave_bootstrap::Job;
 use peerweave_bootstrap::env::names as job_names;
+use peerweave_bootstrap::{Job, Launcher as JobLauncher};
 use serde::Serialize;
 
 /// Whose environment this is.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Launcher {
-    /// Its name.
-    pub name: String,
-    /// What it says, or why that cannot be understood.
-    pub state: String,
+    /// Its name; none where there is no launcher, or where its variables cannot be understood.
+    name: Option<String>,
+    /// This process's place in the job.
+    place: Option<Place>,
+    /// Why the variables cannot be understood.
+    error: Option<String>,
+}
+
+/// A place in a job.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Place {
+    pe: u32,
+    n_pes: u32,
+    local_pe: u32,
+    local_n_pes: u32,
+    machine: u32,
+    n_machines: u32,
 }
 
 impl Launcher {
@@ -21,13 +34,30 @@ impl Launcher {
     pub(super) fn look() -> Self {
         match Job::from_env() {
             Ok(job) => Self {
-                name: job.launcher.to_string(),
-                state: match job.n_pes {
-                    1 => "a job of this process alone".to_owned(),
-                    n => format!("this is {} of {n}, on machine {} of {}", job.pe, job.machine, job.n_machines),
-                },
+                name: (job.launcher != JobLauncher::Single).then(|| job.launcher.to_string()),
+                place: Some(Place {
+                    pe: job.pe.get(),
+                    n_pes: job.n_pes,
+                    local_pe: job.local_pe,
+                    local_n_pes: job.local_n_pes,
+                    machine: job.machine,
+                    n_machines: job.n_machines,
+                }),
+                error: None,
             },
-            Err(error) => Self { name: "not understood".to_owned(), state: error.to_string() },
+            Err(error) => Self { name: None, place: None, error: Some(error.to_string()) },
+        }
+    }
+
+    /// For people.
+    pub(super) fn line(&self) -> (String, String) {
+        let name = self.name.clone().unwrap_or_else(|| "no launcher".to_owned());
+        match (&self.place, &self.error) {
+            (_, Some(error)) => ("not understood".to_owned(), error.clone()),
+            (Some(Place { pe, n_pes, machine, n_machines, .. }), _) if *n_pes > 1 => {
+                (name, format!("this is PE {pe} of {n_pes}, on machine {machine} of {n_machines}"))
+            }
+            _ => (name, "a job of this process alone".to_owned()),
         }
     }
 }

@@ -16,10 +16,45 @@ pub(super) struct Library {
     pub version: Option<String>,
     /// Its file, where it was found.
     pub path: Option<String>,
-    /// What it lacks: functions, each with the version that brought it.
-    pub lacks: Vec<String>,
-    /// Why it was not found, with every path that was tried; or what else there is to know.
+    /// What it lacks.
+    pub lacks: Vec<Function>,
+    /// How many devices it drives, where it is a driver.
+    pub devices: Option<usize>,
+    /// Further files of it that are mapped in this process, which is not meant.
+    pub others: Vec<String>,
+    /// Why it was not found, with every path that was tried.
     pub why: Vec<String>,
+}
+
+/// A function of a library.
+#[derive(Debug, Serialize)]
+pub(super) struct Function {
+    /// Its name.
+    pub name: String,
+    /// The version that brought it.
+    pub since: String,
+}
+
+impl Function {
+    fn of(name: impl ToString, since: impl ToString) -> Self {
+        Self { name: name.to_string(), since: since.to_string() }
+    }
+}
+
+/// Whether multicast objects may be made.
+#[derive(Debug, Serialize)]
+pub(super) struct Multicast {
+    /// Whether no variable forbids them.
+    pub allowed: bool,
+    /// Which one does.
+    pub why: Option<String>,
+}
+
+impl Multicast {
+    /// For people.
+    pub(super) fn text(&self) -> String {
+        self.why.clone().unwrap_or_else(|| "allowed, where the devices support them".to_owned())
+    }
 }
 
 impl Library {
@@ -30,6 +65,8 @@ impl Library {
             version: None,
             path: None,
             lacks: Vec::new(),
+            devices: None,
+            others: Vec::new(),
             why: why.lines().map(|line| line.trim().to_owned()).collect(),
         }
     }
@@ -39,9 +76,12 @@ impl Library {
         let version = self.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
         let path = self.path.as_ref().map(|path| format!(", {path}")).unwrap_or_default();
         let mut lines = vec![(self.name.to_owned(), format!("{}{version}{path}", self.state))];
+        lines.extend(self.devices.map(|devices| (String::new(), format!("{devices} devices"))));
+        lines.extend(self.others.iter().map(|other| (String::new(), format!("a second one is mapped as well: {other}"))));
         lines.extend(self.why.iter().map(|why| (String::new(), why.clone())));
         if !self.lacks.is_empty() {
-            lines.push((String::new(), format!("lacks {}", self.lacks.join(", "))));
+            let lacks: Vec<_> = self.lacks.iter().map(|Function { name, since }| format!("{name} ({since})")).collect();
+            lines.push((String::new(), format!("lacks {}", lacks.join(", "))));
         }
         lines
     }
@@ -63,12 +103,10 @@ pub(super) fn look() -> Vec<Library> {
     ]
 }
 
-/// Whether multicast objects may be made, in a sentence.
-pub(super) fn multicast() -> String {
-    match multicast_switch() {
-        Ok(()) => "allowed, where the devices support them".to_owned(),
-        Err(error) => error.to_string(),
-    }
+/// Whether multicast objects may be made.
+pub(super) fn multicast() -> Multicast {
+    let why = multicast_switch().err().map(|error| error.to_string());
+    Multicast { allowed: why.is_none(), why }
 }
 
 fn driver() -> Library {
@@ -80,14 +118,19 @@ fn driver() -> Library {
         }
         Err(error) => return Library::absent(NAME, "not usable", &error.to_string()),
     };
-    let devices = driver.device_count().map_or_else(|error| error.to_string(), |count| format!("{count} devices"));
+    let (devices, why) = match driver.device_count() {
+        Ok(devices) => (Some(devices), Vec::new()),
+        Err(error) => (None, vec![error.to_string()]),
+    };
     Library {
         name: NAME,
         state: "found",
-        version: driver.version().ok().map(|version| format!("for CUDA {version}")),
+        version: driver.version().ok().map(|version| version.to_string()),
         path: Some(driver.api().library().path().display().to_string()),
-        lacks: driver.api().missing().iter().map(|symbol| format!("{} ({})", symbol.name, symbol.since)).collect(),
-        why: vec![devices],
+        lacks: driver.api().missing().iter().map(|symbol| Function::of(symbol.name, symbol.since)).collect(),
+        devices,
+        others: Vec::new(),
+        why,
     }
 }
 
@@ -99,8 +142,10 @@ fn nccl() -> Library {
             state: "found",
             version: Some(nccl.version().to_string()),
             path: Some(nccl.path().display().to_string()),
-            lacks: nccl.missing().iter().map(|symbol| format!("{} ({})", symbol.name, symbol.since)).collect(),
-            why: nccl.others().iter().map(|other| format!("a second one is mapped as well: {}", other.display())).collect(),
+            lacks: nccl.missing().iter().map(|symbol| Function::of(symbol.name, symbol.since)).collect(),
+            devices: None,
+            others: nccl.others().iter().map(|other| other.display().to_string()).collect(),
+            why: Vec::new(),
         },
         Err(error @ peerweave_nccl::NcclError::Load(_)) => Library::absent(NAME, "not found", &error.to_string()),
         Err(error) => Library::absent(NAME, "not usable", &error.to_string()),
@@ -115,7 +160,9 @@ fn nvshmem() -> Library {
             state: "found",
             version: Some(nvshmem.version().to_string()),
             path: Some(nvshmem.path().display().to_string()),
-            lacks: nvshmem.missing().iter().map(|symbol| format!("{} ({})", symbol.name, symbol.since)).collect(),
+            lacks: nvshmem.missing().iter().map(|symbol| Function::of(symbol.name, symbol.since)).collect(),
+            devices: None,
+            others: Vec::new(),
             why: Vec::new(),
         },
         Err(error @ NvshmemError::Load(_)) => Library::absent(NAME, "not found", &error.to_string()),
@@ -130,7 +177,7 @@ mod tests {
     #[test]
     fn every_library_says_why_or_where() {
         for library in look() {
-            assert!(library.path.is_some() || !library.why.is_empty(), "{library:?}");
+            assert_eq!(library.path.is_some(), library.why.is_empty(), "{library:?}");
             assert_eq!(library.path.is_some(), library.state == "found", "{library:?}");
         }
     }

@@ -19,10 +19,26 @@ pub struct Machine {
     pub cpus_online: usize,
     /// Bytes of memory.
     pub memory_bytes: u64,
-    /// NUMA nodes, each with its CPUs as the system lists them.
-    pub numa: Vec<String>,
+    /// NUMA nodes.
+    pub numa: Vec<NumaNode>,
     /// Whether a hypervisor is below.
     pub virtualized: bool,
+}
+
+/// A NUMA node.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NumaNode {
+    /// Its number.
+    pub node: usize,
+    /// Its CPUs as the system lists them, such as `0-3,8`.
+    pub cpus: String,
+}
+
+impl NumaNode {
+    /// For people.
+    pub fn text(&self) -> String {
+        format!("{}: CPUs {}", self.node, self.cpus)
+    }
 }
 
 impl Machine {
@@ -57,7 +73,7 @@ pub(super) fn meminfo(name: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-fn numa() -> Vec<String> {
+fn numa() -> Vec<NumaNode> {
     let mut nodes: Vec<(usize, String)> = std::fs::read_dir("/sys/devices/system/node")
         .into_iter()
         .flatten()
@@ -69,7 +85,7 @@ fn numa() -> Vec<String> {
         })
         .collect();
     nodes.sort();
-    nodes.into_iter().map(|(number, cpus)| format!("{number}: CPUs {cpus}")).collect()
+    nodes.into_iter().map(|(node, cpus)| NumaNode { node, cpus }).collect()
 }
 
 /// How many numbers a list such as `0-3,8` names.

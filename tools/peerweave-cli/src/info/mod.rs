@@ -14,8 +14,8 @@ use serde::Serialize;
 use crate::cli::InfoArgs;
 use crate::exit;
 use environment::{Launcher, Variable};
-use libraries::Library;
-use machine::Machine;
+use libraries::{Library, Multicast};
+use machine::{Machine, NumaNode};
 use peers::Peers;
 use system::System;
 use trial::Trial;
@@ -29,7 +29,7 @@ struct Info {
     trial: Trial,
     launcher: Launcher,
     libraries: Vec<Library>,
-    multicast: String,
+    multicast: Multicast,
     peers: Peers,
     variables: Vec<Variable>,
 }
@@ -83,14 +83,21 @@ fn text(info: &Info) -> String {
             line("processor", format!("{cpu_model}{}", if *virtualized { " (virtual machine)" } else { "" })),
             line("CPUs", format!("{cpus} for this process, {cpus_online} online")),
             line("memory", gib(*memory_bytes)),
-            line("NUMA nodes", if numa.is_empty() { "unknown".to_owned() } else { numa.join("; ") }),
+            line(
+                "NUMA nodes",
+                if numa.is_empty() {
+                    "unknown".to_owned()
+                } else {
+                    numa.iter().map(NumaNode::text).collect::<Vec<_>>().join("; ")
+                },
+            ),
         ],
     );
     part("System", info.system.lines());
     part("Host backend", info.trial.lines());
-    part("Launcher", vec![line(&info.launcher.name, info.launcher.state.clone())]);
+    part("Launcher", vec![info.launcher.line()]);
     let mut libraries: Vec<_> = info.libraries.iter().flat_map(Library::lines).collect();
-    libraries.push(line("multicast", info.multicast.clone()));
+    libraries.push(line("multicast", info.multicast.text()));
     part("Libraries", libraries);
     part("GPUs", info.peers.lines());
     part("Environment", info.variables.iter().map(|variable| line(&variable.name, variable.to_string())).collect());

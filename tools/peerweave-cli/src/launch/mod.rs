@@ -8,6 +8,7 @@
 
 pub mod ending;
 pub mod guard;
+mod last_line;
 mod lines;
 pub mod output;
 pub mod program;

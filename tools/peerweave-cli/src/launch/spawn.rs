@@ -29,6 +29,13 @@ pub(super) fn spawn(launch: &Launch, local: usize, own_group: bool, streams: Str
         .env("PEERWEAVE_LOCAL_N_PES", launch.n_local.to_string())
         .env("PEERWEAVE_MACHINE", launch.machine.to_string())
         .env("PEERWEAVE_N_MACHINES", launch.n_machines.to_string())
+        // The same in the words of torchrun, for programs that know no others.
+        .env("RANK", (launch.first_pe + local).to_string())
+        .env("WORLD_SIZE", launch.n_pes.to_string())
+        .env("LOCAL_RANK", local.to_string())
+        .env("LOCAL_WORLD_SIZE", launch.n_local.to_string())
+        .env("GROUP_RANK", launch.machine.to_string())
+        .env("GROUP_WORLD_SIZE", launch.n_machines.to_string())
         .stdin(streams.stdin)
         .stdout(streams.stdout)
         .stderr(streams.stderr);

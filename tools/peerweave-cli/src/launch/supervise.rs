@@ -15,6 +15,7 @@ use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM, SIGTSTP};
 
 use super::ending::{Ending, Failure, Status};
 use super::guard::Guard;
+use super::last_line::LastLine;
 use super::lines::Lines;
 use super::output::{Output, Target, fd_of};
 use super::signals::Signals;
@@ -65,7 +66,7 @@ struct Pe {
     status: Option<Status>,
     pipes: [Option<OwnedFd>; 2],
     lines: [Lines; 2],
-    last_stderr: Vec<u8>,
+    last_stderr: LastLine,
 }
 
 /// A PE failed, and another one had left the job before it: that one is named if it fails too.
@@ -137,7 +138,7 @@ impl Job {
                 status: None,
                 pipes: [stdout, stderr],
                 lines,
-                last_stderr: Vec::new(),
+                last_stderr: LastLine::default(),
             });
         }
         Ok(())
@@ -250,9 +251,8 @@ impl Job {
         for _ in 0..16 {
             let (index, output, last_stderr) = (pe.index, &mut self.output, &mut pe.last_stderr);
             let mut line = |line: &[u8]| {
-                if source == Source::Stderr && !line.trim_ascii().is_empty() {
-                    last_stderr.clear();
-                    last_stderr.extend_from_slice(&line[..line.len().min(500)]);
+                if source == Source::Stderr {
+                    last_stderr.push(line);
                 }
                 attendant.line(index, source, line, output);
             };
@@ -369,8 +369,9 @@ impl Job {
             return;
         }
         let mut message = format!("PE {} (process {}) {status}", pe.index, pe.pid.as_raw_nonzero());
-        if !pe.last_stderr.is_empty() {
-            message += &format!("; its last line on stderr: {}", String::from_utf8_lossy(&pe.last_stderr));
+        let last = pe.last_stderr.text();
+        if !last.is_empty() {
+            message += &format!("; its last line on stderr: {last}");
         }
         self.say(attendant, &message);
     }

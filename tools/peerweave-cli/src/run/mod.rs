@@ -34,6 +34,9 @@ fn start(args: &RunArgs) -> Result<u8, (u8, String)> {
     let program = program::find(name, std::env::var_os("PATH").as_deref(), beside.as_deref())
         .map_err(|error| (error.exit_code(), error.to_string()))?;
     let meeting = Meeting::hold(&place, n_local).map_err(|error| (exit::LAUNCHER, error.to_string()))?;
+    let mut env = meeting.env();
+    let (host, port) = master(&place).map_err(|error| (exit::LAUNCHER, format!("a free port for MASTER_PORT: {error}")))?;
+    env.extend([("MASTER_ADDR".into(), host.into()), ("MASTER_PORT".into(), port.to_string().into())]);
     let tagged = if args.no_tag { false } else { args.tag || n_local * args.nnodes > 1 };
     let launch = Launch {
         program,
@@ -43,7 +46,7 @@ fn start(args: &RunArgs) -> Result<u8, (u8, String)> {
         n_pes: n_local * args.nnodes,
         machine: args.node_rank,
         n_machines: args.nnodes,
-        env: meeting.env(),
+        env,
         timeout: args.timeout,
         stdin: if args.node_rank == 0 { Stdin::Pass } else { Stdin::Nothing },
         direct_output: n_local == 1 && !tagged,
@@ -65,6 +68,23 @@ fn place(args: &RunArgs) -> Result<Place, String> {
             Err(format!("--rendezvous is {address:?}, expected HOST:PORT, such as 10.0.0.1:29500"))
         }
         (Some(address), n_machines) => Ok(Place::Machines { address: address.clone(), n_machines, machine: args.node_rank }),
+    }
+}
+
+/// Where programs that use torchrun's variables meet: a port that nothing of ours takes. On one machine one that is free now; on several the one after
+/// the rendezvous', since all launchers must find the same.
+fn master(place: &Place) -> std::io::Result<(String, u16)> {
+    match place {
+        Place::ThisMachine => {
+            let free = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?;
+            Ok(("127.0.0.1".to_owned(), free.local_addr()?.port()))
+        }
+        Place::Machines { address, .. } => {
+            let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+            let port: u16 = port.parse().unwrap_or_default();
+            let host = host.trim_start_matches('[').trim_end_matches(']');
+            Ok((host.to_owned(), if port < u16::MAX { port + 1 } else { port - 1 }))
+        }
     }
 }
 

@@ -1,0 +1,67 @@
+//! MPICH's `mpiexec` (Hydra), Intel MPI's, and other starters that speak PMI-1.
+//!
+//! PMI itself is not spoken: its connection belongs to the program's own MPI, if it has one. Its environment has index and count, and MPICH
+//! adds the same for the machine. The job is identified by the process that started its PEs on this machine.
+//!
+//! Invariant: a count that the environment does not say is asked for, never guessed.
+
+use super::{Place, Reader, names};
+use crate::error::BootstrapError;
+use crate::job::Launcher;
+
+pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
+    if !vars.is_set(names::PMI_RANK) || is_slurms(vars) {
+        return Ok(None);
+    }
+    let (pe, n_pes) = vars.index_of(names::PMI_RANK, names::PMI_SIZE)?;
+    let known = |choices: [&'static str; 3]| choices.into_iter().find(|name| vars.is_set(name)).unwrap_or(choices[0]);
+    let count = known([names::MPI_LOCALNRANKS, names::PMI_LOCAL_SIZE, names::LOCAL_N_PES]);
+    let index = known([names::MPI_LOCALRANKID, names::PMI_LOCAL_RANK, names::LOCAL_PE]);
+    let local_n_pes = match vars.number(count, 1, n_pes)? {
+        Some(local_n_pes) => local_n_pes,
+        None if n_pes == 1 => 1,
+        None => return Err(vars.wrong(count, format!("how many of the {n_pes} PEs are on this machine"))),
+    };
+    let local_pe = match vars.number(index, 0, local_n_pes - 1)? {
+        Some(local_pe) => local_pe,
+        None if local_n_pes == n_pes => pe,
+        None => return Err(vars.wrong(index, format!("the index of PE {pe} on its machine"))),
+    };
+    // As under Open MPI: machines alike and filled in order, unless our own variables say otherwise.
+    let (machine, n_machines) = match local_n_pes == n_pes {
+        true => (0, 1),
+        false => {
+            let n_machines = vars.number(names::N_MACHINES, 2, n_pes)?.unwrap_or(n_pes.div_ceil(local_n_pes).max(2));
+            let machine = vars.number(names::MACHINE, 0, n_machines - 1)?;
+            (machine.unwrap_or_else(|| (pe.saturating_sub(local_pe) / local_n_pes).min(n_machines - 1)), n_machines)
+        }
+    };
+    // Each machine has a starter of its own, so that several machines need an address that is chosen.
+    let starter = if n_machines == 1 { vars.0.starter(names::PMI_RANK) } else { None };
+    let Some(starter) = starter.or_else(|| (n_pes == 1 || vars.is_set(names::RENDEZVOUS)).then(String::new)) else {
+        return Err(vars.wrong(names::RENDEZVOUS, "unix:@NAME or tcp:HOST:PORT, since this launcher names neither job nor host"));
+    };
+    Ok(Some(Place {
+        launcher: Launcher::Mpich,
+        pe,
+        n_pes,
+        local_pe,
+        local_n_pes,
+        machine,
+        n_machines,
+        identity: format!("pmi {starter} {n_pes}"),
+        across: Err((names::RENDEZVOUS, "tcp:HOST:PORT on the machine of PE 0, since this launcher names no host")),
+    }))
+}
+
+/// Whether `srun` set these variables: its plugins for PMI number PEs as its own variables do, and the latter say more. Hydra inside an allocation
+/// starts one process of Slurm on each machine, which has another number.
+fn is_slurms(vars: &Reader<'_>) -> bool {
+    let same = |name, other: &[&str]| {
+        let value = vars.text(name);
+        value.is_some() && other.iter().filter_map(|name| vars.text(name)).next() == value
+    };
+    vars.is_set(names::SLURM_STEP_ID)
+        && same(names::PMI_RANK, &[names::SLURM_PROCID])
+        && (!vars.is_set(names::PMI_SIZE) || same(names::PMI_SIZE, &[names::SLURM_STEP_NUM_TASKS, names::SLURM_NTASKS]))
+}
