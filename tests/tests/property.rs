@@ -1,4 +1,6 @@
 //! Random sequences of collectives, on random numbers of PEs, against the oracle; what fails is made smaller.
+//!
+//! The seed is `PEERWEAVE_TEST_SEED`, a number; `.ci/run` chooses a new one in each run and prints it. Without it the sequences are always the same.
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{ReduceOp, World};
@@ -43,10 +45,23 @@ fn run(world: &World, cases: &[Case]) {
     floats.release();
 }
 
+/// The variable with the seed.
+const SEED: &str = "PEERWEAVE_TEST_SEED";
+
+/// The seed of this run. Said before anything runs, so that a failure is shown with it.
+fn seed() -> u64 {
+    let seed = match std::env::var(SEED) {
+        Ok(text) => text.parse().unwrap_or_else(|error| panic!("{SEED} is {text:?}, expected a number below 2^64: {error}")),
+        Err(_) => 0x7065_6572,
+    };
+    println!("seed {seed}; to repeat: {SEED}={seed} cargo test -p peerweave-tests --test property");
+    seed
+}
+
 proptest! {
     #![proptest_config(Config {
         cases: 60,
-        rng_seed: RngSeed::Fixed(0x7065_6572),
+        rng_seed: RngSeed::Fixed(seed()),
         failure_persistence: None,
         max_shrink_iters: 200,
         ..Config::default()

@@ -5,6 +5,7 @@
 //! Invariant: a check that finds a fault prints every place of it and ends with status 1; one that cannot look ends with status 2.
 
 mod abi;
+mod facts;
 mod layers;
 mod safety;
 mod tree;
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cargo_metadata::{CargoOpt, Metadata, MetadataCommand};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Checks of the Peerweave workspace.
 #[derive(Parser)]
@@ -42,6 +43,8 @@ enum Check {
         #[arg(long)]
         nvshmem: PathBuf,
     },
+    /// Files, tests, checks and tools that comments and documents cite exist, and run on the crate that cites them
+    Facts,
     /// No tracked file holds a placeholder, a skipped test or a path of somebody's machine
     Words,
 }
@@ -107,6 +110,14 @@ fn run(check: &Check) -> Result<Findings, Unable> {
         }
         Check::Abi { nccl } => Ok(abi::compare(root, nccl)?),
         Check::AbiNvshmem { nvshmem } => Ok(abi::nvshmem::compare(root, nvshmem)?),
+        Check::Facts => {
+            let files = tree::tracked(root)?;
+            let commands = Arguments::command();
+            let checks = commands.get_subcommands().map(|check| check.get_name().to_owned()).collect();
+            let facts = facts::Facts::of(&files, checks);
+            let faults: Vec<_> = files.iter().flat_map(|file| facts.faults(file, &crate_of(&metadata, &file.path))).collect();
+            Ok(Findings { summary: format!("{} tracked text files\n", files.len()), faults: display(&faults) })
+        }
         Check::Words => {
             let files = tree::tracked(root)?;
             let faults: Vec<_> = files.iter().flat_map(|file| words::faults(&file.path, &file.text)).collect();

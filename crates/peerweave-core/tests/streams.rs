@@ -228,7 +228,7 @@ fn a_release_waits_for_what_still_uses_the_heap() {
     assert!(matches!(&noop.take_calls()[..], [Call::Allocate(_), Call::Submit(Op::Collective(_)), Call::Release(_)]));
 }
 
-/// A worker writes a buffer while another thread reads it: a mixture of old and new, nothing worse (for ThreadSanitizer and miri).
+/// A worker writes a buffer while another thread reads it: a mixture of old and new, nothing worse (for ThreadSanitizer).
 #[test]
 fn a_buffer_may_be_read_while_an_operation_writes_it() {
     let (noop, world) = held();

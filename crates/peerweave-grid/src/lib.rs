@@ -20,7 +20,8 @@
 //! - **Reads of shared memory that was never written**: its first content differs by seed.
 //!
 //! # What it does not find
-//! Memory is sequentially consistent among the threads of one grid: a missing fence shows up on a GPU or under loom only.
+//! Memory is sequentially consistent among the threads of one grid: a missing fence shows up on a GPU, or in a model check,
+//! only.
 
 mod block;
 mod context;

@@ -178,7 +178,7 @@ fn peer_access_is_enabled_once_and_disabled_once() {
     });
 }
 
-/// What cudarc 0.19.10 calls, by its safe layer and by `result.rs`.
+/// What cudarc 0.19.10 calls, by its safe layer and by its module `result`.
 const CALLED_BY_CUDARC: &str = "\
     cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy_v2 cuCtxGetCacheConfig cuCtxGetCurrent cuCtxGetLimit
     cuCtxGetStreamPriorityRange cuCtxSetCacheConfig cuCtxSetCurrent cuCtxSetFlags cuCtxSetLimit cuCtxSynchronize
