@@ -43,6 +43,27 @@ pub fn is_capturing(stream: &CudaStream) -> Result<bool, DriverError> {
     Ok(means_capturing(status)?)
 }
 
+/// After work was enqueued on a stream that was not being captured when [`is_capturing`] was asked: an error if another thread has begun to capture it meanwhile.
+///
+/// The work may be in that graph, and a replay would use memory that nothing keeps. So the capture is invalidated, and there will be no graph.
+///
+/// # Errors
+/// [`DriverError::CaptureBegun`]; as [`is_capturing`].
+#[inline]
+pub fn refuse_capture_begun(call: &'static str, stream: &CudaStream) -> Result<(), DriverError> {
+    // The default stream cannot be captured.
+    if is_of_every_context(stream) || !is_capturing(stream)? { Ok(()) } else { Err(invalidate(call, stream)) }
+}
+
+#[cold]
+fn invalidate(call: &'static str, stream: &CudaStream) -> DriverError {
+    if let Ok(driver) = Driver::get() {
+        // SAFETY: the stream is live. The question is forbidden while a stream is being captured, and invalidates the capture.
+        let _ = unsafe { driver.api().cuStreamQuery(stream.cu_stream()) };
+    }
+    DriverError::CaptureBegun { call }
+}
+
 /// Whether a stream cannot be asked what it has to do now, and can be later: it is being captured, or its owner has not ended yet a capture that was
 /// spoiled, or it is the default stream while a stream that it waits for is being captured.
 ///

@@ -11,7 +11,9 @@ use peerweave_types::Element;
 
 use crate::cudarc::driver::CudaStream;
 use crate::driver::bind;
-use crate::{CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, is_capturing, refuse_per_thread, wait};
+use crate::{
+    CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, is_capturing, refuse_capture_begun, refuse_per_thread, wait,
+};
 
 /// That `count` elements can be copied to or from all of a buffer, in the order of `stream`, now.
 ///
@@ -69,6 +71,7 @@ pub fn copy_from_host<T: Element>(
     let code = unsafe { api.cuMemcpyHtoDAsync_v2(to.address(), values.as_ptr().cast(), bytes, stream.cu_stream()) }?;
     drop(to);
     CudaError::check("cuMemcpyHtoDAsync_v2", code)?;
+    refuse_capture_begun(call, stream)?;
     pass(call, stream, start, deadline)?;
     drop(ManuallyDrop::into_inner(values));
     Ok(())
@@ -96,6 +99,7 @@ pub fn copy_to_host<T: Element>(
         let code = unsafe { api.cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), from.address(), bytes, stream.cu_stream()) }?;
         drop(from);
         CudaError::check("cuMemcpyDtoHAsync_v2", code)?;
+        refuse_capture_begun(call, stream)?;
         pass(call, stream, start, deadline)?;
     }
     Ok(ManuallyDrop::into_inner(values))

@@ -114,6 +114,14 @@ pub enum DriverError {
         /// What was called.
         call: &'static str,
     },
+    /// Another thread began to capture the stream while work was being enqueued that is not for a graph. The capture was invalidated.
+    #[error(
+        "{call}: another thread began to capture the stream during the call, and a graph would replay it with memory that nothing keeps: the capture was invalidated"
+    )]
+    CaptureBegun {
+        /// What was called.
+        call: &'static str,
+    },
     /// The stream in whose order the buffer is freed is being captured into a graph, so that it cannot be made to wait for work on another stream.
     #[error(
         "{call}: the buffer's own stream is being captured into a graph, and cannot wait for work on another stream: end the capture first, or use DeviceMemory"

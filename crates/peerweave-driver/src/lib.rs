@@ -38,7 +38,7 @@ mod wait;
 
 pub use api::Api;
 pub use buffer::{Access, DeviceBuffer, DeviceBufferMut, Keep, Raw};
-pub use capture::{is_capturing, keep_in_graph, relaxed};
+pub use capture::{is_capturing, keep_in_graph, refuse_capture_begun, relaxed};
 pub use code::CudaCode;
 pub use copy::{check_copy, copy_from_host, copy_to_host};
 pub use cudarc;

@@ -18,7 +18,7 @@ use crate::cudarc::driver::{CudaContext, CudaStream};
 use crate::driver::bind;
 use crate::{
     Access, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, Retired, Streams, alloc_when_freed,
-    copy_from_host, copy_to_host, deadline_after, free, is_capturing, reaper, refuse_per_thread, relaxed,
+    copy_from_host, copy_to_host, deadline_after, free, is_capturing, reaper, refuse_capture_begun, refuse_per_thread, relaxed,
 };
 
 /// The longest wait for a stream that has a copy to or from the host.
@@ -114,6 +114,7 @@ impl<T: Element> DeviceMemory<T> {
             // SAFETY: the range was just allocated, and it is freed after this stream's work.
             let code = unsafe { Driver::get()?.api().cuMemsetD8Async(memory.address(), 0, bytes, stream.cu_stream()) }?;
             CudaError::check("cuMemsetD8Async", code)?;
+            refuse_capture_begun("DeviceMemory::zeroed", stream)?;
         }
         Ok(memory)
     }

@@ -3,12 +3,13 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use common::{LONG, SHORT, block, device, unblock};
+use common::{LONG, SHORT, block, device, fail, unblock};
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use peerweave_driver::{DeviceBuffer, DeviceBufferMut, DriverError, copy_to_host, is_capturing, wait};
+use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, DriverError, copy_to_host, is_capturing, wait};
 use peerweave_fakes::Fakes;
 
 const RELAXED: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -81,5 +82,33 @@ fn work_that_ends_ends_the_drop_of_its_access() {
         });
         assert!(wait(&other, Instant::now()).expect("a live stream"), "the access was dropped under its work");
         own.end_capture(NO_FLAGS).expect("nothing spoiled it");
+    });
+}
+
+/// Begins to capture the stream while the driver is late with a call of that name, which was not to be captured.
+fn captured_meanwhile<R>(stream: &Arc<CudaStream>, late: &str, call: impl FnOnce() -> Result<R, DriverError>) {
+    fail(&format!("{late}:*=400ms"));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(150));
+            stream.begin_capture(RELAXED).expect("it is not being captured yet");
+        });
+        let error = call().map(drop).expect_err("a graph would replay it");
+        assert!(matches!(error, DriverError::CaptureBegun { .. }), "{error}");
+    });
+    fail("");
+    assert!(stream.end_capture(NO_FLAGS).is_err(), "{late} is in a graph");
+}
+
+#[test]
+fn capture_begun_during_a_copy_gives_no_graph() {
+    Fakes::new().cuda().run(|| {
+        let (_, stream) = device();
+        let mut memory = DeviceMemory::<u8>::zeroed(&stream, 64).expect("room");
+        captured_meanwhile(&stream, "cuMemcpyHtoDAsync_v2", || memory.copy_from(&stream, &[1; 64]));
+        captured_meanwhile(&stream, "cuMemcpyDtoHAsync_v2", || memory.to_vec(&stream));
+        captured_meanwhile(&stream, "cuMemsetD8Async", || DeviceMemory::<u8>::zeroed(&stream, 64));
+        memory.copy_from(&stream, &[2; 64]).expect("no capture");
+        assert_eq!(memory.to_vec(&stream).expect("no capture"), [2; 64]);
     });
 }

@@ -61,36 +61,6 @@ fn copy_that_may_still_come_reads_nothing_of_the_callers() {
 }
 
 #[test]
-fn copies_that_a_capture_took_use_no_memory_of_the_host_that_is_gone() {
-    Fakes::new().cuda().run(|| {
-        let (_, stream) = device();
-        // So much that the system has it back, and notices, as soon as it is dropped.
-        let values = vec![3; 8 << 20];
-        let memory = DeviceMemory::<u8>::zeroed(&stream, values.len()).expect("room");
-        assert!(wait(&stream, Instant::now() + LONG).expect("it is filled"));
-        for orders in ["cuMemcpyHtoDAsync_v2:1=300ms", "cuMemcpyDtoHAsync_v2:1=300ms"] {
-            fail(orders);
-            let (error, graph) = std::thread::scope(|scope| {
-                let copying = scope.spawn(|| match orders.contains("HtoD") {
-                    true => memory.clone().copy_from(&stream, &values).expect_err("it is captured"),
-                    false => memory.to_vec(&stream).map(drop).expect_err("it is captured"),
-                });
-                // While the call is on its way to the driver.
-                std::thread::sleep(Duration::from_millis(100));
-                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("capture");
-                let error = copying.join().expect("no panic");
-                (error, stream.end_capture(CUgraphInstantiate_flags(0)).expect("nobody spoiled it").expect("a graph"))
-            });
-            fail("");
-            assert!(matches!(error, DriverError::Capturing { .. }), "{error}");
-            graph.launch().expect("it can be launched");
-            assert!(wait(&stream, Instant::now() + LONG).expect("it is done"));
-        }
-        assert!(memory.to_vec(&stream).expect("the copy ends") == values);
-    });
-}
-
-#[test]
 fn wrong_lengths_ranges_and_devices_are_named() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();

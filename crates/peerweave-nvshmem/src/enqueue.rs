@@ -5,7 +5,9 @@
 
 use std::sync::{Arc, PoisonError};
 
-use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceBufferMut, Keep, is_capturing, keep_in_graph};
+use peerweave_driver::{
+    Access, CudaStream, DeviceBuffer, DeviceBufferMut, Keep, is_capturing, keep_in_graph, refuse_capture_begun,
+};
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::{Element, Pe};
 
@@ -181,8 +183,12 @@ impl<'a> Enqueue<'a> {
         };
         // Also where there is no memory that knows of it, as in a quiet: the end waits for it.
         self.inner.used.note(self.stream);
-        let result = self.inner.issue(self.call, function)?;
+        let result = self.inner.issue(self.call, function);
+        // What was not captured when it was asked for has borrowed memory, or memory that only the streams' list keeps.
+        let alone = if self.capturing { Ok(()) } else { refuse_capture_begun(self.call, self.stream) };
+        let result = result?;
         check(&result)?;
+        alone?;
         // Not before: a call that failed has taken nothing over.
         if let (Leaving::TakenOver, Some(mut left)) = (self.left, left) {
             left.empty();

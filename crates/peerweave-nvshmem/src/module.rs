@@ -45,7 +45,8 @@ impl Context {
     /// [`NvshmemError::Timeout`], [`NvshmemError::Dead`].
     ///
     /// # Safety
-    /// The module is loaded in this context's device, and stays so while `keep` lives.
+    /// The module is loaded in this context's device, and stays so while `keep` lives. Its kernels run while the guard lives, and not after it was dropped: NVSHMEM's
+    /// state is taken from them then.
     pub unsafe fn init_module(&self, module: CUmodule, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
         let (address, held) = (module.expose_provenance(), Held::new(&self.inner.context, keep));
         self.told("nvshmemx_cumodule_init", &held, move |api| {
@@ -61,7 +62,7 @@ impl Context {
     /// As [`init_module`](Self::init_module).
     ///
     /// # Safety
-    /// The library is loaded and stays so while `keep` lives.
+    /// The library is loaded and stays so while `keep` lives. Its kernels run as those of [`init_module`](Self::init_module) do.
     pub unsafe fn init_library(&self, library: CUlibrary, keep: Keep) -> Result<ModuleGuard, NvshmemError> {
         let (address, held) = (library.expose_provenance(), Held::new(&self.inner.context, keep));
         self.told("nvshmemx_culibrary_init", &held, move |api| {

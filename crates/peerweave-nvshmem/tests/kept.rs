@@ -227,7 +227,7 @@ fn an_nvshmem_of_somebody_else_in_the_process_is_not_taken_for_ours() {
 
 #[test]
 fn time_that_nothing_takes_is_no_time_that_something_may_take() {
-    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_malloc=1000").run_many(1, |child| {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_malloc=4000").run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let error = here.context.alloc::<u8>(8).expect_err("it takes too long");
         assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{Hold, device, fail_driver, fakes, misuse, start};
-use peerweave_driver::cudarc::driver::sys::CUcontext;
-use peerweave_driver::{DeviceBuffer, DeviceMemory, Driver, Keep, Raw};
-use peerweave_nvshmem::MisuseKind;
+use peerweave_driver::cudarc::driver::sys::{CUcontext, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use peerweave_driver::{DeviceBuffer, DeviceMemory, Driver, DriverError, Keep, Raw};
+use peerweave_nvshmem::{MisuseKind, NvshmemError};
 
 const A_WHILE: Duration = Duration::from_millis(300);
 
@@ -119,6 +119,33 @@ fn dropped_registration_leaves_the_current_context() {
         assert!(code.is_ok_and(|code| code == peerweave_driver::CudaCode::SUCCESS));
         assert_eq!(current, one.cu_ctx(), "a destructor changed the thread's current context");
         drop(memory);
+        here.end();
+    });
+}
+
+#[test]
+fn capture_begun_during_a_put_gives_no_graph() {
+    fakes().run_many(1, |child| {
+        let here = start(&child);
+        let (target, source) = (here.context.alloc_zeroed::<u64>(16), here.context.alloc_zeroed::<u64>(16));
+        let (target, source) = (target.expect("memory"), source.expect("memory"));
+        // The PEs that are reached are looked up once.
+        here.context.put(&target, &source, here.context.pe(), &here.stream).expect("enqueued");
+        // Between the question whether the stream is captured and the call.
+        fail_driver("cuCtxGetCurrent:1=400ms");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(150));
+                let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+                here.stream.begin_capture(relaxed).expect("it is not being captured yet");
+            });
+            let error = here.context.put(&target, &source, here.context.pe(), &here.stream).expect_err("a graph would replay it");
+            assert!(matches!(error, NvshmemError::Cuda(DriverError::CaptureBegun { .. })), "{error}");
+        });
+        fail_driver("");
+        assert!(here.stream.end_capture(CUgraphInstantiate_flags(0)).is_err(), "the put is in a graph that keeps nothing");
+        here.context.free(source).expect("freed");
+        here.context.free(target).expect("freed");
         here.end();
     });
 }

@@ -495,7 +495,7 @@ fn ways_to_meet_that_are_no_launcher_s_are_refused_before_nvshmem_gives_up_for_e
         let context = Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)).expect("it starts");
         let other = says(
             Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(SHORT)),
-            &["a deadline of 20s", "a deadline of 500ms"],
+            &["a deadline of 20s", &format!("a deadline of {SHORT:?}")],
         );
         assert!(other.misuse_kind().is_some(), "{other}");
         context.finalize().expect("it ends");

@@ -3,7 +3,7 @@
 //! N processes (or threads) map one heap all to all; every pair is written and read with patterns; the heap grows; many rounds of allocation leave
 //! no memory behind. The line `way: ...` says how the memory really went from one PE to the others; with `--fabric` it holds `FELL BACK` and the
 //! reason where fabric handles are not to be had. With `--kill` one process is killed while its memory is mapped, and the others must get an error that names it.
-//! The last line is `OK ...` or `FAILED ...`. No wait is longer than 20 seconds. Multicast objects are never touched.
+//! Before the last line, `OK ...` or `FAILED ...`, comes a table of PE 0's steps. No wait is longer than 20 seconds, and the whole ends after 260 seconds. Multicast objects are never touched.
 
 use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
@@ -61,6 +61,7 @@ struct Plan {
 
 fn main() -> ExitCode {
     let plan = Plan::parse();
+    end_after(WHOLE_RUN + WAIT);
     if std::env::var_os(CHILD).is_some() {
         let outcome = Job::from_env().map_err(Failure::from).and_then(|job| {
             let pe = job.pe;
@@ -82,6 +83,35 @@ fn main() -> ExitCode {
         Err(error) => {
             println!("FAILED {error}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// Ends this process after so long, whatever hangs.
+fn end_after(longest: Duration) {
+    std::thread::spawn(move || {
+        std::thread::sleep(longest);
+        println!("FAILED not done after {longest:?}");
+        std::process::exit(1);
+    });
+}
+
+/// The steps of a PE, each with how long it took.
+#[derive(Default)]
+struct Steps(Vec<(&'static str, Duration, bool)>);
+
+impl Steps {
+    fn time<R>(&mut self, what: &'static str, step: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
+        let start = Instant::now();
+        let done = step();
+        self.0.push((what, start.elapsed(), done.is_ok()));
+        done
+    }
+
+    fn print(&self) {
+        println!("{:<32} {:>9}  {}", "step", "seconds", "result");
+        for (what, took, passed) in &self.0 {
+            println!("{what:<32} {:>9.1}  {}", took.as_secs_f64(), if *passed { "OK" } else { "FAILED" });
         }
     }
 }
@@ -201,16 +231,25 @@ fn soon() -> Instant {
 
 /// One PE.
 fn pe(job: &Job, plan: &Plan) -> Result<(), Failure> {
+    let mut steps = Steps::default();
+    let outcome = walk(job, plan, &mut steps);
+    if job.pe.get() == 0 {
+        steps.print();
+    }
+    outcome
+}
+
+fn walk(job: &Job, plan: &Plan, steps: &mut Steps) -> Result<(), Failure> {
     let rendezvous = Arc::new(Rendezvous::join(job, Options { deadline: WAIT, ..Options::default() })?);
     let devices = Driver::get()?.device_count()?;
     let context = peerweave_driver::context(job.pe.index() % devices)?;
     let stream = context.new_stream()?;
     let pes = Pes { rendezvous, stream, me: job.pe.get(), n: job.n_pes, sharing: plan.sharing(), context };
     if plan.kill {
-        return killed(&pes);
+        return steps.time("a PE is killed", || killed(&pes));
     }
     let before = steady(&pes)?;
-    exchange_and_grow(&pes)?;
+    steps.time("all to all, growth", || exchange_and_grow(&pes))?;
     let after_heap = steady(&pes)?;
     // A driver keeps page tables, and memory for streams, of the most that were there at once. So each kind of round goes twice: what the first pass keeps
     // is told, and the second may keep nothing.
@@ -222,7 +261,7 @@ fn pe(job: &Job, plan: &Plan) -> Result<(), Failure> {
         let first = steady(&pes)?;
         body(&pes, (n / 10).max(2))?;
         let second = steady(&pes)?;
-        body(&pes, n)?;
+        steps.time(kind, || body(&pes, n))?;
         let third = steady(&pes)?;
         let lost = |before: usize, after: usize| before as i64 - after as i64;
         kept.push(format!("{kind} {}, then {}", lost(first, second), lost(second, third)));
@@ -235,7 +274,7 @@ fn pe(job: &Job, plan: &Plan) -> Result<(), Failure> {
     pes.say(&format!("free memory: {before} before, {after_heap} after the first heap, {after} at the end (bytes)"));
     pes.barrier("measured")?;
     if pes.me == 0 {
-        pairs(&pes, devices)?;
+        steps.time("every pair of devices", || pairs(&pes, devices))?;
     }
     pes.barrier("end")?;
     Arc::into_inner(pes.rendezvous).ok_or("a heap still holds the rendezvous")?.leave()?;

@@ -5,7 +5,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut, DriverError, check_copy, copy_from_host, copy_to_host};
+use peerweave_driver::{
+    CudaStream, DeviceBuffer, DeviceBufferMut, DriverError, check_copy, copy_from_host, copy_to_host, refuse_capture_begun,
+};
 use peerweave_types::Element;
 
 use crate::raw;
@@ -94,7 +96,8 @@ pub fn copy<T: Element>(
     // Last: a buffer of somebody else's may make another context current.
     raw::bind(stream.context())?;
     // SAFETY: both ranges have that many bytes and stay until the stream has passed the copy, which their accesses promise.
-    raw::done("cuMemcpyAsync", unsafe { raw::api()?.cuMemcpyAsync(to.address(), from.address(), bytes, stream.cu_stream()) })
+    raw::done("cuMemcpyAsync", unsafe { raw::api()?.cuMemcpyAsync(to.address(), from.address(), bytes, stream.cu_stream()) })?;
+    Ok(refuse_capture_begun("copy", stream)?)
 }
 
 /// Copies `values` to a device buffer after what `stream` has before, and waits until that is done.
@@ -137,7 +140,8 @@ pub fn zero<T: Element>(stream: &Arc<CudaStream>, target: &mut impl DeviceBuffer
     let to = target.write(stream)?;
     raw::bind(stream.context())?;
     // SAFETY: the range has that many bytes and stays until the stream has passed the filling, which its access promises.
-    raw::done("cuMemsetD8Async", unsafe { raw::api()?.cuMemsetD8Async(to.address(), 0, bytes, stream.cu_stream()) })
+    raw::done("cuMemsetD8Async", unsafe { raw::api()?.cuMemsetD8Async(to.address(), 0, bytes, stream.cu_stream()) })?;
+    Ok(refuse_capture_begun("zero", stream)?)
 }
 
 /// The bytes of `count` elements.

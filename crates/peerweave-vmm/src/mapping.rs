@@ -178,7 +178,9 @@ impl Mapping {
 
     /// What keeps it mapped, for graphs.
     pub fn keep(&self) -> Keep {
-        Arc::<Inner>::clone(&self.inner)
+        // Locked until there is another handle, which `allow` counts.
+        let _known = self.inner.rights.lock().unwrap_or_else(PoisonError::into_inner);
+        keep_of(&self.inner)
     }
 
     /// Says that no work was ever given its addresses, so that it goes without waiting for the streams that it shares with others.
@@ -189,6 +191,11 @@ impl Mapping {
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.inner.streams.note(stream);
     }
+}
+
+/// A handle of its own: of a `Weak` of it nobody makes a handle that `allow` did not count.
+fn keep_of(inner: &Arc<Inner>) -> Keep {
+    Arc::new(Arc::clone(inner))
 }
 
 impl Drop for Inner {
@@ -256,7 +263,7 @@ impl<T> MappedMemory<T> {
     }
 
     fn keep_alive(&self) -> Keep {
-        Arc::<Inner>::clone(&self.mapping)
+        keep_of(&self.mapping)
     }
 }
 

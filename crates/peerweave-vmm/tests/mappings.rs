@@ -391,3 +391,21 @@ fn work_on_a_captured_stream_is_refused_since_the_graph_would_outlive_the_memory
         drop(stream.end_capture(CUgraphInstantiate_flags(0)));
     });
 }
+
+#[test]
+fn weak_handle_of_a_mapping_makes_none_without_rights() {
+    Fakes::new().cuda().run(|| {
+        let context = context(0);
+        let granularity = Granularity::of_device(0, Exportable::NOWHERE).expect("virtual memory").recommended;
+        let physical = PhysicalMemory::create(&context, granularity, Exportable::NOWHERE).expect("room");
+        let mapping = Reservation::new(&context, granularity, granularity).expect("addresses").map(0, &physical, granularity);
+        let mapping = mapping.expect("mapped");
+        mapping.allow(&[0], Rights::ReadWrite).expect("allowed");
+        let (of_mapping, of_memory) = (mapping.keep(), mapping.memory::<u8>(0).expect("rights").keep().expect("it is owned").1);
+        let weak = [Arc::downgrade(&of_mapping), Arc::downgrade(&of_memory)];
+        assert!(mapping.allow(&[0], Rights::None).is_err(), "somebody keeps it");
+        drop((of_mapping, of_memory));
+        mapping.allow(&[0], Rights::None).expect("nobody keeps it");
+        assert!(weak.iter().all(|weak| weak.upgrade().is_none()), "what was kept cannot be accessed any more");
+    });
+}

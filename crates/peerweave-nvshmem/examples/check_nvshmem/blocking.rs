@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use peerweave_driver::DeviceMemory;
-use peerweave_nvshmem::Strides;
+use peerweave_nvshmem::{Context, NvshmemError, Strides};
 use peerweave_types::{AtomicInteger, Compare, F8E4M3};
 
 use crate::Failure;
@@ -58,6 +58,26 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     checks.same("put_value_blocking", &found, |index| if index == 7 { T::sample(previous, 11) } else { T::default() });
     let value = context.get_value(&source.slice(13..14)?, next, &stream)?;
     checks.same("get_value", &[value], |_| T::sample(next.get(), 13));
+    // What the host and what streams have put is there after each barrier that the host waits for.
+    let barriers: [(&'static str, fn(&Context) -> Result<(), NvshmemError>); 2] = [
+        ("barrier_blocking after put_blocking", |context| context.world().barrier_blocking()),
+        ("barrier_all_blocking after put_blocking", Context::barrier_all_blocking),
+    ];
+    for (name, barrier) in barriers {
+        target.copy_from(&stream, &blank)?;
+        checks.world.barrier_blocking()?;
+        context.put_blocking(&target, &source, next)?;
+        barrier(context)?;
+        checks.same(name, &target.to_vec(&stream)?, |index| T::sample(previous, index));
+        checks.world.barrier_blocking()?;
+    }
+    target.copy_from(&stream, &blank)?;
+    checks.world.barrier_blocking()?;
+    context.put_nbi(&target, &source, next, &stream)?;
+    // The barrier completes what was left, which the stream has to come to first.
+    stream.synchronize()?;
+    context.barrier_all_blocking()?;
+    checks.same("barrier_all_blocking after put_nbi", &target.to_vec(&stream)?, |index| T::sample(previous, index));
     checks.world.barrier_blocking()?;
     context.free(source)?;
     context.free(target)?;

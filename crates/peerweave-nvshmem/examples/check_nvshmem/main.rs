@@ -9,6 +9,9 @@
 //! last PE alone). There the check is that every other PE gets an error that says what happened, in time. The last line is `OK n checks` or
 //! `FAILED ...`, of one PE `PE 0: OK n checks` or `FAILED PE 0: ...`; the exit status says the same. No wait is longer than 20 seconds. Multicast is
 //! switched off whatever the environment says.
+//!
+//! Before the last line comes a table of the parts: how many PEs passed, how much they checked, and how long the slowest took. The whole ends after 400 seconds,
+//! whatever hangs.
 
 mod blocking;
 mod lifetimes;
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         println!("{}", library.path().display());
         return ExitCode::SUCCESS;
     }
+    end_after(WHOLE_RUN + WAIT);
     match run(&asked) {
         Ok(line) => {
             println!("{line}");
@@ -77,6 +81,51 @@ fn main() -> ExitCode {
         Err(error) => {
             println!("FAILED {error}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// Ends this process after so long, whatever hangs.
+fn end_after(longest: Duration) {
+    std::thread::spawn(move || {
+        std::thread::sleep(longest);
+        println!("FAILED not done after {longest:?}");
+        // SAFETY: it only ends the process.
+        unsafe { libc::_exit(1) }
+    });
+}
+
+/// What a PE says of a part that it has passed.
+struct Passed {
+    part: String,
+    checks: usize,
+    seconds: f64,
+}
+
+impl Passed {
+    const MARK: &str = "PASSED ";
+
+    fn say(part: &str, checks: usize, took: Duration) {
+        println!("{}{part} {checks} {:.1}", Self::MARK, took.as_secs_f64());
+    }
+
+    fn read(line: &str) -> Option<Self> {
+        let [part, checks, seconds] = line.strip_prefix(Self::MARK)?.split(' ').collect::<Vec<_>>().try_into().ok()?;
+        Some(Self { part: part.to_owned(), checks: checks.parse().ok()?, seconds: seconds.parse().ok()? })
+    }
+
+    /// The parts in their order, each with how many PEs passed it.
+    fn print(all: &[Self]) {
+        if all.is_empty() {
+            return;
+        }
+        println!("{:<12} {:>4} {:>8} {:>9}", "part", "PEs", "checks", "seconds");
+        for part in PARTS {
+            let of_part: Vec<&Self> = all.iter().filter(|passed| passed.part == part).collect();
+            let (checks, slowest) = (of_part.iter().map(|passed| passed.checks), of_part.iter().map(|passed| passed.seconds));
+            if !of_part.is_empty() {
+                println!("{part:<12} {:>4} {:>8} {:>9.1}", of_part.len(), checks.sum::<usize>(), slowest.fold(0.0, f64::max));
+            }
         }
     }
 }
@@ -112,15 +161,16 @@ fn parent(asked: &Asked) -> Result<usize, Failure> {
         let mut child = command.args(std::env::args().skip(1)).envs(job.to_vars()).stdout(Stdio::piped()).spawn()?;
         let output = BufReader::new(child.stdout.take().ok_or("a child without output")?);
         readers.push(std::thread::spawn(move || {
-            let mut checks = 0;
+            let (mut checks, mut passed) = (0, Vec::new());
             for line in output.lines().map_while(Result::ok) {
                 let number = line.split_once(OK).and_then(|(_, rest)| rest.strip_suffix(" checks")?.parse::<usize>().ok());
-                match number {
-                    Some(number) => checks += number,
-                    None => println!("{line}"),
+                match (number, Passed::read(&line)) {
+                    (Some(number), _) => checks += number,
+                    (None, Some(part)) => passed.push(part),
+                    (None, None) => println!("{line}"),
                 }
             }
-            checks
+            (checks, passed)
         }));
         children.0.push(child);
     }
@@ -141,7 +191,9 @@ fn parent(asked: &Asked) -> Result<usize, Failure> {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
-    let checks = readers.into_iter().filter_map(|reader| reader.join().ok()).sum();
+    let read: Vec<_> = readers.into_iter().filter_map(|reader| reader.join().ok()).collect();
+    let checks = read.iter().map(|(checks, _)| checks).sum();
+    Passed::print(&read.into_iter().flat_map(|(_, passed)| passed).collect::<Vec<_>>());
     if failed.is_empty() { Ok(checks) } else { Err(failed.join(", ").into()) }
 }
 
@@ -193,8 +245,14 @@ fn everything(only: Option<&str>, job: &Job, rendezvous: &Arc<Rendezvous>) -> Re
     let asked = |part: &str| only.is_none_or(|only| only == part);
     let parts: Vec<_> = all.into_iter().filter(|(part, _)| asked(part)).collect();
     let mut count = 0;
+    let lifetimes = || {
+        let start = Instant::now();
+        let count = lifetimes::run(job, rendezvous).map_err(|error| format!("in lifetimes: {error}"))?;
+        Passed::say("lifetimes", count, start.elapsed());
+        Ok::<_, Failure>(count)
+    };
     if parts.is_empty() {
-        return lifetimes::run(job, rendezvous);
+        return lifetimes();
     }
     let device = peerweave_driver::context(job.local_pe as usize)?;
     let start = Instant::now();
@@ -211,7 +269,9 @@ fn everything(only: Option<&str>, job: &Job, rendezvous: &Arc<Rendezvous>) -> Re
     let mut checks = scenarios::Checks::new(&context, rendezvous)?;
     let mut left = 0;
     for (part, run) in parts {
+        let (start, before) = (Instant::now(), checks.count());
         run(&mut checks).map_err(|error| format!("in {part}: {error}"))?;
+        Passed::say(part, checks.count() - before, start.elapsed());
         // One mistake leaves memory that nobody may free, on purpose.
         left += usize::from(part == "mistakes");
     }
@@ -222,7 +282,7 @@ fn everything(only: Option<&str>, job: &Job, rendezvous: &Arc<Rendezvous>) -> Re
     }
     count += 1;
     if asked("lifetimes") {
-        count += lifetimes::run(job, rendezvous).map_err(|error| format!("in lifetimes: {error}"))?;
+        count += lifetimes()?;
     }
     Ok(count)
 }

@@ -41,6 +41,11 @@ impl<'a> Checks<'a> {
         self.context.n_pes()
     }
 
+    /// How much was checked so far.
+    pub(crate) fn count(&self) -> usize {
+        self.counts.values().map(|(right, wrong)| right + wrong).sum()
+    }
+
     pub(crate) fn next(&self) -> Pe {
         Pe::new((self.pe() + 1) % self.n())
     }
@@ -348,6 +353,11 @@ fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
         // A part of such a team.
         let part = team.split_strided(0, 1, n - 1, TeamConfig::default())?;
         checks.check("team", part.is_some() == (pe != 0), || format!("{part:?}"));
+        // The same, counted down.
+        let down = world.split_strided(n - 1, -1, n, TeamConfig::default())?.ok_or("all are in it")?;
+        checks.check("team", down.members() == backwards && down.rank().get() == n - 1 - pe, || format!("{down:?}"));
+        down.barrier_blocking()?;
+        down.destroy()?;
         teams.push(("backwards", Some(team)));
         teams.push(("backwards, but the last", part));
     }
