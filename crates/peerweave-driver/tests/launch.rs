@@ -7,12 +7,12 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use peerweave_driver::cudarc::driver::sys::CUstreamCaptureMode;
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::launch::{Arguments, Image, LaunchConfig, LaunchError, LoadedKernel, Module};
 use peerweave_driver::{CudaContext, DeviceMemory, DriverError, Keep};
 use peerweave_fakes::Fakes;
 
-use common::{LONG, block, calls, comes, device, fake, unblock};
+use common::{LONG, block, calls, comes, device, fail, fake, unblock};
 
 const PTX: &str = "
 .version 7.8
@@ -248,5 +248,25 @@ fn driver_that_cannot_tell_parameters_still_launches() {
         let memory = DeviceMemory::zeroed(&stream, 1).expect("room");
         launch(&kernel, &stream, LaunchConfig::new(1, 1), &memory).expect("it is launched");
         assert_eq!(memory.to_vec(&stream).expect("read"), [40]);
+    });
+}
+
+#[test]
+fn capture_begun_during_a_launch_gives_no_graph() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let kernel = loaded(&context);
+        let memory = DeviceMemory::zeroed(&stream, 1).expect("room");
+        fail("cuLaunchKernelEx:1=400ms");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(150));
+                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it is not being captured yet");
+            });
+            let error = launch(&kernel, &stream, LaunchConfig::new(1, 1), &memory).expect_err("a graph would keep nothing");
+            assert!(matches!(error, DriverError::CaptureBegun { .. }), "{error}");
+        });
+        fail("");
+        assert!(stream.end_capture(CUgraphInstantiate_flags(0)).is_err(), "the launch is in a graph");
     });
 }

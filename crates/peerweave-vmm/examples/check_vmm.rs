@@ -109,7 +109,7 @@ impl Steps {
     }
 
     fn print(&self) {
-        println!("{:<32} {:>9}  {}", "step", "seconds", "result");
+        println!("{:<32} {:>9}  result", "step", "seconds");
         for (what, took, passed) in &self.0 {
             println!("{what:<32} {:>9.1}  {}", took.as_secs_f64(), if *passed { "OK" } else { "FAILED" });
         }

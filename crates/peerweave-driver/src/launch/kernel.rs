@@ -18,7 +18,7 @@ use crate::cudarc::driver::CudaStream;
 use crate::cudarc::driver::sys::CUdevice_attribute as Attribute;
 use crate::cudarc::driver::sys::CUfunction;
 use crate::driver::bind;
-use crate::{CudaCode, Driver, DriverError, Keep, is_capturing, keep_in_graph, refuse_per_thread};
+use crate::{CudaCode, Driver, DriverError, Keep, is_capturing, keep_in_graph, refuse_capture_begun, refuse_per_thread};
 
 /// Shared memory that every block may have without being allowed more, in bytes.
 const SHARED_BYTES: u32 = 48 << 10;
@@ -156,7 +156,8 @@ impl LoadedKernel {
     ///
     /// # Errors
     /// Before anything is enqueued: [`LaunchError::Count`], [`LaunchError::Argument`], [`LaunchError::Shape`], [`LaunchError::NotResident`],
-    /// [`DriverError::WrongDevice`], [`DriverError::PerThreadStream`]. What the driver says of the launch.
+    /// [`DriverError::WrongDevice`], [`DriverError::PerThreadStream`]. What the driver says of the launch. [`DriverError::CaptureBegun`] afterwards, where another
+    /// thread has begun to capture the stream meanwhile.
     ///
     /// # Safety
     /// The kernel does with these arguments only what is allowed: the memory that they refer to stays until the kernel has ended, or for as long as `keep`
@@ -178,7 +179,8 @@ impl LoadedKernel {
         self.check_arguments(arguments)?;
         self.check_residency(config)?;
         self.module.streams.note(stream);
-        if is_capturing(stream)? {
+        let is_captured = is_capturing(stream)?;
+        if is_captured {
             let mut keep = keep;
             keep.push(Arc::<Loaded>::clone(&self.module));
             keep_in_graph(stream, keep)?;
@@ -188,7 +190,8 @@ impl LoadedKernel {
         let attributes: Vec<RawAttribute> =
             [(config.cooperative, RawAttribute::COOPERATIVE), (config.programmatic, RawAttribute::PROGRAMMATIC)]
                 .into_iter()
-                .filter_map(|(wanted, id)| wanted.then(|| RawAttribute::on(id)))
+                .filter(|(wanted, _)| *wanted)
+                .map(|(_, id)| RawAttribute::on(id))
                 .collect();
         let raw = RawConfig {
             grid: [config.grid.x, config.grid.y, config.grid.z],
@@ -203,7 +206,9 @@ impl LoadedKernel {
         // for each parameter, which the driver only reads. What the kernel does with them is the caller's promise.
         let code =
             unsafe { api()?.cuLaunchKernelEx(&raw const raw, self.kernel.function.0, places.as_mut_ptr(), std::ptr::null_mut()) };
-        done("cuLaunchKernelEx", code)
+        done("cuLaunchKernelEx", code)?;
+        // A graph that took the launch meanwhile would keep neither the module nor the memory.
+        if is_captured { Ok(()) } else { refuse_capture_begun(call, stream) }
     }
 
     fn check_shape(&self, config: &LaunchConfig) -> Result<(), LaunchError> {

@@ -59,7 +59,8 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let value = context.get_value(&source.slice(13..14)?, next, &stream)?;
     checks.same("get_value", &[value], |_| T::sample(next.get(), 13));
     // What the host and what streams have put is there after each barrier that the host waits for.
-    let barriers: [(&'static str, fn(&Context) -> Result<(), NvshmemError>); 2] = [
+    type Barrier = fn(&Context) -> Result<(), NvshmemError>;
+    let barriers: [(&'static str, Barrier); 2] = [
         ("barrier_blocking after put_blocking", |context| context.world().barrier_blocking()),
         ("barrier_all_blocking after put_blocking", Context::barrier_all_blocking),
     ];
