@@ -6,9 +6,10 @@ mod common;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use peerweave_driver::launch::{Arguments, Image, LaunchConfig, LaunchError, LoadedKernel, Module};
+use peerweave_driver::launch::{Arguments, Image, LaunchConfig, LaunchError, LoadedKernel, MappedWords, Module};
 use peerweave_driver::{CudaContext, DeviceMemory, DriverError, Keep};
 use peerweave_fakes::Fakes;
 
@@ -268,5 +269,25 @@ fn capture_begun_during_a_launch_gives_no_graph() {
         });
         fail("");
         assert!(stream.end_capture(CUgraphInstantiate_flags(0)).is_err(), "the launch is in a graph");
+    });
+}
+
+#[test]
+fn mapped_words_are_seen_by_kernels_and_threads() {
+    Fakes::new().cuda().run(|| {
+        let (context, stream) = device();
+        let kernel = loaded(&context);
+        let words = MappedWords::new(&context, 64).expect("room");
+        assert!((0..64).all(|index| words.word(index).load(Ordering::Relaxed) == 0));
+        words.note(&stream);
+        let (place, rest) = (words.device_address(2), (3_u32, [10_u64, 20], 7_u8));
+        // SAFETY: the kernel adds to two words that are freed after the stream's work.
+        unsafe { kernel.launch(&stream, &LaunchConfig::new(1, 1), &Arguments::new().with(&place).with_all(&rest), Vec::new()) }
+            .expect("it is launched");
+        let seen = std::thread::scope(|scope| scope.spawn(|| comes(LONG, || words.word(2).load(Ordering::Acquire) == 40)).join());
+        assert!(seen.expect("no panic"));
+        drop(words);
+        stream.synchronize().expect("it ends");
+        assert!(comes(LONG, || calls("cuMemFreeHost") == 1));
     });
 }

@@ -20,6 +20,7 @@ mod fingerprint;
 mod headers;
 mod linker;
 mod nvjitlink;
+pub mod nvshmem;
 
 mod nvrtc;
 mod source;

@@ -17,16 +17,13 @@ use peerweave_dylib::{Library, MissingSymbol, Search, Visibility};
 use crate::error::{LinkError, Version};
 use crate::{Arch, InputKind};
 
-const SEARCH: Search =
+// SAFETY: what a machine has under these names is nvJitLink, which may be loaded at any time.
+const SEARCH: Search = unsafe {
     Search::new("nvJitLink", "PEERWEAVE_NVJITLINK_PATH", &["libnvJitLink.so.13", "libnvJitLink.so.12", "libnvJitLink.so"])
-        .known_by(c"nvJitLinkCreate")
-        .in_wheels(&["nvidia/cu13/lib", "nvidia/nvjitlink/lib"])
-        .in_directories(&[
-            "/usr/local/cuda/lib64",
-            "/usr/local/cuda/targets/x86_64-linux/lib",
-            "/opt/cuda/lib64",
-            "/opt/conda/lib",
-        ]);
+}
+.known_by(c"nvJitLinkCreate")
+.in_wheels(&["nvidia/cu13/lib", "nvidia/nvjitlink/lib"])
+.in_directories(&["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/opt/cuda/lib64", "/opt/conda/lib"]);
 
 type Handle = *mut c_void;
 

@@ -12,10 +12,17 @@ use peerweave_dylib::{Library, MissingSymbol, Search, Visibility};
 use crate::error::{LinkError, Version};
 use crate::{Arch, Source};
 
-const SEARCH: Search = Search::new("NVRTC", "PEERWEAVE_NVRTC_PATH", &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"])
-    .known_by(c"nvrtcCompileProgram")
-    .in_wheels(&["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"])
-    .in_directories(&["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/opt/cuda/lib64", "/opt/conda/lib"]);
+// SAFETY: what a machine has under these names is NVRTC, which may be loaded at any time.
+const SEARCH: Search =
+    unsafe { Search::new("NVRTC", "PEERWEAVE_NVRTC_PATH", &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]) }
+        .known_by(c"nvrtcCompileProgram")
+        .in_wheels(&["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"])
+        .in_directories(&[
+            "/usr/local/cuda/lib64",
+            "/usr/local/cuda/targets/x86_64-linux/lib",
+            "/opt/cuda/lib64",
+            "/opt/conda/lib",
+        ]);
 
 /// The oldest NVRTC that is used: the first with LTO-IR under its present name, and with `sm_90`.
 const OLDEST: Version = Version::new(12, 0, 0);

@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use object::{Object as _, ObjectSymbol as _};
-use peerweave_link::{Arch, Cache, Input, InputKind, LinkError, Linker, NvJitLink, Nvrtc, Source, Target};
+use peerweave_link::{Arch, Cache, Input, InputKind, LinkError, Linker, Nvrtc, Source, Target};
 
 const HOPPER: Arch = Arch::new(9, 0);
 

@@ -34,6 +34,12 @@ peerweave_dylib::bindings! {
         "6.5" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
             count: *mut c_int, function: CUfunction, threads: c_int, shared_bytes: usize,
         ) -> CudaCode;
+        /// Allocates memory of the host that devices reach.
+        "2.2" fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) -> CudaCode;
+        /// Frees it.
+        "2.0" fn cuMemFreeHost(address: *mut c_void) -> CudaCode;
+        /// The address at which the current device reaches it.
+        "3.2" fn cuMemHostGetDevicePointer_v2(device: *mut CUdeviceptr, address: *mut c_void, flags: c_uint) -> CudaCode;
         /// Launches a kernel.
         "11.8" fn cuLaunchKernelEx(
             config: *const RawConfig, function: CUfunction, arguments: *mut *mut c_void, extra: *mut *mut c_void,

@@ -62,10 +62,11 @@ struct Kernel {
 
 struct Function(CUfunction);
 
-// SAFETY: shared is a handle of the driver, whose functions may be called from any thread. Would be caught by the test
+// SAFETY: shared is a handle of the driver, which synchronises calls with it from any thread. Would be caught by the test
 // `kernel_is_launched_from_several_threads`.
 unsafe impl Send for Function {}
-// SAFETY: as above; `&Function` gives no more than the handle. Would be caught by the test `kernel_is_launched_from_several_threads`.
+// SAFETY: shared is the same handle, and `&Function` gives no more than it; synchronised by the driver. Would be caught by the test
+// `kernel_is_launched_from_several_threads`.
 unsafe impl Sync for Function {}
 
 impl LoadedKernel {

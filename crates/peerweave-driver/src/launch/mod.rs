@@ -8,10 +8,12 @@ mod arguments;
 mod config;
 mod error;
 mod kernel;
+mod mapped;
 mod module;
 
 pub use arguments::Arguments;
 pub use config::LaunchConfig;
 pub use error::LaunchError;
 pub use kernel::{LoadedKernel, Parameter};
+pub use mapped::MappedWords;
 pub use module::{Image, Module};

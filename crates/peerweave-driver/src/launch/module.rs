@@ -37,10 +37,10 @@ pub(super) struct Loaded {
 #[derive(Clone, Copy)]
 struct RawModule(CUmodule);
 
-// SAFETY: shared is a handle of the driver, whose functions may be called from any thread. Would be caught by the test
+// SAFETY: shared is a handle of the driver, which synchronises calls with it from any thread. Would be caught by the test
 // `module_is_unloaded_after_the_streams_that_run_its_kernels`, in which another thread unloads.
 unsafe impl Send for RawModule {}
-// SAFETY: as above; `&RawModule` gives no more than the handle. Would be caught by the test
+// SAFETY: shared is the same handle, and `&RawModule` gives no more than it; synchronised by the driver. Would be caught by the test
 // `module_is_unloaded_after_the_streams_that_run_its_kernels`.
 unsafe impl Sync for RawModule {}
 

@@ -24,7 +24,7 @@ pub(crate) fn of(text: &str) -> Option<Vec<Entry>> {
 }
 
 fn entry(text: &str) -> Option<Entry> {
-    let end = text.find(|letter: char| letter == '(' || letter == '{')?;
+    let end = text.find(['(', '{'])?;
     let name = text[..end].trim().to_owned();
     let mut parameters = Vec::new();
     if text[end..].starts_with('(') {

@@ -85,9 +85,10 @@ pub(crate) struct Config {
     n_attributes: c_uint,
 }
 
-// SAFETY: the pointer is read by the call that the configuration was given to, and by nobody later.
+// SAFETY: shared is a pointer into the caller's memory, which only the call reads that the configuration was given to; synchronised by not being
+// read later. Would be caught by the test `kernel_is_launched_from_several_threads`.
 unsafe impl Send for Config {}
-// SAFETY: as above.
+// SAFETY: shared is the same pointer, synchronised as above. Would be caught by the test `kernel_is_launched_from_several_threads`.
 unsafe impl Sync for Config {}
 
 /// `CUlaunchAttribute`.

@@ -1,0 +1,98 @@
+//! Launch, heap, context and waits with the smallest kernels.
+
+use peerweave_cuda::{CudaError, Gpu, LaunchConfig};
+use peerweave_driver::DriverError;
+use peerweave_driver::launch::LaunchError;
+use peerweave_test_kernels::{barriers, count_up, ring};
+
+use crate::Outcome;
+use crate::table::Table;
+
+pub(crate) fn run(gpu: &Gpu, table: &mut Table) {
+    table.check("kernel writes own memory", || local(gpu));
+    table.check("put and signal around the ring, 100 launches", || around(gpu));
+    table.check("1000 barriers in one kernel", || meet(gpu, 1000));
+    table.check("wrong arguments are refused before the launch", || refused(gpu));
+    table.check("captured ring replayed 10 times", || replayed(gpu));
+}
+
+/// Whether two values are the same.
+pub(crate) fn same<T: PartialEq + std::fmt::Debug>(what: &str, found: T, expected: T) -> Outcome {
+    if found == expected { Ok(()) } else { Err(format!("{what}: found {found:?}, expected {expected:?}").into()) }
+}
+
+/// A kernel that needs no other PE.
+pub(crate) fn local(gpu: &Gpu) -> Outcome {
+    let (memory, stream) = (gpu.alloc::<u64>(100_000)?, gpu.stream()?);
+    stream.launch(&count_up::KERNEL, 8, 128, (memory.slice(), 5))?;
+    same("elements", memory.read(&stream)?, (5..100_005).collect())?;
+    Ok(gpu.free(memory)?)
+}
+
+fn before(gpu: &Gpu) -> u64 {
+    u64::from((gpu.pe().get() + gpu.n_pes() - 1) % gpu.n_pes())
+}
+
+fn around(gpu: &Gpu) -> Outcome {
+    let (word, signal, stream) = (gpu.alloc::<u64>(1)?, gpu.alloc::<u64>(1)?, gpu.stream()?);
+    for round in 1..=100 {
+        stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), round))?;
+    }
+    same("word", word.read(&stream)?, vec![10 * before(gpu) + 7])?;
+    same("signal", signal.read(&stream)?[0] >= 100, true)?;
+    gpu.barrier("around")?;
+    gpu.free(word)?;
+    Ok(gpu.free(signal)?)
+}
+
+fn meet(gpu: &Gpu, rounds: u32) -> Outcome {
+    let stream = gpu.stream()?;
+    stream.launch(&barriers::KERNEL, 1, 32, (rounds,))?;
+    Ok(stream.wait()?)
+}
+
+fn launch_error(error: &Option<CudaError>) -> Option<&LaunchError> {
+    match error {
+        Some(CudaError::Driver(DriverError::Launch(error))) => Some(error),
+        _ => None,
+    }
+}
+
+fn refused(gpu: &Gpu) -> Outcome {
+    let (memory, stream) = (gpu.alloc::<u64>(16)?, gpu.stream()?);
+    let slice = memory.slice();
+    let large = LaunchConfig::new(1, 1).shared_bytes(1 << 20);
+    let error = stream.launch_with(&count_up::KERNEL, large, (slice, 0)).err();
+    same("too much shared memory is refused", matches!(launch_error(&error), Some(LaunchError::Shape { .. })), true)?;
+    let crowd = LaunchConfig::new(1 << 20, 1024).cooperative();
+    let error = stream.launch_with(&count_up::KERNEL, crowd, (slice, 0)).err();
+    same(
+        "a grid that cannot be resident is refused",
+        matches!(launch_error(&error), Some(LaunchError::NotResident { .. })),
+        true,
+    )?;
+    gpu.free(memory)?;
+    let error = stream.launch(&count_up::KERNEL, 1, 1, (slice, 0)).err();
+    same("memory that was freed is refused", matches!(error, Some(CudaError::Misuse { .. })), true)
+}
+
+fn replayed(gpu: &Gpu) -> Outcome {
+    use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
+    let (memory, stream) = (gpu.alloc::<u64>(64)?, gpu.stream()?);
+    // Loading is no work for a graph.
+    stream.launch(&barriers::KERNEL, 1, 32, (1,))?;
+    stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), 0))?;
+    stream.wait()?;
+    stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+    let captured =
+        stream.launch(&barriers::KERNEL, 1, 32, (3,)).and_then(|()| stream.launch(&count_up::KERNEL, 1, 64, (memory.slice(), 9)));
+    let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
+    captured?;
+    let graph = graph.ok_or("the capture gave no graph")?;
+    for _ in 0..10 {
+        graph.launch()?;
+    }
+    same("elements", memory.read(&stream)?, (9..73).collect())?;
+    // The epochs go on after a replay.
+    meet(gpu, 3)
+}

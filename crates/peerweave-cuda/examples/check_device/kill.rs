@@ -1,0 +1,39 @@
+//! A PE ends itself while kernels of the others wait for it: each of them gets an error that names it, and its GPU stays usable.
+
+use std::time::{Duration, Instant};
+
+use peerweave_cuda::{CudaError, Gpu};
+use peerweave_test_kernels::{count_up, wait_for_ever};
+
+use crate::basics::same;
+use crate::table::Table;
+
+pub(crate) fn run(gpu: &Gpu, table: &mut Table, victim: u32) {
+    table.check("a PE dies while kernels wait for it", || {
+        let (signal, own, stream) = (gpu.alloc::<u64>(1)?, gpu.alloc::<u64>(64)?, gpu.stream()?);
+        // Both kernels are loaded before one of them waits.
+        stream.launch(&count_up::KERNEL, 1, 64, (own.slice(), 0))?;
+        stream.wait()?;
+        gpu.barrier("kill")?;
+        if gpu.pe().get() == victim {
+            std::thread::sleep(Duration::from_millis(300));
+            std::process::abort();
+        }
+        let start = Instant::now();
+        stream.launch(&wait_for_ever::KERNEL, 1, 32, (signal.slice(), victim))?;
+        let error = stream.wait().err().ok_or("the wait for a dead PE succeeded")?;
+        println!("{}: after {:.0} ms: {error}", gpu.pe(), start.elapsed().as_secs_f64() * 1e3);
+        same("the PE that the error names", error.pe().map(|pe| pe.get()), Some(victim))?;
+        same("it ended within the deadline", start.elapsed() <= 2 * gpu.deadline(), true)?;
+        same("it is an error of a lost PE", matches!(error, CudaError::PeLost { .. }), true)?;
+        let again = stream.launch(&wait_for_ever::KERNEL, 1, 32, (signal.slice(), victim)).err();
+        same("a later launch is refused", matches!(again, Some(CudaError::Failed { .. })), true)
+    });
+    table.check("the GPU is usable afterwards", || {
+        let context = gpu.context();
+        let stream = peerweave_driver::PrivateStream::new(context)?;
+        let mut memory = peerweave_driver::DeviceMemory::<u32>::zeroed(&stream, 1024)?;
+        memory.copy_from(&stream, &[7; 1024])?;
+        same("elements", memory.to_vec(&stream)?, vec![7; 1024])
+    });
+}

@@ -1,0 +1,77 @@
+//! Checks on GPUs that kernels communicate: one process for each GPU, started by `peerweave run`.
+//!
+//! `check_device` alone: kernels by direct access. `--transport nvshmem` or `network`: over NVSHMEM's heap, the latter never by direct access.
+//! `--kill PE`: that PE ends itself while the kernels of the others wait for it. Every wait is bounded; the last lines are a table.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+use peerweave_bootstrap::{Job, Options, Rendezvous};
+use peerweave_cuda::{Gpu, GpuOptions, Transport};
+
+mod basics;
+mod kill;
+mod table;
+
+use table::Table;
+
+#[derive(Parser)]
+#[command(about = "Checks on GPUs that kernels communicate; one process for each GPU")]
+struct Arguments {
+    /// How kernels reach the other PEs.
+    #[arg(long, value_enum, default_value_t = Kind::Mapped)]
+    transport: Kind,
+    /// This PE ends itself while kernels of the others wait for it.
+    #[arg(long)]
+    kill: Option<u32>,
+    /// How long a wait lasts at most, in seconds.
+    #[arg(long, default_value_t = 10)]
+    deadline: u64,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Kind {
+    /// Virtual memory, mapped all to all.
+    Mapped,
+    /// NVSHMEM's heap, by direct access where it is mapped.
+    Nvshmem,
+    /// NVSHMEM's device library, also where memory is mapped.
+    Network,
+}
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("check_device: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<bool, Box<dyn std::error::Error>> {
+    let start = Instant::now();
+    let job = Job::from_env()?;
+    let rendezvous = Arc::new(Rendezvous::join(&job, Options::default())?);
+    let context = peerweave_driver::context(job.local_pe as usize)?;
+    let settings = peerweave_nvshmem::Settings::default;
+    let transport = match arguments.transport {
+        Kind::Mapped => Transport::Mapped,
+        Kind::Nvshmem => Transport::Nvshmem(settings()),
+        Kind::Network => Transport::Network(settings()),
+    };
+    let deadline = Duration::from_secs(arguments.deadline);
+    let options = GpuOptions::new(32 << 20).transport(transport).deadline(deadline);
+    let gpu = Gpu::new(&rendezvous, &context, options)?;
+    let mut table = Table::new(&gpu, format!("{:?}", arguments.transport).to_lowercase(), start);
+    match arguments.kill {
+        Some(victim) => kill::run(&gpu, &mut table, victim),
+        None => basics::run(&gpu, &mut table),
+    }
+    Ok(table.print(&gpu))
+}

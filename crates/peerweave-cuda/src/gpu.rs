@@ -1,0 +1,289 @@
+//! One GPU of a job: heap, context, modules. Launches are `launch.rs`, waits `wait.rs`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_driver::cudarc::driver::sys::CUdevice_attribute as Attribute;
+use peerweave_driver::launch::LoadedKernel;
+use peerweave_driver::{CudaContext, Driver, PrivateStream, deadline_after, wait};
+use peerweave_link::Arch;
+use peerweave_types::{KernelContext, Pe, PeerEntry, Plain, SymOffset, TeamEntry, nvshmem};
+
+use crate::error::CudaError;
+use crate::heap::{Arena, Block, Heap, misuse};
+use crate::memory::Symmetric;
+use crate::modules::Modules;
+use crate::options::{GpuOptions, Transport};
+use crate::report::Report;
+use crate::tables::{Contents, Tables};
+
+/// One GPU of a job, set up for kernels that reach the GPUs of the other PEs. Clones are handles of the same.
+///
+/// # Collective
+/// [`new`](Self::new), [`alloc`](Self::alloc), [`free`](Self::free), [`barrier`](Self::barrier) and [`recover`](Self::recover) are called by all PEs in the same
+/// order with the same arguments. They end by the deadline of the rendezvous, and name who did not arrive.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use peerweave_bootstrap::{Job, Options, Rendezvous};
+/// use peerweave_cuda::{Gpu, GpuOptions};
+///
+/// let job = Job::from_env()?;
+/// let rendezvous = Arc::new(Rendezvous::join(&job, Options::default())?);
+/// let context = peerweave_driver::context(job.local_pe as usize)?;
+/// let gpu = Gpu::new(&rendezvous, &context, GpuOptions::new(64 << 20))?;
+/// let numbers = gpu.alloc::<i32>(1024)?;
+/// println!("{gpu:?}: {numbers:?}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Gpu(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) rendezvous: Arc<Rendezvous>,
+    pub(crate) context: Arc<CudaContext>,
+    /// For set-up and copies: nobody else has it.
+    pub(crate) stream: PrivateStream,
+    pub(crate) heap: Heap,
+    pub(crate) arch: Arch,
+    /// Whether kernels are of the flavour that calls NVSHMEM.
+    pub(crate) network: bool,
+    pub(crate) report: Report,
+    pub(crate) tables: Mutex<Tables>,
+    sync: Block,
+    pub(crate) deadline: Duration,
+    pub(crate) modules: Modules,
+    pub(crate) kernels: Mutex<HashMap<(usize, &'static str), LoadedKernel>>,
+    /// By their offsets.
+    allocations: Mutex<BTreeMap<u64, Weak<Block>>>,
+    /// The first failure since the start or the last recovery.
+    failed: Mutex<Option<String>>,
+    recoveries: Mutex<u64>,
+}
+
+impl Gpu {
+    /// Sets up the device of `context` for kernels. Each PE needs a device of its own.
+    ///
+    /// # Collective
+    /// All PEs of the rendezvous.
+    ///
+    /// # Errors
+    /// Those of the heap; [`CudaError::Misuse`] for options that cannot be; what the driver says.
+    pub fn new(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, options: GpuOptions) -> Result<Self, CudaError> {
+        const CALL: &str = "Gpu::new";
+        let attribute = |attribute| Ok::<_, CudaError>(Driver::get()?.attribute(context.ordinal(), attribute)?.unsigned_abs());
+        let arch = Arch::new(
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u8,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u8,
+        );
+        let slots = match options.slots {
+            Some(0) => return Err(misuse(CALL, "slots", 0, "at least one")),
+            Some(slots) => slots,
+            None => attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        };
+        let (me, n_pes) = (rendezvous.pe(), rendezvous.n_pes());
+        let nodes = nodes(rendezvous)?;
+        let stream = PrivateStream::new(context)?;
+        let sync_bytes = TeamEntry::sync_bytes(n_pes, slots);
+        let bytes = options.heap_bytes.saturating_add(sync_bytes as usize);
+        let (heap, forced) = match options.transport {
+            Transport::Mapped => (Heap::vmm(rendezvous, context, bytes)?, false),
+            Transport::Nvshmem(settings) => (arena(rendezvous, context, settings, bytes)?, false),
+            Transport::Network(settings) => (arena(rendezvous, context, settings, bytes)?, true),
+        };
+        let sync = heap.alloc(&stream, sync_bytes as usize)?;
+        let entry = |pe: u32| heap.entry(me, Pe::new(pe), nodes[pe as usize].1, forced);
+        let peers = (0..n_pes).map(entry).collect::<Result<Vec<_>, _>>()?;
+        let network = peers.iter().any(|entry| entry.transport == PeerEntry::NETWORK);
+        let report = Report::new(context)?;
+        let (node, node_pe) = &nodes[me.get() as usize];
+        let tables = Tables::new(
+            &stream,
+            &Contents {
+                my_pe: me.get(),
+                node_pe: *node_pe,
+                node_n_pes: nodes.iter().filter(|(other, _)| other == node).count() as u32,
+                heap_bytes: heap.bytes(),
+                peers,
+                sync: SymOffset(sync.offset),
+                slots,
+                nvshmem_team: if heap.nvshmem().is_some() { nvshmem::TEAM_WORLD } else { TeamEntry::NO_HANDLE },
+                capabilities: if network { KernelContext::CAN_NETWORK } else { 0 },
+                status: report.status_address(),
+                abort: report.abort_address(),
+                deadline_ns: u64::try_from(options.deadline.as_nanos()).unwrap_or(u64::MAX),
+                multicast: 0,
+            },
+        )?;
+        // Nobody's kernels may run before everybody's words are zero.
+        rendezvous.barrier("peerweave-cuda/ready")?;
+        Ok(Self(Arc::new(Inner {
+            rendezvous: Arc::clone(rendezvous),
+            context: Arc::clone(context),
+            stream,
+            heap,
+            arch,
+            network,
+            report,
+            tables: Mutex::new(tables),
+            sync,
+            deadline: options.deadline,
+            modules: Modules::default(),
+            kernels: Mutex::default(),
+            allocations: Mutex::default(),
+            failed: Mutex::default(),
+            recoveries: Mutex::default(),
+        })))
+    }
+
+    /// This PE.
+    pub fn pe(&self) -> Pe {
+        self.0.rendezvous.pe()
+    }
+
+    /// Number of PEs.
+    pub fn n_pes(&self) -> u32 {
+        self.0.rendezvous.n_pes()
+    }
+
+    /// The context that the GPU is used in.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.0.context
+    }
+
+    /// The architecture of the device.
+    pub fn arch(&self) -> Arch {
+        self.0.arch
+    }
+
+    /// Whether kernels are linked with NVSHMEM's device library.
+    pub fn uses_network(&self) -> bool {
+        self.0.network
+    }
+
+    /// The longest wait of a kernel and of the host.
+    pub fn deadline(&self) -> Duration {
+        self.0.deadline
+    }
+
+    /// A new stream in the GPU's context. It waits for nothing of other streams.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn stream(&self) -> Result<crate::Stream, CudaError> {
+        crate::Stream::new(self)
+    }
+
+    /// Allocates `len` elements on every PE, filled with zeros, at a multiple of 256 bytes.
+    ///
+    /// # Collective
+    /// All PEs, with the same type and length.
+    ///
+    /// # Errors
+    /// Those of the heap, above all that there is no room.
+    pub fn alloc<T: Plain>(&self, len: usize) -> Result<Symmetric<T>, CudaError> {
+        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
+        let bytes = bytes.ok_or_else(|| misuse("Gpu::alloc", "len", len, "a number of elements that fits the address space"))?;
+        let block = Arc::new(self.0.heap.alloc(&self.0.stream, bytes)?);
+        self.0.allocations().insert(block.offset, Arc::downgrade(&block));
+        Ok(Symmetric::new(self, block, len))
+    }
+
+    /// Frees memory on every PE, once the streams of this PE have passed the work that uses it.
+    ///
+    /// # Collective
+    /// All PEs, with the handle of the same allocation.
+    ///
+    /// # Errors
+    /// [`CudaError::Misuse`] for memory of another GPU, or that a graph still uses; those of the heap.
+    pub fn free<T: Plain>(&self, memory: Symmetric<T>) -> Result<(), CudaError> {
+        const CALL: &str = "Gpu::free";
+        if !Arc::ptr_eq(&memory.gpu.0, &self.0) {
+            return Err(misuse(CALL, "the memory", "of another GPU", "an allocation of this one"));
+        }
+        let offset = memory.block.offset;
+        let block =
+            Arc::try_unwrap(memory.block).map_err(|_| misuse(CALL, "the memory", "in use", "no launch at the same time"))?;
+        self.0.allocations().remove(&offset);
+        self.0.heap.free(block)
+    }
+
+    /// Waits on the host until all PEs are here. Work on the device is not waited for.
+    ///
+    /// # Errors
+    /// [`CudaError::Bootstrap`] names who did not arrive.
+    pub fn barrier(&self, label: &str) -> Result<(), CudaError> {
+        Ok(self.0.rendezvous.barrier(&format!("peerweave-cuda/barrier/{label}"))?)
+    }
+
+    /// Makes the GPU usable for communication again after a kernel failed: the words by which teams synchronise are as at the start. Symmetric memory keeps its
+    /// content. Not possible after a PE is lost: then set up a job without it.
+    ///
+    /// # Collective
+    /// All PEs. No kernel of this GPU may run.
+    ///
+    /// # Errors
+    /// [`CudaError::Bootstrap`] names a PE that is lost or does not arrive; what the driver says.
+    pub fn recover(&self) -> Result<(), CudaError> {
+        let mut recoveries = self.0.recoveries.lock().unwrap_or_else(PoisonError::into_inner);
+        let barrier = |step: &str| self.0.rendezvous.barrier(&format!("peerweave-cuda/recover/{recoveries}/{step}"));
+        // From here on no peer writes.
+        barrier("ended")?;
+        self.0.sync.zero(&self.0.stream)?;
+        if !wait(&self.0.stream, deadline_after(self.0.deadline))? {
+            return Err(CudaError::Stuck { call: "Gpu::recover", waited: self.0.deadline });
+        }
+        self.0.tables.lock().unwrap_or_else(PoisonError::into_inner).forget_epochs(&self.0.stream)?;
+        self.0.report.clear();
+        *self.0.failed() = None;
+        barrier("ready")?;
+        *recoveries += 1;
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn allocations(&self) -> MutexGuard<'_, BTreeMap<u64, Weak<Block>>> {
+        self.allocations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn failed(&self) -> MutexGuard<'_, Option<String>> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The live allocation that a range lies in.
+    pub(crate) fn allocation(&self, offset: SymOffset, bytes: u64) -> Option<Arc<Block>> {
+        let (_, block) = self.allocations().range(..=offset.0).next_back().map(|(at, block)| (*at, block.clone()))?;
+        let block = block.upgrade()?;
+        let end = offset.0.checked_add(bytes)?;
+        (end <= block.offset + block.bytes).then_some(block)
+    }
+}
+
+fn arena(
+    rendezvous: &Arc<Rendezvous>,
+    context: &Arc<CudaContext>,
+    settings: peerweave_nvshmem::Settings,
+    bytes: usize,
+) -> Result<Heap, CudaError> {
+    let nvshmem = peerweave_nvshmem::Context::from_rendezvous(rendezvous, context, settings)?;
+    Ok(Heap::Nvshmem(Arena::new(nvshmem, rendezvous, bytes)?))
+}
+
+/// The node of each PE, and its number there, by what the kernel of its machine calls this boot.
+fn nodes(rendezvous: &Rendezvous) -> Result<Vec<(Vec<u8>, u32)>, CudaError> {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let all = rendezvous.exchange("peerweave-cuda/node", &boot)?;
+    let number = |pe: usize| all[..pe].iter().filter(|node| **node == all[pe]).count() as u32;
+    Ok(all.iter().enumerate().map(|(pe, node)| (node.clone(), number(pe))).collect())
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (device, kind) = (self.0.context.ordinal(), if self.0.heap.nvshmem().is_some() { "NVSHMEM" } else { "mapped" });
+        write!(f, "Gpu({} of {} on device {device}, {}, {kind})", self.pe(), self.n_pes(), self.0.arch)
+    }
+}

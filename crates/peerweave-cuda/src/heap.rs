@@ -1,0 +1,278 @@
+//! The symmetric heap under kernels: virtual memory mapped all to all, or one piece of NVSHMEM's heap.
+//!
+//! Invariant: the same offset is the same allocation on every PE, since all have made the same calls and compared what they found.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_driver::{CudaContext, CudaStream, DeviceBuffer as _, Keep, deadline_after, wait};
+use peerweave_nvshmem::SymmetricBuffer;
+use peerweave_types::{Pe, PeerEntry};
+use peerweave_vmm::{HeapOptions, SymmetricHeap, SymmetricMemory};
+
+use crate::error::CudaError;
+
+/// Every allocation begins at a multiple of it, in bytes: what bulk copies and lines need.
+const ALIGNMENT_BYTES: u64 = 256;
+
+pub(crate) enum Heap {
+    Vmm(SymmetricHeap),
+    Nvshmem(Arena),
+}
+
+/// One allocation of the heap.
+pub(crate) struct Block {
+    memory: Memory,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+pub(crate) enum Memory {
+    Vmm(SymmetricMemory<u8>),
+    Nvshmem(Lease),
+}
+
+impl Heap {
+    pub(crate) fn vmm(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, bytes: usize) -> Result<Self, CudaError> {
+        Ok(Self::Vmm(SymmetricHeap::new(rendezvous, context, HeapOptions::new(bytes).max_bytes(bytes))?))
+    }
+
+    /// Bytes on each PE.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Vmm(heap) => heap.bytes(),
+            Self::Nvshmem(arena) => arena.whole.len() as u64,
+        }
+    }
+
+    /// How this device reaches the heap of a PE; `network`: by NVSHMEM's device library, unless it is this PE's own.
+    pub(crate) fn entry(&self, me: Pe, pe: Pe, node_pe: u32, network: bool) -> Result<PeerEntry, CudaError> {
+        let base = match self {
+            Self::Vmm(heap) => heap.members().contains(&pe).then(|| heap.address_of(pe, 0)).transpose()?,
+            Self::Nvshmem(arena) if pe == me => Some(arena.whole.address()),
+            Self::Nvshmem(_) if network => None,
+            Self::Nvshmem(arena) => arena.whole.peer_address(pe)?,
+        };
+        let transport = match (self, base) {
+            (_, Some(_)) => PeerEntry::MAPPED,
+            (Self::Vmm(_), None) => PeerEntry::UNREACHABLE,
+            (Self::Nvshmem(_), None) => PeerEntry::NETWORK,
+        };
+        Ok(PeerEntry { base: base.unwrap_or(0), node_pe, transport })
+    }
+
+    /// Allocates bytes, zero at first, on every PE. Collective.
+    pub(crate) fn alloc(&self, stream: &Arc<CudaStream>, bytes: usize) -> Result<Block, CudaError> {
+        Ok(match self {
+            Self::Vmm(heap) => {
+                let memory = heap.alloc_aligned::<u8>(bytes, ALIGNMENT_BYTES as usize)?;
+                let offset = memory.offset().0;
+                Block { memory: Memory::Vmm(memory), offset, bytes: bytes as u64 }
+            }
+            Self::Nvshmem(arena) => {
+                let lease = arena.lease(stream, bytes as u64)?;
+                let offset = lease.offset;
+                Block { memory: Memory::Nvshmem(lease), offset, bytes: bytes as u64 }
+            }
+        })
+    }
+
+    /// Frees an allocation on every PE. Collective.
+    pub(crate) fn free(&self, block: Block) -> Result<(), CudaError> {
+        match (self, block.memory) {
+            (Self::Vmm(heap), Memory::Vmm(memory)) => Ok(heap.free(memory)?),
+            (Self::Nvshmem(arena), Memory::Nvshmem(lease)) => arena.end(lease),
+            _ => Err(misuse("Gpu::free", "the memory", "of another kind of heap", "an allocation of this heap")),
+        }
+    }
+
+    /// The NVSHMEM that the heap is of.
+    pub(crate) fn nvshmem(&self) -> Option<&peerweave_nvshmem::Context> {
+        match self {
+            Self::Vmm(_) => None,
+            Self::Nvshmem(arena) => Some(&arena.context),
+        }
+    }
+}
+
+pub(crate) fn misuse(call: &'static str, what: &'static str, value: impl ToString, expected: &str) -> CudaError {
+    CudaError::Misuse { call, what, value: value.to_string(), expected: expected.to_owned() }
+}
+
+impl Block {
+    /// Notes that work which uses the memory is about to be enqueued.
+    pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
+        match &self.memory {
+            Memory::Vmm(memory) => drop(memory.read(stream)),
+            Memory::Nvshmem(lease) => drop(lease.buffer.read(stream)),
+        }
+    }
+
+    pub(crate) fn keep(&self) -> Option<Keep> {
+        match &self.memory {
+            Memory::Vmm(memory) => memory.keep().map(|(_, keep)| keep),
+            Memory::Nvshmem(lease) => lease.buffer.keep().map(|(_, keep)| keep),
+        }
+    }
+
+    /// Copies bytes of the host to this PE's memory, and waits for it.
+    pub(crate) fn write(
+        &self,
+        stream: &Arc<CudaStream>,
+        at: usize,
+        bytes: &[u8],
+        longest: std::time::Duration,
+    ) -> Result<(), CudaError> {
+        let (range, deadline) = (at..at + bytes.len(), deadline_after(longest));
+        match &self.memory {
+            Memory::Vmm(memory) => peerweave_vmm::write(stream, &mut memory.slice(range)?, bytes, deadline)?,
+            Memory::Nvshmem(lease) => peerweave_vmm::write(stream, &mut lease.buffer.slice(range)?, bytes, deadline)?,
+        }
+        Ok(())
+    }
+
+    /// Copies this PE's memory to the host, after the stream's work.
+    pub(crate) fn read(
+        &self,
+        stream: &Arc<CudaStream>,
+        at: usize,
+        len: usize,
+        longest: std::time::Duration,
+    ) -> Result<Vec<u8>, CudaError> {
+        let (range, deadline) = (at..at + len, deadline_after(longest));
+        Ok(match &self.memory {
+            Memory::Vmm(memory) => peerweave_vmm::read(stream, &memory.slice(range)?, deadline)?,
+            Memory::Nvshmem(lease) => peerweave_vmm::read(stream, &lease.buffer.slice(range)?, deadline)?,
+        })
+    }
+
+    /// Fills this PE's memory with zeros, in the order of the stream.
+    pub(crate) fn zero(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        match &self.memory {
+            Memory::Vmm(memory) => peerweave_vmm::zero(stream, &mut memory.clone())?,
+            Memory::Nvshmem(lease) => peerweave_vmm::zero(stream, &mut lease.buffer.clone())?,
+        }
+        Ok(())
+    }
+}
+
+/// One piece of NVSHMEM's heap, out of which allocations are cut: so that an offset means the same on every PE.
+pub(crate) struct Arena {
+    context: peerweave_nvshmem::Context,
+    whole: SymmetricBuffer<u8>,
+    rendezvous: Arc<Rendezvous>,
+    ranges: Arc<Mutex<Ranges>>,
+}
+
+/// What is taken: first byte and bytes; and how many collective calls there were.
+#[derive(Default)]
+struct Ranges {
+    taken: BTreeMap<u64, u64>,
+    calls: u64,
+}
+
+/// A piece of an arena. One that is dropped without being freed stays taken, as on the PEs that did not drop it.
+pub(crate) struct Lease {
+    buffer: SymmetricBuffer<u8>,
+    offset: u64,
+    freed: AtomicBool,
+}
+
+impl Arena {
+    pub(crate) fn new(
+        context: peerweave_nvshmem::Context,
+        rendezvous: &Arc<Rendezvous>,
+        bytes: usize,
+    ) -> Result<Self, CudaError> {
+        let whole = context.alloc_aligned::<u8>(ALIGNMENT_BYTES as usize, bytes)?;
+        Ok(Self { context, whole, rendezvous: Arc::clone(rendezvous), ranges: Arc::default() })
+    }
+
+    fn ranges(&self) -> MutexGuard<'_, Ranges> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All PEs compare what they found. The lock is held meanwhile: calls come one after the other.
+    fn agree(&self, ranges: &mut Ranges, call: &'static str, found: u64) -> Result<(), CudaError> {
+        let label = format!("peerweave-cuda/arena/{}", ranges.calls);
+        ranges.calls += 1;
+        let all = self.rendezvous.exchange(&label, format!("{call} {found}").as_bytes())?;
+        let own = &all[self.rendezvous.pe().get() as usize];
+        match all.iter().position(|other| other != own) {
+            None => Ok(()),
+            Some(pe) => {
+                let text = |blob: &Vec<u8>| String::from_utf8_lossy(blob).into_owned();
+                Err(misuse(call, "the call of this PE", text(own), &format!("that of PE {pe}: {}", text(&all[pe]))))
+            }
+        }
+    }
+
+    fn lease(&self, stream: &Arc<CudaStream>, bytes: u64) -> Result<Lease, CudaError> {
+        const CALL: &str = "Gpu::alloc";
+        let mut ranges = self.ranges();
+        let at = ranges.find(bytes, self.whole.len() as u64);
+        self.agree(&mut ranges, CALL, at.unwrap_or(u64::MAX))?;
+        let free = self.whole.len() as u64 - ranges.taken.values().sum::<u64>();
+        let at = at.ok_or_else(|| {
+            misuse(CALL, "the length", format!("{bytes} bytes"), &format!("at most what is free of the heap, {free} bytes"))
+        })?;
+        ranges.taken.insert(at, bytes.next_multiple_of(ALIGNMENT_BYTES).max(ALIGNMENT_BYTES));
+        let buffer = self.whole.slice(at as usize..(at + bytes) as usize)?;
+        peerweave_vmm::zero(stream, &mut buffer.clone())?;
+        let zeroed = wait(stream, deadline_after(self.context.deadline()))?;
+        // Nobody writes there before it is zero everywhere.
+        self.agree(&mut ranges, CALL, u64::from(zeroed))?;
+        if !zeroed {
+            return Err(CudaError::Stuck { call: CALL, waited: self.context.deadline() });
+        }
+        Ok(Lease { buffer, offset: at, freed: AtomicBool::new(false) })
+    }
+
+    fn end(&self, lease: Lease) -> Result<(), CudaError> {
+        let mut ranges = self.ranges();
+        self.agree(&mut ranges, "Gpu::free", lease.offset)?;
+        lease.freed.store(true, Ordering::Relaxed);
+        ranges.taken.remove(&lease.offset);
+        Ok(())
+    }
+}
+
+impl Ranges {
+    /// The first gap of so many bytes.
+    fn find(&self, bytes: u64, len: u64) -> Option<u64> {
+        let mut start = 0;
+        for (at, taken) in &self.taken {
+            if at - start >= bytes.max(1) {
+                return Some(start);
+            }
+            start = at + taken;
+        }
+        (bytes <= len && start <= len - bytes).then_some(start)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !*self.freed.get_mut() {
+            tracing::debug!(offset = self.offset, "symmetric memory is dropped without Gpu::free and stays taken");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_found_in_order_and_the_end_is_kept() {
+        let mut ranges = Ranges::default();
+        assert_eq!(ranges.find(1024, 1024), Some(0));
+        assert_eq!(ranges.find(1025, 1024), None);
+        ranges.taken.extend([(0, 256), (512, 256)]);
+        assert_eq!(ranges.find(256, 1024), Some(256));
+        assert_eq!(ranges.find(257, 1024), None);
+        assert_eq!(ranges.find(257, 2048), Some(768));
+    }
+}

@@ -1,0 +1,144 @@
+//! Launches of typed kernels: arguments are checked, and the memory that they name is kept until the kernel has ended.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+
+use peerweave_device::launch::Kernel;
+use peerweave_driver::launch::{Arguments, LaunchConfig};
+use peerweave_driver::{CudaStream, Keep, PrivateStream, is_capturing};
+use peerweave_types::{ArgVisitor, Dim3, KernelArgs, SymOffset};
+
+use crate::error::CudaError;
+use crate::gpu::{Gpu, Inner};
+use crate::heap::{Block, misuse};
+
+/// A stream of a GPU of a job. Derefs to cudarc's stream, for everything else that is enqueued there.
+pub struct Stream {
+    gpu: Gpu,
+    stream: PrivateStream,
+}
+
+impl Stream {
+    pub(crate) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
+        Ok(Self { gpu: gpu.clone(), stream: PrivateStream::new(gpu.context())? })
+    }
+
+    /// Enqueues a kernel: `grid` blocks of `block` threads. See [`Gpu::launch`].
+    ///
+    /// # Errors
+    /// As [`Gpu::launch`].
+    pub fn launch<A: KernelArgs>(
+        &self,
+        kernel: &Kernel<A>,
+        grid: impl Into<Dim3>,
+        block: impl Into<Dim3>,
+        args: A,
+    ) -> Result<(), CudaError> {
+        self.launch_with(kernel, LaunchConfig::new(grid, block), args)
+    }
+
+    /// As [`launch`](Self::launch), with shared memory, or cooperative, or with a programmatic start.
+    ///
+    /// # Errors
+    /// As [`Gpu::launch`].
+    pub fn launch_with<A: KernelArgs>(&self, kernel: &Kernel<A>, config: LaunchConfig, args: A) -> Result<(), CudaError> {
+        self.gpu.launch(&self.stream, kernel, config, args)
+    }
+
+    /// Waits until all work of the stream is done: see [`Gpu::wait`].
+    ///
+    /// # Errors
+    /// As [`Gpu::wait`].
+    pub fn wait(&self) -> Result<(), CudaError> {
+        self.gpu.wait(&self.stream)
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+}
+
+impl std::ops::Deref for Stream {
+    type Target = Arc<CudaStream>;
+
+    fn deref(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:?})", self.gpu)
+    }
+}
+
+/// Looks the memory of arguments up.
+struct Lookup<'a> {
+    inner: &'a Inner,
+    blocks: Vec<Arc<Block>>,
+    refused: Option<(SymOffset, u64)>,
+}
+
+impl ArgVisitor for Lookup<'_> {
+    fn symmetric(&mut self, offset: SymOffset, bytes: u64) {
+        match self.inner.allocation(offset, bytes) {
+            _ if bytes == 0 => {}
+            Some(block) => self.blocks.push(block),
+            None => self.refused = self.refused.or(Some((offset, bytes))),
+        }
+    }
+
+    /// Whoever made such a view promised that the memory stays.
+    fn device(&mut self, _: u64, _: u64) {}
+}
+
+impl Gpu {
+    /// Enqueues a kernel on a stream of this GPU's device. The first launch of a kernel loads it.
+    ///
+    /// Symmetric memory among the arguments stays allocated until the kernel has ended. On a stream that is being captured the graph keeps it, the module and the
+    /// context. A failure of the kernel is an error of [`wait`](Self::wait).
+    ///
+    /// Blocks that wait for each other need a cooperative launch. Kernels that wait for other PEs must not wait for each other on one device: a kernel may
+    /// begin only when another has ended.
+    ///
+    /// # Errors
+    /// Before anything is enqueued: [`CudaError::Misuse`] for a symmetric slice that lies in no allocation; [`CudaError::Failed`] after a kernel has failed;
+    /// [`CudaError::NoPtx`]; those of `LoadedKernel::launch`.
+    pub fn launch<A: KernelArgs>(
+        &self,
+        stream: &Arc<CudaStream>,
+        kernel: &Kernel<A>,
+        config: LaunchConfig,
+        args: A,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "launch";
+        let inner = &*self.0;
+        if let Some(failure) = &*inner.failed() {
+            return Err(CudaError::Failed { call: CALL, failure: failure.clone() });
+        }
+        let mut lookup = Lookup { inner, blocks: Vec::new(), refused: None };
+        args.visit(&mut lookup);
+        if let Some((offset, bytes)) = lookup.refused {
+            let value = format!("{bytes} bytes at offset {:#x}", offset.0);
+            return Err(misuse(CALL, "a symmetric slice", value, "a range inside one live allocation of this GPU's heap"));
+        }
+        let loaded = inner.kernel(kernel.ptx(), kernel.name())?;
+        let tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keep: Vec<Keep> = Vec::new();
+        if is_capturing(stream)? {
+            keep.extend(tables.keep());
+            keep.push(inner.report.keep());
+            keep.extend(lookup.blocks.iter().filter_map(|block| block.keep()));
+        }
+        tables.note(stream);
+        inner.report.note(stream);
+        lookup.blocks.iter().for_each(|block| block.note(stream));
+        let context = tables.address();
+        let arguments = Arguments::new().with(&context).with_all(&args);
+        // SAFETY: the entry takes the context and these arguments, which `Kernel::new` promised; what they refer to is noted on the stream or kept by the graph;
+        // races are among accesses of single words, whose values are then unspecified.
+        unsafe { loaded.launch(stream, &config, &arguments, keep) }?;
+        Ok(())
+    }
+}

@@ -1,0 +1,39 @@
+//! A job's GPUs for kernels that communicate: one GPU for each PE, a symmetric heap, the context that kernels receive, checked launches, bounded waits.
+//!
+//! Kernels are `peerweave-device`'s and the user's; loading and launching is `peerweave-driver`'s; linking `peerweave-link`'s.
+//!
+//! ```text
+//!  Gpu        heap + context + modules of one PE's GPU
+//!   ├─ Symmetric   memory at the same offset on every PE
+//!   └─ Stream      launches of `Kernel`s, waits
+//!  CudaError  names the PE that is lost or did not do its part
+//! ```
+#![doc = include_str!("../README.md")]
+#![allow(clippy::result_large_err, reason = "an error ends what it is about; size does not matter there")]
+
+mod error;
+mod gpu;
+mod heap;
+mod launch;
+mod memory;
+mod modules;
+mod network;
+mod options;
+mod report;
+mod tables;
+mod wait;
+
+pub use error::{CudaError, KernelFailure};
+pub use gpu::Gpu;
+pub use launch::Stream;
+pub use memory::Symmetric;
+pub use options::{GpuOptions, Transport};
+pub use peerweave_driver::launch::LaunchConfig;
+
+/// Types that threads share: checked when the crate is compiled.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Gpu>();
+    shared::<Symmetric<f32>>();
+    shared::<Stream>();
+};

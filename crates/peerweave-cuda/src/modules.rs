@@ -1,0 +1,58 @@
+//! Kernels' crates loaded on this GPU: each once, in the variant for the device.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use peerweave_device::launch::PtxImage;
+use peerweave_driver::launch::{Image, LoadedKernel, Module};
+use peerweave_nvshmem::ModuleGuard;
+
+use crate::error::CudaError;
+use crate::gpu::Inner;
+
+/// By the address of the crate's image.
+#[derive(Default)]
+pub(crate) struct Modules(Mutex<HashMap<usize, Loaded>>);
+
+struct Loaded {
+    module: Module,
+    /// NVSHMEM forgets the module before it is unloaded.
+    _guard: Option<ModuleGuard>,
+}
+
+impl Inner {
+    /// A kernel of a crate, loaded. The first one of a crate loads, and where NVSHMEM is called links, all of its kernels.
+    pub(crate) fn kernel(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
+        let key = std::ptr::from_ref(image).addr();
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = kernels.get(&(key, name)) {
+            return Ok(kernel.clone());
+        }
+        let mut modules = self.modules.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = match modules.get(&key) {
+            Some(loaded) => loaded.module.clone(),
+            None => {
+                let loaded = self.load(image, name)?;
+                let module = loaded.module.clone();
+                modules.insert(key, loaded);
+                module
+            }
+        };
+        let kernel = module.kernel(name)?;
+        kernels.insert((key, name), kernel.clone());
+        Ok(kernel)
+    }
+
+    fn load(&self, image: &'static PtxImage, name: &'static str) -> Result<Loaded, CudaError> {
+        let sm = self.arch.number();
+        let variant = image.select(sm, self.network).map_err(|reason| CudaError::NoPtx { kernel: name, reason })?;
+        let Some(nvshmem) = self.heap.nvshmem().filter(|_| self.network) else {
+            return Ok(Loaded { module: Module::load(&self.context, Image::Ptx(variant.text))?, _guard: None });
+        };
+        let linked = crate::network::link(nvshmem, self.arch, variant.text)?;
+        let module = Module::load(&self.context, Image::Binary(&linked.cubin))?;
+        // SAFETY: the module was just loaded in NVSHMEM's context, and stays so while what keeps it lives.
+        let guard = unsafe { nvshmem.init_module(module.raw(), module.keep()) }?;
+        Ok(Loaded { module, _guard: Some(guard) })
+    }
+}

@@ -1,0 +1,135 @@
+//! What the scenarios share: PEs as threads with a device of the fake driver each, and kernels that the fake runs on the CPU.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, ServerOptions, Token};
+use peerweave_cuda::{Gpu, GpuOptions};
+use peerweave_device::launch::Kernel;
+use peerweave_driver::Driver;
+use peerweave_types::{Dim3, KernelArgs, KernelContext};
+
+/// As long as anything may take.
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+/// Runs the body as each of `n` PEs; gives what they return.
+pub(crate) fn pes<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&Gpu) -> T + Sync) -> Vec<T> {
+    register();
+    let token = Token::random().expect("random numbers");
+    let endpoint = Endpoint::random_unix().expect("random numbers");
+    let server = Server::bind(&endpoint, token, n, ServerOptions::default()).expect("a server");
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..n)
+            .map(|pe| {
+                let job = Job::on_one_machine(pe, n, server.endpoint().clone(), token);
+                let (body, options) = (&body, options.clone());
+                scope.spawn(move || {
+                    let rendezvous = Rendezvous::join(&job, Options { deadline: LONG, ..Options::default() });
+                    let rendezvous = Arc::new(rendezvous.expect("everybody joins"));
+                    let context = peerweave_driver::context(pe as usize).expect("the fake has devices");
+                    let gpu = Gpu::new(&rendezvous, &context, options).expect("it is set up");
+                    let result = body(&gpu);
+                    drop(gpu);
+                    // Leaves in order, unless the body has lost its peers.
+                    if let Some(rendezvous) = Arc::into_inner(rendezvous) {
+                        let _ = rendezvous.leave();
+                    }
+                    result
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+/// This child as a PE of a job whose PEs are processes; the first one holds the server.
+pub(crate) fn process(child: &peerweave_fakes::Child, options: GpuOptions) -> Gpu {
+    register();
+    if child.rank == 0 {
+        let endpoint = Endpoint::random_unix().expect("random numbers");
+        let token = Token::random().expect("random numbers");
+        child.put_file("job", format!("{endpoint} {}", token.to_hex()).as_bytes());
+    }
+    let text = std::fs::read_to_string(child.file("job")).expect("the file of the job");
+    let (endpoint, token) = text.split_once(' ').expect("two words");
+    let (endpoint, token) = (endpoint.parse().expect("an endpoint"), token.parse().expect("a token"));
+    let job = Job::on_one_machine(child.rank as u32, child.count as u32, endpoint, token);
+    let job = Job { served: Served::ByPe0, ..job };
+    let rendezvous = Rendezvous::join(&job, Options { deadline: LONG, ..Options::default() }).expect("everybody joins");
+    let context = peerweave_driver::context(child.rank).expect("the fake has devices");
+    Gpu::new(&Arc::new(rendezvous), &context, options).expect("it is set up")
+}
+
+/// What the fake driver hands to a function that stands for a kernel.
+#[repr(C)]
+pub(crate) struct FakeLaunch {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    n_parameters: c_uint,
+    parameters: *const *const c_void,
+    device: c_int,
+}
+
+/// Runs a kernel's host form, each thread of the grid a coroutine.
+///
+/// # Safety
+/// The launch is one of that kernel.
+unsafe fn on_cpu<A: KernelArgs>(kernel: &Kernel<A>, launch: *const FakeLaunch, args: A) {
+    // SAFETY: the fake gives a live launch, whose first parameter is the address of the context.
+    let (launch, context) = unsafe { (&*launch, *(*(*launch).parameters).cast::<u64>()) };
+    let context = std::ptr::with_exposed_provenance::<KernelContext>(context as usize);
+    let host = kernel.host();
+    // SAFETY: the context is memory of the fake's device, which is mapped in this process, and so is all that it leads to.
+    let body = || unsafe { host(context, args) };
+    let shape = |[x, y, z]: [c_uint; 3]| Dim3 { x, y, z };
+    let grid = peerweave_grid::Launch::new(kernel.name(), shape(launch.grid), shape(launch.block), &body);
+    let options = peerweave_grid::Options::default().deadline(LONG);
+    if let Err(error) = peerweave_grid::run(&grid.shared_bytes(launch.shared_bytes as usize), &options) {
+        eprintln!("{}: {error}", kernel.name());
+        std::process::abort();
+    }
+}
+
+/// The argument at an index of a launch.
+///
+/// # Safety
+/// The launch has an argument of that type there.
+unsafe fn argument<T: Copy>(launch: *const FakeLaunch, index: usize) -> T {
+    // SAFETY: the caller's promise; the fake aligns parameters to 16 bytes.
+    unsafe { *(*(*launch).parameters.add(index)).cast::<T>() }
+}
+
+/// Registers kernels with the fake driver, by their names.
+macro_rules! kernels {
+    ($($kernel:ident($($index:literal: $argument:ty),*);)*) => {
+        fn register() {
+            $({
+                unsafe extern "C" fn run(launch: *const FakeLaunch) {
+                    // SAFETY: the fake calls this for launches of this kernel, whose arguments after the context are these.
+                    unsafe { on_cpu(&peerweave_test_kernels::$kernel::KERNEL, launch, ($(argument::<$argument>(launch, $index),)*)) }
+                }
+                register_one(stringify!($kernel), run);
+            })*
+        }
+    };
+}
+
+kernels! {
+    ring(1: peerweave_types::SymSlice<u64>, 2: peerweave_types::SymSlice<u64>, 3: u64);
+    wait_for_ever(1: peerweave_types::SymSlice<u64>, 2: u32);
+    count_up(1: peerweave_types::SymSlice<u64>, 2: u64);
+    barriers(1: u32);
+}
+
+fn register_one(name: &str, function: unsafe extern "C" fn(*const FakeLaunch)) {
+    type Register = extern "C" fn(*const c_char, unsafe extern "C" fn(*const FakeLaunch)) -> c_int;
+    let symbol = Driver::get().expect("the fake").api().library().symbol(c"peerweave_fake_kernel").expect("the fake has it");
+    // SAFETY: the fake declares it so.
+    let register = unsafe { std::mem::transmute::<NonNull<c_void>, Register>(symbol) };
+    let name = CString::new(name).expect("no zero");
+    assert_eq!(register(name.as_ptr(), function), 0);
+}

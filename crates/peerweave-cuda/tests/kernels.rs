@@ -1,0 +1,147 @@
+//! A job's GPUs over the fake driver: heap, context, launches, waits. Kernels run on the CPU, from the same source as on GPUs.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use peerweave_cuda::{CudaError, GpuOptions};
+use peerweave_driver::DriverError;
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
+use peerweave_driver::launch::LaunchError;
+use peerweave_fakes::Fakes;
+use peerweave_test_kernels::{barriers, count_up, ring, wait_for_ever};
+use peerweave_types::{FailureKind, KernelOp, Pe};
+
+use common::pes;
+
+fn options() -> GpuOptions {
+    GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4)
+}
+
+#[test]
+fn words_and_signals_reach_the_next_pe() {
+    Fakes::new().cuda().run(|| {
+        pes(3, options(), |gpu| {
+            let (word, signal) = (gpu.alloc::<u64>(1).expect("room"), gpu.alloc::<u64>(1).expect("room"));
+            let stream = gpu.stream().expect("a stream");
+            for round in 1..=5 {
+                stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), round)).expect("it is launched");
+            }
+            let before = u64::from((gpu.pe().get() + 2) % 3);
+            assert_eq!(word.read(&stream).expect("the kernels end"), [10 * before + 7]);
+            gpu.barrier("read").expect("everybody comes");
+            gpu.free(word).expect("freed");
+            gpu.free(signal).expect("freed");
+        });
+    });
+}
+
+#[test]
+fn blocks_of_threads_meet_in_barriers() {
+    Fakes::new().cuda().run(|| {
+        pes(2, options(), |gpu| {
+            let stream = gpu.stream().expect("a stream");
+            for _ in 0..3 {
+                stream.launch(&barriers::KERNEL, 1, 32, (20,)).expect("it is launched");
+            }
+            stream.wait().expect("all meet");
+        });
+    });
+}
+
+#[test]
+fn silent_pe_is_named_and_recovery_lets_kernels_meet_again() {
+    Fakes::new().cuda().run(|| {
+        let short = options().deadline(Duration::from_millis(300));
+        pes(2, short, |gpu| {
+            let signal = gpu.alloc::<u64>(1).expect("room");
+            let stream = gpu.stream().expect("a stream");
+            if gpu.pe() == Pe::new(0) {
+                let start = Instant::now();
+                stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 1)).expect("it is launched");
+                let error = stream.wait().expect_err("nobody signals");
+                assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+                let CudaError::Kernel { failure, .. } = &error else { panic!("{error}") };
+                assert_eq!((failure.kind, failure.pe), (Some(FailureKind::Deadline), Some(Pe::new(1))), "{error}");
+                assert_eq!((failure.operation, failure.expected), (Some(KernelOp::SignalWaitUntil), u64::MAX), "{error}");
+                let error = stream.launch(&barriers::KERNEL, 1, 1, (1,)).expect_err("a kernel failed");
+                assert!(matches!(error, CudaError::Failed { .. }), "{error}");
+            }
+            gpu.recover().expect("both are here");
+            stream.launch(&barriers::KERNEL, 1, 1, (3,)).expect("it is launched");
+            stream.wait().expect("both meet");
+        });
+    });
+}
+
+#[test]
+fn killed_pe_ends_kernels_that_wait_for_it_and_is_named() {
+    let outputs = match peerweave_fakes::child() {
+        Some(child) => return one_is_killed(&child),
+        None => Fakes::new().cuda().spawn_children(3, "killed_pe_ends_kernels_that_wait_for_it_and_is_named"),
+    };
+    assert!(outputs[0].passed(), "{}", outputs[0]);
+    assert!(outputs[1].passed(), "{}", outputs[1]);
+}
+
+fn one_is_killed(child: &peerweave_fakes::Child) {
+    let gpu = common::process(child, options());
+    let (signal, own) = (gpu.alloc::<u64>(1).expect("room"), gpu.alloc::<u64>(4).expect("room"));
+    gpu.barrier("ready").expect("everybody comes");
+    if gpu.pe() == Pe::new(2) {
+        std::thread::sleep(Duration::from_millis(200));
+        std::process::abort();
+    }
+    let stream = gpu.stream().expect("a stream");
+    let start = Instant::now();
+    stream.launch(&wait_for_ever::KERNEL, 1, 1, (signal.slice(), 2)).expect("it is launched");
+    let error = stream.wait().expect_err("PE 2 is dead");
+    assert!(matches!(error, CudaError::PeLost { .. }) && error.pe() == Some(Pe::new(2)), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(10), "at once, not at the deadline: {:?}", start.elapsed());
+    // What needs nobody else still works.
+    own.write(&stream, 0, &[1, 2, 3, 4]).expect("the GPU is usable");
+    let error = gpu.recover().expect_err("PE 2 stays dead");
+    assert_eq!(error.pe(), Some(Pe::new(2)), "{error}");
+}
+
+#[test]
+fn wrong_launches_are_refused_before_anything_runs() {
+    Fakes::new().cuda().run(|| {
+        pes(1, options(), |gpu| {
+            let (memory, other) = (gpu.alloc::<u64>(16).expect("room"), gpu.alloc::<u64>(16).expect("room"));
+            let stream = gpu.stream().expect("a stream");
+            let error = stream.launch(&count_up::KERNEL, 0, 1, (memory.slice(), 0)).expect_err("no blocks");
+            assert!(matches!(error, CudaError::Driver(DriverError::Launch(LaunchError::Shape { .. }))), "{error}");
+            let freed = memory.slice();
+            gpu.free(memory).expect("freed");
+            let error = stream.launch(&count_up::KERNEL, 1, 1, (freed, 0)).expect_err("it was freed");
+            assert!(matches!(error, CudaError::Misuse { .. }), "{error}");
+            stream.launch(&count_up::KERNEL, 1, 1, (other.slice(), 3)).expect("it is launched");
+            assert_eq!(other.read(&stream).expect("it ends"), (3..19).collect::<Vec<u64>>());
+        });
+    });
+}
+
+#[test]
+fn graph_replays_kernels_after_their_memory_was_dropped() {
+    Fakes::new().cuda().run(|| {
+        pes(2, options(), |gpu| {
+            let (memory, copy) = (gpu.alloc::<u64>(8).expect("room"), gpu.alloc::<u64>(8).expect("room"));
+            let stream = gpu.stream().expect("a stream");
+            stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it begins");
+            stream.launch(&barriers::KERNEL, 1, 2, (2,)).expect("it is captured");
+            stream.launch(&count_up::KERNEL, 1, 4, (memory.slice(), 1)).expect("it is captured");
+            stream.launch(&count_up::KERNEL, 1, 4, (copy.slice(), 2)).expect("it is captured");
+            let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+            let graph = graph.expect("it ends").expect("a graph");
+            drop(memory);
+            for _ in 0..4 {
+                graph.launch().expect("it is launched");
+            }
+            assert_eq!(copy.read(&stream).expect("it ends"), (2..10).collect::<Vec<u64>>());
+            stream.launch(&barriers::KERNEL, 1, 2, (1,)).expect("it is launched");
+            stream.wait().expect("the epochs went on");
+        });
+    });
+}

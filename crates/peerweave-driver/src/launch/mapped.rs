@@ -1,0 +1,135 @@
+//! Words in memory of the host that kernels reach while they run: for reports and for requests to end.
+//!
+//! Invariant: both sides access the words by single accesses of their width, never through a reference to plain data.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::api::{api, done};
+use crate::cudarc::driver::CudaContext;
+use crate::cudarc::driver::sys::CUdeviceptr;
+use crate::driver::bind;
+use crate::{CudaStream, DriverError, Keep, Streams, reaper, relaxed};
+
+/// `len` words of 32 bits in pinned memory, zero at first, which the host and kernels of one device read and write. Clones are handles of the same words.
+#[derive(Clone)]
+pub struct MappedWords(Arc<Words>);
+
+struct Words {
+    host: Pinned,
+    device: CUdeviceptr,
+    len: usize,
+    context: Arc<CudaContext>,
+    streams: Streams,
+}
+
+#[derive(Clone, Copy)]
+struct Pinned(NonNull<AtomicU32>);
+
+// SAFETY: shared are words that are atomic, and an address; synchronised by their orderings. Would be caught by the test
+// `mapped_words_are_seen_by_kernels_and_threads`.
+unsafe impl Send for Pinned {}
+// SAFETY: shared are the same words; synchronised as above. Would be caught by the test `mapped_words_are_seen_by_kernels_and_threads`.
+unsafe impl Sync for Pinned {}
+
+impl MappedWords {
+    /// Allocates `len` words for kernels of the context's device, aligned to 128 bytes at least.
+    ///
+    /// # Errors
+    /// What the driver says; [`DriverError::TooLarge`].
+    pub fn new(context: &Arc<CudaContext>, len: usize) -> Result<Self, DriverError> {
+        /// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTALLOC_DEVICEMAP`.
+        const FLAGS: u32 = 1 | 2;
+        const CALL: &str = "MappedWords::new";
+        let bytes = len.max(1).checked_mul(size_of::<u32>());
+        let bytes = bytes.ok_or(DriverError::TooLarge { call: CALL, count: len, element_bytes: size_of::<u32>() })?;
+        let api = api()?;
+        bind(context)?;
+        let mut host: *mut c_void = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live pointer.
+        done("cuMemHostAlloc", relaxed(|| unsafe { api.cuMemHostAlloc(&raw mut host, bytes, FLAGS) }))?;
+        let mut device = 0;
+        // SAFETY: the memory was just allocated, and the pointer is to a live address.
+        let mapped = done("cuMemHostGetDevicePointer_v2", unsafe { api.cuMemHostGetDevicePointer_v2(&raw mut device, host, 0) });
+        if let Err(error) = mapped {
+            // SAFETY: nobody else has the memory.
+            let _ = unsafe { api.cuMemFreeHost(host) };
+            return Err(error);
+        }
+        // SAFETY: the memory has so many bytes, and nobody else has it yet.
+        unsafe { host.cast::<u8>().write_bytes(0, bytes) };
+        let host = NonNull::new(host.cast()).expect("the driver gave an address with its success");
+        let context = Arc::clone(context);
+        Ok(Self(Arc::new(Words { host: Pinned(host), device, len, context, streams: Streams::new() })))
+    }
+
+    /// The word at an index.
+    ///
+    /// # Panics
+    /// Where there is no such word.
+    pub fn word(&self, index: usize) -> &AtomicU32 {
+        assert!(index < self.0.len, "word {index} of {}", self.0.len);
+        // SAFETY: the index is below the length, the memory lives as long as a handle, and is only accessed atomically.
+        unsafe { self.0.host.0.add(index).as_ref() }
+    }
+
+    /// Sets all words from `first` on, in order.
+    ///
+    /// # Panics
+    /// As [`word`](Self::word).
+    pub fn store_all(&self, first: usize, values: &[u32], order: Ordering) {
+        values.iter().enumerate().for_each(|(index, value)| self.word(first + index).store(*value, order));
+    }
+
+    /// The address at which kernels reach the word at an index.
+    ///
+    /// # Panics
+    /// As [`word`](Self::word).
+    pub fn device_address(&self, index: usize) -> CUdeviceptr {
+        assert!(index < self.0.len, "word {index} of {}", self.0.len);
+        self.0.device + (index * size_of::<u32>()) as u64
+    }
+
+    /// Notes that work which uses the words is about to be enqueued on a stream: they are freed after it.
+    pub fn note(&self, stream: &Arc<CudaStream>) {
+        self.0.streams.note(stream);
+    }
+
+    /// Something that keeps the words allocated.
+    pub fn keep(&self) -> Keep {
+        Arc::<Words>::clone(&self.0)
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        let host = self.host;
+        let free = move || {
+            // The whole value moves, and not the pointer in it, which no thread may send.
+            let whole: Pinned = host;
+            // SAFETY: the memory was allocated by this value, its last handle is gone, and the streams that used it have passed that work.
+            let freed =
+                api().and_then(|api| done("cuMemFreeHost", relaxed(|| unsafe { api.cuMemFreeHost(whole.0.as_ptr().cast()) })));
+            if let Err(error) = freed {
+                tracing::warn!(%error, "pinned memory is leaked");
+            }
+        };
+        reaper::retire(&self.context, self.streams.all(), Box::new(free));
+    }
+}
+
+impl fmt::Debug for MappedWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "MappedWords({} at {:p}, {:#x} for device {})",
+            self.0.len,
+            self.0.host.0,
+            self.0.device,
+            self.0.context.ordinal()
+        )
+    }
+}

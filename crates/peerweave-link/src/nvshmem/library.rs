@@ -1,0 +1,184 @@
+//! Headers and archive of an installed NVSHMEM.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{LinkError, Version};
+use crate::{Arch, CudaHeaders, InputKind, Linked, Linker, Nvrtc};
+
+use super::wrappers::{used_by, wrappers};
+
+/// The oldest NVSHMEM whose device functions the wrappers are written for, and the first that they are not.
+const OLDEST: Version = Version::new(3, 3, 0);
+const FIRST_UNKNOWN: Version = Version::new(4, 0, 0);
+
+const ARCHIVE: &str = "libnvshmem_device.a";
+
+/// The device side of an installed NVSHMEM: its headers and `libnvshmem_device.a`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceLibrary {
+    /// The directory that has `nvshmem.h`.
+    pub include: PathBuf,
+    /// The archive.
+    pub archive: PathBuf,
+    /// The version that the headers state.
+    pub version: Version,
+}
+
+impl DeviceLibrary {
+    /// The device side of the NVSHMEM whose host library this is: in the directory `PEERWEAVE_NVSHMEM_DEVICE_PATH` (if it is set, nothing else is tried), or
+    /// beside the library, as wheels, archives and packages of the system have it.
+    ///
+    /// # Errors
+    /// [`LinkError::NotFound`] with the directories that were looked at; [`LinkError::VersionMismatch`] for a version that the wrappers are not written for.
+    pub fn beside(host_library: &Path) -> Result<Self, LinkError> {
+        Self::beside_with(host_library, &|name| std::env::var_os(name).map(PathBuf::from))
+    }
+
+    fn beside_with(host_library: &Path, variable: &dyn Fn(&str) -> Option<PathBuf>) -> Result<Self, LinkError> {
+        let given = variable("PEERWEAVE_NVSHMEM_DEVICE_PATH").filter(|path| !path.as_os_str().is_empty());
+        let mut places: Vec<(PathBuf, PathBuf)> = Vec::new();
+        let mut tree = |root: &Path| places.push((root.join("include"), root.join("lib")));
+        match &given {
+            Some(root) => tree(root),
+            None => {
+                let file = host_library.canonicalize().unwrap_or_else(|_| host_library.to_path_buf());
+                let lib = file.parent().unwrap_or(Path::new("/")).to_path_buf();
+                lib.parent().into_iter().for_each(&mut tree);
+                // The system's packages have a directory for each major version of CUDA: lib/ARCH/nvshmem/13 and include/nvshmem_13.
+                if let Some(cuda) = lib.file_name().and_then(|name| name.to_str())
+                    && let Some(prefix) = lib.ancestors().find(|prefix| prefix.join("include").is_dir())
+                {
+                    places.push((prefix.join("include").join(format!("nvshmem_{cuda}")), lib));
+                }
+            }
+        }
+        let whole = |(include, lib): &&(PathBuf, PathBuf)| include.join("nvshmem.h").is_file() && lib.join(ARCHIVE).is_file();
+        let Some((include, lib)) = places.iter().find(whole) else {
+            return Err(LinkError::NotFound {
+                what: "NVSHMEM's headers and libnvshmem_device.a",
+                remedy: "install NVSHMEM with its headers (the wheel nvidia-nvshmem-cu13 has them), or set PEERWEAVE_NVSHMEM_DEVICE_PATH to the directory \
+                         that has include and lib",
+                tried: places.into_iter().flat_map(|(include, lib)| [include, lib]).collect(),
+            });
+        };
+        let version = version_of(include)?;
+        if version < OLDEST || version >= FIRST_UNKNOWN {
+            return Err(LinkError::VersionMismatch {
+                what: format!("NVSHMEM's headers in {}", include.display()),
+                found: version.to_string(),
+                expected: format!("{OLDEST} or newer, below {FIRST_UNKNOWN}"),
+            });
+        }
+        Ok(Self { include: include.clone(), archive: lib.join(ARCHIVE), version })
+    }
+
+    /// An error where this device side does not work with a host library of that version: NVSHMEM wants the same major number, and a minor number that is not
+    /// above the host's.
+    ///
+    /// # Errors
+    /// [`LinkError::VersionMismatch`].
+    pub fn check_host(&self, host: Version) -> Result<(), LinkError> {
+        if self.version.major == host.major && self.version.minor <= host.minor {
+            return Ok(());
+        }
+        Err(LinkError::VersionMismatch {
+            what: format!("NVSHMEM's device library {}", self.archive.display()),
+            found: self.version.to_string(),
+            expected: format!("{}.x with x at most {}: NVSHMEM's host library is {host}", host.major, host.minor),
+        })
+    }
+
+    /// Links kernels' PTX with the wrappers that it calls and the archive. Some seconds the first time, by the cache afterwards.
+    ///
+    /// # Errors
+    /// As [`Linker::link`]; those of [`CudaHeaders::find`]; [`LinkError::Misuse`] for PTX that calls a wrapper which is not in the table.
+    pub fn link(&self, arch: Arch, ptx: &str) -> Result<Linked, LinkError> {
+        self.linker(arch, ptx)?.link()
+    }
+
+    /// The linker of [`link`](Self::link), for further inputs and options.
+    ///
+    /// # Errors
+    /// As [`link`](Self::link).
+    pub fn linker<'a>(&self, arch: Arch, ptx: &'a str) -> Result<Linker<'a>, LinkError> {
+        let headers = CudaHeaders::find(Nvrtc::load()?)?;
+        let source = wrappers(&used_by(ptx)?, &self.include, &headers);
+        Ok(Linker::new(arch).ptx("kernels.ptx", ptx).source(source).file(InputKind::Archive, &self.archive))
+    }
+}
+
+fn version_of(include: &Path) -> Result<Version, LinkError> {
+    let path = include.join("non_abi/nvshmem_version.h");
+    let text = std::fs::read_to_string(&path).map_err(|error| LinkError::io(&path, &error))?;
+    let number = |name: &str| {
+        let line = text.lines().find_map(|line| line.trim().strip_prefix("#define ")?.trim().strip_prefix(name));
+        line.and_then(|value| value.trim().parse().ok())
+    };
+    let parts = ["NVSHMEM_VENDOR_MAJOR_VERSION", "NVSHMEM_VENDOR_MINOR_VERSION", "NVSHMEM_VENDOR_PATCH_VERSION"].map(number);
+    match parts {
+        [Some(major), Some(minor), Some(patch)] => Ok(Version::new(major, minor, patch)),
+        _ => Err(LinkError::Io { path, reason: "states no version of NVSHMEM".into() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn install(root: &Path, include: &str, lib: &str, version: &str) {
+        let put = |path: PathBuf, text: String| {
+            std::fs::create_dir_all(path.parent().expect("it has one")).expect("temporary directory");
+            std::fs::write(path, text).expect("temporary directory");
+        };
+        let mut numbers = version.split('.');
+        let mut line = |name: &str| format!("#define NVSHMEM_VENDOR_{name}_VERSION {}\n", numbers.next().expect("three numbers"));
+        let text = [line("MAJOR"), line("MINOR"), line("PATCH")].concat();
+        put(root.join(include).join("nvshmem.h"), String::new());
+        put(root.join(include).join("non_abi/nvshmem_version.h"), text);
+        put(root.join(lib).join(ARCHIVE), String::new());
+        put(root.join(lib).join("libnvshmem_host.so.3"), String::new());
+    }
+
+    #[test]
+    fn device_side_of_wheels_and_packages_is_found() {
+        for (include, lib) in
+            [("nvidia/nvshmem/include", "nvidia/nvshmem/lib"), ("usr/include/nvshmem_13", "usr/lib/x86_64-linux-gnu/nvshmem/13")]
+        {
+            let root = tempfile::tempdir().expect("temporary directory");
+            let root = root.path().canonicalize().expect("it exists");
+            install(&root, include, lib, "3.4.5");
+            let found = DeviceLibrary::beside_with(&root.join(lib).join("libnvshmem_host.so.3"), &|_| None).expect("it is there");
+            assert_eq!((found.include, found.version), (root.join(include), Version::new(3, 4, 5)));
+        }
+    }
+
+    #[test]
+    fn device_side_that_is_absent_is_an_error_that_says_what_to_install() {
+        let root = tempfile::tempdir().expect("temporary directory");
+        let variable = |name: &str| (name == "PEERWEAVE_NVSHMEM_DEVICE_PATH").then(|| root.path().to_path_buf());
+        let error =
+            DeviceLibrary::beside_with(Path::new("/nowhere/lib/libnvshmem_host.so.3"), &variable).expect_err("it is empty");
+        let LinkError::NotFound { tried, .. } = &error else { panic!("{error}") };
+        assert_eq!(tried[..], [root.path().join("include"), root.path().join("lib")]);
+    }
+
+    #[test]
+    fn versions_that_do_not_fit_are_mismatches() {
+        let root = tempfile::tempdir().expect("temporary directory");
+        let variable = |name: &str| (name == "PEERWEAVE_NVSHMEM_DEVICE_PATH").then(|| root.path().to_path_buf());
+        let find = |version: &str| {
+            install(root.path(), "include", "lib", version);
+            DeviceLibrary::beside_with(Path::new("/nowhere"), &variable)
+        };
+        for version in ["3.2.9", "4.0.0"] {
+            assert!(matches!(find(version), Err(LinkError::VersionMismatch { .. })), "{version}");
+        }
+        let found = find("3.4.5").expect("it fits");
+        for (host, fits) in [((3, 4, 0), true), ((3, 8, 0), true), ((3, 3, 24), false), ((4, 4, 0), false)] {
+            let checked = found.check_host(Version::new(host.0, host.1, host.2));
+            assert_eq!(checked.is_ok(), fits, "{host:?}");
+            assert!(checked.is_ok() || matches!(checked, Err(LinkError::VersionMismatch { .. })));
+        }
+    }
+}

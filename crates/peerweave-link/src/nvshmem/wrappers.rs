@@ -1,0 +1,97 @@
+//! The wrappers' C++, generated from the table that kernels' declarations come from.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use peerweave_device::network::{FUNCTIONS, Function};
+
+use crate::error::LinkError;
+use crate::{CudaHeaders, Source};
+
+/// What must be there before NVSHMEM's headers. NVRTC has no standard library, so that headers before 3.8 lack some of its names. And CCCL declares
+/// `uint64_t` there as `unsigned long long`, while the archive was compiled with `unsigned long`: functions that take one would not be found. So the name
+/// is replaced from here on, after every header of CUDA that declares it.
+const PRELUDE: &str = "
+#include <cuda/std/type_traits>
+#include <cuda/std/cstdint>
+#include <cuda/std/cstddef>
+#include <cuda/std/climits>
+#include <cuda/std/cassert>
+#include <cuda/std/cstdlib>
+#include <cuda_runtime.h>
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+#include <cuda_awbarrier.h>
+#include <cuda_awbarrier_primitives.h>
+#include <cooperative_groups.h>
+namespace std {
+using cuda::std::is_integral;
+using cuda::std::is_signed;
+using cuda::std::is_unsigned;
+using cuda::std::is_same;
+using cuda::std::enable_if;
+}
+#define int64_t long
+#define uint64_t unsigned long
+";
+
+/// The wrappers that PTX calls.
+///
+/// # Errors
+/// [`LinkError::Misuse`] for one that is not in the table: the PTX was built with another version of `peerweave-device`.
+pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
+    const PREFIX: &str = "peerweave_nvshmem_";
+    let names: BTreeSet<&str> = ptx
+        .split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_' || letter == '$'))
+        .filter(|word| word.starts_with(PREFIX) && !word.contains("_param_"))
+        .collect();
+    let find = |name: &&str| {
+        FUNCTIONS.iter().find(|function| function.name == *name).ok_or_else(|| LinkError::Misuse {
+            call: "nvshmem::used_by",
+            what: "a function that the PTX calls",
+            value: (*name).to_owned(),
+            expected: "one of peerweave_device::network::FUNCTIONS",
+        })
+    };
+    names.iter().map(find).collect()
+}
+
+/// The translation unit with these wrappers, to be compiled against NVSHMEM's headers.
+pub fn wrappers(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> Source {
+    let mut text = format!("{PRELUDE}#include <nvshmem.h>\n#include <nvshmemx.h>\n");
+    for function in functions {
+        let parameters = function.parameters.iter().map(|(kind, name)| format!("{kind} {name}"));
+        let parameters = parameters.collect::<Vec<_>>().join(", ");
+        let Function { name, result, body, .. } = function;
+        text.push_str(&format!("extern \"C\" __device__ {result} {name}({parameters}) {{ {body} }}\n"));
+    }
+    let source = Source::new("peerweave_nvshmem.cu", text).option("-std=c++17").option("-default-device").include(include);
+    cuda.directories.iter().fold(source, |source, directory| source.include(directory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_wrappers_that_the_ptx_calls_are_generated() {
+        let ptx = ".extern .func peerweave_nvshmem_quiet ();\n.extern .func (.param .b32 r) peerweave_nvshmem_g32 (.param .b64 peerweave_nvshmem_g32_param_0);\ncall.uni peerweave_nvshmem_quiet, ();";
+        let used = used_by(ptx).expect("both are in the table");
+        assert_eq!(
+            used.iter().map(|function| function.name).collect::<Vec<_>>(),
+            ["peerweave_nvshmem_g32", "peerweave_nvshmem_quiet"]
+        );
+        let cuda = CudaHeaders { directories: vec!["/cuda/include".into()] };
+        let source = wrappers(&used, Path::new("/nvshmem/include"), &cuda);
+        let line = "extern \"C\" __device__ unsigned int peerweave_nvshmem_g32(unsigned long long from, int pe) { return nvshmem_uint32_g((const uint32_t*)from, pe); }";
+        assert!(source.text().contains(line), "{}", source.text());
+        assert!(!source.text().contains("peerweave_nvshmem_fence"));
+        assert_eq!(source.directories().collect::<Vec<_>>(), [Path::new("/nvshmem/include"), Path::new("/cuda/include")]);
+    }
+
+    #[test]
+    fn wrapper_that_is_not_in_the_table_is_refused() {
+        let error = used_by(".extern .func peerweave_nvshmem_no_such ();").expect_err("it is not in the table");
+        assert!(error.to_string().contains("peerweave_nvshmem_no_such"), "{error}");
+    }
+}

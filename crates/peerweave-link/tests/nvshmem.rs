@@ -1,0 +1,93 @@
+//! Compiles and links the wrappers against real releases of NVSHMEM, whose directories `PEERWEAVE_TEST_NVSHMEM` lists: `.ci/link` installs them.
+#![cfg(target_os = "linux")]
+
+use std::path::PathBuf;
+
+use object::{Object as _, ObjectSymbol as _};
+use peerweave_device::network::FUNCTIONS;
+use peerweave_link::nvshmem::DeviceLibrary;
+use peerweave_link::{Arch, Cache, LinkError};
+
+fn installed() -> Vec<DeviceLibrary> {
+    let list = std::env::var_os("PEERWEAVE_TEST_NVSHMEM").expect("PEERWEAVE_TEST_NVSHMEM lists releases of NVSHMEM");
+    let beside = |root: PathBuf| DeviceLibrary::beside(&root.join("lib/libnvshmem_host.so.3")).expect("it is installed");
+    std::env::split_paths(&list).map(beside).collect()
+}
+
+/// PTX of a kernel that calls these wrappers with zeros.
+fn caller(names: &[&str]) -> String {
+    let kind = |name: &str| match name {
+        "unsigned long long" => "b64",
+        _ => "b32",
+    };
+    let mut declarations = String::new();
+    let mut calls = String::new();
+    for function in FUNCTIONS.iter().filter(|function| names.contains(&function.name)) {
+        let parameters: Vec<_> =
+            (0..function.parameters.len()).map(|at| format!(".param .{} p{at}", kind(function.parameters[at].0))).collect();
+        let result = match function.result {
+            "void" => None,
+            result => Some(kind(result)),
+        };
+        let returned = result.map(|kind| format!("(.param .{kind} r) ")).unwrap_or_default();
+        declarations += &format!(".extern .func {returned}{} ({});\n", function.name, parameters.join(", "));
+        calls += "{";
+        for (at, (name, _)) in function.parameters.iter().enumerate() {
+            calls += &format!(" .param .{0} a{at}; st.param.{0} [a{at}], 0;", kind(name));
+        }
+        let arguments: Vec<_> = (0..function.parameters.len()).map(|at| format!("a{at}")).collect();
+        let (declared, taken) = match result {
+            Some(kind) => (format!(" .param .{kind} q;"), "(q), ".to_owned()),
+            None => Default::default(),
+        };
+        calls += &format!("{declared} call.uni {taken}{}, ({}); }}\n", function.name, arguments.join(", "));
+    }
+    format!(".version 7.8\n.target sm_90\n.address_size 64\n{declarations}.visible .entry caller() {{\n{calls}ret; }}\n")
+}
+
+fn symbols(cubin: &[u8]) -> Vec<String> {
+    let file = object::File::parse(cubin).expect("a cubin is an ELF file");
+    file.symbols().filter_map(|symbol| symbol.name().ok().map(str::to_owned)).collect()
+}
+
+/// Each reduction has every algorithm of NVSHMEM inside and takes seconds to compile, so one type and operation stands for all.
+#[test]
+fn wrappers_of_every_family_link_with_every_release() {
+    let is_chosen = |name: &str| !name.contains("_reduce") || name.ends_with("_reduce_sum_f32_block");
+    let chosen: Vec<&str> = FUNCTIONS.iter().map(|function| function.name).filter(|name| is_chosen(name)).collect();
+    let ptx = caller(&chosen);
+    for library in installed() {
+        let linked = library.linker(Arch::new(9, 0), &ptx).expect("CUDA's headers are installed").cache(None).link();
+        let linked = linked.unwrap_or_else(|error| panic!("NVSHMEM {}: {error}", library.version));
+        let names = symbols(&linked.cubin);
+        // What NVSHMEM's host side looks up when it is told of the module.
+        for name in ["caller", "nvshmemi_device_state_d", "nvshmemi_device_lib_version_d"] {
+            assert!(names.iter().any(|found| found == name), "NVSHMEM {}: no {name}", library.version);
+        }
+    }
+}
+
+#[test]
+fn second_link_takes_milliseconds_by_the_cache() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let cache = Cache::in_directory(directory.path()).expect("it is there");
+    let ptx = caller(&["peerweave_nvshmem_p32", "peerweave_nvshmem_quiet"]);
+    for library in installed() {
+        let link = || {
+            let linker = library.linker(Arch::new(9, 0), &ptx).expect("CUDA's headers are installed");
+            linker.cache(Some(cache.clone())).link().expect("it links")
+        };
+        let (first, second) = (link(), link());
+        assert_eq!((first.cached, second.cached), (false, true), "NVSHMEM {}", library.version);
+        assert_eq!(first.cubin, second.cubin);
+    }
+}
+
+#[test]
+fn host_that_is_older_than_the_device_library_is_a_mismatch() {
+    for library in installed() {
+        library.check_host(library.version).expect("the same version");
+        let older = peerweave_link::Version { minor: library.version.minor - 1, ..library.version };
+        assert!(matches!(library.check_host(older), Err(LinkError::VersionMismatch { .. })));
+    }
+}

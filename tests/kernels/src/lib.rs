@@ -1,0 +1,41 @@
+//! Kernels that the tests and checks of the GPU crates launch: each shows one thing that launch, context or wait must get right.
+#![no_std]
+
+use peerweave_device::prelude::*;
+
+/// Puts `10 * PE + 7` into the next PE's word, signals it, and waits for the signal of the PE before.
+#[kernel]
+pub fn ring(ctx: &Context, word: SymSlice<u64>, signal: SymSlice<u64>, round: u64) -> Result<(), Failed> {
+    let next = (ctx.my_pe() + 1) % ctx.n_pes();
+    ctx.p(word, 10 * ctx.my_pe() as u64 + 7, next);
+    ctx.signal_op(signal, round, SignalOp::Set, next);
+    ctx.signal_wait_until(signal, Compare::Ge, round)?;
+    Ok(())
+}
+
+/// Waits for a value that `from` never writes.
+#[kernel]
+pub fn wait_for_ever(ctx: &Context, signal: SymSlice<u64>, from: u32) -> Result<(), Failed> {
+    ctx.signal_wait_until_from(signal, Compare::Ge, u64::MAX, from)?;
+    Ok(())
+}
+
+/// Writes `first + i` to element `i`, without any other PE.
+#[kernel]
+pub fn count_up(ctx: &Context, to: SymSlice<u64>, first: u64) {
+    let threads = gpu::grid_dim().x * gpu::block_dim().x;
+    let mut at = gpu::block_idx().x * gpu::block_dim().x + gpu::thread_idx().x;
+    while (at as usize) < to.len() {
+        ctx.p(to.at(at as usize), first + at as u64, ctx.my_pe());
+        at += threads;
+    }
+}
+
+/// Barriers of all PEs, one after the other.
+#[kernel]
+pub fn barriers(ctx: &Context, rounds: u32) -> Result<(), Failed> {
+    for _ in 0..rounds {
+        ctx.barrier_all_block()?;
+    }
+    Ok(())
+}
