@@ -40,12 +40,12 @@ use crate::{CommProperties, Nccl};
 ///
 /// ```
 /// use std::time::Duration;
-/// use peerweave_driver::{DeviceMemory, context};
+/// use peerweave_nccl::{DeviceMemory, context};
 /// use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp};
 ///
 /// fn sum_over_all_gpus(nccl: Nccl) -> Result<(), NcclError> {
 ///     let deadline = Duration::from_secs(20);
-///     let contexts = (0..peerweave_driver::Driver::get()?.device_count()?).map(context).collect::<Result<Vec<_>, _>>()?;
+///     let contexts = (0..peerweave_nccl::driver::Driver::get()?.device_count()?).map(context).collect::<Result<Vec<_>, _>>()?;
 ///     let communicators = Communicator::builder().nccl(nccl).deadline(deadline).init_all(&contexts)?;
 ///     let streams: Vec<_> = contexts.iter().map(|context| context.default_stream()).collect();
 ///     let mut values = Vec::new();

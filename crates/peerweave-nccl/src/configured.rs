@@ -18,7 +18,7 @@ impl Communicator {
     ///
     /// ```no_run
     /// # use std::sync::Arc;
-    /// # use peerweave_driver::{CudaStream, DeviceMemory};
+    /// # use peerweave_nccl::{CudaStream, DeviceMemory};
     /// # use peerweave_nccl::{CollConfig, Communicator, NcclError, ReduceOp};
     /// # fn f(communicator: &Communicator, stream: &Arc<CudaStream>, values: &mut DeviceMemory<f32>) -> Result<(), NcclError> {
     /// let few = CollConfig::new().max_ctas(4);
@@ -38,7 +38,7 @@ impl<'env> Group<'env> {
     ///
     /// ```no_run
     /// # use std::sync::Arc;
-    /// # use peerweave_driver::{CudaStream, DeviceMemory};
+    /// # use peerweave_nccl::{CudaStream, DeviceMemory};
     /// # use peerweave_nccl::{CollConfig, Communicator, Nccl, NcclError, ReduceOp};
     /// # fn f(nccl: Nccl, ranks: &mut [(Communicator, Arc<CudaStream>, DeviceMemory<f32>)]) -> Result<(), NcclError> {
     /// let few = CollConfig::new().max_ctas(4);

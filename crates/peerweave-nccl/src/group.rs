@@ -29,7 +29,7 @@ use crate::{Call, CollConfig, Nccl, SimInfo, Version, agreement, requests, spans
 ///
 /// ```compile_fail,E0597
 /// # use std::sync::Arc;
-/// # use peerweave_driver::{CudaStream, DeviceMemory};
+/// # use peerweave_nccl::{CudaStream, DeviceMemory};
 /// # use peerweave_nccl::{Communicator, Nccl, ReduceOp};
 /// # fn f(nccl: Nccl, comm: &Communicator, stream: &Arc<CudaStream>, mut values: DeviceMemory<f32>) {
 /// nccl.group(|group| {
@@ -87,7 +87,7 @@ impl Nccl {
     ///
     /// ```no_run
     /// # use std::sync::Arc;
-    /// # use peerweave_driver::{CudaStream, DeviceMemory};
+    /// # use peerweave_nccl::{CudaStream, DeviceMemory};
     /// # use peerweave_nccl::{Communicator, Nccl, NcclError};
     /// # fn exchange(nccl: Nccl, comm: &Communicator, stream: &Arc<CudaStream>, mine: &DeviceMemory<f32>, theirs: &mut DeviceMemory<f32>)
     /// # -> Result<(), NcclError> {

@@ -30,7 +30,7 @@ use crate::{Nccl, ResultCode};
 ///
 /// ```compile_fail,E0502
 /// # use std::sync::Arc;
-/// # use peerweave_driver::CudaStream;
+/// # use peerweave_nccl::CudaStream;
 /// # use peerweave_nccl::{Communicator, NcclError, NcclMem, ReduceOp};
 /// # fn f(communicator: &Communicator, stream: &Arc<CudaStream>, mut values: NcclMem<f32>) -> Result<(), NcclError> {
 /// communicator.all_reduce(stream, &values, &mut values, ReduceOp::Sum)
@@ -41,7 +41,7 @@ use crate::{Nccl, ResultCode};
 ///
 /// ```compile_fail,E0599
 /// # use std::sync::Arc;
-/// # use peerweave_driver::CudaContext;
+/// # use peerweave_nccl::CudaContext;
 /// # use peerweave_nccl::{Nccl, NcclError, NcclMem};
 /// # fn f(nccl: Nccl, context: &Arc<CudaContext>) -> Result<NcclMem<bool>, NcclError> {
 /// NcclMem::<bool>::alloc(nccl, context, 8)

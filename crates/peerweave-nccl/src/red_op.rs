@@ -124,7 +124,7 @@ impl<T: Element> Reduction<T> for &PreMulSum<T> {}
 ///
 /// ```no_run
 /// # use std::sync::Arc;
-/// # use peerweave_driver::{CudaStream, DeviceMemory};
+/// # use peerweave_nccl::{CudaStream, DeviceMemory};
 /// # use peerweave_nccl::{Communicator, NcclError, PreMulSum};
 /// # fn average(communicator: &Communicator, stream: &Arc<CudaStream>, gradients: &mut DeviceMemory<f32>) -> Result<(), NcclError> {
 /// let scaled = PreMulSum::new(communicator, 1.0 / communicator.n_ranks() as f32)?;

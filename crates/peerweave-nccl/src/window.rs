@@ -74,7 +74,7 @@ impl WindowKind {
 ///
 /// ```compile_fail,E0308
 /// # use std::sync::Arc;
-/// # use peerweave_driver::CudaStream;
+/// # use peerweave_nccl::CudaStream;
 /// # use peerweave_nccl::{Communicator, NcclError, NcclMem, Signal, Window};
 /// # fn f(communicator: &Communicator, stream: &Arc<CudaStream>, mine: &NcclMem<f64>, theirs: &Window<f32>) -> Result<(), NcclError> {
 /// communicator.put_signal(stream, mine, 1, theirs, 0, Signal::default())

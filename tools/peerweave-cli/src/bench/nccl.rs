@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Server, ServerOptions, Token};
 use peerweave_driver::cudarc::driver::CudaGraph;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use peerweave_driver::{CudaError, CudaStream, DeviceMemory, DriverError, context};
+use peerweave_driver::{CudaError, CudaStream, DeviceMemory, DriverError, local_context};
 use peerweave_nccl::{Communicator, Nccl, NcclMem, Window, WindowKind};
 
 use super::config::{Bind, Buffers, Case, Config};
@@ -55,7 +55,7 @@ fn one_pe(config: &Config, job: &Job) -> Result<(), Failure> {
         bind(pe, config.n_pes);
     }
     let nccl = Nccl::load()?;
-    let context = context(pe)?;
+    let context = local_context(job.local_pe as usize)?;
     let stream = context.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
     let communicator = Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous)?;
     let session = Session { config, communicator: &communicator, stream: &stream, meetings: Meetings::new(&rendezvous) };

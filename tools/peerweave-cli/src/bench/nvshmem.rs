@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use peerweave_bootstrap::{Job, Options, Rendezvous};
 use peerweave_driver::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::cudarc::driver::{CudaEvent, CudaGraph};
-use peerweave_driver::{CudaError, CudaStream, DriverError, context};
+use peerweave_driver::{CudaError, CudaStream, DriverError, local_context};
 use peerweave_nvshmem::{Context, Settings, SymmetricBuffer, Team};
 
 use super::calls::G_DUE;
@@ -44,10 +44,11 @@ struct Late {
 
 /// The process, from its first barrier to its end.
 pub(super) fn run(config: &Config) -> Result<(), Failure> {
-    let rendezvous = Arc::new(Rendezvous::join(&Job::from_env()?, Options { deadline: DEADLINE, ..Options::default() })?);
+    let job = Job::from_env()?;
+    let rendezvous = Arc::new(Rendezvous::join(&job, Options { deadline: DEADLINE, ..Options::default() })?);
     let pe = rendezvous.pe().index();
     let library = peerweave_nvshmem::Nvshmem::load()?;
-    let gpu = context(pe)?;
+    let gpu = local_context(job.local_pe as usize)?;
     let nvshmem = Context::from_rendezvous(&rendezvous, &gpu, settings(config))?;
     let stream = gpu.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
     let event = || gpu.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(CudaError::of("cuEventCreate"));
