@@ -31,6 +31,9 @@ pub struct Leak {
 impl Context {
     /// Gives this handle up; the last one ends NVSHMEM on every PE. What was dropped without being freed is freed now, and reported.
     ///
+    /// First it waits for every stream that NVSHMEM was given work on, at most for the context's deadline. From then on calls by teams and buffers that other
+    /// threads still have are errors ([`MisuseKind::Context`]), unless the end fails.
+    ///
     /// After a start by an id or a rendezvous NVSHMEM can be started again in this process.
     ///
     /// # Collective

@@ -176,7 +176,8 @@ impl IpcPeerMemory {
     /// What the driver says; legacy IPC refuses a handle of the same process.
     ///
     /// # Safety
-    /// The handle is of an allocation of `bytes` that its owner keeps until it has learnt that this value is gone.
+    /// The handle is of an allocation of `bytes`. Its owner keeps that until it has learnt that every handle of this value is gone, and that the streams which used
+    /// it have passed that work.
     pub unsafe fn open(context: &Arc<CudaContext>, handle: IpcHandle, bytes: usize) -> Result<Self, VmmError> {
         // SAFETY: promised by the caller.
         unsafe { Self::open_for(context, handle, bytes, Arc::default()) }
