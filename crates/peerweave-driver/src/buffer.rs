@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::capture::cannot_be_asked;
 use crate::cudarc::driver::sys::{CUdeviceptr, CUevent};
 use crate::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
-use crate::driver::{bind, with_context_kept};
+use crate::driver::{bind, is_current, with_context_kept};
 use crate::private::is_private;
 use crate::streams::is_of_every_context;
 use crate::wait::wait_past_capture;
@@ -93,19 +93,17 @@ impl<'a> Access<'a> {
         stream: &'a Arc<CudaStream>,
         ask: impl FnOnce() -> (CUdeviceptr, SyncOnDrop<'a>),
     ) -> Result<Self, DriverError> {
-        with_context_kept(|| {
-            if is_shared && cannot_be_asked(own)? {
-                // Its events are places in a graph, and it cannot wait for the work before the capture ends.
-                return Err(DriverError::OwnerCapturing { call });
-            }
-            let ((address, guard), waits) = with_errors_aside(own, stream, ask);
-            if !waits || joins && !own.context().is_in_multi_stream_mode() {
-                // Then cudarc did not make the stream wait for what `own` did to the memory, nor for its allocation.
-                follow(call, stream, own)?;
-            }
-            let streams = Some((Arc::clone(own), stream));
-            Ok(Self { address, guard: Some(guard), streams, joins, _this_thread: PhantomData })
-        })
+        if is_shared && cannot_be_asked(own)? {
+            // Its events are places in a graph, and it cannot wait for the work before the capture ends.
+            return Err(DriverError::OwnerCapturing { call });
+        }
+        let ((address, guard), waits) = with_errors_aside(own, stream, ask);
+        if !waits || joins && !own.context().is_in_multi_stream_mode() {
+            // Then cudarc did not make the stream wait for what `own` did to the memory, nor for its allocation.
+            with_context_kept(|| follow(call, stream, own))?;
+        }
+        let streams = Some((Arc::clone(own), stream));
+        Ok(Self { address, guard: Some(guard), streams, joins, _this_thread: PhantomData })
     }
 
     /// The device address of the first element.
@@ -132,12 +130,18 @@ impl Drop for Access<'_> {
     fn drop(&mut self) {
         let guard = self.guard.take();
         let Some((own, stream)) = self.streams.take() else { return };
-        with_context_kept(|| {
+        let tell = || {
             let ((), told) = with_errors_aside(&own, stream, || drop(guard));
             if self.joins || !told {
                 hold_back(&own, stream, DEADLINE);
             }
-        });
+        };
+        // What is done makes no other context current than these. Mostly they are one, and it is current since the work was enqueued.
+        if own.context().cu_ctx() == stream.context().cu_ctx() && is_current(own.context()) {
+            tell();
+        } else {
+            with_context_kept(tell);
+        }
     }
 }
 

@@ -138,6 +138,14 @@ pub fn bind(context: &CudaContext) -> Result<(), DriverError> {
     Ok(CudaError::check("cuCtxSetCurrent", code)?)
 }
 
+/// Whether a context is the thread's current one.
+pub(crate) fn is_current(context: &CudaContext) -> bool {
+    let mut current: CUcontext = std::ptr::null_mut();
+    // SAFETY: the pointer is to a live handle.
+    let code = Driver::get().map(|driver| unsafe { driver.api().cuCtxGetCurrent(&raw mut current) });
+    matches!(code, Ok(Ok(CudaCode::SUCCESS))) && current == context.cu_ctx()
+}
+
 /// Runs something that may make another context the thread's current one, and makes the one from before current again, also after a panic.
 ///
 /// For destructors: a value is dropped at any place, and the code around it counts on its own context. Costs two calls of the driver.
