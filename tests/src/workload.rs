@@ -9,12 +9,18 @@ pub struct Workload<'a> {
     world: &'a World,
     teams: Vec<Team>,
     round: u64,
+    seed: u64,
 }
 
 impl<'a> Workload<'a> {
     /// Before the first round.
     pub fn new(world: &'a World) -> Self {
-        Self { world, teams: vec![world.team().clone()], round: 0 }
+        Self::seeded(world, 4711)
+    }
+
+    /// Before the first round of another mixture; all PEs give the same seed.
+    pub fn seeded(world: &'a World, seed: u64) -> Self {
+        Self { world, teams: vec![world.team().clone()], round: 0, seed }
     }
 
     /// One operation, or a few that belong together. All PEs of the world take part in each.
@@ -27,7 +33,7 @@ impl<'a> Workload<'a> {
     pub fn step(&mut self) -> Result<()> {
         let (world, round) = (self.world, self.round);
         self.round += 1;
-        let random = hash(&[round, 4711]);
+        let random = hash(&[round, self.seed]);
         let team = self.teams[(random >> 8) as usize % self.teams.len()].clone();
         let (n, me) = (team.size(), team.my_rank().index());
         let len = [1, 3, 100, 1000, 20_000, 150_000][(random >> 16) as usize % 6];

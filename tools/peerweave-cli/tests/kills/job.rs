@@ -1,0 +1,269 @@
+//! One death: a job is started, one of its PEs dies, and what the others say and leave is looked at.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use peerweave_tests::leftovers::processes;
+use peerweave_tests::sample::hash;
+
+/// Makes a copy of this program a PE, with the seed of its job.
+pub(crate) const SEED: &str = "PEERWEAVE_KILLS_JOB_SEED";
+/// Which PE dies.
+pub(crate) const VICTIM: &str = "PEERWEAVE_KILLS_VICTIM";
+/// How it dies, and after how many microseconds or rounds.
+pub(crate) const DEATH: &str = "PEERWEAVE_KILLS_DEATH";
+/// After how many rounds all PEs finalize, or 0.
+pub(crate) const ROUNDS: &str = "PEERWEAVE_KILLS_ROUNDS";
+/// Where the PEs write what happened.
+pub(crate) const DIRECTORY: &str = "PEERWEAVE_KILLS_DIRECTORY";
+
+/// The command that starts jobs, where it is not the one that was built with this test.
+const COMMAND: &str = "PEERWEAVE_KILLS_COMMAND";
+
+/// Every wait of the job ends after this.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(3);
+/// A job that has not ended by then hangs.
+const HANGS: Duration = Duration::from_secs(20);
+/// Within this a death has to be known to everybody.
+pub(crate) const SOON: Duration = Duration::from_secs(2);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Launcher {
+    Run,
+    Torchrun,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Death {
+    /// SIGKILL after so many microseconds from the start of the process.
+    Kill(u64),
+    /// A panic in this round.
+    Panic(u64),
+    /// `abort` in this round.
+    Abort(u64),
+    /// The PE returns an error of its own in this round, and drops its world.
+    Return(u64),
+}
+
+impl Death {
+    fn text(self) -> String {
+        match self {
+            Self::Kill(at) => format!("kill {at}"),
+            Self::Panic(at) => format!("panic {at}"),
+            Self::Abort(at) => format!("abort {at}"),
+            Self::Return(at) => format!("return {at}"),
+        }
+    }
+
+    pub(crate) fn parse(text: &str) -> Self {
+        let (how, at) = text.split_once(' ').expect("a death has two parts");
+        let at = at.parse().expect("a number");
+        match how {
+            "kill" => Self::Kill(at),
+            "panic" => Self::Panic(at),
+            "abort" => Self::Abort(at),
+            "return" => Self::Return(at),
+            other => panic!("nobody dies by {other}"),
+        }
+    }
+
+    /// How the launcher reports it.
+    fn status(self) -> (&'static str, i32) {
+        match self {
+            Self::Kill(_) => ("was killed by signal 9", 137),
+            Self::Panic(_) => ("exited with status 101", 101),
+            Self::Abort(_) => ("was killed by signal 6", 134),
+            Self::Return(_) => ("exited with status 7", 7),
+        }
+    }
+}
+
+/// A death that is to happen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    pub(crate) seed: u64,
+    pub(crate) number: u64,
+    pub(crate) launcher: Launcher,
+    n_pes: usize,
+    victim: usize,
+    death: Death,
+    attach: bool,
+    backtrace: bool,
+    rounds: u64,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Nobody died: the victim had ended well before it was to die.
+    pub(crate) nobody_died: bool,
+    pub(crate) hangs: Vec<String>,
+    pub(crate) leftovers: Vec<String>,
+    pub(crate) wrong_names: Vec<String>,
+    /// A PE failed by itself, or the job did not end as it has to.
+    pub(crate) others: Vec<String>,
+    /// How long after the death each of the others knew.
+    pub(crate) known_after: Vec<Duration>,
+    /// The victim died before the rendezvous knew it, and without a launcher of ours nobody else could know.
+    pub(crate) died_unknown: bool,
+}
+
+impl Case {
+    pub(crate) fn new(seed: u64, number: u64) -> Self {
+        let random = |salt: u64| hash(&[seed, number, salt]);
+        let n_pes = 2 + (random(1) % 5) as usize;
+        // Half of the kills while the PEs join.
+        let death = match random(2) % 20 {
+            0..=6 => Death::Kill(random(3) % 25_000),
+            7..=13 => Death::Kill(random(3) % 120_000),
+            14..=16 => Death::Panic(random(3) % 60),
+            17 => Death::Abort(random(3) % 60),
+            _ => Death::Return(random(3) % 60),
+        };
+        Self {
+            seed,
+            number,
+            launcher: if number % 2 == 0 { Launcher::Run } else { Launcher::Torchrun },
+            n_pes,
+            victim: (random(4) % n_pes as u64) as usize,
+            death,
+            attach: random(5) % 4 > 0,
+            backtrace: random(6) % 4 == 0,
+            rounds: if random(7) % 8 == 0 { 1 + random(8) % 30 } else { 0 },
+        }
+    }
+
+    /// Runs the job to its end.
+    pub(crate) fn run(&self) -> Found {
+        let directory = tempfile::Builder::new().prefix("peerweave-kills-").tempdir().expect("a directory");
+        let (notes, files) = (directory.path().join("notes"), directory.path().join("files"));
+        std::fs::create_dir(&notes).and_then(|()| std::fs::create_dir(&files)).expect("directories");
+        let mut children = match self.launcher {
+            Launcher::Run => vec![self.by_run(directory.path())],
+            Launcher::Torchrun => (0..self.n_pes).map(|pe| self.by_torchrun(directory.path(), pe)).collect(),
+        };
+        let mut found = Found::default();
+        let end = Instant::now() + HANGS;
+        while children.iter_mut().any(|child| child.try_wait().expect("a child").is_none()) {
+            if Instant::now() >= end {
+                found.hangs.push(self.end_all(&mut children, directory.path()));
+                break;
+            }
+            sleep(Duration::from_millis(2));
+        }
+        let mut left = processes(&directory.path().display().to_string());
+        let end = Instant::now() + Duration::from_millis(500);
+        while !left.is_empty() && Instant::now() < end {
+            sleep(Duration::from_millis(5));
+            left = processes(&directory.path().display().to_string());
+        }
+        found.leftovers.extend(left.iter().map(|pid| format!("process {pid}")));
+        found
+            .leftovers
+            .extend(std::fs::read_dir(&files).into_iter().flatten().flatten().map(|entry| format!("{:?}", entry.path())));
+        self.judge(directory.path(), &mut children, &mut found);
+        found
+    }
+
+    fn common(&self, command: &mut Command, directory: &Path) {
+        command
+            .env(SEED, hash(&[self.seed, self.number]).to_string())
+            .env(VICTIM, self.victim.to_string())
+            .env(DEATH, self.death.text())
+            .env(ROUNDS, self.rounds.to_string())
+            .env(DIRECTORY, directory)
+            .env("TMPDIR", directory.join("files"))
+            .env("PEERWEAVE_DEADLINE", DEADLINE.as_secs_f64().to_string())
+            .env("PEERWEAVE_CROSS_MEMORY_ATTACH", if self.attach { "on" } else { "off" })
+            .env("RUST_BACKTRACE", if self.backtrace { "1" } else { "0" })
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+    }
+
+    fn by_run(&self, directory: &Path) -> Child {
+        let mut command = Command::new(std::env::var_os(COMMAND).unwrap_or_else(|| env!("CARGO_BIN_EXE_peerweave").into()));
+        self.common(&mut command, directory);
+        let program = std::env::current_exe().expect("this program");
+        command.args(["run", "-n", &self.n_pes.to_string(), "--no-tag", "--"]).arg(program).env_remove("PEERWEAVE_PE");
+        command.stderr(File::create(directory.join("stderr")).expect("a file")).spawn().expect("the launcher")
+    }
+
+    fn by_torchrun(&self, directory: &Path, pe: usize) -> Child {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        self.common(&mut command, directory);
+        for (name, value) in [("RANK", pe), ("LOCAL_RANK", pe), ("WORLD_SIZE", self.n_pes), ("LOCAL_WORLD_SIZE", self.n_pes)] {
+            command.env(name, value.to_string());
+        }
+        command
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", "29500")
+            .env("TORCHELASTIC_RUN_ID", directory)
+            .env_remove("PEERWEAVE_PE")
+            .stderr(File::create(directory.join(format!("stderr-{pe}"))).expect("a file"))
+            .spawn()
+            .expect("a PE")
+    }
+
+    /// Ends a job that hangs; says where its processes were.
+    fn end_all(&self, children: &mut [Child], directory: &Path) -> String {
+        let mark = directory.display().to_string();
+        let mut text = format!("{self:?}:");
+        for pid in processes(&mark) {
+            let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            text +=
+                &format!("\n  process {pid} ({}) waits in {}: {}", read("comm").trim(), read("wchan"), read("syscall").trim());
+        }
+        children.iter_mut().for_each(|child| {
+            let _ = child.kill();
+            let _ = child.wait();
+        });
+        text
+    }
+
+    fn judge(&self, directory: &Path, children: &mut [Child], found: &mut Found) {
+        let notes = |pe: usize| std::fs::read_to_string(directory.join(format!("notes/{pe}"))).unwrap_or_default();
+        let line = |pe: usize, kind: &str| {
+            let text = notes(pe);
+            text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' ').map(str::to_owned))
+        };
+        let Some(died) = line(self.victim, "died") else {
+            found.nobody_died = line(self.victim, "fine").is_some();
+            if !found.nobody_died {
+                found.others.push(format!("{self:?}: the victim says {:?}", notes(self.victim)));
+            }
+            return;
+        };
+        let (died, phase) = died.split_once(' ').expect("a time and a phase");
+        let died: u64 = died.parse().expect("a time");
+        let mut late = Duration::ZERO;
+        for pe in (0..self.n_pes).filter(|&pe| pe != self.victim) {
+            if let Some(lost) = line(pe, "lost") {
+                let (at, rest) = lost.split_once(' ').expect("a time and names");
+                let after = Duration::from_nanos(at.parse::<u64>().expect("a time").saturating_sub(died));
+                late = late.max(after);
+                found.known_after.push(after);
+                if rest.split(' ').next() != Some(&self.victim.to_string()) {
+                    found.wrong_names.push(format!("{self:?}: PE {pe} after {after:?}: {rest}"));
+                }
+            } else if line(pe, "fine").is_none() || self.rounds == 0 {
+                // A PE that the launcher ended is told why by no error; but all others have to say something.
+                found.others.push(format!("{self:?}: PE {pe} says {:?}", notes(pe)));
+            }
+        }
+        // What nobody saw: it died before it connected, and no launcher of ours watched it.
+        found.died_unknown = self.launcher == Launcher::Torchrun && phase != "joined" && late > SOON;
+        if self.launcher == Launcher::Run && found.hangs.is_empty() {
+            let said = std::fs::read_to_string(directory.join("stderr")).unwrap_or_default();
+            let report = said.lines().find(|line| line.starts_with("peerweave run: ")).unwrap_or_default();
+            let (words, code) = self.death.status();
+            let names = report.starts_with(&format!("peerweave run: PE {} (process ", self.victim)) && report.contains(words);
+            let ended = children[0].wait().expect("a child").code();
+            if !names || ended != Some(code) {
+                found.wrong_names.push(format!("{self:?}: the launcher ended with {ended:?} and says {report:?}"));
+            }
+        }
+    }
+}

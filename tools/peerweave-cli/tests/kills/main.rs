@@ -1,0 +1,63 @@
+//! A campaign of random deaths, by `peerweave run` and by torchrun's variables: every PE ends, names the PE that died, and does so soon; nothing is left.
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `PEERWEAVE_KILLS` | how many deaths, 60 where it is not set |
+//! | `PEERWEAVE_KILLS_SEED` | the seed, which is printed; a new one where it is not set |
+//! | `PEERWEAVE_KILLS_AT_ONCE` | how many jobs at a time, 1 where it is not set |
+//! | `PEERWEAVE_KILLS_COMMAND` | the `peerweave` command to test, the one that was built with this test where it is not set |
+//!
+//! A copy of this program is a PE where [`job::SEED`] is set.
+
+mod job;
+mod pe;
+mod table;
+
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, expected a number")))
+}
+
+fn main() -> ExitCode {
+    if std::env::var_os(job::SEED).is_some() {
+        return pe::main();
+    }
+    // What `cargo test -- --list` and a filter for another test ask of a program without a harness.
+    if std::env::args()
+        .skip(1)
+        .any(|argument| argument == "--list" || (!argument.starts_with('-') && !"kills".contains(&*argument)))
+    {
+        return ExitCode::SUCCESS;
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    let (kills, seed) = (setting("PEERWEAVE_KILLS", 60), setting("PEERWEAVE_KILLS_SEED", now % 1_000_000_007));
+    let at_once = setting("PEERWEAVE_KILLS_AT_ONCE", 1).max(1);
+    println!("{kills} deaths, PEERWEAVE_KILLS_SEED={seed}, {at_once} at a time");
+    let (next, table) = (AtomicU64::new(0), Mutex::new(table::Table::default()));
+    std::thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= kills {
+                        return;
+                    }
+                    let case = job::Case::new(seed, number);
+                    let found = case.run();
+                    let mut table = table.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    table.add(&case, found);
+                    if number % 500 == 499 {
+                        println!("{}: {}", number + 1, table.summary());
+                    }
+                }
+            });
+        }
+    });
+    let table = table.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    println!("{table}");
+    if table.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
