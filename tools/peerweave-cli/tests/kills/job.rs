@@ -131,7 +131,7 @@ impl Case {
             victim: (random(4) % n_pes as u64) as usize,
             death,
             attach: random(5) % 4 > 0,
-            backtrace: random(6) % 4 == 0,
+            backtrace: random(6) % 8 == 0,
             rounds: if random(7) % 8 == 0 { 1 + random(8) % 30 } else { 0 },
         }
     }

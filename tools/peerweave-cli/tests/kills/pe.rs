@@ -54,8 +54,9 @@ pub(crate) fn main() -> ExitCode {
     if let Some(Death::Panic(_)) = death {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            note_death();
+            // It lives until the backtrace is written, which takes a while.
             usual(info);
+            note_death();
         }));
     }
     PHASE.store(1, Ordering::Relaxed);
