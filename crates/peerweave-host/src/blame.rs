@@ -8,8 +8,11 @@ use peerweave_core::{Error, PeerCause};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long a process may take from the moment at which its memory is gone until its end is seen. Longer beside others that use all processors.
+/// How long the end of a process may take to be seen, where another PE says that it has ended.
 const ENDING: Duration = Duration::from_millis(200);
+/// The same where its memory could not be read: the kernel takes a large memory apart first, and the files of the process after that. Until those are
+/// closed, a launcher does not know that this process was first to go.
+const MEMORY_GONE: Duration = Duration::from_secs(1);
 
 const CAUSES: [PeerCause; 4] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable];
 
@@ -67,7 +70,7 @@ impl Shared {
     pub(crate) fn first_cause_from(&self, pe: usize, cause: PeerCause, word: Option<u64>) -> (usize, PeerCause) {
         // Memory that could not be read is that of a process that ends: the kernel takes the memory first.
         let cause = match cause {
-            PeerCause::Unreachable if self.is_gone_soon(pe) => self.liveness.gone(pe).unwrap_or(cause),
+            PeerCause::Unreachable if self.is_gone_within(pe, MEMORY_GONE) => self.liveness.gone(pe).unwrap_or(cause),
             cause => cause,
         };
         let start = (pe, cause);
@@ -85,7 +88,9 @@ impl Shared {
             let of_team = word.take();
             match read(of_team.unwrap_or_else(|| self.segments.page(at.0).blames.load(Ordering::Acquire))) {
                 // The word of a page may be about something long past: it counts if whom it names is gone too.
-                Some((next, cause)) if next != at.0 && next < self.n_pes() && (of_team.is_some() || self.is_gone_soon(next)) => {
+                Some((next, cause))
+                    if next != at.0 && next < self.n_pes() && (of_team.is_some() || self.is_gone_within(next, ENDING)) =>
+                {
                     at = (next, cause);
                 }
                 _ => return at,
@@ -107,8 +112,8 @@ impl Shared {
     }
 
     /// Whether a PE is gone, or is on its way: the kernel takes a process's memory before it says that the process has ended.
-    fn is_gone_soon(&self, pe: usize) -> bool {
-        let end = Instant::now() + ENDING;
+    fn is_gone_within(&self, pe: usize, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
         loop {
             if pe == self.me || self.liveness.gone(pe).is_some() {
                 return pe != self.me;

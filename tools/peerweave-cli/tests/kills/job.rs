@@ -126,7 +126,7 @@ impl Case {
         Self {
             seed,
             number,
-            launcher: if number % 2 == 0 { Launcher::Run } else { Launcher::Torchrun },
+            launcher: if number.is_multiple_of(2) { Launcher::Run } else { Launcher::Torchrun },
             n_pes,
             victim: (random(4) % n_pes as u64) as usize,
             death,
