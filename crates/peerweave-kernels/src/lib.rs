@@ -9,4 +9,5 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+pub mod check;
 pub mod examples;

@@ -1,0 +1,119 @@
+//! Atomic operations: what each returns and leaves, and that none is lost where all threads of all PEs make them.
+
+use super::{Check, Sample, takes_part};
+use peerweave_device::api::{KernelAtomic, KernelInteger};
+use peerweave_device::prelude::*;
+
+/// Elements of `words`.
+pub const WORDS: usize = 8;
+
+/// The strong and the relaxed form of one operation, on a word of the neighbour that nobody else changes.
+macro_rules! both {
+    ($check:ident, $word:ident, $pe:ident, $strong:ident, $relaxed:ident ($($argument:expr),*) from $start:expr => $end:expr) => {
+        for relaxed in [false, true] {
+            $check.ctx.atomic_set($word, T::of($start), $pe);
+            if relaxed {
+                $check.ctx.$relaxed($word, $($argument,)* $pe);
+            } else {
+                $check.ctx.$strong($word, $($argument,)* $pe);
+            }
+            $check.same(line!(), $check.ctx.atomic_fetch($word, $pe).bits(), T::of($end).bits());
+        }
+    };
+}
+
+/// The same, for operations that return what was there.
+macro_rules! both_fetch {
+    ($check:ident, $word:ident, $pe:ident, $strong:ident, $relaxed:ident ($($argument:expr),*) from $start:expr => $end:expr) => {
+        for relaxed in [false, true] {
+            $check.ctx.atomic_set_relaxed($word, T::of($start), $pe);
+            let found = if relaxed {
+                $check.ctx.$relaxed($word, $($argument,)* $pe)
+            } else {
+                $check.ctx.$strong($word, $($argument,)* $pe)
+            };
+            $check.same(line!(), found.bits(), T::of($start).bits());
+            $check.same(line!(), $check.ctx.atomic_fetch_relaxed($word, $pe).bits(), T::of($end).bits());
+        }
+    };
+}
+
+/// What every element that is accessed atomically can do.
+fn numbers<T: Sample + KernelAtomic>(check: &Check<'_>, word: SymSlice<T>, pe: u32) {
+    let of = |number| T::of(number);
+    both_fetch!(check, word, pe, atomic_swap, atomic_swap_relaxed(of(9)) from 5 => 9);
+    both_fetch!(check, word, pe, atomic_compare_swap, atomic_compare_swap_relaxed(of(5), of(8)) from 5 => 8);
+    both_fetch!(check, word, pe, atomic_compare_swap, atomic_compare_swap_relaxed(of(6), of(8)) from 5 => 5);
+    both_fetch!(check, word, pe, atomic_fetch_add, atomic_fetch_add_relaxed(of(20)) from 5 => 25);
+    both_fetch!(check, word, pe, atomic_fetch_inc, atomic_fetch_inc_relaxed() from 5 => 6);
+    both!(check, word, pe, atomic_add, atomic_add_relaxed(of(20)) from 5 => 25);
+    both!(check, word, pe, atomic_inc, atomic_inc_relaxed() from 5 => 6);
+}
+
+/// What integers can do besides.
+fn bits<T: Sample + KernelInteger>(check: &Check<'_>, word: SymSlice<T>, pe: u32) {
+    let of = |number| T::of(number);
+    both_fetch!(check, word, pe, atomic_fetch_and, atomic_fetch_and_relaxed(of(0b0110)) from 0b1100 => 0b0100);
+    both_fetch!(check, word, pe, atomic_fetch_or, atomic_fetch_or_relaxed(of(0b0110)) from 0b1100 => 0b1110);
+    both_fetch!(check, word, pe, atomic_fetch_xor, atomic_fetch_xor_relaxed(of(0b0110)) from 0b1100 => 0b1010);
+    both!(check, word, pe, atomic_and, atomic_and_relaxed(of(0b0110)) from 0b1100 => 0b0100);
+    both!(check, word, pe, atomic_or, atomic_or_relaxed(of(0b0110)) from 0b1100 => 0b1110);
+    both!(check, word, pe, atomic_xor, atomic_xor_relaxed(of(0b0110)) from 0b1100 => 0b1010);
+    // Integers wrap.
+    both_fetch!(check, word, pe, atomic_fetch_add, atomic_fetch_add_relaxed(of(2)) from u64::MAX => 1);
+}
+
+fn all<T: Sample + KernelAtomic>(
+    ctx: &Context,
+    words: SymSlice<T>,
+    result: SymSlice<u64>,
+    more: impl Fn(&Check<'_>, SymSlice<T>, u32),
+) -> Result<(), Failed> {
+    let check = Check::new(ctx, result);
+    let (_, next, _) = check.ring();
+    if takes_part!(thread) {
+        numbers(&check, words.at(0), next);
+        more(&check, words.at(0), next);
+    }
+    ctx.barrier_all_block()?;
+    // All threads of all PEs at the same time, on PE 0. Small enough to be exact as floats.
+    ctx.atomic_add(words.at(1), T::of(3), 0);
+    ctx.atomic_fetch_add_relaxed(words.at(1), T::of(2), 0);
+    ctx.atomic_inc(words.at(2), 0);
+    ctx.atomic_fetch_inc(words.at(2), 0);
+    // A compare-and-swap that adds one: the element only grows, so that a number that is behind catches up.
+    let mut number = 0;
+    while ctx.atomic_compare_swap(words.at(3), T::of(number), T::of(number + 1), 0) != T::of(number) {
+        number += 1;
+    }
+    ctx.barrier_all_block()?;
+    if takes_part!(thread) && ctx.my_pe() == 0 {
+        let threads = u64::from(ctx.n_pes() * gpu::block_threads());
+        check.same(line!(), ctx.atomic_fetch(words.at(1), 0).bits(), T::of(5 * threads).bits());
+        check.same(line!(), ctx.atomic_fetch(words.at(2), 0).bits(), T::of(2 * threads).bits());
+        check.same(line!(), ctx.atomic_fetch(words.at(3), 0).bits(), T::of(threads).bits());
+    }
+    check.finish();
+    Ok(())
+}
+
+/// One kernel for each element type.
+macro_rules! kernels {
+    ($($name:ident: $t:ty, $more:expr;)*) => {$(
+        #[doc = concat!("Checks atomic operations on `", stringify!($t), "`. `words` has [`WORDS`] elements, 0 at first. One block; at most 2048 threads")]
+        /// on all PEs together.
+        #[kernel]
+        pub fn $name(ctx: &Context, words: SymSlice<$t>, result: SymSlice<u64>) -> Result<(), Failed> {
+            all(ctx, words, result, $more)
+        }
+    )*};
+}
+
+kernels! {
+    check_atomic_i32: i32, bits;
+    check_atomic_u32: u32, bits;
+    check_atomic_i64: i64, bits;
+    check_atomic_u64: u64, bits;
+    check_atomic_f32: f32, |_, _, _| ();
+    check_atomic_f64: f64, |_, _, _| ();
+}

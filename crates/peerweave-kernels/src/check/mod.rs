@@ -1,0 +1,155 @@
+//! Kernels that check what kernels can call: every function at every scope, with elements of each kind, compared exactly.
+//!
+//! The same source runs on the host, in tests under many schedules, and on GPUs. Each kernel is launched on all PEs with blocks of at
+//! least 33 threads, so that there are two warps, and writes to `result` of its PE: the number of differences, the line of the first
+//! one, what was found there and what was expected, and [`FINISHED`] when it came to its end.
+//!
+//! | module | what it checks |
+//! |---|---|
+//! | `rma` | puts and gets of one element, of contiguous ones, at strides, with signals; sources and targets of each kind |
+//! | `signal` | changes of signals, waits and tests |
+//! | `wait` | waits and tests for one, any, all, some; vectors of values |
+//! | `atomic` | atomic operations, by one thread and by all PEs at the same time |
+//! | `team` | barriers and syncs at each scope, of all PEs and of a team |
+//! | `collective` | broadcast, fcollect, alltoall, reduce, reducescatter |
+
+pub mod atomic;
+pub mod collective;
+pub mod rma;
+pub mod signal;
+pub mod team;
+pub mod wait;
+
+use peerweave_device::prelude::*;
+use peerweave_types::{bf16, f16};
+
+/// Words of `result`.
+pub const RESULT_WORDS: usize = 8;
+
+/// The last word of `result`, of a kernel that came to its end.
+pub const FINISHED: u64 = 0xf1;
+
+/// An element that a number determines, so that both sides of a copy know it.
+pub trait Sample: Plain + PartialEq {
+    /// The element of a number. Numbers below 2¹¹ give different elements where the type has as many; below 2⁸ for `bf16` and for types
+    /// of 8 bits.
+    fn of(number: u64) -> Self;
+
+    /// The low bits of the element, for reports.
+    fn bits(self) -> u64;
+}
+
+macro_rules! samples {
+    ($($t:ty: |$n:ident| $of:expr, |$v:ident| $bits:expr;)*) => {$(
+        impl Sample for $t {
+            #[inline(always)]
+            fn of($n: u64) -> Self {
+                $of
+            }
+
+            #[inline(always)]
+            fn bits(self) -> u64 {
+                let $v = self;
+                $bits
+            }
+        }
+    )*};
+}
+
+samples! {
+    i8: |n| n as i8, |v| v as u64;
+    u8: |n| n as u8, |v| u64::from(v);
+    u16: |n| n as u16, |v| u64::from(v);
+    i32: |n| n as i32, |v| v as u64;
+    u32: |n| n as u32, |v| u64::from(v);
+    i64: |n| n as i64, |v| v as u64;
+    u64: |n| n, |v| v;
+    u128: |n| u128::from(n) << 64 | u128::from(n ^ 0xff), |v| v as u64;
+    f16: |n| f16::from_f32((n & 0x7ff) as f32), |v| u64::from(v.to_bits());
+    bf16: |n| bf16::from_f32((n & 0xff) as f32), |v| u64::from(v.to_bits());
+    f32: |n| (n & 0xff_ffff) as f32, |v| u64::from(v.to_bits());
+    f64: |n| (n & 0xffff_ffff) as f64, |v| v.to_bits();
+}
+
+/// Where a check writes what it finds, and who takes part.
+pub(crate) struct Check<'a> {
+    pub(crate) ctx: &'a Context,
+    result: SymSlice<u64>,
+}
+
+impl<'a> Check<'a> {
+    pub(crate) fn new(ctx: &'a Context, result: SymSlice<u64>) -> Self {
+        Self { ctx, result }
+    }
+
+    /// This PE, the one after it, and the one before it.
+    #[inline(always)]
+    pub(crate) fn ring(&self) -> (u32, u32, u32) {
+        let (me, n) = (self.ctx.my_pe(), self.ctx.n_pes());
+        (me, (me + 1) % n, (me + n - 1) % n)
+    }
+
+    /// Writes down a difference, if there is one.
+    #[inline(always)]
+    pub(crate) fn same(&self, line: u32, found: u64, expected: u64) {
+        if found != expected {
+            self.differ(line, found, expected);
+        }
+    }
+
+    #[inline(never)]
+    fn differ(&self, line: u32, found: u64, expected: u64) {
+        let me = self.ctx.my_pe();
+        if self.ctx.atomic_fetch_inc(self.result.at(0), me) == 0 {
+            let result = self.ctx.local(self.result);
+            result.write(1, u64::from(line));
+            result.write(2, found);
+            result.write(3, expected);
+        }
+    }
+
+    /// The kernel has come to its end on this block: all its threads call it.
+    #[inline(always)]
+    pub(crate) fn finish(&self) {
+        gpu::sync_threads();
+        if gpu::thread_rank() == 0 && gpu::block_rank() == 0 {
+            self.ctx.local(self.result).write(RESULT_WORDS - 1, FINISHED);
+        }
+    }
+
+    /// All threads of the block write this PE's own elements; they are there for all after it.
+    #[inline(always)]
+    pub(crate) fn fill<T: Sample>(&self, of: SymSlice<T>, number: impl Fn(usize) -> u64) {
+        let mine = self.ctx.local(of);
+        for i in (gpu::thread_rank() as usize..of.len()).step_by(gpu::block_threads() as usize) {
+            mine.write(i, T::of(number(i)));
+        }
+        gpu::sync_threads();
+    }
+
+    /// All threads of the block compare this PE's own elements.
+    #[inline(always)]
+    pub(crate) fn expect<T: Sample>(&self, line: u32, of: SymSlice<T>, number: impl Fn(usize) -> u64) {
+        let mine = self.ctx.local(of);
+        for i in (gpu::thread_rank() as usize..of.len()).step_by(gpu::block_threads() as usize) {
+            let (found, expected) = (mine.read(i), T::of(number(i)));
+            if found != expected {
+                self.differ(line, found.bits(), expected.bits());
+            }
+        }
+    }
+}
+
+/// Whether this thread makes the calls of a scope: the first thread, the first warp, or all of the block.
+macro_rules! takes_part {
+    (thread) => {
+        gpu::thread_rank() == 0
+    };
+    (warp) => {
+        gpu::warp() == 0
+    };
+    (block) => {
+        true
+    };
+}
+pub(crate) use takes_part;

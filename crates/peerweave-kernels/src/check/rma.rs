@@ -1,0 +1,253 @@
+//! Puts and gets at each scope, of elements of 1 to 16 bytes, at any alignment.
+
+use super::{Check, Sample, takes_part};
+use peerweave_device::prelude::*;
+
+/// Elements of `send` and `recv`.
+pub const ELEMENTS: usize = 600;
+
+/// Length, first element at the target, first element at the source.
+const SHAPES: [(usize, usize, usize); 6] = [(0, 3, 3), (1, 0, 1), (7, 2, 5), (64, 16, 32), (255, 3, 1), (513, 1, 4)];
+
+/// The number of element `i` of a PE in a round.
+fn number(pe: u32, round: u64, i: usize) -> u64 {
+    1 + 31 * u64::from(pe) + 7 * round + i as u64
+}
+
+/// The buffers of the kernel, and where it is.
+struct Rma<'a, T> {
+    check: Check<'a>,
+    send: SymSlice<T>,
+    recv: SymSlice<T>,
+    signal: SymSlice<u64>,
+    round: u64,
+}
+
+impl<T: Sample> Rma<'_, T> {
+    /// Runs `act` between two barriers of all PEs, and compares `recv`: as `from_pe`'s elements in `shape`, else zeros.
+    #[inline(always)]
+    fn moved(
+        &mut self,
+        line: u32,
+        shape: (usize, usize, usize),
+        from_pe: u32,
+        act: impl FnOnce(&Self, SymSlice<T>, SymSlice<T>) -> Result<(), Failed>,
+    ) -> Result<(), Failed> {
+        let (len, to, from) = shape;
+        self.round += 1;
+        let (ctx, round) = (self.check.ctx, self.round);
+        self.check.fill(self.send, |i| number(ctx.my_pe(), round, i));
+        self.check.fill(self.recv, |_| 0);
+        ctx.barrier_all_block()?;
+        act(self, self.recv.slice(to..to + len), self.send.slice(from..from + len))?;
+        ctx.barrier_all_block()?;
+        self.check.expect(line, self.recv, |i| if i >= to && i < to + len { number(from_pe, round, from + i - to) } else { 0 });
+        ctx.barrier_all_block()
+    }
+}
+
+/// One scope: all its functions.
+macro_rules! scope {
+    ($name:ident, $scope:ident: $put:ident, $get:ident, $put_nbi:ident, $get_nbi:ident, $put_checked:ident, $get_checked:ident,
+        $iput:ident, $iget:ident, $put_signal:ident, $put_signal_nbi:ident, $wait:ident) => {
+        fn $name<T: Sample>(rma: &mut Rma<'_, T>) -> Result<(), Failed> {
+            let ctx = rma.check.ctx;
+            let (_, next, before) = rma.check.ring();
+            let inside = takes_part!($scope);
+            for shape in SHAPES {
+                let len = shape.0;
+                rma.moved(line!(), shape, before, |rma, to, from| {
+                    if inside {
+                        rma.check.same(line!(), ctx.$put(to, from, next) as u64, len as u64);
+                    }
+                    Ok(())
+                })?;
+                rma.moved(line!(), shape, next, |rma, to, from| {
+                    if inside {
+                        rma.check.same(line!(), ctx.$get(to, from, next) as u64, len as u64);
+                    }
+                    Ok(())
+                })?;
+                rma.moved(line!(), shape, before, |_, to, from| {
+                    if inside {
+                        ctx.$put_nbi(to, ctx.local(from), next);
+                        ctx.flush();
+                        ctx.quiet();
+                    }
+                    Ok(())
+                })?;
+                rma.moved(line!(), shape, next, |_, to, from| {
+                    if inside {
+                        ctx.$get_nbi(ctx.local(to), from, next);
+                        ctx.quiet();
+                    }
+                    Ok(())
+                })?;
+                rma.moved(line!(), shape, before, |_, to, from| if inside { ctx.$put_checked(to, from, next) } else { Ok(()) })?;
+                rma.moved(line!(), shape, next, |_, to, from| if inside { ctx.$get_checked(to, from, next) } else { Ok(()) })?;
+                for nbi in [false, true] {
+                    rma.moved(line!(), shape, before, |rma, to, from| {
+                        let value = rma.round;
+                        if inside {
+                            let put = if nbi {
+                                ctx.$put_signal_nbi(to, from, rma.signal, value, SignalOp::Set, next)
+                            } else {
+                                ctx.$put_signal(to, from, rma.signal, value, SignalOp::Set, next)
+                            };
+                            rma.check.same(line!(), put as u64, len as u64);
+                            ctx.$wait(rma.signal, Compare::Eq, value, before)?;
+                        }
+                        // What came with the signal is there for the whole scope, before any barrier of the PEs.
+                        if inside && len > 0 {
+                            let last = ctx.local(to).read(len - 1);
+                            let expected = T::of(number(before, rma.round, shape.2 + len - 1));
+                            rma.check.same(line!(), last.bits(), expected.bits());
+                        }
+                        ctx.quiet();
+                        Ok(())
+                    })?;
+                }
+                // The shorter of two lengths counts.
+                if len > 1 {
+                    rma.moved(line!(), (len - 1, shape.1, shape.2), before, |rma, to, from| {
+                        if inside {
+                            let longer = rma.send.slice(shape.2..shape.2 + len);
+                            rma.check.same(line!(), from.len() as u64, len as u64 - 1);
+                            rma.check.same(line!(), ctx.$put(to, longer, next) as u64, len as u64 - 1);
+                        }
+                        Ok(())
+                    })?;
+                }
+            }
+            // Strides of 2 at the target and 3 at the source: elements between are not touched.
+            for get in [false, true] {
+                rma.round += 1;
+                let round = rma.round;
+                rma.check.fill(rma.send, |i| number(ctx.my_pe(), round, i));
+                rma.check.fill(rma.recv, |_| 0);
+                ctx.barrier_all_block()?;
+                if inside && get {
+                    ctx.$iget(rma.recv, rma.send, 2, 3, 101, next);
+                } else if inside {
+                    ctx.$iput(rma.recv, rma.send, 2, 3, 101, next);
+                }
+                ctx.barrier_all_block()?;
+                let from = if get { next } else { before };
+                rma.check.expect(
+                    line!(),
+                    rma.recv,
+                    |i| {
+                        if i % 2 == 0 && i / 2 < 101 { number(from, round, i / 2 * 3) } else { 0 }
+                    },
+                );
+                ctx.barrier_all_block()?;
+            }
+            Ok(())
+        }
+    };
+}
+
+scope!(thread_scope, thread: put, get, put_nbi, get_nbi, put_checked, get_checked, iput, iget, put_signal, put_signal_nbi,
+    signal_wait_until_from);
+scope!(warp_scope, warp: put_warp, get_warp, put_nbi_warp, get_nbi_warp, put_checked_warp, get_checked_warp, iput_warp, iget_warp,
+    put_signal_warp, put_signal_nbi_warp, signal_wait_until_from_warp);
+scope!(block_scope, block: put_block, get_block, put_nbi_block, get_nbi_block, put_checked_block, get_checked_block, iput_block,
+    iget_block, put_signal_block, put_signal_nbi_block, signal_wait_until_from_block);
+
+/// Single elements, and operands that are not symmetric: by one thread, and by the block.
+fn operands<T: Sample>(rma: &mut Rma<'_, T>) -> Result<(), Failed> {
+    let ctx = rma.check.ctx;
+    let (_, next, before) = rma.check.ring();
+    let first = takes_part!(thread);
+    rma.moved(line!(), (5, 9, 9), before, |rma, to, from| {
+        if first {
+            for i in 0..5 {
+                ctx.p(to.at(i), ctx.local(from).read(i), next);
+                let expected = T::of(number(next, rma.round, 9 + i));
+                rma.check.same(line!(), ctx.g(from.at(i), next).bits(), expected.bits());
+            }
+        }
+        Ok(())
+    })?;
+    // From and to an array of the thread.
+    rma.moved(line!(), (8, 1, 2), before, |rma, to, from| {
+        if first {
+            let mut own = [T::of(0); 8];
+            ctx.get(&mut own, from, next);
+            for (i, value) in own.into_iter().enumerate() {
+                rma.check.same(line!(), value.bits(), T::of(number(next, rma.round, 2 + i)).bits());
+            }
+            let own: [T; 8] = core::array::from_fn(|i| T::of(number(ctx.my_pe(), rma.round, 2 + i)));
+            ctx.put(to, &own, next);
+        }
+        Ok(())
+    })?;
+    // From and to shared memory of the block.
+    let shared = SharedSlice::<T>::dynamic().slice(..64);
+    rma.moved(line!(), (64, 3, 8), before, |rma, to, from| {
+        ctx.get_block(shared, from, next);
+        for i in (gpu::thread_rank() as usize..64).step_by(gpu::block_threads() as usize) {
+            rma.check.same(line!(), shared.read(i).bits(), T::of(number(next, rma.round, 8 + i)).bits());
+            shared.write(i, T::of(number(ctx.my_pe(), rma.round, 8 + i)));
+        }
+        gpu::sync_threads();
+        ctx.put_block(to, shared, next);
+        Ok(())
+    })?;
+    // A view of the peer's memory, where it is mapped.
+    rma.moved(line!(), (16, 0, 0), next, |_, to, from| {
+        if first {
+            match ctx.get_peer_array(from, next) {
+                Some(theirs) => (0..16).for_each(|i| ctx.local(to).write(i, theirs.read(i))),
+                None => {
+                    ctx.get(to, from, next);
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+fn all<T: Sample>(
+    ctx: &Context,
+    send: SymSlice<T>,
+    recv: SymSlice<T>,
+    signal: SymSlice<u64>,
+    result: SymSlice<u64>,
+) -> Result<(), Failed> {
+    let mut rma = Rma { check: Check::new(ctx, result), send, recv, signal, round: 0 };
+    operands(&mut rma)?;
+    thread_scope(&mut rma)?;
+    warp_scope(&mut rma)?;
+    block_scope(&mut rma)?;
+    rma.check.finish();
+    Ok(())
+}
+
+/// One kernel for each element type.
+macro_rules! kernels {
+    ($($name:ident: $t:ty, $words:literal;)*) => {$(
+        #[doc = concat!("Checks puts and gets of ", $words, ". `send` and `recv` have [`ELEMENTS`] elements, `signal` one word, 0 at first; the launch")]
+        /// gives each block 1024 bytes of dynamic shared memory. One block.
+        #[kernel]
+        pub fn $name(
+            ctx: &Context,
+            send: SymSlice<$t>,
+            recv: SymSlice<$t>,
+            signal: SymSlice<u64>,
+            result: SymSlice<u64>,
+        ) -> Result<(), Failed> {
+            all(ctx, send, recv, signal, result)
+        }
+    )*};
+}
+
+kernels! {
+    check_rma_u8: u8, "elements of 1 byte";
+    check_rma_u16: u16, "elements of 2 bytes";
+    check_rma_u32: u32, "elements of 4 bytes";
+    check_rma_u64: u64, "elements of 8 bytes";
+    check_rma_u128: u128, "elements of 16 bytes";
+    check_rma_f32: f32, "`f32`";
+    check_rma_f64: f64, "`f64`";
+}

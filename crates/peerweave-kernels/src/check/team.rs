@@ -1,0 +1,73 @@
+//! Barriers and syncs at each scope: nobody passes before all have come, and what was put before is there after.
+
+use super::{Check, takes_part};
+use peerweave_device::prelude::*;
+
+/// Words of `words` for each block.
+pub const WORDS: usize = 2;
+
+/// Rounds of each call.
+const ROUNDS: u64 = 5;
+
+/// One call: in each round every member adds to a word of every member, meets, and finds that all have.
+macro_rules! meets {
+    ($check:ident, $team:ident, $words:ident, $total:ident, $scope:ident, $call:expr) => {
+        for _ in 0..ROUNDS {
+            let (ctx, size) = ($check.ctx, $check.ctx.team_n_pes($team));
+            if gpu::thread_rank() == 0 {
+                for rank in 0..size {
+                    let pe = ctx.team_pe($team, rank).unwrap_or(u32::MAX);
+                    ctx.atomic_add_relaxed($words.at(0), 1, pe);
+                }
+            }
+            gpu::sync_threads();
+            if takes_part!($scope) {
+                $call?;
+            }
+            gpu::sync_threads();
+            $total += u64::from(size);
+            $check.same(line!(), ctx.signal_fetch($words.at(0)), $total);
+            gpu::sync_threads();
+            // Nobody adds for the next round before all have looked.
+            ctx.barrier_block($team)?;
+        }
+    };
+}
+
+/// Checks the barriers and syncs of `team`, of which this PE is a member. `words` has [`WORDS`] words for each block, 0 at first.
+#[kernel]
+pub fn check_team(ctx: &Context, team: KernelTeam, words: SymSlice<u64>, result: SymSlice<u64>) -> Result<(), Failed> {
+    let check = Check::new(ctx, result);
+    let block = gpu::block_rank() as usize;
+    let words = words.slice(WORDS * block..WORDS * (block + 1));
+    let mut total = 0;
+    let rank = ctx.team_my_pe(team);
+    check.same(line!(), u64::from(rank.and_then(|rank| ctx.team_pe(team, rank)).unwrap_or(u32::MAX)), u64::from(ctx.my_pe()));
+    check.same(line!(), u64::from(ctx.team_pe(team, ctx.team_n_pes(team)).is_some()), 0);
+    meets!(check, team, words, total, thread, ctx.barrier(team));
+    meets!(check, team, words, total, warp, ctx.barrier_warp(team));
+    meets!(check, team, words, total, block, ctx.barrier_block(team));
+    meets!(check, team, words, total, thread, ctx.sync(team));
+    meets!(check, team, words, total, warp, ctx.sync_warp(team));
+    meets!(check, team, words, total, block, ctx.sync_block(team));
+    check.finish();
+    Ok(())
+}
+
+/// Checks the barriers and syncs of all PEs. `words` as in [`check_team()`].
+#[kernel]
+pub fn check_team_all(ctx: &Context, words: SymSlice<u64>, result: SymSlice<u64>) -> Result<(), Failed> {
+    let check = Check::new(ctx, result);
+    let (team, block) = (KernelTeam::WORLD, gpu::block_rank() as usize);
+    let words = words.slice(WORDS * block..WORDS * (block + 1));
+    let mut total = 0;
+    check.same(line!(), u64::from(ctx.team_n_pes(team)), u64::from(ctx.n_pes()));
+    meets!(check, team, words, total, thread, ctx.barrier_all());
+    meets!(check, team, words, total, warp, ctx.barrier_all_warp());
+    meets!(check, team, words, total, block, ctx.barrier_all_block());
+    meets!(check, team, words, total, thread, ctx.sync_all());
+    meets!(check, team, words, total, warp, ctx.sync_all_warp());
+    meets!(check, team, words, total, block, ctx.sync_all_block());
+    check.finish();
+    Ok(())
+}

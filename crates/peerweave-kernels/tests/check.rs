@@ -1,0 +1,140 @@
+//! The check kernels among the PEs of one process, under several schedules. The same kernels run on GPUs.
+
+use peerweave_device::launch::Kernel;
+use peerweave_device::prelude::*;
+use peerweave_grid::{Job, Shape};
+use peerweave_kernels::check::{self, FINISHED, RESULT_WORDS, atomic, collective, rma, signal, team, wait};
+use peerweave_types::{KernelArgs, KernelTeam};
+use std::time::Duration;
+
+/// Numbers of PEs and threads of a block: two warps at least, the last one not full.
+const SHAPES: [(u32, u32); 3] = [(1, 33), (2, 64), (3, 40)];
+
+/// Runs a check kernel in every shape and under several seeds. `blocks` of them; `args` allocates all but the result.
+fn check<A: KernelArgs>(kernel: &Kernel<A>, blocks: u32, args: impl Fn(&mut Job, SymSlice<u64>) -> A) {
+    for (n_pes, threads) in SHAPES {
+        for seed in 0..4 {
+            let mut job = Job::new(n_pes).seed(seed).deadline(Duration::from_secs(60));
+            let result = job.alloc::<u64>(RESULT_WORDS);
+            let args = args(&mut job, result);
+            let shape = Shape::new(blocks, threads).shared_bytes(1024).cooperative(true);
+            let name = kernel.name();
+            let outcome = job.launch_each(kernel, shape, |_| Some(args));
+            outcome.unwrap_or_else(|error| panic!("{name}, {n_pes} PEs, seed {seed}: {error}"));
+            for pe in 0..n_pes {
+                let found = job.read(pe, result);
+                let [differences, line, value, expected] = found[..4] else { unreachable!("a result has more words") };
+                assert_eq!(
+                    differences, 0,
+                    "{name}, PE {pe} of {n_pes}, seed {seed}: {differences} differences, first in line {line}: {value:#x}, \
+                     expected {expected:#x}"
+                );
+                assert_eq!(found[RESULT_WORDS - 1], FINISHED, "{name}, PE {pe} of {n_pes}, seed {seed}");
+            }
+        }
+    }
+}
+
+macro_rules! rma {
+    ($($test:ident: $t:ty, $kernel:ident;)*) => {$(
+        #[test]
+        fn $test() {
+            check(&rma::$kernel::KERNEL, 1, |job, result| {
+                (job.alloc::<$t>(rma::ELEMENTS), job.alloc::<$t>(rma::ELEMENTS), job.alloc::<u64>(1), result)
+            });
+        }
+    )*};
+}
+
+rma! {
+    rma_of_u8_is_exact: u8, check_rma_u8;
+    rma_of_u16_is_exact: u16, check_rma_u16;
+    rma_of_u32_is_exact: u32, check_rma_u32;
+    rma_of_u64_is_exact: u64, check_rma_u64;
+    rma_of_u128_is_exact: u128, check_rma_u128;
+    rma_of_f32_is_exact: f32, check_rma_f32;
+    rma_of_f64_is_exact: f64, check_rma_f64;
+}
+
+#[test]
+fn signals_are_exact() {
+    check(&signal::check_signal::KERNEL, 1, |job, result| (job.alloc::<u64>(signal::WORDS), result));
+}
+
+macro_rules! words {
+    ($($test:ident: $module:ident, $t:ty, $kernel:ident;)*) => {$(
+        #[test]
+        fn $test() {
+            check(&$module::$kernel::KERNEL, 1, |job, result| (job.alloc::<$t>($module::WORDS), result));
+        }
+    )*};
+}
+
+words! {
+    waits_for_i32_are_exact: wait, i32, check_wait_i32;
+    waits_for_u32_are_exact: wait, u32, check_wait_u32;
+    waits_for_i64_are_exact: wait, i64, check_wait_i64;
+    waits_for_u64_are_exact: wait, u64, check_wait_u64;
+    atomics_of_i32_are_exact: atomic, i32, check_atomic_i32;
+    atomics_of_u32_are_exact: atomic, u32, check_atomic_u32;
+    atomics_of_i64_are_exact: atomic, i64, check_atomic_i64;
+    atomics_of_u64_are_exact: atomic, u64, check_atomic_u64;
+    atomics_of_f32_are_exact: atomic, f32, check_atomic_f32;
+    atomics_of_f64_are_exact: atomic, f64, check_atomic_f64;
+}
+
+#[test]
+fn barriers_of_all_pes_are_exact() {
+    check(&team::check_team_all::KERNEL, 3, |job, result| (job.alloc::<u64>(3 * team::WORDS), result));
+}
+
+#[test]
+fn barriers_of_a_team_are_exact() {
+    check(&team::check_team::KERNEL, 3, |job, result| (KernelTeam::WORLD, job.alloc::<u64>(3 * team::WORDS), result));
+}
+
+macro_rules! collectives {
+    ($($test:ident: $t:ty, $kernel:ident;)*) => {$(
+        #[test]
+        fn $test() {
+            check(&collective::$kernel::KERNEL, 1, |job, result| {
+                let elements = collective::ELEMENTS * job.n_pes() as usize;
+                (KernelTeam::WORLD, job.alloc::<$t>(elements), job.alloc::<$t>(elements), result)
+            });
+        }
+    )*};
+}
+
+collectives! {
+    collectives_of_i8_are_exact: i8, check_collective_i8;
+    collectives_of_u8_are_exact: u8, check_collective_u8;
+    collectives_of_i32_are_exact: i32, check_collective_i32;
+    collectives_of_u32_are_exact: u32, check_collective_u32;
+    collectives_of_i64_are_exact: i64, check_collective_i64;
+    collectives_of_u64_are_exact: u64, check_collective_u64;
+    collectives_of_f16_are_exact: peerweave_types::f16, check_collective_f16;
+    collectives_of_bf16_are_exact: peerweave_types::bf16, check_collective_bf16;
+    collectives_of_f32_are_exact: f32, check_collective_f32;
+    collectives_of_f64_are_exact: f64, check_collective_f64;
+}
+
+#[test]
+fn numbers_of_samples_differ() {
+    use check::Sample;
+    for number in 0..200u64 {
+        assert_ne!(u8::of(number), u8::of(number + 1));
+        assert_ne!(peerweave_types::bf16::of(number), peerweave_types::bf16::of(number + 1));
+        assert_ne!(u128::of(number), u128::of(number + 1));
+    }
+}
+
+#[test]
+fn difference_is_written_down_with_its_line() {
+    let mut job = Job::new(1);
+    let (words, result) = (job.alloc::<u64>(signal::WORDS), job.alloc::<u64>(RESULT_WORDS));
+    // The kernel expects zeros.
+    job.write(0, words, &[200]);
+    job.launch(&signal::check_signal::KERNEL, 1, 33, (words, result)).unwrap();
+    let found = job.read(0, result);
+    assert!(found[0] == 1 && found[1] > 0 && found[2..4] == [1, 0], "{found:?}");
+}
