@@ -91,15 +91,15 @@ fn a_thread_that_waits_too_long_for_its_turn_does_not_break_the_call_before_it()
 
 #[test]
 fn a_pe_that_has_met_the_others_and_does_not_get_into_nvshmem_leaves_nobody_inside() {
-    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=500").run_many(2, |child| {
-        let here = start_within(&child, Duration::from_millis(700));
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(2, |child| {
+        let here = start_within(&child, Duration::from_secs(3));
         let memory = here.context.alloc::<u32>(128).expect("memory");
         let (target, source) = (memory.slice(0..64).expect("a half"), memory.slice(64..128).expect("a half"));
         let outcome = std::thread::scope(|scope| {
             if child.rank == 0 {
                 for _ in 0..4 {
                     // Each of them is well within its own deadline, or says that it is not.
-                    scope.spawn(|| (0..3).for_each(|_| drop(here.context.put_blocking(&target, &source, here.context.pe()))));
+                    scope.spawn(|| (0..2).for_each(|_| drop(here.context.put_blocking(&target, &source, here.context.pe()))));
                 }
                 std::thread::sleep(Duration::from_millis(50));
             }

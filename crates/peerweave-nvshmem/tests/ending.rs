@@ -4,9 +4,9 @@
 mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{block, fakes, misuse, start, unblock};
+use common::{DEADLINE, block, fakes, misuse, start, unblock};
 use peerweave_nvshmem::{MisuseKind, NvshmemError};
 
 const A_WHILE: Duration = Duration::from_millis(200);
@@ -44,7 +44,9 @@ fn call_of_another_thread_is_refused_while_the_end_waits() {
         let common::Here { context, rendezvous, .. } = here;
         std::thread::scope(|scope| {
             let ending = scope.spawn(|| context.finalize().expect("it ends"));
-            std::thread::sleep(A_WHILE);
+            // It has begun to end once nobody else gets in; what is asked enqueues nothing.
+            let begun = peerweave_driver::wait_until::<()>(Instant::now() + DEADLINE, || Ok(team.config().is_err()));
+            assert_eq!(begun, Ok(true), "the end never began");
             let kind = misuse(team.barrier(&other));
             assert!(matches!(kind, MisuseKind::Context { why } if why.contains("another thread is ending NVSHMEM")), "{kind:?}");
             unblock(&stream);
