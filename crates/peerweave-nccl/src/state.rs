@@ -194,6 +194,9 @@ enum Presence {
 }
 
 impl Gate {
+    /// What [`stuck_in`](Self::stuck_in) gives where nobody has the turn, and a thread looks in: no number of a turn.
+    pub(crate) const READER: u64 = SHALLOW;
+
     /// Goes in alone. While another is inside, waits for as long as `patience` says; it is asked only then.
     #[inline]
     pub(crate) fn enter(&self, allowed: Allowed, patience: impl FnOnce() -> Duration) -> Result<Inside<'_>, Refused> {
@@ -276,8 +279,7 @@ impl Gate {
     /// A thread that may be stuck in NCCL now, by a number that stays the same until it is out. Costs the threads inside nothing.
     pub(crate) fn stuck_in(&self) -> Option<u64> {
         let (turn, word) = (self.turn.load(Acquire), self.word.load(Acquire));
-        // Those who look in have no turn, and share a number that no turn has.
-        let reader = (word >= DEEP_READER).then_some(SHALLOW);
+        let reader = (word >= DEEP_READER).then_some(Self::READER);
         (turn & DEPTH == DEEP).then_some(turn).or(reader)
     }
 

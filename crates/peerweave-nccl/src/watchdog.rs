@@ -11,10 +11,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use crate::Call;
 use crate::error::NcclError;
 use crate::lifecycle;
 use crate::membership::{self, Inner};
 use crate::siblings::{self, LeftOut};
+use crate::state::Gate;
 use crate::wait::{Watch, expired};
 use crate::work::Work;
 
@@ -177,6 +179,7 @@ impl LateCall {
         let deadline = together.iter().map(|inner| inner.deadline()).max().unwrap_or_default();
         let left_out = left_out.get_or_insert_with(|| LeftOut::by_thread(inner.last_thread(), deadline));
         let answer = match waited < deadline {
+            true if !self.needs_all_ranks(&inner) => Ok(()),
             true => watch.look(&inner, waited).and_then(|()| left_out.look("call", &inner, waited)),
             false => Err(expired(&inner, waited)),
         };
@@ -189,6 +192,13 @@ impl LateCall {
             }
             Err(_) => None,
         }
+    }
+}
+
+impl LateCall {
+    /// Whether the call waits for every rank. A communicator is shrunk, and revoked, because some are gone.
+    fn needs_all_ranks(&self, inner: &Inner) -> bool {
+        self.turn != Gate::READER && inner.last().1 != Call::Shrink.name()
     }
 }
 

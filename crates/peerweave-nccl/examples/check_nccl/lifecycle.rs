@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use peerweave_driver::{CudaContext, DeviceMemory};
-use peerweave_nccl::{Communicator, Config, Nccl, NcclError, OnExpiry, ReduceOp, Switch};
+use peerweave_nccl::{Communicator, Config, MisuseKind, Nccl, NcclError, OnExpiry, ReduceOp, Switch};
 
 use crate::matrix::{DEADLINE, Member};
 use crate::{members, sum_of_ranks};
@@ -20,32 +20,46 @@ const LATE: Duration = Duration::from_secs(8);
 /// Elements of the collective that is stuck.
 const LENGTH: usize = 1 << 20;
 
-/// Runs every step, with blocking and with non-blocking communicators.
+/// One step, in one mode, and how long it took.
+struct Row {
+    what: &'static str,
+    mode: &'static str,
+    is_right: bool,
+    took: Duration,
+}
+
+/// Runs every step, with communicators that block, as they do by default, and with others; then prints a table of all.
 pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, String> {
-    let mut checks = 0;
-    for blocking in [Switch::Off, Switch::On] {
+    let (mut rows, mut first_error): (Vec<Row>, Option<String>) = (Vec::new(), None);
+    for blocking in [Switch::On, Switch::Off] {
         let config = Config::new().blocking(blocking);
-        let mut step = |what: &str, done: Result<(), String>| {
-            checks += 1;
-            println!("{what} (blocking {blocking:?}): {}", if done.is_ok() { "right" } else { "WRONG" });
-            done.map_err(|error| format!("{what}: {error}"))
-        };
-        step("several ranks of one thread, by an id", by_id(nccl, contexts, &config))?;
-        // A blocking communicator waits for a missing rank inside NCCL: that is what was asked for.
-        if blocking == Switch::Off {
-            step("a missing rank", missing_rank(nccl, contexts, &config))?;
-        }
-        if contexts.len() > 1 {
-            if blocking == Switch::Off {
-                step("a first collective that others do not join", unconnected(nccl, contexts, &config))?;
+        let mode = if blocking == Switch::On { "blocking" } else { "non-blocking" };
+        let mut step = |what: &'static str, check: &dyn Fn(Nccl, &[Arc<CudaContext>], &Config) -> Result<(), String>| {
+            println!("{what} ({mode})");
+            let (began, done) = (Instant::now(), check(nccl, contexts, &config));
+            rows.push(Row { what, mode, is_right: done.is_ok(), took: began.elapsed() });
+            if let Err(error) = done {
+                println!("  WRONG {error}");
+                first_error.get_or_insert(format!("{what} ({mode}): {error}"));
             }
-            step("a stuck collective that expires", expires(nccl, contexts, &config))?;
-            step("a stuck collective, left alone and aborted by its owner", left_alone(nccl, contexts, &config))?;
-            step("a stuck collective that another thread aborts", aborted_by_another(nccl, contexts, &config))?;
+        };
+        step("several ranks of one thread, by an id", &by_id);
+        step("a missing rank", &missing_rank);
+        if contexts.len() > 1 {
+            step("a first call that others do not join", &unconnected);
+            step("a wait that expires, and another communicator", &expires);
+            step("a wait that expires and ends all", &expires_for_all);
+            step("late work that the watchdog aborts", &late_work);
+            step("stuck work, left alone, aborted by its owner", &left_alone);
+            step("stuck work that another thread aborts", &aborted_by_another);
         }
-        step("a communicator after its end", after_the_end(nccl, contexts, &config))?;
+        step("a communicator after its end", &after_the_end);
     }
-    Ok(checks)
+    println!("{:<48} {:<13} {:<6} {:>9}", "step", "mode", "", "seconds");
+    for Row { what, mode, is_right, took } in &rows {
+        println!("{what:<48} {mode:<13} {:<6} {:>9.2}", if *is_right { "right" } else { "WRONG" }, took.as_secs_f64());
+    }
+    first_error.map_or(Ok(rows.len()), Err)
 }
 
 fn text(error: impl std::fmt::Display) -> String {
@@ -115,7 +129,10 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     let began = Instant::now();
     let call = first.comm.all_reduce_in_place(&first.stream, &mut buffer, ReduceOp::Sum);
     let outcome = call.and_then(|()| first.comm.wait(&first.stream, SHORT));
-    expect("a first all_reduce", began, SHORT, outcome, |error| matches!(error, NcclError::Timeout(_)))?;
+    // One thread has all ranks, so that the others can only have been left out: that is known before the deadline.
+    expect("a first all_reduce", began, Duration::ZERO, outcome, |error| {
+        matches!(error, NcclError::Timeout(_)) || matches!(error.misuse_kind(), Some(MisuseKind::NotInGroup { .. }))
+    })?;
     Communicator::settle(DEADLINE).then_some(()).ok_or("an abort does not end")?;
     idle(first)?;
     drop((buffer, members));
@@ -143,24 +160,78 @@ fn stuck(member: &Member) -> Result<DeviceMemory<f32>, String> {
     Ok(buffer)
 }
 
+/// Whether the error says that the all-reduce did not come to its end, and which ranks were left out or are behind.
+fn is_late(error: &NcclError) -> bool {
+    let names = match error {
+        NcclError::Timeout(timeout) => !timeout.missing.is_empty(),
+        error => matches!(error.misuse_kind(), Some(MisuseKind::NotInGroup { .. })),
+    };
+    names && error.to_string().contains("all_reduce")
+}
+
+/// An expired wait ends its own communicator, with all of its ranks here, and no other one.
 fn expires(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
-    let members = make(nccl, contexts, config)?;
+    let (members, others) = (make(nccl, contexts, config)?, make(nccl, contexts, config)?);
     together(&members)?;
+    together(&others)?;
     let first = &members[0];
     let buffer = stuck(first)?;
     let began = Instant::now();
     let outcome = first.comm.wait(&first.stream, SHORT);
-    expect("wait", began, SHORT, outcome, |error| {
-        matches!(error, NcclError::Timeout(_)) && error.to_string().contains("all_reduce")
-    })?;
-    // Every communicator of the process was aborted: the streams are free, and a new communicator works.
+    expect("wait", began, Duration::ZERO, outcome, is_late)?;
     Communicator::settle(DEADLINE).then_some(()).ok_or("an abort does not end")?;
     idle(first)?;
     drop(buffer);
-    let dead = first.comm.all_reduce_in_place(&first.stream, &mut zeros(first)?, ReduceOp::Sum);
-    expect("a call after the abort", Instant::now(), Duration::ZERO, dead, |error| matches!(error, NcclError::Dead { .. }))?;
+    for member in &members {
+        is_dead(member)?;
+    }
+    sum_of_ranks(&others).map_err(text)?;
+    Communicator::finalize_all(others.into_iter().map(|member| member.comm).collect(), DEADLINE).map_err(text)?;
     drop(members);
     works(nccl, contexts, config)
+}
+
+/// The same with the option that ends every communicator of the process.
+fn expires_for_all(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
+    let (members, others) = (make(nccl, contexts, config)?, make(nccl, contexts, config)?);
+    together(&members)?;
+    together(&others)?;
+    let first = &members[0];
+    let buffer = stuck(first)?;
+    let began = Instant::now();
+    let outcome = first.comm.wait_with(&first.stream, SHORT, OnExpiry::AbortAll);
+    expect("wait_with", began, Duration::ZERO, outcome, is_late)?;
+    Communicator::settle(DEADLINE).then_some(()).ok_or("an abort does not end")?;
+    idle(first)?;
+    drop(buffer);
+    for member in members.iter().chain(&others) {
+        is_dead(member)?;
+    }
+    drop((members, others));
+    works(nccl, contexts, config)
+}
+
+/// Nobody waits by this crate: the watchdog ends work that is late, and the stream goes on.
+fn late_work(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
+    let members = make(nccl, contexts, config)?;
+    together(&members)?;
+    let first = &members[0];
+    first.comm.set_work_deadline(SHORT);
+    let began = Instant::now();
+    let buffer = stuck(first)?;
+    if !peerweave_driver::wait(&first.stream, began + SHORT + LATE).map_err(text)? {
+        return Err(format!("the stream is still busy after {:?}", began.elapsed()));
+    }
+    let outcome = first.comm.wait(&first.stream, DEADLINE);
+    expect("wait", began, SHORT / 2, outcome, is_late)?;
+    Communicator::settle(DEADLINE).then_some(()).ok_or("an abort does not end")?;
+    drop((buffer, members));
+    works(nccl, contexts, config)
+}
+
+fn is_dead(member: &Member) -> Result<(), String> {
+    let dead = member.comm.all_reduce_in_place(&member.stream, &mut zeros(member)?, ReduceOp::Sum);
+    expect("a call after the abort", Instant::now(), Duration::ZERO, dead, |error| matches!(error, NcclError::Dead { .. }))
 }
 
 fn left_alone(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Result<(), String> {
@@ -170,7 +241,7 @@ fn left_alone(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Res
     let buffer = stuck(first)?;
     let began = Instant::now();
     let outcome = first.comm.wait_with(&first.stream, SHORT, OnExpiry::LeaveAlone);
-    expect("wait_with", began, SHORT, outcome, |error| matches!(error, NcclError::Timeout(_)))?;
+    expect("wait_with", began, Duration::ZERO, outcome, is_late)?;
     for member in &members {
         member.comm.abort(DEADLINE).map_err(|error| format!("abort: {error}"))?;
     }

@@ -1,13 +1,14 @@
 //! Checks NCCL through this crate on the GPUs of a machine: every collective, type and reduction, in and out of place, against the host.
 //!
 //! ```text
-//! check_nccl                                                all GPUs in one process
+//! check_nccl [--non-blocking]                               all GPUs in one process
 //! check_nccl --lifecycle                                    the same: what is stuck expires or is aborted, a missing rank
 //! check_nccl --newer [PART,...] [--processes N]             what NCCL has had since 2.27: a thread or a process for each GPU
-//! check_nccl --processes N [--kill K]                       one process for each GPU, which meet by a rendezvous
+//! check_nccl --processes N [--kill K [--early]]             one process for each GPU, which meet by a rendezvous
 //! check_nccl --rank R --ranks N --id-file PATH [--kill K]   one process for each GPU: start N of them
 //! ```
-//! `--help` says more. The last line is `OK n checks` or `FAILED ...`; every wait has a deadline of 20 s.
+//! Communicators block, as they do by default, or not, with `--non-blocking`. `--help` says more. The last line is `OK n checks` or `FAILED ...`; every
+//! wait has a deadline of 20 s, and the whole run one of 300 s.
 
 mod lifecycle;
 #[path = "../../tests/matrix/mod.rs"]
@@ -24,7 +25,9 @@ use clap::{CommandFactory as _, Parser};
 use matrix::{Check, DEADLINE, Member};
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Server, ServerOptions, Token};
 use peerweave_driver::{CudaContext, DeviceMemory, Driver};
-use peerweave_nccl::{Communicator, Nccl, NcclError, OnExpiry, ReduceOp, ShrinkMode, UniqueId};
+use peerweave_nccl::{
+    Communicator, CommunicatorBuilder, Config, DeadState, Nccl, NcclError, OnExpiry, ReduceOp, ShrinkMode, Switch, UniqueId,
+};
 
 /// Checks NCCL on the GPUs of this machine: every collective, type and reduction, in and out of place, against the host.
 ///
@@ -50,7 +53,13 @@ struct Arguments {
     /// This rank kills itself after a first all-reduce; the others find out, shrink, and go on. With --processes, their errors have to name it
     #[arg(long, value_name = "RANK")]
     kill: Option<usize>,
-    /// Check what is stuck and expires or is aborted, and a missing rank
+    /// With --kill: before the ranks have connected, so that the others' first call itself waits for it, and ends by the watchdog
+    #[arg(long, requires = "kill")]
+    early: bool,
+    /// Make communicators whose calls do not wait inside NCCL
+    #[arg(long)]
+    non_blocking: bool,
+    /// Check what is stuck and expires or is aborted, and a missing rank, with communicators that block and with others
     #[arg(long, value_name = "yes|no", num_args = 0..=1, default_missing_value = "yes", default_value = "no",
         value_parser = |word: &str| yes_or_no(word), conflicts_with_all = ["processes", "rank", "kill"])]
     lifecycle: bool,
@@ -87,8 +96,22 @@ fn arguments() -> Arguments {
     arguments
 }
 
+impl Arguments {
+    /// How communicators are made.
+    fn builder(&self, nccl: Nccl) -> CommunicatorBuilder {
+        // The default is what most programs have.
+        let config = if self.non_blocking { Config::new().blocking(Switch::Off) } else { Config::new() };
+        Communicator::builder().nccl(nccl).config(config).deadline(DEADLINE)
+    }
+}
+
 fn main() -> ExitCode {
     let arguments = arguments();
+    std::thread::spawn(|| {
+        std::thread::sleep(WHOLE_RUN);
+        println!("FAILED it takes longer than {WHOLE_RUN:?}");
+        std::process::exit(1);
+    });
     let outcome = match (&arguments.id_file, arguments.rank, arguments.ranks, arguments.processes) {
         _ if std::env::var_os(CHILD).is_some() => child(&arguments),
         (Some(id_file), Some(rank), Some(ranks), _) => one_of_many(&arguments, id_file, rank, ranks),
@@ -121,7 +144,7 @@ fn one_process(arguments: &Arguments) -> Result<usize, String> {
         return newer::in_threads(nccl, &contexts, which);
     }
     let start = Instant::now();
-    let communicators = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_all(&contexts).map_err(text)?;
+    let communicators = arguments.builder(nccl).init_all(&contexts).map_err(text)?;
     println!("init_all of {count} ranks: {:?}", start.elapsed());
     let members = members(communicators, &contexts)?;
     let mut check = Check::new(nccl, &members, count == 1);
@@ -236,6 +259,18 @@ fn start(arguments: &Arguments, processes: usize) -> Result<usize, String> {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+    println!("{:<6} {:<8}", "rank", "");
+    for (rank, child) in children.iter_mut().enumerate() {
+        let is_right = child.try_wait().map_err(|error| text(&error))?.is_some_and(|status| status.success());
+        let word = if arguments.kill == Some(rank) {
+            "killed"
+        } else if is_right {
+            "right"
+        } else {
+            "WRONG"
+        };
+        println!("{rank:<6} {word:<8}");
+    }
     let expected = children.len() - usize::from(arguments.kill.is_some());
     if failed == 0 { Ok(expected) } else { Err(format!("{failed} of {expected} processes")) }
 }
@@ -255,13 +290,13 @@ fn child(arguments: &Arguments) -> Result<usize, String> {
         return Ok(checks);
     }
     let began = Instant::now();
-    let comm = Communicator::builder().nccl(nccl).deadline(DEADLINE).from_rendezvous(&context, &rendezvous).map_err(text)?;
+    let comm = arguments.builder(nccl).from_rendezvous(&context, &rendezvous).map_err(text)?;
     println!("rank {}: {nccl:?}, from_rendezvous {:?}", comm.rank(), began.elapsed());
     let stream = context.new_stream().map_err(|error| error.to_string())?;
     let members = [Member { comm, stream }];
     if let Some(killed) = arguments.kill {
         // The rendezvous is not left: a survivor that leaves would be one more that is gone for those that still wait.
-        return after_a_death(&members[0], killed, true).map_err(text);
+        return after_a_death(&members[0], killed, arguments.early, true).map_err(text);
     }
     let checks = everything(nccl, members, arguments.count)?;
     let rendezvous = Arc::into_inner(rendezvous).ok_or("the communicator keeps the rendezvous")?;
@@ -275,12 +310,12 @@ fn one_of_many(arguments: &Arguments, id_file: &Path, rank: usize, ranks: usize)
     let context = peerweave_driver::context(rank).map_err(|error| error.to_string())?;
     let id = id(nccl, rank, id_file)?;
     let start = Instant::now();
-    let comm = Communicator::builder().nccl(nccl).deadline(DEADLINE).init_rank(&context, ranks, &id, rank).map_err(text)?;
+    let comm = arguments.builder(nccl).init_rank(&context, ranks, &id, rank).map_err(text)?;
     println!("rank {rank}: {nccl:?}, init_rank {:?}", start.elapsed());
     let stream = context.new_stream().map_err(|error| error.to_string())?;
     let members = [Member { comm, stream }];
     if let Some(killed) = arguments.kill {
-        return after_a_death(&members[0], killed, false).map_err(text);
+        return after_a_death(&members[0], killed, arguments.early, false).map_err(text);
     }
     everything(nccl, members, arguments.count)
 }
@@ -320,26 +355,35 @@ fn id(nccl: Nccl, rank: usize, file: &Path) -> Result<UniqueId, String> {
 
 /// One rank dies; the others' next all-reduce does not complete, and they go on without it.
 ///
-/// `named`: whether the error has to name the rank that died.
-fn after_a_death(member: &Member, killed: usize, named: bool) -> Result<usize, NcclError> {
+/// `early`: it dies before the first call, in which the others wait for it. `named`: whether the error has to name the rank that died.
+fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Result<usize, NcclError> {
     let (comm, stream) = (&member.comm, &member.stream);
-    sum_of_ranks(std::slice::from_ref(member))?;
+    if !early {
+        sum_of_ranks(std::slice::from_ref(member))?;
+    }
     if comm.rank() == killed {
         println!("rank {killed} kills itself");
         // SAFETY: of no memory concern: the process ends.
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     }
     let mut buffer = DeviceMemory::from_slice(stream, &vec![1.0f32; 1 << 20])?;
+    let began = Instant::now();
+    comm.set_deadline(Duration::from_secs(5));
     let stuck = comm
         .all_reduce_in_place(stream, &mut buffer, ReduceOp::Sum)
         .and_then(|()| comm.wait_with(stream, Duration::from_secs(5), OnExpiry::LeaveAlone));
     match stuck {
         Ok(()) => println!("rank {}: completed although rank {killed} died", comm.rank()),
         Err(error) => {
-            println!("rank {}: {error}", comm.rank());
+            println!("rank {}: after {:?}: {error}", comm.rank(), began.elapsed());
+            assert!(began.elapsed() < Duration::from_secs(8), "rank {}: it took {:?}", comm.rank(), began.elapsed());
             let is_named = matches!(&error, NcclError::PeerLost(lost) if lost.ranks == [killed]);
             assert!(is_named || !named, "rank {}: the error does not name rank {killed}: {error}", comm.rank());
         }
+    }
+    if matches!(comm.async_error(), Err(NcclError::Dead { state: DeadState::Aborted, .. })) {
+        println!("rank {}: the call was ended by an abort, which leaves nothing to shrink", comm.rank());
+        return Ok(1);
     }
     comm.set_deadline(DEADLINE);
     let fewer = comm.shrink(&[killed], ShrinkMode::Abort)?;
