@@ -45,6 +45,7 @@ pub struct Access<'a> {
 
 impl<'a> Access<'a> {
     /// An address whose owner needs no word when the work is enqueued.
+    #[inline]
     pub fn new(address: CUdeviceptr) -> Self {
         Self { address, guard: None, streams: None, joins: false, _this_thread: PhantomData }
     }

@@ -61,6 +61,7 @@ impl Driver {
     }
 
     /// The driver's functions.
+    #[inline]
     pub fn api(&self) -> &Api {
         &self.api
     }

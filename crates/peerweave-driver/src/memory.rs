@@ -177,6 +177,7 @@ impl<T: Element> DeviceMemory<T> {
 
 impl<T> DeviceMemory<T> {
     /// Number of elements.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -187,6 +188,7 @@ impl<T> DeviceMemory<T> {
     }
 
     /// The device address of the first element. Using it is `unsafe` elsewhere; it is valid while a handle lives.
+    #[inline]
     pub fn address(&self) -> CUdeviceptr {
         self.allocation.address + (self.start * size_of::<T>()) as u64
     }
@@ -213,14 +215,17 @@ impl<T> fmt::Debug for DeviceMemory<T> {
 // SAFETY: [D1] `slice` keeps ranges inside the allocation; [D2] the stream is noted before work is enqueued, and the reaper frees after it;
 // [D3] the allocation itself is what keeps it.
 unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
+    #[inline]
     fn len(&self) -> usize {
         self.len
     }
 
+    #[inline]
     fn device(&self) -> usize {
         self.allocation.context.ordinal()
     }
 
+    #[inline]
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.allocation.streams.note(stream);
         Ok(Access::new(self.address()))
@@ -233,6 +238,7 @@ unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
 
 // SAFETY: as above; the memory is written by devices alone, never through a reference.
 unsafe impl<T> DeviceBufferMut<T> for DeviceMemory<T> {
+    #[inline]
     fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.read(stream)
     }

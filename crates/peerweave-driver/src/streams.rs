@@ -24,6 +24,7 @@ pub(crate) fn is_of_every_context(stream: &CudaStream) -> bool {
 }
 
 /// Whether the handle stands for another stream in each thread: `CudaContext::per_thread_stream`.
+#[inline]
 pub fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD
 }

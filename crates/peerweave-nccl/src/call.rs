@@ -43,6 +43,7 @@ impl Call {
         matches!(self, Self::Send | Self::Recv)
     }
 
+    #[inline]
     pub(crate) const fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }

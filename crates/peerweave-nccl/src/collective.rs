@@ -14,8 +14,9 @@ use crate::communicator::Communicator;
 use crate::error::NcclError;
 use crate::membership::Inner;
 use crate::red_op::Reduction;
-use crate::request::{At, Checked, Holds, Operations, Request};
-use crate::state::Allowed;
+use crate::request::{At, Checked, Holds, Operation, Operations, Prepared, Request};
+use crate::state::{Allowed, Inside};
+use crate::sys::ncclResult_t;
 use crate::{Call, CollConfig, requests, spans};
 
 /// Collectives. What stands at [`all_reduce`](Self::all_reduce) holds for all calls that enqueue work.
@@ -176,37 +177,63 @@ impl Communicator {
     /// Checks, issues and counts one call.
     ///
     /// All checks come before the turn is taken, as they do in groups: so where nobody else is inside and nothing is captured, one step takes the turn and
-    /// dives, right before NCCL is called.
+    /// dives, right before NCCL is called. Only what depends on the types of the buffers is compiled for each of them: NCCL's own work takes the processor's
+    /// caches, so that what this crate adds is mostly the time to fetch its instructions.
     #[inline]
     pub(crate) fn run<'a>(
         &self,
         call: Call,
         stream: &'a Arc<CudaStream>,
         config: Option<&CollConfig>,
-        prepare: impl FnOnce(&mut At<'_, 'a>) -> Checked<Operations>,
+        prepare: impl FnOnce(&mut At<'_, 'a>) -> Checked<Prepared>,
     ) -> Result<(), NcclError> {
-        let (inner, name) = (&self.inner, call.name());
-        let _span = spans::if_heard(inner, name);
-        inner.check_live(name)?;
-        inner.bind()?;
-        let mut holds = Holds::default();
-        inner.check_stream(name, stream)?;
-        let capturing = inner.is_capturing(stream)?;
-        let operations = prepare(&mut At::new(call, inner, stream, capturing, &mut holds)).map_err(|error| *error)?;
+        let inner = &self.inner;
+        let _span = spans::if_heard(inner, call.name());
+        let (mut holds, mut operations) = (Holds::default(), Operations::default());
+        let capturing = begin(inner, call, stream).map_err(|error| *error)?;
+        prepare(&mut At::new(call, inner, stream, capturing, &mut holds, &mut operations)).map_err(|error| *error)?;
         if let (None, Operations::One(operation), false) = (config, &operations, holds.is_captured())
-            && let Some(inside) = inner.gate.plunge()
+            && issue_at_once(inner, call, stream, operation).map_err(|error| *error)?
         {
-            inner.count(call);
-            inner.registered.note(stream);
-            let (comm, stream, stream_of_call) = (inner.handle.get(), stream.cu_stream(), stream);
-            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live as long as
-            // what it holds, until NCCL is done, and after that for as long as the stream needs them.
-            let code = inner.nccl.code(name, |api| unsafe { operation.issue(api, inner, comm, stream, std::ptr::null()) })?;
-            let settled = inner.settle(name, code, inside);
-            return inner.not_captured_meanwhile(name, stream_of_call).and(settled);
+            return Ok(());
         }
         run_in_turn(inner, Request::new(call, stream, operations, holds), config)
     }
+}
+
+/// What every call is checked for before its buffers. Gives whether the stream is being captured.
+fn begin(inner: &Inner, call: Call, stream: &CudaStream) -> Checked<bool> {
+    let name = call.name();
+    inner.check_live(name)?;
+    inner.bind_for(stream)?;
+    inner.check_stream(name, stream)?;
+    Ok(inner.is_capturing(stream)?)
+}
+
+/// Gives one operation to NCCL, where nobody else is inside. Gives whether that was so.
+///
+/// The caller holds what the operation's addresses belong to.
+fn issue_at_once(inner: &Arc<Inner>, call: Call, stream: &Arc<CudaStream>, operation: &Operation) -> Checked<bool> {
+    let Some(inside) = inner.gate.plunge() else { return Ok(false) };
+    inner.count(call);
+    inner.registered.note(stream);
+    let (comm, handle) = (inner.handle.get(), stream.cu_stream());
+    // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live as long as
+    // what the caller holds, until NCCL is done, and after that for as long as the stream needs them.
+    let code = inner.nccl.code(call.name(), |api| unsafe { operation.issue(api, inner, comm, handle, std::ptr::null()) })?;
+    if code == ncclResult_t::ncclSuccess {
+        drop(inside);
+        inner.not_captured_meanwhile(call.name(), stream)?;
+        return Ok(true);
+    }
+    issued_slowly(inner, call, stream, code, inside)
+}
+
+#[cold]
+fn issued_slowly(inner: &Arc<Inner>, call: Call, stream: &CudaStream, code: ncclResult_t, inside: Inside<'_>) -> Checked<bool> {
+    let settled = inner.settle(call.name(), code, inside);
+    inner.not_captured_meanwhile(call.name(), stream).and(settled)?;
+    Ok(true)
 }
 
 /// Any call, when its turn has come.

@@ -15,7 +15,7 @@ use crate::communicator::Communicator;
 use crate::error::{MisuseKind, NcclError};
 use crate::membership::Inner;
 use crate::red_op::Reduction;
-use crate::request::{At, Checked, Holds, Operations, Request};
+use crate::request::{At, Checked, Holds, Operations, Prepared, Request};
 use crate::settle::{dive_all, end_group, refuse_group};
 use crate::state::Allowed;
 use crate::sys::ncclResult_t;
@@ -169,7 +169,7 @@ impl<'env> Group<'env> {
         communicator: &Communicator,
         stream: &'env Arc<CudaStream>,
         config: Option<&CollConfig>,
-        prepare: impl FnOnce(&mut At<'_, 'env>) -> Checked<Operations>,
+        prepare: impl FnOnce(&mut At<'_, 'env>) -> Checked<Prepared>,
     ) -> Result<(), NcclError> {
         let (inner, name) = (&communicator.inner, call.name());
         if inner.nccl != self.nccl {
@@ -180,7 +180,9 @@ impl<'env> Group<'env> {
         inner.bind()?;
         let mut holds = Holds::default();
         let capturing = inner.check_stream(name, stream).and_then(|()| inner.is_capturing(stream))?;
-        let operations = prepare(&mut At::new(call, inner, stream, capturing, &mut holds)).map_err(|error| *error)?;
+        let mut operations = Operations::default();
+        let mut at = At::new(call, inner, stream, capturing, &mut holds, &mut operations);
+        prepare(&mut at).map_err(|error| *error)?;
         let mut request = Request::new(call, stream, operations, holds);
         request.configure(inner, config)?;
         self.members.push(Member { inner: Arc::clone(inner), request });

@@ -7,6 +7,7 @@
 //! - **[C2]** A call that NCCL has not finished when it returns is finished, or the communicator is aborted, before the borrows of the call end.
 //! - Every communicator of the process is in one list until it is dropped, so that all can be aborted.
 
+use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
@@ -51,6 +52,9 @@ impl Handle {
 }
 
 /// What clones, graphs, windows and operations of a communicator share.
+///
+/// Each call writes it. So it shares no cache line, nor the pair of lines that a processor fetches together, with that of a rank of another thread.
+#[repr(align(128))]
 pub(crate) struct Inner {
     pub(crate) nccl: Nccl,
     pub(crate) handle: Handle,
@@ -471,6 +475,24 @@ impl Inner {
         // SAFETY: the pointer is to a live handle.
         let code = unsafe { self.driver.api().cuCtxGetCurrent(&raw mut current) };
         if code == Ok(CudaCode::SUCCESS) && current == self.cu_context.0 { Ok(()) } else { set_current(&self.context) }
+    }
+
+    /// As [`bind`](Self::bind), for work on a stream. The driver is asked only where the answer matters: for the streams that every context has, and for a
+    /// thread that may have no context. NCCL makes the communicator's device current itself where another one is.
+    #[inline]
+    pub(crate) fn bind_for(&self, stream: &CudaStream) -> Result<(), NcclError> {
+        /// The handles of the default streams and of the per-thread stream.
+        const OF_EVERY_CONTEXT: usize = 2;
+        thread_local! {
+            /// Whether this thread had a context when it called last.
+            static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
+        }
+        if stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get() {
+            return Ok(());
+        }
+        self.bind()?;
+        HAS_CONTEXT.set(true);
+        Ok(())
     }
 
     /// Whether work that is enqueued on the stream now is captured into a graph.

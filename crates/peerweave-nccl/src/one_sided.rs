@@ -11,7 +11,7 @@ use peerweave_types::Element;
 use crate::communicator::Communicator;
 use crate::error::{MisuseKind, NcclError};
 use crate::group::Group;
-use crate::request::{At, Checked, Kind, Operation, Operations, Put};
+use crate::request::{At, Checked, Kind, Operation, Operations, Prepared, Put};
 use crate::sys::{ncclDataType_t, ncclWaitSignalDesc_t};
 use crate::{Call, Version, Window};
 
@@ -161,7 +161,7 @@ fn put_signal<'a, T: Element>(
     window: &Window<T>,
     offset: usize,
     signal: Signal,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     at.inner.nccl.needs("ncclPutSignal", SINCE)?;
     let (raw_peer, count, data_type) = (at.rank("the peer", peer)?, source.len(), at.moved::<T>()?);
     let handle = window.inner.used(at.call.name(), at.inner)?;
@@ -182,20 +182,20 @@ fn put_signal<'a, T: Element>(
     at.own(Arc::<crate::window::Registered>::clone(&window.inner));
     at.finish(Some(source), None)?;
     let (source, peer, window, offset_bytes) = (source.address, raw_peer, handle, offset * size_of::<T>());
-    Ok(Operations::Put(Put { source, count, data_type, peer, window, offset_bytes, index, context }))
+    Ok(at.prepared(Operations::Put(Put { source, count, data_type, peer, window, offset_bytes, index, context })))
 }
 
-fn raise(at: &mut At<'_, '_>, peer: usize, signal: Signal) -> Checked<Operations> {
+fn raise(at: &mut At<'_, '_>, peer: usize, signal: Signal) -> Checked<Prepared> {
     at.inner.nccl.needs("ncclSignal", SINCE)?;
     let peer = at.rank("the peer", peer)?;
     let (index, context) = numbers(at, signal)?;
     let kind = Kind::Signal { peer, index, context };
     let operation = Operation { kind, send: 0, recv: 0, count: 0, data_type: ncclDataType_t::ncclUint8, element_bytes: 1 };
     at.finish(None, None)?;
-    Ok(Operations::One(operation))
+    Ok(at.prepared(Operations::One(operation)))
 }
 
-fn wait_signal(at: &mut At<'_, '_>, waits: &[SignalWait]) -> Checked<Operations> {
+fn wait_signal(at: &mut At<'_, '_>, waits: &[SignalWait]) -> Checked<Prepared> {
     at.inner.nccl.needs("ncclWaitSignal", SINCE)?;
     let mut list = Vec::new();
     for wait in waits {
@@ -216,5 +216,5 @@ fn wait_signal(at: &mut At<'_, '_>, waits: &[SignalWait]) -> Checked<Operations>
         return Err(NcclError::misuse(at.call.name(), kind).into());
     }
     at.finish(None, None)?;
-    Ok(Operations::Wait(list))
+    Ok(at.prepared(Operations::Wait(list)))
 }

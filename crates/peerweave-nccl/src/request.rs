@@ -99,6 +99,14 @@ pub(crate) enum Operations {
     Wait(Vec<ncclWaitSignalDesc_t>),
 }
 
+impl Default for Operations {
+    /// None. Allocates nothing.
+    #[inline]
+    fn default() -> Self {
+        Self::Many(Vec::new())
+    }
+}
+
 /// A call that was checked, with what it keeps.
 pub(crate) struct Request<'a> {
     pub(crate) call: Call,
@@ -374,7 +382,11 @@ pub(crate) struct At<'c, 'a> {
     pub(crate) stream: &'a Arc<CudaStream>,
     capturing: bool,
     holds: &'c mut Holds<'a>,
+    operations: &'c mut Operations,
 }
+
+/// That a call was checked, and its operations were noted.
+pub(crate) struct Prepared(());
 
 /// A buffer of a call.
 #[derive(Clone, Copy)]
@@ -396,8 +408,16 @@ impl<'c, 'a> At<'c, 'a> {
         stream: &'a Arc<CudaStream>,
         capturing: bool,
         holds: &'c mut Holds<'a>,
+        operations: &'c mut Operations,
     ) -> Self {
-        Self { call, inner, stream, capturing, holds }
+        Self { call, inner, stream, capturing, holds, operations }
+    }
+
+    /// Notes what NCCL is asked for: the end of a check.
+    #[inline(always)]
+    pub(crate) fn prepared(&mut self, operations: Operations) -> Prepared {
+        *self.operations = operations;
+        Prepared(())
     }
 
     /// The library's number of an element type that is only moved.
@@ -462,7 +482,7 @@ impl<'c, 'a> At<'c, 'a> {
     }
 
     /// A buffer that is read. Last of the checks, since it may make the stream wait for another.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn read<T: Element, B: DeviceBuffer<T> + ?Sized>(
         &mut self,
         what: &'static str,
@@ -478,7 +498,7 @@ impl<'c, 'a> At<'c, 'a> {
     }
 
     /// A buffer that is written.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write<T: Element, B: DeviceBufferMut<T> + ?Sized>(
         &mut self,
         what: &'static str,
@@ -494,7 +514,7 @@ impl<'c, 'a> At<'c, 'a> {
     }
 
     /// Memory that is borrowed during the call.
-    #[inline]
+    #[inline(always)]
     fn borrow(&mut self, which: usize, access: Access<'a>) -> u64 {
         let address = access.address();
         if access.is_guarded() {
@@ -507,7 +527,7 @@ impl<'c, 'a> At<'c, 'a> {
     }
 
     /// The last of the checks: that the buffers share no memory, and that taking them did not make the stream part of a capture.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn finish(&mut self, send: Option<Operand>, recv: Option<Operand>) -> Checked<()> {
         if let (Some(send), Some(recv)) = (send, recv) {
             let address = send.address.max(recv.address);

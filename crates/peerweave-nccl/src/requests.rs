@@ -9,7 +9,7 @@ use peerweave_types::Element;
 
 use crate::error::{MisuseKind, NcclError};
 use crate::red_op::Reduction;
-use crate::request::{At, Checked, Kind, Operand, Operation, Operations};
+use crate::request::{At, Checked, Kind, Operand, Operation, Operations, Prepared};
 use crate::sys::ncclDataType_t;
 
 /// Where the caller gave no buffer, and NCCL wants none.
@@ -21,7 +21,8 @@ impl<'a> At<'_, 'a> {
     /// Where only the root has something to send, the others give NCCL the place of their other buffer. NCCL uses nothing there, but looks
     /// whether both are registered or in windows; where some ranks find them and others do not, they go different ways and never meet (broadcast in
     /// 2.28.9), or come back with nothing moved (scatter without CTAs in 2.32.3).
-    #[inline]
+    // Always, so that the operation is written where it stays, and not copied: in nanoseconds, copies of what was just written are most of a call.
+    #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
     fn one<T: Element>(
         &mut self,
@@ -30,7 +31,7 @@ impl<'a> At<'_, 'a> {
         data_type: ncclDataType_t,
         send: Option<Operand>,
         recv: Option<Operand>,
-    ) -> Checked<Operations> {
+    ) -> Checked<Prepared> {
         let address = |operand: &Option<Operand>| operand.as_ref().map_or(NO_BUFFER, |operand| operand.address);
         let (mut send_address, recv_address) = (address(&send), address(&recv));
         if matches!(kind, Kind::Broadcast(_) | Kind::Scatter(_)) && send.is_none() {
@@ -39,11 +40,11 @@ impl<'a> At<'_, 'a> {
         let operation =
             Operation { kind, send: send_address, recv: recv_address, count, data_type, element_bytes: size_of::<T>() };
         self.finish(send, recv)?;
-        Ok(Operations::One(operation))
+        Ok(self.prepared(Operations::One(operation)))
     }
 
     /// One operation in one buffer: what is sent begins at element `send` of it, what is received at element `recv`.
-    #[inline]
+    #[inline(always)]
     #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
     fn in_place<T: Element>(
         &mut self,
@@ -52,12 +53,12 @@ impl<'a> At<'_, 'a> {
         data_type: ncclDataType_t,
         buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
         [send, recv]: [usize; 2],
-    ) -> Checked<Operations> {
+    ) -> Checked<Prepared> {
         let buffer = self.write("the buffer", buffer)?;
         let at = |element: usize| buffer.address + (element * size_of::<T>()) as u64;
         let operation = Operation { kind, send: at(send), recv: at(recv), count, data_type, element_bytes: size_of::<T>() };
         self.finish(None, Some(buffer))?;
-        Ok(Operations::One(operation))
+        Ok(self.prepared(Operations::One(operation)))
     }
 
     /// Several operations in two buffers.
@@ -66,12 +67,12 @@ impl<'a> At<'_, 'a> {
         send: &'a (impl DeviceBuffer<T> + ?Sized),
         recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
         operations: impl FnOnce(u64, u64, ncclDataType_t) -> Vec<Operation>,
-    ) -> Checked<Operations> {
+    ) -> Checked<Prepared> {
         let data_type = self.moved::<T>()?;
         let (send, recv) = (self.read("the send buffer", send)?, self.write("the receive buffer", recv)?);
         let operations = operations(send.address, recv.address, data_type);
         self.finish(Some(send), Some(recv))?;
-        Ok(Operations::Many(operations))
+        Ok(self.prepared(Operations::Many(operations)))
     }
 }
 
@@ -81,7 +82,7 @@ pub(crate) fn all_reduce<'a, T: Element>(
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, (data_type, op)) = (send.len(), at.reduced::<T>(&op)?);
     at.length("the receive buffer", recv.len(), count)?;
     let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
@@ -93,7 +94,7 @@ pub(crate) fn all_reduce_in_place<'a, T: Element>(
     at: &mut At<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, (data_type, op)) = (buffer.len(), at.reduced::<T>(&op)?);
     at.in_place(Kind::AllReduce(op), count, data_type, buffer, [0, 0])
 }
@@ -104,7 +105,7 @@ pub(crate) fn broadcast<'a, T: Element>(
     send: Option<&'a dyn DeviceBuffer<T>>,
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: usize,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, data_type, raw_root) = (recv.len(), at.moved::<T>()?, at.rank("the root", root)?);
     let send = match send {
         _ if root != at.inner.rank => None,
@@ -123,7 +124,7 @@ pub(crate) fn broadcast_in_place<'a, T: Element>(
     at: &mut At<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: usize,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, data_type, root) = (buffer.len(), at.moved::<T>()?, at.rank("the root", root)?);
     at.in_place(Kind::Broadcast(root), count, data_type, buffer, [0, 0])
 }
@@ -135,7 +136,7 @@ pub(crate) fn reduce<'a, T: Element>(
     recv: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
     op: impl Reduction<T>,
     root: usize,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, (data_type, op)) = (send.len(), at.reduced::<T>(&op)?);
     let raw_root = at.rank("the root", root)?;
     let recv = at.of_root(root, "the receive buffer", recv, count)?;
@@ -149,7 +150,7 @@ pub(crate) fn reduce_in_place<'a, T: Element>(
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
     root: usize,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, (data_type, op)) = (buffer.len(), at.reduced::<T>(&op)?);
     let root = at.rank("the root", root)?;
     at.in_place(Kind::Reduce(op, root), count, data_type, buffer, [0, 0])
@@ -160,7 +161,7 @@ pub(crate) fn all_gather<'a, T: Element>(
     at: &mut At<'_, 'a>,
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, data_type) = (send.len(), at.moved::<T>()?);
     at.length("the receive buffer", recv.len(), at.of_all(count))?;
     let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
@@ -171,7 +172,7 @@ pub(crate) fn all_gather<'a, T: Element>(
 pub(crate) fn all_gather_in_place<'a, T: Element>(
     at: &mut At<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, data_type) = (at.part("the length of the buffer", buffer.len())?, at.moved::<T>()?);
     let mine = at.inner.rank * count;
     at.in_place(Kind::AllGather, count, data_type, buffer, [mine, 0])
@@ -183,7 +184,7 @@ pub(crate) fn reduce_scatter<'a, T: Element>(
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, (data_type, op)) = (recv.len(), at.reduced::<T>(&op)?);
     at.length("the send buffer", send.len(), at.of_all(count))?;
     let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
@@ -195,7 +196,7 @@ pub(crate) fn reduce_scatter_in_place<'a, T: Element>(
     at: &mut At<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     op: impl Reduction<T>,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, (data_type, op)) = (at.part("the length of the buffer", buffer.len())?, at.reduced::<T>(&op)?);
     let mine = at.inner.rank * count;
     at.in_place(Kind::ReduceScatter(op), count, data_type, buffer, [0, mine])
@@ -206,7 +207,7 @@ pub(crate) fn all_to_all<'a, T: Element>(
     at: &mut At<'_, 'a>,
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, data_type) = (at.part("the length of the send buffer", send.len())?, at.moved::<T>()?);
     at.length("the receive buffer", recv.len(), send.len())?;
     let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
@@ -219,7 +220,7 @@ pub(crate) fn gather<'a, T: Element>(
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
     root: usize,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, data_type, raw_root) = (send.len(), at.moved::<T>()?, at.rank("the root", root)?);
     let recv = match recv {
         // Without CTAs NCCL's copy engines write to the root's window at the place that this rank's buffer has in its own. No other will do for that.
@@ -235,7 +236,7 @@ pub(crate) fn gather_in_place<'a, T: Element>(
     at: &mut At<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: usize,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (data_type, raw_root) = (at.moved::<T>()?, at.rank("the root", root)?);
     if root != at.inner.rank {
         let count = buffer.len();
@@ -251,7 +252,7 @@ pub(crate) fn scatter<'a, T: Element>(
     send: Option<&'a dyn DeviceBuffer<T>>,
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: usize,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, data_type, raw_root) = (recv.len(), at.moved::<T>()?, at.rank("the root", root)?);
     let send = match send {
         _ if root != at.inner.rank => None,
@@ -270,7 +271,7 @@ pub(crate) fn scatter_in_place<'a, T: Element>(
     at: &mut At<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     root: usize,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (data_type, raw_root) = (at.moved::<T>()?, at.rank("the root", root)?);
     if root != at.inner.rank {
         let count = buffer.len();
@@ -285,7 +286,7 @@ pub(crate) fn send<'a, T: Element>(
     at: &mut At<'_, 'a>,
     buffer: &'a (impl DeviceBuffer<T> + ?Sized),
     peer: usize,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, data_type, peer) = (buffer.len(), at.moved::<T>()?, at.rank("the peer", peer)?);
     let buffer = at.read("the buffer", buffer)?;
     at.one::<T>(Kind::Send(peer), count, data_type, Some(buffer), None)
@@ -296,7 +297,7 @@ pub(crate) fn recv<'a, T: Element>(
     at: &mut At<'_, 'a>,
     buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     peer: usize,
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     let (count, data_type, peer) = (buffer.len(), at.moved::<T>()?, at.rank("the peer", peer)?);
     let buffer = at.write("the buffer", buffer)?;
     at.one::<T>(Kind::Recv(peer), count, data_type, None, Some(buffer))
@@ -309,7 +310,7 @@ pub(crate) fn all_to_all_v<'a, T: Element>(
     send_counts: &[usize],
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     recv_counts: &[usize],
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     at.counts(["the send counts", "the send buffer"], send_counts, send.len())?;
     at.counts(["the receive counts", "the receive buffer"], recv_counts, recv.len())?;
     let (mine, element_bytes) = (at.inner.rank, size_of::<T>());
@@ -336,7 +337,7 @@ pub(crate) fn all_gather_v<'a, T: Element>(
     send: &'a (impl DeviceBuffer<T> + ?Sized),
     recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
     counts: &[usize],
-) -> Checked<Operations> {
+) -> Checked<Prepared> {
     at.counts(["the counts", "the receive buffer"], counts, recv.len())?;
     let (mine, element_bytes) = (at.inner.rank, size_of::<T>());
     at.length("the send buffer", send.len(), counts[mine])?;
