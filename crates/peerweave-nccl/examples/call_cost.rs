@@ -1,17 +1,20 @@
 //! What a call costs on the host, on the GPUs of a machine: a small all-reduce through this crate and through NCCL's own function, on one communicator.
 //!
-//! One thread drives each device. In each mode (blocking and not) blocks of 50 calls of either kind alternate, and the streams are drained between them,
-//! outside what is timed: so whatever else the machine does meets both alike. Where the communicator is not blocking, the call of C is followed by
+//! One thread drives each device. In each mode (blocking, which is the default, and not) blocks of 50 calls of each kind take turns, and the streams are
+//! drained between them, outside what is timed: so whatever else the machine does meets all alike. What this crate adds is divided: bare calls are timed
+//! with the questions that it asks the driver around them, and with a turn of a lock, where NCCL's own work has been in the caches; the rest is its checks, and
+//! fetching their instructions. Where the communicator is not blocking, the call of C is followed by
 //! questions until NCCL is done, as everybody has to do. Every rank's median is printed; what it computed is checked at the end; every wait has a
 //! deadline of 20 s, and the whole run one of 120 s.
 
 use std::ffi::{CString, c_int, c_void};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, Driver};
+use peerweave_driver::{CudaContext, CudaStream, DeviceMemory, Driver, is_capturing};
 use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp, Switch, UniqueId};
 
 /// Calls in a row that are timed together. Few enough for the queue of a stream.
@@ -48,12 +51,29 @@ struct Arguments {
     json: bool,
 }
 
+/// What is timed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A call of C.
+    Bare,
+    /// The same between the questions that this crate asks the driver: whether the stream is being captured, before and after.
+    Questions,
+    /// The same with a turn of a lock that is free, taken and given back.
+    Turn,
+    /// A call of this crate.
+    Ours,
+}
+
+const KINDS: [Kind; 4] = [Kind::Bare, Kind::Questions, Kind::Turn, Kind::Ours];
+
 /// What one rank measured, in one mode: nanoseconds of a call.
 struct Measured {
     bare: f64,
     ours: f64,
-    /// The median of the differences of neighbouring blocks.
+    /// Medians of the differences of neighbouring blocks: of this crate's calls, of the questions, of the turn.
     beyond: f64,
+    questions: f64,
+    turn: f64,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -62,7 +82,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // A blocking communicator waits inside NCCL for whom it misses, and a spinning thread asks for ever: neither has a deadline of its own.
+    // The bare calls have no deadline: the watchdog sees only the calls of this crate.
     std::thread::spawn(|| {
         std::thread::sleep(WHOLE_RUN);
         println!("FAILED it takes longer than {WHOLE_RUN:?}");
@@ -95,18 +115,23 @@ fn all(arguments: &Arguments) -> Result<(), String> {
             arguments.count,
             arguments.blocks
         );
-        println!("{:<14} {:>5} {:>10} {:>10} {:>10} {:>7}", "", "rank", "bare", "ours", "beyond", "ratio");
+        println!(
+            "{:<14} {:>5} {:>10} {:>10} {:>10} {:>7} {:>10} {:>8} {:>8}",
+            "", "rank", "bare", "ours", "beyond", "ratio", "questions", "turn", "rest"
+        );
     }
     let mut rows = Vec::new();
     for (mode, blocking) in [("blocking", Switch::On), ("non-blocking", Switch::Off)] {
         for (rank, measured) in of_mode(nccl, devices, blocking, arguments)?.into_iter().enumerate() {
-            let Measured { bare, ours, beyond } = measured;
-            let ratio = ours / bare;
+            let Measured { bare, ours, beyond, questions, turn } = measured;
+            let (ratio, rest) = (ours / bare, beyond - questions - turn);
             if !arguments.json {
-                println!("{mode:<14} {rank:>5} {bare:>10.1} {ours:>10.1} {beyond:>10.1} {ratio:>7.4}");
+                println!(
+                    "{mode:<14} {rank:>5} {bare:>10.1} {ours:>10.1} {beyond:>10.1} {ratio:>7.4} {questions:>10.1} {turn:>8.1} {rest:>8.1}"
+                );
             }
             rows.push(format!(
-                "{{\"mode\":\"{mode}\",\"rank\":{rank},\"bare_ns\":{bare:.1},\"ours_ns\":{ours:.1},\"beyond_ns\":{beyond:.1},\"ratio\":{ratio:.4}}}"
+                "{{\"mode\":\"{mode}\",\"rank\":{rank},\"bare_ns\":{bare:.1},\"ours_ns\":{ours:.1},\"beyond_ns\":{beyond:.1},\"ratio\":{ratio:.4},\"questions_ns\":{questions:.1},\"turn_ns\":{turn:.1},\"rest_ns\":{rest:.1}}}"
             ));
         }
     }
@@ -159,24 +184,24 @@ fn one_rank(
         .map_err(text)?;
     let stream = context.new_stream().map_err(text)?;
     let one = One::new(nccl, comm, stream, arguments.count).map_err(text)?;
-    let (mut bare, mut ours, mut beyond) = (Vec::new(), Vec::new(), Vec::new());
+    let mut times = [const { Vec::new() }; KINDS.len()];
     for block in 0..WARM_UP + arguments.blocks {
         // Every rank makes the same calls in the same order. Who goes first changes, and with it what is in the caches.
-        let (first, second) = if block % 2 == 0 { (one.bare()?, one.ours()?) } else { swap(one.ours()?, one.bare()?) };
-        if block >= WARM_UP {
-            bare.push(first);
-            ours.push(second);
-            beyond.push(second - first);
+        for turn in 0..KINDS.len() {
+            let which = (block + turn) % KINDS.len();
+            let nanoseconds = one.time(KINDS[which])?;
+            if block >= WARM_UP {
+                times[which].push(nanoseconds);
+            }
         }
     }
     one.check(rank, ranks)?;
     let One { comm, .. } = one;
     comm.finalize(DEADLINE).map_err(text)?;
-    Ok(Measured { bare: median(bare), ours: median(ours), beyond: median(beyond) })
-}
-
-fn swap(ours: f64, bare: f64) -> (f64, f64) {
-    (bare, ours)
+    let beyond = |which: usize| median(times[which].iter().zip(&times[0]).map(|(one, bare)| one - bare).collect());
+    let [questions, turn, beyond] = [1, 2, 3].map(beyond);
+    let [bare, .., ours] = times.map(median);
+    Ok(Measured { bare, ours, beyond, questions, turn })
 }
 
 /// One rank, and what it reduces. The receive buffer is not the send buffer, so that the numbers stay what they are.
@@ -189,6 +214,7 @@ struct One {
     all_reduce: AllReduce,
     state: State,
     raw: *mut c_void,
+    turn: AtomicU64,
 }
 
 impl One {
@@ -198,31 +224,46 @@ impl One {
         // SAFETY: those are the functions' signatures.
         let (all_reduce, state) = unsafe { (function(nccl, "ncclAllReduce"), function(nccl, "ncclCommGetAsyncError")) };
         let raw = comm.as_raw()?;
-        Ok(Self { comm, stream, send, by_us, by_c, all_reduce, state, raw })
+        Ok(Self { comm, stream, send, by_us, by_c, all_reduce, state, raw, turn: AtomicU64::new(0) })
     }
 
-    /// Nanoseconds of a call of C.
-    fn bare(&self) -> Result<f64, String> {
+    /// Nanoseconds of a call.
+    fn time(&self, kind: Kind) -> Result<f64, String> {
+        match kind {
+            Kind::Bare => self.timed(|| self.bare()),
+            Kind::Questions => {
+                let ask = || is_capturing(&self.stream).map_err(text);
+                self.timed(|| ask().and_then(|_| self.bare()).and_then(|()| ask().map(drop)))
+            }
+            Kind::Turn => self.timed(|| {
+                let turn = self.turn.load(Ordering::Relaxed);
+                self.turn.compare_exchange(turn, turn | 1, Ordering::SeqCst, Ordering::Relaxed).map_err(text)?;
+                let called = self.bare();
+                self.turn.store(turn + 2, Ordering::Release);
+                called
+            }),
+            Kind::Ours => {
+                let mut to = self.by_us.borrow_mut();
+                self.timed(|| self.comm.all_reduce(&self.stream, &self.send, &mut *to, ReduceOp::Sum).map_err(text))
+            }
+        }
+    }
+
+    /// A call of C.
+    #[inline]
+    fn bare(&self) -> Result<(), String> {
         let (from, to) = (self.send.address() as *const c_void, self.by_c.address() as *mut c_void);
         let (count, stream) = (self.send.len(), self.stream.cu_stream().cast());
-        self.timed(|| {
-            // SAFETY: the communicator lives, this thread alone calls on it, and both buffers are of that many numbers.
-            let mut state = unsafe { (self.all_reduce)(from, to, count, FLOAT32, SUM, self.raw, stream) };
-            while state == IN_PROGRESS {
-                // SAFETY: as above; the pointer is to a live number.
-                let asked = unsafe { (self.state)(self.raw, &raw mut state) };
-                if asked != 0 {
-                    return Err(format!("ncclCommGetAsyncError gives {asked}"));
-                }
+        // SAFETY: the communicator lives, this thread alone calls on it, and both buffers are of that many numbers.
+        let mut state = unsafe { (self.all_reduce)(from, to, count, FLOAT32, SUM, self.raw, stream) };
+        while state == IN_PROGRESS {
+            // SAFETY: as above; the pointer is to a live number.
+            let asked = unsafe { (self.state)(self.raw, &raw mut state) };
+            if asked != 0 {
+                return Err(format!("ncclCommGetAsyncError gives {asked}"));
             }
-            if state == 0 { Ok(()) } else { Err(format!("ncclAllReduce gives {state}")) }
-        })
-    }
-
-    /// Nanoseconds of a call of this crate.
-    fn ours(&self) -> Result<f64, String> {
-        let mut to = self.by_us.borrow_mut();
-        self.timed(|| self.comm.all_reduce(&self.stream, &self.send, &mut *to, ReduceOp::Sum).map_err(text))
+        }
+        if state == 0 { Ok(()) } else { Err(format!("ncclAllReduce gives {state}")) }
     }
 
     /// Times a block of calls; then waits until the device has done them.

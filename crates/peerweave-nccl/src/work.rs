@@ -58,8 +58,8 @@ impl Work {
 /// An event in a stream, behind the work that was there when it was recorded.
 struct Mark(CUevent);
 
-// SAFETY: shared is a handle that only the driver follows, which takes it from any thread; the watchdog's thread alone has the value, and moves it nowhere
-// else while it uses it. Would be caught by the test `work_that_is_late_ends_at_its_own_deadline`.
+// SAFETY: shared is a handle that only the driver follows, which takes it from any thread; synchronised by being used by the watchdog's thread alone. Would
+// be caught by the test `work_that_is_late_ends_at_its_own_deadline`.
 unsafe impl Send for Mark {}
 
 impl Mark {

@@ -20,6 +20,9 @@ const LATE: Duration = Duration::from_secs(8);
 /// Elements of the collective that is stuck.
 const LENGTH: usize = 1 << 20;
 
+/// What a step checks, with communicators that are made like this.
+type Check = fn(Nccl, &[Arc<CudaContext>], &Config) -> Result<(), String>;
+
 /// One step, in one mode, and how long it took.
 struct Row {
     what: &'static str,
@@ -34,7 +37,7 @@ pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, St
     for blocking in [Switch::On, Switch::Off] {
         let config = Config::new().blocking(blocking);
         let mode = if blocking == Switch::On { "blocking" } else { "non-blocking" };
-        let mut step = |what: &'static str, check: &dyn Fn(Nccl, &[Arc<CudaContext>], &Config) -> Result<(), String>| {
+        let mut step = |what: &'static str, check: Check| {
             println!("{what} ({mode})");
             let (began, done) = (Instant::now(), check(nccl, contexts, &config));
             rows.push(Row { what, mode, is_right: done.is_ok(), took: began.elapsed() });
@@ -43,17 +46,17 @@ pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, St
                 first_error.get_or_insert(format!("{what} ({mode}): {error}"));
             }
         };
-        step("several ranks of one thread, by an id", &by_id);
-        step("a missing rank", &missing_rank);
+        step("several ranks of one thread, by an id", by_id);
+        step("a missing rank", missing_rank);
         if contexts.len() > 1 {
-            step("a first call that others do not join", &unconnected);
-            step("a wait that expires, and another communicator", &expires);
-            step("a wait that expires and ends all", &expires_for_all);
-            step("late work that the watchdog aborts", &late_work);
-            step("stuck work, left alone, aborted by its owner", &left_alone);
-            step("stuck work that another thread aborts", &aborted_by_another);
+            step("a first call that others do not join", unconnected);
+            step("a wait that expires, and another communicator", expires);
+            step("a wait that expires and ends all", expires_for_all);
+            step("late work that the watchdog aborts", late_work);
+            step("stuck work, left alone, aborted by its owner", left_alone);
+            step("stuck work that another thread aborts", aborted_by_another);
         }
-        step("a communicator after its end", &after_the_end);
+        step("a communicator after its end", after_the_end);
     }
     println!("{:<48} {:<13} {:<6} {:>9}", "step", "mode", "", "seconds");
     for Row { what, mode, is_right, took } in &rows {
