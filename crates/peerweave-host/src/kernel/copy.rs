@@ -129,6 +129,9 @@ impl Kernel for Copy {
 }
 
 /// Copies 33 to 64 bytes.
+///
+/// # Safety
+/// As [`super::copy()`], for 33 to 64 bytes; and the processor has the instruction set of `V`.
 #[inline(always)]
 unsafe fn short<V: Vector>(dst: *mut u8, src: *const u8, bytes: usize) {
     // SAFETY: 32 < bytes <= 64: both halves lie inside, the second ends at `bytes`.

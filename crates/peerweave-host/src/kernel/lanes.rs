@@ -173,6 +173,9 @@ sixteen_bits!(F16, float16::widen; Bf16, float16::widen_bf16);
 
 impl F16 {
     /// [`Arch::widen_f16`] on lanes.
+    ///
+    /// # Safety
+    /// The processor has the instruction set `A`.
     #[inline(always)]
     unsafe fn widen<A: Arch>(raw: &A::Raw<Self>, values: &mut A::Values<Self>) {
         let elements = raw.lanes();
@@ -181,6 +184,9 @@ impl F16 {
     }
 
     /// [`Arch::narrow_f16`] on lanes.
+    ///
+    /// # Safety
+    /// The processor has the instruction set `A`.
     #[inline(always)]
     unsafe fn narrow<A: Arch>(values: &A::Values<Self>, raw: &mut A::Raw<Self>) {
         let elements = raw.lanes_mut();
@@ -191,6 +197,9 @@ impl F16 {
 
 impl Bf16 {
     /// Every lane widened.
+    ///
+    /// # Safety
+    /// The processor has the instruction set `A`.
     #[inline(always)]
     unsafe fn widen<A: Arch>(raw: &A::Raw<Self>, values: &mut A::Values<Self>) {
         for i in 0..A::Raw::<Self>::LEN {
@@ -199,6 +208,9 @@ impl Bf16 {
     }
 
     /// Every lane rounded.
+    ///
+    /// # Safety
+    /// The processor has the instruction set `A`.
     #[inline(always)]
     unsafe fn narrow<A: Arch>(values: &A::Values<Self>, raw: &mut A::Raw<Self>) {
         for i in 0..A::Raw::<Self>::LEN {

@@ -13,6 +13,11 @@ use core::marker::PhantomData;
 use peerweave_types::{DType, ReduceOp};
 
 /// One reduction, its type and operation known to the compiler.
+///
+/// # What its methods require
+/// - **\[R1\]** The processor has the instruction set `A`.
+/// - **\[R2\]** The bytes that are named, from a distance of the start of every input and output, lie inside of them, and may be accessed as
+///   [`super::reduce`] requires.
 struct Reduce<'a, S, O> {
     op: O,
     inputs: &'a [Input],
@@ -35,7 +40,8 @@ impl<S: Storage, O: Op<S::Value>> Kernel for Reduce<'_, S, O> {
             && self.outputs.iter().all(|output| (output.addr() + head).is_multiple_of(vector));
         let (mut at, mut end) = (0, if head > 0 { head } else { self.bytes });
         loop {
-            // SAFETY: `at` never exceeds `end`, nor that `bytes`; the rest is the caller's promise, see `super::reduce`.
+            // SAFETY: `at` never exceeds `end`, nor that `bytes`; the rest, [R1] and [R2] for all bytes, is what `Kernel::run` and
+            // `reduce_on` require.
             unsafe {
                 while at + step <= end {
                     self.four::<A>(at, streaming);
@@ -63,9 +69,12 @@ impl<S: Storage, O: Op<S::Value>> Kernel for Reduce<'_, S, O> {
 
 impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// Four vectors.
+    ///
+    /// # Safety
+    /// [R1], [R2] for four vectors from `at`; if `streaming`, every output is aligned to a vector at `at`.
     #[inline(always)]
     unsafe fn four<A: Arch>(&self, at: usize, streaming: bool) {
-        // SAFETY: the caller's promise; if `streaming`, every output is aligned at `at`.
+        // SAFETY: [R1], [R2]; if `streaming`, every output is aligned at `at`.
         unsafe {
             let scalar = S::value_of_word(self.inputs[0].scalar);
             let [a, b, c, d] = A::Vector::load_four(self.inputs[0].at.add(at));
@@ -95,9 +104,12 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     }
 
     /// One vector.
+    ///
+    /// # Safety
+    /// [R1], [R2] for one vector from `at`.
     #[inline(always)]
     unsafe fn one<A: Arch>(&self, at: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: [R1], [R2].
         unsafe {
             let mut state = self.first::<A>(A::Vector::load(self.inputs[0].at.add(at)), S::value_of_word(self.inputs[0].scalar));
             for input in &self.inputs[1..] {
@@ -111,9 +123,12 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     }
 
     /// Less than a vector: the same steps, on zeros in the unused lanes.
+    ///
+    /// # Safety
+    /// [R1], [R2] for `bytes` bytes from `at`, which are fewer than a vector has.
     #[inline(always)]
     unsafe fn part<A: Arch>(&self, at: usize, bytes: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: [R1], [R2].
         unsafe {
             let vector = A::load_part(self.inputs[0].at.add(at), bytes);
             let mut state = self.first::<A>(vector, S::value_of_word(self.inputs[0].scalar));
@@ -130,9 +145,13 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     // From here on neither closures nor loops over registers: a closure does not inherit the instruction set of the function it stands
     // in, hence is not inlined; a loop over registers tempts the compiler to vectorise across them, with gathers.
 
+    /// The state after the first input.
+    ///
+    /// # Safety
+    /// [R1].
     #[inline(always)]
     unsafe fn first<A: Arch>(&self, vector: A::Vector, scalar: S::Value) -> A::Values<S> {
-        // SAFETY: the caller has the instruction set.
+        // SAFETY: [R1].
         let mut values = unsafe { S::decode::<A>(lanes_of::<A, S>(vector)) };
         for lane in 0..A::Values::<S>::LEN {
             values.lanes_mut()[lane] = self.op.first(values.lanes()[lane], scalar);
@@ -140,9 +159,13 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         values
     }
 
+    /// The state after a further input.
+    ///
+    /// # Safety
+    /// [R1].
     #[inline(always)]
     unsafe fn next<A: Arch>(&self, mut state: A::Values<S>, vector: A::Vector, scalar: S::Value) -> A::Values<S> {
-        // SAFETY: the caller has the instruction set.
+        // SAFETY: [R1].
         let values = unsafe { S::decode::<A>(lanes_of::<A, S>(vector)) };
         for lane in 0..A::Values::<S>::LEN {
             state.lanes_mut()[lane] = self.op.next(state.lanes()[lane], values.lanes()[lane], scalar);
@@ -150,12 +173,16 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         state
     }
 
+    /// The result.
+    ///
+    /// # Safety
+    /// [R1].
     #[inline(always)]
     unsafe fn last<A: Arch>(&self, mut state: A::Values<S>) -> A::Vector {
         for lane in 0..A::Values::<S>::LEN {
             state.lanes_mut()[lane] = self.op.last(state.lanes()[lane]);
         }
-        // SAFETY: the caller has the instruction set.
+        // SAFETY: [R1].
         unsafe { vector_of::<A, S>(S::encode::<A>(state)) }
     }
 }
@@ -192,8 +219,8 @@ pub(super) unsafe fn reduce_on(
         return;
     }
     let erased = Erased { isa, inputs, outputs, bytes: count * dtype.size_bytes(), stores };
-    // SAFETY: the storage is that of `dtype`, or another of the same size on which the operation gives the same bits; the rest is the
-    // caller's promise.
+    // SAFETY: the storage is that of `dtype`, or another of the same size on which the operation gives the same bits; the rest is
+    // required of the caller.
     unsafe {
         match (op, dtype) {
             (ReduceOp::And, _) => erased.run::<u8, _>(And),
@@ -228,16 +255,24 @@ struct Erased<'a> {
 }
 
 impl Erased<'_> {
+    /// For one operation.
+    ///
+    /// # Safety
+    /// As [`super::reduce`], of elements that have the size of `S`.
     #[inline(always)]
     unsafe fn run<S: Storage, O: Op<S::Value>>(&self, op: O) {
         let &Self { isa, inputs, outputs, bytes, stores } = self;
-        // SAFETY: the caller's promise.
+        // SAFETY: as required of the caller.
         unsafe { isa.enter(Reduce::<S, O> { op, inputs, outputs, bytes, stores, storage: PhantomData }) };
     }
 
+    /// For an operation on this type.
+    ///
+    /// # Safety
+    /// As [`super::reduce`], of elements that have the size of `S`.
     #[inline(always)]
     unsafe fn ordered<S: Storage>(&self, op: ReduceOp) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as required of the caller.
         unsafe {
             match op {
                 ReduceOp::Sum => self.run::<S, _>(Sum),
@@ -248,9 +283,13 @@ impl Erased<'_> {
         }
     }
 
+    /// For an operation that depends on the sign, or on the order of numbers.
+    ///
+    /// # Safety
+    /// As [`super::reduce`], of elements that have the size of `S`.
     #[inline(always)]
     unsafe fn comparing<S: Storage>(&self, op: ReduceOp) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as required of the caller.
         unsafe {
             match op {
                 ReduceOp::Min => self.run::<S, _>(Min),

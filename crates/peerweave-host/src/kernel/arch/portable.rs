@@ -10,6 +10,10 @@ use super::super::lanes::Storage;
 use super::{Arch, Kernel, Vector};
 use std::sync::atomic::{AtomicU8, Ordering};
 
+/// Reads `N` bytes at any address.
+///
+/// # Safety
+/// As [`Vector::load`], for `N` bytes.
 #[inline(always)]
 unsafe fn load_bytes<const N: usize>(from: *const u8) -> [u8; N] {
     // SAFETY: the caller promises that these bytes may be read atomically; `AtomicU8` has alignment 1. They need not be writable: "atomic
@@ -17,6 +21,10 @@ unsafe fn load_bytes<const N: usize>(from: *const u8) -> [u8; N] {
     core::array::from_fn(|i| unsafe { &*from.add(i).cast::<AtomicU8>() }.load(Ordering::Relaxed))
 }
 
+/// Writes `N` bytes at any address.
+///
+/// # Safety
+/// As [`Vector::store`], for `N` bytes.
 #[inline(always)]
 unsafe fn store_bytes<const N: usize>(bytes: [u8; N], to: *mut u8) {
     for (i, byte) in bytes.into_iter().enumerate() {

@@ -68,6 +68,8 @@ macro_rules! vector {
         mod $module {
             use super::*;
 
+            /// # Safety
+            /// As [`Vector::load`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn load(from: *const u8) -> $register {
@@ -80,6 +82,8 @@ macro_rules! vector {
                 value
             }
 
+            /// # Safety
+            /// As [`Vector::load_four`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn load_four(from: *const u8) -> [$register; 4] {
@@ -98,6 +102,8 @@ macro_rules! vector {
                 [a, b, c, d]
             }
 
+            /// # Safety
+            /// As [`Vector::store`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn store(value: $register, to: *mut u8) {
@@ -108,6 +114,8 @@ macro_rules! vector {
                 }
             }
 
+            /// # Safety
+            /// As [`Vector::store_four`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn store_four([a, b, c, d]: [$register; 4], to: *mut u8) {
@@ -124,6 +132,8 @@ macro_rules! vector {
                 }
             }
 
+            /// # Safety
+            /// As [`Vector::store_streaming`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn stream(value: $register, to: *mut u8) {
@@ -134,6 +144,8 @@ macro_rules! vector {
                 }
             }
 
+            /// # Safety
+            /// As [`Vector::store_four_streaming`].
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn stream_four([a, b, c, d]: [$register; 4], to: *mut u8) {
@@ -283,6 +295,10 @@ unsafe impl Arch for Sse2 {
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
 
+/// Runs a kernel compiled for AVX2.
+///
+/// # Safety
+/// As [`Arch::enter`] of [`Avx2`].
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn run_avx2<K: Kernel>(kernel: K) {
@@ -345,6 +361,10 @@ unsafe impl Arch for Avx2 {
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
 
+/// Runs a kernel compiled for AVX-512.
+///
+/// # Safety
+/// As [`Arch::enter`] of [`Avx512`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,bmi2")]
 unsafe fn run_avx512<K: Kernel>(kernel: K) {
@@ -370,6 +390,8 @@ fn narrow_f16_avx512(from: &[f32], into: &mut [u16]) {
     }
 }
 
+/// # Safety
+/// As [`Arch::load_part`] of [`Avx512`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,bmi2")]
 unsafe fn load_part_avx512(from: *const u8, bytes: usize) -> __m512i {
@@ -383,6 +405,8 @@ unsafe fn load_part_avx512(from: *const u8, bytes: usize) -> __m512i {
     value
 }
 
+/// # Safety
+/// As [`Arch::store_part`] of [`Avx512`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,bmi2")]
 unsafe fn store_part_avx512(value: __m512i, to: *mut u8, bytes: usize) {
