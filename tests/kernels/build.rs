@@ -1,5 +1,5 @@
 //! Compiles the kernels to PTX where there is a toolchain for it.
 
 fn main() {
-    peerweave_build::kernels();
+    peerweave_build::Kernels::new().network().build();
 }

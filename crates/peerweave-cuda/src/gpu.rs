@@ -8,7 +8,7 @@ use std::time::Duration;
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::CUdevice_attribute as Attribute;
 use peerweave_driver::launch::LoadedKernel;
-use peerweave_driver::{CudaContext, Driver, PrivateStream, deadline_after, wait};
+use peerweave_driver::{CudaContext, DeviceMemory, Driver, PrivateStream, deadline_after, wait};
 use peerweave_link::Arch;
 use peerweave_types::{KernelContext, Pe, PeerEntry, Plain, SymOffset, TeamEntry, nvshmem};
 
@@ -59,6 +59,8 @@ pub(crate) struct Inner {
     pub(crate) kernels: Mutex<HashMap<(usize, &'static str), LoadedKernel>>,
     /// By their offsets.
     allocations: Mutex<BTreeMap<u64, Weak<Block>>>,
+    /// Memory of this GPU alone, by its address.
+    locals: Mutex<BTreeMap<u64, Weak<DeviceMemory<u8>>>>,
     /// The first failure since the start or the last recovery.
     failed: Mutex<Option<String>>,
     recoveries: Mutex<u64>,
@@ -134,6 +136,7 @@ impl Gpu {
             modules: Modules::default(),
             kernels: Mutex::default(),
             allocations: Mutex::default(),
+            locals: Mutex::default(),
             failed: Mutex::default(),
             recoveries: Mutex::default(),
         })))
@@ -147,6 +150,11 @@ impl Gpu {
     /// Number of PEs.
     pub fn n_pes(&self) -> u32 {
         self.0.rendezvous.n_pes()
+    }
+
+    /// The rendezvous by which the PEs meet.
+    pub fn rendezvous(&self) -> &Arc<Rendezvous> {
+        &self.0.rendezvous
     }
 
     /// The context that the GPU is used in.
@@ -248,6 +256,19 @@ impl Gpu {
 impl Inner {
     fn allocations(&self) -> MutexGuard<'_, BTreeMap<u64, Weak<Block>>> {
         self.allocations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn locals(&self) -> MutexGuard<'_, BTreeMap<u64, Weak<DeviceMemory<u8>>>> {
+        let mut locals = self.locals.lock().unwrap_or_else(PoisonError::into_inner);
+        locals.retain(|_, memory| memory.strong_count() > 0);
+        locals
+    }
+
+    /// The live memory of this GPU alone that an address lies in; `None` for memory that somebody else allocated.
+    pub(crate) fn local(&self, address: u64) -> Option<Arc<DeviceMemory<u8>>> {
+        let (_, memory) = self.locals().range(..=address).next_back().map(|(at, memory)| (*at, memory.clone()))?;
+        let memory = memory.upgrade()?;
+        (address < memory.address() + memory.len() as u64).then_some(memory)
     }
 
     pub(crate) fn failed(&self) -> MutexGuard<'_, Option<String>> {

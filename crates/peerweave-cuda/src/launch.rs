@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 
 use peerweave_device::launch::Kernel;
-use peerweave_driver::launch::{Arguments, LaunchConfig};
-use peerweave_driver::{CudaStream, Keep, PrivateStream, is_capturing};
+use peerweave_driver::launch::{Arguments, LaunchConfig, LoadedKernel};
+use peerweave_driver::{CudaStream, DeviceBuffer as _, DeviceMemory, Keep, PrivateStream, is_capturing};
 use peerweave_types::{ArgVisitor, Dim3, KernelArgs, SymOffset};
 
 use crate::error::CudaError;
@@ -77,6 +77,7 @@ impl fmt::Debug for Stream {
 struct Lookup<'a> {
     inner: &'a Inner,
     blocks: Vec<Arc<Block>>,
+    locals: Vec<Arc<DeviceMemory<u8>>>,
     refused: Option<(SymOffset, u64)>,
 }
 
@@ -89,11 +90,22 @@ impl ArgVisitor for Lookup<'_> {
         }
     }
 
-    /// Whoever made such a view promised that the memory stays.
-    fn device(&mut self, _: u64, _: u64) {}
+    /// Memory that is not ours: whoever made the view promised that it stays.
+    fn device(&mut self, address: u64, _: u64) {
+        self.locals.extend(self.inner.local(address));
+    }
 }
 
 impl Gpu {
+    /// Loads the crate that a kernel belongs to, and the kernel, which its first launch would do otherwise. Compiling PTX takes seconds the first time, for which
+    /// kernels of other PEs would wait: so load on all PEs, then meet in a [`barrier`](Self::barrier), then launch.
+    ///
+    /// # Errors
+    /// [`CudaError::NoPtx`]; those of loading and linking.
+    pub fn load<A: KernelArgs>(&self, kernel: &Kernel<A>) -> Result<LoadedKernel, CudaError> {
+        self.0.kernel(kernel.ptx(), kernel.name())
+    }
+
     /// Enqueues a kernel on a stream of this GPU's device. The first launch of a kernel loads it.
     ///
     /// Symmetric memory among the arguments stays allocated until the kernel has ended. On a stream that is being captured the graph keeps it, the module and the
@@ -112,32 +124,78 @@ impl Gpu {
         config: LaunchConfig,
         args: A,
     ) -> Result<(), CudaError> {
+        let lookup = self.look_up(&args)?;
+        let inner = &*self.0;
+        let loaded = inner.kernel(kernel.ptx(), kernel.name())?;
+        // SAFETY: the entry takes the context and these arguments, which `Kernel::new` promised; races are among accesses of single words, whose values
+        // are then unspecified.
+        unsafe { self.enqueue(stream, &loaded, config, args, lookup) }
+    }
+
+    /// As [`launch`](Self::launch), for a kernel that was loaded otherwise, such as one in CUDA C++ over `peerweave.cuh`.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    ///
+    /// # Safety
+    /// The kernel takes the address of a [`KernelContext`](peerweave_types::KernelContext) of this version and then exactly these arguments by value, and accesses
+    /// only memory that the context and the arguments give it.
+    pub unsafe fn launch_loaded<A: KernelArgs>(
+        &self,
+        stream: &Arc<CudaStream>,
+        kernel: &LoadedKernel,
+        config: LaunchConfig,
+        args: A,
+    ) -> Result<(), CudaError> {
+        let lookup = self.look_up(&args)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue(stream, kernel, config, args, lookup) }
+    }
+
+    /// The memory that arguments name; an error where it is no live allocation, or a kernel has failed.
+    fn look_up<A: KernelArgs>(&self, args: &A) -> Result<Lookup<'_>, CudaError> {
         const CALL: &str = "launch";
         let inner = &*self.0;
         if let Some(failure) = &*inner.failed() {
             return Err(CudaError::Failed { call: CALL, failure: failure.clone() });
         }
-        let mut lookup = Lookup { inner, blocks: Vec::new(), refused: None };
+        let mut lookup = Lookup { inner, blocks: Vec::new(), locals: Vec::new(), refused: None };
         args.visit(&mut lookup);
-        if let Some((offset, bytes)) = lookup.refused {
-            let value = format!("{bytes} bytes at offset {:#x}", offset.0);
-            return Err(misuse(CALL, "a symmetric slice", value, "a range inside one live allocation of this GPU's heap"));
+        match lookup.refused {
+            None => Ok(lookup),
+            Some((offset, bytes)) => {
+                let value = format!("{bytes} bytes at offset {:#x}", offset.0);
+                Err(misuse(CALL, "a symmetric slice", value, "a range inside one live allocation of this GPU's heap"))
+            }
         }
-        let loaded = inner.kernel(kernel.ptx(), kernel.name())?;
+    }
+
+    /// # Safety
+    /// As [`launch_loaded`](Self::launch_loaded); the memory that the arguments name is that of `lookup`.
+    unsafe fn enqueue<A: KernelArgs>(
+        &self,
+        stream: &Arc<CudaStream>,
+        loaded: &LoadedKernel,
+        config: LaunchConfig,
+        args: A,
+        lookup: Lookup<'_>,
+    ) -> Result<(), CudaError> {
+        let inner = &*self.0;
         let tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
         let mut keep: Vec<Keep> = Vec::new();
         if is_capturing(stream)? {
             keep.extend(tables.keep());
             keep.push(inner.report.keep());
             keep.extend(lookup.blocks.iter().filter_map(|block| block.keep()));
+            keep.extend(lookup.locals.iter().filter_map(|memory| memory.keep()).map(|(_, keep)| keep));
         }
         tables.note(stream);
         inner.report.note(stream);
         lookup.blocks.iter().for_each(|block| block.note(stream));
+        lookup.locals.iter().for_each(|memory| drop(memory.read(stream)));
         let context = tables.address();
         let arguments = Arguments::new().with(&context).with_all(&args);
-        // SAFETY: the entry takes the context and these arguments, which `Kernel::new` promised; what they refer to is noted on the stream or kept by the graph;
-        // races are among accesses of single words, whose values are then unspecified.
+        // SAFETY: the caller's promise; what the arguments refer to is noted on the stream, or kept by the graph.
         unsafe { loaded.launch(stream, &config, &arguments, keep) }?;
         Ok(())
     }

@@ -37,8 +37,8 @@ pub struct Cache {
 /// What each file begins with: the format, then key, length and digest of what follows.
 const MAGIC: &[u8; 16] = b"peerweave-link 1";
 const HEAD_BYTES: usize = 16 + 32 + 8 + 32;
-/// How long a process waits for another that makes the same result. Compiling NVSHMEM's wrappers takes some seconds.
-const LONGEST_TURN: Duration = Duration::from_secs(60);
+/// How long a process waits for another that makes the same result. Compiling all reductions of NVSHMEM takes minutes.
+const LONGEST_TURN: Duration = Duration::from_secs(300);
 
 impl Cache {
     /// The cache in a directory, which is created where it is absent.

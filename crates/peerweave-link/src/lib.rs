@@ -15,6 +15,7 @@
 mod arch;
 mod cache;
 
+mod cuh;
 mod error;
 mod fingerprint;
 mod headers;
@@ -28,6 +29,7 @@ mod source;
 pub use arch::{Arch, ParseArchError};
 pub use cache::{Cache, Key};
 
+pub use cuh::{PEERWEAVE_CUH, peerweave_cuh};
 pub use error::{LinkError, Version};
 pub use headers::CudaHeaders;
 pub use linker::{InputKind, Linked, Linker};

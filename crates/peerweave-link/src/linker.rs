@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::cache::{Cache, Key};
 use crate::error::LinkError;
@@ -188,12 +190,14 @@ impl<'a> Linker<'a> {
 
     fn link_now(&self) -> Result<Linked, LinkError> {
         let linker = NvJitLink::load()?;
+        let sources = self.parts.iter().filter_map(|part| if let Part::Source(source) = part { Some(source) } else { None });
+        let mut compiled = self.compile_all(linker, &sources.collect::<Vec<_>>())?.into_iter();
         let (mut inputs, mut logs) = (Vec::new(), Vec::new());
         for part in &self.parts {
             inputs.push(match part {
                 Part::Ready(input) => Input { kind: input.kind, name: input.name.clone(), bytes: Cow::Borrowed(&*input.bytes) },
-                Part::Source(source) => {
-                    let (input, log) = self.compile(linker, source)?;
+                Part::Source(_) => {
+                    let (input, log) = compiled.next().expect("each source was compiled");
                     logs.push(log);
                     input
                 }
@@ -208,6 +212,25 @@ impl<'a> Linker<'a> {
         logs.push(log);
         logs.retain(|log| !log.is_empty());
         Ok(Linked { cubin, log: logs.join("\n"), cached: false })
+    }
+
+    /// Compiles sources, as many at a time as this process may use processors; gives them in their order, or the first error.
+    fn compile_all(&self, linker: &NvJitLink, sources: &[&Source]) -> Result<Vec<(Input<'static>, String)>, LinkError> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(sources.len());
+        let next = AtomicUsize::new(0);
+        let done: Vec<OnceLock<Result<_, LinkError>>> = sources.iter().map(|_| OnceLock::new()).collect();
+        let work = || {
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some((source, done)) = sources.get(at).zip(done.get(at)) else { return };
+                let _ = done.set(self.compile(linker, source));
+            }
+        };
+        std::thread::scope(|scope| {
+            (1..threads).for_each(|_| drop(scope.spawn(work)));
+            work();
+        });
+        done.into_iter().map(|done| done.into_inner().expect("every source was taken by a thread")).collect()
     }
 
     fn compile(&self, linker: &NvJitLink, source: &Source) -> Result<(Input<'static>, String), LinkError> {

@@ -1,7 +1,7 @@
 //! Checks on GPUs that kernels communicate: one process for each GPU, started by `peerweave run`.
 //!
 //! `check_device` alone: kernels by direct access. `--transport nvshmem` or `network`: over NVSHMEM's heap, the latter never by direct access.
-//! `--kill PE`: that PE ends itself while the kernels of the others wait for it. Every wait is bounded; the last lines are a table.
+//! `--part checks`: every function that kernels call. `--kill PE`: that PE ends itself while the kernels of the others wait for it. Every wait is bounded; the last lines are a table.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use peerweave_bootstrap::{Job, Options, Rendezvous};
 use peerweave_cuda::{Gpu, GpuOptions, Transport};
 
 mod basics;
+mod checks;
 mod kill;
 mod table;
 
@@ -23,6 +24,9 @@ struct Arguments {
     /// How kernels reach the other PEs.
     #[arg(long, value_enum, default_value_t = Kind::Mapped)]
     transport: Kind,
+    /// What to do.
+    #[arg(long, value_enum, default_value_t = Part::Basics)]
+    part: Part,
     /// This PE ends itself while kernels of the others wait for it.
     #[arg(long)]
     kill: Option<u32>,
@@ -39,6 +43,16 @@ enum Kind {
     Nvshmem,
     /// NVSHMEM's device library, also where memory is mapped.
     Network,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Part {
+    /// Launch, heap, context, waits.
+    Basics,
+    /// Every function that kernels call.
+    Checks,
+    /// Both.
+    All,
 }
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -71,7 +85,15 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn std::error::Error>> {
     let mut table = Table::new(&gpu, format!("{:?}", arguments.transport).to_lowercase(), start);
     match arguments.kill {
         Some(victim) => kill::run(&gpu, &mut table, victim),
-        None => basics::run(&gpu, &mut table),
+        None => {
+            let wants = |part| arguments.part == part || arguments.part == Part::All;
+            if wants(Part::Basics) {
+                basics::run(&gpu, &mut table);
+            }
+            if wants(Part::Checks) {
+                checks::run(&gpu, &mut table);
+            }
+        }
     }
     Ok(table.print(&gpu))
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{LinkError, Version};
 use crate::{Arch, CudaHeaders, InputKind, Linked, Linker, Nvrtc};
 
-use super::wrappers::{used_by, wrappers};
+use super::wrappers::{units, used_by};
 
 /// The oldest NVSHMEM whose device functions the wrappers are written for, and the first that they are not.
 const OLDEST: Version = Version::new(3, 3, 0);
@@ -103,8 +103,8 @@ impl DeviceLibrary {
     /// As [`link`](Self::link).
     pub fn linker<'a>(&self, arch: Arch, ptx: &'a str) -> Result<Linker<'a>, LinkError> {
         let headers = CudaHeaders::find(Nvrtc::load()?)?;
-        let source = wrappers(&used_by(ptx)?, &self.include, &headers);
-        Ok(Linker::new(arch).ptx("kernels.ptx", ptx).source(source).file(InputKind::Archive, &self.archive))
+        let linker = Linker::new(arch).ptx("kernels.ptx", ptx).file(InputKind::Archive, &self.archive);
+        Ok(units(&used_by(ptx)?, &self.include, &headers).into_iter().fold(linker, Linker::source))
     }
 }
 

@@ -56,6 +56,15 @@ pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
     names.iter().map(find).collect()
 }
 
+/// The translation units with these wrappers. Reductions have every algorithm of NVSHMEM inside and take seconds each, so that they are in several units,
+/// which are compiled at the same time.
+pub fn units(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> Vec<Source> {
+    const REDUCTIONS_PER_UNIT: usize = 8;
+    let (slow, fast): (Vec<&Function>, Vec<&Function>) = functions.iter().partition(|function| function.name.contains("_reduce"));
+    let all = std::iter::once(&fast[..]).filter(|fast| !fast.is_empty()).chain(slow.chunks(REDUCTIONS_PER_UNIT));
+    all.map(|functions| wrappers(functions, include, cuda)).collect()
+}
+
 /// The translation unit with these wrappers, to be compiled against NVSHMEM's headers.
 pub fn wrappers(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> Source {
     let mut text = format!("{PRELUDE}#include <nvshmem.h>\n#include <nvshmemx.h>\n");

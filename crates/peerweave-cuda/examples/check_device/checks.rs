@@ -1,0 +1,97 @@
+//! Every function that kernels call, by the kernels that `peerweave-kernels` ships for that.
+
+use peerweave_cuda::{Gpu, LaunchConfig, Symmetric};
+use peerweave_device::launch::Kernel;
+use peerweave_kernels::check::{FINISHED, RESULT_WORDS, atomic, collective, rma, signal, team, wait};
+use peerweave_types::{KernelArgs, KernelTeam, bf16, f16};
+
+use crate::Outcome;
+use crate::table::Table;
+
+/// Two full warps and a part of a third.
+const THREADS: u32 = 72;
+
+/// Runs a kernel on all PEs and compares what it wrote. Where one PE fails, this is an error on all: so all go on with the same memory.
+fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, result: Symmetric<u64>, args: A) -> Outcome {
+    let loaded = gpu.load(kernel).map(drop);
+    gpu.barrier("loaded")?;
+    let stream = gpu.stream()?;
+    let config = LaunchConfig::new(blocks, THREADS).shared_bytes(1024).cooperative();
+    let ran = loaded.and_then(|()| stream.launch_with(kernel, config, args)).and_then(|()| result.read(&stream));
+    let outcome = ran.map_err(|error| error.to_string()).and_then(|found| match found[..4] {
+        [0, ..] if found[RESULT_WORDS - 1] == FINISHED => Ok(()),
+        [0, ..] => Err("the kernel did not come to its end".to_owned()),
+        [count, line, value, expected] => {
+            Err(format!("{count} differences, first in line {line}: {value:#x}, expected {expected:#x}"))
+        }
+        _ => Err("the result is too short".to_owned()),
+    });
+    let text = outcome.as_ref().err().cloned().unwrap_or_default();
+    let all = gpu.rendezvous().exchange("check_device/outcome", text.as_bytes())?;
+    if let Some(failed) = all.iter().position(|text| !text.is_empty()) {
+        gpu.recover()?;
+        outcome?;
+        return Err(format!("it failed on PE {failed}").into());
+    }
+    Ok(gpu.free(result)?)
+}
+
+pub(crate) fn run(gpu: &Gpu, table: &mut Table) {
+    let n = gpu.n_pes() as usize;
+    macro_rules! rma {
+        ($($t:ty: $kernel:ident),*) => {$(
+            table.check(stringify!($kernel), || {
+                let (send, recv) = (gpu.alloc::<$t>(rma::ELEMENTS)?, gpu.alloc::<$t>(rma::ELEMENTS)?);
+                let (signal, result) = (gpu.alloc::<u64>(1)?, gpu.alloc::<u64>(RESULT_WORDS)?);
+                let args = (send.slice(), recv.slice(), signal.slice(), result.slice());
+                check(gpu, &rma::$kernel::KERNEL, 1, result, args)?;
+                gpu.free(send)?;
+                gpu.free(recv)?;
+                Ok(gpu.free(signal)?)
+            });
+        )*};
+    }
+    macro_rules! words {
+        ($($module:ident, $t:ty: $kernel:ident),*) => {$(
+            table.check(stringify!($kernel), || {
+                let (words, result) = (gpu.alloc::<$t>($module::WORDS)?, gpu.alloc::<u64>(RESULT_WORDS)?);
+                let args = (words.slice(), result.slice());
+                check(gpu, &$module::$kernel::KERNEL, 1, result, args)?;
+                Ok(gpu.free(words)?)
+            });
+        )*};
+    }
+    macro_rules! collectives {
+        ($($t:ty: $kernel:ident),*) => {$(
+            table.check(stringify!($kernel), || {
+                let elements = collective::ELEMENTS * n;
+                let (send, recv) = (gpu.alloc::<$t>(elements)?, gpu.alloc::<$t>(elements)?);
+                let result = gpu.alloc::<u64>(RESULT_WORDS)?;
+                let args = (KernelTeam::WORLD, send.slice(), recv.slice(), result.slice());
+                check(gpu, &collective::$kernel::KERNEL, 1, result, args)?;
+                gpu.free(send)?;
+                Ok(gpu.free(recv)?)
+            });
+        )*};
+    }
+    rma!(u8: check_rma_u8, u16: check_rma_u16, u32: check_rma_u32, u64: check_rma_u64, u128: check_rma_u128, f32: check_rma_f32, f64: check_rma_f64);
+    words!(signal, u64: check_signal);
+    words!(wait, i32: check_wait_i32, wait, u32: check_wait_u32, wait, i64: check_wait_i64, wait, u64: check_wait_u64);
+    words!(atomic, i32: check_atomic_i32, atomic, u32: check_atomic_u32, atomic, i64: check_atomic_i64, atomic, u64: check_atomic_u64);
+    words!(atomic, f32: check_atomic_f32, atomic, f64: check_atomic_f64);
+    table.check("check_team_all", || {
+        let (words, result) = (gpu.alloc::<u64>(3 * team::WORDS)?, gpu.alloc::<u64>(RESULT_WORDS)?);
+        let args = (words.slice(), result.slice());
+        check(gpu, &team::check_team_all::KERNEL, 3, result, args)?;
+        Ok(gpu.free(words)?)
+    });
+    table.check("check_team", || {
+        let (words, result) = (gpu.alloc::<u64>(3 * team::WORDS)?, gpu.alloc::<u64>(RESULT_WORDS)?);
+        let args = (KernelTeam::WORLD, words.slice(), result.slice());
+        check(gpu, &team::check_team::KERNEL, 3, result, args)?;
+        Ok(gpu.free(words)?)
+    });
+    collectives!(i8: check_collective_i8, u8: check_collective_u8, i32: check_collective_i32, u32: check_collective_u32);
+    collectives!(i64: check_collective_i64, u64: check_collective_u64, f16: check_collective_f16, bf16: check_collective_bf16);
+    collectives!(f32: check_collective_f32, f64: check_collective_f64);
+}

@@ -1,0 +1,56 @@
+//! The header for kernels in CUDA C++, and the assertions that compare its layouts with those of the host.
+
+use std::mem::{align_of, offset_of};
+
+use peerweave_device::types::{FailureKind, KernelContext, KernelOp, KernelStatus, PeerEntry, TeamEntry};
+
+/// `peerweave.cuh` as it is shipped, without assertions.
+pub const PEERWEAVE_CUH: &str = include_str!("../include/peerweave.cuh");
+
+macro_rules! fields {
+    ($text:ident, $rust:ident as $cpp:literal: $($field:ident),*) => {
+        $text.push_str(&format!("static_assert(sizeof(peerweave::{0}) == {1} && alignof(peerweave::{0}) == {2}, \"size of {0}\");\n", $cpp, size_of::<$rust>(), align_of::<$rust>()));
+        $($text.push_str(&format!(
+            "static_assert(__builtin_offsetof(peerweave::{0}, {1}) == {2}, \"place of {0}::{1}\");\n",
+            $cpp, stringify!($field), offset_of!($rust, $field),
+        ));)*
+    };
+}
+
+/// `peerweave.cuh` with an assertion for the place of every field and for every number: hand it to [`Source::header`](crate::Source::header).
+///
+/// ```
+/// use peerweave_link::{Source, peerweave_cuh};
+///
+/// let source = Source::new("mine.cu", "#include \"peerweave.cuh\"").header("peerweave.cuh", peerweave_cuh());
+/// assert_eq!(source.name(), "mine.cu");
+/// ```
+pub fn peerweave_cuh() -> String {
+    let mut text = PEERWEAVE_CUH.to_owned();
+    fields!(text, KernelContext as "Context": version, my_pe, n_pes, node_pe, node_n_pes, n_teams, capabilities, heap_bytes, peers, teams, status, abort,
+        deadline_ns, multicast);
+    fields!(text, PeerEntry as "PeerEntry": base, node_pe, transport);
+    fields!(text, TeamEntry as "TeamEntry": my_rank, size, members, sync, epochs, slots, nvshmem_team, all_mapped);
+    fields!(text, KernelStatus as "Status": kind, operation, pe, team, expected, found, block, thread, claimed);
+    for (name, number) in [
+        ("DEADLINE", FailureKind::Deadline as u32),
+        ("ABORTED", FailureKind::Aborted as u32),
+        ("UNREACHABLE", FailureKind::Unreachable as u32),
+        ("NO_SUCH_PEER", FailureKind::NoSuchPeer as u32),
+        ("OUT_OF_RANGE", FailureKind::OutOfRange as u32),
+        ("NO_SLOT", FailureKind::NoSlot as u32),
+        ("WRONG_VERSION", FailureKind::Version as u32),
+        ("OP_ENTRY", KernelOp::Entry as u32),
+        ("OP_P", KernelOp::P as u32),
+        ("OP_G", KernelOp::G as u32),
+        ("OP_PUT", KernelOp::Put as u32),
+        ("OP_SIGNAL_OP", KernelOp::SignalOp as u32),
+        ("OP_SIGNAL_WAIT", KernelOp::SignalWaitUntil as u32),
+        ("OP_BARRIER", KernelOp::Barrier as u32),
+        ("MAPPED", PeerEntry::MAPPED),
+        ("NONE", KernelStatus::NONE),
+    ] {
+        text.push_str(&format!("static_assert(peerweave::{name} == {number}u, \"number of {name}\");\n"));
+    }
+    text
+}
