@@ -176,3 +176,72 @@ fn buffer_of_another_world_is_refused() {
     })
     .unwrap();
 }
+
+/// Waits for a signal that PE 1 never sends.
+#[kernel]
+fn waits_for_pe_1(ctx: &Context, signal: SymSlice<u64>) -> Result<(), Failed> {
+    ctx.signal_wait_until_from_block(signal, Compare::Eq, 3, 1)?;
+    gpu::sync_threads();
+    Ok(())
+}
+
+/// Puts this PE's number to the next, and meets all.
+#[kernel]
+fn shift(ctx: &Context, dst: SymSlice<u32>) -> Result<(), Failed> {
+    ctx.p(dst, ctx.my_pe(), (ctx.my_pe() + 1) % ctx.n_pes());
+    ctx.barrier_all()
+}
+
+#[test]
+fn kernels_of_pes_on_threads_wait_for_each_other() {
+    for kernel_seed in [0, 1, 2, 3] {
+        let mut options = options(Duration::from_secs(20));
+        options.kernel_seed = kernel_seed;
+        let received = on_threads(3, &options, |world| -> Result<u32> {
+            let (stream, dst) = (world.stream()?, world.alloc_zeroed::<u32>(1)?);
+            for _ in 0..5 {
+                stream.launch(&shift::KERNEL, 1, 1, (&dst,))?;
+            }
+            stream.synchronize()?;
+            dst.load(0)
+        });
+        let received: Vec<u32> = received.unwrap().into_iter().map(Result::unwrap).collect();
+        assert_eq!(received, [2, 0, 1]);
+    }
+}
+
+#[test]
+fn wait_that_times_out_names_the_missing_pe() {
+    let outcomes = on_threads(2, &options(Duration::from_millis(300)), |world| -> Result<()> {
+        let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
+        let outcome = match world.my_pe().get() {
+            0 => stream.launch(&waits_for_pe_1::KERNEL, 2, 64, (&signal,))?.wait_within(Duration::from_secs(20)),
+            _ => Ok(()),
+        };
+        // PE 1 stays until PE 0 has given up.
+        std::thread::sleep(Duration::from_millis(if world.my_pe().get() == 0 { 0 } else { 1500 }));
+        outcome
+    });
+    let error = outcomes.unwrap().remove(0).unwrap_err();
+    assert_eq!(error.blamed(), [Pe::new(1)], "{error}");
+    assert!(matches!(&error, Error::Kernel(failure) if failure.kind == Some(peerweave_core::FailureKind::Deadline)), "{error}");
+    let text = error.to_string();
+    assert!(text.starts_with("waits_for_pe_1: signal_wait_until: deadline passed; PE 1; found 0, expected 3"), "{text}");
+}
+
+#[test]
+fn pe_that_leaves_while_a_kernel_waits_is_named_soon() {
+    let started = Instant::now();
+    let outcomes = on_threads(2, &options(Duration::from_secs(60)), |world| -> Result<()> {
+        let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
+        if world.my_pe().get() == 1 {
+            // Drops its world, and with it its part in the job.
+            return Ok(());
+        }
+        stream.launch(&waits_for_pe_1::KERNEL, 1, 32, (&signal,))?.wait()
+    });
+    let error = outcomes.unwrap().remove(0).unwrap_err();
+    assert!(started.elapsed() < Duration::from_secs(30), "long before the deadline");
+    assert_eq!(error.blamed(), [Pe::new(1)], "{error}");
+    assert!(matches!(error, Error::Peer { call: "waits_for_pe_1", .. }), "{error}");
+}
