@@ -43,6 +43,8 @@ struct Member {
     entered: u64,
     /// Whom its last call waited for in vain. Empty once it calls anything else.
     in_vain: Vec<u32>,
+    /// Because of whom it goes, as it says itself.
+    blames: Option<u32>,
 }
 
 struct Round {
@@ -79,7 +81,7 @@ pub(crate) struct Board {
 
 impl Board {
     pub(crate) fn new(token: Token, n_pes: u32, limit_bytes: usize) -> Self {
-        let member = || Member { seat: Seat::Empty, entered: 0, in_vain: Vec::new() };
+        let member = || Member { seat: Seat::Empty, entered: 0, in_vain: Vec::new(), blames: None };
         Self {
             token,
             members: (0..n_pes).map(|_| member()).collect(),
@@ -145,7 +147,7 @@ impl Board {
 
     /// A seated PE sends a frame.
     pub(crate) fn frame(&mut self, pe: u32, frame: Frame, out: &mut Vec<Action>) -> Result<(), ProtocolError> {
-        if !matches!(frame, Frame::Cancel { .. } | Frame::Leave) {
+        if !matches!(frame, Frame::Cancel { .. } | Frame::Leave | Frame::Blame { .. }) {
             self.members[pe as usize].in_vain.clear();
         }
         match frame {
@@ -173,6 +175,11 @@ impl Board {
             }
             Frame::Cancel { request } => {
                 self.cancel(pe, request, out);
+                Ok(())
+            }
+            Frame::Blame { pe: blamed } => {
+                self.members[pe as usize].blames =
+                    Some(blamed).filter(|&blamed| blamed != pe && (blamed as usize) < self.members.len());
                 Ok(())
             }
             Frame::Leave => {
@@ -412,6 +419,9 @@ impl Board {
         let members = &mut self.members;
         let mut missing = std::mem::take(&mut members[pe as usize].in_vain);
         missing.retain(|missing| *missing != pe);
+        if missing.is_empty() {
+            missing.extend(members[pe as usize].blames.take());
+        }
         let fault = if missing.is_empty() { fault } else { Fault::GaveUp { pe, missing } };
         members[pe as usize].seat = Seat::Lost(fault.clone());
         // PEs that wait for nothing now are told too: the server may be gone when they next ask.

@@ -407,6 +407,24 @@ impl Rendezvous {
         }
     }
 
+    /// Says that this PE is about to go because of another one. If it then drops its [`Rendezvous`] or ends, PEs that wait for it are told of that other
+    /// one. Waits for nobody.
+    ///
+    /// ```
+    /// use peerweave_bootstrap::{Job, Options, Pe, Rendezvous};
+    ///
+    /// let rendezvous = Rendezvous::join(&Job::single(), Options::default())?;
+    /// rendezvous.blame(Pe::new(3)); // alone: nobody is told
+    /// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
+    /// ```
+    pub fn blame(&self, pe: Pe) {
+        if let Link::Joined { connection, .. } = &self.link
+            && self.check_process("blame").is_ok()
+        {
+            connection.tell(&Frame::Blame { pe: pe.get() }, Instant::now() + FAREWELL);
+        }
+    }
+
     /// Leaves in order: nobody who waits for this PE later takes it for a crash.
     ///
     /// PE 0 of a job that it serves itself stays until the others have left or are lost, since their calls need it.

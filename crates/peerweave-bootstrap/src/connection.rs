@@ -162,8 +162,7 @@ impl Connection {
         self.wait_with(request, deadline, Duration::ZERO)
     }
 
-    /// Sends a request whose answer nobody waits for.
-    #[cfg(target_os = "linux")]
+    /// Sends a frame whose answer nobody waits for.
     pub(crate) fn tell(&self, frame: &Frame, deadline: Instant) {
         self.send(frame, deadline);
     }

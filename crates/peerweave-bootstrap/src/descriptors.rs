@@ -205,7 +205,7 @@ impl<'a> Call<'a> {
                 Ok(Given { missing: Some(missing), .. }) => return Err(self.timeout(missing)),
                 Ok(Given { fds, .. }) => return Ok(fds),
                 Err(error) if is_worth_another_try(&error) => {
-                    self.rendezvous.check_by(self.answer_by())?;
+                    self.look_around()?;
                     if Instant::now() >= self.deadline {
                         return Err(self.timeout(vec![self.members[0]]));
                     }
@@ -300,7 +300,7 @@ impl<'a> Call<'a> {
                     }
                     let ready = wait(&mut [PollFd::new(stream, PollFlags::IN)], left.min(LOOK_AROUND))?;
                     // Somebody is lost: the leader will not wait for everybody either, and this is how it shows.
-                    if !ready && self.rendezvous.check_by(self.answer_by()).is_err() {
+                    if !ready && self.look_around().is_err() {
                         return Err(io::ErrorKind::ConnectionAborted.into());
                     }
                 }
@@ -308,6 +308,14 @@ impl<'a> Call<'a> {
             }
         }
         Ok(fds)
+    }
+
+    /// Fails where somebody is lost. A server that is slow says nothing of the others.
+    fn look_around(&self) -> Result<(), BootstrapError> {
+        match self.rendezvous.check_by(self.answer_by()) {
+            Err(BootstrapError::Timeout { .. }) => Ok(()),
+            outcome => outcome,
+        }
     }
 
     /// Until when the server may answer a question on the way: by the deadline, and never at once, which would end the connection.

@@ -222,6 +222,11 @@ pub enum Frame {
         /// The request that waits.
         request: u64,
     },
+    /// Client: if my connection closes, it is because of another PE.
+    Blame {
+        /// That PE.
+        pe: u32,
+    },
     /// Client: farewell.
     Leave,
     /// Server: you are in.
@@ -287,6 +292,7 @@ impl Frame {
             Self::Remove { .. } => "remove",
             Self::Check { .. } => "check",
             Self::Cancel { .. } => "cancel",
+            Self::Blame { .. } => "blame",
             Self::Leave => "leave",
             Self::Welcome => "welcome",
             Self::Refused { .. } => "refused",

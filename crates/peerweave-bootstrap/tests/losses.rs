@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::{LONG, Party, SOON, eventually};
 use peerweave_bootstrap::proto::{Frame, Hello};
-use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Options, Pe, Rendezvous, Served, Server, ServerOptions, Token};
+use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Loss, Options, Pe, Rendezvous, Served, Server, ServerOptions, Token};
 
 /// The job of PE `pe` of `n_pes`, whose server PE 0 holds.
 fn served_by_pe0(pe: u32, n_pes: u32, endpoint: &Endpoint, token: Token) -> Job {
@@ -146,4 +146,16 @@ fn server_under_a_flood_of_connections_serves_and_ends() {
         assert!(slowest < SOON, "a barrier took {slowest:?}");
         assert!(end < SOON, "the server took {end:?} to end");
     });
+}
+
+#[test]
+fn pe_that_goes_because_of_another_passes_the_blame_on() {
+    let party = Party::new(4);
+    let mut pes = party.run(0..4, |rendezvous| rendezvous);
+    let gone = pes.remove(1);
+    gone.blame(Pe::new(3));
+    drop(gone);
+    assert_eq!(pes[0].barrier("all").unwrap_err().blamed(), [Pe::new(3)]);
+    let first = party.server.first_loss();
+    assert_eq!(first, Some((Pe::new(1), Loss::GaveUp { missing: vec![Pe::new(3)] })));
 }

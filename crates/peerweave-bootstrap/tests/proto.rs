@@ -56,6 +56,7 @@ fn frame() -> impl Strategy<Value = Frame> {
         (request(), key).prop_map(|(request, key)| Frame::Remove { request, key }),
         request().prop_map(|request| Frame::Check { request }),
         request().prop_map(|request| Frame::Cancel { request }),
+        (0..MAX_PES).prop_map(|pe| Frame::Blame { pe }),
         Just(Frame::Leave),
         Just(Frame::Welcome),
         prop_oneof![Just(Refusal::Token), Just(Refusal::AlreadyJoined), Just(Refusal::NPes), Just(Refusal::Version)]

@@ -5,6 +5,7 @@
 
 use crate::shared::Shared;
 use peerweave_core::{Error, PeerCause};
+use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,11 @@ pub(crate) fn word_of(error: &Error, me: usize) -> u64 {
 fn read(word: u64) -> Option<(usize, PeerCause)> {
     let pe = (word & 0xffff_ffff).checked_sub(1)?;
     Some((pe as usize, CAUSES.get((word >> 32) as usize)?.clone()))
+}
+
+/// The PE that a word names.
+pub(crate) fn named_by(word: u64) -> Option<Pe> {
+    read(word).map(|(pe, _)| Pe::new(pe as u32))
 }
 
 impl Shared {
@@ -131,7 +137,6 @@ mod tests {
     use super::*;
     use peerweave_core::backend::TeamId;
     use peerweave_core::{TeamName, Timeout};
-    use peerweave_types::Pe;
 
     #[test]
     fn a_word_names_the_pe_and_what_became_of_it() {

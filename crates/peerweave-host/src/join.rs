@@ -78,13 +78,21 @@ impl Host {
         }
         let meeting = peerweave_bootstrap::Options { deadline: options.deadline, ..Default::default() };
         let rendezvous = Arc::new(Rendezvous::join(job, meeting).map_err(setup)?);
-        agree_on_heap(&rendezvous, &layout, left()).map_err(|error| match error {
-            Disagreement::Rendezvous(error) => setup(error),
-            Disagreement::Heap(mismatch) => Error::Mismatch(Box::new(mismatch)),
-        })?;
+        // A PE that goes because of another says so: those that wait for it name that other one.
+        let blaming = |error: &Error| {
+            if let (false, Some(pe)) = (matches!(error, Error::Mismatch(_)), error.blamed().first()) {
+                rendezvous.blame(*pe);
+            }
+        };
+        agree_on_heap(&rendezvous, &layout, left())
+            .map_err(|error| match error {
+                Disagreement::Rendezvous(error) => setup(error),
+                Disagreement::Heap(mismatch) => Error::Mismatch(Box::new(mismatch)),
+            })
+            .inspect_err(blaming)?;
         let members: Vec<Pe> = (0..job.n_pes).map(Pe::new).collect();
         let created = if job.pe.get() == 0 { Some(segment::create(&layout).map_err(system)?) } else { None };
-        let file = rendezvous.share_descriptor_within(&members, created, left()).map_err(setup)?;
+        let file = rendezvous.share_descriptor_within(&members, created, left()).map_err(setup).inspect_err(blaming)?;
         let mapping = Arc::new(Mapping::new(file.as_fd(), layout).map_err(system)?);
         let me = job.pe.index();
         announce(&mapping, me);

@@ -1,5 +1,6 @@
 //! What all parts of the backend of one PE hold in common.
 
+use crate::blame;
 use crate::heap::HeapMap;
 use crate::launch::Kernels;
 use crate::layout::{PePage, Segments, state};
@@ -88,6 +89,9 @@ impl Shared {
 /// launcher that holds it names the first one.
 pub(crate) fn leave(page: &PePage, rendezvous: Option<Arc<Rendezvous>>) {
     if page.state.compare_exchange(state::ALIVE, state::LEAVING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        if let (Some(rendezvous), Some(pe)) = (&rendezvous, blame::named_by(page.blames.load(Ordering::Relaxed))) {
+            rendezvous.blame(pe);
+        }
         drop(rendezvous);
         page.state.store(state::LEFT, Ordering::Release);
     }

@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use peerweave_bootstrap::env::names;
-use peerweave_bootstrap::{BootstrapError, Endpoint, Pe, Server, ServerOptions, Token, warn_of_public_token};
+use peerweave_bootstrap::{BootstrapError, Endpoint, Loss, Pe, Server, ServerOptions, Token, warn_of_public_token};
 
 /// Where the PEs are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,7 +107,11 @@ impl Meeting {
     pub fn report_lost(&self, pe: usize, why: &str) -> Option<usize> {
         let server = self.server.as_ref()?;
         server.report_lost(Pe::new(pe as u32), why);
-        server.first_loss().map(|(pe, _)| pe.index())
+        server.first_loss().map(|(pe, loss)| match loss {
+            // It went because of another one.
+            Loss::GaveUp { missing } => missing.first().copied().unwrap_or(pe).index(),
+            _ => pe.index(),
+        })
     }
 }
 

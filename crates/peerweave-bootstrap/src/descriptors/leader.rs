@@ -116,7 +116,7 @@ impl Call<'_> {
             wait(&mut sockets, pause.min(self.deadline - now)).map_err(|error| BootstrapError::io(self.name, &error))?;
             drop(sockets);
             if now >= look_around_at {
-                self.rendezvous.check_by(self.answer_by())?;
+                self.look_around()?;
                 if let Some(told) = self.rendezvous.try_get_by(&self.key, self.answer_by())? {
                     self.place_told(&told)?;
                 }

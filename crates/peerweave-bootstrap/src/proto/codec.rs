@@ -48,7 +48,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<(Frame, usize)>, ProtocolError> {
                 return Err(ProtocolError::Magic);
             }
         }
-        2..=8 | 16..=24 => {}
+        2..=9 | 16..=24 => {}
         _ => return Err(ProtocolError::Kind { kind }),
     }
     let Some(body) = fields.get(..len_bytes as usize - 1) else { return Ok(None) };
@@ -108,6 +108,7 @@ fn decode_fields(kind: u8, r: &mut Reader<'_>) -> Result<Frame, ProtocolError> {
         6 => Frame::Cancel { request: r.u64("request")? },
         7 => Frame::Leave,
         8 => Frame::Remove { request: r.u64("request")?, key: r.key()? },
+        9 => Frame::Blame { pe: r.pe()? },
         16 => Frame::Welcome,
         17 => Frame::Refused {
             reason: match r.u8("reason")? {
@@ -218,6 +219,10 @@ fn encode_body(frame: &Frame, w: &mut Writer<'_>) {
         Frame::Remove { request, key } => {
             w.request(8, *request);
             w.bytes(key.as_bytes());
+        }
+        Frame::Blame { pe } => {
+            w.u8(9);
+            w.u32(*pe);
         }
         Frame::Leave => w.u8(7),
         Frame::Welcome => w.u8(16),
