@@ -74,7 +74,9 @@ pub fn wrappers(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> 
         let Function { name, result, body, .. } = function;
         text.push_str(&format!("extern \"C\" __device__ {result} {name}({parameters}) {{ {body} }}\n"));
     }
-    let source = Source::new("peerweave_nvshmem.cu", text).option("-std=c++17").option("-default-device").include(include);
+    // A kernel for blocks of 1024 threads has 64 registers, and cannot call a function that needs more.
+    let source = Source::new("peerweave_nvshmem.cu", text).option("-std=c++17").option("-default-device");
+    let source = source.option("--maxrregcount=64").include(include);
     cuda.directories.iter().fold(source, |source, directory| source.include(directory))
 }
 
