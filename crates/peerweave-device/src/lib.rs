@@ -104,7 +104,10 @@ pub use word::{Word, Words};
 #[macro_export]
 macro_rules! kernel_preamble {
     () => {
-        ::core::arch::global_asm!(".extern .shared .align 128 .b8 peerweave_dynamic_shared[];");
+        // In a module: the directive is an item, and stands where statements may.
+        mod peerweave_kernel_preamble {
+            ::core::arch::global_asm!(".extern .shared .align 128 .b8 peerweave_dynamic_shared[];");
+        }
     };
 }
 

@@ -11,3 +11,4 @@ struct Readme;
 
 pub mod check;
 pub mod examples;
+pub mod bench;

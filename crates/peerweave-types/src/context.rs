@@ -115,6 +115,7 @@ impl TeamEntry {
     pub const NO_HANDLE: i32 = -1;
 
     /// Bytes of heap that the lines of a team take.
+    #[inline]
     pub const fn sync_bytes(size: u32, slots: u32) -> u64 {
         size as u64 * slots as u64 * KernelContext::SIGNAL_LINE_BYTES
     }
@@ -160,6 +161,7 @@ impl KernelStatus {
     pub const NONE: u32 = u32::MAX;
 
     /// The PE that the report names.
+    #[inline]
     pub const fn missing_pe(&self) -> Option<Pe> {
         if self.pe == Self::NONE { None } else { Some(Pe::new(self.pe)) }
     }

@@ -51,6 +51,7 @@ impl DType {
     ];
 
     /// Size of one element in bytes.
+    #[inline]
     pub const fn size_bytes(self) -> usize {
         match self {
             Self::I8 | Self::U8 | Self::F8E4M3 | Self::F8E5M2 => 1,

@@ -55,9 +55,11 @@ element!(i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64, f16
 macro_rules! integer {
     ($($t:ty as $unsigned:ty),*) => {$(
         impl Number for $t {
+            #[inline]
             fn to_word(self) -> u64 {
                 self as $unsigned as u64
             }
+            #[inline]
             fn from_word(word: u64) -> Self {
                 word as $unsigned as $t
             }
@@ -71,9 +73,11 @@ integer!(i8 as u8, u8 as u8, i32 as u32, u32 as u32, i64 as u64, u64 as u64);
 macro_rules! float {
     ($($t:ty as $bits:ty),*) => {$(
         impl Number for $t {
+            #[inline]
             fn to_word(self) -> u64 {
                 u64::from(self.to_bits())
             }
+            #[inline]
             fn from_word(word: u64) -> Self {
                 Self::from_bits(word as $bits)
             }

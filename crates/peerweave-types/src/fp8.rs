@@ -9,11 +9,13 @@ macro_rules! fp8 {
 
         impl $name {
             /// The element with this bit pattern. Every pattern is valid.
+            #[inline]
             pub const fn from_bits(bits: u8) -> Self {
                 Self(bits)
             }
 
             /// The bit pattern.
+            #[inline]
             pub const fn to_bits(self) -> u8 {
                 self.0
             }

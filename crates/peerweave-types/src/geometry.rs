@@ -12,6 +12,7 @@ pub struct SymOffset(pub u64);
 
 impl SymOffset {
     /// The place `bytes` further on.
+    #[inline]
     pub const fn plus(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
     }
@@ -46,6 +47,7 @@ impl HeapGeometry {
     }
 
     /// The inverse of [`Self::address`]: the PE and offset of an address, or `None` for an address outside all segments.
+    #[inline]
     pub const fn locate(&self, address: u64) -> Option<(Pe, SymOffset)> {
         if address < self.base {
             return None;

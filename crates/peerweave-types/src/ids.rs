@@ -11,22 +11,26 @@ macro_rules! index_newtype {
 
         impl $name {
             /// Names the endpoint with this index.
+            #[inline]
             pub const fn new(index: u32) -> Self {
                 Self(index)
             }
 
             /// The index, counted from 0.
+            #[inline]
             pub const fn get(self) -> u32 {
                 self.0
             }
 
             /// The index, ready to index a slice.
+            #[inline]
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
         }
 
         impl From<u32> for $name {
+            #[inline]
             fn from(index: u32) -> Self {
                 Self(index)
             }

@@ -66,18 +66,21 @@ impl core::fmt::Display for Dim3 {
 }
 
 impl From<u32> for Dim3 {
+    #[inline]
     fn from(x: u32) -> Self {
         Self { x, y: 1, z: 1 }
     }
 }
 
 impl From<(u32, u32)> for Dim3 {
+    #[inline]
     fn from((x, y): (u32, u32)) -> Self {
         Self { x, y, z: 1 }
     }
 }
 
 impl From<(u32, u32, u32)> for Dim3 {
+    #[inline]
     fn from((x, y, z): (u32, u32, u32)) -> Self {
         Self { x, y, z }
     }
@@ -93,6 +96,7 @@ impl KernelTeam {
     pub const WORLD: Self = Self(0);
 
     /// The team with this number in the table of [`KernelContext::teams`](crate::KernelContext).
+    #[inline]
     pub const fn new(index: u32) -> Self {
         Self(index)
     }

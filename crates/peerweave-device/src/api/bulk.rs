@@ -114,32 +114,36 @@ impl Context {
         bulk::fence_global();
         // Buffers that an earlier call has left to its stores.
         bulk::wait_read::<0>();
-        let chunk = |index: usize| (bytes - index * half).min(half) as u32;
-        let chunks = bytes.div_ceil(half);
-        let buffer = |index: usize| lent.barriers + HEADER + (index as u32 % 2) * lent.half;
-        // SAFETY: the chunk lies within the source, the buffer within the lent region, and the buffer is idle: two chunks ago its
-        // stores were read out.
-        let load = |index: usize| unsafe {
-            bulk::start_load(buffer(index), from.add(index * half), chunk(index), lent.barriers + (index as u32 % 2) * 8);
+        // Chunk `n` goes through buffer `n % 2`; no division, which costs as much as a copy of a KiB.
+        let chunk = |at: usize| (bytes - at).min(half) as u32;
+        // SAFETY: the chunk lies within the source, the buffer within the lent region, and the buffer is idle: the stores of the
+        // chunk that it held were read out.
+        let load = |at: usize, which: u32| unsafe {
+            let buffer = lent.barriers + HEADER + which * lent.half;
+            bulk::start_load(buffer, from.add(at), chunk(at), lent.barriers + which * 8);
         };
+        let (mut at, mut which, mut parity) = (0, 0, lent.parity);
         let mut outcome = Ok(());
-        load(0);
-        for index in 0..chunks {
-            if index + 1 < chunks {
-                // The buffer of the next chunk is that of the one before this: its stores must have been read.
+        load(at, which);
+        while at < bytes {
+            let next = at + half;
+            if next < bytes {
+                // The other buffer is read by the stores of the chunk before this.
                 bulk::wait_read::<0>();
-                load(index + 1);
+                load(next, which ^ 1);
             }
-            let which = index as u32 % 2;
-            outcome = self.await_load(lent.barriers + which * 8, lent.parity >> which & 1);
+            outcome = self.await_load(lent.barriers + which * 8, parity >> which & 1);
             if outcome.is_err() {
                 break;
             }
-            lent.parity ^= 1 << which;
+            parity ^= 1 << which;
             // SAFETY: the buffer holds the chunk, which lies within the target.
-            unsafe { bulk::start_store(to.add(index * half), buffer(index), chunk(index)) };
+            unsafe { bulk::start_store(to.add(at), lent.barriers + HEADER + which * lent.half, chunk(at)) };
             bulk::commit();
+            at = next;
+            which ^= 1;
         }
+        lent.parity = parity;
         self.lent.set(lent);
         self.bulk_pending.set(true);
         outcome

@@ -214,7 +214,7 @@ impl Context {
         count: usize,
         receivers: core::ops::Range<u32>,
     ) {
-        let base = |rank| self.mapped_base(members.member(rank));
+        let base = |rank| members.mapped_base(rank);
         let size = members.size();
         let aligned = ((to.0 | from.0) as usize).is_multiple_of(VECTOR) && VECTOR.is_multiple_of(size_of::<T>());
         let per_vector = VECTOR / size_of::<T>();

@@ -3,6 +3,7 @@
 use super::Failed;
 use super::bulk::Lent;
 use super::report::Report;
+use super::team::TeamCache;
 use super::views::address;
 use crate::gpu;
 use core::cell::Cell;
@@ -31,6 +32,15 @@ pub struct Context {
     raw: *const KernelContext,
     my_pe: u32,
     n_pes: u32,
+    /// Address of the table of peers.
+    peers: u64,
+    /// Where the heap of this PE is.
+    my_base: u64,
+    /// The PE that was asked for last, and where its heap is mapped: a fence empties the cache of the SM, and a load of the table
+    /// after it takes a quarter of what a put takes.
+    last: Cell<(u32, u64)>,
+    /// The team that met last.
+    pub(crate) last_team: Cell<TeamCache>,
     pub(crate) lent: Cell<Lent>,
     pub(crate) bulk_pending: Cell<bool>,
     /// A context belongs to the thread that made it.
@@ -68,10 +78,20 @@ impl Context {
             assert!(offset_of!(KernelContext, version) == 0 && offset_of!(KernelContext, my_pe) == 4);
             assert!(offset_of!(KernelContext, n_pes) == 8 && cfg!(target_endian = "little"));
         };
+        let my_pe = (first >> 32) as u32;
+        // SAFETY: the field lies in the context; the table has an entry for each PE, which begins with its base.
+        let (peers, my_base) = unsafe {
+            let peers = gpu::load_constant(&raw const (*raw).peers);
+            (peers, gpu::load_constant(entry(peers, my_pe)))
+        };
         Ok(Self {
             raw,
-            my_pe: (first >> 32) as u32,
+            my_pe,
             n_pes: second as u32,
+            peers,
+            my_base,
+            last: Cell::new((my_pe, my_base)),
+            last_team: Cell::new(TeamCache::NOTHING),
             lent: Cell::new(Lent::NOTHING),
             bulk_pending: Cell::new(false),
             local: PhantomData,
@@ -109,32 +129,23 @@ impl Context {
         unsafe { &*self.raw }
     }
 
-    /// The address of the entry of a PE below [`Self::n_pes`].
+    /// Where the heap of a PE below [`Self::n_pes`] is mapped; 0 where it is not.
     #[inline(always)]
-    fn entry(&self, pe: u32) -> *const u64 {
-        // SAFETY: the field lies in the context, which nobody writes while the kernel runs.
-        let peers = unsafe { gpu::load_constant(&raw const (*self.raw).peers) };
-        address(peers + u64::from(pe) * size_of::<PeerEntry>() as u64)
-    }
-
-    /// Where the heap of a PE is mapped; 0 where it is not.
-    #[inline(always)]
-    fn base_of(&self, pe: u32) -> u64 {
-        const { assert!(offset_of!(PeerEntry, base) == 0) };
+    pub(crate) fn base_of(&self, pe: u32) -> u64 {
+        let (last, base) = self.last.get();
+        if pe == last {
+            return base;
+        }
         // SAFETY: the context's table has an entry for each PE, and nobody writes it while the kernel runs.
-        unsafe { gpu::load_constant(self.entry(pe)) }
-    }
-
-    /// Where the heap of a PE is, which [`Self::is_mapped`] has said to be mapped.
-    #[inline(always)]
-    pub(crate) fn mapped_base(&self, pe: u32) -> u64 {
-        self.base_of(pe)
+        let base = unsafe { gpu::load_constant(entry(self.peers, pe)) };
+        self.last.set((pe, base));
+        base
     }
 
     /// Where the heap of this PE is.
     #[inline(always)]
     pub(crate) fn my_base(&self) -> u64 {
-        self.base_of(self.my_pe)
+        self.my_base
     }
 
     /// How a PE is reached. A failure is written to the status.
@@ -186,6 +197,13 @@ impl Context {
             base => Some(unsafe { DeviceSlice::from_raw(base + of.offset().0, of.len()) }),
         }
     }
+}
+
+/// The address of the entry of a PE, whose first word is the base.
+#[inline(always)]
+fn entry(peers: u64, pe: u32) -> *const u64 {
+    const { assert!(offset_of!(PeerEntry, base) == 0) };
+    address(peers + u64::from(pe) * size_of::<PeerEntry>() as u64)
 }
 
 impl Drop for Context {

@@ -19,6 +19,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
+    #[inline]
     pub(crate) const fn of(operation: KernelOp) -> Self {
         Self { operation, pe: KernelStatus::NONE, team: KernelStatus::NONE, expected: 0, found: 0 }
     }

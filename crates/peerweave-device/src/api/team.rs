@@ -23,6 +23,32 @@ pub(crate) struct Team<'a> {
     index: u32,
 }
 
+/// The team that a thread used last, and the member that it announces to first: what a barrier would load again each time.
+#[derive(Clone, Copy)]
+pub(crate) struct TeamCache {
+    index: u32,
+    entry: TeamEntry,
+    /// The rank whose base follows; `u32::MAX` where there is none.
+    rank: u32,
+    base: u64,
+}
+
+impl TeamCache {
+    pub(crate) const NOTHING: Self = Self { index: u32::MAX, entry: NO_TEAM, rank: u32::MAX, base: 0 };
+}
+
+const NO_TEAM: TeamEntry = TeamEntry {
+    my_rank: TeamEntry::NOT_A_MEMBER,
+    size: 0,
+    members: 0,
+    sync: SymOffset(0),
+    epochs: 0,
+    slots: 0,
+    nvshmem_team: TeamEntry::NO_HANDLE,
+    all_mapped: 0,
+    reserved: 0,
+};
+
 impl Context {
     /// The entry of a team, as the host wrote it.
     #[inline(always)]
@@ -52,8 +78,15 @@ impl Context {
     /// A team, for an operation that all its members call. A team that there is not, or that this PE is not in, is a failure.
     #[inline(always)]
     pub(crate) fn team(&self, operation: KernelOp, team: KernelTeam) -> Result<Team<'_>, Failed> {
+        let cache = self.last_team.get();
+        if cache.index == team.index() {
+            return Ok(Team { context: self, entry: cache.entry, index: cache.index });
+        }
         match self.team_entry(team) {
-            Some(entry) if entry.my_rank != TeamEntry::NOT_A_MEMBER => Ok(Team { context: self, entry, index: team.index() }),
+            Some(entry) if entry.my_rank != TeamEntry::NOT_A_MEMBER => {
+                self.last_team.set(TeamCache { index: team.index(), entry, ..TeamCache::NOTHING });
+                Ok(Team { context: self, entry, index: team.index() })
+            }
             _ => Err(self.fail(FailureKind::NoSuchPeer, Report { team: team.index(), ..Report::of(operation) })),
         }
     }
@@ -105,6 +138,20 @@ impl Team<'_> {
         unsafe { gpu::load_constant_u32(address::<u32>(self.entry.members).cast_const().add(rank as usize)) }
     }
 
+    /// Where the heap of a member is mapped; 0 where it is not.
+    #[inline(always)]
+    pub(crate) fn mapped_base(&self, rank: u32) -> u64 {
+        let cache = self.context.last_team.get();
+        if cache.index == self.index && cache.rank == rank {
+            return cache.base;
+        }
+        let base = self.context.base_of(self.member(rank));
+        if cache.index == self.index && cache.rank == u32::MAX {
+            self.context.last_team.set(TeamCache { rank, base, ..cache });
+        }
+        base
+    }
+
     /// Where the heap of a member is mapped.
     ///
     /// # Errors
@@ -148,12 +195,12 @@ impl Team<'_> {
         let my_line = entry.line(slot, entry.my_rank).0;
         let mut reachable = true;
         for k in 0..share {
-            reachable &= context.is_mapped(self.member(rank_of(k)));
+            reachable &= self.mapped_base(rank_of(k)) != 0;
         }
         if reachable {
             // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by this protocol alone; the members
             // of this thread's share are mapped.
-            let theirs = word::from_fn(share, |k| unsafe { Word64::at(context.mapped_base(self.member(rank_of(k))) + my_line) });
+            let theirs = word::from_fn(share, |k| unsafe { Word64::at(self.mapped_base(rank_of(k)) + my_line) });
             // SAFETY: as above, in this PE's heap.
             let mine = word::from_fn(share, |k| unsafe { Word64::at(context.my_base() + entry.line(slot, rank_of(k)).0) });
             if share > 0 {

@@ -1,0 +1,90 @@
+//! Latency of puts and gets, by scope and by length.
+
+use super::{Clock, WARM_UP};
+use peerweave_device::prelude::*;
+
+/// One thread: `p` of 8 bytes, then `quiet`.
+#[kernel]
+pub fn bench_p(ctx: &Context, to: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
+    let mut clock = Clock::new(iterations);
+    for repetition in 0..iterations.saturating_add(WARM_UP) {
+        clock.tick(repetition);
+        if gpu::thread_rank() == 0 {
+            ctx.p(to, u64::from(repetition), pe);
+            ctx.quiet();
+        }
+    }
+    clock.write(result);
+}
+
+/// One thread: `g` of 8 bytes; each waits for the one before.
+#[kernel]
+pub fn bench_g(ctx: &Context, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
+    let mut clock = Clock::new(iterations);
+    let mut sum = 0u64;
+    for repetition in 0..iterations.saturating_add(WARM_UP) {
+        clock.tick(repetition);
+        if gpu::thread_rank() == 0 {
+            // The next address depends on what was got: a get of the memory's zeros is always of the first element.
+            let place = (sum as usize).min(from.len().saturating_sub(1));
+            sum = ctx.g(from.slice(place..), pe);
+        }
+    }
+    clock.write(result);
+    if result.len() > 1 && gpu::thread_rank() == 0 {
+        result.write(1, sum);
+    }
+}
+
+/// Lends the block's dynamic shared memory to its first thread.
+#[inline(always)]
+fn lend(ctx: &Context) {
+    if gpu::thread_rank() == 0 {
+        // SAFETY: the kernels of this module use no dynamic shared memory themselves.
+        unsafe { ctx.lend_shared(SharedSlice::dynamic()) };
+    }
+}
+
+macro_rules! latency {
+    ($put:ident, $put_call:ident, $get:ident, $get_call:ident, $words:literal, $calls:expr, $sync:expr) => {
+        #[doc = concat!("Put of all elements by ", $words, ", then `quiet` by its first thread. Dynamic shared memory, where the launch")]
+        /// gives some, is lent to bulk copies.
+        #[kernel]
+        pub fn $put(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
+            lend(ctx);
+            let mut clock = Clock::new(iterations);
+            let (calls, first) = ($calls, gpu::thread_rank() == 0);
+            for repetition in 0..iterations.saturating_add(WARM_UP) {
+                clock.tick(repetition);
+                if calls {
+                    ctx.$put_call(to, from, pe);
+                }
+                if first {
+                    ctx.quiet();
+                }
+                $sync;
+            }
+            clock.write(result);
+        }
+
+        #[doc = concat!("Get of all elements by ", $words, ". Dynamic shared memory, where the launch gives some, is lent to bulk copies.")]
+        #[kernel]
+        pub fn $get(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
+            lend(ctx);
+            let mut clock = Clock::new(iterations);
+            let calls = $calls;
+            for repetition in 0..iterations.saturating_add(WARM_UP) {
+                clock.tick(repetition);
+                if calls {
+                    ctx.$get_call(to, from, pe);
+                }
+                $sync;
+            }
+            clock.write(result);
+        }
+    };
+}
+
+latency!(bench_put_thread, put, bench_get_thread, get, "one thread", gpu::thread_rank() == 0, ());
+latency!(bench_put_warp, put_warp, bench_get_warp, get_warp, "one warp", gpu::warp() == 0, ());
+latency!(bench_put_block, put_block, bench_get_block, get_block, "one block", true, gpu::sync_threads());

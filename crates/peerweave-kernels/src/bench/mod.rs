@@ -1,0 +1,50 @@
+//! Measurements of one-sided operations from inside kernels: latency of puts, gets, signals, atomic operations and barriers, and
+//! bandwidth by number of blocks.
+//!
+//! Each kernel repeats its operation `iterations` times after [`WARM_UP`] that are not counted, and writes the nanoseconds of one
+//! repetition to `result[0]`. All but the bandwidth kernels run as one block.
+
+mod latency;
+mod ping_pong;
+mod synchronization;
+mod throughput;
+
+pub use latency::*;
+pub use ping_pong::*;
+pub use synchronization::*;
+pub use throughput::*;
+
+use peerweave_device::prelude::*;
+
+/// Repetitions before the clock starts.
+pub const WARM_UP: u32 = 20;
+
+/// The clock of a measurement: starts after the warm-up.
+struct Clock {
+    started: u64,
+    iterations: u32,
+}
+
+impl Clock {
+    #[inline(always)]
+    fn new(iterations: u32) -> Self {
+        Self { started: 0, iterations }
+    }
+
+    /// Called at the start of each repetition, with its number.
+    #[inline(always)]
+    fn tick(&mut self, repetition: u32) {
+        if repetition == WARM_UP {
+            self.started = gpu::now_ns();
+        }
+    }
+
+    /// Writes the nanoseconds of one repetition, from the block's first thread.
+    #[inline(always)]
+    fn write(&self, result: DeviceSlice<u64>) {
+        if gpu::thread_rank() == 0 && !result.is_empty() {
+            let elapsed = gpu::now_ns().wrapping_sub(self.started);
+            result.write(0, elapsed / u64::from(self.iterations.max(1)));
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Put with signal, back and forth between two PEs: the time of a round trip.
+
+use super::{Clock, WARM_UP};
+use peerweave_device::prelude::*;
+
+/// What both PEs of a ping-pong share.
+#[derive(Clone, Copy, Debug, KernelArg)]
+#[repr(C)]
+pub struct PingPong {
+    /// Where the elements arrive, on both PEs.
+    pub to: SymSlice<u32>,
+    /// What is sent: as many elements.
+    pub from: SymSlice<u32>,
+    /// One signal word, 0 at first.
+    pub signal: SymSlice<u64>,
+    /// The other PE.
+    pub peer: u32,
+    /// 1 for the PE that begins, 0 for the other.
+    pub begins: u32,
+}
+
+macro_rules! ping_pong {
+    ($name:ident, $put_signal:ident, $wait:ident, $words:literal, $calls:expr) => {
+        #[doc = concat!("Round trip of elements with a signal, by ", $words, ".")]
+        ///
+        /// # Errors
+        /// Where the other PE does not answer within the deadline.
+        #[kernel]
+        pub fn $name(ctx: &Context, game: PingPong, iterations: u32, result: DeviceSlice<u64>) -> Result<(), Failed> {
+            let PingPong { to, from, signal, peer, begins } = game;
+            let mut clock = Clock::new(iterations);
+            let calls = $calls;
+            for repetition in 0..iterations.saturating_add(WARM_UP) {
+                clock.tick(repetition);
+                let value = u64::from(repetition) + 1;
+                if calls {
+                    if begins != 0 {
+                        ctx.$put_signal(to, from, signal, value, SignalOp::Set, peer);
+                    }
+                    ctx.$wait(signal, Compare::Ge, value, peer)?;
+                    if begins == 0 {
+                        ctx.$put_signal(to, from, signal, value, SignalOp::Set, peer);
+                    }
+                }
+            }
+            clock.write(result);
+            Ok(())
+        }
+    };
+}
+
+ping_pong!(bench_ping_pong_thread, put_signal, signal_wait_until_from, "one thread", gpu::thread_rank() == 0);
+ping_pong!(bench_ping_pong_warp, put_signal_warp, signal_wait_until_from_warp, "one warp", gpu::warp() == 0);
+ping_pong!(bench_ping_pong_block, put_signal_block, signal_wait_until_from_block, "one block", true);

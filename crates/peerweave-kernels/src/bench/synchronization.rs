@@ -1,0 +1,54 @@
+//! Atomic operations and barriers.
+
+use super::{Clock, WARM_UP};
+use peerweave_device::prelude::*;
+
+macro_rules! atomic {
+    ($name:ident, $call:ident, $words:literal) => {
+        #[doc = concat!("One thread: fetching addition to a PE's word, ", $words, "; each waits for the one before.")]
+        #[kernel]
+        pub fn $name(ctx: &Context, word: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
+            let mut clock = Clock::new(iterations);
+            let mut sum = 0u64;
+            for repetition in 0..iterations.saturating_add(WARM_UP) {
+                clock.tick(repetition);
+                if gpu::thread_rank() == 0 {
+                    sum = sum.wrapping_add(ctx.$call(word, 1 + (sum & 1), pe));
+                }
+            }
+            clock.write(result);
+            if result.len() > 1 && gpu::thread_rank() == 0 {
+                result.write(1, sum);
+            }
+        }
+    };
+}
+
+atomic!(bench_atomic, atomic_fetch_add, "acquiring and releasing");
+atomic!(bench_atomic_relaxed, atomic_fetch_add_relaxed, "relaxed");
+
+macro_rules! barrier {
+    ($name:ident, $call:ident, $words:literal, $calls:expr) => {
+        #[doc = concat!("Barrier of all PEs, by ", $words, ".")]
+        ///
+        /// # Errors
+        /// Where a PE does not come within the deadline.
+        #[kernel]
+        pub fn $name(ctx: &Context, iterations: u32, result: DeviceSlice<u64>) -> Result<(), Failed> {
+            let mut clock = Clock::new(iterations);
+            let calls = $calls;
+            for repetition in 0..iterations.saturating_add(WARM_UP) {
+                clock.tick(repetition);
+                if calls {
+                    ctx.$call()?;
+                }
+            }
+            clock.write(result);
+            Ok(())
+        }
+    };
+}
+
+barrier!(bench_barrier_thread, barrier_all, "one thread", gpu::thread_rank() == 0);
+barrier!(bench_barrier_warp, barrier_all_warp, "one warp", gpu::warp() == 0);
+barrier!(bench_barrier_block, barrier_all_block, "one block", true);
