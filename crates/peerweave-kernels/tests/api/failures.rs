@@ -1,0 +1,170 @@
+//! How operations fail: deadlines name the PE that is missing, and nothing waits without an end.
+
+use crate::{PES, right};
+use peerweave_device::prelude::*;
+use peerweave_device::types::{FailureKind, KernelOp};
+use peerweave_grid::{Job, JobError, Report, Shape};
+use std::time::{Duration, Instant};
+
+/// A job with a deadline that a test can wait for.
+fn impatient() -> Job {
+    Job::with_heap(PES, 1 << 16).deadline(Duration::from_millis(150))
+}
+
+#[track_caller]
+fn report(outcome: Result<(), JobError>) -> Report {
+    match outcome {
+        Err(JobError::Failed { report, .. }) => report,
+        other => panic!("expected a report, found {other:?}"),
+    }
+}
+
+#[kernel]
+fn meets(ctx: &Context, form: u32) -> Result<(), Failed> {
+    match form {
+        0 if gpu::thread_rank() == 0 => ctx.barrier_all(),
+        1 if gpu::warp() == 0 => ctx.barrier_all_warp(),
+        2 => ctx.barrier_all_block(),
+        _ => Ok(()),
+    }
+}
+
+#[test]
+fn barrier_without_a_pe_names_it_within_the_deadline() {
+    for form in 0..3 {
+        for missing in 0..PES {
+            let mut job = impatient();
+            let from = Instant::now();
+            let outcome = job.launch_each(&meets::KERNEL, Shape::new(1, 40), |pe| (pe != missing).then_some((form,)));
+            let report = report(outcome);
+            assert_eq!((report.kind(), report.missing_pe().map(Pe::get)), (Some(FailureKind::Deadline), Some(missing)));
+            assert_eq!((report.0.operation, report.0.team), (KernelOp::Barrier as u32, 0));
+            assert_eq!((report.0.expected, report.0.found), (1, 0));
+            assert!(from.elapsed() < Duration::from_secs(10), "the wait took {:?}", from.elapsed());
+        }
+    }
+}
+
+#[kernel]
+fn waits(ctx: &Context, signal: SymSlice<u64>, words: SymSlice<i32>, form: u32) -> Result<(), Failed> {
+    let left = (ctx.my_pe() + ctx.n_pes() - 1) % ctx.n_pes();
+    match form {
+        0 => ctx.signal_wait_until_from(signal, Compare::Ge, 7, left).map(drop)?,
+        1 => ctx.signal_wait_until_from_block(signal, Compare::Ge, 7, left)?,
+        2 => ctx.wait_until(words, Compare::Eq, -1)?,
+        3 => ctx.wait_until_any(words, EXCLUDE_NONE, Compare::Eq, -1).map(drop)?,
+        4 => ctx.wait_until_all(words, EXCLUDE_NONE, Compare::Eq, -1)?,
+        5 => ctx.wait_until_some(words, &mut [], EXCLUDE_NONE, Compare::Eq, -1).map(drop)?,
+        _ => ctx.signal_wait_until(signal, Compare::Ge, 7).map(drop)?,
+    }
+    panic!("the wait has ended without a signal");
+}
+
+#[test]
+fn wait_without_a_signal_ends_by_the_deadline() {
+    let operations = [
+        KernelOp::SignalWaitUntil,
+        KernelOp::SignalWaitUntil,
+        KernelOp::WaitUntil,
+        KernelOp::WaitUntilAny,
+        KernelOp::WaitUntilAll,
+        KernelOp::WaitUntilSome,
+        KernelOp::SignalWaitUntil,
+    ];
+    for (form, operation) in operations.into_iter().enumerate() {
+        let mut job = impatient();
+        let (signal, words) = (job.alloc::<u64>(1), job.alloc::<i32>(3));
+        let shape = Shape::new(1, 33);
+        let outcome = job.launch_each(&waits::KERNEL, shape, |pe| (pe == 1).then_some((signal, words, form as u32)));
+        let report = report(outcome);
+        assert_eq!((report.kind(), report.0.operation), (Some(FailureKind::Deadline), operation as u32), "form {form}");
+        assert_eq!(report.missing_pe().map(Pe::get), (form < 2).then_some(0), "form {form}");
+        assert_eq!(report.0.found, 0);
+    }
+}
+
+#[kernel]
+fn misuses(ctx: &Context, of: SymSlice<u32>, form: u32) -> Result<(), Failed> {
+    match form {
+        0 => ctx.p(of, 1, ctx.n_pes()),
+        1 => {
+            ctx.put(of, of, 1000);
+        }
+        2 => assert_eq!(ctx.g(of, 77), 0),
+        3 => assert_eq!(ctx.atomic_fetch_add(of, 1, 77), 0),
+        4 => ctx.put_checked(of, of.slice(1..), right(ctx))?,
+        5 => ctx.barrier(KernelTeam::new(4))?,
+        _ => ctx.get_checked_block(of.slice(2..), of, right(ctx))?,
+    }
+    Ok(())
+}
+
+#[test]
+fn misuse_is_reported_with_its_values() {
+    let expected = [
+        (FailureKind::NoSuchPeer, KernelOp::P, Some(PES)),
+        (FailureKind::NoSuchPeer, KernelOp::Put, Some(1000)),
+        (FailureKind::NoSuchPeer, KernelOp::G, Some(77)),
+        (FailureKind::NoSuchPeer, KernelOp::Atomic, Some(77)),
+        (FailureKind::LengthMismatch, KernelOp::Put, Some(1)),
+        (FailureKind::NoSuchPeer, KernelOp::Barrier, None),
+        (FailureKind::LengthMismatch, KernelOp::Get, Some(1)),
+    ];
+    for (form, (kind, operation, pe)) in expected.into_iter().enumerate() {
+        let mut job = impatient();
+        let of = job.alloc::<u32>(4);
+        let outcome = job.launch_each(&misuses::KERNEL, Shape::new(1, 1), |pe| (pe == 0).then_some((of, form as u32)));
+        let report = report(outcome);
+        assert_eq!((report.kind(), report.0.operation), (Some(kind), operation as u32), "form {form}");
+        assert_eq!(report.missing_pe().map(Pe::get), pe, "form {form}");
+        assert_eq!(job.read(0, of), [0; 4], "form {form} wrote something");
+    }
+}
+
+#[kernel]
+fn too_many_blocks(ctx: &Context) -> Result<(), Failed> {
+    ctx.barrier_all_block()
+}
+
+#[test]
+fn block_without_a_slot_is_refused() {
+    let mut job = impatient();
+    let report = report(job.launch(&too_many_blocks::KERNEL, 5000, 1, ()));
+    assert_eq!((report.kind(), report.0.operation), (Some(FailureKind::NoSlot), KernelOp::Barrier as u32));
+    assert!(report.0.found >= report.0.expected);
+}
+
+#[test]
+fn context_of_another_version_is_refused() {
+    let mut raw = context_of_one_pe();
+    // SAFETY: a whole context, of which the version is looked at first.
+    assert!(unsafe { Context::enter(&raw const raw) }.is_ok());
+    raw.version ^= 1;
+    // SAFETY: as above.
+    let refused = unsafe { Context::enter(&raw const raw) };
+    assert_eq!(refused.err().map(Failed::kind), Some(FailureKind::Version));
+}
+
+/// A context of one PE without a heap.
+fn context_of_one_pe() -> peerweave_device::types::KernelContext {
+    use peerweave_device::types::{KernelContext, PeerEntry};
+    static PEERS: [PeerEntry; 1] = [PeerEntry { base: 4096, node_pe: 0, transport: PeerEntry::MAPPED }];
+    KernelContext {
+        version: KernelContext::VERSION,
+        my_pe: 0,
+        n_pes: 1,
+        node_pe: 0,
+        node_n_pes: 1,
+        n_teams: 0,
+        capabilities: 0,
+        reserved: 0,
+        heap_bytes: 0,
+        peers: PEERS.as_ptr().expose_provenance() as u64,
+        teams: 0,
+        status: 0,
+        abort: 0,
+        deadline_ns: 0,
+        multicast: 0,
+        reserved_words: [0],
+    }
+}
