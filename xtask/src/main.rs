@@ -1,12 +1,13 @@
 //! `cargo xtask`: checks of the workspace that neither the compiler nor clippy makes.
 //!
-//! Nothing here installs or changes anything, and only `abi` builds; `.ci/run` says when each check runs.
+//! Nothing here installs anything, only `abi` and `ptx` build, and only `ptx --bless` writes; `.ci/run` says when each check runs.
 //!
 //! Invariant: a check that finds a fault prints every place of it and ends with status 1; one that cannot look ends with status 2.
 
 mod abi;
 mod facts;
 mod layers;
+mod ptx;
 mod safety;
 mod tree;
 mod words;
@@ -45,6 +46,15 @@ enum Check {
     },
     /// Files, tests, checks and tools that comments and documents cite exist, and run on the crate that cites them
     Facts,
+    /// The PTX that is committed is what its sources give, with the instructions that they mean
+    Ptx {
+        /// Write what a rebuild gives
+        #[arg(long)]
+        bless: bool,
+        /// CUDA's assembler, to assemble each file for each architecture: one of CUDA 12, which knows sm_70
+        #[arg(long)]
+        ptxas: Option<PathBuf>,
+    },
     /// No tracked file holds a placeholder, a skipped test or a path of somebody's machine
     Words,
 }
@@ -58,6 +68,8 @@ enum Unable {
     Tree(#[from] tree::TreeError),
     #[error(transparent)]
     Abi(#[from] abi::AbiError),
+    #[error(transparent)]
+    Ptx(#[from] ptx::PtxError),
 }
 
 /// What a check found.
@@ -118,6 +130,7 @@ fn run(check: &Check) -> Result<Findings, Unable> {
             let faults: Vec<_> = files.iter().flat_map(|file| facts.faults(file, &crate_of(&metadata, &file.path))).collect();
             Ok(Findings { summary: format!("{} tracked text files\n", files.len()), faults: display(&faults) })
         }
+        Check::Ptx { bless, ptxas } => Ok(ptx::check(root, &ptx::Task { bless: *bless, ptxas: ptxas.clone() })?),
         Check::Words => {
             let files = tree::tracked(root)?;
             let faults: Vec<_> = files.iter().flat_map(|file| words::faults(&file.path, &file.text)).collect();

@@ -81,6 +81,7 @@ pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<
     run(command, &folder.join(format!("{stem}.log")), toolchain)?;
 
     let text = fs::read_to_string(&text_file).map_err(|error| Problem(format!("{}: {error}", text_file.display())))?;
+    let text = ptx::finish(&text);
     let missing: Vec<&str> = ptx::undefined(&text)
         .into_iter()
         .filter(|name| !(request.variant.network && name.starts_with("peerweave_nvshmem_")))

@@ -21,6 +21,37 @@ pub fn undefined(text: &str) -> Vec<&str> {
     declared.filter_map(|line| name_after(line, ".func")).collect()
 }
 
+/// The line by which `#[kernel(max_threads = N)]` asks for a bound.
+const BOUND: &str = "// peerweave.max_threads ";
+
+/// Gives each entry that asks for it the directive that bounds the threads of a block, by which the assembler bounds registers; and
+/// hides the functions that entries call, so that the assembler may bound theirs too, or inline them.
+pub(crate) fn finish(text: &str) -> String {
+    let asked: Vec<(&str, &str)> = text.lines().filter_map(|line| line.trim().strip_prefix(BOUND)?.split_once(' ')).collect();
+    let mut bound = None;
+    let mut out = String::with_capacity(text.len());
+    for line in text.lines() {
+        if let Some(name) = name_after(line, ".entry") {
+            bound = asked.iter().find(|(asking, _)| *asking == name).map(|(_, threads)| threads);
+        }
+        if line.trim().starts_with(BOUND) {
+            continue;
+        }
+        out.push_str(match line.strip_prefix(".visible ") {
+            Some(function) if function.starts_with(".func") => function,
+            _ => line,
+        });
+        out.push('\n');
+        // The parameters end on a line of their own, before the body.
+        if line.trim() == ")"
+            && let Some(threads) = bound.take()
+        {
+            out.push_str(&format!(".maxntid {threads}, 1, 1\n"));
+        }
+    }
+    out
+}
+
 /// The name that a declaration gives, after the keyword and what it returns.
 fn name_after<'a>(line: &'a str, keyword: &str) -> Option<&'a str> {
     let line = line.trim();
@@ -40,6 +71,14 @@ fn name_after<'a>(line: &'a str, keyword: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn entries_that_ask_for_it_are_bounded() {
+        let text = "// peerweave.max_threads ring 256\n.visible .entry other(\n)\n{\n}\n.visible .entry ring(\n\t.param .u64 x\n)\n{\n}\n";
+        let bounded = ".visible .entry other(\n)\n{\n}\n.visible .entry ring(\n\t.param .u64 x\n)\n.maxntid 256, 1, 1\n{\n}\n";
+        assert_eq!(finish(text), bounded);
+        assert_eq!(finish(".visible .func  (.param .b32 r) x(\n)\n"), ".func  (.param .b32 r) x(\n)\n");
+    }
 
     #[test]
     fn declarations_of_a_compiler_are_found() {

@@ -13,6 +13,10 @@
 //! | [`put_signal`] | data, then a signal; waits for one or several signals | anybody |
 //! | [`mailbox`] | a ring of descriptors from one rank to another | the producer the lines, the consumer the acknowledgement |
 //!
+//! [`api`] is what a kernel calls: methods of [`api::Context`], built on these protocols. [`gpu`] is the machine beneath: indices,
+//! barriers of a block, shared memory, and accesses that state their order and scope. Its leaf for GPUs is inline assembly; the one
+//! for the host asks an executor, which `peerweave-grid` provides.
+//!
 //! # Epochs
 //! Operations of a team are counted. The count of an operation is its epoch: 1 for the first where the words start as zeros, and
 //! one more for each that follows, on every rank alike. Epochs are never reset and may wrap: they are compared by their distance,
@@ -69,6 +73,7 @@ pub mod flag;
 pub mod launch;
 mod line;
 pub mod mailbox;
+#[allow(unsafe_code)]
 pub mod network;
 pub mod pause;
 pub mod put_signal;

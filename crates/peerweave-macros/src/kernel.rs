@@ -20,11 +20,9 @@ const EMBEDDED: &str = "peerweave_ptx.rs";
 static PREAMBLE: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
-    if !attribute.is_empty() {
-        return Err(Error::new_spanned(attribute, "#[kernel] takes no arguments"));
-    }
     let function: ItemFn = parse2(item)?;
-    let signature = Signature::read(&function)?;
+    let mut signature = Signature::read(&function)?;
+    signature.max_threads = max_threads(attribute)?;
     let inline = function.attrs.iter().all(|attribute| !attribute.path().is_ident("inline"));
     let inline = inline.then(|| quote!(#[inline]));
     let (host, entry) = (signature.host(&function), signature.entry(&function));
@@ -40,6 +38,28 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
 struct Signature {
     has_context: bool,
     types: Vec<Type>,
+    /// How many threads a block of a launch has at most, where the kernel says so.
+    max_threads: Option<u32>,
+}
+
+/// What `#[kernel(max_threads = N)]` says.
+fn max_threads(attribute: TokenStream) -> Result<Option<u32>> {
+    if attribute.is_empty() {
+        return Ok(None);
+    }
+    let pair: syn::MetaNameValue = parse2(attribute.clone())
+        .map_err(|_| Error::new_spanned(&attribute, "#[kernel]: expected `max_threads = N` or nothing"))?;
+    if !pair.path.is_ident("max_threads") {
+        return Err(Error::new_spanned(&pair.path, "#[kernel]: expected `max_threads = N` or nothing"));
+    }
+    let number = match &pair.value {
+        syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Int(number), .. }) => number.base10_parse::<u32>().ok(),
+        _ => None,
+    };
+    match number {
+        Some(number @ 1..=1024) => Ok(Some(number)),
+        _ => Err(Error::new_spanned(&pair.value, "#[kernel]: max_threads is a number from 1 to 1024")),
+    }
 }
 
 impl Signature {
@@ -92,7 +112,7 @@ impl Signature {
                 format!("#[kernel]: found {} arguments, expected at most 16: put some into a struct", types.len()),
             ));
         }
-        Ok(Self { has_context, types })
+        Ok(Self { has_context, types, max_threads: None })
     }
 
     /// The type whose constant describes the kernel. A type, not a module: in the body of a function too, it is written where the
@@ -150,10 +170,20 @@ impl Signature {
         let call = self.call(function, &names);
         let first = !PREAMBLE.swap(true, Ordering::Relaxed);
         let preamble = first.then(|| quote!(::peerweave_device::kernel_preamble!();));
+        // `peerweave-build` makes a directive of it: the compiler has no way to say so.
+        let bound = self.max_threads.map(|threads| {
+            let line = format!("// peerweave.max_threads {text} {threads}");
+            quote!(
+                mod max_threads {
+                    ::core::arch::global_asm!(#line);
+                }
+            )
+        });
         quote! {
             #[cfg(target_arch = "nvptx64")]
             const _: () = {
                 #preamble
+                #bound
 
                 #[unsafe(export_name = #text)]
                 #[allow(unsafe_code, improper_ctypes_definitions, unused_variables, clippy::all)]
@@ -213,6 +243,17 @@ mod tests {
 
     fn refused(item: TokenStream) -> String {
         expand(TokenStream::new(), item).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn bounds_of_threads_are_numbers_that_a_block_can_have() {
+        assert_eq!(max_threads(quote!()).unwrap(), None);
+        assert_eq!(max_threads(quote!(max_threads = 1024)).unwrap(), Some(1024));
+        for wrong in
+            [quote!(max_threads = 0), quote!(max_threads = 1025), quote!(max_threads = "8"), quote!(threads = 8), quote!(8)]
+        {
+            assert!(max_threads(wrong).unwrap_err().to_string().contains("max_threads"));
+        }
     }
 
     #[test]
@@ -276,7 +317,7 @@ mod tests {
             )
             .unwrap_err()
             .to_string()
-            .contains("takes no arguments")
+            .contains("max_threads")
         );
     }
 

@@ -31,6 +31,8 @@ use proc_macro::TokenStream;
 /// # PTX
 /// Where the crate's build script calls `peerweave_build::kernels()`, `KERNEL` holds the crate's PTX. Elsewhere it holds none, and
 /// runs on the host alone.
+/// `#[kernel(max_threads = 1024)]` bounds the threads of a block, so that the assembler gives each thread few enough registers for
+/// that many. Without it a kernel that needs many registers is refused at the launch where the block is large.
 #[proc_macro_attribute]
 pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     kernel::expand(attribute.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()

@@ -116,9 +116,7 @@ macro_rules! adding {
             match self.word(of, pe) {
                 // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
                 Some(Ok(word)) => unsafe { T::add_at(word, value, $strong) },
-                Some(Err(word)) => {
-                    T::network_fetch_add(self, word, value, pe);
-                }
+                Some(Err(word)) => T::network_add(self, word, value, pe),
                 None => {}
             }
         }

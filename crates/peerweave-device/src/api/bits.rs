@@ -36,6 +36,8 @@ pub trait KernelAtomic: AtomicElement + Plain {
     #[doc(hidden)]
     fn network_fetch_add(context: &Context, word: u64, value: Self, pe: u32) -> Self;
     #[doc(hidden)]
+    fn network_add(context: &Context, word: u64, value: Self, pe: u32);
+    #[doc(hidden)]
     const ONE: Self;
 }
 
@@ -59,6 +61,7 @@ pub trait Bits:
     fn network_swap(word: u64, value: Self, pe: i32) -> Self;
     fn network_compare_swap(word: u64, current: Self, value: Self, pe: i32) -> Self;
     fn network_fetch_add(word: u64, value: Self, pe: i32) -> Self;
+    fn network_add(word: u64, value: Self, pe: i32);
     fn network_fetch_and(word: u64, value: Self, pe: i32) -> Self;
     fn network_fetch_or(word: u64, value: Self, pe: i32) -> Self;
     fn network_fetch_xor(word: u64, value: Self, pe: i32) -> Self;
@@ -68,39 +71,54 @@ pub trait Bits:
 }
 
 macro_rules! bits {
-    ($t:ty: $fetch:ident $set:ident $swap:ident $compare_swap:ident $fetch_add:ident $fetch_and:ident $fetch_or:ident
+    ($t:ty: $fetch:ident $set:ident $swap:ident $compare_swap:ident $fetch_add:ident $add:ident $fetch_and:ident $fetch_or:ident
         $fetch_xor:ident $and:ident $or:ident $xor:ident) => {
         impl Bits for $t {
+            #[inline]
             fn network_fetch(word: u64, pe: i32) -> Self {
                 call!($fetch(word, pe))
             }
+            #[inline]
             fn network_set(word: u64, value: Self, pe: i32) {
                 call!($set(word, value, pe))
             }
+            #[inline]
             fn network_swap(word: u64, value: Self, pe: i32) -> Self {
                 call!($swap(word, value, pe))
             }
+            #[inline]
             fn network_compare_swap(word: u64, current: Self, value: Self, pe: i32) -> Self {
                 call!($compare_swap(word, current, value, pe))
             }
+            #[inline]
             fn network_fetch_add(word: u64, value: Self, pe: i32) -> Self {
                 call!($fetch_add(word, value, pe))
             }
+            #[inline]
+            fn network_add(word: u64, value: Self, pe: i32) {
+                call!($add(word, value, pe))
+            }
+            #[inline]
             fn network_fetch_and(word: u64, value: Self, pe: i32) -> Self {
                 call!($fetch_and(word, value, pe))
             }
+            #[inline]
             fn network_fetch_or(word: u64, value: Self, pe: i32) -> Self {
                 call!($fetch_or(word, value, pe))
             }
+            #[inline]
             fn network_fetch_xor(word: u64, value: Self, pe: i32) -> Self {
                 call!($fetch_xor(word, value, pe))
             }
+            #[inline]
             fn network_and(word: u64, value: Self, pe: i32) {
                 call!($and(word, value, pe))
             }
+            #[inline]
             fn network_or(word: u64, value: Self, pe: i32) {
                 call!($or(word, value, pe))
             }
+            #[inline]
             fn network_xor(word: u64, value: Self, pe: i32) {
                 call!($xor(word, value, pe))
             }
@@ -109,11 +127,11 @@ macro_rules! bits {
 }
 
 bits!(u32: peerweave_nvshmem_atomic_fetch32 peerweave_nvshmem_atomic_set32 peerweave_nvshmem_atomic_swap32
-    peerweave_nvshmem_atomic_compare_swap32 peerweave_nvshmem_atomic_fetch_add32 peerweave_nvshmem_atomic_fetch_and32
+    peerweave_nvshmem_atomic_compare_swap32 peerweave_nvshmem_atomic_fetch_add32 peerweave_nvshmem_atomic_add32 peerweave_nvshmem_atomic_fetch_and32
     peerweave_nvshmem_atomic_fetch_or32 peerweave_nvshmem_atomic_fetch_xor32 peerweave_nvshmem_atomic_and32
     peerweave_nvshmem_atomic_or32 peerweave_nvshmem_atomic_xor32);
 bits!(u64: peerweave_nvshmem_atomic_fetch64 peerweave_nvshmem_atomic_set64 peerweave_nvshmem_atomic_swap64
-    peerweave_nvshmem_atomic_compare_swap64 peerweave_nvshmem_atomic_fetch_add64 peerweave_nvshmem_atomic_fetch_and64
+    peerweave_nvshmem_atomic_compare_swap64 peerweave_nvshmem_atomic_fetch_add64 peerweave_nvshmem_atomic_add64 peerweave_nvshmem_atomic_fetch_and64
     peerweave_nvshmem_atomic_fetch_or64 peerweave_nvshmem_atomic_fetch_xor64 peerweave_nvshmem_atomic_and64
     peerweave_nvshmem_atomic_or64 peerweave_nvshmem_atomic_xor64);
 
@@ -162,6 +180,12 @@ macro_rules! integer {
                 self.wrapping_add(value)
             }
 
+            #[inline]
+            fn network_add(_context: &Context, word: u64, value: Self, pe: u32) {
+                <$bits as Bits>::network_add(word, value as $bits, pe as i32);
+            }
+
+            #[inline]
             fn network_fetch_add(_context: &Context, word: u64, value: Self, pe: u32) -> Self {
                 <$bits as Bits>::network_fetch_add(word, value as $bits, pe as i32) as Self
             }
@@ -235,7 +259,13 @@ macro_rules! float {
                 self + value
             }
 
+            #[inline]
+            fn network_add(context: &Context, word: u64, value: Self, pe: u32) {
+                <Self as KernelAtomic>::network_fetch_add(context, word, value, pe);
+            }
+
             /// NVSHMEM adds no floats: exchanges the word until nobody was in between.
+            #[inline]
             fn network_fetch_add(context: &Context, word: u64, value: Self, pe: u32) -> Self {
                 let mut spin = context.spin();
                 let mut seen = <$bits as Bits>::network_fetch(word, pe as i32);

@@ -23,13 +23,13 @@ impl Context {
     #[inline(always)]
     fn give<T: Plain, S: Scope>(
         &self,
-        team: &Team<'_>,
+        team: &Team,
         operation: KernelOp,
         rank: u32,
         to: SymSlice<T>,
         from: SymSlice<T>,
     ) -> Result<(), Failed> {
-        let base = team.base(operation, rank)?;
+        let base = team.base(self, operation, rank)?;
         let (target, source) = (base + to.offset().0, self.my_base() + from.offset().0);
         if target != source {
             // SAFETY: `SymSlice` promises the elements in both heaps, `to` and `from` have one length, and the member is mapped.
@@ -50,7 +50,7 @@ impl Context {
         let members = self.team(operation, team)?;
         let count = to.len().min(from.len());
         let (to, from) = (to.truncate(count), from.truncate(count));
-        if let Some(handle) = members.by_network() {
+        if let Some(handle) = members.by_network(self) {
             let (to, from, bytes) = (self.here(to.offset()), self.here(from.offset()), to.size_bytes());
             return {
                 let _: () = match S::KIND {
@@ -65,7 +65,7 @@ impl Context {
                 self.give::<T, S>(&members, operation, (root + step) % members.size(), to, from)?;
             }
         }
-        members.meet::<S>(operation)
+        members.meet::<S>(self, operation)
     }
 
     #[inline(always)]
@@ -74,7 +74,7 @@ impl Context {
         let members = self.team(operation, team)?;
         let count = from.len().min(to.len() / members.size() as usize);
         let from = from.truncate(count);
-        if let Some(handle) = members.by_network() {
+        if let Some(handle) = members.by_network(self) {
             let (to, from, bytes) = (self.here(to.offset()), self.here(from.offset()), from.size_bytes());
             return {
                 let _: () = match S::KIND {
@@ -90,7 +90,7 @@ impl Context {
         for step in 0..members.size() {
             self.give::<T, S>(&members, operation, (members.my_rank() + step) % members.size(), to, from)?;
         }
-        members.meet::<S>(operation)
+        members.meet::<S>(self, operation)
     }
 
     #[inline(always)]
@@ -98,7 +98,7 @@ impl Context {
         let operation = KernelOp::Alltoall;
         let members = self.team(operation, team)?;
         let count = from.len().min(to.len()) / members.size() as usize;
-        if let Some(handle) = members.by_network() {
+        if let Some(handle) = members.by_network(self) {
             let bytes = (count * size_of::<T>()) as u64;
             let (to, from) = (self.here(to.offset()), self.here(from.offset()));
             return {
@@ -115,7 +115,7 @@ impl Context {
             let theirs = from.slice(rank as usize * count..).truncate(count);
             self.give::<T, S>(&members, operation, rank, to.slice(mine..mine + count), theirs)?;
         }
-        members.meet::<S>(operation)
+        members.meet::<S>(self, operation)
     }
 
     #[inline(always)]
@@ -128,7 +128,7 @@ impl Context {
         let operation = KernelOp::Reduce;
         let members = self.team(operation, team)?;
         let count = to.len().min(from.len());
-        if let Some(handle) = members.by_network() {
+        if let Some(handle) = members.by_network(self) {
             let (to, from) = (self.here(to.offset()), self.here(from.offset()));
             return {
                 let _: () = match S::KIND {
@@ -138,7 +138,7 @@ impl Context {
                 self.network_done(())
             };
         }
-        members.meet::<S>(operation)?;
+        members.meet::<S>(self, operation)?;
         // Each rank reduces a share of whole vectors, which the last rank's makes up to the end, and stores it to every member. In
         // place that is right too: a share is read by the rank alone that writes it.
         let per_vector = (VECTOR / size_of::<T>()).max(1);
@@ -149,14 +149,14 @@ impl Context {
         let everyone = 0..members.size();
         let mut outcome = Ok(());
         for rank in everyone.clone() {
-            outcome = outcome.and(members.base(operation, rank).map(drop));
+            outcome = outcome.and(members.base(self, operation, rank).map(drop));
         }
         if outcome.is_ok() {
             // SAFETY: `SymSlice` promises the elements in every heap, and all members are mapped: asked above.
             unsafe { self.combine::<T, S, C>(&members, offsets, end - start, everyone) };
         }
         outcome?;
-        members.meet::<S>(operation)
+        members.meet::<S>(self, operation)
     }
 
     #[inline(always)]
@@ -169,7 +169,7 @@ impl Context {
         let operation = KernelOp::ReduceScatter;
         let members = self.team(operation, team)?;
         let count = to.len().min(from.len() / members.size() as usize);
-        if let Some(handle) = members.by_network() {
+        if let Some(handle) = members.by_network(self) {
             let (to, from) = (self.here(to.offset()), self.here(from.offset()));
             return {
                 let _: () = match S::KIND {
@@ -179,15 +179,15 @@ impl Context {
                 self.network_done(())
             };
         }
-        members.meet::<S>(operation)?;
+        members.meet::<S>(self, operation)?;
         let mine = members.my_rank();
         let offsets = (to.offset(), from.slice(mine as usize * count..).offset());
         for rank in 0..members.size() {
-            members.base(operation, rank)?;
+            members.base(self, operation, rank)?;
         }
         // SAFETY: `SymSlice` promises the elements in every heap, and all members are mapped: asked above.
         unsafe { self.combine::<T, S, C>(&members, offsets, count, mine..mine + 1) };
-        members.meet::<S>(operation)
+        members.meet::<S>(self, operation)
     }
 
     /// The address of a place in this PE's heap.
@@ -209,12 +209,12 @@ impl Context {
     #[inline(always)]
     unsafe fn combine<T: Reducible, S: Scope, C: Combine<T>>(
         &self,
-        members: &Team<'_>,
+        members: &Team,
         (to, from): (SymOffset, SymOffset),
         count: usize,
         receivers: core::ops::Range<u32>,
     ) {
-        let base = |rank| members.mapped_base(rank);
+        let base = |rank| members.mapped_base(self, rank);
         let size = members.size();
         let aligned = ((to.0 | from.0) as usize).is_multiple_of(VECTOR) && VECTOR.is_multiple_of(size_of::<T>());
         let per_vector = VECTOR / size_of::<T>();

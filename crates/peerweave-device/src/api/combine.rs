@@ -152,6 +152,7 @@ macro_rules! reducible {
                 core::array::from_fn(|k| C::combine(a[k], b[k]))
             }
 
+            #[inline]
             fn network<C: Combine<Self>, const SCATTER: bool, const BLOCK: bool>(team: i32, to: u64, from: u64, count: u64) {
                 match (SCATTER, BLOCK) {
                     (false, false) => network!(C::NUMBER, team, to, from, count: $($index $rw),*),

@@ -5,7 +5,7 @@
 
 use super::scope::Scope;
 use super::value::Side;
-use crate::gpu::{Piece, Vector};
+use crate::gpu::{self, Piece, Vector};
 
 /// Bytes of a vector.
 const VECTOR: usize = 16;
@@ -25,7 +25,7 @@ pub(crate) enum Far {
 pub(crate) unsafe fn copy<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, bytes: usize, far: Far) {
     if (to as usize | from as usize | bytes).is_multiple_of(VECTOR) {
         // SAFETY: both sides and the length are multiples of a vector.
-        unsafe { vectors::<S, A, B>(to, from, bytes / VECTOR) };
+        unsafe { vectors::<S, A, B, 8>(to, from, bytes / VECTOR) };
     } else {
         // SAFETY: the caller promises the same.
         unsafe { unaligned::<S, A, B>(to, from, bytes, far) };
@@ -39,31 +39,42 @@ pub(crate) unsafe fn copy<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const 
 #[inline(always)]
 unsafe fn batch<A: Side, B: Side, const N: usize>(to: *mut u8, from: *const u8, start: usize, step: usize) {
     let mut held: [Vector; N] = [[0; 2]; N];
+    let (skip, step) = (start * VECTOR, step * VECTOR);
+    // Each address comes from the one before, by an addition that the compiler cannot move: it would otherwise keep all of them in
+    // registers from one batch to the next, twice as many as the vectors take.
+    let mut at = from.wrapping_add(skip);
     for (k, vector) in held.iter_mut().enumerate() {
         // SAFETY: the caller promises the vector with this index.
-        *vector = unsafe { A::load_vector(from.add((start + k * step) * VECTOR)) };
+        *vector = unsafe { A::load_vector(at) };
+        if k + 1 < N {
+            at = gpu::advance(at.cast_mut(), step);
+        }
     }
+    let mut at = to.wrapping_add(skip);
     for (k, vector) in held.iter().enumerate() {
         // SAFETY: the caller promises the vector with this index.
-        unsafe { B::store_vector(to.add((start + k * step) * VECTOR), *vector) };
+        unsafe { B::store_vector(at, *vector) };
+        if k + 1 < N {
+            at = gpu::advance(at, step);
+        }
     }
 }
 
-/// Copies `n` vectors.
+/// Copies `n` vectors, `N` of each thread in flight: 8, or 4 where registers are few.
 ///
 /// # Safety
 /// As [`copy`]; both pointers are aligned to a vector.
 #[inline(always)]
-unsafe fn vectors<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, n: usize) {
+unsafe fn vectors<S: Scope, A: Side, B: Side, const N: usize>(to: *mut u8, from: *const u8, n: usize) {
     let step = S::size();
     let mut at = S::rank();
     // SAFETY: in each line the last index of the batch is below `n`.
     unsafe {
-        while at + 7 * step < n {
-            batch::<A, B, 8>(to, from, at, step);
-            at += 8 * step;
+        while at + (N - 1) * step < n {
+            batch::<A, B, N>(to, from, at, step);
+            at += N * step;
         }
-        if at + 3 * step < n {
+        if N > 4 && at + 3 * step < n {
             batch::<A, B, 4>(to, from, at, step);
             at += 4 * step;
         }
@@ -146,7 +157,8 @@ unsafe fn scatter<B: Side, P: Piece>(to: *mut u8, vector: Vector, cut: impl Fn(u
 }
 
 /// [`copy`] where an address or the length is no multiple of a vector: a head up to the first whole vector of the far side, whole
-/// vectors, a tail.
+/// vectors, a tail. A function of its own, with few registers: a kernel whose blocks are large may not call one that needs more than
+/// it has itself.
 ///
 /// # Safety
 /// As [`copy`].
@@ -163,7 +175,7 @@ unsafe fn unaligned<S: Scope, A: Side, B: Side>(to: *mut u8, from: *const u8, by
         let (to, from) = (to.add(head), from.add(head));
         let near = if far == Far::To { from as usize } else { to as usize };
         if near % VECTOR == 0 {
-            vectors::<S, A, B>(to, from, body);
+            vectors::<S, A, B, 4>(to, from, body);
         } else {
             let mut at = S::rank();
             while at < body {

@@ -26,6 +26,18 @@ fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     }
 }
 
+/// What every thread of a scope does before one of them starts a bulk copy for all: orders its own accesses before those of the
+/// copy unit. A thread alone does it where it starts the copy.
+#[inline(always)]
+fn prepare_bulk<S: Scope, const GLOBAL: bool>() {
+    if !S::ALONE {
+        if !GLOBAL {
+            bulk::fence_shared();
+        }
+        bulk::fence_global();
+    }
+}
+
 impl Context {
     /// Copies to a mapped peer. Reading of the source may be outstanding where it is shared memory.
     ///
@@ -40,6 +52,7 @@ impl Context {
         nbi: bool,
     ) {
         if bulk::AVAILABLE && bulk_pays::<S>(Far::To, bytes) {
+            prepare_bulk::<S, GLOBAL>();
             if GLOBAL && S::any(S::rank() == 0 && self.can_bulk(to, from, bytes)) {
                 if S::rank() == 0 {
                     // SAFETY: asked above; both sides are global memory. A failure is in the status, which the next wait finds.
@@ -49,6 +62,7 @@ impl Context {
                 return;
             }
             if !GLOBAL && (to as usize | from as usize | bytes).is_multiple_of(bulk::ALIGN) && bulk::is_shared(from) {
+                S::sync();
                 if S::rank() == 0 {
                     // SAFETY: aligned, available, and `from` is shared memory.
                     unsafe { self.bulk_from_shared(to, from, bytes) };
@@ -87,6 +101,7 @@ impl Context {
     pub(crate) unsafe fn copy_from_peer<S: Scope, const GLOBAL: bool>(&self, to: *mut u8, from: *const u8, bytes: usize) {
         if bulk::AVAILABLE && bulk_pays::<S>(Far::From, bytes) {
             let shared = !GLOBAL && bulk::is_shared(to);
+            prepare_bulk::<S, GLOBAL>();
             if (GLOBAL || shared) && S::any(S::rank() == 0 && self.can_bulk(to, from, bytes)) {
                 if S::rank() == 0 {
                     // SAFETY: asked above; `to` is of the space that each arm needs. A failure is in the status.

@@ -16,9 +16,11 @@ use core::mem::offset_of;
 use peerweave_types::{FailureKind, KernelOp, KernelTeam, SymOffset, TeamEntry};
 
 /// A team of which this PE is a member.
+///
+/// It holds no reference to the context, which its methods are given: a reference in it would keep the whole context in memory, where
+/// the compiler otherwise has registers.
 #[derive(Clone, Copy)]
-pub(crate) struct Team<'a> {
-    context: &'a Context,
+pub(crate) struct Team {
     entry: TeamEntry,
     index: u32,
 }
@@ -77,15 +79,15 @@ impl Context {
 
     /// A team, for an operation that all its members call. A team that there is not, or that this PE is not in, is a failure.
     #[inline(always)]
-    pub(crate) fn team(&self, operation: KernelOp, team: KernelTeam) -> Result<Team<'_>, Failed> {
+    pub(crate) fn team(&self, operation: KernelOp, team: KernelTeam) -> Result<Team, Failed> {
         let cache = self.last_team.get();
         if cache.index == team.index() {
-            return Ok(Team { context: self, entry: cache.entry, index: cache.index });
+            return Ok(Team { entry: cache.entry, index: cache.index });
         }
         match self.team_entry(team) {
             Some(entry) if entry.my_rank != TeamEntry::NOT_A_MEMBER => {
                 self.last_team.set(TeamCache { index: team.index(), entry, ..TeamCache::NOTHING });
-                Ok(Team { context: self, entry, index: team.index() })
+                Ok(Team { entry, index: team.index() })
             }
             _ => Err(self.fail(FailureKind::NoSuchPeer, Report { team: team.index(), ..Report::of(operation) })),
         }
@@ -107,11 +109,11 @@ impl Context {
     #[inline]
     pub fn team_pe(&self, team: KernelTeam, rank: u32) -> Option<u32> {
         let entry = self.team_entry(team).filter(|entry| rank < entry.size)?;
-        Some(Team { context: self, entry, index: team.index() }.member(rank))
+        Some(Team { entry, index: team.index() }.member(rank))
     }
 }
 
-impl Team<'_> {
+impl Team {
     /// The rank of this PE.
     #[inline(always)]
     pub(crate) fn my_rank(&self) -> u32 {
@@ -126,8 +128,8 @@ impl Team<'_> {
 
     /// NVSHMEM's handle, where a member is not mapped and the team's calls go to NVSHMEM.
     #[inline(always)]
-    pub(crate) fn by_network(&self) -> Option<i32> {
-        let network = self.entry.all_mapped == 0 && self.context.has_network();
+    pub(crate) fn by_network(&self, context: &Context) -> Option<i32> {
+        let network = self.entry.all_mapped == 0 && context.has_network();
         (network && self.entry.nvshmem_team != TeamEntry::NO_HANDLE).then_some(self.entry.nvshmem_team)
     }
 
@@ -140,14 +142,14 @@ impl Team<'_> {
 
     /// Where the heap of a member is mapped; 0 where it is not.
     #[inline(always)]
-    pub(crate) fn mapped_base(&self, rank: u32) -> u64 {
-        let cache = self.context.last_team.get();
+    pub(crate) fn mapped_base(&self, context: &Context, rank: u32) -> u64 {
+        let cache = context.last_team.get();
         if cache.index == self.index && cache.rank == rank {
             return cache.base;
         }
-        let base = self.context.base_of(self.member(rank));
+        let base = context.base_of(self.member(rank));
         if cache.index == self.index && cache.rank == u32::MAX {
-            self.context.last_team.set(TeamCache { rank, base, ..cache });
+            context.last_team.set(TeamCache { rank, base, ..cache });
         }
         base
     }
@@ -157,13 +159,13 @@ impl Team<'_> {
     /// # Errors
     /// [`FailureKind::Unreachable`], written to the status.
     #[inline(always)]
-    pub(crate) fn base(&self, operation: KernelOp, rank: u32) -> Result<u64, Failed> {
+    pub(crate) fn base(&self, context: &Context, operation: KernelOp, rank: u32) -> Result<u64, Failed> {
         let pe = self.member(rank);
-        match self.context.reach(operation, pe)? {
+        match context.reach(operation, pe)? {
             super::context::Reach::Mapped(base) => Ok(base),
             super::context::Reach::Network => {
                 let report = Report { pe, team: self.index, ..Report::of(operation) };
-                Err(self.context.fail(FailureKind::Unreachable, report))
+                Err(context.fail(FailureKind::Unreachable, report))
             }
         }
     }
@@ -173,8 +175,8 @@ impl Team<'_> {
     /// # Errors
     /// The same for all threads of the scope.
     #[inline(always)]
-    pub(crate) fn meet<S: Scope>(&self, operation: KernelOp) -> Result<(), Failed> {
-        let (context, entry) = (self.context, &self.entry);
+    pub(crate) fn meet<S: Scope>(&self, context: &Context, operation: KernelOp) -> Result<(), Failed> {
+        let entry = &self.entry;
         let slot = gpu::block_rank();
         if slot >= entry.slots {
             let report =
@@ -195,12 +197,12 @@ impl Team<'_> {
         let my_line = entry.line(slot, entry.my_rank).0;
         let mut reachable = true;
         for k in 0..share {
-            reachable &= self.mapped_base(rank_of(k)) != 0;
+            reachable &= self.mapped_base(context, rank_of(k)) != 0;
         }
         if reachable {
             // SAFETY: the team's lines lie in every member's heap, aligned, and are accessed by this protocol alone; the members
             // of this thread's share are mapped.
-            let theirs = word::from_fn(share, |k| unsafe { Word64::at(self.mapped_base(rank_of(k)) + my_line) });
+            let theirs = word::from_fn(share, |k| unsafe { Word64::at(self.mapped_base(context, rank_of(k)) + my_line) });
             // SAFETY: as above, in this PE's heap.
             let mine = word::from_fn(share, |k| unsafe { Word64::at(context.my_base() + entry.line(slot, rank_of(k)).0) });
             if share > 0 {
@@ -216,7 +218,7 @@ impl Team<'_> {
             }
         } else {
             for k in 0..share {
-                outcome = outcome.and(self.base(operation, rank_of(k)).map(drop));
+                outcome = outcome.and(self.base(context, operation, rank_of(k)).map(drop));
             }
         }
         if S::any(outcome.is_err()) {
@@ -234,7 +236,7 @@ impl Context {
     #[inline(always)]
     fn barrier_any<S: Scope>(&self, team: KernelTeam) -> Result<(), Failed> {
         let members = self.team(KernelOp::Barrier, team)?;
-        if let Some(handle) = members.by_network() {
+        if let Some(handle) = members.by_network(self) {
             self.quiet();
             network::barrier::<S>(handle);
             return Ok(());
@@ -242,17 +244,17 @@ impl Context {
         if self.has_network() {
             network::quiet();
         }
-        members.meet::<S>(KernelOp::Barrier)
+        members.meet::<S>(self, KernelOp::Barrier)
     }
 
     #[inline(always)]
     fn sync_any<S: Scope>(&self, team: KernelTeam) -> Result<(), Failed> {
         let members = self.team(KernelOp::Sync, team)?;
-        if let Some(handle) = members.by_network() {
+        if let Some(handle) = members.by_network(self) {
             network::sync::<S>(handle);
             return Ok(());
         }
-        members.meet::<S>(KernelOp::Sync)
+        members.meet::<S>(self, KernelOp::Sync)
     }
 }
 

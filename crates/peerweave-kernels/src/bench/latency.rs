@@ -4,7 +4,7 @@ use super::{Clock, WARM_UP};
 use peerweave_device::prelude::*;
 
 /// One thread: `p` of 8 bytes, then `quiet`.
-#[kernel]
+#[kernel(max_threads = 128)]
 pub fn bench_p(ctx: &Context, to: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
     let mut clock = Clock::new(iterations);
     for repetition in 0..iterations.saturating_add(WARM_UP) {
@@ -18,7 +18,7 @@ pub fn bench_p(ctx: &Context, to: SymSlice<u64>, pe: u32, iterations: u32, resul
 }
 
 /// One thread: `g` of 8 bytes; each waits for the one before.
-#[kernel]
+#[kernel(max_threads = 128)]
 pub fn bench_g(ctx: &Context, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
     let mut clock = Clock::new(iterations);
     let mut sum = 0u64;
@@ -46,10 +46,10 @@ fn lend(ctx: &Context) {
 }
 
 macro_rules! latency {
-    ($put:ident, $put_call:ident, $get:ident, $get_call:ident, $words:literal, $calls:expr, $sync:expr) => {
+    ($threads:tt: $put:ident, $put_call:ident, $get:ident, $get_call:ident, $words:literal, $calls:expr, $sync:expr) => {
         #[doc = concat!("Put of all elements by ", $words, ", then `quiet` by its first thread. Dynamic shared memory, where the launch")]
         /// gives some, is lent to bulk copies.
-        #[kernel]
+        #[kernel(max_threads = $threads)]
         pub fn $put(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             lend(ctx);
             let mut clock = Clock::new(iterations);
@@ -68,7 +68,7 @@ macro_rules! latency {
         }
 
         #[doc = concat!("Get of all elements by ", $words, ". Dynamic shared memory, where the launch gives some, is lent to bulk copies.")]
-        #[kernel]
+        #[kernel(max_threads = $threads)]
         pub fn $get(ctx: &Context, to: SymSlice<u64>, from: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             lend(ctx);
             let mut clock = Clock::new(iterations);
@@ -85,6 +85,6 @@ macro_rules! latency {
     };
 }
 
-latency!(bench_put_thread, put, bench_get_thread, get, "one thread", gpu::thread_rank() == 0, ());
-latency!(bench_put_warp, put_warp, bench_get_warp, get_warp, "one warp", gpu::warp() == 0, ());
-latency!(bench_put_block, put_block, bench_get_block, get_block, "one block", true, gpu::sync_threads());
+latency!(128: bench_put_thread, put, bench_get_thread, get, "one thread", gpu::thread_rank() == 0, ());
+latency!(128: bench_put_warp, put_warp, bench_get_warp, get_warp, "one warp", gpu::warp() == 0, gpu::sync_warp(gpu::warp_mask()));
+latency!(1024: bench_put_block, put_block, bench_get_block, get_block, "one block", true, gpu::sync_threads());

@@ -20,12 +20,12 @@ pub struct PingPong {
 }
 
 macro_rules! ping_pong {
-    ($name:ident, $put_signal:ident, $wait:ident, $words:literal, $calls:expr) => {
+    ($threads:tt: $name:ident, $put_signal:ident, $wait:ident, $words:literal, $calls:expr) => {
         #[doc = concat!("Round trip of elements with a signal, by ", $words, ".")]
         ///
         /// # Errors
         /// Where the other PE does not answer within the deadline.
-        #[kernel]
+        #[kernel(max_threads = $threads)]
         pub fn $name(ctx: &Context, game: PingPong, iterations: u32, result: DeviceSlice<u64>) -> Result<(), Failed> {
             let PingPong { to, from, signal, peer, begins } = game;
             let mut clock = Clock::new(iterations);
@@ -49,6 +49,6 @@ macro_rules! ping_pong {
     };
 }
 
-ping_pong!(bench_ping_pong_thread, put_signal, signal_wait_until_from, "one thread", gpu::thread_rank() == 0);
-ping_pong!(bench_ping_pong_warp, put_signal_warp, signal_wait_until_from_warp, "one warp", gpu::warp() == 0);
-ping_pong!(bench_ping_pong_block, put_signal_block, signal_wait_until_from_block, "one block", true);
+ping_pong!(128: bench_ping_pong_thread, put_signal, signal_wait_until_from, "one thread", gpu::thread_rank() == 0);
+ping_pong!(128: bench_ping_pong_warp, put_signal_warp, signal_wait_until_from_warp, "one warp", gpu::warp() == 0);
+ping_pong!(1024: bench_ping_pong_block, put_signal_block, signal_wait_until_from_block, "one block", true);

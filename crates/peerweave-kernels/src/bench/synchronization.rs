@@ -6,7 +6,7 @@ use peerweave_device::prelude::*;
 macro_rules! atomic {
     ($name:ident, $call:ident, $words:literal) => {
         #[doc = concat!("One thread: fetching addition to a PE's word, ", $words, "; each waits for the one before.")]
-        #[kernel]
+        #[kernel(max_threads = 256)]
         pub fn $name(ctx: &Context, word: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             let mut clock = Clock::new(iterations);
             let mut sum = 0u64;
@@ -33,7 +33,7 @@ macro_rules! barrier {
         ///
         /// # Errors
         /// Where a PE does not come within the deadline.
-        #[kernel]
+        #[kernel(max_threads = 256)]
         pub fn $name(ctx: &Context, iterations: u32, result: DeviceSlice<u64>) -> Result<(), Failed> {
             let mut clock = Clock::new(iterations);
             let calls = $calls;

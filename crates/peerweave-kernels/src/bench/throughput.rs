@@ -13,7 +13,7 @@ fn part(of: SymSlice<u64>) -> SymSlice<u64> {
 }
 
 /// Every block puts its part of the elements; `quiet` at the end. `result[block]` is the nanoseconds of one repetition.
-#[kernel]
+#[kernel(max_threads = 1024)]
 pub fn bench_put_bandwidth(
     ctx: &Context,
     to: SymSlice<u64>,
@@ -34,7 +34,7 @@ pub fn bench_put_bandwidth(
 }
 
 /// Every block gets its part of the elements. `result[block]` is the nanoseconds of one repetition.
-#[kernel]
+#[kernel(max_threads = 1024)]
 pub fn bench_get_bandwidth(
     ctx: &Context,
     to: SymSlice<u64>,

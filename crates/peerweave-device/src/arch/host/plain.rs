@@ -132,3 +132,9 @@ pub unsafe fn load_constant_u32(from: *const u32) -> u32 {
     // SAFETY: the caller promises a readable word that does not change.
     unsafe { *from }
 }
+
+/// The pointer `bytes` further on.
+#[inline]
+pub fn advance(pointer: *mut u8, bytes: usize) -> *mut u8 {
+    pointer.wrapping_add(bytes)
+}

@@ -1,0 +1,29 @@
+//! The assembler of CUDA: whether it takes a PTX file.
+
+use super::Outcome;
+use peerweave_build::Variant;
+use std::path::Path;
+use std::process::Command;
+
+/// Assembles one file for each architecture; what comes out is thrown away.
+pub(super) fn each(ptxas: &Path, file: &Path, variant: Variant, architectures: impl Iterator<Item = u32>) -> Outcome {
+    let mut outcome = Outcome::default();
+    for sm in architectures {
+        let mut command = Command::new(ptxas);
+        if variant.network {
+            // The wrappers of NVSHMEM are linked later.
+            command.arg("--compile-only");
+        }
+        let run = command.arg(format!("--gpu-name=sm_{sm}")).args(["--output-file", "/dev/null"]).arg(file).output();
+        match run {
+            Ok(done) if done.status.success() => outcome.checked += 1,
+            Ok(done) => {
+                let said = String::from_utf8_lossy(&done.stderr);
+                let said = said.lines().take(5).collect::<Vec<_>>().join(" | ");
+                outcome.faults.push(format!("the assembler refuses it for sm_{sm}: {said}"));
+            }
+            Err(error) => outcome.faults.push(format!("{}: {error}", ptxas.display())),
+        }
+    }
+    outcome
+}
