@@ -9,6 +9,6 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+pub mod bench;
 pub mod check;
 pub mod examples;
-pub mod bench;

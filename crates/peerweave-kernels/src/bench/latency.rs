@@ -45,6 +45,10 @@ fn lend(ctx: &Context) {
     }
 }
 
+/// One thread waits for no other.
+#[inline(always)]
+fn alone() {}
+
 macro_rules! latency {
     ($threads:tt: $put:ident, $put_call:ident, $get:ident, $get_call:ident, $words:literal, $calls:expr, $sync:expr) => {
         #[doc = concat!("Put of all elements by ", $words, ", then `quiet` by its first thread. Dynamic shared memory, where the launch")]
@@ -85,6 +89,6 @@ macro_rules! latency {
     };
 }
 
-latency!(128: bench_put_thread, put, bench_get_thread, get, "one thread", gpu::thread_rank() == 0, ());
+latency!(128: bench_put_thread, put, bench_get_thread, get, "one thread", gpu::thread_rank() == 0, alone());
 latency!(128: bench_put_warp, put_warp, bench_get_warp, get_warp, "one warp", gpu::warp() == 0, gpu::sync_warp(gpu::warp_mask()));
 latency!(1024: bench_put_block, put_block, bench_get_block, get_block, "one block", true, gpu::sync_threads());

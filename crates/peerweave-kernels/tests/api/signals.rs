@@ -3,6 +3,9 @@
 use crate::{PES, go, job, right};
 use peerweave_device::prelude::*;
 
+/// One thread waits for no other.
+fn alone() {}
+
 macro_rules! pipeline {
     ($name:ident, $threads:literal: $put_signal:ident $put_signal_nbi:ident $wait:ident $wait_from:ident, $sync:expr) => {
         mod $name {
@@ -55,7 +58,7 @@ macro_rules! pipeline {
     };
 }
 
-pipeline!(thread, 1: put_signal put_signal_nbi signal_wait_until signal_wait_until_from, ());
+pipeline!(thread, 1: put_signal put_signal_nbi signal_wait_until signal_wait_until_from, alone());
 pipeline!(warp, 32: put_signal_warp put_signal_nbi_warp signal_wait_until_warp signal_wait_until_from_warp, gpu::sync_warp(gpu::warp_mask()));
 pipeline!(block, 48: put_signal_block put_signal_nbi_block signal_wait_until_block signal_wait_until_from_block, gpu::sync_threads());
 

@@ -11,8 +11,8 @@ use core::cell::UnsafeCell;
 #[repr(transparent)]
 pub struct Word64(UnsafeCell<u64>);
 
-// SAFETY: shared is the word in the cell, and every access to it is a strong instruction of system scope: two threads that
-// access it do not race.
+// SAFETY: shared is the word in the cell; the memory system of the GPUs synchronises: every access is a strong instruction of
+// system scope, so that two threads that access the word do not race.
 unsafe impl Sync for Word64 {}
 
 impl Word64 {
