@@ -16,6 +16,9 @@ edition = "2024"
 
 [dependencies]
 peerweave-device = { path = "CRATES/peerweave-device" }
+
+# What launches is no part of a kernel.
+[target.'cfg(not(target_arch = "nvptx64"))'.dependencies]
 peerweave = { path = "CRATES/peerweave", optional = true }
 
 [build-dependencies]
