@@ -151,7 +151,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// [R1].
     #[inline(always)]
     unsafe fn first<A: Arch>(&self, vector: A::Vector, scalar: S::Value) -> A::Values<S> {
-        // SAFETY: [R1].
+        // SAFETY: this processor has the instructions of `A`, [R1].
         let mut values = unsafe { S::decode::<A>(lanes_of::<A, S>(vector)) };
         for lane in 0..A::Values::<S>::LEN {
             values.lanes_mut()[lane] = self.op.first(values.lanes()[lane], scalar);
@@ -165,7 +165,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// [R1].
     #[inline(always)]
     unsafe fn next<A: Arch>(&self, mut state: A::Values<S>, vector: A::Vector, scalar: S::Value) -> A::Values<S> {
-        // SAFETY: [R1].
+        // SAFETY: this processor has the instructions of `A`, [R1].
         let values = unsafe { S::decode::<A>(lanes_of::<A, S>(vector)) };
         for lane in 0..A::Values::<S>::LEN {
             state.lanes_mut()[lane] = self.op.next(state.lanes()[lane], values.lanes()[lane], scalar);
@@ -182,7 +182,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         for lane in 0..A::Values::<S>::LEN {
             state.lanes_mut()[lane] = self.op.last(state.lanes()[lane]);
         }
-        // SAFETY: [R1].
+        // SAFETY: this processor has the instructions of `A`, [R1].
         unsafe { vector_of::<A, S>(S::encode::<A>(state)) }
     }
 }
