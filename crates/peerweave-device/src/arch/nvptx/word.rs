@@ -12,7 +12,7 @@ use core::cell::UnsafeCell;
 pub struct Word64(UnsafeCell<u64>);
 
 // SAFETY: shared is the word in the cell; the memory system of the GPUs synchronises: every access is a strong instruction of
-// system scope, so that two threads that access the word do not race. The protocols over it are tested in `tests/loom.rs`; that
+// system scope, so that two threads that access the word do not race. The protocols over it are tested under loom, in `tests/loom/`; that
 // each access is the instruction that it must be is a test of `cargo xtask ptx`.
 unsafe impl Sync for Word64 {}
 
