@@ -90,6 +90,7 @@ pub fn kernels() {
 pub struct Kernels {
     variants: Vec<Variant>,
     require: bool,
+    on_request: bool,
 }
 
 impl Default for Kernels {
@@ -101,7 +102,7 @@ impl Default for Kernels {
 impl Kernels {
     /// For direct access to peers, for GPUs from sm_70 on and once more for sm_90 on.
     pub fn new() -> Self {
-        Self { variants: [70, 90].map(|sm| Variant { sm, network: false }).to_vec(), require: false }
+        Self { variants: [70, 90].map(|sm| Variant { sm, network: false }).to_vec(), require: false, on_request: false }
     }
 
     /// For these architectures, as in `sm_90`, instead.
@@ -126,6 +127,12 @@ impl Kernels {
         self
     }
 
+    /// Compiles only where `PEERWEAVE_PTX=require` asks for it: for kernels that take minutes to compile.
+    pub fn on_request(mut self) -> Self {
+        self.on_request = true;
+        self
+    }
+
     /// Compiles, and writes what `#[kernel]` includes.
     ///
     /// # Panics
@@ -139,12 +146,11 @@ impl Kernels {
         let out = PathBuf::from(variable("OUT_DIR"));
         let mode = env::var("PEERWEAVE_PTX").unwrap_or_default();
         let require = match mode.as_str() {
-            "" | "auto" => self.require,
-            "off" => {
-                watch(&[]);
-                let problem = Problem("it was not built, since PEERWEAVE_PTX is off: unset it and build again".into());
-                return embed::write(&out, &Err(problem));
+            "" | "auto" if self.on_request => {
+                return not_built(&out, "it is built on request: build again with PEERWEAVE_PTX=require");
             }
+            "" | "auto" => self.require,
+            "off" => return not_built(&out, "it was not built, since PEERWEAVE_PTX is off: unset it and build again"),
             "require" => true,
             other => panic!("PEERWEAVE_PTX is {other:?}, expected auto, off or require"),
         };
@@ -190,6 +196,12 @@ impl Kernels {
         }
         Ok(built)
     }
+}
+
+/// Writes an image without PTX that says why.
+fn not_built(out: &Path, reason: &str) {
+    watch(&[]);
+    embed::write(out, &Err(Problem(reason.into())));
 }
 
 /// Embeds PTX that is kept beside the sources, for crates that are published with it: files named as [`Variant::file_name`] says, in

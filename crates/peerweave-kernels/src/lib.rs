@@ -10,5 +10,4 @@
 struct Readme;
 
 pub mod bench;
-pub mod check;
 pub mod examples;

@@ -1,8 +1,8 @@
-//! Every function that kernels call, by the kernels that `peerweave-kernels` ships for that.
+//! Every function that kernels call, by the kernels of `peerweave-check-kernels`.
 
+use peerweave_check_kernels::{FINISHED, RESULT_WORDS, atomic, collective, rma, signal, team, wait};
 use peerweave_cuda::{Gpu, LaunchConfig, Symmetric};
 use peerweave_device::launch::Kernel;
-use peerweave_kernels::check::{FINISHED, RESULT_WORDS, atomic, collective, rma, signal, team, wait};
 use peerweave_types::{KernelArgs, KernelTeam, bf16, f16};
 
 use crate::Outcome;

@@ -1,6 +1,6 @@
 //! Collectives at warp and block scope, with each element type and each reduction.
 
-use super::{Check, Sample, takes_part};
+use crate::{Check, Sample, takes_part};
 use peerweave_device::api::combine::{Combine, Reducible};
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};

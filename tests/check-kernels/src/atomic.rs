@@ -1,6 +1,6 @@
 //! Atomic operations: what each returns and leaves, and that none is lost where all threads of all PEs make them.
 
-use super::{Check, Sample, takes_part};
+use crate::{Check, Sample, takes_part};
 use peerweave_device::api::{KernelAtomic, KernelInteger};
 use peerweave_device::prelude::*;
 

@@ -1,6 +1,6 @@
 //! Puts and gets at each scope, of elements of 1 to 16 bytes, at any alignment.
 
-use super::{Check, Sample, takes_part};
+use crate::{Check, Sample, takes_part};
 use peerweave_device::prelude::*;
 
 /// Elements of `send` and `recv`.

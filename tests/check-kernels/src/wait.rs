@@ -1,6 +1,6 @@
 //! Waits and tests for elements of symmetric memory: one, any, all, some; one value, or one for each element.
 
-use super::{Check, Sample, takes_part};
+use crate::{Check, Sample, takes_part};
 use peerweave_device::api::KernelInteger;
 use peerweave_device::prelude::*;
 

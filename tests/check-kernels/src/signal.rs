@@ -1,6 +1,6 @@
 //! Changes of signals, waits for them at each scope, and tests.
 
-use super::{Check, takes_part};
+use crate::{Check, takes_part};
 use peerweave_device::prelude::*;
 
 /// Words of `words`.

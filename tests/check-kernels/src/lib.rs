@@ -12,6 +12,7 @@
 //! | `atomic` | atomic operations, by one thread and by all PEs at the same time |
 //! | `team` | barriers and syncs at each scope, of all PEs and of a team |
 //! | `collective` | broadcast, fcollect, alltoall, reduce, reducescatter |
+#![no_std]
 
 pub mod atomic;
 pub mod collective;

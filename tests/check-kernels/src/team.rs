@@ -1,6 +1,6 @@
 //! Barriers and syncs at each scope: nobody passes before all have come, and what was put before is there after.
 
-use super::{Check, takes_part};
+use crate::{Check, takes_part};
 use peerweave_device::prelude::*;
 
 /// Words of `words` for each block.

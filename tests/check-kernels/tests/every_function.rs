@@ -1,9 +1,9 @@
 //! The check kernels among the PEs of one process, under several schedules. The same kernels run on GPUs.
 
+use peerweave_check_kernels::{FINISHED, RESULT_WORDS, atomic, collective, rma, signal, team, wait};
 use peerweave_device::launch::Kernel;
 use peerweave_device::prelude::*;
 use peerweave_grid::{Job, Shape};
-use peerweave_kernels::check::{self, FINISHED, RESULT_WORDS, atomic, collective, rma, signal, team, wait};
 use peerweave_types::{KernelArgs, KernelTeam};
 use std::time::Duration;
 
@@ -120,7 +120,7 @@ collectives! {
 
 #[test]
 fn numbers_of_samples_differ() {
-    use check::Sample;
+    use peerweave_check_kernels::Sample;
     for number in 0..200u64 {
         assert_ne!(u8::of(number), u8::of(number + 1));
         assert_ne!(peerweave_types::bf16::of(number), peerweave_types::bf16::of(number + 1));
