@@ -46,7 +46,7 @@ impl Context {
     /// All PEs, in the order of the collectives of the team of all PEs.
     ///
     /// # Errors
-    /// [`NvshmemError::Timeout`], with who was lost; [`NvshmemError::Dead`], [`NvshmemError::Driver`] where earlier work failed.
+    /// [`NvshmemError::Timeout`], with who was lost; [`NvshmemError::Dead`], [`NvshmemError::Cuda`] where earlier work failed.
     pub fn barrier_all_blocking(&self) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmem_barrier_all";
         let inner = &self.inner;

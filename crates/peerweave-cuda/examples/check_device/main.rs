@@ -12,6 +12,7 @@ use peerweave_bootstrap::{Job, Options, Rendezvous};
 use peerweave_cuda::{Gpu, GpuOptions, Transport};
 
 mod basics;
+mod bench;
 mod checks;
 mod kill;
 mod table;
@@ -53,6 +54,8 @@ enum Part {
     Checks,
     /// Both.
     All,
+    /// Measurements from inside kernels: latencies and rates of one-sided operations.
+    Bench,
 }
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -80,7 +83,8 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn std::error::Error>> {
         Kind::Network => Transport::Network(settings()),
     };
     let deadline = Duration::from_secs(arguments.deadline);
-    let options = GpuOptions::new(32 << 20).transport(transport).deadline(deadline);
+    let heap_bytes = if arguments.part == Part::Bench { bench::HEAP_BYTES } else { 32 << 20 };
+    let options = GpuOptions::new(heap_bytes).transport(transport).deadline(deadline);
     let gpu = Gpu::new(&rendezvous, &context, options)?;
     let mut table = Table::new(&gpu, format!("{:?}", arguments.transport).to_lowercase(), start);
     match arguments.kill {
@@ -92,6 +96,9 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn std::error::Error>> {
             }
             if wants(Part::Checks) {
                 checks::run(&gpu, &mut table);
+            }
+            if arguments.part == Part::Bench {
+                table.check("measurements", || bench::run(&gpu));
             }
         }
     }

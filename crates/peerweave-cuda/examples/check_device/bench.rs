@@ -1,0 +1,167 @@
+//! Measurements from inside kernels, in the rows of a table that the same machine's limits are printed in: PE 0 towards PE 1, the others wait.
+
+use peerweave_cuda::{Gpu, LaunchConfig, Local, Stream};
+use peerweave_device::launch::Kernel;
+use peerweave_kernels::bench::*;
+use peerweave_types::{DeviceSlice, KernelArgs, SymSlice};
+
+use crate::Outcome;
+
+const ITERATIONS: u32 = 500;
+const BANDWIDTH_BYTES: usize = 32 << 20;
+/// Bytes of heap that the measurements need.
+pub(crate) const HEAP_BYTES: usize = 3 * BANDWIDTH_BYTES;
+
+type Copy = Kernel<(SymSlice<u64>, SymSlice<u64>, u32, u32, DeviceSlice<u64>)>;
+
+struct Bench<'a> {
+    gpu: &'a Gpu,
+    stream: Stream,
+    result: Local<u64>,
+    network: bool,
+}
+
+impl Bench<'_> {
+    /// Microseconds of one repetition, as the kernel's first block wrote them.
+    fn time<A: KernelArgs>(&self, kernel: &Kernel<A>, config: LaunchConfig, args: A) -> Result<f64, Box<dyn std::error::Error>> {
+        self.stream.launch_with(kernel, config, args)?;
+        Ok(self.result.read(&self.stream)?[0] as f64 * 1e-3)
+    }
+
+    fn is_first(&self) -> bool {
+        self.gpu.pe().get() == 0
+    }
+}
+
+pub(crate) fn run(gpu: &Gpu) -> Outcome {
+    if gpu.n_pes() < 2 {
+        return Err("the measurements need at least 2 PEs".into());
+    }
+    gpu.load(&bench_p::KERNEL)?;
+    let bench = Bench { gpu, stream: gpu.stream()?, result: gpu.alloc_local(256)?, network: gpu.uses_network() };
+    gpu.barrier("bench")?;
+    copies(&bench)?;
+    ping_pongs(&bench)?;
+    atomics(&bench)?;
+    barriers(&bench)?;
+    bandwidth(&bench)
+}
+
+fn copies(bench: &Bench<'_>) -> Outcome {
+    let (to, from) = (bench.gpu.alloc::<u64>(4096)?, bench.gpu.alloc::<u64>(4096)?);
+    if bench.is_first() {
+        println!(
+            "bytes: put+fence thread/warp/block/bulk | get thread/warp/block/bulk | put warp/block, get warp/block with shared memory (us)"
+        );
+        let puts: [&Copy; 3] = [&bench_put_thread::KERNEL, &bench_put_warp::KERNEL, &bench_put_block::KERNEL];
+        let gets: [&Copy; 3] = [&bench_get_thread::KERNEL, &bench_get_warp::KERNEL, &bench_get_block::KERNEL];
+        for bytes in [8, 16, 256, 1024, 4096, 32768] {
+            let (target, source) = (to.slice().truncate(bytes / 8), from.slice().truncate(bytes / 8));
+            let copy = |kernel: &Copy, threads: u32, shared: u32| {
+                let config = LaunchConfig::new(1, threads).shared_bytes(shared);
+                bench.time(kernel, config, (target, source, 1, ITERATIONS, bench.result.slice()))
+            };
+            let row = |kernels: &[&Copy; 3]| {
+                let plain = [1, 32, 1024].iter().zip(kernels).map(|(threads, kernel)| copy(kernel, *threads, 0));
+                plain.chain(std::iter::once_with(|| copy(kernels[0], 32, 2 * bytes as u32 + 1024))).collect::<Result<Vec<_>, _>>()
+            };
+            let (mut put, mut get) = (row(&puts)?, row(&gets)?);
+            if bytes == 8 {
+                let one = LaunchConfig::new(1, 1);
+                put[0] = bench.time(&bench_p::KERNEL, one, (target, 1, ITERATIONS, bench.result.slice()))?;
+                get[0] = bench.time(&bench_g::KERNEL, one, (from.slice(), 1, ITERATIONS, bench.result.slice()))?;
+            }
+            let lent = |kernels: &[&Copy; 3]| {
+                [(kernels[1], 32), (kernels[2], 1024)].map(|(kernel, threads)| copy(kernel, threads, 2 * bytes as u32 + 1024))
+            };
+            let numbers = |values: &[f64]| values.iter().map(|value| format!(" {value:6.2}")).collect::<String>();
+            let shared = lent(&puts).into_iter().chain(lent(&gets)).collect::<Result<Vec<_>, _>>()?;
+            println!("{bytes:6}:{} |{} |{}", numbers(&put), numbers(&get), numbers(&shared));
+        }
+    }
+    bench.gpu.barrier("copies")?;
+    bench.gpu.free(to)?;
+    Ok(bench.gpu.free(from)?)
+}
+
+fn ping_pongs(bench: &Bench<'_>) -> Outcome {
+    let (to, from, signal) = (bench.gpu.alloc::<u32>(8192)?, bench.gpu.alloc::<u32>(8192)?, bench.gpu.alloc::<u64>(1)?);
+    let me = bench.gpu.pe().get();
+    if bench.is_first() {
+        println!("put-signal ping-pong, full round trip (us): bytes: thread/warp/block");
+    }
+    for bytes in [4, 16, 1024, 4096, 32768] {
+        let mut row = Vec::new();
+        for (kernel, threads) in
+            [(&bench_ping_pong_thread::KERNEL, 1), (&bench_ping_pong_warp::KERNEL, 32), (&bench_ping_pong_block::KERNEL, 1024)]
+        {
+            signal.zero(&bench.stream)?;
+            bench.stream.wait()?;
+            bench.gpu.load(kernel)?;
+            bench.gpu.barrier("ping-pong")?;
+            if me < 2 {
+                let (to, from) = (to.slice().truncate(bytes / 4), from.slice().truncate(bytes / 4));
+                let game = PingPong { to, from, signal: signal.slice(), peer: 1 - me, begins: 1 - me };
+                row.push(bench.time(kernel, LaunchConfig::new(1, threads), (game, 300, bench.result.slice()))?);
+            }
+            bench.gpu.barrier("ping-pong over")?;
+        }
+        if let ([thread, warp, block], true) = (&row[..], bench.is_first()) {
+            println!("{bytes:6}: {thread:6.2} {warp:6.2} {block:6.2}");
+        }
+    }
+    bench.gpu.free(to)?;
+    bench.gpu.free(from)?;
+    Ok(bench.gpu.free(signal)?)
+}
+
+fn atomics(bench: &Bench<'_>) -> Outcome {
+    let word = bench.gpu.alloc::<u64>(1)?;
+    if bench.is_first() {
+        let args = (word.slice(), 1, ITERATIONS, bench.result.slice());
+        let strong = bench.time(&bench_atomic::KERNEL, LaunchConfig::new(1, 1), args)?;
+        let relaxed = bench.time(&bench_atomic_relaxed::KERNEL, LaunchConfig::new(1, 1), args)?;
+        println!("fetching atomic {strong:.2} us, relaxed {relaxed:.2} us");
+    }
+    bench.gpu.barrier("atomics")?;
+    Ok(bench.gpu.free(word)?)
+}
+
+fn barriers(bench: &Bench<'_>) -> Outcome {
+    for (kernel, threads, name) in [
+        (&bench_barrier_thread::KERNEL, 1, "thread"),
+        (&bench_barrier_warp::KERNEL, 32, "warp"),
+        (&bench_barrier_block::KERNEL, 1024, "block"),
+    ] {
+        bench.gpu.load(kernel)?;
+        bench.gpu.barrier("barriers")?;
+        let time = bench.time(kernel, LaunchConfig::new(1, threads), (1000, bench.result.slice()))?;
+        if bench.is_first() {
+            println!("barrier of {} GPUs, {name}: {time:.2} us", bench.gpu.n_pes());
+        }
+    }
+    Ok(bench.gpu.barrier("barriers over")?)
+}
+
+fn bandwidth(bench: &Bench<'_>) -> Outcome {
+    let words = BANDWIDTH_BYTES / 8;
+    let (to, from) = (bench.gpu.alloc::<u64>(words)?, bench.gpu.alloc::<u64>(words)?);
+    if bench.is_first() {
+        let iterations = if bench.network { 2 } else { 20 };
+        println!("bandwidth of {} MiB, blocks of 1024 threads (GB/s): blocks: put get", BANDWIDTH_BYTES >> 20);
+        for blocks in [16, 32, 132] {
+            let rate = |kernel: &Copy| -> Result<f64, Box<dyn std::error::Error>> {
+                let args = (to.slice(), from.slice(), 1, iterations, bench.result.slice());
+                bench.stream.launch_with(kernel, LaunchConfig::new(blocks, 1024), args)?;
+                // The slowest block's time of one repetition.
+                let times = bench.result.read(&bench.stream)?;
+                let slowest = times[..blocks as usize].iter().copied().max().unwrap_or(0).max(1);
+                Ok(BANDWIDTH_BYTES as f64 / slowest as f64)
+            };
+            println!("{blocks:6}: {:7.1} {:7.1}", rate(&bench_put_bandwidth::KERNEL)?, rate(&bench_get_bandwidth::KERNEL)?);
+        }
+    }
+    bench.gpu.barrier("bandwidth")?;
+    bench.gpu.free(to)?;
+    Ok(bench.gpu.free(from)?)
+}
