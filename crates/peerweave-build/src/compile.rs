@@ -61,7 +61,7 @@ pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
         .env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "false")
         .env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "false")
-        .env("CARGO_PROFILE_RELEASE_INCREMENTAL", "false")
+        .env("CARGO_INCREMENTAL", "0")
         .env(INSIDE, &request.package)
         .args(["rustc", "--release", "--lib", "--quiet", "--color=never", "--target", TARGET, "--manifest-path"])
         .arg(&request.manifest)

@@ -131,7 +131,7 @@ fn barriers(bench: &Bench<'_>) -> Outcome {
     for (kernel, threads, name) in [
         (&bench_barrier_thread::KERNEL, 1, "thread"),
         (&bench_barrier_warp::KERNEL, 32, "warp"),
-        (&bench_barrier_block::KERNEL, 1024, "block"),
+        (&bench_barrier_block::KERNEL, 256, "block"),
     ] {
         bench.gpu.load(kernel)?;
         bench.gpu.barrier("barriers")?;
