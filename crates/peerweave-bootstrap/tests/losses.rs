@@ -1,4 +1,4 @@
-//! Who learns of a loss, and of which one, where the server ends, a PE comes late, or strangers crowd the door.
+//! The PEs that learn of a loss, and the PE they name, when the server ends, a PE is late, or strangers flood it.
 
 #![cfg(target_os = "linux")]
 

@@ -75,7 +75,7 @@ pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<
     if request.variant.network {
         command.args(["--features", "peerweave-device/nvshmem"]);
     }
-    // Whoever writes kernels needs no unstable feature in the sources: the compiler is told here.
+    // The compiler gets the unstable features here, so that sources of kernels name none.
     command.args(["--crate-type=rlib", "--", "-Zcrate-attr=feature(abi_ptx)", "-Zcrate-attr=feature(asm_experimental_arch)"]);
     command.arg(format!("--emit=asm={}", text_file.display()));
     run(command, &folder.join(format!("{stem}.log")), toolchain)?;

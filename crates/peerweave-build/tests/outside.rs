@@ -40,7 +40,7 @@ const LIBRARY: &str = r"
 
 use peerweave_device::prelude::*;
 
-/// What the kernel is given.
+/// Arguments of the kernel.
 #[derive(Clone, Copy, KernelArg)]
 #[repr(C)]
 pub struct Buffers {

@@ -17,7 +17,7 @@ pub(crate) struct Tables {
     epochs: DeviceMemory<u64>,
 }
 
-/// What the tables are built of.
+/// Inputs of the tables.
 pub(crate) struct Contents {
     pub(crate) my_pe: u32,
     pub(crate) node_pe: u32,

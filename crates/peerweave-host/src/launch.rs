@@ -1,6 +1,6 @@
 //! Kernels of users: their threads run on the stream's thread, over the heap of this job.
 //!
-//! What is here is the context of a launch and the meaning of its failure; `peerweave-grid` runs the threads.
+//! This module holds the context of a launch and the meaning of its failure; `peerweave-grid` runs the threads.
 
 use crate::layout::{KERNEL_SLOTS, MAX_TEAMS};
 use crate::shared::Shared;
@@ -88,7 +88,7 @@ impl Shared {
             return Ok(Outcome::Done);
         }
         let error = match gone.into_inner() {
-            // What is gone is the reason, whatever the kernel made of it.
+            // A lost PE is the reason, whatever the kernel made of it.
             Some(gone) => gone,
             None => failure(kernel.name(), report, outcome.err()),
         };

@@ -1,4 +1,4 @@
-//! Who takes part in a call: one thread, a warp, or a block.
+//! The threads that take part in a call: one thread, a warp, or a block.
 
 use crate::gpu;
 

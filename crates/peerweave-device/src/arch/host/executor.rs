@@ -1,4 +1,4 @@
-//! Who runs the threads of a kernel on the host, seen from inside a kernel.
+//! The executor that runs the threads of a kernel on the host, seen from inside a kernel.
 //!
 //! Without an executor a kernel is one block of one thread: the thread that called it. `peerweave-grid` sets one that runs
 //! whole grids.
