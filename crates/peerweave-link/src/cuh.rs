@@ -7,11 +7,21 @@ use peerweave_device::types::{FailureKind, KernelContext, KernelOp, KernelStatus
 /// `peerweave.cuh` as it is shipped, without assertions.
 pub const PEERWEAVE_CUH: &str = include_str!("../include/peerweave.cuh");
 
+/// The place of a field, as a constant. NVRTC 13.1 and older lack `__builtin_offsetof`; every NVRTC
+/// knows `__INTADDR__`, the form that its front end had before.
+const OFFSET: &str = "
+#ifdef __CUDACC_RTC__
+#define PEERWEAVE_OFFSET(type, field) __INTADDR__(&(((type*)0)->field))
+#else
+#define PEERWEAVE_OFFSET(type, field) __builtin_offsetof(type, field)
+#endif
+";
+
 macro_rules! fields {
     ($text:ident, $rust:ident as $cpp:literal: $($field:ident),*) => {
         $text.push_str(&format!("static_assert(sizeof(peerweave::{0}) == {1} && alignof(peerweave::{0}) == {2}, \"size of {0}\");\n", $cpp, size_of::<$rust>(), align_of::<$rust>()));
         $($text.push_str(&format!(
-            "static_assert(__builtin_offsetof(peerweave::{0}, {1}) == {2}, \"place of {0}::{1}\");\n",
+            "static_assert(PEERWEAVE_OFFSET(peerweave::{0}, {1}) == {2}, \"place of {0}::{1}\");\n",
             $cpp, stringify!($field), offset_of!($rust, $field),
         ));)*
     };
@@ -26,7 +36,7 @@ macro_rules! fields {
 /// assert_eq!(source.name(), "mine.cu");
 /// ```
 pub fn peerweave_cuh() -> String {
-    let mut text = PEERWEAVE_CUH.to_owned();
+    let mut text = format!("{PEERWEAVE_CUH}{OFFSET}");
     fields!(text, KernelContext as "Context": version, my_pe, n_pes, node_pe, node_n_pes, n_teams, capabilities, heap_bytes, peers, teams, status, abort,
         deadline_ns, multicast);
     fields!(text, PeerEntry as "PeerEntry": base, node_pe, transport);
@@ -52,5 +62,6 @@ pub fn peerweave_cuh() -> String {
     ] {
         text.push_str(&format!("static_assert(peerweave::{name} == {number}u, \"number of {name}\");\n"));
     }
+    text.push_str("#undef PEERWEAVE_OFFSET\n");
     text
 }

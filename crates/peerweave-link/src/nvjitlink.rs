@@ -21,9 +21,12 @@ use crate::{Arch, InputKind};
 const SEARCH: Search = unsafe {
     Search::new("nvJitLink", "PEERWEAVE_NVJITLINK_PATH", &["libnvJitLink.so.13", "libnvJitLink.so.12", "libnvJitLink.so"])
 }
-.known_by(c"nvJitLinkCreate")
 .in_wheels(&["nvidia/cu13/lib", "nvidia/nvjitlink/lib"])
 .in_directories(&["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/opt/cuda/lib64", "/opt/conda/lib"]);
+
+/// The oldest nvJitLink that is used. Older ones export their functions only under names that hold
+/// their version.
+const OLDEST: Version = Version::new(12, 3, 0);
 
 type Handle = *mut c_void;
 
@@ -33,25 +36,25 @@ peerweave_dylib::bindings! {
         /// The version.
         "12.3" fn nvJitLinkVersion(major: *mut c_uint, minor: *mut c_uint) -> c_int;
         /// A linker with these options.
-        "12.0" fn nvJitLinkCreate(handle: *mut Handle, n_options: u32, options: *const *const c_char) -> c_int;
+        "12.3" fn nvJitLinkCreate(handle: *mut Handle, n_options: u32, options: *const *const c_char) -> c_int;
         /// Its end.
-        "12.0" fn nvJitLinkDestroy(handle: *mut Handle) -> c_int;
+        "12.3" fn nvJitLinkDestroy(handle: *mut Handle) -> c_int;
         /// An input from memory.
-        "12.0" fn nvJitLinkAddData(handle: Handle, kind: c_int, data: *const c_void, bytes: usize, name: *const c_char) -> c_int;
+        "12.3" fn nvJitLinkAddData(handle: Handle, kind: c_int, data: *const c_void, bytes: usize, name: *const c_char) -> c_int;
         /// Links.
-        "12.0" fn nvJitLinkComplete(handle: Handle) -> c_int;
+        "12.3" fn nvJitLinkComplete(handle: Handle) -> c_int;
         /// Length of the cubin.
-        "12.0" fn nvJitLinkGetLinkedCubinSize(handle: Handle, bytes: *mut usize) -> c_int;
+        "12.3" fn nvJitLinkGetLinkedCubinSize(handle: Handle, bytes: *mut usize) -> c_int;
         /// The cubin.
-        "12.0" fn nvJitLinkGetLinkedCubin(handle: Handle, cubin: *mut c_void) -> c_int;
+        "12.3" fn nvJitLinkGetLinkedCubin(handle: Handle, cubin: *mut c_void) -> c_int;
         /// Length of the messages of errors, with their zero.
-        "12.0" fn nvJitLinkGetErrorLogSize(handle: Handle, bytes: *mut usize) -> c_int;
+        "12.3" fn nvJitLinkGetErrorLogSize(handle: Handle, bytes: *mut usize) -> c_int;
         /// The messages of errors.
-        "12.0" fn nvJitLinkGetErrorLog(handle: Handle, log: *mut c_char) -> c_int;
+        "12.3" fn nvJitLinkGetErrorLog(handle: Handle, log: *mut c_char) -> c_int;
         /// Length of other messages, with their zero.
-        "12.0" fn nvJitLinkGetInfoLogSize(handle: Handle, bytes: *mut usize) -> c_int;
+        "12.3" fn nvJitLinkGetInfoLogSize(handle: Handle, bytes: *mut usize) -> c_int;
         /// Other messages.
-        "12.0" fn nvJitLinkGetInfoLog(handle: Handle, log: *mut c_char) -> c_int;
+        "12.3" fn nvJitLinkGetInfoLog(handle: Handle, log: *mut c_char) -> c_int;
     }
 }
 
@@ -111,7 +114,7 @@ impl NvJitLink {
     /// dynamic linker's path, CUDA's usual directories.
     ///
     /// # Errors
-    /// [`LinkError::Load`] with every path that was tried. A later call tries again.
+    /// [`LinkError::Load`] with every path that was tried; [`LinkError::VersionMismatch`] for a linker older than 12.3. A later call tries again.
     pub fn load() -> Result<&'static Self, LinkError> {
         static LOADED: OnceLock<NvJitLink> = OnceLock::new();
         match LOADED.get() {
@@ -139,15 +142,19 @@ impl NvJitLink {
         let api = Api::new(library);
         let (mut major, mut minor): (c_uint, c_uint) = (0, 0);
         // SAFETY: the pointers are to live integers.
-        match unsafe { api.nvJitLinkVersion(&raw mut major, &raw mut minor) } {
-            Ok(0) => {}
-            // The first libraries cannot tell; what they are is known by what they lack.
-            _ => (major, minor) = (12, 0),
+        let told = unsafe { api.nvJitLinkVersion(&raw mut major, &raw mut minor) };
+        let version = Version::new(major, minor, 0);
+        if !matches!(told, Ok(0)) || version < OLDEST {
+            return Err(LinkError::VersionMismatch {
+                what: format!("nvJitLink at {}", api.library().path().display()),
+                found: if told.is_ok() { version.to_string() } else { format!("older than {OLDEST}") },
+                expected: format!("{OLDEST} or newer"),
+            });
         }
-        Ok(Self(Arc::new(Loaded { api, version: Version::new(major, minor, 0) })))
+        Ok(Self(Arc::new(Loaded { api, version })))
     }
 
-    /// The linker's version, which is that of its CUDA. 12.0 for those before 12.3, which cannot tell.
+    /// The linker's version, which is that of its CUDA.
     pub fn version(&self) -> Version {
         self.0.version
     }
@@ -275,6 +282,12 @@ impl Session<'_> {
         }
         let (arch, version) = (self.arch.to_string(), self.linker.version);
         let names = self.inputs.iter().map(|(_, name, _)| name.to_string_lossy()).collect::<Vec<_>>().join(", ");
+        let unknown_arch = || LinkError::UnknownArch {
+            what: "nvJitLink",
+            version,
+            arch: arch.clone(),
+            known: format!("those of CUDA {version}"),
+        };
         Err(match code {
             OUTDATED => LinkError::VersionMismatch {
                 what: format!("nvJitLink at {}", self.linker.api.library().path().display()),
@@ -291,9 +304,9 @@ impl Session<'_> {
                 found: format!("for another architecture: {log}"),
                 expected: format!("one for {arch}"),
             },
-            UNRECOGNIZED_ARCH | UNSUPPORTED_ARCH => {
-                LinkError::UnknownArch { what: "nvJitLink", version, arch, known: format!("those of CUDA {version}") }
-            }
+            UNRECOGNIZED_ARCH | UNSUPPORTED_ARCH => unknown_arch(),
+            // The assembler inside of linkers before CUDA 13.
+            _ if log.contains("is not defined for option 'gpu-name'") => unknown_arch(),
             _ => LinkError::Link { inputs: names, arch, version, status: format!("{code}, {}", name_of(code)), log },
         })
     }

@@ -24,6 +24,9 @@ const SEARCH: Search =
             "/opt/conda/lib",
         ]);
 
+// SAFETY: what lies beside NVRTC under this name is a part of it.
+const BUILTINS: Search = unsafe { Search::without_variable("NVRTC's built-in functions", &["libnvrtc-builtins.so"]) };
+
 /// The oldest NVRTC that is used: the first with LTO-IR under its present name, and with `sm_90`.
 const OLDEST: Version = Version::new(12, 0, 0);
 
@@ -162,6 +165,7 @@ impl Nvrtc {
                 expected: format!("{OLDEST} or newer"),
             });
         }
+        load_builtins(api.library(), version);
         Ok(Self { api, version })
     }
 
@@ -285,6 +289,19 @@ impl Nvrtc {
             status: format!("{code}, {text}"),
             log: log(),
         })
+    }
+}
+
+/// Loads the library of built-in functions that lies beside the compiler. The compiler opens it by its
+/// bare name at each compilation. The wheel of NVRTC 13.0 does not have the dynamic linker look beside
+/// the compiler, and a library that is loaded already is found without a search. Where it cannot be
+/// loaded, compilations report that it is missing.
+fn load_builtins(compiler: &Library, version: Version) {
+    let name = format!("libnvrtc-builtins.so.{}.{}", version.major, version.minor);
+    let Some(file) = compiler.directory().map(|directory| directory.join(name)).filter(|file| file.is_file()) else { return };
+    // SAFETY: it lies beside the compiler under the name that the compiler opens.
+    if let Err(error) = unsafe { BUILTINS.open_at(&file, Visibility::Local) } {
+        tracing::debug!(%error, "NVRTC's built-in functions");
     }
 }
 

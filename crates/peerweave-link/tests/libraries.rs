@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use object::{Object as _, ObjectSymbol as _};
-use peerweave_link::{Arch, Cache, Input, InputKind, LinkError, Linker, Nvrtc, Source, Target};
+use peerweave_link::{Arch, Cache, Input, InputKind, LinkError, Linker, NvJitLink, Nvrtc, Source, Target, Version};
 
 const HOPPER: Arch = Arch::new(9, 0);
 
@@ -70,7 +70,10 @@ fn missing_function_gives_the_linkers_log() {
     let error = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).link().expect_err("`twice` is nowhere");
     let LinkError::Link { inputs, log, .. } = &error else { panic!("{error}") };
     assert_eq!(inputs, "kernel");
-    assert!(log.contains("twice"), "{log}");
+    // Older linkers write it to the standard output.
+    if NvJitLink::load().expect("it is installed").version() >= Version::new(12, 9, 0) {
+        assert!(log.contains("twice"), "{log}");
+    }
 }
 
 #[test]
@@ -91,23 +94,27 @@ fn architecture_that_does_not_exist_is_refused() {
 
 #[test]
 fn code_of_another_architecture_is_a_version_mismatch() {
-    let other = Nvrtc::load().expect("it is installed").compile(&twice().option("-rdc=true"), Target::Cubin(Arch::new(10, 0)));
+    let other = Nvrtc::load().expect("it is installed").compile(&twice().option("-rdc=true"), Target::Cubin(Arch::new(8, 0)));
     let input = Input::new(InputKind::Cubin, "twice", other.expect("it compiles").image);
-    let error = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).input(input).link().expect_err("sm_100 is not sm_90");
+    let error = Linker::new(HOPPER).cache(None).ptx("kernel", PTX).input(input).link().expect_err("sm_80 is not sm_90");
     assert!(matches!(error, LinkError::VersionMismatch { .. }), "{error}");
 }
 
-/// nvJitLink 13.5 keeps a lock in this case, and a link by another thread then never ended.
+/// nvJitLink 13.5 keeps a lock when it refuses code of a variant of the architecture, and a link by
+/// another thread then never ended. nvJitLink 13.0 and older link such code.
 #[test]
 fn other_threads_link_after_a_refused_cubin() {
     let hopper_alone = HOPPER.with_suffix('a');
     let other = Nvrtc::load().expect("it is installed").compile(&twice().option("-rdc=true"), Target::Cubin(hopper_alone));
     let cubin = other.expect("it compiles").image;
-    let refused = || {
+    let link = || {
         let input = Input::new(InputKind::Cubin, "twice", cubin.clone());
-        Linker::new(HOPPER).cache(None).ptx("kernel", PTX).input(input).link().expect_err("sm_90a is not sm_90")
+        Linker::new(HOPPER).cache(None).ptx("kernel", PTX).input(input).link()
     };
-    std::thread::scope(|scope| drop(scope.spawn(refused).join().expect("it is refused")));
+    let outcome = std::thread::scope(|scope| scope.spawn(link).join().expect("it does not panic"));
+    if NvJitLink::load().expect("it is installed").version() >= Version::new(13, 5, 0) {
+        outcome.expect_err("sm_90a is not sm_90");
+    }
     Linker::new(HOPPER).cache(None).ptx("kernel", PTX).source(twice()).link().expect("it links");
 }
 
