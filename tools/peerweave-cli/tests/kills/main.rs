@@ -6,6 +6,8 @@
 //! | `PEERWEAVE_KILLS_SEED` | the seed, which is printed; a new one where it is not set |
 //! | `PEERWEAVE_KILLS_FIRST` | the number of the first death, 0 where it is not set: a death that went wrong is tried again by its number and seed |
 //! | `PEERWEAVE_KILLS_AT_ONCE` | how many jobs at a time, 1 where it is not set |
+//! | `PEERWEAVE_KILLS_TIMES` | how often each death is tried, 1 where it is not set |
+//! | `PEERWEAVE_KILLS_ONLY` | `run` or `torchrun`, and `joins`: only deaths by that launcher, only early kills |
 //! | `PEERWEAVE_KILLS_COMMAND` | the `peerweave` command to test, the one that was built with this test where it is not set |
 //!
 //! A copy of this program is a PE where [`job::SEED`] is set.
@@ -16,7 +18,7 @@ mod table;
 
 use std::process::ExitCode;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -38,22 +40,22 @@ fn main() -> ExitCode {
     let (kills, seed) = (setting("PEERWEAVE_KILLS", 60), setting("PEERWEAVE_KILLS_SEED", now % 1_000_000_007));
     let at_once = setting("PEERWEAVE_KILLS_AT_ONCE", 1).max(1);
     println!("{kills} deaths, PEERWEAVE_KILLS_SEED={seed}, {at_once} at a time");
-    let first = setting("PEERWEAVE_KILLS_FIRST", 0);
-    let (next, table) = (AtomicU64::new(first), Mutex::new(table::Table::default()));
+    let (first, times) = (setting("PEERWEAVE_KILLS_FIRST", 0), setting("PEERWEAVE_KILLS_TIMES", 1));
+    let only = job::Only::parse(&std::env::var("PEERWEAVE_KILLS_ONLY").unwrap_or_default());
+    let wanted = (first..).map(|number| job::Case::new(seed, number)).filter(|case| only.takes(case)).take(kills as usize);
+    let cases: Vec<_> = wanted.flat_map(|case| (0..times).map(move |_| case)).collect();
+    let (next, table) = (AtomicUsize::new(0), Mutex::new(table::Table::default()));
     std::thread::scope(|scope| {
         for _ in 0..at_once {
             scope.spawn(|| {
                 loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= first + kills {
-                        return;
-                    }
-                    let case = job::Case::new(seed, number);
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(case) = cases.get(at) else { return };
                     let found = case.run();
                     let mut table = table.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                    table.add(&case, found);
-                    if number % 500 == 499 {
-                        println!("{}: {}", number + 1, table.summary());
+                    table.add(case, found);
+                    if at % 500 == 499 {
+                        println!("{}: {}", at + 1, table.summary());
                     }
                 }
             });

@@ -21,12 +21,21 @@ struct Row {
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: [Row; 2],
+    /// The number of each case that went wrong, its seed, and how.
+    failed: Vec<(u64, u64, String)>,
 }
 
 impl Table {
     pub(crate) fn add(&mut self, case: &Case, found: Found) {
-        for wrong in found.hangs.iter().chain(&found.leftovers).chain(&found.wrong_names).chain(&found.others) {
-            println!("wrong: {} of seed {}: {wrong}", case.number, case.seed);
+        let kinds = [
+            ("hang", &found.hangs),
+            ("leftover", &found.leftovers),
+            ("wrong name", &found.wrong_names),
+            ("other failure", &found.others),
+        ];
+        for (kind, wrong) in kinds.iter().flat_map(|(kind, all)| all.iter().map(move |wrong| (kind, wrong))) {
+            println!("{kind}: {} of seed {}: {wrong}", case.number, case.seed);
+            self.failed.push((case.number, case.seed, format!("{kind}: {wrong}")));
         }
         if !found.died_unknown && found.known_after.iter().any(|&after| after >= SOON) {
             println!("late: {case:?}: {:?}", found.known_after);
@@ -67,26 +76,51 @@ impl Table {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<21} {:>7} {:>6} {:>10} {:>12} {:>15} {:>10} {:>9} {:>9} {:>9} {:>9}",
+            "",
+            "deaths",
+            "hangs",
+            "leftovers",
+            "wrong names",
+            "other failures",
+            "PEs told",
+            "in 2 s",
+            "median",
+            "99.9 %",
+            "slowest"
+        )?;
         for (name, row) in ["peerweave run", "torchrun's variables"].iter().zip(&self.rows) {
             let mut known = row.known_after.clone();
             known.sort_unstable();
-            let at = |permille: usize| known.get((known.len() * permille / 1000).min(known.len().saturating_sub(1))).copied();
+            let at = |permille: usize| {
+                let at = known.get((known.len() * permille / 1000).min(known.len().saturating_sub(1)));
+                format!("{:.3} s", at.copied().unwrap_or_default().as_secs_f64())
+            };
             let soon = known.iter().filter(|&&after| after < SOON).count();
             writeln!(
                 f,
-                "{name}: {} deaths ({} more PEs had ended before), {} hangs, {} leftovers, {} wrong names, {} other failures",
-                row.deaths, row.nobody_died, row.hangs, row.leftovers, row.wrong_names, row.others
+                "{name:<21} {:>7} {:>6} {:>10} {:>12} {:>15} {:>10} {:>7.3} % {:>8} {:>8} {:>8}",
+                row.deaths,
+                row.hangs,
+                row.leftovers,
+                row.wrong_names,
+                row.others,
+                known.len(),
+                soon as f64 / known.len().max(1) as f64 * 100.0,
+                at(500),
+                at(999),
+                at(1000)
             )?;
             writeln!(
                 f,
-                "  known to {soon} of {} PEs within {SOON:?}; median {:?}, 99 % {:?}, 99.9 % {:?}, all {:?}; {} died before anybody could know them",
-                known.len(),
-                at(500).unwrap_or_default(),
-                at(990).unwrap_or_default(),
-                at(999).unwrap_or_default(),
-                at(1000).unwrap_or_default(),
-                row.died_unknown
+                "{:<21} {} more victims had ended before their time; {} died before anybody could know them",
+                "", row.nobody_died, row.died_unknown
             )?;
+        }
+        for (number, seed, wrong) in &self.failed {
+            writeln!(f, "FAILED: PEERWEAVE_KILLS=1 PEERWEAVE_KILLS_FIRST={number} PEERWEAVE_KILLS_SEED={seed}: {wrong}")?;
         }
         Ok(())
     }
