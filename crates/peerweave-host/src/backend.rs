@@ -1,11 +1,11 @@
 //! The contract of `peerweave-core`, fulfilled.
 
-use crate::collective::{Progress, Purpose, allocation_detail};
-use crate::kernel;
-use crate::shared::Shared;
+use crate::ops::collective::{Progress, Purpose, allocation_detail};
+use crate::ops::shared::Shared;
+use crate::ops::{Task, run_plain};
+use crate::simd;
 use crate::stream::HostStream;
-use crate::task::{Task, run_plain};
-use crate::wait::Limit;
+use crate::sync::wait::Limit;
 use peerweave_bootstrap::Rendezvous;
 use peerweave_core::Error;
 use peerweave_core::backend::{Allocation, Backend, Caps, JobShape, Op, Outcome, SplitPart, StreamBackend, TeamId, TeamRecord};
@@ -28,7 +28,7 @@ impl Host {
         self.shared.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn heap(&self) -> MutexGuard<'_, crate::heap::HeapMap> {
+    fn heap(&self) -> MutexGuard<'_, crate::memory::heap::HeapMap> {
         self.shared.heap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -60,7 +60,7 @@ impl Host {
 
 // SAFETY: [B1] operations access what the core has checked, and private memory of others is only ever read, by the kernel, which fails where it
 // is gone (`attach.rs`), or through staging areas; [B2] `Shared` owns the mapping; [B3] entries, phases, signals and mailboxes are
-// published by releases and read by acquires; [B4] all access to the heap is atomic or by `kernel`.
+// published by releases and read by acquires; [B4] all access to the heap is atomic or by `simd`.
 unsafe impl Backend for Host {
     fn name(&self) -> &'static str {
         "host"
@@ -88,7 +88,7 @@ unsafe impl Backend for Host {
         let bytes = request.bytes as u64;
         let detail = allocation_detail(request);
         // All decide by the same number, the smallest that any of them sees.
-        let mine = crate::machine::available_bytes(request.bytes);
+        let mine = crate::memory::machine::available_bytes(request.bytes);
         let available = shared.gather_words(world, Purpose::Allocate, detail, &[mine])?.into_iter().min().unwrap_or(mine);
         if bytes.saturating_mul(shared.n_pes() as u64) > available {
             return Err(Error::OutOfMemory {
@@ -113,7 +113,7 @@ unsafe impl Backend for Host {
             // What lies beyond the highest use so far is still as the kernel gave it: zeros.
             let end = (at + bytes).min(used_before);
             // SAFETY: a fresh allocation of this PE's segment.
-            unsafe { kernel::fill_zero(shared.segments.symmetric(shared.me, SymOffset(at)), (end - at) as usize) };
+            unsafe { simd::fill_zero(shared.segments.symmetric(shared.me, SymOffset(at)), (end - at) as usize) };
         }
         // Nobody puts here before all have it, all at the same place.
         match shared.meet(world, Purpose::Place, at) {
@@ -140,13 +140,13 @@ unsafe impl Backend for Host {
     #[inline]
     unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) {
         // SAFETY: the caller's promise; the two are apart since one is symmetric and the other is not.
-        unsafe { kernel::copy(into, self.local(at), bytes) };
+        unsafe { simd::copy(into, self.local(at), bytes) };
     }
 
     #[inline]
     unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize) {
         // SAFETY: as above.
-        unsafe { kernel::copy(self.local(at), from, bytes) };
+        unsafe { simd::copy(self.local(at), from, bytes) };
     }
 
     fn team_split(&self, parent: TeamId, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error> {

@@ -1,18 +1,19 @@
 //! How the PEs of a job come together: as processes through the rendezvous, or as threads of this one.
 
 use crate::backend::Host;
-use crate::blame;
-use crate::collective::Purpose;
-use crate::heap::HeapMap;
-use crate::kernel;
-use crate::launch::Kernels;
-use crate::layout::{Layout, MAX_TEAMS, state};
-use crate::liveness::Liveness;
-use crate::process::Identity;
-use crate::segment::{self, Mapping};
-use crate::shared::{self, Shared};
-use crate::team::Teams;
-use crate::{forks, machine};
+use crate::forks;
+use crate::memory::heap::HeapMap;
+use crate::memory::layout::{Layout, MAX_TEAMS, state};
+use crate::memory::machine;
+use crate::memory::segment::{self, Mapping};
+use crate::ops::collective::Purpose;
+use crate::ops::launch::Kernels;
+use crate::ops::shared::{self, Shared};
+use crate::simd;
+use crate::sync::liveness::Liveness;
+use crate::sync::process::Identity;
+use crate::sync::root_cause;
+use crate::sync::team::Teams;
 use peerweave_bootstrap::{BootstrapError, Job, Rendezvous};
 use peerweave_core::backend::{CallChecking, Caps, JobShape, PrivateBuffers, TeamId};
 use peerweave_core::{Error, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
@@ -163,7 +164,7 @@ impl Shared {
         let segments = mapping.segments();
         let layout = *segments.layout();
         let n_pes = layout.n_pes;
-        let mut caps = Caps::new(layout.heap_bytes, MAX_TEAMS, format!("CPU, {}", kernel::isa()));
+        let mut caps = Caps::new(layout.heap_bytes, MAX_TEAMS, format!("CPU, {}", simd::isa()));
         caps.call_checking = CallChecking::Always;
         caps.max_align_bytes = layout.align();
         caps.private_buffers = match &readable {
@@ -219,7 +220,7 @@ fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Er
 fn withdraw(mapping: &Mapping, me: usize, error: &Error, rendezvous: Arc<Rendezvous>) {
     let segments = mapping.segments();
     let page = segments.page(me);
-    let _ = page.blames.compare_exchange(0, blame::word_of(error, me), Ordering::Release, Ordering::Relaxed);
+    let _ = page.blames.compare_exchange(0, root_cause::word_of(error, me), Ordering::Release, Ordering::Relaxed);
     shared::leave(page, Some(rendezvous));
 }
 

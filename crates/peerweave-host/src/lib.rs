@@ -4,13 +4,14 @@
 //! from PE 0 to the others over a Unix socket, and is gone when the last process that maps it is, whatever it died of.
 //!
 //! ```text
-//!   backend.rs   the contract of peerweave-core           join.rs, threads.rs   how PEs come together
-//!   stream.rs    queues; run on the caller where idle     split.rs, team.rs     teams, whose turn it is
-//!   task.rs      operations that can change threads       heap.rs               which parts of the heap are taken
-//!   collective/  the collectives      one_sided.rs        point_to_point.rs     wait_until.rs
-//!   phase.rs, line.rs   how ranks keep step               wait.rs, liveness.rs, blame.rs  how they wait, give up, and say why
-//!   launch.rs    kernels of users, on CPU threads
-//!   kernel/      copies and reductions                    layout.rs, segment.rs where everything lies
+//!   backend.rs  stream.rs  join.rs  threads.rs     the contract of peerweave-core, streams, how PEs join a job
+//!        │
+//!      ops/      what runs: collectives, sends, puts, waits, launches, splits of teams
+//!        │
+//!      sync/     how ranks keep step: teams, steps, waits, which peers are alive, whose failure came first
+//!        │
+//!      memory/   where everything lies: segments, control words, the heap, memory of other processes
+//!      simd/     copies and reductions
 //! ```
 //!
 //! # What it promises
@@ -21,33 +22,15 @@
 //! # What it does not do
 //! It stays on one machine. Kernels run on CPU threads, one thread of a grid at a time: for tests, not for speed.
 
-mod attach;
 mod backend;
-mod blame;
-mod collective;
 mod forks;
-mod heap;
 mod join;
-pub(crate) mod kernel;
-mod launch;
-mod layout;
-mod line;
-mod liveness;
-mod machine;
-mod one_sided;
-mod phase;
-mod point_to_point;
-mod process;
-mod segment;
-mod shared;
-mod split;
+mod memory;
+mod ops;
+mod simd;
 mod stream;
-mod task;
-mod team;
+mod sync;
 mod threads;
-mod tuning;
-mod wait;
-mod wait_until;
 
 pub use backend::Host;
 pub use join::HostOptions;

@@ -5,10 +5,10 @@
 //! operation starts on the caller's thread only when the queue is empty and `busy` was free; operations that take turns in their teams do so in
 //! the order in which they stand in the queue.
 
-use crate::collective::Progress;
-use crate::shared::Shared;
-use crate::task::{Task, run_plain};
-use crate::wait::Limit;
+use crate::ops::collective::Progress;
+use crate::ops::shared::Shared;
+use crate::ops::{Task, run_plain};
+use crate::sync::wait::Limit;
 use peerweave_core::Error;
 use peerweave_core::backend::{EventBackend, Keep, Op, Outcome, Pending, StreamBackend, Submitted, TeamId};
 use peerweave_core::{TeamName, Timeout};

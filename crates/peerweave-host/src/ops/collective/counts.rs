@@ -2,8 +2,8 @@
 
 use super::Run;
 use super::mismatch;
-use crate::phase::Failure;
-use crate::tuning::STAGE_BYTES;
+use crate::memory::layout::STAGE_BYTES;
+use crate::sync::step::Failure;
 use peerweave_core::Mismatch;
 use peerweave_types::Pe;
 use std::sync::atomic::{AtomicU64, Ordering};

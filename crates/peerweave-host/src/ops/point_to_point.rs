@@ -7,13 +7,13 @@
 //! Invariant: slot number `s` (counted from 1) of a mailbox is written after slot `s - MAILBOX_SLOTS` was taken; `sequence` is published last,
 //! `taken` after the last access.
 
-use crate::attach;
-use crate::kernel;
-use crate::layout::MailSlot;
-use crate::shared::Shared;
-use crate::team::{Lane, TeamState};
-use crate::tuning::{EAGER_BYTES, MAILBOX_SLOTS};
-use crate::wait::{Expired, Limit};
+use crate::memory::attach;
+use crate::memory::layout::{EAGER_BYTES, MAILBOX_SLOTS, MailSlot};
+use crate::ops::shared::Shared;
+use crate::simd;
+use crate::sync::team::{Lane, TeamState};
+
+use crate::sync::wait::{Expired, Limit};
 use peerweave_core::backend::{Direction, Place, PointToPoint};
 use peerweave_core::{Error, Mismatch, PeerCause, Timeout};
 use peerweave_types::{DType, Pe, SymOffset};
@@ -294,7 +294,7 @@ impl Transfer {
                     at => {
                         let len = (total - bytes).min(EAGER_BYTES);
                         // SAFETY: `bytes + len` lies in the buffer (checked by the core); a slot has room for `EAGER_BYTES` and is ours until published.
-                        unsafe { kernel::copy(room, shared.address(at).wrapping_add(bytes), len) };
+                        unsafe { simd::copy(room, shared.address(at).wrapping_add(bytes), len) };
                         offer(mode::IN_SLOT, 0, len);
                         if bytes + len == total {
                             if self.refused {
@@ -360,7 +360,7 @@ impl Transfer {
                 if !std::ptr::eq(from, to) {
                     // SAFETY: the sender's core has checked its range for the same count, this one's for `total`; a message to oneself into
                     // the same bytes is excluded, and overlap by the core.
-                    unsafe { kernel::copy(to, from, len) };
+                    unsafe { simd::copy(to, from, len) };
                 }
             }
             mode::WITHDRAWN => return Err(self.error(shared, peer, PeerCause::Failed)),
@@ -374,7 +374,7 @@ impl Transfer {
             }
             _ => {
                 // SAFETY: a slot holds `EAGER_BYTES` at least, `len` is no more (the sender's `offer`); `to` as above.
-                unsafe { kernel::copy(to, lies_at, len.min(EAGER_BYTES)) };
+                unsafe { simd::copy(to, lies_at, len.min(EAGER_BYTES)) };
             }
         }
         if how != mode::IN_SLOT {

@@ -3,9 +3,9 @@
 //! Nothing here waits. Ordering: ordinary stores of the kernels become visible in order on x86-64; elsewhere a fence is issued. Streaming stores
 //! end with their own fence. So a put is complete when it returns, fence is a release fence, and quiet a full one.
 
-use crate::kernel;
-use crate::shared::Shared;
-use crate::tuning::STREAMING_COPY;
+use crate::ops::shared::Shared;
+use crate::ops::tuning::STREAMING_COPY;
+use crate::simd;
 use peerweave_core::backend::{Atomic, AtomicKind, Direction, Get, Outcome, Put, Signal, Strided};
 use peerweave_device::put_signal;
 use peerweave_types::{DType, SymOffset};
@@ -17,9 +17,9 @@ fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     // excluded by the callers below, and other overlap by the core.
     unsafe {
         if bytes >= STREAMING_COPY {
-            kernel::copy_streaming(to, from, bytes);
+            simd::copy_streaming(to, from, bytes);
         } else {
-            kernel::copy(to, from, bytes);
+            simd::copy(to, from, bytes);
         }
     }
 }
@@ -55,10 +55,10 @@ impl Shared {
         unsafe {
             match op.direction {
                 Direction::Send => {
-                    kernel::copy_strided(remote, op.remote_stride, local, op.local_stride, op.element_bytes, op.count);
+                    simd::copy_strided(remote, op.remote_stride, local, op.local_stride, op.element_bytes, op.count);
                 }
                 Direction::Receive => {
-                    kernel::copy_strided(local, op.local_stride, remote, op.remote_stride, op.element_bytes, op.count);
+                    simd::copy_strided(local, op.local_stride, remote, op.remote_stride, op.element_bytes, op.count);
                 }
             }
         }
@@ -95,7 +95,7 @@ impl Shared {
         let old = match atomic.dtype.size_bytes() {
             8 => {
                 debug_assert!(at.addr().is_multiple_of(8));
-                // SAFETY: a live, aligned element (checked by the core) that is only accessed atomically or by `kernel`.
+                // SAFETY: a live, aligned element (checked by the core) that is only accessed atomically or by `simd`.
                 atomic_word(unsafe { &*at.cast::<AtomicU64>() }, atomic)
             }
             4 => {

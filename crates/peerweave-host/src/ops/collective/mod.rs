@@ -5,24 +5,24 @@
 //!
 //! | way | when | data passes through | synchronisations |
 //! |---|---|---|---|
-//! | [`rounds`], in the line | operand <= 24 bytes | the entry line | 1 |
-//! | [`rounds`], staged | small | the staging area | 1 |
+//! | [`staged`], in the line | operand <= 24 bytes | the entry line | 1 |
+//! | [`staged`], staged | small | the staging area | 1 |
 //! | [`direct`] | all buffers symmetric | nothing: one copy | 2 |
 //! | [`attach`] | private buffers, readable by all | nothing, or the kernel's copy | 2 or 3 |
-//! | [`rounds`], in rounds | private buffers | the staging areas, block by block | 1 per block, and 1 |
+//! | [`staged`], in rounds | private buffers | the staging areas, block by block | 1 per block, and 1 |
 
 mod attach;
 mod counts;
 mod direct;
-mod rounds;
+mod staged;
 
-use crate::kernel;
-use crate::line::Entry;
-use crate::phase::{Failure, Step};
-use crate::shared::Shared;
-use crate::team::TeamState;
-use crate::tuning;
-use crate::wait::{Expired, Limit};
+use crate::memory::line::{self, Entry};
+use crate::ops::shared::Shared;
+use crate::ops::tuning;
+use crate::simd;
+use crate::sync::step::{Failure, Step};
+use crate::sync::team::TeamState;
+use crate::sync::wait::{Expired, Limit};
 use peerweave_core::backend::{Allocation, Collective, CollectiveKind, Place};
 use peerweave_core::{Error, Mismatch, Timeout};
 use peerweave_types::{DType, Pe, ReduceOp};
@@ -252,7 +252,7 @@ impl Run<'_> {
             _ => {}
         }
         let bytes = self.op.count * self.element_bytes() * self.parts();
-        let in_line = if self.op.op == ReduceOp::PreMulSum { tuning::LINE_BYTES - 8 } else { tuning::LINE_BYTES };
+        let in_line = if self.op.op == ReduceOp::PreMulSum { line::PAYLOAD_BYTES - 8 } else { line::PAYLOAD_BYTES };
         if bytes <= in_line {
             Way::Line
         } else if bytes <= tuning::staged_limit(self.n) {
@@ -431,10 +431,10 @@ impl Run<'_> {
 
     /// Reduces whole operands of all ranks, in rank order.
     #[inline]
-    fn reduce(&self, inputs: &[kernel::Input], outputs: &[*mut u8], count: usize, stores: kernel::Stores) {
+    fn reduce(&self, inputs: &[simd::Input], outputs: &[*mut u8], count: usize, stores: simd::Stores) {
         // SAFETY: callers pass operands of `count` elements each: staging areas, lines, or ranges that the core has checked; outputs coincide
         // with inputs or are apart.
-        unsafe { kernel::reduce(self.op.dtype, self.op.op, inputs, outputs, count, stores) }
+        unsafe { simd::reduce(self.op.dtype, self.op.op, inputs, outputs, count, stores) }
     }
 }
 

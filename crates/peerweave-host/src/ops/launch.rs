@@ -2,8 +2,8 @@
 //!
 //! This module holds the context of a launch and the meaning of its failure; `peerweave-grid` runs the threads.
 
-use crate::layout::{KERNEL_SLOTS, MAX_TEAMS};
-use crate::shared::Shared;
+use crate::memory::layout::{KERNEL_SLOTS, MAX_TEAMS};
+use crate::ops::shared::Shared;
 use peerweave_core::backend::{Launch, Outcome, TeamId};
 use peerweave_core::{Error, KernelFailure, TeamName};
 use peerweave_grid::{ContextMemory, Epochs, GridError, Options, Report, TeamTable};

@@ -1,7 +1,7 @@
 //! Waiting for signal words of this PE, and testing them.
 
-use crate::shared::Shared;
-use crate::wait::{Expired, Limit};
+use crate::ops::shared::Shared;
+use crate::sync::wait::{Expired, Limit};
 use peerweave_core::backend::{Outcome, TeamId, Until, WaitMode, WaitUntil};
 use peerweave_core::{Error, PeerCause, TeamName, Timeout};
 use peerweave_device::put_signal::{self, Several};

@@ -3,7 +3,7 @@
 //!
 //! A word is 0, or names a PE and what became of it. Each is written by one PE, once for each page and once for each team's use of a slot.
 
-use crate::shared::Shared;
+use crate::ops::shared::Shared;
 use peerweave_core::{Error, PeerCause};
 use peerweave_types::Pe;
 use std::sync::atomic::Ordering;

@@ -6,10 +6,10 @@
 
 use super::counts::Counts;
 use super::{InPlace, NO_BUFFER, PerRank, Run};
-use crate::kernel::{self, Input, Stores};
-use crate::line::Entry;
-use crate::phase::Failure;
-use crate::tuning;
+use crate::memory::line::Entry;
+use crate::ops::tuning;
+use crate::simd::{self, Input, Stores};
+use crate::sync::step::Failure;
 use peerweave_core::backend::CollectiveKind as Kind;
 use peerweave_types::SymOffset;
 use std::ops::Range;
@@ -83,8 +83,8 @@ impl Run<'_> {
         // the same bytes (excluded above) or apart.
         unsafe {
             match stores {
-                Stores::Cached => kernel::copy(to, from, bytes),
-                Stores::Streaming => kernel::copy_streaming(to, from, bytes),
+                Stores::Cached => simd::copy(to, from, bytes),
+                Stores::Streaming => simd::copy_streaming(to, from, bytes),
             }
         }
     }
@@ -180,9 +180,9 @@ impl Run<'_> {
                 let len = scratch.len().min(half.end * size - start);
                 // SAFETY: as in `copy`; `scratch` is private and holds `len` bytes. The halves of a pair are apart.
                 unsafe {
-                    kernel::copy(scratch.as_mut_ptr(), mine.wrapping_add(start), len);
-                    kernel::copy(mine.wrapping_add(start), theirs.wrapping_add(start), len);
-                    kernel::copy(theirs.wrapping_add(start), scratch.as_ptr(), len);
+                    simd::copy(scratch.as_mut_ptr(), mine.wrapping_add(start), len);
+                    simd::copy(mine.wrapping_add(start), theirs.wrapping_add(start), len);
+                    simd::copy(theirs.wrapping_add(start), scratch.as_ptr(), len);
                 }
             }
         }

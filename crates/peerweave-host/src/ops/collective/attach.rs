@@ -6,11 +6,12 @@
 
 use super::direct::share;
 use super::{InPlace, NO_BUFFER, PRIVATE, PerRank, Run};
-use crate::attach;
-use crate::kernel::{self, Input, Stores};
-use crate::line::Entry;
-use crate::phase::Failure;
-use crate::tuning::{self, ATTACH_BLOCK, STAGE_BYTES};
+use crate::memory::attach;
+use crate::memory::layout::STAGE_BYTES;
+use crate::memory::line::Entry;
+use crate::ops::tuning::{self, ATTACH_BLOCK};
+use crate::simd::{self, Input, Stores};
+use crate::sync::step::Failure;
 use peerweave_core::PeerCause;
 use peerweave_core::backend::{Collective, CollectiveKind as Kind};
 use peerweave_types::SymOffset;
@@ -117,7 +118,7 @@ impl Run<'_> {
             let from = from.wrapping_add(offset);
             if !std::ptr::eq(from, to) {
                 // SAFETY: sizes were checked against the same count on every rank (the calls were compared); ranges are apart.
-                unsafe { kernel::copy(to, from, bytes) };
+                unsafe { simd::copy(to, from, bytes) };
             }
             return Ok(());
         }

@@ -7,8 +7,7 @@
 //! - **\[L1\]** `Segments` is made only by `segment.rs` for a mapping of `n_pes * stride` bytes that stays mapped while it lives.
 //! - **\[L2\]** Everything that is reached through a `&` of a type of this module is atomic; the rest is reached through raw pointers.
 
-use crate::line::Line;
-use crate::tuning::{EAGER_BYTES, MAILBOX_SLOTS, STAGE_BYTES};
+use crate::memory::line::Line;
 use peerweave_types::{HeapGeometry, KernelContext, Pe, SymOffset, TeamEntry};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,6 +16,18 @@ pub(crate) const KERNEL_SLOTS: u32 = 64;
 
 /// Teams that a PE can belong to at a time, the world included.
 pub(crate) const MAX_TEAMS: usize = 64;
+
+/// Bytes of one staging area, which holds one round of an operation on private buffers.
+///
+/// Large enough to hide the two synchronizations of a round, and small enough that the areas of all
+/// ranks stay in the shared cache.
+pub(crate) const STAGE_BYTES: usize = 256 << 10;
+
+/// The largest message of send and receive that travels inside its mailbox slot, in bytes.
+pub(crate) const EAGER_BYTES: usize = 8 << 10;
+
+/// Slots of a mailbox: how many messages, or fragments of one, a sender can be ahead of the receiver.
+pub(crate) const MAILBOX_SLOTS: usize = 4;
 
 const PAGE: usize = 4096;
 
@@ -169,7 +180,7 @@ pub(crate) struct Segments {
     layout: Layout,
 }
 
-// SAFETY: shared are the words of all segments, through atomics [L2], and bytes, through `kernel`, which tolerates races. The words
+// SAFETY: shared are the words of all segments, through atomics [L2], and bytes, through `simd`, which tolerates races. The words
 // synchronise: `line`, `phase`, signals and mailboxes. Who holds a `Segments` also holds the mapping. Would be caught by the tests of the
 // conformance suite on threads, which compare every element.
 unsafe impl Send for Segments {}
@@ -245,7 +256,7 @@ impl Segments {
     #[inline]
     pub(crate) fn word(&self, pe: usize, at: SymOffset) -> &AtomicU64 {
         debug_assert!(at.0.is_multiple_of(8));
-        // SAFETY: [L1]; the core has checked that the place lies in a live allocation and is aligned; [L2] accessed atomically or by `kernel`.
+        // SAFETY: [L1]; the core has checked that the place lies in a live allocation and is aligned; [L2] accessed atomically or by `simd`.
         unsafe { &*self.symmetric(pe, at).cast::<AtomicU64>() }
     }
 

@@ -1,13 +1,13 @@
 //! What all parts of the backend of one PE hold in common.
 
-use crate::blame;
-use crate::heap::HeapMap;
-use crate::launch::Kernels;
-use crate::layout::{PePage, Segments, state};
-use crate::liveness::Liveness;
-use crate::segment::Mapping;
-use crate::team::Teams;
-use crate::wait::{Limit, Neighbours, Waiter};
+use crate::memory::heap::HeapMap;
+use crate::memory::layout::{PePage, Segments, state};
+use crate::memory::segment::Mapping;
+use crate::ops::launch::Kernels;
+use crate::sync::liveness::Liveness;
+use crate::sync::root_cause;
+use crate::sync::team::Teams;
+use crate::sync::wait::{Limit, Neighbours, Waiter};
 use peerweave_bootstrap::Rendezvous;
 use peerweave_core::backend::{Caps, JobShape, Place};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -89,7 +89,7 @@ impl Shared {
 /// launcher that holds it names the first one.
 pub(crate) fn leave(page: &PePage, rendezvous: Option<Arc<Rendezvous>>) {
     if page.state.compare_exchange(state::ALIVE, state::LEAVING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-        if let (Some(rendezvous), Some(pe)) = (&rendezvous, blame::named_by(page.blames.load(Ordering::Relaxed))) {
+        if let (Some(rendezvous), Some(pe)) = (&rendezvous, root_cause::named_by(page.blames.load(Ordering::Relaxed))) {
             rendezvous.blame(pe);
         }
         drop(rendezvous);

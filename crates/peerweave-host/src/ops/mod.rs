@@ -3,11 +3,20 @@
 //! A stream whose queue is empty runs an operation on the caller's thread; where that would keep the caller waiting for peers, the rest is
 //! handed to the stream's own thread. Whatever was begun must be driven to its end, since other operations wait for their turn behind it.
 
-use crate::collective::Progress;
-use crate::point_to_point::Transfers;
-use crate::shared::Shared;
-use crate::team::TeamState;
-use crate::wait::Limit;
+pub(crate) mod collective;
+pub(crate) mod launch;
+mod one_sided;
+mod point_to_point;
+pub(crate) mod shared;
+mod split;
+mod tuning;
+mod wait_until;
+
+use crate::ops::collective::Progress;
+use crate::ops::point_to_point::Transfers;
+use crate::ops::shared::Shared;
+use crate::sync::team::TeamState;
+use crate::sync::wait::Limit;
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, Launch, Op, Outcome, WaitUntil};
 use std::collections::VecDeque;

@@ -3,7 +3,7 @@
 //! A team occupies one slot of control words in the segments of all its members. Operations of a team run one at a time on each PE, in the
 //! order in which they were issued, whatever stream they were issued on: they share the team's words.
 
-use crate::shared::Shared;
+use crate::ops::shared::Shared;
 use peerweave_core::backend::TeamId;
 use peerweave_core::{Error, Misuse, MisuseKind, TeamName};
 use peerweave_types::Pe;

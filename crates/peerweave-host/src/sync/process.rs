@@ -4,8 +4,8 @@
 //! A number alone names nobody: in another PID namespace it belongs to another process, or to the one that asks. So a number is used only where both
 //! sides say the same namespace of the same boot, and memory is read only where the random word was found.
 
-use crate::attach;
-use crate::layout::PePage;
+use crate::memory::attach;
+use crate::memory::layout::PePage;
 use rustix::process::Pid;
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -4,11 +4,11 @@
 //! whether it failed (8 bits). It is written by its owner alone and never decreases, but for the wrap-around of the epoch, which nobody
 //! can be 2^31 operations behind to see.
 
-use crate::layout::TeamWords;
-use crate::line::{Entry, Line};
-use crate::shared::Shared;
-use crate::team::TeamState;
-use crate::wait::{Expired, Limit, Waiter};
+use crate::memory::layout::TeamWords;
+use crate::memory::line::{Entry, Line};
+use crate::ops::shared::Shared;
+use crate::sync::team::TeamState;
+use crate::sync::wait::{Expired, Limit, Waiter};
 use peerweave_core::{Error, PeerCause, Timeout};
 use peerweave_types::Pe;
 use std::sync::atomic::Ordering;

@@ -1,13 +1,13 @@
 //! How teams are made and ended: all ranks of the parent tell each other what they want, and each works out the same answer.
 
-use crate::collective::{Progress, Purpose, failed};
-use crate::layout::MAX_TEAMS;
-use crate::line::Line;
-use crate::phase::Step;
-use crate::shared::Shared;
-use crate::team::{Lane, TeamState};
-use crate::tuning::MAILBOX_SLOTS;
-use crate::wait::{Expired, Limit};
+use crate::memory::layout::{MAILBOX_SLOTS, MAX_TEAMS};
+use crate::memory::line::Line;
+use crate::ops::collective::{Progress, Purpose, failed};
+use crate::ops::shared::Shared;
+use crate::sync::step::Step;
+use crate::sync::team::{Lane, TeamState};
+
+use crate::sync::wait::{Expired, Limit};
 use peerweave_core::backend::{Collective, CollectiveKind, Place, SplitPart, TeamId, TeamRecord};
 use peerweave_core::{Error, Timeout};
 use peerweave_types::{DType, Pe, Rank, ReduceOp};

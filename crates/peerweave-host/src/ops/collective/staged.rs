@@ -11,10 +11,11 @@
 use super::counts::Counts;
 use super::direct::share;
 use super::{PerRank, Run};
-use crate::kernel::{self, Input, Stores};
-use crate::line::Entry;
-use crate::phase::Failure;
-use crate::tuning::{self, STAGE_BYTES};
+use crate::memory::layout::STAGE_BYTES;
+use crate::memory::line::Entry;
+use crate::ops::tuning;
+use crate::simd::{self, Input, Stores};
+use crate::sync::step::Failure;
 use peerweave_core::backend::CollectiveKind as Kind;
 use std::ops::Range;
 
@@ -34,7 +35,7 @@ impl Run<'_> {
             let start = (part * self.op.count + block.start) * size;
             // SAFETY: the operand has `parts * count` elements (checked by the core), `to` has room for `parts` blocks (by the choice of `way` or
             // `block_len`), and staging areas and lines are apart from buffers.
-            unsafe { kernel::copy(to.wrapping_add(part * len), from.wrapping_add(start), len) };
+            unsafe { simd::copy(to.wrapping_add(part * len), from.wrapping_add(start), len) };
         }
     }
 
@@ -69,7 +70,7 @@ impl Run<'_> {
         let copy = |to: *mut u8, from: *const u8| {
             // SAFETY: packed operands hold `parts` blocks of `len` bytes; the result has room for `count` elements, or `n * count` for the
             // gathering kinds (checked by the core); both are apart.
-            unsafe { kernel::copy(to, from, len) }
+            unsafe { simd::copy(to, from, len) }
         };
         match self.op.kind {
             Kind::AllReduce => self.reduce(inputs, &[to], block.len(), Stores::Cached),
@@ -120,7 +121,7 @@ impl Run<'_> {
                 let size = self.element_bytes();
                 let to = self.address(self.op.recv).wrapping_add(block.start * size);
                 // SAFETY: the block lies in the result (checked by the core); a staging area holds it, and is apart.
-                unsafe { kernel::copy(to, stage, block.len() * size) };
+                unsafe { simd::copy(to, stage, block.len() * size) };
                 continue;
             }
             match counts {
@@ -151,7 +152,7 @@ impl Run<'_> {
         for rank in parts() {
             let (at, len) = (counts.send_offset(self.me, rank) * size, counts.sent(self.me, rank) * size);
             // SAFETY: the core has checked that each part lies in the buffer; `aside` reaches to the end of the last.
-            unsafe { kernel::copy(aside[at..at + len].as_mut_ptr(), from.wrapping_add(at), len) };
+            unsafe { simd::copy(aside[at..at + len].as_mut_ptr(), from.wrapping_add(at), len) };
         }
         aside
     }
@@ -166,7 +167,7 @@ impl Run<'_> {
                 // SAFETY: the part lies in the buffer (checked by the core), or in what was set aside, which has the same offsets; `n` blocks of
                 // `block_len` elements fit a staging area.
                 unsafe {
-                    kernel::copy(to.wrapping_add(rank * block_len * size), from.wrapping_add(at), (end - block.start) * size)
+                    simd::copy(to.wrapping_add(rank * block_len * size), from.wrapping_add(at), (end - block.start) * size)
                 };
             }
         }
@@ -181,7 +182,7 @@ impl Run<'_> {
                 let at = (counts.recv_offset(self.me, rank) + block.start) * size;
                 // SAFETY: as in `pack_vector`; what `rank` sends is what this rank receives (compared in `read_counts`).
                 unsafe {
-                    kernel::copy(
+                    simd::copy(
                         to.wrapping_add(at),
                         input.at.wrapping_add(self.me * block_len * size),
                         (end - block.start) * size,

@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of what is awaited: the caller looks, and says who is missing. A look that succeeds at once costs no clock reading.
 
-use crate::layout::Segments;
+use crate::memory::layout::Segments;
 use peerweave_core::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 //!
 //! Does not know what lies inside: see `layout.rs`.
 
-use crate::layout::{Layout, Segments};
+use crate::memory::layout::{Layout, Segments};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;

@@ -4,8 +4,8 @@
 //! Asked only by waiters that have waited for milliseconds. A process descriptor names one process for good: a reused number cannot deceive it. A
 //! number is used only where it names the process (see `process.rs`), together with the time at which that process started.
 
-use crate::layout::{Segments, state};
-use crate::process::Identity;
+use crate::memory::layout::{Segments, state};
+use crate::sync::process::Identity;
 use peerweave_bootstrap::{Loss, Rendezvous};
 use peerweave_core::PeerCause;
 use rustix::event::{PollFd, PollFlags, Timespec};

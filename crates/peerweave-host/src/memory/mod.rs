@@ -1,0 +1,9 @@
+//! Where everything lies: the memory file that all PEs map, its layout, the symmetric heap, and the
+//! memory of other processes. No protocol is here but that of the entry line.
+
+pub(crate) mod attach;
+pub(crate) mod heap;
+pub(crate) mod layout;
+pub(crate) mod line;
+pub(crate) mod machine;
+pub(crate) mod segment;

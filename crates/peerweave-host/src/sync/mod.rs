@@ -1,0 +1,8 @@
+//! How the ranks of a team keep step, how a PE waits, and what it knows of the other PEs.
+
+pub(crate) mod liveness;
+pub(crate) mod process;
+pub(crate) mod root_cause;
+pub(crate) mod step;
+pub(crate) mod team;
+pub(crate) mod wait;
