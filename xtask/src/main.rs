@@ -30,7 +30,7 @@ struct Arguments {
 enum Check {
     /// Dependencies point down only, and the crates that must not know each other do not
     Layers,
-    /// Every unsafe block and unsafe impl has a SAFETY argument; counts them by crate
+    /// Every unsafe block and unsafe impl has a SAFETY argument, every unsafe fn a contract; counts them by crate
     Unsafe,
     /// What peerweave-nccl believes of NCCL's structs, numbers and functions is what its headers and library say
     Abi {

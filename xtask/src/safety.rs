@@ -1,7 +1,8 @@
-//! Arguments for unsafe code: every `unsafe` block and `unsafe impl` has a `// SAFETY:` comment directly above.
+//! Arguments for unsafe code: every `unsafe` block and `unsafe impl` has a `// SAFETY:` comment directly above; every `unsafe fn`, private ones
+//! included, has a `# Safety` section in its documentation, which states the contract or names the function or trait whose contract it is.
 //!
 //! Does not judge whether an argument is right. clippy asks for the same of what it compiles; this also reads what is compiled for
-//! another target or configuration only, and asks more of `Send` and `Sync`.
+//! another target or configuration only, and asks more of `Send` and `Sync`. A method in the `impl` of a trait has the trait's contract.
 //!
 //! Invariant: "above" is above the statement or item that holds the `unsafe`, its attributes included, or between the first line of
 //! that statement and the `unsafe`. The argument for `Send` or `Sync` says what is *shared*, who *synchronises* it (or
@@ -44,6 +45,7 @@ enum Lacks {
     Shared,
     Synchronised,
     Test,
+    Contract,
     Rust,
 }
 
@@ -56,6 +58,7 @@ impl fmt::Display for Fault {
             Lacks::Shared => "its `// SAFETY:` comment does not say what is shared",
             Lacks::Synchronised => "its `// SAFETY:` comment does not say who synchronises",
             Lacks::Test => "its `// SAFETY:` comment does not say which test would catch a mistake",
+            Lacks::Contract => "no `# Safety` section with text in its documentation",
             Lacks::Rust => "could not be read as Rust",
         };
         write!(f, "{path}:{line}: {what}: {lacks}")
@@ -72,16 +75,20 @@ impl Report {
             return;
         };
         let mut sites = Vec::new();
-        collect(tokens, None, &mut sites);
+        collect(tokens, None, false, &mut sites);
         let lines: Vec<&str> = source.lines().collect();
         // The last type whose `Send` or `Sync` was argued in full.
         let mut argued_type = None;
         for site in sites {
             match &site.kind {
-                Kind::Function => {
+                Kind::Function { .. } => {
                     counts.functions += 1;
+                    if site.lacks_contract(&lines) {
+                        self.faults.push(fault(site.line, site.kind.to_string(), Lacks::Contract));
+                    }
                     continue;
                 }
+                Kind::Other => continue,
                 Kind::Block => counts.blocks += 1,
                 Kind::Impl { .. } => counts.impls += 1,
             }
@@ -136,8 +143,13 @@ enum Kind {
         of: String,
         on: String,
     },
-    /// A function, a function pointer, a trait or an extern block: its contract is documentation, which the compiler asks for.
-    Function,
+    Function {
+        name: String,
+        /// It is a method in the `impl` of a trait, which has the contract.
+        of_trait: bool,
+    },
+    /// A function pointer, a trait or an extern block.
+    Other,
 }
 
 impl fmt::Display for Kind {
@@ -145,7 +157,8 @@ impl fmt::Display for Kind {
         match self {
             Self::Block => write!(f, "unsafe block"),
             Self::Impl { of, on } => write!(f, "unsafe impl {of} for {on}"),
-            Self::Function => write!(f, "unsafe fn"),
+            Self::Function { name, .. } => write!(f, "unsafe fn {name}"),
+            Self::Other => write!(f, "unsafe"),
         }
     }
 }
@@ -185,6 +198,19 @@ impl Site {
         None
     }
 
+    /// Whether this is a function without a contract. Its documentation ends on the line before the statement, or within it where attributes come first.
+    fn lacks_contract(&self, lines: &[&str]) -> bool {
+        if matches!(self.kind, Kind::Function { of_trait: true, .. }) {
+            return false;
+        }
+        let doc = |index: &usize| lines[*index].trim_start().strip_prefix("///").map(str::trim);
+        let mut docs: Vec<&str> = (0..self.statement - 1).rev().map_while(|index| doc(&index)).collect();
+        docs.reverse();
+        docs.extend((self.statement - 1..self.line - 1).filter_map(|index| doc(&index)));
+        let mut section = docs.iter().skip_while(|line| **line != "# Safety").skip(1).take_while(|line| !line.starts_with("# "));
+        !section.any(|line| !line.is_empty())
+    }
+
     /// What follows `SAFETY:` in the comment above, over all its lines.
     fn argument(&self, lines: &[&str]) -> Option<String> {
         let comment = |index: &usize| {
@@ -202,27 +228,43 @@ impl Site {
 }
 
 /// Gathers every `unsafe` in `tokens`. `outer` is the first line of the statement around them, where they are only a part of it.
-fn collect(tokens: TokenStream, outer: Option<usize>, sites: &mut Vec<Site>) {
+fn collect(tokens: TokenStream, outer: Option<usize>, of_trait: bool, sites: &mut Vec<Site>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut statement = None;
+    // Whether the last `impl` of this item is of a trait.
+    let mut implements = None;
     for (index, token) in tokens.iter().enumerate() {
         let line = token.span().start().line;
         let start = outer.or(statement).unwrap_or(line);
         statement = Some(start);
         match token {
             TokenTree::Ident(word) if word == "unsafe" => {
-                if let Some(kind) = kind(&tokens[index + 1..]) {
+                if let Some(kind) = kind(&tokens[index + 1..], of_trait) {
                     sites.push(Site { kind, line, statement: start });
                 }
             }
+            TokenTree::Ident(word) if word == "impl" && implements.is_none() => {
+                implements = Some(matches!(header(&tokens[index + 1..]), Kind::Impl { on, .. } if !on.is_empty()));
+            }
+            // What a function returns may be an `impl Trait`, too.
+            TokenTree::Ident(word) if word == "fn" => implements = Some(false),
             TokenTree::Group(group) => {
                 let whole = group.delimiter() == Delimiter::Brace;
-                collect(group.stream(), (!whole).then_some(start), sites);
+                collect(group.stream(), (!whole).then_some(start), whole && implements == Some(true), sites);
+                if whole {
+                    implements = None;
+                }
                 if whole && ends_statement(token, tokens.get(index + 1)) {
                     statement = None;
                 }
             }
-            TokenTree::Punct(mark) if matches!(mark.as_char(), ';' | ',') => statement = None,
+            TokenTree::Punct(mark) if matches!(mark.as_char(), ';' | ',') => {
+                statement = None;
+                // A comma is also between the bounds of an `impl`.
+                if mark.as_char() == ';' {
+                    implements = None;
+                }
+            }
             _ => {}
         }
     }
@@ -246,11 +288,21 @@ fn ends_statement(block: &TokenTree, next: Option<&TokenTree>) -> bool {
 }
 
 /// What kind of `unsafe` precedes `rest`; none for an attribute such as `#[unsafe(no_mangle)]`.
-fn kind(rest: &[TokenTree]) -> Option<Kind> {
+fn kind(rest: &[TokenTree], of_trait: bool) -> Option<Kind> {
     match rest.first()? {
         TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => Some(Kind::Block),
         TokenTree::Ident(word) if word == "impl" => Some(header(&rest[1..])),
-        TokenTree::Ident(_) => Some(Kind::Function),
+        TokenTree::Ident(_) => {
+            // After `extern` and its ABI, if they are there; a pointer's type has no name. A macro may write `$name`.
+            let at = rest.iter().take(3).position(|token| matches!(token, TokenTree::Ident(word) if word == "fn"));
+            match at.and_then(|at| rest.get(at + 1..)) {
+                Some([TokenTree::Ident(name), ..]) => Some(Kind::Function { name: name.to_string(), of_trait }),
+                Some([TokenTree::Punct(mark), TokenTree::Ident(name), ..]) if mark.as_char() == '$' => {
+                    Some(Kind::Function { name: format!("${name}"), of_trait })
+                }
+                _ => Some(Kind::Other),
+            }
+        }
         _ => None,
     }
 }

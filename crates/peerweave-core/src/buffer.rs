@@ -36,6 +36,10 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     pub(crate) fn new<T: Element>(vec: Vec<T>) -> Self {
+        /// Frees the memory of a `Vec<T>`.
+        ///
+        /// # Safety
+        /// `at` and `capacity` are those of a `Vec<T>` that was taken apart and is not used again.
         unsafe fn free<T>(at: NonNull<u8>, capacity: usize) {
             // SAFETY: the caller passes the pointer and capacity of a `Vec<T>` that was taken apart below; `T` is `Copy`, so that a length of
             // 0 forgets nothing that has a drop.

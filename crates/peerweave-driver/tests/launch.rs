@@ -34,6 +34,9 @@ struct FakeLaunch {
 }
 
 /// Adds, at the address of the first argument, the second once for each thread, and the halves of the third, and the last.
+///
+/// # Safety
+/// `launch` is a live launch of this kernel.
 unsafe extern "C" fn count(launch: *const FakeLaunch) {
     // SAFETY: the fake gives a live launch of this kernel, whose parameters are those of its text.
     let (place, add, slice, last, threads) = unsafe {

@@ -139,6 +139,8 @@ impl Signature {
                 /// The kernel, for a launch.
                 pub const KERNEL: ::peerweave_device::launch::Kernel<(#(#types,)*)> = {
                     static PTX: ::peerweave_device::launch::PtxImage = #image;
+                    /// # Safety
+                    /// `context` lives for as long as the call.
                     unsafe fn host(context: *const ::peerweave_device::types::KernelContext, (#(#names,)*): (#(#types,)*)) {
                         // SAFETY: the caller promises a live context.
                         let Ok(context) = (unsafe { ::peerweave_device::prelude::Context::enter(context) }) else {
@@ -185,6 +187,8 @@ impl Signature {
                 #preamble
                 #bound
 
+                /// # Safety
+                /// `context` lives until the kernel has ended; the arguments are those of the launch.
                 #[unsafe(export_name = #text)]
                 #[allow(unsafe_code, improper_ctypes_definitions, unused_variables, clippy::all)]
                 pub unsafe extern "ptx-kernel" fn entry(
@@ -266,6 +270,8 @@ mod tests {
         );
         assert!(
             refused(quote!(
+                /// # Safety
+                /// None.
                 unsafe fn k() {}
             ))
             .contains("is unsafe")

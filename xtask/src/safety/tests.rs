@@ -75,7 +75,7 @@ fn code_under_a_configuration_or_in_a_macro_is_read_as_well() {
 fn what_only_looks_like_unsafe_code_is_not_counted() {
     let source = "//! unsafe { }
 #[unsafe(no_mangle)]
-pub unsafe extern \"C\" fn f() {}
+pub extern \"C\" fn f() {}
 /// unsafe impl Send for X {}
 const TEXT: &str = \"unsafe { }\";
 // unsafe { }
@@ -86,7 +86,7 @@ unsafe trait T {}
     assert_eq!(faults(source), []);
     let mut report = Report::default();
     report.add("a", "src/a.rs", source);
-    assert!(report.table().contains("a           0      0    4  0/0"), "{}", report.table());
+    assert!(report.table().contains("a           0      0    0  0/0"), "{}", report.table());
 }
 
 #[test]
@@ -128,4 +128,43 @@ fn a_fault_names_the_place() {
     let mut report = Report::default();
     report.add("a", "src/a.rs", "\nunsafe impl Sync for X {}");
     assert_eq!(report.faults()[0].to_string(), "src/a.rs:2: unsafe impl Sync for X: no `// SAFETY:` comment directly above");
+}
+
+#[test]
+fn an_unsafe_function_states_its_contract() {
+    let lacks = |source: &str| {
+        let found = faults(source);
+        assert!(found.iter().all(|(_, lacks)| *lacks == Lacks::Contract), "{found:?}");
+        found.iter().map(|(line, _)| *line).collect::<Vec<_>>()
+    };
+    assert_eq!(lacks("unsafe fn f() {}"), [1]);
+    assert_eq!(lacks("/// Reads.\npub(crate) unsafe extern \"C\" fn f() {}"), [2]);
+    assert_eq!(lacks("/// Reads.\n///\n/// # Safety\n/// # Panics\n/// At full moon.\nunsafe fn f() {}"), [6]);
+    assert!(lacks("/// Reads.\n///\n/// # Safety\n/// `p` is valid.\n#[inline]\nunsafe fn f() {}").is_empty());
+    assert!(lacks("#[inline]\n/// # Safety\n/// As [`g`].\npub unsafe fn f() {}").is_empty());
+    assert_eq!(lacks("/// # Safety\n/// `p` is valid.\nunsafe fn f() {}\nunsafe fn g() {}"), [4]);
+    assert_eq!(lacks("macro_rules! m {\n    ($name:ident) => {\n        unsafe fn $name() {}\n    };\n}"), [3]);
+    assert!(lacks("fn f(g: unsafe fn(), h: unsafe extern \"C\" fn(u8)) {}").is_empty());
+}
+
+#[test]
+fn a_method_of_a_trait_has_the_contract_of_the_trait() {
+    let source = "impl<T> a::Read for X<T>
+where
+    T: Copy,
+{
+    unsafe fn read() {}
+}
+impl<T> X<T> {
+    unsafe fn read() {}
+}
+trait Read {
+    unsafe fn read();
+}
+fn f() -> impl for<'a> Fn(&'a u8) {
+    unsafe fn g() {}
+}
+";
+    let lines: Vec<usize> = faults(source).into_iter().map(|(line, _)| line).collect();
+    assert_eq!(lines, [8, 11, 14]);
 }

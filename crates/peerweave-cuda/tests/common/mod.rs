@@ -108,6 +108,8 @@ macro_rules! kernels {
     ($($kernel:ident($($index:literal: $argument:ty),*);)*) => {
         fn register() {
             $({
+                /// # Safety
+                /// `launch` is a live launch of this kernel.
                 unsafe extern "C" fn run(launch: *const FakeLaunch) {
                     // SAFETY: the fake calls this for launches of this kernel, whose arguments after the context are these.
                     unsafe { on_cpu(&peerweave_test_kernels::$kernel::KERNEL, launch, ($(argument::<$argument>(launch, $index),)*)) }

@@ -24,6 +24,10 @@ fn no_flags() -> sys::CUgraphInstantiate_flags {
     sys::CUgraphInstantiate_flags(0)
 }
 
+/// Counts a call.
+///
+/// # Safety
+/// `data` is a live `AtomicU32`.
 unsafe extern "C" fn count(data: *mut c_void) {
     // SAFETY: every caller in this file gives a counter that lives for as long as the test.
     unsafe { &*data.cast::<AtomicU32>() }.fetch_add(1, Ordering::SeqCst);
@@ -137,6 +141,8 @@ fn branches_of_a_graph_run_at_the_same_time() {
     struct Meeting {
         here: AtomicU32,
     }
+    /// # Safety
+    /// `data` is a live `Meeting`.
     unsafe extern "C" fn meet(data: *mut c_void) {
         // SAFETY: the leaked meeting below.
         let meeting = unsafe { &*data.cast::<Meeting>() };

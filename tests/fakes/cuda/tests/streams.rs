@@ -13,6 +13,8 @@ fn fakes() -> Fakes {
 
 /// Queues a closure.
 fn host(stream: &CudaStream, run: impl FnOnce() + Send + 'static) {
+    /// # Safety
+    /// `data` is a box with a closure in it, given to exactly one call.
     unsafe extern "C" fn call(data: *mut core::ffi::c_void) {
         // SAFETY: the box below, given to exactly one call.
         let run = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
@@ -322,6 +324,8 @@ fn rows_are_copied_with_their_pitches() {
 
 #[test]
 fn a_callback_learns_of_the_error_that_a_host_function_never_sees() {
+    /// # Safety
+    /// `data` is a live `AtomicU32`.
     unsafe extern "C" fn keep(_stream: sys::CUstream, status: sys::CUresult, data: *mut core::ffi::c_void) {
         // SAFETY: the counter below, which lives for as long as the process.
         unsafe { &*data.cast::<AtomicU32>() }.store(status as u32, Ordering::SeqCst);

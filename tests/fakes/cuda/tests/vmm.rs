@@ -283,6 +283,8 @@ fn an_event_is_waited_for_in_another_process() {
             assert_eq!(call!(cuEventCreate(&mut event, 4)), CUDA_ERROR_INVALID_VALUE);
             assert_eq!(call!(cuEventCreate(&mut event, 6)), CUDA_SUCCESS);
             assert_eq!(call!(cuIpcGetEventHandle(&mut handle, event)), CUDA_SUCCESS);
+            /// # Safety
+            /// None: it accesses nothing.
             unsafe extern "C" fn nap(_: *mut core::ffi::c_void) {
                 std::thread::sleep(std::time::Duration::from_millis(60));
             }

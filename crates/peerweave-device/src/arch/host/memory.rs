@@ -96,6 +96,8 @@ access!(Sys: u32 as AtomicU32, u64 as AtomicU64);
 
 macro_rules! fetch {
     ($atomic:ty, $order:ident: $($name:ident),*) => {$(
+        /// # Safety
+        /// As the method of [`Rmw`] that it implements.
         #[inline]
         unsafe fn $name(word: *mut Self, value: Self) -> Self {
             atomic!($atomic, word).$name(value, <$order as Order>::ORDERING)
@@ -153,6 +155,8 @@ macro_rules! reduction {
         }
     )*};
     (@ $reach:ident, $order:ident: $($name:ident $fetch:ident),*) => {$(
+        /// # Safety
+        /// As the method of [`Reduce`] that it implements.
         #[inline]
         unsafe fn $name(word: *mut Self, value: Self) {
             // SAFETY: the caller promises what the fetching form asks for.

@@ -102,6 +102,8 @@ pub struct Bf16x8(pub [u32; 4]);
 /// One instruction that loads. Empty where the architecture lacks it.
 macro_rules! load_scalar {
     ($name:ident, $text:literal, $class:ident) => {
+        /// # Safety
+        /// As [`Multimem::store`].
         #[inline(always)]
         unsafe fn $name(from: *const Self) -> Self {
             #[cfg(target_feature = "sm_90")]
@@ -126,6 +128,8 @@ macro_rules! load_scalar {
 /// One instruction that writes. Empty where the architecture lacks it.
 macro_rules! write_scalar {
     ($name:ident, $text:literal, $class:ident) => {
+        /// # Safety
+        /// As [`Multimem::store`].
         #[inline(always)]
         unsafe fn $name(to: *mut Self, value: Self) {
             #[cfg(target_feature = "sm_90")]
@@ -191,6 +195,8 @@ scalar!(f64, reg64, "st.relaxed.sys.global.f64", "add.f64", "red.relaxed.sys.glo
 /// One instruction of four registers that loads.
 macro_rules! load_vector {
     ($name:ident, $text:literal) => {
+        /// # Safety
+        /// As [`Multimem::store`].
         #[inline(always)]
         unsafe fn $name(from: *const Self) -> Self {
             #[cfg(target_feature = "sm_90")]
@@ -215,6 +221,8 @@ macro_rules! load_vector {
 /// One instruction of four registers that writes.
 macro_rules! write_vector {
     ($name:ident, $text:literal) => {
+        /// # Safety
+        /// As [`Multimem::store`].
         #[inline(always)]
         unsafe fn $name(to: *mut Self, value: Self) {
             #[cfg(target_feature = "sm_90")]

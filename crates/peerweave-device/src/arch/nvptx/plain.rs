@@ -83,7 +83,9 @@ pub unsafe trait Piece: Copy {
 }
 
 macro_rules! piece_load {
-    ($(#[$doc:meta])* $name:ident, $text:literal, $carrier:ty, $class:ident) => {
+    ($name:ident, $text:literal, $carrier:ty, $class:ident) => {
+        /// # Safety
+        /// As the method of [`Piece`] that it implements.
         #[inline(always)]
         unsafe fn $name(from: *const Self) -> Self {
             let value: $carrier;
@@ -96,6 +98,8 @@ macro_rules! piece_load {
 
 macro_rules! piece_store {
     ($name:ident, $text:literal, $carrier:ty, $class:ident) => {
+        /// # Safety
+        /// As the method of [`Piece`] that it implements.
         #[inline(always)]
         unsafe fn $name(to: *mut Self, value: Self) {
             // SAFETY: the caller promises aligned, writable memory of this space.

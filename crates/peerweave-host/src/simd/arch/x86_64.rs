@@ -239,6 +239,8 @@ fn has_fast_strings() -> bool {
 /// The string methods of [`Arch`], which do not depend on vectors.
 macro_rules! strings {
     () => {
+        /// # Safety
+        /// As [`Arch::string_copy`].
         #[inline(always)]
         unsafe fn string_copy(dst: *mut u8, src: *const u8, bytes: usize) -> bool {
             let fast = has_fast_strings();
@@ -252,6 +254,8 @@ macro_rules! strings {
             fast
         }
 
+        /// # Safety
+        /// As [`Arch::string_zero`].
         #[inline(always)]
         unsafe fn string_zero(dst: *mut u8, bytes: usize) -> bool {
             let fast = has_fast_strings();
