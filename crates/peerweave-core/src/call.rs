@@ -1,14 +1,14 @@
 //! Hands operations over to the backend: the only place that does. Checks nothing but that the stream is of the team's world.
 //!
-//! Invariant: only operations that `check.rs` prepared pass through here, which is what the safety arguments rest on (\[C1\]).
+//! Invariant: only operations that `check/` prepared pass through here, which is what the safety arguments rest on (\[C1\]).
 #![allow(unsafe_code)]
 
 use crate::backend::{Keep, Outcome, Submitted};
 use crate::check::{self, Prepared};
 use crate::shared::Shared;
-use crate::stream::Stream;
-use crate::team::Team;
-use crate::ticket::Ticket;
+use crate::world::stream::Stream;
+use crate::world::team::Team;
+use crate::world::ticket::Ticket;
 use crate::{Error, Result};
 
 /// Runs an operation to its end on this thread.

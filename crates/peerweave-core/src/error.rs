@@ -379,3 +379,9 @@ pub enum MisuseKind {
         why: &'static str,
     },
 }
+
+#[cold]
+#[inline(never)]
+pub(crate) fn misuse(call: &'static str, kind: MisuseKind) -> Error {
+    Error::Misuse(Misuse { call, kind })
+}

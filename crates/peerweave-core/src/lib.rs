@@ -4,12 +4,15 @@
 //! there are; the crate `peerweave` picks one and re-exports this API.
 //!
 //! ```text
-//!   World ── Team ── all_reduce, put, wait_until, …     typed; generic over the element
-//!     │        │
-//!     │     check.rs      every wrong use becomes a `Misuse`, before anything is enqueued
-//!     │        │
-//!     │      call.rs      the only place that hands operations over
-//!     └────────┴───── dyn Backend                       erased: `Op` is plain data
+//!   ops/         all_reduce, put, wait_until, …: methods of teams, worlds and streams, typed
+//!    │  call.rs   the only place that hands operations over to the backend
+//!   check/       turns every wrong call into a `Misuse`, before anything is enqueued
+//!    │
+//!   world/       the handles: world, team, stream, ticket
+//!   arguments/   what calls take: symmetric memory, buffers, signal words, reductions
+//!    │
+//!   shared.rs    what all handles of a world share
+//!   backend/     the contract of a backend; operations as plain data
 //! ```
 //!
 //! Every operation has two forms. The short name is *stream-ordered*: it takes a [`Stream`], returns a [`Ticket`] at once, and runs after
@@ -45,50 +48,31 @@
 //! ```
 #![deny(unsafe_code)]
 
-mod argument;
-mod atomic;
+mod arguments;
 #[allow(unsafe_code, reason = "the traits that a backend implements are unsafe")]
 pub mod backend;
-mod buffer;
+mod bounds;
 mod call;
 mod check;
-mod collective;
-mod collective_blocking;
 mod error;
 mod fork;
-mod group;
-mod launch;
 pub mod noop;
-mod one_sided;
-mod reduction;
+mod ops;
 mod shared;
-mod shared_bytes;
-mod signal;
-mod stream;
-mod symmetric;
-mod team;
-mod ticket;
 mod world;
 
-pub use argument::{Dest, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, none};
+pub use arguments::{
+    Buffer, Dest, MaybeDest, MaybeSource, Reduction, Signal, SignalUpdate, Source, StreamDest, StreamSource, Symmetric, none,
+};
 pub use backend::{CallChecking, Caps, PrivateBuffers, VectorCounts};
-pub use buffer::Buffer;
 pub use error::{Error, KernelFailure, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
-pub use group::{BlockingGroup, Group};
-pub use launch::{LaunchArg, LaunchArgs, LaunchShape};
-pub use one_sided::Strides;
+pub use ops::{BlockingGroup, Group, LaunchArg, LaunchArgs, LaunchShape, Strides};
 pub use peerweave_types::{
     AtomicElement, AtomicInteger, Compare, DType, DeviceSlice, Dim3, Element, F8E4M3, F8E5M2, FailureKind, HeapGeometry, Integer,
     KernelArg, KernelOp, Number, Pe, Rank, ReduceOp, SignalOp, SymOffset, SymSlice, TeamShape, bf16, f16,
 };
-pub use reduction::Reduction;
 pub use shared::{FinalizeReport, LeakedBuffer};
-pub use signal::{Signal, SignalUpdate};
-pub use stream::{Event, Stream};
-pub use symmetric::Symmetric;
-pub use team::Team;
-pub use ticket::Ticket;
-pub use world::World;
+pub use world::{Event, Stream, Team, Ticket, World};
 
 /// A result of Peerweave.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

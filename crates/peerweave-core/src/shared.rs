@@ -3,8 +3,8 @@
 //! Moves no data. Invariant: every handle holds an `Arc` of this, so that the backend, and with it the symmetric heap, outlives them all.
 
 use crate::backend::{Backend, PrivateBuffers};
-use crate::error::{Error, MisuseKind};
-use crate::{Result, check, fork};
+use crate::error::{Error, MisuseKind, misuse};
+use crate::{Result, fork};
 use peerweave_types::{Pe, SymOffset};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -75,7 +75,13 @@ impl Shared {
     #[inline(never)]
     fn unusable(&self, call: &'static str) -> Error {
         let kind = if self.is_forked() { MisuseKind::Forked } else { MisuseKind::Finalized };
-        check::misuse(call, kind)
+        misuse(call, kind)
+    }
+
+    /// Fails where `what`, of the world `theirs`, is used with a team, buffer or stream of this world.
+    #[inline(always)]
+    pub(crate) fn same_world(self: &Arc<Self>, call: &'static str, theirs: &Arc<Self>, what: &'static str) -> Result<()> {
+        if Arc::ptr_eq(self, theirs) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignQueue { what })) }
     }
 
     /// From now on every call fails.

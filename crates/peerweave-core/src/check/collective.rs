@@ -1,12 +1,13 @@
-//! Checks of collective operations, and what they become: counts and places by the rules of [`crate::backend`]'s head.
+//! Checks of collective operations, and what they become: counts and places by the rules of `backend/op.rs`.
 
-use super::{Prepared, apart, argument, length, misuse, rank, share, team, times_ranks, vector};
+use super::{Prepared, apart, argument, rank, share, team, times_ranks, vector};
 use crate::Result;
-use crate::argument::{Owner, Span};
+use crate::arguments::reduction::ErasedReduction;
+use crate::arguments::span::{Owner, Span};
 use crate::backend::{Collective, CollectiveKind, Op, VectorCounts};
-use crate::error::{Error, MisuseKind};
-use crate::reduction::ErasedReduction;
-use crate::team::Team;
+use crate::bounds::length;
+use crate::error::{Error, MisuseKind, misuse};
+use crate::world::team::Team;
 use peerweave_types::{DType, Rank, ReduceOp};
 use std::sync::Arc;
 

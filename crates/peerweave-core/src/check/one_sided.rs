@@ -1,14 +1,15 @@
 //! Checks of one-sided operations, signals and atomics.
 
-use super::{Prepared, apart, argument, length, misuse, positive, rank, region, team, wrong_length, wrong_range};
+use super::{Prepared, apart, argument, rank, region, team};
 use crate::Result;
-use crate::argument::{Owner, Span};
+use crate::arguments::signal::{Signal, SignalUpdate};
+use crate::arguments::span::{Owner, Span};
+use crate::arguments::symmetric::Remote;
 use crate::backend::{Atomic, AtomicKind, Direction, Get, Op, Put, Strided, Until, WaitMode, WaitUntil};
-use crate::error::MisuseKind;
-use crate::one_sided::Strides;
-use crate::signal::{Signal, SignalUpdate};
-use crate::symmetric::Remote;
-use crate::team::Team;
+use crate::bounds::{self, length, positive, wrong_length, wrong_range};
+use crate::error::{MisuseKind, misuse};
+use crate::ops::Strides;
+use crate::world::team::Team;
 use peerweave_types::{Compare, Pe, Rank};
 
 /// Team, both sides, the target; and that what one PE copies to itself does not overlap.
@@ -134,7 +135,7 @@ pub(crate) fn signal<'a>(call: &'static str, of: &Team, update: SignalUpdate<'a>
 /// One element of what is remote.
 #[inline(always)]
 pub(crate) fn element<'a>(call: &'static str, remote: Remote<'a>, index: usize) -> Result<Remote<'a>> {
-    super::index(call, "index", index, remote.len)?;
+    bounds::index(call, "index", index, remote.len)?;
     Ok(Remote { at: remote.at.plus((index * remote.dtype.size_bytes()) as u64), len: 1, ..remote })
 }
 

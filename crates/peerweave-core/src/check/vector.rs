@@ -1,10 +1,10 @@
 //! Checks that look at lists: the counts of an all-to-all-v, the members of a group.
 
-use super::{misuse, wrong_length, wrong_range, wrong_value};
 use crate::Result;
 use crate::backend::{Direction, Op, Place, VectorCounts};
-use crate::error::MisuseKind;
-use crate::team::Team;
+use crate::bounds::{wrong_length, wrong_range, wrong_value};
+use crate::error::{MisuseKind, misuse};
+use crate::world::team::Team;
 
 /// Every part lies in its buffer, parts that are received do not overlap, and this rank sends itself what it receives from itself.
 pub(super) fn counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize) -> Result<()> {

@@ -2,11 +2,11 @@
 #![allow(unsafe_code)]
 
 use super::Noop;
+use crate::arguments::shared_bytes::{self, Reading};
 use crate::backend::TeamId;
 use crate::backend::{
     Atomic, AtomicKind, Collective, CollectiveKind, Direction, Op, Outcome, PointToPoint, Strided, Until, WaitMode, WaitUntil,
 };
-use crate::shared_bytes::{self, Reading};
 use crate::{Error, Result, Timeout};
 use peerweave_types::{DType, Number, Pe, ReduceOp, SignalOp, SymOffset, bf16, f16};
 use std::collections::HashMap;

@@ -59,9 +59,9 @@ pub(crate) struct PePage {
     pub(crate) pid: AtomicU64,
     /// The namespace in which that number means something.
     pub(crate) pid_namespace: AtomicU64,
-    /// The processor on which it last waited for long, plus 1: see `wait.rs`.
+    /// The processor on which it last waited for long, plus 1: see `sync/wait.rs`.
     pub(crate) processor: AtomicU64,
-    /// Whom it blames for its first failure: see `blame.rs`.
+    /// Whom it blames for its first failure: see `sync/root_cause.rs`.
     pub(crate) blames: AtomicU64,
     /// A random word of its process, and the address where it lies there, to find out whether the memory that can be read is that process's.
     pub(crate) probe: AtomicU64,
@@ -81,9 +81,9 @@ pub(crate) struct LoneWord {
 pub(crate) struct TeamWords {
     /// Two parities of the entry line.
     pub(crate) entry: [Line; 2],
-    /// How far this rank is in the operation that it entered: see `phase.rs`.
+    /// How far this rank is in the operation that it entered: see `sync/step.rs`.
     pub(crate) phase: LoneWord,
-    /// Not 0: this rank has given up on the team, and the word says whom it blames: see `blame.rs`.
+    /// Not 0: this rank has given up on the team, and the word says whom it blames: see `sync/root_cause.rs`.
     pub(crate) broken: LoneWord,
     /// The full description of the call that was entered, read when signatures differ: two parities of four words.
     pub(crate) call: [CallWords; 2],
@@ -103,7 +103,7 @@ pub(crate) struct CallWords {
 pub(crate) struct MailSlot {
     /// Number of the message or fragment that lies here; published last.
     pub(crate) sequence: AtomicU64,
-    /// How the bytes travel: see `point_to_point.rs`.
+    /// How the bytes travel: see `ops/point_to_point.rs`.
     pub(crate) mode: AtomicU64,
     /// Element type and count of the whole message.
     pub(crate) what: [AtomicU64; 2],

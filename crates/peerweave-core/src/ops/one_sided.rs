@@ -2,14 +2,15 @@
 //!
 //! The remote side is always a [`Symmetric`] handle of this PE: it names the same elements at the target.
 
-use crate::argument::{Dest, Owner, Source, StreamDest, StreamSource};
+use crate::arguments::buffer::Memory;
+use crate::arguments::span::{Dest, Owner, Source, StreamDest, StreamSource};
+use crate::arguments::symmetric::Symmetric;
+use crate::arguments::{SignalUpdate, span};
 use crate::backend::{Direction, Outcome, Pending, Submitted};
-use crate::buffer::Memory;
-use crate::stream::Stream;
-use crate::symmetric::Symmetric;
-use crate::team::Team;
-use crate::ticket::{Ticket, decode};
-use crate::{Result, SignalUpdate, argument, call, check};
+use crate::world::stream::Stream;
+use crate::world::team::Team;
+use crate::world::ticket::{Ticket, decode};
+use crate::{Result, call, check};
 use peerweave_types::{Element, Rank};
 use std::sync::Arc;
 use std::time::Duration;
@@ -286,7 +287,7 @@ impl Team {
         const CALL: &str = "p_blocking";
         let dest = check::element(CALL, dest.remote(), index)?;
         let value = [value];
-        let prepared = check::put(CALL, self, argument::borrowed(&value), dest, None, false, rank)?;
+        let prepared = check::put(CALL, self, span::borrowed(&value), dest, None, false, rank)?;
         call::run_unit(&self.inner.shared, prepared)
     }
 
@@ -319,7 +320,7 @@ impl Team {
         const CALL: &str = "g_blocking";
         let source = check::element(CALL, source.remote(), index)?;
         let mut value = [T::default()];
-        let prepared = check::get(CALL, self, source, argument::borrowed_mut(&mut value), false, rank)?;
+        let prepared = check::get(CALL, self, source, span::borrowed_mut(&mut value), false, rank)?;
         call::run_unit(&self.inner.shared, prepared)?;
         Ok(value[0])
     }
@@ -413,8 +414,8 @@ impl Cell {
         Self { memory: Arc::new(Memory::new(vec![value])), bytes: size_of::<T>() }
     }
 
-    fn span<T: Element>(&self) -> argument::Span<'_> {
-        argument::Span { place: self.memory.place(), len: 1, dtype: T::DTYPE, owner: Owner::Memory(&self.memory) }
+    fn span<T: Element>(&self) -> span::Span<'_> {
+        span::Span { place: self.memory.place(), len: 1, dtype: T::DTYPE, owner: Owner::Memory(&self.memory) }
     }
 
     fn outcome(&self) -> Outcome {

@@ -6,16 +6,16 @@
 //! What is on the path of small operations is inlined by force, so that an [`Op`] is built where it is handed over from and never moved: that is the
 //! difference between 6 ns and 19 ns for a put of 8 bytes (benches/dispatch_overhead.rs).
 
-use crate::argument::{Held, Owner, Span, keep};
+use crate::arguments::span::{Held, Owner, Span, keep};
+use crate::arguments::symmetric::Region;
 use crate::backend::{Keep, Op, TeamId};
-use crate::error::{Error, Misuse, MisuseKind};
+use crate::bounds::wrong_value;
+use crate::error::{Error, MisuseKind, misuse};
 use crate::shared::Shared;
-use crate::stream::Stream;
-use crate::symmetric::Region;
-use crate::team::Team;
+use crate::world::stream::Stream;
+use crate::world::team::Team;
 use crate::{Result, backend};
-use peerweave_types::{DType, Dim3, Pe, Rank, TeamShape};
-use std::ops::{Bound, RangeBounds};
+use peerweave_types::{Dim3, Pe, Rank, TeamShape};
 use std::sync::Arc;
 
 mod collective;
@@ -63,99 +63,12 @@ impl<'a> Prepared<'a> {
     }
 }
 
-// ---- the errors, out of line ----
-
-#[cold]
-#[inline(never)]
-pub(crate) fn misuse(call: &'static str, kind: MisuseKind) -> Error {
-    Error::Misuse(Misuse { call, kind })
-}
-
-#[cold]
-#[inline(never)]
-fn wrong_length(call: &'static str, argument: &'static str, found: usize, expected: usize) -> Error {
-    misuse(call, MisuseKind::Length { argument, found, expected })
-}
+// ---- worlds, teams, streams, arguments ----
 
 #[cold]
 #[inline(never)]
 fn wrong_rank(call: &'static str, argument: &'static str, rank: Rank, team_size: usize) -> Error {
     misuse(call, MisuseKind::Rank { argument, found: rank.get(), team_size })
-}
-
-#[cold]
-#[inline(never)]
-fn wrong_range(call: &'static str, argument: &'static str, start: usize, end: usize, len: usize) -> Error {
-    misuse(call, MisuseKind::Range { argument, start, end, len })
-}
-
-#[cold]
-#[inline(never)]
-fn wrong_value(call: &'static str, argument: &'static str, found: impl ToString, expected: &'static str) -> Error {
-    misuse(call, MisuseKind::Value { argument, found: found.to_string(), expected })
-}
-
-// ---- lengths, indices, ranges ----
-
-#[inline(always)]
-pub(crate) fn length(call: &'static str, argument: &'static str, found: usize, expected: usize) -> Result<()> {
-    if found == expected { Ok(()) } else { Err(wrong_length(call, argument, found, expected)) }
-}
-
-#[inline(always)]
-pub(crate) fn index(call: &'static str, argument: &'static str, index: usize, len: usize) -> Result<()> {
-    if index < len { Ok(()) } else { Err(wrong_range(call, argument, index, index.saturating_add(1), len)) }
-}
-
-/// Start and length of a range of `len` elements.
-pub(crate) fn range(call: &'static str, len: usize, range: &impl RangeBounds<usize>) -> Result<(usize, usize)> {
-    let start = match range.start_bound() {
-        Bound::Included(&start) => Some(start),
-        Bound::Excluded(&before) => before.checked_add(1),
-        Bound::Unbounded => Some(0),
-    };
-    let end = match range.end_bound() {
-        Bound::Included(&last) => last.checked_add(1),
-        Bound::Excluded(&end) => Some(end),
-        Bound::Unbounded => Some(len),
-    };
-    match (start, end) {
-        (Some(start), Some(end)) if start <= end && end <= len => Ok((start, end - start)),
-        _ => Err(wrong_range(call, "range", start.unwrap_or(usize::MAX), end.unwrap_or(usize::MAX), len)),
-    }
-}
-
-pub(crate) fn positive(call: &'static str, argument: &'static str, value: usize) -> Result<()> {
-    if value > 0 { Ok(()) } else { Err(wrong_value(call, argument, value, "at least 1")) }
-}
-
-/// The bytes of an allocation.
-pub(crate) fn allocation(call: &'static str, elements: usize, dtype: DType, align: usize, max_align: usize) -> Result<usize> {
-    if !align.is_power_of_two() {
-        return Err(wrong_value(call, "align_bytes", align, "a power of two"));
-    }
-    if align > max_align {
-        return Err(wrong_value(call, "align_bytes", align, "at most `caps().max_align_bytes` of the world"));
-    }
-    match elements.checked_mul(dtype.size_bytes()) {
-        Some(bytes) if isize::try_from(bytes).is_ok() => Ok(bytes),
-        _ => Err(wrong_value(call, "count", elements, "what fits an address space")),
-    }
-}
-
-/// Whether a handle, to `len` elements from `start`, names its whole allocation.
-pub(crate) fn whole(call: &'static str, start: usize, len: usize, elements: usize) -> Result<()> {
-    if start == 0 && len == elements {
-        return Ok(());
-    }
-    Err(misuse(call, MisuseKind::PartOfAllocation { argument: "self", start, end: start + len, len: elements }))
-}
-
-// ---- worlds, teams, streams, arguments ----
-
-#[inline(always)]
-pub(crate) fn same_world(call: &'static str, mine: &Arc<Shared>, theirs: &Arc<Shared>, what: &'static str) -> Result<()> {
-    if Arc::ptr_eq(mine, theirs) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignQueue { what })) }
 }
 
 /// Whether operations of the team may run.
@@ -173,7 +86,7 @@ pub(crate) fn same_team(call: &'static str, mine: &Team, theirs: &Team) -> Resul
 /// Whether the stream may take operations of the team.
 #[inline(always)]
 pub(crate) fn stream(call: &'static str, team: &Team, stream: &Stream) -> Result<()> {
-    same_world(call, &team.inner.shared, &stream.shared, "stream")
+    team.inner.shared.same_world(call, &stream.shared, "stream")
 }
 
 /// The shape of a launch is one that GPUs run.

@@ -5,14 +5,14 @@
 #![allow(unsafe_code)]
 
 use crate::Result;
-use crate::argument::{Held, Owner};
+use crate::arguments::span::{Held, Owner};
+use crate::arguments::symmetric::Symmetric;
 use crate::backend::{BoundKernel, Keep, Launch, Op};
 use crate::check;
-use crate::error::MisuseKind;
+use crate::error::{MisuseKind, misuse};
 use crate::shared::Shared;
-use crate::stream::Stream;
-use crate::symmetric::Symmetric;
-use crate::ticket::{Ticket, decode};
+use crate::world::stream::Stream;
+use crate::world::ticket::{Ticket, decode};
 use peerweave_device::launch::{HostEntry, Kernel, PtxImage};
 use peerweave_types::{ArgVisitor, Dim3, Element, KernelArg, KernelArgs, KernelContext, SymOffset, SymSlice};
 use std::fmt;
@@ -117,7 +117,7 @@ impl<P: KernelArg> sealed::Argument<P> for P {
             Some((offset, bytes)) => {
                 let found = format!("a view of {bytes} bytes at offset {offset} of the heap");
                 let expected = "a view of one allocation of this world that was not released";
-                Err(check::misuse(CALL, MisuseKind::Value { argument: name, found, expected }))
+                Err(misuse(CALL, MisuseKind::Value { argument: name, found, expected }))
             }
             None => Ok((*self, Held::Nothing)),
         }

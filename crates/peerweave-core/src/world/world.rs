@@ -1,16 +1,15 @@
 //! The job as one PE sees it: who takes part, memory, streams, the end. What moves data is a method of a team.
 
+use crate::Result;
+use crate::arguments::symmetric::Symmetric;
 use crate::backend::{Backend, Caps, TeamId, TeamRecord};
 use crate::shared::{FinalizeReport, Shared};
-use crate::stream::Stream;
-use crate::symmetric::Symmetric;
-use crate::team::Team;
-use crate::ticket::{Ticket, decode};
-use crate::{Result, call, check};
+use crate::world::stream::Stream;
+use crate::world::team::Team;
 use peerweave_types::{Element, HeapGeometry, Pe};
 use std::any::Any;
 use std::panic::Location;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// This PE's part in a job.
 ///
@@ -18,9 +17,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// [`World::finalize`] ends the job in order; without it, peers learn that this PE left when its last handle is dropped.
 #[derive(Debug)]
 pub struct World {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     team: Team,
-    local_team: Mutex<Option<Team>>,
+    pub(crate) local_team: Mutex<Option<Team>>,
 }
 
 /// What is given where no alignment is asked for.
@@ -96,23 +95,6 @@ impl World {
         &self.team
     }
 
-    /// The team of this machine's PEs, in their order. Always the same one; it ends with the world.
-    ///
-    /// # Collective
-    /// All PEs, the first time, in the same order as their other collective calls of [`World::team`]. Later calls are local.
-    ///
-    /// # Errors
-    /// As [`Team::split`].
-    pub fn local_team(&self) -> Result<Team> {
-        let mut cached = self.local_team.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(team) = &*cached {
-            return Ok(team.clone());
-        }
-        let first = self.local_pes().first().copied().unwrap_or(self.my_pe());
-        let team = self.team.split_for_world(first.get().into())?;
-        Ok(cached.insert(team).clone())
-    }
-
     /// Allocates `count` elements of symmetric memory. Their values are any.
     ///
     /// # Collective
@@ -152,48 +134,6 @@ impl World {
     pub fn stream(&self) -> Result<Stream> {
         self.shared.usable("stream")?;
         Ok(Stream { shared: self.shared.clone(), inner: self.shared.backend.stream()? })
-    }
-
-    /// Orders: what this PE put and signalled before it is visible to a target before what it puts and signals there afterwards. Completes nothing.
-    ///
-    /// # Ordering
-    /// Runs after what was enqueued before it on `stream`.
-    ///
-    /// # Errors
-    /// [`Misuse`](crate::Misuse) after finalize or for a stream of another world; what the backend reports.
-    pub fn fence(&self, stream: &Stream) -> Result<Ticket> {
-        const CALL: &str = "fence";
-        call::submit(CALL, &self.team, stream, check::fence(CALL, &self.shared)?, decode::nothing)
-    }
-
-    /// As [`World::fence`], for what this thread did, on the calling thread.
-    ///
-    /// # Errors
-    /// As [`World::fence`].
-    #[inline]
-    pub fn fence_blocking(&self) -> Result<()> {
-        call::run_unit(&self.shared, check::fence("fence_blocking", &self.shared)?)
-    }
-
-    /// Completes: what this PE put, got and signalled before it, `nbi` forms included, is done at its targets.
-    ///
-    /// # Ordering
-    /// Runs after what was enqueued before it on `stream`.
-    ///
-    /// # Errors
-    /// As [`World::fence`].
-    pub fn quiet(&self, stream: &Stream) -> Result<Ticket> {
-        const CALL: &str = "quiet";
-        call::submit(CALL, &self.team, stream, check::quiet(CALL, &self.shared)?, decode::nothing)
-    }
-
-    /// As [`World::quiet`], for what this thread did, on the calling thread.
-    ///
-    /// # Errors
-    /// As [`World::fence`].
-    #[inline]
-    pub fn quiet_blocking(&self) -> Result<()> {
-        call::run_unit(&self.shared, check::quiet("quiet_blocking", &self.shared)?)
     }
 
     /// Ends this PE's part in the job and tells what was not released. Every handle that is still alive fails from now on.

@@ -1,9 +1,9 @@
 //! The receipt for an operation that was enqueued. Does not own what the operation uses: the queue does.
 
 use crate::backend::{Outcome, Pending, Submitted};
-use crate::error::MisuseKind;
+use crate::error::{MisuseKind, misuse};
 use crate::shared::Shared;
-use crate::{Result, check, fork};
+use crate::{Result, fork};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,9 +80,7 @@ impl<R> Ticket<R> {
     pub fn wait_within(&self, limit: Duration) -> Result<R> {
         match &self.state {
             State::Complete(_) => self.wait(),
-            State::Queued { generation, .. } if *generation != fork::generation() => {
-                Err(check::misuse("wait", MisuseKind::Forked))
-            }
+            State::Queued { generation, .. } if *generation != fork::generation() => Err(misuse("wait", MisuseKind::Forked)),
             State::Queued { pending, .. } => pending.wait(limit).map(self.decode),
         }
     }
@@ -117,7 +115,7 @@ pub(crate) mod decode {
 
     /// An element whose bytes are the first of a word in memory.
     pub(crate) fn element<T: Element>(outcome: Outcome) -> T {
-        crate::buffer::element_from_bytes(word(outcome).to_ne_bytes())
+        crate::arguments::buffer::element_from_bytes(word(outcome).to_ne_bytes())
     }
 
     /// The lowest index; `None` where every word was excluded.

@@ -1,4 +1,4 @@
-//! How a reduction combines elements, with the scalar that one of them takes. What may be reduced by what is checked in `check.rs`.
+//! How a reduction combines elements, with the scalar that one of them takes. `check/` checks which reductions an element type has.
 
 use crate::backend;
 use peerweave_types::{Number, ReduceOp};

@@ -1,4 +1,4 @@
-//! Handles to symmetric memory. Nothing moves between PEs here: see `one_sided.rs` and `collective.rs`.
+//! Handles to symmetric memory. Nothing moves between PEs here: see `ops/`.
 //!
 //! Invariants: **\[S1\]** a handle names elements within one allocation; only `Region::new` and the slicing below make handles.
 //! **\[S2\]** The memory is accessed through the backend only, in ways that stay defined while a peer accesses it (\[B4\]); no reference to it
@@ -8,12 +8,12 @@
 //! the bytes, which are then perhaps those of a new allocation. It finds them inside the heap, so that \[S2\] holds nevertheless.
 #![allow(unsafe_code)]
 
-use crate::argument::{Owner, Span};
+use crate::arguments::signal::Signal;
+use crate::arguments::span::{Owner, Span};
 use crate::backend::Place;
-use crate::error::MisuseKind;
+use crate::error::{MisuseKind, misuse};
 use crate::shared::{LeakedBuffer, Shared};
-use crate::signal::Signal;
-use crate::{Result, backend, check};
+use crate::{Result, backend, bounds};
 use peerweave_types::{DType, Element, SymOffset, SymSlice};
 use std::fmt;
 use std::marker::PhantomData;
@@ -43,7 +43,7 @@ impl Region {
     fn usable(&self, call: &'static str) -> Result<()> {
         self.shared.usable(call)?;
         if self.is_released() {
-            return Err(check::misuse(call, MisuseKind::Released { argument: "self" }));
+            return Err(misuse(call, MisuseKind::Released { argument: "self" }));
         }
         Ok(())
     }
@@ -86,7 +86,7 @@ impl<T: Element> Symmetric<T> {
         location: &'static Location<'static>,
     ) -> Result<Self> {
         shared.usable(call)?;
-        let bytes = check::allocation(call, elements, T::DTYPE, align, shared.backend.caps().max_align_bytes)?;
+        let bytes = bounds::allocation(call, elements, T::DTYPE, align, shared.backend.caps().max_align_bytes)?;
         let at = shared.backend.allocate(&backend::Allocation { bytes, align, zeroed })?;
         let type_name = std::any::type_name::<T>();
         let number = shared.enter(LeakedBuffer { elements, type_name, bytes, allocated_at: location, dropped: false }, at);
@@ -132,7 +132,7 @@ impl<T: Element> Symmetric<T> {
     /// # Errors
     /// [`Misuse`](crate::Misuse) where the range does not lie in this one.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
-        let (start, len) = check::range("slice", self.len, &range)?;
+        let (start, len) = bounds::range("slice", self.len, &range)?;
         Ok(self.part(start, len))
     }
 
@@ -141,7 +141,7 @@ impl<T: Element> Symmetric<T> {
     /// # Errors
     /// [`Misuse`](crate::Misuse) where `middle` is more than the length.
     pub fn split_at(&self, middle: usize) -> Result<(Self, Self)> {
-        check::range("split_at", self.len, &(..middle))?;
+        bounds::range("split_at", self.len, &(..middle))?;
         Ok((self.part(0, middle), self.part(middle, self.len - middle)))
     }
 
@@ -150,7 +150,7 @@ impl<T: Element> Symmetric<T> {
     /// # Errors
     /// [`Misuse`](crate::Misuse) where `len` is 0.
     pub fn chunks(&self, len: usize) -> Result<impl ExactSizeIterator<Item = Self>> {
-        check::positive("chunks", "len", len)?;
+        bounds::positive("chunks", "len", len)?;
         Ok((0..self.len.div_ceil(len)).map(move |i| self.part(i * len, len.min(self.len - i * len))))
     }
 
@@ -190,7 +190,7 @@ impl<T: Element> Symmetric<T> {
     /// [`Misuse`](crate::Misuse) where the lengths differ, and after release or finalize.
     pub fn copy_to(&self, into: &mut [T]) -> Result<()> {
         self.region.usable("copy_to")?;
-        check::length("copy_to", "into", into.len(), self.len)?;
+        bounds::length("copy_to", "into", into.len(), self.len)?;
         // SAFETY: [S1] and not released; `into` has as many bytes. It is no symmetric memory: safe code has no reference to any ([S2]), and
         // the contract of `as_slice` forbids it.
         unsafe { self.region.shared.backend.read_local(self.at, into.as_mut_ptr().cast(), size_of_val(into)) };
@@ -203,7 +203,7 @@ impl<T: Element> Symmetric<T> {
     /// [`Misuse`](crate::Misuse) where the lengths differ, and after release or finalize.
     pub fn copy_from(&self, from: &[T]) -> Result<()> {
         self.region.usable("copy_from")?;
-        check::length("copy_from", "from", from.len(), self.len)?;
+        bounds::length("copy_from", "from", from.len(), self.len)?;
         // SAFETY: as in `copy_to`, in the other direction.
         unsafe { self.region.shared.backend.write_local(self.at, from.as_ptr().cast(), size_of_val(from)) };
         Ok(())
@@ -233,7 +233,7 @@ impl<T: Element> Symmetric<T> {
     #[inline]
     pub fn load(&self, index: usize) -> Result<T> {
         self.region.usable("load")?;
-        check::index("load", "self", index, self.len)?;
+        bounds::index("load", "self", index, self.len)?;
         let mut value = T::default();
         // SAFETY: [S1] and not released; `index` is less than `len`, and `value` is one element.
         unsafe { self.region.shared.backend.read_local(self.element(index), (&raw mut value).cast(), size_of::<T>()) };
@@ -247,7 +247,7 @@ impl<T: Element> Symmetric<T> {
     #[inline]
     pub fn store(&self, index: usize, value: T) -> Result<()> {
         self.region.usable("store")?;
-        check::index("store", "self", index, self.len)?;
+        bounds::index("store", "self", index, self.len)?;
         // SAFETY: [S1] and not released; `index` is less than `len`, and `value` is one element.
         unsafe { self.region.shared.backend.write_local(self.element(index), (&raw const value).cast(), size_of::<T>()) };
         Ok(())
@@ -301,9 +301,9 @@ impl<T: Element> Symmetric<T> {
         const CALL: &str = "release";
         let region = &*self.region;
         region.shared.usable(CALL)?;
-        check::whole(CALL, (self.at.0 - region.at.0) as usize / size_of::<T>(), self.len, region.elements)?;
+        bounds::whole(CALL, (self.at.0 - region.at.0) as usize / size_of::<T>(), self.len, region.elements)?;
         if region.released.swap(true, Ordering::AcqRel) {
-            return Err(check::misuse(CALL, MisuseKind::Released { argument: "self" }));
+            return Err(misuse(CALL, MisuseKind::Released { argument: "self" }));
         }
         let outcome = region.shared.backend.release(region.at);
         match &outcome {
@@ -332,7 +332,7 @@ impl Symmetric<u64> {
     /// # Errors
     /// [`Misuse`](crate::Misuse) where there is no such element.
     pub fn signal(&self, index: usize) -> Result<Signal> {
-        check::index("signal", "self", index, self.len)?;
+        bounds::index("signal", "self", index, self.len)?;
         Ok(Signal::new(self.region.clone(), self.element(index)))
     }
 }

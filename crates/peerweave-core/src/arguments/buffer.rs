@@ -5,9 +5,10 @@
 //! another thread may access it at any moment. No reference to it is handed out unless by [`Buffer::get_mut`], to the only handle.
 #![allow(unsafe_code)]
 
-use crate::argument::{Owner, Span};
+use crate::arguments::shared_bytes;
+use crate::arguments::span::{Owner, Span};
 use crate::backend::Place;
-use crate::{Result, check, shared_bytes};
+use crate::{Result, bounds};
 use peerweave_types::Element;
 use std::fmt;
 use std::marker::PhantomData;
@@ -127,7 +128,7 @@ impl<T: Element> Buffer<T> {
     /// # Errors
     /// [`Misuse`](crate::Misuse) where the range does not lie in this one.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
-        let (start, len) = check::range("slice", self.len, &range)?;
+        let (start, len) = bounds::range("slice", self.len, &range)?;
         Ok(Self { memory: self.memory.clone(), start: self.start + start, len, element: PhantomData })
     }
 
@@ -143,7 +144,7 @@ impl<T: Element> Buffer<T> {
     /// # Errors
     /// [`Misuse`](crate::Misuse) where the lengths differ.
     pub fn copy_to(&self, into: &mut [T]) -> Result<()> {
-        check::length("copy_to", "into", into.len(), self.len)?;
+        bounds::length("copy_to", "into", into.len(), self.len)?;
         self.read(into);
         Ok(())
     }
@@ -153,7 +154,7 @@ impl<T: Element> Buffer<T> {
     /// # Errors
     /// [`Misuse`](crate::Misuse) where the lengths differ.
     pub fn copy_from(&self, from: &[T]) -> Result<()> {
-        check::length("copy_from", "from", from.len(), self.len)?;
+        bounds::length("copy_from", "from", from.len(), self.len)?;
         // SAFETY: [P2]: an atomic write of as many bytes as both have, within the memory; `from` is borrowed, so nobody writes it.
         unsafe { shared_bytes::write(from.as_ptr().cast(), self.at(), size_of_val(from)) };
         Ok(())

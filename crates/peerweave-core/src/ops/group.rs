@@ -4,15 +4,15 @@
 //! runs before the closure has returned, and nothing at all where it, or a member, failed. A group runs only members that were checked for its own
 //! team: a closure that is given two groups can swap them, which is noticed.
 
-use crate::argument::{Dest, Held, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, maybe_span};
+use crate::arguments::reduction::Reduction;
+use crate::arguments::signal::SignalUpdate;
+use crate::arguments::span::{Dest, Held, MaybeDest, MaybeSource, Source, StreamDest, StreamSource, maybe_span};
+use crate::arguments::symmetric::Symmetric;
 use crate::backend::{CollectiveKind, Direction, Keep, Op, VectorCounts};
 use crate::check::{self, Prepared};
-use crate::reduction::Reduction;
-use crate::signal::SignalUpdate;
-use crate::stream::Stream;
-use crate::symmetric::Symmetric;
-use crate::team::Team;
-use crate::ticket::{Ticket, decode};
+use crate::world::stream::Stream;
+use crate::world::team::Team;
+use crate::world::ticket::{Ticket, decode};
 use crate::{Error, Result, call};
 use peerweave_types::{Element, Number, Rank};
 use std::marker::PhantomData;

@@ -1,13 +1,13 @@
 //! Collective operations, sends and receives, stream-ordered. The forms that run on the calling thread are in `collective_blocking.rs`.
 //!
-//! Nothing is checked here: `check.rs` does. What every form means, needs and fails with is told here, once.
+//! Nothing is checked here: `check/` does. The documentation of both forms is here.
 
-use crate::argument::{MaybeDest, MaybeSource, StreamDest, StreamSource, maybe_span};
+use crate::arguments::reduction::Reduction;
+use crate::arguments::span::{MaybeDest, MaybeSource, StreamDest, StreamSource, maybe_span};
 use crate::backend::{CollectiveKind, Direction, VectorCounts};
-use crate::reduction::Reduction;
-use crate::stream::Stream;
-use crate::team::Team;
-use crate::ticket::{Ticket, decode};
+use crate::world::stream::Stream;
+use crate::world::team::Team;
+use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call, check};
 use peerweave_types::{Element, Number, Rank};
 use std::sync::Arc;

@@ -4,9 +4,9 @@
 //! the traits are sealed, so that only the types of this file have a say in that.
 #![allow(private_interfaces, reason = "a span is nobody's business outside of this crate; the traits that name it are sealed")]
 
+use crate::arguments::buffer::{Buffer, Memory};
+use crate::arguments::symmetric::{Region, Symmetric};
 use crate::backend::{Keep, Place};
-use crate::buffer::{Buffer, Memory};
-use crate::symmetric::{Region, Symmetric};
 use peerweave_types::{DType, Element};
 use std::sync::Arc;
 

@@ -1,13 +1,13 @@
 //! Atomic operations on single elements of a rank's symmetric memory.
 
 use crate::Result;
+use crate::arguments::symmetric::Symmetric;
 use crate::backend::AtomicKind;
 use crate::call;
 use crate::check;
-use crate::stream::Stream;
-use crate::symmetric::Symmetric;
-use crate::team::Team;
-use crate::ticket::{Ticket, decode};
+use crate::world::stream::Stream;
+use crate::world::team::Team;
+use crate::world::ticket::{Ticket, decode};
 use peerweave_types::{AtomicElement, AtomicInteger, Rank};
 
 macro_rules! atomics {

@@ -1,8 +1,8 @@
-//! Ordered queues and marks in them. What can be enqueued is told where it is told of teams: `collective.rs`, `one_sided.rs`, ….
+//! Ordered queues and events in them. The operations that can be enqueued are in `ops/`.
 
+use crate::Result;
 use crate::backend::{EventBackend, StreamBackend};
 use crate::shared::Shared;
-use crate::{Result, check};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ impl Stream {
     /// [`Misuse`](crate::Misuse) for an event of another world; what the backend reports.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         self.shared.usable("wait_event")?;
-        check::same_world("wait_event", &self.shared, &event.shared, "event")?;
+        self.shared.same_world("wait_event", &event.shared, "event")?;
         self.inner.wait_event(&event.inner)
     }
 }

@@ -1,9 +1,9 @@
 //! Collective operations, sends and receives on the calling thread. What they mean is told in `collective.rs`.
 
-use crate::argument::{Dest, MaybeDest, MaybeSource, Source, maybe_span};
+use crate::arguments::reduction::Reduction;
+use crate::arguments::span::{Dest, MaybeDest, MaybeSource, Source, maybe_span};
 use crate::backend::{CollectiveKind, Direction, VectorCounts};
-use crate::reduction::Reduction;
-use crate::team::Team;
+use crate::world::team::Team;
 use crate::{Result, call, check};
 use peerweave_types::{Element, Number, Rank};
 use std::sync::Arc;

@@ -11,8 +11,8 @@ mod queue;
 
 pub use queue::{NoopEvent, NoopStream};
 
+use crate::arguments::shared_bytes::Reading;
 use crate::backend::{Allocation, Backend, Caps, JobShape, Op, Outcome, Place, SplitPart, StreamBackend, TeamId, TeamRecord};
-use crate::shared_bytes::Reading;
 use crate::{Error, Result, TeamName};
 use data::Heap;
 use peerweave_types::{HeapGeometry, Pe, SymOffset};
@@ -321,13 +321,13 @@ unsafe impl Backend for Noop {
     unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) {
         let from = self.at(self.job.my_pe, at, bytes);
         // SAFETY: `from` lies in the heap, says `at`; the caller answers for `into`.
-        unsafe { crate::shared_bytes::read(from, into, bytes) }
+        unsafe { crate::arguments::shared_bytes::read(from, into, bytes) }
     }
 
     unsafe fn write_local(&self, at: SymOffset, from: *const u8, bytes: usize) {
         let to = self.at(self.job.my_pe, at, bytes);
         // SAFETY: `to` lies in the heap, says `at`; the caller answers for `from`.
-        unsafe { crate::shared_bytes::write(from, to, bytes) }
+        unsafe { crate::arguments::shared_bytes::write(from, to, bytes) }
     }
 
     fn team_split(&self, parent: TeamId, part: Option<SplitPart>) -> Result<Option<TeamRecord>> {

@@ -1,0 +1,79 @@
+//! Checks of single values: lengths, indices, ranges, sizes of allocations. Each names the call and the
+//! argument in its error.
+
+use crate::Result;
+use crate::error::{Error, MisuseKind, misuse};
+use peerweave_types::DType;
+use std::ops::{Bound, RangeBounds};
+
+#[cold]
+#[inline(never)]
+pub(crate) fn wrong_length(call: &'static str, argument: &'static str, found: usize, expected: usize) -> Error {
+    misuse(call, MisuseKind::Length { argument, found, expected })
+}
+
+#[cold]
+#[inline(never)]
+pub(crate) fn wrong_range(call: &'static str, argument: &'static str, start: usize, end: usize, len: usize) -> Error {
+    misuse(call, MisuseKind::Range { argument, start, end, len })
+}
+
+#[cold]
+#[inline(never)]
+pub(crate) fn wrong_value(call: &'static str, argument: &'static str, found: impl ToString, expected: &'static str) -> Error {
+    misuse(call, MisuseKind::Value { argument, found: found.to_string(), expected })
+}
+
+#[inline(always)]
+pub(crate) fn length(call: &'static str, argument: &'static str, found: usize, expected: usize) -> Result<()> {
+    if found == expected { Ok(()) } else { Err(wrong_length(call, argument, found, expected)) }
+}
+
+#[inline(always)]
+pub(crate) fn index(call: &'static str, argument: &'static str, index: usize, len: usize) -> Result<()> {
+    if index < len { Ok(()) } else { Err(wrong_range(call, argument, index, index.saturating_add(1), len)) }
+}
+
+/// Start and length of a range of `len` elements.
+pub(crate) fn range(call: &'static str, len: usize, range: &impl RangeBounds<usize>) -> Result<(usize, usize)> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => Some(start),
+        Bound::Excluded(&before) => before.checked_add(1),
+        Bound::Unbounded => Some(0),
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => last.checked_add(1),
+        Bound::Excluded(&end) => Some(end),
+        Bound::Unbounded => Some(len),
+    };
+    match (start, end) {
+        (Some(start), Some(end)) if start <= end && end <= len => Ok((start, end - start)),
+        _ => Err(wrong_range(call, "range", start.unwrap_or(usize::MAX), end.unwrap_or(usize::MAX), len)),
+    }
+}
+
+pub(crate) fn positive(call: &'static str, argument: &'static str, value: usize) -> Result<()> {
+    if value > 0 { Ok(()) } else { Err(wrong_value(call, argument, value, "at least 1")) }
+}
+
+/// The bytes of an allocation.
+pub(crate) fn allocation(call: &'static str, elements: usize, dtype: DType, align: usize, max_align: usize) -> Result<usize> {
+    if !align.is_power_of_two() {
+        return Err(wrong_value(call, "align_bytes", align, "a power of two"));
+    }
+    if align > max_align {
+        return Err(wrong_value(call, "align_bytes", align, "at most `caps().max_align_bytes` of the world"));
+    }
+    match elements.checked_mul(dtype.size_bytes()) {
+        Some(bytes) if isize::try_from(bytes).is_ok() => Ok(bytes),
+        _ => Err(wrong_value(call, "count", elements, "what fits an address space")),
+    }
+}
+
+/// Whether a handle, to `len` elements from `start`, names its whole allocation.
+pub(crate) fn whole(call: &'static str, start: usize, len: usize, elements: usize) -> Result<()> {
+    if start == 0 && len == elements {
+        return Ok(());
+    }
+    Err(misuse(call, MisuseKind::PartOfAllocation { argument: "self", start, end: start + len, len: elements }))
+}

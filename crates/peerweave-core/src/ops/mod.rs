@@ -1,0 +1,16 @@
+//! The operations that a world, a team or a stream offers. Each checks its arguments by `check` and hands
+//! the result over by `call.rs`.
+
+mod atomic;
+mod collective;
+mod collective_blocking;
+mod group;
+mod launch;
+mod one_sided;
+mod order;
+mod signal;
+mod team;
+
+pub use group::{BlockingGroup, Group};
+pub use launch::{LaunchArg, LaunchArgs, LaunchShape};
+pub use one_sided::Strides;

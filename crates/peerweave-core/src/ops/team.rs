@@ -1,0 +1,119 @@
+//! Makes and ends teams: splits, the team of this machine, destruction.
+
+use crate::backend::SplitPart;
+use crate::error::{MisuseKind, misuse};
+use crate::world::team::Team;
+use crate::world::world::World;
+use crate::{Result, bounds, check};
+use peerweave_types::{Pe, Rank, TeamShape};
+use std::sync::PoisonError;
+
+impl World {
+    /// The team of this machine's PEs, in their order. Always the same one; it ends with the world.
+    ///
+    /// # Collective
+    /// All PEs, the first time, in the same order as their other collective calls of [`World::team`]. Later calls are local.
+    ///
+    /// # Errors
+    /// As [`Team::split`].
+    pub fn local_team(&self) -> Result<Team> {
+        let mut cached = self.local_team.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(team) = &*cached {
+            return Ok(team.clone());
+        }
+        let first = self.local_pes().first().copied().unwrap_or(self.my_pe());
+        let team = self.team().split_for_world(first.get().into())?;
+        Ok(cached.insert(team).clone())
+    }
+}
+
+impl Team {
+    /// The PE of a rank.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) where the team has no such rank.
+    pub fn pe_of(&self, rank: Rank) -> Result<Pe> {
+        check::rank("pe_of", self, "rank", rank)
+    }
+
+    /// Splits the team: ranks that give the same color form a new team, ordered by key, then by rank here. A rank that gives `None` gets `None`.
+    ///
+    /// # Collective
+    /// Every rank, in the same order as its other collective calls of this team. Colors and keys may differ.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) where the team is gone; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where there is no number for another team; what the backend reports.
+    pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Team>> {
+        self.split_as("split", color.map(|color| SplitPart { color, key }))
+    }
+
+    /// The ranks of `shape` as a new team, in its order; `None` for a rank that is not in it.
+    ///
+    /// # Collective
+    /// Every rank, with the same shape, in the same order as its other collective calls of this team.
+    ///
+    /// # Errors
+    /// As [`Team::split`]; [`Misuse`](crate::Misuse) where the shape names ranks that the team does not have, or none, or one twice.
+    pub fn split_strided(&self, shape: TeamShape) -> Result<Option<Team>> {
+        const CALL: &str = "split_strided";
+        check::team(CALL, self)?;
+        let index = check::shape(CALL, self, shape)?;
+        self.split_as(CALL, index.map(|index| SplitPart { color: 0, key: index.into() }))
+    }
+
+    /// Lays the ranks out in rows of `x_range` and splits them twice: into rows (the x axis: ranks `r` with the same `r / x_range`) and into columns
+    /// (the y axis: the same `r % x_range`). Gives this rank's row and column. The last row may be shorter; a range of more than the team means one row.
+    ///
+    /// # Collective
+    /// As [`Team::split_strided`].
+    ///
+    /// # Errors
+    /// As [`Team::split`]; [`Misuse`](crate::Misuse) where `x_range` is 0. Where the second split fails, the first team stays.
+    pub fn split_2d(&self, x_range: usize) -> Result<(Team, Team)> {
+        const CALL: &str = "split_2d";
+        check::team(CALL, self)?;
+        bounds::positive(CALL, "x_range", x_range)?;
+        let x_range = x_range.min(self.size()) as u64;
+        let rank = u64::from(self.my_rank().get());
+        let (x, y) = (rank % x_range, rank / x_range);
+        let axis = |color, key: u64| -> Result<Team> {
+            let team = self.split_as(CALL, Some(SplitPart { color, key: key as i64 }))?;
+            Ok(team.expect("backend bug: no team for a rank that gave a color"))
+        };
+        Ok((axis(y, x)?, axis(x, y)?))
+    }
+
+    fn split_as(&self, call: &'static str, part: Option<SplitPart>) -> Result<Option<Team>> {
+        check::team(call, self)?;
+        let record = self.inner.shared.backend.team_split(self.inner.id, part)?;
+        Ok(record.map(|record| Team::new(&self.inner.shared, record, false)))
+    }
+
+    pub(crate) fn split_for_world(&self, color: u64) -> Result<Team> {
+        check::team("local_team", self)?;
+        let part = SplitPart { color, key: 0 };
+        let record = self.inner.shared.backend.team_split(self.inner.id, Some(part))?;
+        Ok(Team::new(&self.inner.shared, record.expect("backend bug: no team for a rank that gave a color"), true))
+    }
+
+    /// Ends the team. Clones of this handle fail from now on.
+    ///
+    /// # Collective
+    /// Every rank, after its other calls of this team.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) for the world's own teams and for a team that is gone; what the backend reports.
+    pub fn destroy(self) -> Result<()> {
+        const CALL: &str = "destroy";
+        check::destroyable(CALL, &self, self.inner.of_world)?;
+        if self.inner.set_destroyed(true) {
+            return Err(misuse(CALL, MisuseKind::TeamDestroyed));
+        }
+        let outcome = self.inner.shared.backend.team_destroy(self.inner.id);
+        if matches!(outcome, Err(crate::Error::Mismatch(_))) {
+            // Others called something else; the team works on, for its clones.
+            self.inner.set_destroyed(false);
+        }
+        outcome
+    }
+}

@@ -1,0 +1,12 @@
+//! The handles of a job: the world, its teams, its streams, and the tickets of what was enqueued.
+
+pub(crate) mod stream;
+pub(crate) mod team;
+pub(crate) mod ticket;
+#[allow(clippy::module_inception, reason = "the world is one of the handles")]
+pub(crate) mod world;
+
+pub use stream::{Event, Stream};
+pub use team::Team;
+pub use ticket::Ticket;
+pub use world::World;

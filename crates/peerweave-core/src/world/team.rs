@@ -1,0 +1,131 @@
+//! Ordered sets of PEs. What a team can do is in `ops/`.
+//!
+//! Invariant: `members[r]` is the PE of rank `r`, `ranks[p]` its inverse, and this PE is a member.
+
+use crate::backend::{TeamId, TeamRecord};
+use crate::error::TeamName;
+use crate::shared::Shared;
+use peerweave_types::{Pe, Rank};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// An ordered set of PEs, this one among them. A clone is the same team.
+///
+/// Every operation takes ranks of the team it is called on. Collective operations of one team run in the order in which they are called, which
+/// must be the same on every rank.
+///
+/// Dropping the last handle does not end the team, since that is collective ([`Team::destroy`]): its number stays taken until the world ends.
+///
+/// ```
+/// use peerweave::World;
+///
+/// # fn main() -> peerweave::Result<()> {
+/// let world = World::from_env()?;
+/// let team = world.team();
+/// assert_eq!((team.size(), team.my_rank().get()), (world.n_pes(), world.my_pe().get()));
+///
+/// let row = team.split(Some(u64::from(team.my_rank().get() / 2)), 0)?.expect("a color was given"); // pairs
+/// assert!(row.size() <= 2);
+/// row.barrier_blocking()?;
+/// row.destroy()?;
+/// world.finalize()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Team {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) id: TeamId,
+    pub(crate) members: Box<[Pe]>,
+    /// By PE: its rank, or `NOT_A_MEMBER`.
+    ranks: Box<[u32]>,
+    my_rank: Rank,
+    /// Whether the world keeps it, so that it cannot be destroyed.
+    pub(crate) of_world: bool,
+    destroyed: AtomicBool,
+}
+
+const NOT_A_MEMBER: u32 = u32::MAX;
+
+impl Inner {
+    #[inline]
+    pub(crate) fn is_destroyed(&self) -> bool {
+        self.destroyed.load(Ordering::Acquire)
+    }
+
+    /// Marks the team as destroyed or not; returns what it was.
+    pub(crate) fn set_destroyed(&self, destroyed: bool) -> bool {
+        self.destroyed.swap(destroyed, Ordering::AcqRel)
+    }
+}
+
+impl Team {
+    pub(crate) fn new(shared: &Arc<Shared>, record: TeamRecord, of_world: bool) -> Self {
+        let mut ranks = vec![NOT_A_MEMBER; shared.n_pes].into_boxed_slice();
+        for (rank, pe) in (0..).zip(&record.members) {
+            ranks[pe.index()] = rank;
+        }
+        let my_rank = ranks[shared.my_pe.index()];
+        assert_ne!(my_rank, NOT_A_MEMBER, "backend bug: a team without this PE");
+        let inner = Inner {
+            shared: Arc::clone(shared),
+            id: record.id,
+            members: record.members.into(),
+            ranks,
+            my_rank: Rank::new(my_rank),
+            of_world,
+            destroyed: AtomicBool::new(false),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Number of ranks.
+    #[inline]
+    pub fn size(&self) -> usize {
+        self.inner.members.len()
+    }
+
+    /// The rank of this PE.
+    #[inline]
+    pub fn my_rank(&self) -> Rank {
+        self.inner.my_rank
+    }
+
+    /// The PEs, in rank order.
+    pub fn members(&self) -> &[Pe] {
+        &self.inner.members
+    }
+
+    /// How error reports name it.
+    pub fn name(&self) -> TeamName {
+        TeamName { id: self.inner.id, size: self.size() }
+    }
+
+    /// The rank of a PE; `None` where it is not of the team.
+    pub fn rank_of(&self, pe: Pe) -> Option<Rank> {
+        self.inner.ranks.get(pe.index()).copied().filter(|&rank| rank != NOT_A_MEMBER).map(Rank::new)
+    }
+
+    /// The rank in `other` of the PE that has `rank` here; `None` where there is none, or `other` is a team of another world.
+    pub fn translate(&self, rank: Rank, other: &Team) -> Option<Rank> {
+        if !Arc::ptr_eq(&self.inner.shared, &other.inner.shared) {
+            return None;
+        }
+        other.rank_of(*self.inner.members.get(rank.index())?)
+    }
+}
+
+impl fmt::Debug for Team {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Team")
+            .field("id", &self.inner.id.0)
+            .field("my_rank", &self.inner.my_rank.get())
+            .field("members", &self.inner.members)
+            .finish_non_exhaustive()
+    }
+}
