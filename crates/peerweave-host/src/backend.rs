@@ -5,11 +5,12 @@ use crate::ops::shared::Shared;
 use crate::ops::{Task, run_plain};
 use crate::simd;
 use crate::stream::HostStream;
+use crate::sync::team::slot_of;
 use crate::sync::wait::Limit;
 use peerweave_bootstrap::Rendezvous;
 use peerweave_core::Error;
 use peerweave_core::backend::{Allocation, Backend, Caps, JobShape, Op, Outcome, SplitPart, StreamBackend, TeamId, TeamRecord};
-use peerweave_types::{HeapGeometry, Pe, SymOffset};
+use peerweave_types::{HeapGeometry, KernelTeam, Pe, SymOffset};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -155,6 +156,10 @@ unsafe impl Backend for Host {
 
     fn team_destroy(&self, team: TeamId) -> Result<(), Error> {
         self.shared.team_destroy(team)
+    }
+
+    fn kernel_team(&self, team: TeamId) -> KernelTeam {
+        KernelTeam::new(slot_of(team) as u32)
     }
 
     fn stream(&self) -> Result<Arc<dyn StreamBackend>, Error> {

@@ -1,6 +1,6 @@
 //! Kernels on streams of the host backend: order, arguments that are refused, and how a kernel fails.
 
-use peerweave_core::{Error, LaunchShape, MisuseKind, Result, World};
+use peerweave_core::{Error, LaunchShape, MisuseKind, Result, Team, World};
 use peerweave_device::prelude::*;
 use peerweave_host::{HostOptions, on_threads};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -244,4 +244,86 @@ fn pe_that_leaves_while_a_kernel_waits_is_named_soon() {
     assert!(started.elapsed() < Duration::from_secs(30), "long before the deadline");
     assert_eq!(error.blamed(), [Pe::new(1)], "{error}");
     assert!(matches!(error, Error::Peer { call: "waits_for_pe_1", .. }), "{error}");
+}
+
+/// Every member adds its number to a word of every member, meets the team at each scope, and reduces over it.
+#[kernel]
+fn work_of_a_team(ctx: &Context, team: KernelTeam, word: SymSlice<u64>, sum: SymSlice<u32>, mine: SymSlice<u32>) -> Result<(), Failed> {
+    if gpu::thread_rank() == 0 {
+        for rank in 0..ctx.team_n_pes(team) {
+            let pe = ctx.team_pe(team, rank).unwrap_or(u32::MAX);
+            ctx.atomic_add(word, u64::from(ctx.my_pe()) + 1, pe);
+        }
+    }
+    gpu::sync_threads();
+    ctx.barrier_block(team)?;
+    ctx.reduce_block(team, sum, mine, Sum)
+}
+
+#[test]
+fn kernel_works_with_the_members_of_its_team_alone() {
+    for n in [1, 2, 3, 8] {
+        let outcomes = on_threads(n, &options(Duration::from_secs(20)), |world| -> Result<()> {
+            let me = u64::from(world.my_pe().get());
+            let team = world.team().split(Some(me % 2), -(me as i64))?.expect("a color was given");
+            let members: Vec<u64> = (0..n as u64).rev().filter(|pe| pe % 2 == me % 2).collect();
+            let (stream, word) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
+            let (sum, mine) = (world.alloc_zeroed::<u32>(37)?, world.alloc::<u32>(37)?);
+            mine.fill(me as u32 + 1)?;
+            stream.launch(&work_of_a_team::KERNEL, 1, 33, (&team, &word, &sum, &mine))?.wait()?;
+            let expected: u64 = members.iter().map(|pe| pe + 1).sum();
+            assert_eq!(word.load(0)?, expected);
+            assert_eq!(sum.to_vec()?, [expected as u32; 37]);
+            team.barrier_blocking()?;
+            // A number that was taken before names the team in structs and arrays.
+            let number = team.kernel_team()?;
+            assert_ne!(number, KernelTeam::WORLD);
+            stream.launch(&work_of_a_team::KERNEL, 1, 33, (number, &word, &sum, &mine))?.wait()?;
+            assert_eq!(word.load(0)?, 2 * expected);
+            team.destroy()
+        });
+        outcomes.unwrap().into_iter().for_each(Result::unwrap);
+    }
+}
+
+#[test]
+fn team_made_in_the_place_of_another_starts_anew() {
+    let outcomes = on_threads(3, &options(Duration::from_secs(20)), |world| -> Result<()> {
+        let (stream, word) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
+        let (sum, mine) = (world.alloc_zeroed::<u32>(5)?, world.alloc::<u32>(5)?);
+        mine.fill(1)?;
+        for round in 0..6u64 {
+            // Teams of two and of one, of other members in each round, so that lines of one team are those of others later.
+            let color = u64::from((u64::from(world.my_pe().get()) + round) % 3 == 0);
+            let team = world.team().split(Some(color), 0)?.expect("a color was given");
+            for _ in 0..=round {
+                stream.launch(&work_of_a_team::KERNEL, 1, 32, (&team, &word, &sum, &mine))?.wait()?;
+            }
+            assert_eq!(sum.to_vec()?, [team.size() as u32; 5]);
+            team.destroy()?;
+        }
+        Ok(())
+    });
+    outcomes.unwrap().into_iter().for_each(Result::unwrap);
+}
+
+#[test]
+fn team_that_was_destroyed_or_is_foreign_is_refused() {
+    alone(|world| {
+        alone(|other| -> Result<()> {
+            let (stream, word) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
+            let numbers = world.alloc_zeroed::<u32>(1)?;
+            let team = world.team().split(Some(0), 0)?.expect("a color was given");
+            let kept = team.clone();
+            team.destroy()?;
+            let launch = |team: &Team| stream.launch(&work_of_a_team::KERNEL, 1, 1, (team, &word, &numbers, &numbers)).map(drop);
+            assert_eq!(launch(&kept).unwrap_err().misuse(), Some(&MisuseKind::TeamDestroyed));
+            assert_eq!(kept.kernel_team().unwrap_err().misuse(), Some(&MisuseKind::TeamDestroyed));
+            let error = launch(other.team()).unwrap_err();
+            assert_eq!(error.misuse(), Some(&MisuseKind::ForeignQueue { what: "args.0" }), "{error}");
+            launch(world.team())?;
+            stream.synchronize()
+        })
+    })
+    .unwrap();
 }

@@ -86,7 +86,8 @@ impl From<(u32, u32, u32)> for Dim3 {
     }
 }
 
-/// A team, as kernels name it: its number in the context's table. The host gives it, and [`KernelTeam::WORLD`] is always there.
+/// A team, as kernels name it: its number in the context's table. [`KernelTeam::WORLD`] is always there; the host gives the number of
+/// each other team: `peerweave_core::Team::kernel_team`, `peerweave_cuda::Team::kernel_team`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct KernelTeam(u32);
@@ -108,13 +109,18 @@ impl KernelTeam {
     }
 }
 
-/// Looks at the memory that an argument of a kernel names, before the launch is enqueued.
+/// Looks at the memory and the teams that an argument of a kernel names, before the launch is enqueued.
 pub trait ArgVisitor {
     /// The argument names this part of every PE's symmetric heap.
     fn symmetric(&mut self, offset: SymOffset, bytes: u64);
 
     /// The argument names memory that the device reaches at this address.
     fn device(&mut self, address: u64, bytes: u64);
+
+    /// The argument names this team.
+    fn team(&mut self, team: KernelTeam) {
+        let _ = team;
+    }
 }
 
 /// A type that a kernel takes as an argument, by value.
@@ -123,9 +129,10 @@ pub trait ArgVisitor {
 ///
 /// # Safety
 /// The layout of the type is the same on the host and in the kernel (`repr(C)` or a primitive number), it holds no reference and no
-/// pointer of the host, its alignment is at most 16, and [`Self::visit`] reports every view of memory in it.
+/// pointer of the host, its alignment is at most 16, and [`Self::visit`] reports every view of memory and every team
+/// in it.
 pub unsafe trait KernelArg: Copy + Send + Sync + 'static {
-    /// Reports each view of memory in this argument, in order.
+    /// Reports each view of memory and each team in this argument, in order.
     fn visit(&self, visitor: &mut dyn ArgVisitor) {
         let _ = visitor;
     }
@@ -159,8 +166,14 @@ number_args!(
     crate::Pe,
     crate::Rank,
     SymOffset,
-    KernelTeam,
 );
+
+// SAFETY: a transparent wrapper of a number: one layout everywhere, and no memory is named; the team is visited.
+unsafe impl KernelArg for KernelTeam {
+    fn visit(&self, visitor: &mut dyn ArgVisitor) {
+        visitor.team(*self);
+    }
+}
 
 // SAFETY: an array of elements with one layout has one layout, and each element is visited.
 unsafe impl<T: KernelArg, const N: usize> KernelArg for [T; N] {
@@ -197,7 +210,7 @@ pub unsafe trait KernelArgs: Copy + Send + Sync + 'static {
     /// `self` is borrowed.
     fn each(&self, with: &mut dyn FnMut(*const u8, usize, usize));
 
-    /// Reports each view of memory in the arguments, in order.
+    /// Reports each view of memory and each team in the arguments, in order.
     fn visit(&self, visitor: &mut dyn ArgVisitor);
 }
 

@@ -20,7 +20,7 @@ pub use op::{
 };
 
 use crate::Error;
-use peerweave_types::{HeapGeometry, Pe, SymOffset};
+use peerweave_types::{HeapGeometry, KernelTeam, Pe, SymOffset};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -83,6 +83,11 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// Ends a team. Collective over it, after the operations that were issued before. Never called for the world. After a mismatch the team is
     /// as it was.
     fn team_destroy(&self, team: TeamId) -> Result<(), Error>;
+
+    /// The number of a live team in the contexts of kernels ([`KernelContext::teams`](peerweave_types::KernelContext)).
+    fn kernel_team(&self, team: TeamId) -> KernelTeam {
+        KernelTeam::new(team.0)
+    }
 
     /// A new ordered queue.
     fn stream(&self) -> Result<Arc<dyn StreamBackend>, Error>;

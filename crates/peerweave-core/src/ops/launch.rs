@@ -12,9 +12,10 @@ use crate::check;
 use crate::error::{MisuseKind, misuse};
 use crate::shared::Shared;
 use crate::world::stream::Stream;
+use crate::world::team::Team;
 use crate::world::ticket::{Ticket, decode};
 use peerweave_device::launch::{HostEntry, Kernel, PtxImage};
-use peerweave_types::{ArgVisitor, Dim3, Element, KernelArg, KernelArgs, KernelContext, SymOffset, SymSlice};
+use peerweave_types::{ArgVisitor, Dim3, Element, KernelArg, KernelArgs, KernelContext, KernelTeam, SymOffset, SymSlice};
 use std::fmt;
 use std::sync::Arc;
 
@@ -60,10 +61,11 @@ impl LaunchShape {
     }
 }
 
-/// An argument of a launch for a parameter of type `P`: a `P` itself, or `&Symmetric<T>` for a `SymSlice<T>`.
+/// An argument of a launch for a parameter of type `P`: a `P` itself, `&Symmetric<T>` for a `SymSlice<T>`, or `&Team` for a
+/// `KernelTeam`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed to a kernel's parameter of type `{P}`",
-    note = "pass a value of the parameter's own type, or `&Symmetric<T>` for a `SymSlice<T>`"
+    note = "pass a value of the parameter's own type, `&Symmetric<T>` for a `SymSlice<T>`, or `&Team` for a `KernelTeam`"
 )]
 pub trait LaunchArg<P: KernelArg>: sealed::Argument<P> {}
 
@@ -131,6 +133,16 @@ impl<T: Element> sealed::Argument<SymSlice<T>> for &Symmetric<T> {
         let remote = self.remote();
         check::region(CALL, shared, name, remote.region)?;
         Ok((self.view(), Owner::Region(remote.region).hold()))
+    }
+}
+
+impl LaunchArg<KernelTeam> for &Team {}
+impl sealed::Argument<KernelTeam> for &Team {
+    #[allow(private_interfaces, reason = "the trait is sealed")]
+    fn bind(&self, name: &'static str, shared: &Arc<Shared>) -> Result<(KernelTeam, Held)> {
+        check::same_world(CALL, &self.inner.shared, shared, name)?;
+        check::team(CALL, self)?;
+        Ok((shared.backend.kernel_team(self.inner.id), Held::Nothing))
     }
 }
 
@@ -204,11 +216,12 @@ impl<A: KernelArgs> BoundKernel for Bound<A> {
 impl Stream {
     /// Enqueues a kernel: `grid` blocks of `block` threads, on this PE alone. Every PE that is to run it launches it.
     ///
-    /// `args` is a tuple with one argument for each parameter of the kernel besides its context: values, and `&Symmetric<T>` for a
-    /// `SymSlice<T>`. The kernel starts when what was enqueued before it is complete; its memory is kept until it has ended.
+    /// `args` is a tuple with one argument for each parameter of the kernel besides its context: values, `&Symmetric<T>` for a
+    /// `SymSlice<T>`, `&Team` for a `KernelTeam`. The kernel starts when what was enqueued before it is complete; its memory is kept until it has ended.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) before anything is enqueued: a shape that no GPU runs, memory that was released or belongs to another world.
+    /// [`Misuse`](crate::Misuse) before anything is enqueued: a shape that no GPU runs, memory that was released or a team that was
+    /// destroyed, or either of another world.
     /// The ticket fails with [`Error::Kernel`](crate::Error::Kernel) where an operation or a thread of the kernel failed, and with [`Error::Peer`](crate::Error::Peer) where a
     /// PE died that the kernel waited for; both name the PE.
     ///

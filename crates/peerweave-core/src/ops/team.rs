@@ -5,7 +5,7 @@ use crate::error::{MisuseKind, misuse};
 use crate::world::team::Team;
 use crate::world::world::World;
 use crate::{Result, bounds, check};
-use peerweave_types::{Pe, Rank, TeamShape};
+use peerweave_types::{KernelTeam, Pe, Rank, TeamShape};
 use std::sync::PoisonError;
 
 impl World {
@@ -28,6 +28,37 @@ impl World {
 }
 
 impl Team {
+    /// The team as kernels name it. A launch takes `&Team` for a parameter of this type; this is for teams inside structs.
+    ///
+    /// It means the team until that is destroyed. A kernel that uses it later fails, or meets the PEs of a team that was made since.
+    ///
+    /// # Errors
+    /// [`Misuse`](crate::Misuse) where the team or the world is gone.
+    ///
+    /// ```
+    /// use peerweave::World;
+    /// use peerweave_device::prelude::*;
+    ///
+    /// /// The PEs of a team meet.
+    /// #[kernel]
+    /// fn meet(ctx: &Context, team: KernelTeam) -> Result<(), Failed> {
+    ///     ctx.barrier_block(team)
+    /// }
+    ///
+    /// # fn main() -> peerweave::Result<()> {
+    /// let world = World::from_env()?;
+    /// let pairs = world.team().split(Some(u64::from(world.my_pe().get() / 2)), 0)?.expect("a color was given");
+    /// world.stream()?.launch(&meet::KERNEL, 1, 32, (&pairs,))?.wait()?;
+    /// assert_eq!(world.team().kernel_team()?, KernelTeam::WORLD);
+    /// world.finalize()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn kernel_team(&self) -> Result<KernelTeam> {
+        check::team("kernel_team", self)?;
+        Ok(self.inner.shared.backend.kernel_team(self.inner.id))
+    }
+
     /// The PE of a rank.
     ///
     /// # Errors
@@ -99,7 +130,7 @@ impl Team {
     /// Ends the team. Clones of this handle fail from now on.
     ///
     /// # Collective
-    /// Every rank, after its other calls of this team.
+    /// Every rank, after its other calls of this team, when the kernels that were launched with it have ended.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) for the world's own teams and for a team that is gone; what the backend reports.

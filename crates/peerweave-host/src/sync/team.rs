@@ -242,6 +242,7 @@ impl Teams {
     }
 }
 
-fn slot_of(id: TeamId) -> usize {
+/// The slot of a team: its number in the contexts of kernels too.
+pub(crate) fn slot_of(id: TeamId) -> usize {
     (id.0 & 0xff) as usize
 }
