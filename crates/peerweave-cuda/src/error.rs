@@ -64,6 +64,16 @@ pub enum CudaError {
         /// Values that can be.
         expected: String,
     },
+    /// A collective call failed on another PE, so that it is an error here too.
+    #[error("{call}: it failed on {pe}: {message}")]
+    PeFailed {
+        /// The call.
+        call: &'static str,
+        /// The first PE that it failed on.
+        pe: Pe,
+        /// What it reported.
+        message: String,
+    },
     /// The kernels' crate has no PTX for the device.
     #[error("{kernel}: {reason}")]
     NoPtx {
@@ -99,7 +109,7 @@ impl CudaError {
     /// The PE that is to blame, if one is.
     pub fn pe(&self) -> Option<Pe> {
         match self {
-            Self::PeLost { pe, .. } => Some(*pe),
+            Self::PeLost { pe, .. } | Self::PeFailed { pe, .. } => Some(*pe),
             Self::Kernel { failure, .. } => failure.pe,
             Self::Vmm(VmmError::Peer { pe, .. }) => Some(*pe),
             Self::Bootstrap(BootstrapError::PeLost { pe, .. } | BootstrapError::PeFailed { pe, .. }) => Some(*pe),

@@ -19,12 +19,14 @@ use crate::modules::Modules;
 use crate::options::{GpuOptions, Transport};
 use crate::report::Report;
 use crate::tables::{Contents, Tables};
+use crate::team::Teams;
 
 /// One GPU of a job, set up for kernels that reach the GPUs of the other PEs. Clones are handles of the same.
 ///
 /// # Collective
-/// [`new`](Self::new), [`alloc`](Self::alloc), [`free`](Self::free), [`barrier`](Self::barrier) and [`recover`](Self::recover) are called by all PEs in the same
-/// order with the same arguments. They end by the deadline of the rendezvous, and name who did not arrive.
+/// [`new`](Self::new), [`alloc`](Self::alloc), [`free`](Self::free), [`split`](Self::split), [`barrier`](Self::barrier) and
+/// [`recover`](Self::recover) are called by all PEs in the same order with the same arguments. They end by the deadline of the
+/// rendezvous, and name the PEs that did not arrive.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -53,7 +55,9 @@ pub(crate) struct Inner {
     pub(crate) network: bool,
     pub(crate) report: Report,
     pub(crate) tables: Mutex<Tables>,
-    sync: Block,
+    pub(crate) teams: Teams,
+    /// The lines of all teams that there may be.
+    pub(crate) sync: Block,
     pub(crate) deadline: Duration,
     pub(crate) modules: Modules,
     pub(crate) kernels: Mutex<HashMap<(usize, &'static str), LoadedKernel>>,
@@ -86,15 +90,18 @@ impl Gpu {
             Some(slots) => slots,
             None => attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         };
-        let (me, n_pes) = (rendezvous.pe(), rendezvous.n_pes());
+        if options.teams > Teams::MOST {
+            return Err(misuse(CALL, "teams", options.teams, &format!("at most {}", Teams::MOST)));
+        }
+        let (me, n_pes, n_teams) = (rendezvous.pe(), rendezvous.n_pes(), options.teams + 1);
         let nodes = nodes(rendezvous)?;
         let stream = PrivateStream::new(context)?;
-        let sync_bytes = TeamEntry::sync_bytes(n_pes, slots);
+        let sync_bytes = u64::from(n_teams) * Tables::sync_stride(n_pes, slots);
         let bytes = options.heap_bytes.saturating_add(sync_bytes as usize);
         let (heap, forced) = match options.transport {
-            Transport::Mapped => (Heap::vmm(rendezvous, context, bytes)?, false),
-            Transport::Nvshmem(settings) => (arena(rendezvous, context, settings, bytes)?, false),
-            Transport::Network(settings) => (arena(rendezvous, context, settings, bytes)?, true),
+            Transport::Mapped => (Heap::vmm(rendezvous, context, bytes, options.multicast)?, false),
+            Transport::Nvshmem(settings) => (arena(rendezvous, context, settings, bytes, options.multicast)?, false),
+            Transport::Network(settings) => (arena(rendezvous, context, settings, bytes, options.multicast)?, true),
         };
         let sync = heap.alloc(&stream, sync_bytes as usize)?;
         let entry = |pe: u32| heap.entry(me, Pe::new(pe), nodes[pe as usize].1, forced);
@@ -104,7 +111,7 @@ impl Gpu {
         let (node, node_pe) = &nodes[me.get() as usize];
         let tables = Tables::new(
             &stream,
-            &Contents {
+            Contents {
                 my_pe: me.get(),
                 node_pe: *node_pe,
                 node_n_pes: nodes.iter().filter(|(other, _)| other == node).count() as u32,
@@ -112,12 +119,13 @@ impl Gpu {
                 peers,
                 sync: SymOffset(sync.offset),
                 slots,
+                n_teams,
                 nvshmem_team: if heap.nvshmem().is_some() { nvshmem::TEAM_WORLD } else { TeamEntry::NO_HANDLE },
                 capabilities: if network { KernelContext::CAN_NETWORK } else { 0 },
                 status: report.status_address(),
                 abort: report.abort_address(),
                 deadline_ns: u64::try_from(options.deadline.as_nanos()).unwrap_or(u64::MAX),
-                multicast: 0,
+                multicast: heap.multicast_address()?,
             },
         )?;
         // Nobody's kernels may run before everybody's words are zero.
@@ -131,6 +139,7 @@ impl Gpu {
             network,
             report,
             tables: Mutex::new(tables),
+            teams: Teams::new(n_teams),
             sync,
             deadline: options.deadline,
             modules: Modules::default(),
@@ -289,9 +298,10 @@ fn arena(
     context: &Arc<CudaContext>,
     settings: peerweave_nvshmem::Settings,
     bytes: usize,
+    multicast: bool,
 ) -> Result<Heap, CudaError> {
     let nvshmem = peerweave_nvshmem::Context::from_rendezvous(rendezvous, context, settings)?;
-    Ok(Heap::Nvshmem(Arena::new(nvshmem, rendezvous, bytes)?))
+    Ok(Heap::Nvshmem(Arena::new(nvshmem, rendezvous, bytes, multicast)?))
 }
 
 /// The node of each PE, and its number there, by what the kernel of its machine calls this boot.

@@ -3,13 +3,15 @@
 //! Invariant: the same offset is the same allocation on every PE, since all have made the same calls and compared what they found.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::{CudaContext, CudaStream, DeviceBuffer as _, Keep, deadline_after, wait};
 use peerweave_nvshmem::SymmetricBuffer;
-use peerweave_types::{Pe, PeerEntry};
+use peerweave_types::{Pe, PeerEntry, SymOffset};
+use peerweave_vmm::multicast::{HeapMulticast, MulticastMapping};
 use peerweave_vmm::{HeapOptions, SymmetricHeap, SymmetricMemory};
 
 use crate::error::CudaError;
@@ -18,7 +20,8 @@ use crate::error::CudaError;
 const ALIGNMENT_BYTES: u64 = 256;
 
 pub(crate) enum Heap {
-    Vmm(SymmetricHeap),
+    /// With the multicast mapping of the whole heap, where there is one.
+    Vmm(SymmetricHeap, Option<HeapMulticast>),
     Nvshmem(Arena),
 }
 
@@ -35,14 +38,42 @@ pub(crate) enum Memory {
 }
 
 impl Heap {
-    pub(crate) fn vmm(rendezvous: &Arc<Rendezvous>, context: &Arc<CudaContext>, bytes: usize) -> Result<Self, CudaError> {
-        Ok(Self::Vmm(SymmetricHeap::new(rendezvous, context, HeapOptions::new(bytes).max_bytes(bytes))?))
+    pub(crate) fn vmm(
+        rendezvous: &Arc<Rendezvous>,
+        context: &Arc<CudaContext>,
+        bytes: usize,
+        multicast: bool,
+    ) -> Result<Self, CudaError> {
+        let options = HeapOptions::new(bytes).max_bytes(bytes).multicast(multicast);
+        let heap = SymmetricHeap::new(rendezvous, context, options)?;
+        // It covers what the heap has now: it never grows, since it has its limit.
+        let mapping = multicast.then(|| heap.multicast()).transpose()?;
+        Ok(Self::Vmm(heap, mapping))
+    }
+
+    /// The multicast address of the heap; 0 where there is none.
+    pub(crate) fn multicast_address(&self) -> Result<u64, CudaError> {
+        Ok(match self {
+            Self::Vmm(_, Some(mapping)) => mapping.address_of(SymOffset(0))?,
+            Self::Vmm(_, None) => 0,
+            Self::Nvshmem(arena) if arena.multicast => arena.whole.multicast_address(&arena.context.world())?.unwrap_or(0),
+            Self::Nvshmem(_) => 0,
+        })
+    }
+
+    /// Notes that work which may use the multicast address is about to be enqueued; gives what a graph keeps for it.
+    pub(crate) fn note_multicast(&self, stream: &Arc<CudaStream>, keep: Option<&mut Vec<Keep>>) {
+        let Self::Vmm(_, Some(mapping)) = self else { return };
+        mapping.mappings().iter().for_each(|part| drop(part.access(stream)));
+        if let Some(keep) = keep {
+            keep.extend(mapping.mappings().iter().map(MulticastMapping::keep));
+        }
     }
 
     /// Bytes on each PE.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
-            Self::Vmm(heap) => heap.bytes(),
+            Self::Vmm(heap, _) => heap.bytes(),
             Self::Nvshmem(arena) => arena.whole.len() as u64,
         }
     }
@@ -50,14 +81,14 @@ impl Heap {
     /// How this device reaches the heap of a PE; `network`: by NVSHMEM's device library, unless it is this PE's own.
     pub(crate) fn entry(&self, me: Pe, pe: Pe, node_pe: u32, network: bool) -> Result<PeerEntry, CudaError> {
         let base = match self {
-            Self::Vmm(heap) => heap.members().contains(&pe).then(|| heap.address_of(pe, 0)).transpose()?,
+            Self::Vmm(heap, _) => heap.members().contains(&pe).then(|| heap.address_of(pe, 0)).transpose()?,
             Self::Nvshmem(arena) if pe == me => Some(arena.whole.address()),
             Self::Nvshmem(_) if network => None,
             Self::Nvshmem(arena) => arena.whole.peer_address(pe)?,
         };
         let transport = match (self, base) {
             (_, Some(_)) => PeerEntry::MAPPED,
-            (Self::Vmm(_), None) => PeerEntry::UNREACHABLE,
+            (Self::Vmm(..), None) => PeerEntry::UNREACHABLE,
             (Self::Nvshmem(_), None) => PeerEntry::NETWORK,
         };
         Ok(PeerEntry { base: base.unwrap_or(0), node_pe, transport })
@@ -66,7 +97,7 @@ impl Heap {
     /// Allocates bytes, zero at first, on every PE. Collective.
     pub(crate) fn alloc(&self, stream: &Arc<CudaStream>, bytes: usize) -> Result<Block, CudaError> {
         Ok(match self {
-            Self::Vmm(heap) => {
+            Self::Vmm(heap, _) => {
                 let memory = heap.alloc_aligned::<u8>(bytes, ALIGNMENT_BYTES as usize)?;
                 let offset = memory.offset().0;
                 Block { memory: Memory::Vmm(memory), offset, bytes: bytes as u64 }
@@ -82,7 +113,7 @@ impl Heap {
     /// Frees an allocation on every PE. Collective.
     pub(crate) fn free(&self, block: Block) -> Result<(), CudaError> {
         match (self, block.memory) {
-            (Self::Vmm(heap), Memory::Vmm(memory)) => Ok(heap.free(memory)?),
+            (Self::Vmm(heap, _), Memory::Vmm(memory)) => Ok(heap.free(memory)?),
             (Self::Nvshmem(arena), Memory::Nvshmem(lease)) => arena.end(lease),
             _ => Err(misuse("Gpu::free", "the memory", "of another kind of heap", "an allocation of this heap")),
         }
@@ -91,7 +122,7 @@ impl Heap {
     /// The NVSHMEM that the heap is of.
     pub(crate) fn nvshmem(&self) -> Option<&peerweave_nvshmem::Context> {
         match self {
-            Self::Vmm(_) => None,
+            Self::Vmm(..) => None,
             Self::Nvshmem(arena) => Some(&arena.context),
         }
     }
@@ -150,9 +181,14 @@ impl Block {
 
     /// Fills this PE's memory with zeros, in the order of the stream.
     pub(crate) fn zero(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
+        self.zero_range(stream, 0..self.bytes as usize)
+    }
+
+    /// Fills bytes of this PE's memory with zeros, in the order of the stream.
+    pub(crate) fn zero_range(&self, stream: &Arc<CudaStream>, range: Range<usize>) -> Result<(), CudaError> {
         match &self.memory {
-            Memory::Vmm(memory) => peerweave_vmm::zero(stream, &mut memory.clone())?,
-            Memory::Nvshmem(lease) => peerweave_vmm::zero(stream, &mut lease.buffer.clone())?,
+            Memory::Vmm(memory) => peerweave_vmm::zero(stream, &mut memory.slice(range)?)?,
+            Memory::Nvshmem(lease) => peerweave_vmm::zero(stream, &mut lease.buffer.slice(range)?)?,
         }
         Ok(())
     }
@@ -162,6 +198,8 @@ impl Block {
 pub(crate) struct Arena {
     context: peerweave_nvshmem::Context,
     whole: SymmetricBuffer<u8>,
+    /// Whether kernels are to get NVSHMEM's multicast address of it.
+    multicast: bool,
     rendezvous: Arc<Rendezvous>,
     ranges: Arc<Mutex<Ranges>>,
 }
@@ -185,9 +223,10 @@ impl Arena {
         context: peerweave_nvshmem::Context,
         rendezvous: &Arc<Rendezvous>,
         bytes: usize,
+        multicast: bool,
     ) -> Result<Self, CudaError> {
         let whole = context.alloc_aligned::<u8>(ALIGNMENT_BYTES as usize, bytes)?;
-        Ok(Self { context, whole, rendezvous: Arc::clone(rendezvous), ranges: Arc::default() })
+        Ok(Self { context, whole, multicast, rendezvous: Arc::clone(rendezvous), ranges: Arc::default() })
     }
 
     fn ranges(&self) -> MutexGuard<'_, Ranges> {

@@ -6,11 +6,12 @@ use std::sync::{Arc, PoisonError};
 use peerweave_device::launch::Kernel;
 use peerweave_driver::launch::{Arguments, LaunchConfig, LoadedKernel};
 use peerweave_driver::{CudaStream, DeviceBuffer as _, DeviceMemory, Keep, PrivateStream, is_capturing};
-use peerweave_types::{ArgVisitor, Dim3, KernelArgs, SymOffset};
+use peerweave_types::{ArgVisitor, Dim3, KernelArgs, KernelTeam, SymOffset};
 
 use crate::error::CudaError;
 use crate::gpu::{Gpu, Inner};
 use crate::heap::{Block, misuse};
+use crate::team::Members;
 
 /// A stream of a GPU of a job. Derefs to cudarc's stream, for everything else that is enqueued there.
 pub struct Stream {
@@ -78,21 +79,39 @@ struct Lookup<'a> {
     inner: &'a Inner,
     blocks: Vec<Arc<Block>>,
     locals: Vec<Arc<DeviceMemory<u8>>>,
-    refused: Option<(SymOffset, u64)>,
+    teams: Vec<Arc<Members>>,
+    refused: Option<CudaError>,
 }
+
+const CALL: &str = "launch";
 
 impl ArgVisitor for Lookup<'_> {
     fn symmetric(&mut self, offset: SymOffset, bytes: u64) {
         match self.inner.allocation(offset, bytes) {
             _ if bytes == 0 => {}
             Some(block) => self.blocks.push(block),
-            None => self.refused = self.refused.or(Some((offset, bytes))),
+            None => {
+                let value = format!("{bytes} bytes at offset {:#x}", offset.0);
+                let expected = "a range inside one live allocation of this GPU's heap";
+                self.refused.get_or_insert_with(|| misuse(CALL, "a symmetric slice", value, expected));
+            }
         }
     }
 
     /// Memory that is not ours: whoever made the view promised that it stays.
     fn device(&mut self, address: u64, _: u64) {
         self.locals.extend(self.inner.local(address));
+    }
+
+    fn team(&mut self, team: KernelTeam) {
+        match self.inner.teams.find(team) {
+            _ if team == KernelTeam::WORLD => {}
+            Some(members) => self.teams.push(members),
+            None => {
+                let expected = "a team of this GPU that was not destroyed";
+                self.refused.get_or_insert_with(|| misuse(CALL, "a team", format!("number {}", team.index()), expected));
+            }
+        }
     }
 }
 
@@ -115,7 +134,8 @@ impl Gpu {
     /// begin only when another has ended.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`CudaError::Misuse`] for a symmetric slice that lies in no allocation; [`CudaError::Failed`] after a kernel has failed;
+    /// Before anything is enqueued: [`CudaError::Misuse`] for a symmetric slice that lies in no allocation, or a team that there is not
+    /// (any more); [`CudaError::Failed`] after a kernel has failed;
     /// [`CudaError::NoPtx`]; those of `LoadedKernel::launch`.
     pub fn launch<A: KernelArgs>(
         &self,
@@ -152,22 +172,15 @@ impl Gpu {
         unsafe { self.enqueue(stream, kernel, config, args, lookup) }
     }
 
-    /// The memory that arguments name; an error where it is no live allocation, or a kernel has failed.
+    /// The memory and the teams that arguments name; an error where one is not live, or a kernel has failed.
     fn look_up<A: KernelArgs>(&self, args: &A) -> Result<Lookup<'_>, CudaError> {
-        const CALL: &str = "launch";
         let inner = &*self.0;
         if let Some(failure) = &*inner.failed() {
             return Err(CudaError::Failed { call: CALL, failure: failure.clone() });
         }
-        let mut lookup = Lookup { inner, blocks: Vec::new(), locals: Vec::new(), refused: None };
+        let mut lookup = Lookup { inner, blocks: Vec::new(), locals: Vec::new(), teams: Vec::new(), refused: None };
         args.visit(&mut lookup);
-        match lookup.refused {
-            None => Ok(lookup),
-            Some((offset, bytes)) => {
-                let value = format!("{bytes} bytes at offset {:#x}", offset.0);
-                Err(misuse(CALL, "a symmetric slice", value, "a range inside one live allocation of this GPU's heap"))
-            }
-        }
+        lookup.refused.take().map_or(Ok(lookup), Err)
     }
 
     /// # Safety
@@ -183,12 +196,16 @@ impl Gpu {
         let inner = &*self.0;
         let tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
         let mut keep: Vec<Keep> = Vec::new();
-        if is_capturing(stream)? {
+        let capturing = is_capturing(stream)?;
+        if capturing {
             keep.extend(tables.keep());
             keep.push(inner.report.keep());
             keep.extend(lookup.blocks.iter().filter_map(|block| block.keep()));
             keep.extend(lookup.locals.iter().filter_map(|memory| memory.keep()).map(|(_, keep)| keep));
+            keep.extend(lookup.teams.iter().map(|team| Arc::<Members>::clone(team) as Keep));
         }
+        inner.heap.note_multicast(stream, capturing.then_some(&mut keep));
+        lookup.teams.iter().for_each(|team| team.note(stream));
         tables.note(stream);
         inner.report.note(stream);
         lookup.blocks.iter().for_each(|block| block.note(stream));

@@ -5,6 +5,7 @@
 //! ```text
 //!  Gpu        heap + context + modules of one PE's GPU
 //!   ├─ Symmetric   memory at the same offset on every PE
+//!   ├─ Team        PEs whose kernels synchronise and make collectives together
 //!   └─ Stream      launches of `Kernel`s, waits
 //!  CudaError  names the PE that is lost or did not do its part
 //! ```
@@ -22,6 +23,7 @@ mod network;
 mod options;
 mod report;
 mod tables;
+mod team;
 mod wait;
 
 pub use error::{CudaError, KernelFailure};
@@ -31,6 +33,7 @@ pub use local::Local;
 pub use memory::Symmetric;
 pub use options::{GpuOptions, Transport};
 pub use peerweave_driver::launch::LaunchConfig;
+pub use team::Team;
 
 /// Types that threads share: checked when the crate is compiled.
 const _: () = {
@@ -38,4 +41,5 @@ const _: () = {
     shared::<Gpu>();
     shared::<Symmetric<f32>>();
     shared::<Stream>();
+    shared::<Team>();
 };

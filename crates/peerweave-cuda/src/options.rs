@@ -27,12 +27,18 @@ pub struct GpuOptions {
     pub deadline: Duration,
     /// How many blocks of a kernel may synchronise with other PEs at a time; `None` for one on each multiprocessor.
     pub slots: Option<u32>,
+    /// How many teams there may be at a time besides the team of all PEs: at most 63.
+    pub teams: u32,
+    /// Whether kernels get a multicast address of the heap, by which one access reaches all GPUs of the machine. It needs multicast
+    /// objects of CUDA, or NVSHMEM's; `PEERWEAVE_MULTICAST=off` forbids them.
+    pub multicast: bool,
 }
 
 impl GpuOptions {
-    /// A heap of so many bytes on each PE, mapped all to all, with a deadline of 60 s.
+    /// A heap of so many bytes on each PE, mapped all to all, with a deadline of 60 s, 15 teams and no multicast.
     pub fn new(heap_bytes: usize) -> Self {
-        Self { heap_bytes, transport: Transport::default(), deadline: Duration::from_secs(60), slots: None }
+        let deadline = Duration::from_secs(60);
+        Self { heap_bytes, transport: Transport::default(), deadline, slots: None, teams: 15, multicast: false }
     }
 
     /// With this transport.
@@ -51,5 +57,16 @@ impl GpuOptions {
     #[must_use]
     pub fn slots(self, slots: u32) -> Self {
         Self { slots: Some(slots), ..self }
+    }
+    /// With room for so many teams besides that of all PEs.
+    #[must_use]
+    pub fn teams(self, teams: u32) -> Self {
+        Self { teams, ..self }
+    }
+
+    /// With or without a multicast address of the heap.
+    #[must_use]
+    pub fn multicast(self, multicast: bool) -> Self {
+        Self { multicast, ..self }
     }
 }

@@ -1,6 +1,7 @@
 //! The kernel context in memory of the device, and the tables that it leads to.
 //!
-//! Built once. Invariant: what a kernel reaches through the context lives as long as this value, which graphs keep.
+//! Built once, with room for all teams that there may be; a team is then written in place. Invariant: what a kernel reaches through the
+//! context lives as long as this value, which graphs keep.
 
 use std::sync::Arc;
 
@@ -13,20 +14,30 @@ pub(crate) struct Tables {
     context: DeviceMemory<u64>,
     peers: DeviceMemory<u64>,
     teams: DeviceMemory<u64>,
+    /// For each team, as many as there are PEs.
     members: DeviceMemory<u32>,
+    /// For each team, one for each slot.
     epochs: DeviceMemory<u64>,
+    contents: Contents,
 }
 
+/// Words of an entry in the table of teams.
+const TEAM_WORDS: usize = size_of::<TeamEntry>() / 8;
+
 /// Inputs of the tables.
+#[derive(Debug)]
 pub(crate) struct Contents {
     pub(crate) my_pe: u32,
     pub(crate) node_pe: u32,
     pub(crate) node_n_pes: u32,
     pub(crate) heap_bytes: u64,
     pub(crate) peers: Vec<PeerEntry>,
-    /// Where the lines of the team of all PEs are in the heap.
+    /// Where the lines of teams are in the heap, one team's after the other's.
     pub(crate) sync: SymOffset,
     pub(crate) slots: u32,
+    /// How many teams there may be, that of all PEs included.
+    pub(crate) n_teams: u32,
+    /// NVSHMEM's handle of the team of all PEs.
     pub(crate) nvshmem_team: i32,
     pub(crate) capabilities: u32,
     pub(crate) status: u64,
@@ -48,34 +59,23 @@ unsafe fn words<T: Copy>(value: &T) -> Vec<u64> {
 
 impl Tables {
     /// Builds the tables in the context of `stream`, and waits until they are there.
-    pub(crate) fn new(stream: &Arc<CudaStream>, contents: &Contents) -> Result<Self, DriverError> {
-        let n_pes = contents.peers.len() as u32;
+    pub(crate) fn new(stream: &Arc<CudaStream>, contents: Contents) -> Result<Self, DriverError> {
+        let (n_pes, n_teams) = (contents.peers.len() as u32, contents.n_teams as usize);
         // SAFETY: entries are `repr(C)` of fields that fill them.
         let peers: Vec<u64> = contents.peers.iter().flat_map(|entry| unsafe { words(entry) }).collect();
         let peers = DeviceMemory::from_slice(stream, &peers)?;
-        let members = DeviceMemory::from_slice(stream, &(0..n_pes).collect::<Vec<u32>>())?;
-        let epochs = DeviceMemory::zeroed(stream, contents.slots as usize)?;
-        let all_mapped = contents.peers.iter().all(|entry| entry.transport == PeerEntry::MAPPED);
-        let team = TeamEntry {
-            my_rank: contents.my_pe,
-            size: n_pes,
-            members: members.address(),
-            sync: contents.sync,
-            epochs: epochs.address(),
-            slots: contents.slots,
-            nvshmem_team: contents.nvshmem_team,
-            all_mapped: u32::from(all_mapped),
-            ..TeamEntry::default()
-        };
+        let members = DeviceMemory::from_slice(stream, &vec![0; n_teams * n_pes as usize])?;
+        let epochs = DeviceMemory::from_slice(stream, &vec![0; n_teams * contents.slots as usize])?;
+        let nobody = TeamEntry { my_rank: TeamEntry::NOT_A_MEMBER, nvshmem_team: TeamEntry::NO_HANDLE, ..TeamEntry::default() };
         // SAFETY: as above.
-        let teams = DeviceMemory::from_slice(stream, &unsafe { words(&team) })?;
+        let teams = DeviceMemory::from_slice(stream, &unsafe { words(&nobody) }.repeat(n_teams))?;
         let context = KernelContext {
             version: KernelContext::VERSION,
             my_pe: contents.my_pe,
             n_pes,
             node_pe: contents.node_pe,
             node_n_pes: contents.node_n_pes,
-            n_teams: 1,
+            n_teams: contents.n_teams,
             capabilities: contents.capabilities,
             reserved: 0,
             heap_bytes: contents.heap_bytes,
@@ -89,10 +89,59 @@ impl Tables {
         };
         // SAFETY: as above.
         let context = DeviceMemory::from_slice(stream, &unsafe { words(&context) })?;
-        Ok(Self { context, peers, teams, members, epochs })
+        let mut tables = Self { context, peers, teams, members, epochs, contents };
+        let world: Vec<u32> = (0..n_pes).collect();
+        let handle = tables.contents.nvshmem_team;
+        tables.write_team(stream, 0, &world, handle)?;
+        Ok(tables)
     }
 
-    /// Sets the epochs of all slots to zero, in the order of the stream.
+    /// Bytes from one team's lines to the next one's: enough for a team of all PEs.
+    pub(crate) fn sync_stride(n_pes: u32, slots: u32) -> u64 {
+        TeamEntry::sync_bytes(n_pes, slots)
+    }
+
+    /// Where the lines of a team are among those of all.
+    pub(crate) fn lines_of(&self, number: u32) -> std::ops::Range<usize> {
+        let stride = Self::sync_stride(self.contents.peers.len() as u32, self.contents.slots) as usize;
+        let start = number as usize * stride;
+        start..start + stride
+    }
+
+    /// Writes the entry of a team of which this PE is a member, with its epochs at zero, and waits until it is there. No kernel uses the
+    /// team's number meanwhile.
+    pub(crate) fn write_team(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        number: u32,
+        members: &[u32],
+        nvshmem_team: i32,
+    ) -> Result<(), DriverError> {
+        let contents = &self.contents;
+        let (n_pes, slots, at) = (contents.peers.len(), contents.slots as usize, number as usize);
+        let mut own_members = self.members.slice(at * n_pes..at * n_pes + members.len())?;
+        let mut epochs = self.epochs.slice(at * slots..(at + 1) * slots)?;
+        let is_mapped = |pe: &u32| contents.peers[*pe as usize].transport == PeerEntry::MAPPED;
+        let rank = members.iter().position(|pe| *pe == contents.my_pe);
+        let entry = TeamEntry {
+            my_rank: rank.map_or(TeamEntry::NOT_A_MEMBER, |rank| rank as u32),
+            size: members.len() as u32,
+            members: own_members.address(),
+            sync: SymOffset(contents.sync.0 + u64::from(number) * Self::sync_stride(n_pes as u32, contents.slots)),
+            epochs: epochs.address(),
+            slots: contents.slots,
+            nvshmem_team,
+            all_mapped: u32::from(members.iter().all(is_mapped)),
+            ..TeamEntry::default()
+        };
+        own_members.copy_from(stream, members)?;
+        epochs.copy_from(stream, &vec![0; slots])?;
+        // SAFETY: the entry is `repr(C)` of fields that fill it.
+        let words = unsafe { words(&entry) };
+        self.teams.slice(at * TEAM_WORDS..(at + 1) * TEAM_WORDS)?.copy_from(stream, &words)
+    }
+
+    /// Sets the epochs of all slots of all teams to zero, in the order of the stream.
     pub(crate) fn forget_epochs(&mut self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         let zeros = vec![0; self.epochs.len()];
         self.epochs.copy_from(stream, &zeros)

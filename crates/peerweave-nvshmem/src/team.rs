@@ -245,6 +245,11 @@ impl Team {
         Ok(index.map(|index| Rank::new(index as u32)))
     }
 
+    /// NVSHMEM's handle of the team, for kernels that call its device library. It is valid on this PE until the team is destroyed.
+    pub fn raw(&self) -> i32 {
+        self.handle()
+    }
+
     /// NVSHMEM's options of the team.
     ///
     /// # Errors

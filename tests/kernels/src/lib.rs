@@ -39,3 +39,30 @@ pub fn barriers(ctx: &Context, rounds: u32) -> Result<(), Failed> {
     }
     Ok(())
 }
+
+/// Adds this PE's number and 1 to the word of each member of a team, then meets the team: `rounds` times.
+#[kernel]
+pub fn meet_in_team(ctx: &Context, team: KernelTeam, word: SymSlice<u64>, rounds: u32) -> Result<(), Failed> {
+    for _ in 0..rounds {
+        if gpu::thread_rank() == 0 {
+            for rank in 0..ctx.team_n_pes(team) {
+                ctx.atomic_add(word, u64::from(ctx.my_pe()) + 1, ctx.team_pe(team, rank).unwrap_or(u32::MAX));
+            }
+        }
+        ctx.barrier_block(team)?;
+    }
+    Ok(())
+}
+
+/// Sums the elements of all members of a team.
+#[kernel]
+pub fn sum_in_team(ctx: &Context, team: KernelTeam, to: SymSlice<u32>, from: SymSlice<u32>) -> Result<(), Failed> {
+    ctx.reduce_block(team, to, from, Sum)
+}
+
+/// Writes the multicast address of the heap's first byte to `found`; 0 where there is none.
+#[kernel]
+pub fn multicast_base(ctx: &Context, found: SymSlice<u64>) {
+    let base = ctx.get_multicast_array(found).map_or(0, |view| view.address(0) - found.offset().0);
+    ctx.local(found).write(0, base);
+}

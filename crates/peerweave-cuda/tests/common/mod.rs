@@ -7,16 +7,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, ServerOptions, Token};
-use peerweave_cuda::{Gpu, GpuOptions};
+use peerweave_cuda::{CudaError, Gpu, GpuOptions};
 use peerweave_device::launch::Kernel;
 use peerweave_driver::Driver;
-use peerweave_types::{Dim3, KernelArgs, KernelContext};
+use peerweave_types::{Dim3, KernelArgs, KernelContext, KernelTeam};
 
 /// As long as anything may take.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 /// Runs the body as each of `n` PEs; gives what they return.
 pub(crate) fn pes<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&Gpu) -> T + Sync) -> Vec<T> {
+    pes_that_may_fail(n, options, |gpu| body(&gpu.expect("it is set up")))
+}
+
+/// As [`pes`], and the body is given what setting the GPU up gave.
+pub(crate) fn pes_that_may_fail<T: Send>(
+    n: u32,
+    options: GpuOptions,
+    body: impl Fn(Result<Gpu, CudaError>) -> T + Sync,
+) -> Vec<T> {
     register();
     let token = Token::random().expect("random numbers");
     let endpoint = Endpoint::random_unix().expect("random numbers");
@@ -30,9 +39,7 @@ pub(crate) fn pes<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&Gpu) -> T
                     let rendezvous = Rendezvous::join(&job, Options { deadline: LONG, ..Options::default() });
                     let rendezvous = Arc::new(rendezvous.expect("everybody joins"));
                     let context = peerweave_driver::context(pe as usize).expect("the fake has devices");
-                    let gpu = Gpu::new(&rendezvous, &context, options).expect("it is set up");
-                    let result = body(&gpu);
-                    drop(gpu);
+                    let result = body(Gpu::new(&rendezvous, &context, options));
                     // Leaves in order, unless the body has lost its peers.
                     if let Some(rendezvous) = Arc::into_inner(rendezvous) {
                         let _ = rendezvous.leave();
@@ -125,6 +132,9 @@ kernels! {
     wait_for_ever(1: peerweave_types::SymSlice<u64>, 2: u32);
     count_up(1: peerweave_types::SymSlice<u64>, 2: u64);
     barriers(1: u32);
+    multicast_base(1: peerweave_types::SymSlice<u64>);
+    meet_in_team(1: KernelTeam, 2: peerweave_types::SymSlice<u64>, 3: u32);
+    sum_in_team(1: KernelTeam, 2: peerweave_types::SymSlice<u32>, 3: peerweave_types::SymSlice<u32>);
 }
 
 fn register_one(name: &str, function: unsafe extern "C" fn(*const FakeLaunch)) {
@@ -134,4 +144,15 @@ fn register_one(name: &str, function: unsafe extern "C" fn(*const FakeLaunch)) {
     let register = unsafe { std::mem::transmute::<NonNull<c_void>, Register>(symbol) };
     let name = CString::new(name).expect("no zero");
     assert_eq!(register(name.as_ptr(), function), 0);
+}
+
+/// What a kernel's store to a multicast address does.
+pub(crate) fn store_by_multicast(address: u64, bytes: &[u8]) {
+    type Store = unsafe extern "C" fn(u64, *const c_void, usize) -> c_int;
+    let symbol =
+        Driver::get().expect("the fake").api().library().symbol(c"peerweave_fake_multicast_store").expect("the fake has it");
+    // SAFETY: the fake declares it so.
+    let store = unsafe { std::mem::transmute::<NonNull<c_void>, Store>(symbol) };
+    // SAFETY: the bytes are readable; the fake looks the address up.
+    assert_eq!(unsafe { store(address, bytes.as_ptr().cast(), bytes.len()) }, 0);
 }

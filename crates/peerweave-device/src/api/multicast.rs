@@ -4,15 +4,34 @@
 
 use super::Context;
 use core::marker::PhantomData;
-use peerweave_types::{Plain, SymSlice};
+use peerweave_types::{Plain, SymSlice, bf16, f16};
 
-#[cfg(target_arch = "nvptx64")]
-use crate::arch::multimem::{Multimem, MultimemBits, MultimemOrd};
+use crate::arch::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
 
 /// Elements at a multicast address: one access reaches the same elements of every GPU of the machine.
 ///
-/// Every access is relaxed and of system scope: fences, signals and barriers order it as they order stores to peers. The host has
-/// no such memory: there the view cannot be had.
+/// Every access is relaxed and of system scope: fences, signals and barriers order it as they order stores to peers. The host backend
+/// has no such memory: there [`Context::get_multicast_array`] gives `None`, and an access would panic.
+///
+/// ```
+/// use peerweave_device::prelude::*;
+///
+/// /// Every PE sums its share of the elements of all GPUs, and writes the sums on all of them.
+/// #[kernel]
+/// pub fn all_reduce(ctx: &Context, data: SymSlice<f32>) -> Result<(), Failed> {
+///     ctx.barrier_all_block()?;
+///     if let Some(everywhere) = ctx.get_multicast_array(data.chunk(ctx.my_pe() as usize, ctx.n_pes() as usize)) {
+///         let vectors = everywhere.vectors();
+///         for i in (gpu::thread_rank() as usize..vectors.len()).step_by(gpu::block_threads() as usize) {
+///             vectors.store(i, vectors.load_add(i));
+///         }
+///     } else {
+///         ctx.reduce_block(KernelTeam::WORLD, data, data, Sum)?;
+///     }
+///     ctx.barrier_all_block()
+/// }
+/// # fn main() {}
+/// ```
 pub struct MulticastSlice<T> {
     address: u64,
     len: usize,
@@ -33,10 +52,8 @@ impl Context {
     #[inline]
     pub fn get_multicast_array<T: Plain>(&self, of: SymSlice<T>) -> Option<MulticastSlice<T>> {
         let base = self.raw().multicast;
-        #[cfg(target_arch = "nvptx64")]
-        let available = crate::arch::multimem::AVAILABLE;
-        #[cfg(not(target_arch = "nvptx64"))]
-        let available = false;
+        // The host has an address only where a test's fake devices do, which take it for what it is.
+        let available = crate::arch::multimem::AVAILABLE || cfg!(not(target_arch = "nvptx64"));
         if base == 0 || !available {
             return None;
         }
@@ -69,7 +86,6 @@ impl<T> MulticastSlice<T> {
     }
 }
 
-#[cfg(target_arch = "nvptx64")]
 macro_rules! loads {
     ($($(#[$doc:meta])* $name:ident = $operation:ident;)*) => {$(
         $(#[$doc])*
@@ -84,7 +100,6 @@ macro_rules! loads {
     )*};
 }
 
-#[cfg(target_arch = "nvptx64")]
 macro_rules! writes {
     ($($(#[$doc:meta])* $name:ident = $operation:ident;)*) => {$(
         $(#[$doc])*
@@ -99,7 +114,6 @@ macro_rules! writes {
     )*};
 }
 
-#[cfg(target_arch = "nvptx64")]
 impl<T: Multimem> MulticastSlice<T> {
     loads! {
         /// The sum of the element over all GPUs.
@@ -113,7 +127,6 @@ impl<T: Multimem> MulticastSlice<T> {
     }
 }
 
-#[cfg(target_arch = "nvptx64")]
 impl<T: MultimemOrd> MulticastSlice<T> {
     loads! {
         /// The smallest of the element over all GPUs.
@@ -129,7 +142,6 @@ impl<T: MultimemOrd> MulticastSlice<T> {
     }
 }
 
-#[cfg(target_arch = "nvptx64")]
 impl<T: MultimemBits> MulticastSlice<T> {
     loads! {
         /// Bitwise and of the element over all GPUs.
@@ -139,4 +151,28 @@ impl<T: MultimemBits> MulticastSlice<T> {
         /// Bitwise exclusive or of the element over all GPUs.
         load_xor = load_xor;
     }
+}
+
+/// The elements as vectors of 16 bytes.
+macro_rules! vectors {
+    ($($t:ty, $vector:ident, $lanes:literal;)*) => {$(
+        impl MulticastSlice<$t> {
+            #[doc = concat!("The elements as vectors of ", $lanes, ", which one access of 16 bytes moves. Elements that fill no vector are left out.")]
+            ///
+            /// # Panics
+            /// Where the first element is not aligned to 16 bytes; on a GPU that is a trap.
+            #[inline]
+            #[track_caller]
+            pub fn vectors(self) -> MulticastSlice<$vector> {
+                assert!(self.address.is_multiple_of(16), "the first element of the multicast slice is not aligned to 16 bytes");
+                MulticastSlice { address: self.address, len: self.len / $lanes, element: PhantomData }
+            }
+        }
+    )*};
+}
+
+vectors! {
+    f32, F32x4, 4;
+    f16, F16x8, 8;
+    bf16, Bf16x8, 8;
 }

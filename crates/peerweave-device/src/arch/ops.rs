@@ -4,6 +4,8 @@
 //! *order* by its name or by a type parameter ([`Relaxed`], [`Acquire`], [`Release`], [`AcqRel`]). The orders are those of the
 //! C++20 memory model, which PTX follows.
 
+pub mod multimem;
+
 /// The threads of one block.
 #[derive(Clone, Copy, Debug)]
 pub struct Cta;

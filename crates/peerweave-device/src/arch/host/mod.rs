@@ -6,6 +6,7 @@ pub mod bulk;
 mod execution;
 pub mod executor;
 mod memory;
+pub mod multimem;
 mod plain;
 mod word;
 

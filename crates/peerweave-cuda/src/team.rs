@@ -1,0 +1,305 @@
+//! Teams of GPUs that kernels name: made by all PEs together, each with a number in the tables that kernels read.
+//!
+//! Invariant: a number is given to a new team when it is free on every PE. So its lines and epochs, which the members set to zero before
+//! the call returns anywhere, are used by no kernel of an older team.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use peerweave_driver::{CudaStream, deadline_after, wait};
+use peerweave_nvshmem::TeamId;
+use peerweave_types::{KernelTeam, Pe, Rank, TeamEntry, TeamShape};
+
+use crate::error::CudaError;
+use crate::gpu::Gpu;
+use crate::heap::misuse;
+
+/// An ordered set of PEs whose kernels synchronise and make collectives together, this PE among them.
+///
+/// Made by [`Gpu::split`]; kernels get its [`kernel_team`](Self::kernel_team). The team of all PEs is [`KernelTeam::WORLD`]. Dropping a team is
+/// local, and its number stays taken; [`destroy`](Self::destroy) gives it back.
+pub struct Team {
+    gpu: Gpu,
+    number: u32,
+    members: Arc<Members>,
+}
+
+/// Who is in a team, and which streams have work that uses it.
+pub(crate) struct Members {
+    pes: Vec<Pe>,
+    rank: Rank,
+    nvshmem: Mutex<Option<peerweave_nvshmem::Team>>,
+    streams: Mutex<Vec<Arc<CudaStream>>>,
+}
+
+/// What a number is used for on this PE.
+enum Number {
+    Free,
+    Live(Arc<Members>),
+    /// The team is being ended, or could not be.
+    Ended,
+}
+
+/// The teams of one GPU by number; number 0 is the team of all PEs.
+pub(crate) struct Teams {
+    /// Held for a moment alone: launches look teams up.
+    numbers: Mutex<Vec<Number>>,
+    /// How many splits there were, for the labels of their exchanges. Held by the one that is under way.
+    splits: Mutex<u64>,
+}
+
+impl Teams {
+    /// How many teams there may be at a time besides that of all PEs: one bit each travels in a split.
+    pub(crate) const MOST: u32 = 63;
+
+    pub(crate) fn new(n_teams: u32) -> Self {
+        Self { numbers: Mutex::new((0..n_teams).map(|_| Number::Free).collect()), splits: Mutex::default() }
+    }
+
+    fn numbers(&self) -> MutexGuard<'_, Vec<Number>> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One bit for each number that is free; that of the team of all PEs never is.
+    fn free(&self) -> u64 {
+        let numbers = self.numbers();
+        let free = numbers.iter().enumerate().skip(1).filter(|(_, number)| matches!(number, Number::Free));
+        free.fold(0, |bits, (number, _)| bits | 1 << number)
+    }
+
+    /// The live team of this number, if this PE is a member of one.
+    pub(crate) fn find(&self, team: KernelTeam) -> Option<Arc<Members>> {
+        match self.numbers().get(team.index() as usize)? {
+            Number::Live(members) => Some(Arc::clone(members)),
+            Number::Free | Number::Ended => None,
+        }
+    }
+
+    /// Takes a team out, so that no launch finds it; `false` where something else than its one handle uses it.
+    fn end(&self, number: u32, members: &Arc<Members>) -> bool {
+        let mut numbers = self.numbers();
+        // Two handles: that of the caller and that of the table.
+        let alone = Arc::strong_count(members) == 2;
+        if alone {
+            numbers[number as usize] = Number::Ended;
+        }
+        alone
+    }
+
+    fn set(&self, number: u32, to: Number) {
+        self.numbers()[number as usize] = to;
+    }
+}
+
+/// What a PE gives to a split.
+struct Part {
+    free: u64,
+    color: Option<u64>,
+    key: i64,
+    /// The id by which NVSHMEM makes the team, should this PE be its first member.
+    id: u64,
+    /// The call and its arguments, which must be the same everywhere.
+    call: String,
+}
+
+impl Part {
+    fn to_bytes(&self) -> Vec<u8> {
+        let numbers = [self.free, u64::from(self.color.is_some()), self.color.unwrap_or(0), self.key.cast_unsigned(), self.id];
+        numbers.iter().flat_map(|number| number.to_le_bytes()).chain(self.call.bytes()).collect()
+    }
+
+    /// `None` for bytes that no split sent.
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (numbers, call) = bytes.split_at_checked(40)?;
+        let number = |index: usize| u64::from_le_bytes(numbers[8 * index..][..8].try_into().expect("eight bytes"));
+        Some(Self {
+            free: number(0),
+            color: (number(1) != 0).then(|| number(2)),
+            key: number(3).cast_signed(),
+            id: number(4),
+            call: String::from_utf8_lossy(call).into_owned(),
+        })
+    }
+}
+
+impl Gpu {
+    /// Splits all PEs into teams: those that give the same color form one, ordered by key, then by PE. A PE that gives `None` gets `None`.
+    ///
+    /// ```no_run
+    /// # fn f(gpu: &peerweave_cuda::Gpu) -> Result<(), peerweave_cuda::CudaError> {
+    /// let me = gpu.pe().get();
+    /// let pair = gpu.split(Some(u64::from(me / 2)), 0)?.expect("a color was given");
+    /// println!("{}: {:?}", gpu.pe(), pair.members());
+    /// pair.destroy()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Collective
+    /// All PEs. Colors and keys may differ.
+    ///
+    /// # Errors
+    /// [`CudaError::Misuse`] where there is no number left that is free on all PEs ([`GpuOptions::teams`](crate::GpuOptions::teams)), or PEs
+    /// make different calls; [`CudaError::PeFailed`] where it failed on another PE; those of NVSHMEM where the heap is its.
+    pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Team>, CudaError> {
+        self.split_as("Gpu::split", String::new(), color, key)
+    }
+
+    /// The PEs of `shape` as a team, in its order; `None` for a PE that is not in it.
+    ///
+    /// # Collective
+    /// All PEs, with the same shape.
+    ///
+    /// # Errors
+    /// [`CudaError::Misuse`] for a shape that names PEs that there are not, or none, or one twice; as [`split`](Self::split).
+    pub fn split_strided(&self, shape: TeamShape) -> Result<Option<Team>, CudaError> {
+        const CALL: &str = "Gpu::split_strided";
+        if !shape.fits(self.n_pes()) {
+            return Err(misuse(CALL, "the shape", format!("{shape:?}"), &format!("each of {} PEs at most once", self.n_pes())));
+        }
+        let index = (0..shape.size).find(|index| shape.member(*index) == Some(self.pe().get()));
+        self.split_as(CALL, format!("{shape:?}"), index.map(|_| 0), index.map_or(0, i64::from))
+    }
+
+    fn split_as(&self, call: &'static str, arguments: String, color: Option<u64>, key: i64) -> Result<Option<Team>, CudaError> {
+        let inner = &*self.0;
+        let mut splits = inner.teams.splits.lock().unwrap_or_else(PoisonError::into_inner);
+        let label = format!("peerweave-cuda/split/{splits}");
+        *splits += 1;
+        // All come to both exchanges, whatever happens to one between them.
+        let id = inner.heap.nvshmem().map(|nvshmem| nvshmem.team_id()).transpose();
+        let own = Part {
+            free: inner.teams.free(),
+            color,
+            key,
+            id: id.as_ref().map_or(0, |id| id.map_or(0, TeamId::to_u64)),
+            call: format!("{call} {arguments}"),
+        };
+        let all = inner.rendezvous.exchange(&label, &own.to_bytes())?;
+        let parts = all.iter().map(|bytes| Part::from_bytes(bytes)).collect::<Option<Vec<Part>>>();
+        let parts =
+            parts.ok_or_else(|| misuse(call, "the call of another PE", "none of this version", "the same version everywhere"))?;
+        if let Some(pe) = parts.iter().position(|part| part.call != own.call) {
+            return Err(misuse(call, "the call of this PE", &own.call, &format!("that of PE {pe}: {}", parts[pe].call)));
+        }
+        let free = parts.iter().fold(u64::MAX, |bits, part| bits & part.free);
+        if free == 0 {
+            let most = inner.teams.numbers().len() - 1;
+            let expected =
+                format!("at most {most}, some of them may be taken on other PEs: see GpuOptions::teams and Team::destroy");
+            return Err(misuse(call, "the number of teams", most + 1, &expected));
+        }
+        let number = free.trailing_zeros();
+        let made = id.map_err(CudaError::from).and_then(|_| match color {
+            Some(color) => self.make(number, color, &parts).map(Some),
+            None => Ok(None),
+        });
+        let text = made.as_ref().err().map(CudaError::to_string).unwrap_or_default();
+        let outcomes = inner.rendezvous.exchange(&format!("{label}/made"), text.as_bytes())?;
+        let made = made?;
+        if let Some(pe) = outcomes.iter().position(|text| !text.is_empty()) {
+            let message = String::from_utf8_lossy(&outcomes[pe]).into_owned();
+            return Err(CudaError::PeFailed { call, pe: Pe::new(pe as u32), message });
+        }
+        Ok(made.map(|members| {
+            inner.teams.set(number, Number::Live(Arc::clone(&members)));
+            Team { gpu: self.clone(), number, members }
+        }))
+    }
+
+    /// Sets this PE's lines and tables of a team up.
+    fn make(&self, number: u32, color: u64, parts: &[Part]) -> Result<Arc<Members>, CudaError> {
+        let inner = &*self.0;
+        let mut pes: Vec<u32> = (0..).zip(parts).filter(|(_, part)| part.color == Some(color)).map(|(pe, _)| pe).collect();
+        pes.sort_by_key(|pe| (parts[*pe as usize].key, *pe));
+        let rank = pes.iter().position(|pe| *pe == self.pe().get()).expect("this PE gave the color");
+        let members: Vec<Pe> = pes.iter().copied().map(Pe::new).collect();
+        let nvshmem = match inner.heap.nvshmem() {
+            Some(nvshmem) => {
+                let id = TeamId::from_u64(parts[pes[0] as usize].id);
+                Some(nvshmem.team_of(id, &members, peerweave_nvshmem::TeamConfig::default())?)
+            }
+            None => None,
+        };
+        let handle = nvshmem.as_ref().map_or(TeamEntry::NO_HANDLE, peerweave_nvshmem::Team::raw);
+        let mut tables = inner.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.sync.zero_range(&inner.stream, tables.lines_of(number))?;
+        // The copies that follow on the same stream are waited for, and with them the zeros.
+        tables.write_team(&inner.stream, number, &pes, handle)?;
+        Ok(Arc::new(Members {
+            pes: members,
+            rank: Rank::new(rank as u32),
+            nvshmem: Mutex::new(nvshmem),
+            streams: Mutex::default(),
+        }))
+    }
+}
+
+impl Members {
+    /// Notes that work which uses the team is about to be enqueued.
+    pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if !streams.iter().any(|known| known.cu_stream() == stream.cu_stream()) {
+            streams.push(Arc::clone(stream));
+        }
+    }
+}
+
+impl Team {
+    /// The team as kernels name it: an argument of a launch.
+    pub fn kernel_team(&self) -> KernelTeam {
+        KernelTeam::new(self.number)
+    }
+
+    /// This PE's rank.
+    pub fn rank(&self) -> Rank {
+        self.members.rank
+    }
+
+    /// Number of members.
+    pub fn size(&self) -> usize {
+        self.members.pes.len()
+    }
+
+    /// The PEs in the order of ranks.
+    pub fn members(&self) -> &[Pe] {
+        &self.members.pes
+    }
+
+    /// Ends the team, after the streams of this PE have passed the kernels that were launched with it. Its number may be given to another
+    /// team once all members have ended it.
+    ///
+    /// # Collective
+    /// All members.
+    ///
+    /// # Errors
+    /// [`CudaError::Misuse`] where a graph uses the team; [`CudaError::Stuck`] where kernels do not end by the deadline; in both cases the
+    /// number stays taken. Those of NVSHMEM where the heap is its.
+    pub fn destroy(self) -> Result<(), CudaError> {
+        const CALL: &str = "Team::destroy";
+        let Self { gpu, number, members } = self;
+        let inner = &*gpu.0;
+        if !inner.teams.end(number, &members) {
+            return Err(misuse(CALL, "the team", "in use", "no graph that uses it, and no launch at the same time"));
+        }
+        let deadline = deadline_after(inner.deadline);
+        let streams = std::mem::take(&mut *members.streams.lock().unwrap_or_else(PoisonError::into_inner));
+        for stream in &streams {
+            if !wait(stream, deadline)? {
+                return Err(CudaError::Stuck { call: CALL, waited: inner.deadline });
+            }
+        }
+        if let Some(nvshmem) = members.nvshmem.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            nvshmem.destroy()?;
+        }
+        inner.teams.set(number, Number::Free);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Team {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rank, pes) = (self.members.rank, &self.members.pes);
+        write!(f, "Team({}, {rank} of {pes:?})", self.number)
+    }
+}

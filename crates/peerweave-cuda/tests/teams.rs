@@ -1,0 +1,190 @@
+//! Teams other than that of all PEs, over the fake driver: made by splits, named by launches, ended.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::Duration;
+
+use peerweave_cuda::{CudaError, Gpu, GpuOptions, Team};
+use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
+use peerweave_fakes::Fakes;
+use peerweave_test_kernels::{meet_in_team, sum_in_team};
+use peerweave_types::{FailureKind, KernelTeam, Pe, Rank, TeamShape};
+
+use common::pes;
+
+fn options() -> GpuOptions {
+    GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4).teams(3)
+}
+
+/// PEs with the same parity, the highest first.
+fn parity(gpu: &Gpu) -> Team {
+    let me = gpu.pe().get();
+    gpu.split(Some((me % 2).into()), -i64::from(me)).expect("all split").expect("a color was given")
+}
+
+#[test]
+fn members_of_a_team_meet_and_reduce() {
+    for n in [1, 2, 3, 5] {
+        Fakes::new().cuda().run(|| {
+            pes(n, options(), |gpu| {
+                let (me, team) = (gpu.pe().get(), parity(gpu));
+                let members: Vec<Pe> = (0..n).rev().filter(|pe| pe % 2 == me % 2).map(Pe::new).collect();
+                assert_eq!(team.members(), members);
+                assert_eq!(team.rank(), Rank::new(members.iter().position(|pe| pe.get() == me).expect("it is one") as u32));
+                let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
+                let (to, from) = (gpu.alloc::<u32>(70).expect("room"), gpu.alloc::<u32>(70).expect("room"));
+                from.write(&stream, 0, &[me + 1; 70]).expect("written");
+                gpu.barrier("written").expect("all are here");
+                let args = (team.kernel_team(), word.slice(), 5);
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("it is launched");
+                let args = (team.kernel_team(), to.slice(), from.slice());
+                stream.launch(&sum_in_team::KERNEL, 1, 64, args).expect("it is launched");
+                let expected: u32 = members.iter().map(|pe| pe.get() + 1).sum();
+                assert_eq!(word.read(&stream).expect("it ends"), [5 * u64::from(expected)]);
+                assert_eq!(to.read(&stream).expect("it ends"), [expected; 70]);
+                team.destroy().expect("nothing uses it");
+            });
+        });
+    }
+}
+
+#[test]
+fn shape_gives_its_members_a_team_and_others_none() {
+    Fakes::new().cuda().run(|| {
+        pes(4, options(), |gpu| {
+            let back = TeamShape { start: 3, stride: -2, size: 2 };
+            let team = gpu.split_strided(back).expect("all split");
+            let members = team.as_ref().map(|team| team.members().to_vec());
+            assert_eq!(members, (gpu.pe().get() % 2 == 1).then(|| vec![Pe::new(3), Pe::new(1)]));
+            let beyond = TeamShape { start: 0, stride: 1, size: 5 };
+            let error = gpu.split_strided(beyond).expect_err("there are four");
+            assert!(matches!(error, CudaError::Misuse { call: "Gpu::split_strided", .. }), "{error}");
+        });
+    });
+}
+
+#[test]
+fn numbers_are_used_again_and_teams_start_anew() {
+    Fakes::new().cuda().run(|| {
+        pes(3, options(), |gpu| {
+            let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
+            let mut total = 0;
+            // Teams of two and one, of other PEs in each round.
+            for round in 0..8 {
+                let color = u64::from((gpu.pe().get() + round) % 3 == 0);
+                let team = gpu.split(Some(color), 0).expect("a number is free").expect("a color was given");
+                assert_eq!(team.kernel_team(), KernelTeam::new(1));
+                let args = (team.kernel_team(), word.slice(), round + 1);
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("it is launched");
+                let sum: u64 = team.members().iter().map(|pe| u64::from(pe.get()) + 1).sum();
+                total += sum * u64::from(round + 1);
+                assert_eq!(word.read(&stream).expect("it ends"), [total], "round {round}");
+                team.destroy().expect("nothing uses it");
+            }
+        });
+    });
+}
+
+#[test]
+fn split_without_a_free_number_fails_on_all_pes() {
+    Fakes::new().cuda().run(|| {
+        pes(2, options(), |gpu| {
+            let teams: Vec<Team> = (0..3).map(|_| parity(gpu)).collect();
+            let numbers: Vec<u32> = teams.iter().map(|team| team.kernel_team().index()).collect();
+            assert_eq!(numbers, [1, 2, 3]);
+            let error = gpu.split(Some(0), 0).expect_err("three are taken");
+            assert_eq!(
+                error.to_string(),
+                "Gpu::split: the number of teams is 4, expected at most 3, some of them may be taken on other PEs: see \
+                 GpuOptions::teams and Team::destroy"
+            );
+            // One PE alone gives one back: it is still taken on the other.
+            let mut teams = teams;
+            if gpu.pe() == Pe::new(0) {
+                teams.remove(1).destroy().expect("nothing uses it");
+            }
+            assert!(gpu.split(Some(0), 0).is_err());
+            if gpu.pe() == Pe::new(1) {
+                teams.remove(1).destroy().expect("nothing uses it");
+            }
+            let team = gpu.split(Some(0), 0).expect("all have given it back").expect("a color was given");
+            assert_eq!((team.kernel_team(), team.size()), (KernelTeam::new(2), 2));
+        });
+    });
+}
+
+#[test]
+fn calls_that_differ_are_errors_on_all_pes() {
+    Fakes::new().cuda().run(|| {
+        pes(2, options(), |gpu| {
+            let shape = TeamShape { start: 0, stride: 1, size: 1 + gpu.pe().get() };
+            let error = gpu.split_strided(shape).expect_err("other shapes");
+            assert!(error.to_string().contains("the call of this PE is Gpu::split_strided"), "{error}");
+            gpu.split_strided(TeamShape { start: 0, stride: 1, size: 2 }).expect("the same").expect("all are in it");
+        });
+    });
+}
+
+#[test]
+fn destroyed_team_is_refused_by_launches() {
+    Fakes::new().cuda().run(|| {
+        pes(2, options(), |gpu| {
+            let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
+            let team = parity(gpu);
+            let number = team.kernel_team();
+            team.destroy().expect("nothing uses it");
+            let args = (number, word.slice(), 1);
+            let error = stream.launch(&meet_in_team::KERNEL, 1, 1, args).expect_err("it is gone");
+            assert_eq!(error.to_string(), "launch: a team is number 1, expected a team of this GPU that was not destroyed");
+        });
+    });
+}
+
+#[test]
+fn graph_keeps_the_team_that_its_kernels_use() {
+    Fakes::new().cuda().run(|| {
+        pes(2, options(), |gpu| {
+            let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
+            let team = gpu.split(Some(7), 0).expect("all split").expect("a color was given");
+            stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("it begins");
+            let args = (team.kernel_team(), word.slice(), 2);
+            stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("it is captured");
+            let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+            let graph = graph.expect("it ends").expect("a graph");
+            for _ in 0..3 {
+                graph.launch().expect("it is launched");
+            }
+            assert_eq!(word.read(&stream).expect("it ends"), [3 * 2 * 3]);
+            gpu.barrier("read").expect("all have looked");
+            let error = team.destroy().expect_err("the graph has it");
+            assert!(error.to_string().contains("no graph that uses it"), "{error}");
+            graph.launch().expect("it is launched");
+            assert_eq!(word.read(&stream).expect("it ends"), [4 * 2 * 3]);
+        });
+    });
+}
+
+#[test]
+fn member_that_does_not_come_is_named_with_its_team() {
+    Fakes::new().cuda().run(|| {
+        pes(3, options().deadline(Duration::from_millis(300)), |gpu| {
+            let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
+            let team = gpu.split((gpu.pe().get() > 0).then_some(0), 0).expect("all split");
+            if gpu.pe() == Pe::new(2) {
+                let args = (team.as_ref().expect("a color was given").kernel_team(), word.slice(), 1);
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("it is launched");
+                let error = stream.wait().expect_err("PE 1 does not come");
+                let CudaError::Kernel { failure, .. } = &error else { panic!("{error}") };
+                let found = (failure.kind, failure.pe, failure.team);
+                assert_eq!(found, (Some(FailureKind::Deadline), Some(Pe::new(1)), Some(1)), "{error}");
+            }
+            gpu.recover().expect("all are here");
+            if let Some(team) = &team {
+                let args = (team.kernel_team(), word.slice(), 2);
+                stream.launch(&meet_in_team::KERNEL, 1, 32, args).expect("it is launched");
+                stream.wait().expect("both members meet");
+            }
+        });
+    });
+}

@@ -1,0 +1,68 @@
+//! Accesses to a multicast address, which the host has not: so that kernels that use it where there is one run on the host too.
+
+pub use crate::arch::ops::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
+
+/// Whether there are multicast accesses. A kernel on the host asks, and takes another path.
+pub const AVAILABLE: bool = false;
+
+fn refuse() -> ! {
+    panic!("multicast memory is accessed on GPUs alone")
+}
+
+macro_rules! refused {
+    ($($t:ty),*) => {$(
+        // SAFETY: nothing is accessed: each call panics.
+        unsafe impl Multimem for $t {
+            unsafe fn store(_: *mut Self, _: Self) {
+                refuse()
+            }
+            unsafe fn load_add(_: *const Self) -> Self {
+                refuse()
+            }
+            unsafe fn reduce_add(_: *mut Self, _: Self) {
+                refuse()
+            }
+        }
+    )*};
+}
+
+macro_rules! refused_order {
+    ($($t:ty),*) => {$(
+        // SAFETY: nothing is accessed: each call panics.
+        unsafe impl MultimemOrd for $t {
+            unsafe fn load_min(_: *const Self) -> Self {
+                refuse()
+            }
+            unsafe fn load_max(_: *const Self) -> Self {
+                refuse()
+            }
+            unsafe fn reduce_min(_: *mut Self, _: Self) {
+                refuse()
+            }
+            unsafe fn reduce_max(_: *mut Self, _: Self) {
+                refuse()
+            }
+        }
+    )*};
+}
+
+macro_rules! refused_bits {
+    ($($t:ty),*) => {$(
+        // SAFETY: nothing is accessed: each call panics.
+        unsafe impl MultimemBits for $t {
+            unsafe fn load_and(_: *const Self) -> Self {
+                refuse()
+            }
+            unsafe fn load_or(_: *const Self) -> Self {
+                refuse()
+            }
+            unsafe fn load_xor(_: *const Self) -> Self {
+                refuse()
+            }
+        }
+    )*};
+}
+
+refused!(u32, i32, u64, i64, f32, f64, F32x4, F16x8, Bf16x8);
+refused_order!(u32, i32, u64, i64, F16x8, Bf16x8);
+refused_bits!(u32, i32, u64, i64);
