@@ -97,7 +97,7 @@ fn teams_work_in_nvshmems_heap() {
         // More rounds than there are numbers; in each, other members.
         let mut total = 0;
         for round in 0..4 {
-            let color = u64::from((me + round) % 3 == 0);
+            let color = u64::from((me + round).is_multiple_of(3));
             let team = gpu.split(Some(color), -i64::from(me)).expect("all split").expect("a color was given");
             let sum: u32 = team.members().iter().map(|pe| pe.get() + 1).sum();
             stream.launch(&meet_in_team::KERNEL, 1, 32, (team.kernel_team(), word.slice(), 3)).expect("it is launched");

@@ -72,7 +72,7 @@ fn numbers_are_used_again_and_teams_start_anew() {
             let mut total = 0;
             // Teams of two and one, of other PEs in each round.
             for round in 0..8 {
-                let color = u64::from((gpu.pe().get() + round) % 3 == 0);
+                let color = u64::from((gpu.pe().get() + round).is_multiple_of(3));
                 let team = gpu.split(Some(color), 0).expect("a number is free").expect("a color was given");
                 assert_eq!(team.kernel_team(), KernelTeam::new(1));
                 let args = (team.kernel_team(), word.slice(), round + 1);

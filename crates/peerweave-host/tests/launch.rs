@@ -248,7 +248,13 @@ fn pe_that_leaves_while_a_kernel_waits_is_named_soon() {
 
 /// Every member adds its number to a word of every member, meets the team at each scope, and reduces over it.
 #[kernel]
-fn work_of_a_team(ctx: &Context, team: KernelTeam, word: SymSlice<u64>, sum: SymSlice<u32>, mine: SymSlice<u32>) -> Result<(), Failed> {
+fn work_of_a_team(
+    ctx: &Context,
+    team: KernelTeam,
+    word: SymSlice<u64>,
+    sum: SymSlice<u32>,
+    mine: SymSlice<u32>,
+) -> Result<(), Failed> {
     if gpu::thread_rank() == 0 {
         for rank in 0..ctx.team_n_pes(team) {
             let pe = ctx.team_pe(team, rank).unwrap_or(u32::MAX);
@@ -294,7 +300,7 @@ fn team_made_in_the_place_of_another_starts_anew() {
         mine.fill(1)?;
         for round in 0..6u64 {
             // Teams of two and of one, of other members in each round, so that lines of one team are those of others later.
-            let color = u64::from((u64::from(world.my_pe().get()) + round) % 3 == 0);
+            let color = u64::from((u64::from(world.my_pe().get()) + round).is_multiple_of(3));
             let team = world.team().split(Some(color), 0)?.expect("a color was given");
             for _ in 0..=round {
                 stream.launch(&work_of_a_team::KERNEL, 1, 32, (&team, &word, &sum, &mine))?.wait()?;

@@ -140,7 +140,7 @@ impl LaunchArg<KernelTeam> for &Team {}
 impl sealed::Argument<KernelTeam> for &Team {
     #[allow(private_interfaces, reason = "the trait is sealed")]
     fn bind(&self, name: &'static str, shared: &Arc<Shared>) -> Result<(KernelTeam, Held)> {
-        check::same_world(CALL, &self.inner.shared, shared, name)?;
+        self.inner.shared.same_world(CALL, shared, name)?;
         check::team(CALL, self)?;
         Ok((shared.backend.kernel_team(self.inner.id), Held::Nothing))
     }
