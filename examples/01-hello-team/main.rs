@@ -1,27 +1,29 @@
-//! Every PE says who it is, then who it is in a team of half of the PEs.
+//! Prints the number of every PE, then its rank in a team of half of the PEs.
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, ReduceOp, World};
 
 fn main() -> Result<(), Error> {
-    // Joins the job that `peerweave run`, torchrun, mpirun or srun started. Without any of them: a job of one PE.
+    // Joins the job started by `peerweave run`, torchrun, mpirun or srun; without a launcher, a job
+    // of one PE.
     let world = World::from_env()?;
     let me = world.my_pe();
     println!("{me} of {}, on the {} backend", world.n_pes(), world.backend_name());
 
-    // Ranks that give the same color form a team. Splitting is collective: every rank of the parent calls it.
+    // Ranks that pass the same color form a team. Splitting is collective: every rank of the parent
+    // calls it.
     let color = u64::from(me.get() % 2);
     let half = world.team().split(Some(color), 0)?.expect("a rank that gives a color gets a team");
     let name = if color == 0 { "even" } else { "odd" };
     println!("{me} is {} of {} in the {name} team", half.my_rank(), half.size());
 
-    // A collective concerns its team alone: each half adds up its own PEs.
+    // A collective involves only its team: each half adds up its own PEs.
     let mut sum = [0];
     half.all_reduce_blocking(&[me.get()], &mut sum, ReduceOp::Sum)?;
     assert_eq!(sum[0], half.members().iter().map(|pe| pe.get()).sum());
     println!("{me}: the PEs of the {name} team add up to {}", sum[0]);
 
-    // Ending a team, like making it, and ending the job are collective.
+    // Destroying a team and finalizing the job are collective, like creating them.
     half.destroy()?;
     world.finalize()?;
     Ok(())

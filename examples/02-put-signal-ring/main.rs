@@ -1,4 +1,5 @@
-//! Blocks travel round a ring: each PE puts them into its right neighbour's memory and signals that they are there.
+//! Passes blocks around a ring: each PE puts them into its right neighbour's memory and signals
+//! their arrival.
 #![forbid(unsafe_code)]
 
 use peerweave::{Compare, Error, Rank, ReduceOp, World};
@@ -6,7 +7,7 @@ use peerweave::{Compare, Error, Rank, ReduceOp, World};
 /// Elements of a block.
 const BLOCK: usize = 1000;
 
-/// What the block that starts at `rank` holds.
+/// The content of the block that starts at `rank`.
 fn content(rank: usize) -> Vec<u32> {
     (0..BLOCK).map(|i| (rank * BLOCK + i) as u32).collect()
 }
@@ -17,19 +18,20 @@ fn main() -> Result<(), Error> {
     let (me, n) = (team.my_rank().index(), team.size());
     let right = Rank::new(((me + 1) % n) as u32);
 
-    // Room for the block of every rank, and one word each that says whether the block is there. The words must be zero on every PE
-    // before a neighbour can change them: `alloc_zeroed` returns when they are.
+    // Memory for the block of every rank, and a signal word for each. The words must be zero on
+    // every PE before a neighbour can change them: `alloc_zeroed` returns when they are.
     let blocks = world.alloc::<u32>(n * BLOCK)?;
     let arrived = world.alloc_zeroed::<u64>(n)?;
     let block = |rank: usize| blocks.slice(rank * BLOCK..(rank + 1) * BLOCK);
 
     block(me)?.copy_from(&content(me))?;
     for step in 1..n {
-        // The block that came in the step before goes on to the right; in the first step that is this PE's own.
+        // Passes the block of the step before to the right; in the first step, this PE's own.
         let pass = (me + n - (step - 1)) % n;
         team.put_signal_blocking(&block(pass)?, &block(pass)?, arrived.signal(pass)?.set(1), right)?;
 
-        // The left neighbour has passed on the one before it. Once its word is set, its data is there.
+        // The left neighbour passes the block before that. Once its word is set, its data is
+        // visible.
         let next = (me + n - step) % n;
         team.wait_until_blocking(&arrived.signal(next)?, Compare::Eq, 1)?;
         if me == 0 {
@@ -47,7 +49,7 @@ fn main() -> Result<(), Error> {
         println!("blocks on each PE: {n} of {n}, as they were sent");
     }
 
-    // Released memory is nobody's: releasing waits until every PE has come so far.
+    // A release waits until every PE has called it, since peers may still use the memory.
     blocks.release()?;
     arrived.release()?;
     world.finalize()?;

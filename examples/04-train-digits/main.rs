@@ -1,4 +1,5 @@
-//! Data-parallel training: each PE learns from its share of every batch, and the gradients are added up over all PEs.
+//! Data-parallel training: each PE trains on its share of every batch, and the gradients are added
+//! up over all PEs.
 #![forbid(unsafe_code)]
 
 use clap::Parser;
@@ -8,7 +9,7 @@ use peerweave_examples::digits_model::{LEARNING_RATE, Model, PARAMETERS};
 use peerweave_examples::share;
 use std::error::Error;
 
-/// What shuffles the images and starts the parameters.
+/// Seed for the order of the images and for the initial parameters.
 const SEED: u64 = 1;
 
 /// Trains a network to read handwritten digits, on any number of PEs.
@@ -25,11 +26,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let team = world.team();
     let (me, n) = (team.my_rank().index(), team.size());
 
-    // Every PE computes the same split and the same batches; no images travel.
+    // Every PE computes the same split and the same batches; no images are sent.
     let digits = Digits::embedded()?;
     let split = digits.split(SEED)?;
 
-    // PEs start with parameters of their own, so that training works only because all take those of rank 0.
+    // The initial parameters differ among PEs, so that training works only if the broadcast does.
     let mut model = Model::new(SEED + me as u64);
     team.broadcast_in_place_blocking(model.parameters_mut(), Rank::new(0))?;
 
@@ -38,7 +39,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     for epoch in 1..=args.epochs {
         let mut loss = [0.0];
         for batch in split.batches(SEED, epoch) {
-            // Sums over this PE's share become sums over the batch: the same step on every PE, from the same bits.
+            // The all-reduce turns sums over shares into sums over the batch, so every PE takes the
+            // same step, bit for bit.
             loss[0] += model.gradient(&digits, &batch[share(batch.len(), me, n)], &mut gradient);
             summed.copy_from(&gradient)?;
             team.all_reduce_in_place_blocking(&summed, ReduceOp::Sum)?;
@@ -51,12 +53,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
 
-    // All PEs took the same steps: nobody has drifted from rank 0.
+    // All PEs took the same steps, so they have the parameters of rank 0.
     let mut first = model.parameters().to_vec();
     team.broadcast_in_place_blocking(&mut first, Rank::new(0))?;
     assert_eq!(first, model.parameters(), "parameters of rank 0 and of this PE");
 
-    // The outcome, again each PE for its share of the images.
+    // Evaluates the model, each PE on its share of the images.
     let mut loss = [model.loss(&digits, &split.train[share(split.train.len(), me, n)])];
     let mut correct = [model.accuracy(&digits, &split.test[share(split.test.len(), me, n)]).correct as u64];
     team.all_reduce_in_place_blocking(&mut loss, ReduceOp::Sum)?;

@@ -1,14 +1,15 @@
-//! A pipeline over two streams: while one chunk is gathered, the next is reduced, and the one after it is computed.
+//! Runs a pipeline over two streams: while one chunk is gathered, the next is reduced and the one
+//! after it computed.
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, ReduceOp, World};
 
 /// Chunks that go through the pipeline.
 const CHUNKS: usize = 6;
-/// Elements of a chunk, on each PE, per PE of the job.
+/// Elements of a chunk that each PE reduces.
 const PART: usize = 20_000;
 
-/// Element `i` of chunk `chunk`, as `rank` computes it. Small whole numbers, so that sums are exact.
+/// Element `i` of chunk `chunk`, as `rank` computes it. Small integers, so that sums are exact.
 fn element(rank: usize, chunk: usize, i: usize) -> f32 {
     ((rank + 1) * (chunk + 1) + i % 16) as f32
 }
@@ -18,8 +19,8 @@ fn main() -> Result<(), Error> {
     let (me, n) = (world.team().my_rank().index(), world.n_pes());
     let count = n * PART;
 
-    // The collectives of one team run one after the other, whatever stream they are on. So each stream has a team of its own, of the
-    // same ranks; they then may overlap.
+    // The collectives of one team run one after the other, whatever their streams. So each stream
+    // uses its own team of the same ranks; their collectives can then overlap.
     let split = |color| Ok::<_, Error>(world.team().split(Some(color), 0)?.expect("a rank that gives a color gets a team"));
     let (reducing, gathering) = (split(0)?, split(0)?);
     let (first, second) = (world.stream()?, world.stream()?);
@@ -27,26 +28,26 @@ fn main() -> Result<(), Error> {
     let given = world.alloc::<f32>(CHUNKS * count)?;
     let sums = world.alloc::<f32>(CHUNKS * count)?;
     for chunk in 0..CHUNKS {
-        // Computed by this thread, while both streams work on the chunks before.
+        // This thread computes while both streams work on earlier chunks.
         let mine: Vec<f32> = (0..count).map(|i| element(me, chunk, i)).collect();
         let given = given.slice(chunk * count..(chunk + 1) * count)?;
         let sums = sums.slice(chunk * count..(chunk + 1) * count)?;
         given.copy_from(&mine)?;
 
-        // Reduce-scatter leaves each rank with its part of the sum, where all-gather will look for it.
+        // Reduce-scatter writes each rank's part of the sum to where all-gather expects it.
         let part = sums.slice(me * PART..(me + 1) * PART)?;
         reducing.reduce_scatter(&first, &given, &part, ReduceOp::Sum)?;
 
-        // The second stream goes on when the first has passed this mark; this thread goes on at once.
+        // The second stream waits for this point of the first; this thread does not wait.
         second.wait_event(&first.record()?)?;
         gathering.all_gather_in_place(&second, &sums)?;
     }
 
-    // Only the end is waited for. What failed in a stream comes out here.
+    // Waits for the end of both streams and returns their errors.
     first.synchronize()?;
     second.synchronize()?;
 
-    // Together, the two are an all-reduce.
+    // The two halves together are an all-reduce.
     let expected = world.alloc::<f32>(CHUNKS * count)?;
     world.team().all_reduce_blocking(&given, &expected, ReduceOp::Sum)?;
     assert_eq!(sums.to_vec()?, expected.to_vec()?);

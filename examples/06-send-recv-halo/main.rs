@@ -1,4 +1,5 @@
-//! Heat in a rod that is cut into one piece per PE: neighbours exchange the cells at their borders before every step.
+//! Computes heat in a rod cut into one piece per PE: neighbours exchange the cells at their borders
+//! before every step.
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, Rank, World};
@@ -14,12 +15,13 @@ fn start(cell: usize) -> f64 {
     if cell < CELLS / 4 { 100.0 } else { 0.0 }
 }
 
-/// One step of the heat equation for `cells`, which has a cell more on both sides: a neighbour's, or a copy of the last one at an end of the rod.
+/// Computes one step of the heat equation. `cells` has one more cell on each side: a neighbour's,
+/// or at an end of the rod a copy of the last one.
 fn step(cells: &[f64]) -> Vec<f64> {
     cells.windows(3).map(|near| near[1] + 0.25 * (near[0] - 2.0 * near[1] + near[2])).collect()
 }
 
-/// The whole rod after all steps, by one PE.
+/// Computes the whole rod after all steps, on one PE.
 fn serial() -> Vec<f64> {
     let mut rod: Vec<f64> = (0..CELLS).map(start).collect();
     for _ in 0..STEPS {
@@ -41,9 +43,10 @@ fn main() -> Result<(), Error> {
     let mut cells: Vec<f64> = mine.clone().map(start).collect();
     for _ in 0..STEPS {
         let (first, last) = ([cells[0]], [cells[cells.len() - 1]]);
-        // What stays at the ends of the rod, where nobody sends: no heat leaves.
+        // The ends of the rod have no neighbour; their own value means that no heat leaves.
         let (mut from_left, mut from_right) = (first, last);
-        // In a group all four are under way at once. One after the other, two neighbours could both wait for the other to receive.
+        // A group runs all four at the same time. One after the other, two neighbours could both
+        // wait for the other to receive.
         team.group_blocking(|group| {
             if let Some(left) = left {
                 group.send(&first, left)?;
@@ -58,7 +61,7 @@ fn main() -> Result<(), Error> {
         cells = step(&[&from_left[..], &cells, &from_right].concat());
     }
 
-    // Every PE puts its piece where it belongs on rank 0; after the barrier all are there.
+    // Every PE puts its piece into the rod of rank 0; the barrier completes the puts.
     let rod = world.alloc::<f64>(CELLS)?;
     team.put_blocking(&cells, &rod.slice(mine)?, Rank::new(0))?;
     team.barrier_blocking()?;

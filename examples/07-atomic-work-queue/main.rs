@@ -1,11 +1,13 @@
-//! Tasks of unequal length, handed out by a counter that all PEs add to: whoever is free takes the next.
+//! Distributes tasks of unequal length by a counter that all PEs add to: a free PE takes the next
+//! task.
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, Rank, ReduceOp, World};
 
-/// Tasks, each to count the primes in a range of numbers.
+/// Number of tasks; each counts the primes in a range of numbers.
 const TASKS: u64 = 200;
-/// Numbers of a task. Later tasks take longer, so that equal shares would keep the last PE busy alone.
+/// Numbers per task. Later tasks take longer, so that with equal shares the last PE would finish
+/// alone.
 const NUMBERS: u64 = 500;
 
 fn is_prime(number: u64) -> bool {
@@ -22,7 +24,8 @@ fn main() -> Result<(), Error> {
     let mut done = [0; TASKS as usize];
     let mut primes = [0];
     loop {
-        // Nobody else gets the number that this PE gets, and rank 0 need not answer: it works like the others.
+        // No other PE gets the same number. Rank 0 does not have to answer: it works like the
+        // others.
         let task = team.atomic_fetch_inc_blocking(&next, 0, rank_0)?;
         if task >= TASKS {
             break;
@@ -35,7 +38,7 @@ fn main() -> Result<(), Error> {
     team.all_reduce_in_place_blocking(&mut primes, ReduceOp::Sum)?;
     assert_eq!(done, [1; TASKS as usize], "how often each task was done");
     assert_eq!(primes[0], 9592, "primes below 100000");
-    // Every PE went once to a queue that was empty.
+    // Every PE found the queue empty once.
     assert_eq!(team.atomic_fetch_blocking(&next, 0, rank_0)?, TASKS + team.size() as u64);
     if team.my_rank() == rank_0 {
         println!("{TASKS} tasks, each done once; PEs: {}", team.size());

@@ -1,4 +1,5 @@
-//! A product of matrices that lie in blocks on a grid of PEs: pieces travel along rows and columns of the grid (SUMMA).
+//! Multiplies matrices stored in blocks on a grid of PEs, with broadcasts along rows and columns
+//! (SUMMA).
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, Rank, ReduceOp, World};
@@ -7,7 +8,8 @@ use peerweave_examples::share;
 /// Rows and columns of the matrices.
 const SIDE: usize = 48;
 
-/// Elements of the factors. Small whole numbers, so that the product is exact in any order.
+/// An element of the first factor. Elements are small integers, so that the product is exact in any
+/// order.
 fn a(row: usize, column: usize) -> f64 {
     ((row * 3 + column * 5) % 11) as f64
 }
@@ -16,7 +18,7 @@ fn b(row: usize, column: usize) -> f64 {
     ((row * 7 + column * 2) % 13) as f64 - 6.0
 }
 
-/// The rank of a row or column of the grid that has `index` among its own rows or columns of the matrix.
+/// The rank in a row or column of the grid that owns row or column `index` of the matrix.
 fn owner(index: usize, ranks: usize) -> Rank {
     let rank = (0..ranks).find(|&rank| share(SIDE, rank, ranks).contains(&index));
     Rank::new(rank.expect("every index is in one share") as u32)
@@ -26,16 +28,17 @@ fn main() -> Result<(), Error> {
     let world = World::from_env()?;
     let n = world.n_pes();
 
-    // The grid that is closest to a square. This PE is in one row and one column of it, and both are teams.
+    // The grid closest to a square. This PE is in one row and one column of it; both are teams.
     let down = (1..=n).rfind(|down| n.is_multiple_of(*down) && down * down <= n).unwrap_or(1);
     let (row, column) = world.team().split_2d(n / down)?;
     let rows = share(SIDE, column.my_rank().index(), column.size());
     let columns = share(SIDE, row.my_rank().index(), row.size());
 
-    // This PE has `rows` x `columns` of each matrix, and makes as much of the product.
+    // This PE holds `rows` x `columns` of each matrix, and computes that block of the product.
     let mut product = vec![vec![0.0; columns.len()]; rows.len()];
     for k in 0..SIDE {
-        // Column k of A is needed along the rows of the grid, row k of B along its columns. Only its owner fills a buffer.
+        // Column k of A is broadcast along the rows of the grid, row k of B along its columns. Only
+        // the owner fills the buffer.
         let (mut of_a, mut of_b) = (vec![0.0; rows.len()], vec![0.0; columns.len()]);
         let (a_owner, b_owner) = (owner(k, row.size()), owner(k, column.size()));
         if row.my_rank() == a_owner {
@@ -59,7 +62,8 @@ fn main() -> Result<(), Error> {
         }
     }
 
-    // The trace: each PE adds up what it has of the diagonal, then the ranks of its row do, then the rows.
+    // The trace: each PE adds up its part of the diagonal, then the row teams reduce, then the
+    // column teams.
     let mut trace = [0.0];
     for (i, line) in rows.clone().zip(&product).filter(|(i, _)| columns.contains(i)) {
         trace[0] += line[i - columns.start];

@@ -1,4 +1,5 @@
-//! The classic first program of one-sided communication: every PE puts its numbers to the next one, all wait for each other, everybody looks at what came.
+//! The classic first program of one-sided communication: every PE puts its numbers to the next PE,
+//! waits for all others, and checks what it received.
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, Rank, World};
@@ -12,13 +13,14 @@ fn main() -> Result<(), Error> {
     let (me, n) = (team.my_rank().index(), team.size());
     let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
 
-    // Symmetric: every PE has both, and this PE's handle of `target` names the next PE's in the put below.
+    // Symmetric: every PE has both. In the put below, this PE's handle of `target` refers to the
+    // next PE's memory.
     let source = world.alloc::<f32>(COUNT)?;
     let target = world.alloc::<f32>(COUNT)?;
     source.copy_from(&[me as f32; COUNT])?;
 
     team.put_blocking(&source, &target, Rank::new(next as u32))?;
-    // Everybody has come here, and what was put is seen.
+    // All PEs have arrived, and all puts are visible.
     team.barrier_blocking()?;
 
     let came = target.to_vec()?;

@@ -1,4 +1,5 @@
-//! Chunks pass through all PEs; each works on one while the next works on the one before. One kernel on each PE does all of it.
+//! Passes chunks through all PEs; PEs work on different chunks at the same time. Each PE runs one
+//! kernel for all chunks.
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, World};

@@ -1,4 +1,5 @@
-//! An all-gather round a ring that a kernel overlaps with its work: while a part travels on, the PE sums it up.
+//! Overlaps a ring all-gather with computation inside a kernel: while a part is in flight, the PE
+//! sums it up.
 #![forbid(unsafe_code)]
 
 use peerweave::{Error, World};

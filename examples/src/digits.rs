@@ -1,9 +1,10 @@
-//! Handwritten digits for the training example: the images, the split, and which PE works on which of them.
+//! Handwritten digits for the training example: the images, the split into training and test, the
+//! share of each PE.
 //!
-//! No model and no communication here: the model is [`crate::digits_model`], the averaging of gradients is the example's own.
+//! The model is in [`crate::digits_model`]; the example itself communicates.
 //!
-//! Invariant: everything is a function of a seed, never of the number of PEs. Every PE computes the same split and the same
-//! batches without a message; [`share`] then cuts each batch into one piece per PE that covers it exactly once.
+//! Invariant: split and batches depend on a seed, never on the number of PEs. So every PE computes
+//! the same ones without a message. [`share`] then cuts each batch into one disjoint piece per PE.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,19 +15,21 @@ pub const SIDE: usize = 8;
 /// Pixels of an image.
 pub const PIXELS: usize = SIDE * SIDE;
 
-/// Kinds of digit, 0 to 9.
+/// Number of different digits, 0 to 9.
 pub const CLASSES: usize = 10;
 
-/// The largest value of a pixel in the file: every point of its 4x4 block is dark.
+/// Largest value of a pixel in the file: all 16 points of its 4x4 block are dark.
 const DARKEST: u8 = 16;
 
-/// Images for training; the others are for the test. A multiple of [`BATCH`], so that no batch is short.
+/// Number of images for training; the others are for the test. A multiple of [`BATCH`], so that no
+/// batch is short.
 pub const TRAIN: usize = 1440;
 
-/// Images of one step of training, over all PEs together. 1, 2, 3, 4, 5, 6 and 8 PEs get equal shares of it.
+/// Images per training step, over all PEs together. 1, 2, 3, 4, 5, 6 and 8 PEs get equal shares of
+/// it.
 pub const BATCH: usize = 240;
 
-/// Images with the digit that each shows.
+/// Images and their digits.
 #[derive(Debug, Clone)]
 pub struct Digits {
     images: Vec<[f32; PIXELS]>,
@@ -34,20 +37,23 @@ pub struct Digits {
 }
 
 impl Digits {
-    /// The 1797 images that come with the examples: see `examples/data/README.md` for authors and licence.
+    /// Parses the 1797 images that come with the examples. `examples/data/README.md` names authors
+    /// and licence.
     ///
     /// # Errors
-    /// [`DigitsError`] if the file in the source tree was changed to something that is not such a table.
+    /// [`DigitsError`] if the file in the source tree was changed and is no longer such a table.
     pub fn embedded() -> Result<Self, DigitsError> {
         Self::parse(include_str!("../data/digits.csv"))
     }
 
-    /// Reads a table: on every line 64 pixels in 0..=16 and the digit in 0..=9, with commas between them.
+    /// Parses a table whose lines are 64 pixels in 0..=16 and the digit in 0..=9, separated by
+    /// commas.
     ///
     /// Pixels are scaled to 0.0..=1.0.
     ///
     /// # Errors
-    /// [`DigitsError`] names the line that is not like that, or says that there is none.
+    /// [`DigitsError::Line`] for a line of another form, [`DigitsError::Empty`] for a table without
+    /// lines.
     pub fn parse(table: &str) -> Result<Self, DigitsError> {
         let mut digits = Digits { images: Vec::new(), labels: Vec::new() };
         for (index, line) in table.lines().enumerate() {
@@ -61,17 +67,17 @@ impl Digits {
         Ok(digits)
     }
 
-    /// How many images there are.
+    /// Returns the number of images.
     pub fn len(&self) -> usize {
         self.images.len()
     }
 
-    /// Whether there is no image; never so for a table that was read.
+    /// Returns whether there are no images; always false for a parsed table.
     pub fn is_empty(&self) -> bool {
         self.images.is_empty()
     }
 
-    /// The pixels of image `sample`, row by row, each in 0.0..=1.0.
+    /// Returns the pixels of image `sample`, row by row, each in 0.0..=1.0.
     ///
     /// # Panics
     /// If there is no such image.
@@ -79,7 +85,7 @@ impl Digits {
         &self.images[sample]
     }
 
-    /// The digit that image `sample` shows, in `0..CLASSES`.
+    /// Returns the digit of image `sample`, in `0..CLASSES`.
     ///
     /// # Panics
     /// If there is no such image.
@@ -87,10 +93,11 @@ impl Digits {
         usize::from(self.labels[sample])
     }
 
-    /// Mixes the images by `seed` and parts them: [`TRAIN`] for training, the others for the test.
+    /// Shuffles the images by `seed` and splits them: [`TRAIN`] for training, the others for the
+    /// test.
     ///
     /// # Errors
-    /// [`DigitsError::TooFew`] if nothing would be left for the test.
+    /// [`DigitsError::TooFew`] if no image would remain for the test.
     pub fn split(&self, seed: u64) -> Result<Split, DigitsError> {
         if self.len() <= TRAIN {
             return Err(DigitsError::TooFew { images: self.len() });
@@ -102,14 +109,14 @@ impl Digits {
     }
 }
 
-/// Pixels and digit of one line, or what was found instead.
+/// Parses pixels and digit of one line. The error is a description of the text found instead.
 fn parse_line(line: &str) -> Result<([f32; PIXELS], u8), String> {
     let mut fields = line.split(',');
     let mut next = |most: u8| {
         let field = fields.next().ok_or_else(|| String::from("fewer than 65 numbers"))?;
         match field.parse::<u8>() {
             Ok(value) if value <= most => Ok(value),
-            _ => Err(format!("`{field}` where a whole number in 0..={most} belongs")),
+            _ => Err(format!("`{field}` instead of an integer in 0..={most}")),
         }
     };
     let mut image = [0.0; PIXELS];
@@ -123,22 +130,22 @@ fn parse_line(line: &str) -> Result<([f32; PIXELS], u8), String> {
     }
 }
 
-/// Why a table of digits was refused.
+/// A table of digits could not be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DigitsError {
-    /// A line that is not 64 pixels and a digit.
+    /// A line does not consist of 64 pixels and a digit.
     Line {
         /// Its number, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Description of the text found.
         found: String,
     },
-    /// A table without a line.
+    /// The table has no lines.
     Empty,
-    /// A table that is too small to be parted.
+    /// The table has too few images for a split.
     TooFew {
-        /// How many images it has.
+        /// Number of images in the table.
         images: usize,
     },
 }
@@ -148,11 +155,11 @@ impl fmt::Display for DigitsError {
         match self {
             Self::Line { line, found } => write!(
                 f,
-                "digits, line {line}: found {found}; expected 64 pixels in 0..=16 and a digit in 0..=9, with commas between them"
+                "digits, line {line}: found {found}, expected 64 pixels in 0..=16 and a digit in 0..=9, separated by commas"
             ),
-            Self::Empty => write!(f, "digits: found no line; expected one line per image"),
+            Self::Empty => write!(f, "digits: found no lines, expected one line per image"),
             Self::TooFew { images } => {
-                write!(f, "digits: found {images} images; expected more than the {TRAIN} that training takes")
+                write!(f, "digits: found {images} images, expected more than {TRAIN} (the number used for training)")
             }
         }
     }
@@ -160,17 +167,18 @@ impl fmt::Display for DigitsError {
 
 impl std::error::Error for DigitsError {}
 
-/// Which images are for training and which for the test; no image is in both.
+/// The images for training and those for the test; no image is in both.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Split {
-    /// Images to learn from, [`TRAIN`] of them.
+    /// Images for training, [`TRAIN`] of them.
     pub train: Vec<usize>,
-    /// Images that the model never learns from.
+    /// Images that are never used for training.
     pub test: Vec<usize>,
 }
 
 impl Split {
-    /// The batches of one pass over the images for training, each of [`BATCH`] images, in an order of their own for each `epoch`.
+    /// Returns the batches of one pass over the training images, [`BATCH`] images each. The order
+    /// differs from `epoch` to `epoch`.
     ///
     /// The same on every PE that passes the same `seed` and `epoch`.
     pub fn batches(&self, seed: u64, epoch: u64) -> Vec<Vec<usize>> {
@@ -180,38 +188,39 @@ impl Split {
     }
 }
 
-/// Where in a batch of `batch` images the share of `rank` lies, among `ranks` shares.
+/// Returns the range of a batch of `batch` images that is the share of `rank`, one of `ranks`
+/// ranks.
 ///
-/// Shares follow each other in the order of ranks, differ by one image at most, and are empty for the last ranks where there are
-/// more ranks than images.
+/// Shares are in the order of ranks and differ by at most one image. If there are more ranks than
+/// images, those of the last ranks are empty.
 ///
 /// # Panics
 /// If `rank` is not below `ranks`.
 pub fn share(batch: usize, rank: usize, ranks: usize) -> Range<usize> {
-    assert!(rank < ranks, "share: rank {rank} of {ranks}; expected a rank below the number of ranks");
+    assert!(rank < ranks, "share: rank is {rank}, expected less than {ranks} (the number of ranks)");
     let least = batch / ranks;
     let longer = batch % ranks;
     let start = rank * least + rank.min(longer);
     start..start + least + usize::from(rank < longer)
 }
 
-/// The generator SplitMix64 (G. Steele, D. Lea, C. Flood, OOPSLA 2014): 64 bits of state, every seed good, the same numbers on
-/// every machine. For examples; it keeps no secret.
+/// The generator SplitMix64 (G. Steele, D. Lea, C. Flood, OOPSLA 2014): 64 bits of state, any seed
+/// is valid, the same numbers on every machine. Not for cryptography.
 #[derive(Debug, Clone)]
 pub struct SplitMix64 {
     state: u64,
 }
 
 impl SplitMix64 {
-    /// 2^64 divided by the golden ratio, odd: the stride of the state.
+    /// Increment of the state: 2^64 divided by the golden ratio, made odd.
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-    /// A generator whose numbers are a function of `seed`.
+    /// Creates a generator; equal seeds give equal numbers.
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(Self::STEP);
         let mut bits = self.state;
@@ -220,7 +229,7 @@ impl SplitMix64 {
         bits ^ (bits >> 31)
     }
 
-    /// A number in 0.0..1.0, even over the multiples of 2^-53.
+    /// Returns a number in 0.0..1.0, uniform over the multiples of 2^-53.
     pub fn next_f64(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -228,7 +237,8 @@ impl SplitMix64 {
     /// Puts `items` into a random order (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
-            // The remainder favours small numbers by one part in 2^50: no matter for an order of images.
+            // The remainder favours small numbers by one part in 2^50, which does not matter for an
+            // order of images.
             let other = (self.next_u64() % (last as u64 + 1)) as usize;
             items.swap(last, other);
         }
@@ -240,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_holds_what_its_readme_says() {
+    fn embedded_file_matches_its_readme() {
         let digits = Digits::embedded().unwrap();
         assert_eq!(digits.len(), 1797);
         let mut images = [0; CLASSES];
@@ -253,24 +263,24 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_is_refused_with_its_number() {
+    fn bad_line_is_refused_with_its_number() {
         let good = format!("{}7", "3,".repeat(64));
         let refused = |bad: &str| match Digits::parse(&format!("{good}\n{bad}\n")) {
             Err(DigitsError::Line { line: 2, found }) => found,
             other => panic!("{bad}: {other:?}"),
         };
-        assert_eq!(refused(&"3,".repeat(63)), "`` where a whole number in 0..=16 belongs");
+        assert_eq!(refused(&"3,".repeat(63)), "`` instead of an integer in 0..=16");
         assert_eq!(refused("3,3"), "fewer than 65 numbers");
         assert_eq!(refused(&format!("{good},1")), "more than 65 numbers");
-        assert_eq!(refused(&good.replacen('3', "17", 1)), "`17` where a whole number in 0..=16 belongs");
-        assert_eq!(refused(&good.replace('7', "10")), "`10` where a whole number in 0..=9 belongs");
-        assert_eq!(refused(&good.replacen('3', "-1", 1)), "`-1` where a whole number in 0..=16 belongs");
+        assert_eq!(refused(&good.replacen('3', "17", 1)), "`17` instead of an integer in 0..=16");
+        assert_eq!(refused(&good.replace('7', "10")), "`10` instead of an integer in 0..=9");
+        assert_eq!(refused(&good.replacen('3', "-1", 1)), "`-1` instead of an integer in 0..=16");
         assert_eq!(Digits::parse("").unwrap_err(), DigitsError::Empty);
         assert_eq!(Digits::parse(&good).unwrap().split(1).unwrap_err(), DigitsError::TooFew { images: 1 });
     }
 
     #[test]
-    fn the_split_uses_every_image_once_and_follows_the_seed() {
+    fn split_uses_every_image_once_and_depends_on_the_seed() {
         let digits = Digits::embedded().unwrap();
         let split = digits.split(1).unwrap();
         assert_eq!((split.train.len(), split.test.len()), (TRAIN, 357));
@@ -298,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_cover_a_batch_once_and_differ_by_one_at_most() {
+    fn shares_cover_a_batch_once_and_differ_by_at_most_one() {
         for batch in [0, 1, 7, BATCH] {
             for ranks in 1..=9 {
                 let shares: Vec<_> = (0..ranks).map(|rank| share(batch, rank, ranks)).collect();
@@ -314,13 +324,13 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "share: rank 2 of 2")]
-    fn a_rank_outside_the_team_has_no_share() {
+    #[should_panic(expected = "share: rank is 2")]
+    fn share_of_a_rank_outside_the_team_panics() {
         share(BATCH, 2, 2);
     }
 
     #[test]
-    fn the_generator_gives_the_published_numbers() {
+    fn generator_returns_the_published_numbers() {
         // The first outputs of the reference implementation for the seed 1234567.
         let mut generator = SplitMix64::new(1_234_567);
         let found: Vec<_> = (0..5).map(|_| generator.next_u64()).collect();

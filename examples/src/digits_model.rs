@@ -1,49 +1,54 @@
-//! A small network that reads handwritten digits: 64 pixels, 32 hidden units (tanh), 10 classes (softmax, cross entropy).
+//! A small network that reads handwritten digits: 64 pixels, 32 hidden units (tanh), 10 classes
+//! (softmax, cross entropy).
 //!
-//! No communication here: [`Model::gradient`] gives *sums* over the images it is asked about, so that the sums of several PEs add
-//! up to the sum over the whole batch; [`Model::apply`] divides by the size of the whole batch.
+//! Nothing here communicates. [`Model::gradient`] returns *sums* over the given images, so that the
+//! sums of several PEs add up to the sum over the whole batch. [`Model::apply`] divides by the size
+//! of the whole batch.
 //!
-//! Invariant: parameters and gradients are `f32`, since that is what PEs exchange; all arithmetic between them is `f64`. So a
-//! batch that is cut into shares differs from the whole only by the rounding of one `f32` per share and parameter.
+//! Invariant: PEs exchange parameters and gradients as `f32`; all other arithmetic is `f64`. So
+//! cutting a batch into shares changes a gradient only by the rounding of one `f32` per share and
+//! parameter.
 
 use crate::digits::{CLASSES, Digits, PIXELS, SplitMix64};
 
-/// Hidden units.
+/// Number of hidden units.
 pub const HIDDEN: usize = 32;
 
-/// Parameters of the network, and elements of a gradient.
+/// Number of parameters of the network, and of elements of a gradient.
 pub const PARAMETERS: usize = HIDDEN * PIXELS + HIDDEN + CLASSES * HIDDEN + CLASSES;
 
-/// A step that learns well with batches of [`crate::digits::BATCH`]: 30 epochs read more than 96 % of the test images right.
-/// Four times this diverges.
+/// Learning rate for batches of [`crate::digits::BATCH`]: after 30 epochs more than 96 % of the
+/// test images are classified correctly. Training diverges with four times this rate.
 pub const LEARNING_RATE: f64 = 0.5;
 
-/// The network: one list of numbers, so that a gradient is one buffer for one all-reduce.
+/// The network. All parameters are in one list, so that a gradient is one buffer for one
+/// all-reduce.
 ///
-/// In this order: weights from pixels to hidden units (`HIDDEN` rows of `PIXELS`), biases of the hidden units, weights from hidden
-/// units to classes (`CLASSES` rows of `HIDDEN`), biases of the classes.
+/// Order of the list: weights from pixels to hidden units (`HIDDEN` rows of `PIXELS`), biases of
+/// the hidden units, weights from hidden units to classes (`CLASSES` rows of `HIDDEN`), biases of
+/// the classes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
     parameters: Vec<f32>,
 }
 
-/// How many images of a set were read right.
+/// Number of correctly classified images of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Accuracy {
-    /// Images whose digit the network named.
+    /// Images that were classified correctly.
     pub correct: usize,
-    /// Images asked about.
+    /// Images in the set.
     pub images: usize,
 }
 
 impl Accuracy {
-    /// The share of images that were read right, in 0.0..=1.0; 0.0 where none was asked about.
+    /// Returns the fraction of correctly classified images, in 0.0..=1.0; 0.0 for an empty set.
     pub fn fraction(&self) -> f64 {
         self.correct as f64 / self.images.max(1) as f64
     }
 }
 
-/// The parts of a list of [`PARAMETERS`] numbers.
+/// The four parts of a list of [`PARAMETERS`] numbers.
 struct Parts<'a, T> {
     to_hidden: &'a [T],
     hidden_bias: &'a [T],
@@ -61,7 +66,8 @@ impl<'a, T> Parts<'a, T> {
 }
 
 impl Model {
-    /// A network to be trained: weights even in ±1/√inputs of their unit, biases zero; the same on every PE for the same `seed`.
+    /// Creates an untrained network. Weights are uniform in ±1/√inputs of their unit, biases are
+    /// zero. Equal seeds give equal networks on every PE.
     pub fn new(seed: u64) -> Self {
         let mut generator = SplitMix64::new(seed);
         let mut parameters = Vec::with_capacity(PARAMETERS);
@@ -73,26 +79,27 @@ impl Model {
         Self { parameters }
     }
 
-    /// The parameters, [`PARAMETERS`] of them.
+    /// Returns the [`PARAMETERS`] parameters.
     pub fn parameters(&self) -> &[f32] {
         &self.parameters
     }
 
-    /// The parameters, to be overwritten: by those of another PE, for one.
+    /// Returns the parameters for writing, for example to copy those of another PE.
     pub fn parameters_mut(&mut self) -> &mut [f32] {
         &mut self.parameters
     }
 
-    /// Adds up over `samples`: the derivatives of the loss by every parameter into `out`, and the loss, which is returned.
+    /// Writes the gradient of the loss, summed over `samples`, to `out`, and returns the summed
+    /// loss.
     ///
-    /// The loss of one image is minus the natural logarithm of the probability that the network gives to its digit. `out` is
-    /// overwritten; without samples it becomes zero and so is the loss. Nothing is divided by the number of samples: see
-    /// [`Model::apply`].
+    /// The loss of one image is minus the natural logarithm of the probability that the network
+    /// assigns to its digit. Without samples, `out` and the loss are zero. [`Model::apply`] divides
+    /// by the number of samples; this function does not.
     ///
     /// # Panics
-    /// If `out` is not of [`PARAMETERS`] elements or a sample is not an image of `digits`.
+    /// If `out` does not have [`PARAMETERS`] elements or a sample is not an image of `digits`.
     pub fn gradient(&self, digits: &Digits, samples: &[usize], out: &mut [f32]) -> f64 {
-        assert_eq!(out.len(), PARAMETERS, "gradient: found a buffer of {} elements; expected one per parameter", out.len());
+        assert_eq!(out.len(), PARAMETERS, "gradient: out has {} elements, expected {PARAMETERS}", out.len());
         let model = Parts::of(&self.parameters);
         let mut to_hidden = vec![0.0_f64; HIDDEN * PIXELS];
         let mut hidden_bias = [0.0_f64; HIDDEN];
@@ -104,7 +111,8 @@ impl Model {
             let image = digits.image(sample);
             let (hidden, mut by_score, sample_loss) = self.forward(image, digits.label(sample));
             loss += sample_loss;
-            // Softmax and cross entropy together: the derivative by a score is the probability, less one for the right digit.
+            // Softmax and cross entropy together: the derivative by a score is the probability,
+            // minus one for the correct digit.
             by_score[digits.label(sample)] -= 1.0;
 
             let mut by_hidden = [0.0; HIDDEN];
@@ -133,25 +141,21 @@ impl Model {
         loss
     }
 
-    /// One step against the gradient: `gradient` is the sum over `images` images, of all PEs together.
+    /// Takes one step against `gradient`, which is the sum over the `images` images of all PEs.
     ///
     /// # Panics
-    /// If `gradient` is not of [`PARAMETERS`] elements or `images` is zero.
+    /// If `gradient` does not have [`PARAMETERS`] elements or `images` is zero.
     pub fn apply(&mut self, gradient: &[f32], images: usize, learning_rate: f64) {
-        assert_eq!(
-            gradient.len(),
-            PARAMETERS,
-            "apply: found a gradient of {} elements; expected one per parameter",
-            gradient.len()
-        );
-        assert!(images > 0, "apply: found a sum over 0 images; expected at least 1");
+        assert_eq!(gradient.len(), PARAMETERS, "apply: gradient has {} elements, expected {PARAMETERS}", gradient.len());
+        assert!(images > 0, "apply: images is 0, expected at least 1");
         let step = learning_rate / images as f64;
         for (parameter, &by) in self.parameters.iter_mut().zip(gradient) {
             *parameter = (f64::from(*parameter) - step * f64::from(by)) as f32;
         }
     }
 
-    /// The loss added up over `samples`, as [`Model::gradient`] returns it, without the work for the gradient.
+    /// Returns the loss summed over `samples`, as [`Model::gradient`] does, without computing the
+    /// gradient.
     ///
     /// # Panics
     /// If a sample is not an image of `digits`.
@@ -159,7 +163,7 @@ impl Model {
         samples.iter().map(|&sample| self.forward(digits.image(sample), digits.label(sample)).2).sum()
     }
 
-    /// How many of `samples` the network reads right.
+    /// Counts how many of `samples` the network classifies correctly.
     ///
     /// # Panics
     /// If a sample is not an image of `digits`.
@@ -172,7 +176,7 @@ impl Model {
         Accuracy { correct: samples.iter().filter(right).count(), images: samples.len() }
     }
 
-    /// Hidden units, probabilities of the digits, and loss for one image.
+    /// Computes the hidden units, the probabilities of the digits, and the loss for one image.
     fn forward(&self, image: &[f32; PIXELS], label: usize) -> ([f64; HIDDEN], [f64; CLASSES], f64) {
         let model = Parts::of(&self.parameters);
         let mut hidden = [0.0; HIDDEN];
@@ -192,7 +196,7 @@ impl Model {
                 *score += f64::from(weight) * value;
             }
         }
-        // Less the greatest score, so that no exponential overflows.
+        // Subtracts the greatest score, so that no exponential overflows.
         let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let exponentials = scores.map(|score| (score - greatest).exp());
         let total: f64 = exponentials.iter().sum();
@@ -214,7 +218,7 @@ mod tests {
         (digits, split)
     }
 
-    /// The sum over a batch as `ranks` PEs make it: each its share, added in `f32`.
+    /// Computes the sum over a batch as `ranks` PEs do: a sum per share, added in `f32`.
     fn summed(model: &Model, digits: &Digits, batch: &[usize], ranks: usize, out: &mut [f32]) -> f64 {
         let mut part = vec![0.0; PARAMETERS];
         out.fill(0.0);
@@ -245,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gradient_is_the_slope_of_the_loss() {
+    fn gradient_is_the_slope_of_the_loss() {
         let (digits, split) = data();
         let samples = &split.train[..16];
         let mut model = Model::new(SEED);
@@ -253,7 +257,8 @@ mod tests {
         let loss = model.gradient(&digits, samples, &mut gradient);
         assert!((loss - model.loss(&digits, samples)).abs() < 1e-12);
 
-        // Of every part, some that are not the slopes of a pixel that is always white.
+        // Some parameters of every part; a few belong to pixels that are always white, whose slope
+        // is 0.
         let mut compared = 0;
         for index in (0..PARAMETERS).step_by(7).chain(PARAMETERS - 60..PARAMETERS) {
             let here = model.parameters[index];
@@ -293,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn no_samples_give_a_gradient_of_zero() {
+    fn gradient_without_samples_is_zero() {
         let (digits, _) = data();
         let mut gradient = vec![1.0; PARAMETERS];
         assert_eq!(Model::new(SEED).gradient(&digits, &[], &mut gradient), 0.0);
@@ -301,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn one_pe_learns_to_read_digits_it_never_saw() {
+    fn training_on_one_pe_generalises_to_the_test_images() {
         let (digits, split) = data();
         let untrained = Model::new(SEED).accuracy(&digits, &split.test);
         assert!(untrained.fraction() < 0.3, "{untrained:?} before training");
@@ -312,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_of_pes_reaches_the_same_loss() {
+    fn loss_is_the_same_for_any_number_of_pes() {
         let (_, alone) = trained(1, 4);
         for ranks in [2, 3, 7, 8] {
             let (_, together) = trained(ranks, 4);
@@ -321,22 +326,22 @@ mod tests {
     }
 
     #[test]
-    fn the_first_weights_follow_the_seed() {
+    fn initial_weights_depend_on_the_seed() {
         assert_eq!(Model::new(1), Model::new(1));
         assert_ne!(Model::new(1), Model::new(2));
         assert_eq!(Model::new(1).parameters().len(), PARAMETERS);
     }
 
     #[test]
-    #[should_panic(expected = "gradient: found a buffer of 3 elements")]
-    fn a_buffer_of_another_length_is_refused() {
+    #[should_panic(expected = "gradient: out has 3 elements")]
+    fn gradient_buffer_of_another_length_is_refused() {
         let (digits, _) = data();
         Model::new(SEED).gradient(&digits, &[0], &mut [0.0; 3]);
     }
 
     #[test]
-    #[should_panic(expected = "apply: found a sum over 0 images")]
-    fn a_step_over_no_images_is_refused() {
+    #[should_panic(expected = "apply: images is 0")]
+    fn step_over_no_images_is_refused() {
         Model::new(SEED).apply(&[0.0; PARAMETERS], 0, LEARNING_RATE);
     }
 }

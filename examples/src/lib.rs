@@ -1,6 +1,6 @@
-//! What the examples of Peerweave share: data and a model to train.
+//! Code shared by the examples of Peerweave: data and a model to train.
 //!
-//! No communication here: that is in the examples themselves, numbered, in `examples/`.
+//! Nothing here communicates; the numbered examples in `examples/` do.
 #![forbid(unsafe_code)]
 
 pub mod digits;

@@ -1,20 +1,22 @@
-//! Every example at 1, 2, 3, 4 and 8 PEs, each PE a process, against its expected output.
+//! Runs every example on 1, 2, 3, 4 and 8 processes and compares the output with the expected one.
 //!
-//! The launcher is not under test here: this makes the rendezvous itself and sets the variables that a launcher would. An expected file holds what
-//! `peerweave run` prints, with the lines of a PE together and PEs in order; between runs the lines of different PEs may mix otherwise.
+//! The launcher is not under test: these tests create the rendezvous and set the variables of a
+//! launcher themselves. An expected file holds the output of `peerweave run`, sorted by PE, because
+//! the lines of different PEs can interleave in any order.
 
 use peerweave::bootstrap::{Endpoint, Job, Server, ServerOptions, Token};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// How far a number with a decimal point may be from the one in an expected file, for each 1 of it. Sums of gradients are rounded in an order that
-/// depends on the number of PEs, `tanh` and `exp` differ in their last bit between systems, and what is printed is rounded once more.
+/// Relative tolerance for numbers with a decimal point. Sums of gradients are rounded in an order
+/// that depends on the number of PEs, `tanh` and `exp` differ in their last bit between systems,
+/// and printed numbers are rounded again.
 const TOLERANCE: f64 = 1e-5;
 
-/// The same between runs on one machine with different numbers of PEs, before that last rounding. Found: 1e-8.
+/// Relative tolerance between runs with different numbers of PEs on one machine. Measured: 1e-8.
 const ROUNDING: f64 = 1e-6;
 
-/// Seconds after which a PE gives up waiting, so that a failure ends the test.
+/// Seconds after which a wait fails, so that a hang fails the test.
 const DEADLINE: &str = "30";
 
 fn folder(name: &str) -> PathBuf {
@@ -25,7 +27,7 @@ fn text(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Standard output of every PE of a job, in order. All must have succeeded.
+/// Runs a job and returns the standard output of every PE, in order. Panics if one fails.
 fn run(program: &str, n_pes: u32, arguments: &[&str]) -> Vec<String> {
     let token = Token::random().unwrap();
     let server = Server::bind(&Endpoint::random_unix().unwrap(), token, n_pes, ServerOptions::default()).unwrap();
@@ -45,14 +47,15 @@ fn run(program: &str, n_pes: u32, arguments: &[&str]) -> Vec<String> {
     outputs.into_iter().map(|output| String::from_utf8(output.stdout).unwrap()).collect()
 }
 
-/// As `peerweave run` shows it: with the PE before each line where there are several.
+/// Formats the output as `peerweave run` does: with the PE before each line if there are several.
 fn tagged(outputs: &[String]) -> Vec<String> {
     let several = outputs.len() > 1;
     let tag = |pe: usize| if several { format!("[{pe}] ") } else { String::new() };
     outputs.iter().enumerate().flat_map(|(pe, output)| output.lines().map(move |line| tag(pe) + line)).collect()
 }
 
-/// Whether two lines have the same words, numbers with a decimal point compared within [`TOLERANCE`].
+/// Returns whether two lines have the same words. Numbers with a decimal point are compared within
+/// [`TOLERANCE`].
 fn alike(found: &str, expected: &str) -> bool {
     let (found, expected): (Vec<_>, Vec<_>) = (found.split_whitespace().collect(), expected.split_whitespace().collect());
     found.len() == expected.len() && found.iter().zip(expected).all(|(found, expected)| alike_word(found, expected))
@@ -144,20 +147,21 @@ fn training_ends_at_the_loss_of_one_pe() {
 }
 
 #[test]
-fn training_of_no_epochs_reads_digits_by_chance() {
+fn training_of_no_epochs_classifies_by_chance() {
     let output = run(env!("CARGO_BIN_EXE_train-digits"), 2, &["--epochs", "0"]);
     let loss = final_loss(&output);
     assert!((2.2..2.5).contains(&loss), "{loss}; ten classes at even odds have a loss of ln 10 = 2.303");
 }
 
 #[test]
-fn without_a_launcher_an_example_is_a_job_of_one_pe() {
+fn example_without_a_launcher_is_a_job_of_one_pe() {
     let output = Command::new(env!("CARGO_BIN_EXE_hello-team")).env_clear().output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), text(&folder("01-hello-team/expected/1.txt")));
 }
 
-/// What `hello-team` prints as one of `n_pes` PEs that find these variables, and its standard error.
+/// Runs `hello-team` on `n_pes` PEs with these variables. Returns the output of each PE and all of
+/// standard error.
 fn hello_with(n_pes: usize, vars: impl Fn(usize) -> Vec<(&'static str, String)>) -> (Vec<String>, String) {
     let start = |pe| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hello-team"));
@@ -183,7 +187,7 @@ fn pes_of_mpich_are_one_job() {
 }
 
 #[test]
-fn variable_of_an_unknown_launcher_is_warned_of() {
+fn variable_of_an_unknown_launcher_causes_a_warning() {
     let alone = text(&folder("01-hello-team/expected/1.txt"));
     for name in ["RANK", "PALS_RANKID"] {
         let (outputs, stderr) = hello_with(1, |_| vec![(name, "1".to_owned())]);
@@ -207,7 +211,7 @@ fn every_folder_with_a_number_is_an_example() {
 }
 
 #[test]
-fn readmes_promise_the_expected_output() {
+fn readmes_show_the_expected_output() {
     let ladder = text(&folder("README.md"));
     for (program, example) in EXAMPLES {
         assert!(ladder.contains(&format!("({example}/README.md)")), "README.md does not lead to {example}");
@@ -220,7 +224,7 @@ fn readmes_promise_the_expected_output() {
 }
 
 #[test]
-fn no_example_needs_unsafe() {
+fn examples_forbid_unsafe_code() {
     for (_, example) in EXAMPLES {
         let source = text(&folder(example).join("main.rs"));
         assert!(source.contains("\n#![forbid(unsafe_code)]\n"), "{example}/main.rs does not forbid unsafe code");
@@ -228,7 +232,7 @@ fn no_example_needs_unsafe() {
 }
 
 #[test]
-fn lines_are_alike_up_to_the_rounding_of_decimals() {
+fn lines_that_differ_only_in_rounding_are_alike() {
     assert!(alike("loss 0.500001 of 7", "loss  0.500000 of 7"));
     assert!(!alike("loss 0.50002 of 7", "loss 0.50000 of 7"));
     assert!(!alike("loss 0.5 of 8", "loss 0.5 of 7"));

@@ -1,4 +1,5 @@
-//! All environment variables that Peerweave reads, besides those of launchers: read here and nowhere else.
+//! Settings of a world from environment variables. Variables of launchers are read by
+//! `peerweave-bootstrap`.
 
 use peerweave_bootstrap::{BootstrapError, Job};
 use peerweave_core::{Error, Misuse, MisuseKind};
@@ -6,20 +7,24 @@ use std::time::Duration;
 
 /// The names of the variables.
 pub mod names {
-    /// Which backend: `host`. Not set: the only one there is.
+    /// The backend; `host` is the only value and the default.
     pub const BACKEND: &str = "PEERWEAVE_BACKEND";
-    /// The deadline of every wait, in seconds; fractions are allowed.
+    /// Default deadline of waits, in seconds; fractions are allowed.
     pub const DEADLINE: &str = "PEERWEAVE_DEADLINE";
-    /// `1`: PEs compare their calls in full before they run them. Signatures are compared always on the host backend.
+    /// `1` makes PEs compare the full descriptions of calls before running them. The host backend
+    /// always compares signatures.
     pub const CHECK_CALLS: &str = "PEERWEAVE_CHECK_CALLS";
-    /// Bytes of symmetric heap of each PE, with K, M, G or T for powers of 1024. Not set: as much as the machine has memory.
+    /// Size of the symmetric heap of each PE in bytes, with suffix K, M, G or T for powers of 1024.
+    /// Default: the machine's memory.
     pub const HEAP_BYTES: &str = "PEERWEAVE_HEAP_BYTES";
-    /// `off`: private buffers are never read out of other processes, but copied through shared memory.
+    /// `off` copies private buffers through shared memory instead of reading them out of other
+    /// processes.
     pub const CROSS_MEMORY_ATTACH: &str = "PEERWEAVE_CROSS_MEMORY_ATTACH";
-    /// A filter for what the `peerweave` command logs, as `tracing-subscriber` takes it, such as `debug`.
+    /// Log filter of the `peerweave` command, in the syntax of `tracing-subscriber`, such as
+    /// `debug`.
     pub const LOG: &str = "PEERWEAVE_LOG";
 
-    /// All of them, with what they may be.
+    /// Name and expected value of each variable.
     pub const ALL: [(&str, &str); 6] = [
         (BACKEND, "host"),
         (DEADLINE, "seconds, such as 60 or 0.5"),
@@ -30,7 +35,7 @@ pub mod names {
     ];
 }
 
-/// What the environment says.
+/// Settings found in the environment; `None` for variables that are not set.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) backend: Option<String>,
@@ -41,7 +46,8 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Reads variables from `var`, which gives `None` for one that is not set. An empty one counts as not set.
+    /// Reads variables through `var`, which returns `None` for a variable that is not set. An empty
+    /// value counts as not set.
     pub(crate) fn read(var: &dyn Fn(&str) -> Option<String>) -> Result<Self, Error> {
         fn parsed<T>(
             var: &dyn Fn(&str) -> Option<String>,
@@ -81,7 +87,7 @@ impl Settings {
     }
 }
 
-/// The job that the environment describes.
+/// Returns the job that the environment describes.
 pub(crate) fn job() -> Result<Job, Error> {
     Job::from_env().map_err(|error: BootstrapError| Error::setup("World::from_env", error))
 }
@@ -114,13 +120,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_means_defaults() {
+    fn unset_variables_give_defaults() {
         assert_eq!(read(&[]).unwrap(), Settings::default());
         assert_eq!(read(&[(names::DEADLINE, "")]).unwrap(), Settings::default());
     }
 
     #[test]
-    fn values_are_read_with_their_units() {
+    fn values_are_parsed_with_their_units() {
         let settings = read(&[
             (names::BACKEND, "host"),
             (names::DEADLINE, "1.5"),

@@ -1,11 +1,14 @@
 //! Communication among PEs for Rust: collectives and one-sided operations on a symmetric heap.
 //!
-//! The same program runs on the shared memory of one machine, without any GPU, and later on GPUs: this version has the host backend.
+//! This version has the host backend, which runs on the shared memory of one machine without a GPU.
+//! A backend for GPUs will run the same programs.
 //!
 //! ```text
-//!   peerweave            this crate: World::from_env(), re-exports
-//!     peerweave-core     the API and all of its checks       peerweave-host    PEs are processes or threads of one machine
-//!     peerweave-bootstrap  who am I, who are the others      peerweave-device  the protocols, for kernels too
+//!   peerweave                this crate: World::from_env(), re-exports
+//!     peerweave-core         the API and its checks
+//!     peerweave-host         backend: PEs are processes or threads of one machine
+//!     peerweave-bootstrap    launcher environments, rendezvous
+//!     peerweave-device       protocols for host and kernels
 //! ```
 //!
 //! ```
@@ -22,7 +25,7 @@
 //! ticket.wait()?;
 //! assert_eq!(sum.load(7)?, world.n_pes() as f32);
 //!
-//! team.barrier_blocking()?; // a neighbor may still be in the all-reduce, which writes its `sum`
+//! team.barrier_blocking()?; // a neighbour's all-reduce may still be writing its `sum`
 //! let right = Rank::new((world.my_pe().get() + 1) % world.n_pes() as u32);
 //! team.put_blocking(&[2.0f32], &sum.slice(0..1)?, right)?; // one-sided
 //! team.barrier_blocking()?; // every put is complete, the one to this PE included
@@ -35,8 +38,8 @@
 //! # }
 //! ```
 //!
-//! Start several PEs with `peerweave run -n 4 -- PROGRAM`, `torchrun`, `mpirun` or `srun`; or make them threads of a test with
-//! [`on_threads`].
+//! Start several PEs with `peerweave run -n 4 -- PROGRAM`, `torchrun`, `mpirun` or `srun`. In a
+//! test, run them as threads with [`on_threads`].
 
 /// The example of the project's README, as a test.
 #[cfg(doctest)]
@@ -56,13 +59,15 @@ pub use peerweave_core::*;
 pub use peerweave_host as host;
 pub use world::{World, WorldBuilder};
 
-/// Runs `program` once per PE, each on a thread of its own, on the host backend: for tests and for learning.
+/// Runs `program` on `n_pes` PEs of the host backend, each on its own thread. For tests and for
+/// learning.
 ///
-/// Returns what they returned, in the order of PEs. A PE that panics leaves the job, so that the others get an error that names it; its
-/// panic goes on here when all have ended.
+/// Returns the results in the order of PEs. A PE that panics leaves the job, so that the others get
+/// an error that names it. Its panic resumes on the calling thread when all PEs have ended.
 ///
 /// # Errors
-/// Where the shared memory cannot be had. Errors of the PEs are theirs to return.
+/// [`Error::Setup`] if the shared memory cannot be created. Errors inside `program` are part of its
+/// results.
 ///
 /// ```
 /// use peerweave::{ReduceOp, on_threads};

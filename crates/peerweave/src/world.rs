@@ -1,4 +1,4 @@
-//! How a world is made: from the environment, or piece by piece. What it does is in `peerweave-core`.
+//! Creation of a world, from the environment or by a builder. `peerweave-core` has its operations.
 
 use crate::environment::{self, Settings};
 use peerweave_bootstrap::Job;
@@ -9,9 +9,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// All PEs of the job, as one of them sees them: where everything begins.
+/// This PE's handle to the job: creates teams, streams and symmetric memory.
 ///
-/// This is [`peerweave_core::World`] with the ways to make one; everything else is reached through it.
+/// Adds constructors to [`peerweave_core::World`], to which it derefs.
 ///
 /// ```
 /// use peerweave::{ReduceOp, World};
@@ -29,36 +29,38 @@ use std::time::Duration;
 pub struct World(peerweave_core::World);
 
 impl World {
-    /// Joins the job that the environment describes: that of `peerweave run`, `torchrun`, Open MPI, MPICH or Slurm; without one of them,
-    /// a job of one PE. Settings are taken from the variables of [`environment::names`].
+    /// Joins the job started by `peerweave run`, `torchrun`, Open MPI, MPICH or Slurm, as found in
+    /// the environment. Without a launcher, creates a job of one PE. Reads settings from the
+    /// variables of [`environment::names`].
     ///
     /// # Collective
-    /// Every PE of the job calls it.
+    /// Every PE of the job must call it.
     ///
     /// # Errors
-    /// [`Error::Setup`] where the launcher's variables contradict each other or PEs do not come (it names those that are missing);
-    /// [`Error::Misuse`] where one of Peerweave's own variables has a value that it cannot have.
+    /// - [`Error::Setup`] if the launcher's variables contradict each other, or if PEs are missing
+    ///   at the deadline (it names them).
+    /// - [`Error::Misuse`] if one of Peerweave's variables has an invalid value.
     pub fn from_env() -> Result<Self, Error> {
         Self::builder().build()
     }
 
-    /// Starts to make a world whose settings differ from the environment's.
+    /// Returns a builder, for settings that differ from the environment.
     pub fn builder() -> WorldBuilder {
         WorldBuilder::default()
     }
 
-    /// The end of this PE's part in the job; see [`peerweave_core::World::finalize`].
+    /// Ends this PE's part in the job; see [`peerweave_core::World::finalize`].
     ///
     /// # Collective
-    /// Every PE of the job calls it.
+    /// Every PE of the job must call it.
     ///
     /// # Errors
-    /// As the core's.
+    /// Those of [`peerweave_core::World::finalize`].
     pub fn finalize(self) -> Result<FinalizeReport, Error> {
         self.0.finalize()
     }
 
-    /// Gives up the convenience of this type.
+    /// Returns the world of `peerweave-core` inside.
     pub fn into_core(self) -> peerweave_core::World {
         self.0
     }
@@ -78,7 +80,8 @@ impl Deref for World {
     }
 }
 
-/// Makes a [`World`]. What is not set is taken from the environment, and what is not set there has a default.
+/// Builds a [`World`]. Settings that are not given are read from the environment; those not set
+/// there have defaults.
 #[derive(Debug, Default)]
 pub struct WorldBuilder {
     backend: Option<Arc<dyn Backend>>,
@@ -90,42 +93,46 @@ pub struct WorldBuilder {
 }
 
 impl WorldBuilder {
-    /// A backend that is ready made, its own settings included; the settings of this builder are then for nobody.
+    /// Sets a backend that was created elsewhere. The other settings of this builder and the
+    /// environment are then ignored.
     #[must_use]
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
         self.backend = Some(backend);
         self
     }
 
-    /// The job to join, in place of the one that the environment describes.
+    /// Sets the job to join, instead of the one that the environment describes.
     #[must_use]
     pub fn job(mut self, job: Job) -> Self {
         self.job = Some(job);
         self
     }
 
-    /// The deadline of every wait that is given none (`PEERWEAVE_DEADLINE`; 60 s).
+    /// Sets the default deadline of waits (`PEERWEAVE_DEADLINE`; default 60 s).
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Bytes of symmetric heap of each PE (`PEERWEAVE_HEAP_BYTES`; as much as the machine has memory: pages cost nothing until touched).
+    /// Sets the size of the symmetric heap of each PE, in bytes (`PEERWEAVE_HEAP_BYTES`). Default:
+    /// the machine's memory; a page is allocated at its first use.
     #[must_use]
     pub fn heap_bytes(mut self, bytes: usize) -> Self {
         self.heap_bytes = Some(bytes);
         self
     }
 
-    /// Whether PEs compare calls in full before they run them (`PEERWEAVE_CHECK_CALLS`; no).
+    /// Sets whether PEs compare the full descriptions of calls before running them
+    /// (`PEERWEAVE_CHECK_CALLS`; default no).
     #[must_use]
     pub fn check_calls(mut self, check: bool) -> Self {
         self.check_calls = Some(check);
         self
     }
 
-    /// Whether private buffers may be read out of other processes (`PEERWEAVE_CROSS_MEMORY_ATTACH`; yes, where permitted).
+    /// Sets whether private buffers may be read out of other processes
+    /// (`PEERWEAVE_CROSS_MEMORY_ATTACH`; default yes, if the system permits).
     #[must_use]
     pub fn cross_memory_attach(mut self, allowed: bool) -> Self {
         self.cross_memory_attach = Some(allowed);
@@ -135,10 +142,10 @@ impl WorldBuilder {
     /// Joins the job.
     ///
     /// # Collective
-    /// Every PE of the job calls it, with the same settings.
+    /// Every PE of the job must call it with the same settings.
     ///
     /// # Errors
-    /// As [`World::from_env`].
+    /// Those of [`World::from_env`].
     pub fn build(self) -> Result<World, Error> {
         let backend = match self.backend {
             Some(backend) => backend,
