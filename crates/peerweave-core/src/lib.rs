@@ -55,7 +55,6 @@ mod bounds;
 mod call;
 mod check;
 mod error;
-mod fork;
 pub mod noop;
 mod ops;
 mod shared;
@@ -66,10 +65,10 @@ pub use arguments::{
 };
 pub use backend::{CallChecking, Caps, PrivateBuffers, VectorCounts};
 pub use error::{Error, KernelFailure, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
-pub use ops::{BlockingGroup, Group, LaunchArg, LaunchArgs, LaunchShape, Strides};
+pub use ops::{BlockingGroup, Group, LaunchArg, LaunchArgs, LaunchShape};
 pub use peerweave_types::{
     AtomicElement, AtomicInteger, Compare, DType, DeviceSlice, Dim3, Element, F8E4M3, F8E5M2, FailureKind, HeapGeometry, Integer,
-    KernelArg, KernelOp, Number, Pe, Rank, ReduceOp, SignalOp, SymOffset, SymSlice, TeamShape, bf16, f16,
+    KernelArg, KernelOp, Number, Pe, Rank, ReduceOp, SignalOp, Strides, SymOffset, SymSlice, TeamShape, bf16, f16,
 };
 pub use shared::{FinalizeReport, LeakedBuffer};
 pub use world::{Event, Stream, Team, Ticket, World};

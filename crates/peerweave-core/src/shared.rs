@@ -2,9 +2,10 @@
 //!
 //! Moves no data. Invariant: every handle holds an `Arc` of this, so that the backend, and with it the symmetric heap, outlives them all.
 
+use crate::Result;
 use crate::backend::{Backend, PrivateBuffers};
 use crate::error::{Error, MisuseKind, misuse};
-use crate::{Result, fork};
+use peerweave_fork::ForkGuard;
 use peerweave_types::{Pe, SymOffset};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,7 +22,7 @@ pub(crate) struct Shared {
     pub(crate) deadline: Duration,
     /// Whether operations on ordinary memory are refused.
     pub(crate) private_refused: bool,
-    generation: u32,
+    guard: ForkGuard,
     finalized: AtomicBool,
     allocations: Mutex<Allocations>,
 }
@@ -36,14 +37,13 @@ struct Allocations {
 
 impl Shared {
     pub(crate) fn new(backend: Arc<dyn Backend>) -> Self {
-        fork::watch();
         let job = backend.job();
         Self {
             my_pe: job.my_pe,
             n_pes: job.n_pes,
             deadline: backend.deadline(),
             private_refused: backend.caps().private_buffers == PrivateBuffers::Refused,
-            generation: fork::generation(),
+            guard: ForkGuard::new(),
             finalized: AtomicBool::new(false),
             allocations: Mutex::default(),
             backend,
@@ -53,7 +53,7 @@ impl Shared {
     /// Whether the world still stands, and this is the process that made it.
     #[inline]
     pub(crate) fn usable(&self, call: &'static str) -> Result<()> {
-        if self.finalized.load(Ordering::Acquire) || fork::generation() != self.generation {
+        if self.finalized.load(Ordering::Acquire) || self.is_forked() {
             return Err(self.unusable(call));
         }
         Ok(())
@@ -62,13 +62,13 @@ impl Shared {
     /// Whether this process was forked from the one that made the world: what the backend mapped is not there then.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
-        fork::generation() != self.generation
+        self.guard.is_forked()
     }
 
-    /// By what a handle that outlives this finds out the same: see [`fork::generation`].
+    /// By what a handle that outlives this finds out the same.
     #[inline]
-    pub(crate) fn generation(&self) -> u32 {
-        self.generation
+    pub(crate) fn guard(&self) -> ForkGuard {
+        self.guard
     }
 
     #[cold]

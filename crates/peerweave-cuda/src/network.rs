@@ -5,9 +5,7 @@ use peerweave_link::{Arch, Linked};
 use crate::error::CudaError;
 
 pub(crate) fn link(nvshmem: &peerweave_nvshmem::Context, arch: Arch, ptx: &str) -> Result<Linked, CudaError> {
-    let version = nvshmem.library().version();
-    let version = peerweave_link::Version::new(version.major.into(), version.minor.into(), version.patch.into());
     let files = peerweave_link::nvshmem::DeviceLibrary::beside(nvshmem.library().path())?;
-    files.check_host(version)?;
+    files.check_host(nvshmem.library().version())?;
     Ok(files.link(arch, ptx)?)
 }

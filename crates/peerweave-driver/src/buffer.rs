@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::capture::cannot_be_asked;
-use crate::cudarc::driver::sys::{CUdeviceptr, CUevent};
+use crate::cudarc::driver::sys::CUdeviceptr;
 use crate::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
-use crate::driver::{bind, is_current, with_context_kept};
+use crate::driver::{is_current, with_context_kept};
 use crate::private::is_private;
 use crate::streams::is_of_every_context;
 use crate::wait::wait_past_capture;
-use crate::{CudaError, DEADLINE, Driver, DriverError, deadline_after, wait, wait_until};
+use crate::{DEADLINE, DriverError, deadline_after, join, wait, wait_until};
 
 /// Something that keeps memory alive while it lives.
 pub type Keep = Arc<dyn Any + Send + Sync>;
@@ -196,29 +196,6 @@ fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration)
             std::process::abort();
         }
     }
-}
-
-/// Not by cudarc's function of this name, which gives an error that others have left in the context, and does nothing then.
-fn join(waiter: &CudaStream, other: &CudaStream) -> Result<(), DriverError> {
-    /// `CU_EVENT_DISABLE_TIMING`: the cheapest event there is.
-    const DISABLE_TIMING: u32 = 2;
-    let api = Driver::get()?.api();
-    bind(other.context())?;
-    let mut event: CUevent = std::ptr::null_mut();
-    // SAFETY: the pointer is to a live handle.
-    CudaError::check("cuEventCreate", unsafe { api.cuEventCreate(&raw mut event, DISABLE_TIMING) }?)?;
-    let join = || {
-        // SAFETY: the event and the stream are live, and the stream's context is current.
-        CudaError::check("cuEventRecord", unsafe { api.cuEventRecord(event, other.cu_stream()) }?)?;
-        bind(waiter.context())?;
-        // SAFETY: the same of the other stream.
-        CudaError::check("cuStreamWaitEvent", unsafe { api.cuStreamWaitEvent(waiter.cu_stream(), event, 0) }?)?;
-        Ok(())
-    };
-    let joined = join();
-    // SAFETY: nobody else has the event; a stream that waits for it goes on waiting.
-    let _ = unsafe { api.cuEventDestroy_v2(event) };
-    joined
 }
 
 impl fmt::Debug for Access<'_> {
@@ -401,6 +378,7 @@ unsafe impl<T> DeviceBufferMut<T> for Raw<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Driver;
 
     #[test]
     fn raw_buffers_cross_threads() {

@@ -119,6 +119,31 @@ pub(crate) fn relax_this_thread() {
     exchange(RELAXED);
 }
 
+/// Whether two streams are being captured into the same graph.
+///
+/// # Errors
+/// What the driver says; `CUDA_ERROR_ILLEGAL_STATE` where one is not being captured.
+pub fn is_same_capture(one: &CudaStream, other: &CudaStream) -> Result<bool, DriverError> {
+    Ok(capture(one)?.0 == capture(other)?.0)
+}
+
+/// The capture that a stream is in: its id and its graph.
+fn capture(stream: &CudaStream) -> Result<(u64, CUgraph), DriverError> {
+    const CALL: &str = "cuStreamGetCaptureInfo_v2";
+    let (mut status, mut id, mut graph): (u32, u64, CUgraph) = (NOT_CAPTURING, 0, std::ptr::null_mut());
+    let (dependencies, count) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the stream is live; the pointers are to live values, or null, which is allowed for those.
+    let code = unsafe {
+        let api = Driver::get()?.api();
+        api.cuStreamGetCaptureInfo_v2(stream.cu_stream(), &raw mut status, &raw mut id, &raw mut graph, dependencies, count)
+    }?;
+    CudaError::check(CALL, code)?;
+    if status != CAPTURING || graph.is_null() {
+        return Err(CudaError::new(CALL, CudaCode::ILLEGAL_STATE).into());
+    }
+    Ok((id, graph))
+}
+
 /// Makes the graph that the stream is being captured into keep these values until it, and all that is made of it, is destroyed.
 ///
 /// They are dropped by a thread of this crate, some time after. Since CUDA 11.3.
@@ -127,17 +152,7 @@ pub(crate) fn relax_this_thread() {
 /// If the stream is not being captured (`CUDA_ERROR_ILLEGAL_STATE`), or the driver is too old; the values are dropped then.
 pub fn keep_in_graph(stream: &Arc<CudaStream>, kept: Vec<Keep>) -> Result<(), DriverError> {
     let api = Driver::get()?.api();
-    let mut status = NOT_CAPTURING;
-    let mut graph: CUgraph = std::ptr::null_mut();
-    let (id, dependencies, n_dependencies) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the stream is live, two pointers are to live values, and the others may be null.
-    let code = unsafe {
-        api.cuStreamGetCaptureInfo_v2(stream.cu_stream(), &raw mut status, id, &raw mut graph, dependencies, n_dependencies)
-    }?;
-    CudaError::check("cuStreamGetCaptureInfo_v2", code)?;
-    if status != CAPTURING || graph.is_null() {
-        return Err(CudaError::new("cuStreamGetCaptureInfo_v2", CudaCode::ILLEGAL_STATE).into());
-    }
+    let (_, graph) = capture(stream)?;
     let kept: *mut c_void = Box::into_raw(Box::new(kept)).cast();
     let mut object: CUuserObject = std::ptr::null_mut();
     // SAFETY: `release` takes the box back, exactly once: when the last reference goes.

@@ -3,10 +3,9 @@
 //! Invariant: the library is the one that cudarc opens, since both ask the dynamic linker for the same names in the same order.
 
 use std::ffi::{CStr, c_char, c_int};
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use peerweave_dylib::{LoadError, Search, Visibility};
+use peerweave_dylib::{LoadError, Search, Version, Visibility};
 
 use crate::cudarc::driver::CudaContext;
 use crate::cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute};
@@ -19,21 +18,6 @@ const SEARCH: Search = unsafe { Search::without_variable("CUDA's driver", &["lib
 #[derive(Debug)]
 pub struct Driver {
     api: Api,
-}
-
-/// A version of CUDA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CudaVersion {
-    /// Such as 13.
-    pub major: u32,
-    /// Such as 0.
-    pub minor: u32,
-}
-
-impl fmt::Display for CudaVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
 }
 
 static LOADED: OnceLock<Result<Driver, LoadError>> = OnceLock::new();
@@ -66,16 +50,16 @@ impl Driver {
         &self.api
     }
 
-    /// The newest CUDA that the driver serves.
+    /// The newest CUDA that the driver serves; its patch is 0.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn version(&self) -> Result<CudaVersion, DriverError> {
+    pub fn version(&self) -> Result<Version, DriverError> {
         let mut code: c_int = 0;
         // SAFETY: the pointer is to a live integer.
         CudaError::check("cuDriverGetVersion", unsafe { self.api.cuDriverGetVersion(&raw mut code) }?)?;
         let code = code.unsigned_abs();
-        Ok(CudaVersion { major: code / 1000, minor: code % 1000 / 10 })
+        Ok(Version::of_numbers([code / 1000, code % 1000 / 10, 0]))
     }
 
     /// How many devices this process sees.
@@ -139,7 +123,17 @@ pub fn bind(context: &CudaContext) -> Result<(), DriverError> {
     Ok(CudaError::check("cuCtxSetCurrent", code)?)
 }
 
+/// As [`bind`], at the cost of a question alone where the context is current already.
+///
+/// # Errors
+/// As [`bind`].
+#[inline]
+pub fn bind_if_needed(context: &CudaContext) -> Result<(), DriverError> {
+    if is_current(context) { Ok(()) } else { bind(context) }
+}
+
 /// Whether a context is the thread's current one.
+#[inline]
 pub(crate) fn is_current(context: &CudaContext) -> bool {
     let mut current: CUcontext = std::ptr::null_mut();
     // SAFETY: the pointer is to a live handle.

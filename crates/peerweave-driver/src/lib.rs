@@ -7,7 +7,7 @@
 //!
 //! ```
 //! match peerweave_driver::Driver::get() {
-//!     Ok(driver) => println!("driver for CUDA {}", driver.version()?),
+//!     Ok(driver) => println!("driver for CUDA {:#}", driver.version()?),
 //!     Err(error) => println!("{error}"), // names every path that was tried
 //! }
 //! # Ok::<(), peerweave_driver::DriverError>(())
@@ -28,6 +28,7 @@ mod driver;
 mod error;
 mod fences;
 mod free;
+mod join;
 pub mod launch;
 mod memory;
 mod private;
@@ -38,14 +39,15 @@ mod wait;
 
 pub use api::Api;
 pub use buffer::{Access, DeviceBuffer, DeviceBufferMut, Keep, Raw};
-pub use capture::{is_capturing, keep_in_graph, refuse_capture_begun, relaxed};
+pub use capture::{is_capturing, is_same_capture, keep_in_graph, refuse_capture_begun, relaxed};
 pub use code::CudaCode;
 pub use copy::{check_copy, copy_from_host, copy_to_host};
 pub use cudarc;
 pub use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
-pub use driver::{CudaVersion, Driver, bind, context, local_context, with_context_kept};
+pub use driver::{Driver, bind, bind_if_needed, context, local_context, with_context_kept};
 pub use error::{CudaError, DriverError};
 pub use free::free;
+pub use join::join;
 pub use memory::{DEADLINE, DeviceMemory};
 pub use private::PrivateStream;
 pub use reaper::{Retired, alloc_when_freed, retire, settle};

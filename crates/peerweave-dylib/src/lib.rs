@@ -10,9 +10,11 @@ mod library;
 mod mapped;
 mod python;
 mod search;
+mod version;
 
 pub use bindings::{Symbol, SymbolInfo};
-pub use error::{Attempt, LoadError, MissingSymbol};
+pub use error::{Attempt, LoadError, MissingSymbol, Unsupported};
 pub use library::{Library, Visibility};
 pub use mapped::mapped;
 pub use search::Search;
+pub use version::{ParseVersionError, Version};

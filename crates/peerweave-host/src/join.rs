@@ -1,7 +1,6 @@
 //! How the PEs of a job come together: as processes through the rendezvous, or as threads of this one.
 
 use crate::backend::Host;
-use crate::forks;
 use crate::memory::heap::HeapMap;
 use crate::memory::layout::{Layout, MAX_TEAMS, state};
 use crate::memory::machine;
@@ -17,6 +16,7 @@ use crate::sync::team::Teams;
 use peerweave_bootstrap::{BootstrapError, Job, Rendezvous};
 use peerweave_core::backend::{CallChecking, Caps, JobShape, PrivateBuffers, TeamId};
 use peerweave_core::{Error, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
+use peerweave_fork::ForkGuard;
 use peerweave_types::Pe;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -191,7 +191,7 @@ impl Shared {
             heap: Mutex::new(heap),
             kernels: Kernels::new(options.kernel_seed),
             queued: AtomicUsize::new(0),
-            forks: forks::watch(),
+            guard: ForkGuard::new(),
             rendezvous: Mutex::new(rendezvous),
             _mapping: mapping,
         }

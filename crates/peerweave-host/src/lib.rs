@@ -23,7 +23,6 @@
 //! It stays on one machine. Kernels run on CPU threads, one thread of a grid at a time: for tests, not for speed.
 
 mod backend;
-mod forks;
 mod join;
 mod memory;
 mod ops;

@@ -3,32 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use peerweave_dylib::{LoadError, MissingSymbol};
-
-/// A version of a compiler, a linker, NVSHMEM or CUDA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Version {
-    /// Such as 13.
-    pub major: u32,
-    /// Such as 0.
-    pub minor: u32,
-    /// 0 where the product has no third number.
-    pub patch: u32,
-}
-
-impl Version {
-    /// A version of three numbers.
-    pub const fn new(major: u32, minor: u32, patch: u32) -> Self {
-        Self { major, minor, patch }
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)?;
-        if self.patch == 0 { Ok(()) } else { write!(f, ".{}", self.patch) }
-    }
-}
+use peerweave_dylib::{LoadError, MissingSymbol, Version};
 
 /// Why something was not compiled or linked. `Debug` shows the message too.
 #[derive(Clone, thiserror::Error)]
@@ -41,7 +16,7 @@ pub enum LinkError {
     #[error(transparent)]
     Missing(#[from] MissingSymbol),
     /// The compiler refused a source.
-    #[error("NVRTC {version} refused {name} ({status}):\n{log}")]
+    #[error("NVRTC {version:#} refused {name} ({status}):\n{log}")]
     Compile {
         /// The source's name.
         name: String,
@@ -53,7 +28,7 @@ pub enum LinkError {
         log: String,
     },
     /// The linker refused its inputs.
-    #[error("nvJitLink {version} refused {inputs} for {arch} ({status}):\n{log}")]
+    #[error("nvJitLink {version:#} refused {inputs} for {arch} ({status}):\n{log}")]
     Link {
         /// The names of the inputs.
         inputs: String,
@@ -77,7 +52,7 @@ pub enum LinkError {
         expected: String,
     },
     /// The library does not know the architecture.
-    #[error("{what} {version} does not know {arch}, expected one of {known}")]
+    #[error("{what} {version:#} does not know {arch}, expected one of {known}")]
     UnknownArch {
         /// The library.
         what: &'static str,

@@ -30,11 +30,12 @@ pub use arch::{Arch, ParseArchError};
 pub use cache::{Cache, Key};
 
 pub use cuh::{PEERWEAVE_CUH, peerweave_cuh};
-pub use error::{LinkError, Version};
+pub use error::LinkError;
 pub use headers::CudaHeaders;
 pub use linker::{InputKind, Linked, Linker};
 pub use nvjitlink::{Input, NvJitLink};
 pub use nvrtc::{Compiled, Nvrtc, Target};
+pub use peerweave_dylib::Version;
 pub use peerweave_dylib::{LoadError, MissingSymbol};
 pub use source::Source;
 

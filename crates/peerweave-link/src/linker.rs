@@ -166,7 +166,7 @@ impl<'a> Linker<'a> {
     pub fn key(&self) -> Result<Key, LinkError> {
         let mut print = Fingerprint::new();
         print.text("arch", &self.arch.to_string());
-        print.text("nvJitLink", &NvJitLink::load()?.version().to_string());
+        print.text("nvJitLink", &format!("{:#}", NvJitLink::load()?.version()));
         print.text("lto", if self.lto { "yes" } else { "no" });
         self.options.iter().for_each(|option| print.text("option", option));
         for part in &self.parts {
@@ -176,7 +176,7 @@ impl<'a> Linker<'a> {
                     print.bytes("bytes", &input.bytes);
                 }
                 Part::Source(source) => {
-                    print.text("NVRTC", &Nvrtc::load()?.version().to_string());
+                    print.text("NVRTC", &format!("{:#}", Nvrtc::load()?.version()));
                     source.fingerprint(&mut print)?;
                 }
                 Part::File(kind, path) => {
@@ -244,8 +244,8 @@ impl<'a> Linker<'a> {
         if compiler.major != linker.major || (self.lto && compiler > linker) {
             return Err(LinkError::VersionMismatch {
                 what: format!("NVRTC at {}", nvrtc.path().display()),
-                found: compiler.to_string(),
-                expected: format!("the version of nvJitLink, which is {linker}"),
+                found: format!("{compiler:#}"),
+                expected: format!("the version of nvJitLink, which is {linker:#}"),
             });
         }
         let compiled = nvrtc.compile(&source.clone().option("-rdc=true"), target)?;

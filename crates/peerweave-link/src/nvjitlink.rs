@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use peerweave_dylib::{Library, MissingSymbol, Search, Visibility};
 
-use crate::error::{LinkError, Version};
+use crate::Version;
+use crate::error::LinkError;
 use crate::{Arch, InputKind};
 
 // SAFETY: what a machine has under these names is nvJitLink, which may be loaded at any time.
@@ -143,12 +144,12 @@ impl NvJitLink {
         let (mut major, mut minor): (c_uint, c_uint) = (0, 0);
         // SAFETY: the pointers are to live integers.
         let told = unsafe { api.nvJitLinkVersion(&raw mut major, &raw mut minor) };
-        let version = Version::new(major, minor, 0);
+        let version = Version::of_numbers([major, minor, 0]);
         if !matches!(told, Ok(0)) || version < OLDEST {
             return Err(LinkError::VersionMismatch {
                 what: format!("nvJitLink at {}", api.library().path().display()),
-                found: if told.is_ok() { version.to_string() } else { format!("older than {OLDEST}") },
-                expected: format!("{OLDEST} or newer"),
+                found: if told.is_ok() { format!("{version:#}") } else { format!("older than {OLDEST:#}") },
+                expected: format!("{OLDEST:#} or newer"),
             });
         }
         Ok(Self(Arc::new(Loaded { api, version })))
@@ -286,17 +287,17 @@ impl Session<'_> {
             what: "nvJitLink",
             version,
             arch: arch.clone(),
-            known: format!("those of CUDA {version}"),
+            known: format!("those of CUDA {version:#}"),
         };
         Err(match code {
             OUTDATED => LinkError::VersionMismatch {
                 what: format!("nvJitLink at {}", self.linker.api.library().path().display()),
-                found: version.to_string(),
+                found: format!("{version:#}"),
                 expected: format!("a version that is not older than the compiler of {names}: {log}"),
             },
             _ if log.contains("Unsupported .version") => LinkError::VersionMismatch {
                 what: format!("nvJitLink at {}", self.linker.api.library().path().display()),
-                found: version.to_string(),
+                found: format!("{version:#}"),
                 expected: format!("a version that knows the PTX of {names}: {log}"),
             },
             ARCH_MISMATCH => LinkError::VersionMismatch {
@@ -374,6 +375,6 @@ fn name_of(code: c_int) -> &'static str {
 
 impl fmt::Debug for NvJitLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NvJitLink({} at {})", self.version(), self.path().display())
+        write!(f, "NvJitLink({:#} at {})", self.version(), self.path().display())
     }
 }

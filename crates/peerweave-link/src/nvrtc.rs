@@ -9,7 +9,8 @@ use std::sync::OnceLock;
 
 use peerweave_dylib::{Library, MissingSymbol, Search, Visibility};
 
-use crate::error::{LinkError, Version};
+use crate::Version;
+use crate::error::LinkError;
 use crate::{Arch, Source};
 
 // SAFETY: what a machine has under these names is NVRTC, which may be loaded at any time.
@@ -157,12 +158,12 @@ impl Nvrtc {
         let (mut major, mut minor): (c_int, c_int) = (0, 0);
         // SAFETY: the pointers are to live integers.
         let code = unsafe { api.nvrtcVersion(&raw mut major, &raw mut minor) }?;
-        let version = Version::new(major.unsigned_abs(), minor.unsigned_abs(), 0);
+        let version = Version::of_numbers([major.unsigned_abs(), minor.unsigned_abs(), 0]);
         if code != 0 || version < OLDEST {
             return Err(LinkError::VersionMismatch {
                 what: format!("NVRTC at {}", api.library().path().display()),
-                found: version.to_string(),
-                expected: format!("{OLDEST} or newer"),
+                found: format!("{version:#}"),
+                expected: format!("{OLDEST:#} or newer"),
             });
         }
         load_builtins(api.library(), version);
@@ -341,6 +342,6 @@ impl Drop for OwnedProgram<'_> {
 
 impl fmt::Debug for Nvrtc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Nvrtc({} at {})", self.version, self.path().display())
+        write!(f, "Nvrtc({:#} at {})", self.version, self.path().display())
     }
 }

@@ -13,7 +13,7 @@ use crate::config::{Found, in_range, interned};
 use crate::error::{MisuseKind, NcclError};
 use crate::membership::Inner;
 use crate::sys::{self, Versioned, ncclCollConfig_t, ncclConfigExt_t};
-use crate::{CtaPolicy, Switch, Version};
+use crate::{CtaPolicy, Switch, Version, version_code};
 
 /// How one collective shall run. What is not set is NCCL's to choose. Every rank has to give the same. NCCL 2.31.
 ///
@@ -168,7 +168,7 @@ impl CollConfig {
         let mut raw = ncclCollConfig_t {
             size: ncclCollConfig_t::len_bytes(version).expect("2.31 was asked for above"),
             magic: sys::NCCL_API_MAGIC,
-            version: version.code().unsigned_abs(),
+            version: version_code(version).unsigned_abs(),
             ext: if extensions.is_empty() { std::ptr::null_mut() } else { extensions.as_mut_ptr() },
             minCTAs: count("CollConfig::min_ctas", self.min_ctas, 1..=MOST, "at least 1")?,
             maxCTAs: count("CollConfig::max_ctas", self.max_ctas, 1..=MOST, "at least 1")?,

@@ -10,9 +10,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::choices::{Choice, CtaPolicy, GraphUsage, HostCftMode, NvlsHostMode, Switch};
-use crate::error::{Misuse, MisuseKind, NcclError, Unsupported};
+use crate::error::{Misuse, MisuseKind, NcclError};
+use crate::library::PRODUCT;
 use crate::sys::{self, Versioned, ncclConfig_t};
-use crate::{Nccl, Version, nvls};
+use crate::{Nccl, Unsupported, Version, nvls, version_code};
 
 /// The most that NCCL's numbers can hold.
 const MOST: u32 = i32::MAX as u32;
@@ -210,7 +211,7 @@ impl Config {
         self.fill(&mut raw, found)?;
         // A library that is newer than the header reads the version, and takes its defaults for what came later.
         let version = found.version.min(sys::HEADER);
-        raw.version = version.code().unsigned_abs();
+        raw.version = version_code(version).unsigned_abs();
         raw.size = ncclConfig_t::len_bytes(version).ok_or_else(|| found.unsupported("ncclConfig_t", Version::new(2, 14, 0)))?;
         Ok(RawConfig(raw))
     }
@@ -299,7 +300,7 @@ impl Found<'_> {
 
     #[cold]
     pub(crate) fn unsupported(&self, what: &'static str, since: Version) -> NcclError {
-        Unsupported { what, since, found: self.version, path: Arc::clone(self.path) }.into()
+        Unsupported { product: PRODUCT, what, since: Some(since), found: self.version, path: Arc::clone(self.path) }.into()
     }
 }
 
@@ -393,11 +394,11 @@ mod tests {
                     Ok(raw) => {
                         assert!(version >= since, "{field} on {version}");
                         assert!(known_prefix(&raw).contains(&field), "{field} on {version}: {} bytes", raw.size);
-                        assert_eq!(raw.version, version.min(sys::HEADER).code().unsigned_abs());
+                        assert_eq!(raw.version, version_code(version.min(sys::HEADER)).unsigned_abs());
                     }
                     Err(NcclError::Unsupported(error)) => {
                         assert!(version < since, "{field} on {version}");
-                        assert_eq!((error.since, error.found), (since, version));
+                        assert_eq!((error.since, error.found), (Some(since), version));
                         assert!(error.what.contains(field), "{}", error.what);
                     }
                     Err(other) => panic!("{field} on {version}: {other}"),

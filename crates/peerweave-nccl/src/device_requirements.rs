@@ -14,7 +14,7 @@ use crate::sys::{
     self, Versioned, ncclDevCommRequirements_t, ncclDevResourceRequirements_t, ncclGinConnectionType_t, ncclMultimemHandle_t,
     ncclTeam_t, ncclTeamRequirements_t,
 };
-use crate::{DeviceTeam, GinConnection, GinType, Switch, Version};
+use crate::{DeviceTeam, GinConnection, GinType, Switch, Version, version_code};
 
 /// The first version whose device communicators say of which version they are.
 pub(crate) const SINCE: Version = Version::new(2, 30, 3);
@@ -217,7 +217,7 @@ impl DeviceCommRequirements {
             size: ncclDevCommRequirements_t::len_bytes(version)
                 .ok_or_else(|| found.unsupported("ncclDevCommRequirements_t", SINCE))?,
             magic: sys::NCCL_API_MAGIC,
-            version: version.code().unsigned_abs(),
+            version: version_code(version).unsigned_abs(),
             resourceRequirementsList: std::ptr::null_mut(),
             teamRequirementsList: std::ptr::null_mut(),
             lsaMultimem: is_on(self.lsa_multimem),
@@ -415,10 +415,10 @@ mod tests {
     #[test]
     fn versions_without_and_of_unknown_size_are_unsupported() {
         assert!(
-            matches!(refused(&DeviceCommRequirements::new(), "2.29.7"), NcclError::Unsupported(error) if error.since == SINCE)
+            matches!(refused(&DeviceCommRequirements::new(), "2.29.7"), NcclError::Unsupported(error) if error.since == Some(SINCE))
         );
         assert!(
-            matches!(refused(&DeviceCommRequirements::new(), "2.30.5"), NcclError::Unsupported(error) if error.since == RUNTIME_SINCE)
+            matches!(refused(&DeviceCommRequirements::new(), "2.30.5"), NcclError::Unsupported(error) if error.since == Some(RUNTIME_SINCE))
         );
         let later = DeviceCommRequirements::new().layout(DeviceCommLayout::Version(Version::new(2, 31, 2)));
         assert!(matches!(refused(&later, "2.30.7"), NcclError::Unsupported(_)));

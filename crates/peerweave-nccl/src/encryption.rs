@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::config::{Found, interned};
 use crate::sys::{self, Versioned, ncclEncryptionConfig_t};
-use crate::{MisuseKind, Nccl, NcclError, Version};
+use crate::{MisuseKind, Nccl, NcclError, Version, version_code};
 
 /// How NCCL's own sockets are encrypted.
 #[derive(Clone, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl EncryptionConfig {
                 (sys::NCCL_ENCRYPTION_MODE_PSK, interned(found.call, "EncryptionConfig::PreSharedKey", key)?)
             }
         };
-        Ok(ncclEncryptionConfig_t { size, magic: sys::NCCL_API_MAGIC, version: version.code().unsigned_abs(), mode, psk })
+        Ok(ncclEncryptionConfig_t { size, magic: sys::NCCL_API_MAGIC, version: version_code(version).unsigned_abs(), mode, psk })
     }
 }
 

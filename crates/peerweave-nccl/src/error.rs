@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use peerweave_bootstrap::BootstrapError;
 use peerweave_driver::{CudaError, DriverError, MulticastDisabled};
-use peerweave_dylib::LoadError;
+use peerweave_dylib::{LoadError, Unsupported};
 
 use crate::{Nccl, Version, sys};
 
@@ -312,21 +312,6 @@ pub enum MisuseKind {
         /// Why not, and what to do instead.
         why: &'static str,
     },
-}
-
-/// Something that the library found is too old for.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} needs NCCL {since}, found {found} ({})", path.display())]
-#[non_exhaustive]
-pub struct Unsupported {
-    /// The function or the option, by NCCL's own name.
-    pub what: &'static str,
-    /// The version that brought it.
-    pub since: Version,
-    /// The version that was found.
-    pub found: Version,
-    /// Where it was found.
-    pub path: Arc<Path>,
 }
 
 /// NCCL's answer to a call that failed.

@@ -90,9 +90,7 @@ pub use device_comm::{CftTeam, DeviceCommunicator, MultimemHandle};
 pub use device_requirements::{DeviceCommLayout, DeviceCommRequirements, ResourceBuffer};
 pub use device_team::DeviceTeam;
 pub use encryption::EncryptionConfig;
-pub use error::{
-    CommunicatorName, DeadState, Failure, Misuse, MisuseKind, NcclError, PeerLost, RankReport, ResultCode, Timeout, Unsupported,
-};
+pub use error::{CommunicatorName, DeadState, Failure, Misuse, MisuseKind, NcclError, PeerLost, RankReport, ResultCode, Timeout};
 pub use group::Group;
 pub use leaks::{LeakedCommunicator, Leaks};
 pub use library::Nccl;
@@ -104,14 +102,14 @@ pub use peerweave_bootstrap as bootstrap;
 /// CUDA's driver: contexts, streams, device memory, waits with a deadline.
 pub use peerweave_driver as driver;
 pub use peerweave_driver::{CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, context, cudarc};
-pub use peerweave_dylib::{Attempt, LoadError, SymbolInfo};
+pub use peerweave_dylib::{Attempt, LoadError, ParseVersionError, SymbolInfo, Unsupported, Version};
 pub use peerweave_types::{DType, Element, F8E4M3, F8E5M2, bf16, f16};
 pub use properties::{CommProperties, GinConnection, GinType};
 pub use red_op::{PreMulSum, ReduceOp, Reduction};
 pub use sim_info::SimInfo;
 pub use split::ShrinkMode;
 pub use unique_id::UniqueId;
-pub use version::{ParseVersionError, Version};
+pub use version::{version_code, version_from_code};
 pub use wait::OnExpiry;
 pub use window::{Registration, Window, WindowKind};
 pub use window_pointers::LogicalEndpoint;

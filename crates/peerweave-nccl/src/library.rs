@@ -9,21 +9,25 @@
 use std::ffi::{CStr, c_char};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use peerweave_dylib::{MissingSymbol, Search, SymbolInfo, Visibility};
+use peerweave_dylib::{MissingSymbol, Search, SymbolInfo, Unsupported, Visibility};
+use peerweave_fork::ForkGuard;
 
-use crate::error::{CommunicatorName, Failure, NcclError, ResultCode, Unsupported};
+use crate::error::{CommunicatorName, Failure, NcclError, ResultCode};
 use crate::sys::{Api, ncclResult_t};
-use crate::{UniqueId, Version, sys};
+use crate::{UniqueId, Version, sys, version_from_code};
+
+/// What the vendor calls the library.
+pub(crate) const PRODUCT: &str = "NCCL";
 
 /// The oldest library that this crate uses. Before it, a thread of NCCL's that works on a communicator is known to the thread alone that started it, so
 /// that an abort by another one frees the communicator under it (a crash in 2.18.1 on H200).
 const OLDEST: Version = Version::new(2, 19, 1);
 
 // SAFETY: what a machine has under these names is NCCL, or stands in for it.
-const SEARCH: Search = unsafe { Search::new("NCCL", "PEERWEAVE_NCCL_PATH", &["libnccl.so.2", "libnccl.so"]) }
+const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NCCL_PATH", &["libnccl.so.2", "libnccl.so"]) }
     .known_by(c"ncclGetVersion")
     .in_wheels(&["nvidia/nccl/lib"])
     .in_directories(&[
@@ -39,11 +43,8 @@ const SEARCH: Search = unsafe { Search::new("NCCL", "PEERWEAVE_NCCL_PATH", &["li
         "/opt/conda/lib",
     ]);
 
-/// Whether this process is a fork of one that had loaded NCCL, or a fork of such.
-static IS_FORK: AtomicBool = AtomicBool::new(false);
-
-/// The process that loaded NCCL first; 0 before.
-static LOADED_BY: AtomicU32 = AtomicU32::new(0);
+/// The process that loaded NCCL first.
+static FIRST: OnceLock<(ForkGuard, u32)> = OnceLock::new();
 
 /// An NCCL library, loaded until the process ends.
 ///
@@ -124,7 +125,7 @@ impl Nccl {
         if let Some(known) = loaded.iter().find(|known| self::identity(&known.path) == identity) {
             return Ok((Self(known), false));
         }
-        notice_forks();
+        FIRST.get_or_init(|| (ForkGuard::new(), std::process::id()));
         // Those that others mapped, and those that were loaded here under whatever name.
         let known = loaded.iter().map(|known| self::identity(&known.path));
         let mut others: Vec<PathBuf> = Vec::new();
@@ -136,7 +137,9 @@ impl Nccl {
         let api = Api::new(library);
         let version = version_of(&api, &path)?;
         if !version.at_least(OLDEST) {
-            return Err(Unsupported { what: "peerweave-nccl", since: OLDEST, found: version, path }.into());
+            return Err(
+                Unsupported { product: PRODUCT, what: "peerweave-nccl", since: Some(OLDEST), found: version, path }.into()
+            );
         }
         let record: &'static Loaded = Box::leak(Box::new(Loaded { api, version, path, others }));
         loaded.push(record);
@@ -283,7 +286,7 @@ impl Nccl {
     /// Something that came later than this library.
     #[cold]
     pub(crate) fn unsupported(self, what: &'static str, since: Version) -> NcclError {
-        Unsupported { what, since, found: self.0.version, path: self.shared_path() }.into()
+        Unsupported { product: PRODUCT, what, since: Some(since), found: self.0.version, path: self.shared_path() }.into()
     }
 
     /// An error unless the library is at least that version.
@@ -390,12 +393,14 @@ unsafe fn static_text(text: *const c_char) -> &'static str {
 
 fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NcclError> {
     let unknown = Version::new(0, 0, 0);
-    let unusable = |what, since| NcclError::from(Unsupported { what, since, found: unknown, path: Arc::clone(path) });
+    let unusable = |what, since| {
+        NcclError::from(Unsupported { product: PRODUCT, what, since: Some(since), found: unknown, path: Arc::clone(path) })
+    };
     let mut code = 0;
     // SAFETY: it writes one int.
     let result = unsafe { api.ncclGetVersion(&raw mut code) };
     match result {
-        Ok(ncclResult_t::ncclSuccess) => Version::from_code(code).ok_or_else(|| unusable("a version that can be read", OLDEST)),
+        Ok(ncclResult_t::ncclSuccess) => version_from_code(code).ok_or_else(|| unusable("a version that can be read", OLDEST)),
         Ok(_) => Err(unusable("ncclGetVersion that succeeds", OLDEST)),
         Err(missing) => Err(unusable(missing.name, OLDEST)),
     }
@@ -408,30 +413,15 @@ fn identity(path: &Path) -> PathBuf {
 
 #[inline]
 pub(crate) fn not_forked(call: &'static str) -> Result<(), NcclError> {
-    // Relaxed is enough: it only changes in a child that has a single thread, the one that reads it or that starts those who do.
-    if IS_FORK.load(Ordering::Relaxed) { Err(forked(call)) } else { Ok(()) }
+    match FIRST.get() {
+        Some((guard, loaded_by)) if guard.is_forked() => Err(forked(call, *loaded_by)),
+        _ => Ok(()),
+    }
 }
 
 #[cold]
-fn forked(call: &'static str) -> NcclError {
-    NcclError::Forked { call, loaded_by: LOADED_BY.load(Ordering::Relaxed), process: std::process::id() }
-}
-
-/// Has forks noticed from now on. Costs a call one load, where asking for the process's number would be a system call each time.
-fn notice_forks() {
-    extern "C" fn in_the_child() {
-        IS_FORK.store(true, Ordering::Relaxed);
-    }
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        LOADED_BY.store(std::process::id(), Ordering::Relaxed);
-        // SAFETY: the handler is a function that lives for ever (this code is never unloaded while handlers can run: a Rust library that is
-        // itself closed with dlclose would have its handlers removed by the C library), and only writes an atomic, which is allowed after a fork.
-        let status = unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
-        if status != 0 {
-            tracing::warn!(status, "forks of this process cannot be noticed: do not use NCCL in them");
-        }
-    });
+fn forked(call: &'static str, loaded_by: u32) -> NcclError {
+    NcclError::Forked { call, loaded_by, process: std::process::id() }
 }
 
 #[cfg(test)]

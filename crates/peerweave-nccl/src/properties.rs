@@ -10,7 +10,7 @@ use crate::sys::{
     self, Versioned, ncclComm_t, ncclCommProperties_t, ncclCommProperties_v22902, ncclGinConnectionType_t, ncclGinType_t,
     ncclResult_t,
 };
-use crate::{Nccl, Version};
+use crate::{Nccl, Version, version_code};
 
 /// What a communicator can do (NCCL 2.29.2). What the library's version does not tell is `None`.
 #[derive(Clone, Copy)]
@@ -233,7 +233,7 @@ fn empty(version: Version) -> Option<Filled> {
     let mut filled: Filled = unsafe { std::mem::zeroed() };
     filled.raw.size = size;
     filled.raw.magic = sys::NCCL_API_MAGIC;
-    filled.raw.version = version.code().unsigned_abs();
+    filled.raw.version = version_code(version).unsigned_abs();
     Some(filled)
 }
 

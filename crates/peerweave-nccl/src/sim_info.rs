@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::sys::{self, Versioned, ncclSimInfo_t};
-use crate::{Nccl, NcclError, Version};
+use crate::{Nccl, NcclError, Version, version_code};
 
 /// What a simulated group would take.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,7 +34,7 @@ fn empty(version: Version) -> Option<ncclSimInfo_t> {
     Some(ncclSimInfo_t {
         size: ncclSimInfo_t::len_bytes(version)?,
         magic: sys::NCCL_SIM_INFO_MAGIC,
-        version: version.code().unsigned_abs(),
+        version: version_code(version).unsigned_abs(),
         estimatedTime: sys::NCCL_UNDEF_FLOAT,
     })
 }

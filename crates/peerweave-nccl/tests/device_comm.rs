@@ -10,7 +10,7 @@ use peerweave_driver::context;
 use peerweave_fakes::Fakes;
 use peerweave_nccl::{
     CftTeam, Communicator, Config, DeviceCommLayout, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, Nccl, NcclError,
-    ResourceBuffer, Switch, UniqueId, Version,
+    ResourceBuffer, Switch, UniqueId, Version, version_code,
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -22,7 +22,7 @@ fn fakes_of(version: &str) -> Fakes {
     let fakes = Fakes::new().cuda().nccl().env("PEERWEAVE_FAKE_CUDA_DEVICES", RANKS.to_string());
     later
         .fold(fakes, |fakes, function| fakes.without(function.name))
-        .env("PEERWEAVE_FAKE_NCCL_VERSION", version.code().to_string())
+        .env("PEERWEAVE_FAKE_NCCL_VERSION", version_code(version).to_string())
 }
 
 /// Runs `body` on a communicator of four ranks, each with a thread.
@@ -106,7 +106,7 @@ fn library_without_a_usable_device_interface_is_too_old() {
     fakes_of("2.29.7").run(|| {
         on_every_rank(|communicator| {
             let error = DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new()).expect_err("it came later");
-            assert!(matches!(error, NcclError::Unsupported(error) if error.since == Version::new(2, 30, 3)));
+            assert!(matches!(error, NcclError::Unsupported(error) if error.since == Some(Version::new(2, 30, 3))));
             let properties = communicator.properties().expect("2.29.7 has them");
             assert_eq!(
                 (properties.rank(), properties.ranks(), properties.device_comm_len_bytes()),

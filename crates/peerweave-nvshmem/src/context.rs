@@ -13,9 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
-use peerweave_driver::cudarc::driver::sys::CUcontext;
 use peerweave_driver::{
-    CudaCode, CudaContext, CudaStream, Driver, PrivateStream, Streams, deadline_after, refuse_per_thread, wait, wait_until,
+    CudaContext, CudaStream, PrivateStream, Streams, bind_if_needed, deadline_after, refuse_per_thread, wait, wait_until,
 };
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::Pe;
@@ -407,7 +406,7 @@ impl Inner {
         function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol>,
     ) -> Result<R, NvshmemError> {
         let _inside = self.enter(call)?;
-        bind(&self.context)?;
+        bind_if_needed(&self.context)?;
         function(self.nvshmem.raw_api(), self.nvshmem.raw_families())
             .map_err(|missing| self.nvshmem.unsupported_function(call, &missing))
     }
@@ -571,7 +570,7 @@ impl Entered<'_> {
         inner.alive(call)?;
         let (context, nvshmem, inside) = (Arc::clone(&inner.context), inner.nvshmem, self.inside.take());
         let run = move || {
-            bind(&context)?;
+            bind_if_needed(&context)?;
             function(nvshmem.raw_api(), nvshmem.raw_families()).map_err(|missing| nvshmem.unsupported_function(call, &missing))
         };
         match inner.worker.run(inside, inner.deadline, run) {
@@ -604,18 +603,6 @@ pub(crate) fn undisturbed<R>(context: &CudaContext, run: impl FnOnce() -> R) -> 
     let result = run();
     context.record_err(earlier);
     result
-}
-
-/// Makes the device's context the thread's, where it is not: any library may have made another one current since the last call.
-///
-/// Not by cudarc's `bind_to_thread`, which gives up where some other object's destructor left an error in the context: a collective call would then be
-/// left out on this PE alone, for a fault that is not its own.
-#[inline]
-pub(crate) fn bind(context: &CudaContext) -> Result<(), NvshmemError> {
-    let mut current: CUcontext = std::ptr::null_mut();
-    // SAFETY: the pointer is to a live handle.
-    let code = unsafe { Driver::get()?.api().cuCtxGetCurrent(&raw mut current) };
-    if code == Ok(CudaCode::SUCCESS) && current == context.cu_ctx() { Ok(()) } else { Ok(peerweave_driver::bind(context)?) }
 }
 
 impl fmt::Debug for Inner {

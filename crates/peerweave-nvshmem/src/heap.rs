@@ -10,11 +10,11 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 
 use peerweave_driver::cudarc::driver::sys::CUpointer_attribute;
-use peerweave_driver::{CudaCode, CudaError, CudaStream, DeviceBuffer, Driver, DriverError, relaxed};
+use peerweave_driver::{CudaCode, CudaError, CudaStream, DeviceBuffer, Driver, DriverError, bind_if_needed, relaxed};
 use peerweave_types::Element;
 
 use crate::agree::{Counted, Members, arrive, compare, taken};
-use crate::context::{Context, Entered, Inner, bind, undisturbed};
+use crate::context::{Context, Entered, Inner, undisturbed};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
 use crate::handle::{Count, Handle};
 use crate::parked::{Farewell, Held};
@@ -262,7 +262,7 @@ impl Context {
     /// Zeros fresh memory, and waits for that.
     fn zero(&self, call: &'static str, address: u64, bytes: usize) -> Result<(), NvshmemError> {
         let (inner, api) = (&self.inner, Driver::get()?.api());
-        bind(&inner.context)?;
+        bind_if_needed(&inner.context)?;
         // SAFETY: the memory has that many bytes, and nobody else has it yet; the stream is live.
         let code = relaxed(|| unsafe { api.cuMemsetD8Async(address, 0, bytes, inner.side.cu_stream()) });
         CudaError::check("cuMemsetD8Async", code.map_err(DriverError::from)?)?;
@@ -450,7 +450,7 @@ fn whole_mapping(inner: &Inner, call: &'static str, address: u64, bytes: usize) 
         CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, CU_POINTER_ATTRIBUTE_MAPPING_SIZE,
     };
     let api = Driver::get()?.api();
-    bind(&inner.context)?;
+    bind_if_needed(&inner.context)?;
     let refuse = |why| Err(NvshmemError::misuse(call, MisuseKind::Context { why }));
     let mut handle = 0;
     // SAFETY: the pointer is to a live handle; the driver looks the address up.

@@ -8,11 +8,11 @@ use std::sync::{Arc, LazyLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::{Rendezvous, interface};
-use peerweave_driver::{CudaContext, CudaError, CudaStream, PrivateStream};
+use peerweave_driver::{CudaContext, CudaError, CudaStream, PrivateStream, bind_if_needed};
 use peerweave_types::Pe;
 
 use crate::agree::{SEED, mix};
-use crate::context::{Arguments, Context, LIFE, Life, Parts, bind, undisturbed};
+use crate::context::{Arguments, Context, LIFE, Life, Parts, undisturbed};
 use crate::error::{DeadState, MisuseKind, NvshmemError, PreflightError, Timeout};
 use crate::gate::{Gate, NoAnswer, Sent, Worker};
 use crate::interface as asked_interface;
@@ -406,7 +406,7 @@ impl Start {
         let (context, ordinal) = (Arc::clone(device), device.ordinal());
         let limit = arguments.settings.deadline_set();
         let answer = worker.run(inside, limit, move || -> Result<_, NvshmemError> {
-            bind(&context)?;
+            bind_if_needed(&context)?;
             let place = call_init(nvshmem, &way, ordinal)?;
             match nvshmem.status()? {
                 Status::Initialized | Status::FullSharing => Ok(place),

@@ -41,7 +41,6 @@ mod signal;
 mod streams;
 mod team;
 mod unique_id;
-mod version;
 mod words;
 
 #[cfg(feature = "raw")]
@@ -61,16 +60,15 @@ mod sys;
 pub use buffer::SymmetricBuffer;
 pub use context::{Context, Info};
 pub use error::{
-    DeadState, Disagree, Failure, Misuse, MisuseKind, NvshmemError, PluginError, PreflightError, StatusCode, Timeout, Unsupported,
+    DeadState, Disagree, Failure, Misuse, MisuseKind, NvshmemError, PluginError, PreflightError, StatusCode, Timeout,
 };
 pub use finalize::{FinalizeReport, Leak};
 pub use heap::Registration;
 pub use library::{Nvshmem, Status};
 pub use module::ModuleGuard;
-pub use peerweave_dylib::{Attempt, LoadError, SymbolInfo};
-pub use rma::Strides;
+pub use peerweave_dylib::{Attempt, LoadError, ParseVersionError, SymbolInfo, Unsupported, Version};
+pub use peerweave_types::Strides;
 pub use settings::Settings;
 pub use signal::Signal;
 pub use team::{Team, TeamConfig, TeamId, TeamKind};
 pub use unique_id::UniqueId;
-pub use version::{ParseVersionError, Version};

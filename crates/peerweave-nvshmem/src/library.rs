@@ -9,45 +9,47 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use peerweave_dylib::{Library, MissingSymbol, Search, SymbolInfo, Visibility};
+use peerweave_dylib::{Library, MissingSymbol, Search, SymbolInfo, Unsupported, Visibility};
+use peerweave_fork::ForkGuard;
 
-use crate::error::{Failure, NvshmemError, PluginError, StatusCode, Unsupported};
+use crate::error::{Failure, NvshmemError, PluginError, StatusCode};
 use crate::sys::{Api, Families};
 use crate::{Settings, Version, plugins, sys};
+
+/// What the vendor calls the library.
+const PRODUCT: &str = "NVSHMEM";
 
 /// The oldest library that this crate uses.
 const OLDEST: Version = Version::new(3, 3, 0);
 
 // SAFETY: what a machine has under these names is NVSHMEM, or stands in for it.
-const SEARCH: Search =
-    unsafe { Search::new("NVSHMEM", "PEERWEAVE_NVSHMEM_PATH", &["libnvshmem_host.so.3", "libnvshmem_host.so"]) }
-        .known_by(c"nvshmemx_vendor_get_version_info")
-        .in_wheels(&["nvidia/nvshmem/lib"])
-        .in_directories(&[
-            #[cfg(target_arch = "x86_64")]
-            "/usr/lib/x86_64-linux-gnu/nvshmem/13",
-            #[cfg(target_arch = "x86_64")]
-            "/usr/lib/x86_64-linux-gnu/nvshmem/12",
-            #[cfg(target_arch = "x86_64")]
-            "/usr/lib/x86_64-linux-gnu",
-            #[cfg(target_arch = "aarch64")]
-            "/usr/lib/aarch64-linux-gnu/nvshmem/13",
-            #[cfg(target_arch = "aarch64")]
-            "/usr/lib/aarch64-linux-gnu/nvshmem/12",
-            #[cfg(target_arch = "aarch64")]
-            "/usr/lib/aarch64-linux-gnu",
-            "/usr/lib64",
-            "/usr/local/nvshmem/lib",
-            "/opt/nvshmem/lib",
-            "/usr/local/lib",
-            "/opt/conda/lib",
-        ]);
+const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NVSHMEM_PATH", &["libnvshmem_host.so.3", "libnvshmem_host.so"]) }
+    .known_by(c"nvshmemx_vendor_get_version_info")
+    .in_wheels(&["nvidia/nvshmem/lib"])
+    .in_directories(&[
+        #[cfg(target_arch = "x86_64")]
+        "/usr/lib/x86_64-linux-gnu/nvshmem/13",
+        #[cfg(target_arch = "x86_64")]
+        "/usr/lib/x86_64-linux-gnu/nvshmem/12",
+        #[cfg(target_arch = "x86_64")]
+        "/usr/lib/x86_64-linux-gnu",
+        #[cfg(target_arch = "aarch64")]
+        "/usr/lib/aarch64-linux-gnu/nvshmem/13",
+        #[cfg(target_arch = "aarch64")]
+        "/usr/lib/aarch64-linux-gnu/nvshmem/12",
+        #[cfg(target_arch = "aarch64")]
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/local/nvshmem/lib",
+        "/opt/nvshmem/lib",
+        "/usr/local/lib",
+        "/opt/conda/lib",
+    ]);
 
-/// Counts how often this process was forked from one that had loaded NVSHMEM: 0 where it was loaded.
-static FORKS: AtomicU32 = AtomicU32::new(0);
+/// Tells whether this process is a fork of the one that loaded NVSHMEM first.
+static FIRST: OnceLock<ForkGuard> = OnceLock::new();
 
 /// An NVSHMEM host library, loaded until the process ends.
 ///
@@ -61,7 +63,7 @@ struct Loaded {
     version: Version,
     path: Arc<Path>,
     loaded_by: u32,
-    forks: u32,
+    guard: ForkGuard,
 }
 
 /// All libraries that were loaded here, so that a file is loaded once.
@@ -109,7 +111,7 @@ impl Nvshmem {
             let known = Self(known);
             return known.not_forked("Nvshmem::load").map(|()| known);
         }
-        count_forks();
+        FIRST.get_or_init(ForkGuard::new);
         for other in peerweave_dylib::mapped("libnvshmem_host.so").into_iter().filter(|file| self::identity(file) != identity) {
             tracing::warn!(
                 used = %path.display(), other = %other.display(),
@@ -119,13 +121,15 @@ impl Nvshmem {
         let api = Api::new(library.clone());
         let version = version_of(&api, &path)?;
         if !version.at_least(OLDEST) {
-            return Err(Unsupported { call: "peerweave-nvshmem", since: Some(OLDEST), found: version, path }.into());
+            return Err(
+                Unsupported { product: PRODUCT, what: "peerweave-nvshmem", since: Some(OLDEST), found: version, path }.into()
+            );
         }
         tracing::debug!(%version, path = %path.display(), "NVSHMEM loaded");
-        let forks = FORKS.load(Ordering::Relaxed);
+        let guard = ForkGuard::new();
         let families = Families::new(library);
         let record: &'static Loaded =
-            Box::leak(Box::new(Loaded { api, families, version, path, loaded_by: std::process::id(), forks }));
+            Box::leak(Box::new(Loaded { api, families, version, path, loaded_by: std::process::id(), guard }));
         loaded.push(record);
         Ok(Self(record))
     }
@@ -279,7 +283,7 @@ impl Nvshmem {
     /// Something that this library does not do.
     #[cold]
     pub(crate) fn unsupported(self, call: &'static str, since: Option<Version>) -> NvshmemError {
-        Unsupported { call, since, found: self.0.version, path: self.shared_path() }.into()
+        Unsupported { product: PRODUCT, what: call, since, found: self.0.version, path: self.shared_path() }.into()
     }
 
     #[cold]
@@ -290,14 +294,13 @@ impl Nvshmem {
 
     /// Whether this process is a fork of one that had loaded a library.
     pub(crate) fn is_forked() -> bool {
-        FORKS.load(Ordering::Relaxed) > 0
+        FIRST.get().is_some_and(|guard| guard.is_forked())
     }
 
     /// Upholds [L2].
     #[inline]
     pub(crate) fn not_forked(self, call: &'static str) -> Result<(), NvshmemError> {
-        // Relaxed is enough: the count only changes in a child that has a single thread, the one that reads it or its descendants.
-        if FORKS.load(Ordering::Relaxed) == self.0.forks { Ok(()) } else { Err(self.forked(call)) }
+        if self.0.guard.is_forked() { Err(self.forked(call)) } else { Ok(()) }
     }
 
     #[cold]
@@ -386,7 +389,7 @@ fn check_plugin(directory: &Path, stem: &str, abi: Option<u32>, version: Version
 fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NvshmemError> {
     let unusable = |call| {
         let found = Version::new(0, 0, 0);
-        NvshmemError::from(Unsupported { call, since: Some(OLDEST), found, path: Arc::clone(path) })
+        NvshmemError::from(Unsupported { product: PRODUCT, what: call, since: Some(OLDEST), found, path: Arc::clone(path) })
     };
     let (mut major, mut minor, mut patch) = (0, 0, 0);
     // SAFETY: it writes three ints.
@@ -401,21 +404,6 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NvshmemError> {
 /// What tells one file from another, whatever links lead to it.
 fn identity(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
-}
-
-/// Has forks counted from now on. Costs a call nothing, where asking for the process's number would be a system call each time.
-fn count_forks() {
-    extern "C" fn in_the_child() {
-        FORKS.fetch_add(1, Ordering::Relaxed);
-    }
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handler is a function that lives for ever, and only adds to an atomic, which is allowed after a fork.
-        let status = unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
-        if status != 0 {
-            tracing::warn!(status, "forks of this process cannot be noticed: do not use NVSHMEM in them");
-        }
-    });
 }
 
 #[cfg(test)]

@@ -12,11 +12,9 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
-use peerweave_driver::cudarc::driver::sys::{CUevent, CUgraph};
-use peerweave_driver::{CudaCode, CudaError, CudaStream, Driver, DriverError, deadline_after, is_capturing, relaxed, wait_until};
-use peerweave_dylib::MissingSymbol;
+use peerweave_driver::{CudaStream, deadline_after, is_capturing, is_same_capture, join, relaxed, wait_until};
 
-use crate::context::{Inner, bind};
+use crate::context::Inner;
 use crate::error::{MisuseKind, NvshmemError};
 use crate::streams::pass;
 
@@ -63,9 +61,7 @@ impl Order {
                 (false, false) => relaxed(|| join(stream, former))?,
                 // A graph cannot wait for what is outside of it, so that must be over.
                 (false, true) => pass(call, inner, former)?,
-                (true, true) if capture(former)? == capture(stream)? => {
-                    join(stream, former)?;
-                }
+                (true, true) if is_same_capture(former, stream)? => join(stream, former)?,
                 (true, _) => {
                     let why = "the team's last collective is on a stream that is being captured, which nothing outside of that graph can wait for: end the capture first, or use another team";
                     return Err(NvshmemError::misuse(call, MisuseKind::Context { why }));
@@ -92,39 +88,4 @@ impl Order {
 /// Whether both are one stream of the driver's: handles of the default stream are many.
 fn same(one: &Arc<CudaStream>, other: &Arc<CudaStream>) -> bool {
     Arc::ptr_eq(one, other) || one.cu_stream() == other.cu_stream() && one.context() == other.context()
-}
-
-/// Makes a stream wait for what another one has now. Not by cudarc's `join`, which gives up where some other object's destructor left an error in the
-/// context: this PE alone would leave the collective out.
-fn join(stream: &CudaStream, other: &CudaStream) -> Result<(), NvshmemError> {
-    /// `CU_EVENT_DISABLE_TIMING`: the cheapest event there is.
-    const DISABLE_TIMING: u32 = 2;
-    let api = Driver::get()?.api();
-    let checked = |call, code: Result<CudaCode, MissingSymbol>| -> Result<(), NvshmemError> {
-        Ok(CudaError::check(call, code.map_err(DriverError::from)?)?)
-    };
-    bind(stream.context())?;
-    let mut event: CUevent = std::ptr::null_mut();
-    // SAFETY: the pointer is to a live handle.
-    checked("cuEventCreate", unsafe { api.cuEventCreate(&raw mut event, DISABLE_TIMING) })?;
-    // SAFETY: the event and both streams are live, and their context, which is one, is current.
-    let joined = checked("cuEventRecord", unsafe { api.cuEventRecord(event, other.cu_stream()) })
-        // SAFETY: as above.
-        .and_then(|()| checked("cuStreamWaitEvent", unsafe { api.cuStreamWaitEvent(stream.cu_stream(), event, 0) }));
-    // SAFETY: nobody else has the event; a stream that waits for it goes on waiting.
-    let _ = unsafe { api.cuEventDestroy_v2(event) };
-    joined
-}
-
-/// Which capture a stream is in.
-fn capture(stream: &Arc<CudaStream>) -> Result<u64, NvshmemError> {
-    let (mut status, mut id, mut graph): (u32, u64, CUgraph) = (0, 0, std::ptr::null_mut());
-    let (dependencies, count) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the stream is live; the pointers are to live values, or null, which is allowed for those.
-    let code = unsafe {
-        let api = Driver::get()?.api();
-        api.cuStreamGetCaptureInfo_v2(stream.cu_stream(), &raw mut status, &raw mut id, &raw mut graph, dependencies, count)
-    };
-    CudaError::check("cuStreamGetCaptureInfo_v2", code.map_err(DriverError::from)?)?;
-    Ok(id)
 }

@@ -7,9 +7,9 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use peerweave_driver::{CudaContext, Keep, with_context_kept};
+use peerweave_driver::{CudaContext, Keep, bind_if_needed, with_context_kept};
 
-use crate::context::{Inner, bind};
+use crate::context::Inner;
 use crate::error::{DeadState, NvshmemError};
 use crate::streams::Streams;
 
@@ -96,7 +96,7 @@ impl Inner {
         if parked.is_empty() {
             return;
         }
-        if let Err(error) = bind(&self.context) {
+        if let Err(error) = bind_if_needed(&self.context) {
             tracing::warn!(%error, "the device's context cannot be made current");
         }
         let (ready, early): (Vec<_>, Vec<_>) =

@@ -11,22 +11,13 @@ use std::sync::Arc;
 use peerweave_driver::cudarc::driver::sys::CUstream;
 use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut};
 use peerweave_dylib::MissingSymbol;
-use peerweave_types::{Element, Pe};
+use peerweave_types::{Element, Pe, Strides};
 
 use crate::context::Context;
 use crate::enqueue::{Enqueue, by_width, check_apart, check_context, check_len, mapped, pointer};
 use crate::error::{MisuseKind, NvshmemError};
 use crate::sys::{CType, Families};
 use crate::{SymmetricBuffer, sys};
-
-/// Steps between the elements of a strided transfer, in elements. 1 is contiguous.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Strides {
-    /// In the target.
-    pub target: usize,
-    /// In the source.
-    pub source: usize,
-}
 
 /// What a strided transfer touches.
 fn span(call: &'static str, what: &'static str, stride: usize, count: usize, len: usize) -> Result<(), NvshmemError> {
@@ -181,7 +172,7 @@ impl Context {
         enqueue.call(|api, _| function(api, pointer(there), pointer(here), bytes, to, stream.cu_stream()))
     }
 
-    /// Writes `count` elements of `source` to `target` on another PE, with steps between them, in the order of `stream`. NVSHMEM has it for PEs that
+    /// Writes elements of `source` to `target` on another PE, with steps between them, in the order of `stream`. NVSHMEM has it for PEs that
     /// are reached without the network.
     ///
     /// # Errors
@@ -192,17 +183,16 @@ impl Context {
         target: &SymmetricBuffer<T>,
         source: &SymmetricBuffer<T>,
         strides: Strides,
-        count: usize,
         pe: Pe,
         stream: &Arc<CudaStream>,
     ) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmemx_iput_on_stream";
-        self.strided(CALL, target, source, strides, count, ("the target", target, pe), stream, |families, kind| {
+        self.strided(CALL, target, source, strides, ("the target", target, pe), stream, |families, kind| {
             families.iput_on_stream(kind)
         })
     }
 
-    /// Reads `count` elements of `source` of another PE into `target`, with steps between them, in the order of `stream`.
+    /// Reads elements of `source` of another PE into `target`, with steps between them, in the order of `stream`.
     ///
     /// # Errors
     /// As [`put_strided`](Self::put_strided).
@@ -211,12 +201,11 @@ impl Context {
         target: &SymmetricBuffer<T>,
         source: &SymmetricBuffer<T>,
         strides: Strides,
-        count: usize,
         pe: Pe,
         stream: &Arc<CudaStream>,
     ) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmemx_iget_on_stream";
-        self.strided(CALL, target, source, strides, count, ("the source", source, pe), stream, |families, kind| {
+        self.strided(CALL, target, source, strides, ("the source", source, pe), stream, |families, kind| {
             families.iget_on_stream(kind)
         })
     }
@@ -228,23 +217,24 @@ impl Context {
         target: &SymmetricBuffer<T>,
         source: &SymmetricBuffer<T>,
         strides: Strides,
-        count: usize,
         (remote_name, remote, pe): (&'static str, &SymmetricBuffer<T>, Pe),
         stream: &Arc<CudaStream>,
         function: impl FnOnce(&'static Families, CType) -> Result<sys::StridedOnStream, MissingSymbol>,
     ) -> Result<(), NvshmemError> {
         let mut enqueue = Enqueue::begin(&self.inner, call, stream)?;
-        let (other, strides) = self.check_strided(call, target, source, strides, count, (remote_name, remote, pe))?;
+        let (other, strides) = self.check_strided(call, target, source, strides, (remote_name, remote, pe))?;
         let to = enqueue.symmetric("the target", target)?;
         let from = enqueue.symmetric("the source", source)?;
-        if count == 0 {
+        if strides.count == 0 {
             return Ok(());
         }
         enqueue.call(|_, families| {
             let function = function(families, by_width::<T>())?;
-            let (target_stride, source_stride) = (strides.target as isize, strides.source as isize);
+            let (target_stride, source_stride) = (strides.dest as isize, strides.source as isize);
             // SAFETY: every element is inside the symmetric heap on both sides, and kept until the stream has passed.
-            unsafe { function(pointer(to), pointer(from), target_stride, source_stride, count, other, stream.cu_stream()) };
+            unsafe {
+                function(pointer(to), pointer(from), target_stride, source_stride, strides.count, other, stream.cu_stream())
+            };
             Ok(())
         })
     }
@@ -257,20 +247,19 @@ impl Context {
         target: &SymmetricBuffer<T>,
         source: &SymmetricBuffer<T>,
         strides: Strides,
-        count: usize,
         (remote_name, remote, pe): (&'static str, &SymmetricBuffer<T>, Pe),
     ) -> Result<(c_int, Strides), NvshmemError> {
         let other = self.inner.check_pe(call, "the PE", pe)?;
         check_context(&self.inner, call, "the target", target)?;
         check_context(&self.inner, call, "the source", source)?;
-        span(call, "the target", strides.target, count, target.len())?;
-        span(call, "the source", strides.source, count, source.len())?;
-        if count == 0 {
+        span(call, "the target", strides.dest, strides.count, target.len())?;
+        span(call, "the source", strides.source, strides.count, source.len())?;
+        if strides.count == 0 {
             return Ok((other, strides));
         }
         // From one element there is no step; a wide one would be too wide for CUDA all the same.
-        let strides = if count == 1 { Strides { target: 1, source: 1 } } else { strides };
-        for (what, stride) in [("the target's stride", strides.target), ("the source's stride", strides.source)] {
+        let strides = if strides.count == 1 { Strides { count: 1, source: 1, dest: 1 } } else { strides };
+        for (what, stride) in [("the target's stride", strides.dest), ("the source's stride", strides.source)] {
             // The widest pitch of a copy of CUDA's; NVSHMEM would end the process.
             if stride.saturating_mul(size_of::<T>()) > i32::MAX as usize {
                 let found = i64::try_from(stride).unwrap_or(i64::MAX);
@@ -282,9 +271,9 @@ impl Context {
             return Err(NvshmemError::misuse(call, MisuseKind::Unregistered { what: remote_name, pe }));
         }
         if pe == self.inner.pe {
-            let bytes = |stride: usize| ((count - 1) * stride + 1) * size_of::<T>();
+            let bytes = |stride: usize| ((strides.count - 1) * stride + 1) * size_of::<T>();
             let (from, to) = (source.address(), target.address());
-            check_apart(call, ("the source", from, bytes(strides.source)), ("the target", to, bytes(strides.target)))?;
+            check_apart(call, ("the source", from, bytes(strides.source)), ("the target", to, bytes(strides.dest)))?;
         }
         Ok((other, strides))
     }

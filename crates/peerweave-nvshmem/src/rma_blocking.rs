@@ -8,12 +8,12 @@ use std::sync::atomic::Ordering;
 
 use peerweave_driver::cudarc::driver::sys::CUstream;
 use peerweave_driver::{CudaStream, DriverError, is_capturing};
-use peerweave_types::{Element, Pe};
+use peerweave_types::{Element, Pe, Strides};
 
 use crate::context::Context;
 use crate::enqueue::{by_width, check_context, check_len, check_pair, mapped, pointer};
 use crate::error::{MisuseKind, NvshmemError};
-use crate::rma::{Strides, one_at_least};
+use crate::rma::one_at_least;
 use crate::streams::pass;
 use crate::{SymmetricBuffer, sys};
 
@@ -138,7 +138,7 @@ impl Context {
         Ok((remote.address(), other))
     }
 
-    /// Writes `count` elements of `source` to `target` on another PE, with steps between them, and waits for it, at most for the context's deadline.
+    /// Writes elements of `source` to `target` on another PE, with steps between them, and waits for it, at most for the context's deadline.
     ///
     /// # Errors
     /// [`NvshmemError::Timeout`]; as [`put_strided`](Self::put_strided).
@@ -147,13 +147,12 @@ impl Context {
         target: &SymmetricBuffer<T>,
         source: &SymmetricBuffer<T>,
         strides: Strides,
-        count: usize,
         pe: Pe,
     ) -> Result<(), NvshmemError> {
-        self.strided_blocking("nvshmem_iput", target, source, strides, count, ("the target", target, pe))
+        self.strided_blocking("nvshmem_iput", target, source, strides, ("the target", target, pe))
     }
 
-    /// Reads `count` elements of `source` of another PE into `target`, with steps between them, and waits for it, at most for the context's deadline.
+    /// Reads elements of `source` of another PE into `target`, with steps between them, and waits for it, at most for the context's deadline.
     ///
     /// # Errors
     /// As [`put_strided_blocking`](Self::put_strided_blocking).
@@ -162,10 +161,9 @@ impl Context {
         target: &SymmetricBuffer<T>,
         source: &SymmetricBuffer<T>,
         strides: Strides,
-        count: usize,
         pe: Pe,
     ) -> Result<(), NvshmemError> {
-        self.strided_blocking("nvshmem_iget", target, source, strides, count, ("the source", source, pe))
+        self.strided_blocking("nvshmem_iget", target, source, strides, ("the source", source, pe))
     }
 
     fn strided_blocking<T: Element>(
@@ -174,12 +172,11 @@ impl Context {
         target: &SymmetricBuffer<T>,
         source: &SymmetricBuffer<T>,
         strides: Strides,
-        count: usize,
         remote: (&'static str, &SymmetricBuffer<T>, Pe),
     ) -> Result<(), NvshmemError> {
         self.inner.alive(call)?;
-        let (other, strides) = self.check_strided(call, target, source, strides, count, remote)?;
-        if count == 0 {
+        let (other, strides) = self.check_strided(call, target, source, strides, remote)?;
+        if strides.count == 0 {
             return Ok(());
         }
         let (to, from) = (target.address(), source.address());
@@ -188,9 +185,9 @@ impl Context {
             let _kept = kept;
             let kind = by_width::<T>();
             let function = if call == "nvshmem_iput" { families.iput(kind)? } else { families.iget(kind)? };
-            let (target_stride, source_stride) = (strides.target as isize, strides.source as isize);
+            let (target_stride, source_stride) = (strides.dest as isize, strides.source as isize);
             // SAFETY: every element is inside the symmetric heap on both sides, and kept until the call is over.
-            unsafe { function(pointer(to), pointer(from), target_stride, source_stride, count, other) };
+            unsafe { function(pointer(to), pointer(from), target_stride, source_stride, strides.count, other) };
             // SAFETY: NVSHMEM is initialised.
             unsafe { api.nvshmem_quiet() }
         })?;

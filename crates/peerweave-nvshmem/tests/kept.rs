@@ -170,19 +170,19 @@ fn steps_that_c_has_no_number_for() {
         let here = start(&child);
         let buffer = here.context.alloc::<u64>(4).expect("memory");
         let own = here.context.pe();
-        let strides = Strides { target: 1 << 29, source: 1 };
-        let refused = misuse(here.context.put_strided(&buffer, &buffer, strides, 2, own, &here.stream));
+        let strides = Strides { count: 2, source: 1, dest: 1 << 29 };
+        let refused = misuse(here.context.put_strided(&buffer, &buffer, strides, own, &here.stream));
         assert!(matches!(refused, MisuseKind::OutOfRange { .. } | MisuseKind::Value { .. }), "{refused:?}");
         // One element is reached by any step, also by those that CUDA's copies do not take.
         let (low, high) = (buffer.slice(0..2).expect("a half"), buffer.slice(2..4).expect("a half"));
         low.copy_from(&here.stream, &[7, 8]).expect("a copy");
         for far in [1 << 29, usize::MAX] {
-            let strides = Strides { target: far, source: far };
-            here.context.put_strided(&high, &low, strides, 1, own, &here.stream).expect("it is enqueued");
-            here.context.get_strided(&high, &low, strides, 1, own, &here.stream).expect("it is enqueued");
+            let strides = Strides { count: 1, source: far, dest: far };
+            here.context.put_strided(&high, &low, strides, own, &here.stream).expect("it is enqueued");
+            here.context.get_strided(&high, &low, strides, own, &here.stream).expect("it is enqueued");
             here.stream.synchronize().expect("it passes");
-            here.context.put_strided_blocking(&high, &low, strides, 1, own).expect("it is put");
-            here.context.get_strided_blocking(&high, &low, strides, 1, own).expect("it is got");
+            here.context.put_strided_blocking(&high, &low, strides, own).expect("it is put");
+            here.context.get_strided_blocking(&high, &low, strides, own).expect("it is got");
         }
         assert_eq!(high.to_vec(&here.stream).expect("a copy")[0], 7);
         drop((low, high));
@@ -202,13 +202,13 @@ fn steps_that_a_copy_of_cuda_s_does_not_take_are_refused() {
         let (pe, stream, far) = (context.pe(), context.stream(), 1usize << 31);
         let buffer = context.alloc::<u8>(2 * far + 2).expect("memory");
         let (low, high) = (buffer.slice(0..far + 1).expect("a half"), buffer.slice(far + 1..2 * far + 2).expect("a half"));
-        for strides in [Strides { target: far, source: 1 }, Strides { target: 1, source: far }] {
-            let refused = misuse(context.put_strided(&high, &low, strides, 2, pe, stream));
+        for strides in [Strides { count: 2, source: 1, dest: far }, Strides { count: 2, source: far, dest: 1 }] {
+            let refused = misuse(context.put_strided(&high, &low, strides, pe, stream));
             assert!(matches!(refused, MisuseKind::Value { expected: "less than 2 GiB", .. }), "{refused:?}");
-            misuse(context.get_strided_blocking(&high, &low, strides, 2, pe));
+            misuse(context.get_strided_blocking(&high, &low, strides, pe));
         }
-        let widest = Strides { target: far - 1, source: far - 1 };
-        context.put_strided(&high, &low, widest, 2, pe, stream).expect("that is a step");
+        let widest = Strides { count: 2, source: far - 1, dest: far - 1 };
+        context.put_strided(&high, &low, widest, pe, stream).expect("that is a step");
         drop((low, high));
         context.free(buffer).expect("freed");
         context.finalize().expect("it ends");

@@ -98,7 +98,7 @@ fn a_library_that_is_too_old_is_refused_with_its_version() {
 fn a_library_without_a_function_that_everything_needs_is_told_before_anybody_starts() {
     fakes().without("nvshmem_team_n_pes").run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE));
-        assert!(matches!(&error, NvshmemError::Unsupported(it) if it.call == "nvshmem_team_n_pes"), "{error}");
+        assert!(matches!(&error, NvshmemError::Unsupported(it) if it.what == "nvshmem_team_n_pes"), "{error}");
         // NVSHMEM was not called, so nothing is over.
         let status = Nvshmem::load().and_then(Nvshmem::status).expect("a status");
         assert_eq!(status, Status::NotInitialized);

@@ -27,6 +27,7 @@ mod ids;
 mod launch;
 pub mod nvshmem;
 mod reduce;
+mod strides;
 mod team_shape;
 mod views;
 
@@ -40,5 +41,6 @@ pub use half::{bf16, f16};
 pub use ids::{Pe, Rank};
 pub use launch::{ArgVisitor, Dim3, KernelArg, KernelArgs, KernelTeam};
 pub use reduce::ReduceOp;
+pub use strides::Strides;
 pub use team_shape::TeamShape;
 pub use views::{DeviceSlice, Plain, SymSlice};

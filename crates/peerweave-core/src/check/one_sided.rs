@@ -8,9 +8,8 @@ use crate::arguments::symmetric::Remote;
 use crate::backend::{Atomic, AtomicKind, Direction, Get, Op, Put, Strided, Until, WaitMode, WaitUntil};
 use crate::bounds::{self, length, positive, wrong_length, wrong_range};
 use crate::error::{MisuseKind, misuse};
-use crate::ops::Strides;
 use crate::world::team::Team;
-use peerweave_types::{Compare, Pe, Rank};
+use peerweave_types::{Compare, Pe, Rank, Strides};
 
 /// Team, both sides, the target; and that what one PE copies to itself does not overlap.
 #[inline(always)]

@@ -13,4 +13,3 @@ mod team;
 
 pub use group::{BlockingGroup, Group};
 pub use launch::{LaunchArg, LaunchArgs, LaunchShape};
-pub use one_sided::Strides;

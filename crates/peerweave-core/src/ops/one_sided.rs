@@ -11,20 +11,9 @@ use crate::world::stream::Stream;
 use crate::world::team::Team;
 use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call, check};
-use peerweave_types::{Element, Rank};
+use peerweave_types::{Element, Rank, Strides};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// How many elements a strided put or get moves, and how far apart they lie on both sides, in elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Strides {
-    /// How many elements.
-    pub count: usize,
-    /// From one element to the next where they are read; at least 1.
-    pub source: usize,
-    /// From one element to the next where they are written; at least 1.
-    pub dest: usize,
-}
 
 /// Puts and gets.
 ///

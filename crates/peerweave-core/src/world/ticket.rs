@@ -1,9 +1,10 @@
 //! The receipt for an operation that was enqueued. Does not own what the operation uses: the queue does.
 
+use crate::Result;
 use crate::backend::{Outcome, Pending, Submitted};
 use crate::error::{MisuseKind, misuse};
 use crate::shared::Shared;
-use crate::{Result, fork};
+use peerweave_fork::ForkGuard;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +39,7 @@ enum State {
     Queued {
         pending: Arc<dyn Pending>,
         deadline: Duration,
-        generation: u32,
+        guard: ForkGuard,
     },
 }
 
@@ -47,7 +48,7 @@ impl<R> Ticket<R> {
     pub(crate) fn new(submitted: Submitted, shared: &Shared, decode: fn(Outcome) -> R) -> Self {
         let state = match submitted {
             Submitted::Complete(outcome) => State::Complete(outcome),
-            Submitted::Queued(pending) => State::Queued { pending, deadline: shared.deadline, generation: shared.generation() },
+            Submitted::Queued(pending) => State::Queued { pending, deadline: shared.deadline, guard: shared.guard() },
         };
         Self { state, decode }
     }
@@ -80,7 +81,7 @@ impl<R> Ticket<R> {
     pub fn wait_within(&self, limit: Duration) -> Result<R> {
         match &self.state {
             State::Complete(_) => self.wait(),
-            State::Queued { generation, .. } if *generation != fork::generation() => Err(misuse("wait", MisuseKind::Forked)),
+            State::Queued { guard, .. } if guard.is_forked() => Err(misuse("wait", MisuseKind::Forked)),
             State::Queued { pending, .. } => pending.wait(limit).map(self.decode),
         }
     }

@@ -4,6 +4,7 @@
 //! Does not know what lies inside: see `layout.rs`.
 
 use crate::memory::layout::{Layout, Segments};
+use peerweave_fork::ForkGuard;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -16,7 +17,7 @@ pub(crate) struct Mapping {
     bytes: usize,
     segments: Segments,
     /// The process that mapped it: a forked child has no such mapping.
-    forks: usize,
+    guard: ForkGuard,
 }
 
 // SAFETY: the mapping is an address range. Shared: two numbers that never change, so nothing has to synchronise; who accesses the memory does so
@@ -49,7 +50,7 @@ impl Mapping {
         unsafe { rustix::mm::madvise(base.cast(), bytes, rustix::mm::Advice::LinuxDontFork)? };
         // SAFETY: [L1] `base` is a fresh shared mapping of a file of exactly that size, which began as zeros; `Mapping` keeps it.
         let segments = unsafe { Segments::new(base, layout) };
-        Ok(Self { base, bytes, segments, forks: crate::forks::watch() })
+        Ok(Self { base, bytes, segments, guard: ForkGuard::new() })
     }
 
     /// What lies in it.
@@ -89,7 +90,7 @@ fn map_aligned(file: BorrowedFd<'_>, bytes: usize, align: usize) -> io::Result<*
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if crate::forks::count() != self.forks {
+        if self.guard.is_forked() {
             return;
         }
         // SAFETY: the range was mapped by `new`; all that points into it holds this `Mapping` (`Shared` owns it, threads own a `Shared`).

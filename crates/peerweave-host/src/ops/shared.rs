@@ -10,6 +10,7 @@ use crate::sync::team::Teams;
 use crate::sync::wait::{Limit, Neighbours, Waiter};
 use peerweave_bootstrap::Rendezvous;
 use peerweave_core::backend::{Caps, JobShape, Place};
+use peerweave_fork::ForkGuard;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -36,7 +37,7 @@ pub(crate) struct Shared {
     pub(crate) kernels: Kernels,
     /// Operations in the queues of all streams.
     pub(crate) queued: AtomicUsize,
-    pub(crate) forks: usize,
+    pub(crate) guard: ForkGuard,
     /// Kept open until finalize: it tells the launcher, and who meets there later, that this PE lives.
     pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
     /// Last, so that it is unmapped last.
@@ -68,7 +69,7 @@ impl Shared {
 
     /// Says that this PE takes part no more, and that it did its part. Only the first word counts, and a forked child says nothing.
     pub(crate) fn finalized(&self) {
-        if crate::forks::count() == self.forks {
+        if !self.guard.is_forked() {
             let page = self.segments.page(self.me);
             let _ = page.state.compare_exchange(state::ALIVE, state::FINALIZED, Ordering::AcqRel, Ordering::Relaxed);
         }
@@ -76,7 +77,7 @@ impl Shared {
 
     /// Says that this PE takes part no more, where it has not said so before. A forked child says nothing.
     pub(crate) fn leave(&self) {
-        if crate::forks::count() == self.forks {
+        if !self.guard.is_forked() {
             let rendezvous = self.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
             leave(self.segments.page(self.me), rendezvous);
         }

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{LinkError, Version};
+use crate::Version;
+use crate::error::LinkError;
 use crate::{Arch, CudaHeaders, InputKind, Linked, Linker, Nvrtc};
 
 use super::wrappers::{units, used_by};
@@ -66,8 +67,8 @@ impl DeviceLibrary {
         if version < OLDEST || version >= FIRST_UNKNOWN {
             return Err(LinkError::VersionMismatch {
                 what: format!("NVSHMEM's headers in {}", include.display()),
-                found: version.to_string(),
-                expected: format!("{OLDEST} or newer, below {FIRST_UNKNOWN}"),
+                found: format!("{version:#}"),
+                expected: format!("{OLDEST:#} or newer, below {FIRST_UNKNOWN:#}"),
             });
         }
         Ok(Self { include: include.clone(), archive: lib.join(ARCHIVE), version })
@@ -84,7 +85,7 @@ impl DeviceLibrary {
         }
         Err(LinkError::VersionMismatch {
             what: format!("NVSHMEM's device library {}", self.archive.display()),
-            found: self.version.to_string(),
+            found: format!("{:#}", self.version),
             expected: format!("{}.x with x at most {}: NVSHMEM's host library is {host}", host.major, host.minor),
         })
     }
@@ -117,7 +118,7 @@ fn version_of(include: &Path) -> Result<Version, LinkError> {
     };
     let parts = ["NVSHMEM_VENDOR_MAJOR_VERSION", "NVSHMEM_VENDOR_MINOR_VERSION", "NVSHMEM_VENDOR_PATCH_VERSION"].map(number);
     match parts {
-        [Some(major), Some(minor), Some(patch)] => Ok(Version::new(major, minor, patch)),
+        [Some(major), Some(minor), Some(patch)] => Ok(Version::of_numbers([major, minor, patch])),
         _ => Err(LinkError::Io { path, reason: "states no version of NVSHMEM".into() }),
     }
 }

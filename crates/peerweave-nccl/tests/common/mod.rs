@@ -11,7 +11,7 @@ use peerweave_driver::cudarc::driver::CudaGraph;
 use peerweave_driver::cudarc::driver::sys::{CUcontext, CUdevice, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{CudaContext, CudaStream, DeviceMemory};
 use peerweave_fakes::{Child, Fakes};
-use peerweave_nccl::{Communicator, Config, DeadState, Nccl, NcclError, ReduceOp, Switch, UniqueId, Version};
+use peerweave_nccl::{Communicator, Config, DeadState, Nccl, NcclError, ReduceOp, Switch, UniqueId, Version, version_code};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -26,7 +26,7 @@ pub(crate) fn fakes_of(devices: usize, version: &str) -> Fakes {
     let later = Nccl::FUNCTIONS.iter().filter(|function| function.since.parse::<Version>().expect("a version") > version);
     later
         .fold(fakes(devices), |fakes, function| fakes.without(function.name))
-        .env("PEERWEAVE_FAKE_NCCL_VERSION", version.code().to_string())
+        .env("PEERWEAVE_FAKE_NCCL_VERSION", version_code(version).to_string())
 }
 
 pub(crate) fn contexts(count: usize) -> Vec<Arc<CudaContext>> {

@@ -32,7 +32,8 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     source.copy_from(&stream, &(0..COUNT).map(|index| T::sample(pe, index)).collect::<Vec<_>>())?;
     let blank = vec![T::default(); COUNT];
     // Every third element, to every second.
-    let (strides, count) = (Strides { target: 2, source: 3 }, COUNT / 3);
+    let count = COUNT / 3;
+    let strides = Strides { count, source: 3, dest: 2 };
     let strided = |from: u32| {
         move |index: usize| {
             if index.is_multiple_of(2) && index / 2 < count { T::sample(from, index / 2 * 3) } else { T::default() }
@@ -40,13 +41,13 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     };
     target.copy_from(&stream, &blank)?;
     checks.world.barrier_blocking()?;
-    context.put_strided_blocking(&target, &source, strides, count, next)?;
+    context.put_strided_blocking(&target, &source, strides, next)?;
     checks.world.barrier_blocking()?;
     let found = target.to_vec(&stream)?;
     checks.same("put_strided_blocking", &found, strided(previous));
     checks.world.barrier_blocking()?;
     target.copy_from(&stream, &blank)?;
-    context.get_strided_blocking(&target, &source, strides, count, next)?;
+    context.get_strided_blocking(&target, &source, strides, next)?;
     let found = target.to_vec(&stream)?;
     checks.same("get_strided_blocking", &found, strided(next.get()));
     checks.world.barrier_blocking()?;

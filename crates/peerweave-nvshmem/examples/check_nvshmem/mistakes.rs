@@ -35,7 +35,7 @@ pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
 /// A PE that there is not.
 fn numbers_of_pes(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) {
     let (context, stream, beyond) = (checks.context, Arc::clone(&checks.stream), Pe::new(checks.n()));
-    let strides = Strides { target: 1, source: 1 };
+    let strides = Strides { count: 2, source: 1, dest: 1 };
     let signal = Signal { word: words, value: 1, op: SignalOp::Add };
     let last = Pe::new(u32::MAX);
     let calls: [(&'static str, Result<(), NvshmemError>); 18] = [
@@ -46,8 +46,8 @@ fn numbers_of_pes(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words:
         ("get", context.get(&mut buffer.clone(), buffer, beyond, &stream)),
         ("get_nbi", context.get_nbi(buffer, buffer, beyond, &stream)),
         ("get_blocking", context.get_blocking(buffer, buffer, beyond)),
-        ("put_strided", context.put_strided(buffer, buffer, strides, 2, beyond, &stream)),
-        ("get_strided", context.get_strided(buffer, buffer, strides, 2, beyond, &stream)),
+        ("put_strided", context.put_strided(buffer, buffer, strides, beyond, &stream)),
+        ("get_strided", context.get_strided(buffer, buffer, strides, beyond, &stream)),
         ("put_value", context.put_value(buffer, 1.0, beyond, &stream)),
         ("get_value", context.get_value_blocking(buffer, beyond).map(drop)),
         ("put_signal", context.put_signal(buffer, buffer, &signal, beyond, &stream)),
@@ -87,7 +87,7 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
     for (call, result) in lengths {
         checks.refused(call, result, |kind| matches!(kind, MisuseKind::Length { .. }));
     }
-    let strided = |target, source, count| context.put_strided(buffer, buffer, Strides { target, source }, count, next, &stream);
+    let strided = |dest, source, count| context.put_strided(buffer, buffer, Strides { count, source, dest }, next, &stream);
     let outside: [(&'static str, Result<(), NvshmemError>); 5] = [
         ("a slice beyond the end", buffer.slice(4..9).map(drop)),
         ("a slice of a slice beyond its end", half.slice(0..5).map(drop)),
@@ -113,7 +113,7 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
 fn overlaps(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
     let (context, stream, own) = (checks.context, Arc::clone(&checks.stream), checks.context.pe());
     let (low, high) = (buffer.slice(0..5)?, buffer.slice(3..8)?);
-    let strides = Strides { target: 2, source: 1 };
+    let strides = Strides { count: 3, source: 1, dest: 2 };
     let (first, both) = (words.slice(0..1)?, words.clone());
     let inside = Signal { word: &first, value: 1, op: SignalOp::Add };
     let calls: [(&'static str, Result<(), NvshmemError>); 9] = [
@@ -124,7 +124,7 @@ fn overlaps(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symm
         ("get", context.get(&mut low.clone(), &high, own, &stream)),
         ("get_nbi", context.get_nbi(&high, &low, own, &stream)),
         ("get_blocking", context.get_blocking(&high, &low, own)),
-        ("put_strided", context.put_strided(buffer, &high, strides, 3, own, &stream)),
+        ("put_strided", context.put_strided(buffer, &high, strides, own, &stream)),
         ("a signal inside of what is put", context.put_signal(&both, &both, &inside, checks.next(), &stream)),
     ];
     for (call, result) in calls {

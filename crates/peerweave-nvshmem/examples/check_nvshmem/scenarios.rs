@@ -197,15 +197,15 @@ fn moves<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let outside = DeviceMemory::<T>::from_slice(&stream, &mine)?;
     step(checks, "put_outside", &of_previous, &|| context.put(&target, &outside, next, &stream))?;
     // Every third element, to every second.
-    let strides = Strides { target: 2, source: 3 };
     let count = COUNT / 3;
+    let strides = Strides { count, source: 3, dest: 2 };
     let strided = |from: u32| {
         move |index: usize| {
             if index.is_multiple_of(2) && index / 2 < count { T::sample(from, index / 2 * 3) } else { T::default() }
         }
     };
-    step(checks, "put_strided", &strided(previous), &|| context.put_strided(&target, &source, strides, count, next, &stream))?;
-    step(checks, "get_strided", &strided(next.get()), &|| context.get_strided(&target, &source, strides, count, next, &stream))?;
+    step(checks, "put_strided", &strided(previous), &|| context.put_strided(&target, &source, strides, next, &stream))?;
+    step(checks, "get_strided", &strided(next.get()), &|| context.get_strided(&target, &source, strides, next, &stream))?;
     // One value, not the first.
     let (one_target, one_source) = (target.slice(7..8)?, source.slice(11..12)?);
     let alone = |index: usize| if index == 7 { T::sample(previous, 11) } else { T::default() };

@@ -12,13 +12,12 @@ pub use misuse::{Misuse, MisuseKind};
 
 use std::ffi::c_int;
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use peerweave_bootstrap::BootstrapError;
 use peerweave_driver::{CudaError, DriverError, MulticastDisabled};
-use peerweave_dylib::LoadError;
+use peerweave_dylib::{LoadError, Unsupported};
 use peerweave_types::Pe;
 
 use crate::{Version, sys};
@@ -143,30 +142,6 @@ boxed!(
 impl From<CudaError> for NvshmemError {
     fn from(error: CudaError) -> Self {
         Self::Cuda(error.into())
-    }
-}
-
-/// Something that the library found does not do.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub struct Unsupported {
-    /// The function or the option, by NVSHMEM's own name.
-    pub call: &'static str,
-    /// The version that brought it; `None` where no release that is known has it.
-    pub since: Option<Version>,
-    /// The version that was found.
-    pub found: Version,
-    /// Where it was found.
-    pub path: Arc<Path>,
-}
-
-impl fmt::Display for Unsupported {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { call, found, path, .. } = self;
-        match self.since {
-            Some(since) => write!(f, "{call} needs NVSHMEM {since}, found {found} ({})", path.display()),
-            None => write!(f, "{call} is not implemented for the host by NVSHMEM {found} ({})", path.display()),
-        }
     }
 }
 
@@ -353,16 +328,6 @@ mod tests {
             lost: None,
         };
         assert_eq!(timeout.to_string(), "nvshmem_malloc: not done after 20.0s on PE 1; not there: PE 0, PE 3");
-        let unsupported = Unsupported {
-            call: "nvshmem_int32_atomic_add",
-            since: None,
-            found: Version::new(3, 8, 0),
-            path: Path::new("/lib/libnvshmem_host.so.3").into(),
-        };
-        assert_eq!(
-            unsupported.to_string(),
-            "nvshmem_int32_atomic_add is not implemented for the host by NVSHMEM 3.8.0 (/lib/libnvshmem_host.so.3)"
-        );
         assert_eq!(StatusCode::new(7).to_string(), "NVSHMEMX_ERROR_INTERNAL (7)");
         assert_eq!(StatusCode::new(42).to_string(), "unknown code (42)");
     }

@@ -2,6 +2,9 @@
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
+use peerweave_types::nvshmem::{self, compare, signal_op};
+use peerweave_types::{Compare, SignalOp};
+
 use crate::Version;
 
 /// The word that heads a struct: which layout, and how many bytes.
@@ -155,31 +158,31 @@ constants! {
     /// No team.
     NVSHMEM_TEAM_INVALID: nvshmem_team_t = -1;
     /// All PEs.
-    NVSHMEM_TEAM_WORLD: nvshmem_team_t = 0;
+    NVSHMEM_TEAM_WORLD: nvshmem_team_t = nvshmem::TEAM_WORLD;
     /// PEs whose memory this one maps.
-    NVSHMEM_TEAM_SHARED: nvshmem_team_t = 1;
+    NVSHMEM_TEAM_SHARED: nvshmem_team_t = nvshmem::TEAM_SHARED;
     /// PEs of this machine.
-    NVSHMEMX_TEAM_NODE: nvshmem_team_t = 2;
+    NVSHMEMX_TEAM_NODE: nvshmem_team_t = nvshmem::TEAM_NODE;
     /// PEs of the same index on every machine.
     NVSHMEMX_TEAM_SAME_MYPE_NODE: nvshmem_team_t = 3;
 
     /// A put's signal is stored.
-    NVSHMEM_SIGNAL_SET: c_int = 9;
+    NVSHMEM_SIGNAL_SET: c_int = signal_op(SignalOp::Set);
     /// A put's signal is added.
-    NVSHMEM_SIGNAL_ADD: c_int = 10;
+    NVSHMEM_SIGNAL_ADD: c_int = signal_op(SignalOp::Add);
 
     /// Equal.
-    NVSHMEM_CMP_EQ: c_int = 0;
+    NVSHMEM_CMP_EQ: c_int = compare(Compare::Eq);
     /// Not equal.
-    NVSHMEM_CMP_NE: c_int = 1;
+    NVSHMEM_CMP_NE: c_int = compare(Compare::Ne);
     /// Greater.
-    NVSHMEM_CMP_GT: c_int = 2;
+    NVSHMEM_CMP_GT: c_int = compare(Compare::Gt);
     /// Less or equal.
-    NVSHMEM_CMP_LE: c_int = 3;
+    NVSHMEM_CMP_LE: c_int = compare(Compare::Le);
     /// Less.
-    NVSHMEM_CMP_LT: c_int = 4;
+    NVSHMEM_CMP_LT: c_int = compare(Compare::Lt);
     /// Greater or equal.
-    NVSHMEM_CMP_GE: c_int = 5;
+    NVSHMEM_CMP_GE: c_int = compare(Compare::Ge);
 
     /// Nothing has happened.
     NVSHMEM_STATUS_NOT_INITIALIZED: c_int = 0;

@@ -56,7 +56,8 @@
 //! ```
 
 use peerweave_driver::cudarc::driver::sys::{CUmulticastGranularity_flags, CUmulticastObjectProp};
-use peerweave_driver::{CudaVersion, Driver, DriverError};
+use peerweave_driver::{Driver, DriverError};
+use peerweave_dylib::Version;
 
 use crate::buffer::wrong_value;
 use crate::error::{Misuse, VmmError};
@@ -80,7 +81,7 @@ pub use peerweave_driver::{MulticastDisabled, multicast_switch};
 pub use view::MulticastView;
 
 /// The version of CUDA that brought multicast objects.
-const SINCE: CudaVersion = CudaVersion { major: 12, minor: 1 };
+const SINCE: Version = Version::new(12, 1, 0);
 
 /// What a multicast object is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,12 +210,16 @@ fn check_version() -> Result<(), VmmError> {
     let found = Driver::get()?.version()?;
     match found >= SINCE {
         true => Ok(()),
-        false => Err(unsupported(format!("a driver for CUDA {found}"))),
+        false => Err(unsupported(format!("a driver for CUDA {found:#}"))),
     }
 }
 
 fn unsupported(found: String) -> VmmError {
-    VmmError::Unsupported { feature: "the use of multicast objects", needs: format!("a driver for CUDA {SINCE} or later"), found }
+    VmmError::Unsupported {
+        feature: "the use of multicast objects",
+        needs: format!("a driver for CUDA {SINCE:#} or later"),
+        found,
+    }
 }
 
 /// A driver that says a version and lacks the functions is too old as well.

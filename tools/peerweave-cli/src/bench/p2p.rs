@@ -119,7 +119,7 @@ fn measure(args: &P2pArgs) -> Result<Report, Failure> {
         |device: &peerweave_vmm::peer::DeviceInfo| Gpu { name: device.name.clone(), pci_address: device.pci_address.clone() };
     let mut report = Report {
         version: env!("CARGO_PKG_VERSION"),
-        cuda: Driver::get()?.version()?.to_string(),
+        cuda: format!("{:#}", Driver::get()?.version()?),
         gpus: matrix.devices.iter().map(gpu).collect(),
         bytes: probe.bytes(),
         iters: args.iters,

@@ -125,7 +125,7 @@ fn driver() -> Library {
     Library {
         name: NAME,
         state: "found",
-        version: driver.version().ok().map(|version| version.to_string()),
+        version: driver.version().ok().map(|version| format!("{version:#}")),
         path: Some(driver.api().library().path().display().to_string()),
         lacks: driver.api().missing().iter().map(|symbol| Function::of(symbol.name, symbol.since)).collect(),
         devices,

@@ -5,7 +5,7 @@
 
 use peerweave_nccl::{
     CftTeam, Communicator, Config, DeviceCommLayout, DeviceCommRequirements, DeviceCommunicator, DeviceTeam, NcclError,
-    ResourceBuffer, Switch, Version,
+    ResourceBuffer, Switch, Version, version_code,
 };
 
 use super::{Outcome, Part};
@@ -91,7 +91,7 @@ fn make(
     let device = DeviceCommunicator::create(comm, &requirements)?;
     let word = |index: usize| u32::from_ne_bytes(std::array::from_fn(|byte| device.as_bytes()[4 * index + byte]));
     let head: [u32; 4] = std::array::from_fn(word);
-    let expected = [0xcafe_beef, version.code().unsigned_abs(), comm.rank() as u32, comm.n_ranks() as u32];
+    let expected = [0xcafe_beef, version_code(version).unsigned_abs(), comm.rank() as u32, comm.n_ranks() as u32];
     part.check(head == expected, || format!("{layout:?}: the head is {head:x?}, expected {expected:x?}"));
     let offsets = [device.buffer_offset_bytes(0), device.buffer_offset_bytes(1)];
     let aligned = |offset: Option<usize>, to: usize| offset.is_some_and(|offset| offset.is_multiple_of(to));

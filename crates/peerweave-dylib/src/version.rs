@@ -1,25 +1,28 @@
-//! NVSHMEM's version numbers: those of the product, not of the OpenSHMEM specification that it follows.
+//! Versions of three numbers, as vendors give them to their libraries.
 //!
-//! Does not know which version brought what: see [`crate::sys`].
+//! Does not know which version brought what, nor how a vendor encodes its version in one number.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A version of NVSHMEM. Ordered as versions are.
+/// A version of a library. Ordered as versions are.
+///
+/// `{}` shows all three numbers, `{:#}` leaves out a patch of 0, for products that have two numbers.
 ///
 /// ```
-/// use peerweave_nvshmem::Version;
+/// use peerweave_dylib::Version;
 ///
 /// assert!("3.4.5".parse::<Version>()? < Version::new(3, 8, 0));
-/// # Ok::<(), peerweave_nvshmem::ParseVersionError>(())
+/// assert_eq!(format!("{}, {:#}", Version::new(3, 8, 0), Version::new(13, 0, 0)), "3.8.0, 13.0");
+/// # Ok::<(), peerweave_dylib::ParseVersionError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version {
-    /// 3 for every NVSHMEM that this crate can use.
+    /// Grows where a library breaks with its callers.
     pub major: u8,
-    /// Grows with every release that adds functions.
+    /// Grows with every release that adds functions or options.
     pub minor: u8,
-    /// Grows with corrections.
+    /// Grows with corrections; now and then options come with one too.
     pub patch: u8,
 }
 
@@ -29,16 +32,26 @@ impl Version {
         Self { major, minor, patch }
     }
 
+    /// The version of three numbers that a library gave. A number above 255 counts as 255.
+    pub fn of_numbers(numbers: [u32; 3]) -> Self {
+        let [major, minor, patch] = numbers.map(|number| u8::try_from(number).unwrap_or(u8::MAX));
+        Self::new(major, minor, patch)
+    }
+
     /// Whether this is not older than `other`; usable in constants.
     pub const fn at_least(self, other: Self) -> bool {
+        self.key() >= other.key()
+    }
+
+    const fn key(self) -> u32 {
         u32::from_be_bytes([0, self.major, self.minor, self.patch])
-            >= u32::from_be_bytes([0, other.major, other.minor, other.patch])
     }
 }
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
+        write!(f, "{}.{}", self.major, self.minor)?;
+        if f.alternate() && self.patch == 0 { Ok(()) } else { write!(f, ".{}", self.patch) }
     }
 }
 
@@ -68,17 +81,26 @@ mod tests {
 
     #[test]
     fn text_is_read_and_written() {
-        assert_eq!("3.4".parse(), Ok(Version::new(3, 4, 0)));
+        assert_eq!("2.18".parse(), Ok(Version::new(2, 18, 0)));
         assert_eq!("3.3.24".parse(), Ok(Version::new(3, 3, 24)));
-        assert_eq!(Version::new(3, 3, 24).to_string(), "3.3.24");
-        for text in ["", "3", "3.", "3.4.5.post1", "3.400.1", "v3.4.5"] {
+        assert_eq!(Version::new(2, 30, 7).to_string(), "2.30.7");
+        for text in ["", "2", "2.", "2.18.1.post1", "2.1.2.3", "2.300.1", "v2.1.0"] {
             assert_eq!(text.parse::<Version>(), Err(ParseVersionError), "{text}");
         }
     }
 
     #[test]
+    fn short_form_leaves_out_a_patch_of_zero() {
+        assert_eq!(format!("{:#}", Version::of_numbers([12, 9, 0])), "12.9");
+        assert_eq!(format!("{:#}", Version::of_numbers([12, 9, 86])), "12.9.86");
+        assert_eq!(Version::of_numbers([3, 400, 1]), Version::new(3, 255, 1));
+    }
+
+    #[test]
     fn order_is_that_of_releases() {
-        let ordered = ["3.3.9", "3.3.24", "3.4.5", "3.6.5", "3.8.0"].map(|text| text.parse::<Version>().expect("a version"));
+        let ordered = ["2.9.6", "2.18.1", "2.18.3", "2.29.2", "2.30.3", "3.3.9", "3.3.24", "3.8.0"];
+        let ordered = ordered.map(|text| text.parse::<Version>().expect("a version"));
         assert!(ordered.windows(2).all(|pair| pair[0] < pair[1] && pair[1].at_least(pair[0]) && !pair[0].at_least(pair[1])));
+        assert!(ordered[0].at_least(ordered[0]));
     }
 }

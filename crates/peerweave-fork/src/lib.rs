@@ -1,0 +1,89 @@
+//! Notices that a process was forked from the one that made something, such as a mapping or a loaded library.
+//!
+//! Forbids nothing: what a fork may do with what it inherited is its owner's to say. A process that `clone` makes without the C
+//! library, which runs no handlers, is not noticed.
+//!
+//! Invariant: the count differs between a process and every process that is forked from it after the first [`ForkGuard::new`].
+#![doc = include_str!("../README.md")]
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How many forks lie between the process of the first guard and this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Tells the process that made it from that process's forks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForkGuard(u32);
+
+impl ForkGuard {
+    /// Remembers this process. The first call of a process registers a handler with the C library; where that fails, forks are not
+    /// noticed, and a warning is logged.
+    #[must_use]
+    pub fn new() -> Self {
+        watch();
+        Self(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// Returns whether this process is a fork of the one that made the guard. Costs one load.
+    #[inline]
+    #[must_use]
+    pub fn is_forked(self) -> bool {
+        // Relaxed is enough: the count changes only in a child that has a single thread, the one that reads it or that
+        // starts those that do.
+        FORKS.load(Ordering::Relaxed) != self.0
+    }
+}
+
+impl Default for ForkGuard {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(all(unix, not(miri)))]
+fn watch() {
+    extern "C" fn in_child() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler lives as long as the process: a library that is closed with dlclose has its handlers removed by the
+        // C library. It does what a child of a process with threads may do: it adds to one atomic, takes no lock and allocates
+        // nothing.
+        let status = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        if status != 0 {
+            tracing::warn!(status, "forks of this process will not be noticed: use nothing in them that was made before");
+        }
+    });
+}
+
+/// Nothing forks here.
+#[cfg(not(all(unix, not(miri))))]
+fn watch() {}
+
+#[cfg(all(test, unix, not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guard_is_forked_only_in_a_child() {
+        let guard = ForkGuard::new();
+        // SAFETY: the child only reads an atomic, makes a guard of its own, and ends without running destructors.
+        match unsafe { libc::fork() } {
+            0 => {
+                let own = ForkGuard::new();
+                let right = guard.is_forked() && !own.is_forked() && own != guard;
+                // SAFETY: it ends the process and nothing else.
+                unsafe { libc::_exit(if right { 0 } else { 1 }) }
+            }
+            child => {
+                assert!(child > 0, "no process could be made");
+                let mut status = 0;
+                // SAFETY: the child is ours and the pointer is to a live integer.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert_eq!(status, 0, "the child saw it otherwise");
+                assert!(!guard.is_forked(), "the parent is none");
+            }
+        }
+    }
+}
