@@ -7,22 +7,22 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::net::Ipv4Addr;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use peerweave_types::Pe;
 
-use crate::connection::{Answer, Attempt, Closed, Connection};
+use crate::connection::{Answer, Closed, Connection};
 use crate::endpoint::Endpoint;
 use crate::error::{BootstrapError, Loss};
-use crate::interface;
 use crate::job::{Job, Served};
-use crate::proto::{Collective, Fault, Frame, Hello, JOIN_REQUEST, MAX_BLOB_LEN_BYTES, MAX_KEY_LEN_BYTES, ProtocolError};
+use crate::proto::{Collective, Fault, Frame, JOIN_REQUEST, MAX_BLOB_LEN_BYTES, MAX_KEY_LEN_BYTES, ProtocolError};
 use crate::server::{Server, ServerOptions};
-use crate::socket::is_loopback_only;
-use crate::token::warn_of_public_token;
+
+mod join;
+
+use join::{WatchedSiblings, connect, pause, serve};
 
 /// How a PE takes part in a rendezvous.
 ///
@@ -96,6 +96,9 @@ impl Rendezvous {
     /// Where the job says [`Served::ByPe0`], PE 0 holds the server. A job of one PE opens no socket. A job has one rendezvous
     /// at a time: where a program needs it in several places, they share it.
     ///
+    /// With torchrun's variables on one machine, a PE whose process ends before it has joined is lost too, half a second later, if its process
+    /// was seen by then: `/proc` is read for that. The README of the crate says what is taken for a PE's process.
+    ///
     /// # Collective
     /// All PEs of the job, each once.
     ///
@@ -129,8 +132,12 @@ impl Rendezvous {
             _ => None,
         };
         let endpoint = server.as_ref().map_or(endpoint, Server::here).clone();
-        let connection = connect(job, &endpoint, start, deadline)?;
-        let answer = connection.wait(JOIN_REQUEST, deadline);
+        let mut siblings = WatchedSiblings::of(job);
+        let connection = connect(job, &endpoint, &mut siblings, start, deadline)?;
+        let answer = match &server {
+            Some(server) => siblings.report_while_waiting(server, &connection, deadline),
+            None => connection.wait(JOIN_REQUEST, deadline),
+        };
         let mut joined = member(Link::Joined { connection, endpoint }, server);
         match answer {
             Answer::Done(_) => {
@@ -539,59 +546,6 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// How long PE 0, when its join has failed, goes on to serve PEs that have not come yet, so that they learn why. Such a PE was
 /// started together with this one, or is started soon.
 const LATECOMERS: Duration = Duration::from_millis(1500);
-
-/// How long the address of the server may be taken: by this job's former incarnation, which is ending.
-const ADDRESS_TAKEN: Duration = Duration::from_secs(3);
-
-/// Opens the server of PE 0.
-fn serve(job: &Job, endpoint: &Endpoint, options: &ServerOptions, deadline: Instant) -> Result<Server, BootstrapError> {
-    let start = Instant::now();
-    let until = deadline.min(start + ADDRESS_TAKEN);
-    if job.token_is_public {
-        warn_of_public_token(endpoint);
-    }
-    let mut options = options.clone();
-    if let (None, Endpoint::Tcp(host, _)) = (options.bind_address, endpoint) {
-        if job.interface.is_some() {
-            options.bind_address = Some(interface::advertise_address(job.interface.as_deref())?.address);
-        } else if job.n_machines > 1 && is_loopback_only(host) {
-            tracing::warn!(%endpoint, "the host's name means only this machine: listening on every interface");
-            options.bind_address = Some(Ipv4Addr::UNSPECIFIED.into());
-        }
-    }
-    loop {
-        match Server::bind(endpoint, job.token, job.n_pes, options.clone()) {
-            Err(BootstrapError::Io { kind: std::io::ErrorKind::AddrInUse, .. }) if Instant::now() < until => {
-                thread::sleep(pause(start).min(until.saturating_duration_since(Instant::now())));
-            }
-            result => return result,
-        }
-    }
-}
-
-fn connect(job: &Job, endpoint: &Endpoint, start: Instant, deadline: Instant) -> Result<Box<Connection>, BootstrapError> {
-    let hello = Hello { pe: job.pe.get(), n_pes: job.n_pes, pid: std::process::id(), token: job.token };
-    loop {
-        let error = match Connection::open(endpoint, &hello, deadline)? {
-            Attempt::Joined(connection) => return Ok(connection),
-            Attempt::Again(error) => error,
-        };
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            // Who holds the server is who did not come.
-            let missing = if job.served == Served::ByPe0 { vec![Pe::new(0)] } else { Vec::new() };
-            let call = format!("join: connect to {endpoint} ({error})");
-            return Err(BootstrapError::Timeout { call, waited: start.elapsed(), missing });
-        }
-        thread::sleep(pause(start).min(left));
-    }
-}
-
-/// How long to sleep before another attempt: little at first, since all PEs start at about the same time, and never more
-/// than an eighth of what has passed.
-fn pause(start: Instant) -> Duration {
-    (start.elapsed() / 8).clamp(Duration::from_micros(200), Duration::from_millis(50))
-}
 
 fn check_len(
     what: &'static str,

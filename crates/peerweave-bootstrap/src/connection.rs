@@ -174,33 +174,39 @@ impl Connection {
 
     /// Waits until `deadline`, then cancels the request and gives the server `grace` to say who was missing.
     fn wait_with(&self, request: u64, deadline: Instant, grace: Duration) -> Answer {
-        let mut until = deadline;
-        let mut cancelled = false;
+        if let Some(answer) = self.wait_until(request, deadline) {
+            return answer;
+        }
+        if !grace.is_zero() {
+            let until = Instant::now() + grace;
+            self.send(&Frame::Cancel { request }, until);
+            if let Some(answer) = self.wait_until(request, until) {
+                return answer;
+            }
+        }
+        self.lock().slots.remove(&request);
+        Answer::Late(Vec::new())
+    }
+
+    /// Waits until `until` for the end of a request, which goes on where that is not the end.
+    pub(crate) fn wait_until(&self, request: u64, until: Instant) -> Option<Answer> {
         let mut desk = self.lock();
         loop {
             if let Some(answer) = desk.slots.get_mut(&request).and_then(|slot| slot.answer.take()) {
                 desk.slots.remove(&request);
-                return answer;
+                return Some(answer);
             }
             if let Some(closed) = desk.closed.clone() {
                 desk.slots.remove(&request);
-                return match (closed, desk.lost.first()) {
+                return Some(match (closed, desk.lost.first()) {
                     // The server ended after the loss, and perhaps because of it.
                     (Closed::ByServer, Some(fault)) => Answer::Failed(fault.clone()),
                     (closed, _) => Answer::Closed(closed),
-                };
+                });
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                if cancelled || grace.is_zero() {
-                    desk.slots.remove(&request);
-                    return Answer::Late(Vec::new());
-                }
-                cancelled = true;
-                until = Instant::now() + grace;
-                drop(desk);
-                self.send(&Frame::Cancel { request }, until);
-                desk = self.lock();
+                return None;
             } else if desk.reading {
                 desk = self.news.wait_timeout(desk, left).unwrap_or_else(PoisonError::into_inner).0;
             } else {

@@ -21,7 +21,7 @@ mod open_mpi;
 mod ours;
 mod slurm;
 #[cfg(target_os = "linux")]
-mod starter;
+pub(crate) mod starter;
 mod torchrun;
 
 /// A source of environment variables. Any `Fn(&str) -> Option<String>` is one, so that tests touch no process environment.

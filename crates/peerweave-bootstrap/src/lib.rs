@@ -51,6 +51,8 @@ pub mod interface;
 mod job;
 pub mod proto;
 mod server;
+#[cfg(target_os = "linux")]
+mod siblings;
 mod socket;
 mod token;
 

@@ -10,10 +10,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
-use std::thread;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{LONG, Party, SOON};
+use common::{LONG, Party, SOON, eventually};
 use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Options, Pe, Rendezvous, ServerOptions};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_getfd};
@@ -183,6 +183,7 @@ fn a_member_that_dies_meanwhile_is_named_at_once() {
     for dead in [0, 2] {
         let party = Party::new(3);
         let members = pes(0..3);
+        let told = AtomicUsize::new(0);
         party.run(0..3, |rendezvous| {
             rendezvous.barrier("start").unwrap();
             if rendezvous.pe() == Pe::new(dead) {
@@ -193,7 +194,8 @@ fn a_member_that_dies_meanwhile_is_named_at_once() {
             assert!(matches!(error, BootstrapError::PeLost { pe, .. } if pe == Pe::new(dead)), "{error}");
             assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
             // Stays until the other one has seen the first loss, which is this PE's own otherwise.
-            thread::sleep(Duration::from_millis(300));
+            told.fetch_add(1, Ordering::SeqCst);
+            eventually("the other one is told", || told.load(Ordering::SeqCst) == 2);
         });
     }
 }
@@ -211,8 +213,8 @@ fn strangers_that_come_first_get_nothing_and_disturb_nobody() {
     let members = pes(0..3);
     party.run(0..3, |rendezvous| {
         if rendezvous.pe() == Pe::new(2) {
-            // The leader waits for this PE: whatever sockets there are, one of them is its. All kinds of strangers come.
-            thread::sleep(Duration::from_millis(50));
+            // The leader waits for this PE: of the sockets that there are, one is its. All kinds of strangers come.
+            eventually("the leader listens", || sockets().len() >= 2);
             let mut strangers = Vec::new();
             // Says that it is this PE, and knows everything but the token.
             let impostor = [b"peerw-fd".as_slice(), &[0; 32], &2u32.to_le_bytes()].concat();
@@ -251,7 +253,7 @@ fn a_crowd_of_strangers_delays_the_members_only_a_little() {
             assert_eq!(content(rendezvous.share_descriptor(&members, Some(memory(b"shared"))).unwrap()), b"shared");
             return rendezvous.barrier("end").unwrap();
         }
-        thread::sleep(Duration::from_millis(50));
+        eventually("the leader listens", || sockets().len() >= 2);
         let names = sockets();
         let connect = |name: &String| UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).unwrap()).ok();
         let crowd: Vec<UnixStream> = (0..100).flat_map(|_| names.iter().filter_map(connect)).collect();
@@ -271,7 +273,7 @@ fn no_socket_stays_behind() {
         let mine = (rendezvous.pe() == members[0]).then(|| memory(b""));
         let key = "during";
         if rendezvous.pe() == Pe::new(1) {
-            thread::sleep(Duration::from_millis(30));
+            eventually("the leader listens", || sockets().len() >= 2);
             rendezvous.put(key, sockets().join("\n").as_bytes()).unwrap();
         }
         rendezvous.share_descriptor(&members, mine).unwrap();

@@ -68,7 +68,7 @@ fn pe_that_comes_after_a_failed_join_names_the_lost_pe() {
     thread::scope(|scope| {
         let holder = scope.spawn(|| join(&served_by_pe0(0, 3, &endpoint, token), LONG).map(drop));
         drop(say_hello(&endpoint, 1, 3, token));
-        thread::sleep(Duration::from_millis(300));
+        thread::sleep(Duration::from_millis(100));
         let start = Instant::now();
         let late = join(&served_by_pe0(2, 3, &endpoint, token), LONG).unwrap_err();
         assert_eq!(late.blamed(), [Pe::new(1)], "{late}");

@@ -9,7 +9,7 @@ fn main() {
 
 #[cfg(target_os = "linux")]
 fn main() {
-    match std::env::var(linux::ROLE) {
+    match std::env::var(common::process::ROLE) {
         Ok(role) => linux::role(&role),
         Err(_) => linux::scenarios(),
     }
@@ -18,58 +18,17 @@ fn main() {
 #[cfg(target_os = "linux")]
 mod linux {
     use std::fs::File;
-    use std::io::{BufRead, BufReader, Write};
     use std::os::unix::fs::FileExt;
-    use std::process::{Child, ChildStdout, Command, Stdio};
     use std::thread;
     use std::time::{Duration, Instant};
 
     use peerweave_bootstrap::{BootstrapError, Endpoint, Job, Loss, Options, Pe, Rendezvous, ServerOptions};
 
+    use crate::common::process::{Process, say, torchrun};
     use crate::common::{LONG, Party, SOON, eventually, socket_exists};
 
-    pub(crate) const ROLE: &str = "TEST_ROLE";
     /// How many descriptors a process may open.
     const ROOM: &str = "TEST_ROOM";
-
-    /// A PE in a process of its own, killed when the scenario is over.
-    struct Process {
-        child: Child,
-        output: BufReader<ChildStdout>,
-    }
-
-    impl Process {
-        fn start(role: &str, vars: impl IntoIterator<Item = (&'static str, String)>) -> Self {
-            let mut command = Command::new(std::env::current_exe().unwrap());
-            command.env(ROLE, role).envs(vars).stdin(Stdio::piped()).stdout(Stdio::piped());
-            let mut child = command.spawn().unwrap();
-            let output = BufReader::new(child.stdout.take().unwrap());
-            Self { child, output }
-        }
-
-        fn line(&mut self) -> String {
-            let mut line = String::new();
-            self.output.read_line(&mut line).unwrap();
-            line.trim_end().to_owned()
-        }
-
-        /// Tells it to go on, where it waits for that.
-        fn tell(&mut self) {
-            writeln!(self.child.stdin.as_ref().unwrap()).unwrap();
-        }
-
-        fn kill(&mut self) {
-            self.child.kill().unwrap();
-            self.child.wait().unwrap();
-        }
-    }
-
-    impl Drop for Process {
-        fn drop(&mut self) {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
-    }
 
     fn start_all(party: &Party, role: &str, pes: impl IntoIterator<Item = u32>) -> Vec<Process> {
         pes.into_iter().map(|pe| Process::start(role, party.job(pe).to_vars())).collect()
@@ -195,16 +154,6 @@ mod linux {
         held
     }
 
-    fn say(result: Result<(), BootstrapError>) {
-        match result {
-            Ok(()) => println!("ok"),
-            Err(BootstrapError::PeLost { pe, .. }) => println!("lost {}", pe.get()),
-            Err(BootstrapError::Timeout { missing, .. }) => println!("missing {missing:?}"),
-            Err(BootstrapError::PeFailed { pe, message, .. }) => println!("{pe} failed: {message}"),
-            Err(error) => println!("{error}"),
-        }
-    }
-
     fn wait_for_ever() {
         loop {
             thread::sleep(LONG);
@@ -309,19 +258,6 @@ mod linux {
         }
     }
 
-    /// The variables of torchrun for one PE of a job on this machine, with a port that tells jobs apart.
-    fn torchrun(pe: u32, n_pes: u32, port: u32) -> Vec<(&'static str, String)> {
-        vec![
-            ("RANK", pe.to_string()),
-            ("LOCAL_RANK", pe.to_string()),
-            ("WORLD_SIZE", n_pes.to_string()),
-            ("LOCAL_WORLD_SIZE", n_pes.to_string()),
-            ("MASTER_ADDR", "127.0.0.1".to_owned()),
-            ("MASTER_PORT", port.to_string()),
-            ("TORCHELASTIC_RUN_ID", std::process::id().to_string()),
-        ]
-    }
-
     fn name_of(vars: &[(&'static str, String)]) -> String {
         let find = |name: &str| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
         match Job::from_vars(&find).unwrap().rendezvous {
@@ -415,7 +351,7 @@ mod linux {
                 for (pe, process) in (0..).zip(&mut processes) {
                     let what = format!("PE {pe}, PE {short} has room for {room}");
                     let millis: u64 = process.line().parse().expect("a number");
-                    assert!(millis < 5000, "{what}: told after {millis} ms");
+                    assert!(millis < SOON.as_millis() as u64, "{what}: told after {millis} ms");
                     let told = process.line();
                     let is_right = match pe == short {
                         true => told.contains("descriptors") || told.contains("open files"),
@@ -451,16 +387,15 @@ mod linux {
                 others[0].tell();
                 thread::sleep(Duration::from_millis(100));
             }
-            let pid = rustix::process::Pid::from_child(&serving.child);
-            rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+            serving.stop();
             if !waits {
                 others.iter_mut().for_each(Process::tell);
             }
             for process in &mut others {
                 let millis: u64 = process.line().parse().expect("a number");
                 let told = process.line();
-                // The deadline is a second, and one of grace.
-                assert!(millis < 3700, "{waits}: {told} after {millis} ms");
+                // The deadline is a second, and one of grace. The server never goes on.
+                assert!(millis < SOON.as_millis() as u64, "{waits}: {told} after {millis} ms");
                 assert!(told.starts_with("missing") || told.starts_with("lost"), "{told}");
             }
             serving.kill();
@@ -471,13 +406,7 @@ mod linux {
         let mut serving = Process::start("join and hang", torchrun(0, 2, 3));
         let name = name_of(&torchrun(0, 2, 3));
         eventually("the server", || socket_exists(&name));
-        let pid = rustix::process::Pid::from_child(&serving.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
-        eventually("the stop of every thread", || {
-            let tasks = std::fs::read_dir(format!("/proc/{}/task", serving.child.id())).unwrap();
-            let status = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("status")).unwrap();
-            tasks.map(|task| status(task.unwrap())).all(|status| status.contains("State:\tT"))
-        });
+        serving.stop();
         let vars = torchrun(1, 2, 3);
         let job = Job::from_vars(&|name: &str| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone()));
         let since = Instant::now();

@@ -521,5 +521,6 @@ fn eight_pes_join_and_exchange_in_a_few_milliseconds() {
         .collect();
     let best = times.iter().min().unwrap();
     println!("8 PEs as threads, server, join and one exchange: best of {} {best:?}", times.len());
-    assert!(*best < Duration::from_millis(100), "{times:?}");
+    // None of the waits of a join, which are of 50 ms and more where a peer is late, on a machine that is busy as well.
+    assert!(*best < SOON / 8, "{times:?}");
 }

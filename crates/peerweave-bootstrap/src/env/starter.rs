@@ -1,4 +1,4 @@
-//! Which process started this one with a variable: a launcher's, even where shells and wrappers stand between.
+//! Which process started this one with a variable: a launcher's, even where shells and wrappers stand between. And what `/proc` says of a process.
 //!
 //! Reads `/proc` and starts nothing. Invariant: processes that were started by one launcher with the same variable get the same answer, unless
 //! one of them set the variable itself.
@@ -8,32 +8,87 @@ use std::fs;
 /// More generations than any chain of wrappers has.
 const MAX_GENERATIONS: usize = 64;
 
-/// The nearest ancestor that does not have `name` in its environment, by its number and the moment of its start, which no other process has.
+/// The nearest ancestor that does not have `name` in its environment, or the last one, by its number and the moment of its start, which no other
+/// process has.
 pub(super) fn of_variable(name: &str) -> Option<String> {
+    let (process, _) = ancestor_without(name)?;
+    Some(format!("{} {}", process.pid, process.started))
+}
+
+/// The nearest ancestor that does not have `name` in its environment.
+pub(crate) fn agent_of_variable(name: &str) -> Option<Process> {
+    ancestor_without(name).and_then(|(process, lacks_it)| lacks_it.then_some(process))
+}
+
+/// The nearest ancestor that does not have `name` in its environment, or the last one, and whether it does not.
+fn ancestor_without(name: &str) -> Option<(Process, bool)> {
     let mut pid = rustix::process::getppid()?.as_raw_nonzero().get();
     for _ in 0..MAX_GENERATIONS {
-        let (parent, started) = parent_and_start(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+        let stat = Stat::of(pid)?;
         // What cannot be read is another user's, as the launchers of a system may be.
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        if parent <= 1 || !has(&environment, name) {
-            return Some(format!("{pid} {started}"));
+        let lacks_it = value(&environment, name).is_none();
+        if stat.parent <= 1 || lacks_it {
+            return Some((Process { pid, started: stat.started }, lacks_it));
         }
-        pid = parent;
+        pid = stat.parent;
     }
     None
 }
 
-/// Whether a block of `NAME=value`, each ended by a zero byte, has `name`.
-fn has(environment: &[u8], name: &str) -> bool {
-    let is_it = |entry: &[u8]| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.first() == Some(&b'='));
-    environment.split(|&byte| byte == 0).any(is_it)
+/// A process: its number, and when it was started. No other process has both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) pid: i32,
+    started: u64,
 }
 
-/// The fourth and the twenty-second field of `/proc/PID/stat`. The second is a name in parentheses, which may hold anything.
-fn parent_and_start(stat: &str) -> Option<(i32, u64)> {
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let parent = fields.nth(1)?.parse().ok()?;
-    Some((parent, fields.nth(17)?.parse().ok()?))
+impl Process {
+    /// The process that has this number now, unless it has ended.
+    pub(crate) fn of(pid: i32) -> Option<Self> {
+        let stat = Stat::of(pid).filter(|stat| !stat.has_ended)?;
+        Some(Self { pid, started: stat.started })
+    }
+
+    pub(crate) fn lives(self) -> bool {
+        Self::of(self.pid) == Some(self)
+    }
+}
+
+/// What `/proc/PID/stat` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stat {
+    parent: i32,
+    started: u64,
+    /// It waits to be reaped, and none of its threads lives on without the first one.
+    has_ended: bool,
+}
+
+impl Stat {
+    fn of(pid: i32) -> Option<Self> {
+        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// Reads the third, the fourth, the twentieth and the twenty-second field. The second is a name in parentheses, which may hold anything.
+    fn parse(stat: &str) -> Option<Self> {
+        let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+        let state = fields.next()?;
+        let parent = fields.next()?.parse().ok()?;
+        let threads: u64 = fields.nth(15)?.parse().ok()?;
+        let started = fields.nth(1)?.parse().ok()?;
+        Some(Self { parent, started, has_ended: matches!(state, "Z" | "X") && threads <= 1 })
+    }
+}
+
+/// The parent of a process.
+pub(crate) fn parent_of(pid: i32) -> Option<i32> {
+    Stat::of(pid).map(|stat| stat.parent)
+}
+
+/// The value of a variable in a block of `NAME=value`, each ended by a zero byte.
+pub(crate) fn value<'a>(environment: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let mut entries = environment.split(|&byte| byte == 0);
+    entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
 }
 
 #[cfg(test)]
@@ -41,17 +96,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parent_and_start_are_read_behind_a_strange_name() {
-        let stat = "24251 (a) b (c) S 24250 24251 24251 0 -1 4194304 135 445 0 0 0 0 0 0 20 0 1 0 987654 2527232 135";
-        assert_eq!(parent_and_start(stat), Some((24250, 987654)));
-        assert_eq!(parent_and_start("24251 (sh) S"), None);
+    fn stat_is_read_behind_a_strange_name() {
+        let stat = |state: &str, threads: u32| {
+            let rest = format!("20 0 {threads} 0 987654 2527232 135");
+            Stat::parse(&format!("24251 (a) b (c) {state} 24250 24251 24251 0 -1 4194304 135 445 0 0 0 0 0 0 {rest}"))
+        };
+        assert_eq!(stat("S", 1), Some(Stat { parent: 24250, started: 987654, has_ended: false }));
+        assert!(stat("Z", 1).unwrap().has_ended && !stat("Z", 2).unwrap().has_ended && !stat("S", 2).unwrap().has_ended);
+        assert_eq!(Stat::parse("24251 (sh) S"), None);
+    }
+
+    #[test]
+    fn process_that_has_ended_lives_no_more() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::of(child.id() as i32).unwrap();
+        assert!(process.lives());
+        child.kill().unwrap();
+        // It is not reaped yet.
+        while process.lives() {
+            std::thread::yield_now();
+        }
+        assert_eq!(parent_of(process.pid), Some(std::process::id() as i32));
+        child.wait().unwrap();
+        assert!(!process.lives());
     }
 
     #[test]
     fn variable_is_found_by_its_whole_name() {
         let environment = b"A=1\0PMI_RANK_MAP=x\0PMI_RANK=0\0";
-        assert!(has(environment, "PMI_RANK") && has(environment, "A"));
-        assert!(!has(environment, "PMI") && !has(environment, "RANK") && !has(environment, "B"));
+        assert_eq!((value(environment, "PMI_RANK"), value(environment, "A")), (Some(&b"0"[..]), Some(&b"1"[..])));
+        assert!(["PMI", "RANK", "B"].iter().all(|name| value(environment, name).is_none()));
     }
 
     #[test]

@@ -1,0 +1,139 @@
+//! How a PE comes to the rendezvous: the server of PE 0, the connection, and the processes of PEs that have not come.
+//!
+//! What is said over the connection is [`super`]'s, which processes belong to which PE is [`crate::siblings`]'s.
+//!
+//! Invariant: everything here ends by the deadline of the join.
+
+use std::net::Ipv4Addr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use peerweave_types::Pe;
+
+use crate::connection::{Answer, Attempt, Connection};
+use crate::endpoint::Endpoint;
+use crate::error::{BootstrapError, Loss};
+use crate::interface;
+use crate::job::{Job, Served};
+use crate::proto::{Hello, JOIN_REQUEST};
+use crate::server::{Server, ServerOptions};
+#[cfg(target_os = "linux")]
+use crate::siblings::Siblings;
+use crate::socket::is_loopback_only;
+use crate::token::warn_of_public_token;
+
+/// How often the PE that holds the server looks for processes that ended before they came.
+#[cfg(target_os = "linux")]
+const LOOK_AT_SIBLINGS: Duration = Duration::from_millis(10);
+
+/// How long the address of the server may be taken: by this job's former incarnation, which is ending.
+const ADDRESS_TAKEN: Duration = Duration::from_secs(3);
+
+/// Opens the server of PE 0.
+pub(super) fn serve(
+    job: &Job,
+    endpoint: &Endpoint,
+    options: &ServerOptions,
+    deadline: Instant,
+) -> Result<Server, BootstrapError> {
+    let start = Instant::now();
+    let until = deadline.min(start + ADDRESS_TAKEN);
+    if job.token_is_public {
+        warn_of_public_token(endpoint);
+    }
+    let mut options = options.clone();
+    if let (None, Endpoint::Tcp(host, _)) = (options.bind_address, endpoint) {
+        if job.interface.is_some() {
+            options.bind_address = Some(interface::advertise_address(job.interface.as_deref())?.address);
+        } else if job.n_machines > 1 && is_loopback_only(host) {
+            tracing::warn!(%endpoint, "the host's name means only this machine: listening on every interface");
+            options.bind_address = Some(Ipv4Addr::UNSPECIFIED.into());
+        }
+    }
+    loop {
+        match Server::bind(endpoint, job.token, job.n_pes, options.clone()) {
+            Err(BootstrapError::Io { kind: std::io::ErrorKind::AddrInUse, .. }) if Instant::now() < until => {
+                thread::sleep(pause(start).min(until.saturating_duration_since(Instant::now())));
+            }
+            result => return result,
+        }
+    }
+}
+
+/// The processes of the PEs that have not come, where they can be watched.
+pub(super) struct WatchedSiblings {
+    #[cfg(target_os = "linux")]
+    found: Option<Siblings>,
+}
+
+impl WatchedSiblings {
+    pub(super) fn of(job: &Job) -> Self {
+        #[cfg(not(target_os = "linux"))]
+        let _ = job;
+        Self {
+            #[cfg(target_os = "linux")]
+            found: Siblings::of(job),
+        }
+    }
+
+    /// Which of these PEs have ended since the last look, and how.
+    fn ended(&mut self, awaited: &[Pe]) -> Vec<(Pe, String)> {
+        #[cfg(target_os = "linux")]
+        if let Some(found) = &mut self.found {
+            let awaited: Vec<u32> = awaited.iter().map(|pe| pe.get()).collect();
+            return found.look(&awaited).into_iter().map(|(pe, why)| (Pe::new(pe), why)).collect();
+        }
+        let _ = awaited;
+        Vec::new()
+    }
+
+    /// Waits for the end of the join of the PE that holds the server, and tells that one whose process ends before it has come.
+    pub(super) fn report_while_waiting(&mut self, server: &Server, connection: &Connection, deadline: Instant) -> Answer {
+        #[cfg(target_os = "linux")]
+        while self.found.is_some() && Instant::now() < deadline {
+            for (pe, why) in self.ended(&server.state().awaited) {
+                server.report_lost(pe, &why);
+            }
+            if let Some(answer) = connection.wait_until(JOIN_REQUEST, deadline.min(Instant::now() + LOOK_AT_SIBLINGS)) {
+                return answer;
+            }
+        }
+        let _ = server;
+        connection.wait(JOIN_REQUEST, deadline)
+    }
+}
+
+pub(super) fn connect(
+    job: &Job,
+    endpoint: &Endpoint,
+    siblings: &mut WatchedSiblings,
+    start: Instant,
+    deadline: Instant,
+) -> Result<Box<Connection>, BootstrapError> {
+    let hello = Hello { pe: job.pe.get(), n_pes: job.n_pes, pid: std::process::id(), token: job.token };
+    loop {
+        let error = match Connection::open(endpoint, &hello, deadline)? {
+            Attempt::Joined(connection) => return Ok(connection),
+            Attempt::Again(error) => error,
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            // Who holds the server is who did not come.
+            let missing = if job.served == Served::ByPe0 { vec![Pe::new(0)] } else { Vec::new() };
+            let call = format!("join: connect to {endpoint} ({error})");
+            return Err(BootstrapError::Timeout { call, waited: start.elapsed(), missing });
+        }
+        // Nobody else can say it, since there is no server.
+        if let Some((pe, why)) = siblings.ended(&[Pe::new(0)]).pop() {
+            let call = format!("join: connect to {endpoint} ({error})");
+            return Err(BootstrapError::PeLost { call, pe, cause: Loss::Reported(why) });
+        }
+        thread::sleep(pause(start).min(left));
+    }
+}
+
+/// How long to sleep before another attempt: little at first, since all PEs start at about the same time, and never more
+/// than an eighth of what has passed.
+pub(super) fn pause(start: Instant) -> Duration {
+    (start.elapsed() / 8).clamp(Duration::from_micros(200), Duration::from_millis(50))
+}

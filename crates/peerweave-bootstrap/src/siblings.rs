@@ -1,0 +1,192 @@
+//! The processes of a job whose launcher names nobody that ends: torchrun's, on one machine, from the outside.
+//!
+//! A PE that dies before it connects leaves no trace at the rendezvous. Where all PEs are children of one agent, its processes can be watched instead.
+//! Reads `/proc` and starts nothing; reports go to [`crate::client`].
+//!
+//! Invariants. [1] A process is of rank `n` if this user runs it in this PID namespace, its environment names rank `n` of this very job, and so do the
+//! environments of its ancestors up to the agent, the one process that started this PE's rank too. [2] A rank has ended only if one of its processes ran
+//! this program, every process of it that was ever seen has ended, and for [`GRACE`] no process of this machine has named it: a shell that becomes the
+//! program by `exec`, helpers, forks, and a program that goes on in its child are no deaths. [3] A process is told by its number and the moment of its
+//! start, so that a number that is used again is another process. [4] What cannot be read, or was never seen, is not judged.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::env::names;
+use crate::env::starter::{Process, agent_of_variable, parent_of, value};
+use crate::job::{Job, Launcher, Served};
+
+/// For how long no process may name a rank whose processes have ended: an agent may start one after the other.
+const GRACE: Duration = Duration::from_millis(500);
+/// How often to look, at first and later.
+const LOOK_EVERY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
+/// When later begins.
+const AT_FIRST: Duration = Duration::from_secs(2);
+/// More processes of one rank than are watched: then nothing is said of it.
+const MAX_MEMBERS: usize = 64;
+
+/// What tells a job of torchrun from others of this user.
+const IDENTITY: [&str; 5] =
+    [names::WORLD_SIZE, names::MASTER_PORT, names::TORCHELASTIC_RUN_ID, names::TORCHELASTIC_RESTART_COUNT, names::RENDEZVOUS];
+
+/// The processes of the ranks that this PE waits for.
+#[derive(Debug)]
+pub(crate) struct Siblings {
+    agent: Process,
+    own_rank: u32,
+    /// The environment of this process, as it was started.
+    environment: Vec<u8>,
+    /// Device and inode of the program that this process runs.
+    program: (u64, u64),
+    namespace: PathBuf,
+    user: u32,
+    ranks: Vec<Rank>,
+    since: Instant,
+    looked_at: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Rank {
+    members: Vec<Process>,
+    /// One of its processes ran this program.
+    ran: bool,
+    gone_since: Option<Instant>,
+    is_over: bool,
+}
+
+impl Siblings {
+    /// Those of this process. `None` where its launcher says by itself that a PE has ended, the PEs are on several machines, or this process was not started
+    /// with the variables of this job.
+    pub(crate) fn of(job: &Job) -> Option<Self> {
+        if job.launcher != Launcher::Torchrun || job.served != Served::ByPe0 || !job.is_on_one_machine() {
+            return None;
+        }
+        let environment = fs::read("/proc/self/environ").ok()?;
+        let own_rank = number(&environment, names::RANK)?;
+        if own_rank != job.pe.get() || number(&environment, names::WORLD_SIZE) != Some(job.n_pes) {
+            return None;
+        }
+        let program = fs::metadata("/proc/self/exe").ok()?;
+        Some(Self {
+            agent: agent_of_variable(names::RANK)?,
+            own_rank,
+            environment,
+            program: (program.dev(), program.ino()),
+            namespace: fs::read_link("/proc/self/ns/pid").ok()?,
+            user: rustix::process::geteuid().as_raw(),
+            ranks: (0..job.n_pes).map(|_| Rank::default()).collect(),
+            since: Instant::now(),
+            looked_at: None,
+        })
+    }
+
+    /// Looks, if it is time to, at the ranks that have not come. Gives each that has ended once, with what to say of it.
+    pub(crate) fn look(&mut self, awaited: &[u32]) -> Vec<(u32, String)> {
+        let now = Instant::now();
+        let every = if now - self.since < AT_FIRST { LOOK_EVERY.0 } else { LOOK_EVERY.1 };
+        // Where the PEs are many, each looks less often.
+        let every = every + Duration::from_millis(self.ranks.len() as u64 / 8);
+        if self.looked_at.is_some_and(|looked_at| now - looked_at < every) {
+            return Vec::new();
+        }
+        self.looked_at = Some(now);
+        if !self.agent.lives() {
+            return Vec::new();
+        }
+        let awaited: HashSet<u32> =
+            awaited.iter().copied().filter(|&rank| rank != self.own_rank && (rank as usize) < self.ranks.len()).collect();
+        if awaited.iter().any(|&rank| !self.ranks[rank as usize].is_known_to_live()) {
+            self.look_below_the_agent(&awaited);
+        }
+        awaited.into_iter().filter_map(|rank| self.judge(rank, now).map(|what| (rank, what))).collect()
+    }
+
+    /// What to say of a rank if it has ended.
+    fn judge(&mut self, index: u32, now: Instant) -> Option<String> {
+        let rank = &mut self.ranks[index as usize];
+        if rank.is_over || !rank.ran || rank.members.len() >= MAX_MEMBERS || rank.members.iter().any(|member| member.lives()) {
+            rank.gone_since = None;
+            return None;
+        }
+        let is_first_look = rank.gone_since.is_none();
+        let gone_since = *rank.gone_since.get_or_insert(now);
+        if is_first_look || now - gone_since >= GRACE {
+            // One that is not below the agent any more, since the process between them has ended.
+            let others: Vec<i32> = numbers(Path::new("/proc")).filter(|&pid| self.rank_of(pid) == Some(index)).collect();
+            let rank = &mut self.ranks[index as usize];
+            rank.members.extend(others.into_iter().filter_map(Process::of));
+            if rank.members.iter().any(|member| member.lives()) {
+                rank.gone_since = None;
+                return None;
+            }
+        }
+        let rank = &mut self.ranks[index as usize];
+        rank.is_over = now - gone_since >= GRACE;
+        let pids: Vec<String> = rank.members.iter().map(|member| member.pid.to_string()).collect();
+        rank.is_over.then(|| format!("its process ({}) ended before it joined", pids.join(", ")))
+    }
+
+    /// Takes note of the processes of these ranks: children of the agent, their children, and so on.
+    fn look_below_the_agent(&mut self, awaited: &HashSet<u32>) {
+        let mut open = children(self.agent.pid);
+        while let Some(pid) = open.pop() {
+            let Some(process) = Process::of(pid) else { continue };
+            let Some(index) = self.rank_of(pid).filter(|rank| awaited.contains(rank)) else { continue };
+            let runs = fs::metadata(format!("/proc/{pid}/exe")).is_ok_and(|exe| (exe.dev(), exe.ino()) == self.program);
+            // What was read is of this process only if it still is the one that has the number.
+            if !process.lives() {
+                continue;
+            }
+            let rank = &mut self.ranks[index as usize];
+            rank.ran |= runs;
+            if !rank.members.contains(&process) && rank.members.len() < MAX_MEMBERS {
+                rank.members.push(process);
+            }
+            open.extend(children(pid));
+        }
+    }
+
+    /// The rank of this job that a process of this user and PID namespace names in its environment, as it was started.
+    fn rank_of(&self, pid: i32) -> Option<u32> {
+        let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+        let rank = number(&environment, names::RANK)?;
+        let is_of_job = IDENTITY.iter().all(|name| value(&environment, name) == value(&self.environment, name));
+        let is_ours = is_of_job
+            && (rank as usize) < self.ranks.len()
+            && fs::metadata(format!("/proc/{pid}")).is_ok_and(|process| process.uid() == self.user)
+            && fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|namespace| namespace == self.namespace);
+        is_ours.then_some(rank)
+    }
+}
+
+impl Rank {
+    /// Its process runs this program, and lives: nothing new is to be found out.
+    fn is_known_to_live(&self) -> bool {
+        self.ran && self.members.iter().any(|member| member.lives())
+    }
+}
+
+/// The children of a process.
+fn children(pid: i32) -> Vec<i32> {
+    let threads: Vec<i32> = numbers(&PathBuf::from(format!("/proc/{pid}/task"))).collect();
+    let lists = threads.iter().map(|thread| fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")));
+    let lists: Vec<String> = lists.flatten().collect();
+    if !lists.is_empty() {
+        return lists.iter().flat_map(|list| list.split_ascii_whitespace()).filter_map(|child| child.parse().ok()).collect();
+    }
+    // Some kernels keep no such list.
+    numbers(Path::new("/proc")).filter(|&child| parent_of(child) == Some(pid)).collect()
+}
+
+/// The names in a directory that are numbers.
+fn numbers(directory: &Path) -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+fn number(environment: &[u8], name: &str) -> Option<u32> {
+    std::str::from_utf8(value(environment, name)?).ok()?.trim().parse().ok()
+}

@@ -1,0 +1,87 @@
+//! PEs that are processes: copies of the test, told by a variable what to do.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use peerweave_bootstrap::BootstrapError;
+
+use super::eventually;
+
+/// What a copy of the test does. The test itself has no such variable.
+pub const ROLE: &str = "TEST_ROLE";
+
+/// A PE in a process of its own, killed when the scenario is over.
+pub struct Process {
+    pub child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Process {
+    pub fn start(role: &str, vars: impl IntoIterator<Item = (&'static str, String)>) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        Self::of(command.env(ROLE, role).envs(vars).stdin(Stdio::piped()).stdout(Stdio::piped()))
+    }
+
+    pub fn of(command: &mut Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, output }
+    }
+
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    /// Tells it to go on, where it waits for that.
+    pub fn tell(&mut self) {
+        writeln!(self.child.stdin.as_ref().unwrap()).unwrap();
+    }
+
+    /// Stops it. Its threads stop one after the other, each when it next runs: returns when all have.
+    pub fn stop(&self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        eventually("the stop of every thread", || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+            let status = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("status")).unwrap();
+            tasks.map(|task| status(task.unwrap())).all(|status| status.contains("State:\tT"))
+        });
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The variables of torchrun for one PE of a job on this machine, with a port that tells jobs apart.
+pub fn torchrun(pe: u32, n_pes: u32, port: u32) -> Vec<(&'static str, String)> {
+    vec![
+        ("RANK", pe.to_string()),
+        ("LOCAL_RANK", pe.to_string()),
+        ("WORLD_SIZE", n_pes.to_string()),
+        ("LOCAL_WORLD_SIZE", n_pes.to_string()),
+        ("MASTER_ADDR", "127.0.0.1".to_owned()),
+        ("MASTER_PORT", port.to_string()),
+        ("TORCHELASTIC_RUN_ID", std::process::id().to_string()),
+    ]
+}
+
+pub fn say(result: Result<(), BootstrapError>) {
+    match result {
+        Ok(()) => println!("ok"),
+        Err(BootstrapError::PeLost { pe, .. }) => println!("lost {}", pe.get()),
+        Err(BootstrapError::Timeout { missing, .. }) => println!("missing {missing:?}"),
+        Err(BootstrapError::PeFailed { pe, message, .. }) => println!("{pe} failed: {message}"),
+        Err(error) => println!("{error}"),
+    }
+}

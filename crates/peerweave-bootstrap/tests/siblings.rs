@@ -1,0 +1,175 @@
+//! PEs by torchrun's variables alone whose processes end before they come: each is named soon, and what only looks like that is no death.
+//!
+//! This process is the agent: its children are the PEs.
+
+mod common;
+
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    println!("these scenarios need Linux");
+}
+
+#[cfg(target_os = "linux")]
+fn main() {
+    match std::env::var(common::process::ROLE) {
+        Ok(role) => linux::role(&role),
+        Err(_) => linux::scenarios(),
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::process::{Command, Stdio};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use peerweave_bootstrap::{Job, Options, Rendezvous};
+
+    use crate::common::process::{Process, ROLE, say, torchrun};
+    use crate::common::{LONG, SOON};
+
+    /// Longer than a rank may have no process.
+    const A_WHILE: Duration = Duration::from_millis(1000);
+
+    pub(crate) fn role(role: &str) {
+        let join = || Rendezvous::join(&Job::from_env().unwrap(), Options { deadline: LONG, ..Options::default() });
+        match role {
+            // The answer is said before anybody leaves: a PE that leaves meanwhile would be named.
+            "join" => match join() {
+                Ok(rendezvous) => {
+                    let met = rendezvous.barrier("all have come");
+                    say(met.and_then(|()| rendezvous.leave()));
+                }
+                Err(error) => {
+                    println!("{error}");
+                    say(Err(error));
+                }
+            },
+            "hang" => {
+                println!("hanging");
+                thread::sleep(LONG * 2);
+            }
+            "end" => {}
+            "run a helper, then join" => {
+                // A copy of this program with this PE's variables, as a library may fork one.
+                let helper = Command::new(std::env::current_exe().unwrap()).env(ROLE, "end").status().unwrap();
+                assert!(helper.success());
+                thread::sleep(A_WHILE);
+                self::role("join");
+            }
+            "go on in a child" => {
+                println!("going");
+                thread::sleep(Duration::from_millis(200));
+                #[expect(clippy::zombie_processes, reason = "the child outlives this process")]
+                let _child = Command::new(std::env::current_exe().unwrap()).env(ROLE, "wait, then join").spawn().unwrap();
+            }
+            "wait, then join" => {
+                thread::sleep(A_WHILE);
+                self::role("join");
+            }
+            other => panic!("no such role: {other}"),
+        }
+    }
+
+    pub(crate) fn scenarios() {
+        let all: [(&str, fn()); 6] = [
+            ("process_that_ends_before_it_joins_is_named_soon", process_that_ends_before_it_joins_is_named_soon),
+            ("shell_that_became_the_program_is_its_process", shell_that_became_the_program_is_its_process),
+            ("helper_that_ends_is_no_death", helper_that_ends_is_no_death),
+            ("program_that_goes_on_in_its_child_is_no_death", program_that_goes_on_in_its_child_is_no_death),
+            ("process_in_place_of_one_that_ended_is_waited_for", process_in_place_of_one_that_ended_is_waited_for),
+            ("program_of_another_job_is_not_looked_at", program_of_another_job_is_not_looked_at),
+        ];
+        let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+        if std::env::args().any(|argument| argument == "--list") {
+            return all.iter().for_each(|(name, _)| println!("{name}: test"));
+        }
+        for (name, scenario) in all {
+            if arguments.is_empty() || arguments.iter().any(|part| name.contains(part.as_str())) {
+                let start = Instant::now();
+                scenario();
+                println!("scenario {name} ... ok ({:.0?})", start.elapsed());
+            }
+        }
+    }
+
+    fn all_join(processes: &mut [Process]) {
+        for process in processes {
+            assert_eq!(process.line(), "ok");
+        }
+    }
+
+    fn process_that_ends_before_it_joins_is_named_soon() {
+        for (round, victim) in [0, 1, 3].into_iter().enumerate() {
+            let port = 10 + round as u32;
+            let mut hanging = Process::start("hang", torchrun(victim, 4, port));
+            assert_eq!(hanging.line(), "hanging");
+            let others = (0..4).filter(|&pe| pe != victim);
+            let mut others: Vec<Process> = others.map(|pe| Process::start("join", torchrun(pe, 4, port))).collect();
+            // They are in the join, and have looked around.
+            thread::sleep(A_WHILE);
+            let since = Instant::now();
+            hanging.kill();
+            for process in &mut others {
+                let said = process.line();
+                assert!(said.contains(") ended before it joined") && said.contains(&hanging.child.id().to_string()), "{said}");
+                assert_eq!(process.line(), format!("lost {victim}"));
+            }
+            assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
+        }
+    }
+
+    fn shell_that_became_the_program_is_its_process() {
+        let program = std::env::current_exe().unwrap();
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg("sleep 0.3; exec \"$0\"").arg(program).env(ROLE, "hang").envs(torchrun(1, 2, 20));
+        let mut shell = Process::of(shell.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let mut other = Process::start("join", torchrun(0, 2, 20));
+        // Its first `sleep` is no PE.
+        assert_eq!(shell.line(), "hanging");
+        thread::sleep(A_WHILE);
+        shell.kill();
+        assert!(other.line().contains("ended before it joined"));
+        assert_eq!(other.line(), "lost 1");
+    }
+
+    fn helper_that_ends_is_no_death() {
+        let roles = ["join", "run a helper, then join", "join"];
+        let mut processes: Vec<Process> = (0..).zip(roles).map(|(pe, role)| Process::start(role, torchrun(pe, 3, 21))).collect();
+        all_join(&mut processes);
+    }
+
+    fn program_that_goes_on_in_its_child_is_no_death() {
+        for victim in [0, 1] {
+            let port = 22 + victim;
+            let mut going = Process::start("go on in a child", torchrun(victim, 2, port));
+            assert_eq!(going.line(), "going");
+            let mut other = Process::start("join", torchrun(1 - victim, 2, port));
+            all_join(std::slice::from_mut(&mut other));
+            assert_eq!(going.line(), "ok", "its child");
+        }
+    }
+
+    fn process_in_place_of_one_that_ended_is_waited_for() {
+        let mut hanging = Process::start("hang", torchrun(1, 2, 24));
+        assert_eq!(hanging.line(), "hanging");
+        let mut first = Process::start("join", torchrun(0, 2, 24));
+        thread::sleep(A_WHILE);
+        hanging.child.kill().unwrap();
+        let mut second = Process::start("join", torchrun(1, 2, 24));
+        all_join(std::slice::from_mut(&mut first));
+        all_join(std::slice::from_mut(&mut second));
+    }
+
+    fn program_of_another_job_is_not_looked_at() {
+        let mut hanging = Process::start("hang", torchrun(1, 2, 25));
+        assert_eq!(hanging.line(), "hanging");
+        let mut first = Process::start("join", torchrun(0, 2, 26));
+        thread::sleep(A_WHILE / 2);
+        hanging.kill();
+        thread::sleep(A_WHILE);
+        let mut second = Process::start("join", torchrun(1, 2, 26));
+        all_join(std::slice::from_mut(&mut first));
+        all_join(std::slice::from_mut(&mut second));
+    }
+}
