@@ -16,7 +16,7 @@ use crate::driver::{is_current, with_context_kept};
 use crate::private::is_private;
 use crate::streams::is_of_every_context;
 use crate::wait::wait_past_capture;
-use crate::{DEADLINE, DriverError, deadline_after, join, wait, wait_until};
+use crate::{DEADLINE, DriverError, Keeper, deadline_after, join, wait, wait_until};
 
 /// Something that keeps memory alive while it lives.
 pub type Keep = Arc<dyn Any + Send + Sync>;
@@ -39,6 +39,7 @@ pub struct Access<'a> {
     streams: Option<(Arc<CudaStream>, &'a Arc<CudaStream>)>,
     /// Whether the first must wait for the second.
     joins: bool,
+    keeper: Option<&'a dyn Keeper>,
     /// Dropped by the thread that enqueues: a per-thread stream is another one elsewhere.
     _this_thread: PhantomData<*const ()>,
 }
@@ -47,7 +48,13 @@ impl<'a> Access<'a> {
     /// An address whose owner needs no word when the work is enqueued.
     #[inline]
     pub fn new(address: CUdeviceptr) -> Self {
-        Self { address, guard: None, streams: None, joins: false, _this_thread: PhantomData }
+        Self { address, guard: None, streams: None, joins: false, keeper: None, _this_thread: PhantomData }
+    }
+
+    /// As [`new`](Self::new), of memory that `keeper` can keep alive.
+    #[inline]
+    pub fn kept_by(address: CUdeviceptr, keeper: &'a dyn Keeper) -> Self {
+        Self { address, guard: None, streams: None, joins: false, keeper: Some(keeper), _this_thread: PhantomData }
     }
 
     /// The address of a slice of cudarc's with its guard, for reading. `own` is the slice's stream, `stream` the one it is asked for, and `ask` is
@@ -104,13 +111,19 @@ impl<'a> Access<'a> {
             with_context_kept(|| follow(call, stream, own))?;
         }
         let streams = Some((Arc::clone(own), stream));
-        Ok(Self { address, guard: Some(guard), streams, joins, _this_thread: PhantomData })
+        Ok(Self { address, guard: Some(guard), streams, joins, keeper: None, _this_thread: PhantomData })
     }
 
     /// The device address of the first element.
     #[inline]
     pub fn address(&self) -> CUdeviceptr {
         self.address
+    }
+
+    /// What can keep the memory alive for longer than the work of one call, at this address.
+    #[inline]
+    pub fn keeper(&self) -> Option<&'a dyn Keeper> {
+        self.keeper
     }
 
     /// Whether its owner made the stream wait for something, and is told when the work is enqueued.
@@ -219,7 +232,8 @@ impl fmt::Debug for Access<'_> {
 /// - **\[D1\]** the address of [`read`](Self::read) is that of at least `len` initialised or at least allocated elements on device
 ///   [`device`](Self::device);
 /// - **\[D2\]** the memory stays allocated until all work is done that was enqueued on the stream while the access lived;
-/// - **\[D3\]** where [`keep`](Self::keep) gives a value, the memory stays allocated while that value lives, and its address is the one of `read`.
+/// - **\[D3\]** where [`keep`](Self::keep) gives a value, the memory stays allocated while that value lives, and its address is the one of `read`;
+/// - **\[D4\]** where [`is_keepable`](Self::is_keepable) is true, D3 holds for what the keeper of each access gives.
 pub unsafe trait DeviceBuffer<T> {
     /// Number of elements.
     fn len(&self) -> usize;
@@ -235,7 +249,7 @@ pub unsafe trait DeviceBuffer<T> {
     /// The address, for reading by work that is enqueued on `stream` while the result lives. Makes the stream wait for earlier writes
     /// on other streams, where the owner tracks them. May make the context of `stream` the thread's current one.
     ///
-    /// Not for a stream that is being captured: see [`keep`](Self::keep).
+    /// Not for a stream that is being captured, unless the buffer [`is_keepable`](Self::is_keepable): see [`keep`](Self::keep).
     ///
     /// # Errors
     /// Why work on `stream` cannot use the memory; nothing is to be enqueued then. A slice of cudarc's gives [`DriverError::OwnerCapturing`] while its own
@@ -247,6 +261,15 @@ pub unsafe trait DeviceBuffer<T> {
     /// The address and what keeps it, for uses that last longer than the work of one call: captured graphs, registrations, windows. `None` for memory
     /// that is only borrowed, which those refuse.
     fn keep(&self) -> Option<(CUdeviceptr, Keep)>;
+
+    /// Whether the accesses of this buffer have a [`keeper`](Access::keeper), and making them neither enqueues anything nor has the stream wait.
+    ///
+    /// Then a caller need not know before a call whether the stream is being captured: it asks once, after it has enqueued the work, and takes what keeps
+    /// the memory then. By default `false`: the caller asks before it chooses between `read` and [`keep`](Self::keep).
+    #[inline]
+    fn is_keepable(&self) -> bool {
+        false
+    }
 }
 
 /// Device memory that can be written.
@@ -349,7 +372,7 @@ impl<T> fmt::Debug for Raw<T> {
     }
 }
 
-// SAFETY: [D1], [D2] and [D3] are what the caller of `Raw::new` promised.
+// SAFETY: [D1] to [D4] are what the caller of `Raw::new` promised.
 unsafe impl<T> DeviceBuffer<T> for Raw<T> {
     fn len(&self) -> usize {
         self.len
@@ -360,11 +383,18 @@ unsafe impl<T> DeviceBuffer<T> for Raw<T> {
     }
 
     fn read<'a>(&'a self, _stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
-        Ok(Access::new(self.address))
+        Ok(match &self.keep {
+            Some(keep) => Access::kept_by(self.address, keep),
+            None => Access::new(self.address),
+        })
     }
 
     fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
         self.keep.clone().map(|keep| (self.address, keep))
+    }
+
+    fn is_keepable(&self) -> bool {
+        self.keep.is_some()
     }
 }
 

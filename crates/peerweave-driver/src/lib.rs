@@ -29,6 +29,7 @@ mod error;
 mod fences;
 mod free;
 mod join;
+mod keeper;
 pub mod launch;
 mod memory;
 mod private;
@@ -48,6 +49,7 @@ pub use driver::{Driver, bind, bind_if_needed, context, local_context, with_cont
 pub use error::{CudaError, DriverError};
 pub use free::free;
 pub use join::join;
+pub use keeper::Keeper;
 pub use memory::{DEADLINE, DeviceMemory};
 pub use private::PrivateStream;
 pub use reaper::{Retired, alloc_when_freed, retire, settle};

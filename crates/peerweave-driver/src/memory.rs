@@ -213,7 +213,7 @@ impl<T> fmt::Debug for DeviceMemory<T> {
 }
 
 // SAFETY: [D1] `slice` keeps ranges inside the allocation; [D2] the stream is noted before work is enqueued, and the reaper frees after it;
-// [D3] the allocation itself is what keeps it.
+// [D3] the allocation itself is what keeps it; [D4] by both.
 unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
     #[inline]
     fn len(&self) -> usize {
@@ -228,11 +228,16 @@ unsafe impl<T> DeviceBuffer<T> for DeviceMemory<T> {
     #[inline]
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.allocation.streams.note(stream);
-        Ok(Access::new(self.address()))
+        Ok(Access::kept_by(self.address(), &self.allocation))
     }
 
     fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
         Some((self.address(), Arc::<Allocation>::clone(&self.allocation)))
+    }
+
+    #[inline]
+    fn is_keepable(&self) -> bool {
+        true
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! One thread drives each device. In each mode (blocking, which is the default, and not) blocks of 50 calls of each kind take turns, and the streams are
 //! drained between them, outside what is timed: so whatever else the machine does meets all alike. What this crate adds is divided: bare calls are timed
-//! with the questions that it asks the driver around them, and with a turn of a lock, where NCCL's own work has been in the caches; the rest is its checks, and
+//! with the question that it asks the driver after them, and with a turn of a lock, where NCCL's own work has been in the caches; the rest is its checks, and
 //! fetching their instructions. Where the communicator is not blocking, the call of C is followed by
 //! questions until NCCL is done, as everybody has to do. Every rank's median is printed; what it computed is checked at the end; every wait has a
 //! deadline of 20 s, and the whole run one of 120 s.
@@ -56,23 +56,23 @@ struct Arguments {
 enum Kind {
     /// A call of C.
     Bare,
-    /// The same between the questions that this crate asks the driver: whether the stream is being captured, before and after.
-    Questions,
+    /// The same and the question that this crate asks the driver after a call: whether the stream is being captured.
+    Question,
     /// The same with a turn of a lock that is free, taken and given back.
     Turn,
     /// A call of this crate.
     Ours,
 }
 
-const KINDS: [Kind; 4] = [Kind::Bare, Kind::Questions, Kind::Turn, Kind::Ours];
+const KINDS: [Kind; 4] = [Kind::Bare, Kind::Question, Kind::Turn, Kind::Ours];
 
 /// What one rank measured, in one mode: nanoseconds of a call.
 struct Measured {
     bare: f64,
     ours: f64,
-    /// Medians of the differences of neighbouring blocks: of this crate's calls, of the questions, of the turn.
+    /// Medians of the differences of neighbouring blocks: of this crate's calls, of the question, of the turn.
     beyond: f64,
-    questions: f64,
+    question: f64,
     turn: f64,
 }
 
@@ -117,21 +117,21 @@ fn all(arguments: &Arguments) -> Result<(), String> {
         );
         println!(
             "{:<14} {:>5} {:>10} {:>10} {:>10} {:>7} {:>10} {:>8} {:>8}",
-            "", "rank", "bare", "ours", "beyond", "ratio", "questions", "turn", "rest"
+            "", "rank", "bare", "ours", "beyond", "ratio", "question", "turn", "rest"
         );
     }
     let mut rows = Vec::new();
     for (mode, blocking) in [("blocking", Switch::On), ("non-blocking", Switch::Off)] {
         for (rank, measured) in of_mode(nccl, devices, blocking, arguments)?.into_iter().enumerate() {
-            let Measured { bare, ours, beyond, questions, turn } = measured;
-            let (ratio, rest) = (ours / bare, beyond - questions - turn);
+            let Measured { bare, ours, beyond, question, turn } = measured;
+            let (ratio, rest) = (ours / bare, beyond - question - turn);
             if !arguments.json {
                 println!(
-                    "{mode:<14} {rank:>5} {bare:>10.1} {ours:>10.1} {beyond:>10.1} {ratio:>7.4} {questions:>10.1} {turn:>8.1} {rest:>8.1}"
+                    "{mode:<14} {rank:>5} {bare:>10.1} {ours:>10.1} {beyond:>10.1} {ratio:>7.4} {question:>10.1} {turn:>8.1} {rest:>8.1}"
                 );
             }
             rows.push(format!(
-                "{{\"mode\":\"{mode}\",\"rank\":{rank},\"bare_ns\":{bare:.1},\"ours_ns\":{ours:.1},\"beyond_ns\":{beyond:.1},\"ratio\":{ratio:.4},\"questions_ns\":{questions:.1},\"turn_ns\":{turn:.1},\"rest_ns\":{rest:.1}}}"
+                "{{\"mode\":\"{mode}\",\"rank\":{rank},\"bare_ns\":{bare:.1},\"ours_ns\":{ours:.1},\"beyond_ns\":{beyond:.1},\"ratio\":{ratio:.4},\"question_ns\":{question:.1},\"turn_ns\":{turn:.1},\"rest_ns\":{rest:.1}}}"
             ));
         }
     }
@@ -199,9 +199,9 @@ fn one_rank(
     let One { comm, .. } = one;
     comm.finalize(DEADLINE).map_err(text)?;
     let beyond = |which: usize| median(times[which].iter().zip(&times[0]).map(|(one, bare)| one - bare).collect());
-    let [questions, turn, beyond] = [1, 2, 3].map(beyond);
+    let [question, turn, beyond] = [1, 2, 3].map(beyond);
     let [bare, .., ours] = times.map(median);
-    Ok(Measured { bare, ours, beyond, questions, turn })
+    Ok(Measured { bare, ours, beyond, question, turn })
 }
 
 /// One rank, and what it reduces. The receive buffer is not the send buffer, so that the numbers stay what they are.
@@ -231,9 +231,9 @@ impl One {
     fn time(&self, kind: Kind) -> Result<f64, String> {
         match kind {
             Kind::Bare => self.timed(|| self.bare()),
-            Kind::Questions => {
+            Kind::Question => {
                 let ask = || is_capturing(&self.stream).map_err(text);
-                self.timed(|| ask().and_then(|_| self.bare()).and_then(|()| ask().map(drop)))
+                self.timed(|| self.bare().and_then(|()| ask().map(drop)))
             }
             Kind::Turn => self.timed(|| {
                 let turn = self.turn.load(Ordering::Relaxed);

@@ -12,9 +12,9 @@ use peerweave_types::Element;
 
 use crate::communicator::Communicator;
 use crate::error::NcclError;
-use crate::membership::Inner;
+use crate::library::is_fork;
 use crate::red_op::Reduction;
-use crate::request::{At, Checked, Holds, Operation, Operations, Prepared, Request};
+use crate::request::{At, Checked, Holds, Operations, Prepared, Request};
 use crate::state::{Allowed, Inside};
 use crate::sys::ncclResult_t;
 use crate::{Call, CollConfig, requests, spans};
@@ -178,7 +178,7 @@ impl Communicator {
     ///
     /// All checks come before the turn is taken, as they do in groups: so where nobody else is inside and nothing is captured, one step takes the turn and
     /// dives, right before NCCL is called. Only what depends on the types of the buffers is compiled for each of them: NCCL's own work takes the processor's
-    /// caches, so that what this crate adds is mostly the time to fetch its instructions.
+    /// caches, so that what this crate adds is mostly the time to fetch its instructions. For the same reason what is rare is in functions of its own.
     #[inline]
     pub(crate) fn run<'a>(
         &self,
@@ -188,69 +188,96 @@ impl Communicator {
         prepare: impl FnOnce(&mut At<'_, 'a>) -> Checked<Prepared>,
     ) -> Result<(), NcclError> {
         let inner = &self.inner;
-        let _span = spans::if_heard(inner, call.name());
+        let span = spans::if_heard(inner, call.name());
         let (mut holds, mut operations) = (Holds::default(), Operations::default());
-        let capturing = begin(inner, call, stream).map_err(|error| *error)?;
-        prepare(&mut At::new(call, inner, stream, capturing, &mut holds, &mut operations)).map_err(|error| *error)?;
-        if let (None, Operations::One(operation), false) = (config, &operations, holds.is_captured())
-            && issue_at_once(inner, call, stream, operation).map_err(|error| *error)?
-        {
-            return Ok(());
+        let mut at = At::new(call, inner, stream, None, &mut holds, &mut operations);
+        if !inner.needs_no_care(stream) {
+            at.begin().map_err(|error| *error)?;
         }
-        run_in_turn(inner, Request::new(call, stream, operations, holds), config)
+        prepare(&mut at).map_err(|error| *error)?;
+        let issued = at.issue(config);
+        // Dropping them would be two calls of functions.
+        if holds.is_free_of_drops() && span.is_none() {
+            std::mem::forget(holds);
+            std::mem::forget(span);
+        }
+        issued.map_err(|error| *error)
     }
 }
 
-/// What every call is checked for before its buffers. Gives whether the stream is being captured.
-fn begin(inner: &Inner, call: Call, stream: &CudaStream) -> Checked<bool> {
-    let name = call.name();
-    inner.check_live(name)?;
-    inner.bind_for(stream)?;
-    inner.check_stream(name, stream)?;
-    Ok(inner.is_capturing(stream)?)
-}
-
-/// Gives one operation to NCCL, where nobody else is inside. Gives whether that was so.
-///
-/// The caller holds what the operation's addresses belong to.
-fn issue_at_once(inner: &Arc<Inner>, call: Call, stream: &Arc<CudaStream>, operation: &Operation) -> Checked<bool> {
-    let Some(inside) = inner.gate.plunge() else { return Ok(false) };
-    inner.count(call);
-    inner.registered.note(stream);
-    let (comm, handle) = (inner.handle.get(), stream.cu_stream());
-    // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live as long as
-    // what the caller holds, until NCCL is done, and after that for as long as the stream needs them.
-    let code = inner.nccl.code(call.name(), |api| unsafe { operation.issue(api, inner, comm, handle, std::ptr::null()) })?;
-    if code == ncclResult_t::ncclSuccess {
-        drop(inside);
-        inner.not_captured_meanwhile(call.name(), stream)?;
-        return Ok(true);
+impl At<'_, '_> {
+    /// What every call is checked for before its buffers, where [`Inner::needs_no_care`] does not say that all is well.
+    #[cold]
+    fn begin(&mut self) -> Checked<()> {
+        let (inner, stream, name) = (self.inner, self.stream, self.call.name());
+        inner.check_live(name)?;
+        inner.bind_for(stream)?;
+        inner.check_stream(name, stream)?;
+        if !inner.may_ask_later(stream) {
+            self.ask()?;
+        }
+        Ok(())
     }
-    issued_slowly(inner, call, stream, code, inside)
-}
 
-#[cold]
-fn issued_slowly(inner: &Arc<Inner>, call: Call, stream: &CudaStream, code: ncclResult_t, inside: Inside<'_>) -> Checked<bool> {
-    let settled = inner.settle(call.name(), code, inside);
-    inner.not_captured_meanwhile(call.name(), stream).and(settled)?;
-    Ok(true)
-}
+    /// Gives a call that was checked to NCCL: at once, where nobody else is inside and nothing is known to be captured.
+    ///
+    /// The caller holds what the operation's addresses belong to.
+    fn issue(&mut self, config: Option<&CollConfig>) -> Checked<()> {
+        let (inner, stream) = (self.inner, self.stream);
+        if let (None, Operations::One(operation), false) = (config, &*self.operations, self.holds.is_captured() || is_fork())
+            && let Some(inside) = inner.gate.plunge()
+        {
+            inner.count(self.call);
+            inner.registered.note(stream);
+            let (comm, handle) = (inner.handle.get(), stream.cu_stream());
+            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live as long as
+            // what the caller holds, until NCCL is done, and after that for as long as the stream, or a graph, needs them.
+            let issued = unsafe { operation.issue(inner.nccl.api(), inner, comm, handle, std::ptr::null()) };
+            // Inside: nobody finalizes the communicator before a graph that has the call keeps it.
+            return match issued {
+                Ok(ncclResult_t::ncclSuccess) if inner.is_surely_not_captured(stream) => Ok(()),
+                Ok(code) => self.issued_slowly(code, inside),
+                Err(missing) => Err(inner.nccl.unsupported_function(&missing).into()),
+            };
+        }
+        self.issue_in_turn(config)
+    }
 
-/// Any call, when its turn has come.
-#[cold]
-fn run_in_turn(inner: &Arc<Inner>, mut request: Request<'_>, config: Option<&CollConfig>) -> Result<(), NcclError> {
-    let name = request.call.name();
-    request.configure(inner, config)?;
-    let inside = inner.enter(name, Allowed::LIVE)?;
-    // That may have taken a while.
-    request.check_capture(inner)?;
-    request.hand_to_graph(inner)?;
-    inner.dive(name, &inside)?;
-    inner.count(request.call);
-    inner.registered.note(request.stream);
-    // SAFETY: this thread is inside.
-    let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner) })?;
-    // The request, and with it its configuration and the guards of its buffers, lives until NCCL is done.
-    let settled = inner.settle(name, code, inside);
-    request.is_captured_as_before(inner).and(settled)
+    #[cold]
+    fn issued_slowly(&mut self, code: ncclResult_t, inside: Inside<'_>) -> Checked<()> {
+        let (inner, stream, name) = (self.inner, self.stream, self.call.name());
+        if self.capturing.is_some() {
+            let settled = inner.settle(name, code, inside);
+            inner.not_captured_meanwhile(name, stream).and(settled)?;
+        } else {
+            let kept = match inner.is_capturing(stream) {
+                Ok(true) => self.holds.keep_after_call(inner, self.call, stream),
+                asked => asked.map(drop),
+            };
+            kept.and(inner.settle(name, code, inside))?;
+        }
+        Ok(())
+    }
+
+    /// Any call, when its turn has come.
+    #[cold]
+    fn issue_in_turn(&mut self, config: Option<&CollConfig>) -> Checked<()> {
+        self.settle_capture()?;
+        let (inner, name) = (self.inner, self.call.name());
+        let (operations, holds) = (std::mem::take(self.operations), std::mem::take(self.holds));
+        let mut request = Request::new(self.call, self.stream, operations, holds);
+        request.configure(inner, config)?;
+        let inside = inner.enter(name, Allowed::LIVE)?;
+        // That may have taken a while.
+        request.check_capture(inner)?;
+        request.hand_to_graph(inner)?;
+        inner.dive(name, &inside)?;
+        inner.count(request.call);
+        inner.registered.note(request.stream);
+        // SAFETY: this thread is inside.
+        let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner) })?;
+        // The request, and with it its configuration and the guards of its buffers, lives until NCCL is done.
+        let settled = inner.settle(name, code, inside);
+        Ok(request.is_captured_as_before(inner).and(settled)?)
+    }
 }

@@ -181,7 +181,7 @@ impl<'env> Group<'env> {
         let mut holds = Holds::default();
         let capturing = inner.check_stream(name, stream).and_then(|()| inner.is_capturing(stream))?;
         let mut operations = Operations::default();
-        let mut at = At::new(call, inner, stream, capturing, &mut holds, &mut operations);
+        let mut at = At::new(call, inner, stream, Some(capturing), &mut holds, &mut operations);
         prepare(&mut at).map_err(|error| *error)?;
         let mut request = Request::new(call, stream, operations, holds);
         request.configure(inner, config)?;

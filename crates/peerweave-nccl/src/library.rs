@@ -302,8 +302,14 @@ impl Nccl {
         if self.has(function) { self.needs(function, since) } else { Err(self.unsupported(function, since)) }
     }
 
+    /// The functions, for a process that is no fork.
+    #[inline]
+    pub(crate) fn api(self) -> &'static Api {
+        &self.0.api
+    }
+
     #[cold]
-    fn unsupported_function(self, missing: &MissingSymbol) -> NcclError {
+    pub(crate) fn unsupported_function(self, missing: &MissingSymbol) -> NcclError {
         let since = missing.since.parse().expect("the bindings state versions");
         self.unsupported(missing.name, since)
     }
@@ -417,6 +423,12 @@ pub(crate) fn not_forked(call: &'static str) -> Result<(), NcclError> {
         Some((guard, loaded_by)) if guard.is_forked() => Err(forked(call, *loaded_by)),
         _ => Ok(()),
     }
+}
+
+/// Whether no function of a library may be called in this process [L2].
+#[inline]
+pub(crate) fn is_fork() -> bool {
+    FIRST.get().is_some_and(|(guard, _)| guard.is_forked())
 }
 
 #[cold]

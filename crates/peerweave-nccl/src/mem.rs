@@ -166,7 +166,7 @@ impl<T> fmt::Debug for NcclMem<T> {
     }
 }
 
-// SAFETY: [D1], [D2] and [D3] are those of the memory inside.
+// SAFETY: [D1] to [D4] are those of the memory inside.
 unsafe impl<T> DeviceBuffer<T> for NcclMem<T> {
     fn len(&self) -> usize {
         self.0.len()
@@ -176,12 +176,18 @@ unsafe impl<T> DeviceBuffer<T> for NcclMem<T> {
         DeviceBuffer::device(&self.0)
     }
 
+    #[inline]
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
         self.0.read(stream)
     }
 
     fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
         self.0.keep()
+    }
+
+    #[inline]
+    fn is_keepable(&self) -> bool {
+        self.0.is_keepable()
     }
 }
 

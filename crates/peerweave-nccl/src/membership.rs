@@ -15,10 +15,13 @@ use std::time::Duration;
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::CUcontext;
-use peerweave_driver::{CudaCode, CudaContext, CudaStream, Driver, Keep, is_capturing, refuse_per_thread, relaxed};
+use peerweave_driver::{
+    CudaCode, CudaContext, CudaStream, Driver, Keep, is_capturing, refuse_capture_begun, refuse_per_thread, relaxed,
+};
 use peerweave_dylib::MissingSymbol;
 
 use crate::error::{CommunicatorName, MisuseKind, NcclError, Timeout};
+use crate::library::is_fork;
 use crate::lifecycle::{self, Abort};
 use crate::registered::RegistrationUse;
 use crate::siblings::this_thread;
@@ -127,6 +130,23 @@ pub(crate) struct Parts {
     pub(crate) deadline: Duration,
     pub(crate) world: Option<World>,
 }
+
+thread_local! {
+    /// Whether this thread had a context when it called last.
+    static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The last of the handles of the default streams and of the per-thread stream.
+const OF_EVERY_CONTEXT: usize = 2;
+
+/// The last of the handles of the default stream.
+const DEFAULT: usize = 1;
+
+/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+const NOT_CAPTURED: u32 = 0;
+
+/// Whether a call in this process has met a stream that is being captured.
+static CAPTURE_SEEN: AtomicBool = AtomicBool::new(false);
 
 /// How many communicators this process has made.
 static MADE: AtomicU64 = AtomicU64::new(0);
@@ -481,12 +501,6 @@ impl Inner {
     /// thread that may have no context. NCCL makes the communicator's device current itself where another one is.
     #[inline]
     pub(crate) fn bind_for(&self, stream: &CudaStream) -> Result<(), NcclError> {
-        /// The handles of the default streams and of the per-thread stream.
-        const OF_EVERY_CONTEXT: usize = 2;
-        thread_local! {
-            /// Whether this thread had a context when it called last.
-            static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
-        }
         if stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get() {
             return Ok(());
         }
@@ -498,12 +512,43 @@ impl Inner {
     /// Whether work that is enqueued on the stream now is captured into a graph.
     #[inline]
     pub(crate) fn is_capturing(&self, stream: &CudaStream) -> Result<bool, NcclError> {
-        /// `CU_STREAM_CAPTURE_STATUS_NONE`.
-        const NONE: u32 = 0;
-        let mut status = NONE;
+        let mut status = NOT_CAPTURED;
         // SAFETY: the stream is live and the pointer is to a live value.
         let code = unsafe { self.driver.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) };
-        if code == Ok(CudaCode::SUCCESS) && status == NONE { Ok(false) } else { asked_again(stream) }
+        if code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED { Ok(false) } else { asked_again(stream) }
+    }
+
+    /// Whether a call need not ask before it is issued whether the stream is being captured: it asks after it, and keeps what it uses then.
+    ///
+    /// A capture that another thread **ends** while a call is in progress is seen by two questions only, as is one that begins meanwhile. So both are
+    /// asked as soon as a capture was seen in this process. Neither sees a capture that begins and ends during one call: whoever captures a stream
+    /// that other threads use has to keep their calls out.
+    #[inline]
+    pub(crate) fn may_ask_later(&self, stream: &CudaStream) -> bool {
+        // With others NCCL enqueues the work after its function has returned. And what a default stream answers depends on other streams.
+        self.blocking && stream.cu_stream().addr() > OF_EVERY_CONTEXT && !CAPTURE_SEEN.load(Ordering::Relaxed)
+    }
+
+    /// Whether what every call is checked for before its buffers is well, as it mostly is, and nothing has to be asked: the process is no fork, the
+    /// communicator lives, [`bind_for`](Self::bind_for) and [`check_stream`](Self::check_stream) would succeed, and
+    /// [`may_ask_later`](Self::may_ask_later) is true.
+    #[inline]
+    pub(crate) fn needs_no_care(&self, stream: &CudaStream) -> bool {
+        let thread_is_bound = stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get();
+        let is_ours = stream.context().cu_ctx() == self.cu_context.0;
+        !is_fork() && self.gate.state() == State::Live && thread_is_bound && is_ours && self.may_ask_later(stream)
+    }
+
+    /// Whether the driver says that the stream is not being captured. A default stream is not asked: no capture takes it.
+    #[inline]
+    pub(crate) fn is_surely_not_captured(&self, stream: &CudaStream) -> bool {
+        if stream.cu_stream().addr() <= DEFAULT {
+            return true;
+        }
+        let mut status = NOT_CAPTURED;
+        // SAFETY: the stream is live and the pointer is to a live value.
+        let code = unsafe { self.driver.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) };
+        code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED
     }
 
     /// After NCCL was called for work that no graph keeps anything for: an error if another thread has begun to capture the stream meanwhile.
@@ -512,18 +557,11 @@ impl Inner {
     /// memory that nobody keeps: the capture is invalidated, so that there will be none.
     #[inline]
     pub(crate) fn not_captured_meanwhile(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
-        /// The default stream, as null and as 1, which no capture takes.
-        const DEFAULT: usize = 1;
-        if stream.cu_stream().addr() > DEFAULT && self.is_capturing(stream)? { self.spoil_capture(call, stream) } else { Ok(()) }
-    }
-
-    #[cold]
-    fn spoil_capture(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
-        // SAFETY: the stream is live. CUDA forbids the question while a stream is captured, and invalidates the capture of who asks.
-        let _ = unsafe { self.driver.api().cuStreamQuery(stream.cu_stream()) };
-        let why = "another thread began to capture the stream during the call, and a graph would replay it with memory that nothing keeps: the \
-                   capture was invalidated";
-        Err(NcclError::misuse(call, MisuseKind::Context { why }))
+        if self.is_surely_not_captured(stream) {
+            return Ok(());
+        }
+        CAPTURE_SEEN.store(true, Ordering::Relaxed);
+        Ok(refuse_capture_begun(call, stream)?)
     }
 
     /// An error unless work of this communicator can be enqueued on the stream.
@@ -598,6 +636,7 @@ fn millis(duration: Duration) -> u64 {
 /// For an answer that is not plainly no.
 #[cold]
 fn asked_again(stream: &CudaStream) -> Result<bool, NcclError> {
+    CAPTURE_SEEN.store(true, Ordering::Relaxed);
     Ok(is_capturing(stream)?)
 }
 

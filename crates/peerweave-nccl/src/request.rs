@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use peerweave_driver::cudarc::driver::CudaEvent;
-use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceBufferMut, Keep, keep_in_graph};
+use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceBufferMut, Keep, Keeper, keep_in_graph, refuse_capture_begun};
 use peerweave_dylib::MissingSymbol;
 use peerweave_types::{DType, Element};
 
@@ -123,7 +123,9 @@ pub(crate) struct Request<'a> {
 pub(crate) struct Holds<'a> {
     /// Of buffers whose owners are told when the work is enqueued: of the one that is read, and of the one that is written.
     guards: [Option<Access<'a>>; 2],
-    /// Not empty exactly if the stream is being captured.
+    /// Of buffers that are kept once it is known that the call is captured: of the same two.
+    keepers: [Option<&'a dyn Keeper>; 2],
+    /// Not empty exactly if the stream is known to be captured.
     keeps: Vec<Keep>,
     /// A reduction or a window.
     owner: Option<Keep>,
@@ -138,12 +140,54 @@ impl Holds<'_> {
 
     #[inline]
     fn is_empty(&self) -> bool {
-        self.guards.iter().all(Option::is_none) && self.keeps.is_empty() && self.owner.is_none()
+        let has_no_buffer = self.guards.iter().all(Option::is_none) && self.keepers.iter().all(Option::is_none);
+        has_no_buffer && self.keeps.is_empty() && self.owner.is_none()
+    }
+
+    /// Whether dropping this does nothing.
+    #[inline]
+    pub(crate) fn is_free_of_drops(&self) -> bool {
+        self.guards.iter().all(Option::is_none) && self.keeps.capacity() == 0 && self.owner.is_none()
+    }
+
+    /// Notes that the call is captured. Never empty then, so that the communicator is kept too.
+    fn set_captured(&mut self) {
+        self.keeps.extend(self.keepers.iter_mut().filter_map(Option::take).map(|keeper| keeper.keep()));
+        self.keeps.push(self.owner.clone().unwrap_or_else(|| Arc::new(())));
+    }
+
+    /// After NCCL was called without a question before, inside the gate: the stream is being captured, and the call is in the graph, or was run right
+    /// before the capture began. Both are fine with a graph that keeps what the call uses.
+    ///
+    /// # Errors
+    /// Where the graph does not take it: then the capture is invalidated. Had it ended, what the call uses is never freed.
+    #[cold]
+    pub(crate) fn keep_after_call(&mut self, inner: &Arc<Inner>, call: Call, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
+        self.set_captured();
+        let Err(error) = keep_call(inner, stream, &self.keeps) else { return Ok(()) };
+        std::mem::forget((GraphHold::new(inner), std::mem::take(&mut self.keeps)));
+        // Its error is that the capture was invalidated, or that it had ended.
+        let _ = refuse_capture_begun(call.name(), stream);
+        Err(error)
     }
 }
 
 /// A captured call's hold on its communicator.
 struct GraphHold(Arc<Inner>);
+
+impl GraphHold {
+    fn new(inner: &Arc<Inner>) -> Self {
+        inner.graphs.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(inner))
+    }
+}
+
+/// Ties what a captured call uses, and its communicator, to the graph.
+fn keep_call(inner: &Arc<Inner>, stream: &Arc<CudaStream>, keeps: &[Keep]) -> Result<(), NcclError> {
+    let mut keeps = keeps.to_vec();
+    keeps.push(Arc::new(GraphHold::new(inner)));
+    Ok(keep_in_graph(stream, keeps)?)
+}
 
 impl Drop for GraphHold {
     fn drop(&mut self) {
@@ -191,10 +235,7 @@ impl<'a> Request<'a> {
     /// Ties what a captured call uses to the graph. Before it is issued.
     pub(crate) fn hand_to_graph(&self, inner: &Arc<Inner>) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else { return Ok(()) };
-        inner.graphs.fetch_add(1, Ordering::AcqRel);
-        let mut keeps = holds.keeps.clone();
-        keeps.push(Arc::new(GraphHold(Arc::clone(inner))));
-        Ok(keep_in_graph(self.stream, keeps)?)
+        keep_call(inner, self.stream, &holds.keeps)
     }
 
     /// Gives the call a configuration.
@@ -380,9 +421,10 @@ pub(crate) struct At<'c, 'a> {
     pub(crate) call: Call,
     pub(crate) inner: &'c Arc<Inner>,
     pub(crate) stream: &'a Arc<CudaStream>,
-    capturing: bool,
-    holds: &'c mut Holds<'a>,
-    operations: &'c mut Operations,
+    /// Whether the stream is being captured; `None` where nobody has asked.
+    pub(crate) capturing: Option<bool>,
+    pub(crate) holds: &'c mut Holds<'a>,
+    pub(crate) operations: &'c mut Operations,
 }
 
 /// That a call was checked, and its operations were noted.
@@ -400,13 +442,13 @@ const READ: usize = 0;
 const WRITTEN: usize = 1;
 
 impl<'c, 'a> At<'c, 'a> {
-    /// For a stream that was checked, and of which is known whether it is being captured. The device's context is the thread's.
+    /// For a stream that was checked. The device's context is the thread's.
     #[inline]
     pub(crate) fn new(
         call: Call,
         inner: &'c Arc<Inner>,
         stream: &'a Arc<CudaStream>,
-        capturing: bool,
+        capturing: Option<bool>,
         holds: &'c mut Holds<'a>,
         operations: &'c mut Operations,
     ) -> Self {
@@ -416,7 +458,8 @@ impl<'c, 'a> At<'c, 'a> {
     /// Notes what NCCL is asked for: the end of a check.
     #[inline(always)]
     pub(crate) fn prepared(&mut self, operations: Operations) -> Prepared {
-        *self.operations = operations;
+        // There was none before: nothing to drop, and no time to find that out.
+        std::mem::forget(std::mem::replace(self.operations, operations));
         Prepared(())
     }
 
@@ -490,7 +533,7 @@ impl<'c, 'a> At<'c, 'a> {
     ) -> Checked<Operand> {
         self.device(what, buffer.device())?;
         let len_bytes = (buffer.len() * size_of::<T>()) as u64;
-        let address = match self.capturing {
+        let address = match self.must_keep(buffer.is_keepable())? {
             false => self.borrow(READ, buffer.read(self.stream).map_err(NcclError::from)?),
             true => kept(self.call, self.holds, buffer.keep())?,
         };
@@ -506,17 +549,44 @@ impl<'c, 'a> At<'c, 'a> {
     ) -> Checked<Operand> {
         self.device(what, buffer.device())?;
         let len_bytes = (buffer.len() * size_of::<T>()) as u64;
-        let address = match self.capturing {
+        let address = match self.must_keep(buffer.is_keepable())? {
             false => self.borrow(WRITTEN, buffer.write(self.stream).map_err(NcclError::from)?),
             true => kept(self.call, self.holds, buffer.keep())?,
         };
         Ok(Operand { address, len_bytes })
     }
 
+    /// Whether a buffer has to be kept for a graph. What can be kept later is not asked for now.
+    #[inline(always)]
+    fn must_keep(&mut self, is_keepable: bool) -> Checked<bool> {
+        match self.capturing {
+            Some(capturing) => Ok(capturing),
+            None if is_keepable => Ok(false),
+            None => self.ask(),
+        }
+    }
+
+    /// Asks the driver whether the stream is being captured.
+    #[cold]
+    pub(crate) fn ask(&mut self) -> Checked<bool> {
+        let capturing = self.inner.is_capturing(self.stream)?;
+        self.capturing = Some(capturing);
+        Ok(capturing)
+    }
+
+    /// Has it known whether the call is captured: before anything else than issuing it at once.
+    pub(crate) fn settle_capture(&mut self) -> Checked<()> {
+        if self.capturing.is_none() && self.ask()? {
+            self.holds.set_captured();
+        }
+        Ok(())
+    }
+
     /// Memory that is borrowed during the call.
     #[inline(always)]
     fn borrow(&mut self, which: usize, access: Access<'a>) -> u64 {
         let address = access.address();
+        self.holds.keepers[which] = access.keeper();
         if access.is_guarded() {
             self.holds.guards[which] = Some(access);
         } else {
@@ -538,7 +608,7 @@ impl<'c, 'a> At<'c, 'a> {
                 ));
             }
         }
-        if self.capturing || self.holds.guards.iter().any(Option::is_some) {
+        if self.capturing == Some(true) || self.holds.guards.iter().any(Option::is_some) {
             return finish_with_care(self.call, self.inner, self.stream, self.holds);
         }
         Ok(())
@@ -566,8 +636,7 @@ fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked
 #[inline(never)]
 fn finish_with_care(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Holds<'_>) -> Checked<()> {
     if holds.guards.iter().all(Option::is_none) {
-        // Never empty then, so that the communicator is kept too.
-        holds.keeps.push(holds.owner.clone().unwrap_or_else(|| Arc::new(())));
+        holds.set_captured();
         return Ok(());
     }
     // Making the stream wait for an event that was captured makes it captured too.

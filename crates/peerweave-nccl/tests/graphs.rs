@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use peerweave_driver::cudarc::driver::{CudaStream, DevicePtrMut as _};
-use peerweave_driver::{Access, DeviceBuffer, DeviceBufferMut, DeviceMemory, DriverError, Keep, settle};
+use peerweave_driver::cudarc::driver::{CudaGraph, CudaStream, DevicePtrMut as _};
+use peerweave_driver::{Access, DeviceBuffer, DeviceBufferMut, DeviceMemory, DriverError, Keep, Raw, settle};
 use peerweave_nccl::{
     CollConfig, Communicator, Config, DeadState, MisuseKind, Nccl, NcclError, NcclMem, PreMulSum, ReduceOp, ResultCode, Switch,
     Window, WindowKind,
@@ -356,45 +356,113 @@ fn capture_that_begins_before_a_call_has_its_turn_is_an_error() {
     });
 }
 
-/// Takes a capture of the stream in a thread of its own, while a call of this one is held up; gives what ends it.
-fn captured_meanwhile(
-    blocking: Switch,
-    call: impl FnOnce(&Communicator, &Arc<CudaStream>, &mut DeviceMemory<f32>) -> Result<(), NcclError> + Send + 'static,
-) {
-    let (comm, stream) = all_with(1, &Config::new().blocking(blocking)).remove(0);
-    let mut values = floats(&stream, &[1.0; 4]);
-    // This crate asks first; then NCCL does, and is held up.
-    fail_driver("cuStreamIsCapturing:2=400ms");
-    let (other, theirs) = (comm.clone(), Arc::clone(&stream));
+/// Begins a capture of the stream while a question of a call in another thread is held up. Gives the call's result and the graph, if there is one.
+fn captured_during<B: Send + 'static>(
+    (comm, stream): (&Communicator, &Arc<CudaStream>),
+    held_up: &str,
+    mut values: B,
+    call: impl FnOnce(&Communicator, &Arc<CudaStream>, &mut B) -> Result<(), NcclError> + Send + 'static,
+) -> (Result<(), NcclError>, Option<CudaGraph>) {
+    fail_driver(held_up);
+    let (other, theirs) = (comm.clone(), Arc::clone(stream));
     let calling = std::thread::spawn(move || call(&other, &theirs, &mut values));
     std::thread::sleep(Duration::from_millis(150));
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
-    let error = calling.join().expect("no panic").expect_err("the call may be in the graph").to_string();
-    assert!(error.contains("another thread began to capture the stream during the call"), "{error}");
+    let result = calling.join().expect("no panic");
     let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-    assert!(!matches!(stream.end_capture(flags), Ok(Some(_))), "a graph would use memory that nothing keeps");
+    (result, stream.end_capture(flags).ok().flatten())
+}
+
+/// As [`captured_during`], for a call that asks before it is issued: it fails, and there is no graph.
+fn refused_meanwhile(
+    blocking: Switch,
+    held_up: &str,
+    call: impl FnOnce(&Communicator, &Arc<CudaStream>, &mut DeviceMemory<f32>) -> Result<(), NcclError> + Send + 'static,
+) {
+    let (comm, stream) = all_with(1, &Config::new().blocking(blocking)).remove(0);
+    let values = floats(&stream, &[1.0; 4]);
+    let (result, graph) = captured_during((&comm, &stream), held_up, values, call);
+    let error = result.expect_err("the call may be in the graph").to_string();
+    assert!(error.contains("began to capture the stream during the call"), "{error}");
+    assert!(graph.is_none(), "a graph would use memory that nothing keeps");
     drop((comm, stream));
     nothing_is_left();
 }
 
+/// A call that asks once before it is issued: then NCCL asks, and is held up.
+const NCCL_IS_HELD_UP: &str = "cuStreamIsCapturing:2=400ms";
+
+#[test]
+fn capture_that_begins_during_a_call_keeps_what_it_uses() {
+    // NCCL's question, so that the call is captured; and the one after it, so that the call has run.
+    for question in ["1", "2"] {
+        fakes(1).env("QUESTION", question).run(|| {
+            let question = std::env::var("QUESTION").expect("it was set");
+            let (comm, stream) = alone();
+            let (send, result) = (floats(&stream, &[1.0]), floats(&stream, &[0.0]));
+            let buffers = (send, result.clone());
+            let held_up = format!("cuStreamIsCapturing:{question}=400ms");
+            let (called, graph) = captured_during((&comm, &stream), &held_up, buffers, |comm, stream, (send, recv)| {
+                comm.all_reduce(stream, send, recv, ReduceOp::Sum)
+            });
+            called.expect("the graph keeps what the call uses");
+            let graph = graph.expect("the capture is whole");
+            let error = comm.clone().finalize(SHORT).expect_err("a graph uses it");
+            assert!(matches!(error.misuse_kind(), Some(MisuseKind::Graphs { count: 1 })), "{error}");
+            drop(comm);
+            assert_eq!(counted("communicators"), 1, "the graph keeps it");
+            graph.launch().expect("it is replayed");
+            assert_eq!(value(&result, &stream), 1.0, "the send buffer is there");
+            drop((graph, result, stream));
+            nothing_is_left();
+        });
+    }
+}
+
+#[test]
+fn capture_that_begins_during_a_call_on_borrowed_memory_is_spoiled() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let values = floats(&stream, &[1.0; 4]);
+        // SAFETY: the memory lives as long as this scenario.
+        let borrowed = unsafe { Raw::<f32>::new(values.address(), 4, 0, None) };
+        let (result, graph) = captured_during((&comm, &stream), NCCL_IS_HELD_UP, borrowed, |comm, stream, borrowed| {
+            comm.all_reduce_in_place(stream, borrowed, ReduceOp::Sum)
+        });
+        let error = result.expect_err("the memory cannot be kept").to_string();
+        assert!(error.contains("began to capture the stream during the call"), "{error}");
+        assert!(graph.is_none(), "a graph would use memory that nothing keeps");
+    });
+}
+
 #[test]
 fn capture_that_begins_during_a_call_gives_no_graph() {
-    fakes(1)
-        .run(|| captured_meanwhile(Switch::On, |comm, stream, values| comm.all_reduce_in_place(stream, values, ReduceOp::Sum)));
+    fakes(1).run(|| {
+        // From the first capture on, calls ask before they are issued too.
+        let (comm, stream) = alone();
+        let mut values = floats(&stream, &[1.0]);
+        drop(captured(&stream, || comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)));
+        drop((comm, stream, values));
+        refused_meanwhile(Switch::On, NCCL_IS_HELD_UP, |comm, stream, values| {
+            comm.all_reduce_in_place(stream, values, ReduceOp::Sum)
+        });
+    });
 }
 
 #[test]
 fn capture_that_begins_during_a_slow_call_gives_no_graph() {
-    fakes(1)
-        .run(|| captured_meanwhile(Switch::Off, |comm, stream, values| comm.all_reduce_in_place(stream, values, ReduceOp::Sum)));
+    fakes(1).run(|| {
+        refused_meanwhile(Switch::Off, NCCL_IS_HELD_UP, |comm, stream, values| {
+            comm.all_reduce_in_place(stream, values, ReduceOp::Sum)
+        });
+    });
 }
 
 #[test]
 fn capture_that_begins_during_a_configured_call_gives_no_graph() {
     fakes(1).run(|| {
         // The slow path asks once more before it calls.
-        captured_meanwhile(Switch::On, |comm, stream, values| {
-            fail_driver("cuStreamIsCapturing:3=400ms");
+        refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {
             comm.with(&CollConfig::new()).all_reduce_in_place(stream, values, ReduceOp::Sum)
         });
     });
@@ -403,10 +471,61 @@ fn capture_that_begins_during_a_configured_call_gives_no_graph() {
 #[test]
 fn capture_that_begins_during_a_group_gives_no_graph() {
     fakes(1).run(|| {
-        captured_meanwhile(Switch::On, |comm, stream, values| {
-            fail_driver("cuStreamIsCapturing:3=400ms");
+        refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {
             comm.nccl().group(|group| group.all_reduce_in_place(comm, stream, values, ReduceOp::Sum))
         });
+    });
+}
+
+#[test]
+fn capture_that_ends_during_a_call_leaks_what_it_uses() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut values = floats(&stream, &[1.0]);
+        drop(captured(&stream, || comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum)));
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
+        // A yes is asked for again: two before the call, two before its turn, one of NCCL, and the one after it.
+        fail_driver("cuStreamIsCapturing:6=400ms");
+        let (other, theirs) = (comm.clone(), Arc::clone(&stream));
+        let calling = std::thread::spawn(move || other.all_reduce_in_place(&theirs, &mut values, ReduceOp::Sum));
+        std::thread::sleep(Duration::from_millis(150));
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = stream.end_capture(flags).expect("it ends").expect("a graph");
+        let error = calling.join().expect("no panic").expect_err("nothing says when the memory is free").to_string();
+        assert!(error.contains("another thread ended the capture of the stream during the call"), "{error}");
+        graph.launch().expect("it is replayed");
+        comm.wait(&stream, DEADLINE).expect("it completes");
+    });
+}
+
+#[test]
+fn captured_call_that_no_graph_takes_spoils_the_capture() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let mut values = floats(&stream, &[1.0]);
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
+        // NCCL makes one of its own.
+        fail_driver("cuUserObjectCreate:2=2");
+        let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("the graph keeps nothing");
+        assert!(error.to_string().contains("cuUserObjectCreate"), "{error}");
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        assert!(!matches!(stream.end_capture(flags), Ok(Some(_))), "a graph would use memory that nothing keeps");
+        comm.abort(DEADLINE).expect("it ends");
+    });
+}
+
+#[test]
+fn call_asks_the_driver_one_question() {
+    fakes(1).run(|| {
+        let (comm, stream) = alone();
+        let values = floats(&stream, &[1.0]);
+        let questions = |count: u32| {
+            fail_driver(&format!("cuStreamIsCapturing:{count}=300ms"));
+            let start = Instant::now();
+            comm.all_reduce_in_place(&stream, &mut values.clone(), ReduceOp::Sum).expect("it is enqueued");
+            start.elapsed() >= Duration::from_millis(300)
+        };
+        assert_eq!([1, 2, 3].map(questions), [true, true, false], "NCCL's, and one of this crate");
     });
 }
 

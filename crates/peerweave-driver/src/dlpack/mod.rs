@@ -140,7 +140,7 @@ impl<T> fmt::Debug for DlpackTensor<T> {
     }
 }
 
-// SAFETY: [D1] the length is that of the shape, which was checked; [D2] and [D3] are those of the memory inside.
+// SAFETY: [D1] the length is that of the shape, which was checked; [D2] to [D4] are those of the memory inside.
 unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
     fn len(&self) -> usize {
         self.memory.len()
@@ -156,6 +156,11 @@ unsafe impl<T> DeviceBuffer<T> for DlpackTensor<T> {
 
     fn keep(&self) -> Option<(CUdeviceptr, Keep)> {
         self.memory.keep()
+    }
+
+    #[inline]
+    fn is_keepable(&self) -> bool {
+        self.memory.is_keepable()
     }
 }
 

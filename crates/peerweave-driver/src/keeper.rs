@@ -1,0 +1,44 @@
+//! What keeps memory alive, asked for only where a call finds out that it needs it.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use crate::Keep;
+
+/// Gives what keeps memory alive: see [`DeviceBuffer::is_keepable`](crate::DeviceBuffer::is_keepable). Implemented for [`Keep`], and for every `Arc`
+/// that can become one.
+pub trait Keeper {
+    /// A value that keeps the memory alive while it lives.
+    fn keep(&self) -> Keep;
+}
+
+impl Keeper for Keep {
+    fn keep(&self) -> Keep {
+        Self::clone(self)
+    }
+}
+
+impl<T: Any + Send + Sync> Keeper for Arc<T> {
+    fn keep(&self) -> Keep {
+        Self::clone(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Access;
+
+    #[test]
+    fn memory_is_kept_only_when_its_keeper_is_asked() {
+        let owner = Arc::new(0u8);
+        let access = Access::kept_by(0x1000, &owner);
+        assert_eq!((access.address(), Arc::strong_count(&owner)), (0x1000, 1));
+        let kept = access.keeper().expect("it was given").keep();
+        assert_eq!(Arc::strong_count(&owner), 2);
+        let again = Access::kept_by(0x1000, &kept).keeper().expect("it was given").keep();
+        assert_eq!(Arc::strong_count(&owner), 3);
+        drop((kept, again));
+        assert_eq!(Arc::strong_count(&owner), 1);
+    }
+}
