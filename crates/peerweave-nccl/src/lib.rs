@@ -16,53 +16,15 @@
 #![doc = include_str!("../README.md")]
 #![allow(clippy::result_large_err, reason = "the error is held to 96 bytes by a test")]
 
-mod agreement;
-mod builder;
-mod call;
-mod choices;
-mod coll_config;
-mod collective;
-mod communicator;
+mod comm;
 mod config;
-mod configured;
-mod debug_log;
-mod device_comm;
-mod device_requirements;
-mod device_team;
-mod encryption;
-mod error;
-mod group;
-mod in_place;
-mod init;
-mod leaks;
+mod device;
 mod library;
-mod lifecycle;
-mod mem;
-mod membership;
-mod nvls;
-mod one_sided;
-mod parameters;
-mod point_to_point;
+mod member;
+mod memory;
+mod ops;
 pub mod prelude;
-mod properties;
-mod red_op;
-mod registered;
-mod request;
-mod requests;
-mod settle;
-mod siblings;
-mod sim_info;
-mod spans;
-mod split;
-mod state;
-mod turns;
-mod unique_id;
-mod version;
-mod wait;
-mod watchdog;
-mod window;
-mod window_pointers;
-mod work;
+mod setup;
 
 #[cfg(feature = "raw")]
 #[allow(non_camel_case_types, non_snake_case, reason = "the names are the vendor's")]
@@ -78,25 +40,34 @@ pub mod sys;
 )]
 mod sys;
 
-pub use builder::CommunicatorBuilder;
-pub(crate) use call::Call;
-pub use choices::{CtaPolicy, GraphUsage, HostCftMode, NvlsHostMode, Switch};
-pub use coll_config::{CollConfig, VendorOption, VendorValue};
-pub use communicator::{Communicator, MemStats};
-pub use config::Config;
-pub use configured::{Configured, ConfiguredGroup};
-pub use debug_log::LogLevel;
-pub use device_comm::{CftTeam, DeviceCommunicator, MultimemHandle};
-pub use device_requirements::{DeviceCommLayout, DeviceCommRequirements, ResourceBuffer};
-pub use device_team::DeviceTeam;
-pub use encryption::EncryptionConfig;
-pub use error::{CommunicatorName, DeadState, Failure, Misuse, MisuseKind, NcclError, PeerLost, RankReport, ResultCode, Timeout};
-pub use group::Group;
-pub use leaks::{LeakedCommunicator, Leaks};
-pub use library::Nccl;
-pub use mem::NcclMem;
-pub use one_sided::{Signal, SignalWait};
-pub use parameters::ParamValue;
+pub use comm::communicator::{Communicator, MemStats};
+pub use comm::leaks::{LeakedCommunicator, Leaks};
+pub use comm::wait::OnExpiry;
+pub use config::choices::{CtaPolicy, GraphUsage, HostCftMode, NvlsHostMode, Switch};
+pub use config::encryption::EncryptionConfig;
+pub use config::of_call::{CollConfig, VendorOption, VendorValue};
+pub use config::of_communicator::Config;
+pub use device::device_comm::{CftTeam, DeviceCommunicator, MultimemHandle};
+pub use device::requirements::{DeviceCommLayout, DeviceCommRequirements, ResourceBuffer};
+pub use device::team::DeviceTeam;
+pub(crate) use library::call::Call;
+pub use library::debug_log::LogLevel;
+pub use library::error::{
+    CommunicatorName, DeadState, Failure, Misuse, MisuseKind, NcclError, PeerLost, RankReport, ResultCode, Timeout,
+};
+pub use library::loading::Nccl;
+pub use library::parameters::ParamValue;
+pub use library::properties::{CommProperties, GinConnection, GinType};
+pub use library::unique_id::UniqueId;
+pub use library::version::{version_code, version_from_code};
+pub use memory::mem::NcclMem;
+pub use memory::pointers::LogicalEndpoint;
+pub use memory::window::{Registration, Window, WindowKind};
+pub use ops::configured::{Configured, ConfiguredGroup};
+pub use ops::group::Group;
+pub use ops::one_sided::{Signal, SignalWait};
+pub use ops::reduction::{PreMulSum, ReduceOp, Reduction};
+pub use ops::sim_info::SimInfo;
 /// The rendezvous of a job's processes.
 pub use peerweave_bootstrap as bootstrap;
 /// CUDA's driver: contexts, streams, device memory, waits with a deadline.
@@ -104,15 +75,8 @@ pub use peerweave_driver as driver;
 pub use peerweave_driver::{CudaContext, CudaSlice, CudaStream, DeviceBuffer, DeviceBufferMut, DeviceMemory, context, cudarc};
 pub use peerweave_dylib::{Attempt, LoadError, ParseVersionError, SymbolInfo, Unsupported, Version};
 pub use peerweave_types::{DType, Element, F8E4M3, F8E5M2, bf16, f16};
-pub use properties::{CommProperties, GinConnection, GinType};
-pub use red_op::{PreMulSum, ReduceOp, Reduction};
-pub use sim_info::SimInfo;
-pub use split::ShrinkMode;
-pub use unique_id::UniqueId;
-pub use version::{version_code, version_from_code};
-pub use wait::OnExpiry;
-pub use window::{Registration, Window, WindowKind};
-pub use window_pointers::LogicalEndpoint;
+pub use setup::builder::CommunicatorBuilder;
+pub use setup::split::ShrinkMode;
 
 /// A result of this crate.
 pub type Result<T, E = NcclError> = std::result::Result<T, E>;

@@ -1,0 +1,241 @@
+//! A communicator: the handle that users have, and what they can ask it.
+//!
+//! What clones of it share is `membership.rs`. Making one is `init.rs` and `split.rs`, ending one `lifecycle.rs`, waiting `wait.rs`; what it does for
+//! its users is in `collective.rs` and others.
+//!
+//! Invariant: what is asked here is asked inside the gate, or known since it was made.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerweave_driver::CudaContext;
+
+use crate::library::error::{CommunicatorName, NcclError, ResultCode};
+use crate::member::membership::{A_MOMENT, Inner, Parts};
+use crate::member::state::Allowed;
+use crate::sys::{ncclCommMemStat_t, ncclResult_t};
+use crate::{CommProperties, Nccl};
+
+/// One rank's membership in an ordered set of ranks that communicate.
+///
+/// A handle: clones are the same membership. The last one that is dropped, together with the last graph, window and operation made of it, ends
+/// the membership in the background, without waiting for anybody; [`finalize`](Self::finalize) ends it in order.
+///
+/// # Threads
+/// Any thread may use it. NCCL forbids calls on one communicator that are in no order, so each call takes the communicator's own lock, and
+/// waits for it at most as long as [`deadline`](Self::deadline) says. That makes calls of several threads safe, not right: their order must
+/// still be the same on every rank, which threads that race do not give. [`abort`](Self::abort) needs no lock;
+/// [`async_error`](Self::async_error) and [`wait`](Self::wait) wait no longer than a moment for it, and work while another thread is stuck.
+///
+/// # Calls that have to wait
+/// By default communicators block, as in NCCL: what NCCL does on the host (meeting, connecting at first use, splitting) is done when a call returns. A
+/// watchdog, one thread of the process, ends a call that takes longer than [`deadline`](Self::deadline): it finds out which ranks are behind or gone, aborts
+/// the communicator, and the call returns that as its error. It costs a call nothing.
+///
+/// With [`Config::blocking`](crate::Config::blocking) off, NCCL returns at once and this crate waits, with the same deadline. That has two prices: from NCCL 2.23.4 on
+/// NCCL starts a thread for each call or group (60 to 110 microseconds on H200, where a blocking call takes 5); and an error that NCCL gives one call stays
+/// with the communicator, where each later call is [`NcclError::Dead`].
+///
+/// ```
+/// use std::time::Duration;
+/// use peerweave_nccl::{DeviceMemory, context};
+/// use peerweave_nccl::{Communicator, Config, Nccl, NcclError, ReduceOp};
+///
+/// fn sum_over_all_gpus(nccl: Nccl) -> Result<(), NcclError> {
+///     let deadline = Duration::from_secs(20);
+///     let contexts = (0..peerweave_nccl::driver::Driver::get()?.device_count()?).map(context).collect::<Result<Vec<_>, _>>()?;
+///     let communicators = Communicator::builder().nccl(nccl).deadline(deadline).init_all(&contexts)?;
+///     let streams: Vec<_> = contexts.iter().map(|context| context.default_stream()).collect();
+///     let mut values = Vec::new();
+///     for stream in &streams {
+///         values.push(DeviceMemory::from_slice(stream, &[1.0f32; 1024])?);
+///     }
+///     // One thread drives several ranks, so their calls go into a group.
+///     nccl.group(|group| {
+///         for ((communicator, stream), values) in communicators.iter().zip(&streams).zip(&mut values) {
+///             group.all_reduce_in_place(communicator, stream, values, ReduceOp::Sum)?;
+///         }
+///         Ok(())
+///     })?;
+///     for (communicator, stream) in communicators.iter().zip(&streams) {
+///         communicator.wait(stream, deadline)?;
+///     }
+///     Ok(())
+/// }
+/// # match Nccl::load() { Ok(nccl) => drop(sum_over_all_gpus(nccl)), Err(error) => println!("{error}") }
+/// ```
+#[derive(Clone)]
+pub struct Communicator {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl Communicator {
+    /// Takes a handle that NCCL says is ready. Asks NCCL who it is.
+    pub(crate) fn adopt(parts: Parts) -> Result<Self, NcclError> {
+        Inner::adopt(parts).map(|inner| Self { inner })
+    }
+
+    /// The library that it belongs to.
+    pub fn nccl(&self) -> Nccl {
+        self.inner.nccl
+    }
+
+    /// How many ranks it has.
+    pub fn n_ranks(&self) -> usize {
+        self.inner.n_ranks
+    }
+
+    /// This rank, counted from 0.
+    pub fn rank(&self) -> usize {
+        self.inner.rank
+    }
+
+    /// The ordinal of the device that this rank uses.
+    pub fn cuda_device(&self) -> usize {
+        self.inner.device()
+    }
+
+    /// The context of that device.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.inner.context
+    }
+
+    /// NCCL's own handle, an `ncclComm_t`, for libraries that take one and for calls that this crate lacks.
+    ///
+    /// Using it is as unsafe as C: not beside calls of other threads, only while this communicator lives (no abort, no finalize, no drop of its last
+    /// handle), never to free it; and calls on it are not in [`sequence`](Self::sequence).
+    ///
+    /// # Errors
+    /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
+    pub fn as_raw(&self) -> Result<*mut c_void, NcclError> {
+        const CALL: &str = "as_raw";
+        self.inner.nccl.not_forked(CALL)?;
+        self.inner.check_open(CALL)?;
+        Ok(self.inner.handle.get().cast())
+    }
+
+    /// How it is called in errors.
+    pub fn name(&self) -> &CommunicatorName {
+        &self.inner.name
+    }
+
+    /// The number of the last call that was issued on it, counted from 1; 0 before the first.
+    ///
+    /// Ranks that call in the same order have the same numbers for the same calls.
+    pub fn sequence(&self) -> u64 {
+        self.inner.last().0
+    }
+
+    /// How long a call may take on the host: for its turn, and for NCCL to connect ranks at first use. After it the communicator is aborted, and the call
+    /// returns [`NcclError::Timeout`] or [`NcclError::PeerLost`].
+    pub fn deadline(&self) -> Duration {
+        self.inner.deadline()
+    }
+
+    /// Changes [`deadline`](Self::deadline), for all clones. In milliseconds, rounded up.
+    pub fn set_deadline(&self, deadline: Duration) {
+        self.inner.set_deadline(deadline);
+    }
+
+    /// How long work that a call has enqueued may take, whoever waits for it, or nobody. 10 minutes at first.
+    ///
+    /// Calls that are replayed by a graph are not looked at, and other work in the stream counts as well. [`wait`](Self::wait) has a deadline of its own.
+    pub fn work_deadline(&self) -> Duration {
+        self.inner.work_deadline()
+    }
+
+    /// Changes [`work_deadline`](Self::work_deadline), for all clones. In milliseconds, rounded up; [`Duration::MAX`] for none.
+    ///
+    /// When work is late, by up to an eighth of that, the communicator is aborted, with all of its ranks in this process: so a thread returns that waits for
+    /// the stream without this crate, by `CudaStream::synchronize`. [`wait`](Self::wait) then returns the reason, which names the ranks that are behind.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # fn f(communicator: &peerweave_nccl::Communicator) {
+    /// communicator.set_work_deadline(Duration::from_secs(60));
+    /// # }
+    /// ```
+    pub fn set_work_deadline(&self, deadline: Duration) {
+        self.inner.set_work_deadline(deadline);
+    }
+
+    /// What NCCL says went wrong in the background, in a peer or the network; `None` for nothing.
+    /// [`ResultCode::IN_PROGRESS`] where it is still at work, or another thread is: it never waits for a call that is stuck.
+    ///
+    /// # Errors
+    /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
+    pub fn async_error(&self) -> Result<Option<ResultCode>, NcclError> {
+        match self.inner.async_code("async_error", A_MOMENT)? {
+            ncclResult_t::ncclSuccess => Ok(None),
+            code => Ok(Some(ResultCode::new(code))),
+        }
+    }
+
+    /// NCCL's text of the last error; `None` where there was none. NCCL keeps one for the process, so that it may be another communicator's.
+    ///
+    /// # Errors
+    /// [`NcclError::Dead`] once it is aborted or finalized; [`NcclError::Forked`].
+    pub fn last_error(&self) -> Result<Option<String>, NcclError> {
+        const CALL: &str = "last_error";
+        self.inner.nccl.not_forked(CALL)?;
+        let _looking = self.inner.gate.look(Allowed::OPEN).map_err(|refused| self.inner.refused(CALL, refused))?;
+        Ok(Some(self.inner.nccl.last_error_text(self.inner.handle.get())).filter(|text| !text.is_empty()))
+    }
+
+    /// What it can do: which ways of communication the ranks have.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] before NCCL 2.29.2; [`NcclError::Dead`]; NCCL's own.
+    pub fn properties(&self) -> Result<CommProperties, NcclError> {
+        let inner = &self.inner;
+        let inside = inner.enter("properties", Allowed::OPEN)?;
+        inner.dive("properties", &inside)?;
+        // SAFETY: the handle is live inside the gate [C1].
+        unsafe { CommProperties::query(inner.nccl, inner.handle.get(), &inner.name) }
+    }
+
+    /// How much memory of the device NCCL holds for this rank.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] before NCCL 2.29.7; [`NcclError::Dead`]; NCCL's own.
+    pub fn mem_stats(&self) -> Result<MemStats, NcclError> {
+        let inner = &self.inner;
+        let inside = inner.enter("mem_stats", Allowed::OPEN)?;
+        inner.dive("mem_stats", &inside)?;
+        let statistic = |which: ncclCommMemStat_t| {
+            const CALL: &str = "ncclCommMemStats";
+            let mut value = 0u64;
+            // SAFETY: the handle is live inside the gate [C1], and the pointer is to a live word.
+            let code = inner.nccl.code(CALL, |api| unsafe { api.ncclCommMemStats(inner.handle.get(), which, &raw mut value) })?;
+            inner.check(CALL, code).map(|()| value)
+        };
+        Ok(MemStats {
+            suspendable_bytes: statistic(ncclCommMemStat_t::ncclStatGpuMemSuspend)?,
+            is_suspended: statistic(ncclCommMemStat_t::ncclStatGpuMemSuspended)? != 0,
+            persistent_bytes: statistic(ncclCommMemStat_t::ncclStatGpuMemPersist)?,
+            total_bytes: statistic(ncclCommMemStat_t::ncclStatGpuMemTotal)?,
+        })
+    }
+}
+
+/// How much memory of the device NCCL holds for a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemStats {
+    /// What [`Communicator::suspend`] gives back, or has given back.
+    pub suspendable_bytes: u64,
+    /// Whether it is given back now.
+    pub is_suspended: bool,
+    /// What it does not give back.
+    pub persistent_bytes: u64,
+    /// All that NCCL tracks, what was given back for now among it.
+    pub total_bytes: u64,
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on device {} ({:?})", self.inner.name, self.inner.device(), self.inner.gate.state())
+    }
+}

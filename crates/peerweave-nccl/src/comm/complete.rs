@@ -1,0 +1,281 @@
+//! The end of a call: where NCCL is still at work on the host, somebody waits until it is done.
+//!
+//! Not for what runs on the device: that is `wait.rs`. Invariant: a call that NCCL has not finished when it returns is finished, or the communicator is
+//! aborted and NCCL done with it, before the borrows of the call end ([C2] of `membership.rs`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::Nccl;
+use crate::comm::lifecycle;
+use crate::comm::lifecycle::Abort;
+use crate::comm::siblings::LeftOut;
+use crate::comm::wait::{blamed, expired};
+use crate::library::error::NcclError;
+use crate::member::membership::{Inner, bounded};
+use crate::member::state::{Inside, State};
+use crate::member::turns::Turns;
+use crate::sys::{ncclDataType_t, ncclRedOp_t, ncclResult_t};
+
+impl Inner {
+    /// Ends a call: if NCCL is still at work, waits until it is done. Upholds [C2].
+    #[inline]
+    pub(crate) fn settle(self: &Arc<Self>, call: &'static str, code: ncclResult_t, inside: Inside<'_>) -> Result<(), NcclError> {
+        if code == ncclResult_t::ncclSuccess { Ok(()) } else { self.settle_slowly(call, code, inside) }
+    }
+
+    /// As [`settle`](Self::settle), for a call that is no collective.
+    ///
+    /// On a communicator that does not block, some of those say success while a thread of NCCL's is at work and will write to the caller's memory:
+    /// they drop the answer of the end of their own group (`ncclDevCommCreate`, `ncclCommWindowRegister`, splits; seen in 2.28 to 2.32). So success
+    /// only says that they have begun, and the communicator is asked.
+    pub(crate) fn settle_begun(
+        self: &Arc<Self>,
+        call: &'static str,
+        code: ncclResult_t,
+        inside: Inside<'_>,
+    ) -> Result<(), NcclError> {
+        self.settle(call, self.begun(code), inside)
+    }
+
+    /// What a call that is no collective has answered: see [`settle_begun`](Self::settle_begun).
+    pub(crate) fn begun(&self, code: ncclResult_t) -> ncclResult_t {
+        let may_go_on = !self.blocking && code == ncclResult_t::ncclSuccess;
+        if may_go_on { ncclResult_t::ncclInProgress } else { code }
+    }
+
+    #[cold]
+    fn settle_slowly(self: &Arc<Self>, call: &'static str, code: ncclResult_t, inside: Inside<'_>) -> Result<(), NcclError> {
+        match code {
+            ncclResult_t::ncclInProgress => settle_group(call, Turns::One([(self, inside)]), self.deadline()),
+            code => {
+                // Read before the state changes: the words are of this failure.
+                let failure = self.failure(call, code);
+                inside.surface();
+                keep_failure(self);
+                drop(inside);
+                Err(blamed(self, failure))
+            }
+        }
+    }
+}
+
+/// After a call that NCCL has refused: on a communicator that does not block, NCCL keeps its errors, and every later call would only find them.
+fn keep_failure(inner: &Inner) {
+    if !inner.gate.is_closed() && !matches!(inner.ask(), Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress)) {
+        let _ = inner.gate.change(State::Live, State::Failed);
+    }
+}
+
+/// How often NCCL is asked in a row, ten to forty nanoseconds each, before the processor is offered to others: from 2.23.4 on every call on a non-blocking
+/// communicator is in progress, for as long as NCCL's thread takes, and that may have only this processor to run on.
+const IN_A_ROW: u32 = 50;
+
+/// How long the processor is only offered between questions; then this thread sleeps.
+const YIELDS: Duration = Duration::from_millis(1);
+
+/// As [`settle_all`]: where NCCL is done in microseconds, and all is well, with nothing else than asking it.
+fn settle_group(call: &'static str, inside: Turns<'_>, deadline: Duration) -> Result<(), NcclError> {
+    if is_done_soon(&inside) { Ok(()) } else { settle_all(call, inside.into_vec(), deadline) }
+}
+
+/// Whether NCCL was done in time without an error. What it says else, it says again.
+fn is_done_soon(inside: &[(&Arc<Inner>, Inside<'_>)]) -> bool {
+    surface_all(inside);
+    let mut rest = IN_A_ROW;
+    inside.iter().all(|(inner, _)| {
+        while rest > 0 && !inner.gate.is_closed() {
+            match inner.ask() {
+                Ok(ncclResult_t::ncclInProgress) => rest -= 1,
+                answer => return matches!(answer, Ok(ncclResult_t::ncclSuccess)),
+            }
+            std::hint::spin_loop();
+        }
+        false
+    })
+}
+
+/// Asks until the answer is yes or the deadline has passed; gives whether it was yes.
+fn yield_until(deadline: Instant, mut ready: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        if ready() {
+            return true;
+        }
+        let now = Instant::now();
+        if now >= deadline {
+            return false;
+        }
+        match now - start {
+            waited if waited < YIELDS => std::thread::yield_now(),
+            waited => std::thread::sleep((waited / 16).min(YIELDS).min(deadline - now)),
+        }
+    }
+}
+
+/// Waits until NCCL is done with what it does on the host for these communicators. What is not done in time is aborted [C2].
+#[cold]
+pub(crate) fn settle_all(
+    call: &'static str,
+    mut members: Vec<(&Arc<Inner>, Inside<'_>)>,
+    deadline: Duration,
+) -> Result<(), NcclError> {
+    let start = Instant::now();
+    let (mut first_error, mut failed, mut cut_off) = (None, None, Vec::new());
+    // From here on the threads only ask, which never takes long: who aborts waits for them.
+    members.iter().for_each(|(_, inside)| inside.surface());
+    // All members are of this group: what one of them lacks is left out of the group.
+    let mut left_out = members.first().map(|(inner, _)| (*inner, LeftOut::new(deadline)));
+    let mut stopped = None;
+    yield_until(start + bounded(deadline), || {
+        let mut index = 0;
+        while index < members.len() {
+            let inner = members[index].0;
+            // Who aborts waits for this thread to leave.
+            let state = if inner.gate.is_closed() {
+                cut_off.push(inner);
+                Err(inner.cut_off(call))
+            } else {
+                inner.ask()
+            };
+            match state {
+                Ok(ncclResult_t::ncclInProgress) => index += 1,
+                Ok(ncclResult_t::ncclSuccess) => drop(members.swap_remove(index)),
+                Ok(code) => {
+                    // Read before the state changes: the words are of this failure.
+                    first_error.get_or_insert_with(|| inner.failure(call, code));
+                    failed.get_or_insert(inner);
+                    // What was revoked meanwhile, which ends calls too, is still good for children.
+                    let _ = inner.gate.change(State::Live, State::Failed);
+                    drop(members.swap_remove(index));
+                }
+                Err(error) => {
+                    first_error.get_or_insert(error);
+                    drop(members.swap_remove(index));
+                }
+            }
+        }
+        if let Some((inner, left_out)) = left_out.as_mut().filter(|_| !members.is_empty()) {
+            stopped = left_out.look(call, inner, start.elapsed()).err();
+        }
+        members.is_empty() || stopped.is_some()
+    });
+    if !members.is_empty() {
+        // NCCL would launch the work later, with memory that is only borrowed until this call returns. Aborting forbids that first of all.
+        let closed = |inner: &&Arc<Inner>| inner.gate.close(State::Aborted).is_ok();
+        let late: Vec<Arc<Inner>> = members.iter().map(|(inner, _)| *inner).filter(closed).map(Arc::clone).collect();
+        if let Some((inner, _)) = members.first() {
+            first_error.get_or_insert_with(|| stopped.unwrap_or_else(|| expired(inner, start.elapsed()).of_call(call)));
+        }
+        drop(members);
+        for error in lifecycle::abort_closed(&late, lifecycle::ABORT_LIMIT).into_iter().filter_map(Result::err) {
+            tracing::error!(%error, "a communicator whose call did not end could not be aborted in time");
+        }
+        late.iter().for_each(|inner| Abort::wait(inner));
+    } else {
+        drop(members);
+    }
+    // All members were left above: who aborts waits for that.
+    cut_off.into_iter().for_each(|inner| Abort::wait(inner));
+    match (first_error, failed) {
+        (Some(error), Some(inner)) => Err(blamed(inner, error)),
+        (Some(error), None) => Err(error),
+        (None, _) => Ok(()),
+    }
+}
+
+/// Says of all of them that this thread may be stuck in NCCL from now on, or of none: then one of them was aborted or finalized meanwhile, and whoever
+/// did that waits until this thread has left.
+#[inline]
+pub(crate) fn dive_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
+    /// The number of the last group of several communicators.
+    static GROUPS: AtomicU64 = AtomicU64::new(0);
+    if inside.len() > 1 {
+        let group = GROUPS.fetch_add(1, Ordering::Relaxed) + 1;
+        inside.iter().for_each(|(inner, _)| inner.group.store(group, Ordering::Release));
+    }
+    let dived = inside.iter().try_for_each(|(inner, inside)| inner.dive(call, inside));
+    if dived.is_err() {
+        surface_all(inside);
+    }
+    dived
+}
+
+/// After [`dive_all`], when NCCL has come back.
+#[inline]
+pub(crate) fn surface_all(inside: &[(&Arc<Inner>, Inside<'_>)]) {
+    for (inner, one) in inside {
+        one.surface();
+        if inside.len() > 1 {
+            inner.group.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// Has NCCL refuse the group that this thread has begun: its end launches nothing then, waits for nobody, and gives an error.
+///
+/// By a call that is wrong: NCCL notes that of the group, before it looks at anything else (seen in 2.19 to 2.30).
+#[cold]
+pub(crate) fn refuse_group(nccl: Nccl) {
+    let (kind, op) = (ncclDataType_t::ncclUint8, ncclRedOp_t::ncclSum);
+    let (from, to) = (std::ptr::null(), std::ptr::null_mut());
+    let (comm, stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: NCCL refuses a communicator that is null, and does not follow the other pointers.
+    let refused = nccl.code("group", |api| unsafe { api.ncclAllReduce(from, to, 0, kind, op, comm, stream) });
+    debug_assert!(!matches!(refused, Ok(ncclResult_t::ncclSuccess)));
+}
+
+/// The end of a group of calls, which NCCL has ended with `ended`.
+///
+/// What is partial did not reach NCCL as a whole, and NCCL does not know: nobody would come to meet the part that it launches, or works on until the
+/// deadline. So the communicators are aborted then.
+#[inline]
+pub(crate) fn end_group(
+    call: &'static str,
+    nccl: Nccl,
+    ended: Result<ncclResult_t, NcclError>,
+    inside: Turns<'_>,
+    is_partial: bool,
+    deadline: Duration,
+) -> Result<(), NcclError> {
+    if inside.len() > 1 {
+        surface_all(&inside);
+    }
+    match ended {
+        Ok(ncclResult_t::ncclSuccess) if !is_partial => Ok(()),
+        Ok(ncclResult_t::ncclInProgress) if !is_partial => settle_group(call, inside, deadline),
+        ended => end_badly(call, nccl, ended, inside, is_partial),
+    }
+}
+
+#[cold]
+fn end_badly(
+    call: &'static str,
+    nccl: Nccl,
+    ended: Result<ncclResult_t, NcclError>,
+    inside: Turns<'_>,
+    is_partial: bool,
+) -> Result<(), NcclError> {
+    let cut_off = inside.iter().find(|(inner, _)| inner.gate.is_closed());
+    let ended = match ended {
+        Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => Ok(()),
+        // NCCL's answer says nothing then.
+        Ok(_) if let Some((inner, _)) = cut_off => Err(inner.cut_off(call)),
+        // Read before others may call: the words are of this failure.
+        Ok(code) => Err(nccl.failure(call, code, None)),
+        Err(error) => Err(error),
+    };
+    for (inner, inside) in inside.iter() {
+        inside.surface();
+        keep_failure(inner);
+    }
+    let inners: Vec<_> = inside.iter().map(|(inner, _)| Arc::clone(inner)).collect();
+    // Who aborts waits for this thread to leave.
+    drop(inside);
+    if is_partial && let Err(error) = lifecycle::abort_together(&inners, lifecycle::ABORT_LIMIT) {
+        tracing::error!(%error, "part of a group could not be ended in time");
+    }
+    inners.iter().filter(|inner| inner.gate.is_closed()).for_each(|inner| Abort::wait(inner));
+    ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| blamed(inner, error.clone())))
+}

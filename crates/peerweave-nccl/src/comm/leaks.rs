@@ -1,0 +1,195 @@
+//! What of NCCL a process has not given back, as a value, and as a report when the process ends.
+//!
+//! Frees nothing. Invariant: the report at the end calls neither NCCL nor the driver, whose own ends may have come before.
+
+use std::fmt;
+use std::io::Write as _;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
+
+use crate::comm::lifecycle;
+use crate::library::error::{CommunicatorName, NcclError};
+use crate::library::loading;
+use crate::member::membership::{self, Inner};
+use crate::{DeadState, Nccl};
+
+/// Allocations of NCCL's memory that are not freed, and their bytes.
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+static BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Counts an allocation until it is dropped, which is when the memory is freed.
+pub(crate) struct CountedAllocation(u64);
+
+impl CountedAllocation {
+    pub(crate) fn new(bytes: usize) -> Self {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
+        Self(bytes as u64)
+    }
+}
+
+impl Drop for CountedAllocation {
+    fn drop(&mut self) {
+        ALLOCATIONS.fetch_sub(1, Ordering::Relaxed);
+        BYTES.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+/// What of NCCL this process holds now. What is left of it at the end of a program is leaked.
+///
+/// `Display` has a line for each thing; nothing where there is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leaks {
+    /// Communicators that were neither finalized, aborted nor dropped with their last handle, graph, window and operation.
+    pub communicators: Vec<LeakedCommunicator>,
+    /// Communicators that are still being ended in the background: [`Communicator::settle`](crate::Communicator::settle) waits for them.
+    pub ending: usize,
+    /// Allocations of [`NcclMem`](crate::NcclMem) that are not freed.
+    pub allocations: usize,
+    /// Bytes that were asked for by these allocations.
+    pub allocated_bytes: u64,
+}
+
+/// A communicator that was not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeakedCommunicator {
+    /// Its name in errors.
+    pub name: Arc<CommunicatorName>,
+    /// What became of it, where it does not work any more: revoked, suspended, failed.
+    pub state: Option<DeadState>,
+    /// Windows and buffers that are registered with it.
+    pub registrations: usize,
+    /// Captured calls whose graphs were not destroyed.
+    pub captured_calls: usize,
+}
+
+impl LeakedCommunicator {
+    fn of(inner: &Inner) -> Self {
+        Self {
+            name: Arc::clone(&inner.name),
+            state: inner.gate.state().dead_unless_live(),
+            registrations: inner.registered.count(),
+            captured_calls: inner.graphs.load(Ordering::Acquire),
+        }
+    }
+}
+
+impl Leaks {
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn of(communicators: &[Arc<Inner>]) -> Self {
+        let open = communicators.iter().filter(|inner| !inner.gate.is_closed());
+        Self {
+            communicators: open.map(|inner| LeakedCommunicator::of(inner)).collect(),
+            ending: lifecycle::ending(),
+            allocations: ALLOCATIONS.load(Ordering::Relaxed),
+            allocated_bytes: BYTES.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl fmt::Display for Leaks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for leaked in &self.communicators {
+            write!(f, "{} was neither finalized nor aborted", leaked.name)?;
+            if let Some(state) = leaked.state {
+                write!(f, "; {state}")?;
+            }
+            if leaked.registrations > 0 {
+                write!(f, "; {} registered windows and buffers", leaked.registrations)?;
+            }
+            if leaked.captured_calls > 0 {
+                write!(f, "; {} calls in captured graphs", leaked.captured_calls)?;
+            }
+            writeln!(f)?;
+        }
+        if self.ending > 0 {
+            writeln!(f, "{} communicators are still being ended; Communicator::settle waits for them", self.ending)?;
+        }
+        if self.allocations > 0 {
+            writeln!(f, "{} allocations of NCCL's memory ({} bytes) were not freed", self.allocations, self.allocated_bytes)?;
+        }
+        Ok(())
+    }
+}
+
+impl Nccl {
+    /// What of NCCL this process holds now, of every library.
+    ///
+    /// ```
+    /// assert!(peerweave_nccl::Nccl::leaks().is_empty());
+    /// ```
+    pub fn leaks() -> Leaks {
+        Leaks::of(&membership::all())
+    }
+
+    /// Writes what was not given back to standard error when the process ends (by return from `main` or `exit`), one line for each thing. Once, however
+    /// often it is asked for.
+    ///
+    /// Waits for nothing: a communicator that was dropped just before may still be ending, and is reported as such.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] if the system takes no more functions for the end of the process.
+    pub fn report_leaks_at_exit() -> Result<(), NcclError> {
+        static ONCE: Once = Once::new();
+        let mut refused = false;
+        ONCE.call_once(|| {
+            // SAFETY: the function lives as long as the process, and expects nothing of what was ended before it.
+            refused = unsafe { libc::atexit(report) } != 0;
+        });
+        if !refused {
+            return Ok(());
+        }
+        let why = "the system takes no more functions for the end of the process";
+        Err(NcclError::misuse("report_leaks_at_exit", crate::MisuseKind::Context { why }))
+    }
+}
+
+extern "C" fn report() {
+    // A fork has its parent's handles, and is not to end them. A list that another thread holds for long is not waited for.
+    let Some(communicators) = loading::not_forked("report").ok().and_then(|()| membership::all_if_free()) else { return };
+    let text = Leaks::of(&communicators).to_string();
+    // The last handle of one would end it, on a thread that the process takes with it.
+    std::mem::forget(communicators);
+    let mut stderr = std::io::stderr().lock();
+    for line in text.lines() {
+        let _ = writeln!(stderr, "peerweave-nccl: leaked: {line}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_leak_has_a_line_of_its_own() {
+        let name = |number| Arc::new(CommunicatorName { name: None, rank: 1, ranks: 2, number });
+        let leaked = |number, state, registrations, captured_calls| LeakedCommunicator {
+            name: name(number),
+            state,
+            registrations,
+            captured_calls,
+        };
+        let leaks = Leaks {
+            communicators: vec![leaked(3, None, 0, 0), leaked(4, Some(DeadState::Revoked), 2, 1)],
+            ending: 1,
+            allocations: 2,
+            allocated_bytes: 4096,
+        };
+        let lines = [
+            "communicator #3 (rank 1 of 2) was neither finalized nor aborted",
+            "communicator #4 (rank 1 of 2) was neither finalized nor aborted; it was revoked, and can only be split, shrunk or destroyed; \
+             2 registered windows and buffers; 1 calls in captured graphs",
+            "1 communicators are still being ended; Communicator::settle waits for them",
+            "2 allocations of NCCL's memory (4096 bytes) were not freed",
+        ];
+        assert_eq!(leaks.to_string().lines().collect::<Vec<_>>(), lines);
+        assert!(!leaks.is_empty());
+        assert_eq!(Leaks::default().to_string(), "");
+    }
+}

@@ -1,0 +1,126 @@
+//! The ranks of one communicator that are in one process: which of them are behind, and whether anybody is left to bring them.
+//!
+//! A thread that has several ranks issues their calls in one group. If it leaves one out, it waits for a call that only it can issue, and NCCL never
+//! notices. What other processes do is `wait.rs`.
+//!
+//! Invariant: this only reads; a call pays for it with one store.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::library::error::{MisuseKind, NcclError, RankReport};
+use crate::member::membership::{self, Inner};
+
+/// How often the other ranks of the process are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Half of a shorter deadline than twice this says nothing: threads are late by as much.
+const AT_LEAST: Duration = Duration::from_millis(500);
+
+/// How long a thread that has issued the call for several ranks waits for one that it left out.
+const LEFT_OUT_AFTER: Duration = Duration::from_secs(1);
+
+/// The number of this thread: of no other one before or after it. Not the system's, which is given again.
+#[inline]
+pub(crate) fn this_thread() -> u64 {
+    thread_local! {
+        static NUMBER: Cell<u64> = const { Cell::new(0) };
+    }
+    #[cold]
+    fn next() -> u64 {
+        static THREADS: AtomicU64 = AtomicU64::new(0);
+        THREADS.fetch_add(1, Ordering::Relaxed) + 1
+    }
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            number.set(next());
+        }
+        number.get()
+    })
+}
+
+/// The other ranks of a communicator in this process.
+fn siblings(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
+    let mut all = membership::all();
+    all.retain(|other| other.identity == inner.identity && !Arc::ptr_eq(other, inner) && !other.gate.is_closed());
+    all
+}
+
+/// All ranks of a communicator in this process, this one among them.
+pub(crate) fn of_process(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
+    let mut all = siblings(inner);
+    all.push(Arc::clone(inner));
+    all
+}
+
+/// Where the other ranks of this process are, as they would report it.
+pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
+    let report = |other: &Arc<Inner>| {
+        let (sequence, call) = other.last();
+        RankReport { rank: other.rank, sequence, call: call.to_owned() }
+    };
+    siblings(inner).iter().map(report).collect()
+}
+
+/// Looks, while a thread waits for a call, whether it has left out a rank that only it could bring.
+pub(crate) struct LeftOut {
+    thread: u64,
+    next: Instant,
+    /// When the rank is not expected any more: sooner where the thread is known to issue several ranks.
+    patience: Duration,
+}
+
+impl LeftOut {
+    /// For a wait of this thread that lasts at most so long.
+    pub(crate) fn new(deadline: Duration) -> Self {
+        Self::by_thread(this_thread(), deadline)
+    }
+
+    /// As [`new`](Self::new), for a wait of the thread with this number.
+    pub(crate) fn by_thread(thread: u64, deadline: Duration) -> Self {
+        Self { thread, next: Instant::now() + LOOK_EVERY, patience: (deadline / 2).max(AT_LEAST) }
+    }
+
+    /// An error if the thread that issued the last call on the communicator, or waits for it, has left out a rank.
+    ///
+    /// A rank counts as left out if it has fewer collectives, and no other thread than this one has made or used it. Its handle may have gone to
+    /// another thread that has not called yet: so this waits for half of the deadline, and not less than half a second; or for a second, if this thread
+    /// has issued this collective for another rank too.
+    ///
+    /// # Errors
+    /// [`MisuseKind::NotInGroup`].
+    pub(crate) fn look(&mut self, call: &'static str, inner: &Arc<Inner>, waited: Duration) -> Result<(), NcclError> {
+        if Instant::now() < self.next {
+            return Ok(());
+        }
+        self.next = Instant::now() + LOOK_EVERY;
+        let (thread, reached) = (self.thread, inner.collectives());
+        let mine: Vec<_> = siblings(inner).into_iter().filter(|other| other.last_thread() == thread).collect();
+        let mut ranks: Vec<_> = mine.iter().filter(|other| other.collectives() < reached).map(|other| other.rank).collect();
+        let drives_several = mine.len() > ranks.len();
+        let patience = if drives_several { LEFT_OUT_AFTER.min(self.patience) } else { self.patience };
+        if ranks.is_empty() || waited < patience {
+            return Ok(());
+        }
+        ranks.sort_unstable();
+        let (sequence, last) = inner.last();
+        let call = if last.is_empty() { call } else { last };
+        let kind = MisuseKind::NotInGroup { ranks, sequence, communicator: Arc::clone(&inner.name) };
+        Err(NcclError::misuse(call, kind))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_have_numbers_of_their_own() {
+        let here = this_thread();
+        assert_eq!(this_thread(), here);
+        let others: Vec<_> = (0..8).map(|_| std::thread::spawn(this_thread).join().expect("it ends")).collect();
+        assert!(!others.contains(&here) && others.windows(2).all(|pair| pair[0] != pair[1]), "{others:?}");
+    }
+}

@@ -1,0 +1,378 @@
+//! Waiting with a deadline for what was enqueued, and finding out who did not come.
+//!
+//! Ending what is stuck is `lifecycle.rs`.
+//!
+//! Invariant: ranks tell each other where they are only when a wait has expired or when they are asked to: a call costs nothing for it.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use peerweave_bootstrap::{BootstrapError, Rendezvous};
+use peerweave_driver::{CudaCode, CudaError, CudaStream, DriverError, deadline_after, is_capturing, relaxed, wait_until};
+
+use crate::comm::communicator::Communicator;
+use crate::comm::lifecycle::{ABORT_LIMIT, abort_together};
+use crate::comm::siblings::{self, LeftOut};
+use crate::library::error::{MisuseKind, NcclError, PeerLost, RankReport, Timeout};
+use crate::member::membership::{self, A_MOMENT, Inner};
+use crate::member::spans;
+use crate::member::state::State;
+use crate::sys::ncclResult_t;
+
+/// What an expired wait does about what is stuck.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnExpiry {
+    /// Aborts the communicator, with all of its ranks in this process. Others go on.
+    #[default]
+    Abort,
+    /// Aborts every communicator of the process: where work that is stuck on a device blocks others that share it.
+    AbortAll,
+    /// Leaves everything as it is, for [`Communicator::shrink`] with [`ShrinkMode::Abort`](crate::ShrinkMode::Abort) or
+    /// [`Communicator::revoke`]. The work stays stuck until then, and with it the stream.
+    LeaveAlone,
+}
+
+/// How often NCCL is asked whether something went wrong in the background.
+const ASK_EVERY: Duration = Duration::from_millis(2);
+
+/// How often somebody who waits asks the rendezvous who is gone, and how long for its answer, which mostly takes less than a tenth of a millisecond.
+const WATCH_EVERY: Duration = Duration::from_millis(50);
+const WATCH_PATIENCE: Duration = Duration::from_millis(20);
+
+/// How long work in which a rank took part before it died may still run.
+const LAST_WORK: Duration = Duration::from_millis(500);
+
+/// How long the other ranks have to say where they are, and to be asked.
+const REPORTS: Duration = Duration::from_millis(500);
+
+impl Communicator {
+    /// Waits until all work is done that the stream has now, and looks for errors of the communicator meanwhile. A thread that is stuck in a
+    /// call does not keep this one.
+    ///
+    /// On expiry, or on an error, **the communicator is aborted**, with all of its ranks in this process, each from a thread of its own. Other
+    /// communicators go on. [`wait_with`](Self::wait_with) can leave that out, or abort all that the process has.
+    ///
+    /// # Errors
+    /// [`NcclError::Timeout`] names the last call and its number, and the ranks that are behind: those of this process, and those that reported over
+    /// the rendezvous, if there is one; [`MisuseKind::NotInGroup`] before the deadline, where this thread waits for a rank that it alone could bring;
+    /// [`NcclError::PeerLost`] half a second after the rendezvous knows that a rank has died, or at the deadline; [`NcclError::Nccl`] for NCCL's asynchronous errors; [`NcclError::Dead`] if the
+    /// communicator was ended meanwhile; [`NcclError::Cuda`] if the work failed.
+    pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
+        self.wait_with(stream, deadline, OnExpiry::default())
+    }
+
+    /// As [`wait`](Self::wait), by the communicator's own [`deadline`](Self::deadline).
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn synchronize(&self, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
+        self.wait(stream, self.deadline())
+    }
+
+    /// As [`wait`](Self::wait), with a choice of what is done about what is stuck.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn wait_with(&self, stream: &Arc<CudaStream>, deadline: Duration, on_expiry: OnExpiry) -> Result<(), NcclError> {
+        const CALL: &str = "wait";
+        let inner = &self.inner;
+        inner.nccl.not_forked(CALL)?;
+        let _span = spans::of(inner, CALL);
+        inner.check_stream(CALL, stream)?;
+        // The question itself would spoil the capture.
+        if is_capturing(stream)? {
+            let why = "the stream is being captured: nothing runs that could be waited for";
+            return Err(NcclError::misuse(CALL, MisuseKind::Context { why }));
+        }
+        inner.bind()?;
+        let (start, mut asked) = (Instant::now(), Instant::now());
+        let (mut watch, mut left_out) = (Watch::default(), LeftOut::new(deadline));
+        let done = wait_until(deadline_after(deadline), || {
+            // SAFETY: the stream lives as long as the `Arc` that holds it.
+            let code = relaxed(|| unsafe { inner.driver.api().cuStreamQuery(stream.cu_stream()) }).map_err(DriverError::from);
+            let is_done = match code.map_err(|error| Stop::Unasked(error.into()))? {
+                CudaCode::SUCCESS => true,
+                CudaCode::NOT_READY => false,
+                code if is_about_asking(code) => return Err(Stop::Unasked(CudaError::new("cuStreamQuery", code).into())),
+                code => return Err(Stop::Failed(CudaError::new("cuStreamQuery", code).into())),
+            };
+            if is_done || asked.elapsed() >= ASK_EVERY {
+                asked = Instant::now();
+                look(inner, CALL, if is_done { A_MOMENT } else { Duration::ZERO })?;
+                if !is_done {
+                    watch.look(inner, start.elapsed()).map_err(Stop::Failed)?;
+                    left_out.look(CALL, inner, start.elapsed()).map_err(Stop::Failed)?;
+                }
+            }
+            Ok(is_done)
+        });
+        let error = match done {
+            Ok(true) => return Ok(()),
+            Ok(false) => expired(inner, start.elapsed()),
+            Err(Stop::Unasked(error)) => return Err(error),
+            Err(Stop::Failed(error)) => blamed(inner, error),
+        };
+        let aborted = match on_expiry {
+            OnExpiry::Abort => siblings::of_process(inner),
+            OnExpiry::AbortAll => membership::all(),
+            OnExpiry::LeaveAlone => return Err(error),
+        };
+        for other in aborted.iter().filter(|other| !Arc::ptr_eq(other, inner) && other.identity == inner.identity) {
+            // What other threads wait for on the same communicator ends for the same reason.
+            let _ = other.verdict.set(error.clone());
+        }
+        match abort_together(&aborted, ABORT_LIMIT) {
+            Ok(count) => tracing::error!(%error, count, "communicators were aborted"),
+            Err(late) => tracing::error!(%error, %late, "not all communicators could be aborted in time"),
+        }
+        Err(error)
+    }
+
+    /// Tells the other ranks which call this rank issued last, for who waits for it; and gives what they told so far. Nothing without a
+    /// rendezvous.
+    ///
+    /// # Errors
+    /// [`NcclError::Bootstrap`].
+    pub fn report(&self) -> Result<Vec<RankReport>, NcclError> {
+        const CALL: &str = "report";
+        let inner = &self.inner;
+        inner.nccl.not_forked(CALL)?;
+        let Some(rendezvous) = inner.world.as_ref().and_then(|world| world.rendezvous.upgrade()) else { return Ok(Vec::new()) };
+        publish(inner, &rendezvous).map_err(NcclError::bootstrap(CALL))?;
+        let others = (0..inner.n_ranks).filter(|rank| *rank != inner.rank);
+        others.filter_map(|rank| reported(inner, &rendezvous, rank).map_err(NcclError::bootstrap(CALL)).transpose()).collect()
+    }
+}
+
+/// Why a wait ends before its deadline.
+enum Stop {
+    /// Nothing is known of the work, or somebody else has ended it.
+    Unasked(NcclError),
+    /// The work has failed.
+    Failed(NcclError),
+}
+
+/// Codes that say that the question was wrong, and nothing of the work.
+fn is_about_asking(code: CudaCode) -> bool {
+    // Parameters, contexts and handles; what has to do with captures.
+    matches!(code.0, 1 | 3 | 4 | 200 | 201 | 400 | 401) || (900..=908).contains(&code.0)
+}
+
+/// Whether what was enqueued still means what its caller thinks: a communicator that was revoked or aborted ends its work too.
+///
+/// A thread that is inside sees by itself what went wrong; it is waited for no longer than `patience`.
+fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<(), Stop> {
+    let state = inner.gate.state();
+    if state != State::Live && state != State::Suspended {
+        // The reason names the call that was waited for.
+        return Err(Stop::Unasked(inner.verdict.get().cloned().unwrap_or_else(|| inner.dead(call, state))));
+    }
+    let because = |error| inner.verdict.get().cloned().unwrap_or(error);
+    match inner.async_code(call, patience).map_err(|error| Stop::Unasked(because(error)))? {
+        ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
+        code => {
+            let error = inner.failure(inner.last().1, code);
+            let _ = inner.gate.change(State::Live, State::Failed);
+            Err(Stop::Failed(error))
+        }
+    }
+}
+
+fn key(inner: &Inner, rank: usize) -> String {
+    format!("peerweave-nccl/{:016x}/{rank}", inner.identity)
+}
+
+fn publish(inner: &Inner, rendezvous: &Rendezvous) -> Result<(), BootstrapError> {
+    let (sequence, call) = inner.last();
+    rendezvous.put(&key(inner, inner.rank), format!("{sequence} {call}").as_bytes())
+}
+
+fn reported(inner: &Inner, rendezvous: &Rendezvous, rank: usize) -> Result<Option<RankReport>, BootstrapError> {
+    let Some(text) = rendezvous.try_get(&key(inner, rank))? else { return Ok(None) };
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let (sequence, call) = text.split_once(' ').unwrap_or((&text, ""));
+    Ok(sequence.parse().ok().map(|sequence| RankReport { rank, sequence, call: call.to_owned() }))
+}
+
+/// Who waits for long hears soon that a rank is gone, over a rendezvous: over NVLink NCCL never notices, and the work is stuck until the deadline.
+#[derive(Default)]
+pub(crate) struct Watch {
+    /// When the rendezvous is asked next, in time waited.
+    next: Option<Duration>,
+    /// Who is gone, and when that was heard.
+    gone: Option<(Vec<usize>, Instant)>,
+}
+
+impl Watch {
+    /// An error when a rank has been gone for a while: what it still took part in has ended by then.
+    pub(crate) fn look(&mut self, inner: &Arc<Inner>, waited: Duration) -> Result<(), NcclError> {
+        if let Some((ranks, since)) = &mut self.gone {
+            if since.elapsed() < LAST_WORK {
+                return Ok(());
+            }
+            let ((_, call), communicator) = (inner.last(), Some(Arc::clone(&inner.name)));
+            return Err(PeerLost { call, communicator, ranks: std::mem::take(ranks), last_error: String::new() }.into());
+        }
+        if self.is_due(waited)
+            && let Some(rendezvous) = inner.world.as_ref().and_then(|world| world.rendezvous.upgrade())
+        {
+            let start = Instant::now();
+            let gone = News::gone_within(inner, &rendezvous, WATCH_PATIENCE);
+            self.answered(waited, start.elapsed(), gone);
+        }
+        Ok(())
+    }
+
+    fn is_due(&mut self, waited: Duration) -> bool {
+        waited >= *self.next.get_or_insert(WATCH_EVERY)
+    }
+
+    /// Notes what the rendezvous said, and how long that took: a server that is slow is asked less often, for a tenth of the time at most.
+    fn answered(&mut self, waited: Duration, took: Duration, gone: Vec<usize>) {
+        self.next = Some(waited + took * 10 + WATCH_EVERY);
+        self.gone = (!gone.is_empty()).then(|| (gone, Instant::now()));
+    }
+}
+
+/// What the rendezvous is asked, on a thread of its own: one whose server is gone or stuck must not keep this thread beyond its deadline. Nothing without
+/// a rendezvous.
+fn heard<R: Default + Send + 'static>(inner: &Arc<Inner>, ask: impl FnOnce(&Inner, &Rendezvous) -> R + Send + 'static) -> R {
+    let Some(rendezvous) = inner.world.as_ref().and_then(|world| world.rendezvous.upgrade()) else { return R::default() };
+    let (sender, receiver) = channel();
+    let asking = Arc::clone(inner);
+    let body = move || {
+        let _ = sender.send(ask(&asking, &rendezvous));
+    };
+    match std::thread::Builder::new().name("peerweave-reports".into()).spawn(body) {
+        Ok(_) => receiver.recv_timeout(2 * REPORTS).unwrap_or_default(),
+        Err(_) => R::default(),
+    }
+}
+
+/// An error of NCCL's that is somebody's loss where somebody is gone. Asked outside of the gate: it may take a moment.
+#[cold]
+pub(crate) fn blamed(inner: &Arc<Inner>, error: NcclError) -> NcclError {
+    let NcclError::Nccl(failure) = &error else { return error };
+    if !failure.code.may_be_a_loss() {
+        return error;
+    }
+    // NCCL notices a connection that is cut at once, the rendezvous a process that is gone a little later.
+    let gone = heard(inner, |inner, rendezvous| {
+        let mut gone = Vec::new();
+        let _ = wait_until(Instant::now() + REPORTS, || {
+            gone = News::gone(inner, rendezvous);
+            Ok::<_, BootstrapError>(!gone.is_empty())
+        });
+        gone
+    });
+    if gone.is_empty() {
+        return error;
+    }
+    let (communicator, last_error) = (failure.communicator.clone(), failure.last_error.clone());
+    PeerLost { call: failure.call, communicator, ranks: gone, last_error }.into()
+}
+
+/// The error of a wait that expired, with what the others say.
+#[cold]
+pub(crate) fn expired(inner: &Arc<Inner>, waited: Duration) -> NcclError {
+    let (sequence, call) = inner.last();
+    let call = if call.is_empty() { "wait" } else { call };
+    let news = heard(inner, News::gather);
+    let communicator = Some(Arc::clone(&inner.name));
+    let news = news.with(siblings::reports(inner), sequence);
+    if !news.gone.is_empty() {
+        let last_error = inner.nccl.last_error_text(std::ptr::null_mut());
+        return PeerLost { call, communicator, ranks: news.gone, last_error }.into();
+    }
+    Timeout { call, sequence: Some(sequence), waited, communicator, missing: news.missing, reports: news.reports }.into()
+}
+
+/// What the other ranks say, or the rendezvous about them.
+#[derive(Default)]
+struct News {
+    gone: Vec<usize>,
+    missing: Vec<usize>,
+    reports: Vec<RankReport>,
+}
+
+impl News {
+    /// The ranks that the rendezvous knows to be gone.
+    fn gone(inner: &Inner, rendezvous: &Rendezvous) -> Vec<usize> {
+        Self::gone_within(inner, rendezvous, REPORTS)
+    }
+
+    fn gone_within(inner: &Inner, rendezvous: &Rendezvous, patience: Duration) -> Vec<usize> {
+        if !inner.world.as_ref().is_some_and(|world| world.ranks_are_pes) {
+            return Vec::new();
+        }
+        match rendezvous.check_within(patience) {
+            Err(lost @ BootstrapError::PeLost { .. }) => lost.blamed().into_iter().map(|pe| pe.index()).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// With what is known of the ranks of this process, whether there is a rendezvous or not.
+    fn with(mut self, known: Vec<RankReport>, sequence: u64) -> Self {
+        for report in known {
+            self.missing.retain(|rank| *rank != report.rank);
+            self.reports.retain(|other| other.rank != report.rank);
+            if report.sequence < sequence {
+                self.missing.push(report.rank);
+            }
+            self.reports.push(report);
+        }
+        self.missing.sort_unstable();
+        self.reports.sort_unstable_by_key(|report| report.rank);
+        self
+    }
+
+    fn gather(inner: &Inner, rendezvous: &Rendezvous) -> Self {
+        let mut news = Self { gone: Self::gone(inner, rendezvous), ..Self::default() };
+        if !news.gone.is_empty() {
+            return news;
+        }
+        if publish(inner, rendezvous).is_err() {
+            return news;
+        }
+        let (sequence, _) = inner.last();
+        // The others' waits expire about now too.
+        let others: Vec<usize> = (0..inner.n_ranks).filter(|rank| *rank != inner.rank).collect();
+        let all = wait_until(Instant::now() + REPORTS, || {
+            let found = others.iter().map(|rank| reported(inner, rendezvous, *rank));
+            news.reports = found.filter_map(Result::transpose).collect::<Result<_, _>>()?;
+            // A report of an earlier expiry may be replaced by a newer one.
+            let is_new = |report: &RankReport| report.sequence >= sequence;
+            Ok::<_, BootstrapError>(news.reports.len() == others.len() && news.reports.iter().all(is_new))
+        });
+        if let Ok(false) = all {
+            news.missing = others.into_iter().filter(|rank| news.reports.iter().all(|report| report.rank != *rank)).collect();
+        }
+        // Who reports an earlier call has not arrived at this one.
+        news.missing.extend(news.reports.iter().filter(|report| report.sequence < sequence).map(|report| report.rank));
+        news.missing.sort_unstable();
+        news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_server_is_asked_less_often() {
+        for (took, most) in [(Duration::ZERO, 40), (WATCH_PATIENCE, 8)] {
+            let mut watch = Watch::default();
+            let mut asked = 0;
+            // Two seconds of looking.
+            for look in 0..1000 {
+                let waited = ASK_EVERY * look;
+                if watch.is_due(waited) {
+                    asked += 1;
+                    watch.answered(waited, took, Vec::new());
+                }
+            }
+            assert!((most - 1..=most).contains(&asked), "{asked} questions that take {took:?}");
+        }
+    }
+}

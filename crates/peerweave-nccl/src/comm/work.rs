@@ -1,0 +1,106 @@
+//! Work that calls have enqueued, as the watchdog sees it: whether it is done in time.
+//!
+//! A stream that is busy may have got new work since. So the watchdog records an event of its own behind what is enqueued, now and then, and asks whether
+//! that is done. A call costs nothing for it, and most work is done before an event is recorded.
+//!
+//! Invariant: no event is recorded in a stream that is being captured.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerweave_driver::cudarc::driver::sys::CUevent;
+use peerweave_driver::{CudaCode, CudaStream, is_capturing, relaxed};
+
+use crate::member::membership::{Inner, set_current};
+
+/// Work is looked at when it has taken this part of its deadline.
+const PART: u32 = 8;
+
+/// `CU_EVENT_DISABLE_TIMING`: the cheapest event there is.
+const DISABLE_TIMING: u32 = 2;
+
+/// What is known of the work of one communicator.
+#[derive(Default)]
+pub(crate) struct Work {
+    /// Calls up to this one are done.
+    done: u64,
+    /// When a later one was seen first.
+    since: Option<Instant>,
+    /// Events behind the work of calls up to this one.
+    marks: Option<(u64, Vec<Mark>)>,
+    is_late: bool,
+}
+
+impl Work {
+    /// Whether work was enqueued for so long that its deadline has passed. Says so once.
+    pub(crate) fn is_late(&mut self, inner: &Arc<Inner>, now: Instant) -> bool {
+        let limit = inner.work_deadline();
+        let (last, _) = inner.last();
+        if self.is_late || last == self.done || limit == Duration::MAX {
+            self.since = None;
+            return false;
+        }
+        let waited = now.duration_since(*self.since.get_or_insert(now));
+        if waited < limit / PART {
+            return false;
+        }
+        let (sequence, marks) = self.marks.get_or_insert_with(|| (last, Mark::all(inner)));
+        marks.retain(|mark| !mark.is_reached(inner));
+        if marks.is_empty() {
+            (self.done, self.since, self.marks) = (*sequence, None, None);
+            return false;
+        }
+        self.is_late = waited >= limit;
+        self.is_late
+    }
+}
+
+/// An event in a stream, behind the work that was there when it was recorded.
+struct Mark(CUevent);
+
+// SAFETY: shared is a handle that only the driver follows, which takes it from any thread; synchronised by being used by the watchdog's thread alone. Would
+// be caught by the test `work_that_is_late_ends_at_its_own_deadline`.
+unsafe impl Send for Mark {}
+
+impl Mark {
+    /// Behind all that the communicator has enqueued. Streams that are being captured, and those that refuse, have none.
+    fn all(inner: &Arc<Inner>) -> Vec<Self> {
+        if set_current(&inner.context).is_err() {
+            return Vec::new();
+        }
+        relaxed(|| inner.registered.streams().iter().filter_map(|stream| Self::behind(inner, stream)).collect())
+    }
+
+    fn behind(inner: &Inner, stream: &CudaStream) -> Option<Self> {
+        if !matches!(is_capturing(stream), Ok(false)) {
+            return None;
+        }
+        let mut event: CUevent = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live handle, and the communicator's context is current.
+        let made = unsafe { inner.driver.api().cuEventCreate(&raw mut event, DISABLE_TIMING) };
+        let mark = (made == Ok(CudaCode::SUCCESS)).then_some(Self(event))?;
+        // SAFETY: the event and the stream are live, and of the context that is current.
+        let recorded = unsafe { inner.driver.api().cuEventRecord(mark.0, stream.cu_stream()) };
+        if recorded == Ok(CudaCode::SUCCESS) {
+            return Some(mark);
+        }
+        mark.destroy(inner);
+        None
+    }
+
+    /// Whether the stream has passed it. An event that cannot be asked about says nothing.
+    fn is_reached(&self, inner: &Inner) -> bool {
+        // SAFETY: the event is live.
+        let code = relaxed(|| unsafe { inner.driver.api().cuEventQuery(self.0) });
+        let is_reached = code != Ok(CudaCode::NOT_READY);
+        if is_reached {
+            self.destroy(inner);
+        }
+        is_reached
+    }
+
+    fn destroy(&self, inner: &Inner) {
+        // SAFETY: nobody else has the event, and it is not used again. What still waits in its stream is the driver's.
+        let _ = unsafe { inner.driver.api().cuEventDestroy_v2(self.0) };
+    }
+}

@@ -1,0 +1,7 @@
+//! Options: of a communicator, of one call, of encryption.
+
+pub(crate) mod choices;
+pub(crate) mod encryption;
+pub(crate) mod nvls;
+pub(crate) mod of_call;
+pub(crate) mod of_communicator;

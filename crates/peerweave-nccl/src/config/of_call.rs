@@ -1,0 +1,321 @@
+//! The configuration of one collective (NCCL 2.31). That of a communicator is `config.rs`.
+//!
+//! Does not call anything. NCCL checks it on each rank by itself: that all ranks give the same is the caller's business.
+//!
+//! Invariant: as in `config.rs`, an option is either in the struct that the library reads, or an error.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use peerweave_driver::cudarc::driver::CudaEvent;
+
+use crate::config::of_communicator::{Found, in_range, interned};
+use crate::library::error::{MisuseKind, NcclError};
+use crate::member::membership::Inner;
+use crate::sys::{self, Versioned, ncclCollConfig_t, ncclConfigExt_t};
+use crate::{CtaPolicy, Switch, Version, version_code};
+
+/// How one collective shall run. What is not set is NCCL's to choose. Every rank has to give the same. NCCL 2.31.
+///
+/// ```
+/// use peerweave_nccl::{CollConfig, Switch};
+///
+/// let config = CollConfig::new().max_ctas(8).profiler_tag(42).force_algorithms(Switch::Off);
+/// # let _ = config;
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct CollConfig {
+    min_ctas: Option<u32>,
+    max_ctas: Option<u32>,
+    nvls_ctas: Option<u32>,
+    cga_cluster_size: Option<u32>,
+    algorithms: Option<String>,
+    force_algorithms: Option<Switch>,
+    cta_policy: Option<CtaPolicy>,
+    profiler_tag: u64,
+    launch_completion_event: Option<Arc<CudaEvent>>,
+    vendor_options: Vec<VendorOption>,
+}
+
+/// An option of a library by another vendor that has NCCL's interface. NVIDIA's ignores them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VendorOption {
+    /// The vendor's number: not 0, below 2^24.
+    pub vendor: u32,
+    /// The option's number at that vendor.
+    pub option: i32,
+    /// What it is set to.
+    pub value: VendorValue,
+}
+
+/// What a vendor's option is set to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum VendorValue {
+    /// A number.
+    Number(i32),
+    /// Text. Each different text stays in memory until the process ends.
+    Text(String),
+}
+
+const SINCE: Version = Version::new(2, 31, 0);
+const MOST: u32 = i32::MAX as u32;
+
+impl CollConfig {
+    /// Nothing is set.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The fewest CTAs.
+    pub fn min_ctas(mut self, ctas: u32) -> Self {
+        self.min_ctas = Some(ctas);
+        self
+    }
+
+    /// The most CTAs; no more than the communicator's own limit.
+    pub fn max_ctas(mut self, ctas: u32) -> Self {
+        self.max_ctas = Some(ctas);
+        self
+    }
+
+    /// The most CTAs where NVLink's switches are used.
+    pub fn nvls_ctas(mut self, ctas: u32) -> Self {
+        self.nvls_ctas = Some(ctas);
+        self
+    }
+
+    /// Blocks in a cluster of the kernel, 0 to 8; the same for all collectives of a group.
+    pub fn cga_cluster_size(mut self, blocks: u32) -> Self {
+        self.cga_cluster_size = Some(blocks);
+        self
+    }
+
+    /// Which algorithms may be used, in NCCL's own words. Each different text stays in memory until the process ends.
+    pub fn algorithms(mut self, selection: impl Into<String>) -> Self {
+        self.algorithms = Some(selection.into());
+        self
+    }
+
+    /// Whether a selection of [`algorithms`](Self::algorithms) that cannot be had is an error, as it is if this is not set.
+    pub fn force_algorithms(mut self, force: Switch) -> Self {
+        self.force_algorithms = Some(force);
+        self
+    }
+
+    /// How many processors of the device NCCL takes from computation.
+    ///
+    /// [`CtaPolicy::Zero`] is for buffers in symmetric windows, which copy engines then work on. Seen on 4 H200s with NCCL 2.32.3: scatter in place is refused
+    /// on the root, while the other ranks wait for it until the deadline.
+    pub fn cta_policy(mut self, policy: CtaPolicy) -> Self {
+        self.cta_policy = Some(policy);
+        self
+    }
+
+    /// What profilers see with this collective; below 2^63. 0 is no tag.
+    pub fn profiler_tag(mut self, tag: u64) -> Self {
+        self.profiler_tag = tag;
+        self
+    }
+
+    /// An event of this rank's device, in the context of its streams, that is recorded when the kernel has been launched completely, made without
+    /// timing (as cudarc does by default). All ranks give one or none does; one for each communicator and group. NCCL 2.32.
+    pub fn launch_completion_event(mut self, event: Arc<CudaEvent>) -> Self {
+        self.launch_completion_event = Some(event);
+        self
+    }
+
+    /// Adds an option for a library of another vendor.
+    pub fn vendor_option(mut self, option: VendorOption) -> Self {
+        self.vendor_options.push(option);
+        self
+    }
+
+    /// The struct for this library, for a call of that communicator.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] for what the library does not know; [`NcclError::Misuse`] for a value that NCCL would refuse.
+    pub(crate) fn to_raw(&self, call: &'static str, inner: &Inner) -> Result<RawCollConfig, NcclError> {
+        let raw = self.for_version(&Found { call, version: inner.nccl.version(), path: &inner.nccl.shared_path() })?;
+        let checked = |event: &Arc<CudaEvent>| inner.check_context(call, "the launch completion event", event.context());
+        self.launch_completion_event.as_ref().map_or(Ok(()), checked)?;
+        Ok(raw)
+    }
+
+    fn for_version(&self, found: &Found<'_>) -> Result<RawCollConfig, NcclError> {
+        found.needs("CollConfig (ncclCollConfig_t)", SINCE)?;
+        let misuse = |kind| Err(NcclError::misuse(found.call, kind));
+        if let (Some(min), Some(max)) = (self.min_ctas, self.max_ctas)
+            && min > max
+        {
+            return misuse(MisuseKind::Combination { what: "CollConfig::min_ctas", why: "it is greater than max_ctas" });
+        }
+        if self.profiler_tag >> 63 != 0 {
+            let why = "its highest bit is set, which NCCL keeps for itself";
+            return misuse(MisuseKind::Combination { what: "CollConfig::profiler_tag", why });
+        }
+        if self.launch_completion_event.is_some() {
+            found
+                .needs("CollConfig::launch_completion_event (ncclCollConfig_t.launchCompletionEvent)", Version::new(2, 32, 0))?;
+        }
+        let count = |what, count: Option<u32>, range, expected| match count {
+            None => Ok(sys::NCCL_CONFIG_UNDEF_INT),
+            Some(count) => in_range(found.call, what, count, range, expected),
+        };
+        let version = found.version.min(sys::HEADER);
+        let mut extensions = self.extensions(found.call)?;
+        let mut raw = ncclCollConfig_t {
+            size: ncclCollConfig_t::len_bytes(version).expect("2.31 was asked for above"),
+            magic: sys::NCCL_API_MAGIC,
+            version: version_code(version).unsigned_abs(),
+            ext: if extensions.is_empty() { std::ptr::null_mut() } else { extensions.as_mut_ptr() },
+            minCTAs: count("CollConfig::min_ctas", self.min_ctas, 1..=MOST, "at least 1")?,
+            maxCTAs: count("CollConfig::max_ctas", self.max_ctas, 1..=MOST, "at least 1")?,
+            nvlsCTAs: count("CollConfig::nvls_ctas", self.nvls_ctas, 1..=MOST, "at least 1")?,
+            cgaClusterSize: count("CollConfig::cga_cluster_size", self.cga_cluster_size, 0..=8, "0 to 8")?,
+            algSelection: std::ptr::null(),
+            forceAlgSelection: c_int::from(self.force_algorithms != Some(Switch::Off)),
+            CTAPolicy: self.cta_policy.map_or(sys::NCCL_CONFIG_UNDEF_INT, CtaPolicy::raw),
+            userProfilerTag: self.profiler_tag,
+            launchCompletionEvent: self.launch_completion_event.as_ref().map_or(std::ptr::null_mut(), |event| event.cu_event()),
+        };
+        if let Some(selection) = &self.algorithms {
+            raw.algSelection = interned(found.call, "CollConfig::algorithms", selection)?;
+        }
+        Ok(RawCollConfig { raw, _extensions: extensions, event: self.launch_completion_event.clone() })
+    }
+
+    /// The linked list of the vendors' options; each points to the next.
+    fn extensions(&self, call: &'static str) -> Result<Vec<ncclConfigExt_t>, NcclError> {
+        const WHAT: &str = "CollConfig::vendor_option";
+        let mut list = Vec::with_capacity(self.vendor_options.len());
+        for (index, option) in self.vendor_options.iter().enumerate() {
+            let key = (option.vendor, option.option);
+            if self.vendor_options[..index].iter().any(|earlier| (earlier.vendor, earlier.option) == key) {
+                return Err(NcclError::misuse(call, MisuseKind::Combination { what: WHAT, why: "an option is given twice" }));
+            }
+            let vendor = in_range(call, WHAT, option.vendor, 1..=(1 << 24) - 1, "a vendor from 1 to 16777215")?;
+            let val = match &option.value {
+                VendorValue::Number(number) => sys::ncclConfigExtValue { i: *number },
+                VendorValue::Text(text) => sys::ncclConfigExtValue { s: interned(call, WHAT, text)? },
+            };
+            let key = sys::ncclConfigExtKey { vendorId: vendor, optionId: option.option };
+            list.push(ncclConfigExt_t { next: std::ptr::null_mut(), key, val });
+        }
+        // Through one pointer to the whole, so that linking one element does not outdate the pointer to another.
+        let first = list.as_mut_ptr();
+        for index in 1..list.len() {
+            // SAFETY: both indices are inside the list, whose memory stays where it is when the vector is moved.
+            unsafe { (*first.add(index - 1)).next = first.add(index) };
+        }
+        Ok(list)
+    }
+}
+
+/// The configuration of a collective for one version of the library. Has to outlive every call that it is given to, and the end of their group.
+///
+/// Not `Clone`: the struct points into the list beside it.
+pub(crate) struct RawCollConfig {
+    raw: ncclCollConfig_t,
+    _extensions: Vec<ncclConfigExt_t>,
+    event: Option<Arc<CudaEvent>>,
+}
+
+impl RawCollConfig {
+    /// For NCCL, which only reads it.
+    pub(crate) fn as_ptr(&self) -> *const ncclCollConfig_t {
+        &raw const self.raw
+    }
+
+    /// The event that NCCL records; to be kept until then, and as long as a graph that captured the collective.
+    pub(crate) fn event(&self) -> Option<&Arc<CudaEvent>> {
+        self.event.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+    use std::path::Path;
+
+    use super::*;
+
+    fn build(config: &CollConfig, version: &str) -> Result<RawCollConfig, NcclError> {
+        let path: Arc<Path> = Path::new("/opt/libnccl.so.2").into();
+        config.for_version(&Found { call: "all_reduce", version: version.parse().expect("a version"), path: &path })
+    }
+
+    #[test]
+    fn struct_is_that_of_the_version() {
+        for (version, len_bytes, code) in
+            [("2.31.0", 64, 23100), ("2.31.2", 64, 23102), ("2.32.3", 72, 23203), ("2.40.1", 72, 23203)]
+        {
+            let config = build(&CollConfig::new(), version).expect("2.31 has it");
+            assert_eq!((config.raw.size, config.raw.version, config.raw.magic), (len_bytes, code, 0xcafe_beef), "{version}");
+            assert_eq!((config.raw.forceAlgSelection, config.raw.userProfilerTag, config.raw.maxCTAs), (1, 0, c_int::MIN));
+            assert!(config.raw.ext.is_null() && config.raw.algSelection.is_null() && config.raw.launchCompletionEvent.is_null());
+        }
+    }
+
+    #[test]
+    fn library_before_2_31_is_too_old_for_any() {
+        let error = build(&CollConfig::new(), "2.30.7").err().expect("2.30 has none");
+        assert_eq!(error.to_string(), "CollConfig (ncclCollConfig_t) needs NCCL 2.31.0, found 2.30.7 (/opt/libnccl.so.2)");
+    }
+
+    #[test]
+    fn values_arrive() {
+        let config = CollConfig::new()
+            .min_ctas(1)
+            .max_ctas(4)
+            .nvls_ctas(2)
+            .cga_cluster_size(0)
+            .algorithms("ring")
+            .force_algorithms(Switch::Off)
+            .cta_policy(CtaPolicy::Zero)
+            .profiler_tag(u64::MAX >> 1);
+        let raw = build(&config, "2.32.3").expect("all is known").raw;
+        assert_eq!((raw.minCTAs, raw.maxCTAs, raw.nvlsCTAs, raw.cgaClusterSize, raw.CTAPolicy), (1, 4, 2, 0, 2));
+        assert_eq!((raw.forceAlgSelection, raw.userProfilerTag), (0, u64::MAX >> 1));
+        // SAFETY: the pointer was made by `interned` just now.
+        assert_eq!(unsafe { CStr::from_ptr(raw.algSelection) }, c"ring");
+    }
+
+    #[test]
+    fn vendors_options_are_a_list_that_ends() {
+        let option = |option, value| VendorOption { vendor: 77, option, value };
+        let config = CollConfig::new()
+            .vendor_option(option(1, VendorValue::Number(-5)))
+            .vendor_option(option(2, VendorValue::Text("fast".into())))
+            .vendor_option(option(3, VendorValue::Number(9)));
+        let built = build(&config, "2.31.2").expect("all is known");
+        let mut keys = Vec::new();
+        let mut next = built.raw.ext.cast_const();
+        while !next.is_null() {
+            // SAFETY: the list belongs to `built`, which is alive.
+            let extension = unsafe { *next };
+            keys.push((extension.key.vendorId, extension.key.optionId));
+            next = extension.next;
+        }
+        assert_eq!(keys, [(77, 1), (77, 2), (77, 3)]);
+        let twice = config.vendor_option(option(2, VendorValue::Number(0)));
+        assert!(build(&twice, "2.31.2").is_err());
+        let nobody = CollConfig::new().vendor_option(VendorOption { vendor: 0, option: 1, value: VendorValue::Number(0) });
+        assert!(build(&nobody, "2.31.2").is_err());
+    }
+
+    #[test]
+    fn what_nccl_would_refuse_is_misuse() {
+        for (config, expected) in [
+            (CollConfig::new().min_ctas(5).max_ctas(4), "all_reduce: CollConfig::min_ctas: it is greater than max_ctas"),
+            (
+                CollConfig::new().profiler_tag(1 << 63),
+                "all_reduce: CollConfig::profiler_tag: its highest bit is set, which NCCL keeps for itself",
+            ),
+            (CollConfig::new().max_ctas(0), "all_reduce: CollConfig::max_ctas is 0, expected at least 1"),
+        ] {
+            assert_eq!(build(&config, "2.32.3").err().expect("it is wrong").to_string(), expected);
+        }
+    }
+}

@@ -1,0 +1,500 @@
+//! The configuration of a communicator. That of one collective is `coll_config.rs`.
+//!
+//! Does not set anything by itself: what is left out is NCCL's to choose.
+//!
+//! Invariant: an option is either in the struct that the library reads, or an error. NCCL itself drops what it does not know.
+
+use std::collections::HashSet;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::config::choices::{Choice, CtaPolicy, GraphUsage, HostCftMode, NvlsHostMode, Switch};
+use crate::config::nvls;
+use crate::library::error::{Misuse, MisuseKind, NcclError};
+use crate::library::loading::PRODUCT;
+use crate::sys::{self, Versioned, ncclConfig_t};
+use crate::{Nccl, Unsupported, Version, version_code};
+
+/// The most that NCCL's numbers can hold.
+const MOST: u32 = i32::MAX as u32;
+
+/// Declares the options: those that are chosen, those that are counted, those that are text.
+macro_rules! options {
+    (
+        choices { $($(#[$choice_doc:meta])* $choice:ident: $Choice:ty => $choice_field:ident $(, $unsafe:tt)?;)* }
+        counts { $($(#[$count_doc:meta])* $count:ident in $range:expr, $expected:literal => $count_field:ident;)* }
+        texts { $($(#[$text_doc:meta])* $text:ident => $text_field:ident;)* }
+    ) => {
+        /// How a communicator shall be made. What is not set is NCCL's to choose.
+        ///
+        /// Each option names the version that brought it. With an older library it is [`NcclError::Unsupported`] where the communicator is made.
+        ///
+        /// ```
+        /// use peerweave_nccl::{Config, CtaPolicy, Switch};
+        ///
+        /// let config = Config::new().name("tensor parallel").blocking(Switch::Off).cta_policy(CtaPolicy::Efficiency);
+        /// assert_eq!(config, config.clone());
+        /// ```
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        #[must_use]
+        pub struct Config {
+            $($choice: Option<$Choice>,)*
+            $($count: Option<u32>,)*
+            $($text: Option<String>,)*
+        }
+
+        impl Config {
+            $(
+                $(#[$choice_doc])*
+                pub $($unsafe)? fn $choice(mut self, $choice: $Choice) -> Self {
+                    self.$choice = Some($choice);
+                    self
+                }
+            )*
+            $(
+                $(#[$count_doc])*
+                pub fn $count(mut self, $count: u32) -> Self {
+                    self.$count = Some($count);
+                    self
+                }
+            )*
+            $(
+                $(#[$text_doc])*
+                pub fn $text(mut self, $text: impl Into<String>) -> Self {
+                    self.$text = Some($text.into());
+                    self
+                }
+            )*
+
+            /// Puts every option that is set into the struct of that version.
+            fn fill(&self, raw: &mut ncclConfig_t, found: &Found<'_>) -> Result<(), NcclError> {
+                $(if let Some(choice) = self.$choice {
+                    const WHAT: &str = option_name!($choice, $choice_field);
+                    found.needs(WHAT, field_since(stringify!($choice_field)))?;
+                    if let Some(since) = choice.since() {
+                        found.needs(WHAT, since)?;
+                    }
+                    raw.$choice_field = choice.number();
+                })*
+                $(if let Some(count) = self.$count {
+                    const WHAT: &str = option_name!($count, $count_field);
+                    found.needs(WHAT, field_since(stringify!($count_field)))?;
+                    raw.$count_field = in_range(found.call, WHAT, count, $range, $expected)?;
+                })*
+                $(if let Some(text) = &self.$text {
+                    const WHAT: &str = option_name!($text, $text_field);
+                    found.needs(WHAT, field_since(stringify!($text_field)))?;
+                    raw.$text_field = interned(found.call, WHAT, text)?;
+                })*
+                Ok(())
+            }
+        }
+
+        /// Every option by itself, set to something that is allowed, with the name of its field. For tests.
+        #[cfg(test)]
+        fn one_by_one() -> Vec<(&'static str, Config)> {
+            fn some<C: Choice + Sample>() -> C { C::SAMPLE }
+            vec![
+                $((stringify!($choice_field), Config { $choice: Some(some::<$Choice>()), ..Config::new() }),)*
+                $((stringify!($count_field), Config::new().$count(*$range.start()))),*,
+                $((stringify!($text_field), Config::new().$text("text"))),*
+            ]
+        }
+    };
+}
+
+macro_rules! option_name {
+    ($method:ident, $field:ident) => {
+        concat!("Config::", stringify!($method), " (ncclConfig_t.", stringify!($field), ")")
+    };
+}
+
+options! {
+    choices {
+        /// Whether calls wait inside NCCL until it is done with what the host has to do. Off (as when it is not set), they return at once, and this crate
+        /// waits with its deadlines. On, the call that makes a communicator has its deadline too: NCCL is called on another thread, which stays in
+        /// NCCL, and perhaps keeps a processor busy, for as long as the others do not come. **Later calls have no deadline on the host** (splitting,
+        /// connecting at first use): what is stuck in one ends by [`Communicator::abort`](crate::Communicator::abort) from another thread. NCCL 2.14.
+        blocking: Switch => blocking;
+        /// Whether children made by split share resources with this communicator; not set, that is NCCL's environment's to say
+        /// (`NCCL_COMM_SPLIT_SHARE_RESOURCES`), with the same duties. NCCL 2.18.
+        ///
+        /// # Safety
+        /// On: while a call on the communicator or one of its children runs, on the host, no other thread makes one on any of them. NCCL changes
+        /// what they share without a lock, and what this crate has is for one communicator. And what one of them aborts ends the others' work too,
+        /// without an error of theirs.
+        split_share: Switch => splitShare, unsafe;
+        /// Whether children made by shrink share resources with this communicator (`NCCL_COMM_SHRINK_SHARE_RESOURCES`). NCCL 2.27.
+        ///
+        /// # Safety
+        /// As [`split_share`](Self::split_share).
+        shrink_share: Switch => shrinkShare, unsafe;
+        /// Whether reductions run inside InfiniBand's switches (SHARP). NCCL 2.27.
+        collnet_enable: Switch => collnetEnable;
+        /// How many processors of the device NCCL takes from computation. NCCL 2.27; [`CtaPolicy::Zero`] 2.28.
+        cta_policy: CtaPolicy => CTAPolicy;
+        /// Whether work is scheduled for the best use of NVLink. NCCL 2.28.
+        nvlink_centric_sched: Switch => nvlinkCentricSched;
+        /// How this communicator's collectives are captured into graphs. NCCL 2.29.
+        graph_usage: GraphUsage => graphUsageMode;
+        /// Whether NCCL keeps kernels that are captured into graphs in order. Off, the caller does; that needs [`GraphUsage::Never`] or
+        /// [`GraphUsage::One`]. NCCL 2.30.5.
+        graph_stream_ordering: Switch => graphStreamOrdering;
+        /// Whether launches of several communicators on one device get the same order on every rank, so that they cannot block each other. NCCL 2.31.
+        launch_order_implicit: Switch => launchOrderImplicit;
+        /// Whether one-sided signals are set up when the communicator is made, rather than with the first window. Needed to signal without any
+        /// window. NCCL 2.31.
+        rma_eager_init: Switch => rmaEagerInit;
+        /// Whether host code can ask for a fabric's names of windows. NCCL 2.31.1.
+        host_cft_mode: HostCftMode => hostCftMode;
+        /// Which of NVLink's switch operations the host side uses. NCCL 2.32.
+        nvls_host_mode: NvlsHostMode => nvlsHostMode;
+    }
+    counts {
+        /// Blocks in a cluster of NCCL's kernels, 0 to 8. NCCL 2.17.
+        cga_cluster_size in 0..=8, "0 to 8" => cgaClusterSize;
+        /// The fewest CTAs of a kernel. Needs [`max_ctas`](Self::max_ctas) too. NCCL 2.17.
+        min_ctas in 1..=MOST, "at least 1" => minCTAs;
+        /// The most CTAs of a kernel. NCCL 2.17.
+        max_ctas in 1..=MOST, "at least 1" => maxCTAs;
+        /// The traffic class of network operations, with the network's meaning (service level, type of service). NCCL 2.26.
+        traffic_class in 0..=MOST, "at most 2147483647" => trafficClass;
+        /// CTAs of kernels that use NVLink's switches. NCCL 2.27.
+        nvls_ctas in 1..=MOST, "at least 1" => nvlsCTAs;
+        /// Network channels to one peer; NCCL rounds up to a power of two. NCCL 2.28.
+        channels_per_net_peer in 1..=64, "1 to 64" => nChannelsPerNetPeer;
+        /// Contexts of one-sided operations; 0 for none. NCCL 2.29.
+        num_rma_ctx in 0..=MOST, "at most 2147483647" => numRmaCtx;
+        /// The most peers that any rank sends to or receives from at a time. NCCL 2.30.
+        max_p2p_peers in 1..=MOST, "at least 1" => maxP2pPeers;
+        /// Signals in each context of one-sided operations. NCCL 2.31.
+        num_rma_sig in 0..=MOST, "at most 2147483647" => numRmaSig;
+    }
+    texts {
+        /// The network to use: `IB`, `Socket`, or a plug-in's name. NCCL 2.17.
+        net_name => netName;
+        /// A name for logs, profilers and errors. NCCL 2.27. NCCL keeps pointing to it, so that each different name stays in memory until the
+        /// process ends.
+        name => commName;
+    }
+}
+
+impl Config {
+    /// Nothing is set.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The name that was set.
+    pub fn name_set(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Whether calls shall wait, where that was set.
+    pub(crate) fn blocking_set(&self) -> Option<Switch> {
+        self.blocking
+    }
+
+    /// The struct for this library.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] for an option that the library does not know; [`NcclError::Misuse`] for a value that NCCL would refuse,
+    /// and where multicast objects are forbidden but NCCL was not told so.
+    pub(crate) fn to_raw(&self, call: &'static str, nccl: Nccl) -> Result<RawConfig, NcclError> {
+        nvls::obeys_the_switch(call)?;
+        self.for_version(&Found { call, version: nccl.version(), path: &nccl.shared_path() })
+    }
+
+    fn for_version(&self, found: &Found<'_>) -> Result<RawConfig, NcclError> {
+        self.check(found.call)?;
+        let mut raw = unset();
+        self.fill(&mut raw, found)?;
+        // A library that is newer than the header reads the version, and takes its defaults for what came later.
+        let version = found.version.min(sys::HEADER);
+        raw.version = version_code(version).unsigned_abs();
+        raw.size = ncclConfig_t::len_bytes(version).ok_or_else(|| found.unsupported("ncclConfig_t", Version::new(2, 14, 0)))?;
+        Ok(RawConfig(raw))
+    }
+
+    /// What NCCL refuses, or would only log and then do otherwise.
+    fn check(&self, call: &'static str) -> Result<(), NcclError> {
+        let combination = |what, why| Err(NcclError::misuse(call, MisuseKind::Combination { what, why }));
+        match (self.min_ctas, self.max_ctas) {
+            (Some(_), None) => return combination("Config::min_ctas", "NCCL takes it only together with max_ctas"),
+            (Some(min), Some(max)) if min > max => return combination("Config::min_ctas", "it is greater than max_ctas"),
+            _ => {}
+        }
+        if self.graph_stream_ordering == Some(Switch::Off)
+            && !matches!(self.graph_usage, Some(GraphUsage::Never | GraphUsage::One))
+        {
+            return combination(
+                "Config::graph_stream_ordering",
+                "Off needs graph_usage Never or One; NCCL would turn it on again",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Every field as NCCL marks what is not set. Size and version are still 0.
+fn unset() -> ncclConfig_t {
+    const UNDEF: c_int = sys::NCCL_CONFIG_UNDEF_INT;
+    ncclConfig_t {
+        size: 0,
+        magic: sys::NCCL_API_MAGIC,
+        version: 0,
+        blocking: UNDEF,
+        cgaClusterSize: UNDEF,
+        minCTAs: UNDEF,
+        maxCTAs: UNDEF,
+        netName: std::ptr::null(),
+        splitShare: UNDEF,
+        trafficClass: UNDEF,
+        commName: std::ptr::null(),
+        collnetEnable: UNDEF,
+        CTAPolicy: UNDEF,
+        shrinkShare: UNDEF,
+        nvlsCTAs: UNDEF,
+        nChannelsPerNetPeer: UNDEF,
+        nvlinkCentricSched: UNDEF,
+        graphUsageMode: UNDEF,
+        numRmaCtx: UNDEF,
+        maxP2pPeers: UNDEF,
+        graphStreamOrdering: UNDEF,
+        launchOrderImplicit: UNDEF,
+        numRmaSig: UNDEF,
+        rmaEagerInit: UNDEF,
+        hostCftMode: UNDEF,
+        nvlsHostMode: UNDEF,
+    }
+}
+
+/// A configuration for one version of the library.
+#[derive(Clone, Debug)]
+pub(crate) struct RawConfig(ncclConfig_t);
+
+// SAFETY: shared is the text that the pointers in it point to: nobody writes it and it lives until the process ends (`interned`), so nobody has to
+// synchronise. `threads_read_the_names_of_a_config` would catch a failure; it is the test of that.
+unsafe impl Send for RawConfig {}
+// SAFETY: as above, and nothing in it changes behind a shared reference.
+unsafe impl Sync for RawConfig {}
+
+impl RawConfig {
+    /// For NCCL, which reads it during the call and keeps only pointers to the names, which live for ever.
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut ncclConfig_t {
+        &raw mut self.0
+    }
+}
+
+/// The library that something is built for.
+pub(crate) struct Found<'a> {
+    pub(crate) call: &'static str,
+    pub(crate) version: Version,
+    pub(crate) path: &'a Arc<Path>,
+}
+
+impl Found<'_> {
+    pub(crate) fn needs(&self, what: &'static str, since: Version) -> Result<(), NcclError> {
+        if self.version.at_least(since) { Ok(()) } else { Err(self.unsupported(what, since)) }
+    }
+
+    #[cold]
+    pub(crate) fn unsupported(&self, what: &'static str, since: Version) -> NcclError {
+        Unsupported { product: PRODUCT, what, since: Some(since), found: self.version, path: Arc::clone(self.path) }.into()
+    }
+}
+
+/// The version that brought a field of `ncclConfig_t`.
+fn field_since(name: &str) -> Version {
+    let field = ncclConfig_t::FIELDS.iter().find(|field| field.name == name);
+    field.expect("the history of the struct has every field").since
+}
+
+/// A number that NCCL accepts.
+pub(crate) fn in_range(
+    call: &'static str,
+    what: &'static str,
+    found: u32,
+    range: std::ops::RangeInclusive<u32>,
+    expected: &'static str,
+) -> Result<c_int, NcclError> {
+    match c_int::try_from(found) {
+        Ok(number) if range.contains(&found) => Ok(number),
+        _ => Err(Misuse { call, kind: MisuseKind::Value { what, found: i64::from(found), expected } }.into()),
+    }
+}
+
+/// Text that lives until the process ends, as NCCL wants of names that it keeps pointing to. Equal texts share their memory.
+pub(crate) fn interned(call: &'static str, what: &'static str, text: &str) -> Result<*const c_char, NcclError> {
+    static TEXTS: Mutex<Option<HashSet<&'static CStr>>> = Mutex::new(None);
+    let Ok(text) = CString::new(text) else {
+        return Err(NcclError::misuse(call, MisuseKind::Text { what, why: "a zero byte inside" }));
+    };
+    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let texts = texts.get_or_insert_default();
+    if let Some(known) = texts.get(text.as_c_str()) {
+        return Ok(known.as_ptr());
+    }
+    let new: &'static CStr = Box::leak(text.into_boxed_c_str());
+    texts.insert(new);
+    Ok(new.as_ptr())
+}
+
+#[cfg(test)]
+trait Sample {
+    const SAMPLE: Self;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Sample for Switch {
+        const SAMPLE: Self = Self::On;
+    }
+    impl Sample for CtaPolicy {
+        const SAMPLE: Self = Self::Efficiency;
+    }
+    impl Sample for GraphUsage {
+        const SAMPLE: Self = Self::One;
+    }
+    impl Sample for HostCftMode {
+        const SAMPLE: Self = Self::Fallback;
+    }
+    impl Sample for NvlsHostMode {
+        const SAMPLE: Self = Self::DisableBoth;
+    }
+
+    const VERSIONS: [&str; 24] = [
+        "2.18.1", "2.18.3", "2.19.3", "2.20.5", "2.21.5", "2.22.3", "2.23.4", "2.24.3", "2.25.1", "2.26.2", "2.27.3", "2.27.7",
+        "2.28.3", "2.28.7", "2.28.9", "2.29.2", "2.29.7", "2.30.3", "2.30.4", "2.30.7", "2.31.0", "2.31.2", "2.32.3", "2.40.0",
+    ];
+
+    fn build(config: &Config, version: Version) -> Result<ncclConfig_t, NcclError> {
+        let path: Arc<Path> = Path::new("/opt/libnccl.so.2").into();
+        config.for_version(&Found { call: "init_rank", version, path: &path }).map(|raw| raw.0)
+    }
+
+    /// The words of the struct as the library would read them: only as far as its size says.
+    fn known_prefix(raw: &ncclConfig_t) -> Vec<&'static str> {
+        let known = ncclConfig_t::FIELDS.iter().filter(|field| field.offset_bytes + field.len_bytes <= raw.size);
+        known.map(|field| field.name).collect()
+    }
+
+    #[test]
+    fn every_option_is_in_the_struct_or_an_error_in_every_version() {
+        for text in VERSIONS {
+            let version: Version = text.parse().expect("a version");
+            for (field, mut config) in one_by_one() {
+                if field == "minCTAs" {
+                    config = config.max_ctas(4);
+                }
+                let since = field_since(field);
+                match build(&config, version) {
+                    Ok(raw) => {
+                        assert!(version >= since, "{field} on {version}");
+                        assert!(known_prefix(&raw).contains(&field), "{field} on {version}: {} bytes", raw.size);
+                        assert_eq!(raw.version, version_code(version.min(sys::HEADER)).unsigned_abs());
+                    }
+                    Err(NcclError::Unsupported(error)) => {
+                        assert!(version < since, "{field} on {version}");
+                        assert_eq!((error.since, error.found), (Some(since), version));
+                        assert!(error.what.contains(field), "{}", error.what);
+                    }
+                    Err(other) => panic!("{field} on {version}: {other}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_field_of_the_struct_has_an_option() {
+        let mut options: Vec<_> = one_by_one().into_iter().map(|(field, _)| field).collect();
+        let mut fields: Vec<_> = ncclConfig_t::FIELDS[3..].iter().map(|field| field.name).collect();
+        options.sort_unstable();
+        fields.sort_unstable();
+        assert_eq!(options, fields);
+    }
+
+    #[test]
+    fn nothing_set_is_undefined_everywhere() {
+        for text in VERSIONS {
+            let raw = build(&Config::new(), text.parse().expect("a version")).expect("nothing is asked for");
+            assert_eq!(raw.magic, 0xcafe_beef);
+            assert_eq!([raw.blocking, raw.splitShare, raw.nvlsHostMode], [c_int::MIN; 3]);
+            assert!(raw.netName.is_null() && raw.commName.is_null());
+        }
+    }
+
+    #[test]
+    fn values_arrive() {
+        let config = Config::new()
+            .blocking(Switch::Off)
+            .cta_policy(CtaPolicy::Zero)
+            .nvls_host_mode(NvlsHostMode::Disable)
+            .host_cft_mode(HostCftMode::Disable)
+            .graph_usage(GraphUsage::Never)
+            .graph_stream_ordering(Switch::Off)
+            .min_ctas(2)
+            .max_ctas(8)
+            .traffic_class(0)
+            .name("pipeline");
+        let raw = build(&config, sys::HEADER).expect("all is known");
+        assert_eq!((raw.blocking, raw.CTAPolicy, raw.nvlsHostMode, raw.hostCftMode), (0, 2, c_int::MAX, 2));
+        assert_eq!((raw.graphUsageMode, raw.graphStreamOrdering, raw.minCTAs, raw.maxCTAs, raw.trafficClass), (0, 0, 2, 8, 0));
+        // SAFETY: the pointer was made by `interned` just now.
+        assert_eq!(unsafe { CStr::from_ptr(raw.commName) }, c"pipeline");
+        assert_eq!(config.name_set(), Some("pipeline"));
+        assert_eq!(config.blocking_set(), Some(Switch::Off));
+    }
+
+    #[test]
+    fn value_that_came_later_than_its_field_is_unsupported() {
+        let error =
+            build(&Config::new().cta_policy(CtaPolicy::Zero), Version::new(2, 27, 7)).expect_err("2.27 knows the field only");
+        assert_eq!(
+            error.to_string(),
+            "Config::cta_policy (ncclConfig_t.CTAPolicy) needs NCCL 2.28.0, found 2.27.7 (/opt/libnccl.so.2)"
+        );
+    }
+
+    #[test]
+    fn what_nccl_would_refuse_or_ignore_is_misuse() {
+        for (config, expected) in [
+            (
+                Config::new().cga_cluster_size(9),
+                "init_rank: Config::cga_cluster_size (ncclConfig_t.cgaClusterSize) is 9, expected 0 to 8",
+            ),
+            (Config::new().min_ctas(2), "init_rank: Config::min_ctas: NCCL takes it only together with max_ctas"),
+            (Config::new().min_ctas(9).max_ctas(8), "init_rank: Config::min_ctas: it is greater than max_ctas"),
+            (
+                Config::new().graph_stream_ordering(Switch::Off),
+                "init_rank: Config::graph_stream_ordering: Off needs graph_usage Never or One; NCCL would turn it on again",
+            ),
+            (Config::new().name("a\0b"), "init_rank: Config::name (ncclConfig_t.commName): a zero byte inside"),
+            (
+                Config::new().traffic_class(u32::MAX),
+                "init_rank: Config::traffic_class (ncclConfig_t.trafficClass) is 4294967295, expected at most 2147483647",
+            ),
+        ] {
+            assert_eq!(build(&config, sys::HEADER).expect_err("it is wrong").to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn threads_read_the_names_of_a_config() {
+        let path: Arc<Path> = Path::new("/opt/libnccl.so.2").into();
+        let found = Found { call: "init_rank", version: sys::HEADER, path: &path };
+        let raw = Config::new().name("shared").for_version(&found).expect("all is known");
+        let again = Config::new().name("shared").for_version(&found).expect("all is known");
+        assert_eq!(raw.0.commName, again.0.commName, "equal names share their memory");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                let raw = &raw;
+                // SAFETY: the pointer was made by `interned`.
+                scope.spawn(move || assert_eq!(unsafe { CStr::from_ptr(raw.0.commName) }, c"shared"));
+            }
+        });
+    }
+}

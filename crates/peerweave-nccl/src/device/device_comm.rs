@@ -1,0 +1,248 @@
+//! Device communicators: what a kernel is given so that it communicates by itself (NCCL 2.30.3).
+//!
+//! What one shall have is `device_requirements.rs`. The device side, linked into kernels, is NCCL's and not here.
+//!
+//! # Invariants
+//! - **[D1]** The bytes stay where they are from before NCCL is told of them until NCCL is done with them.
+//! - **[D2]** A device communicator keeps its communicator, so that what its bytes point to exists as long as it does.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use crate::comm::communicator::Communicator;
+use crate::config::of_communicator::Found;
+use crate::device::requirements::{DeviceCommRequirements, RawRequirements};
+use crate::library::error::NcclError;
+use crate::member::membership::Inner;
+use crate::member::spans;
+use crate::member::state::Allowed;
+use crate::sys::{Api, ncclCftTeamMode_t, ncclComm_t, ncclTeam_t};
+use crate::{DeviceTeam, Version};
+
+/// What a kernel is given so that it communicates by itself: bytes that only NCCL's device code understands.
+///
+/// Dropping it does not tell NCCL: what it holds is given back with the communicator. [`destroy`](Self::destroy) gives it back at once.
+pub struct DeviceCommunicator {
+    communicator: Communicator,
+    bytes: Storage,
+    buffers: Vec<u32>,
+    multimem: Vec<MultimemHandle>,
+}
+
+/// Where a team's multicast begins: for kernels, and for windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MultimemHandle(u64);
+
+impl MultimemHandle {
+    /// The address. Only multimem instructions of kernels may use it; 0 where the hardware has none.
+    pub fn address(self) -> u64 {
+        self.0
+    }
+}
+
+/// Bytes that NCCL writes, by words for their alignment. Zero at first, so that reading any of them is defined.
+///
+/// Held by pointer, since NCCL keeps one of its own while it works [D1].
+struct Storage {
+    words: NonNull<u64>,
+    len_bytes: usize,
+}
+
+// SAFETY: shared are the bytes, which nobody writes once the device communicator is made, so that nothing has to be synchronised; the test
+// `threads_share_a_device_communicator` would catch a failure.
+unsafe impl Send for Storage {}
+// SAFETY: as above.
+unsafe impl Sync for Storage {}
+
+impl Storage {
+    fn new(len_bytes: usize) -> Self {
+        let words: &'static mut [u64] = Box::leak(vec![0; len_bytes.div_ceil(8).max(1)].into_boxed_slice());
+        Self { words: NonNull::from(words).cast(), len_bytes }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the words were allocated with at least that many bytes, all of them are initialised, and nobody writes them any more.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.len_bytes) }
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        let words = std::ptr::slice_from_raw_parts_mut(self.words.as_ptr(), self.len_bytes.div_ceil(8).max(1));
+        // SAFETY: this is what `new` leaked, and nobody else frees it.
+        drop(unsafe { Box::from_raw(words) });
+    }
+}
+
+impl DeviceCommunicator {
+    /// Makes a device communicator.
+    ///
+    /// # Collective
+    /// Every rank, with the same requirements, at the same place among its calls. One thread that drives several ranks cannot do it for one after
+    /// the other: it takes a thread for each.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] before NCCL 2.30.3 and for what the library does not know; [`NcclError::Misuse`] for numbers that NCCL would refuse, and for
+    /// a team that is not of this rank of this communicator; [`NcclError::MulticastDisabled`] where
+    /// the requirements need multicast objects; [`NcclError::Nccl`] where the hardware lacks something, see [`Communicator::properties`];
+    /// [`NcclError::Timeout`] past the communicator's deadline, which is then aborted; [`NcclError::Dead`].
+    pub fn create(communicator: &Communicator, requirements: &DeviceCommRequirements) -> Result<Self, NcclError> {
+        const CALL: &str = "ncclDevCommCreate";
+        let inner = &communicator.inner;
+        let _span = spans::of(inner, CALL);
+        let found = Found { call: "DeviceCommunicator::create", version: inner.nccl.version(), path: &inner.nccl.shared_path() };
+        let (raw, len_bytes) = requirements.to_raw(&found, inner.rank, inner.n_ranks)?;
+        let len_bytes = match len_bytes {
+            Some(len_bytes) => len_bytes,
+            None => communicator.properties()?.device_comm_len_bytes().unwrap_or(0),
+        };
+        // NCCL may still be at work where the call fails, or panics: then both stay allocated for ever.
+        let bytes = ManuallyDrop::new(Storage::new(len_bytes));
+        let raw = ManuallyDrop::new(raw);
+        let destination = bytes.words;
+        inner.call(CALL, Allowed::LIVE, |api, comm| {
+            // SAFETY: the handle is live inside the gate. NCCL copies the requirements during the call, but for the places that it fills, and writes to
+            // those and to the bytes until the call is settled; all of them stay where they are until then [D1].
+            unsafe { api.ncclDevCommCreate(comm, raw.as_ptr(), destination.as_ptr().cast()) }
+        })?;
+        let bytes = ManuallyDrop::into_inner(bytes);
+        let (buffers, multimem) = RawRequirements::filled(ManuallyDrop::into_inner(raw));
+        let multimem = multimem.into_iter().map(|handle| MultimemHandle(handle.mcBasePtr as u64)).collect();
+        Ok(Self { communicator: communicator.clone(), bytes, buffers, multimem })
+    }
+
+    /// What a kernel takes by value as its `ncclDevComm`, or copied to the device by pointer. Opaque.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.bytes.bytes()
+    }
+
+    /// The communicator that it was made of.
+    pub fn communicator(&self) -> &Communicator {
+        &self.communicator
+    }
+
+    /// What kernels call the buffer that was asked for at that place: a number that NCCL's device functions take.
+    pub fn buffer_handle(&self, index: usize) -> Option<u32> {
+        self.buffers.get(index).copied()
+    }
+
+    /// Where that buffer begins in the device communicator's own window, in bytes.
+    pub fn buffer_offset_bytes(&self, index: usize) -> Option<usize> {
+        // As NCCL's headers compute it: handles count by 128 bytes.
+        self.buffers.get(index).map(|handle| *handle as usize * 128)
+    }
+
+    /// The multicast of the team that was asked for at that place.
+    pub fn multimem_handle(&self, index: usize) -> Option<MultimemHandle> {
+        self.multimem.get(index).copied()
+    }
+
+    /// Gives back what it holds: buffers, barriers, network contexts. Local.
+    ///
+    /// ```compile_fail,E0133
+    /// # fn f(device: peerweave_nccl::DeviceCommunicator) -> Result<(), peerweave_nccl::NcclError> {
+    /// device.destroy() // only the caller knows that no kernel uses it
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`NcclError::Dead`] where the communicator gave it back already; [`NcclError::Nccl`].
+    ///
+    /// # Safety
+    /// No kernel that uses it runs any more, on this rank or, by loads, stores and the network, on another.
+    pub unsafe fn destroy(self) -> Result<(), NcclError> {
+        let inner = &self.communicator.inner;
+        let _span = spans::of(inner, "ncclDevCommDestroy");
+        let bytes = self.bytes.words.as_ptr();
+        // SAFETY: the bytes are those of a device communicator of this live handle; that nothing uses it is the caller's promise.
+        inner.call("ncclDevCommDestroy", Allowed::OPEN, |api, comm| unsafe {
+            api.ncclDevCommDestroy(comm, bytes.cast_const().cast())
+        })
+    }
+}
+
+impl fmt::Debug for DeviceCommunicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceCommunicator({} bytes, of {})", self.bytes.len_bytes, self.communicator.inner.name)
+    }
+}
+
+/// Which ranks a team of the fabric has. NCCL 2.31.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CftTeam {
+    /// All of the fabric.
+    Flat,
+    /// Those that a multicast reaches.
+    Multimem,
+    /// Those that loads and stores reach.
+    Lsa,
+}
+
+impl Communicator {
+    /// All ranks, as kernels see them.
+    pub fn world_team(&self) -> DeviceTeam {
+        DeviceTeam::world(self.n_ranks(), self.rank())
+    }
+
+    /// The ranks that this one's loads and stores reach, itself among them; `None` where NCCL cannot tell, for lack of what device communicators need.
+    /// NCCL 2.28.3.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] before; [`NcclError::Dead`].
+    pub fn lsa_team(&self) -> Result<Option<DeviceTeam>, NcclError> {
+        // SAFETY: the handle is live.
+        self.team("ncclTeamLsa", |api, comm| unsafe { api.ncclTeamLsa(comm) })
+    }
+
+    /// The ranks at this one's place in each such team. NCCL 2.28.3.
+    ///
+    /// # Errors
+    /// As [`lsa_team`](Self::lsa_team).
+    pub fn rail_team(&self) -> Result<Option<DeviceTeam>, NcclError> {
+        // SAFETY: the handle is live.
+        self.team("ncclTeamRail", |api, comm| unsafe { api.ncclTeamRail(comm) })
+    }
+
+    /// The ranks of the fabric; `None` where there is none. NCCL 2.31.
+    ///
+    /// # Errors
+    /// As [`lsa_team`](Self::lsa_team).
+    pub fn cft_team(&self, which: CftTeam) -> Result<Option<DeviceTeam>, NcclError> {
+        self.inner.nccl.needs("ncclTeamCft", Version::new(2, 31, 0))?;
+        let mode = match which {
+            CftTeam::Flat => ncclCftTeamMode_t::NCCL_CFT_TEAM_FLAT,
+            CftTeam::Multimem => ncclCftTeamMode_t::NCCL_CFT_TEAM_HIER_MULTIMEM,
+            CftTeam::Lsa => ncclCftTeamMode_t::NCCL_CFT_TEAM_HIER_LSA,
+        };
+        // SAFETY: the handle is live.
+        self.team("ncclTeamCft", |api, comm| unsafe { api.ncclTeamCft(comm, mode) })
+    }
+
+    fn team(
+        &self,
+        call: &'static str,
+        ask: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclTeam_t, peerweave_dylib::MissingSymbol>,
+    ) -> Result<Option<DeviceTeam>, NcclError> {
+        let inner: &Inner = &self.inner;
+        let _inside = inner.enter(call, Allowed::LIVE)?;
+        inner.bind()?;
+        let raw = inner.nccl.code(call, |api| ask(api, inner.handle.get()))?;
+        Ok(DeviceTeam::from_raw(raw, inner.rank))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_start_as_zeros_and_are_aligned() {
+        for len_bytes in [0, 1, 240, 248] {
+            let storage = Storage::new(len_bytes);
+            assert_eq!(storage.bytes(), vec![0; len_bytes]);
+            assert_eq!(storage.words.as_ptr() as usize % 8, 0);
+        }
+    }
+}

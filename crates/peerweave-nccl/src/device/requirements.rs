@@ -1,0 +1,496 @@
+//! What a device communicator shall have, and the structs that tell NCCL.
+//!
+//! Creating it is `device_comm.rs`. The device API of 2.28 and 2.29 had other layouts and is not used: 2.30.3 is the first.
+//!
+//! Invariant: as in `config.rs`, a requirement is either in the struct that the library reads, or an error.
+
+use std::ffi::c_int;
+
+use peerweave_driver::multicast_switch;
+
+use crate::config::of_communicator::{Found, in_range};
+use crate::library::error::{MisuseKind, NcclError};
+use crate::sys::{
+    self, Versioned, ncclDevCommRequirements_t, ncclDevResourceRequirements_t, ncclGinConnectionType_t, ncclMultimemHandle_t,
+    ncclTeam_t, ncclTeamRequirements_t,
+};
+use crate::{DeviceTeam, GinConnection, GinType, Switch, Version, version_code};
+
+/// The first version whose device communicators say of which version they are.
+pub(crate) const SINCE: Version = Version::new(2, 30, 3);
+/// The first version that can say how large they are.
+pub(crate) const RUNTIME_SINCE: Version = Version::new(2, 31, 0);
+
+/// Of which version the device communicator shall be: that which the kernels were compiled for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceCommLayout {
+    /// Of the library itself: for kernels that are linked, at run time, with the device code that comes with it.
+    #[default]
+    Library,
+    /// Of this version: for kernels that were compiled with its headers. No later than the library.
+    Version(Version),
+}
+
+/// What a device communicator shall have. Every rank has to ask for the same. NCCL 2.30.3.
+///
+/// ```
+/// use peerweave_nccl::{DeviceCommRequirements, ResourceBuffer};
+///
+/// let requirements = DeviceCommRequirements::new()
+///     .lsa_barriers(16)
+///     .buffer(ResourceBuffer { len_bytes: 1 << 16, align_bytes: 128 });
+/// # let _ = requirements;
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct DeviceCommRequirements {
+    layout: DeviceCommLayout,
+    lsa_multimem: Switch,
+    barriers: u32,
+    lsa_barriers: u32,
+    rail_gin_barriers: u32,
+    world_gin_barriers: u32,
+    lla2a_blocks: u32,
+    lla2a_slots: u32,
+    gin_contexts: u32,
+    gin_signals: u32,
+    gin_counters: u32,
+    gin_connection: GinConnection,
+    gin_exclusive_contexts: Switch,
+    gin_queue_depth: u32,
+    gin_traffic_class: Option<u32>,
+    gin_strong_signals: Switch,
+    gin_va_signals: Switch,
+    gin_type: GinType,
+    cft: Switch,
+    cft_multimem: Switch,
+    cft_barriers: u32,
+    buffers: Vec<ResourceBuffer>,
+    multimem_teams: Vec<DeviceTeam>,
+}
+
+/// Memory that NCCL allocates on every rank's device for a device communicator, in a window of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResourceBuffer {
+    /// How much, in bytes.
+    pub len_bytes: usize,
+    /// Its alignment in bytes: a power of two.
+    pub align_bytes: usize,
+}
+
+impl Default for DeviceCommRequirements {
+    /// What NCCL's headers begin with: nothing, with four network contexts should a network be asked for.
+    fn default() -> Self {
+        Self {
+            layout: DeviceCommLayout::Library,
+            lsa_multimem: Switch::Off,
+            barriers: 0,
+            lsa_barriers: 0,
+            rail_gin_barriers: 0,
+            world_gin_barriers: 0,
+            lla2a_blocks: 0,
+            lla2a_slots: 0,
+            gin_contexts: 4,
+            gin_signals: 0,
+            gin_counters: 0,
+            gin_connection: GinConnection::None,
+            gin_exclusive_contexts: Switch::Off,
+            gin_queue_depth: 0,
+            gin_traffic_class: None,
+            gin_strong_signals: Switch::On,
+            gin_va_signals: Switch::On,
+            gin_type: GinType::None,
+            cft: Switch::Off,
+            cft_multimem: Switch::Off,
+            cft_barriers: 0,
+            buffers: Vec::new(),
+            multimem_teams: Vec::new(),
+        }
+    }
+}
+
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident: $Type:ty;)*) => {$(
+        $(#[$doc])*
+        pub fn $name(mut self, $name: $Type) -> Self {
+            self.$name = $name;
+            self
+        }
+    )*};
+}
+
+impl DeviceCommRequirements {
+    /// Nothing is asked for.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    setters! {
+        /// Of which version the device communicator shall be.
+        layout: DeviceCommLayout;
+        /// Whether kernels use multimem instructions on the ranks that loads and stores reach. Needs a multicast object, which can be forbidden.
+        lsa_multimem: Switch;
+        /// Barriers among all ranks, that use loads and stores as far as they reach and the network beyond.
+        barriers: u32;
+        /// Barriers among the ranks that loads and stores reach.
+        lsa_barriers: u32;
+        /// Barriers along rails, over the network.
+        rail_gin_barriers: u32;
+        /// Barriers among all ranks over the network.
+        world_gin_barriers: u32;
+        /// Thread blocks that run an all-to-all of short messages.
+        lla2a_blocks: u32;
+        /// Slots of each of them.
+        lla2a_slots: u32;
+        /// Network contexts; a hint.
+        gin_contexts: u32;
+        /// Network signals, from 0 on.
+        gin_signals: u32;
+        /// Network counters, from 0 on.
+        gin_counters: u32;
+        /// Which ranks kernels reach over the network. Anything that is called `gin` here needs one.
+        gin_connection: GinConnection;
+        /// Whether no other device communicator uses these contexts.
+        gin_exclusive_contexts: Switch;
+        /// How many operations a context holds; 0 for NCCL's choice.
+        gin_queue_depth: u32;
+        /// Whether kernels use strong signals. Off, they must not. NCCL 2.30.7.
+        gin_strong_signals: Switch;
+        /// Whether kernels signal addresses. Off, they must not. NCCL 2.30.7.
+        gin_va_signals: Switch;
+        /// What shall carry communication over the network; [`GinType::None`] for any. NCCL 2.31.
+        gin_type: GinType;
+        /// Whether kernels use the fabric by logical endpoints. NCCL 2.31.
+        cft: Switch;
+        /// Whether kernels use the fabric's multicasts, which can be forbidden. NCCL 2.31.
+        cft_multimem: Switch;
+        /// Barriers over the fabric. NCCL 2.31.
+        cft_barriers: u32;
+    }
+
+    /// The traffic class of network operations of kernels.
+    pub fn gin_traffic_class(mut self, class: u32) -> Self {
+        self.gin_traffic_class = Some(class);
+        self
+    }
+
+    /// Adds memory of the device communicator's own. Where it is,
+    /// [`DeviceCommunicator::buffer_offset_bytes`](crate::DeviceCommunicator::buffer_offset_bytes) tells, by the order in which buffers were added.
+    pub fn buffer(mut self, buffer: ResourceBuffer) -> Self {
+        self.buffers.push(buffer);
+        self
+    }
+
+    /// Adds a team whose ranks multicast to each other, which can be forbidden. Its handle is
+    /// [`DeviceCommunicator::multimem_handle`](crate::DeviceCommunicator::multimem_handle), by the order in which teams were added.
+    pub fn multimem_team(mut self, team: DeviceTeam) -> Self {
+        self.multimem_teams.push(team);
+        self
+    }
+
+    /// The structs for this library, and how many bytes the device communicator has. `None` where the library has to say it.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] for what the library does not know; [`NcclError::Misuse`] for a value that NCCL would refuse;
+    /// [`NcclError::MulticastDisabled`].
+    pub(crate) fn to_raw(
+        &self,
+        found: &Found<'_>,
+        rank: usize,
+        n_ranks: usize,
+    ) -> Result<(RawRequirements, Option<usize>), NcclError> {
+        found.needs("DeviceCommunicator (ncclDevComm)", SINCE)?;
+        let teams: Vec<_> =
+            self.multimem_teams.iter().map(|team| team.to_raw(found.call, rank, n_ranks)).collect::<Result<_, _>>()?;
+        self.check(found)?;
+        let (version, len_bytes, runtime) = self.version_of(found)?;
+        let count = |what, value| in_range(found.call, what, value, 0..=i32::MAX as u32, "at most 2147483647");
+        let (connection, stride) = match self.gin_connection {
+            GinConnection::None => (ncclGinConnectionType_t::NCCL_GIN_CONNECTION_NONE, 1),
+            GinConnection::Full => (ncclGinConnectionType_t::NCCL_GIN_CONNECTION_FULL, 1),
+            GinConnection::Rail => (ncclGinConnectionType_t::NCCL_GIN_CONNECTION_RAIL, 1),
+            GinConnection::Stride(stride) => (ncclGinConnectionType_t::NCCL_GIN_CONNECTION_CUSTOM_STRIDE, stride),
+        };
+        let is_on = |switch| switch == Switch::On;
+        let raw = ncclDevCommRequirements_t {
+            size: ncclDevCommRequirements_t::len_bytes(version)
+                .ok_or_else(|| found.unsupported("ncclDevCommRequirements_t", SINCE))?,
+            magic: sys::NCCL_API_MAGIC,
+            version: version_code(version).unsigned_abs(),
+            resourceRequirementsList: std::ptr::null_mut(),
+            teamRequirementsList: std::ptr::null_mut(),
+            lsaMultimem: is_on(self.lsa_multimem),
+            barrierCount: count("barriers", self.barriers)?,
+            lsaBarrierCount: count("lsa_barriers", self.lsa_barriers)?,
+            railGinBarrierCount: count("rail_gin_barriers", self.rail_gin_barriers)?,
+            lsaLLA2ABlockCount: count("lla2a_blocks", self.lla2a_blocks)?,
+            lsaLLA2ASlotCount: count("lla2a_slots", self.lla2a_slots)?,
+            // Deprecated by NVIDIA: `ginConnectionType` says it.
+            ginForceEnable: false,
+            ginContextCount: count("gin_contexts", self.gin_contexts)?,
+            ginSignalCount: count("gin_signals", self.gin_signals)?,
+            ginCounterCount: count("gin_counters", self.gin_counters)?,
+            ginConnectionType: connection,
+            ginExclusiveContexts: is_on(self.gin_exclusive_contexts),
+            ginQueueDepth: count("gin_queue_depth", self.gin_queue_depth)?,
+            ginTrafficClass: match self.gin_traffic_class {
+                None => sys::NCCL_CONFIG_UNDEF_INT,
+                Some(class) => count("gin_traffic_class", class)?,
+            },
+            worldGinBarrierCount: count("world_gin_barriers", self.world_gin_barriers)?,
+            ginStrongSignalsRequired: is_on(self.gin_strong_signals),
+            ginVaSignalsRequired: is_on(self.gin_va_signals),
+            ginCustomStride: in_range(found.call, "the stride of gin_connection", stride, 1..=i32::MAX as u32, "at least 1")?,
+            ginType: self.gin_type.raw(),
+            useRuntimeVersion: runtime,
+            cftCaps: (c_int::from(is_on(self.cft)) * sys::NCCL_CFT)
+                | (c_int::from(is_on(self.cft_multimem)) * sys::NCCL_CFT_MULTIMEM),
+            cftBarrierCount: count("cft_barriers", self.cft_barriers)?,
+        };
+        Ok((RawRequirements::new(raw, &self.buffers, &teams), len_bytes))
+    }
+
+    /// The version in the structs, the bytes of the result if they are known, and whether the library's own layout is asked for by name.
+    fn version_of(&self, found: &Found<'_>) -> Result<(Version, Option<usize>, bool), NcclError> {
+        const WHAT: &str = "a device communicator whose size is known";
+        let newest = found.version.min(sys::HEADER);
+        match self.layout {
+            DeviceCommLayout::Library if found.version.at_least(RUNTIME_SINCE) => Ok((newest, None, true)),
+            DeviceCommLayout::Library => match sys::device_comm_len_bytes(found.version) {
+                Some(len_bytes) => Ok((found.version, Some(len_bytes), false)),
+                None => Err(found.unsupported(WHAT, RUNTIME_SINCE)),
+            },
+            DeviceCommLayout::Version(version) => {
+                found.needs("DeviceCommRequirements::layout (ncclDevCommRequirements_t.version)", version)?;
+                match sys::device_comm_len_bytes(version) {
+                    Some(len_bytes) => Ok((version, Some(len_bytes), false)),
+                    None => Err(NcclError::misuse(
+                        found.call,
+                        MisuseKind::Context {
+                            why: "the layout of that version is not known here; known are 2.30.3, 2.30.4, 2.30.7, 2.31.2 and 2.32.3",
+                        },
+                    )),
+                }
+            }
+        }
+    }
+
+    fn check(&self, found: &Found<'_>) -> Result<(), NcclError> {
+        let combination = |what, why| Err(NcclError::misuse(found.call, MisuseKind::Combination { what, why }));
+        let gin = [self.rail_gin_barriers, self.world_gin_barriers, self.gin_signals, self.gin_counters];
+        if self.gin_connection == GinConnection::None && gin.iter().any(|count| *count > 0) {
+            return combination("DeviceCommRequirements", "signals, counters and barriers of the network need a gin_connection");
+        }
+        if (self.lla2a_blocks == 0) != (self.lla2a_slots == 0) {
+            return combination("DeviceCommRequirements", "lla2a_blocks and lla2a_slots need each other");
+        }
+        if self.buffers.iter().any(|buffer| !buffer.align_bytes.is_power_of_two()) {
+            return combination("ResourceBuffer::align_bytes", "it is not a power of two");
+        }
+        if self.lsa_multimem == Switch::On || self.cft_multimem == Switch::On || !self.multimem_teams.is_empty() {
+            multicast_switch()?;
+        }
+        // What an older device layout does not have, its kernels cannot use.
+        let version = match self.layout {
+            DeviceCommLayout::Library => found.version,
+            DeviceCommLayout::Version(version) => version.min(found.version),
+        };
+        let needs = |asked: bool, what, since: Version| {
+            if !asked || version.at_least(since) { Ok(()) } else { Err(found.unsupported(what, since)) }
+        };
+        let signals = Version::new(2, 30, 7);
+        needs(self.gin_strong_signals == Switch::Off, "DeviceCommRequirements::gin_strong_signals", signals)?;
+        needs(self.gin_va_signals == Switch::Off, "DeviceCommRequirements::gin_va_signals", signals)?;
+        needs(matches!(self.gin_connection, GinConnection::Stride(_)), "GinConnection::Stride", RUNTIME_SINCE)?;
+        needs(self.gin_type != GinType::None, "DeviceCommRequirements::gin_type", RUNTIME_SINCE)?;
+        needs(self.cft == Switch::On, "DeviceCommRequirements::cft", RUNTIME_SINCE)?;
+        needs(self.cft_multimem == Switch::On, "DeviceCommRequirements::cft_multimem", RUNTIME_SINCE)?;
+        needs(self.cft_barriers > 0, "DeviceCommRequirements::cft_barriers", RUNTIME_SINCE)
+    }
+}
+
+/// The structs that tell NCCL, with the lists that they point to, and the places that NCCL fills when the device communicator is made.
+///
+/// The struct points into the vectors beside it, whose memory stays where it is when this is moved.
+pub(crate) struct RawRequirements {
+    raw: ncclDevCommRequirements_t,
+    _resources: Vec<ncclDevResourceRequirements_t>,
+    _teams: Vec<ncclTeamRequirements_t>,
+    handles: Vec<u32>,
+    multimem: Vec<ncclMultimemHandle_t>,
+}
+
+impl RawRequirements {
+    fn new(mut raw: ncclDevCommRequirements_t, buffers: &[ResourceBuffer], teams: &[ncclTeam_t]) -> Self {
+        let mut handles = vec![0; buffers.len()];
+        let mut multimem = vec![ncclMultimemHandle_t { mcBasePtr: std::ptr::null_mut() }; teams.len()];
+        let (to_handles, to_multimem) = (handles.as_mut_ptr(), multimem.as_mut_ptr());
+        let mut resources: Vec<_> = buffers
+            .iter()
+            .enumerate()
+            .map(|(index, buffer)| ncclDevResourceRequirements_t {
+                next: std::ptr::null_mut(),
+                bufferSize: buffer.len_bytes,
+                bufferAlign: buffer.align_bytes,
+                // One place for each buffer.
+                outBufferHandle: to_handles.wrapping_add(index),
+                ginSignalCount: 0,
+                ginCounterCount: 0,
+                outGinSignalStart: std::ptr::null_mut(),
+                outGinCounterStart: std::ptr::null_mut(),
+            })
+            .collect();
+        let mut team_requirements: Vec<_> = teams
+            .iter()
+            .enumerate()
+            .map(|(index, team)| ncclTeamRequirements_t {
+                next: std::ptr::null_mut(),
+                team: *team,
+                multimem: true,
+                outMultimemHandle: to_multimem.wrapping_add(index),
+            })
+            .collect();
+        // Each is linked through the pointer to all of them, so that linking one does not outdate the pointer to another.
+        let first = resources.as_mut_ptr();
+        for index in 1..resources.len() {
+            // SAFETY: both indices are inside the list.
+            unsafe { (*first.add(index - 1)).next = first.add(index) };
+        }
+        let first_team = team_requirements.as_mut_ptr();
+        for index in 1..team_requirements.len() {
+            // SAFETY: as above.
+            unsafe { (*first_team.add(index - 1)).next = first_team.add(index) };
+        }
+        raw.resourceRequirementsList = if resources.is_empty() { std::ptr::null_mut() } else { first };
+        raw.teamRequirementsList = if team_requirements.is_empty() { std::ptr::null_mut() } else { first_team };
+        Self { raw, _resources: resources, _teams: team_requirements, handles, multimem }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const ncclDevCommRequirements_t {
+        &raw const self.raw
+    }
+
+    /// Where NCCL put the buffers, and the teams' handles. Once NCCL is done.
+    pub(crate) fn filled(mut self) -> (Vec<u32>, Vec<ncclMultimemHandle_t>) {
+        (std::mem::take(&mut self.handles), std::mem::take(&mut self.multimem))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn build(requirements: &DeviceCommRequirements, version: &str) -> Result<(RawRequirements, Option<usize>), NcclError> {
+        let path: Arc<Path> = Path::new("/opt/libnccl.so.2").into();
+        requirements.to_raw(&Found { call: "create", version: version.parse().expect("a version"), path: &path }, 1, 4)
+    }
+
+    fn refused(requirements: &DeviceCommRequirements, version: &str) -> NcclError {
+        build(requirements, version).err().expect("it is refused")
+    }
+
+    #[test]
+    fn layout_is_the_library_s_own() {
+        for (version, size, code, len_bytes, runtime) in [
+            ("2.30.3", 96, 23003, Some(240), false),
+            ("2.30.7", 96, 23007, Some(240), false),
+            ("2.31.2", 120, 23102, None, true),
+            ("2.40.0", 120, 23203, None, true),
+        ] {
+            let (built, len) = build(&DeviceCommRequirements::new(), version).expect("2.30.3 has it");
+            assert_eq!(
+                (built.raw.size, built.raw.version, len, built.raw.useRuntimeVersion),
+                (size, code, len_bytes, runtime),
+                "{version}"
+            );
+            assert_eq!((built.raw.ginContextCount, built.raw.ginTrafficClass, built.raw.ginCustomStride), (4, c_int::MIN, 1));
+            assert!(built.raw.ginStrongSignalsRequired && built.raw.ginVaSignalsRequired && !built.raw.lsaMultimem);
+        }
+    }
+
+    #[test]
+    fn versions_without_and_of_unknown_size_are_unsupported() {
+        assert!(
+            matches!(refused(&DeviceCommRequirements::new(), "2.29.7"), NcclError::Unsupported(error) if error.since == Some(SINCE))
+        );
+        assert!(
+            matches!(refused(&DeviceCommRequirements::new(), "2.30.5"), NcclError::Unsupported(error) if error.since == Some(RUNTIME_SINCE))
+        );
+        let later = DeviceCommRequirements::new().layout(DeviceCommLayout::Version(Version::new(2, 31, 2)));
+        assert!(matches!(refused(&later, "2.30.7"), NcclError::Unsupported(_)));
+        let unknown = DeviceCommRequirements::new().layout(DeviceCommLayout::Version(Version::new(2, 30, 5)));
+        assert!(refused(&unknown, "2.32.3").misuse_kind().is_some());
+    }
+
+    #[test]
+    fn older_layout_on_a_newer_library_is_of_that_version() {
+        let requirements =
+            DeviceCommRequirements::new().lsa_barriers(3).layout(DeviceCommLayout::Version(Version::new(2, 30, 4)));
+        let (built, len_bytes) = build(&requirements, "2.32.3").expect("it is known");
+        assert_eq!((built.raw.version, built.raw.size, len_bytes, built.raw.useRuntimeVersion), (23004, 96, Some(240), false));
+        assert_eq!(built.raw.lsaBarrierCount, 3);
+        let cft = requirements.cft(Switch::On);
+        assert!(matches!(refused(&cft, "2.32.3"), NcclError::Unsupported(_)), "kernels of 2.30.4 cannot use it");
+    }
+
+    #[test]
+    fn requirement_that_the_version_does_not_know_is_unsupported() {
+        let new = DeviceCommRequirements::new;
+        for (requirements, before) in [
+            (new().gin_strong_signals(Switch::Off), "2.30.4"),
+            (new().gin_va_signals(Switch::Off), "2.30.4"),
+            (new().gin_connection(GinConnection::Stride(2)), "2.30.7"),
+            (new().gin_type(GinType::Proxy), "2.30.7"),
+            (new().cft(Switch::On), "2.30.7"),
+            (new().cft_barriers(1), "2.30.7"),
+        ] {
+            assert!(matches!(refused(&requirements, before), NcclError::Unsupported(_)), "{requirements:?}");
+            assert!(build(&requirements, "2.32.3").is_ok(), "{requirements:?}");
+        }
+    }
+
+    #[test]
+    fn what_nccl_would_refuse_is_misuse() {
+        let new = DeviceCommRequirements::new;
+        for requirements in [
+            new().gin_signals(1),
+            new().gin_counters(1),
+            new().rail_gin_barriers(1),
+            new().world_gin_barriers(1),
+            new().lla2a_blocks(2),
+            new().gin_connection(GinConnection::Stride(0)),
+            new().lsa_barriers(u32::MAX),
+            new().buffer(ResourceBuffer { len_bytes: 64, align_bytes: 3 }),
+            new().multimem_team(DeviceTeam::world(4, 0)),
+            new().multimem_team(DeviceTeam::world(5, 1)),
+        ] {
+            assert!(refused(&requirements, "2.32.3").misuse_kind().is_some(), "{requirements:?}");
+        }
+    }
+
+    #[test]
+    fn lists_are_linked_and_filled_in_order() {
+        let mut requirements = DeviceCommRequirements::new();
+        for len_bytes in [128, 256, 512] {
+            requirements = requirements.buffer(ResourceBuffer { len_bytes, align_bytes: 128 });
+        }
+        let (built, _) = build(&requirements, "2.32.3").expect("all is known");
+        let moved = Box::new(built);
+        let mut sizes = Vec::new();
+        let mut next = moved.raw.resourceRequirementsList;
+        while !next.is_null() {
+            // SAFETY: the lists belong to `moved`, which is alive; this is what NCCL does.
+            unsafe {
+                sizes.push((*next).bufferSize);
+                *(*next).outBufferHandle = sizes.len() as u32 * 10;
+                next = (*next).next;
+            }
+        }
+        assert_eq!(sizes, [128, 256, 512]);
+        assert_eq!(moved.filled(), (vec![10, 20, 30], vec![]));
+    }
+}

@@ -1,0 +1,188 @@
+//! Sets of ranks as kernels see them: a number of ranks, each the same stride after the one before.
+//!
+//! Arithmetic only, as NCCL's headers have it for kernels; which ranks loads and stores reach is asked of the communicator.
+//!
+//! Invariant: every index of a team is a rank below the number of ranks that its world was made with. Whether that is the communicator's number
+//! is checked where a team goes to NCCL, by the only way there.
+
+use std::ffi::c_int;
+
+use crate::library::error::{MisuseKind, NcclError};
+use crate::sys::ncclTeam_t;
+
+/// Ranks of a communicator that are a stride apart, one of which is this one.
+///
+/// ```
+/// use peerweave_nccl::DeviceTeam;
+///
+/// // Rank 5 of 8, on machines of four.
+/// let world = DeviceTeam::world(8, 5);
+/// let machine = world.inner(4).expect("8 is a multiple of 4");
+/// assert_eq!((machine.ranks(), machine.index()), (4, 1));
+/// assert_eq!(machine.rank_of(0), Some(4));
+/// let rail = world.outer(4).expect("8 is a multiple of 4");
+/// assert_eq!((rail.rank_of(0), rail.rank_of(1)), (Some(1), Some(5)));
+/// assert_eq!(rail.index_of(4), None);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceTeam {
+    ranks: usize,
+    index: usize,
+    stride: usize,
+    /// The communicator's rank of index 0.
+    first: usize,
+}
+
+impl DeviceTeam {
+    /// All `ranks` of a communicator in which this one is `rank`.
+    ///
+    /// # Panics
+    /// If `rank` is not below `ranks`.
+    pub fn world(ranks: usize, rank: usize) -> Self {
+        assert!(rank < ranks, "rank {rank} of {ranks}");
+        Self { ranks, index: rank, stride: 1, first: 0 }
+    }
+
+    /// What NCCL says of a team in which this process is `rank` of the communicator. `None` where it cannot be.
+    pub(crate) fn from_raw(raw: ncclTeam_t, rank: usize) -> Option<Self> {
+        let ranks = usize::try_from(raw.nRanks).ok()?;
+        let index = usize::try_from(raw.rank).ok()?;
+        let stride = usize::try_from(raw.stride).ok().filter(|stride| *stride > 0)?;
+        let first = rank.checked_sub(index.checked_mul(stride)?)?;
+        (index < ranks).then_some(Self { ranks, index, stride, first })
+    }
+
+    /// For NCCL, on a communicator of `n_ranks` in which this process is `rank`: NCCL takes the numbers as they are.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] for a team of another rank, or with ranks that the communicator does not have.
+    pub(crate) fn to_raw(self, call: &'static str, rank: usize, n_ranks: usize) -> Result<ncclTeam_t, NcclError> {
+        let own = self.rank_of(self.index);
+        if own != Some(rank) {
+            let found = own.and_then(|own| i64::try_from(own).ok()).unwrap_or(i64::MAX);
+            let (what, expected) = ("the rank that the team was made for", "the communicator's own");
+            return Err(NcclError::misuse(call, MisuseKind::Value { what, found, expected }));
+        }
+        let last = self.first + (self.ranks - 1) * self.stride;
+        match (c_int::try_from(self.ranks), c_int::try_from(self.index), c_int::try_from(self.stride)) {
+            (Ok(n), Ok(index), Ok(stride)) if last < n_ranks => Ok(ncclTeam_t { nRanks: n, rank: index, stride }),
+            _ => Err(NcclError::misuse(call, MisuseKind::Rank { what: "the last of the team", found: last, ranks: n_ranks })),
+        }
+    }
+
+    /// How many ranks it has.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Which of them this one is.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// How far apart they are in the communicator.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// The communicator's rank at that index.
+    pub fn rank_of(&self, index: usize) -> Option<usize> {
+        (index < self.ranks).then(|| self.first + index * self.stride)
+    }
+
+    /// The index of a rank of the communicator; `None` for those that are not in the team.
+    pub fn index_of(&self, rank: usize) -> Option<usize> {
+        let distance = rank.checked_sub(self.first)?;
+        (distance.is_multiple_of(self.stride) && distance / self.stride < self.ranks).then(|| distance / self.stride)
+    }
+
+    /// The block of `size` neighbours that this one is in; `None` unless the team is made of such blocks.
+    pub fn inner(&self, size: usize) -> Option<Self> {
+        self.is_blocks_of(size).then(|| {
+            let block = self.index - self.index % size;
+            Self { ranks: size, index: self.index % size, stride: self.stride, first: self.first + block * self.stride }
+        })
+    }
+
+    /// Those that are where this one is in each block of `size` neighbours; `None` unless the team is made of such blocks.
+    pub fn outer(&self, size: usize) -> Option<Self> {
+        self.is_blocks_of(size).then(|| Self {
+            ranks: self.ranks / size,
+            index: self.index / size,
+            stride: self.stride * size,
+            first: self.first + self.index % size * self.stride,
+        })
+    }
+
+    /// The communicator's ranks that are in this team and not in `other`, in order.
+    pub fn without(self, other: Self) -> impl Iterator<Item = usize> {
+        (0..self.ranks).filter_map(move |index| self.rank_of(index)).filter(move |rank| other.index_of(*rank).is_none())
+    }
+
+    fn is_blocks_of(&self, size: usize) -> bool {
+        size > 0 && self.ranks.is_multiple_of(size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inner_and_outer_cover_the_world_once() {
+        for rank in 0..24 {
+            let world = DeviceTeam::world(24, rank);
+            let (inner, outer) = (world.inner(6).expect("a divisor"), world.outer(6).expect("a divisor"));
+            assert_eq!((inner.rank_of(inner.index()), outer.rank_of(outer.index())), (Some(rank), Some(rank)));
+            assert_eq!((inner.ranks(), outer.ranks(), outer.stride()), (6, 4, 6));
+            let both: Vec<_> =
+                (0..24).filter(|other| inner.index_of(*other).is_some() && outer.index_of(*other).is_some()).collect();
+            assert_eq!(both, [rank], "a block and a rail meet in one rank");
+            let second = outer.inner(2).expect("a divisor");
+            assert_eq!(second.stride(), 6);
+            assert_eq!(second.rank_of(second.index()), Some(rank));
+        }
+    }
+
+    #[test]
+    fn blocks_that_do_not_fit_are_none() {
+        let world = DeviceTeam::world(6, 0);
+        assert_eq!((world.inner(4), world.outer(4), world.inner(0)), (None, None, None));
+    }
+
+    #[test]
+    fn difference_is_everybody_else() {
+        let world = DeviceTeam::world(8, 5);
+        let rail = world.outer(4).expect("a divisor");
+        assert_eq!(world.without(rail).collect::<Vec<_>>(), [0, 2, 3, 4, 6, 7]);
+        assert_eq!(rail.without(world).count(), 0);
+    }
+
+    #[test]
+    fn team_of_another_communicator_does_not_reach_nccl() {
+        let refused =
+            |team: DeviceTeam, rank, n_ranks| team.to_raw("test", rank, n_ranks).expect_err("it is another's").to_string();
+        let world = DeviceTeam::world(8, 5);
+        assert!(world.to_raw("test", 5, 8).is_ok() && world.to_raw("test", 5, 9).is_ok(), "a part of the ranks is a team too");
+        assert_eq!(refused(world, 4, 8), "test: the rank that the team was made for is 5, expected the communicator's own");
+        assert_eq!(refused(world, 5, 6), "test: the last of the team is rank 7, the communicator has 6");
+        assert_eq!(
+            refused(world.outer(4).expect("a divisor"), 5, 5),
+            "test: the last of the team is rank 5, the communicator has 5"
+        );
+        let huge = DeviceTeam::world(usize::MAX, 5);
+        assert_eq!(refused(huge, 5, 8), format!("test: the last of the team is rank {}, the communicator has 8", usize::MAX - 1));
+        assert!(huge.to_raw("test", 5, usize::MAX).is_err(), "NCCL's numbers are smaller");
+    }
+
+    #[test]
+    fn what_nccl_says_comes_back_and_nonsense_does_not() {
+        let raw = ncclTeam_t { nRanks: 2, rank: 1, stride: 4 };
+        let team = DeviceTeam::from_raw(raw, 6).expect("it fits");
+        assert_eq!(team.to_raw("test", 6, 7).expect("it is this communicator's"), raw);
+        assert_eq!((team.rank_of(0), team.rank_of(1), team.rank_of(2)), (Some(2), Some(6), None));
+        for (n_ranks, rank, stride) in [(2, 2, 4), (-1, 0, 1), (2, 1, 0), (2, 1, 7), (2, -1, 1)] {
+            assert_eq!(DeviceTeam::from_raw(ncclTeam_t { nRanks: n_ranks, rank, stride }, 6), None);
+        }
+    }
+}

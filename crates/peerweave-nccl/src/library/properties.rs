@@ -1,0 +1,307 @@
+//! What a communicator can do.
+//!
+//! Reads only. How the struct grew from version to version is `sys/layout.rs`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::library::error::{CommunicatorName, NcclError};
+use crate::sys::{
+    self, Versioned, ncclComm_t, ncclCommProperties_t, ncclCommProperties_v22902, ncclGinConnectionType_t, ncclGinType_t,
+    ncclResult_t,
+};
+use crate::{Nccl, Version, version_code};
+
+/// What a communicator can do (NCCL 2.29.2). What the library's version does not tell is `None`.
+#[derive(Clone, Copy)]
+pub struct CommProperties {
+    raw: ncclCommProperties_t,
+    version: Version,
+}
+
+/// What carries communication that kernels start over the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GinType {
+    /// Nothing.
+    None,
+    /// A thread of the host.
+    Proxy,
+    /// The device itself.
+    Gdaki,
+    /// GPI. NCCL 2.31.
+    Gpi,
+    /// Amazon's adapters. NCCL 2.31.
+    EfaGda,
+    /// One that this crate does not know, by NCCL's number.
+    Other(i32),
+}
+
+impl GinType {
+    pub(crate) const fn of(raw: ncclGinType_t) -> Self {
+        match raw {
+            ncclGinType_t::NCCL_GIN_TYPE_NONE => Self::None,
+            ncclGinType_t::NCCL_GIN_TYPE_PROXY => Self::Proxy,
+            ncclGinType_t::NCCL_GIN_TYPE_GDAKI => Self::Gdaki,
+            ncclGinType_t::NCCL_GIN_TYPE_GPI => Self::Gpi,
+            ncclGinType_t::NCCL_GIN_TYPE_EFA_GDA => Self::EfaGda,
+            ncclGinType_t(other) => Self::Other(other),
+        }
+    }
+
+    pub(crate) const fn raw(self) -> ncclGinType_t {
+        match self {
+            Self::None => ncclGinType_t::NCCL_GIN_TYPE_NONE,
+            Self::Proxy => ncclGinType_t::NCCL_GIN_TYPE_PROXY,
+            Self::Gdaki => ncclGinType_t::NCCL_GIN_TYPE_GDAKI,
+            Self::Gpi => ncclGinType_t::NCCL_GIN_TYPE_GPI,
+            Self::EfaGda => ncclGinType_t::NCCL_GIN_TYPE_EFA_GDA,
+            Self::Other(number) => ncclGinType_t(number),
+        }
+    }
+}
+
+/// Which ranks kernels reach over the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GinConnection {
+    /// None.
+    None,
+    /// All.
+    Full,
+    /// Those along the rails.
+    Rail,
+    /// Those that are a multiple of this stride away. NCCL 2.31. In properties the stride is [`CommProperties::gin_min_stride`], and this is 0.
+    Stride(u32),
+}
+
+/// What the library fills. The spare room is for a library that writes more than the version in front of the struct says.
+#[repr(C)]
+struct Filled {
+    raw: ncclCommProperties_t,
+    spare: [u64; 64],
+}
+
+impl CommProperties {
+    /// Asks NCCL.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] before 2.29.2; [`NcclError::Nccl`].
+    ///
+    /// # Safety
+    /// The communicator is live and this library's.
+    pub(crate) unsafe fn query(nccl: Nccl, comm: ncclComm_t, name: &Arc<CommunicatorName>) -> Result<Self, NcclError> {
+        const CALL: &str = "ncclCommQueryProperties";
+        let version = nccl.version().min(sys::HEADER);
+        let mut filled = empty(version).ok_or_else(|| nccl.unsupported(CALL, Version::new(2, 29, 2)))?;
+        // SAFETY: the communicator by the caller's promise; the struct is of the version that it states, or longer.
+        let code = nccl.code(CALL, |api| unsafe { api.ncclCommQueryProperties(comm, (&raw mut filled).cast()) })?;
+        match code {
+            ncclResult_t::ncclSuccess => Ok(Self { raw: understood(&filled, version), version }),
+            code => Err(nccl.failure(CALL, code, Some(Arc::clone(name)))),
+        }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.raw.rank.unsigned_abs() as usize
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.raw.nRanks.unsigned_abs() as usize
+    }
+
+    /// The CUDA ordinal of this rank's device.
+    pub fn cuda_device(&self) -> usize {
+        self.raw.cudaDev.unsigned_abs() as usize
+    }
+
+    /// NVML's index of this rank's device, which does not change with `CUDA_VISIBLE_DEVICES`.
+    pub fn nvml_device(&self) -> usize {
+        self.raw.nvmlDev.unsigned_abs() as usize
+    }
+
+    /// Whether device communicators can be made.
+    pub fn device_api(&self) -> bool {
+        self.raw.deviceApiSupport != 0
+    }
+
+    /// Whether the hardware can do multimem instructions among the ranks that loads and stores reach. Whether they are allowed is another question:
+    /// [`multicast_switch`](peerweave_driver::multicast_switch).
+    pub fn multimem(&self) -> bool {
+        self.raw.multimemSupport != 0
+    }
+
+    /// What carries communication that kernels start over the network.
+    pub fn gin_type(&self) -> GinType {
+        GinType::of(self.raw.ginType)
+    }
+
+    /// How many teams of ranks that loads and stores reach. NCCL 2.29.7.
+    pub fn lsa_teams(&self) -> Option<usize> {
+        self.since(29, 7).then_some(self.raw.nLsaTeams.unsigned_abs() as usize)
+    }
+
+    /// Whether one-sided calls from the host work. NCCL 2.29.7.
+    pub fn host_rma(&self) -> Option<bool> {
+        self.since(29, 7).then_some(self.raw.hostRmaSupport != 0)
+    }
+
+    /// What carries such communication along rails. NCCL 2.29.7.
+    pub fn railed_gin_type(&self) -> Option<GinType> {
+        self.since(29, 7).then_some(GinType::of(self.raw.railedGinType))
+    }
+
+    /// A number that all ranks of this communicator have in common, and others probably do not. NCCL 2.31.
+    pub fn comm_hash(&self) -> Option<u64> {
+        self.since(31, 0).then_some(self.raw.commHash)
+    }
+
+    /// The smallest stride between ranks that kernels reach over the network. NCCL 2.31.
+    pub fn gin_min_stride(&self) -> Option<usize> {
+        self.since(31, 0).then_some(self.raw.ginMinStride.unsigned_abs() as usize)
+    }
+
+    /// Which ranks kernels can reach over the network; `None` also for an answer that this crate does not know. NCCL 2.31.
+    pub fn gin_connection(&self) -> Option<GinConnection> {
+        let known = match self.raw.ginConnectionType {
+            ncclGinConnectionType_t::NCCL_GIN_CONNECTION_NONE => GinConnection::None,
+            ncclGinConnectionType_t::NCCL_GIN_CONNECTION_FULL => GinConnection::Full,
+            ncclGinConnectionType_t::NCCL_GIN_CONNECTION_RAIL => GinConnection::Rail,
+            ncclGinConnectionType_t::NCCL_GIN_CONNECTION_CUSTOM_STRIDE => GinConnection::Stride(0),
+            _ => return None,
+        };
+        self.since(31, 0).then_some(known)
+    }
+
+    /// Whether this can carry communication that kernels start over the network. NCCL 2.31.
+    pub fn supports_gin(&self, gin: GinType) -> Option<bool> {
+        let supported = usize::try_from(gin.raw().0).ok().and_then(|index| self.raw.ginSupport.get(index));
+        self.since(31, 0).then_some(supported.is_some_and(|supported| *supported != 0))
+    }
+
+    /// Bytes of a device communicator in the layout of the library itself. NCCL 2.31.
+    pub fn device_comm_len_bytes(&self) -> Option<usize> {
+        self.since(31, 0).then_some(self.raw.devCommRuntimeVersionSize)
+    }
+
+    /// Whether the fabric can be used from kernels, by logical endpoints. NCCL 2.32.
+    pub fn cft(&self) -> Option<bool> {
+        self.since(32, 0).then_some(self.raw.cftSupport != 0)
+    }
+
+    /// Whether the fabric's multicasts can be. NCCL 2.32.
+    pub fn cft_multicast(&self) -> Option<bool> {
+        self.since(32, 0).then_some(self.raw.cftMulticastSupport != 0)
+    }
+
+    /// Whether the fabric's counted operations can be. NCCL 2.32.
+    pub fn cft_counted(&self) -> Option<bool> {
+        self.since(32, 0).then_some(self.raw.cftCountedSupport != 0)
+    }
+
+    fn since(&self, minor: u8, patch: u8) -> bool {
+        self.version.at_least(Version::new(2, minor, patch))
+    }
+}
+
+impl fmt::Debug for CommProperties {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CommProperties")
+            .field("rank", &self.rank())
+            .field("ranks", &self.ranks())
+            .field("cuda_device", &self.cuda_device())
+            .field("nvml_device", &self.nvml_device())
+            .field("device_api", &self.device_api())
+            .field("multimem", &self.multimem())
+            .field("gin_type", &self.gin_type())
+            .field("lsa_teams", &self.lsa_teams())
+            .field("host_rma", &self.host_rma())
+            .field("comm_hash", &self.comm_hash())
+            .field("gin_connection", &self.gin_connection())
+            .field("device_comm_len_bytes", &self.device_comm_len_bytes())
+            .field("cft", &self.cft())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The struct that the library fills; `None` where it has none.
+fn empty(version: Version) -> Option<Filled> {
+    let size = ncclCommProperties_t::len_bytes(version).or_else(|| ncclCommProperties_v22902::len_bytes(version))?;
+    // SAFETY: all fields are numbers, for which all zeros is a value.
+    let mut filled: Filled = unsafe { std::mem::zeroed() };
+    filled.raw.size = size;
+    filled.raw.magic = sys::NCCL_API_MAGIC;
+    filled.raw.version = version_code(version).unsigned_abs();
+    Some(filled)
+}
+
+/// What the library filled in, in the newest struct; fields that the version does not have are 0.
+fn understood(filled: &Filled, version: Version) -> ncclCommProperties_t {
+    let mut raw = filled.raw;
+    if ncclCommProperties_t::len_bytes(version).is_none() {
+        // SAFETY: the first struct is shorter than the newest, all of whose bytes are initialised, and any bytes are numbers.
+        let first = unsafe { (&raw const filled.raw).cast::<ncclCommProperties_v22902>().read() };
+        raw.ginType = ncclGinType_t(first.ginType.into());
+    }
+    raw
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled_by(version: &str, fill: impl FnOnce(&mut Filled)) -> CommProperties {
+        let version = version.parse().expect("a version");
+        let mut filled = empty(version).expect("that version has properties");
+        fill(&mut filled);
+        CommProperties { raw: understood(&filled, version), version }
+    }
+
+    #[test]
+    fn type_of_one_byte_is_read_from_the_first_versions() {
+        let properties = filled_by("2.29.2", |filled| {
+            assert_eq!(filled.raw.size, 40);
+            // What that library writes: a byte, with others' bytes behind it.
+            let bytes = (&raw mut filled.raw).cast::<u8>();
+            // SAFETY: inside of the struct.
+            unsafe {
+                bytes.add(std::mem::offset_of!(ncclCommProperties_v22902, ginType)).write(3);
+                bytes.add(36).write(0xee);
+            }
+        });
+        assert_eq!(properties.gin_type(), GinType::Gdaki);
+        assert_eq!(
+            (properties.lsa_teams(), properties.host_rma(), properties.comm_hash(), properties.cft()),
+            (None, None, None, None)
+        );
+    }
+
+    #[test]
+    fn what_a_version_does_not_tell_is_none() {
+        let fill = |filled: &mut Filled| {
+            filled.raw.rank = 3;
+            filled.raw.nRanks = 8;
+            filled.raw.nLsaTeams = 2;
+            filled.raw.ginType = ncclGinType_t(42);
+            filled.raw.ginConnectionType = ncclGinConnectionType_t(1);
+            filled.raw.ginSupport[2] = 1;
+            filled.raw.devCommRuntimeVersionSize = 248;
+            filled.raw.cftSupport = 2;
+        };
+        let old = filled_by("2.30.7", fill);
+        assert_eq!((old.rank(), old.ranks(), old.lsa_teams(), old.gin_type()), (3, 8, Some(2), GinType::Other(42)));
+        assert_eq!((old.device_comm_len_bytes(), old.gin_connection(), old.supports_gin(GinType::Proxy)), (None, None, None));
+        let new = filled_by("2.32.3", fill);
+        assert_eq!((new.device_comm_len_bytes(), new.gin_connection()), (Some(248), Some(GinConnection::Full)));
+        assert_eq!((new.supports_gin(GinType::Proxy), new.supports_gin(GinType::Gdaki)), (Some(true), Some(false)));
+        assert_eq!((new.supports_gin(GinType::Other(-1)), new.supports_gin(GinType::Other(64))), (Some(false), Some(false)));
+        assert_eq!(new.cft(), Some(true), "any number but 0 is true");
+    }
+
+    #[test]
+    fn version_without_properties_has_no_struct() {
+        assert!(empty(Version::new(2, 28, 9)).is_none());
+    }
+}

@@ -1,0 +1,685 @@
+//! What clones, graphs, windows and operations of a communicator share, and how NCCL is called on it.
+//!
+//! What users see of it is `communicator.rs`.
+//!
+//! # Invariants
+//! - **[C1]** The handle is used only inside the gate, and freed only by who closed it (`state.rs`).
+//! - **[C2]** A call that NCCL has not finished when it returns is finished, or the communicator is aborted, before the borrows of the call end.
+//! - Every communicator of the process is in one list until it is dropped, so that all can be aborted.
+
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
+use std::time::Duration;
+
+use peerweave_bootstrap::Rendezvous;
+use peerweave_driver::cudarc::driver::sys::CUcontext;
+use peerweave_driver::{
+    CudaCode, CudaContext, CudaStream, Driver, Keep, is_capturing, refuse_capture_begun, refuse_per_thread, relaxed,
+};
+use peerweave_dylib::MissingSymbol;
+
+use crate::comm::lifecycle::{self, Abort};
+use crate::comm::siblings::this_thread;
+use crate::comm::watchdog::{self, WORK_DEADLINE};
+use crate::library::error::{CommunicatorName, MisuseKind, NcclError, Timeout};
+use crate::library::loading::is_fork;
+use crate::member::registered::RegistrationUse;
+use crate::member::state::{Allowed, Gate, Inside, Refused, State};
+use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
+use crate::{Call, Nccl};
+
+/// How long a question waits for a call of another thread.
+pub(crate) const A_MOMENT: Duration = Duration::from_millis(10);
+
+/// The handle of NCCL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Handle(NonNull<ncclComm>);
+
+// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a time; synchronised by the gate [C1]. Would be
+// caught by the test `threads_share_a_communicator`.
+unsafe impl Send for Handle {}
+// SAFETY: shared is a pointer that only NCCL follows, and NCCL lets any thread call on it, one at a time; synchronised by the gate [C1]. Would be
+// caught by the test `threads_share_a_communicator`.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    pub(crate) fn new(comm: ncclComm_t) -> Option<Self> {
+        NonNull::new(comm).map(Self)
+    }
+
+    pub(crate) fn get(self) -> ncclComm_t {
+        self.0.as_ptr()
+    }
+}
+
+/// What clones, graphs, windows and operations of a communicator share.
+///
+/// Each call writes it. So it shares no cache line, nor the pair of lines that a processor fetches together, with that of a rank of another thread.
+#[repr(align(128))]
+pub(crate) struct Inner {
+    pub(crate) nccl: Nccl,
+    pub(crate) handle: Handle,
+    pub(crate) gate: Gate,
+    pub(crate) driver: &'static Driver,
+    pub(crate) context: Arc<CudaContext>,
+    cu_context: SharedContext,
+    device: usize,
+    pub(crate) n_ranks: usize,
+    pub(crate) rank: usize,
+    pub(crate) name: Arc<CommunicatorName>,
+    /// The same on every rank, and of no other communicator of the job (as far as 64 bits of a hash go).
+    pub(crate) identity: u64,
+    pub(crate) blocking: bool,
+    deadline_ms: AtomicU64,
+    /// The number of the last call, shifted, and which call it was.
+    last: AtomicU64,
+    /// How many collectives were issued, and how many sends and receives.
+    collectives: AtomicU64,
+    transfers: AtomicU64,
+    /// How many of the sends and receives had their other side in the same group.
+    paired: AtomicU64,
+    /// The thread that made it or was the last to issue a call, as `siblings.rs` counts threads.
+    last_thread: AtomicU64,
+    /// How many children were made of it.
+    pub(crate) children: AtomicU64,
+    /// How many captures hold it.
+    pub(crate) graphs: AtomicUsize,
+    pub(crate) world: Option<World>,
+    /// How far an abort is, for calls that it has cut off: their memory is NCCL's until then [C2].
+    pub(crate) abort: Abort,
+    /// What is registered, and which streams may use it.
+    pub(crate) registered: RegistrationUse,
+    /// Memory that peers may reach until the communicator is freed: leaked unless NCCL says that it is.
+    parked: Mutex<Vec<Keep>>,
+    pub(crate) is_freed: Arc<AtomicBool>,
+    work_deadline_ms: AtomicU64,
+    /// While a thread may be stuck in a group of several communicators: a number that all of them have then. 0 elsewhere.
+    pub(crate) group: AtomicU64,
+    /// Why the watchdog, or a wait that expired, has aborted it.
+    pub(crate) verdict: OnceLock<NcclError>,
+}
+
+/// A context of the driver, to be compared.
+struct SharedContext(CUcontext);
+
+// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from any thread; the `Arc` beside it keeps the context;
+// synchronised by the driver. Would be caught by the test `threads_share_a_communicator`.
+unsafe impl Send for SharedContext {}
+// SAFETY: shared is a pointer that is only compared, or handed to the driver, which takes it from any thread; the `Arc` beside it keeps the context;
+// synchronised by the driver. Would be caught by the test `threads_share_a_communicator`.
+unsafe impl Sync for SharedContext {}
+
+/// The rendezvous that a communicator was made by.
+#[derive(Clone)]
+pub(crate) struct World {
+    pub(crate) rendezvous: Weak<Rendezvous>,
+    /// Whether ranks are the PEs of the rendezvous.
+    pub(crate) ranks_are_pes: bool,
+}
+
+/// What a new communicator is made of.
+pub(crate) struct Parts {
+    pub(crate) nccl: Nccl,
+    pub(crate) handle: Handle,
+    pub(crate) context: Arc<CudaContext>,
+    pub(crate) name: Option<String>,
+    pub(crate) identity: u64,
+    pub(crate) blocking: bool,
+    pub(crate) deadline: Duration,
+    pub(crate) world: Option<World>,
+}
+
+thread_local! {
+    /// Whether this thread had a context when it called last.
+    static HAS_CONTEXT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The last of the handles of the default streams and of the per-thread stream.
+const OF_EVERY_CONTEXT: usize = 2;
+
+/// The last of the handles of the default stream.
+const DEFAULT: usize = 1;
+
+/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+const NOT_CAPTURED: u32 = 0;
+
+/// Whether a call in this process has met a stream that is being captured.
+static CAPTURE_SEEN: AtomicBool = AtomicBool::new(false);
+
+/// How many communicators this process has made.
+static MADE: AtomicU64 = AtomicU64::new(0);
+
+/// All communicators of this process that were not dropped.
+static ALL: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+/// The process that made them.
+static MADE_BY: AtomicU32 = AtomicU32::new(0);
+
+/// All communicators of this process that were not dropped. None in a fork, where another thread may have held the lock.
+pub(crate) fn all() -> Vec<Arc<Inner>> {
+    if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
+        return Vec::new();
+    }
+    ALL.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
+}
+
+/// As [`all`], where nobody holds the list for longer than a moment: for the end of the process, when other threads may have been stopped.
+pub(crate) fn all_if_free() -> Option<Vec<Arc<Inner>>> {
+    if MADE_BY.load(Ordering::Relaxed) != std::process::id() {
+        return Some(Vec::new());
+    }
+    (0..100).find_map(|_| match ALL.try_lock() {
+        Ok(all) => Some(all.iter().filter_map(Weak::upgrade).collect()),
+        Err(TryLockError::Poisoned(all)) => Some(all.into_inner().iter().filter_map(Weak::upgrade).collect()),
+        Err(TryLockError::WouldBlock) => {
+            std::thread::sleep(Duration::from_millis(1));
+            None
+        }
+    })
+}
+
+impl Inner {
+    /// Takes a handle that NCCL says is ready. Asks NCCL who it is.
+    pub(crate) fn adopt(parts: Parts) -> Result<Arc<Self>, NcclError> {
+        let Parts { nccl, handle, context, name, identity, blocking, deadline, world } = parts;
+        let (mut rank, mut n_ranks) = (0, 0);
+        let asked = (|| {
+            // SAFETY: the handle is ready, nobody else has it, and the pointer is to a live integer.
+            nccl.call("ncclCommCount", |api| unsafe { api.ncclCommCount(handle.get(), &raw mut n_ranks) })?;
+            // SAFETY: as above.
+            nccl.call("ncclCommUserRank", |api| unsafe { api.ncclCommUserRank(handle.get(), &raw mut rank) })?;
+            Ok::<_, NcclError>(Driver::get()?)
+        })();
+        let driver = match asked {
+            Ok(driver) => driver,
+            Err(error) => {
+                lifecycle::abort_handles(nccl, vec![(handle, Arc::clone(&context))], Duration::from_secs(1));
+                return Err(error);
+            }
+        };
+        let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
+        let number = MADE.fetch_add(1, Ordering::Relaxed) + 1;
+        let inner = Arc::new(Self {
+            nccl,
+            handle,
+            gate: Gate::default(),
+            driver,
+            cu_context: SharedContext(context.cu_ctx()),
+            device: context.ordinal(),
+            context,
+            n_ranks,
+            rank,
+            name: Arc::new(CommunicatorName { name, rank, ranks: n_ranks, number }),
+            identity,
+            blocking,
+            deadline_ms: AtomicU64::new(millis(deadline)),
+            last: AtomicU64::new(0),
+            collectives: AtomicU64::new(0),
+            transfers: AtomicU64::new(0),
+            paired: AtomicU64::new(0),
+            last_thread: AtomicU64::new(this_thread()),
+            children: AtomicU64::new(0),
+            graphs: AtomicUsize::new(0),
+            world,
+            abort: Abort::default(),
+            registered: RegistrationUse::default(),
+            parked: Mutex::default(),
+            is_freed: Arc::default(),
+            work_deadline_ms: AtomicU64::new(millis(WORK_DEADLINE)),
+            group: AtomicU64::new(0),
+            verdict: OnceLock::new(),
+        });
+        MADE_BY.store(std::process::id(), Ordering::Relaxed);
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|known| known.strong_count() > 0);
+        all.push(Arc::downgrade(&inner));
+        drop(all);
+        if !watchdog::watch() {
+            // Dropped, and so ended, since its calls would have no deadline.
+            return Err(lifecycle::no_thread("init"));
+        }
+        // Not under the lock: who listens may ask for all of them.
+        tracing::debug!(communicator = %inner.name, device = inner.device(), "communicator made");
+        Ok(inner)
+    }
+
+    #[inline]
+    pub(crate) fn device(&self) -> usize {
+        self.device
+    }
+
+    pub(crate) fn deadline(&self) -> Duration {
+        Duration::from_millis(self.deadline_ms.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_deadline(&self, deadline: Duration) {
+        self.deadline_ms.store(millis(deadline), Ordering::Relaxed);
+        watchdog::watch();
+    }
+
+    pub(crate) fn work_deadline(&self) -> Duration {
+        match self.work_deadline_ms.load(Ordering::Relaxed) {
+            u64::MAX => Duration::MAX,
+            deadline => Duration::from_millis(deadline),
+        }
+    }
+
+    pub(crate) fn set_work_deadline(&self, deadline: Duration) {
+        let millis = if deadline == Duration::MAX { u64::MAX } else { millis(deadline) };
+        self.work_deadline_ms.store(millis, Ordering::Relaxed);
+        watchdog::watch();
+    }
+
+    /// The last call, and its number.
+    pub(crate) fn last(&self) -> (u64, &'static str) {
+        let last = self.last.load(Ordering::Relaxed);
+        (last >> Call::BITS, if last == 0 { "" } else { Call::name_of(last) })
+    }
+
+    /// Keeps memory until the communicator is freed.
+    pub(crate) fn park(&self, keep: Keep) {
+        self.parked.lock().unwrap_or_else(PoisonError::into_inner).push(keep);
+    }
+
+    /// NCCL has freed the communicator: no peer reaches what was parked.
+    pub(crate) fn set_freed(&self) {
+        self.is_freed.store(true, Ordering::Release);
+        drop(self.take_parked());
+    }
+
+    /// What was parked, for who frees the communicator.
+    pub(crate) fn take_parked(&self) -> Vec<Keep> {
+        std::mem::take(&mut *self.parked.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Notes a call. Inside the gate.
+    #[inline]
+    pub(crate) fn count(&self, call: Call) {
+        // Only who is inside writes, so a load and a store are enough.
+        let last = self.last.load(Ordering::Relaxed);
+        self.last.store(((last >> Call::BITS) + 1) << Call::BITS | call as u64, Ordering::Relaxed);
+        let add_one = |count: &AtomicU64| count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        if call.is_collective() {
+            add_one(&self.collectives);
+        } else if call.is_transfer() {
+            add_one(&self.transfers);
+        }
+        self.last_thread.store(this_thread(), Ordering::Relaxed);
+    }
+
+    /// How many collectives were issued.
+    pub(crate) fn collectives(&self) -> u64 {
+        self.collectives.load(Ordering::Relaxed)
+    }
+
+    /// Whether the other side of each send and receive so far was in the same group.
+    pub(crate) fn transfers_are_paired(&self) -> bool {
+        self.transfers.load(Ordering::Relaxed) == self.paired.load(Ordering::Relaxed)
+    }
+
+    /// Notes that so many of the sends and receives that are about to be issued have their other side in the same group. Inside the gate.
+    pub(crate) fn count_paired(&self, transfers: u64) {
+        self.paired.fetch_add(transfers, Ordering::Relaxed);
+    }
+
+    /// The thread that made it or was the last to issue a call: the number of [`this_thread`].
+    pub(crate) fn last_thread(&self) -> u64 {
+        self.last_thread.load(Ordering::Relaxed)
+    }
+
+    /// An error unless work can be enqueued now, in a process that may. It is asked again when the gate is entered.
+    #[inline]
+    pub(crate) fn check_live(&self, call: &'static str) -> Result<(), NcclError> {
+        self.nccl.not_forked(call)?;
+        match self.gate.state() {
+            State::Live => Ok(()),
+            state => Err(self.dead(call, state)),
+        }
+    }
+
+    /// An error once it is aborted, for who is inside.
+    #[inline]
+    pub(crate) fn check_open(&self, call: &'static str) -> Result<(), NcclError> {
+        if self.gate.is_closed() { Err(self.dead(call, self.gate.state())) } else { Ok(()) }
+    }
+
+    /// Goes in alone, in a process that may.
+    #[inline]
+    pub(crate) fn enter(&self, call: &'static str, allowed: Allowed) -> Result<Inside<'_>, NcclError> {
+        self.enter_within(call, allowed, || self.deadline())
+    }
+
+    /// As [`enter`](Self::enter), with another patience than the communicator's deadline.
+    #[inline]
+    pub(crate) fn enter_within(
+        &self,
+        call: &'static str,
+        allowed: Allowed,
+        patience: impl FnOnce() -> Duration,
+    ) -> Result<Inside<'_>, NcclError> {
+        self.nccl.not_forked(call)?;
+        self.gate.enter(allowed, patience).map_err(|refused| self.refused(call, refused))
+    }
+
+    /// Before a call that may be stuck in NCCL.
+    #[inline]
+    pub(crate) fn dive(&self, call: &'static str, inside: &Inside<'_>) -> Result<(), NcclError> {
+        inside.dive().map_err(|state| self.dead(call, state))
+    }
+
+    #[cold]
+    pub(crate) fn refused(&self, call: &'static str, refused: Refused) -> NcclError {
+        match refused {
+            Refused::State(state) => self.dead(call, state),
+            Refused::Busy => self.timeout(call, self.deadline()),
+        }
+    }
+
+    #[cold]
+    pub(crate) fn dead(&self, call: &'static str, state: State) -> NcclError {
+        NcclError::Dead { call, communicator: Arc::clone(&self.name), state: state.dead() }
+    }
+
+    /// As [`dead`](Self::dead), for a call or a wait that was cut off: why it was, where the watchdog or a wait that expired has done it.
+    #[cold]
+    pub(crate) fn cut_off(&self, call: &'static str) -> NcclError {
+        self.verdict.get().cloned().map_or_else(|| self.dead(call, self.gate.state()), |reason| reason.of_call(call))
+    }
+
+    #[cold]
+    pub(crate) fn timeout(&self, call: &'static str, waited: Duration) -> NcclError {
+        let sequence = Some(self.last().0).filter(|number| *number > 0);
+        let communicator = Some(Arc::clone(&self.name));
+        Timeout { call, sequence, waited, communicator, missing: Vec::new(), reports: Vec::new() }.into()
+    }
+
+    /// The error of a call that NCCL has answered with a code. Of one that an abort has cut off, NCCL's answer says nothing.
+    #[cold]
+    pub(crate) fn failure(&self, call: &'static str, code: ncclResult_t) -> NcclError {
+        if self.gate.is_closed() {
+            return self.cut_off(call);
+        }
+        self.nccl.failure(call, code, Some(Arc::clone(&self.name)))
+    }
+
+    /// An error for every code but success.
+    #[inline]
+    pub(crate) fn check(&self, call: &'static str, code: ncclResult_t) -> Result<(), NcclError> {
+        if code == ncclResult_t::ncclSuccess { Ok(()) } else { Err(self.failure(call, code)) }
+    }
+
+    /// The state of the communicator; in progress where another thread is inside for longer than `patience`.
+    pub(crate) fn async_code(&self, call: &'static str, patience: Duration) -> Result<ncclResult_t, NcclError> {
+        self.nccl.not_forked(call)?;
+        if self.blocking {
+            let _looking = self.gate.look(Allowed::OPEN).map_err(|refused| self.refused(call, refused))?;
+            return self.ask();
+        }
+        match self.gate.enter(Allowed::OPEN, || patience) {
+            Ok(_inside) => self.ask(),
+            Err(Refused::Busy) => Ok(ncclResult_t::ncclInProgress),
+            Err(refused) => Err(self.refused(call, refused)),
+        }
+    }
+
+    /// The state of the communicator, for who is inside. For who only looks in, where it blocks.
+    ///
+    /// NCCL does more than to look: on a communicator that does not block, whoever hears of success frees the job of the last group (2.26.2 and later),
+    /// as does each other call when it begins. Two at once would free it twice.
+    pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
+        let mut state = ncclResult_t::ncclSuccess;
+        // SAFETY: the handle is live inside the gate, and this thread has the turn [C1], or the communicator blocks and never has a job to be freed,
+        // so that NCCL only reads; the pointer is to a live value.
+        let code = self
+            .nccl
+            .code("ncclCommGetAsyncError", |api| unsafe { api.ncclCommGetAsyncError(self.handle.get(), &raw mut state) })?;
+        self.check("ncclCommGetAsyncError", code)?;
+        Ok(state)
+    }
+
+    /// Calls a function on the handle, alone, with the device's context current, and waits for NCCL to be done with it.
+    ///
+    /// # Errors
+    /// Those of [`enter`](Self::enter) and of [`settle`](Self::settle); NCCL's.
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        name: &'static str,
+        allowed: Allowed,
+        function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
+    ) -> Result<(), NcclError> {
+        let inside = self.enter(name, allowed)?;
+        self.call_inside(name, inside, function)
+    }
+
+    /// As [`call`](Self::call), for who is inside.
+    pub(crate) fn call_inside(
+        self: &Arc<Self>,
+        name: &'static str,
+        inside: Inside<'_>,
+        function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
+    ) -> Result<(), NcclError> {
+        self.bind()?;
+        self.dive(name, &inside)?;
+        // What NCCL allocates must not spoil what another thread captures.
+        let code = relaxed(|| self.nccl.code(name, |api| function(api, self.handle.get())))?;
+        self.settle_begun(name, code, inside)
+    }
+
+    /// As [`call`](Self::call), for a function that stores something: at a place that outlives the call if NCCL does not end it.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub(crate) fn call_into<T>(
+        self: &Arc<Self>,
+        name: &'static str,
+        allowed: Allowed,
+        initial: T,
+        function: impl FnOnce(&'static Api, ncclComm_t, *mut T) -> Result<ncclResult_t, MissingSymbol>,
+    ) -> Result<T, NcclError> {
+        let place: *mut T = Box::into_raw(Box::new(initial));
+        let result = self.call(name, allowed, |api, comm| function(api, comm, place));
+        // SAFETY: the place came from the box above, and nobody else has it but NCCL, until the call is done.
+        unsafe { stored(place, result) }
+    }
+
+    /// Makes the device's context the thread's.
+    ///
+    /// NCCL launches on the communicator's device whichever context is current. But handle 0 is the default stream of the current context, for the driver
+    /// and for NCCL; and in a thread that has none, NCCL's runtime makes one on the first device, whose memory it takes. So it is asked at each call:
+    /// any library may have made another context current since the last, and tells nobody.
+    #[inline]
+    pub(crate) fn bind(&self) -> Result<(), NcclError> {
+        let mut current: CUcontext = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live handle.
+        let code = unsafe { self.driver.api().cuCtxGetCurrent(&raw mut current) };
+        if code == Ok(CudaCode::SUCCESS) && current == self.cu_context.0 { Ok(()) } else { set_current(&self.context) }
+    }
+
+    /// As [`bind`](Self::bind), for work on a stream. The driver is asked only where the answer matters: for the streams that every context has, and for a
+    /// thread that may have no context. NCCL makes the communicator's device current itself where another one is.
+    #[inline]
+    pub(crate) fn bind_for(&self, stream: &CudaStream) -> Result<(), NcclError> {
+        if stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get() {
+            return Ok(());
+        }
+        self.bind()?;
+        HAS_CONTEXT.set(true);
+        Ok(())
+    }
+
+    /// Whether work that is enqueued on the stream now is captured into a graph.
+    #[inline]
+    pub(crate) fn is_capturing(&self, stream: &CudaStream) -> Result<bool, NcclError> {
+        let mut status = NOT_CAPTURED;
+        // SAFETY: the stream is live and the pointer is to a live value.
+        let code = unsafe { self.driver.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) };
+        if code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED { Ok(false) } else { asked_again(stream) }
+    }
+
+    /// Whether a call need not ask before it is issued whether the stream is being captured: it asks after it, and keeps what it uses then.
+    ///
+    /// A capture that another thread **ends** while a call is in progress is seen by two questions only, as is one that begins meanwhile. So both are
+    /// asked as soon as a capture was seen in this process. Neither sees a capture that begins and ends during one call: whoever captures a stream
+    /// that other threads use has to keep their calls out.
+    #[inline]
+    pub(crate) fn may_ask_later(&self, stream: &CudaStream) -> bool {
+        // With others NCCL enqueues the work after its function has returned. And what a default stream answers depends on other streams.
+        self.blocking && stream.cu_stream().addr() > OF_EVERY_CONTEXT && !CAPTURE_SEEN.load(Ordering::Relaxed)
+    }
+
+    /// Whether what every call is checked for before its buffers is well, as it mostly is, and nothing has to be asked: the process is no fork, the
+    /// communicator lives, [`bind_for`](Self::bind_for) and [`check_stream`](Self::check_stream) would succeed, and
+    /// [`may_ask_later`](Self::may_ask_later) is true.
+    #[inline]
+    pub(crate) fn needs_no_care(&self, stream: &CudaStream) -> bool {
+        let thread_is_bound = stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get();
+        let is_ours = stream.context().cu_ctx() == self.cu_context.0;
+        !is_fork() && self.gate.state() == State::Live && thread_is_bound && is_ours && self.may_ask_later(stream)
+    }
+
+    /// Whether the driver says that the stream is not being captured. A default stream is not asked: no capture takes it.
+    #[inline]
+    pub(crate) fn is_surely_not_captured(&self, stream: &CudaStream) -> bool {
+        if stream.cu_stream().addr() <= DEFAULT {
+            return true;
+        }
+        let mut status = NOT_CAPTURED;
+        // SAFETY: the stream is live and the pointer is to a live value.
+        let code = unsafe { self.driver.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) };
+        code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED
+    }
+
+    /// After NCCL was called for work that no graph keeps anything for: an error if another thread has begun to capture the stream meanwhile.
+    ///
+    /// NCCL asks by itself whether the stream is captured, later than this crate did, so the work may be in the graph. A graph that replays it would use
+    /// memory that nobody keeps: the capture is invalidated, so that there will be none.
+    #[inline]
+    pub(crate) fn not_captured_meanwhile(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
+        if self.is_surely_not_captured(stream) {
+            return Ok(());
+        }
+        CAPTURE_SEEN.store(true, Ordering::Relaxed);
+        Ok(refuse_capture_begun(call, stream)?)
+    }
+
+    /// An error unless work of this communicator can be enqueued on the stream.
+    #[inline]
+    pub(crate) fn check_stream(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
+        if stream.context().cu_ctx() != self.cu_context.0 {
+            return self.check_context(call, "the stream", stream.context());
+        }
+        // The stream of each thread can be waited for by no other one: not by who frees what it uses, nor by who aborts.
+        Ok(refuse_per_thread(call, stream)?)
+    }
+
+    /// An error unless something is of the communicator's context.
+    #[cold]
+    pub(crate) fn check_context(&self, call: &'static str, what: &'static str, context: &CudaContext) -> Result<(), NcclError> {
+        let (found, expected) = (context.ordinal(), self.device());
+        let kind = match found == expected {
+            true if context.cu_ctx() == self.cu_context.0 => return Ok(()),
+            true => MisuseKind::Combination {
+                what,
+                why: "it is of another context than the communicator's; both must be of the primary one",
+            },
+            false => MisuseKind::Device { what, found, expected },
+        };
+        Err(NcclError::misuse(call, kind))
+    }
+}
+
+/// What a call has stored, by its result. After an error that does not say that NCCL is done with the place, NCCL may still write there: it is leaked.
+///
+/// # Safety
+/// The place is that of a box, and belongs to the caller, or to NCCL as long as the call is not done.
+unsafe fn stored<T>(place: *mut T, result: Result<(), NcclError>) -> Result<T, NcclError> {
+    let is_done = match &result {
+        Ok(()) | Err(NcclError::Nccl(_) | NcclError::Unsupported(_)) => true,
+        Err(_) => false,
+    };
+    // SAFETY: NCCL is done with the place, which is the caller's box.
+    let stored = is_done.then(|| *unsafe { Box::from_raw(place) });
+    result.map(|()| stored.expect("success was done"))
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // In a fork nothing can be ended, and a lock may be held for ever.
+        if self.nccl.not_forked("drop").is_err() {
+            return;
+        }
+        // Nobody is inside: entering borrows what is dropped here.
+        let state = self.gate.state();
+        if self.gate.close(State::Finalized).is_ok() {
+            lifecycle::close_later(self, state);
+        } else if !self.is_freed.load(Ordering::Acquire) {
+            // An abort that NCCL refused: the communicator lives, and with it what peers reach through it.
+            std::mem::forget(self.take_parked());
+        }
+    }
+}
+
+/// As good as for ever, and a time that the clock can still tell.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+/// A time to wait that can be added to any moment.
+pub(crate) fn bounded(duration: Duration) -> Duration {
+    duration.min(LONGEST)
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(bounded(duration).as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// For an answer that is not plainly no.
+#[cold]
+fn asked_again(stream: &CudaStream) -> Result<bool, NcclError> {
+    CAPTURE_SEEN.store(true, Ordering::Relaxed);
+    Ok(is_capturing(stream)?)
+}
+
+/// Makes a context the thread's.
+pub(crate) fn set_current(context: &CudaContext) -> Result<(), NcclError> {
+    Ok(peerweave_driver::bind(context)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DeadState, Failure, ResultCode, Version};
+
+    #[test]
+    fn place_that_nccl_may_write_stays_allocated() {
+        let name = Arc::new(CommunicatorName { name: None, rank: 0, ranks: 2, number: 1 });
+        let timeout = || {
+            let waited = Duration::from_secs(1);
+            Timeout { call: "register", sequence: None, waited, communicator: None, missing: Vec::new(), reports: Vec::new() }
+        };
+        let failure = || Failure {
+            call: "ncclCommRegister",
+            code: ResultCode::INTERNAL_ERROR,
+            meaning: "",
+            version: Version::new(2, 32, 3),
+            last_error: String::new(),
+            communicator: None,
+        };
+        let dead = NcclError::Dead { call: "register", communicator: name, state: DeadState::Aborted };
+        let left_out = NcclError::misuse("register", MisuseKind::Context { why: "a rank was left out" });
+        for (result, is_freed) in [
+            (Ok(()), true),
+            (Err(failure().into()), true),
+            (Err(timeout().into()), false),
+            (Err(dead), false),
+            (Err(left_out), false),
+        ] {
+            let value = Arc::new(());
+            let place = Box::into_raw(Box::new(Arc::clone(&value)));
+            let text = format!("{result:?}");
+            // SAFETY: it is a box, and no NCCL has it.
+            drop(unsafe { stored(place, result) });
+            assert_eq!(Arc::strong_count(&value), if is_freed { 1 } else { 2 }, "{text}");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Spans of calls for `tracing`, by the name `nccl`: which call, of which communicator.
+//!
+//! Events inside, such as warnings of an abort, belong to the call's span. Where nanoseconds count, none is made while nobody listens.
+
+use tracing::span::EnteredSpan;
+
+use crate::member::membership::Inner;
+
+/// The span of a call on one communicator.
+pub(crate) fn of(inner: &Inner, call: &'static str) -> EnteredSpan {
+    tracing::trace_span!("nccl", call, communicator = inner.name.number, rank = inner.rank).entered()
+}
+
+/// As [`of`], for calls that are counted in nanoseconds: one load where nobody listens, while making a span then takes a look at its own place, too.
+#[inline]
+pub(crate) fn if_heard(inner: &Inner, call: &'static str) -> Option<EnteredSpan> {
+    is_heard().then(|| of(inner, call))
+}
+
+/// As [`of_many`], for the same calls in groups.
+#[inline]
+pub(crate) fn of_many_if_heard(call: &'static str, members: usize) -> Option<EnteredSpan> {
+    is_heard().then(|| of_many(call, members))
+}
+
+#[inline]
+fn is_heard() -> bool {
+    tracing::level_filters::LevelFilter::current() >= tracing::level_filters::LevelFilter::TRACE
+}
+
+/// The span of a call for several ranks of this thread, or for none yet.
+pub(crate) fn of_many(call: &'static str, members: usize) -> EnteredSpan {
+    tracing::trace_span!("nccl", call, members).entered()
+}

@@ -1,0 +1,189 @@
+//! Where kernels find the ranks' parts of a window: addresses, multicasts, and a fabric's names (NCCL 2.29.2).
+//!
+//! Registering windows is `window.rs`. No address here may be used by the host: they are of the devices, and other ranks write behind them.
+//!
+//! Invariant: an offset that is handed to NCCL lies inside the window, and nothing of a multicast is asked for where multicasts are forbidden.
+
+use std::ffi::{c_int, c_void};
+
+use peerweave_driver::multicast_switch;
+use peerweave_dylib::MissingSymbol;
+use peerweave_types::Element;
+
+use crate::library::error::{MisuseKind, NcclError};
+use crate::member::state::Allowed;
+use crate::memory::window::Window;
+use crate::sys::{Api, ncclMultimemHandle_t, ncclResult_t, ncclWindow_t};
+use crate::{DeviceTeam, MultimemHandle};
+
+/// A fabric's name of a place in memory, for kernels that use logical endpoints. NCCL 2.31.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LogicalEndpoint {
+    /// The endpoint's number.
+    pub id: u32,
+    /// Where the place is behind it, in bytes.
+    pub offset_bytes: usize,
+}
+
+impl<T: Element> Window<T> {
+    /// The address of element `offset` of a rank's window, for loads and stores of kernels on this rank's device; `None` where they do not reach that
+    /// rank. For this rank's own it is another than the memory's, since NCCL maps that once more. NCCL 2.29.2.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] for a rank that does not exist, or an offset outside of its window or of this rank's own; [`NcclError::Unsupported`] before;
+    /// [`NcclError::Dead`].
+    pub fn peer_pointer(&self, rank: usize, offset: usize) -> Result<Option<u64>, NcclError> {
+        const CALL: &str = "ncclGetPeerDevicePointer";
+        let peer = number(CALL, "the rank", rank, self.communicator().n_ranks())?;
+        let offset = self.place(CALL, rank, offset)?;
+        self.pointer(CALL, |api, window, out| {
+            // SAFETY: the window is live inside the gate, the offset inside of it; the pointer is to a live pointer.
+            unsafe { api.ncclGetPeerDevicePointer(window, offset, peer, out) }
+        })
+    }
+
+    /// As [`peer_pointer`](Self::peer_pointer), by the index in [`lsa_team`](crate::Communicator::lsa_team), all of whose ranks are reached.
+    ///
+    /// # Errors
+    /// As [`peer_pointer`](Self::peer_pointer), for an index that the team does not have.
+    pub fn lsa_pointer(&self, index: usize, offset: usize) -> Result<Option<u64>, NcclError> {
+        const CALL: &str = "ncclGetLsaDevicePointer";
+        let team = self.communicator().lsa_team()?;
+        let lsa = number(CALL, "the index in the LSA team", index, team.map_or(0, |team| team.ranks()))?;
+        let rank = team.and_then(|team| team.rank_of(index)).unwrap_or(usize::MAX);
+        let offset = self.place(CALL, rank, offset)?;
+        self.pointer(CALL, |api, window, out| {
+            // SAFETY: as above.
+            unsafe { api.ncclGetLsaDevicePointer(window, offset, lsa, out) }
+        })
+    }
+
+    /// The address of element `offset` in the multicast of the LSA team, for multimem instructions of kernels; `None` where the hardware has none.
+    /// NCCL 2.29.2.
+    ///
+    /// # Errors
+    /// [`NcclError::MulticastDisabled`], before NCCL is called; else as [`peer_pointer`](Self::peer_pointer), the offset in this rank's window.
+    pub fn lsa_multimem_pointer(&self, offset: usize) -> Result<Option<u64>, NcclError> {
+        const CALL: &str = "ncclGetLsaMultimemDevicePointer";
+        multicast_switch()?;
+        let offset = inside::<T>(CALL, self.len_bytes() / size_of::<T>(), offset)?;
+        self.pointer(CALL, |api, window, out| {
+            // SAFETY: as above.
+            unsafe { api.ncclGetLsaMultimemDevicePointer(window, offset, out) }
+        })
+    }
+
+    /// As [`lsa_multimem_pointer`](Self::lsa_multimem_pointer), of a team that a device communicator was made for.
+    ///
+    /// # Errors
+    /// As [`lsa_multimem_pointer`](Self::lsa_multimem_pointer); [`NcclError::Misuse`] for the handle of a team that has no multicast.
+    pub fn multimem_pointer(&self, team: MultimemHandle, offset: usize) -> Result<Option<u64>, NcclError> {
+        const CALL: &str = "ncclGetMultimemDevicePointer";
+        multicast_switch()?;
+        if team.address() == 0 {
+            return Err(NcclError::misuse(CALL, MisuseKind::Context { why: "the handle is of a team that has no multicast" }));
+        }
+        let handle = ncclMultimemHandle_t { mcBasePtr: std::ptr::with_exposed_provenance_mut(team.address() as usize) };
+        let offset = inside::<T>(CALL, self.len_bytes() / size_of::<T>(), offset)?;
+        self.pointer(CALL, |api, window, out| {
+            // SAFETY: as above; NCCL only computes with the handle.
+            unsafe { api.ncclGetMultimemDevicePointer(window, offset, handle, out) }
+        })
+    }
+
+    /// The fabric's name of element `offset` of a rank's window. NCCL 2.31.1.
+    ///
+    /// # Errors
+    /// [`NcclError::Nccl`] where there is no fabric, see [`CommProperties::cft`](crate::CommProperties::cft); [`NcclError::Unsupported`] before; else
+    /// as [`peer_pointer`](Self::peer_pointer).
+    pub fn peer_endpoint(&self, rank: usize, offset: usize) -> Result<LogicalEndpoint, NcclError> {
+        const CALL: &str = "ncclGetPeerDeviceLeInfo";
+        let peer = number(CALL, "the rank", rank, self.communicator().n_ranks())?;
+        let offset = self.place(CALL, rank, offset)?;
+        self.endpoint(CALL, |api, window, found| {
+            // SAFETY: as above; the pointers are to live numbers.
+            unsafe { api.ncclGetPeerDeviceLeInfo(window, offset, peer, &raw mut found.id, &raw mut found.offset_bytes) }
+        })
+    }
+
+    /// The fabric's name of element `offset` of the window of a member of a fabric team, by its index there. NCCL 2.31.1.
+    ///
+    /// # Errors
+    /// As [`peer_endpoint`](Self::peer_endpoint), also for an index that the team does not have, and for a team of another rank or communicator.
+    pub fn cft_endpoint(&self, team: DeviceTeam, index: usize, offset: usize) -> Result<LogicalEndpoint, NcclError> {
+        const CALL: &str = "ncclGetCftDeviceLeInfo";
+        let raw = team.to_raw(CALL, self.communicator().rank(), self.communicator().n_ranks())?;
+        let peer = number(CALL, "the index in the fabric team", index, team.ranks())?;
+        let offset = self.place(CALL, team.rank_of(index).unwrap_or(usize::MAX), offset)?;
+        self.endpoint(CALL, |api, window, found| {
+            // SAFETY: as above.
+            unsafe { api.ncclGetCftDeviceLeInfo(window, offset, peer, raw, &raw mut found.id, &raw mut found.offset_bytes) }
+        })
+    }
+
+    /// The fabric's name of element `offset` of all windows that its multicast reaches. NCCL 2.31.1.
+    ///
+    /// # Errors
+    /// [`NcclError::MulticastDisabled`], before NCCL is called; else as [`peer_endpoint`](Self::peer_endpoint).
+    pub fn multimem_endpoint(&self, offset: usize) -> Result<LogicalEndpoint, NcclError> {
+        const CALL: &str = "ncclGetMultimemDeviceLeInfo";
+        multicast_switch()?;
+        let offset = inside::<T>(CALL, self.len_bytes() / size_of::<T>(), offset)?;
+        self.endpoint(CALL, |api, window, found| {
+            // SAFETY: as above.
+            unsafe { api.ncclGetMultimemDeviceLeInfo(window, offset, &raw mut found.id, &raw mut found.offset_bytes) }
+        })
+    }
+
+    fn pointer(
+        &self,
+        call: &'static str,
+        ask: impl FnOnce(&'static Api, ncclWindow_t, *mut *mut c_void) -> Result<ncclResult_t, MissingSymbol>,
+    ) -> Result<Option<u64>, NcclError> {
+        let mut address: *mut c_void = std::ptr::null_mut();
+        self.ask(call, |api, window| ask(api, window, &raw mut address))?;
+        Ok(Some(address.expose_provenance() as u64).filter(|address| *address != 0))
+    }
+
+    fn endpoint(
+        &self,
+        call: &'static str,
+        ask: impl FnOnce(&'static Api, ncclWindow_t, &mut LogicalEndpoint) -> Result<ncclResult_t, MissingSymbol>,
+    ) -> Result<LogicalEndpoint, NcclError> {
+        let mut found = LogicalEndpoint { id: 0, offset_bytes: 0 };
+        self.ask(call, |api, window| ask(api, window, &mut found))?;
+        Ok(found)
+    }
+
+    fn ask(
+        &self,
+        call: &'static str,
+        function: impl FnOnce(&'static Api, ncclWindow_t) -> Result<ncclResult_t, MissingSymbol>,
+    ) -> Result<(), NcclError> {
+        let window = self.raw_handle();
+        self.communicator().inner.call(call, Allowed::LIVE, |api, _| function(api, window))
+    }
+
+    /// Where an element of a rank's window begins, in bytes.
+    fn place(&self, call: &'static str, rank: usize, offset: usize) -> Result<usize, NcclError> {
+        // NCCL compares with the length of this rank's window, whoever's it is.
+        inside::<T>(call, self.len_of(rank)?.min(self.len_bytes() / size_of::<T>()), offset)
+    }
+}
+
+/// Where an element begins, in bytes, if it is one of so many.
+fn inside<T>(call: &'static str, len: usize, offset: usize) -> Result<usize, NcclError> {
+    if offset < len {
+        return Ok(offset * size_of::<T>());
+    }
+    let (found, expected) = (i64::try_from(offset).unwrap_or(i64::MAX), "less than the length of the window");
+    Err(NcclError::misuse(call, MisuseKind::Value { what: "the offset", found, expected }))
+}
+
+fn number(call: &'static str, what: &'static str, found: usize, ranks: usize) -> Result<c_int, NcclError> {
+    match c_int::try_from(found) {
+        Ok(index) if found < ranks => Ok(index),
+        _ => Err(NcclError::misuse(call, MisuseKind::Rank { what, found, ranks })),
+    }
+}

@@ -1,0 +1,592 @@
+//! Registered memory: windows, which every rank registers together and any rank may write into, and buffers that one rank registers.
+//!
+//! What is done with windows is `one_sided.rs`, where kernels find them `window_pointers.rs`; memory for them `mem.rs`.
+//!
+//! # Invariants
+//! - **[W1]** The memory of a window lives until the window is deregistered or the communicator is freed: a peer may write into it until then.
+//! - **[W2]** So a window that is only dropped stays registered as long as the communicator; giving it back earlier is a collective call.
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::{Duration, Instant};
+
+use peerweave_driver::{CudaStream, DeviceBuffer, DeviceMemory, Keep, PrivateStream, deadline_after, relaxed};
+use peerweave_dylib::MissingSymbol;
+use peerweave_types::Element;
+
+use crate::comm::communicator::Communicator;
+use crate::comm::complete::{dive_all, end_group, refuse_group};
+use crate::comm::lifecycle;
+use crate::library::error::{MisuseKind, NcclError};
+use crate::member::membership::Inner;
+use crate::member::spans;
+use crate::member::state::Allowed;
+use crate::member::turns::enter_all;
+use crate::sys::{self, Api, ncclComm_t, ncclResult_t, ncclWindow_t, ncclWindow_vidmem};
+use crate::{OnExpiry, Version};
+
+/// From here on NCCL finds a peer's window whatever its length is; before, by the length of its own, silently at a wrong place.
+const LENGTHS_DIFFER: Version = Version::new(2, 30, 7);
+
+/// What a window is for. The default is any use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WindowKind {
+    flags: c_int,
+    /// The version that brought the newest of the flags, and the name of that flag.
+    since: Option<(Version, &'static str)>,
+}
+
+impl WindowKind {
+    /// Any use.
+    pub const DEFAULT: Self = Self { flags: sys::NCCL_WIN_DEFAULT, since: None };
+    /// Collectives on it use NCCL's symmetric kernels: every rank gives buffers at the same offset of its window.
+    pub const SYMMETRIC: Self = Self { flags: sys::NCCL_WIN_COLL_SYMMETRIC, since: None };
+    /// Accesses from kernels stay in order. NCCL 2.29.7.
+    pub const STRICT_ORDERING: Self = Self::since(sys::NCCL_WIN_STRICT_ORDERING, "NCCL_WIN_STRICT_ORDERING", [2, 29, 7]);
+    /// Registered for kernels that use the network (GIN), and for nothing else. NCCL 2.32.0.
+    pub const GIN_ONLY: Self = Self::since(sys::NCCL_WIN_GIN_ONLY, "NCCL_WIN_GIN_ONLY", [2, 32, 0]);
+    /// Registered for counted operations over the fabric (CFT), and for nothing else. NCCL 2.32.0.
+    pub const CFT_COUNTED: Self = Self::since(sys::NCCL_WIN_CFT_COUNTED, "NCCL_WIN_CFT_COUNTED", [2, 32, 0]);
+
+    const fn since(flags: c_int, name: &'static str, [major, minor, patch]: [u8; 3]) -> Self {
+        Self { flags, since: Some((Version::new(major, minor, patch), name)) }
+    }
+
+    /// Both.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        let since = match (self.since, other.since) {
+            (Some((one, _)), Some((later, name))) if later.at_least(one) => Some((later, name)),
+            (None, other) => other,
+            (one, _) => one,
+        };
+        Self { flags: self.flags | other.flags, since }
+    }
+}
+
+/// Memory of `T` that every rank of a communicator has registered. A handle: clones are the same window.
+///
+/// Dropping it does nothing that others could notice: they may still write into the memory, which stays allocated until the communicator is freed.
+/// [`deregister`](Self::deregister) gives it back earlier.
+///
+/// What is put into it has its type:
+///
+/// ```compile_fail,E0308
+/// # use std::sync::Arc;
+/// # use peerweave_nccl::CudaStream;
+/// # use peerweave_nccl::{Communicator, NcclError, NcclMem, Signal, Window};
+/// # fn f(communicator: &Communicator, stream: &Arc<CudaStream>, mine: &NcclMem<f64>, theirs: &Window<f32>) -> Result<(), NcclError> {
+/// communicator.put_signal(stream, mine, 1, theirs, 0, Signal::default())
+/// # }
+/// ```
+pub struct Window<T> {
+    pub(crate) inner: Arc<Registered>,
+    _elements: PhantomData<fn() -> T>,
+}
+
+/// A window of NCCL.
+pub(crate) struct Registered {
+    pub(crate) communicator: Communicator,
+    handle: Raw<ncclWindow_vidmem>,
+    /// Bytes of every rank's window.
+    pub(crate) lens_bytes: Vec<u64>,
+    pub(crate) device_address: u64,
+    keep: Keep,
+    /// Whether the memory has to wait for the end of the communicator [W1].
+    is_parked: bool,
+}
+
+/// A handle of NCCL.
+struct Raw<P>(*mut P);
+
+// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle; synchronised by the communicator's gate. Would be
+// caught by the test `windows_are_put_into_by_every_rank`.
+unsafe impl<P> Send for Raw<P> {}
+// SAFETY: shared is a pointer that only NCCL follows, together with its communicator's handle; synchronised by the communicator's gate. Would be
+// caught by the test `windows_are_put_into_by_every_rank`.
+unsafe impl<P> Sync for Raw<P> {}
+
+impl Registered {
+    /// NCCL's handle, for work of that communicator.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] for another communicator than its own.
+    pub(crate) fn used(&self, call: &'static str, inner: &Arc<Inner>) -> Result<ncclWindow_t, NcclError> {
+        if !Arc::ptr_eq(&self.communicator.inner, inner) {
+            let (found, expected) = (Arc::clone(&self.communicator.inner.name), Arc::clone(&inner.name));
+            return Err(NcclError::misuse(call, MisuseKind::WrongCommunicator { what: "the window", found, expected }));
+        }
+        Ok(self.handle.0)
+    }
+}
+
+impl Registered {
+    /// Has NCCL forget the window, once no stream of this rank uses it.
+    fn give_back(&self, call: &'static str, end: Instant) -> Result<(), NcclError> {
+        let handle = self.handle.0;
+        give_back(call, &self.communicator, end, |api, comm| {
+            // SAFETY: the handle is live inside the gate, the window is its own, and this is the only deregistration: the value is not used again. No
+            // stream of this rank uses it, and no graph will.
+            unsafe { api.ncclCommWindowDeregister(comm, handle) }
+        })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if self.is_parked {
+            self.communicator.inner.park(Arc::clone(&self.keep));
+        }
+    }
+}
+
+impl<T: Element> Window<T> {
+    /// Registers memory. `None` where NCCL has no windows here: it needs devices that reach each other's memory, and memory of its own allocator
+    /// ([`NcclMem`](crate::NcclMem)) or made in the same way. NCCL 2.27.3.
+    ///
+    /// # Collective
+    /// All ranks, at the same place among their calls; ranks of one thread by [`register_all`](Self::register_all). Lengths may differ
+    /// from NCCL 2.30.7 on.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] for memory that is borrowed, of another device, empty, or whose address is no multiple of 4096, and for lengths that differ
+    /// before NCCL 2.30.7, on every rank;
+    /// [`NcclError::Unsupported`]; [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own.
+    pub fn register(
+        communicator: &Communicator,
+        memory: &impl DeviceBuffer<T>,
+        kind: WindowKind,
+    ) -> Result<Option<Self>, NcclError> {
+        Self::register_all(&[(communicator, memory)], kind).map(|mut made| made.pop().flatten())
+    }
+
+    /// As [`register`](Self::register), for several ranks of this thread. The result is in their order.
+    ///
+    /// # Collective
+    /// As [`register`](Self::register).
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn register_all(
+        members: &[(&Communicator, &dyn DeviceBuffer<T>)],
+        kind: WindowKind,
+    ) -> Result<Vec<Option<Self>>, NcclError> {
+        const CALL: &str = "Window::register";
+        let Some((first, _)) = members.first() else { return Ok(Vec::new()) };
+        let nccl = first.nccl();
+        nccl.needs("ncclCommWindowRegister", Version::new(2, 27, 3))?;
+        if let Some((since, flag)) = kind.since {
+            nccl.needs(flag, since)?;
+        }
+        let mut places = Vec::new();
+        for (communicator, memory) in members {
+            places.push(Place::of(CALL, communicator, *memory)?);
+            let address = places.last().map_or(0, |place| place.address);
+            if address % sys::NCCL_WIN_REQUIRED_ALIGNMENT as u64 != 0 {
+                let (found, expected) = (address as i64, "a multiple of 4096");
+                return Err(NcclError::misuse(CALL, MisuseKind::Value { what: "the address of the memory", found, expected }));
+            }
+        }
+        let communicators: Vec<_> = members.iter().map(|(communicator, _)| *communicator).collect();
+        let slots: Vec<Box<AtomicPtr<ncclWindow_vidmem>>> = members.iter().map(|_| Box::default()).collect();
+        communicators.iter().for_each(|communicator| communicator.inner.registered.add());
+        let registered = together(CALL, &communicators, |index, inner| {
+            let place = &places[index];
+            let (pointer, len) = (place.pointer(), place.len_bytes as usize);
+            // SAFETY: the handle is live inside the gate; the memory is as long as that and is kept [W1]; the slot lives as long as NCCL may write to it.
+            inner.nccl.code(CALL, |api| unsafe {
+                api.ncclCommWindowRegister(inner.handle.get(), pointer, len, slots[index].as_ptr(), kind.flags)
+            })
+        });
+        if let Err(error) = registered {
+            // NCCL may still be at work, or have registered some: what it was given stays.
+            std::mem::forget((slots, places));
+            return Err(error);
+        }
+        let handles: Vec<_> = slots.iter().map(|slot| slot.load(Ordering::Acquire)).collect();
+        // Owned before anything can fail: from here on a drop does what is right [W2].
+        let mut made: Vec<Option<Registered>> = Vec::new();
+        for ((communicator, handle), place) in communicators.iter().zip(handles).zip(places) {
+            if handle.is_null() {
+                communicator.inner.registered.remove();
+            }
+            made.push((!handle.is_null()).then(|| Registered {
+                communicator: (*communicator).clone(),
+                handle: Raw(handle),
+                lens_bytes: Vec::new(),
+                device_address: place.address,
+                keep: place.keep,
+                is_parked: true,
+            }));
+        }
+        // Every rank takes part, with or without a window: puts are checked against the length of the rank they go to.
+        let mine: Vec<u64> = made
+            .iter()
+            .zip(members)
+            .map(|(made, (_, memory))| if made.is_some() { (memory.len() * size_of::<T>()) as u64 } else { 0 })
+            .collect();
+        let lens = exchange(&communicators, &mine)?;
+        let differ = |lens: &Vec<u64>| lens.windows(2).any(|pair| pair[0] != pair[1] && !pair.contains(&0));
+        if !nccl.version().at_least(LENGTHS_DIFFER) && lens.iter().any(differ) {
+            // Every rank finds so. What was registered stays until the communicators end [W2].
+            let why = "before NCCL 2.30.7 they have to be the same on every rank";
+            return Err(NcclError::misuse(CALL, MisuseKind::Combination { what: "the lengths of the memory", why }));
+        }
+        let finish = |(made, lens_bytes): (Option<Registered>, Vec<u64>)| {
+            let mut made = made?;
+            made.lens_bytes = lens_bytes;
+            Some(Self { inner: Arc::new(made), _elements: PhantomData })
+        };
+        Ok(made.into_iter().zip(lens).map(finish).collect())
+    }
+
+    /// Gives the window back before the communicator ends, when every rank has called this and has completed its puts and what it enqueued on
+    /// `stream` before.
+    ///
+    /// # Collective
+    /// All ranks, from their own threads or processes.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] while a clone or a recorded call uses the window, or captured graphs use the communicator (they hold addresses in its windows);
+    /// [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own. After an error the window stays registered until the communicator ends.
+    pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
+        const CALL: &str = "Window::deregister";
+        let mut registered = self.only_handle(CALL)?;
+        let communicator = registered.communicator.clone();
+        let _span = spans::of(&communicator.inner, CALL);
+        let end = deadline_after(deadline);
+        meet(CALL, &communicator, stream, end)?;
+        registered.give_back(CALL, end)?;
+        registered.is_parked = false;
+        Ok(())
+    }
+
+    /// Gives this rank's window back alone, when what this rank has enqueued on the communicator is complete. No other rank has to call.
+    ///
+    /// NCCL's own tables are free again. The memory is not: peers may still write into it, so it stays allocated until the communicator ends, where
+    /// [`deregister`](Self::deregister) gives it back as well. A peer must not put into this window afterwards: NCCL does not say what it finds there.
+    ///
+    /// # Errors
+    /// As [`deregister`](Self::deregister).
+    pub fn deregister_local(self, deadline: Duration) -> Result<(), NcclError> {
+        const CALL: &str = "Window::deregister_local";
+        let registered = self.only_handle(CALL)?;
+        let _span = spans::of(&registered.communicator.inner, CALL);
+        registered.give_back(CALL, deadline_after(deadline))
+    }
+
+    /// The registration, where no clone, recorded call or graph has it too.
+    fn only_handle(self, call: &'static str) -> Result<Registered, NcclError> {
+        let why = "a clone, a recorded call or a captured graph still uses the window";
+        Arc::into_inner(self.inner).ok_or_else(|| NcclError::misuse(call, MisuseKind::Context { why }))
+    }
+
+    /// How many elements the window of a rank has.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] for a rank that does not exist.
+    pub fn len_of(&self, rank: usize) -> Result<usize, NcclError> {
+        let wrong = || {
+            let ranks = self.inner.lens_bytes.len();
+            NcclError::misuse("Window::len_of", MisuseKind::Rank { what: "the rank", found: rank, ranks })
+        };
+        self.inner.lens_bytes.get(rank).map(|bytes| *bytes as usize / size_of::<T>()).ok_or_else(wrong)
+    }
+
+    /// The address at which this rank registered the memory, as NCCL knows it. NCCL 2.29.2.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
+    pub fn user_address(&self) -> Result<u64, NcclError> {
+        const CALL: &str = "ncclWinGetUserPtr";
+        let window = self.raw_handle();
+        let pointer =
+            self.inner.communicator.inner.call_into(CALL, Allowed::LIVE, std::ptr::null_mut(), |api, comm, place| {
+                // SAFETY: communicator and window are live inside the gate; the place is live.
+                unsafe { api.ncclWinGetUserPtr(comm, window, place) }
+            })?;
+        Ok(pointer.expose_provenance() as u64)
+    }
+
+    /// The communicator that it belongs to.
+    pub fn communicator(&self) -> &Communicator {
+        &self.inner.communicator
+    }
+
+    /// Bytes of this rank's part.
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.inner.lens_bytes.get(self.communicator().rank()).map_or(0, |bytes| *bytes as usize)
+    }
+
+    /// NCCL's handle.
+    pub(crate) fn raw_handle(&self) -> ncclWindow_t {
+        self.inner.handle.0
+    }
+
+    /// NCCL's handle, for kernels that were linked with its device code. Of use while the window is registered.
+    pub fn device_handle(&self) -> u64 {
+        self.raw_handle().expose_provenance() as u64
+    }
+}
+
+impl<T> Clone for Window<T> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), _elements: PhantomData }
+    }
+}
+
+impl<T> fmt::Debug for Window<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, inner) = (std::any::type_name::<T>(), &self.inner);
+        write!(
+            f,
+            "Window of {name} at {:#x}, {:?} bytes, of {}",
+            inner.device_address, inner.lens_bytes, inner.communicator.inner.name
+        )
+    }
+}
+
+/// A buffer that one rank has registered, so that collectives on it need not copy it first.
+///
+/// Dropping it leaves it registered until the communicator ends, since peers may still reach into the memory;
+/// [`deregister`](Self::deregister) gives it back earlier.
+pub struct Registration {
+    communicator: Communicator,
+    handle: Raw<c_void>,
+    keep: Option<Keep>,
+}
+
+impl Communicator {
+    /// Registers a buffer of this rank. Its memory is kept alive. NCCL 2.19.1.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] for memory that is borrowed, empty, or of another device; [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
+    pub fn register<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NcclError> {
+        const CALL: &str = "register";
+        let _span = spans::of(&self.inner, CALL);
+        let place = Place::of(CALL, self, memory)?;
+        let (pointer, len) = (place.pointer(), place.len_bytes as usize);
+        self.inner.registered.add();
+        // After an error it stays counted: NCCL may have made it.
+        let handle = self.inner.call_into(CALL, Allowed::LIVE, std::ptr::null_mut(), |api, comm, place| {
+            // SAFETY: the handle is live inside the gate; the memory is as long as that and is kept; the place is live.
+            unsafe { api.ncclCommRegister(comm, pointer, len, place) }
+        })?;
+        Ok(Registration { communicator: self.clone(), handle: Raw(handle), keep: Some(place.keep) })
+    }
+}
+
+impl Registration {
+    /// Gives the registration back before the communicator ends. Waits until every rank has called this and has completed what it enqueued on `stream`
+    /// before.
+    ///
+    /// # Collective
+    /// All ranks that registered, which must be all ranks of the communicator.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] while captured graphs use the communicator; [`NcclError::Timeout`]; [`NcclError::Dead`]; NCCL's own. After an error it stays
+    /// registered until the communicator ends.
+    pub fn deregister(self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
+        const CALL: &str = "Registration::deregister";
+        let end = deadline_after(deadline);
+        {
+            let _span = spans::of(&self.communicator.inner, CALL);
+            meet(CALL, &self.communicator, stream, end)?;
+        }
+        self.give_back(CALL, end)
+    }
+
+    /// Gives the registration back alone, when what this rank has enqueued on the communicator is complete. No other rank has to call, and the memory is
+    /// free afterwards: a collective is complete on this rank only when no other one reads or writes this rank's buffers any more.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use peerweave_nccl::{Communicator, DeviceMemory, NcclError};
+    /// # fn f(communicator: &Communicator, memory: &DeviceMemory<f32>) -> Result<(), NcclError> {
+    /// let registration = communicator.register(memory)?;
+    /// // Collectives on the memory, as many as you like.
+    /// registration.deregister_local(Duration::from_secs(10))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`deregister`](Self::deregister); [`NcclError::Timeout`] where a stream that this communicator was used on is still busy, other work on it
+    /// included.
+    pub fn deregister_local(self, deadline: Duration) -> Result<(), NcclError> {
+        self.give_back("Registration::deregister_local", deadline_after(deadline))
+    }
+
+    fn give_back(mut self, call: &'static str, end: Instant) -> Result<(), NcclError> {
+        let _span = spans::of(&self.communicator.inner, call);
+        let handle = self.handle.0;
+        give_back(call, &self.communicator, end, |api, comm| {
+            // SAFETY: the handle is live inside the gate, the registration is its own, and this is the only deregistration: the value is not used again.
+            // No stream of this rank uses it, and no graph will.
+            unsafe { api.ncclCommDeregister(comm, handle) }
+        })?;
+        self.keep = None;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registration of {}", self.communicator.inner.name)
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Some(keep) = self.keep.take() {
+            self.communicator.inner.park(keep);
+        }
+    }
+}
+
+/// Memory to be registered.
+struct Place {
+    address: u64,
+    len_bytes: u64,
+    keep: Keep,
+}
+
+impl Place {
+    fn of<T: Element>(call: &'static str, communicator: &Communicator, memory: &dyn DeviceBuffer<T>) -> Result<Self, NcclError> {
+        let (found, expected) = (memory.device(), communicator.cuda_device());
+        if found != expected {
+            return Err(NcclError::misuse(call, MisuseKind::Device { what: "the memory", found, expected }));
+        }
+        if memory.is_empty() {
+            let kind = MisuseKind::Length { what: "the memory", found: 0, expected: 1, unit: "elements at least" };
+            return Err(NcclError::misuse(call, kind));
+        }
+        let Some((address, keep)) = memory.keep() else {
+            let why = "registered memory is reached after the call: give memory that can be kept alive, an NcclMem, a DeviceMemory or a Raw, instead \
+                       of a borrowed slice";
+            return Err(NcclError::misuse(call, MisuseKind::Context { why }));
+        };
+        Ok(Self { address, len_bytes: (memory.len() * size_of::<T>()) as u64, keep })
+    }
+
+    fn pointer(&self) -> *mut c_void {
+        std::ptr::with_exposed_provenance_mut(self.address as usize)
+    }
+}
+
+/// Has NCCL forget registered memory, once the streams that got work since are idle; unless captured graphs use the communicator, which may hold
+/// addresses in it.
+fn give_back(
+    call: &'static str,
+    communicator: &Communicator,
+    end: Instant,
+    function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
+) -> Result<(), NcclError> {
+    let (inner, start) = (&communicator.inner, Instant::now());
+    let rest = || end.saturating_duration_since(Instant::now());
+    lifecycle::no_graphs(call, [inner], inner.deadline().min(rest()))?;
+    loop {
+        for used in inner.registered.streams() {
+            communicator.wait_with(&used, rest(), OnExpiry::LeaveAlone)?;
+        }
+        let inside = inner.enter_within(call, Allowed::LIVE, rest)?;
+        // A capture, or a call of another thread, may have come between, but not while this thread is inside.
+        lifecycle::no_graphs(call, [inner], Duration::ZERO)?;
+        let mut idle = true;
+        for used in inner.registered.streams() {
+            idle &= peerweave_driver::wait(&used, Instant::now())?;
+        }
+        if idle {
+            inner.call_inside(call, inside, function)?;
+            inner.registered.remove();
+            return Ok(());
+        }
+        drop(inside);
+        if rest().is_zero() {
+            return Err(inner.timeout(call, start.elapsed()));
+        }
+    }
+}
+
+/// Calls NCCL for each of them, in one group, and waits until it is done.
+fn together(
+    call: &'static str,
+    communicators: &[&Communicator],
+    mut each: impl FnMut(usize, &Inner) -> Result<ncclResult_t, NcclError>,
+) -> Result<(), NcclError> {
+    let _span = spans::of_many(call, communicators.len());
+    let inside = enter_all(call, Allowed::LIVE, communicators.iter().map(|communicator| &communicator.inner))?;
+    let (nccl, deadline) = (communicators[0].nccl(), communicators[0].deadline());
+    for (inner, _) in inside.iter() {
+        inner.bind()?;
+    }
+    // SAFETY: it is ended below, whatever happens between.
+    nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
+    let (mut first_error, mut is_ours) = (None, false);
+    for (index, communicator) in communicators.iter().enumerate() {
+        let inner = &communicator.inner;
+        let open = inner.bind().and_then(|()| inner.check_open(call));
+        match open.and_then(|()| relaxed(|| each(index, inner))) {
+            Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => continue,
+            Ok(code) => first_error = Some(inner.failure(call, code)),
+            Err(error) => (first_error, is_ours) = (Some(error), true),
+        }
+        break;
+    }
+    if is_ours {
+        refuse_group(nccl);
+    } else if first_error.is_none()
+        && let Err(error) = dive_all(call, &inside)
+    {
+        refuse_group(nccl);
+        (first_error, is_ours) = (Some(error), true);
+    }
+    // SAFETY: this thread started it.
+    let ended = relaxed(|| nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() }));
+    let ended = end_group(call, nccl, ended, inside, is_ours, deadline);
+    first_error.map_or(ended, Err)
+}
+
+/// Gives each rank's number to all. Blocks, at most for the communicators' deadline.
+fn exchange(communicators: &[&Communicator], mine: &[u64]) -> Result<Vec<Vec<u64>>, NcclError> {
+    let start = Instant::now();
+    let Some(first) = communicators.first() else { return Ok(Vec::new()) };
+    let mut places = Vec::new();
+    for (communicator, mine) in communicators.iter().zip(mine) {
+        let stream = PrivateStream::new(communicator.context())?;
+        let mut numbers = vec![0u64; communicator.n_ranks()];
+        numbers[communicator.rank()] = *mine;
+        places.push((DeviceMemory::from_slice(&stream, &numbers)?, stream));
+    }
+    first.nccl().group(|group| {
+        for (communicator, (numbers, stream)) in communicators.iter().zip(&mut places) {
+            group.all_gather_in_place(communicator, stream, numbers)?;
+        }
+        Ok(())
+    })?;
+    let mut all = Vec::new();
+    for (communicator, (numbers, stream)) in communicators.iter().zip(&places) {
+        communicator.wait(stream, communicator.deadline().saturating_sub(start.elapsed()))?;
+        all.push(numbers.to_vec(stream)?);
+    }
+    Ok(all)
+}
+
+/// Waits until every rank is here, and has completed what it enqueued on the stream, and on those that may use what is registered, before.
+fn meet(call: &'static str, communicator: &Communicator, stream: &Arc<CudaStream>, end: Instant) -> Result<(), NcclError> {
+    // Before the driver, which does not work in a fork, is asked.
+    communicator.nccl().not_forked(call)?;
+    communicator.inner.check_stream(call, stream)?;
+    let rest = || end.saturating_duration_since(Instant::now());
+    // First of all, since a copy to the device waits for it too, and longer than was asked.
+    let used = communicator.inner.registered.streams();
+    for used in used.iter().filter(|used| !Arc::ptr_eq(used, stream)).chain([stream]) {
+        communicator.wait_with(used, rest(), OnExpiry::LeaveAlone)?;
+    }
+    let mut numbers = DeviceMemory::from_slice(stream, &vec![0u8; communicator.n_ranks()])?;
+    communicator.all_gather_in_place(stream, &mut numbers)?;
+    communicator.wait_with(stream, rest(), OnExpiry::LeaveAlone)
+}

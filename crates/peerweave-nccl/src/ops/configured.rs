@@ -1,0 +1,129 @@
+//! The collectives with a configuration for the call (NCCL 2.31): at once, and recorded in a group.
+//!
+//! What can be configured is `coll_config.rs`. Invariant: NCCL reads a configuration that this call alone has, which lives as long as what it borrows.
+
+use std::sync::Arc;
+
+use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut};
+use peerweave_types::Element;
+
+use crate::comm::communicator::Communicator;
+use crate::library::error::NcclError;
+use crate::ops::group::Group;
+use crate::ops::reduction::Reduction;
+use crate::ops::shapes;
+use crate::{Call, CollConfig};
+
+impl Communicator {
+    /// The collectives with a configuration for the call. NCCL 2.31.
+    ///
+    /// ```no_run
+    /// # use std::sync::Arc;
+    /// # use peerweave_nccl::{CudaStream, DeviceMemory};
+    /// # use peerweave_nccl::{CollConfig, Communicator, NcclError, ReduceOp};
+    /// # fn f(communicator: &Communicator, stream: &Arc<CudaStream>, values: &mut DeviceMemory<f32>) -> Result<(), NcclError> {
+    /// let few = CollConfig::new().max_ctas(4);
+    /// communicator.with(&few).all_reduce_in_place(stream, values, ReduceOp::Sum)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn with<'a>(&'a self, config: &'a CollConfig) -> Configured<'a> {
+        Configured { communicator: self, config }
+    }
+}
+
+impl<'env> Group<'env> {
+    /// The collectives with a configuration for the call, recorded: for a thread that has several ranks. NCCL 2.31.
+    ///
+    /// The configuration is read when a call is recorded, and need not live longer.
+    ///
+    /// ```no_run
+    /// # use std::sync::Arc;
+    /// # use peerweave_nccl::{CudaStream, DeviceMemory};
+    /// # use peerweave_nccl::{CollConfig, Communicator, Nccl, NcclError, ReduceOp};
+    /// # fn f(nccl: Nccl, ranks: &mut [(Communicator, Arc<CudaStream>, DeviceMemory<f32>)]) -> Result<(), NcclError> {
+    /// let few = CollConfig::new().max_ctas(4);
+    /// nccl.group(|group| {
+    ///     for (communicator, stream, values) in ranks {
+    ///         group.with(&few).all_reduce_in_place(communicator, stream, values, ReduceOp::Sum)?;
+    ///     }
+    ///     Ok(())
+    /// })
+    /// # }
+    /// ```
+    pub fn with<'a>(&'a mut self, config: &'a CollConfig) -> ConfiguredGroup<'a, 'env> {
+        ConfiguredGroup { group: self, config }
+    }
+}
+
+/// A communicator with a configuration for single calls. Made by [`Communicator::with`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Configured<'a> {
+    communicator: &'a Communicator,
+    config: &'a CollConfig,
+}
+
+/// A group with a configuration for single calls. Made by [`Group::with`].
+#[derive(Debug)]
+#[must_use]
+pub struct ConfiguredGroup<'a, 'env> {
+    group: &'a mut Group<'env>,
+    config: &'a CollConfig,
+}
+
+macro_rules! configured {
+    ($($Call:ident $name:ident($($argument:ident: $Type:ty),*);)*) => {
+        /// The collectives of the communicator, configured. Before NCCL 2.31 each is [`NcclError::Unsupported`].
+        impl Configured<'_> {
+            $(
+                #[doc = concat!("As [`Communicator::", stringify!($name), "`], shapes included.")]
+                #[doc = ""]
+                #[doc = "# Errors"]
+                #[doc = concat!("[Those of the call](Communicator::", stringify!($name), ");")]
+                #[doc = "[`NcclError::Unsupported`] for what the library does not know."]
+                pub fn $name<'b, T: Element>(&self, stream: &'b Arc<CudaStream>, $($argument: $Type),*) -> Result<(), NcclError> {
+                    self.communicator.run(Call::$Call, stream, Some(self.config), |at| shapes::$name(at, $($argument),*))
+                }
+            )*
+        }
+
+        /// The collectives of a communicator, configured and recorded. Before NCCL 2.31 each is [`NcclError::Unsupported`].
+        impl<'b> ConfiguredGroup<'_, 'b> {
+            $(
+                #[doc = concat!("As [`Communicator::", stringify!($name), "`], shapes included, when the group is launched.")]
+                #[doc = ""]
+                #[doc = "# Errors"]
+                #[doc = concat!("[Those of the call](Communicator::", stringify!($name), ") that can be known now, and")]
+                #[doc = "[`NcclError::Unsupported`] for what the library does not know; then nothing was recorded. The others come from"]
+                #[doc = "[`Nccl::group`](crate::Nccl::group)."]
+                pub fn $name<T: Element>(
+                    &mut self,
+                    communicator: &Communicator,
+                    stream: &'b Arc<CudaStream>,
+                    $($argument: $Type),*
+                ) -> Result<(), NcclError> {
+                    self.group.record(Call::$Call, communicator, stream, Some(self.config), |at| shapes::$name(at, $($argument),*))
+                }
+            )*
+        }
+    };
+}
+
+configured! {
+    AllReduce all_reduce(send: &'b impl DeviceBuffer<T>, recv: &'b mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
+    Broadcast broadcast(send: Option<&'b dyn DeviceBuffer<T>>, recv: &'b mut impl DeviceBufferMut<T>, root: usize);
+    Reduce reduce(send: &'b impl DeviceBuffer<T>, recv: Option<&'b mut dyn DeviceBufferMut<T>>, op: impl Reduction<T>, root: usize);
+    AllGather all_gather(send: &'b impl DeviceBuffer<T>, recv: &'b mut impl DeviceBufferMut<T>);
+    ReduceScatter reduce_scatter(send: &'b impl DeviceBuffer<T>, recv: &'b mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
+    AllToAll all_to_all(send: &'b impl DeviceBuffer<T>, recv: &'b mut impl DeviceBufferMut<T>);
+    Gather gather(send: &'b impl DeviceBuffer<T>, recv: Option<&'b mut dyn DeviceBufferMut<T>>, root: usize);
+    Scatter scatter(send: Option<&'b dyn DeviceBuffer<T>>, recv: &'b mut impl DeviceBufferMut<T>, root: usize);
+    AllReduceInPlace all_reduce_in_place(buffer: &'b mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
+    BroadcastInPlace broadcast_in_place(buffer: &'b mut impl DeviceBufferMut<T>, root: usize);
+    ReduceInPlace reduce_in_place(buffer: &'b mut impl DeviceBufferMut<T>, op: impl Reduction<T>, root: usize);
+    AllGatherInPlace all_gather_in_place(buffer: &'b mut impl DeviceBufferMut<T>);
+    ReduceScatterInPlace reduce_scatter_in_place(buffer: &'b mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
+    GatherInPlace gather_in_place(buffer: &'b mut impl DeviceBufferMut<T>, root: usize);
+    ScatterInPlace scatter_in_place(buffer: &'b mut impl DeviceBufferMut<T>, root: usize);
+}

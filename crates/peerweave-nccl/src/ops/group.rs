@@ -1,0 +1,331 @@
+//! Groups: calls that NCCL gets together, so that none waits for another.
+//!
+//! A group records; NCCL hears of it when the closure has returned. So an error or a panic inside leaves nothing half done, and nothing
+//! that a group uses can go before it is launched.
+//!
+//! Invariant: between `ncclGroupStart` and `ncclGroupEnd` only this file runs, on one thread.
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use peerweave_driver::{CudaStream, DeviceBuffer, DeviceBufferMut};
+use peerweave_types::Element;
+
+use crate::comm::communicator::Communicator;
+use crate::comm::complete::{dive_all, end_group, refuse_group};
+use crate::comm::wait::blamed;
+use crate::library::error::{MisuseKind, NcclError};
+use crate::member::membership::Inner;
+use crate::member::spans;
+use crate::member::state::Allowed;
+use crate::member::turns::enter_all;
+use crate::ops::agreement;
+use crate::ops::reduction::Reduction;
+use crate::ops::request::{At, Checked, Holds, Operations, Prepared, Request};
+use crate::ops::shapes;
+use crate::sys::ncclResult_t;
+use crate::{Call, CollConfig, Nccl, SimInfo, Version};
+
+/// Calls that are issued together. Made by [`Nccl::group`].
+///
+/// What a call uses stays borrowed until the group has been launched:
+///
+/// ```compile_fail,E0597
+/// # use std::sync::Arc;
+/// # use peerweave_nccl::{CudaStream, DeviceMemory};
+/// # use peerweave_nccl::{Communicator, Nccl, ReduceOp};
+/// # fn f(nccl: Nccl, comm: &Communicator, stream: &Arc<CudaStream>, mut values: DeviceMemory<f32>) {
+/// nccl.group(|group| {
+///     let mut local = values.clone();
+///     group.all_reduce_in_place(comm, stream, &mut local, ReduceOp::Sum) // `local` does not live long enough
+/// });
+/// # }
+/// ```
+pub struct Group<'env> {
+    members: Vec<Member<'env>>,
+    nccl: Nccl,
+}
+
+struct Member<'env> {
+    inner: Arc<Inner>,
+    request: Request<'env>,
+}
+
+impl Member<'_> {
+    /// An error unless NCCL estimates this call and does nothing else.
+    fn can_be_simulated(&self, call: &'static str) -> Result<(), NcclError> {
+        let why = match self.request.call {
+            _ if !self.inner.blocking => "NCCL launches a group of communicators that do not block, and estimates nothing",
+            _ if self.inner.n_ranks == 1 => "NCCL does at once what a rank does alone",
+            _ if self.request.is_captured() => "the stream is being captured",
+            Call::AllReduce | Call::Reduce | Call::AllGather | Call::ReduceScatter => return Ok(()),
+            Call::AllReduceInPlace | Call::ReduceInPlace | Call::AllGatherInPlace | Call::ReduceScatterInPlace => return Ok(()),
+            Call::Broadcast | Call::BroadcastInPlace if !self.inner.nccl.version().at_least(BROADCASTS_ARE_SENT) => return Ok(()),
+            _ => "NCCL keeps what is sent, and launches it with the next group: of reductions and gathers to all ranks alone",
+        };
+        Err(NcclError::misuse(call, MisuseKind::Context { why }))
+    }
+}
+
+/// From then on NCCL queues broadcasts as it does sends.
+const BROADCASTS_ARE_SENT: Version = Version::new(2, 29, 2);
+
+/// Calls that are recorded within a group: from the given one on they are taken back when this is dropped.
+struct Part<'a, 'env> {
+    group: &'a mut Group<'env>,
+    before: usize,
+}
+
+impl Drop for Part<'_, '_> {
+    fn drop(&mut self) {
+        self.group.members.truncate(self.before);
+    }
+}
+
+impl Nccl {
+    /// Issues the calls that the closure records, together, when it has returned.
+    ///
+    /// If it returns an error or panics, nothing is issued. Needed where one thread has several ranks, and where ranks send to each other; and it
+    /// lets NCCL run several operations at once. The group holds its turn on each of its communicators only while it is issued.
+    ///
+    /// ```no_run
+    /// # use std::sync::Arc;
+    /// # use peerweave_nccl::{CudaStream, DeviceMemory};
+    /// # use peerweave_nccl::{Communicator, Nccl, NcclError};
+    /// # fn exchange(nccl: Nccl, comm: &Communicator, stream: &Arc<CudaStream>, mine: &DeviceMemory<f32>, theirs: &mut DeviceMemory<f32>)
+    /// # -> Result<(), NcclError> {
+    /// let (next, previous) = ((comm.rank() + 1) % comm.n_ranks(), (comm.rank() + comm.n_ranks() - 1) % comm.n_ranks());
+    /// nccl.group(|group| {
+    ///     group.send(comm, stream, mine, next)?;
+    ///     group.recv(comm, stream, theirs, previous)
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The closure's; [`MisuseKind::Disagreement`](crate::MisuseKind::Disagreement) where ranks of one communicator issue collectives that do not fit
+    /// together (lengths, element types, roots, reductions, another collective), or receive another length than is sent: nothing was issued then; the
+    /// first error of any of the calls; [`MisuseKind::NotInGroup`](crate::MisuseKind::NotInGroup) if NCCL cannot connect the ranks because this thread
+    /// left one out; [`NcclError::Timeout`] if NCCL cannot connect the ranks by the longest
+    /// [`deadline`](Communicator::deadline) of the communicators, which are aborted then.
+    pub fn group<'env, R>(self, record: impl FnOnce(&mut Group<'env>) -> Result<R, NcclError>) -> Result<R, NcclError> {
+        let mut group = Group { members: Vec::new(), nccl: self };
+        let result = record(&mut group)?;
+        group.launch()?;
+        Ok(result)
+    }
+
+    /// What the calls that the closure records would take, by NCCL's estimate. Nothing is issued. NCCL 2.22.3.
+    ///
+    /// Of communicators of several ranks that block ([`Config::blocking`](crate::Config::blocking)) alone: a group of others, NCCL launches. And of
+    /// reductions, broadcasts before NCCL 2.29.2, and gathers to all ranks of equal lengths alone: sends and receives, and what is made of them,
+    /// NCCL would keep and launch with the next group.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] for other communicators and calls, and for streams that are being captured; else as [`group`](Self::group);
+    /// [`NcclError::Unsupported`].
+    pub fn simulate<'env>(self, record: impl FnOnce(&mut Group<'env>) -> Result<(), NcclError>) -> Result<SimInfo, NcclError> {
+        const CALL: &str = "simulate";
+        let mut info = ManuallyDrop::new(Box::new(SimInfo::empty(self)?));
+        // Before NCCL begins a group that it could not end.
+        self.needs_function("ncclGroupSimulateEnd", Version::new(2, 22, 3))?;
+        let mut group = Group { members: Vec::new(), nccl: self };
+        record(&mut group)?;
+        group.members.iter().try_for_each(|member| member.can_be_simulated(CALL))?;
+        // SAFETY: `issue` has started the group, and the struct is of this library's version.
+        group.issue(CALL, false, |nccl| nccl.code(CALL, |api| unsafe { api.ncclGroupSimulateEnd(&raw mut **info) }))?;
+        // NCCL is done with it. After an error it may not be: then it is leaked.
+        let info = ManuallyDrop::into_inner(info);
+        Ok(SimInfo::of(&info))
+    }
+}
+
+impl<'env> Group<'env> {
+    /// A group within the group: NCCL gets them together. Of use for functions that form groups and are called in groups.
+    ///
+    /// If it returns an error or panics, none of its calls is issued.
+    ///
+    /// # Errors
+    /// The closure's.
+    pub fn group<R>(&mut self, record: impl FnOnce(&mut Self) -> Result<R, NcclError>) -> Result<R, NcclError> {
+        let mut inner = Part { before: self.members.len(), group: self };
+        let result = record(inner.group);
+        if result.is_ok() {
+            inner.before = inner.group.members.len();
+        }
+        result
+    }
+
+    /// How many calls were recorded.
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Whether nothing was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub(crate) fn record(
+        &mut self,
+        call: Call,
+        communicator: &Communicator,
+        stream: &'env Arc<CudaStream>,
+        config: Option<&CollConfig>,
+        prepare: impl FnOnce(&mut At<'_, 'env>) -> Checked<Prepared>,
+    ) -> Result<(), NcclError> {
+        let (inner, name) = (&communicator.inner, call.name());
+        if inner.nccl != self.nccl {
+            let (found, expected) = (inner.nccl.shared_path(), self.nccl.shared_path());
+            return Err(NcclError::misuse(name, MisuseKind::WrongLibrary { what: "the communicator", found, expected }));
+        }
+        inner.check_live(name)?;
+        inner.bind()?;
+        let mut holds = Holds::default();
+        let capturing = inner.check_stream(name, stream).and_then(|()| inner.is_capturing(stream))?;
+        let mut operations = Operations::default();
+        let mut at = At::new(call, inner, stream, Some(capturing), &mut holds, &mut operations);
+        prepare(&mut at).map_err(|error| *error)?;
+        let mut request = Request::new(call, stream, operations, holds);
+        request.configure(inner, config)?;
+        self.members.push(Member { inner: Arc::clone(inner), request });
+        Ok(())
+    }
+
+    fn launch(self) -> Result<(), NcclError> {
+        const CALL: &str = "group";
+        let nccl = self.nccl;
+        // SAFETY: `issue` has started the group.
+        self.issue(CALL, true, move |_| nccl.code("ncclGroupEnd", |api| unsafe { api.ncclGroupEnd() }))
+    }
+
+    fn issue(
+        self,
+        call: &'static str,
+        runs: bool,
+        end: impl FnOnce(Nccl) -> Result<ncclResult_t, NcclError>,
+    ) -> Result<(), NcclError> {
+        let nccl = self.nccl;
+        if self.members.is_empty() {
+            return Ok(());
+        }
+        let _span = spans::of_many_if_heard(call, self.members.len());
+        let deadline = self.members.iter().map(|member| member.inner.deadline()).max().unwrap_or_default();
+        let inside = enter_all(call, Allowed::LIVE, self.members.iter().map(|member| &member.inner))?;
+        agreement::check(self.members.iter().map(|member| (&member.inner, &member.request)))?;
+        // That may have taken a while. What can fail without NCCL's knowledge fails before NCCL is asked for anything.
+        let (mut before, mut contexts) = (None, 0);
+        for Member { inner, request } in &self.members {
+            // The driver is asked once for calls in a row on one stream, which are most.
+            let place = Some((inner.context.cu_ctx(), request.stream.cu_stream(), request.is_captured()));
+            if before != place {
+                inner.bind()?;
+                request.check_capture(inner)?;
+                contexts += usize::from(before.is_none_or(|(context, ..)| context != inner.context.cu_ctx()));
+                before = place;
+            }
+            if runs {
+                request.hand_to_graph(inner)?;
+            }
+        }
+        // SAFETY: it is ended below, whatever happens between.
+        nccl.call("ncclGroupStart", |api| unsafe { api.ncclGroupStart() })?;
+        let (mut first_error, mut refused, mut is_ours) = (None, None, false);
+        for Member { inner, request } in &self.members {
+            if runs {
+                inner.count(request.call);
+                inner.registered.note(request.stream);
+            }
+            let name = request.call.name();
+            // Where there is one context, it is current.
+            let bound = if contexts > 1 { inner.bind() } else { Ok(()) };
+            // Inside a group NCCL only notes a call: this thread is not stuck, and whoever aborts one of them waits until it has left.
+            let open = bound.and_then(|()| inner.check_open(name));
+            // SAFETY: this thread is inside all of their gates.
+            let code = open.and_then(|()| nccl.code(name, |api| unsafe { request.issue(api, inner) }));
+            match code {
+                Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => continue,
+                Ok(code) => (first_error, refused) = (Some(inner.failure(name, code)), Some(Arc::clone(inner))),
+                Err(error) => (first_error, is_ours) = (Some(error), runs),
+            }
+            break;
+        }
+        // An error of this crate leaves NCCL with part of the group, which nobody would come to meet.
+        if runs && is_ours {
+            refuse_group(nccl);
+        } else if first_error.is_none()
+            && let Err(error) = dive_all(call, &inside)
+        {
+            refuse_group(nccl);
+            (first_error, is_ours) = (Some(error), runs);
+        }
+        let ended = end_group(call, nccl, end(nccl), inside, is_ours, deadline);
+        let captured = match runs {
+            true => self.members.iter().try_for_each(|member| member.request.is_captured_as_before(&member.inner)),
+            false => Ok(()),
+        };
+        // Only now may what the members use go.
+        drop(self.members);
+        match (first_error, refused) {
+            (Some(error), Some(inner)) => Err(blamed(&inner, error)),
+            (Some(error), None) => Err(error),
+            (None, _) => captured.and(ended),
+        }
+    }
+}
+
+impl std::fmt::Debug for Group<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let calls: Vec<_> = self.members.iter().map(|member| member.request.call.name()).collect();
+        write!(f, "Group{calls:?}")
+    }
+}
+
+macro_rules! recorded {
+    ($($Call:ident $name:ident($($argument:ident: $Type:ty),*);)*) => {
+        /// The calls of [`Communicator`], recorded.
+        impl<'env> Group<'env> {
+            $(
+                #[doc = concat!("As [`Communicator::", stringify!($name), "`], shapes included, when the group is launched.")]
+                #[doc = ""]
+                #[doc = "# Errors"]
+                #[doc = concat!("[Those of the call](Communicator::", stringify!($name), ") that can be known now; then nothing was recorded.")]
+                #[doc = "The others come from [`Nccl::group`](Nccl::group)."]
+                pub fn $name<T: Element>(
+                    &mut self,
+                    communicator: &Communicator,
+                    stream: &'env Arc<CudaStream>,
+                    $($argument: $Type),*
+                ) -> Result<(), NcclError> {
+                    self.record(Call::$Call, communicator, stream, None, |at| shapes::$name(at, $($argument),*))
+                }
+            )*
+        }
+    };
+}
+
+recorded! {
+    AllReduce all_reduce(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
+    Broadcast broadcast(send: Option<&'env dyn DeviceBuffer<T>>, recv: &'env mut impl DeviceBufferMut<T>, root: usize);
+    Reduce reduce(
+        send: &'env impl DeviceBuffer<T>, recv: Option<&'env mut dyn DeviceBufferMut<T>>, op: impl Reduction<T>, root: usize
+    );
+    AllGather all_gather(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>);
+    ReduceScatter reduce_scatter(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
+    AllToAll all_to_all(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>);
+    Gather gather(send: &'env impl DeviceBuffer<T>, recv: Option<&'env mut dyn DeviceBufferMut<T>>, root: usize);
+    Scatter scatter(send: Option<&'env dyn DeviceBuffer<T>>, recv: &'env mut impl DeviceBufferMut<T>, root: usize);
+    Send send(buffer: &'env impl DeviceBuffer<T>, peer: usize);
+    Recv recv(buffer: &'env mut impl DeviceBufferMut<T>, peer: usize);
+    AllToAllV all_to_all_v(
+        send: &'env impl DeviceBuffer<T>, send_counts: &[usize], recv: &'env mut impl DeviceBufferMut<T>, recv_counts: &[usize]
+    );
+    AllGatherV all_gather_v(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>, counts: &[usize]);
+    AllReduceInPlace all_reduce_in_place(buffer: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
+    BroadcastInPlace broadcast_in_place(buffer: &'env mut impl DeviceBufferMut<T>, root: usize);
+    ReduceInPlace reduce_in_place(buffer: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>, root: usize);
+    AllGatherInPlace all_gather_in_place(buffer: &'env mut impl DeviceBufferMut<T>);
+    ReduceScatterInPlace reduce_scatter_in_place(buffer: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
+    GatherInPlace gather_in_place(buffer: &'env mut impl DeviceBufferMut<T>, root: usize);
+    ScatterInPlace scatter_in_place(buffer: &'env mut impl DeviceBufferMut<T>, root: usize);
+}

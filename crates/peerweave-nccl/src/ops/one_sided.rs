@@ -1,0 +1,220 @@
+//! One-sided operations: put with a signal, signal, wait for signals (NCCL 2.29).
+//!
+//! Windows are `window.rs`. Invariant: a put is checked against the length of the window of the rank that it goes to.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use peerweave_driver::{CudaStream, DeviceBuffer};
+use peerweave_types::Element;
+
+use crate::comm::communicator::Communicator;
+use crate::library::error::{MisuseKind, NcclError};
+use crate::ops::group::Group;
+use crate::ops::request::{At, Checked, Kind, Operation, Operations, Prepared, Put};
+use crate::sys::{ncclDataType_t, ncclWaitSignalDesc_t};
+use crate::{Call, Version, Window};
+
+/// A counter at a rank that others raise: by its index, in a context.
+///
+/// How many there are is set by
+/// [`Config::num_rma_sig`](crate::Config::num_rma_sig) and [`Config::num_rma_ctx`](crate::Config::num_rma_ctx); the first exists unless that says 0. Before
+/// NCCL 2.31 there is only the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Signal {
+    /// The index.
+    pub index: u32,
+    /// The context. Operations of different contexts are in no order.
+    pub context: u32,
+}
+
+/// What to wait for: so many signals of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SignalWait {
+    /// Who signals.
+    pub peer: usize,
+    /// Which signal.
+    pub signal: Signal,
+    /// How many operations of that rank, counted from the last wait; at least 1.
+    pub count: u32,
+}
+
+/// One-sided operations. What holds for [`all_reduce`](Self::all_reduce) and its siblings holds here, but that they are not collective. NCCL 2.29.2.
+///
+/// Before NCCL 2.31 the first of them on a communicator is collective nevertheless: NCCL prepares something on every rank then, and a rank that makes none
+/// keeps the others waiting. NCCL's own rules beyond what is checked here end the communicator where it does not block: each later call is
+/// [`NcclError::Dead`].
+impl Communicator {
+    /// Writes `source` into the peer's window from its element `offset` on, and then raises the signal there. In the order of the stream.
+    ///
+    /// Shape: `offset` plus the elements of `source` is at most [`Window::len_of`] the peer, and `offset` is less than that of
+    /// this rank itself.
+    ///
+    /// NCCL wants both the target and the source in windows that were registered with [`WindowKind::SYMMETRIC`](crate::WindowKind::SYMMETRIC).
+    ///
+    /// In a captured graph, a put waits until the receiver has waited for the one before it: two puts and one wait for both would wait for ever.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce). Before NCCL 2.29.2, [`NcclError::Unsupported`].
+    pub fn put_signal<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        source: &impl DeviceBuffer<T>,
+        peer: usize,
+        window: &Window<T>,
+        offset: usize,
+        signal: Signal,
+    ) -> Result<(), NcclError> {
+        self.run(Call::PutSignal, stream, None, |at| put_signal(at, source, peer, window, offset, signal))
+    }
+
+    /// Raises a signal at the peer.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce). Before NCCL 2.29.2, [`NcclError::Unsupported`].
+    pub fn signal(&self, stream: &Arc<CudaStream>, peer: usize, signal: Signal) -> Result<(), NcclError> {
+        self.run(Call::Signal, stream, None, |at| raise(at, peer, signal))
+    }
+
+    /// Lets the stream wait until all of these have been signalled. What was put before a signal is there then.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce). Before NCCL 2.29.2, [`NcclError::Unsupported`].
+    pub fn wait_signal(&self, stream: &Arc<CudaStream>, waits: &[SignalWait]) -> Result<(), NcclError> {
+        self.run(Call::WaitSignal, stream, None, |at| wait_signal(at, waits))
+    }
+}
+
+/// One-sided operations of [`Communicator`], recorded.
+impl<'env> Group<'env> {
+    /// As [`Communicator::put_signal`], when the group is launched.
+    ///
+    /// # Errors
+    /// [Those of the call](Communicator::put_signal) that can be known now; then nothing was recorded. The others
+    /// come from [`Nccl::group`](crate::Nccl::group).
+    #[allow(clippy::too_many_arguments, reason = "those of the call, and on which communicator")]
+    pub fn put_signal<T: Element>(
+        &mut self,
+        communicator: &Communicator,
+        stream: &'env Arc<CudaStream>,
+        source: &'env impl DeviceBuffer<T>,
+        peer: usize,
+        window: &Window<T>,
+        offset: usize,
+        signal: Signal,
+    ) -> Result<(), NcclError> {
+        self.record(Call::PutSignal, communicator, stream, None, |at| put_signal(at, source, peer, window, offset, signal))
+    }
+
+    /// As [`Communicator::signal`], when the group is launched.
+    ///
+    /// # Errors
+    /// [Those of the call](Communicator::signal) that can be known now; then nothing was recorded. The others
+    /// come from [`Nccl::group`](crate::Nccl::group).
+    pub fn signal(
+        &mut self,
+        communicator: &Communicator,
+        stream: &'env Arc<CudaStream>,
+        peer: usize,
+        signal: Signal,
+    ) -> Result<(), NcclError> {
+        self.record(Call::Signal, communicator, stream, None, |at| raise(at, peer, signal))
+    }
+
+    /// As [`Communicator::wait_signal`], when the group is launched.
+    ///
+    /// # Errors
+    /// [Those of the call](Communicator::wait_signal) that can be known now; then nothing was recorded. The others
+    /// come from [`Nccl::group`](crate::Nccl::group).
+    pub fn wait_signal(
+        &mut self,
+        communicator: &Communicator,
+        stream: &'env Arc<CudaStream>,
+        waits: &[SignalWait],
+    ) -> Result<(), NcclError> {
+        self.record(Call::WaitSignal, communicator, stream, None, |at| wait_signal(at, waits))
+    }
+}
+
+const SINCE: Version = Version::new(2, 29, 2);
+
+fn number(at: &At<'_, '_>, what: &'static str, found: u32) -> Checked<c_int> {
+    c_int::try_from(found).map_err(|_| {
+        let (found, expected) = (i64::from(found), "at most 2147483647");
+        NcclError::misuse(at.call.name(), MisuseKind::Value { what, found, expected }).into()
+    })
+}
+
+/// A signal's index and context.
+fn numbers(at: &At<'_, '_>, signal: Signal) -> Checked<(c_int, c_int)> {
+    if signal != Signal::default() {
+        // There is only the first before.
+        at.inner.nccl.needs("a signal or a context other than the first", Version::new(2, 31, 0))?;
+    }
+    Ok((number(at, "the signal's index", signal.index)?, number(at, "the signal's context", signal.context)?))
+}
+
+fn put_signal<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    source: &'a impl DeviceBuffer<T>,
+    peer: usize,
+    window: &Window<T>,
+    offset: usize,
+    signal: Signal,
+) -> Checked<Prepared> {
+    at.inner.nccl.needs("ncclPutSignal", SINCE)?;
+    let (raw_peer, count, data_type) = (at.rank("the peer", peer)?, source.len(), at.moved::<T>()?);
+    let handle = window.inner.used(at.call.name(), at.inner)?;
+    let room = window.len_of(peer)?;
+    if offset.checked_add(count).is_none_or(|end| end > room) {
+        let found = offset.saturating_add(count);
+        let kind = MisuseKind::Length { what: "the peer's window", found: room, expected: found, unit: "elements at least" };
+        return Err(NcclError::misuse(at.call.name(), kind).into());
+    }
+    let own = window.len_of(at.inner.rank)?;
+    if offset >= own.max(1) {
+        // NCCL compares with the length of this rank's window too, for peers on the same machine.
+        let (found, expected) = (i64::try_from(offset).unwrap_or(i64::MAX), "less than the length of this rank's own window");
+        return Err(NcclError::misuse(at.call.name(), MisuseKind::Value { what: "the offset", found, expected }).into());
+    }
+    let (index, context) = numbers(at, signal)?;
+    let source = at.read("the source", source)?;
+    at.own(Arc::<crate::memory::window::Registered>::clone(&window.inner));
+    at.finish(Some(source), None)?;
+    let (source, peer, window, offset_bytes) = (source.address, raw_peer, handle, offset * size_of::<T>());
+    Ok(at.prepared(Operations::Put(Put { source, count, data_type, peer, window, offset_bytes, index, context })))
+}
+
+fn raise(at: &mut At<'_, '_>, peer: usize, signal: Signal) -> Checked<Prepared> {
+    at.inner.nccl.needs("ncclSignal", SINCE)?;
+    let peer = at.rank("the peer", peer)?;
+    let (index, context) = numbers(at, signal)?;
+    let kind = Kind::Signal { peer, index, context };
+    let operation = Operation { kind, send: 0, recv: 0, count: 0, data_type: ncclDataType_t::ncclUint8, element_bytes: 1 };
+    at.finish(None, None)?;
+    Ok(at.prepared(Operations::One(operation)))
+}
+
+fn wait_signal(at: &mut At<'_, '_>, waits: &[SignalWait]) -> Checked<Prepared> {
+    at.inner.nccl.needs("ncclWaitSignal", SINCE)?;
+    let mut list = Vec::new();
+    for wait in waits {
+        if wait.count == 0 {
+            let kind = MisuseKind::Value { what: "the count", found: 0, expected: "at least 1" };
+            return Err(NcclError::misuse(at.call.name(), kind).into());
+        }
+        let (index, context) = numbers(at, wait.signal)?;
+        list.push(ncclWaitSignalDesc_t {
+            opCnt: number(at, "the count", wait.count)?,
+            peer: at.rank("the peer", wait.peer)?,
+            sigIdx: index,
+            ctx: context,
+        });
+    }
+    if list.is_empty() {
+        let kind = MisuseKind::Length { what: "the list of waits", found: 0, expected: 1, unit: "waits at least" };
+        return Err(NcclError::misuse(at.call.name(), kind).into());
+    }
+    at.finish(None, None)?;
+    Ok(at.prepared(Operations::Wait(list)))
+}

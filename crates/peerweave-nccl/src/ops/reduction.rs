@@ -1,0 +1,242 @@
+//! Reductions: the five that every communicator has, and sums of products with a scalar, which are made for one.
+//!
+//! Invariant: the library's number of an operation leaves this file only together with the communicator that it was made for.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerweave_driver::{CudaStream, DeviceBuffer, DeviceMemory};
+use peerweave_types::Element;
+
+use crate::comm::communicator::Communicator;
+use crate::comm::lifecycle;
+use crate::library::error::{MisuseKind, NcclError};
+use crate::member::membership::Inner;
+use crate::member::spans;
+use crate::member::state::Allowed;
+use crate::ops::request::data_type;
+use crate::sys::{ncclRedOp_t, ncclScalarResidence_t};
+
+/// How the elements of the ranks are combined.
+///
+/// Integers wrap. For 8-bit and 16-bit floats NCCL chooses what it accumulates in. The default is the sum, as in NCCL's documentation.
+///
+/// ```
+/// assert_eq!(peerweave_nccl::ReduceOp::default(), peerweave_nccl::ReduceOp::Sum);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// The sum.
+    #[default]
+    Sum,
+    /// The product.
+    Prod,
+    /// The smallest.
+    Min,
+    /// The largest.
+    Max,
+    /// The sum divided by the number of ranks; for integers rounded toward zero.
+    Avg,
+}
+
+impl ReduceOp {
+    /// Every reduction that needs no object.
+    pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg];
+
+    /// The name that nccl-tests prints and takes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Prod => "prod",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::Avg => "avg",
+        }
+    }
+
+    const fn raw(self) -> ncclRedOp_t {
+        match self {
+            Self::Sum => ncclRedOp_t::ncclSum,
+            Self::Prod => ncclRedOp_t::ncclProd,
+            Self::Min => ncclRedOp_t::ncclMin,
+            Self::Max => ncclRedOp_t::ncclMax,
+            Self::Avg => ncclRedOp_t::ncclAvg,
+        }
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+mod sealed {
+    use std::sync::Arc;
+
+    /// What a request needs of a reduction.
+    pub trait Resolve<T> {
+        /// The library's number, and the object that it belongs to.
+        fn resolve(&self) -> (crate::sys::ncclRedOp_t, Option<&Arc<super::Made>>);
+    }
+}
+
+/// A reduction of elements of type `T`: a [`ReduceOp`], or a reference to a [`PreMulSum<T>`].
+///
+/// Sealed: numbers of the library cannot be forged.
+///
+/// ```compile_fail,E0277
+/// # use peerweave_nccl::{PreMulSum, Reduction};
+/// fn takes(_: impl Reduction<f32>) {}
+/// fn gives(scaled: &PreMulSum<f64>) {
+///     takes(scaled); // a scalar of another type
+/// }
+/// ```
+///
+/// ```compile_fail,E0277
+/// struct Forged(i32);
+/// impl peerweave_nccl::Reduction<f32> for Forged {}
+/// ```
+pub trait Reduction<T>: sealed::Resolve<T> {}
+
+impl<T: Element> sealed::Resolve<T> for ReduceOp {
+    #[inline]
+    fn resolve(&self) -> (ncclRedOp_t, Option<&Arc<Made>>) {
+        (self.raw(), None)
+    }
+}
+
+impl<T: Element> Reduction<T> for ReduceOp {}
+
+impl<T: Element> sealed::Resolve<T> for &PreMulSum<T> {
+    fn resolve(&self) -> (ncclRedOp_t, Option<&Arc<Made>>) {
+        (self.made.op, Some(&self.made))
+    }
+}
+
+impl<T: Element> Reduction<T> for &PreMulSum<T> {}
+
+/// The sum of each rank's elements times the scalar that this rank gave.
+///
+/// Made for one communicator and one type. Destroyed once, when it is dropped and no call that was recorded with it remains.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use peerweave_nccl::{CudaStream, DeviceMemory};
+/// # use peerweave_nccl::{Communicator, NcclError, PreMulSum};
+/// # fn average(communicator: &Communicator, stream: &Arc<CudaStream>, gradients: &mut DeviceMemory<f32>) -> Result<(), NcclError> {
+/// let scaled = PreMulSum::new(communicator, 1.0 / communicator.n_ranks() as f32)?;
+/// communicator.all_reduce_in_place(stream, gradients, &scaled)?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct PreMulSum<T> {
+    made: Arc<Made>,
+    _scalar: PhantomData<fn(T)>,
+}
+
+/// An operation that NCCL made.
+pub struct Made {
+    communicator: Arc<Inner>,
+    op: ncclRedOp_t,
+    scalar: Option<Box<dyn Scalar>>,
+}
+
+/// A scalar in device memory, whatever its type.
+trait Scalar: Send + Sync {
+    /// Notes that the stream reads it.
+    fn note(&self, stream: &Arc<CudaStream>);
+}
+
+impl<T: Element> Scalar for DeviceMemory<T> {
+    fn note(&self, stream: &Arc<CudaStream>) {
+        // This kind of memory waits, when it is freed, for the streams that it was handed to: no guard has to live on.
+        drop(DeviceBuffer::read(self, stream));
+    }
+}
+
+impl<T: Element> PreMulSum<T> {
+    /// With a scalar that the host knows.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] for 8-bit floats before NCCL 2.24; [`NcclError::Dead`]; NCCL's own.
+    pub fn new(communicator: &Communicator, scalar: T) -> Result<Self, NcclError> {
+        Self::make("PreMulSum::new", communicator, scalar, None)
+    }
+
+    /// With a scalar in device memory, which is read when the collective runs, and kept alive by this object.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] unless it is one element on the communicator's device; else as [`new`](Self::new).
+    pub fn from_device(communicator: &Communicator, scalar: DeviceMemory<T>) -> Result<Self, NcclError> {
+        const CALL: &str = "PreMulSum::from_device";
+        if scalar.len() != 1 {
+            let kind = MisuseKind::Length { what: "the scalar", found: scalar.len(), expected: 1, unit: "elements" };
+            return Err(NcclError::misuse(CALL, kind));
+        }
+        let (found, expected) = (scalar.context().ordinal(), communicator.cuda_device());
+        if found != expected {
+            return Err(NcclError::misuse(CALL, MisuseKind::Device { what: "the scalar", found, expected }));
+        }
+        Self::make(CALL, communicator, T::default(), Some(scalar))
+    }
+
+    fn make(
+        call: &'static str,
+        communicator: &Communicator,
+        value: T,
+        memory: Option<DeviceMemory<T>>,
+    ) -> Result<Self, NcclError> {
+        let inner = &communicator.inner;
+        let _span = spans::of(inner, call);
+        let data_type = data_type(call, inner.nccl, T::DTYPE, true)?;
+        let on_device = memory.as_ref().map(|memory| std::ptr::with_exposed_provenance_mut::<c_void>(memory.address() as usize));
+        let (op, _) = inner.call_into(call, Allowed::LIVE, (ncclRedOp_t(0), value), |api, comm, place| {
+            let (scalar, residence) = match on_device {
+                Some(address) => (address, ncclScalarResidence_t::ncclScalarDevice),
+                // SAFETY: the place is live.
+                None => (unsafe { &raw mut (*place).1 }.cast(), ncclScalarResidence_t::ncclScalarHostImmediate),
+            };
+            // SAFETY: the handle is live inside the gate; a scalar of the host lies beside the place for the number, which lives until NCCL is done;
+            // one of the device is kept by the object.
+            unsafe { api.ncclRedOpCreatePreMulSum(&raw mut (*place).0, scalar, data_type, residence, comm) }
+        })?;
+        let scalar = memory.map(|memory| Box::new(memory) as Box<dyn Scalar>);
+        let made = Made { communicator: Arc::clone(inner), op, scalar };
+        Ok(Self { made: Arc::new(made), _scalar: PhantomData })
+    }
+}
+
+impl<T> fmt::Debug for PreMulSum<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PreMulSum<{}> of {}", std::any::type_name::<T>(), self.made.communicator.name)
+    }
+}
+
+impl Made {
+    /// An error unless it was made for this communicator. Notes that the stream reads the scalar.
+    pub(crate) fn check(&self, call: &'static str, inner: &Arc<Inner>, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
+        if !Arc::ptr_eq(&self.communicator, inner) {
+            let (found, expected) = (Arc::clone(&self.communicator.name), Arc::clone(&inner.name));
+            return Err(NcclError::misuse(call, MisuseKind::WrongCommunicator { what: "the reduction", found, expected }));
+        }
+        if let Some(scalar) = &self.scalar {
+            scalar.note(stream);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        let (inner, op) = (Arc::clone(&self.communicator), self.op);
+        // Nothing to free in a communicator that was freed; and a destructor waits for nobody's turn.
+        lifecycle::when_possible(inner, Allowed::OPEN, Duration::ZERO, move |inner| {
+            // SAFETY: the handle is live inside the gate, the operation is its own, and this is the only destruction.
+            inner.nccl.code("ncclRedOpDestroy", |api| unsafe { api.ncclRedOpDestroy(op, inner.handle.get()) }).map(|_| ())
+        });
+    }
+}

@@ -1,0 +1,390 @@
+//! What each call wants: lengths, roots, and which of NCCL's operations it becomes.
+//!
+//! Checks that all calls share are in `request.rs`; nothing is issued here.
+//!
+//! Invariant: a request that is made here reads and writes inside its buffers only, on whatever rank.
+
+use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
+use peerweave_types::Element;
+
+use crate::library::error::{MisuseKind, NcclError};
+use crate::ops::reduction::Reduction;
+use crate::ops::request::{At, Checked, Kind, Operand, Operation, Operations, Prepared};
+use crate::sys::ncclDataType_t;
+
+/// Where the caller gave no buffer, and NCCL wants none.
+const NO_BUFFER: u64 = 0;
+
+impl<'a> At<'_, 'a> {
+    /// One operation with its buffers.
+    ///
+    /// Where only the root has something to send, the others give NCCL the place of their other buffer. NCCL uses nothing there, but looks
+    /// whether both are registered or in windows; where some ranks find them and others do not, they go different ways and never meet (broadcast in
+    /// 2.28.9), or come back with nothing moved (scatter without CTAs in 2.32.3).
+    // Always, so that the operation is written where it stays, and not copied: in nanoseconds, copies of what was just written are most of a call.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
+    fn one<T: Element>(
+        &mut self,
+        kind: Kind,
+        count: usize,
+        data_type: ncclDataType_t,
+        send: Option<Operand>,
+        recv: Option<Operand>,
+    ) -> Checked<Prepared> {
+        let address = |operand: &Option<Operand>| operand.as_ref().map_or(NO_BUFFER, |operand| operand.address);
+        let (mut send_address, recv_address) = (address(&send), address(&recv));
+        if matches!(kind, Kind::Broadcast(_) | Kind::Scatter(_)) && send.is_none() {
+            send_address = recv_address;
+        }
+        let operation =
+            Operation { kind, send: send_address, recv: recv_address, count, data_type, element_bytes: size_of::<T>() };
+        self.finish(send, recv)?;
+        Ok(self.prepared(Operations::One(operation)))
+    }
+
+    /// One operation in one buffer: what is sent begins at element `send` of it, what is received at element `recv`.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "the parts of one call of NCCL")]
+    fn in_place<T: Element>(
+        &mut self,
+        kind: Kind,
+        count: usize,
+        data_type: ncclDataType_t,
+        buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+        [send, recv]: [usize; 2],
+    ) -> Checked<Prepared> {
+        let buffer = self.write("the buffer", buffer)?;
+        let at = |element: usize| buffer.address + (element * size_of::<T>()) as u64;
+        let operation = Operation { kind, send: at(send), recv: at(recv), count, data_type, element_bytes: size_of::<T>() };
+        self.finish(None, Some(buffer))?;
+        Ok(self.prepared(Operations::One(operation)))
+    }
+
+    /// Several operations in two buffers.
+    fn many<T: Element>(
+        &mut self,
+        send: &'a (impl DeviceBuffer<T> + ?Sized),
+        recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+        operations: impl FnOnce(u64, u64, ncclDataType_t) -> Vec<Operation>,
+    ) -> Checked<Prepared> {
+        let data_type = self.moved::<T>()?;
+        let (send, recv) = (self.read("the send buffer", send)?, self.write("the receive buffer", recv)?);
+        let operations = operations(send.address, recv.address, data_type);
+        self.finish(Some(send), Some(recv))?;
+        Ok(self.prepared(Operations::Many(operations)))
+    }
+}
+
+#[inline]
+pub(crate) fn all_reduce<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+    op: impl Reduction<T>,
+) -> Checked<Prepared> {
+    let (count, (data_type, op)) = (send.len(), at.reduced::<T>(&op)?);
+    at.length("the receive buffer", recv.len(), count)?;
+    let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
+    at.one::<T>(Kind::AllReduce(op), count, data_type, Some(send), Some(recv))
+}
+
+#[inline]
+pub(crate) fn all_reduce_in_place<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+    op: impl Reduction<T>,
+) -> Checked<Prepared> {
+    let (count, (data_type, op)) = (buffer.len(), at.reduced::<T>(&op)?);
+    at.in_place(Kind::AllReduce(op), count, data_type, buffer, [0, 0])
+}
+
+#[inline]
+pub(crate) fn broadcast<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    send: Option<&'a dyn DeviceBuffer<T>>,
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+    root: usize,
+) -> Checked<Prepared> {
+    let (count, data_type, raw_root) = (recv.len(), at.moved::<T>()?, at.rank("the root", root)?);
+    let send = match send {
+        _ if root != at.inner.rank => None,
+        None => return Err(at.missing("the send buffer")),
+        Some(send) => {
+            at.length("the send buffer", send.len(), count)?;
+            Some(at.read("the send buffer", send)?)
+        }
+    };
+    let recv = at.write("the receive buffer", recv)?;
+    at.one::<T>(Kind::Broadcast(raw_root), count, data_type, send, Some(recv))
+}
+
+#[inline]
+pub(crate) fn broadcast_in_place<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+    root: usize,
+) -> Checked<Prepared> {
+    let (count, data_type, root) = (buffer.len(), at.moved::<T>()?, at.rank("the root", root)?);
+    at.in_place(Kind::Broadcast(root), count, data_type, buffer, [0, 0])
+}
+
+#[inline]
+pub(crate) fn reduce<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
+    recv: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
+    op: impl Reduction<T>,
+    root: usize,
+) -> Checked<Prepared> {
+    let (count, (data_type, op)) = (send.len(), at.reduced::<T>(&op)?);
+    let raw_root = at.rank("the root", root)?;
+    let recv = at.of_root(root, "the receive buffer", recv, count)?;
+    let send = at.read("the send buffer", send)?;
+    at.one::<T>(Kind::Reduce(op, raw_root), count, data_type, Some(send), recv)
+}
+
+#[inline]
+pub(crate) fn reduce_in_place<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+    op: impl Reduction<T>,
+    root: usize,
+) -> Checked<Prepared> {
+    let (count, (data_type, op)) = (buffer.len(), at.reduced::<T>(&op)?);
+    let root = at.rank("the root", root)?;
+    at.in_place(Kind::Reduce(op, root), count, data_type, buffer, [0, 0])
+}
+
+#[inline]
+pub(crate) fn all_gather<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+) -> Checked<Prepared> {
+    let (count, data_type) = (send.len(), at.moved::<T>()?);
+    at.length("the receive buffer", recv.len(), at.of_all(count))?;
+    let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
+    at.one::<T>(Kind::AllGather, count, data_type, Some(send), Some(recv))
+}
+
+#[inline]
+pub(crate) fn all_gather_in_place<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+) -> Checked<Prepared> {
+    let (count, data_type) = (at.part("the length of the buffer", buffer.len())?, at.moved::<T>()?);
+    let mine = at.inner.rank * count;
+    at.in_place(Kind::AllGather, count, data_type, buffer, [mine, 0])
+}
+
+#[inline]
+pub(crate) fn reduce_scatter<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+    op: impl Reduction<T>,
+) -> Checked<Prepared> {
+    let (count, (data_type, op)) = (recv.len(), at.reduced::<T>(&op)?);
+    at.length("the send buffer", send.len(), at.of_all(count))?;
+    let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
+    at.one::<T>(Kind::ReduceScatter(op), count, data_type, Some(send), Some(recv))
+}
+
+#[inline]
+pub(crate) fn reduce_scatter_in_place<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+    op: impl Reduction<T>,
+) -> Checked<Prepared> {
+    let (count, (data_type, op)) = (at.part("the length of the buffer", buffer.len())?, at.reduced::<T>(&op)?);
+    let mine = at.inner.rank * count;
+    at.in_place(Kind::ReduceScatter(op), count, data_type, buffer, [0, mine])
+}
+
+#[inline]
+pub(crate) fn all_to_all<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+) -> Checked<Prepared> {
+    let (count, data_type) = (at.part("the length of the send buffer", send.len())?, at.moved::<T>()?);
+    at.length("the receive buffer", recv.len(), send.len())?;
+    let (send, recv) = (at.read("the send buffer", send)?, at.write("the receive buffer", recv)?);
+    at.one::<T>(Kind::AllToAll, count, data_type, Some(send), Some(recv))
+}
+
+#[inline]
+pub(crate) fn gather<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
+    recv: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
+    root: usize,
+) -> Checked<Prepared> {
+    let (count, data_type, raw_root) = (send.len(), at.moved::<T>()?, at.rank("the root", root)?);
+    let recv = match recv {
+        // Without CTAs NCCL's copy engines write to the root's window at the place that this rank's buffer has in its own. No other will do for that.
+        Some(recv) if root != at.inner.rank && recv.len() == at.of_all(count) => Some(at.write("the receive buffer", recv)?),
+        recv => at.of_root(root, "the receive buffer", recv, at.of_all(count))?,
+    };
+    let send = at.read("the send buffer", send)?;
+    at.one::<T>(Kind::Gather(raw_root), count, data_type, Some(send), recv)
+}
+
+#[inline]
+pub(crate) fn gather_in_place<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+    root: usize,
+) -> Checked<Prepared> {
+    let (data_type, raw_root) = (at.moved::<T>()?, at.rank("the root", root)?);
+    if root != at.inner.rank {
+        let count = buffer.len();
+        return at.in_place(Kind::Gather(raw_root), count, data_type, buffer, [0, 0]);
+    }
+    let count = at.part("the length of the buffer", buffer.len())?;
+    at.in_place(Kind::Gather(raw_root), count, data_type, buffer, [root * count, 0])
+}
+
+#[inline]
+pub(crate) fn scatter<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    send: Option<&'a dyn DeviceBuffer<T>>,
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+    root: usize,
+) -> Checked<Prepared> {
+    let (count, data_type, raw_root) = (recv.len(), at.moved::<T>()?, at.rank("the root", root)?);
+    let send = match send {
+        _ if root != at.inner.rank => None,
+        None => return Err(at.missing("the send buffer")),
+        Some(send) => {
+            at.length("the send buffer", send.len(), at.of_all(count))?;
+            Some(at.read("the send buffer", send)?)
+        }
+    };
+    let recv = at.write("the receive buffer", recv)?;
+    at.one::<T>(Kind::Scatter(raw_root), count, data_type, send, Some(recv))
+}
+
+#[inline]
+pub(crate) fn scatter_in_place<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+    root: usize,
+) -> Checked<Prepared> {
+    let (data_type, raw_root) = (at.moved::<T>()?, at.rank("the root", root)?);
+    if root != at.inner.rank {
+        let count = buffer.len();
+        return at.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, 0]);
+    }
+    let count = at.part("the length of the buffer", buffer.len())?;
+    at.in_place(Kind::Scatter(raw_root), count, data_type, buffer, [0, root * count])
+}
+
+#[inline]
+pub(crate) fn send<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    buffer: &'a (impl DeviceBuffer<T> + ?Sized),
+    peer: usize,
+) -> Checked<Prepared> {
+    let (count, data_type, peer) = (buffer.len(), at.moved::<T>()?, at.rank("the peer", peer)?);
+    let buffer = at.read("the buffer", buffer)?;
+    at.one::<T>(Kind::Send(peer), count, data_type, Some(buffer), None)
+}
+
+#[inline]
+pub(crate) fn recv<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    buffer: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+    peer: usize,
+) -> Checked<Prepared> {
+    let (count, data_type, peer) = (buffer.len(), at.moved::<T>()?, at.rank("the peer", peer)?);
+    let buffer = at.write("the buffer", buffer)?;
+    at.one::<T>(Kind::Recv(peer), count, data_type, None, Some(buffer))
+}
+
+#[inline]
+pub(crate) fn all_to_all_v<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
+    send_counts: &[usize],
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+    recv_counts: &[usize],
+) -> Checked<Prepared> {
+    at.counts(["the send counts", "the send buffer"], send_counts, send.len())?;
+    at.counts(["the receive counts", "the receive buffer"], recv_counts, recv.len())?;
+    let (mine, element_bytes) = (at.inner.rank, size_of::<T>());
+    at.length("the receive count of this rank itself", recv_counts[mine], send_counts[mine])?;
+    at.many(send, recv, |mut send, mut recv, data_type| {
+        let mut operations = Vec::with_capacity(2 * send_counts.len());
+        for (peer, (&to, &from)) in send_counts.iter().zip(recv_counts).enumerate() {
+            let peer = peer as i32;
+            let part = Operation { kind: Kind::Send(peer), send, recv: NO_BUFFER, count: to, data_type, element_bytes };
+            // Both sides know the count, so that nobody waits for nothing.
+            operations.extend((to > 0).then_some(part));
+            let part = Operation { kind: Kind::Recv(peer), send: NO_BUFFER, recv, count: from, data_type, element_bytes };
+            operations.extend((from > 0).then_some(part));
+            send += (to * element_bytes) as u64;
+            recv += (from * element_bytes) as u64;
+        }
+        operations
+    })
+}
+
+#[inline]
+pub(crate) fn all_gather_v<'a, T: Element>(
+    at: &mut At<'_, 'a>,
+    send: &'a (impl DeviceBuffer<T> + ?Sized),
+    recv: &'a mut (impl DeviceBufferMut<T> + ?Sized),
+    counts: &[usize],
+) -> Checked<Prepared> {
+    at.counts(["the counts", "the receive buffer"], counts, recv.len())?;
+    let (mine, element_bytes) = (at.inner.rank, size_of::<T>());
+    at.length("the send buffer", send.len(), counts[mine])?;
+    at.many(send, recv, |send, mut recv, data_type| {
+        let mut operations = Vec::with_capacity(counts.len());
+        for (root, &count) in counts.iter().enumerate() {
+            // As in `one`.
+            let send = if root == mine { send } else { recv };
+            let part = Operation { kind: Kind::Broadcast(root as i32), send, recv, count, data_type, element_bytes };
+            operations.extend((count > 0).then_some(part));
+            recv += (count * element_bytes) as u64;
+        }
+        operations
+    })
+}
+
+impl<'a> At<'_, 'a> {
+    #[cold]
+    fn missing(&self, what: &'static str) -> Box<NcclError> {
+        NcclError::misuse(self.call.name(), MisuseKind::Text { what, why: "this rank is the root, and has to give it" }).into()
+    }
+
+    /// A buffer that only the root writes.
+    fn of_root<T: Element>(
+        &mut self,
+        root: usize,
+        what: &'static str,
+        buffer: Option<&'a mut (dyn DeviceBufferMut<T> + '_)>,
+        expected: usize,
+    ) -> Checked<Option<Operand>> {
+        match buffer {
+            _ if root != self.inner.rank => Ok(None),
+            None => Err(self.missing(what)),
+            Some(buffer) => {
+                self.length(what, buffer.len(), expected)?;
+                self.write(what, buffer).map(Some)
+            }
+        }
+    }
+
+    /// A count for each rank, and together those of the buffer.
+    fn counts(&self, [what, buffer]: [&'static str; 2], counts: &[usize], len: usize) -> Checked<()> {
+        if counts.len() != self.inner.n_ranks {
+            let (found, expected) = (counts.len(), self.inner.n_ranks);
+            let kind = MisuseKind::Length { what, found, expected, unit: "numbers" };
+            return Err(NcclError::misuse(self.call.name(), kind).into());
+        }
+        self.length(buffer, len, counts.iter().fold(0, |sum, count| sum.saturating_add(*count)))
+    }
+}

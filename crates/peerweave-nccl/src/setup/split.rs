@@ -1,0 +1,300 @@
+//! Communicators made of communicators: split, without some ranks, with more ranks.
+//!
+//! Making them from nothing is `init.rs`.
+//!
+//! Invariant: a child's identity follows from its parent's and from calls that all ranks make in the same order.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use peerweave_driver::CudaContext;
+use peerweave_dylib::MissingSymbol;
+
+use crate::comm::communicator::Communicator;
+use crate::config::of_communicator::RawConfig;
+use crate::library::error::{MisuseKind, NcclError};
+use crate::member::membership::{Handle, Inner, Parts, World};
+use crate::member::state::{Allowed, State};
+use crate::member::turns::enter_all;
+use crate::setup::init::{make, mix};
+use crate::sys::{self, Api, ncclComm_t, ncclConfig_t, ncclResult_t};
+use crate::{Call, Config, Switch, UniqueId, Version};
+
+/// What shrinking does with what the parent is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShrinkMode {
+    /// It completes: every rank that stays is well, and nothing is stuck.
+    Default,
+    /// It is ended first: a rank has died, or work is stuck.
+    Abort,
+}
+
+impl Communicator {
+    /// Divides the ranks: those that give the same color get a communicator of their own, with ranks in the order of `key` (and of their ranks
+    /// here, among equals). `None` takes no part, and gives `None`.
+    ///
+    /// The child has the configuration of this communicator; [`split_all`](Self::split_all) takes another.
+    ///
+    /// # Collective
+    /// All ranks, from their own threads or processes; ranks of one thread by [`split_all`](Self::split_all).
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] for a color above 2147483647; [`NcclError::Dead`]; [`NcclError::Timeout`] by [`deadline`](Self::deadline); NCCL's own.
+    pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>, NcclError> {
+        Self::split_all(&[(self, color, key)], None).map(|mut made| made.pop().flatten())
+    }
+
+    /// As [`split`](Self::split) for several ranks of this thread, each with its color and key, and with a configuration: what it does not set is
+    /// NCCL's default, not the parent's. The result is in the order of `members`.
+    ///
+    /// # Collective
+    /// All ranks.
+    ///
+    /// # Errors
+    /// As [`split`](Self::split); [`NcclError::Misuse`] also if the configuration blocks and the communicators do not, or the reverse.
+    pub fn split_all(members: &[(&Self, Option<u32>, i32)], config: Option<&Config>) -> Result<Vec<Option<Self>>, NcclError> {
+        const CALL: &str = "split";
+        let mut colors = Vec::new();
+        for (_, color, _) in members {
+            colors.push(match color {
+                None => sys::NCCL_SPLIT_NOCOLOR,
+                Some(color) => c_int::try_from(*color).map_err(|_| {
+                    let (found, expected) = (i64::from(*color), "at most 2147483647");
+                    NcclError::misuse(CALL, MisuseKind::Value { what: "the color", found, expected })
+                })?,
+            });
+        }
+        let parents: Vec<_> = members.iter().map(|(parent, ..)| *parent).collect();
+        let parts = |index: usize, hash: u64| mix(hash, &colors[index].to_le_bytes());
+        let made = children(CALL, Call::Split, Allowed::SPLIT, &parents, config, parts, |api, index, comm, out, config| {
+            // SAFETY: the parent is live inside its gate; `out` lives as long as NCCL may write it; the configuration is null or read during the call.
+            unsafe { api.ncclCommSplit(comm, colors[index], members[index].2, out, config) }
+        })?;
+        match made.iter().zip(members).any(|(child, (_, color, _))| child.is_none() && color.is_some()) {
+            true => Err(nothing_made(CALL)),
+            false => Ok(made),
+        }
+    }
+
+    /// A communicator without the excluded ranks, who do not call. The others keep their order. NCCL 2.27.3.
+    ///
+    /// With [`ShrinkMode::Abort`], the excluded may be dead, and what this communicator runs is cut off: waits for it and new calls are
+    /// [`NcclError::Dead`] from then on, whatever becomes of this. It can be shrunk again, aborted or dropped.
+    ///
+    /// That helps where work is stuck without an error, as it is over NVLink. Where NCCL itself noticed the loss (an asynchronous error, as over a
+    /// network), it refuses: make a communicator anew, of the ranks that are left, with a [`UniqueId`] of its own.
+    ///
+    /// # Collective
+    /// All ranks that are not excluded, with the same list; ranks of one thread by [`shrink_all`](Self::shrink_all).
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] if this rank is excluded, or a rank is that does not exist or comes twice; [`NcclError::Unsupported`];
+    /// [`NcclError::Timeout`] by [`deadline`](Self::deadline); [`NcclError::Dead`]; NCCL's own.
+    pub fn shrink(&self, excluded: &[usize], mode: ShrinkMode) -> Result<Self, NcclError> {
+        Self::shrink_all(&[self], excluded, mode, None).map(|mut made| made.pop().expect("one was asked for"))
+    }
+
+    /// As [`shrink`](Self::shrink) for several ranks of this thread, and with a configuration, as [`split_all`](Self::split_all).
+    ///
+    /// # Collective
+    /// As [`shrink`](Self::shrink).
+    ///
+    /// # Errors
+    /// As [`shrink`](Self::shrink).
+    pub fn shrink_all(
+        members: &[&Self],
+        excluded: &[usize],
+        mode: ShrinkMode,
+        config: Option<&Config>,
+    ) -> Result<Vec<Self>, NcclError> {
+        const CALL: &str = "shrink";
+        let mut list = Vec::new();
+        for (index, &rank) in excluded.iter().enumerate() {
+            let value =
+                |expected| NcclError::misuse(CALL, MisuseKind::Value { what: "an excluded rank", found: rank as i64, expected });
+            if excluded[..index].contains(&rank) {
+                return Err(value("each rank once"));
+            }
+            for member in members {
+                if rank >= member.n_ranks() {
+                    let ranks = member.n_ranks();
+                    return Err(NcclError::misuse(CALL, MisuseKind::Rank { what: "an excluded rank", found: rank, ranks }));
+                }
+                if rank == member.rank() {
+                    return Err(value("a rank other than those that call"));
+                }
+            }
+            list.push(c_int::try_from(rank).unwrap_or(c_int::MAX));
+        }
+        if list.is_empty() {
+            let kind = MisuseKind::Length { what: "the list of excluded ranks", found: 0, expected: 1, unit: "ranks at least" };
+            return Err(NcclError::misuse(CALL, kind));
+        }
+        list.sort_unstable();
+        let count = c_int::try_from(list.len()).unwrap_or(c_int::MAX);
+        let flags = match mode {
+            ShrinkMode::Default => sys::NCCL_SHRINK_DEFAULT,
+            ShrinkMode::Abort => sys::NCCL_SHRINK_ABORT,
+        };
+        if let Some(first) = members.first() {
+            // Before anything changes.
+            first.nccl().needs_function("ncclCommShrink", Version::new(2, 27, 3))?;
+        }
+        let allowed = if mode == ShrinkMode::Abort { Allowed::SHRINK } else { Allowed::SPLIT };
+        let bytes: Vec<u8> = list.iter().flat_map(|rank| rank.to_le_bytes()).collect();
+        let identity = |_, hash| mix(hash, &bytes);
+        let made = children(CALL, Call::Shrink, allowed, members, config, identity, |api, _, comm, out, config| {
+            // SAFETY: as for splitting; NCCL only reads the list, during the call.
+            unsafe { api.ncclCommShrink(comm, list.as_mut_ptr(), count, out, config, flags) }
+        })?;
+        made.into_iter().map(|child| child.ok_or_else(|| nothing_made(CALL))).collect()
+    }
+
+    /// An id by which new ranks join ([`grow`](Self::grow), [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join)). One of the present ranks makes it. NCCL 2.29.2.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`]; [`NcclError::Dead`]; NCCL's own.
+    pub fn grow_id(&self) -> Result<UniqueId, NcclError> {
+        let empty = sys::ncclUniqueId { internal: [0; sys::NCCL_UNIQUE_ID_BYTES] };
+        let id = self.inner.call_into("grow_id", Allowed::LIVE, empty, |api, comm, id| {
+            // SAFETY: the handle is live inside the gate; the place has 128 bytes.
+            unsafe { api.ncclCommGetUniqueId(comm, id) }
+        })?;
+        Ok(UniqueId::from_raw(id))
+    }
+
+    /// A communicator of `n_ranks`: those of this one, with their ranks, and new ones, which join by [`CommunicatorBuilder::join`](crate::CommunicatorBuilder::join). NCCL 2.29.2.
+    ///
+    /// `id` is given by the rank that made it, and is `None` on the others. This communicator should be dropped afterwards.
+    ///
+    /// # Collective
+    /// All ranks of this communicator, and all new ones.
+    ///
+    /// # Errors
+    /// [`NcclError::Misuse`] unless there are more ranks than now; [`NcclError::Unsupported`]; [`NcclError::Timeout`] by
+    /// [`deadline`](Self::deadline); [`NcclError::Dead`]; NCCL's own.
+    pub fn grow(&self, n_ranks: usize, id: Option<&UniqueId>) -> Result<Self, NcclError> {
+        const CALL: &str = "grow";
+        let n = grown(CALL, n_ranks, self.n_ranks())?;
+        let id = id.map(|id| id.to_raw());
+        let identity = |_, hash| mix(hash, &n.to_le_bytes());
+        let mut made = children(CALL, Call::Grow, Allowed::LIVE, &[self], None, identity, |api, _, comm, out, config| {
+            let id = id.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            // SAFETY: as for splitting; the id is null or read during the call; -1 is "the rank that it has".
+            unsafe { api.ncclCommGrow(comm, n, id, -1, out, config) }
+        })?;
+        made.pop().flatten().ok_or_else(|| nothing_made(CALL))
+    }
+}
+
+pub(crate) fn grown(call: &'static str, n_ranks: usize, now: usize) -> Result<c_int, NcclError> {
+    let wrong = || {
+        let (found, expected) = (i64::try_from(n_ranks).unwrap_or(i64::MAX), "more ranks than there are, and at most 2147483647");
+        NcclError::misuse(call, MisuseKind::Value { what: "the number of ranks", found, expected })
+    };
+    if n_ranks <= now { Err(wrong()) } else { c_int::try_from(n_ranks).map_err(|_| wrong()) }
+}
+
+#[cold]
+pub(crate) fn nothing_made(call: &'static str) -> NcclError {
+    NcclError::misuse(call, MisuseKind::Context { why: "NCCL made no communicator for this rank, and gave no error" })
+}
+
+/// Makes a child of each parent.
+fn children(
+    call: &'static str,
+    counted: Call,
+    allowed: Allowed,
+    parents: &[&Communicator],
+    config: Option<&Config>,
+    identity: impl Fn(usize, u64) -> u64,
+    mut start: impl FnMut(&'static Api, usize, ncclComm_t, *mut ncclComm_t, *mut ncclConfig_t) -> Result<ncclResult_t, MissingSymbol>,
+) -> Result<Vec<Option<Communicator>>, NcclError> {
+    let Some(first) = parents.first().map(|parent| &parent.inner) else { return Ok(Vec::new()) };
+    let (nccl, blocking, deadline) = (first.nccl, first.blocking, first.deadline());
+    for (index, parent) in parents.iter().enumerate() {
+        if parents[..index].iter().any(|earlier| Arc::ptr_eq(&earlier.inner, &parent.inner)) {
+            let why = "one of them is given twice";
+            return Err(NcclError::misuse(call, MisuseKind::Combination { what: "the communicators", why }));
+        }
+    }
+    let mut raw: Option<RawConfig> = None;
+    if let Some(config) = config {
+        let mode = if blocking { Switch::On } else { Switch::Off };
+        if config.blocking_set().is_some_and(|asked| asked != mode) {
+            let why = "NCCL wants parent and child to be both blocking or both non-blocking";
+            return Err(NcclError::misuse(call, MisuseKind::Combination { what: "Config::blocking", why }));
+        }
+        raw = Some(config.clone().blocking(mode).to_raw(call, nccl)?);
+    }
+    let inside = enter_all(call, allowed, parents.iter().map(|parent| &parent.inner))?;
+    let mut identities = Vec::new();
+    for (index, parent) in parents.iter().enumerate() {
+        let inner = &parent.inner;
+        inner.count(counted);
+        let number = inner.children.fetch_add(1, Ordering::Relaxed);
+        identities.push(identity(index, mix(mix(inner.identity, counted.name().as_bytes()), &number.to_le_bytes())));
+    }
+    if allowed == Allowed::SHRINK {
+        // NCCL cuts off what runs and says so to nobody: whoever waits for it must not take it for done.
+        for (inner, _) in inside.iter() {
+            let _ = inner.gate.change(State::Live, State::Failed);
+        }
+    }
+    let contexts: Vec<Arc<CudaContext>> = parents.iter().map(|parent| Arc::clone(parent.context())).collect();
+    let made = make(call, nccl, &contexts, &inside, deadline, |api, index, out| {
+        let config = raw.as_mut().map_or(std::ptr::null_mut(), RawConfig::as_mut_ptr);
+        start(api, index, parents[index].inner.handle.get(), out, config)
+    });
+    if let Err(NcclError::Timeout(_)) = &made {
+        // NCCL is still at work on them, and nothing else can be done with them.
+        for (parent, _) in inside.iter() {
+            let _ = parent.gate.set(State::Failed);
+        }
+    } else if made.is_err() {
+        // NCCL keeps an error, and work that a peer will never come to, with the parent: whatever is called on it next would only find that.
+        for (parent, inside) in inside.iter() {
+            // Who aborts from here on waits for this thread to leave; who did before may have freed it.
+            inside.surface();
+            // A rank that NCCL had noted counts its children differently from then on than one that it had not.
+            let is_partial = parents.len() > 1 && !matches!(made, Err(NcclError::Unsupported(_)));
+            if !parent.gate.is_closed() && (is_partial || !matches!(parent.ask(), Ok(ncclResult_t::ncclSuccess))) {
+                let _ = parent.gate.change(State::Live, State::Failed);
+            }
+        }
+    }
+    // What an abort has cut off says why.
+    let cut_off = made.is_err().then(|| inside.iter().find(|(parent, _)| parent.gate.is_closed())).flatten();
+    let made = cut_off.map_or(made, |(parent, _)| Err(parent.cut_off(call)));
+    drop(inside);
+    let name = config.and_then(Config::name_set).map(str::to_owned);
+    let mut children = Vec::new();
+    for (index, handle) in made?.into_iter().enumerate() {
+        let inner = &parents[index].inner;
+        children.push(handle.map(|handle| child(inner, counted, handle, identities[index], name.clone())).transpose());
+    }
+    children.into_iter().collect()
+}
+
+fn child(
+    parent: &Arc<Inner>,
+    call: Call,
+    handle: Handle,
+    identity: u64,
+    name: Option<String>,
+) -> Result<Communicator, NcclError> {
+    // Ranks that joined from elsewhere are not in the rendezvous.
+    let world = parent.world.as_ref().filter(|_| call != Call::Grow);
+    let world = world.map(|world| World { rendezvous: world.rendezvous.clone(), ranks_are_pes: false });
+    Communicator::adopt(Parts {
+        nccl: parent.nccl,
+        handle,
+        context: Arc::clone(&parent.context),
+        name: name.or_else(|| parent.name.name.clone()),
+        identity,
+        blocking: parent.blocking,
+        deadline: parent.deadline(),
+        world,
+    })
+}
