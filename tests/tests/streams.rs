@@ -37,7 +37,6 @@ fn late_peer(seat: &Seat) {
     let expected = (0..n as u64).sum::<u64>();
     let words = world.alloc_zeroed::<u64>(1).unwrap();
     let returned = words.signal(0).unwrap();
-    let mut kept = Duration::MAX;
     for (round, bytes) in [8usize, 24, 2000, 100_000].into_iter().cycle().take(8 * n).enumerate() {
         let late = round % n;
         let (send, recv) = (Buffer::from(vec![me as u64; bytes / 8]), Buffer::<u64>::zeroed(bytes / 8));
@@ -47,12 +46,12 @@ fn late_peer(seat: &Seat) {
             words.store(0, 0).unwrap();
             sleep(Duration::from_millis(round as u64 % 4));
         }
-        let started = Instant::now();
         let ticket = team.all_reduce(&stream, &send, &recv, ReduceOp::Sum).unwrap();
         // What is enqueued behind it waits too, in order.
         let again = team.all_reduce_in_place(&stream, &recv, ReduceOp::Max).unwrap();
         if me != late {
-            kept = kept.min(started.elapsed());
+            // Both calls have returned. The late PE comes only when it knows that of all others: a call that kept its caller until then, or to the
+            // deadline, would never get here.
             assert!(!ticket.is_complete() && !again.is_complete() && !stream.is_idle());
             assert!(matches!(ticket.wait_within(Duration::ZERO), Err(Error::Timeout(_))));
             team.signal_blocking(returned.add(1), rank(late)).unwrap();
@@ -63,8 +62,6 @@ fn late_peer(seat: &Seat) {
         stream.synchronize().unwrap();
         assert!(stream.is_idle());
     }
-    // A caller is kept about a millisecond; the least of many, for machines that are busy.
-    assert!(kept < Duration::from_millis(10), "kept for {kept:?}");
     words.release().unwrap();
     world.finalize().unwrap();
 }

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
 }
 
 /// Within this time a loss has to be known to everybody.
-const SOON: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(8);
 
 fn tell(outcome: Result<()>) {
     match outcome {

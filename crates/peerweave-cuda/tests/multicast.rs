@@ -6,11 +6,10 @@ mod common;
 use std::time::Duration;
 
 use peerweave_cuda::{CudaError, Gpu, GpuOptions};
-use peerweave_fakes::Fakes;
 use peerweave_test_kernels::{barriers, multicast_base};
 use peerweave_vmm::VmmError;
 
-use common::pes;
+use common::{fakes, pes};
 
 fn options() -> GpuOptions {
     GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4)
@@ -25,7 +24,7 @@ fn base(gpu: &Gpu) -> u64 {
 
 #[test]
 fn context_has_a_multicast_address_that_reaches_every_pe() {
-    Fakes::new().cuda().run(|| {
+    fakes().run(|| {
         pes(3, options().multicast(true), |gpu| {
             let base = base(gpu);
             assert_ne!(base, 0);
@@ -44,14 +43,14 @@ fn context_has_a_multicast_address_that_reaches_every_pe() {
 
 #[test]
 fn context_has_no_multicast_address_unless_it_is_asked_for() {
-    Fakes::new().cuda().run(|| {
+    fakes().run(|| {
         pes(2, options(), |gpu| assert_eq!(base(gpu), 0));
     });
 }
 
 #[test]
 fn forbidden_multicast_is_an_error_of_the_set_up() {
-    Fakes::new().cuda().env("PEERWEAVE_MULTICAST", "off").run(|| {
+    fakes().env("PEERWEAVE_MULTICAST", "off").run(|| {
         common::pes_that_may_fail(2, options().multicast(true), |gpu| {
             let error = gpu.expect_err("it is forbidden");
             assert!(matches!(error, CudaError::Vmm(VmmError::MulticastDisabled(_))), "{error}");

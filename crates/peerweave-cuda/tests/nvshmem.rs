@@ -12,7 +12,7 @@ use peerweave_test_kernels::{barriers, count_up, meet_in_team, ring, sum_in_team
 use peerweave_types::{FailureKind, Pe};
 
 fn fakes() -> Fakes {
-    Fakes::new().cuda().nvshmem().env("PEERWEAVE_MULTICAST", "off").env("PEERWEAVE_FAKE_NVSHMEM_WAIT_MS", "15000")
+    common::fakes().nvshmem().env("PEERWEAVE_MULTICAST", "off").env("PEERWEAVE_FAKE_NVSHMEM_WAIT_MS", "15000")
 }
 
 fn settings() -> Settings {

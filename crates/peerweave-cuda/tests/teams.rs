@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use peerweave_cuda::{CudaError, Gpu, GpuOptions, Team};
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags as Flags, CUstreamCaptureMode as Mode};
-use peerweave_fakes::Fakes;
 use peerweave_test_kernels::{meet_in_team, sum_in_team};
 use peerweave_types::{FailureKind, KernelTeam, Pe, Rank, TeamShape};
 
-use common::pes;
+use common::{fakes, pes};
 
 fn options() -> GpuOptions {
     GpuOptions::new(1 << 20).deadline(Duration::from_secs(20)).slots(4).teams(3)
@@ -26,7 +25,7 @@ fn parity(gpu: &Gpu) -> Team {
 #[test]
 fn members_of_a_team_meet_and_reduce() {
     for n in [1, 2, 3, 5] {
-        Fakes::new().cuda().run(|| {
+        fakes().run(|| {
             pes(n, options(), |gpu| {
                 let (me, team) = (gpu.pe().get(), parity(gpu));
                 let members: Vec<Pe> = (0..n).rev().filter(|pe| pe % 2 == me % 2).map(Pe::new).collect();
@@ -51,7 +50,7 @@ fn members_of_a_team_meet_and_reduce() {
 
 #[test]
 fn shape_gives_its_members_a_team_and_others_none() {
-    Fakes::new().cuda().run(|| {
+    fakes().run(|| {
         pes(4, options(), |gpu| {
             let back = TeamShape { start: 3, stride: -2, size: 2 };
             let team = gpu.split_strided(back).expect("all split");
@@ -66,7 +65,7 @@ fn shape_gives_its_members_a_team_and_others_none() {
 
 #[test]
 fn numbers_are_used_again_and_teams_start_anew() {
-    Fakes::new().cuda().run(|| {
+    fakes().run(|| {
         pes(3, options(), |gpu| {
             let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
             let mut total = 0;
@@ -88,7 +87,7 @@ fn numbers_are_used_again_and_teams_start_anew() {
 
 #[test]
 fn split_without_a_free_number_fails_on_all_pes() {
-    Fakes::new().cuda().run(|| {
+    fakes().run(|| {
         pes(2, options(), |gpu| {
             let teams: Vec<Team> = (0..3).map(|_| parity(gpu)).collect();
             let numbers: Vec<u32> = teams.iter().map(|team| team.kernel_team().index()).collect();
@@ -116,7 +115,7 @@ fn split_without_a_free_number_fails_on_all_pes() {
 
 #[test]
 fn calls_that_differ_are_errors_on_all_pes() {
-    Fakes::new().cuda().run(|| {
+    fakes().run(|| {
         pes(2, options(), |gpu| {
             let shape = TeamShape { start: 0, stride: 1, size: 1 + gpu.pe().get() };
             let error = gpu.split_strided(shape).expect_err("other shapes");
@@ -128,7 +127,7 @@ fn calls_that_differ_are_errors_on_all_pes() {
 
 #[test]
 fn destroyed_team_is_refused_by_launches() {
-    Fakes::new().cuda().run(|| {
+    fakes().run(|| {
         pes(2, options(), |gpu| {
             let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
             let team = parity(gpu);
@@ -143,7 +142,7 @@ fn destroyed_team_is_refused_by_launches() {
 
 #[test]
 fn graph_keeps_the_team_that_its_kernels_use() {
-    Fakes::new().cuda().run(|| {
+    fakes().run(|| {
         pes(2, options(), |gpu| {
             let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
             let team = gpu.split(Some(7), 0).expect("all split").expect("a color was given");
@@ -167,7 +166,7 @@ fn graph_keeps_the_team_that_its_kernels_use() {
 
 #[test]
 fn member_that_does_not_come_is_named_with_its_team() {
-    Fakes::new().cuda().run(|| {
+    fakes().run(|| {
         pes(3, options().deadline(Duration::from_millis(300)), |gpu| {
             let (word, stream) = (gpu.alloc::<u64>(1).expect("room"), gpu.stream().expect("a stream"));
             let team = gpu.split((gpu.pe().get() > 0).then_some(0), 0).expect("all split");

@@ -87,10 +87,11 @@ fn work_that_ends_ends_the_drop_of_its_access() {
 
 /// Begins to capture the stream while the driver is late with a call of that name, which was not to be captured.
 fn captured_meanwhile<R>(stream: &Arc<CudaStream>, late: &str, call: impl FnOnce() -> Result<R, DriverError>) {
+    let before = peerweave_fakes::entered(late);
     fail(&format!("{late}:*=400ms"));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(150));
+            peerweave_fakes::wait_until_entered(late, before + 1);
             stream.begin_capture(RELAXED).expect("it is not being captured yet");
         });
         let error = call().map(drop).expect_err("a graph would replay it");

@@ -261,10 +261,11 @@ fn capture_begun_during_a_launch_gives_no_graph() {
         let (context, stream) = device();
         let kernel = loaded(&context);
         let memory = DeviceMemory::zeroed(&stream, 1).expect("room");
+        let before = peerweave_fakes::entered("cuLaunchKernelEx");
         fail("cuLaunchKernelEx:1=400ms");
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                std::thread::sleep(std::time::Duration::from_millis(150));
+                peerweave_fakes::wait_until_entered("cuLaunchKernelEx", before + 1);
                 stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it is not being captured yet");
             });
             let error = launch(&kernel, &stream, LaunchConfig::new(1, 1), &memory).expect_err("a graph would keep nothing");

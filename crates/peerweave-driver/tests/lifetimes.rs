@@ -81,10 +81,11 @@ fn reaper_leaves_a_capture_of_the_whole_process_alone() {
 fn capture_that_begins_while_something_is_retired_is_left_alone() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
-        fail("cuEventRecord:1=200ms");
+        let before = peerweave_fakes::entered("cuEventRecord");
+        fail("cuEventRecord:1=400ms");
         let freed = std::thread::scope(|scope| {
             let retiring = scope.spawn(|| retire_flag(&context, &stream));
-            std::thread::sleep(SHORT);
+            peerweave_fakes::wait_until_entered("cuEventRecord", before + 1);
             stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("capture");
             retiring.join().expect("no panic")
         });

@@ -4,7 +4,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use peerweave_driver::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use peerweave_driver::{
@@ -44,10 +44,11 @@ fn copy_that_may_still_come_reads_nothing_of_the_callers() {
         let values = pinned.as_mut_slice().expect("nobody uses it");
         values.fill(1);
         // The stream is stuck before the copy is on it, and then it cannot be learnt whether it has passed.
-        fail("cuMemcpyHtoDAsync_v2:1=200ms,cuStreamQuery:2=999,cuStreamSynchronize:1=999");
+        let before = peerweave_fakes::entered("cuMemcpyHtoDAsync_v2");
+        fail("cuMemcpyHtoDAsync_v2:1=400ms,cuStreamQuery:2=999,cuStreamSynchronize:1=999");
         let error = std::thread::scope(|scope| {
             scope.spawn(|| {
-                std::thread::sleep(SHORT);
+                peerweave_fakes::wait_until_entered("cuMemcpyHtoDAsync_v2", before + 1);
                 block(&stream);
             });
             memory.copy_from(&stream, values).expect_err("ordered")
@@ -89,7 +90,7 @@ fn memory_is_freed_after_the_streams_that_used_it() {
         assert!(while_used + (1 << 20) <= before);
         let start = Instant::now();
         drop(memory);
-        assert!(start.elapsed() < Duration::from_secs(1), "a destructor does not wait");
+        assert!(start.elapsed() < LONG, "a destructor does not wait: the stream is let go only below");
         assert!(!settle(Instant::now() + SHORT), "the stream still has to fill it");
         assert_eq!(free_bytes(&context), while_used);
         unblock(&stream);

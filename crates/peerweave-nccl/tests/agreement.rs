@@ -183,7 +183,7 @@ fn call_without_a_group_names_the_rank_that_was_left_out() {
         let mut values = floats(first, &[1.0]);
         let start = Instant::now();
         one.all_reduce_in_place(first, &mut values, ReduceOp::Sum).expect("it is enqueued");
-        let text = left_out(one.wait(first, Duration::from_secs(4)), &[1]);
+        let text = left_out(one.wait(first, Duration::from_secs(10)), &[1]);
         assert_eq!(
             text,
             format!(
@@ -192,7 +192,7 @@ fn call_without_a_group_names_the_rank_that_was_left_out() {
                 one.name()
             )
         );
-        assert!(start.elapsed() < Duration::from_millis(3500), "{:?}: before the deadline", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(9), "{:?}: before the deadline", start.elapsed());
     });
 }
 
@@ -220,11 +220,11 @@ fn call_that_connects_names_the_rank_that_was_left_out() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);
         let (one, first) = &all[0];
-        one.set_deadline(Duration::from_secs(4));
+        one.set_deadline(Duration::from_secs(10));
         let mut values = floats(first, &[1.0]);
         let start = Instant::now();
         left_out(one.all_reduce_in_place(first, &mut values, ReduceOp::Sum), &[1]);
-        assert!(start.elapsed() < Duration::from_millis(3500), "{:?}: before the deadline", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(9), "{:?}: before the deadline", start.elapsed());
     });
 }
 
@@ -239,7 +239,7 @@ fn rank_that_another_thread_brings_is_waited_for() {
             // Both threads were the last to use their own rank alone.
             let mut values = floats(&stream, &[1.0]);
             comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
-            comm.wait(&stream, Duration::from_millis(2500)).expect("the other one comes late");
+            comm.wait(&stream, DEADLINE).expect("the other one comes late");
             comm.finalize(DEADLINE).expect("all end");
         });
     });
@@ -248,10 +248,11 @@ fn rank_that_another_thread_brings_is_waited_for() {
 #[test]
 fn timeout_names_ranks_of_other_threads_that_are_behind() {
     fakes(3).run(|| {
+        let is_over = std::sync::Barrier::new(3);
         ranks(3, &Config::new(), |comm, stream| {
             sum(&comm, &stream).expect("all come");
             if comm.rank() == 2 {
-                std::thread::sleep(Duration::from_millis(800));
+                is_over.wait();
                 return;
             }
             let mut values = floats(&stream, &[1.0]);
@@ -261,6 +262,7 @@ fn timeout_names_ranks_of_other_threads_that_are_behind() {
             let NcclError::Timeout(timeout) = &late else { panic!("{late}") };
             assert_eq!(timeout.missing, [2], "{late}");
             assert!(late.to_string().contains("rank 2 last issued all_reduce_in_place (call 1)"), "{late}");
+            is_over.wait();
             comm.abort(DEADLINE).expect("it ends");
         });
     });

@@ -311,13 +311,14 @@ fn call_that_an_abort_ends_comes_back_when_nccl_is_done_with_its_memory() {
         let (comm, stream) = alone_non_blocking();
         let mut values = floats(&stream, &[1.0; 4]);
         // NCCL's own thread is slow before it launches.
-        fail_driver("cuStreamIsCapturing:2=300ms");
+        let before = peerweave_fakes::entered("cuStreamIsCapturing");
+        fail_driver("cuStreamIsCapturing:2=400ms");
         let other = comm.clone();
         let calling = std::thread::spawn(move || {
             let result = other.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum);
             (result, counted("communicators"))
         });
-        std::thread::sleep(Duration::from_millis(100));
+        peerweave_fakes::wait_until_entered("cuStreamIsCapturing", before + 2);
         assert!(!calling.is_finished(), "it is in progress");
         comm.abort(DEADLINE).expect("it is aborted");
         let (result, left) = calling.join().expect("no panic");

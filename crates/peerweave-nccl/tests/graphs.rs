@@ -363,10 +363,14 @@ fn captured_during<B: Send + 'static>(
     mut values: B,
     call: impl FnOnce(&Communicator, &Arc<CudaStream>, &mut B) -> Result<(), NcclError> + Send + 'static,
 ) -> (Result<(), NcclError>, Option<CudaGraph>) {
+    // `function:call=time`
+    let (function, call_and_time) = held_up.split_once(':').expect("an order");
+    let nth: usize = call_and_time.split('=').next().and_then(|nth| nth.parse().ok()).expect("the number of a call");
+    let before = peerweave_fakes::entered(function);
     fail_driver(held_up);
     let (other, theirs) = (comm.clone(), Arc::clone(stream));
     let calling = std::thread::spawn(move || call(&other, &theirs, &mut values));
-    std::thread::sleep(Duration::from_millis(150));
+    peerweave_fakes::wait_until_entered(function, before + nth);
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("it captures");
     let result = calling.join().expect("no panic");
     let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;

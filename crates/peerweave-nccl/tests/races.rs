@@ -65,10 +65,11 @@ fn what_was_revoked_stays_so_when_its_call_ends_with_an_error() {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0; 4]);
         // NCCL's own thread is slow before it launches, and then fails, as one whose communicator was revoked.
+        let before = peerweave_fakes::entered("cuStreamIsCapturing");
         fail_driver("cuStreamIsCapturing:2=400ms,cuLaunchHostFunc:1=999");
         let other = comm.clone();
         let calling = std::thread::spawn(move || other.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum));
-        std::thread::sleep(Duration::from_millis(150));
+        peerweave_fakes::wait_until_entered("cuStreamIsCapturing", before + 2);
         assert!(!calling.is_finished(), "it is in progress");
         comm.revoke().expect("it is revoked");
         assert!(calling.join().expect("no panic").is_err());

@@ -15,6 +15,9 @@ use peerweave_nccl::{Communicator, CommunicatorBuilder, Config, DeadState, Nccl,
 /// A deadline for what does not come.
 const SHORT: Duration = Duration::from_millis(300);
 
+/// A deadline for what comes in milliseconds, on a busy machine as well.
+const PATIENT: Duration = Duration::from_secs(2);
+
 /// What is late ends soon after its deadline: the others are asked, and an abort waits for a thread that may leave by itself.
 const LATE: Duration = Duration::from_secs(6);
 
@@ -153,9 +156,9 @@ fn calls_one_after_the_other_are_not_taken_for_one() {
     // A call asks for four statistics, and the next one comes at once: NCCL is called all the time.
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=10").run(|| {
         let (comm, stream) = alone();
-        comm.set_deadline(SHORT);
+        comm.set_deadline(PATIENT);
         let start = Instant::now();
-        while start.elapsed() < 5 * SHORT {
+        while start.elapsed() < 2 * PATIENT {
             comm.mem_stats().expect("each call takes 40 ms");
         }
         assert_eq!(sum(&comm, &stream).expect("it lives"), 1.0);
@@ -190,8 +193,8 @@ fn work_that_is_late_ends_at_its_own_deadline() {
         comm.set_work_deadline(SHORT);
         let mut values = floats(&stream, &[1.0]);
         comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the first completes");
-        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the second is enqueued");
         let start = Instant::now();
+        comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("the second is enqueued");
         // Without this crate, and without a deadline.
         stream.synchronize().expect("the stream goes on");
         assert!((SHORT / 2..LATE).contains(&start.elapsed()), "{:?}", start.elapsed());
@@ -209,10 +212,10 @@ fn work_that_is_late_ends_at_its_own_deadline() {
 fn stream_that_is_always_busy_is_not_late() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclAllReduce=5").run(|| {
         let (comm, stream) = alone();
-        comm.set_work_deadline(SHORT);
+        comm.set_work_deadline(PATIENT);
         let mut values = floats(&stream, &[1.0]);
         let start = Instant::now();
-        while start.elapsed() < 5 * SHORT {
+        while start.elapsed() < 2 * PATIENT {
             // Some calls ahead of the device, always.
             comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect("it is enqueued");
             std::thread::sleep(Duration::from_millis(5));

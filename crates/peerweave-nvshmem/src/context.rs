@@ -500,7 +500,7 @@ impl Inner {
     /// Whether something has no other owner. What a graph owns is dropped some time after the graph: that is waited for, for as long as a graph may just
     /// have gone.
     pub(crate) fn gone_with_graphs(&self, alone: impl Fn() -> bool) -> bool {
-        const LONGEST: Duration = Duration::from_millis(500);
+        const LONGEST: Duration = Duration::from_secs(2);
         if alone() {
             return true;
         }

@@ -71,7 +71,7 @@ fn two_threads_that_make_ids_leave_the_environment_as_it_was() {
 
 #[test]
 fn dropping_a_registration_does_not_wait_for_other_pes() {
-    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_malloc=2000").run_many(1, |child| {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_malloc=3000").run_many(1, |child| {
         let here = start(&child);
         let memory = peerweave_driver::DeviceMemory::<u32>::alloc(here.context.device(), 64).expect("memory");
         let registration = here.context.register_local(&memory).expect("it is registered");
@@ -82,11 +82,10 @@ fn dropping_a_registration_does_not_wait_for_other_pes() {
                 context.free(buffer).expect("it is freed");
             });
             std::thread::sleep(A_WHILE);
-            let began = Instant::now();
             drop(registration);
-            let took = began.elapsed();
+            let waited = allocating.is_finished();
             allocating.join().expect("it ends");
-            assert!(took < Duration::from_millis(700), "a destructor took {took:?}");
+            assert!(!waited, "the destructor waited until the other thread was out of NVSHMEM");
         });
         here.context.quiet_blocking().expect("quiet");
         assert_eq!(count("registrations"), 0, "whoever came in next has told it");

@@ -132,10 +132,11 @@ fn capture_begun_during_a_put_gives_no_graph() {
         // The PEs that are reached are looked up once.
         here.context.put(&target, &source, here.context.pe(), &here.stream).expect("enqueued");
         // Between the question whether the stream is captured and the call.
+        let before = peerweave_fakes::entered("cuCtxGetCurrent");
         fail_driver("cuCtxGetCurrent:1=400ms");
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                std::thread::sleep(Duration::from_millis(150));
+                peerweave_fakes::wait_until_entered("cuCtxGetCurrent", before + 1);
                 let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
                 here.stream.begin_capture(relaxed).expect("it is not being captured yet");
             });

@@ -132,13 +132,17 @@ fn a_copy_does_not_wait_for_what_another_thread_puts_on_the_stream_meanwhile() {
         let memory = here.context.alloc_zeroed::<u32>(64).expect("memory");
         let order = c"cuMemcpyHtoDAsync_v2:*=300ms,cuMemcpyDtoHAsync_v2:*=300ms";
         ask_driver(c"peerweave_fake_cuda_fail", order.as_ptr().addr());
-        let meanwhile = |copy: &(dyn Fn() + Sync)| {
+        let meanwhile = |function: &str, copy: &(dyn Fn() + Sync)| {
+            let before = peerweave_fakes::entered(function);
             std::thread::scope(|scope| {
                 let copying = scope.spawn(copy);
                 // The stream was idle when the copy began.
-                std::thread::sleep(A_WHILE / 2);
+                peerweave_fakes::wait_until_entered(function, before + 1);
                 hold.hold(&here.stream);
-                std::thread::sleep(5 * A_WHILE);
+                let end = Instant::now() + DEADLINE / 2;
+                while !copying.is_finished() && Instant::now() < end {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 let done = copying.is_finished();
                 hold.release();
                 copying.join().expect("it comes back");
@@ -146,9 +150,9 @@ fn a_copy_does_not_wait_for_what_another_thread_puts_on_the_stream_meanwhile() {
             });
             here.stream.synchronize().expect("it passes");
         };
-        meanwhile(&|| memory.copy_from(&here.stream, &[7; 64]).expect("a copy"));
+        meanwhile("cuMemcpyHtoDAsync_v2", &|| memory.copy_from(&here.stream, &[7; 64]).expect("a copy"));
         hold.reset();
-        meanwhile(&|| assert_eq!(memory.to_vec(&here.stream).expect("a copy"), [7; 64]));
+        meanwhile("cuMemcpyDtoHAsync_v2", &|| assert_eq!(memory.to_vec(&here.stream).expect("a copy"), [7; 64]));
         here.context.free(memory).expect("freed");
         hold.free();
         here.end();
@@ -260,13 +264,13 @@ fn a_thread_that_waits_in_vain_for_others_to_leave_nvshmem_does_not_take_that_fo
 
 #[test]
 fn a_thread_that_gets_in_after_the_end_is_told_that_it_was_the_end() {
-    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_hostlib_finalize=400").run_many(1, |child| {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_hostlib_finalize=1500").run_many(1, |child| {
         let here = start(&child);
         let team = here.context.world();
         let Here { context, .. } = here;
         std::thread::scope(|scope| {
             let asked = scope.spawn(|| {
-                std::thread::sleep(A_WHILE);
+                std::thread::sleep(4 * A_WHILE);
                 team.config()
             });
             context.finalize().expect("it ends");

@@ -331,17 +331,20 @@ fn a_dropped_mapping_is_in_the_way_until_it_has_gone_and_settle_waits_for_that()
 #[test]
 fn a_heap_that_is_broken_makes_no_multicast_objects() {
     Fakes::new().cuda().run(|| {
-        threads_within(2, Duration::from_millis(500), |me| {
+        let deadline = Duration::from_secs(3);
+        let is_over = std::sync::Barrier::new(2);
+        threads_within(2, deadline, |me| {
             let heap = heap(&me);
             if me.pe == 1 {
-                std::thread::sleep(Duration::from_secs(2));
+                is_over.wait();
                 return;
             }
             heap.alloc::<u8>(1).expect_err("PE 1 sleeps");
             let start = Instant::now();
             let error = heap.multicast().expect_err("the PEs may not agree any more");
             assert!(matches!(error, VmmError::Misuse(Misuse::Broken { .. })), "{error}");
-            assert!(start.elapsed() < Duration::from_millis(400), "nobody is waited for");
+            assert!(start.elapsed() < deadline, "nobody is waited for");
+            is_over.wait();
         });
     });
 }

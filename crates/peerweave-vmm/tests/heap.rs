@@ -344,16 +344,18 @@ fn freeing_waits_for_the_streams_of_this_pe_and_names_the_wait_that_expires() {
 #[test]
 fn a_pe_that_does_not_come_is_named_by_the_deadline() {
     Fakes::new().cuda().run(|| {
-        threads_within(3, Duration::from_millis(500), |me| {
+        let is_over = std::sync::Barrier::new(3);
+        threads_within(3, Duration::from_millis(1500), |me| {
             let heap = heap(&me, options());
             if me.pe == 1 {
-                std::thread::sleep(Duration::from_secs(2));
+                is_over.wait();
                 return;
             }
             let error = heap.alloc::<u8>(1).expect_err("PE 1 sleeps");
             assert!(matches!(&error, VmmError::Timeout { missing, .. } if *missing == [Pe::new(1)]), "{error}");
             let error = heap.alloc::<u8>(1).expect_err("the PEs may not agree any more");
             assert!(matches!(error, VmmError::Misuse(Misuse::Broken { .. })), "{error}");
+            is_over.wait();
         });
     });
 }

@@ -332,7 +332,7 @@ fn a_pe_that_gives_up_at_a_later_chunk_leaves_what_others_may_store_to_in_the_ea
 #[test]
 fn a_pe_that_is_lost_before_it_has_the_object_is_waited_for_once() {
     Fakes::new().cuda().run(|| {
-        let deadline = Duration::from_millis(1500);
+        let deadline = Duration::from_secs(3);
         threads_within(2, deadline, |me| {
             let (members, bytes) = ([Pe::new(0), Pe::new(1)], bytes());
             if me.pe == 0 {

@@ -143,7 +143,7 @@ fn a_pe_that_fails_is_named_and_ends_the_measurement() {
 }
 
 #[test]
-fn a_pe_that_is_killed_ends_the_measurement_within_five_seconds_and_is_named_by_its_peers() {
+fn killed_pe_ends_the_measurement_and_is_named_by_its_peers() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").args(["bench", "barrier", "-n", "3", "--iters", "1000000000", "--no-check"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -158,7 +158,8 @@ fn a_pe_that_is_killed_ends_the_measurement_within_five_seconds_and_is_named_by_
     assert!(Command::new("kill").arg("-9").arg(pe.to_string()).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     let err = text(&output.stderr);
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}\n{err}", start.elapsed());
+    // Long before any deadline, on a busy machine as well.
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}\n{err}", start.elapsed());
     assert_eq!(output.status.code(), Some(137), "{err}");
     assert!(err.contains("peerweave bench: PE 1 (process ") && err.contains("killed by signal 9"), "{err}");
     for survivor in ["[0] ", "[2] "] {

@@ -50,6 +50,21 @@ fn processes_with(text: &str) -> Vec<i32> {
     found
 }
 
+/// Far more than a launcher needs on a busy machine, and far less than the PEs of these tests sleep.
+const SOON: Duration = Duration::from_secs(15);
+
+/// Reads until the PEs have said `ready` so many times; what they have said.
+fn read_until_ready(stdout: &mut impl Read, times: usize) -> String {
+    let mut said = String::new();
+    while said.matches("ready").count() < times {
+        let mut bytes = [0; 64];
+        let count = stdout.read(&mut bytes).unwrap();
+        assert!(count > 0, "the job ended early: {said}");
+        said += std::str::from_utf8(&bytes[..count]).unwrap();
+    }
+    said
+}
+
 fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + within;
     while !holds() {
@@ -200,7 +215,7 @@ fn a_reader_that_goes_away_ends_the_job() {
     drop(child.stdout.take());
     let start = Instant::now();
     assert!(!child.wait().unwrap().success());
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
 }
 
 #[test]
@@ -216,7 +231,7 @@ fn the_first_failure_is_the_exit_code_and_is_told_with_the_last_line_of_stderr()
     let start = Instant::now();
     let output = run(3, &[], "if [ $PEERWEAVE_PE = 1 ]; then echo the disk is full >&2; exit 7; fi; exec sleep 30");
     assert_eq!(output.status.code(), Some(7));
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
     let text = stderr(&output);
     assert!(text.contains("PE 1 (process ") && text.contains(") exited with status 7"), "{text}");
     assert!(text.contains("its last line on stderr: the disk is full"), "{text}");
@@ -233,17 +248,17 @@ fn a_pe_that_is_killed_gives_128_and_the_signal() {
 
 #[test]
 fn pes_that_end_by_themselves_after_a_failure_are_left_to_do_so() {
-    let output = run(2, &[], "if [ $PEERWEAVE_PE = 0 ]; then exit 3; fi; sleep 1; echo orderly; exit 4");
+    let output = run(2, &[], "if [ $PEERWEAVE_PE = 0 ]; then exit 3; fi; sleep 0.3; echo orderly; exit 4");
     assert_eq!(output.status.code(), Some(3));
     assert!(stdout(&output).contains("[1] orderly"));
 }
 
 #[test]
-fn pes_that_ignore_sigterm_are_killed_within_five_seconds() {
+fn pes_that_ignore_sigterm_are_killed_soon() {
     let start = Instant::now();
     let output = run(2, &[], "trap '' TERM; [ $PEERWEAVE_PE = 0 ] && exit 1; while :; do sleep 0.1; done");
     assert_eq!(output.status.code(), Some(1));
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
 }
 
 #[test]
@@ -251,7 +266,7 @@ fn the_time_limit_ends_everything_with_124_and_says_who_still_ran() {
     let start = Instant::now();
     let output = run(3, &["--timeout", "300ms"], "[ $PEERWEAVE_PE = 1 ] && exit 0; exec sleep 30");
     assert_eq!(output.status.code(), Some(124));
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
     assert!(stderr(&output).contains("the time of 300ms is up; still running: PE 0, PE 2"), "{}", stderr(&output));
 }
 
@@ -261,13 +276,7 @@ fn signals_are_passed_on_to_every_pe() {
         let script = format!("trap 'echo got; exit 0' {signal}; echo ready; while :; do sleep 0.02; done");
         let mut child = job(2, &[], &script).stdout(Stdio::piped()).spawn().unwrap();
         let mut out = child.stdout.take().unwrap();
-        let mut text = String::new();
-        while text.matches("ready").count() < 2 {
-            let mut buffer = [0; 64];
-            let count = out.read(&mut buffer).unwrap();
-            assert!(count > 0, "{text}");
-            text += std::str::from_utf8(&buffer[..count]).unwrap();
-        }
+        let mut text = read_until_ready(&mut out, 2);
         kill(name, child.id() as i32);
         out.read_to_string(&mut text).unwrap();
         assert_eq!(text.matches("got").count(), 2, "{signal}: {text}");
@@ -277,16 +286,17 @@ fn signals_are_passed_on_to_every_pe() {
 
 #[test]
 fn a_signal_that_the_pes_do_not_handle_ends_the_job_with_its_code() {
-    let mut child = job(2, &[], "exec sleep 30").stderr(Stdio::null()).spawn().unwrap();
-    sleep(Duration::from_millis(200));
+    let mut child = job(2, &[], "echo ready; exec sleep 30").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    read_until_ready(child.stdout.as_mut().unwrap(), 2);
     kill(15, child.id() as i32);
     assert_eq!(child.wait().unwrap().code(), Some(143));
 }
 
 #[test]
 fn a_second_interrupt_kills() {
-    let mut child = job(2, &[], "trap '' INT; while :; do sleep 0.02; done").stderr(Stdio::null()).spawn().unwrap();
-    sleep(Duration::from_millis(200));
+    let script = "trap '' INT; echo ready; while :; do sleep 0.02; done";
+    let mut child = job(2, &[], script).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    read_until_ready(child.stdout.as_mut().unwrap(), 2);
     kill(2, child.id() as i32);
     sleep(Duration::from_millis(200));
     assert!(child.try_wait().unwrap().is_none(), "the first is the program's to answer");
@@ -300,10 +310,10 @@ fn nothing_survives_a_launcher_that_is_killed() {
     // A PE that has a child, and one that has a grandchild in the background.
     let script = format!(": {mark}; sh -c 'sleep 60; : {mark}' & sh -c 'sleep 60; : {mark}'");
     let mut child = job(3, &[], &script).stdout(Stdio::null()).process_group(0).spawn().unwrap();
-    wait_until("all have started", Duration::from_secs(5), || processes_with(&mark).len() >= 10);
+    wait_until("all have started", SOON, || processes_with(&mark).len() >= 10);
     kill(9, child.id() as i32);
     assert_eq!(child.wait().unwrap().signal(), Some(9));
-    wait_until("all have ended", Duration::from_secs(2), || processes_with(&mark).is_empty());
+    wait_until("all have ended", SOON, || processes_with(&mark).is_empty());
 }
 
 #[test]
@@ -314,7 +324,7 @@ fn nothing_survives_a_job_that_ends_well() {
     let start = Instant::now();
     let output = run(2, &[], &script);
     assert!(output.status.success());
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
     assert_eq!(processes_with(&mark), [0; 0]);
 }
 
@@ -402,23 +412,24 @@ fn kill(signal: i32, pid: i32) {
 #[test]
 fn signal_that_comes_twice_at_once_is_one_wish() {
     // As `timeout` does: to the launcher, and to the group that it is in.
-    for _ in 0..4 {
+    let mut at_once = 0;
+    while at_once < 4 {
         let script = "trap 'sleep 0.3; echo clean; exit' TERM; echo ready; while :; do sleep 0.02; done";
         let mut launcher = job(2, &["--no-tag"], script).process_group(0).stdout(Stdio::piped()).spawn().unwrap();
         let mut stdout = launcher.stdout.take().unwrap();
-        let mut said = String::new();
-        while said.matches("ready").count() < 2 {
-            let mut bytes = [0; 64];
-            let count = stdout.read(&mut bytes).unwrap();
-            assert!(count > 0, "the job ended early: {said}");
-            said += std::str::from_utf8(&bytes[..count]).unwrap();
-        }
+        let mut said = read_until_ready(&mut stdout, 2);
         let pid = rustix::process::Pid::from_child(&launcher);
+        let first = Instant::now();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         sleep(Duration::from_millis(2));
         rustix::process::kill_process_group(pid, rustix::process::Signal::TERM).unwrap();
+        let between = first.elapsed();
         stdout.read_to_string(&mut said).unwrap();
         launcher.wait().unwrap();
-        assert_eq!(said.matches("clean").count(), 2, "{said}");
+        // On a busy machine they may have been sent so far apart that they are two wishes.
+        if between < Duration::from_millis(20) {
+            assert_eq!(said.matches("clean").count(), 2, "{said}");
+            at_once += 1;
+        }
     }
 }

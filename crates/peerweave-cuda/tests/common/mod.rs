@@ -10,10 +10,18 @@ use peerweave_bootstrap::{Endpoint, Job, Options, Rendezvous, Served, Server, Se
 use peerweave_cuda::{CudaError, Gpu, GpuOptions};
 use peerweave_device::launch::Kernel;
 use peerweave_driver::Driver;
+use peerweave_fakes::Fakes;
 use peerweave_types::{Dim3, KernelArgs, KernelContext, KernelTeam};
 
 /// As long as anything may take.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+/// The fake driver, for scenarios that launch kernels: they are not run where no compiler for their PTX was found when they were built.
+pub(crate) fn fakes() -> Fakes {
+    let ptx = peerweave_test_kernels::ring::KERNEL.ptx();
+    let found = if ptx.variants.is_empty() { Err(ptx.problem.to_owned()) } else { Ok(()) };
+    Fakes::new().cuda().needs(found)
+}
 
 /// Runs the body as each of `n` PEs; gives what they return.
 pub(crate) fn pes<T: Send>(n: u32, options: GpuOptions, body: impl Fn(&Gpu) -> T + Sync) -> Vec<T> {

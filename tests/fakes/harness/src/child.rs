@@ -46,6 +46,33 @@ pub fn child() -> Option<Child> {
     })
 }
 
+/// How often this process has called a function of the fake driver, calls that are still held up included.
+///
+/// # Panics
+/// In a process that no [`crate::Fakes`] started, or that keeps no log.
+#[must_use]
+pub fn entered(function: &str) -> usize {
+    let path = std::env::var_os(LOG).expect("a child of the harness");
+    // There is none before the first call.
+    let log = std::fs::read_to_string(path).unwrap_or_default();
+    let own = std::process::id().to_string();
+    let entry = |line: &&str| {
+        let mut words = line.split_whitespace();
+        words.next() == Some(&*own) && words.next() == Some(function) && words.next().is_none()
+    };
+    log.lines().filter(entry).count()
+}
+
+/// Waits until this process has called a function of the fake driver so many times, all in all. The limit of the child is the wait's limit.
+///
+/// # Panics
+/// As [`entered`].
+pub fn wait_until_entered(function: &str, times: usize) {
+    while entered(function) < times {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Which of its test's bodies this child is for.
 pub(crate) fn call() -> Option<usize> {
     std::env::var(CALL).ok()?.parse().ok()

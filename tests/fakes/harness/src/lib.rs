@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-pub use child::{Child, Output, child};
+pub use child::{Child, Output, child, entered, wait_until_entered};
 
 /// How long a child may take, unless [`Fakes::limit`] says otherwise.
 pub const DEFAULT_LIMIT: Duration = Duration::from_secs(60);
@@ -42,6 +42,7 @@ pub struct Fakes {
     without: Vec<String>,
     variables: BTreeMap<String, Option<OsString>>,
     limit: Duration,
+    missing: Option<String>,
 }
 
 impl Default for Fakes {
@@ -54,7 +55,15 @@ impl Fakes {
     /// No library at all: a child finds an empty directory. What the machine itself has further down its path stays there.
     #[must_use]
     pub fn new() -> Fakes {
-        Fakes { cuda: false, nccl: false, nvshmem: false, without: Vec::new(), variables: BTreeMap::new(), limit: DEFAULT_LIMIT }
+        Fakes {
+            cuda: false,
+            nccl: false,
+            nvshmem: false,
+            without: Vec::new(),
+            variables: BTreeMap::new(),
+            limit: DEFAULT_LIMIT,
+            missing: None,
+        }
     }
 
     /// The fake driver, as `libcuda.so.1` and `libcuda.so`.
@@ -121,6 +130,24 @@ impl Fakes {
         self
     }
 
+    /// What the scenarios need beside the libraries: with an error they are not run, which [`Fakes::can_run`] says, and pass.
+    #[must_use]
+    pub fn needs(mut self, found: Result<(), String>) -> Fakes {
+        self.missing = found.err();
+        self
+    }
+
+    /// Whether what was said to be needed is there. Where it is not, writes a line to standard error, which no harness captures:
+    /// `not run: ` and the name of the scenario, with what is missing.
+    #[must_use]
+    pub fn can_run(&self, scenario: &str) -> bool {
+        use std::io::Write as _;
+        let Some(missing) = &self.missing else { return true };
+        // Where nobody reads it, nobody is to be told.
+        let _ = writeln!(std::io::stderr(), "not run: {scenario}: {missing}");
+        false
+    }
+
     /// Runs the body in a child with these libraries, and passes if the child does.
     ///
     /// To be called directly in a test function, since the test to start is found by the body's type. A test may do so several
@@ -143,6 +170,9 @@ impl Fakes {
     }
 
     fn run_scenario(&self, count: usize, scenario: &str, body: impl FnOnce(Child)) {
+        if !self.can_run(scenario) {
+            return;
+        }
         let call = next_call(scenario);
         if let Some(me) = child().filter(|me| me.scenario == scenario) {
             // A test may run several bodies, with other libraries or settings: this child was started for one of them.
