@@ -39,6 +39,7 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+pub mod agree;
 mod board;
 mod client;
 mod connection;

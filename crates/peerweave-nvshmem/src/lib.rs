@@ -13,35 +13,14 @@
 #![doc = include_str!("../README.md")]
 #![allow(clippy::result_large_err, reason = "the error is held to 104 bytes by a test")]
 
-mod agree;
-mod atomics;
-mod buffer;
-mod collective;
+mod comm;
 mod context;
-mod enqueue;
-mod environment;
 mod error;
-mod finalize;
-mod gate;
-mod handle;
 mod heap;
-mod init;
-mod interface;
-mod left;
 mod library;
-mod module;
-mod order;
-mod parked;
-mod plugins;
-mod preflight;
-mod rma;
-mod rma_blocking;
-mod settings;
-mod signal;
-mod streams;
+mod ops;
+mod startup;
 mod team;
-mod unique_id;
-mod words;
 
 #[cfg(feature = "raw")]
 #[allow(non_camel_case_types, non_snake_case, reason = "the names are the vendor's")]
@@ -57,18 +36,17 @@ pub mod sys;
 )]
 mod sys;
 
-pub use buffer::SymmetricBuffer;
 pub use context::{Context, Info};
 pub use error::{
     DeadState, Disagree, Failure, Misuse, MisuseKind, NvshmemError, PluginError, PreflightError, StatusCode, Timeout,
 };
-pub use finalize::{FinalizeReport, Leak};
-pub use heap::Registration;
-pub use library::{Nvshmem, Status};
-pub use module::ModuleGuard;
+pub use heap::buffer::SymmetricBuffer;
+pub use heap::registration::Registration;
+pub use library::{Nvshmem, Settings, Status};
+pub use ops::module::ModuleGuard;
+pub use ops::signal::Signal;
 pub use peerweave_dylib::{Attempt, LoadError, ParseVersionError, SymbolInfo, Unsupported, Version};
 pub use peerweave_types::Strides;
-pub use settings::Settings;
-pub use signal::Signal;
+pub use startup::finalize::{FinalizeReport, Leak};
+pub use startup::unique_id::UniqueId;
 pub use team::{Team, TeamConfig, TeamId, TeamKind};
-pub use unique_id::UniqueId;

@@ -320,20 +320,7 @@ fn starts(checks: &mut Checks<'_>) -> Result<(), Failure> {
 
 /// What the library does not do is an error.
 fn absent(checks: &mut Checks<'_>, words: &SymmetricBuffer<u64>) -> Result<(), Failure> {
-    let (context, next) = (checks.context, checks.next());
-    let absent = [
-        context.atomic_fetch(words, next),
-        context.atomic_swap(words, 1, next),
-        context.atomic_compare_swap(words, 0, 1, next),
-        context.atomic_fetch_add(words, 1, next),
-        context.atomic_fetch_inc(words, next),
-        context.atomic_fetch_and(words, 1, next),
-        context.atomic_fetch_or(words, 1, next),
-        context.atomic_fetch_xor(words, 1, next),
-    ];
-    for result in absent {
-        checks.check("unsupported", matches!(result, Err(NvshmemError::Unsupported(_))), || format!("{result:?}"));
-    }
+    let context = checks.context;
     let flushed = [context.flush(&checks.stream), context.flush_blocking()];
     let has = context.library().has("nvshmemx_flush");
     for result in flushed {

@@ -307,8 +307,6 @@ fn words<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failu
         let error = context.atomic_add(&words, T::small(1), next, &stream).err();
         checks.check("unsupported", matches!(error, Some(NvshmemError::Unsupported(_))), || format!("{error:?}"));
     }
-    let error = context.atomic_fetch_add(&words, T::small(1), next).err();
-    checks.check("unsupported", matches!(error, Some(NvshmemError::Unsupported(_))), || format!("{error:?}"));
     checks.world.barrier_blocking()?;
     context.free(words)?;
     Ok(())

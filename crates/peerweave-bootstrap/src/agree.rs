@@ -1,0 +1,332 @@
+//! Rounds of a collective call: every PE says what it calls and whether its part worked, and learns the same of all.
+//!
+//! Says nothing of what follows from a disagreement: that is the caller's. Invariant: where every wait of a round ends in time, all of its
+//! PEs come to the same decision, so that a failure of one is undone by all, and no PE waits for the deadline.
+
+use std::time::Instant;
+
+use peerweave_types::Pe;
+
+use crate::{BootstrapError, Rendezvous};
+
+/// The PEs that take part in a round.
+#[derive(Clone, Copy, Debug)]
+pub enum Members<'a> {
+    /// All PEs of the rendezvous.
+    All,
+    /// Some PEs, this one among them.
+    Some {
+        /// The PEs, in the same order on each of them.
+        pes: &'a [Pe],
+        /// Names the collective call: the same on each of them, and different for any other call over this rendezvous.
+        key: &'a str,
+    },
+}
+
+/// Why a PE could not do its part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The error's message.
+    pub reason: String,
+    /// Whether it failed only because of another PE. A PE that failed by itself is named first.
+    pub is_heard: bool,
+}
+
+/// Why a round did not succeed.
+#[derive(Debug)]
+pub enum Disagreement {
+    /// This PE could not do its part, and the others know.
+    Own,
+    /// Another PE could not do its part.
+    Failed {
+        /// The PE.
+        pe: Pe,
+        /// The message of its error.
+        reason: String,
+    },
+    /// Two PEs called something else.
+    Diverged {
+        /// The first PE of the round.
+        one: Pe,
+        /// What it called.
+        one_has: String,
+        /// The first PE that called something else.
+        other: Pe,
+        /// What that one called.
+        other_has: String,
+    },
+    /// The rendezvous failed. [`BootstrapError::Mismatch`], which says that PEs came to rounds of other labels, is every PE's error; with any other
+    /// one the PEs may have come to different conclusions, and may not know how this PE fared.
+    Rendezvous(BootstrapError),
+}
+
+const WORKED: u8 = 1;
+const FAILED: u8 = 2;
+const HEARD: u8 = 3;
+
+/// Goes through one round and returns the blobs of its PEs, in their order.
+///
+/// `label` names the round; with [`Members::All`] it must be the same on all PEs, as that of [`Rendezvous::exchange`]. `call` names the call with
+/// its arguments and what else must be the same on all PEs. `outcome` is what this PE has for the others, or why it could not do its part.
+///
+/// # Collective
+/// All members. Waits until all have come, for at most the rendezvous' deadline.
+///
+/// # Errors
+/// [`Disagreement::Own`] wherever `outcome` is a failure that the others were told. Otherwise, on every member alike, [`Disagreement::Failed`] or
+/// [`Disagreement::Diverged`]. [`Disagreement::Rendezvous`] where not all came.
+///
+/// ```
+/// use peerweave_bootstrap::agree::{Members, agree};
+/// use peerweave_bootstrap::{Job, Options, Rendezvous};
+///
+/// let rendezvous = Rendezvous::join(&Job::from_env()?, Options::default())?;
+/// let blobs = agree(&rendezvous, Members::All, "sizes", "alloc(1024)", Ok(b"mine")).expect("all called the same");
+/// assert_eq!(blobs.len(), rendezvous.n_pes() as usize);
+/// # Ok::<(), peerweave_bootstrap::BootstrapError>(())
+/// ```
+pub fn agree(
+    rendezvous: &Rendezvous,
+    members: Members<'_>,
+    label: &str,
+    call: &str,
+    outcome: Result<&[u8], Failure>,
+) -> Result<Vec<Vec<u8>>, Disagreement> {
+    let statement = encode(call, outcome.as_deref());
+    let (pes, answers) = match members {
+        Members::All => ((0..rendezvous.n_pes()).map(Pe::new).collect(), rendezvous.exchange(label, &statement)),
+        Members::Some { pes, key } => (pes.to_vec(), exchange_among(rendezvous, pes, key, label, &statement)),
+    };
+    let answers = answers.map_err(Disagreement::Rendezvous)?;
+    // What went wrong here tells more than what went wrong elsewhere.
+    outcome.map_err(|_| Disagreement::Own)?;
+    decide(&pes, &answers)
+}
+
+/// Tells the other members, over whatever this PE has said in a round among some PEs, that it goes no further. Errors are left to them: they miss it.
+pub fn give_up(rendezvous: &Rendezvous, key: &str, label: &str, reason: &str) {
+    let failure = Failure { reason: reason.to_owned(), is_heard: true };
+    let _ = rendezvous.put(&key_of(key, label, rendezvous.pe()), &encode("", Err(&failure)));
+}
+
+/// Takes back what this PE said in a round among some PEs, once all of them have read it. Errors only leave it where it is.
+pub fn forget(rendezvous: &Rendezvous, key: &str, label: &str) {
+    let _ = rendezvous.remove(&key_of(key, label, rendezvous.pe()));
+}
+
+fn key_of(key: &str, label: &str, pe: Pe) -> String {
+    format!("{key}/{label}/{}", pe.get())
+}
+
+/// As [`Rendezvous::exchange`], which only all PEs can call: some meet by keys.
+fn exchange_among(
+    rendezvous: &Rendezvous,
+    pes: &[Pe],
+    key: &str,
+    label: &str,
+    statement: &[u8],
+) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    let start = Instant::now();
+    rendezvous.put(&key_of(key, label, rendezvous.pe()), statement)?;
+    let get = |pe: &Pe| {
+        rendezvous.get(&key_of(key, label, *pe)).map_err(|error| {
+            // Members that come later must not take this PE for one that goes on.
+            give_up(rendezvous, key, label, "gave up");
+            match error {
+                BootstrapError::Timeout { call, .. } => {
+                    // The first is the one that was waited for; others may be missing too.
+                    let absent = |other: &Pe| other == pe || matches!(rendezvous.try_get(&key_of(key, label, *other)), Ok(None));
+                    let missing = pes.iter().copied().filter(absent).collect();
+                    BootstrapError::Timeout { call, waited: start.elapsed(), missing }
+                }
+                other => other,
+            }
+        })
+    };
+    pes.iter().map(get).collect()
+}
+
+fn decide(pes: &[Pe], answers: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Disagreement> {
+    let mut calls: Vec<&str> = Vec::with_capacity(answers.len());
+    let mut blobs = Vec::with_capacity(answers.len());
+    let mut failed: Option<(Pe, Said<'_>)> = None;
+    for (pe, answer) in pes.iter().copied().zip(answers) {
+        let Some((their_call, their_outcome)) = decode(answer) else {
+            let reason = "sent what no version of this crate sends".to_owned();
+            return Err(Disagreement::Failed { pe, reason });
+        };
+        match their_outcome {
+            Ok(blob) => blobs.push(blob.to_vec()),
+            // The PE that failed by itself, rather than one that failed because of it.
+            Err(said) if failed.as_ref().is_none_or(|(_, known)| known.is_heard && !said.is_heard) => failed = Some((pe, said)),
+            Err(_) => {}
+        }
+        calls.push(their_call);
+    }
+    if let Some((pe, said)) = failed {
+        return Err(Disagreement::Failed { pe, reason: said.reason.to_owned() });
+    }
+    match calls.iter().position(|other| *other != calls[0]) {
+        Some(at) => Err(Disagreement::Diverged {
+            one: pes[0],
+            one_has: calls[0].to_owned(),
+            other: pes[at],
+            other_has: calls[at].to_owned(),
+        }),
+        None => Ok(blobs),
+    }
+}
+
+fn encode(call: &str, outcome: Result<&[u8], &Failure>) -> Vec<u8> {
+    let (kind, rest) = match outcome {
+        Ok(blob) => (WORKED, blob),
+        Err(Failure { reason, is_heard: true }) => (HEARD, reason.as_bytes()),
+        Err(Failure { reason, is_heard: false }) => (FAILED, reason.as_bytes()),
+    };
+    let mut statement = vec![kind];
+    statement.extend((call.len() as u32).to_le_bytes());
+    statement.extend(call.as_bytes());
+    statement.extend(rest);
+    statement
+}
+
+/// The call, and the blob or the failure.
+type Statement<'a> = (&'a str, Result<&'a [u8], Said<'a>>);
+
+/// A [`Failure`] as it was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Said<'a> {
+    reason: &'a str,
+    is_heard: bool,
+}
+
+fn decode(statement: &[u8]) -> Option<Statement<'_>> {
+    let (kind, rest) = statement.split_first()?;
+    let (len, rest) = rest.split_first_chunk::<4>()?;
+    let (call, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+    let outcome = match *kind {
+        WORKED => Ok(rest),
+        FAILED | HEARD => Err(Said { reason: str::from_utf8(rest).ok()?, is_heard: *kind == HEARD }),
+        _ => return None,
+    };
+    Some((str::from_utf8(call).ok()?, outcome))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Endpoint, Job, Options, Server, ServerOptions, Token};
+
+    /// Runs `body` as each of `n` PEs.
+    fn pes<T: Send>(n: u32, body: impl Fn(Rendezvous) -> T + Sync) -> Vec<T> {
+        let token = Token::random().expect("random numbers");
+        let endpoint = Endpoint::random_unix().expect("random numbers");
+        let server = Server::bind(&endpoint, token, n, ServerOptions::default()).expect("a server");
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..n)
+                .map(|pe| {
+                    let job = Job::on_one_machine(pe, n, server.endpoint().clone(), token);
+                    let options = Options { deadline: Duration::from_secs(10), ..Options::default() };
+                    let body = &body;
+                    scope.spawn(move || body(Rendezvous::join(&job, options).expect("everybody joins")))
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        })
+    }
+
+    fn failure(reason: &str, is_heard: bool) -> Failure {
+        Failure { reason: reason.to_owned(), is_heard }
+    }
+
+    #[test]
+    fn blobs_of_all_come_in_the_order_of_the_pes() {
+        let all = pes(3, |rendezvous| {
+            let blob = [rendezvous.pe().get() as u8];
+            agree(&rendezvous, Members::All, "round", "call", Ok(&blob)).expect("they agree")
+        });
+        assert!(all.iter().all(|blobs| *blobs == [[0], [1], [2]]));
+    }
+
+    #[test]
+    fn failure_of_one_is_told_to_all_at_once() {
+        let all = pes(3, |rendezvous| {
+            let outcome: Result<&[u8], _> = if rendezvous.pe() == Pe::new(1) { Err(failure("no", false)) } else { Ok(&[]) };
+            agree(&rendezvous, Members::All, "round", "call", outcome).expect_err("one failed")
+        });
+        assert!(matches!(all[1], Disagreement::Own), "{:?}", all[1]);
+        for told in [&all[0], &all[2]] {
+            assert!(matches!(told, Disagreement::Failed { pe, reason } if *pe == Pe::new(1) && reason == "no"), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn pe_that_failed_by_itself_is_named_first() {
+        let all = pes(4, |rendezvous| {
+            let outcome: Result<&[u8], _> = match rendezvous.pe().get() {
+                0 => Err(failure("PE 2 failed", true)),
+                2 => Err(failure("no room", false)),
+                _ => Ok(&[]),
+            };
+            agree(&rendezvous, Members::All, "round", "call", outcome).expect_err("one failed")
+        });
+        for told in [&all[1], &all[3]] {
+            assert!(matches!(told, Disagreement::Failed { pe, .. } if *pe == Pe::new(2)), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn different_arguments_are_told_to_all() {
+        let all = pes(2, |rendezvous| {
+            let call = format!("alloc({})", 4 + rendezvous.pe().get());
+            agree(&rendezvous, Members::All, "round", &call, Ok(&[])).expect_err("they differ")
+        });
+        for told in all {
+            let Disagreement::Diverged { one, one_has, other, other_has } = told else { panic!("{told:?}") };
+            assert_eq!((one, one_has.as_str(), other, other_has.as_str()), (Pe::new(0), "alloc(4)", Pe::new(1), "alloc(5)"));
+        }
+    }
+
+    #[test]
+    fn some_pes_agree_among_themselves() {
+        let all = pes(3, |rendezvous| {
+            let (some, key) = ([Pe::new(2), Pe::new(0)], "meeting");
+            let blobs = (rendezvous.pe() != Pe::new(1)).then(|| {
+                let blob = [rendezvous.pe().get() as u8];
+                agree(&rendezvous, Members::Some { pes: &some, key }, "came", "call", Ok(&blob)).expect("they agree")
+            });
+            rendezvous.barrier("done").expect("all are there");
+            blobs
+        });
+        assert_eq!(all, [Some(vec![vec![2], vec![0]]), None, Some(vec![vec![2], vec![0]])]);
+    }
+
+    #[test]
+    fn member_that_gives_up_is_no_wait() {
+        let all = pes(2, |rendezvous| {
+            let (some, key) = ([Pe::new(0), Pe::new(1)], "meeting");
+            let outcome = match rendezvous.pe().get() {
+                0 => {
+                    give_up(&rendezvous, key, "came", "saw another call");
+                    None
+                }
+                _ => Some(agree(&rendezvous, Members::Some { pes: &some, key }, "came", "call", Ok(&[]))),
+            };
+            rendezvous.barrier("done").expect("all are there");
+            outcome
+        });
+        let told = all[1].as_ref().expect("it took part").as_ref().expect_err("the other did not");
+        assert!(matches!(told, Disagreement::Failed { reason, .. } if reason == "saw another call"), "{told:?}");
+    }
+
+    #[test]
+    fn statements_that_are_cut_are_refused() {
+        let whole = encode("call", Ok(&[1, 2, 3]));
+        assert_eq!(decode(&whole), Some(("call", Ok(&[1u8, 2, 3][..]))));
+        for len in 0..9 {
+            assert_eq!(decode(&whole[..len]), None, "{len} bytes");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Calls of NVSHMEM that destructors have to make. A destructor may wait neither for the thread that is inside nor for a stream: the call is made at once if
+//! nothing is in the way, otherwise by the next thread that enters.
+//!
+//! Invariant: what NVSHMEM was not told stays alive forever, unless NVSHMEM has ended; and no destructor of the user's runs inside NVSHMEM.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use peerweave_driver::{CudaContext, Keep, bind_if_needed, with_context_kept};
+
+use crate::comm::Comm;
+use crate::comm::streams::Streams;
+use crate::error::{DeadState, NvshmemError};
+
+/// Somebody's value that NVSHMEM, or this crate for it, needs. When the last handle goes, the value is dropped by a thread of the driver's crate: its destructor
+/// may panic, wait, or call NVSHMEM, wherever the handle was dropped.
+#[derive(Clone)]
+pub(crate) struct Held(Arc<Value>);
+
+struct Value {
+    context: Arc<CudaContext>,
+    keep: Option<Keep>,
+}
+
+impl Held {
+    pub(crate) fn new(context: &Arc<CudaContext>, keep: Keep) -> Self {
+        Self(Arc::new(Value { context: Arc::clone(context), keep: Some(keep) }))
+    }
+
+    /// It stays for ever.
+    pub(crate) fn leak(&self) {
+        std::mem::forget(Arc::clone(&self.0));
+    }
+}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        if let Some(keep) = self.keep.take() {
+            peerweave_driver::retire(&self.context, None, Box::new(move || drop(keep)));
+        }
+    }
+}
+
+/// A local call of NVSHMEM that waits for nothing. It has what must live until it is made.
+pub(crate) struct DeferredCall {
+    pub(crate) call: &'static str,
+    pub(crate) run: fn(&Comm, usize) -> Result<(), NvshmemError>,
+    pub(crate) address: usize,
+    /// Streams that have to pass before.
+    pub(crate) streams: Option<Arc<Streams>>,
+    pub(crate) held: Held,
+}
+
+/// The calls that destructors could not make yet.
+#[derive(Default)]
+pub(crate) struct Deferred {
+    calls: Mutex<Vec<DeferredCall>>,
+    /// Whether there may be any: set after one is added, before its destructor tries the gate, whose lock hands it to the thread that enters next.
+    any: AtomicBool,
+}
+
+impl Deferred {
+    /// Whether there may be any.
+    #[inline]
+    pub(crate) fn is_any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, calls: impl IntoIterator<Item = DeferredCall>) {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).extend(calls);
+        self.any.store(true, Ordering::Relaxed);
+    }
+
+    fn take(&self) -> Vec<DeferredCall> {
+        self.any.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *self.calls.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl fmt::Debug for DeferredCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {:#x}", self.call, self.address)
+    }
+}
+
+impl DeferredCall {
+    /// Makes the call, by a thread that is inside. A call that fails keeps what it has.
+    fn make(self, comm: &Comm) {
+        if let Err(error) = (self.run)(comm, self.address) {
+            tracing::warn!(%error, "NVSHMEM keeps {:#x}, so it is leaked", self.address);
+            self.held.leak();
+        }
+    }
+}
+
+impl Comm {
+    /// Makes the call now or later; never waits, and leaves the thread's current context as it is.
+    pub(crate) fn defer(&self, deferred: DeferredCall) {
+        let call = deferred.call;
+        match self.dead_state() {
+            Some(DeadState::Finalized) => return,
+            // It may still be used by what NVSHMEM left behind.
+            Some(_) => return deferred.held.leak(),
+            None if self.nvshmem.not_forked(call).is_err() => return deferred.held.leak(),
+            None => {}
+        }
+        self.deferred.add([deferred]);
+        if let Some(_inside) = self.try_enter(call)
+            && self.dead_state().is_none()
+        {
+            with_context_kept(|| self.run_deferred());
+        }
+    }
+
+    /// Makes all calls that wait for a thread to enter, by one that has.
+    #[cold]
+    pub(crate) fn run_deferred(&self) {
+        let deferred = self.deferred.take();
+        if deferred.is_empty() {
+            return;
+        }
+        if let Err(error) = bind_if_needed(&self.context) {
+            tracing::warn!(%error, "the device's context cannot be made current");
+        }
+        let (ready, early): (Vec<_>, Vec<_>) =
+            deferred.into_iter().partition(|call| call.streams.as_ref().is_none_or(|streams| streams.are_idle()));
+        if !early.is_empty() {
+            self.deferred.add(early);
+        }
+        ready.into_iter().for_each(|call| call.make(self));
+    }
+}

@@ -1,0 +1,9 @@
+//! Numbers that every PE computes alike, with nothing exchanged, to tell teams, ids and meetings apart.
+
+/// The start of an identity.
+pub(crate) const SEED: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// Mixes a number into an identity (FNV-1a).
+pub(crate) fn mix(hash: u64, number: u64) -> u64 {
+    number.to_le_bytes().iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}

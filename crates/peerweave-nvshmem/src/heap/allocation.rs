@@ -1,0 +1,84 @@
+//! One piece of symmetric memory.
+
+use std::fmt;
+use std::sync::Arc;
+
+use peerweave_driver::CudaStream;
+
+use super::handle::Count;
+use crate::comm::Comm;
+use crate::comm::deferred::Held;
+use crate::comm::entry::Entered;
+use crate::comm::streams::Streams;
+use crate::error::NvshmemError;
+
+/// One piece of symmetric memory.
+pub(crate) struct Allocation {
+    pub(crate) comm: Arc<Comm>,
+    pub(crate) address: u64,
+    bytes: usize,
+    /// Counts allocations, the same on every PE.
+    id: u64,
+    /// What keeps outside memory; `None` for the heap's own.
+    outside: Option<Held>,
+    /// Streams that work on this memory was enqueued on.
+    pub(crate) streams: Arc<Streams>,
+    pub(crate) handles: Count,
+}
+
+impl Allocation {
+    pub(super) fn new(comm: &Arc<Comm>, address: u64, bytes: usize, id: u64, outside: Option<Held>) -> Self {
+        let (comm, streams) = (Arc::clone(comm), Arc::new(Streams::new(comm)));
+        Self { comm, address, bytes, id, outside, streams, handles: Count::default() }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Notes that work on this memory is enqueued on a stream.
+    pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
+        self.streams.note(stream);
+    }
+
+    /// Waits until every stream that used the memory has passed its work.
+    pub(crate) fn drain(&self, call: &'static str) -> Result<(), NvshmemError> {
+        self.streams.drain(call, &self.comm)
+    }
+
+    /// Has NVSHMEM take it back; see [`Heap::release`](super::Heap::release).
+    pub(super) fn release(self: &Arc<Self>, entered: &mut Entered<'_>) -> Result<(), NvshmemError> {
+        self.call_release(entered).inspect_err(|_| {
+            // NVSHMEM and the other PEs may still have it: outside memory is not given back, ever.
+            std::mem::forget(Arc::clone(self));
+        })
+    }
+
+    fn call_release(&self, entered: &mut Entered<'_>) -> Result<(), NvshmemError> {
+        let (address, bytes) = (self.address as usize, self.bytes);
+        match &self.outside {
+            None => entered.block("nvshmem_free", move |api, _| {
+                // SAFETY: the address came from the heap and is freed once: the allocation leaves the list with it.
+                unsafe { api.nvshmem_free(std::ptr::without_provenance_mut(address)) }
+            }),
+            Some(_) => {
+                const CALL: &str = "nvshmemx_buffer_unregister_symmetric";
+                let code = entered.block(CALL, move |api, _| {
+                    // SAFETY: the address and the length are those of one registration, which is ended once.
+                    unsafe { api.nvshmemx_buffer_unregister_symmetric(std::ptr::without_provenance_mut(address), bytes) }
+                })?;
+                self.comm.nvshmem.check(CALL, code)
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}: {} bytes at {:#x}", self.id, self.bytes, self.address)
+    }
+}

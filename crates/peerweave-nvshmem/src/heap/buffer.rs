@@ -1,0 +1,206 @@
+//! Symmetric memory in the caller's hand: a handle, its parts, copies from and to the host, its counterparts' addresses.
+//!
+//! Invariant: a handle keeps its memory: freeing is refused while there is one.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use peerweave_driver::{
+    Access, CudaStream, DeviceBuffer, DeviceBufferMut, DriverError, Keep, copy_from_host, copy_to_host, deadline_after,
+    is_capturing,
+};
+use peerweave_types::{Element, Pe};
+
+use super::handle::Handle;
+use crate::comm::Comm;
+use crate::comm::streams::pass;
+use crate::error::{MisuseKind, NvshmemError};
+
+/// `len` elements of symmetric memory: this PE's part of what every PE has. Clones and slices are handles of the same memory.
+///
+/// As the target of a put it names the other PE's memory at the same place. Peers may write it at any time, so it gives no references; it can be
+/// read and written by work on streams, and copied from and to the host.
+///
+/// Dropping a handle frees nothing, since freeing is collective: see [`Context::free`](crate::Context::free).
+pub struct SymmetricBuffer<T> {
+    pub(crate) allocation: Handle,
+    start_bytes: usize,
+    len: usize,
+    _elements: PhantomData<fn() -> T>,
+}
+
+impl<T> SymmetricBuffer<T> {
+    pub(crate) fn whole(allocation: Handle, len: usize) -> Self {
+        Self { allocation, start_bytes: 0, len, _elements: PhantomData }
+    }
+
+    pub(crate) fn into_handle(self) -> Handle {
+        self.allocation
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device address of this PE's first element. Using it is `unsafe` elsewhere; it is valid while a handle lives.
+    pub fn address(&self) -> u64 {
+        self.allocation.address + self.start_bytes as u64
+    }
+
+    /// A handle of a part of the memory. `range` counts elements.
+    ///
+    /// # Errors
+    /// [`MisuseKind::OutOfRange`].
+    pub fn slice(&self, range: Range<usize>) -> Result<Self, NvshmemError> {
+        let Range { start, end } = range;
+        if start > end || end > self.len {
+            let kind = MisuseKind::OutOfRange { what: "the slice", start, end, len: self.len };
+            return Err(NvshmemError::misuse("SymmetricBuffer::slice", kind));
+        }
+        let allocation = self.allocation.clone();
+        let start_bytes = self.start_bytes + start * size_of::<T>();
+        Ok(Self { allocation, start_bytes, len: end - start, _elements: PhantomData })
+    }
+
+    pub(crate) fn keep_handle(&self) -> Keep {
+        self.allocation.keep()
+    }
+}
+
+impl<T: Element> SymmetricBuffer<T> {
+    /// Copies `values` to this PE's part after what `stream` has before, and waits until that is done, at most for the context's deadline.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Length`] unless both have the same number of elements; [`NvshmemError::Timeout`] where the stream does not come to the copy;
+    /// what the driver says, also of earlier work on the stream.
+    pub fn copy_from(&self, stream: &Arc<CudaStream>, values: &[T]) -> Result<(), NvshmemError> {
+        const CALL: &str = "SymmetricBuffer::copy_from";
+        let comm = self.arrive(CALL, stream, values.len())?;
+        let (start, deadline) = (Instant::now(), deadline_after(comm.deadline));
+        copy_from_host(CALL, &comm.side, &mut self.clone(), values, deadline).map_err(|error| late(error, comm, CALL, start))
+    }
+
+    /// Copies this PE's part to the host after what `stream` has before, and waits for it, at most for the context's deadline.
+    ///
+    /// # Errors
+    /// As [`copy_from`](Self::copy_from).
+    pub fn to_vec(&self, stream: &Arc<CudaStream>) -> Result<Vec<T>, NvshmemError> {
+        self.read_by("SymmetricBuffer::to_vec", stream)
+    }
+
+    pub(crate) fn read_by(&self, call: &'static str, stream: &Arc<CudaStream>) -> Result<Vec<T>, NvshmemError> {
+        let comm = self.arrive(call, stream, self.len)?;
+        let (start, deadline) = (Instant::now(), deadline_after(comm.deadline));
+        copy_to_host(call, &comm.side, self, deadline).map_err(|error| late(error, comm, call, start))
+    }
+
+    /// Waits until the stream has done what it has, at most for the deadline. The copy itself, which no deadline can end, is for the context's `side` stream:
+    /// nobody else has that, so that nothing but other copies is before it.
+    fn arrive(&self, call: &'static str, stream: &Arc<CudaStream>, count: usize) -> Result<&Comm, NvshmemError> {
+        let comm = &self.allocation.comm;
+        comm.alive(call)?;
+        comm.check_stream(call, stream)?;
+        if count != self.len {
+            let kind = MisuseKind::Length { what: "the slice", found: count, expected: self.len, unit: "elements" };
+            return Err(NvshmemError::misuse(call, kind));
+        }
+        if is_capturing(stream)? {
+            return Err(DriverError::Capturing { call }.into());
+        }
+        pass(call, comm, stream)?;
+        Ok(comm)
+    }
+
+    /// Where another PE's part is mapped in this process, for kernels that load and store there; `None` where it is reached by the network alone.
+    ///
+    /// Using it is `unsafe` elsewhere; it is valid while this PE has a handle. It cannot be given back to puts and gets, which take buffers.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Pe`], [`NvshmemError::Dead`].
+    pub fn peer_address(&self, pe: Pe) -> Result<Option<u64>, NvshmemError> {
+        const CALL: &str = "nvshmem_ptr";
+        let comm = &self.allocation.comm;
+        let pe = comm.check_pe(CALL, "the PE", pe)?;
+        let address = std::ptr::without_provenance(self.address() as usize);
+        // SAFETY: it only looks the address up.
+        let mapped = comm.issue(CALL, |api, _| unsafe { api.nvshmem_ptr(address, pe) })?;
+        Ok(Some(mapped.addr() as u64).filter(|mapped| *mapped != 0))
+    }
+}
+
+impl<T: Element> SymmetricBuffer<T> {
+    /// The same memory as elements of another type: as many as fit.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Value`] where the first element is not aligned for that type.
+    pub fn cast<U: Element>(&self) -> Result<SymmetricBuffer<U>, NvshmemError> {
+        const CALL: &str = "SymmetricBuffer::cast";
+        if !self.address().is_multiple_of(align_of::<U>() as u64) {
+            let found = i64::try_from(self.address() % align_of::<U>() as u64).unwrap_or(i64::MAX);
+            let kind = MisuseKind::Value { what: "the address modulo the alignment", found, expected: "0" };
+            return Err(NvshmemError::misuse(CALL, kind));
+        }
+        let len = self.len * size_of::<T>() / size_of::<U>();
+        let (allocation, start_bytes) = (self.allocation.clone(), self.start_bytes);
+        Ok(SymmetricBuffer { allocation, start_bytes, len, _elements: PhantomData })
+    }
+}
+
+/// The error of a copy, with what the rendezvous knows where it came too late.
+fn late(error: DriverError, comm: &Comm, call: &'static str, start: Instant) -> NvshmemError {
+    match error {
+        DriverError::Timeout { .. } => comm.late(call, start.elapsed(), Vec::new()),
+        error => error.into(),
+    }
+}
+
+impl<T> Clone for SymmetricBuffer<T> {
+    fn clone(&self) -> Self {
+        let allocation = self.allocation.clone();
+        Self { allocation, start_bytes: self.start_bytes, len: self.len, _elements: PhantomData }
+    }
+}
+
+impl<T> fmt::Debug for SymmetricBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, id) = (std::any::type_name::<T>(), self.allocation.id());
+        write!(f, "SymmetricBuffer({} x {name} at {:#x}, allocation #{id})", self.len, self.address())
+    }
+}
+
+// SAFETY: [D1] `slice` keeps ranges inside the allocation, which lives while a handle does; [D2] the stream is noted before work is enqueued, and
+// freeing waits for it; [D3] the allocation itself is what keeps it.
+unsafe impl<T> DeviceBuffer<T> for SymmetricBuffer<T> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn device(&self) -> usize {
+        self.allocation.comm.context.ordinal()
+    }
+
+    fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
+        self.allocation.note(stream);
+        Ok(Access::new(self.address()))
+    }
+
+    fn keep(&self) -> Option<(u64, Keep)> {
+        Some((self.address(), self.keep_handle()))
+    }
+}
+
+// SAFETY: as above; the memory is written by devices alone, never through a reference.
+unsafe impl<T> DeviceBufferMut<T> for SymmetricBuffer<T> {
+    fn write<'a>(&'a mut self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError> {
+        self.read(stream)
+    }
+}

@@ -1,0 +1,78 @@
+//! Outside memory that is registered as this PE's own side of transfers over a network.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use peerweave_driver::CudaStream;
+
+use super::Heap;
+use crate::comm::Comm;
+use crate::comm::deferred::{DeferredCall, Held};
+use crate::comm::streams::Streams;
+use crate::error::NvshmemError;
+
+/// Outside memory that is registered as this PE's own side of puts and gets.
+pub struct Registration(pub(super) Arc<Registered>);
+
+impl Registration {
+    /// Its bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.0.bytes
+    }
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registration({} bytes at {:#x})", self.0.bytes, self.0.address)
+    }
+}
+
+/// The same, for all that need it: the caller's handle, calls that are being made, graphs. The last of them ends it.
+pub(crate) struct Registered {
+    heap: Arc<Heap>,
+    address: u64,
+    bytes: usize,
+    /// Streams that transfer from or to it by the network.
+    streams: Arc<Streams>,
+    held: Held,
+}
+
+/// What the heap knows of one.
+pub(super) struct Record {
+    pub(super) address: u64,
+    pub(super) bytes: usize,
+    pub(super) registered: Weak<Registered>,
+}
+
+impl Registered {
+    pub(super) fn new(heap: &Arc<Heap>, address: u64, bytes: usize, held: Held) -> Self {
+        let streams = Arc::new(Streams::new(&heap.comm));
+        Self { heap: Arc::clone(heap), address, bytes, streams, held }
+    }
+
+    /// Notes that work which needs it is enqueued on a stream.
+    pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
+        self.streams.note(stream);
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let comm = &self.heap.comm;
+        // In a fork, a thread that is not there may hold the lock; the list is of no use there.
+        if comm.nvshmem.not_forked(UNREGISTER).is_ok() {
+            self.heap.registered().retain(|record| record.address != self.address);
+        }
+        let (held, streams) = (self.held.clone(), Some(Arc::clone(&self.streams)));
+        comm.defer(DeferredCall { call: UNREGISTER, run: unregister, address: self.address as usize, streams, held });
+    }
+}
+
+const UNREGISTER: &str = "nvshmemx_buffer_unregister";
+
+fn unregister(comm: &Comm, address: usize) -> Result<(), NvshmemError> {
+    let address = std::ptr::without_provenance_mut(address);
+    // SAFETY: the address was registered once, and is unregistered once, by the thread that is inside.
+    let code = comm.nvshmem.code(UNREGISTER, |api| unsafe { api.nvshmemx_buffer_unregister(address) })?;
+    comm.nvshmem.check(UNREGISTER, code)
+}

@@ -1,0 +1,463 @@
+//! The NVSHMEM that this process uses: finding it, its version, what it lacks, its plug-ins.
+//!
+//! Starting it is `startup`.
+//!
+//! # Invariants
+//! - **\[L1\]** A library is never unloaded and its record never freed, so that a [`Nvshmem`] is a plain reference for ever.
+//! - **\[L2\]** No function of a library is called in a fork of the process that loaded it.
+
+mod environment;
+pub(crate) mod plugins;
+mod settings;
+
+pub use settings::Settings;
+
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use peerweave_dylib::{Library, MissingSymbol, Search, SymbolInfo, Unsupported, Visibility};
+use peerweave_fork::ForkGuard;
+
+use crate::error::{Failure, NvshmemError, PluginError, StatusCode};
+use crate::sys::{Api, Families};
+use crate::{Version, sys};
+
+/// What the vendor calls the library.
+const PRODUCT: &str = "NVSHMEM";
+
+/// The oldest library that this crate uses.
+const OLDEST: Version = Version::new(3, 3, 0);
+
+// SAFETY: what a machine has under these names is NVSHMEM, or stands in for it.
+const SEARCH: Search = unsafe { Search::new(PRODUCT, "PEERWEAVE_NVSHMEM_PATH", &["libnvshmem_host.so.3", "libnvshmem_host.so"]) }
+    .known_by(c"nvshmemx_vendor_get_version_info")
+    .in_wheels(&["nvidia/nvshmem/lib"])
+    .in_directories(&[
+        #[cfg(target_arch = "x86_64")]
+        "/usr/lib/x86_64-linux-gnu/nvshmem/13",
+        #[cfg(target_arch = "x86_64")]
+        "/usr/lib/x86_64-linux-gnu/nvshmem/12",
+        #[cfg(target_arch = "x86_64")]
+        "/usr/lib/x86_64-linux-gnu",
+        #[cfg(target_arch = "aarch64")]
+        "/usr/lib/aarch64-linux-gnu/nvshmem/13",
+        #[cfg(target_arch = "aarch64")]
+        "/usr/lib/aarch64-linux-gnu/nvshmem/12",
+        #[cfg(target_arch = "aarch64")]
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/local/nvshmem/lib",
+        "/opt/nvshmem/lib",
+        "/usr/local/lib",
+        "/opt/conda/lib",
+    ]);
+
+/// Tells whether this process is a fork of the one that loaded NVSHMEM first.
+static FIRST: OnceLock<ForkGuard> = OnceLock::new();
+
+/// An NVSHMEM host library, loaded until the process ends.
+///
+/// A handle: copying it is free, and it may be used from any thread. Two are equal if they are the same library.
+#[derive(Clone, Copy)]
+pub struct Nvshmem(&'static Loaded);
+
+struct Loaded {
+    api: Api,
+    families: Families,
+    version: Version,
+    path: Arc<Path>,
+    loaded_by: u32,
+    guard: ForkGuard,
+}
+
+/// All libraries that were loaded here, so that a file is loaded once.
+static LOADED: Mutex<Vec<&'static Loaded>> = Mutex::new(Vec::new());
+
+impl Nvshmem {
+    /// The library of this process: found and loaded by the first call, the same ever after.
+    ///
+    /// Tried in order: `PEERWEAVE_NVSHMEM_PATH` (a file or a directory; if it is set, nothing else is), the wheels of the active Python
+    /// (`nvidia/nvshmem/lib`), the dynamic linker's path (`libnvshmem_host.so.3`), well-known directories. Its symbols are visible to libraries that are
+    /// loaded later: its plug-ins need them. No GPU and no driver is needed.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Load`] with every path that was tried; a later call tries again. [`NvshmemError::Unsupported`] for a library older than 3.3.
+    /// [`NvshmemError::Forked`] in a fork of the process that loaded it.
+    pub fn load() -> Result<Self, NvshmemError> {
+        static DEFAULT: OnceLock<Nvshmem> = OnceLock::new();
+        if let Some(nvshmem) = DEFAULT.get() {
+            return nvshmem.not_forked("Nvshmem::load").map(|()| *nvshmem);
+        }
+        let nvshmem = Self::adopt(SEARCH.open(Visibility::Global)?)?;
+        Ok(*DEFAULT.get_or_init(|| nvshmem))
+    }
+
+    /// One particular library: a file, or the directory that has it. Does not change what [`load`](Self::load) gives.
+    ///
+    /// Plug-ins find the symbols of whichever was loaded first: a process should have one.
+    ///
+    /// # Safety
+    /// The file is an NVSHMEM. What a library is to do when it is loaded runs, and its functions are called with NVSHMEM's signatures;
+    /// [`load`](Self::load) takes what the machine, its owner or the environment has under NVSHMEM's name.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub unsafe fn open(path: impl AsRef<Path>) -> Result<Self, NvshmemError> {
+        // SAFETY: the caller says that it is an NVSHMEM.
+        Self::adopt(unsafe { SEARCH.open_at(path.as_ref(), Visibility::Global) }?)
+    }
+
+    fn adopt(library: Library) -> Result<Self, NvshmemError> {
+        let path: Arc<Path> = library.path().into();
+        let identity = identity(&path);
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = loaded.iter().find(|known| self::identity(&known.path) == identity) {
+            let known = Self(known);
+            return known.not_forked("Nvshmem::load").map(|()| known);
+        }
+        FIRST.get_or_init(ForkGuard::new);
+        for other in peerweave_dylib::mapped("libnvshmem_host.so").into_iter().filter(|file| self::identity(file) != identity) {
+            tracing::warn!(
+                used = %path.display(), other = %other.display(),
+                "a second libnvshmem_host is mapped in this process: plug-ins may find the symbols of the wrong one"
+            );
+        }
+        let api = Api::new(library.clone());
+        let version = version_of(&api, &path)?;
+        if !version.at_least(OLDEST) {
+            return Err(
+                Unsupported { product: PRODUCT, what: "peerweave-nvshmem", since: Some(OLDEST), found: version, path }.into()
+            );
+        }
+        tracing::debug!(%version, path = %path.display(), "NVSHMEM loaded");
+        let guard = ForkGuard::new();
+        let families = Families::new(library);
+        let record: &'static Loaded =
+            Box::leak(Box::new(Loaded { api, families, version, path, loaded_by: std::process::id(), guard }));
+        loaded.push(record);
+        Ok(Self(record))
+    }
+
+    /// The library's version: the product's, not the specification's.
+    pub fn version(self) -> Version {
+        self.0.version
+    }
+
+    /// The version of the OpenSHMEM specification that the library says it follows, major and minor.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Forked`], [`NvshmemError::Unsupported`].
+    pub fn specification(self) -> Result<(u32, u32), NvshmemError> {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: it writes two ints.
+        self.code("nvshmem_info_get_version", |api| unsafe { api.nvshmem_info_get_version(&raw mut major, &raw mut minor) })?;
+        Ok((major.unsigned_abs(), minor.unsigned_abs()))
+    }
+
+    /// The name that the library gives itself.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Forked`], [`NvshmemError::Unsupported`].
+    pub fn name(self) -> Result<String, NvshmemError> {
+        let mut name = [0 as c_char; sys::NVSHMEM_MAX_NAME_LEN + 1];
+        // SAFETY: it writes at most NVSHMEM_MAX_NAME_LEN bytes, with a zero at the end.
+        self.code("nvshmem_info_get_name", |api| unsafe { api.nvshmem_info_get_name(name.as_mut_ptr()) })?;
+        // SAFETY: the last byte is zero whatever was written before it.
+        Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+    }
+
+    /// How far the library is initialised in this process, whoever did it.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Forked`], [`NvshmemError::Unsupported`].
+    pub fn status(self) -> Result<Status, NvshmemError> {
+        // SAFETY: it reads the library's state.
+        Ok(Status::new(self.code("nvshmemx_init_status", |api| unsafe { api.nvshmemx_init_status() })?))
+    }
+
+    /// The file that is mapped.
+    pub fn path(self) -> &'static Path {
+        &self.0.path
+    }
+
+    pub(crate) fn shared_path(self) -> Arc<Path> {
+        Arc::clone(&self.0.path)
+    }
+
+    /// All functions that this crate knows, each with the version whose library first has it.
+    pub fn functions() -> Vec<SymbolInfo> {
+        Api::SYMBOLS.iter().copied().chain(sys::typed_symbols()).collect()
+    }
+
+    /// The functions that this crate can use and that the library lacks, each with the version that brought it.
+    pub fn missing(self) -> Vec<SymbolInfo> {
+        let mut missing = self.0.api.missing();
+        missing.extend(self.0.families.missing());
+        missing
+    }
+
+    /// Whether the library has an untyped function, by NVSHMEM's name. False for names that this crate does not use.
+    pub fn has(self, function: &str) -> bool {
+        self.0.api.has(function)
+    }
+
+    /// NVSHMEM's untyped functions, unsafe to call. Calls through it are not guarded against a fork, nor against other threads.
+    #[cfg(feature = "raw")]
+    pub fn api(self) -> &'static Api {
+        &self.0.api
+    }
+
+    /// NVSHMEM's typed functions, unsafe to call. As [`api`](Self::api).
+    #[cfg(feature = "raw")]
+    pub fn families(self) -> &'static Families {
+        &self.0.families
+    }
+
+    /// Whether the plug-ins that initialisation by an id needs lie beside the library, in a version that it can load.
+    ///
+    /// `remote_transport` is the value of `NVSHMEM_REMOTE_TRANSPORT` that will be used, such as `ibrc` or `none`.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Plugin`].
+    pub fn check_plugins(self, remote_transport: &str) -> Result<(), NvshmemError> {
+        self.check_id_plugin(&Settings::default())?;
+        self.check_transport(remote_transport)
+    }
+
+    /// The same, of the plug-in for ids alone, with these settings.
+    pub(crate) fn check_id_plugin(self, settings: &Settings) -> Result<(), NvshmemError> {
+        let (stem, variable) = plugins::OF_IDS;
+        // Who names a plug-in by its own variable vouches for it.
+        match self.plugins() {
+            Some(directory) if !settings.names(variable) => check_plugin(directory, stem, Some(3), self.0.version),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where plug-ins lie, where that is known.
+    pub(crate) fn plugins(self) -> Option<&'static Path> {
+        self.0.path.parent().filter(|directory| directory.is_absolute())
+    }
+
+    /// The same, for who meets by MPI or by the launcher, and needs no plug-in for ids.
+    pub(crate) fn check_transport(self, remote_transport: &str) -> Result<(), NvshmemError> {
+        let Some(directory) = self.plugins() else { return Ok(()) };
+        if remote_transport != "none" && !remote_transport.is_empty() {
+            let abi = transport_abi(self.0.version);
+            let stem = format!("nvshmem_transport_{remote_transport}");
+            // Only a transport of another version is a fault: without one NVSHMEM goes on with what NVLink reaches.
+            if !names_of(directory, &stem).is_empty() {
+                check_plugin(directory, &stem, abi, self.0.version)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls a function and gives what it returns; only what is wrong before NVSHMEM is reached is an error.
+    #[inline]
+    pub(crate) fn code<R>(
+        self,
+        call: &'static str,
+        function: impl FnOnce(&'static Api) -> Result<R, MissingSymbol>,
+    ) -> Result<R, NvshmemError> {
+        self.not_forked(call)?;
+        function(&self.0.api).map_err(|missing| self.unsupported_function(call, &missing))
+    }
+
+    pub(crate) fn raw_api(self) -> &'static Api {
+        &self.0.api
+    }
+
+    pub(crate) fn raw_families(self) -> &'static Families {
+        &self.0.families
+    }
+
+    /// The error of a call that gave a code.
+    #[cold]
+    pub(crate) fn failure(self, call: &'static str, code: Option<c_int>, detail: String) -> NvshmemError {
+        Failure { call, code: code.map(StatusCode::new), detail, version: self.0.version }.into()
+    }
+
+    /// Success, or the error of the call.
+    #[inline]
+    pub(crate) fn check(self, call: &'static str, code: c_int) -> Result<(), NvshmemError> {
+        if code == sys::NVSHMEMX_SUCCESS { Ok(()) } else { Err(self.failure(call, Some(code), String::new())) }
+    }
+
+    /// Something that this library does not do.
+    #[cold]
+    pub(crate) fn unsupported(self, call: &'static str, since: Option<Version>) -> NvshmemError {
+        Unsupported { product: PRODUCT, what: call, since, found: self.0.version, path: self.shared_path() }.into()
+    }
+
+    #[cold]
+    pub(crate) fn unsupported_function(self, call: &'static str, missing: &MissingSymbol) -> NvshmemError {
+        let name = if missing.name.is_empty() { call } else { missing.name };
+        self.unsupported(name, missing.since.parse().ok())
+    }
+
+    /// Whether this process is a fork of one that had loaded a library.
+    pub(crate) fn is_forked() -> bool {
+        FIRST.get().is_some_and(|guard| guard.is_forked())
+    }
+
+    /// Upholds [L2].
+    #[inline]
+    pub(crate) fn not_forked(self, call: &'static str) -> Result<(), NvshmemError> {
+        if self.0.guard.is_forked() { Err(self.forked(call)) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn forked(self, call: &'static str) -> NvshmemError {
+        NvshmemError::Forked { call, loaded_by: self.0.loaded_by, process: std::process::id() }
+    }
+}
+
+impl PartialEq for Nvshmem {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for Nvshmem {}
+
+impl fmt::Debug for Nvshmem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NVSHMEM {} ({})", self.0.version, self.0.path.display())
+    }
+}
+
+/// How far NVSHMEM is initialised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Status {
+    /// Nothing has happened.
+    NotInitialized,
+    /// The PEs have met.
+    Bootstrapped,
+    /// Ready.
+    Initialized,
+    /// Ready, with PEs that share a GPU and a subset of the calls.
+    LimitedSharing,
+    /// Ready, with PEs that share a GPU.
+    FullSharing,
+    /// A number that this crate does not know.
+    Unknown(i32),
+}
+
+impl Status {
+    const fn new(status: c_int) -> Self {
+        match status {
+            sys::NVSHMEM_STATUS_NOT_INITIALIZED => Self::NotInitialized,
+            sys::NVSHMEM_STATUS_IS_BOOTSTRAPPED => Self::Bootstrapped,
+            sys::NVSHMEM_STATUS_IS_INITIALIZED => Self::Initialized,
+            sys::NVSHMEM_STATUS_LIMITED_MPG => Self::LimitedSharing,
+            sys::NVSHMEM_STATUS_FULL_MPG => Self::FullSharing,
+            other => Self::Unknown(other),
+        }
+    }
+}
+
+/// The number behind `.so.` of the transports that a version loads, where it is known.
+fn transport_abi(version: Version) -> Option<u32> {
+    match (version.major, version.minor) {
+        (3, 3 | 4) => Some(3),
+        (3, 6) => Some(5),
+        (3, 8) => Some(7),
+        _ => None,
+    }
+}
+
+fn names_of(directory: &Path, stem: &str) -> Vec<String> {
+    let prefix = format!("{stem}.so");
+    let entries = std::fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.retain(|name| name.starts_with(&prefix));
+    names.sort();
+    names
+}
+
+fn check_plugin(directory: &Path, stem: &str, abi: Option<u32>, version: Version) -> Result<(), NvshmemError> {
+    let Some(abi) = abi else { return Ok(()) };
+    let plugin = format!("{stem}.so.{abi}");
+    if directory.join(&plugin).is_file() {
+        return Ok(());
+    }
+    let found = match names_of(directory, stem).as_slice() {
+        [] => "there is none of that kind".to_owned(),
+        others => format!("there is {}, of another version", others.join(", ")),
+    };
+    Err(PluginError { plugin, directory: directory.to_path_buf(), found, version }.into())
+}
+
+fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NvshmemError> {
+    let unusable = |call| {
+        let found = Version::new(0, 0, 0);
+        NvshmemError::from(Unsupported { product: PRODUCT, what: call, since: Some(OLDEST), found, path: Arc::clone(path) })
+    };
+    let (mut major, mut minor, mut patch) = (0, 0, 0);
+    // SAFETY: it writes three ints.
+    unsafe { api.nvshmemx_vendor_get_version_info(&raw mut major, &raw mut minor, &raw mut patch) }
+        .map_err(|missing| unusable(missing.name))?;
+    match (major.try_into(), minor.try_into(), patch.try_into()) {
+        (Ok(major), Ok(minor), Ok(patch)) => Ok(Version::new(major, minor, patch)),
+        _ => Err(unusable("a version that can be read")),
+    }
+}
+
+/// What tells one file from another, whatever links lead to it.
+fn identity(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn touch(directory: &Path, name: &str) {
+        std::fs::write(directory.join(name), "").expect("temporary directory is writable");
+    }
+
+    #[test]
+    fn directory_without_plugins_says_what_is_missing_and_what_is_there() {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let version = Version::new(3, 4, 5);
+        let check = || check_plugin(directory.path(), "nvshmem_bootstrap_uid", Some(3), version);
+        let error = check().expect_err("it is empty");
+        assert!(
+            error.to_string().contains("nvshmem_bootstrap_uid.so.3") && error.to_string().contains("none of that kind"),
+            "{error}"
+        );
+        touch(directory.path(), "nvshmem_bootstrap_uid.so.2");
+        let error = check().expect_err("it is another version");
+        assert!(error.to_string().contains("there is nvshmem_bootstrap_uid.so.2, of another version"), "{error}");
+        touch(directory.path(), "nvshmem_bootstrap_uid.so.3");
+        assert!(check().is_ok());
+    }
+
+    #[test]
+    fn transports_of_versions_that_are_not_known_are_not_judged() {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let version = Version::new(3, 7, 0);
+        assert!(check_plugin(directory.path(), "nvshmem_transport_ibrc", transport_abi(version), version).is_ok());
+    }
+
+    #[test]
+    fn no_library_is_an_error_that_names_what_was_tried() {
+        // SAFETY: there is no such file.
+        let error = unsafe { Nvshmem::open("/nowhere/libnvshmem_host.so.3") }.expect_err("nothing is there");
+        assert!(matches!(&error, NvshmemError::Load(load) if load.exclusive && load.tried.len() == 1), "{error}");
+    }
+
+    #[test]
+    fn library_that_is_no_nvshmem_is_told_from_one() {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux");
+        let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("this test is linked to it");
+        // SAFETY: it is loaded already, and none of its functions is called: it has no version of NVSHMEM's.
+        let error = unsafe { Nvshmem::open(libc) }.expect_err("libc is no NVSHMEM");
+        assert!(matches!(&error, NvshmemError::Load(_)), "{error}");
+        assert!(error.to_string().contains("has no nvshmemx_vendor_get_version_info, so it is not NVSHMEM"), "{error}");
+    }
+}

@@ -1,0 +1,25 @@
+//! Where symmetric memory of a team is mapped for multicast.
+
+use peerweave_driver::multicast_switch;
+
+#[cfg(doc)]
+use crate::MisuseKind;
+use crate::error::NvshmemError;
+use crate::{SymmetricBuffer, Team};
+
+impl<T> SymmetricBuffer<T> {
+    /// Where the parts of a team are mapped for multicast, for kernels; `None` where NVSHMEM has not set that up.
+    ///
+    /// # Errors
+    /// [`NvshmemError::MulticastDisabled`] before NVSHMEM is called; [`MisuseKind::WrongContext`], [`NvshmemError::Dead`].
+    pub fn multicast_address(&self, team: &Team) -> Result<Option<u64>, NvshmemError> {
+        const CALL: &str = "nvshmemx_mc_ptr";
+        multicast_switch()?;
+        let comm = &self.allocation.comm;
+        team.check(CALL, comm)?;
+        let (address, handle) = (std::ptr::without_provenance(self.address() as usize), team.handle());
+        // SAFETY: it only looks the address up.
+        let mapped = comm.issue(CALL, |api, _| unsafe { api.nvshmemx_mc_ptr(handle, address) })?;
+        Ok(Some(mapped.addr() as u64).filter(|mapped| *mapped != 0))
+    }
+}

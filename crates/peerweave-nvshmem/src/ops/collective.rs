@@ -1,0 +1,351 @@
+//! Collectives on a stream, on any team, by type and operation; arrival.
+//!
+//! A collective has no deadline of its own: where a PE does not call it, the others' streams wait, and the host's waits for those streams expire.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use peerweave_driver::{CudaStream, DriverError, is_capturing};
+use peerweave_dylib::MissingSymbol;
+use peerweave_types::{DType, Element, Number, Rank, ReduceOp};
+
+use crate::comm::streams::pass;
+use crate::context::Context;
+use crate::error::{MisuseKind, NvshmemError};
+use crate::ops::enqueue::{Enqueue, by_width, check_apart, check_len, overlap, pointer};
+use crate::sys::{self, CType, Families};
+use crate::{SymmetricBuffer, Team};
+
+/// The type of C that a reduction of these elements is for.
+fn reduced(dtype: DType) -> Option<CType> {
+    Some(match dtype {
+        DType::I8 => CType::Int8,
+        DType::U8 => CType::Uint8,
+        DType::I32 => CType::Int32,
+        DType::U32 => CType::Uint32,
+        DType::I64 => CType::Int64,
+        DType::U64 => CType::Uint64,
+        DType::F16 => CType::Half,
+        DType::BF16 => CType::Bfloat16,
+        DType::F32 => CType::Float,
+        DType::F64 => CType::Double,
+        _ => return None,
+    })
+}
+
+type Found = Result<sys::CollectiveOnStream, MissingSymbol>;
+
+impl Context {
+    /// NVSHMEM's own barrier of all PEs from the host (`nvshmem_barrier_all`): completes what this PE put or got without a stream and by `nbi`, over a network
+    /// too, and waits until every PE has called it.
+    ///
+    /// What streams of this process still have to put is not waited for: see [`Team::barrier`]. No other thread of this PE gets into NVSHMEM meanwhile, so
+    /// that a PE which does not come by the context's deadline is the end of the context; [`Team::barrier_blocking`], which the device waits for, is not.
+    ///
+    /// # Collective
+    /// All PEs, in the order of the collectives of the team of all PEs.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Timeout`], with who was lost; [`NvshmemError::Dead`], [`NvshmemError::Cuda`] where earlier work failed.
+    pub fn barrier_all_blocking(&self) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmem_barrier_all";
+        let comm = &self.comm;
+        comm.alive(CALL)?;
+        let order = comm.enqueued.world_order();
+        let _turn = order.drain(CALL, comm)?;
+        // SAFETY: NVSHMEM is initialised, and no other collective of all PEs is under way here.
+        let barrier = || comm.block(CALL, |api, _| unsafe { api.nvshmem_barrier_all() });
+        comm.enqueued.pending.complete(CALL, comm, barrier)?;
+        comm.healthy()
+    }
+}
+
+impl Team {
+    /// Quiet and arrival, in the order of `stream`: when it is passed, every PE of the team has come, and what they put before is seen.
+    ///
+    /// That holds over a network too: the stream waits for NVSHMEM's own streams, and the kernel that it then runs completes what the PE has sent before it
+    /// arrives (`nvshmemi_transfer_quiet` on all of the device's queues, in NVSHMEM's `barrier.cuh`). What the host itself has sent by
+    /// [`put_blocking`](Context::put_blocking) has a queue of its own: [`barrier_blocking`](Self::barrier_blocking) completes that too.
+    ///
+    /// # Collective
+    /// All PEs of the team.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Device`], [`NvshmemError::Dead`], [`NvshmemError::Nvshmem`]; [`MisuseKind::Context`] on a stream that is being captured while `nbi`
+    /// transfers are under way.
+    pub fn barrier(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
+        let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_barrier_on_stream", stream)?;
+        let team = enqueue.team(self)?;
+        enqueue.takes_over()?;
+        // SAFETY: the team is live, and so is the stream.
+        enqueue.call_status(|api, _| unsafe { api.nvshmemx_barrier_on_stream(team, stream.cu_stream()) })
+    }
+
+    /// Arrival, in the order of `stream`: what was put before need not be seen.
+    ///
+    /// # Collective
+    /// All PEs of the team.
+    ///
+    /// # Errors
+    /// As [`barrier`](Self::barrier).
+    pub fn sync(&self, stream: &Arc<CudaStream>) -> Result<(), NvshmemError> {
+        let mut enqueue = Enqueue::begin(&self.comm, "nvshmemx_team_sync_on_stream", stream)?;
+        let team = enqueue.team(self)?;
+        // SAFETY: the team is live, and so is the stream.
+        enqueue.call_status(|api, _| unsafe { api.nvshmemx_team_sync_on_stream(team, stream.cu_stream()) })
+    }
+
+    /// Waits until every PE of the team has called it, and what they put before is seen; at most for the context's deadline. That is also what the host has put
+    /// without a stream, over a network too.
+    ///
+    /// What other streams of this process still have to put is not waited for.
+    ///
+    /// # Collective
+    /// All PEs of the team.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Timeout`], with who was lost; as [`barrier`](Self::barrier).
+    pub fn barrier_blocking(&self) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_barrier_on_stream";
+        if self.comm.enqueued.sent.load(Ordering::Relaxed) {
+            // The kernel completes what devices have sent, by queues of their own, and not what the host has. First what was left to NVSHMEM's own streams,
+            // whose wait ends by the deadline out here alone.
+            self.blocking("nvshmemx_quiet_on_stream", |team, stream| {
+                let mut enqueue = Enqueue::begin(&team.comm, "nvshmemx_quiet_on_stream", stream)?;
+                enqueue.takes_over()?;
+                // SAFETY: any stream of the device is allowed.
+                enqueue.call(|api, _| unsafe { api.nvshmemx_quiet_on_stream(stream.cu_stream()) })
+            })?;
+            self.comm.quiet_of_host()?;
+        }
+        self.blocking(CALL, Self::barrier)
+    }
+
+    /// Waits until every PE of the team has called it, at most for the context's deadline.
+    ///
+    /// # Collective
+    /// All PEs of the team.
+    ///
+    /// # Errors
+    /// As [`barrier_blocking`](Self::barrier_blocking).
+    pub fn sync_blocking(&self) -> Result<(), NvshmemError> {
+        self.blocking("nvshmemx_team_sync_on_stream", Self::sync)
+    }
+
+    /// By the context's own stream, which the caller may be capturing: nothing can be waited for then.
+    fn blocking(
+        &self,
+        call: &'static str,
+        enqueue: fn(&Self, &Arc<CudaStream>) -> Result<(), NvshmemError>,
+    ) -> Result<(), NvshmemError> {
+        let stream = &self.comm.stream;
+        self.comm.alive(call)?;
+        if is_capturing(stream)? {
+            return Err(DriverError::Capturing { call }.into());
+        }
+        enqueue(self, stream)?;
+        pass(call, &self.comm, stream)
+    }
+
+    /// Copies `source` of the PE at `root` to `target` on every PE of the team, the root's too.
+    ///
+    /// # Collective
+    /// All PEs of the team, with the same length and root.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Length`] unless both have the same number of elements; [`MisuseKind::Rank`], [`MisuseKind::Overlap`],
+    /// [`MisuseKind::WrongContext`], [`MisuseKind::Device`]; [`NvshmemError::Dead`], [`NvshmemError::Nvshmem`].
+    pub fn broadcast<T: Element>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        root: Rank,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_broadcast_on_stream";
+        let root = self.check_rank(CALL, "the root", root)?;
+        check_len(CALL, "the source", source.len(), target.len())?;
+        let Some((enqueue, team, to, from)) = self.begin(CALL, target, source, InPlace::No, stream)? else { return Ok(()) };
+        let count = target.len();
+        enqueue.call_status(|_, families| {
+            let function = families.broadcast_on_stream(by_width::<T>())?;
+            // SAFETY: both ranges are inside the symmetric heap and kept; the team is live and the root in it.
+            Ok(unsafe { function(team, pointer(to), pointer(from), count, root, stream.cu_stream()) })
+        })
+    }
+
+    /// Puts the sources of all PEs one after the other, in the order of ranks, into `target` on each of them.
+    ///
+    /// # Collective
+    /// All PEs of the team, with the same length.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Length`] unless the target has as many elements as all sources together; as [`broadcast`](Self::broadcast).
+    pub fn fcollect<T: Element>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_fcollect_on_stream";
+        check_len(CALL, "the target", target.len(), source.len().saturating_mul(self.len()))?;
+        let function = |families: &'static Families| families.fcollect_on_stream(by_width::<T>());
+        self.run(CALL, target, source, source.len(), InPlace::No, stream, function)
+    }
+
+    /// Sends the n-th part of `source` to the PE of rank n, and puts what rank n sent into the n-th part of `target`.
+    ///
+    /// # Collective
+    /// All PEs of the team, with the same length.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Length`] unless both have the same number of elements, a multiple of the team's PEs; as [`broadcast`](Self::broadcast).
+    pub fn alltoall<T: Element>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_alltoall_on_stream";
+        check_len(CALL, "the source", source.len(), target.len())?;
+        let count = source.len() / self.len();
+        check_len(CALL, "the source", source.len(), count * self.len())?;
+        let function = |families: &'static Families| families.alltoall_on_stream(by_width::<T>());
+        self.run(CALL, target, source, count, InPlace::No, stream, function)
+    }
+
+    /// Reduces the sources of all PEs, element by element, into `target` on each of them. The target may be the source.
+    ///
+    /// # Collective
+    /// All PEs of the team, with the same length and operation.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Reduction`] for what NVSHMEM does not have (the mean, scaled sums, bits of floats); [`MisuseKind::Overlap`] for memory that is
+    /// shared in part; as [`broadcast`](Self::broadcast).
+    pub fn reduce<T: Number>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        op: ReduceOp,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_reduce_on_stream";
+        check_len(CALL, "the source", source.len(), target.len())?;
+        let kind = reduction::<T>(CALL, op)?;
+        let function = move |families: &'static Families| -> Found {
+            match op {
+                ReduceOp::Sum => families.sum_reduce_on_stream(kind),
+                ReduceOp::Prod => families.prod_reduce_on_stream(kind),
+                ReduceOp::Min => families.min_reduce_on_stream(kind),
+                ReduceOp::Max => families.max_reduce_on_stream(kind),
+                ReduceOp::And => families.and_reduce_on_stream(kind),
+                ReduceOp::Or => families.or_reduce_on_stream(kind),
+                _ => families.xor_reduce_on_stream(kind),
+            }
+        };
+        self.run(CALL, target, source, target.len(), InPlace::Whole, stream, function)
+    }
+
+    /// Reduces the sources of all PEs, element by element, and puts the n-th part of the result into `target` on the PE of rank n.
+    ///
+    /// # Collective
+    /// All PEs of the team, with the same length and operation.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Length`] unless the source has as many elements as all targets together; as [`reduce`](Self::reduce), but source and target must be
+    /// apart.
+    pub fn reduce_scatter<T: Number>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        op: ReduceOp,
+        stream: &Arc<CudaStream>,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmemx_reducescatter_on_stream";
+        check_len(CALL, "the source", source.len(), target.len().saturating_mul(self.len()))?;
+        let kind = reduction::<T>(CALL, op)?;
+        let function = move |families: &'static Families| -> Found {
+            match op {
+                ReduceOp::Sum => families.sum_reducescatter_on_stream(kind),
+                ReduceOp::Prod => families.prod_reducescatter_on_stream(kind),
+                ReduceOp::Min => families.min_reducescatter_on_stream(kind),
+                ReduceOp::Max => families.max_reducescatter_on_stream(kind),
+                ReduceOp::And => families.and_reducescatter_on_stream(kind),
+                ReduceOp::Or => families.or_reducescatter_on_stream(kind),
+                _ => families.xor_reducescatter_on_stream(kind),
+            }
+        };
+        self.run(CALL, target, source, target.len(), InPlace::No, stream, function)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "what the collectives have in common")]
+    fn run<T: Element>(
+        &self,
+        call: &'static str,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        count: usize,
+        in_place: InPlace,
+        stream: &Arc<CudaStream>,
+        function: impl FnOnce(&'static Families) -> Found,
+    ) -> Result<(), NvshmemError> {
+        let Some((enqueue, team, to, from)) = self.begin(call, target, source, in_place, stream)? else { return Ok(()) };
+        enqueue.call_status(|_, families| {
+            let function = function(families)?;
+            // SAFETY: both ranges are inside the symmetric heap, as long as the count and the team's size say, and kept; the team is live.
+            Ok(unsafe { function(team, pointer(to), pointer(from), count, stream.cu_stream()) })
+        })
+    }
+
+    /// Checks what all collectives check. Gives the team's handle and both addresses; `None` for nothing to do.
+    #[allow(clippy::type_complexity, reason = "taken apart at once by its two callers")]
+    fn begin<'a, T: Element>(
+        &'a self,
+        call: &'static str,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        in_place: InPlace,
+        stream: &'a Arc<CudaStream>,
+    ) -> Result<Option<(Enqueue<'a>, i32, u64, u64)>, NvshmemError> {
+        let mut enqueue = Enqueue::begin(&self.comm, call, stream)?;
+        let team = enqueue.team(self)?;
+        let to = enqueue.symmetric("the target", target)?;
+        let from = enqueue.symmetric("the source", source)?;
+        if target.is_empty() || source.is_empty() {
+            return Ok(None);
+        }
+        let (target_bytes, source_bytes) = (target.len() * size_of::<T>(), source.len() * size_of::<T>());
+        let same = to == from && target_bytes == source_bytes && in_place == InPlace::Whole;
+        if !same && overlap((from, source_bytes), (to, target_bytes)).is_some() {
+            check_apart(call, ("the source", from, source_bytes), ("the target", to, target_bytes))?;
+        }
+        Ok(Some((enqueue, team, to, from)))
+    }
+}
+
+/// Whether the target may be the source.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum InPlace {
+    No,
+    Whole,
+}
+
+fn reduction<T: Number>(call: &'static str, op: ReduceOp) -> Result<CType, NvshmemError> {
+    let known = !matches!(op, ReduceOp::Avg | ReduceOp::PreMulSum) && op.accepts(T::DTYPE);
+    reduced(T::DTYPE).filter(|_| known).ok_or_else(|| NvshmemError::misuse(call, MisuseKind::Reduction { op, dtype: T::DTYPE }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reductions_that_nvshmem_lacks_are_refused() {
+        assert_eq!(reduction::<f32>("test", ReduceOp::Sum).expect("it has it"), CType::Float);
+        assert_eq!(reduction::<i8>("test", ReduceOp::Xor).expect("it has it"), CType::Int8);
+        for op in [ReduceOp::Avg, ReduceOp::PreMulSum, ReduceOp::And] {
+            let error = reduction::<f32>("test", op).expect_err("it has not");
+            assert!(error.to_string().contains("is not among NVSHMEM's reductions"), "{error}");
+        }
+    }
+}

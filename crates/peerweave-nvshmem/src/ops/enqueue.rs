@@ -1,0 +1,300 @@
+//! What every call on a stream does first: checks, and keeping alive what it will use.
+//!
+//! Invariant: when NVSHMEM is called, all memory of the call is noted as used by the stream, or owned by the graph that the call is captured into, and the
+//! stream follows the team's last collective.
+
+use std::sync::Arc;
+
+use peerweave_driver::{
+    Access, CudaStream, DeviceBuffer, DeviceBufferMut, Keep, is_capturing, keep_in_graph, refuse_capture_begun,
+};
+use peerweave_dylib::MissingSymbol;
+use peerweave_types::{Element, Pe};
+
+use crate::comm::Comm;
+use crate::comm::streams::Streams;
+use crate::error::{MisuseKind, NvshmemError};
+use crate::heap::Heap;
+use crate::heap::registration::Registered;
+use crate::sys::{Api, CType, Families};
+use crate::{SymmetricBuffer, Team};
+
+/// A call on a stream that is being put together.
+pub(crate) struct Enqueue<'a> {
+    comm: &'a Arc<Comm>,
+    call: &'static str,
+    stream: &'a Arc<CudaStream>,
+    capturing: bool,
+    keeps: Vec<Keep>,
+    team: Option<&'a Team>,
+    /// What the call does about transfers that are left to NVSHMEM's own streams.
+    left: Leaving<'a>,
+    /// What is needed until NVSHMEM has enqueued the call; by then its streams are noted.
+    registered: Option<Arc<Registered>>,
+}
+
+/// What a call does about transfers that are left to NVSHMEM's own streams.
+enum Leaving<'a> {
+    Nothing,
+    /// It leaves one, between memory that these streams use; the last is that of a signal.
+    Transfer([Option<&'a Arc<Streams>>; 3]),
+    /// Its stream waits for all.
+    TakenOver,
+}
+
+impl<'a> Enqueue<'a> {
+    pub(crate) fn begin(comm: &'a Arc<Comm>, call: &'static str, stream: &'a Arc<CudaStream>) -> Result<Self, NvshmemError> {
+        comm.alive(call)?;
+        comm.check_stream(call, stream)?;
+        let (capturing, keeps, left) = (is_capturing(stream)?, Vec::new(), Leaving::Nothing);
+        Ok(Self { comm, call, stream, capturing, keeps, team: None, left, registered: None })
+    }
+
+    /// An error where the call is captured into a graph and cannot be.
+    pub(crate) fn not_captured(&self, why: &'static str) -> Result<(), NvshmemError> {
+        if self.capturing { Err(NvshmemError::misuse(self.call, MisuseKind::Context { why })) } else { Ok(()) }
+    }
+
+    /// Symmetric memory of the call. Gives its address.
+    pub(crate) fn symmetric<T>(&mut self, what: &'static str, buffer: &SymmetricBuffer<T>) -> Result<u64, NvshmemError> {
+        check_context(self.comm, self.call, what, buffer)?;
+        buffer.allocation.note(self.stream);
+        if self.capturing {
+            self.keeps.push(buffer.keep_handle());
+        }
+        Ok(buffer.address())
+    }
+
+    /// The call leaves a transfer between two pieces of memory to NVSHMEM's own streams.
+    pub(crate) fn leaves<T>(&mut self, one: &'a SymmetricBuffer<T>, other: &'a SymmetricBuffer<T>) {
+        self.left = Leaving::Transfer([Some(&one.allocation.streams), Some(&other.allocation.streams), None]);
+    }
+
+    /// The transfer that the call leaves is followed by a signal, which is left with it.
+    pub(crate) fn leaves_signal(&mut self, word: &'a SymmetricBuffer<u64>) {
+        if let Leaving::Transfer([.., signal]) = &mut self.left {
+            *signal = Some(&word.allocation.streams);
+        }
+    }
+
+    /// The call makes the stream wait for NVSHMEM's own streams.
+    pub(crate) fn takes_over(&mut self) -> Result<(), NvshmemError> {
+        self.left = Leaving::TakenOver;
+        // Before the team's order is changed for nothing.
+        if self.capturing { self.comm.enqueued.pending.check_capture(self.call) } else { Ok(()) }
+    }
+
+    /// This PE's side of a transfer can be reached, and is until the stream, or the graph, is done with it; and on this PE itself both sides are apart.
+    pub(crate) fn reach(
+        &mut self,
+        heap: &Heap,
+        (local_name, local): (&'static str, u64),
+        (remote_name, remote): (&'static str, u64),
+        bytes: usize,
+        pe: Pe,
+    ) -> Result<(), NvshmemError> {
+        if let Some(registered) = check_pair(heap, self.call, (local_name, local), (remote_name, remote), bytes, pe)? {
+            registered.note(self.stream);
+            if self.capturing {
+                self.keeps.push(Arc::<Registered>::clone(&registered));
+            }
+            // NVSHMEM is told nothing in between: the thread that enters makes the deferred calls.
+            self.registered = Some(registered);
+        }
+        Ok(())
+    }
+
+    /// Any memory of this PE's own, to be read.
+    pub(crate) fn source<T>(&mut self, what: &'static str, buffer: &'a impl DeviceBuffer<T>) -> Result<Access<'a>, NvshmemError> {
+        self.check_device(what, buffer)?;
+        if self.capturing { self.owned(buffer) } else { Ok(buffer.read(self.stream)?) }
+    }
+
+    /// Any memory of this PE's own, to be written.
+    pub(crate) fn target<T>(
+        &mut self,
+        what: &'static str,
+        buffer: &'a mut impl DeviceBufferMut<T>,
+    ) -> Result<Access<'a>, NvshmemError> {
+        self.check_device(what, buffer)?;
+        if self.capturing { self.owned(buffer) } else { Ok(buffer.write(self.stream)?) }
+    }
+
+    fn owned<T>(&mut self, buffer: &impl DeviceBuffer<T>) -> Result<Access<'static>, NvshmemError> {
+        let why = "the stream is being captured, and a graph cannot keep memory that is only borrowed: use memory that is owned, such as DeviceMemory";
+        let (address, keep) = buffer.keep().ok_or_else(|| NvshmemError::misuse(self.call, MisuseKind::Context { why }))?;
+        self.keeps.push(keep);
+        Ok(Access::new(address))
+    }
+
+    fn check_device<T>(&self, what: &'static str, buffer: &impl DeviceBuffer<T>) -> Result<(), NvshmemError> {
+        let (found, expected) = (buffer.device(), self.comm.context.ordinal());
+        if found == expected {
+            Ok(())
+        } else {
+            Err(NvshmemError::misuse(self.call, MisuseKind::Device { what, found, expected }))
+        }
+    }
+
+    /// A team of the call. Gives its handle.
+    pub(crate) fn team(&mut self, team: &'a Team) -> Result<i32, NvshmemError> {
+        team.check(self.call, self.comm)?;
+        if self.capturing {
+            self.keeps.push(team.keep_handle());
+        }
+        self.team = Some(team);
+        Ok(team.handle())
+    }
+
+    /// Hands what must live to the graph, and calls.
+    pub(crate) fn call<R>(
+        self,
+        function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol>,
+    ) -> Result<R, NvshmemError> {
+        self.run(function, |_| Ok(()))
+    }
+
+    /// As [`call`](Self::call), for functions that return a status.
+    pub(crate) fn call_status(
+        self,
+        function: impl FnOnce(&'static Api, &'static Families) -> Result<i32, MissingSymbol>,
+    ) -> Result<(), NvshmemError> {
+        let (nvshmem, name) = (self.comm.nvshmem, self.call);
+        self.run(function, |code| nvshmem.check(name, *code)).map(drop)
+    }
+
+    fn run<R>(
+        self,
+        function: impl FnOnce(&'static Api, &'static Families) -> Result<R, MissingSymbol>,
+        check: impl FnOnce(&R) -> Result<(), NvshmemError>,
+    ) -> Result<R, NvshmemError> {
+        if self.capturing {
+            let mut keeps = self.keeps;
+            keeps.push(Arc::<()>::clone(&self.comm.enqueued.captured));
+            keep_in_graph(self.stream, keeps)?;
+        }
+        // Until NVSHMEM has enqueued it.
+        let _turn = match self.team {
+            Some(team) => Some(team.order().follow(self.call, self.comm, self.stream, self.capturing)?),
+            None => None,
+        };
+        let left = match &self.left {
+            Leaving::Nothing => None,
+            Leaving::Transfer(memory) => Some(self.comm.enqueued.pending.add(*memory)),
+            Leaving::TakenOver => Some(self.comm.enqueued.pending.take_over(self.call, self.stream, self.capturing)?),
+        };
+        // Also where there is no memory that knows of it, as in a quiet: the end waits for it.
+        self.comm.enqueued.used.note(self.stream);
+        let result = self.comm.issue(self.call, function);
+        // What was not captured when it was asked for has borrowed memory, or memory that only the streams' list keeps.
+        let alone = if self.capturing { Ok(()) } else { refuse_capture_begun(self.call, self.stream) };
+        let result = result?;
+        check(&result)?;
+        alone?;
+        // Not before: a call that failed has taken nothing over.
+        if let (Leaving::TakenOver, Some(mut left)) = (self.left, left) {
+            left.empty();
+        }
+        Ok(result)
+    }
+}
+
+/// An error unless the buffer is symmetric memory of that context.
+pub(crate) fn check_context<T>(
+    comm: &Arc<Comm>,
+    call: &'static str,
+    what: &'static str,
+    buffer: &SymmetricBuffer<T>,
+) -> Result<(), NvshmemError> {
+    if Arc::ptr_eq(&buffer.allocation.comm, comm) {
+        Ok(())
+    } else {
+        Err(NvshmemError::misuse(call, MisuseKind::WrongContext { what }))
+    }
+}
+
+/// An error unless both have the same number of elements.
+#[inline]
+pub(crate) fn check_len(call: &'static str, what: &'static str, found: usize, expected: usize) -> Result<(), NvshmemError> {
+    if found == expected {
+        Ok(())
+    } else {
+        Err(NvshmemError::misuse(call, MisuseKind::Length { what, found, expected, unit: "elements" }))
+    }
+}
+
+/// Where two ranges of bytes meet first, if they do.
+pub(crate) fn overlap(one: (u64, usize), other: (u64, usize)) -> Option<u64> {
+    let start = one.0.max(other.0);
+    let end = (one.0 + one.1 as u64).min(other.0 + other.1 as u64);
+    (start < end).then_some(start)
+}
+
+/// An error where what is read and what is written share memory.
+pub(crate) fn check_apart(
+    call: &'static str,
+    read: (&'static str, u64, usize),
+    written: (&'static str, u64, usize),
+) -> Result<(), NvshmemError> {
+    match overlap((read.1, read.2), (written.1, written.2)) {
+        None => Ok(()),
+        Some(address) => Err(NvshmemError::misuse(call, MisuseKind::Overlap { read: read.0, written: written.0, address })),
+    }
+}
+
+/// Both sides can be reached, and on this PE itself they are apart.
+pub(crate) fn check_pair(
+    heap: &Heap,
+    call: &'static str,
+    (local_name, local): (&'static str, u64),
+    (remote_name, remote): (&'static str, u64),
+    bytes: usize,
+    pe: Pe,
+) -> Result<Option<Arc<Registered>>, NvshmemError> {
+    let registered = heap.check_reach(call, local_name, (local, bytes), remote, pe)?;
+    if pe == heap.comm.pe {
+        check_apart(call, (local_name, local, bytes), (remote_name, remote, bytes))?;
+    }
+    Ok(registered)
+}
+
+/// The type of C that moves elements of so many bytes.
+pub(crate) const fn by_width<T: Element>() -> CType {
+    match size_of::<T>() {
+        1 => CType::Uint8,
+        2 => CType::Uint16,
+        4 => CType::Uint32,
+        _ => CType::Uint64,
+    }
+}
+
+/// An address for NVSHMEM.
+pub(crate) fn pointer<T>(address: u64) -> *mut T {
+    std::ptr::without_provenance_mut(address as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_touch_do_not_overlap() {
+        assert_eq!(overlap((0x100, 16), (0x110, 16)), None);
+        assert_eq!(overlap((0x100, 17), (0x110, 16)), Some(0x110));
+        assert_eq!(overlap((0x110, 4), (0x100, 64)), Some(0x110));
+        assert_eq!(overlap((0x110, 0), (0x100, 64)), None);
+    }
+
+    #[test]
+    fn overlap_is_named() {
+        let error = check_apart("test", ("the source", 0x100, 32), ("the target", 0x110, 32)).expect_err("they overlap");
+        assert_eq!(error.to_string(), "test: the source and the target share memory at 0x110");
+    }
+
+    #[test]
+    fn every_element_has_a_width_that_nvshmem_moves() {
+        assert_eq!(by_width::<i8>(), CType::Uint8);
+        assert_eq!(by_width::<i32>(), CType::Uint32);
+        assert_eq!(by_width::<f64>(), CType::Uint64);
+    }
+}

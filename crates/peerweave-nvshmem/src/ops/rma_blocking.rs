@@ -1,0 +1,273 @@
+//! Puts and gets that the host waits for, with the context's deadline: contiguous, strided, single values.
+//!
+//! They are in no order with work on streams. Invariant: what the call inside NVSHMEM uses is kept until that call is over, however late.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use peerweave_driver::cudarc::driver::sys::CUstream;
+use peerweave_driver::{CudaStream, DriverError, is_capturing};
+use peerweave_types::{Element, Pe, Strides};
+
+use crate::comm::streams::pass;
+use crate::context::Context;
+use crate::error::{MisuseKind, NvshmemError};
+use crate::ops::enqueue::{by_width, check_context, check_len, check_pair, pointer};
+use crate::ops::rma::one_at_least;
+use crate::{SymmetricBuffer, sys};
+
+/// Calls a function that is passed or gives an element by value, as the integer of its width.
+macro_rules! by_bits {
+    ($T:ty, $call:ident) => {
+        match size_of::<$T>() {
+            1 => $call!(u8),
+            2 => $call!(u16),
+            4 => $call!(u32),
+            _ => $call!(u64),
+        }
+    };
+}
+
+impl Context {
+    /// Reads the first element of `source` of another PE. Blocks, at most for the context's deadline. NVSHMEM has it for PEs that are reached without
+    /// the network.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Timeout`]; [`MisuseKind::Unregistered`] for a PE that only the network reaches. As [`put`](Self::put) otherwise.
+    pub fn get_value_blocking<T: Element>(&self, source: &SymmetricBuffer<T>, pe: Pe) -> Result<T, NvshmemError> {
+        const CALL: &str = "nvshmem_g";
+        let (remote, from) = self.check_value(CALL, "the source", source, pe)?;
+        let kept = source.clone();
+        self.comm.block(CALL, move |_, families| {
+            let _kept = kept;
+            let function = families.g(by_width::<T>())?;
+            macro_rules! call {
+                ($bits:ty) => {{
+                    type Function = unsafe extern "C" fn(*const $bits, c_int) -> $bits;
+                    // SAFETY: the address is that of the function for integers of this width.
+                    let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
+                    // SAFETY: the address is inside the symmetric heap; elements are as many plain bytes as the integer, of any value.
+                    unsafe { std::mem::transmute_copy::<$bits, T>(&function(pointer(remote), from)) }
+                }};
+            }
+            Ok(by_bits!(T, call))
+        })
+    }
+
+    /// As [`get_value_blocking`](Self::get_value_blocking), after what `stream` has before. NVSHMEM gives the value to the host, so this waits for the stream.
+    ///
+    /// # Errors
+    /// As [`get_value_blocking`](Self::get_value_blocking); [`MisuseKind::Device`], [`NvshmemError::Cuda`] on a stream that is being captured.
+    pub fn get_value<T: Element>(
+        &self,
+        source: &SymmetricBuffer<T>,
+        pe: Pe,
+        stream: &Arc<CudaStream>,
+    ) -> Result<T, NvshmemError> {
+        const CALL: &str = "nvshmemx_g_on_stream";
+        self.comm.check_stream(CALL, stream)?;
+        let (remote, from) = self.check_value(CALL, "the source", source, pe)?;
+        if is_capturing(stream)? {
+            return Err(DriverError::Capturing { call: CALL }.into());
+        }
+        source.allocation.note(stream);
+        // Inside NVSHMEM nothing ends the wait for what the stream has.
+        pass(CALL, &self.comm, stream)?;
+        let kept = (source.clone(), Arc::clone(stream));
+        self.comm.block(CALL, move |_, families| {
+            let function = families.g_on_stream(by_width::<T>())?;
+            let stream = kept.1.cu_stream();
+            macro_rules! call {
+                ($bits:ty) => {{
+                    type Function = unsafe extern "C" fn(*const $bits, c_int, CUstream) -> $bits;
+                    // SAFETY: the address is that of the function for integers of this width.
+                    let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
+                    // SAFETY: as in `get_value_blocking`, and the stream is kept.
+                    unsafe { std::mem::transmute_copy::<$bits, T>(&function(pointer(remote), from, stream)) }
+                }};
+            }
+            Ok(by_bits!(T, call))
+        })
+    }
+
+    /// Writes one value to the first element of `target` on another PE and waits for it, at most for the context's deadline.
+    ///
+    /// # Errors
+    /// As [`get_value_blocking`](Self::get_value_blocking).
+    pub fn put_value_blocking<T: Element>(&self, target: &SymmetricBuffer<T>, value: T, pe: Pe) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmem_p";
+        let (remote, to) = self.check_value(CALL, "the target", target, pe)?;
+        let kept = target.clone();
+        self.comm.block(CALL, move |api, families| {
+            let _kept = kept;
+            let function = families.p(by_width::<T>())?;
+            macro_rules! call {
+                ($bits:ty) => {{
+                    type Function = unsafe extern "C" fn(*mut $bits, $bits, c_int);
+                    // SAFETY: the address is that of the function for integers of this width.
+                    let function = unsafe { std::mem::transmute::<sys::ByValue, Function>(function) };
+                    // SAFETY: elements are as many plain bytes as the integer; the address is inside the symmetric heap.
+                    unsafe { function(pointer(remote), std::mem::transmute_copy::<T, $bits>(&value), to) }
+                }};
+            }
+            by_bits!(T, call);
+            // It may be left to a stream of NVSHMEM's own.
+            // SAFETY: NVSHMEM is initialised.
+            unsafe { api.nvshmem_quiet() }
+        })?;
+        self.comm.healthy()
+    }
+
+    /// A single value: the PE is there, the element too, and both sides are mapped. Gives the address and the PE.
+    fn check_value<T: Element>(
+        &self,
+        call: &'static str,
+        what: &'static str,
+        remote: &SymmetricBuffer<T>,
+        pe: Pe,
+    ) -> Result<(u64, c_int), NvshmemError> {
+        let comm = &self.comm;
+        comm.alive(call)?;
+        let other = comm.check_pe(call, "the PE", pe)?;
+        one_at_least(call, what, remote)?;
+        check_context(comm, call, what, remote)?;
+        if !self.heap.mapped(remote.address())?[pe.index()] {
+            return Err(NvshmemError::misuse(call, MisuseKind::Unregistered { what, pe }));
+        }
+        Ok((remote.address(), other))
+    }
+
+    /// Writes elements of `source` to `target` on another PE, with steps between them, and waits for it, at most for the context's deadline.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Timeout`]; as [`put_strided`](Self::put_strided).
+    pub fn put_strided_blocking<T: Element>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        strides: Strides,
+        pe: Pe,
+    ) -> Result<(), NvshmemError> {
+        self.strided_blocking("nvshmem_iput", target, source, strides, ("the target", target, pe))
+    }
+
+    /// Reads elements of `source` of another PE into `target`, with steps between them, and waits for it, at most for the context's deadline.
+    ///
+    /// # Errors
+    /// As [`put_strided_blocking`](Self::put_strided_blocking).
+    pub fn get_strided_blocking<T: Element>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        strides: Strides,
+        pe: Pe,
+    ) -> Result<(), NvshmemError> {
+        self.strided_blocking("nvshmem_iget", target, source, strides, ("the source", source, pe))
+    }
+
+    fn strided_blocking<T: Element>(
+        &self,
+        call: &'static str,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        strides: Strides,
+        remote: (&'static str, &SymmetricBuffer<T>, Pe),
+    ) -> Result<(), NvshmemError> {
+        self.comm.alive(call)?;
+        let (other, strides) = self.check_strided(call, target, source, strides, remote)?;
+        if strides.count == 0 {
+            return Ok(());
+        }
+        let (to, from) = (target.address(), source.address());
+        let kept = (target.clone(), source.clone());
+        self.comm.block(call, move |api, families| {
+            let _kept = kept;
+            let kind = by_width::<T>();
+            let function = if call == "nvshmem_iput" { families.iput(kind)? } else { families.iget(kind)? };
+            let (target_stride, source_stride) = (strides.dest as isize, strides.source as isize);
+            // SAFETY: every element is inside the symmetric heap on both sides, and kept until the call is over.
+            unsafe { function(pointer(to), pointer(from), target_stride, source_stride, strides.count, other) };
+            // SAFETY: NVSHMEM is initialised.
+            unsafe { api.nvshmem_quiet() }
+        })?;
+        self.comm.healthy()
+    }
+
+    /// Writes `source` to `target` on another PE and waits until the source may be reused, at most for the context's deadline.
+    ///
+    /// Where the PE is reached by the network alone, it may arrive later: [`quiet_blocking`](Self::quiet_blocking), [`Team::barrier_blocking`](crate::Team::barrier_blocking)
+    /// and [`barrier_all_blocking`](Self::barrier_all_blocking) complete it. A quiet and a barrier on a stream do not.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Timeout`]; as [`put`](Self::put).
+    pub fn put_blocking<T: Element>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        pe: Pe,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmem_putmem";
+        let Some((remote, local, bytes, to)) = self.blocking(CALL, ("the target", target), ("the source", source), pe)? else {
+            return Ok(());
+        };
+        let by_network = !self.heap.mapped(remote)?[pe.index()];
+        let kept = (target.clone(), source.clone());
+        self.comm.block(CALL, move |api, _| {
+            let _kept = kept;
+            // SAFETY: both ranges are inside the symmetric heap, and kept until the call is over.
+            unsafe { api.nvshmem_putmem(pointer(remote), pointer(local), bytes, to) }
+        })?;
+        if by_network {
+            // After the call: a quiet of another thread that came before it has not completed it.
+            self.comm.enqueued.sent.store(true, Ordering::Relaxed);
+        }
+        self.comm.healthy()
+    }
+
+    /// Reads `source` of another PE into `target` and waits for it, at most for the context's deadline.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Timeout`]; as [`put`](Self::put).
+    pub fn get_blocking<T: Element>(
+        &self,
+        target: &SymmetricBuffer<T>,
+        source: &SymmetricBuffer<T>,
+        pe: Pe,
+    ) -> Result<(), NvshmemError> {
+        const CALL: &str = "nvshmem_getmem";
+        let Some((remote, local, bytes, from)) = self.blocking(CALL, ("the source", source), ("the target", target), pe)? else {
+            return Ok(());
+        };
+        let kept = (target.clone(), source.clone());
+        self.comm.block(CALL, move |api, _| {
+            let _kept = kept;
+            // SAFETY: both ranges are inside the symmetric heap, and kept until the call is over.
+            unsafe { api.nvshmem_getmem(pointer(local), pointer(remote), bytes, from) }
+        })?;
+        self.comm.healthy()
+    }
+
+    /// Checks a transfer without a stream. Gives remote and local address, bytes and PE; `None` for nothing to do.
+    fn blocking<T: Element>(
+        &self,
+        call: &'static str,
+        (remote_name, remote): (&'static str, &SymmetricBuffer<T>),
+        (local_name, local): (&'static str, &SymmetricBuffer<T>),
+        pe: Pe,
+    ) -> Result<Option<(u64, u64, usize, c_int)>, NvshmemError> {
+        let comm = &self.comm;
+        comm.alive(call)?;
+        let other = comm.check_pe(call, "the PE", pe)?;
+        check_context(comm, call, remote_name, remote)?;
+        check_context(comm, call, local_name, local)?;
+        check_len(call, local_name, local.len(), remote.len())?;
+        let (there, here, bytes) = (remote.address(), local.address(), remote.len() * size_of::<T>());
+        if bytes == 0 {
+            return Ok(None);
+        }
+        // All of it is symmetric, so no registration is needed.
+        check_pair(&self.heap, call, (local_name, here), (remote_name, there), bytes, pe)?;
+        Ok(Some((there, here, bytes, other)))
+    }
+}

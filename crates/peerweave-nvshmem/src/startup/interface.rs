@@ -1,0 +1,49 @@
+//! The network interface by which the PEs meet, looked at before NVSHMEM does.
+//!
+//! NVSHMEM takes a list of names, each a beginning unless `=` stands before the list; `^` excludes. Where none is there it says so on the standard error
+//! stream alone.
+
+use crate::error::PreflightError;
+use crate::library::Settings;
+
+/// The variable that names it.
+const VARIABLE: &str = "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
+
+/// An error where what is asked for is on no interface of this machine.
+pub(crate) fn check(settings: &Settings) -> Result<(), PreflightError> {
+    let Some(asked) = settings.effective(VARIABLE).filter(|asked| !asked.is_empty()) else { return Ok(()) };
+    // Where the system does not say, NVSHMEM may still know.
+    let Ok(all) = peerweave_bootstrap::interface::interfaces() else { return Ok(()) };
+    let mut there: Vec<String> = all.into_iter().map(|one| one.name).collect();
+    there.dedup();
+    if matches(&asked, &there) { Ok(()) } else { Err(PreflightError::Interface { asked, there: there.join(", ") }) }
+}
+
+fn matches(asked: &str, there: &[String]) -> bool {
+    let (names, excluded) = match asked.strip_prefix('^') {
+        Some(names) => (names, true),
+        None => (asked, false),
+    };
+    let (names, exact) = match names.strip_prefix('=') {
+        Some(names) => (names, true),
+        None => (names, false),
+    };
+    let named = |one: &String| names.split(',').any(|name| if exact { one == name } else { one.starts_with(name) });
+    there.iter().any(|one| named(one) != excluded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_beginnings_lists_exact_or_excluded() {
+        let there = ["lo", "eth0", "ib0"].map(str::to_owned);
+        for right in ["eth0", "eth", "nope,ib", "=eth0", "=nope,ib0", "^eth", "^=eth0"] {
+            assert!(matches(right, &there), "{right}");
+        }
+        for wrong in ["wlan", "=eth", "^lo,eth,ib", "nope,none"] {
+            assert!(!matches(wrong, &there), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! What can be known before NVSHMEM is called: most of what goes wrong inside it is printed, and ends the process or never ends.
+//!
+//! What cannot be known: whether a network works; whether the switch fabric is healthy; whether another process takes the memory meanwhile; whether a
+//! peer dies inside NVSHMEM (then the deadline is what is left).
+//!
+//! Invariant: nothing here changes anything.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use peerweave_driver::cudarc::driver::sys::{CUdevice, CUdevice_attribute};
+use peerweave_driver::{CudaContext, CudaError, Driver};
+use peerweave_types::Pe;
+
+use super::interface;
+use crate::Version;
+use crate::comm::enqueued::undisturbed;
+use crate::error::{MisuseKind, NvshmemError, PreflightError};
+use crate::library::{Nvshmem, Settings, Status, plugins};
+
+/// What NVSHMEM puts into `/dev/shm` to start: a page for each PE of the machine, generously.
+const SHARED_MEMORY_BYTES: u64 = 1 << 20;
+
+/// The oldest compute capability that NVSHMEM is built for.
+const OLDEST_GENERATION: i32 = 7;
+
+/// What one PE tells the others before they start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Card {
+    pub(crate) version: Version,
+    pub(crate) uuid: String,
+    pub(crate) settings: String,
+}
+
+impl Card {
+    /// One line of fields.
+    pub(crate) fn to_text(&self) -> String {
+        format!("ok\t{}\t{}\t{}", self.version, self.uuid, self.settings)
+    }
+
+    /// `Err` is why that PE cannot start.
+    pub(crate) fn from_text(text: &str) -> Result<Self, String> {
+        if let Some(reason) = text.strip_prefix("error\t") {
+            return Err(reason.to_owned());
+        }
+        let unreadable = || format!("its greeting is not understood: {text:?}");
+        let [_, version, uuid, settings] = text.split('\t').collect::<Vec<_>>().try_into().map_err(|_| unreadable())?;
+        let version = version.parse().map_err(|_| unreadable())?;
+        Ok(Self { version, uuid: uuid.to_owned(), settings: settings.to_owned() })
+    }
+}
+
+/// How the PEs will meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Met {
+    Id,
+    Mpi,
+    Launcher,
+}
+
+/// What one PE can say about itself.
+pub(crate) fn local(nvshmem: Nvshmem, context: &Arc<CudaContext>, settings: &Settings, met: Met) -> Result<Card, NvshmemError> {
+    let remote = settings.effective("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_else(|| "ibrc".to_owned());
+    functions(nvshmem)?;
+    generation(context)?;
+    not_started(nvshmem)?;
+    match met {
+        Met::Id => {
+            nvshmem.check_id_plugin(settings)?;
+            nvshmem.check_transport(&remote)?;
+            plugins::check(nvshmem, Some(plugins::OF_IDS), settings)?;
+            interface::check(settings)?;
+        }
+        Met::Mpi | Met::Launcher => {
+            nvshmem.check_transport(&remote)?;
+            let plugin = if met == Met::Mpi { plugins::of_mpi() } else { plugins::of_launcher(settings)? };
+            plugins::check(nvshmem, plugin, settings)?;
+        }
+    }
+    shared_memory()?;
+    device_memory(context, settings)?;
+    Ok(Card { version: nvshmem.version(), uuid: uuid_of(context)?, settings: settings.symmetric_part() })
+}
+
+/// What no PE can do without once it has started: one that found it missing later would leave the others waiting.
+fn functions(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
+    const NEEDED: [&str; 12] = [
+        "nvshmemx_get_uniqueid",
+        "nvshmemx_hostlib_init_attr",
+        "nvshmemx_hostlib_finalize",
+        "nvshmem_my_pe",
+        "nvshmem_n_pes",
+        "nvshmem_malloc",
+        "nvshmem_free",
+        "nvshmem_ptr",
+        "nvshmem_team_my_pe",
+        "nvshmem_team_n_pes",
+        "nvshmem_team_translate_pe",
+        "nvshmemx_barrier_on_stream",
+    ];
+    match NEEDED.into_iter().find(|name| !nvshmem.has(name)) {
+        Some(name) => Err(nvshmem.unsupported(name, Some(Version::new(3, 3, 0)))),
+        None => Ok(()),
+    }
+}
+
+/// That NVSHMEM has kernels for the GPU: it looks for them when it starts, and would fail to launch its first one.
+fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
+    use CUdevice_attribute::{CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR};
+    let (driver, device) = (Driver::get()?, context.ordinal());
+    let major = driver.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    if major >= OLDEST_GENERATION {
+        return Ok(());
+    }
+    let minor = driver.attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Err(PreflightError::OldGpu { device, major, minor }.into())
+}
+
+/// NVSHMEM counts initialisations, so that one more on top of somebody else's would be taken for success, with that one's PEs.
+fn not_started(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
+    match nvshmem.status()? {
+        // Of a start that got no further than meeting, NVSHMEM would take the PEs.
+        Status::Bootstrapped | Status::Initialized | Status::LimitedSharing | Status::FullSharing => {
+            let (found, asked) = ("what somebody else in this process started".to_owned(), "a start of its own".to_owned());
+            let kind = MisuseKind::AlreadyInitialized { what: "NVSHMEM", found, asked };
+            Err(NvshmemError::misuse("nvshmemx_init_status", kind))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The device's number, which is the same for every process.
+pub(crate) fn uuid_of(context: &Arc<CudaContext>) -> Result<String, NvshmemError> {
+    let uuid = undisturbed(context, || context.uuid()).map_err(CudaError::of("cuDeviceGetUuid_v2"))?;
+    Ok(uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect())
+}
+
+fn shared_memory() -> Result<(), NvshmemError> {
+    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the path ends in a zero byte and the pointer is to room for one struct.
+    if unsafe { libc::statvfs(c"/dev/shm".as_ptr(), stat.as_mut_ptr()) } != 0 {
+        // Not mounted: then NVSHMEM will say so.
+        return Ok(());
+    }
+    // SAFETY: the call succeeded, so the struct is filled in.
+    let stat = unsafe { stat.assume_init() };
+    let free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
+    if free_bytes < SHARED_MEMORY_BYTES {
+        return Err(PreflightError::SharedMemory { free_bytes, needed_bytes: SHARED_MEMORY_BYTES }.into());
+    }
+    Ok(())
+}
+
+fn device_memory(context: &Arc<CudaContext>, settings: &Settings) -> Result<(), NvshmemError> {
+    let (free, _) = undisturbed(context, || context.mem_get_info()).map_err(CudaError::of("cuMemGetInfo_v2"))?;
+    let fixed = settings.effective("NVSHMEM_DISABLE_CUDA_VMM").is_some_and(|value| value == "1");
+    let (variable, default) = if fixed { ("NVSHMEM_SYMMETRIC_SIZE", 1 << 30) } else { ("NVSHMEM_CUMEM_GRANULARITY", 1 << 29) };
+    // Sizes with a unit, such as 1G, are NVSHMEM's to judge.
+    let needed_bytes = settings.effective(variable).map_or(Some(default), |text| text.trim().parse().ok()).unwrap_or(0);
+    let free_bytes = free as u64;
+    if free_bytes < needed_bytes {
+        return Err(PreflightError::DeviceMemory { device: context.ordinal(), free_bytes, needed_bytes }.into());
+    }
+    Ok(())
+}
+
+/// What everybody's cards say together.
+pub(crate) fn together(own: Pe, cards: &[Result<Card, String>]) -> Result<(), PreflightError> {
+    let read = |(pe, card): (usize, &Result<Card, String>)| match card {
+        Ok(card) => Ok((Pe::new(pe as u32), card.clone())),
+        Err(reason) => Err(PreflightError::Peer { pe: Pe::new(pe as u32), reason: reason.clone() }),
+    };
+    let cards: Vec<(Pe, Card)> = cards.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+    let ours = &cards[own.index()].1;
+    if let Some((pe, card)) = cards.iter().find(|(_, card)| card.version != ours.version) {
+        return Err(PreflightError::Versions { pe: *pe, theirs: card.version.to_string(), ours: ours.version });
+    }
+    if let Some((pe, card)) = cards.iter().find(|(_, card)| card.settings != ours.settings) {
+        return Err(PreflightError::Settings { pe: *pe, theirs: card.settings.clone(), ours: ours.settings.clone() });
+    }
+    let mut by_uuid: BTreeMap<&str, Vec<Pe>> = BTreeMap::new();
+    for (pe, card) in &cards {
+        by_uuid.entry(&card.uuid).or_default().push(*pe);
+    }
+    match by_uuid.into_iter().find(|(_, pes)| pes.len() > 1) {
+        Some((uuid, pes)) => Err(PreflightError::SharedGpu { pes, uuid: uuid.to_owned() }),
+        None => Ok(()),
+    }
+}
+
+/// Which peers' GPUs can be reached directly, as far as this process can see them.
+pub(crate) fn reachable(
+    own: Pe,
+    cards: &[Result<Card, String>],
+    context: &Arc<CudaContext>,
+    settings: &Settings,
+) -> Result<(), NvshmemError> {
+    let remote_transport = settings.effective("NVSHMEM_REMOTE_TRANSPORT").unwrap_or_default();
+    let no_p2p = settings.is_on("NVSHMEM_DISABLE_P2P");
+    if cards.len() > 1 && no_p2p && remote_transport == "none" {
+        let pe = Pe::new(u32::from(own.get() == 0));
+        return Err(PreflightError::Unreachable { pe, device: context.ordinal() }.into());
+    }
+    let driver = Driver::get()?;
+    let mut ordinals: BTreeMap<String, usize> = BTreeMap::new();
+    for ordinal in 0..driver.device_count()? {
+        // Making a context of another device would take memory there: ask the driver for the number alone.
+        if let Ok(uuid) = peerweave_driver::cudarc::driver::result::device::get(ordinal as i32)
+            .and_then(peerweave_driver::cudarc::driver::result::device::get_uuid)
+        {
+            ordinals.insert(uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect(), ordinal);
+        }
+    }
+    let device = context.ordinal();
+    for (pe, card) in cards.iter().enumerate().filter(|(pe, _)| *pe != own.index()) {
+        let pe = Pe::new(pe as u32);
+        // A device that is not visible here, or on another machine, cannot be asked about.
+        let Some(peer) = card.as_ref().ok().and_then(|card| ordinals.get(&card.uuid)) else { continue };
+        let mut can = 0;
+        // SAFETY: the pointer is to a live integer; the driver checks the ordinals.
+        let code = unsafe { driver.api().cuDeviceCanAccessPeer(&raw mut can, device as CUdevice, *peer as CUdevice) };
+        CudaError::check("cuDeviceCanAccessPeer", code.map_err(peerweave_driver::DriverError::from)?)?;
+        if can == 0 {
+            tracing::warn!(
+                pe = pe.get(),
+                device,
+                peer,
+                "the GPUs cannot reach each other directly: all traffic takes the network"
+            );
+            if remote_transport == "none" {
+                return Err(PreflightError::Unreachable { pe, device }.into());
+            }
+        }
+    }
+    Ok(())
+}
+
+impl fmt::Display for Card {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NVSHMEM {} on {}", self.version, self.uuid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(uuid: &str) -> Card {
+        Card { version: Version::new(3, 4, 5), uuid: uuid.to_owned(), settings: "NVSHMEM_MAX_TEAMS=7".to_owned() }
+    }
+
+    #[test]
+    fn cards_come_back() {
+        let own = card("ab");
+        assert_eq!(Card::from_text(&own.to_text()), Ok(own));
+        assert_eq!(Card::from_text("error\tno driver"), Err("no driver".to_owned()));
+        assert!(Card::from_text("ok\t3.4.5\tab\t\tmore").is_err());
+        assert!(Card::from_text("ok\tthree\tab\t").is_err());
+        assert!(Card::from_text("hello").is_err());
+    }
+
+    #[test]
+    fn two_pes_on_one_gpu_are_named() {
+        let error = together(Pe::new(1), &[Ok(card("a")), Ok(card("b")), Ok(card("a"))]).expect_err("they share it");
+        assert_eq!(error, PreflightError::SharedGpu { pes: vec![Pe::new(0), Pe::new(2)], uuid: "a".to_owned() });
+        assert_eq!(together(Pe::new(1), &[Ok(card("a")), Ok(card("b"))]), Ok(()));
+    }
+
+    #[test]
+    fn pe_that_cannot_start_is_everybodys_error() {
+        let error = together(Pe::new(0), &[Ok(card("a")), Err("no driver".to_owned())]).expect_err("one cannot");
+        assert_eq!(error, PreflightError::Peer { pe: Pe::new(1), reason: "no driver".to_owned() });
+    }
+
+    #[test]
+    fn different_libraries_and_settings_are_named() {
+        let mut other = card("b");
+        other.version = Version::new(3, 8, 0);
+        assert!(
+            matches!(together(Pe::new(0), &[Ok(card("a")), Ok(other)]), Err(PreflightError::Versions { pe, .. }) if pe.get() == 1)
+        );
+        let mut other = card("b");
+        other.settings = "NVSHMEM_MAX_TEAMS=8".to_owned();
+        assert!(
+            matches!(together(Pe::new(1), &[Ok(card("a")), Ok(other)]), Err(PreflightError::Settings { pe, .. }) if pe.get() == 0)
+        );
+    }
+}

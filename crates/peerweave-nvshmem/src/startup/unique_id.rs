@@ -1,0 +1,82 @@
+//! What PEs that want to meet have in common. How it reaches them is the business of `peerweave-bootstrap`, or of the caller.
+
+use std::ffi::c_char;
+use std::fmt;
+
+use crate::error::{MisuseKind, NvshmemError};
+use crate::sys;
+
+/// An id that one process makes ([`Context::unique_id`](crate::Context::unique_id)) and every PE of the job needs.
+///
+/// 128 opaque bytes; they hold the address of the process that made it. Who has them can join, so `Debug` shows only a hash.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct UniqueId([u8; Self::LEN_BYTES]);
+
+impl UniqueId {
+    /// Bytes of an id.
+    pub const LEN_BYTES: usize = size_of::<sys::nvshmemx_uniqueid_t>();
+
+    /// The id of these bytes. Bytes that no NVSHMEM made fail when PEs try to meet.
+    pub const fn from_bytes(bytes: [u8; Self::LEN_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes, to be sent to the other PEs.
+    pub const fn to_bytes(self) -> [u8; Self::LEN_BYTES] {
+        self.0
+    }
+
+    pub(crate) fn from_raw(id: &sys::nvshmemx_uniqueid_t) -> Self {
+        let mut bytes = [0; Self::LEN_BYTES];
+        bytes[..4].copy_from_slice(&id.version.to_ne_bytes());
+        for (to, from) in bytes[4..].iter_mut().zip(id.internal) {
+            *to = from as u8;
+        }
+        Self(bytes)
+    }
+
+    pub(crate) fn to_raw(self) -> sys::nvshmemx_uniqueid_t {
+        let mut id = sys::nvshmemx_uniqueid_t::EMPTY;
+        let [a, b, c, d, ..] = self.0;
+        id.version = i32::from_ne_bytes([a, b, c, d]);
+        for (to, from) in id.internal.iter_mut().zip(&self.0[4..]) {
+            *to = *from as c_char;
+        }
+        id
+    }
+}
+
+impl fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mixed =
+            self.0.iter().fold(crate::comm::identity::SEED, |hash, byte| crate::comm::identity::mix(hash, (*byte).into()));
+        write!(f, "UniqueId(#{:08x})", mixed as u32)
+    }
+}
+
+impl TryFrom<&[u8]> for UniqueId {
+    type Error = NvshmemError;
+
+    /// Takes exactly 128 bytes.
+    fn try_from(bytes: &[u8]) -> Result<Self, NvshmemError> {
+        let wrong = |_| {
+            let kind = MisuseKind::Length { what: "the id", found: bytes.len(), expected: Self::LEN_BYTES, unit: "bytes" };
+            NvshmemError::misuse("UniqueId::try_from", kind)
+        };
+        bytes.try_into().map(Self).map_err(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_and_raw_come_back() {
+        let id = UniqueId::from_bytes(std::array::from_fn(|index| (index * 37 % 256) as u8));
+        assert_eq!(UniqueId::from_raw(&id.to_raw()), id);
+        assert_eq!(UniqueId::try_from(id.to_bytes().as_slice()).expect("128 bytes"), id);
+        let short = UniqueId::try_from([0; 127].as_slice()).expect_err("too short");
+        assert_eq!(short.to_string(), "UniqueId::try_from: the id has 127 bytes, expected 128");
+    }
+}

@@ -1,0 +1,36 @@
+//! What a PE tells the others when all have greeted each other, right before any enters NVSHMEM.
+
+use super::unique_id::UniqueId;
+
+/// What a PE says when all have greeted each other.
+pub(super) enum Verdict {
+    /// It is at NVSHMEM's door. PE 0 has the id.
+    Ready(Option<UniqueId>),
+    /// It is not, and why.
+    Cannot(String),
+}
+
+impl Verdict {
+    /// The id in hexadecimal.
+    pub(super) fn to_text(&self) -> String {
+        match self {
+            Self::Ready(id) => {
+                let id = id.map(|id| id.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+                format!("ready\t{}", id.unwrap_or_default())
+            }
+            Self::Cannot(reason) => reason.clone(),
+        }
+    }
+
+    pub(super) fn from_text(text: &str) -> Self {
+        let Some(id) = text.strip_prefix("ready\t") else { return Self::Cannot(text.to_owned()) };
+        let byte = |pair: &[u8]| std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok());
+        let bytes: Option<Vec<u8>> = id.as_bytes().chunks(2).map(byte).collect();
+        let id = bytes.and_then(|bytes| <[u8; 128]>::try_from(bytes).ok()).map(UniqueId::from_bytes);
+        match (text, id) {
+            ("ready\t", _) => Self::Ready(None),
+            (_, Some(id)) => Self::Ready(Some(id)),
+            (_, None) => Self::Cannot(format!("its id is not understood: {text:?}")),
+        }
+    }
+}

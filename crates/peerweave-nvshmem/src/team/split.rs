@@ -1,0 +1,261 @@
+//! Making teams: parts of a team, rows and columns of it, and teams of any PEs that have an id in common.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use peerweave_types::Pe;
+
+use super::{BY_ID, CHILD, Team, TeamConfig, TeamId, TeamKind};
+use crate::comm::Comm;
+use crate::comm::agree::{Counted, Members, arrive, taken};
+use crate::comm::entry::Entered;
+use crate::comm::identity::{SEED, mix};
+use crate::context::Context;
+use crate::error::{MisuseKind, NvshmemError};
+use crate::sys::{self, nvshmem_team_t};
+
+impl Team {
+    /// A team of `count` of this team's PEs: ranks `start`, `start + stride`, and so on, in that order. `None` where this PE is not among them.
+    ///
+    /// A negative stride counts down. NVSHMEM's own split takes positive ones alone, so such a team is made by an id, as [`Context::team_of`] does.
+    ///
+    /// ```no_run
+    /// # fn f(world: &peerweave_nvshmem::Team) -> Result<(), peerweave_nvshmem::NvshmemError> {
+    /// let last = world.len() as u32 - 1;
+    /// let reversed = world.split_strided(last, -1, last + 1, Default::default())?.expect("all are in it");
+    /// assert_eq!(reversed.members()[0], world.members()[last as usize]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Collective
+    /// All PEs of this team, with the same arguments.
+    ///
+    /// # Errors
+    /// [`MisuseKind::Value`] for ranks that this team does not have; [`NvshmemError::Nvshmem`] where there are too many teams
+    /// ([`Settings::max_teams`](crate::Settings::max_teams)), unless multicast is on: then each team takes many places, and NVSHMEM ends the process where
+    /// they run out; [`NvshmemError::Disagree`], [`NvshmemError::Timeout`], [`NvshmemError::Bootstrap`].
+    pub fn split_strided(&self, start: u32, stride: i32, count: u32, config: TeamConfig) -> Result<Option<Self>, NvshmemError> {
+        const CALL: &str = "nvshmem_team_split_strided";
+        let _setup = self.comm.setup_turn(CALL)?;
+        let ranks = self.strided(CALL, start, stride, count);
+        let able = ranks.as_ref().map(drop).map_err(Clone::clone);
+        let (_turn, able) = taken(able.and_then(|()| self.settle(CALL)));
+        let mut entered = self.arrive(CALL, &format!("start {start}, stride {stride}, count {count}, {config:?}"), able)?;
+        let (parent, identity) = (self.handle(), self.child(u64::from(start) << 32 | u64::from(stride.cast_unsigned())));
+        let ranks = ranks?;
+        // One member is reached by any stride.
+        let stride = if count == 1 { 1 } else { stride };
+        if self.core.by_id || stride < 0 {
+            return self.part(CALL, &mut entered, ranks, identity, config);
+        }
+        let (code, handle) = entered.block(CALL, move |api, _| {
+            let (raw, mask) = config.to_raw();
+            let config = if mask == 0 { std::ptr::null() } else { &raw const raw };
+            let mut handle = sys::NVSHMEM_TEAM_INVALID;
+            let [start, count] = [start, count].map(|number| number as c_int);
+            // SAFETY: the parent is live [T2], the numbers are inside it, and the pointers are to live values; all of its PEs call.
+            let code = unsafe { api.nvshmem_team_split_strided(parent, start, stride, count, config, mask, &raw mut handle) }?;
+            Ok((code, handle))
+        })?;
+        self.comm.nvshmem.check(CALL, code)?;
+        let member = ranks.contains(&self.rank().get());
+        self.made(CALL, &mut entered, handle, member, identity)
+    }
+
+    /// The ranks of a part of this team, which has them all.
+    fn strided(&self, call: &'static str, start: u32, stride: i32, count: u32) -> Result<Vec<u32>, NvshmemError> {
+        let value = |what, found, expected| Err(NvshmemError::misuse(call, MisuseKind::Value { what, found, expected }));
+        if stride == 0 {
+            return value("the stride", 0, "a number above or below 0");
+        }
+        if count == 0 {
+            return value("the count", 0, "at least 1");
+        }
+        let last = i64::from(start) + i64::from(stride) * i64::from(count - 1);
+        if last < 0 {
+            return value("the last member", last, "at least 0: counted down from the start by the stride");
+        }
+        // The first is beyond the team only where it is counted down.
+        let highest = last.max(start.into());
+        if highest >= self.len() as i64 {
+            let (what, found) = (if highest == last { "the last member" } else { "the start" }, highest as usize);
+            return Err(NvshmemError::misuse(call, MisuseKind::Rank { what, found, ranks: self.len() }));
+        }
+        Ok((0..i64::from(count)).map(|index| (i64::from(start) + index * i64::from(stride)) as u32).collect())
+    }
+
+    /// Teams of the rows and the columns of this team, laid out in rows of `width`: the row and the column that this PE is in.
+    ///
+    /// # Collective
+    /// All PEs of this team, with the same arguments.
+    ///
+    /// # Errors
+    /// As [`split_strided`](Self::split_strided).
+    pub fn split_2d(&self, width: u32, config: TeamConfig) -> Result<(Self, Self), NvshmemError> {
+        const CALL: &str = "nvshmem_team_split_2d";
+        let _setup = self.comm.setup_turn(CALL)?;
+        let able = match width {
+            0 => Err(NvshmemError::misuse(CALL, MisuseKind::Value { what: "the width", found: 0, expected: "at least 1" })),
+            _ => self.settle(CALL),
+        };
+        let (_turn, able) = taken(able);
+        let mut entered = self.arrive(CALL, &format!("width {width}, {config:?}"), able)?;
+        let parent = self.handle();
+        let (row_identity, column_identity) = (self.child(1), self.child(2));
+        if self.core.by_id {
+            let (len, rank) = (self.len() as u32, self.rank().get());
+            let row: Vec<u32> = (rank - rank % width..len).take(width as usize).collect();
+            let column: Vec<u32> = (rank % width..len).step_by(width as usize).collect();
+            let mut part = |ranks: Vec<u32>, identity| {
+                let identity = mix(identity, ranks[0].into());
+                let team = self.part(CALL, &mut entered, ranks, identity, config)?;
+                Ok::<_, NvshmemError>(team.expect("this PE is in its row and its column"))
+            };
+            return Ok((part(row, row_identity)?, part(column, column_identity)?));
+        }
+        let (code, row, column) = entered.block(CALL, move |api, _| {
+            let (raw, mask) = config.to_raw();
+            let config = if mask == 0 { std::ptr::null() } else { &raw const raw };
+            let (mut row, mut column) = (sys::NVSHMEM_TEAM_INVALID, sys::NVSHMEM_TEAM_INVALID);
+            let width = c_int::try_from(width).unwrap_or(c_int::MAX);
+            // SAFETY: the parent is live [T2] and the pointers are to live values; all of its PEs call.
+            let code =
+                unsafe { api.nvshmem_team_split_2d(parent, width, config, mask, &raw mut row, config, mask, &raw mut column) }?;
+            Ok((code, row, column))
+        })?;
+        self.comm.nvshmem.check(CALL, code)?;
+        let mut made = |handle, identity| {
+            let team = self.made(CALL, &mut entered, handle, true, identity)?;
+            Ok::<_, NvshmemError>(team.expect("a member has a team, or an error"))
+        };
+        Ok((made(row, row_identity)?, made(column, column_identity)?))
+    }
+
+    /// A part of a team that was made by an id. NVSHMEM's own split of such teams reads beyond its tables, so the part is made by an id too.
+    fn part(
+        &self,
+        call: &'static str,
+        entered: &mut Entered<'_>,
+        ranks: Vec<u32>,
+        identity: u64,
+        config: TeamConfig,
+    ) -> Result<Option<Self>, NvshmemError> {
+        if !ranks.contains(&self.rank().get()) {
+            return Ok(None);
+        }
+        let members: Vec<Pe> = ranks.iter().map(|rank| self.core.members[*rank as usize]).collect();
+        // All ones stands for no id.
+        let id = TeamId(if identity == u64::MAX { 0 } else { identity });
+        Self::by_id(&self.comm, call, entered, id, &members, config, identity).map(Some)
+    }
+
+    /// Has NVSHMEM make a team of these PEs, this one among them.
+    fn by_id(
+        comm: &Arc<Comm>,
+        call: &'static str,
+        entered: &mut Entered<'_>,
+        id: TeamId,
+        members: &[Pe],
+        config: TeamConfig,
+        identity: u64,
+    ) -> Result<Self, NvshmemError> {
+        let rank = members.iter().position(|pe| *pe == comm.pe).expect("who calls has looked") as c_int;
+        let n_pes = members.len() as c_int;
+        let (code, handle) = entered.block(call, move |api, _| {
+            let (mut raw, mask) = config.to_raw();
+            raw.uniqueid = id.0;
+            let mask = mask | sys::NVSHMEM_TEAM_CONFIG_MASK_UNIQUEID;
+            let mut handle = sys::NVSHMEM_TEAM_INVALID;
+            // SAFETY: the pointers are to live values, and all members call with the same id and their own rank.
+            let code = unsafe { api.nvshmemx_team_init(&raw mut handle, &raw mut raw, mask, n_pes, rank) }?;
+            Ok((code, handle))
+        })?;
+        comm.nvshmem.check(call, code)?;
+        if handle == sys::NVSHMEM_TEAM_INVALID {
+            return Err(comm.nvshmem.failure(call, None, "no team was made".to_owned()));
+        }
+        Self::of_handle(comm, entered, handle, TeamKind::Made, identity, true)
+    }
+
+    /// The team behind a new handle.
+    fn made(
+        &self,
+        call: &'static str,
+        entered: &mut Entered<'_>,
+        handle: nvshmem_team_t,
+        member: bool,
+        identity: u64,
+    ) -> Result<Option<Self>, NvshmemError> {
+        match (handle, member) {
+            (sys::NVSHMEM_TEAM_INVALID, false) => Ok(None),
+            (sys::NVSHMEM_TEAM_INVALID, true) => {
+                let detail = "no team was made: NVSHMEM_MAX_TEAMS may be too small".to_owned();
+                Err(self.comm.nvshmem.failure(call, None, detail))
+            }
+            _ => Self::of_handle(&self.comm, entered, handle, TeamKind::Made, identity, false).map(Some),
+        }
+    }
+
+    /// The number for the next child, the same on every member.
+    fn child(&self, salt: u64) -> u64 {
+        let count = self.comm.count(Counted::Children(self.core.identity));
+        mix(mix(mix(self.core.identity, CHILD), count), salt)
+    }
+}
+
+impl Context {
+    /// A new id for a team that is made without a parent. It reaches the other members by the caller's care.
+    ///
+    /// # Errors
+    /// [`NvshmemError::Nvshmem`], [`NvshmemError::Dead`].
+    pub fn team_id(&self) -> Result<TeamId, NvshmemError> {
+        const CALL: &str = "nvshmemx_team_get_uniqueid";
+        let mut id = 0;
+        // SAFETY: the pointer is to a live number.
+        self.comm.issue_status(CALL, |api, _| unsafe { api.nvshmemx_team_get_uniqueid(&raw mut id) })?;
+        Ok(TeamId(id))
+    }
+
+    /// A team of any PEs in any order, which all have the id.
+    ///
+    /// # Collective
+    /// The members, with the same list. They meet by the id: those that come with other lists get [`NvshmemError::Disagree`].
+    ///
+    /// # Errors
+    /// [`MisuseKind::Value`] for a list that does not have this PE, or one PE twice; [`MisuseKind::Pe`]. As [`Team::split_strided`] otherwise.
+    pub fn team_of(&self, id: TeamId, members: &[Pe], config: TeamConfig) -> Result<Team, NvshmemError> {
+        const CALL: &str = "nvshmemx_team_init";
+        let comm = &self.comm;
+        let checked = self.check_members(CALL, id, members);
+        let own = [comm.pe];
+        // Who has a list that cannot be waits for nobody; the others are to see why.
+        let present = if checked.is_ok() { members } else { &own };
+        // They meet by the id alone, so that those whose lists differ meet too.
+        let identity = mix(mix(SEED, BY_ID), id.0);
+        let _setup = comm.setup_turn(CALL)?;
+        let able = checked.and_then(|()| comm.drain(CALL));
+        let what = format!("members {members:?}, {config:?}");
+        let mut entered = arrive(comm, CALL, Members::Team(present, identity), &what, able)?;
+        Team::by_id(comm, CALL, &mut entered, id, members, config, identity)
+    }
+
+    fn check_members(&self, call: &'static str, id: TeamId, members: &[Pe]) -> Result<(), NvshmemError> {
+        let value =
+            |what, pe: &Pe, expected| NvshmemError::misuse(call, MisuseKind::Value { what, found: pe.get().into(), expected });
+        for (index, pe) in members.iter().enumerate() {
+            self.comm.check_pe(call, "a member", *pe)?;
+            if members[..index].contains(pe) {
+                return Err(value("a member", pe, "each PE once"));
+            }
+        }
+        if !members.contains(&self.comm.pe) {
+            return Err(value("this PE", &self.comm.pe, "one of the members"));
+        }
+        if id.0 == u64::MAX {
+            let kind = MisuseKind::Text { what: "the team's id", why: "all ones stands for no id" };
+            return Err(NvshmemError::misuse(call, kind));
+        }
+        Ok(())
+    }
+}
