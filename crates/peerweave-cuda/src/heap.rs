@@ -11,7 +11,8 @@ use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::{CudaContext, CudaStream, DeviceBuffer as _, Keep, deadline_after, wait};
 use peerweave_nvshmem::SymmetricBuffer;
 use peerweave_types::{Pe, PeerEntry, SymOffset};
-use peerweave_vmm::multicast::{HeapMulticast, MulticastMapping};
+use peerweave_vmm::HeapMulticast;
+use peerweave_vmm::multicast::MulticastMapping;
 use peerweave_vmm::{HeapOptions, SymmetricHeap, SymmetricMemory};
 
 use crate::error::CudaError;

@@ -18,41 +18,22 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod api;
-mod buffer;
-mod capture;
-mod code;
-mod copy;
 pub mod dlpack;
-mod driver;
-mod error;
-mod fences;
-mod free;
-mod join;
-mod keeper;
 pub mod launch;
+mod library;
 mod memory;
-mod private;
-mod reaper;
 mod streams;
-mod switch;
-mod wait;
 
-pub use api::Api;
-pub use buffer::{Access, DeviceBuffer, DeviceBufferMut, Keep, Raw};
-pub use capture::{is_capturing, is_same_capture, keep_in_graph, refuse_capture_begun, relaxed};
-pub use code::CudaCode;
-pub use copy::{check_copy, copy_from_host, copy_to_host};
 pub use cudarc;
 pub use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut};
-pub use driver::{Driver, bind, bind_if_needed, context, local_context, with_context_kept};
-pub use error::{CudaError, DriverError};
-pub use free::free;
-pub use join::join;
-pub use keeper::Keeper;
-pub use memory::{DEADLINE, DeviceMemory};
-pub use private::PrivateStream;
-pub use reaper::{Retired, alloc_when_freed, retire, settle};
-pub use streams::{Streams, is_per_thread, refuse_per_thread};
-pub use switch::{MulticastDisabled, multicast_switch};
-pub use wait::{deadline_after, wait, wait_past_capture, wait_until};
+pub use library::{
+    Api, CudaCode, CudaError, Driver, DriverError, MulticastDisabled, bind, bind_if_needed, context, local_context,
+    multicast_switch, with_context_kept,
+};
+pub use memory::{
+    Access, DEADLINE, DeviceBuffer, DeviceBufferMut, DeviceMemory, Keeper, Raw, check_copy, copy_from_host, copy_to_host,
+};
+pub use streams::{
+    Keep, PrivateStream, Retired, Streams, alloc_when_freed, deadline_after, free, is_capturing, is_per_thread, is_same_capture,
+    join, keep_in_graph, refuse_capture_begun, refuse_per_thread, relaxed, retire, settle, wait, wait_past_capture, wait_until,
+};

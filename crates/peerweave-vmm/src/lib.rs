@@ -1,45 +1,33 @@
 //! GPU memory shared between PEs: CUDA's virtual memory made safe, a symmetric heap over NVLink, multicast objects.
 #![doc = include_str!("../README.md")]
 
-mod access;
 mod agree;
-mod allocator;
-mod buffer;
-mod chunk;
-mod descriptor;
 mod error;
 mod heap;
-mod identity;
-mod ipc;
-mod mapping;
+mod memory;
 pub mod multicast;
-mod pads;
 pub mod peer;
-mod physical;
 pub mod probe;
 mod raw;
-mod reservation;
 mod share;
-mod streams;
-mod symmetric;
-mod view;
 
-pub use access::Rights;
-pub use buffer::{copy, read, write, zero};
-pub use chunk::Way;
-pub use descriptor::Descriptor;
 pub use error::{Misuse, PeerCause, VmmError};
+pub use heap::chunk::Way;
+pub use heap::multicast::HeapMulticast;
+pub use heap::pads::SignalPad;
+pub use heap::symmetric::{PeerMemory, SymmetricMemory};
+pub use heap::view::SymmetricView;
 pub use heap::{Growth, HeapOptions, Leak, LeakReport, Sharing, SymmetricHeap};
-pub use ipc::{IpcHandle, IpcMemory, IpcPeerMemory};
-pub use mapping::{MappedMemory, Mapping};
-pub use pads::SignalPad;
+pub use memory::access::Rights;
+pub use memory::buffer::{copy, read, write, zero};
+pub use memory::descriptor::Descriptor;
+pub use memory::mapping::{MappedMemory, Mapping};
+pub use memory::physical::{Exportable, Granularity, PhysicalMemory};
+pub use memory::reservation::Reservation;
 pub use peer::PeerMatrix;
 pub use peerweave_driver::{MulticastDisabled, multicast_switch};
-pub use physical::{Exportable, Granularity, PhysicalMemory};
-pub use reservation::Reservation;
+pub use share::ipc::{IpcHandle, IpcMemory, IpcPeerMemory};
 pub use share::{FabricHandle, SharedMemory};
-pub use symmetric::{PeerMemory, SymmetricMemory};
-pub use view::SymmetricView;
 
 /// What threads share: checked when the crate is compiled.
 const _: () = {

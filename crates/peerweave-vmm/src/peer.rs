@@ -8,12 +8,12 @@ use std::time::Instant;
 use peerweave_driver::cudarc::driver::sys::{CUdevice, CUdevice_P2PAttribute};
 use peerweave_driver::{CudaCode, CudaContext, Driver, PrivateStream};
 
-use crate::access::Rights;
 use crate::error::VmmError;
-use crate::mapping::{MappedMemory, Mapping};
-use crate::physical::{Exportable, Granularity, PhysicalMemory};
+use crate::memory::access::Rights;
+use crate::memory::mapping::{MappedMemory, Mapping};
+use crate::memory::physical::{Exportable, Granularity, PhysicalMemory};
+use crate::memory::reservation::Reservation;
 use crate::raw::{self, Attribute};
-use crate::reservation::Reservation;
 
 /// What a device offers for shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,14 +169,14 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
     // Each device's own part is not yet the way between them.
     crate::write(&near_stream, &mut source, &put, deadline)?;
     crate::copy(&near_stream, &mut reached, &source)?;
-    judged(crate::streams::wait_for(&near_stream, "a write to the peer", Instant::now(), deadline))?;
+    judged(crate::memory::streams::wait_for(&near_stream, "a write to the peer", Instant::now(), deadline))?;
     let found = crate::read(&far_stream, &there, deadline)?;
     compare(found, &put, "written")?;
 
     let get = pattern(!put[0], source.len());
     crate::write(&far_stream, &mut there, &get, deadline)?;
     crate::copy(&near_stream, &mut source, &reached)?;
-    judged(crate::streams::wait_for(&near_stream, "a read from the peer", Instant::now(), deadline))?;
+    judged(crate::memory::streams::wait_for(&near_stream, "a read from the peer", Instant::now(), deadline))?;
     let found = crate::read(&near_stream, &source, deadline)?;
     compare(found, &get, "read")
 }

@@ -12,12 +12,12 @@ use peerweave_types::Dim3;
 use super::api::{LaunchApi, RawAttribute, RawConfig, api, done};
 use super::arguments::Arguments;
 use super::config::LaunchConfig;
-use super::error::LaunchError;
 use super::module::{Loaded, Module};
 use crate::cudarc::driver::CudaStream;
 use crate::cudarc::driver::sys::CUdevice_attribute as Attribute;
 use crate::cudarc::driver::sys::CUfunction;
-use crate::driver::bind;
+use crate::library::bind;
+use crate::library::launch_error::LaunchError;
 use crate::{CudaCode, Driver, DriverError, Keep, is_capturing, keep_in_graph, refuse_capture_begun, refuse_per_thread};
 
 /// Shared memory that every block may have without being allowed more, in bytes.

@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::api::{api, done};
 use crate::cudarc::driver::CudaContext;
 use crate::cudarc::driver::sys::CUdeviceptr;
-use crate::driver::bind;
-use crate::{CudaStream, DriverError, Keep, Streams, reaper, relaxed};
+use crate::library::bind;
+use crate::streams::reaper;
+use crate::{CudaStream, DriverError, Keep, Streams, relaxed};
 
 /// `len` words of 32 bits in pinned memory, zero at first, which the host and kernels of one device read and write. Clones are handles of the same words.
 #[derive(Clone)]

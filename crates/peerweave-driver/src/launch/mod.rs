@@ -6,14 +6,13 @@
 mod api;
 mod arguments;
 mod config;
-mod error;
 mod kernel;
 mod mapped;
 mod module;
 
+pub use crate::library::launch_error::LaunchError;
 pub use arguments::Arguments;
 pub use config::LaunchConfig;
-pub use error::LaunchError;
 pub use kernel::{LoadedKernel, Parameter};
 pub use mapped::MappedWords;
 pub use module::{Image, Module};

@@ -7,12 +7,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::api::{api, done};
-use super::error::LaunchError;
 use super::kernel::LoadedKernel;
 use crate::cudarc::driver::CudaContext;
 use crate::cudarc::driver::sys::{CUdeviceptr, CUfunction, CUmodule};
-use crate::driver::bind;
-use crate::{CudaCode, CudaError, DriverError, Keep, Streams, reaper, relaxed};
+use crate::library::bind;
+use crate::library::launch_error::LaunchError;
+use crate::streams::reaper;
+use crate::{CudaCode, CudaError, DriverError, Keep, Streams, relaxed};
 
 /// Code for the device.
 #[derive(Clone, Copy)]

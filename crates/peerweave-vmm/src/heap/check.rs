@@ -9,9 +9,9 @@ use peerweave_types::Pe;
 use super::{State, SymmetricHeap};
 use crate::agree::agree;
 use crate::error::VmmError;
+use crate::heap::symmetric::SymmetricMemory;
+use crate::memory::streams::wait_for;
 use crate::peer::pattern_word;
-use crate::streams::wait_for;
-use crate::symmetric::SymmetricMemory;
 use crate::{copy, read, write};
 
 /// Words that each PE writes to each.

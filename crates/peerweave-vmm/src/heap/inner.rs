@@ -14,17 +14,18 @@ use peerweave_types::Pe;
 
 use super::{Growth, HeapOptions, Leak, Sharing};
 use crate::agree::{Disagreement, Reader, agree};
-use crate::allocator::{History, Ranges};
-use crate::chunk::{Chunk, Layout, Made, Way, fabric_works};
-use crate::descriptor;
 use crate::error::{Misuse, VmmError};
-use crate::identity::{self, ProcessId};
-use crate::ipc::{Closing, IpcMemory};
+use crate::heap::allocator::Ranges;
+use crate::heap::chunk::{Chunk, Layout, Made, Way, fabric_works};
+use crate::memory::descriptor;
+use crate::memory::physical::{Exportable, Granularity};
+use crate::memory::reservation::Reservation;
+use crate::memory::streams::wait_for;
 use crate::multicast::{self, MulticastProperties};
-use crate::physical::{Exportable, Granularity};
 use crate::raw::{self, Attribute};
-use crate::reservation::Reservation;
-use crate::streams::wait_for;
+use crate::share::history::History;
+use crate::share::identity::{self, ProcessId};
+use crate::share::ipc::{Closing, IpcMemory};
 
 /// What handles of memory keep.
 pub(crate) struct HeapInner {

@@ -12,12 +12,12 @@ use peerweave_driver::{CudaContext, Keep, multicast_switch, retire};
 
 use super::aligned;
 use super::object::{Object, Team};
-use crate::buffer::wrong_value;
 use crate::error::{Misuse, VmmError};
-use crate::mapping::Mapping;
-use crate::physical::PhysicalMemory;
+use crate::memory::buffer::wrong_value;
+use crate::memory::mapping::Mapping;
+use crate::memory::physical::PhysicalMemory;
+use crate::memory::reservation::range_of;
 use crate::raw;
-use crate::reservation::range_of;
 
 /// Memory of one device behind a part of a multicast object. Dropping it unbinds.
 #[must_use = "dropping it unbinds the memory"]

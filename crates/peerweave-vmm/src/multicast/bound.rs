@@ -16,12 +16,12 @@ use super::aligned;
 use super::binding::Binding;
 use super::collective::{check_objects, statement};
 use super::object::{Object, Team};
-use crate::access::Rights;
 use crate::agree::{Disagreement, agree};
-use crate::buffer::wrong_value;
 use crate::error::VmmError;
-use crate::mapping::{Mapping, Source};
-use crate::reservation::{Reservation, range_of};
+use crate::memory::access::Rights;
+use crate::memory::buffer::wrong_value;
+use crate::memory::mapping::{Mapping, Source};
+use crate::memory::reservation::{Reservation, range_of};
 
 /// A multicast object with memory of every device behind it. Clones are handles of the same.
 ///
@@ -74,7 +74,7 @@ impl Team {
     }
 
     /// The same, with what a failure means for the other PEs.
-    pub(super) fn agree_on_bound(
+    pub(crate) fn agree_on_bound(
         self,
         rendezvous: &Rendezvous,
         label: &str,
@@ -169,7 +169,7 @@ impl Bound {
     }
 
     /// As [`map`](Self::map), with the streams that unmapping must wait for.
-    pub(super) fn map_for(
+    pub(crate) fn map_for(
         &self,
         addresses: &Reservation,
         offset: usize,
@@ -182,7 +182,7 @@ impl Bound {
         let object = &self.inner.object;
         range_of(call, 0, bytes, object.properties.bytes)?;
         aligned(call, "bytes", bytes, object.granularity().minimum)?;
-        let source = Source::Multicast(Arc::clone(&self.inner));
+        let source = Source::Multicast { handle: self.inner.handle(), _keep: Arc::<Inner>::clone(&self.inner) };
         let mapping = addresses.map_source(call, offset, source, bytes, streams)?;
         mapping.allow(devices, Rights::ReadWrite)?;
         Ok(MulticastMapping { mapping })

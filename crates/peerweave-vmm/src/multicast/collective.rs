@@ -11,10 +11,10 @@ use peerweave_types::Pe;
 use super::object::{Building, MulticastId, SharedMulticast, Team};
 use super::{MulticastProperties, check_device};
 use crate::agree::{Disagreement, Reader, agree, unreadable};
-use crate::buffer::wrong_value;
-use crate::descriptor::{self, Descriptor};
 use crate::error::{Misuse, VmmError};
-use crate::physical::Exportable;
+use crate::memory::buffer::wrong_value;
+use crate::memory::descriptor::{self, Descriptor};
+use crate::memory::physical::Exportable;
 use crate::raw;
 
 const CALL: &str = "multicast::collective";
@@ -40,7 +40,7 @@ pub fn collective(
 }
 
 /// The same, with what a failure means for the other PEs.
-pub(super) fn put_together(
+pub(crate) fn put_together(
     rendezvous: &Rendezvous,
     context: &Arc<CudaContext>,
     members: &[Pe],

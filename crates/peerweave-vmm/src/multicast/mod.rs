@@ -59,23 +59,20 @@ use peerweave_driver::cudarc::driver::sys::{CUmulticastGranularity_flags, CUmult
 use peerweave_driver::{Driver, DriverError};
 use peerweave_dylib::Version;
 
-use crate::buffer::wrong_value;
 use crate::error::{Misuse, VmmError};
-use crate::physical::Exportable;
+use crate::memory::buffer::wrong_value;
+use crate::memory::physical::Exportable;
 use crate::raw::{self, Attribute, MulticastDescription};
 
 mod binding;
-mod bound;
-mod collective;
-mod heap;
+pub(crate) mod bound;
+pub(crate) mod collective;
 mod object;
 mod view;
 
 pub use binding::Binding;
-pub(crate) use bound::Inner as BoundInner;
 pub use bound::{Bound, MulticastMapping};
 pub use collective::collective;
-pub use heap::HeapMulticast;
 pub use object::{Building, MulticastId, SharedMulticast, Team};
 pub use peerweave_driver::{MulticastDisabled, multicast_switch};
 pub use view::MulticastView;

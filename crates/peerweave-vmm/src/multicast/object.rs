@@ -15,12 +15,12 @@ use peerweave_types::Pe;
 
 use super::{MulticastGranularity, MulticastProperties, aligned, check_device, too_old};
 use crate::agree::agree;
-use crate::buffer::wrong_value;
-use crate::descriptor::Descriptor;
 use crate::error::{Misuse, VmmError};
-use crate::identity;
+use crate::memory::buffer::wrong_value;
+use crate::memory::descriptor::Descriptor;
+use crate::memory::reservation::range_of;
 use crate::raw;
-use crate::reservation::range_of;
+use crate::share::identity;
 use crate::share::{FabricHandle, check_way, export_fabric, export_file_descriptor, import_fabric, import_file_descriptor};
 
 /// The driver's handle of a multicast object.

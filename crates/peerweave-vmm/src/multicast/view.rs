@@ -9,10 +9,9 @@ use std::ops::Range;
 
 use peerweave_types::Element;
 
-use super::{HeapMulticast, MulticastMapping};
-use crate::SymmetricMemory;
+use super::MulticastMapping;
 use crate::error::VmmError;
-use crate::mapping::elements_of;
+use crate::memory::mapping::elements_of;
 
 /// `len` elements at a multicast address. A store of a kernel there (`multimem.st`, or a plain one) reaches every device of the team, and a load that
 /// reduces (`multimem.ld_reduce`) reads them all; another load, and a copy, mean nothing.
@@ -26,7 +25,7 @@ pub struct MulticastView<T> {
 }
 
 impl<T> MulticastView<T> {
-    fn new(address: u64, len: usize) -> Self {
+    pub(crate) fn new(address: u64, len: usize) -> Self {
         Self { address, len: len as u64, _elements: PhantomData }
     }
 
@@ -64,16 +63,6 @@ impl MulticastMapping {
     /// The mapping as whole elements, for kernels.
     pub fn view<T: Element>(&self) -> MulticastView<T> {
         MulticastView::new(self.address(), self.bytes() / size_of::<T>())
-    }
-}
-
-impl HeapMulticast {
-    /// The elements of some memory of the heap on all PEs at once, for kernels.
-    ///
-    /// # Errors
-    /// As [`view`](Self::view).
-    pub fn elements<T: Element>(&self, memory: &SymmetricMemory<T>) -> Result<MulticastView<T>, VmmError> {
-        Ok(MulticastView::new(self.view(memory)?.multicast, memory.len()))
     }
 }
 

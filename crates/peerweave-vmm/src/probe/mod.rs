@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use peerweave_driver::{CudaContext, DeviceBuffer, PrivateStream};
 
-use crate::access::Rights;
-use crate::buffer::wrong_value;
-use crate::chunk::PEER_REFUSED;
 use crate::error::VmmError;
-use crate::mapping::{MappedMemory, Mapping};
+use crate::heap::chunk::PEER_REFUSED;
+use crate::memory::access::Rights;
+use crate::memory::buffer::wrong_value;
+use crate::memory::mapping::{MappedMemory, Mapping};
+use crate::memory::physical::{Exportable, Granularity, PhysicalMemory};
+use crate::memory::reservation::Reservation;
+use crate::memory::streams::wait_for;
 use crate::peer::pattern_word;
-use crate::physical::{Exportable, Granularity, PhysicalMemory};
-use crate::reservation::Reservation;
-use crate::streams::wait_for;
 
 mod kernels;
 mod mark;

@@ -4,7 +4,7 @@
 
 use crate::cudarc::driver::CudaStream;
 use crate::cudarc::driver::sys::CUevent;
-use crate::driver::bind;
+use crate::library::bind;
 use crate::{CudaError, Driver, DriverError};
 
 /// Makes `waiter` wait, on the device, for all that `other` has to do now. The calling thread does not

@@ -77,29 +77,6 @@ impl Ranges {
     }
 }
 
-/// A number that stands for a sequence of calls: FNV-1a over what each did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct History(u64);
-
-impl Default for History {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl History {
-    /// The history with one more thing in it.
-    pub(crate) fn with(self, words: &[u64]) -> Self {
-        let bytes = words.iter().flat_map(|word| word.to_le_bytes());
-        Self(bytes.fold(self.0, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)))
-    }
-
-    /// Its number.
-    pub(crate) fn get(self) -> u64 {
-        self.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -181,13 +158,6 @@ mod tests {
             }
             live.into_iter().for_each(|at| { one.give_back(at); });
             prop_assert_eq!(one.take(1 << 18, 1), Some(0));
-        }
-
-        #[test]
-        fn histories_of_different_calls_differ(a in proptest::collection::vec(any::<u64>(), 1..8), b in any::<u64>()) {
-            let history = History::default().with(&a);
-            prop_assert_ne!(history.with(&[b]), history);
-            prop_assert_eq!(history, History::default().with(&a));
         }
     }
 }

@@ -8,15 +8,15 @@ use std::sync::{Arc, Weak};
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
 use peerweave_types::{Element, SymOffset};
 
-use super::bound::MulticastMapping;
-use super::collective::put_together;
 use crate::agree::{Disagreement, agree};
 use crate::error::{Misuse, VmmError};
 use crate::heap::HeapInner;
-use crate::physical::PhysicalMemory;
-use crate::reservation::Reservation;
-use crate::symmetric::SymmetricMemory;
-use crate::view::SymmetricView;
+use crate::heap::symmetric::SymmetricMemory;
+use crate::heap::view::SymmetricView;
+use crate::memory::physical::PhysicalMemory;
+use crate::memory::reservation::Reservation;
+use crate::multicast::collective::put_together;
+use crate::multicast::{MulticastMapping, MulticastView};
 use crate::{SymmetricHeap, multicast_switch};
 
 /// A heap's segments at multicast addresses. Covers what the heap had when it was made.
@@ -143,6 +143,14 @@ impl HeapMulticast {
         let view = memory.view()?;
         let multicast = self.range("HeapMulticast::view", memory.offset(), view.bytes)?;
         Ok(view.with_multicast(multicast))
+    }
+
+    /// The elements of some memory of the heap on all PEs at once, for kernels.
+    ///
+    /// # Errors
+    /// As [`view`](Self::view).
+    pub fn elements<T: Element>(&self, memory: &SymmetricMemory<T>) -> Result<MulticastView<T>, VmmError> {
+        Ok(MulticastView::new(self.view(memory)?.multicast, memory.len()))
     }
 
     /// The mappings, chunk by chunk: to note the streams that use them, by [`MulticastMapping::access`]. What is freed of the heap waits for all of

@@ -14,13 +14,12 @@ use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUmemGenericAllocationH
 use peerweave_driver::{Access, CudaContext, CudaStream, Keep, Streams, retire};
 use peerweave_types::Element;
 
-use crate::access::Rights;
-use crate::buffer::buffers;
 use crate::error::{Misuse, VmmError};
-use crate::multicast::BoundInner;
-use crate::physical::PhysicalMemory;
+use crate::memory::access::Rights;
+use crate::memory::buffer::buffers;
+use crate::memory::physical::PhysicalMemory;
+use crate::memory::reservation::Place;
 use crate::raw::{self, AccessDescription, Location};
-use crate::reservation::Place;
 
 /// Memory that is mapped at addresses. Clones are handles of the same mapping.
 ///
@@ -35,14 +34,18 @@ pub struct Mapping {
 /// What is mapped.
 pub(crate) enum Source {
     Physical(PhysicalMemory),
-    Multicast(Arc<BoundInner>),
+    /// A multicast object, by its handle and what keeps it.
+    Multicast {
+        handle: CUmemGenericAllocationHandle,
+        _keep: Keep,
+    },
 }
 
 impl Source {
     pub(crate) fn handle(&self) -> CUmemGenericAllocationHandle {
         match self {
             Self::Physical(memory) => memory.handle(),
-            Self::Multicast(bound) => bound.handle(),
+            Self::Multicast { handle, .. } => *handle,
         }
     }
 }
@@ -155,7 +158,7 @@ impl Mapping {
     pub fn physical(&self) -> Option<&PhysicalMemory> {
         match &self.inner.parts.as_ref()?.0 {
             Source::Physical(memory) => Some(memory),
-            Source::Multicast(_) => None,
+            Source::Multicast { .. } => None,
         }
     }
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use crate::cudarc::driver::CudaContext;
 use crate::cudarc::driver::sys::{CUdeviceptr, CUstream};
-use crate::driver::bind;
-use crate::reaper::is_over;
+use crate::library::bind;
+use crate::streams::reaper::is_over;
 use crate::{Api, CudaCode, CudaError, Driver, DriverError, relaxed};
 
 thread_local! {

@@ -9,11 +9,12 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use super::{Keep, reaper};
 use crate::cudarc::driver::CudaStream;
 use crate::cudarc::driver::sys::{CUgraph, CUuserObject};
-use crate::driver::bind;
+use crate::library::bind;
 use crate::streams::is_of_every_context;
-use crate::{CudaCode, CudaError, Driver, DriverError, Keep, reaper};
+use crate::{CudaCode, CudaError, Driver, DriverError};
 
 /// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, the only flag that exists and it must be given.
 const NO_DESTRUCTOR_SYNC: u32 = 1;

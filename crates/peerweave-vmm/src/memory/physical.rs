@@ -9,8 +9,8 @@ use std::sync::Arc;
 use peerweave_driver::cudarc::driver::sys::{CUmemAllocationGranularity_flags, CUmemGenericAllocationHandle};
 use peerweave_driver::{CudaCode, CudaContext, Driver, alloc_when_freed, retire};
 
-use crate::descriptor;
 use crate::error::{Misuse, VmmError};
+use crate::memory::descriptor;
 use crate::raw::{self, AllocationProperties, Attribute};
 
 /// By which ways physical memory may leave its process.

@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicPtr, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
+use super::{fences, private, relaxed, wait};
+use crate::DriverError;
 use crate::cudarc::driver::CudaStream;
-use crate::driver::with_context_kept;
-use crate::{DriverError, fences, private, relaxed, wait};
+use crate::library::with_context_kept;
 
 /// The handles that every context has: the default stream as null and as 1, and 2 for the stream of whichever thread asks.
 const LAST_OF_EVERY_CONTEXT: usize = 2;

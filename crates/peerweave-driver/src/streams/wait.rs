@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::capture::cannot_be_asked;
 use crate::cudarc::driver::CudaStream;
-use crate::driver::bind;
+use crate::library::bind;
+use crate::streams::capture::cannot_be_asked;
 use crate::{CudaCode, CudaError, Driver, DriverError, is_capturing, relaxed};
 
 /// The moment that is so long from now; one that is as good as never, where the clock cannot tell it. Adding to an `Instant` would panic.

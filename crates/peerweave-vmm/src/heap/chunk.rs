@@ -9,15 +9,15 @@ use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
 use peerweave_driver::{CudaCode, CudaContext, Streams};
 use peerweave_types::Pe;
 
-use crate::access::Rights;
 use crate::agree::{Reader, unreadable};
-use crate::descriptor::{self, Descriptor};
-use crate::identity::{self, Entry, ProcessId};
-use crate::ipc::{Closing, IpcHandle, IpcMemory, IpcPeerMemory};
-use crate::mapping::{Mapping, Source};
-use crate::physical::{self, Exportable, PhysicalMemory};
+use crate::memory::access::Rights;
+use crate::memory::descriptor::{self, Descriptor};
+use crate::memory::mapping::{Mapping, Source};
+use crate::memory::physical::{self, Exportable, PhysicalMemory};
+use crate::memory::reservation::Reservation;
 use crate::raw;
-use crate::reservation::Reservation;
+use crate::share::identity::{self, Entry, ProcessId};
+use crate::share::ipc::{Closing, IpcHandle, IpcMemory, IpcPeerMemory};
 use crate::share::{FabricHandle, SharedMemory};
 use crate::{PeerCause, VmmError};
 

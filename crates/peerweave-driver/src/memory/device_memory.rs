@@ -15,10 +15,11 @@ use peerweave_types::Element;
 
 use crate::cudarc::driver::sys::CUdeviceptr;
 use crate::cudarc::driver::{CudaContext, CudaStream};
-use crate::driver::bind;
+use crate::library::bind;
+use crate::streams::reaper;
 use crate::{
     Access, CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, Keep, Retired, Streams, alloc_when_freed,
-    copy_from_host, copy_to_host, deadline_after, free, is_capturing, reaper, refuse_capture_begun, refuse_per_thread, relaxed,
+    copy_from_host, copy_to_host, deadline_after, free, is_capturing, refuse_capture_begun, refuse_per_thread, relaxed,
 };
 
 /// The longest wait for a stream that has a copy to or from the host.

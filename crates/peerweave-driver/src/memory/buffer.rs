@@ -3,23 +3,19 @@
 //! Neither allocates nor copies. Invariant: an [`Access`] lives until the work that uses its address is enqueued; from then on the buffer's
 //! owner keeps the memory until the stream has passed that work.
 
-use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::capture::cannot_be_asked;
 use crate::cudarc::driver::sys::CUdeviceptr;
 use crate::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
-use crate::driver::{is_current, with_context_kept};
-use crate::private::is_private;
+use crate::library::{is_current, with_context_kept};
+use crate::streams::capture::cannot_be_asked;
 use crate::streams::is_of_every_context;
-use crate::wait::wait_past_capture;
-use crate::{DEADLINE, DriverError, Keeper, deadline_after, join, wait, wait_until};
-
-/// Something that keeps memory alive while it lives.
-pub type Keep = Arc<dyn Any + Send + Sync>;
+use crate::streams::private::is_private;
+use crate::streams::wait::wait_past_capture;
+use crate::{DEADLINE, DriverError, Keep, Keeper, deadline_after, join, wait, wait_until};
 
 /// The address of a buffer, for work that is about to be enqueued on the stream that it was asked for.
 ///

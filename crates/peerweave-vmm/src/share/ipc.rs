@@ -12,7 +12,7 @@ use peerweave_driver::cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
 use peerweave_driver::{Access, CudaContext, CudaStream, Keep, Streams, alloc_when_freed, relaxed, retire};
 
 use crate::VmmError;
-use crate::buffer::wrong_value;
+use crate::memory::buffer::wrong_value;
 use crate::raw;
 
 /// An allocation on its way to another process by legacy IPC.

@@ -20,17 +20,23 @@ use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
 use peerweave_types::{Element, HeapGeometry, Pe};
 
 use crate::agree::{Disagreement, agree, unreadable};
-use crate::buffer::{bytes_of, wrong_value};
-use crate::chunk::{Chunk, Way};
 use crate::error::{Misuse, VmmError};
-use crate::pads::SignalPad;
-use crate::physical::PhysicalMemory;
-use crate::reservation::Reservation;
-use crate::streams::wait_for_all;
-use crate::symmetric::{Block, SymmetricMemory};
+use crate::heap::chunk::{Chunk, Way};
+use crate::heap::pads::SignalPad;
+use crate::heap::symmetric::{Block, SymmetricMemory};
+use crate::memory::buffer::{bytes_of, wrong_value};
+use crate::memory::physical::PhysicalMemory;
+use crate::memory::reservation::Reservation;
+use crate::memory::streams::wait_for_all;
 
+pub(crate) mod allocator;
 mod check;
+pub(crate) mod chunk;
 mod inner;
+pub(crate) mod multicast;
+pub(crate) mod pads;
+pub(crate) mod symmetric;
+pub(crate) mod view;
 
 pub(crate) use inner::HeapInner;
 use inner::{Around, State};

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cudarc::driver::sys::CUstream;
 use crate::cudarc::driver::{CudaContext, CudaStream};
-use crate::driver::bind;
+use crate::library::bind;
 use crate::{CudaError, Driver, DriverError, relaxed};
 
 /// A stream of one's own, in no order with any other, the default stream included.

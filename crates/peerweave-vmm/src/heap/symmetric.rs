@@ -12,11 +12,11 @@ use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
 use peerweave_driver::{CudaStream, Keep, Streams};
 use peerweave_types::{Element, Pe, SymOffset};
 
-use crate::buffer::buffers;
 use crate::error::VmmError;
 use crate::heap::HeapInner;
-use crate::mapping::elements_of;
-use crate::view::SymmetricView;
+use crate::heap::view::SymmetricView;
+use crate::memory::buffer::buffers;
+use crate::memory::mapping::elements_of;
 
 /// A range of the heap that was allocated.
 pub(crate) struct Block {

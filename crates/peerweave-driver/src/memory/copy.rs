@@ -10,7 +10,7 @@ use std::time::Instant;
 use peerweave_types::Element;
 
 use crate::cudarc::driver::CudaStream;
-use crate::driver::bind;
+use crate::library::bind;
 use crate::{
     CudaError, DeviceBuffer, DeviceBufferMut, Driver, DriverError, is_capturing, refuse_capture_begun, refuse_per_thread, wait,
 };

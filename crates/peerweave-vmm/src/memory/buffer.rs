@@ -10,8 +10,8 @@ use peerweave_driver::{
 };
 use peerweave_types::Element;
 
+use crate::memory::streams::timed_out;
 use crate::raw;
-use crate::streams::timed_out;
 use crate::{Misuse, VmmError};
 
 /// Makes a type with `address`, `len`, `device_of`, `note` and `keep_alive` a device buffer.

@@ -39,7 +39,7 @@ pub(crate) fn machine() -> u64 {
     let network = std::fs::read_link("/proc/self/ns/net").map(|link| link.to_string_lossy().into_owned()).unwrap_or_default();
     let text = format!("{}\n{}\n{network}", boot.trim(), if boot.is_empty() { host.trim() } else { "" });
     let words: Vec<u64> = text.bytes().map(u64::from).collect();
-    crate::allocator::History::default().with(&words).get()
+    super::history::History::default().with(&words).get()
 }
 
 /// A value for the other PEs of this process.

@@ -25,7 +25,7 @@ impl CudaError {
     /// The error of `call`. Asks the driver for its name and description.
     #[cold]
     pub fn new(call: &'static str, code: CudaCode) -> Self {
-        let (name, text) = crate::driver::describe(code);
+        let (name, text) = crate::library::describe(code);
         Self { call, code: code.0, name, text }
     }
 
@@ -77,7 +77,7 @@ pub enum DriverError {
     Cuda(#[from] CudaError),
     /// A module was not loaded, or a kernel not launched.
     #[error(transparent)]
-    Launch(#[from] crate::launch::LaunchError),
+    Launch(#[from] super::launch_error::LaunchError),
     /// There is no such device.
     #[error("{call}: device {ordinal} does not exist, there are {count}")]
     NoSuchDevice {

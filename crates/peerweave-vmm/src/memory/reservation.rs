@@ -12,8 +12,8 @@ use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
 use peerweave_driver::{CudaContext, Streams, retire, wait_until};
 
 use crate::error::{Misuse, VmmError};
-use crate::mapping::{Mapping, Source};
-use crate::physical::{PhysicalMemory, check_supported};
+use crate::memory::mapping::{Mapping, Source};
+use crate::memory::physical::{PhysicalMemory, check_supported};
 use crate::raw;
 
 /// A range of addresses of this process, the same for all its devices. Clones are handles of the same range.

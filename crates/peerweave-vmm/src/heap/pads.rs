@@ -5,9 +5,9 @@
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
 use peerweave_types::{KernelContext, Pe, SignalWord, SymOffset};
 
-use crate::buffer::wrong_value;
 use crate::error::{Misuse, VmmError};
-use crate::symmetric::{PeerMemory, SymmetricMemory};
+use crate::heap::symmetric::{PeerMemory, SymmetricMemory};
+use crate::memory::buffer::wrong_value;
 
 /// `len` signals at the same offset of every PE's segment, zero at first.
 #[derive(Debug)]

@@ -3,16 +3,20 @@
 //! How the handles travel is the caller's, or the heap's, which uses the rendezvous. Multicast objects have calls of their own, behind the switch.
 //! Invariant: what is imported as memory was exported as memory, of the length that it says.
 
+pub(crate) mod history;
+pub(crate) mod identity;
+pub(crate) mod ipc;
+
 use std::fmt;
 use std::sync::Arc;
 
 use peerweave_driver::CudaContext;
 use peerweave_driver::cudarc::driver::sys::{CUmemAllocationHandleType, CUmemGenericAllocationHandle};
 
-use crate::buffer::wrong_value;
-use crate::descriptor::{self, Descriptor};
 use crate::error::VmmError;
-use crate::physical::{Exportable, PhysicalMemory, check_supported};
+use crate::memory::buffer::wrong_value;
+use crate::memory::descriptor::{self, Descriptor};
+use crate::memory::physical::{Exportable, PhysicalMemory, check_supported};
 use crate::raw;
 
 /// A fabric handle: 64 bytes that mean the same memory on every machine of an NVLink domain.

@@ -57,7 +57,7 @@ impl From<CUresult> for CudaCode {
 /// The driver's name of the code, and the number where it has none.
 impl fmt::Display for CudaCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::driver::describe(*self).0)
+        f.write_str(&crate::library::describe(*self).0)
     }
 }
 

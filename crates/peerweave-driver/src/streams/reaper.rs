@@ -14,11 +14,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::capture::{cannot_be_asked, relax_this_thread};
+use super::{Keep, free, private, refuse_per_thread, wait_until};
 use crate::cudarc::driver::sys::CUevent;
 use crate::cudarc::driver::{CudaContext, CudaStream};
-use crate::driver::{bind, with_context_kept};
-use crate::{Api, CudaCode, CudaError, Driver, DriverError, Keep, free, private, refuse_per_thread, wait_until};
+use crate::library::{bind, with_context_kept};
+use crate::streams::capture::{cannot_be_asked, relax_this_thread};
+use crate::{Api, CudaCode, CudaError, Driver, DriverError};
 
 /// What is freed by the reaper: something that may call the driver, with the context of its device current.
 pub type Retired = Box<dyn FnOnce() + Send>;

@@ -1,0 +1,33 @@
+//! Streams: which ones use some memory, waiting for them, capturing them, and doing something once they have passed.
+//!
+//! ```text
+//!  list      the streams that some memory was handed to            fences
+//!  wait      waiting with a deadline        join   one stream waits for another
+//!  capture   streams that are captured, and what their graph keeps
+//!  private   streams of a library's own
+//!  reaper    frees what streams have finished with                 free
+//! ```
+
+use std::any::Any;
+use std::sync::Arc;
+
+pub(crate) mod capture;
+mod fences;
+mod free;
+mod join;
+mod list;
+pub(crate) mod private;
+pub(crate) mod reaper;
+pub(crate) mod wait;
+
+pub use capture::{is_capturing, is_same_capture, keep_in_graph, refuse_capture_begun, relaxed};
+pub use free::free;
+pub use join::join;
+pub(crate) use list::is_of_every_context;
+pub use list::{Streams, is_per_thread, refuse_per_thread};
+pub use private::PrivateStream;
+pub use reaper::{Retired, alloc_when_freed, retire, settle};
+pub use wait::{deadline_after, wait, wait_past_capture, wait_until};
+
+/// Something that keeps memory alive while it lives.
+pub type Keep = Arc<dyn Any + Send + Sync>;

@@ -1,0 +1,9 @@
+//! Virtual memory of this process's devices: physical memory, addresses, and what is mapped where.
+
+pub(crate) mod access;
+pub(crate) mod buffer;
+pub(crate) mod descriptor;
+pub(crate) mod mapping;
+pub(crate) mod physical;
+pub(crate) mod reservation;
+pub(crate) mod streams;
