@@ -8,6 +8,7 @@ mod abi;
 mod facts;
 mod layers;
 mod ptx;
+mod rooms;
 mod safety;
 mod tree;
 mod words;
@@ -28,7 +29,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Check {
-    /// Dependencies point down only, and the crates that must not know each other do not
+    /// Dependencies point down only, among crates and among the rooms inside of a crate; crates that must not know each other do not
     Layers,
     /// Every unsafe block and unsafe impl has a SAFETY argument, every unsafe fn a contract; counts them by crate
     Unsafe,
@@ -109,7 +110,9 @@ fn run(check: &Check) -> Result<Findings, Unable> {
     match check {
         Check::Layers => {
             let workspace = layers::Workspace::read(&metadata, |path| tree::read(path.as_std_path()))?;
-            Ok(Findings { summary: workspace.picture(), faults: display(&workspace.faults(&layers::RULES)) })
+            let (drawn, rooms) = rooms::check(&members(&metadata), &tree::tracked(root)?, rooms::UNDRAWN);
+            let faults = [display(&workspace.faults(&layers::RULES)), display(&rooms)].concat();
+            Ok(Findings { summary: workspace.picture() + &drawn, faults })
         }
         Check::Unsafe => {
             let mut report = safety::Report::default();
@@ -142,6 +145,15 @@ fn run(check: &Check) -> Result<Findings, Unable> {
 /// The workspace with every feature on, so that no optional dependency hides.
 fn metadata() -> Result<Metadata, cargo_metadata::Error> {
     MetadataCommand::new().features(CargoOpt::AllFeatures).exec()
+}
+
+/// The directories of the members, from the root of the workspace.
+fn members(metadata: &Metadata) -> Vec<String> {
+    let directory = |package: &&cargo_metadata::Package| {
+        let directory = package.manifest_path.parent()?.strip_prefix(&metadata.workspace_root).ok()?;
+        Some(directory.to_string())
+    };
+    metadata.workspace_packages().iter().filter_map(directory).collect()
 }
 
 /// The member in whose directory `path` lies; the directory itself for files that belong to none.
