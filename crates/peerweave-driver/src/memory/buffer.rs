@@ -439,7 +439,7 @@ mod tests {
         use std::os::unix::process::ExitStatusExt;
 
         use crate::cudarc::driver::sys::{CUstream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED};
-        const NAME: &str = "buffer::tests::access_that_cannot_be_ordered_aborts_the_process";
+        const NAME: &str = "memory::buffer::tests::access_that_cannot_be_ordered_aborts_the_process";
         if peerweave_fakes::child().is_none() {
             let output = peerweave_fakes::Fakes::new().cuda().run_child(NAME);
             assert_eq!(output.status.signal(), Some(6 /* SIGABRT */), "{output}");
