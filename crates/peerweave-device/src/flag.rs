@@ -1,6 +1,6 @@
 //! A counter word that only grows, and a wait until it has reached an epoch.
 //!
-//! Carries no data: see [`crate::slot`] and [`crate::put_signal`]. Invariant: one PE writes the word, and each value it writes is
+//! Carries no data: see [`crate::sealed`] and [`crate::put_signal`]. Invariant: one PE writes the word, and each value it writes is
 //! at or after the one before.
 
 use crate::pause::{self, Pause};
@@ -12,29 +12,28 @@ pub const fn at_or_after(value: u64, epoch: u64) -> bool {
     value.wrapping_sub(epoch) as i64 >= 0
 }
 
-/// Says that this PE has come to `epoch`. The word's one writer calls it.
+/// Publishes that this PE has reached `epoch`. Only the one writer of the word calls it.
 ///
 /// # Ordering
-/// Release: all that this PE did before is visible to whoever sees that the word has [`reached`] the epoch. On x86, non-temporal
-/// stores are not ordered by a release: fence them first.
+/// Release: earlier writes of this PE are visible to a PE that sees that the word has [`reached`] the epoch.
+/// On x86, a release does not order non-temporal stores: fence them first.
 ///
 /// # Panics
-/// In debug builds, where the epoch lies before the one that was posted last.
+/// In debug builds, if the epoch is before the one that was posted last.
 #[inline]
 pub fn post<W: Word + ?Sized>(word: &W, epoch: u64) {
     debug_assert!(at_or_after(epoch, word.load_relaxed()), "a flag never decreases");
     word.store_release(epoch);
 }
 
-/// Says that this PE has come to `epoch`, after a [`Word::fence_release`] that releases several such posts at once. Otherwise as
-/// [`post`].
+/// As [`post`], after a [`Word::fence_release`] that releases several posts at once.
 #[inline]
 pub(crate) fn post_fenced<W: Word + ?Sized>(word: &W, epoch: u64) {
     debug_assert!(at_or_after(epoch, word.load_relaxed()), "a flag never decreases");
     word.store_relaxed(epoch);
 }
 
-/// Whether the word has come to `epoch`, or past it. Anybody may ask.
+/// Whether the word has reached `epoch`. Any PE may call it.
 ///
 /// # Ordering
 /// Acquire, where the answer is yes.
@@ -43,13 +42,13 @@ pub fn reached<W: Word + ?Sized>(word: &W, epoch: u64) -> bool {
     at_or_after(word.load_acquire(), epoch)
 }
 
-/// Waits until the word has come to `epoch`, or past it. Anybody may wait, any number of PEs at once.
+/// Waits until the word has reached `epoch`. Any number of PEs may wait at once.
 ///
 /// # Ordering
 /// Acquire, where the wait succeeds.
 ///
 /// # Errors
-/// The one of the pause.
+/// The error of the pause.
 #[inline]
 pub fn wait<W: Word + ?Sized, P: Pause + ?Sized>(word: &W, epoch: u64, pause: &mut P) -> Result<(), P::Error> {
     pause::until(pause, || reached(word, epoch).then_some(()))

@@ -7,11 +7,10 @@
 //! | module | what it does | who writes a word |
 //! |---|---|---|
 //! | [`flag`] | a counter that only grows, and a wait for it | one PE |
-//! | [`barrier`] | arrival of a whole team: one word per rank, or one counter | each rank its own; all the counter |
-//! | [`slot`] | a small payload from each rank to all, with two lines per rank | each rank its own |
-//! | [`sealed`] | the same line, with words that validate themselves: one vector store may write it | each rank its own |
+//! | [`barrier`] | arrival of a whole team: one word per rank in the memory of each | each rank its own |
+//! | [`sealed`] | a small payload from each rank to all, in words that validate themselves | each rank its own |
 //! | [`put_signal`] | data, then a signal; waits for one or several signals | anybody |
-//! | [`mailbox`] | a ring of descriptors from one rank to another | the producer the lines, the consumer the acknowledgement |
+//! | [`mailbox`] | a ring of messages from one rank to another | the sender the messages, the receiver the answers |
 //!
 //! [`api`] is what a kernel calls: methods of [`api::Context`], built on these protocols. [`gpu`] is the machine beneath: indices,
 //! barriers of a block, shared memory, and accesses that state their order and scope. Its leaf for GPUs is inline assembly; the one
@@ -28,10 +27,10 @@
 //!
 //! ```
 //! use core::sync::atomic::AtomicU64;
-//! use peerweave_device::{barrier, pause};
-//! use peerweave_types::Rank;
+//! use peerweave_device::{barrier, pause, word};
 //!
-//! let words = [const { AtomicU64::new(0) }; 2];
+//! // The word of rank `r` in the memory of rank `t` is `words[t][r]`.
+//! let words = [const { [const { AtomicU64::new(0) }; 2] }; 2];
 //! std::thread::scope(|team| {
 //!     for rank in 0..2 {
 //!         let words = &words;
@@ -40,10 +39,11 @@
 //!             let mut pause = pause::from_fn(|| {
 //!                 std::thread::yield_now();
 //!                 looks -= 1;
-//!                 if looks == 0 { Err("nobody came") } else { Ok(()) }
+//!                 if looks == 0 { Err("timed out") } else { Ok(()) }
 //!             });
 //!             for epoch in 1..=3 {
-//!                 barrier::sync(words, Rank::new(rank), epoch, &mut pause).unwrap();
+//!                 barrier::announce(&word::from_fn(2, |target| &words[target][rank]), epoch);
+//!                 barrier::wait(&words[rank], epoch, &mut pause).unwrap();
 //!             }
 //!         });
 //!     }
@@ -71,7 +71,6 @@ pub mod flag;
 #[cfg(not(target_arch = "nvptx64"))]
 #[allow(unsafe_code)]
 pub mod launch;
-mod line;
 pub mod mailbox;
 #[allow(unsafe_code)]
 pub mod network;
@@ -79,7 +78,6 @@ pub mod pause;
 pub mod put_signal;
 pub mod sealed;
 mod shared;
-pub mod slot;
 pub mod word;
 
 /// Plain data that host and kernels share.
@@ -99,7 +97,6 @@ pub mod prelude {
     };
 }
 
-pub use line::Line;
 pub use pause::Pause;
 pub use word::{Word, Words};
 

@@ -1,186 +1,157 @@
-//! A ring of descriptors from one rank to another: one producer, one consumer, nobody else.
+//! A ring of slots from one rank to another: one sender, one receiver.
 //!
-//! Says where data lies, does not move it, and never waits: a rank polls several mailboxes at once. A descriptor that was pushed
-//! is popped, acted upon (the consumer copies the data it names), then acknowledged, all in order; the producer's memory and the
-//! line are free again when the acknowledgement is seen.
+//! A message says what is sent and where it lies; the ring does not move data, and nothing here waits. The
+//! sender publishes message `n`, counted from 1, in slot `(n - 1) % capacity`. The receiver reads it, copies
+//! the data that it names, and answers: it accepts or refuses the message. The slot and the data of the
+//! sender are free again when the sender sees the answer.
 //!
-//! Invariant: descriptor `t`, counted from 0, lies in line `t % K` under the sequence `t + 1`; the acknowledgement is the number
-//! of descriptors that are done with; and `acknowledged <= popped <= pushed <= acknowledged + K`. The words start as zeros.
-//! Counts may wrap, which is why `K` is a power of two.
+//! A sender that gives up can withdraw a message. A receiver that finds a message withdrawn after it has
+//! copied the data discards the copy.
 //!
-//! For speed the lines lie near the consumer and the acknowledgement near the producer: each then polls memory of its own.
+//! Invariant: message `n` is published after message `n - capacity` was answered; its number is written
+//! after its payload, and its answer after the last access to its data. The words start as zeros. Numbers
+//! are less than 2^63.
 
-use crate::flag;
-use crate::line::Line;
 use crate::word::Word;
 
-/// The number of a descriptor in its mailbox: how many were pushed before it, wrapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ticket(u64);
+/// Marks in the answer word a message that the receiver refused.
+const REFUSED: u64 = 1 << 63;
 
-impl Ticket {
-    /// How many descriptors were pushed before this one, wrapping.
-    #[inline]
-    pub const fn get(self) -> u64 {
-        self.0
+/// The first word of a payload after its message was withdrawn. No other message starts with it.
+pub const WITHDRAWN: u64 = u64::MAX;
+
+/// What the receiver did with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It has taken the data.
+    Accepted,
+    /// It has not taken the data.
+    Refused,
+}
+
+/// One slot of a ring, as both sides see it. Borrowed: the caller chooses where the words lie. For speed,
+/// the answer lies on a cache line of its own.
+#[derive(Debug)]
+pub struct Slot<'a, W> {
+    /// The number of the message that lies here. Written by the sender.
+    pub number: &'a W,
+    /// The message: at least one word. Written by the sender.
+    pub payload: &'a [W],
+    /// The number of the last message that was answered here, and whether it was refused. Written by the
+    /// receiver.
+    pub answer: &'a W,
+}
+
+impl<W> Clone for Slot<'_, W> {
+    fn clone(&self) -> Self {
+        *self
     }
 }
 
-/// The memory of a mailbox, as both sides see it: borrowed, and without state.
-pub struct Ring<'a, W, F> {
-    capacity: usize,
-    line: F,
-    acknowledged: &'a W,
+impl<W> Copy for Slot<'_, W> {}
+
+/// The index of the slot of a message in a ring of `capacity` slots.
+///
+/// # Panics
+/// If `number` or `capacity` is 0.
+#[inline]
+pub const fn index(number: u64, capacity: usize) -> usize {
+    (number - 1) as usize % capacity
 }
 
-impl<'a, W: Word, F: Fn(usize) -> Line<'a, W>> Ring<'a, W, F> {
-    /// The mailbox of `capacity` lines, of which `line` gives the one with an index below that, and the word that counts
-    /// acknowledgements.
-    ///
-    /// # Panics
-    /// Where the capacity is not a power of two.
-    #[inline]
-    pub fn new(capacity: usize, line: F, acknowledged: &'a W) -> Self {
-        assert!(capacity.is_power_of_two(), "a mailbox of {capacity} lines: must be a power of two");
-        Self { capacity, line, acknowledged }
-    }
-
-    /// How many descriptors can be under way at once.
-    #[inline]
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    #[inline]
-    fn line(&self, count: u64) -> Line<'a, W> {
-        (self.line)(count as usize & (self.capacity - 1))
-    }
-}
-
-/// The producer's side: what it has pushed. There is one for each mailbox, and it is always used with the same one.
-#[derive(Debug, Default)]
-pub struct Producer {
-    pushed: u64,
-}
-
-impl Producer {
-    /// The producer of a mailbox whose words are zeros.
-    pub const fn new() -> Self {
-        Self { pushed: 0 }
-    }
-
-    /// Takes over a mailbox in which `count` descriptors have been pushed, popped and acknowledged, wrapping.
-    pub const fn resume(count: u64) -> Self {
-        Self { pushed: count }
-    }
-
-    /// Pushes a descriptor; `None`, and nothing done, where the mailbox is full: until the consumer acknowledges.
+impl<W: Word> Slot<'_, W> {
+    /// Whether the sender may publish message `number` here: `None` until the receiver has answered the
+    /// message before it in this slot, then that answer.
     ///
     /// # Ordering
-    /// Release: what this rank wrote before is visible to the consumer when it pops. Acquire of the acknowledgement that made the
-    /// line free.
+    /// As [`Slot::answered`].
+    #[inline]
+    pub fn free_for(&self, number: u64, capacity: usize) -> Option<Answer> {
+        self.answered(number.saturating_sub(capacity as u64))
+    }
+
+    /// Publishes a message. The sender calls it after [`Slot::free_for`] has found the slot free.
+    ///
+    /// # Ordering
+    /// Release: what the sender wrote before is visible to the receiver when it reads the message.
     ///
     /// # Panics
-    /// Where the descriptor is longer than a line's payload.
+    /// If `message` is longer than the payload of the slot.
     #[inline]
-    pub fn try_push<'a, W: Word, F: Fn(usize) -> Line<'a, W>>(
-        &mut self,
-        ring: &Ring<'a, W, F>,
-        descriptor: &[u64],
-    ) -> Option<Ticket> {
-        if self.in_flight(ring) >= ring.capacity as u64 {
-            return None;
+    pub fn publish(&self, number: u64, message: &[u64]) {
+        let room = self.payload.len();
+        assert!(message.len() <= room, "a message of {} words for a slot of {room}", message.len());
+        for (word, value) in self.payload.iter().zip(message) {
+            word.store_relaxed(*value);
         }
-        let ticket = self.pushed;
-        self.pushed = ticket.wrapping_add(1);
-        ring.line(ticket).write(self.pushed, descriptor);
-        Some(Ticket(ticket))
+        self.number.store_release(number);
     }
 
-    /// Whether the consumer is done with this descriptor and with what it named.
+    /// Withdraws the message that the sender published last here.
     ///
     /// # Ordering
-    /// Acquire, where the answer is yes: the consumer's reads are over, its writes visible.
+    /// The sender may change its data after this: a receiver that sees a change finds in
+    /// [`Slot::is_withdrawn`] that the message was withdrawn.
     #[inline]
-    pub fn is_acknowledged<'a, W: Word, F: Fn(usize) -> Line<'a, W>>(&self, ring: &Ring<'a, W, F>, ticket: Ticket) -> bool {
-        flag::reached(ring.acknowledged, ticket.0.wrapping_add(1))
+    pub fn withdraw(&self) {
+        self.payload[0].store_relaxed(WITHDRAWN);
+        W::fence_release();
     }
 
-    /// How many descriptors were pushed and are not acknowledged.
+    /// The answer to message `number`, once there is one. After a later message was answered here, the
+    /// answer is [`Answer::Accepted`].
     ///
     /// # Ordering
-    /// Acquire: the consumer is done with all the others.
+    /// Acquire, if there is an answer: the receiver no longer accesses the data of the message.
     #[inline]
-    pub fn in_flight<'a, W: Word, F: Fn(usize) -> Line<'a, W>>(&self, ring: &Ring<'a, W, F>) -> u64 {
-        self.pushed.wrapping_sub(ring.acknowledged.load_acquire())
-    }
-}
-
-/// The consumer's side: what it has popped and acknowledged. There is one for each mailbox, and it is always used with the same
-/// one.
-#[derive(Debug, Default)]
-pub struct Consumer {
-    popped: u64,
-    acknowledged: u64,
-}
-
-impl Consumer {
-    /// The consumer of a mailbox whose words are zeros.
-    pub const fn new() -> Self {
-        Self { popped: 0, acknowledged: 0 }
-    }
-
-    /// Takes over a mailbox in which `count` descriptors have been pushed, popped and acknowledged, wrapping.
-    pub const fn resume(count: u64) -> Self {
-        Self { popped: count, acknowledged: count }
-    }
-
-    /// Pops the next descriptor: fills `into` with its start; `None`, and nothing done, where there is none.
-    ///
-    /// # Ordering
-    /// Acquire, where there is one: what the producer wrote before it pushed is visible.
-    ///
-    /// # Panics
-    /// Where `into` is longer than a line's payload.
-    #[inline]
-    pub fn try_pop<'a, W: Word, F: Fn(usize) -> Line<'a, W>>(
-        &mut self,
-        ring: &Ring<'a, W, F>,
-        into: &mut [u64],
-    ) -> Option<Ticket> {
-        let ticket = self.popped;
-        let sequence = ticket.wrapping_add(1);
-        if !ring.line(ticket).read(sequence, into) {
-            return None;
+    pub fn answered(&self, number: u64) -> Option<Answer> {
+        let answer = self.answer.load_acquire();
+        match answer & !REFUSED < number {
+            true => None,
+            false if answer == number | REFUSED => Some(Answer::Refused),
+            false => Some(Answer::Accepted),
         }
-        self.popped = sequence;
-        Some(Ticket(ticket))
     }
 
-    /// How many descriptors were popped and are not acknowledged.
-    #[inline]
-    pub fn unacknowledged(&self) -> u64 {
-        self.popped.wrapping_sub(self.acknowledged)
-    }
-
-    /// Tells the producer that this rank is done with this descriptor and all before it, and with what they named.
+    /// Reads the start of message `number` into `message`, and returns `true`; `false` if it is not there.
     ///
     /// # Ordering
-    /// Release: what this rank read and wrote before is over when the producer sees it.
+    /// Acquire, if the answer is `true`: what the sender wrote before it published the message is visible.
     ///
     /// # Panics
-    /// Where the descriptor was acknowledged before, or never popped from this mailbox.
+    /// If `message` is longer than the payload of the slot.
     #[inline]
-    pub fn acknowledge<'a, W: Word, F: Fn(usize) -> Line<'a, W>>(&mut self, ring: &Ring<'a, W, F>, ticket: Ticket) {
-        let ahead = ticket.0.wrapping_sub(self.acknowledged);
-        assert!(
-            ahead < self.unacknowledged(),
-            "descriptor {} is acknowledged; those under way are {}..{}",
-            ticket.0,
-            self.acknowledged,
-            self.popped
-        );
-        self.acknowledged = ticket.0.wrapping_add(1);
-        flag::post(ring.acknowledged, self.acknowledged);
+    pub fn read(&self, number: u64, message: &mut [u64]) -> bool {
+        let room = self.payload.len();
+        assert!(message.len() <= room, "{} words wanted of a slot of {room}", message.len());
+        if self.number.load_acquire() != number {
+            return false;
+        }
+        for (value, word) in message.iter_mut().zip(self.payload) {
+            *value = word.load_relaxed();
+        }
+        true
+    }
+
+    /// Whether the sender withdrew the message. The receiver calls it after it has copied the data and
+    /// before it answers.
+    ///
+    /// # Ordering
+    /// Acquire: if the answer is `false`, the copy holds the data as it was when the message was published.
+    #[inline]
+    pub fn is_withdrawn(&self) -> bool {
+        W::fence_acquire();
+        self.payload[0].load_relaxed() == WITHDRAWN
+    }
+
+    /// Tells the sender what became of message `number`. The receiver calls it once for each message, in
+    /// order, after its last access to the data.
+    ///
+    /// # Ordering
+    /// Release: the accesses of the receiver are over when the sender sees the answer.
+    #[inline]
+    pub fn respond(&self, number: u64, answer: Answer) {
+        let refused = if answer == Answer::Refused { REFUSED } else { 0 };
+        self.answer.store_release(number | refused);
     }
 }

@@ -1,13 +1,15 @@
 //! A line whose words validate themselves: each carries 32 bits of data and the 32-bit epoch it belongs to.
 //!
-//! No order among the stores of a line matters, and so no sequence word is needed: a backend may write the line by one vector
-//! store, of which nothing is promised but that each aligned word is whole, and the line changes hands once. When a line may be
-//! written again is told in [`crate::slot`]: the reuse rule, two lines per rank, is the same.
+//! The order of the stores of a line does not matter, and there is no sequence word. So one vector store may
+//! write the line, although only its aligned words are guaranteed to be whole.
 //!
-//! Invariant: a reader takes a line only when it has found one epoch in all of its words; by the reuse rule no word is written
-//! again before it has.
+//! Reuse rule: a rank has two lines, and publishes epoch `k` in line `k & 1` only after it has read epoch
+//! `k - 1` of every rank. A rank publishes `k - 1` only after it has finished reading `k - 2`, which is what
+//! the line held before. So no line is overwritten while a rank may still read it. Every rank publishes in
+//! every epoch.
 //!
-//! The epoch is the low half of the operation's. Zeroed memory is a line of epoch 0: the first epoch that is published is 1.
+//! Invariant: a reader takes a line only if all of its words carry the same epoch. Zeroed memory is a line of
+//! epoch 0: the first epoch that is published is 1.
 
 use crate::word::Word;
 
@@ -23,14 +25,14 @@ pub fn seal_line<const N: usize>(data: &[u32; N], epoch: u32) -> [u64; N] {
     data.map(|data| seal(data, epoch))
 }
 
-/// Publishes data in all words of a line. Its one writer calls it, in order of epochs, when the reuse rule of [`crate::slot`]
-/// allows.
+/// Publishes data in all words of a line. Its one writer calls it, in order of epochs, when the reuse rule
+/// allows it.
 ///
 /// # Ordering
-/// Release: what this PE did before is visible to whoever reads the line.
+/// Release: earlier writes of this PE are visible to a PE that reads the line.
 ///
 /// # Panics
-/// Where there is not one piece of data for each word.
+/// If there is not one piece of data for each word.
 #[inline]
 pub fn publish<W: Word>(line: &[W], epoch: u32, data: &[u32]) {
     assert_eq!(line.len(), data.len(), "every word of a sealed line is written");
@@ -40,14 +42,14 @@ pub fn publish<W: Word>(line: &[W], epoch: u32, data: &[u32]) {
     }
 }
 
-/// Reads the data of an epoch if it is there: fills `into` and returns `true`. Where the answer is no, `into` holds anything. Any
-/// PE may call it until it publishes the next epoch.
+/// Reads the data of an epoch into `into` and returns `true`; `false` if the epoch was not published, and
+/// `into` then has unspecified content. A PE may call it until it publishes the next epoch.
 ///
 /// # Ordering
-/// Acquire, where the answer is yes.
+/// Acquire, if the result is `true`.
 ///
 /// # Panics
-/// Where `into` has not one place for each word.
+/// If `into` does not have one element for each word.
 #[inline]
 pub fn try_read<W: Word>(line: &[W], epoch: u32, into: &mut [u32]) -> bool {
     assert_eq!(line.len(), into.len(), "every word of a sealed line is read");

@@ -1,10 +1,9 @@
 //! The protocols among threads, over the atomics of the language: many epochs, counts that wrap, waits that end.
 
-use peerweave_device::barrier::{self, Central};
-use peerweave_device::mailbox::{Consumer, Producer, Ring, Ticket};
+use peerweave_device::barrier;
+use peerweave_device::mailbox::{self, Answer, Slot};
 use peerweave_device::put_signal::{self, EXCLUDE_NONE, Several};
-use peerweave_device::slot::{self, Slots};
-use peerweave_device::{Line, Pause, flag, pause, word};
+use peerweave_device::{Pause, flag, pause, word};
 use peerweave_types::{Compare, Rank, SignalOp};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -88,7 +87,7 @@ fn everybody_is_in_the_same_epoch(ranks: usize, sync: impl Fn(usize, u64) + Sync
     let cells = [words(ranks, 0), words(ranks, 0)];
     team(ranks, |rank| {
         for epoch in epochs() {
-            let cells = &cells[slot::parity(epoch)];
+            let cells = &cells[(epoch & 1) as usize];
             cells[rank].store(epoch, Ordering::Relaxed);
             sync(rank, epoch);
             for cell in cells {
@@ -99,17 +98,7 @@ fn everybody_is_in_the_same_epoch(ranks: usize, sync: impl Fn(usize, u64) + Sync
 }
 
 #[test]
-fn flat_barrier_survives_epoch_wraparound() {
-    for ranks in [1, 2, 5] {
-        let words = words(ranks, BEFORE);
-        everybody_is_in_the_same_epoch(ranks, |rank, epoch| {
-            barrier::sync(words.as_slice(), Rank::new(rank as u32), epoch, &mut patient()).unwrap();
-        });
-    }
-}
-
-#[test]
-fn announced_barrier_survives_epoch_wraparound() {
+fn barrier_survives_epoch_wraparound() {
     let ranks = 3;
     let words = words(ranks * ranks, BEFORE);
     everybody_is_in_the_same_epoch(ranks, |rank, epoch| {
@@ -119,134 +108,18 @@ fn announced_barrier_survives_epoch_wraparound() {
 }
 
 #[test]
-fn central_barrier_survives_epoch_wraparound() {
-    for ranks in [1, 2, 5] {
-        let (arrivals, generation) = (AtomicU64::new(BEFORE.wrapping_mul(ranks)), AtomicU64::new(BEFORE));
-        let barrier = Central { arrivals: &arrivals, generation: &generation, ranks };
-        everybody_is_in_the_same_epoch(ranks as usize, |_, epoch| barrier.sync(epoch, &mut patient()).unwrap());
-        assert_eq!(generation.into_inner(), BEFORE.wrapping_add(EPOCHS));
-    }
-}
-
-#[test]
-fn a_barrier_that_gives_up_names_who_is_missing_and_can_be_taken_up_again() {
-    let words = words(4, 0);
-    let words = words.as_slice();
-    barrier::arrive(words, Rank::new(2), 1);
-    assert_eq!(barrier::sync(words, Rank::new(0), 1, &mut impatient(9)), Err("out of patience"));
-    assert_eq!(ranks_of(barrier::missing(words, 1)), [1, 3]);
-    assert!(!barrier::is_complete(words, 1));
-    barrier::arrive(words, Rank::new(1), 1);
-    barrier::arrive(words, Rank::new(3), 1);
-    barrier::wait(words, 1, &mut impatient(0)).unwrap();
-    assert!(barrier::is_complete(words, 1));
-}
-
-#[test]
-#[should_panic(expected = "rank 4 arrived in a team of 4")]
-fn a_rank_outside_the_team_does_not_arrive() {
-    barrier::arrive(words(4, 0).as_slice(), Rank::new(4), 1);
-}
-
-#[test]
-fn a_central_barrier_that_gives_up_tells_how_many_have_arrived() {
-    for before in [0, u64::MAX] {
-        let epoch = before.wrapping_add(1);
-        let (arrivals, generation) = (AtomicU64::new(before.wrapping_mul(3)), AtomicU64::new(before));
-        let barrier = Central { arrivals: &arrivals, generation: &generation, ranks: 3 };
-        assert_eq!(barrier.arrived(epoch), 0);
-        assert!(!barrier.arrive(epoch));
-        assert_eq!(barrier.sync(epoch, &mut impatient(9)), Err("out of patience"));
-        assert_eq!(barrier.arrived(epoch), 2);
-        assert!(barrier.arrive(epoch));
-        barrier.wait(epoch, &mut impatient(0)).unwrap();
-        assert_eq!((barrier.arrived(epoch), barrier.arrived(epoch.wrapping_add(1))), (3, 0));
-    }
-}
-
-/// Words of a line: the sequence and three of payload.
-const LINE: usize = 4;
-
-fn slots(words: &[AtomicU64]) -> impl Slots<Word = AtomicU64> + '_ {
-    slot::from_fn(words.len() / (2 * LINE), |rank, parity| Line::from_words(&words[(2 * rank + parity) * LINE..][..LINE]))
-}
-
-/// Lines of which those of the parity of `BEFORE` hold that epoch, and the others the one before.
-fn slot_words(ranks: usize) -> Vec<AtomicU64> {
-    let words = words(2 * LINE * ranks, 0);
-    for rank in 0..ranks {
-        for epoch in [BEFORE.wrapping_sub(1), BEFORE] {
-            slots(&words).slot(rank, slot::parity(epoch)).sequence.store(epoch, Ordering::Relaxed);
-        }
-    }
-    words
-}
-
-fn payload(rank: usize, epoch: u64) -> [u64; 3] {
-    [epoch, !epoch, epoch.rotate_left(rank as u32)]
-}
-
-#[test]
-fn slots_hand_over_whole_payloads_while_epochs_wrap() {
-    for ranks in [2, 4] {
-        let words = slot_words(ranks);
-        team(ranks, |rank| {
-            let slots = slots(&words);
-            for epoch in epochs() {
-                slot::publish(&slots, Rank::new(rank as u32), epoch, &payload(rank, epoch));
-                for other in 0..ranks {
-                    let mut got = [0; 3];
-                    slot::read(&slots, Rank::new(other as u32), epoch, &mut got, &mut patient()).unwrap();
-                    assert_eq!(got, payload(other, epoch));
-                }
-            }
-        });
-    }
-}
-
-#[test]
-fn a_broadcast_is_not_overwritten_before_the_slowest_has_read_it() {
-    let ranks = 3;
-    let words = slot_words(ranks);
-    team(ranks, |rank| {
-        let slots = slots(&words);
-        for (turn, epoch) in epochs().enumerate() {
-            let root = turn / 7 % ranks;
-            slot::ready(&slots, epoch, &mut patient()).unwrap();
-            if rank == root {
-                slot::publish(&slots, Rank::new(rank as u32), epoch, &payload(rank, epoch));
-            } else {
-                slot::publish(&slots, Rank::new(rank as u32), epoch, &[]);
-                let mut got = [0; 3];
-                slot::read(&slots, Rank::new(root as u32), epoch, &mut got, &mut patient()).unwrap();
-                assert_eq!(got, payload(root, epoch));
-            }
-        }
-    });
-}
-
-#[test]
-fn slots_name_who_has_not_published_and_hold_back_until_then() {
-    let words = words(2 * LINE * 3, 0);
-    let slots = slots(&words);
-    assert!(slot::is_ready(&slots, 1), "the first epoch may be published at once");
-    slot::publish(&slots, Rank::new(1), 1, &[7]);
-    assert_eq!(ranks_of(slot::missing(&slots, 1)), [0, 2]);
-    assert!(!slot::is_ready(&slots, 2));
-    assert_eq!(slot::ready(&slots, 2, &mut impatient(3)), Err("out of patience"));
-    let mut got = [0];
-    assert_eq!(slot::read(&slots, Rank::new(0), 1, &mut got, &mut impatient(3)), Err("out of patience"));
-    slot::read(&slots, Rank::new(1), 1, &mut got, &mut impatient(0)).unwrap();
-    assert_eq!(got, [7]);
-    slot::publish(&slots, Rank::new(0), 1, &[]);
-    slot::publish(&slots, Rank::new(2), 1, &[]);
-    slot::ready(&slots, 2, &mut impatient(0)).unwrap();
-}
-
-#[test]
-#[should_panic(expected = "a payload of 4 words for a line of 3")]
-fn a_payload_that_does_not_fit_is_not_cut() {
-    slot::publish(&slots(&words(2 * LINE, 0)), Rank::new(0), 1, &[0; 4]);
+fn barrier_that_gives_up_names_missing_ranks_and_resumes() {
+    let words = words(4 * 4, 0);
+    let arrive = |rank: usize| barrier::announce(&word::from_fn(4, |target| &words[target * 4 + rank]), 1);
+    let mine = &words[..4];
+    arrive(2);
+    arrive(0);
+    assert_eq!(barrier::wait(mine, 1, &mut impatient(9)), Err("out of patience"));
+    assert_eq!(ranks_of(barrier::missing(mine, 1)), [1, 3]);
+    arrive(1);
+    arrive(3);
+    barrier::wait(mine, 1, &mut impatient(0)).unwrap();
+    assert_eq!(barrier::missing(mine, 1).next(), None);
 }
 
 #[test]
@@ -309,40 +182,37 @@ fn waits_are_over_at_once_where_all_words_are_excluded_or_there_are_none() {
     assert_eq!(excluded.wait_some(&mut impatient(0), |_, _| ()), Ok(0));
 }
 
-fn ring<'a>(words: &'a [AtomicU64]) -> Ring<'a, AtomicU64, impl Fn(usize) -> Line<'a, AtomicU64>> {
-    let (acknowledged, lines) = words.split_first().unwrap();
-    Ring::new(lines.len() / LINE, |index| Line::from_words(&lines[index * LINE..][..LINE]), acknowledged)
+/// Words of a slot: the number, three of payload, the answer.
+const SLOT: usize = 5;
+
+fn slot(words: &[AtomicU64], number: u64) -> Slot<'_, AtomicU64> {
+    let words = &words[mailbox::index(number, words.len() / SLOT) * SLOT..][..SLOT];
+    Slot { number: &words[0], payload: &words[1..4], answer: &words[4] }
+}
+
+fn message(number: u64) -> [u64; 3] {
+    [number, !number, number.rotate_left(9)]
 }
 
 #[test]
-fn messages_arrive_in_order_and_whole_while_the_counts_wrap() {
-    for capacity in [1, 2, 8] {
-        let words = words(1 + capacity * LINE, BEFORE);
+fn messages_arrive_in_order_and_whole() {
+    for capacity in [1, 3, 8] {
+        let words = words(capacity * SLOT, 0);
         team(2, |rank| {
-            let ring = ring(&words);
-            if rank == 0 {
-                let mut producer = Producer::resume(BEFORE);
-                for message in 0..EPOCHS {
-                    while producer.try_push(&ring, &payload(1, message)).is_none() {
+            for number in 1..=EPOCHS {
+                let slot = slot(&words, number);
+                if rank == 0 {
+                    while slot.free_for(number, capacity).is_none() {
                         std::thread::yield_now();
                     }
-                }
-                while producer.in_flight(&ring) > 0 {
-                    std::thread::yield_now();
-                }
-            } else {
-                let mut consumer = Consumer::resume(BEFORE);
-                for message in 0..EPOCHS {
+                    slot.publish(number, &message(number));
+                } else {
                     let mut got = [0; 3];
-                    let ticket = loop {
-                        match consumer.try_pop(&ring, &mut got) {
-                            Some(ticket) => break ticket,
-                            None => std::thread::yield_now(),
-                        }
-                    };
-                    assert_eq!(ticket.get(), BEFORE.wrapping_add(message));
-                    assert_eq!(got, payload(1, message));
-                    consumer.acknowledge(&ring, ticket);
+                    while !slot.read(number, &mut got) {
+                        std::thread::yield_now();
+                    }
+                    assert_eq!(got, message(number));
+                    slot.respond(number, Answer::Accepted);
                 }
             }
         });
@@ -350,39 +220,38 @@ fn messages_arrive_in_order_and_whole_while_the_counts_wrap() {
 }
 
 #[test]
-fn a_mailbox_is_full_until_its_oldest_message_is_acknowledged() {
-    let words = words(1 + 2 * LINE, 0);
-    let (ring, mut producer, mut consumer) = (ring(&words), Producer::new(), Consumer::new());
+fn slot_is_free_when_its_last_message_is_answered() {
+    let words = words(2 * SLOT, 0);
+    let slot = |number| slot(&words, number);
+    assert!(!slot(1).read(1, &mut []));
+    for number in 1..=2 {
+        assert_eq!(slot(number).free_for(number, 2), Some(Answer::Accepted));
+        slot(number).publish(number, &message(number));
+    }
+    assert_eq!((slot(3).free_for(3, 2), slot(1).answered(1)), (None, None));
+    assert!(slot(1).read(1, &mut []));
+    slot(1).respond(1, Answer::Refused);
+    assert_eq!((slot(1).answered(1), slot(2).answered(2)), (Some(Answer::Refused), None));
+    assert_eq!(slot(3).free_for(3, 2), Some(Answer::Refused));
+    slot(3).publish(3, &message(3));
+    slot(3).respond(3, Answer::Accepted);
+    assert_eq!(slot(1).answered(1), Some(Answer::Accepted), "a later message was answered here");
+}
+
+#[test]
+fn withdrawn_message_is_found_withdrawn() {
+    let words = words(SLOT, 0);
+    let slot = slot(&words, 1);
+    slot.publish(1, &message(1));
+    assert!(!slot.is_withdrawn());
+    slot.withdraw();
     let mut got = [0];
-    assert_eq!(consumer.try_pop(&ring, &mut got), None);
-    let sent: Vec<Ticket> = (10..12).map(|n| producer.try_push(&ring, &[n]).unwrap()).collect();
-    assert_eq!(producer.try_push(&ring, &[12]), None);
-    let popped: Vec<Ticket> = (0..2).map(|_| consumer.try_pop(&ring, &mut got).unwrap()).collect();
-    assert_eq!((consumer.try_pop(&ring, &mut got), consumer.unacknowledged()), (None, 2));
-    assert_eq!(producer.try_push(&ring, &[12]), None, "popped is not acknowledged");
-    consumer.acknowledge(&ring, popped[0]);
-    assert_eq!(sent.iter().map(|ticket| producer.is_acknowledged(&ring, *ticket)).collect::<Vec<_>>(), [true, false]);
-    assert!(producer.try_push(&ring, &[12]).is_some());
-    let last = consumer.try_pop(&ring, &mut got).unwrap();
-    assert_eq!(got, [12]);
-    consumer.acknowledge(&ring, last);
-    assert!(producer.is_acknowledged(&ring, sent[1]), "with one message, all before it are acknowledged");
-    assert_eq!((producer.in_flight(&ring), consumer.unacknowledged()), (0, 0));
+    assert!(slot.is_withdrawn() && slot.read(1, &mut got));
+    assert_eq!(got, [mailbox::WITHDRAWN]);
 }
 
 #[test]
-#[should_panic(expected = "descriptor 0 is acknowledged; those under way are 1..1")]
-fn a_message_is_not_acknowledged_twice() {
-    let words = words(1 + LINE, 0);
-    let (ring, mut producer, mut consumer) = (ring(&words), Producer::new(), Consumer::new());
-    producer.try_push(&ring, &[]).unwrap();
-    let ticket = consumer.try_pop(&ring, &mut []).unwrap();
-    consumer.acknowledge(&ring, ticket);
-    consumer.acknowledge(&ring, ticket);
-}
-
-#[test]
-#[should_panic(expected = "a mailbox of 3 lines: must be a power of two")]
-fn a_mailbox_of_three_lines_is_refused() {
-    ring(&words(1 + 3 * LINE, 0));
+#[should_panic(expected = "a message of 4 words for a slot of 3")]
+fn message_that_does_not_fit_is_not_cut() {
+    slot(&words(SLOT, 0), 1).publish(1, &[0; 4]);
 }

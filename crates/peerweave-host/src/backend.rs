@@ -1,12 +1,11 @@
-//! The contract of `peerweave-core`, fulfilled.
+//! Implements the contract of `peerweave-core`.
 
-use crate::ops::collective::{Progress, Purpose, allocation_detail};
+use crate::ops;
+use crate::ops::collective::{Purpose, allocation_detail};
 use crate::ops::shared::Shared;
-use crate::ops::{Task, run_plain};
 use crate::simd;
 use crate::stream::HostStream;
 use crate::sync::team::slot_of;
-use crate::sync::wait::Limit;
 use peerweave_bootstrap::Rendezvous;
 use peerweave_core::Error;
 use peerweave_core::backend::{Allocation, Backend, Caps, JobShape, Op, Outcome, SplitPart, StreamBackend, TeamId, TeamRecord};
@@ -15,16 +14,18 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The backend of one machine's shared memory: one PE's part of it.
+/// The backend for the shared memory of one machine, as one PE holds it.
 ///
-/// Made by [`Host::join`](crate::Host::join) in a process of a job, or by [`on_threads`](crate::on_threads) where PEs are threads.
+/// A process of a job calls [`Host::join`](crate::Host::join); [`on_threads`](crate::on_threads) makes one
+/// for each thread.
 #[derive(Debug)]
 pub struct Host {
     pub(crate) shared: Arc<Shared>,
 }
 
 impl Host {
-    /// The meeting place of the job, which outlives its set-up; `None` for a single PE, for PEs that are threads, and after finalize.
+    /// Returns the rendezvous of the job, which stays open after the job has started. `None` for a single
+    /// PE, for PEs that are threads, and after finalize.
     pub fn rendezvous(&self) -> Option<Arc<Rendezvous>> {
         self.shared.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -33,14 +34,14 @@ impl Host {
         self.shared.heap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nothing of this PE is queued on any stream.
+    /// Waits until the queues of all streams of this PE are empty.
     fn drain(&self, call: &'static str) -> Result<(), Error> {
         let shared = &*self.shared;
         let started = Instant::now();
         while shared.queued.load(Ordering::Acquire) > 0 {
             let waited = started.elapsed();
-            if waited >= shared.deadline {
-                let missing = shared.teams.missing(shared);
+            if waited >= shared.peers.deadline {
+                let missing = shared.teams.missing(&shared.peers);
                 let team = shared.teams.world().name();
                 return Err(Error::Timeout(Box::new(peerweave_core::Timeout { call, team, waited, missing })));
             }
@@ -48,20 +49,12 @@ impl Host {
         }
         Ok(())
     }
-
-    fn run_collective(&self, op: &peerweave_core::backend::Collective) -> Result<Outcome, Error> {
-        let shared = &*self.shared;
-        let done = shared.teams.with(op.kind.name(), op.team, |team| {
-            Progress::begin(team).drive(shared, team, op, Limit::Deadline(shared.deadline))
-        })?;
-        debug_assert!(!matches!(done, Ok(None)), "a deadline is no budget");
-        done.map(|_| Outcome::Done).map_err(|failure| *failure)
-    }
 }
 
-// SAFETY: [B1] operations access what the core has checked, and private memory of others is only ever read, by the kernel, which fails where it
-// is gone (`attach.rs`), or through staging areas; [B2] `Shared` owns the mapping; [B3] entries, phases, signals and mailboxes are
-// published by releases and read by acquires; [B4] all access to the heap is atomic or by `simd`.
+// SAFETY: [B1] operations access memory that the core has checked. Private memory of other PEs is only read, by
+// the operating system, which fails if it is gone (`memory/cross_memory.rs`), or through staging areas. [B2]
+// `Shared` owns the mapping. [B3] Entries, progress, signals and mailboxes are published by releases and read
+// by acquires. [B4] All access to the heap is atomic or by `simd`.
 unsafe impl Backend for Host {
     fn name(&self) -> &'static str {
         "host"
@@ -76,21 +69,21 @@ unsafe impl Backend for Host {
     }
 
     fn geometry(&self) -> HeapGeometry {
-        self.shared.segments.geometry(Pe::new(self.shared.me as u32))
+        self.shared.peers.segments.geometry(Pe::new(self.shared.peers.me as u32))
     }
 
     fn deadline(&self) -> Duration {
-        self.shared.deadline
+        self.shared.peers.deadline
     }
 
     fn allocate(&self, request: &Allocation) -> Result<SymOffset, Error> {
         let shared = &*self.shared;
-        let world = shared.teams.world();
         let bytes = request.bytes as u64;
         let detail = allocation_detail(request);
-        // All decide by the same number, the smallest that any of them sees.
+        // All PEs decide by the same number: the smallest that any PE sees.
         let mine = crate::memory::machine::available_bytes(request.bytes);
-        let available = shared.gather_words(world, Purpose::Allocate, detail, &[mine])?.into_iter().min().unwrap_or(mine);
+        let available =
+            shared.gather_words(shared.world(), Purpose::Allocate, detail, &[mine])?.into_iter().min().unwrap_or(mine);
         if bytes.saturating_mul(shared.n_pes() as u64) > available {
             return Err(Error::OutOfMemory {
                 call: "alloc",
@@ -100,7 +93,7 @@ unsafe impl Backend for Host {
             });
         }
         let mut heap = self.heap();
-        let Some(at) = heap.take(bytes, request.align as u64) else {
+        let Some(at) = heap.allocate(bytes, request.align as u64) else {
             return Err(Error::OutOfMemory {
                 call: "alloc",
                 requested_bytes: request.bytes,
@@ -111,16 +104,16 @@ unsafe impl Backend for Host {
         let used_before = heap.note_use(at + bytes);
         drop(heap);
         if request.zeroed && at < used_before {
-            // What lies beyond the highest use so far is still as the kernel gave it: zeros.
+            // Memory above the highest use so far is still zero.
             let end = (at + bytes).min(used_before);
             // SAFETY: a fresh allocation of this PE's segment.
-            unsafe { simd::fill_zero(shared.segments.symmetric(shared.me, SymOffset(at)), (end - at) as usize) };
+            unsafe { simd::fill_zero(shared.peers.segments.symmetric(shared.peers.me, SymOffset(at)), (end - at) as usize) };
         }
-        // Nobody puts here before all have it, all at the same place.
-        match shared.meet(world, Purpose::Place, at) {
+        // No PE writes here before all PEs have the allocation, at the same offset.
+        match shared.meet(shared.world(), Purpose::Place, at) {
             Ok(()) => Ok(SymOffset(at)),
             Err(error) => {
-                self.heap().give(at);
+                self.heap().free(at);
                 Err(error)
             }
         }
@@ -128,14 +121,14 @@ unsafe impl Backend for Host {
 
     fn release(&self, at: SymOffset) -> Result<(), Error> {
         self.drain("release")?;
-        self.shared.meet(self.shared.teams.world(), Purpose::Release, at.0)?;
-        let given = self.heap().give(at.0);
-        assert!(given.is_some(), "peerweave-core bug: nothing was allocated at {at:?}");
+        self.shared.meet(self.shared.world(), Purpose::Release, at.0)?;
+        let freed = self.heap().free(at.0);
+        assert!(freed.is_some(), "peerweave-core bug: nothing was allocated at {at:?}");
         Ok(())
     }
 
     fn local(&self, at: SymOffset) -> *mut u8 {
-        self.shared.segments.symmetric(self.shared.me, at)
+        self.shared.peers.segments.symmetric(self.shared.peers.me, at)
     }
 
     #[inline]
@@ -168,24 +161,17 @@ unsafe impl Backend for Host {
 
     #[inline]
     unsafe fn run(&self, op: &Op) -> Result<Outcome, Error> {
-        let shared = &*self.shared;
-        match op {
-            Op::Collective(op) => self.run_collective(op),
-            Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_) => {
-                let done = Task::begin(shared, op)?.drive(shared, Limit::Deadline(shared.deadline))?;
-                Ok(done.expect("a deadline is no budget"))
-            }
-            plain => Ok(run_plain(shared, plain)),
-        }
+        ops::run(&self.shared, op)
     }
 
     fn finalize(&self) -> Result<(), Error> {
         let shared = &*self.shared;
         self.drain("finalize")?;
-        shared.meet(shared.teams.world(), Purpose::Finalize, 0)?;
+        shared.meet(shared.world(), Purpose::Finalize, 0)?;
         shared.finalized();
         let rendezvous = shared.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Whoever else holds it leaves when done with it. All PEs are here, so that one who serves the others does not wait for long.
+        // Another holder leaves the rendezvous later. All PEs have finalized, so a PE that serves it does not
+        // wait for long.
         match rendezvous.and_then(Arc::into_inner) {
             Some(rendezvous) => rendezvous.leave().map_err(|error| Error::setup("finalize", error)),
             None => Ok(()),
@@ -196,17 +182,19 @@ unsafe impl Backend for Host {
         let shared = &*self.shared;
         let heap = self.heap();
         let mut text = format!(
-            "PE {} of {}; heap {} of {} bytes taken; {} operations queued; waiting for {:?}",
-            shared.me,
+            "PE {} of {}; heap {} of {} bytes allocated; {} operations queued; waiting for {:?}",
+            shared.peers.me,
             shared.n_pes(),
-            heap.taken_bytes(),
+            heap.allocated_bytes(),
             heap.capacity(),
             shared.queued.load(Ordering::Relaxed),
-            shared.teams.missing(shared)
+            shared.teams.missing(&shared.peers)
         );
-        let distant = shared.liveness.distant();
+        let distant = shared.peers.liveness.distant();
         if !distant.is_empty() {
-            text += &format!("; watched over the rendezvous, since their process numbers mean nothing here: PEs {distant:?}");
+            text += &format!(
+                "; watched through the rendezvous, because their processes are in other PID namespaces: PEs {distant:?}"
+            );
         }
         text
     }
@@ -214,7 +202,7 @@ unsafe impl Backend for Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // Local: says so in this PE's own page and to the rendezvous, and waits for nobody.
+        // Local: writes to the page of this PE and leaves the rendezvous, and does not wait.
         self.shared.leave();
     }
 }

@@ -1,4 +1,4 @@
-//! How the PEs of a job come together: as processes through the rendezvous, or as threads of this one.
+//! Joins a job: as one of several processes, through the rendezvous, or with PEs as threads of this process.
 
 use crate::backend::Host;
 use crate::memory::heap::HeapMap;
@@ -10,6 +10,7 @@ use crate::ops::launch::Kernels;
 use crate::ops::shared::{self, Shared};
 use crate::simd;
 use crate::sync::liveness::Liveness;
+use crate::sync::peers::Peers;
 use crate::sync::process::Identity;
 use crate::sync::root_cause;
 use crate::sync::team::Teams;
@@ -19,29 +20,31 @@ use peerweave_core::{Error, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, T
 use peerweave_fork::ForkGuard;
 use peerweave_types::Pe;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Settings of the host backend. All PEs of a job give the same.
+/// Settings of the host backend. All PEs of a job pass the same values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostOptions {
-    /// The deadline of every wait that is given none.
+    /// The deadline of every wait that has no other.
     pub deadline: Duration,
-    /// Bytes of symmetric heap of each PE; `None`: as much as the machine has memory. Pages cost nothing until they are touched.
+    /// The size of the symmetric heap of each PE, in bytes. `None` means the memory of the machine; pages take
+    /// no memory until they are accessed.
     pub heap_bytes: Option<usize>,
-    /// Compare calls in full. Signatures of 64 bits are compared in any case, and calls in full wherever memory depends on it.
+    /// Compares the full parameters of every collective. Without it, ranks compare signatures of 64 bits, and
+    /// full parameters only where a rank accesses memory that another names.
     pub check_calls: bool,
-    /// Whether private buffers may be read out of other processes, where the system permits it.
+    /// Whether PEs read private buffers directly from other processes, if the system permits it.
     pub cross_memory_attach: bool,
-    /// Chooses the order in which the threads of kernels run: see `peerweave_grid::Options::seed`. With a seed other than 0 each launch
-    /// of each PE has an order of its own, derived from it.
+    /// Selects the order in which the threads of kernels run: see `peerweave_grid::Options::seed`. With a seed
+    /// other than 0, each launch of each PE has its own order, derived from the seed.
     pub kernel_seed: u64,
 }
 
 impl HostOptions {
-    /// The deadline that is used where nobody chose one.
+    /// The default deadline.
     pub const DEADLINE: Duration = Duration::from_secs(60);
 }
 
@@ -52,18 +55,18 @@ impl Default for HostOptions {
 }
 
 impl Host {
-    /// Joins the job that `job` describes. Collective over its PEs, which must all be on this machine; one PE alone needs nobody.
+    /// Joins the job that `job` describes. Collective over its PEs, which must all be on this machine.
     ///
     /// # Errors
-    /// [`Error::Setup`] where the rendezvous fails (it names the PEs that are missing), [`Error::Unsupported`] where the job spans machines,
-    /// [`Error::System`] where the memory cannot be had.
+    /// [`Error::Setup`] if the rendezvous fails (it names the missing PEs), [`Error::Unsupported`] if the job
+    /// spans machines, [`Error::System`] if the memory cannot be mapped.
     pub fn join(job: &Job, options: &HostOptions) -> Result<Self, Error> {
         const CALL: &str = "Host::join";
         if !job.is_on_one_machine() {
             return Err(Error::Unsupported {
                 call: CALL,
                 backend: "host",
-                why: "the job spans several machines, and shared memory does not: start it on one machine",
+                why: "the job spans several machines, but shared memory does not: start all PEs on one machine",
             });
         }
         let started = Instant::now();
@@ -79,8 +82,8 @@ impl Host {
         }
         let meeting = peerweave_bootstrap::Options { deadline: options.deadline, ..Default::default() };
         let rendezvous = Arc::new(Rendezvous::join(job, meeting).map_err(setup)?);
-        // A PE that goes because of another says so: those that wait for it name that other one.
-        let blaming = |error: &Error| {
+        // A PE that fails because of another reports that PE, so that the PEs that wait for it name it too.
+        let report_root_cause = |error: &Error| {
             if let (false, Some(pe)) = (matches!(error, Error::Mismatch(_)), error.blamed().first()) {
                 rendezvous.blame(*pe);
             }
@@ -90,37 +93,36 @@ impl Host {
                 Disagreement::Rendezvous(error) => setup(error),
                 Disagreement::Heap(mismatch) => Error::Mismatch(Box::new(mismatch)),
             })
-            .inspect_err(blaming)?;
+            .inspect_err(report_root_cause)?;
         let members: Vec<Pe> = (0..job.n_pes).map(Pe::new).collect();
         let created = if job.pe.get() == 0 { Some(segment::create(&layout).map_err(system)?) } else { None };
-        let file = rendezvous.share_descriptor_within(&members, created, left()).map_err(setup).inspect_err(blaming)?;
+        let file = rendezvous.share_descriptor_within(&members, created, left()).map_err(setup).inspect_err(report_root_cause)?;
         let mapping = Arc::new(Mapping::new(file.as_fd(), layout).map_err(system)?);
         let me = job.pe.index();
         announce(&mapping, me);
-        // Whoever is past this has filled in its page.
+        // After this, the pages of all PEs are filled in.
         let met = rendezvous.barrier_within("peerweave-host", left()).map_err(setup);
         met.and_then(|()| Self::new(me, mapping.clone(), options, Some(rendezvous.clone()), left()))
-            // Its process may end now; but it did not die, and the others are to blame whom it blames.
+            // The process may end now, but the PE did not die: other PEs report the root cause that it records.
             .inspect_err(|error| withdraw(&mapping, me, error, rendezvous))
     }
 
-    /// The parts of `n_pes` PEs that are threads of this process, in order. Each is to be used by a thread of its own.
+    /// Returns the backends of `n_pes` PEs that are threads of this process, in order. Each must be used by a
+    /// thread of its own.
     ///
     /// # Errors
-    /// [`Error::System`] where the memory cannot be had.
+    /// [`Error::System`] if the memory cannot be mapped.
     pub fn threads(n_pes: usize, options: &HostOptions) -> Result<Vec<Self>, Error> {
         const CALL: &str = "Host::threads";
         let layout = layout(n_pes, options)?;
         let mapping = own_memory(layout).map_err(|error| Error::system(CALL, error))?;
         (0..n_pes).for_each(|pe| announce(&mapping, pe));
-        // Made here one after the other, so without the collective that ends a join.
+        // They are made one after the other, without the collective that ends a join.
         let alone = |pe| Shared::alone(pe, mapping.clone(), options, None, Err("PEs are threads".into()));
         Ok((0..n_pes).map(|pe| Self { shared: Arc::new(alone(pe)) }).collect())
     }
 
-    /// The rest of joining, after all pages are filled in.
-    ///
-    /// The job's deadline holds for all of it together: `left` is what remains.
+    /// Completes a join after all pages are filled in. `left` is the rest of the deadline of the job.
     fn new(
         me: usize,
         mapping: Arc<Mapping>,
@@ -130,7 +132,7 @@ impl Host {
     ) -> Result<Self, Error> {
         let segments = mapping.segments();
         let readable = if !options.cross_memory_attach {
-            Err("switched off".to_owned())
+            Err("disabled by the options".to_owned())
         } else {
             let own = Identity::own();
             (0..segments.layout().n_pes)
@@ -138,14 +140,13 @@ impl Host {
                 .try_for_each(|pe| own.can_read(&Identity::read(segments.page(pe))).map_err(|why| format!("PE {pe}: {why}")))
         };
         let mut shared = Shared::alone(me, mapping, &HostOptions { deadline: left, ..options.clone() }, rendezvous, readable);
-        // All or nobody: the choice of a way must be the same everywhere.
-        let mine = u64::from(shared.attach);
-        let heap_bytes = shared.segments.layout().heap_bytes as u64;
-        let all =
-            shared.gather_words(shared.teams.world(), Purpose::Join, heap_bytes, &[mine])?.into_iter().all(|word| word == 1);
-        shared.deadline = options.deadline;
-        shared.attach = all && shared.n_pes() > 1;
-        if !shared.attach {
+        // All PEs must choose the same algorithms, so either all of them use it or none.
+        let mine = u64::from(shared.cross_memory);
+        let heap_bytes = shared.peers.segments.layout().heap_bytes as u64;
+        let all = shared.gather_words(shared.world(), Purpose::Join, heap_bytes, &[mine])?.into_iter().all(|word| word == 1);
+        shared.peers.deadline = options.deadline;
+        shared.cross_memory = all && shared.n_pes() > 1;
+        if !shared.cross_memory {
             shared.caps.private_buffers = PrivateBuffers::Staged;
         }
         Ok(Self { shared: Arc::new(shared) })
@@ -153,7 +154,7 @@ impl Host {
 }
 
 impl Shared {
-    /// One PE's view, before it has met the others.
+    /// The state of one PE before it has met the others.
     fn alone(
         me: usize,
         mapping: Arc<Mapping>,
@@ -176,17 +177,13 @@ impl Shared {
         };
         let heap = HeapMap::new(layout.heap_start(), layout.heap_start() + layout.heap_bytes as u64);
         let job = JobShape { my_pe: Pe::new(me as u32), n_pes, local: (0..n_pes as u32).map(Pe::new).collect() };
+        let liveness = Liveness::new(segments, rendezvous.as_ref());
         Self {
-            segments,
-            me,
+            peers: Peers::new(segments, me, options.deadline, liveness, n_pes > machine::processors()),
             job,
             caps,
-            deadline: options.deadline,
-            crowded: n_pes > machine::processors(),
-            shares_processor: AtomicBool::new(false),
             compare_calls: options.check_calls,
-            attach: readable.is_ok(),
-            liveness: Liveness::new(segments, rendezvous.as_ref()),
+            cross_memory: readable.is_ok(),
             teams: Teams::new(n_pes, me, MAX_TEAMS),
             heap: Mutex::new(heap),
             kernels: Kernels::new(options.kernel_seed),
@@ -198,13 +195,13 @@ impl Shared {
     }
 }
 
-/// Memory that no other process has to be given.
+/// Maps memory that is not shared with another process.
 fn own_memory(layout: Layout) -> Result<Arc<Mapping>, std::io::Error> {
     let file = segment::create(&layout)?;
     Ok(Arc::new(Mapping::new(file.as_fd(), layout)?))
 }
 
-/// A failed rendezvous: who is to blame, where the error says it.
+/// The error of a rendezvous that failed, with the PE that caused it if that is known.
 fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Error {
     let team = TeamName { id: TeamId::WORLD, size: n_pes };
     match error {
@@ -216,21 +213,22 @@ fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Er
     }
 }
 
-/// Takes back what `announce` said, and says why.
+/// Publishes that this PE leaves after `announce`, and why.
 fn withdraw(mapping: &Mapping, me: usize, error: &Error, rendezvous: Arc<Rendezvous>) {
     let segments = mapping.segments();
     let page = segments.page(me);
-    let _ = page.blames.compare_exchange(0, root_cause::word_of(error, me), Ordering::Release, Ordering::Relaxed);
+    let _ = page.failure.compare_exchange(0, root_cause::encode(error, me), Ordering::Release, Ordering::Relaxed);
     shared::leave(page, Some(rendezvous));
 }
 
-/// Why the PEs do not agree on the layout of the memory.
+/// Why the PEs could not agree on the layout of the memory.
 enum Disagreement {
     Rendezvous(BootstrapError),
     Heap(Mismatch),
 }
 
-/// Compares what decides the layout of the memory, before any PE maps it: each is told which other one differs.
+/// Compares the sizes of the heaps, which determine the layout, before any PE maps the memory. Fails with the
+/// first PE that differs.
 fn agree_on_heap(rendezvous: &Rendezvous, layout: &Layout, within: Duration) -> Result<(), Disagreement> {
     let heap_bytes = |blob: &[u8]| blob.try_into().map_or(0, u64::from_le_bytes);
     let mine = layout.heap_bytes as u64;
@@ -244,7 +242,7 @@ fn agree_on_heap(rendezvous: &Rendezvous, layout: &Layout, within: Duration) -> 
     })
 }
 
-/// Fills in the page of a PE of this process.
+/// Publishes a PE of this process in its page.
 fn announce(mapping: &Mapping, pe: usize) {
     let segments = mapping.segments();
     let page = segments.page(pe);
@@ -259,7 +257,7 @@ fn layout(n_pes: usize, options: &HostOptions) -> Result<Layout, Error> {
     if n_pes == 0 || n_pes > 4096 {
         return Err(value("n_pes", n_pes.to_string(), "1 to 4096 PEs on one machine"));
     }
-    // As much as the machine has, but no more than leaves room in the address space.
+    // As much as the machine has, limited by the address space.
     let default = (machine::memory_bytes() as usize).min((1 << 44) / n_pes);
     let heap_bytes = options.heap_bytes.unwrap_or(default);
     let layout = heap_bytes.checked_next_multiple_of(4096).and_then(|heap_bytes| Layout::new(n_pes, heap_bytes));

@@ -1,7 +1,8 @@
-//! Peerweave's backend for the shared memory of one machine: PEs are processes, or threads of one process.
+//! The backend of Peerweave for the shared memory of one machine: PEs are processes, or threads of one process.
 //!
-//! No GPU, no network, nothing to install. One memory file holds the symmetric heaps of all PEs; it has no name, is handed
-//! from PE 0 to the others over a Unix socket, and is gone when the last process that maps it is, whatever it died of.
+//! It needs no GPU and no network. One memory file holds the symmetric heaps of all PEs. It has no name: PE 0
+//! passes it to the others over a Unix socket, and the system frees it when the last process that maps it has
+//! ended.
 //!
 //! ```text
 //!   backend.rs  stream.rs  join.rs  threads.rs     the contract of peerweave-core, streams, how PEs join a job
@@ -14,13 +15,15 @@
 //!      simd/     copies and reductions
 //! ```
 //!
-//! # What it promises
-//! - Every wait ends: with success, at the deadline, or soon after a PE that is needed has died (within some milliseconds).
-//! - Results of a reduction have the same bits on every PE: each element is computed once, or everywhere in the same order.
-//! - Nobody ever writes into another process's private memory.
+//! # Guarantees
+//! - Every wait ends: with success, at its deadline, or within milliseconds after a needed PE has died.
+//! - Results of a reduction have the same bits on every PE: each element is computed once, or in the same order
+//!   on every PE.
+//! - No PE writes to the private memory of another process.
 //!
-//! # What it does not do
-//! It stays on one machine. Kernels run on CPU threads, one thread of a grid at a time: for tests, not for speed.
+//! # Limits
+//! A job stays on one machine. Kernels run on CPU threads, one thread of a grid at a time, for tests and not
+//! for speed.
 
 mod backend;
 mod join;

@@ -1,14 +1,14 @@
-//! Streams: ordered queues, each with a thread of its own that is started when it is first needed.
+//! Streams: ordered queues, each with a thread of its own that starts when it is first needed.
 //!
-//! An operation that finds its stream idle runs on the calling thread, and moves to the stream's thread only where it would keep the
-//! caller waiting for peers longer than [`CALLER_WAITS`]. Invariant: at most one operation of a stream runs at a time, by whoever holds `busy`; an
-//! operation starts on the caller's thread only when the queue is empty and `busy` was free; operations that take turns in their teams do so in
+//! An operation that finds its stream idle runs on the thread of the caller. If the caller would wait for
+//! peers longer than [`CALLER_BUDGET`], the thread of the stream continues it. Invariant: at most one
+//! operation of a stream runs at a time, on the thread that holds `busy`; an operation starts on the thread of
+//! the caller only if the queue is empty and `busy` was free; operations take their places in their teams in
 //! the order in which they stand in the queue.
 
-use crate::ops::collective::Progress;
 use crate::ops::shared::Shared;
-use crate::ops::{Task, run_plain};
-use crate::sync::wait::Limit;
+use crate::ops::{self, Task};
+use crate::sync::wait::{Limit, Stop};
 use peerweave_core::Error;
 use peerweave_core::backend::{EventBackend, Keep, Op, Outcome, Pending, StreamBackend, Submitted, TeamId};
 use peerweave_core::{TeamName, Timeout};
@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How long an asynchronous call may keep its caller.
-pub(crate) const CALLER_WAITS: Duration = Duration::from_millis(1);
+/// How long a stream-ordered call may run on the thread of its caller.
+const CALLER_BUDGET: Duration = Duration::from_millis(1);
 
 /// A stream, as its users hold it.
 #[derive(Debug)]
@@ -30,9 +30,9 @@ pub(crate) struct HostStream {
 #[derive(Debug)]
 struct Inner {
     shared: Arc<Shared>,
-    /// Somebody runs an operation of this stream.
+    /// A thread runs an operation of this stream.
     busy: AtomicBool,
-    /// Something was queued that has not been seen to be over. Only set under `queue`.
+    /// An operation was queued whose end was not noticed yet. Only set under `queue`.
     pending: AtomicBool,
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -42,30 +42,30 @@ struct Inner {
 struct Queue {
     jobs: VecDeque<Job>,
     has_worker: bool,
-    /// What runs now on the worker.
+    /// The call that runs now on the thread of the stream.
     running: Option<&'static str>,
     /// The first failure that `synchronize` has not returned yet.
     failed: Option<Error>,
 }
 
 enum Job {
-    Run { call: &'static str, task: Task, done: Arc<Completion>, keep: Keep },
-    Mark(Arc<HostEvent>),
-    Await(Arc<HostEvent>),
+    Run { call: &'static str, task: Task<'static>, done: Arc<Completion>, keep: Keep },
+    Record(Arc<HostEvent>),
+    WaitEvent(Arc<HostEvent>),
 }
 
 impl std::fmt::Debug for Job {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Run { call, .. } => call,
-            Self::Mark(_) => "record",
-            Self::Await(_) => "wait_event",
+            Self::Record(_) => "record",
+            Self::WaitEvent(_) => "wait_event",
         })
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds one of these locks can panic half way.
+    // No code that holds one of these locks panics.
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
@@ -104,47 +104,47 @@ impl HostStream {
     }
 }
 
-// SAFETY: [B1], [B6]: `keep` is called and its result moved into the queue with the task wherever `Queued` is returned, and dropped after
-// the task is over; otherwise the task is over before `submit` returns.
+// SAFETY: [B1], [B6]: if `Queued` is returned, `keep` was called and its result moved into the queue with the
+// task, and it is dropped after the task has ended; otherwise the task has ended before `submit` returns.
 unsafe impl StreamBackend for HostStream {
     #[inline]
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error> {
         let inner = &*self.inner;
-        if !matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_)) {
-            // Waits for nobody and takes no turn: no lock.
-            if !inner.pending.load(Ordering::Acquire) && !inner.busy.swap(true, Ordering::Acquire) {
-                let _release = Busy(&inner.busy);
-                return Ok(Submitted::Complete(run_plain(&inner.shared, op)));
-            }
-            let mut queue = lock(&inner.queue);
-            self.need_worker(&mut queue, call_name(op))?;
-            return Ok(self.push(queue, call_name(op), Task::begin(&inner.shared, op)?, keep(), End::Back));
+        let shared = &*inner.shared;
+        let call = call_name(op);
+        if !ops::waits(op) && !inner.pending.load(Ordering::Acquire) && !inner.busy.swap(true, Ordering::Acquire) {
+            // Needs no place among other operations: no lock.
+            let _release = Release(&inner.busy);
+            return Ok(Submitted::Complete(shared.run_one_sided(op)));
         }
-        if let Op::Launch(launch) = op {
-            // The threads of a grid do not change threads of the host, and may take long: the stream's own runs them.
-            let mut queue = lock(&inner.queue);
-            let call = launch.kernel.name();
+        // Taking a place in the team and one in the queue is one step: of the operations of two threads, the
+        // first in the team is the first in the queue.
+        let mut queue = lock(&inner.queue);
+        // The threads of a grid do not move to another thread of the host and may take long, so launches run
+        // on the thread of the stream.
+        let inline = ops::waits(op) && !matches!(op, Op::Launch(_));
+        if !inline || inner.pending.load(Ordering::Acquire) || inner.busy.swap(true, Ordering::Acquire) {
             self.need_worker(&mut queue, call)?;
-            return Ok(self.push(queue, call, Task::begin(&inner.shared, op)?, keep(), End::Back));
+            return Ok(self.push(queue, call, Task::start(shared, op)?.into_owned(), keep(), End::Back));
         }
-        // Taking a turn and taking a place in the queue are one step: of two threads' operations the first in its team is first here.
-        let mut queue = lock(&inner.queue);
-        if inner.pending.load(Ordering::Acquire) || inner.busy.swap(true, Ordering::Acquire) {
-            self.need_worker(&mut queue, call_name(op))?;
-            return Ok(self.push(queue, call_name(op), Task::begin(&inner.shared, op)?, keep(), End::Back));
+        let release = Release(&inner.busy);
+        let mut task = Task::start(shared, op)?;
+        drop(queue);
+        match task.drive(shared, Limit::Budget(CALLER_BUDGET)) {
+            Ok(outcome) => return Ok(Submitted::Complete(outcome)),
+            Err(Stop::Failed(error)) => return Err(*error),
+            Err(Stop::BudgetSpent) => {}
         }
-        let release = Busy(&inner.busy);
-        let (outcome, unfinished) = inner.run_inline(op, queue)?;
-        let Some(mut task) = unfinished else { return Ok(Submitted::Complete(outcome)) };
         let mut queue = lock(&inner.queue);
-        if self.need_worker(&mut queue, call_name(op)).is_err() {
-            // Without a thread the caller waits after all.
+        if self.need_worker(&mut queue, call).is_err() {
+            // Without a thread of the stream the caller waits.
             drop(queue);
-            let done = task.drive(&inner.shared, Limit::Deadline(inner.shared.deadline))?;
-            return Ok(Submitted::Complete(done.expect("a deadline is no budget")));
+            let outcome = task.drive(shared, Limit::Deadline(shared.peers.deadline)).map_err(Stop::into_error)?;
+            return Ok(Submitted::Complete(outcome));
         }
-        // In front of whatever was queued meanwhile; and before `busy` is given up, so that nobody overtakes.
-        let submitted = self.push(queue, call_name(op), task, keep(), End::Front);
+        // Before all operations that were queued meanwhile, and before `busy` is released, so that none
+        // overtakes.
+        let submitted = self.push(queue, call, task.into_owned(), keep(), End::Front);
         drop(release);
         inner.changed.notify_all();
         Ok(submitted)
@@ -164,7 +164,7 @@ unsafe impl StreamBackend for HostStream {
                 return queue.failed.take().map_or(Ok(()), Err);
             }
             let rest = rest(&inner.shared, queue.running.unwrap_or("synchronize"), started, within)?;
-            // Someone who runs an operation inline tells nobody when it is done: look again soon.
+            // A caller that runs an operation does not notify this condition: look again soon.
             let soon = rest.min(Duration::from_millis(5));
             queue = inner.changed.wait_timeout(queue, soon).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
@@ -189,7 +189,7 @@ unsafe impl StreamBackend for HostStream {
             event.pass(queue.failed.clone().map_or(Ok(()), Err));
         } else {
             self.need_worker(&mut queue, "record")?;
-            self.enqueue(queue, Job::Mark(event.clone()), End::Back);
+            self.enqueue(queue, Job::Record(event.clone()), End::Back);
         }
         Ok(event)
     }
@@ -197,10 +197,10 @@ unsafe impl StreamBackend for HostStream {
     fn wait_event(&self, event: &Arc<dyn EventBackend>) -> Result<(), Error> {
         let event: Arc<dyn Any + Send + Sync> = event.clone();
         let event = event.downcast::<HostEvent>().expect("peerweave-core bug: an event of another backend");
-        if !event.has_passed_well() {
+        if !event.has_succeeded() {
             let mut queue = lock(&self.inner.queue);
             self.need_worker(&mut queue, "wait_event")?;
-            self.enqueue(queue, Job::Await(event), End::Back);
+            self.enqueue(queue, Job::WaitEvent(event), End::Back);
         }
         Ok(())
     }
@@ -214,7 +214,7 @@ enum End {
 }
 
 impl HostStream {
-    /// Starts the stream's thread where it has none.
+    /// Starts the thread of the stream if there is none.
     fn need_worker(&self, queue: &mut Queue, call: &'static str) -> Result<(), Error> {
         if !queue.has_worker {
             let worker = self.inner.clone();
@@ -225,7 +225,7 @@ impl HostStream {
         Ok(())
     }
 
-    /// Only where there is a worker.
+    /// Only if the thread of the stream runs.
     fn enqueue(&self, mut queue: MutexGuard<'_, Queue>, job: Job, end: End) {
         self.inner.pending.store(true, Ordering::Release);
         self.inner.shared.queued.fetch_add(1, Ordering::AcqRel);
@@ -237,7 +237,7 @@ impl HostStream {
         self.inner.changed.notify_all();
     }
 
-    fn push(&self, queue: MutexGuard<'_, Queue>, call: &'static str, task: Task, keep: Keep, end: End) -> Submitted {
+    fn push(&self, queue: MutexGuard<'_, Queue>, call: &'static str, task: Task<'static>, keep: Keep, end: End) -> Submitted {
         let done = Arc::new(Completion::new(call, self.inner.shared.clone()));
         self.enqueue(queue, Job::Run { call, task, done: done.clone(), keep }, end);
         Submitted::Queued(done)
@@ -246,16 +246,16 @@ impl HostStream {
 
 impl Drop for HostStream {
     fn drop(&mut self) {
-        // The worker finishes what is queued, and then ends.
+        // The thread of the stream runs the operations in the queue, and then ends.
         let _queue = lock(&self.inner.queue);
         self.inner.changed.notify_all();
     }
 }
 
-/// Gives `busy` back.
-struct Busy<'a>(&'a AtomicBool);
+/// Releases `busy` when dropped.
+struct Release<'a>(&'a AtomicBool);
 
-impl Drop for Busy<'_> {
+impl Drop for Release<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
@@ -263,50 +263,22 @@ impl Drop for Busy<'_> {
 }
 
 impl Inner {
-    /// Runs an operation on the caller's thread, for as long as a caller can be expected to wait; what is left of it is given back. `queue` is held
-    /// until it has its turn.
-    #[inline]
-    fn run_inline(&self, op: &Op, queue: MutexGuard<'_, Queue>) -> Result<(Outcome, Option<Task>), Error> {
-        let shared = &*self.shared;
-        let limit = Limit::Budget(CALLER_WAITS);
-        if let Op::Collective(op) = op {
-            // The commonest by far: no clone, no allocation.
-            let call = op.kind.name();
-            let mut progress = shared.teams.with(call, op.team, Progress::begin)?;
-            drop(queue);
-            let done = shared.teams.with(call, op.team, |team| progress.drive(shared, team, op, limit))?;
-            return match done.map_err(|failure| *failure)? {
-                Some(()) => Ok((Outcome::Done, None)),
-                None => {
-                    let team = shared.teams.get(call, op.team)?;
-                    Ok((Outcome::NotYet, Some(Task::Collective { op: op.clone(), team, progress })))
-                }
-            };
-        }
-        let mut task = Task::begin(shared, op)?;
-        drop(queue);
-        match task.drive(shared, limit)? {
-            Some(outcome) => Ok((outcome, None)),
-            None => Ok((Outcome::NotYet, Some(task))),
-        }
-    }
-
-    /// The stream's thread.
+    /// Runs the thread of the stream.
     fn work(self: Arc<Self>) {
         while self.wait_for_job() {
-            // Whoever runs an operation inline finishes first, or puts the rest of it in front.
+            // A caller that runs an operation finishes first, or queues the rest of it in front.
             let mut waits = 0u32;
             while self.busy.swap(true, Ordering::Acquire) {
                 waits += 1;
                 if waits < 100 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(50)) }
             }
-            let release = Busy(&self.busy);
+            let release = Release(&self.busy);
             let mut queue = lock(&self.queue);
             let Some(job) = queue.jobs.pop_front() else { continue };
             queue.running = Some(match &job {
                 Job::Run { call, .. } => call,
-                Job::Mark(_) => "record",
-                Job::Await(_) => "wait_event",
+                Job::Record(_) => "record",
+                Job::WaitEvent(_) => "wait_event",
             });
             let earlier = queue.failed.clone();
             drop(queue);
@@ -326,11 +298,11 @@ impl Inner {
         }
     }
 
-    /// Waits until there is something to do; `false` where nothing will come any more.
+    /// Waits for a job; `false` if there will be none.
     fn wait_for_job(self: &Arc<Self>) -> bool {
         let mut queue = lock(&self.queue);
         while queue.jobs.is_empty() {
-            // This thread and the handle hold it; without the handle nobody can enqueue any more.
+            // Only this thread holds the stream: no handle is left that could enqueue.
             if Arc::strong_count(self) == 1 {
                 queue.has_worker = false;
                 return false;
@@ -343,22 +315,22 @@ impl Inner {
 
     /// Runs one job after the failure `earlier`, if any; returns a new failure.
     fn run(&self, job: Job, earlier: Option<Error>) -> Option<Error> {
-        let deadline = Limit::Deadline(self.shared.deadline);
+        let deadline = Limit::Deadline(self.shared.peers.deadline);
         match job {
             Job::Run { call, mut task, done, keep } => {
-                // A mismatch has run nothing and broken nothing: what follows does not depend on it more than on any other error of a call.
+                // A mismatch has run nothing and leaves its team usable, so later operations still run.
                 let because = earlier.filter(|error| !matches!(error, Error::Mismatch(_)));
                 let run = || match because {
-                    // It may have its turn in a team, which it must take and leave; but a collective that some ranks skip would stop the others, so
-                    // its team is given up.
+                    // It has a place in its team, which it must take and leave. A collective that some ranks
+                    // skip would stop the others, so its team fails.
                     Some(because) => {
                         let skipped = Error::Skipped { call, because: Arc::new(because) };
                         task.skip(&self.shared, &skipped);
                         Err(skipped)
                     }
-                    None => task.drive(&self.shared, deadline).map(|outcome| outcome.expect("a deadline is no budget")),
+                    None => task.drive(&self.shared, deadline).map_err(Stop::into_error),
                 };
-                // A panic must not leave the ticket waiting and the stream without its thread.
+                // After a panic the ticket must complete, and the stream must keep its thread.
                 let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
                     .unwrap_or_else(|_| Err(Error::system(call, std::io::Error::other("the operation panicked"))));
                 let failed = outcome.as_ref().err().filter(|error| !matches!(error, Error::Skipped { .. })).cloned();
@@ -367,34 +339,35 @@ impl Inner {
                 done.complete(outcome);
                 failed
             }
-            Job::Mark(event) => {
+            Job::Record(event) => {
                 event.pass(earlier.map_or(Ok(()), Err));
                 None
             }
-            Job::Await(event) => event.wait(self.shared.deadline).err(),
+            Job::WaitEvent(event) => event.wait(self.shared.peers.deadline).err(),
         }
     }
 }
 
-/// How long an operation may take to say how it ended, after the deadline of who waits for it.
-const ENDING: Duration = Duration::from_millis(200);
+/// How long an operation may take to complete its ticket after its own deadline has passed.
+const COMPLETION_GRACE: Duration = Duration::from_millis(200);
 
-/// How long a wait for a stream or a ticket may go on, or the error of its deadline.
+/// The rest of the time of a wait for a stream or a ticket, or the error of its deadline.
 fn rest(shared: &Shared, call: &'static str, started: Instant, within: Duration) -> Result<Duration, Error> {
     let waited = started.elapsed();
     if let Some(rest) = within.checked_sub(waited).filter(|rest| !rest.is_zero()) {
         return Ok(rest);
     }
-    let missing = shared.teams.missing(shared);
-    // Where nobody is missing, the operation is ending, most likely because its own deadline has expired just now; and it knows who was.
-    if missing.is_empty() && waited < within + ENDING {
+    let missing = shared.teams.missing(&shared.peers);
+    // If no PE is missing, the operation is ending, most likely because its own deadline has just passed. Its
+    // error names the missing PEs.
+    if missing.is_empty() && waited < within + COMPLETION_GRACE {
         return Ok(Duration::from_millis(1));
     }
     let team = TeamName { id: TeamId::WORLD, size: shared.n_pes() };
     Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing })))
 }
 
-/// The end of a queued operation.
+/// The completion of a queued operation.
 #[derive(Debug)]
 struct Completion {
     call: &'static str,
@@ -434,14 +407,14 @@ impl Pending for Completion {
     }
 }
 
-/// A mark in a stream.
+/// An event in a stream.
 #[derive(Debug)]
 pub(crate) struct HostEvent {
     state: Mutex<Option<(Duration, Result<(), Error>)>>,
     changed: Condvar,
 }
 
-/// Where the clock of all events starts.
+/// The time since the first event of the process.
 fn clock() -> Duration {
     static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     START.get_or_init(Instant::now).elapsed()
@@ -452,8 +425,8 @@ impl HostEvent {
         Self { state: Mutex::new(None), changed: Condvar::new() }
     }
 
-    /// Whether the mark was passed, with nothing failed before it.
-    fn has_passed_well(&self) -> bool {
+    /// Whether the stream has passed the event without an earlier failure.
+    fn has_succeeded(&self) -> bool {
         matches!(&*lock(&self.state), Some((_, Ok(()))))
     }
 

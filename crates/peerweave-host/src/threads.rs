@@ -1,16 +1,18 @@
-//! PEs as threads of one process: for tests, and for learning.
+//! Runs PEs as threads of one process, for tests and for learning.
 
 use crate::backend::Host;
 use crate::join::HostOptions;
 use peerweave_core::{Error, World};
 use std::sync::Arc;
 
-/// Runs `program` once per PE, each on a thread of its own with a world of its own, and returns what they returned, in order of PEs.
+/// Runs `program` once per PE, each on its own thread with its own world, and returns the results in order of
+/// PEs.
 ///
-/// A PE that panics leaves the job, so that the others get an error that names it; its panic goes on here when all have ended.
+/// A PE that panics leaves the job, so the other PEs get an error that names it. When all threads have ended,
+/// the panic continues on the calling thread.
 ///
 /// # Errors
-/// Where the shared memory cannot be had. Errors of the PEs are theirs to return.
+/// [`Error::System`] if the shared memory cannot be mapped. Errors of the PEs are in the results.
 ///
 /// ```
 /// use peerweave::host::{HostOptions, on_threads};
@@ -30,7 +32,7 @@ pub fn on_threads<R: Send>(n_pes: usize, options: &HostOptions, program: impl Fn
     let program = &program;
     std::thread::scope(|scope| {
         let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || program(world))).collect();
-        // All are joined before the first panic goes on.
+        // Join all threads before the first panic continues.
         let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
         Ok(ended.into_iter().map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect())
     })

@@ -1,72 +1,78 @@
-//! A rendezvous: the producer's buffer is named by a descriptor, read by the consumer, and free again when acknowledged.
+//! A sender names its buffer in a message; the receiver copies the buffer, and answers.
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
 use crate::{Plain, Team, check, refuted, several};
-use peerweave_device::mailbox::{Consumer, Producer, Ring};
-use peerweave_device::{Line, Word};
+use peerweave_device::Word;
+use peerweave_device::mailbox::{self, Answer, Slot};
 
-/// Words of a line: the sequence and two of payload.
-const LINE: usize = 3;
+/// Words of a slot: the number, two of payload, the answer.
+const SLOT: usize = 4;
 
-/// The memory of a mailbox, and as many of the producer's buffers as it has lines.
-struct Box<W> {
+/// The memory of a ring, and as many buffers of the sender as it has slots.
+struct Ring<W> {
     words: Vec<W>,
     buffers: Vec<Plain>,
 }
 
-impl<W: TestWord> Box<W> {
+impl<W: TestWord> Ring<W> {
     fn new(capacity: usize) -> Self {
-        Self { words: several(1 + LINE * capacity), buffers: several(capacity) }
+        Self { words: several(SLOT * capacity), buffers: several(capacity) }
     }
 
-    fn ring<'a>(&'a self) -> Ring<'a, W, impl Fn(usize) -> Line<'a, W>> {
-        let (acknowledged, lines) = self.words.split_first().unwrap();
-        Ring::new(self.buffers.len(), |index| Line::from_words(&lines[index * LINE..][..LINE]), acknowledged)
+    fn capacity(&self) -> usize {
+        self.buffers.len()
     }
 
-    /// Writes a buffer and pushes its name, when there is room; then waits until all is acknowledged and uses the buffers
-    /// otherwise.
-    fn produce(&self, messages: u64) {
-        let (ring, mut producer) = (self.ring(), Producer::new());
-        for message in 0..messages {
-            while producer.in_flight(&ring) == ring.capacity() as u64 {
+    fn slot(&self, number: u64) -> Slot<'_, W> {
+        slot(&self.words[mailbox::index(number, self.capacity()) * SLOT..][..SLOT])
+    }
+
+    /// Writes a buffer and publishes its name when there is room; then waits for all answers and uses the
+    /// buffers otherwise.
+    fn send(&self, messages: u64) {
+        for number in 1..=messages {
+            while self.slot(number).free_for(number, self.capacity()).is_none() {
                 loom::thread::yield_now();
             }
-            let buffer = message % ring.capacity() as u64;
-            self.buffers[buffer as usize].set(message + 50);
-            let ticket = producer.try_push(&ring, &[buffer, !buffer]).expect("there is room");
-            assert_eq!(ticket.get(), message);
-            if message + 1 == messages {
-                while !producer.is_acknowledged(&ring, ticket) {
-                    loom::thread::yield_now();
-                }
+            let buffer = (number - 1) % self.capacity() as u64;
+            self.buffers[buffer as usize].set(number + 50);
+            self.slot(number).publish(number, &[buffer, !buffer]);
+        }
+        for number in messages.saturating_sub(self.capacity() as u64 - 1)..=messages {
+            while self.slot(number).answered(number).is_none() {
+                loom::thread::yield_now();
             }
         }
         self.buffers.iter().for_each(|buffer| buffer.set(0));
     }
 
-    /// Pops the next message if there is one.
-    fn consume(&self, consumer: &mut Consumer, message: u64) -> bool {
-        let (ring, mut got) = (self.ring(), [0; 2]);
-        let Some(ticket) = consumer.try_pop(&ring, &mut got) else { return false };
+    /// Receives a message if it is there.
+    fn receive(&self, number: u64) -> bool {
+        let mut got = [0; 2];
+        if !self.slot(number).read(number, &mut got) {
+            return false;
+        }
         assert_eq!(got[1], !got[0], "torn or overwritten");
-        assert_eq!(self.buffers[got[0] as usize].get(), message + 50);
-        consumer.acknowledge(&ring, ticket);
+        assert_eq!(self.buffers[got[0] as usize].get(), number + 50);
+        self.slot(number).respond(number, Answer::Accepted);
         true
     }
 }
 
-fn rendezvous<W: TestWord>(capacity: usize, messages: u64) {
+fn slot<W>(words: &[W]) -> Slot<'_, W> {
+    Slot { number: &words[0], payload: &words[1..3], answer: &words[3] }
+}
+
+fn messages_pass<W: TestWord>(capacity: usize, messages: u64) {
     check(
         Team::PAIR,
-        move || Box::<W>::new(capacity),
-        move |rank, mailbox| {
+        move || Ring::<W>::new(capacity),
+        move |rank, ring| {
             if rank == 0 {
-                mailbox.produce(messages);
+                ring.send(messages);
             } else {
-                let mut consumer = Consumer::new();
-                for message in 0..messages {
-                    while !mailbox.consume(&mut consumer, message) {
+                for number in 1..=messages {
+                    while !ring.receive(number) {
                         loom::thread::yield_now();
                     }
                 }
@@ -78,46 +84,47 @@ fn rendezvous<W: TestWord>(capacity: usize, messages: u64) {
 
 #[test]
 fn messages_pass_one_at_a_time() {
-    rendezvous::<Exact>(1, 3);
+    messages_pass::<Exact>(1, 3);
 }
 
 #[test]
-fn messages_pass_two_under_way_and_lines_are_used_again() {
-    rendezvous::<Exact>(2, 4);
+fn messages_pass_when_slots_are_used_again() {
+    messages_pass::<Exact>(2, 4);
 }
 
-refuted!(a_mailbox_that_does_not_release_is_refuted, "torn or overwritten", rendezvous::<NoRelease>(2, 3));
-refuted!(a_mailbox_that_does_not_acquire_is_refuted, "torn or overwritten", rendezvous::<NoAcquire>(2, 3));
+refuted!(mailbox_without_release_is_refuted, "torn or overwritten", messages_pass::<NoRelease>(2, 3));
+refuted!(mailbox_without_acquire_is_refuted, "torn or overwritten", messages_pass::<NoAcquire>(2, 3));
 
-/// Acknowledges `early` or late; the producer waits for that before it writes its buffer again.
-fn one_buffer(early: bool, wait_for_acknowledgement: bool) {
+/// Answers `early` or late; the sender waits for the answer before it writes its buffer again.
+fn one_buffer(early: bool, wait_for_answer: bool, answer: Answer) {
     check(
         Team::PAIR,
-        || Box::<Exact>::new(1),
-        move |rank, mailbox| {
-            let ring = mailbox.ring();
+        || Ring::<Exact>::new(1),
+        move |rank, ring| {
+            let slot = ring.slot(1);
             if rank == 0 {
-                let mut producer = Producer::new();
-                mailbox.buffers[0].set(1);
-                let ticket = producer.try_push(&ring, &[0, !0]).unwrap();
-                while wait_for_acknowledgement && !producer.is_acknowledged(&ring, ticket) {
-                    loom::thread::yield_now();
-                }
-                mailbox.buffers[0].set(2);
-            } else {
-                let mut consumer = Consumer::new();
-                let ticket = loop {
-                    match consumer.try_pop(&ring, &mut []) {
-                        Some(ticket) => break ticket,
+                ring.buffers[0].set(1);
+                slot.publish(1, &[0, !0]);
+                while wait_for_answer {
+                    match slot.answered(1) {
+                        Some(found) => {
+                            assert_eq!(found, answer, "another answer");
+                            break;
+                        }
                         None => loom::thread::yield_now(),
                     }
-                };
-                if early {
-                    consumer.acknowledge(&ring, ticket);
                 }
-                assert_eq!(mailbox.buffers[0].get(), 1);
+                ring.buffers[0].set(2);
+            } else {
+                while !slot.read(1, &mut []) {
+                    loom::thread::yield_now();
+                }
+                if early {
+                    slot.respond(1, answer);
+                }
+                assert_eq!(ring.buffers[0].get(), 1);
                 if !early {
-                    consumer.acknowledge(&ring, ticket);
+                    slot.respond(1, answer);
                 }
             }
             Ok(())
@@ -126,30 +133,74 @@ fn one_buffer(early: bool, wait_for_acknowledgement: bool) {
 }
 
 #[test]
-fn a_buffer_is_free_when_its_message_is_acknowledged() {
-    one_buffer(false, true);
+fn buffer_is_free_when_its_message_is_accepted() {
+    one_buffer(false, true, Answer::Accepted);
 }
 
-refuted!(an_acknowledgement_before_the_read_is_refuted, one_buffer(true, true));
-refuted!(a_buffer_used_again_before_the_acknowledgement_is_refuted, one_buffer(false, false));
+#[test]
+fn buffer_is_free_when_its_message_is_refused() {
+    one_buffer(false, true, Answer::Refused);
+}
 
-// The producer believes that its first message is acknowledged, which nobody has popped.
-refuted!(a_full_mailbox_that_takes_more_is_refuted, "torn or overwritten", {
+refuted!(answer_before_the_copy_is_refuted, one_buffer(true, true, Answer::Accepted));
+refuted!(buffer_used_again_before_the_answer_is_refuted, one_buffer(false, false, Answer::Accepted));
+
+/// The sender withdraws its message without an answer, and changes its data. The data is a word that both
+/// may access at once, as buffers are.
+fn withdrawn<W: TestWord>(withdraw: fn(&Slot<'_, W>), is_withdrawn: fn(&Slot<'_, W>) -> bool) {
     check(
         Team::PAIR,
-        || (several::<Exact>(LINE), [Exact::default(), Exact::default()]),
-        |rank, (line, acknowledged)| {
-            let ring = |side: usize| Ring::new(1, |_| Line::from_words(line), &acknowledged[side]);
+        || several::<W>(SLOT + 1),
+        move |rank, words| {
+            let (data, slot) = (&words[SLOT], slot(&words[..SLOT]));
             if rank == 0 {
-                let mut producer = Producer::new();
-                for message in 0..2 {
-                    producer.try_push(&ring(0), &[message, !message]).expect("believed to be free");
-                    acknowledged[0].store_relaxed(message + 1);
+                data.store_relaxed(1);
+                slot.publish(1, &[7, 0]);
+                withdraw(&slot);
+                data.store_relaxed(2);
+            } else {
+                let mut got = [0];
+                if slot.read(1, &mut got) && got[0] != mailbox::WITHDRAWN {
+                    let copy = data.load_relaxed();
+                    assert!(is_withdrawn(&slot) || copy == 1, "not withdrawn");
+                }
+            }
+            Ok(())
+        },
+    );
+}
+
+#[test]
+fn copy_of_data_that_changed_is_found_withdrawn() {
+    withdrawn::<Exact>(Slot::withdraw, Slot::is_withdrawn);
+}
+
+refuted!(
+    withdrawal_without_a_fence_is_refuted,
+    "not withdrawn",
+    withdrawn::<Exact>(|slot| slot.payload[0].store_relaxed(mailbox::WITHDRAWN), Slot::is_withdrawn)
+);
+refuted!(
+    withdrawal_found_without_a_fence_is_refuted,
+    "not withdrawn",
+    withdrawn::<Exact>(Slot::withdraw, |slot| slot.payload[0].load_relaxed() == mailbox::WITHDRAWN)
+);
+
+// The sender believes that its first message was answered, which no rank has read.
+refuted!(full_ring_that_takes_more_is_refuted, "torn or overwritten", {
+    check(
+        Team::PAIR,
+        || several::<Exact>(SLOT),
+        |rank, words| {
+            let slot = slot(words);
+            if rank == 0 {
+                for number in 1..=2 {
+                    slot.publish(number, &[number, !number]);
                 }
             } else {
                 let mut got = [0; 2];
-                if Consumer::new().try_pop(&ring(1), &mut got).is_some() {
-                    assert_eq!(got, [0, !0], "torn or overwritten");
+                if slot.read(1, &mut got) {
+                    assert_eq!(got, [1, !1], "torn or overwritten");
                 }
             }
             Ok(())
@@ -157,32 +208,29 @@ refuted!(a_full_mailbox_that_takes_more_is_refuted, "torn or overwritten", {
     )
 });
 
-/// One rank polls the mailboxes of two others, and blocks on neither.
+/// One rank polls the rings of two others, and blocks on neither.
 #[test]
-fn two_mailboxes_are_polled_at_once() {
+fn two_rings_are_polled_at_once() {
     check(
         Team::of_three(3),
-        || [Box::<Exact>::new(1), Box::new(1)],
-        |rank, mailboxes| {
+        || [Ring::<Exact>::new(1), Ring::new(1)],
+        |rank, rings| {
             if rank == 0 {
-                let mut consumers = [Consumer::new(), Consumer::new()];
                 let mut done = [false; 2];
                 while done != [true; 2] {
                     let mut idle = true;
-                    for ((mailbox, consumer), done) in mailboxes.iter().zip(&mut consumers).zip(&mut done) {
-                        if !*done {
-                            *done = mailbox.consume(consumer, 0);
-                            idle &= !*done;
-                        }
+                    for (ring, done) in rings.iter().zip(&mut done).filter(|(_, done)| !**done) {
+                        *done = ring.receive(1);
+                        idle &= !*done;
                     }
                     if idle {
                         loom::thread::yield_now();
                     }
                 }
             } else {
-                let mailbox = &mailboxes[rank - 1];
-                mailbox.buffers[0].set(50);
-                Producer::new().try_push(&mailbox.ring(), &[0, !0]).expect("there is room");
+                let ring = &rings[rank - 1];
+                ring.buffers[0].set(51);
+                ring.slot(1).publish(1, &[0, !0]);
             }
             Ok(())
         },

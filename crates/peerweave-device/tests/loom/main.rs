@@ -12,7 +12,6 @@ mod flag;
 mod mailbox;
 mod put_signal;
 mod sealed;
-mod slot;
 mod words;
 
 use loom::cell::UnsafeCell;

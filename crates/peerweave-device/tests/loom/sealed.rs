@@ -2,7 +2,7 @@
 
 use crate::words::{Exact, NoAcquire, NoRelease, TestWord};
 use crate::{GaveUp, Patience, Plain, Team, check, refuted, several};
-use peerweave_device::{Pause, Word, sealed, slot};
+use peerweave_device::{Pause, Word, sealed};
 
 /// Words of a line.
 const LINE: usize = 2;
@@ -22,8 +22,8 @@ fn lines_change_hands<W: TestWord>(publish: Publish<W>) {
         move || (several::<W>(4 * LINE), [several::<Plain>(2), several::<Plain>(2)]),
         move |rank, (words, cells)| {
             for epoch in 1..=3 {
-                let line = |rank: usize| &words[(2 * rank + slot::parity(epoch)) * LINE..][..LINE];
-                let cells = &cells[slot::parity(epoch)];
+                let line = |rank: usize| &words[(2 * rank + (epoch & 1) as usize) * LINE..][..LINE];
+                let cells = &cells[(epoch & 1) as usize];
                 let (other, mut got) = (1 - rank, [0; LINE]);
                 cells[rank].set(epoch);
                 publish(line(rank), epoch as u32, &data(rank, epoch));
@@ -72,4 +72,25 @@ refuted!(a_sealed_line_whose_last_word_has_no_epoch_is_refuted, "torn or overwri
         line[1].store_relaxed(sealed::seal(0, epoch));
         sealed::publish(line, epoch, data);
     })
+});
+
+refuted!(sealed_line_reused_before_it_was_read_is_refuted, {
+    check(
+        Team::PAIR,
+        || (several::<Exact>(2 * LINE), several::<Plain>(2)),
+        |rank, (words, cells)| {
+            let line = |epoch: u64| &words[(epoch & 1) as usize * LINE..][..LINE];
+            if rank == 0 {
+                // Never reads the lines of the other rank.
+                for epoch in 1..=3 {
+                    cells[(epoch & 1) as usize].set(epoch);
+                    sealed::publish(line(epoch), epoch as u32, &data(0, epoch));
+                }
+            } else {
+                read(line(1), 1, &mut [0; LINE], &mut Patience::short())?;
+                assert_eq!(cells[1].get(), 1);
+            }
+            Ok(())
+        },
+    )
 });

@@ -1,32 +1,34 @@
-//! Which parts of the symmetric heap are taken. The same on every PE: each runs this same deterministic algorithm on the same sequence
-//! of collective calls, so that no PE has to ask another where memory lies.
+//! The allocator of the symmetric heap. Every PE runs this deterministic algorithm on the same sequence of
+//! collective calls, so all PEs get the same offsets without communication.
 //!
-//! Does not touch the memory. Invariant: free ranges are disjoint, ascending, and no two of them touch.
+//! Does not access the memory. Invariant: free ranges are disjoint, ascending, and not adjacent.
 
 use std::collections::BTreeMap;
 
-/// The smallest unit of allocation: two cache lines, so that two buffers never share one.
+/// The unit of allocation, in bytes: two cache lines, so that two buffers never share one.
 pub(crate) const GRAIN: u64 = 128;
 
 /// A first-fit allocator over offsets `start .. end`.
 #[derive(Debug)]
 pub(crate) struct HeapMap {
     free: BTreeMap<u64, u64>,
-    taken: BTreeMap<u64, u64>,
+    allocated: BTreeMap<u64, u64>,
     start: u64,
     end: u64,
-    /// One past the highest byte that was ever taken.
+    /// The end of the highest range that was ever allocated.
     highest: u64,
 }
 
 impl HeapMap {
-    /// All of `start .. end` is free; `start` is a multiple of every alignment that will be asked for, or the excess is lost to padding.
+    /// A heap in which all of `start..end` is free. If `start` is not a multiple of a requested alignment,
+    /// padding is lost.
     pub(crate) fn new(start: u64, end: u64) -> Self {
-        Self { free: BTreeMap::from([(start, end - start)]), taken: BTreeMap::new(), start, end, highest: start }
+        Self { free: BTreeMap::from([(start, end - start)]), allocated: BTreeMap::new(), start, end, highest: start }
     }
 
-    /// Takes `bytes` (rounded up to the grain, at least one) at a multiple of `align`; `None` where no free range is large enough.
-    pub(crate) fn take(&mut self, bytes: u64, align: u64) -> Option<u64> {
+    /// Allocates `bytes`, rounded up to the grain, at a multiple of `align`; `None` if no free range is large
+    /// enough.
+    pub(crate) fn allocate(&mut self, bytes: u64, align: u64) -> Option<u64> {
         let bytes = bytes.max(1).checked_next_multiple_of(GRAIN)?;
         let align = align.max(GRAIN);
         let (from, len, at) = self.free.iter().find_map(|(&from, &len)| {
@@ -41,13 +43,13 @@ impl HeapMap {
         if rest > 0 {
             self.free.insert(at + bytes, rest);
         }
-        self.taken.insert(at, bytes);
+        self.allocated.insert(at, bytes);
         Some(at)
     }
 
-    /// Gives back what [`HeapMap::take`] gave; returns its length, or `None` where nothing was taken there.
-    pub(crate) fn give(&mut self, at: u64) -> Option<u64> {
-        let bytes = self.taken.remove(&at)?;
+    /// Frees an allocation and returns its length; `None` if there is no allocation at `at`.
+    pub(crate) fn free(&mut self, at: u64) -> Option<u64> {
+        let bytes = self.allocated.remove(&at)?;
         let (mut from, mut len) = (at, bytes);
         if let Some((&before, &before_len)) = self.free.range(..at).next_back()
             && before + before_len == at
@@ -63,24 +65,24 @@ impl HeapMap {
         Some(bytes)
     }
 
-    /// Notes that memory is used up to `end`; returns up to where it was used before.
+    /// Notes that memory is used up to `end`; returns the end of the memory that was used before.
     pub(crate) fn note_use(&mut self, end: u64) -> u64 {
         let before = self.highest;
         self.highest = before.max(end);
         before
     }
 
-    /// The largest request that would succeed now.
+    /// The size of the largest request that would succeed now.
     pub(crate) fn largest_free(&self) -> u64 {
         self.free.values().copied().max().unwrap_or(0)
     }
 
-    /// Bytes taken.
-    pub(crate) fn taken_bytes(&self) -> u64 {
-        self.taken.values().sum()
+    /// The number of allocated bytes.
+    pub(crate) fn allocated_bytes(&self) -> u64 {
+        self.allocated.values().sum()
     }
 
-    /// Bytes in all.
+    /// The size of the heap, in bytes.
     pub(crate) fn capacity(&self) -> u64 {
         self.end - self.start
     }
@@ -92,21 +94,21 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_given_back_joins_its_neighbours() {
+    fn freed_ranges_merge_with_their_neighbours() {
         let mut heap = HeapMap::new(4096, 4096 + 1024);
-        let places: Vec<u64> = (0..8).map(|_| heap.take(100, 1).unwrap()).collect();
-        assert_eq!(heap.take(1, 1), None);
+        let places: Vec<u64> = (0..8).map(|_| heap.allocate(100, 1).unwrap()).collect();
+        assert_eq!(heap.allocate(1, 1), None);
         for &i in &[1, 3, 2, 0, 7, 5, 6, 4] {
-            assert_eq!(heap.give(places[i]), Some(128));
+            assert_eq!(heap.free(places[i]), Some(128));
         }
-        assert_eq!(heap.give(places[0]), None, "given back twice");
+        assert_eq!(heap.free(places[0]), None, "freed twice");
         assert_eq!(heap.largest_free(), 1024);
-        assert_eq!(heap.take(1024, 128), Some(4096));
+        assert_eq!(heap.allocate(1024, 128), Some(4096));
     }
 
     proptest! {
         #[test]
-        fn ranges_are_aligned_apart_and_all_come_back(
+        fn ranges_are_aligned_apart_and_can_all_be_freed(
             requests in prop::collection::vec((0u64..5000, 0u32..13, any::<bool>(), any::<prop::sample::Index>()), 1..120)
         ) {
             let (start, end) = (8192, 8192 + (1 << 16));
@@ -115,8 +117,8 @@ mod tests {
             for (bytes, align, give, which) in requests {
                 if give && !live.is_empty() {
                     let (at, _) = live.swap_remove(which.index(live.len()));
-                    prop_assert!(heap.give(at).is_some());
-                } else if let Some(at) = heap.take(bytes, 1 << align) {
+                    prop_assert!(heap.free(at).is_some());
+                } else if let Some(at) = heap.allocate(bytes, 1 << align) {
                     let len = bytes.max(1).next_multiple_of(GRAIN);
                     prop_assert_eq!(at % (1u64 << align).max(GRAIN), 0);
                     prop_assert!(at >= start && at + len <= end);
@@ -125,26 +127,26 @@ mod tests {
                     }
                     live.push((at, len));
                 }
-                prop_assert_eq!(heap.taken_bytes(), live.iter().map(|&(_, len)| len).sum::<u64>());
+                prop_assert_eq!(heap.allocated_bytes(), live.iter().map(|&(_, len)| len).sum::<u64>());
             }
             for (at, _) in live {
-                prop_assert!(heap.give(at).is_some());
+                prop_assert!(heap.free(at).is_some());
             }
             prop_assert_eq!(heap.largest_free(), end - start);
             prop_assert_eq!(heap.capacity(), end - start);
         }
 
         #[test]
-        fn two_pes_that_make_the_same_calls_get_the_same_places(
+        fn pes_that_make_the_same_calls_get_the_same_offsets(
             requests in prop::collection::vec((1u64..3000, any::<bool>()), 1..60)
         ) {
             let mut heaps = [HeapMap::new(0, 1 << 15), HeapMap::new(0, 1 << 15)];
             let mut live = Vec::new();
             for (bytes, give) in requests {
                 if give && let Some(at) = live.pop() {
-                    prop_assert_eq!(heaps[0].give(at), heaps[1].give(at));
+                    prop_assert_eq!(heaps[0].free(at), heaps[1].free(at));
                 } else {
-                    let places = heaps.each_mut().map(|heap| heap.take(bytes, 64));
+                    let places = heaps.each_mut().map(|heap| heap.allocate(bytes, 64));
                     prop_assert_eq!(places[0], places[1]);
                     live.extend(places[0]);
                 }

@@ -1,20 +1,21 @@
-//! Where the control words of the host backend lie in each PE's segment, and typed access to them.
+//! The layout of the control words in the segment of each PE, and typed access to them.
 //!
-//! Holds no protocol. A segment is: one page of the PE itself, then one block per team slot, then the heap. All segments lie at equal strides
-//! in one mapping of one memory file, which starts as zeros and can neither grow nor shrink.
+//! No protocol is here. A segment consists of one page for the PE, one block per team slot, and the heap. All
+//! segments lie at equal strides in one mapping of one memory file, which starts as zeros and keeps its size.
 //!
 //! # Invariants
 //! - **\[L1\]** `Segments` is made only by `segment.rs` for a mapping of `n_pes * stride` bytes that stays mapped while it lives.
-//! - **\[L2\]** Everything that is reached through a `&` of a type of this module is atomic; the rest is reached through raw pointers.
+//! - **\[L2\]** All memory behind a reference to a type of this module is atomic; other memory is accessed
+//!   through raw pointers.
 
 use crate::memory::line::Line;
 use peerweave_types::{HeapGeometry, KernelContext, Pe, SymOffset, TeamEntry};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Blocks of a PE whose kernels may synchronise in one team at the same time.
+/// Blocks of a PE whose kernels may synchronize in one team at the same time.
 pub(crate) const KERNEL_SLOTS: u32 = 64;
 
-/// Teams that a PE can belong to at a time, the world included.
+/// The number of teams that a PE can belong to at the same time, including the world.
 pub(crate) const MAX_TEAMS: usize = 64;
 
 /// Bytes of one staging area, which holds one round of an operation on private buffers.
@@ -31,86 +32,81 @@ pub(crate) const MAILBOX_SLOTS: usize = 4;
 
 const PAGE: usize = 4096;
 
-/// The life of a PE, in [`PePage::state`]; 0 before it is there.
+/// The state of a PE, in [`PePage::state`]; 0 before it has joined.
 pub(crate) mod state {
-    /// Takes part.
+    /// Takes part in the job.
     pub(crate) const ALIVE: u64 = 1;
-    /// Finalized, together with all others.
+    /// Has finalized, together with all other PEs.
     pub(crate) const FINALIZED: u64 = 2;
-    /// Dropped its world before that.
+    /// Has dropped its world without finalize.
     pub(crate) const LEFT: u64 = 3;
-    /// Has begun to drop its world: whoever sees it end now knows that it left.
+    /// Has started to drop its world. If its process ends now, the PE has left.
     pub(crate) const LEAVING: u64 = 4;
 }
 
-/// The least alignment of a segment, in bytes: that of a huge page.
+/// The smallest alignment of a segment, in bytes: the size of a huge page.
 const MIN_SEGMENT_ALIGN: usize = 2 << 20;
 
 /// The largest alignment of a segment, in bytes.
 const MAX_SEGMENT_ALIGN: usize = 1 << 30;
 
-/// What a PE says about itself.
+/// The words that a PE publishes about itself.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct PePage {
     /// One of [`state`].
     pub(crate) state: AtomicU64,
-    /// Its process.
+    /// The number of its process.
     pub(crate) pid: AtomicU64,
-    /// The namespace in which that number means something.
+    /// A digest of the PID namespace of that number.
     pub(crate) pid_namespace: AtomicU64,
-    /// The processor on which it last waited for long, plus 1: see `sync/wait.rs`.
+    /// The processor on which it last waited long, plus 1: see `sync/peers.rs`.
     pub(crate) processor: AtomicU64,
-    /// Whom it blames for its first failure: see `sync/root_cause.rs`.
-    pub(crate) blames: AtomicU64,
-    /// A random word of its process, and the address where it lies there, to find out whether the memory that can be read is that process's.
+    /// Its first failure: see `sync/root_cause.rs`.
+    pub(crate) failure: AtomicU64,
+    /// A random word of its process and the address of that word, to check that memory is read from that
+    /// process.
     pub(crate) probe: AtomicU64,
     pub(crate) probe_at: AtomicU64,
 }
 
-/// A word with two cache lines to itself.
+/// A word on two cache lines of its own.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct LoneWord {
     pub(crate) word: AtomicU64,
 }
 
-/// The words of one rank in one team; written by that rank alone.
+/// The words of one rank in one team. Only that rank writes them.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct TeamWords {
-    /// Two parities of the entry line.
+    /// The two entry lines.
     pub(crate) entry: [Line; 2],
-    /// How far this rank is in the operation that it entered: see `sync/step.rs`.
-    pub(crate) phase: LoneWord,
-    /// Not 0: this rank has given up on the team, and the word says whom it blames: see `sync/root_cause.rs`.
-    pub(crate) broken: LoneWord,
-    /// The full description of the call that was entered, read when signatures differ: two parities of four words.
+    /// The progress of this rank in the operation that it entered: see `sync/step.rs`.
+    pub(crate) progress: LoneWord,
+    /// If not 0, this rank runs no more operations of the team: see `sync/root_cause.rs`.
+    pub(crate) failure: LoneWord,
+    /// The full calls of the two entry lines, which ranks compare if signatures differ.
     pub(crate) call: [CallWords; 2],
 }
 
-/// A call in words.
+/// A call as plain words.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct CallWords {
-    /// Kind, element type, reduction; root; count; a digest of further counts.
+    /// Kind, element type, reduction and purpose; root; count; a further word of the purpose.
     pub(crate) words: [AtomicU64; 4],
 }
 
-/// One slot of a mailbox. The first group is written by the sender, `taken` by the receiver.
+/// The words of a mailbox slot: see [`peerweave_device::mailbox::Slot`]. The payload holds where the message
+/// lies, its address, its bytes, and the element type and count of the whole transfer.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct MailSlot {
-    /// Number of the message or fragment that lies here; published last.
-    pub(crate) sequence: AtomicU64,
-    /// How the bytes travel: see `ops/point_to_point.rs`.
-    pub(crate) mode: AtomicU64,
-    /// Element type and count of the whole message.
-    pub(crate) what: [AtomicU64; 2],
-    /// Where the bytes are, or how many lie in the slot.
-    pub(crate) place: [AtomicU64; 2],
-    /// Number of the message that was taken from here last, and whether it was refused.
-    pub(crate) taken: LoneWord,
+    pub(crate) number: AtomicU64,
+    pub(crate) payload: [AtomicU64; 5],
+    pub(crate) answer: LoneWord,
 }
 
 /// Offsets inside a segment.
@@ -119,11 +115,11 @@ pub(crate) struct Layout {
     pub(crate) n_pes: usize,
     pub(crate) heap_bytes: usize,
     team_block_bytes: usize,
-    /// Where the lines of kernels begin in the block of a team.
+    /// The offset of the lines of kernels in the block of a team.
     kernel_lines: usize,
     heap_start: usize,
     stride: usize,
-    /// All segments start at a multiple of it, in every process.
+    /// Every segment starts at a multiple of it, in every process.
     align: usize,
 }
 
@@ -131,7 +127,7 @@ const MAIL_SLOT_BYTES: usize = size_of::<MailSlot>() + EAGER_BYTES;
 const MAILBOX_BYTES: usize = MAIL_SLOT_BYTES * MAILBOX_SLOTS;
 
 impl Layout {
-    /// The layout for `n_pes` PEs with `heap_bytes` each; `None` where the address space cannot hold it.
+    /// The layout for `n_pes` PEs with `heap_bytes` each; `None` if it does not fit the address space.
     pub(crate) fn new(n_pes: usize, heap_bytes: usize) -> Option<Self> {
         let words = size_of::<TeamWords>().next_multiple_of(PAGE);
         let kernel_lines = (words + 2 * STAGE_BYTES).checked_add(n_pes.checked_mul(MAILBOX_BYTES)?)?.next_multiple_of(PAGE);
@@ -139,58 +135,58 @@ impl Layout {
         let team_block_bytes = kernel_lines.checked_add(lines_bytes)?.next_multiple_of(PAGE);
         let heap_start =
             PAGE.checked_add(team_block_bytes.checked_mul(MAX_TEAMS)?)?.checked_next_multiple_of(MIN_SEGMENT_ALIGN)?;
-        // An alignment that is larger than the heap is of no use, and would only take address space.
+        // An alignment larger than the heap would only waste address space.
         let align = 1 << heap_bytes.clamp(MIN_SEGMENT_ALIGN, MAX_SEGMENT_ALIGN).ilog2();
         let stride = heap_start.checked_add(heap_bytes)?.checked_next_multiple_of(align)?;
         let total = stride.checked_mul(n_pes)?;
         (total < 1 << 46).then_some(Self { n_pes, heap_bytes, team_block_bytes, kernel_lines, heap_start, stride, align })
     }
 
-    /// What the first byte of every segment is a multiple of, in bytes: the largest alignment of an allocation.
+    /// The alignment of every segment, in bytes. It is also the largest alignment of an allocation.
     pub(crate) fn align(&self) -> usize {
         self.align
     }
 
-    /// Bytes of the memory file.
+    /// The size of the memory file, in bytes.
     pub(crate) fn total_bytes(&self) -> usize {
         self.stride * self.n_pes
     }
 
-    /// Bytes of a segment.
+    /// The size of a segment, in bytes.
     pub(crate) fn segment_bytes(&self) -> u64 {
         self.stride as u64
     }
 
-    /// Where the lines by which kernels synchronise in the team of a slot begin, in every segment.
+    /// The offset, in every segment, of the lines by which kernels synchronize in the team of a slot.
     pub(crate) fn kernel_lines(&self, slot: usize) -> SymOffset {
         assert!(slot < MAX_TEAMS, "team slot {slot}: outside the layout");
         SymOffset((PAGE + self.team_block_bytes * slot + self.kernel_lines) as u64)
     }
 
-    /// First byte of the heap in a segment.
+    /// The offset of the heap in a segment.
     pub(crate) fn heap_start(&self) -> u64 {
         self.heap_start as u64
     }
 }
 
-/// All segments as they are mapped here.
+/// All segments, as they are mapped in this process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segments {
     base: *mut u8,
     layout: Layout,
 }
 
-// SAFETY: shared are the words of all segments, through atomics [L2], and bytes, through `simd`, which tolerates races. The words
-// synchronise: `line`, `phase`, signals and mailboxes. Who holds a `Segments` also holds the mapping. Would be caught by the tests of the
-// conformance suite on threads, which compare every element.
+// SAFETY: shared are the words of all segments, through atomics [L2], and bytes, through `simd`, which tolerates
+// races. Entry lines, progress words, signals and mailboxes synchronize. The owner of a `Segments` also holds
+// the mapping. The conformance suite on threads, which compares every element, would catch an error.
 unsafe impl Send for Segments {}
-// SAFETY: as for Send: the same is shared; no method gives a reference to anything but atomics, which synchronise themselves. The same tests.
+// SAFETY: as for Send: the same memory is shared, and methods return references to atomics only. The same tests.
 unsafe impl Sync for Segments {}
 
 impl Segments {
     /// # Safety
-    /// [L1]: `base` is the start of a mapping of `layout.total_bytes()`, aligned to `layout.align()`, zeroed before its first use, that outlives this value
-    /// and all copies of it.
+    /// [L1]: `base` is the start of a mapping of `layout.total_bytes()`, aligned to `layout.align()`, zeroed
+    /// before its first use, that outlives this value and all of its copies.
     pub(crate) unsafe fn new(base: *mut u8, layout: Layout) -> Self {
         Self { base, layout }
     }
@@ -221,13 +217,13 @@ impl Segments {
         unsafe { &*self.team_block(pe, slot).cast::<TeamWords>() }
     }
 
-    /// A staging area of a PE in the team of a slot: [`STAGE_BYTES`] bytes, page-aligned.
+    /// A staging area of a PE in the team of a slot: [`STAGE_BYTES`] bytes, aligned to a page.
     pub(crate) fn stage(&self, pe: usize, slot: usize, parity: usize) -> *mut u8 {
         let words = size_of::<TeamWords>().next_multiple_of(PAGE);
         self.team_block(pe, slot).wrapping_add(words + STAGE_BYTES * (parity & 1))
     }
 
-    /// A slot of the mailbox in which `pe` receives from the rank `from` of the team of a slot.
+    /// A slot of the mailbox in which `pe` receives from the rank `from` of a team.
     pub(crate) fn mail(&self, pe: usize, slot: usize, from: usize, index: usize) -> &MailSlot {
         // SAFETY: as for `team_words`: inside the mapping since `from < n_pes`, aligned since all sizes are multiples of 128.
         unsafe { &*self.mail_at(pe, slot, from, index).cast::<MailSlot>() }
@@ -245,14 +241,14 @@ impl Segments {
         self.team_block(pe, slot).wrapping_add(start)
     }
 
-    /// The address of a symmetric place of a PE.
+    /// The address of an offset in the heap of a PE.
     #[inline]
     pub(crate) fn symmetric(&self, pe: usize, at: SymOffset) -> *mut u8 {
         debug_assert!(pe < self.layout.n_pes && at.0 >= self.layout.heap_start as u64 && at.0 <= self.layout.stride as u64);
         self.base.wrapping_add(self.layout.stride * pe + at.0 as usize)
     }
 
-    /// The word at a symmetric place of a PE.
+    /// The word at an offset in the heap of a PE.
     #[inline]
     pub(crate) fn word(&self, pe: usize, at: SymOffset) -> &AtomicU64 {
         debug_assert!(at.0.is_multiple_of(8));
@@ -265,7 +261,7 @@ impl Segments {
         self.at(pe, 0)
     }
 
-    /// Empties the lines of a PE by which kernels synchronise in the team of a slot.
+    /// Resets the lines of a PE by which kernels synchronize in the team of a slot.
     pub(crate) fn reset_kernel_lines(&self, pe: usize, slot: usize, team_size: usize) {
         let start = self.layout.kernel_lines(slot).0 as usize;
         for line in 0..team_size * KERNEL_SLOTS as usize {
@@ -273,14 +269,14 @@ impl Segments {
             // SAFETY: [L1] inside the mapping: the lines of `n_pes` ranks are part of the team's block; aligned, since lines and their start
             // are multiples of 128; [L2] accessed atomically, here and by kernels.
             let word = unsafe { &*at };
-            // Pages that were never touched stay so.
+            // Pages that were never written take no memory.
             if word.load(Ordering::Relaxed) != 0 {
                 word.store(0, Ordering::Relaxed);
             }
         }
     }
 
-    /// The mapping as plain data.
+    /// The geometry of the heaps, as plain data.
     pub(crate) fn geometry(&self, my_pe: Pe) -> HeapGeometry {
         HeapGeometry {
             base: self.base as u64,
@@ -298,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_lie_apart_and_aligned() {
+    fn blocks_are_apart_and_aligned() {
         let layout = Layout::new(5, 10 << 20).unwrap();
         // SAFETY: no address below is dereferenced.
         let segments = unsafe { Segments::new((1usize << 40) as *mut u8, layout) };
@@ -323,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_address_space_cannot_hold_is_refused() {
+    fn layout_beyond_the_address_space_is_refused() {
         assert_eq!(Layout::new(8, usize::MAX - 4096), None);
         assert_eq!(Layout::new(1 << 20, 1 << 40), None);
     }

@@ -1,29 +1,29 @@
-//! The entry line: how a rank tells all others, in one cache line, that it has entered an operation, which one, and its operand.
+//! The entry line: one cache line in which a rank publishes that it has entered an operation, the signature
+//! of its call, and up to 24 bytes of operand.
 //!
-//! Moves 24 bytes and a signature of 64 bits; larger operands lie elsewhere. The protocol is [`peerweave_device::sealed`]: each of the eight words
-//! holds 32 bits of data and the 32-bit epoch, so that a reader who finds the epoch in all eight has all of the data, whatever order or
-//! width the stores had. That lets the writer here use one vector store, after which the line has changed hands once and not eight times.
-//!
-//! Reuse rule (the invariant): a rank writes epoch `e` into line `e & 1` only after it has read epoch `e - 1` of every rank, and a rank
-//! publishes `e - 1` only after it has done with all that belongs to `e - 2`. So nothing is overwritten that somebody may still read.
+//! The protocol, with its rule for the reuse of lines, is [`peerweave_device::sealed`]: each of the eight
+//! words holds 32 bits of data and the 32-bit epoch. A reader that finds the epoch in all eight words has all
+//! of the data, in whatever order they were stored. So one vector store writes the line, and the cache line
+//! changes its owner once instead of eight times.
 
 use peerweave_device::{Word, sealed};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Words of a line.
+/// The number of words of a line.
 pub(crate) const WORDS: usize = 8;
 
-/// Bytes of operand in a line.
+/// The number of bytes of operand in a line.
 pub(crate) const PAYLOAD_BYTES: usize = 24;
 
-/// What a rank says on entering: 64 bits of signature, 24 bytes of operand.
+/// The content of a line: a signature of 64 bits, and 24 bytes of operand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) signature: u64,
     pub(crate) payload: [u64; 3],
 }
 
-/// A line in shared memory, with a neighbour that nobody uses, so that a prefetcher does not join two of them.
+/// A line in shared memory. The cache line after it is unused, so that a prefetcher does not fetch two lines
+/// in use together.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct Line {
@@ -32,7 +32,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Publishes `entry` under `epoch`; everything this thread wrote before is visible to whoever reads it.
+    /// Publishes `entry` under `epoch`. Earlier writes of this thread are visible to a thread that reads it.
     #[inline]
     pub(crate) fn publish(&self, epoch: u32, entry: &Entry) {
         let half = |i: usize| (entry.payload[i / 2] >> (32 * (i % 2))) as u32;
@@ -47,7 +47,7 @@ impl Line {
     #[inline]
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     fn store(&self, words: &[u64; WORDS]) {
-        // Nothing but the compiler has to be kept from moving earlier stores down: on x86-64 stores become visible in program order.
+        // Only the compiler could reorder earlier stores: on x86-64 stores become visible in program order.
         AtomicU64::fence_release();
         let line = self.words.as_ptr();
         if has_wide_store() {
@@ -69,7 +69,8 @@ impl Line {
         }
     }
 
-    /// The entry that was published under `epoch`, if it is there; what its rank wrote before is then visible to this thread.
+    /// The entry that was published under `epoch`; `None` if it was not published. Earlier writes of its rank
+    /// are then visible to this thread.
     #[inline]
     pub(crate) fn read(&self, epoch: u32) -> Option<Entry> {
         let mut data = [0u32; WORDS];
@@ -81,12 +82,12 @@ impl Line {
         Some(Entry { signature, payload: [word(1), word(3), word(5)] })
     }
 
-    /// Forgets everything. Only before the team that uses the line begins.
+    /// Resets the line, before a team that uses it starts.
     pub(crate) fn reset(&self) {
         self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
-    /// The signature that was published under `epoch`, if it is there: all that a barrier needs, in the two words that carry it.
+    /// The signature that was published under `epoch`, from the two words that hold it: a barrier needs no more.
     #[inline]
     pub(crate) fn read_signature(&self, epoch: u32) -> Option<u64> {
         let (mut low, mut high) = ([0], [0]);
@@ -103,16 +104,17 @@ impl Line {
 
 /// Writes a line by one store.
 ///
-/// By a register that SSE code cannot name: the upper half of one of the first sixteen, left in use, would slow down SSE code of the caller until
-/// someone executes `vzeroupper`. The compiler, which adds one after vector code of its own, does not see what assembly leaves behind.
+/// It uses a register that SSE code cannot name. If the upper half of one of the first sixteen registers stays
+/// in use, SSE code of the caller runs slowly until the next `vzeroupper`, which the compiler does not add after
+/// assembly.
 ///
 /// # Safety
 /// AVX-512F is there; `line` is 64-byte aligned and valid for atomic writes.
 #[target_feature(enable = "avx512f")]
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn store_wide(line: *mut AtomicU64, words: &[u64; WORDS]) {
-    // SAFETY: reads `words`, writes `line`. The assembly stands for eight relaxed atomic stores of aligned words: readers accept any order and
-    // any split of them.
+    // SAFETY: reads `words`, writes `line`. The assembly stands for eight relaxed atomic stores of aligned words:
+    // readers accept them in any order.
     unsafe {
         std::arch::asm!(
             "vmovdqu64 zmm16, [{from}]",
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_read_as_published_and_only_under_its_epoch() {
+    fn entry_is_read_as_published_and_only_under_its_epoch() {
         let line = line();
         let entry = Entry { signature: 0xdead_beef_0bad_cafe, payload: [u64::MAX, 0x0123_4567_89ab_cdef, 7] };
         line.publish(9, &entry);
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_written_line_is_not_read() {
+    fn half_written_line_is_not_read() {
         let line = line();
         line.publish(3, &Entry::default());
         line.words[5].store(sealed::seal(1, 5), Ordering::Relaxed);
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn two_threads_exchange_entries_for_many_epochs_without_a_torn_one() {
+    fn threads_exchange_whole_entries_over_many_epochs() {
         let lines = [[line(), line()], [line(), line()]];
         std::thread::scope(|scope| {
             for me in 0..2usize {

@@ -1,4 +1,4 @@
-//! What this machine has: processors for this process, and memory.
+//! The processors and the memory that this process may use.
 
 use std::fs;
 use std::path::Path;
@@ -8,15 +8,15 @@ pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Bytes of memory in all, or a guess where the kernel does not say.
+/// The memory of the machine in bytes, or a guess if the system does not report it.
 pub(crate) fn memory_bytes() -> u64 {
     meminfo("MemTotal:").unwrap_or(1 << 33)
 }
 
-/// Requests below this are not worth asking the kernel.
+/// Requests below this size are allowed without reading the state of the system.
 const SMALL: usize = 64 << 20;
 
-/// Bytes that could be allocated now, as far as it matters for a request of `request` bytes.
+/// The number of bytes that can be allocated now. Only as exact as a request of `request` bytes needs.
 pub(crate) fn available_bytes(request: usize) -> u64 {
     if request < SMALL {
         return u64::MAX;
@@ -31,13 +31,14 @@ fn meminfo(name: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// What the control groups of this process leave it.
+/// The memory that the control groups of this process still allow it.
 fn cgroup_available() -> Option<u64> {
     available_in(Path::new("/sys/fs/cgroup"), &fs::read_to_string("/proc/self/cgroup").ok()?)
 }
 
-/// What the groups of a process leave it, by their names as `/proc/self/cgroup` has them. A limit of a group holds for all groups below it. In a container
-/// the groups that it is in may not be visible by their full names, but the outermost one is.
+/// The memory that `groups` still allow, in the format of `/proc/self/cgroup`. A limit of a group holds for
+/// all groups below it. In a container the groups may not be visible by their full names, but the outermost
+/// one is.
 fn available_in(mount: &Path, groups: &str) -> Option<u64> {
     let lines = groups.lines().filter_map(|line| {
         let (_, line) = line.split_once(':')?;
@@ -53,7 +54,7 @@ fn available_in(mount: &Path, groups: &str) -> Option<u64> {
         };
         let below = Path::new(path.trim_start_matches('/'));
         let read = |group: &Path, file: &str| fs::read_to_string(mount.join(group).join(file)).ok()?.trim().parse::<u64>().ok();
-        // No limit is a word in version 2, and the largest number of pages in version 1.
+        // No limit is the text `max` in version 2, and the largest number of pages in version 1.
         let left = |group: &Path| Some(read(group, limit)?.saturating_sub(read(group, used)?)).filter(|&left| left < 1 << 62);
         below.ancestors().filter_map(left).collect()
     });

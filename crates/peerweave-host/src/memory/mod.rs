@@ -1,7 +1,7 @@
 //! Where everything lies: the memory file that all PEs map, its layout, the symmetric heap, and the
 //! memory of other processes. No protocol is here but that of the entry line.
 
-pub(crate) mod attach;
+pub(crate) mod cross_memory;
 pub(crate) mod heap;
 pub(crate) mod layout;
 pub(crate) mod line;

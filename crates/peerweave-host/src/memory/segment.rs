@@ -1,7 +1,7 @@
-//! The memory file that holds all segments, and its mapping. It has no name: it is gone when the last process that maps it is, however
-//! that ends.
+//! The memory file that holds all segments, and its mapping. The file has no name, so the system frees it when
+//! the last process that maps it has ended.
 //!
-//! Does not know what lies inside: see `layout.rs`.
+//! The content is described in `layout.rs`.
 
 use crate::memory::layout::{Layout, Segments};
 use peerweave_fork::ForkGuard;
@@ -16,14 +16,14 @@ pub(crate) struct Mapping {
     base: *mut u8,
     bytes: usize,
     segments: Segments,
-    /// The process that mapped it: a forked child has no such mapping.
+    /// Detects a forked child, which does not have the mapping.
     guard: ForkGuard,
 }
 
-// SAFETY: the mapping is an address range. Shared: two numbers that never change, so nothing has to synchronise; who accesses the memory does so
-// through `Segments`, which argues for itself. Would be caught by the tests of the conformance suite on threads.
+// SAFETY: shared are two numbers that never change. The memory is accessed through `Segments`, which has its own
+// argument. The conformance suite on threads would catch an error.
 unsafe impl Send for Mapping {}
-// SAFETY: as for Send: the same numbers are shared, nothing synchronises, the same tests.
+// SAFETY: as for Send: the same numbers are shared. The same tests.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -34,26 +34,28 @@ impl Mapping {
         if u64::try_from(size).ok() != Some(bytes as u64) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!(
-                    "the memory file has {size} bytes, this PE's layout needs {bytes}: other options or another version there"
-                ),
+                format!("the memory file has {size} bytes, expected {bytes}: PE 0 has other options or another version"),
             ));
         }
-        // A file that could shrink would turn accesses into SIGBUS.
+        // If the file shrank, accesses would raise SIGBUS.
         let seals = rustix::fs::fcntl_get_seals(file)?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the memory file is not sealed against a change of its size"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the memory file is not sealed, expected one whose size cannot change",
+            ));
         }
         let base = map_aligned(file, bytes, layout.align()).map_err(|error| too_large(&layout, &error))?;
-        // A forked child has no part in the job and must not write here.
-        // SAFETY: the range was mapped just now and holds nothing that a child of this process needs.
+        // A forked child does not belong to the job and must not write here.
+        // SAFETY: the range was just mapped, and no child of this process needs it.
         unsafe { rustix::mm::madvise(base.cast(), bytes, rustix::mm::Advice::LinuxDontFork)? };
-        // SAFETY: [L1] `base` is a fresh shared mapping of a file of exactly that size, which began as zeros; `Mapping` keeps it.
+        // SAFETY: [L1] `base` is a new shared mapping of a file of exactly that size, which started as zeros;
+        // `Mapping` keeps it.
         let segments = unsafe { Segments::new(base, layout) };
         Ok(Self { base, bytes, segments, guard: ForkGuard::new() })
     }
 
-    /// What lies in it.
+    /// The segments in the mapping.
     pub(crate) fn segments(&self) -> Segments {
         self.segments
     }
@@ -61,16 +63,17 @@ impl Mapping {
 
 /// Maps `bytes` bytes of `file` at a multiple of `align`, both multiples of the page.
 ///
-/// The kernel promises pages only: so a larger range is reserved, and what lies around the aligned part is given back.
+/// The system aligns mappings to pages only. So this reserves a larger range and unmaps the rest around the
+/// aligned part.
 fn map_aligned(file: BorrowedFd<'_>, bytes: usize, align: usize) -> io::Result<*mut u8> {
     let span = bytes.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
-    // SAFETY: a new mapping at an address of the kernel's choice; it replaces nothing.
+    // SAFETY: a new mapping at an address that the system chooses; it replaces nothing.
     let reserved = unsafe {
         rustix::mm::mmap_anonymous(std::ptr::null_mut(), span, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)?
     };
     let before = reserved.addr().next_multiple_of(align) - reserved.addr();
     let base = reserved.wrapping_byte_add(before);
-    // SAFETY: replaces `bytes` bytes of the reservation, which holds nothing and which nobody else knows.
+    // SAFETY: replaces `bytes` bytes of the reservation, which is empty and known only here.
     let mapped = unsafe {
         let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
         rustix::mm::mmap(base, bytes, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0)
@@ -81,7 +84,7 @@ fn map_aligned(file: BorrowedFd<'_>, bytes: usize, align: usize) -> io::Result<*
     };
     for (at, bytes) in parts {
         if bytes > 0 {
-            // SAFETY: a part of the reservation in which nothing was mapped.
+            // SAFETY: a part of the reservation in which no file was mapped.
             unsafe { rustix::mm::munmap(at, bytes)? };
         }
     }
@@ -93,25 +96,26 @@ impl Drop for Mapping {
         if self.guard.is_forked() {
             return;
         }
-        // SAFETY: the range was mapped by `new`; all that points into it holds this `Mapping` (`Shared` owns it, threads own a `Shared`).
+        // SAFETY: `new` mapped the range; all pointers into it belong to values that hold this `Mapping` (`Shared`
+        // owns it, and threads own a `Shared`).
         let unmapped = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) };
         debug_assert!(unmapped.is_ok());
     }
 }
 
-/// Says how to need less, where the address space or the memory of this process is limited.
+/// The error of a mapping that the limits of this process do not allow, with what to do.
 fn too_large(layout: &Layout, error: &io::Error) -> io::Error {
     let Layout { n_pes, heap_bytes, .. } = layout;
     let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
-    let limit = limit.map_or(String::new(), |limit| format!(", and this process may have {limit} (ulimit -v)"));
+    let limit = limit.map_or(String::new(), |limit| format!(", the limit of this process is {limit} (ulimit -v)"));
     let text = format!(
-        "cannot map {} bytes for {n_pes} PEs with {heap_bytes} bytes of heap each{limit}: {error}; set PEERWEAVE_HEAP_BYTES to less",
+        "cannot map {} bytes for {n_pes} PEs with {heap_bytes} bytes of heap each{limit}: {error}; set PEERWEAVE_HEAP_BYTES to a smaller value",
         layout.total_bytes()
     );
     io::Error::new(error.kind(), text)
 }
 
-/// Makes the memory file: sparse, sealed against a change of its size.
+/// Creates the memory file: sparse, and sealed so that its size cannot change.
 pub(crate) fn create(layout: &Layout) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("peerweave", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, layout.total_bytes() as u64)?;
@@ -149,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_layout_is_refused() {
+    fn file_of_another_layout_is_refused() {
         let file = create(&Layout::new(2, 1 << 20).unwrap()).unwrap();
         let refused = Mapping::new(file.as_fd(), Layout::new(3, 1 << 20).unwrap()).unwrap_err();
         assert!(refused.to_string().contains("other options"), "{refused}");
     }
 
     #[test]
-    fn an_unsealed_file_is_refused() {
+    fn unsealed_file_is_refused() {
         let layout = Layout::new(1, 1 << 20).unwrap();
         let file = rustix::fs::memfd_create("unsealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&file, layout.total_bytes() as u64).unwrap();

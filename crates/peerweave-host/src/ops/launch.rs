@@ -1,24 +1,24 @@
-//! Kernels of users: their threads run on the stream's thread, over the heap of this job.
+//! Runs the kernels of users on the thread of the stream, over the heap of this job.
 //!
-//! This module holds the context of a launch and the meaning of its failure; `peerweave-grid` runs the threads.
+//! This file builds the context of a launch and the error of its failure; `peerweave-grid` runs the threads.
 
 use crate::memory::layout::{KERNEL_SLOTS, MAX_TEAMS};
 use crate::ops::shared::Shared;
-use peerweave_core::backend::{Launch, Outcome, TeamId};
-use peerweave_core::{Error, KernelFailure, TeamName};
+use peerweave_core::backend::{Launch, Outcome};
+use peerweave_core::{Error, KernelFailure};
 use peerweave_grid::{ContextMemory, Epochs, GridError, Options, Report, TeamTable};
 use peerweave_types::{KernelOp, Pe};
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a grid may go on after the deadline of its waits: its threads see the failure and return.
+/// How long a grid may continue after the deadline of its waits: its threads see the failure and return.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// How often a kernel that waits asks whether the other PEs still live.
+/// How often a kernel that waits checks that the other PEs are alive.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(5);
 
-/// What the launches of a PE share.
+/// The state that the launches of a PE share.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     seed: u64,
@@ -28,18 +28,18 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// Nothing launched yet. `seed` is that of the options.
+    /// The state before the first launch. `seed` is that of the options.
     pub(crate) fn new(seed: u64) -> Self {
         let slots = || (0..KERNEL_SLOTS).map(|_| AtomicU64::new(0)).collect::<Epochs>();
         Self { seed, launched: AtomicU64::new(0), epochs: (0..MAX_TEAMS).map(|_| slots()).collect() }
     }
 
-    /// A new team uses the slot: its kernels count from the start.
+    /// Restarts the epochs of a slot, for a new team.
     pub(crate) fn reset(&self, slot: usize) {
         self.epochs[slot].iter().for_each(|epoch| epoch.store(0, Ordering::Relaxed));
     }
 
-    /// The seed of the next launch on PE `me`: another one for each, but for seed 0.
+    /// The seed of the next launch on PE `me`. Each launch has another one, unless the seed is 0.
     fn next_seed(&self, me: usize) -> u64 {
         let number = self.launched.fetch_add(1, Ordering::Relaxed);
         if self.seed == 0 { 0 } else { self.seed.wrapping_add((me as u64) << 32).wrapping_add(number).max(1) }
@@ -47,31 +47,30 @@ impl Kernels {
 }
 
 impl Shared {
-    /// Runs a kernel to its end on this thread.
+    /// Runs a kernel to its end on the calling thread.
     pub(crate) fn launch(&self, launch: &Launch) -> Result<Outcome, Error> {
         let kernel = &*launch.kernel;
-        let layout = self.segments.layout();
-        let bases: Vec<u64> = (0..self.n_pes()).map(|pe| self.segments.segment(pe).expose_provenance() as u64).collect();
+        let layout = self.peers.segments.layout();
+        let bases: Vec<u64> = (0..self.n_pes()).map(|pe| self.peers.segments.segment(pe).expose_provenance() as u64).collect();
         let members = self.teams.members_by_slot();
         let teams: Vec<TeamTable<'_>> = (0..)
             .zip(&members)
             .map(|(slot, members)| TeamTable { members, sync: layout.kernel_lines(slot), epochs: &self.kernels.epochs[slot] })
             .collect();
-        let me = Pe::new(self.me as u32);
+        let me = Pe::new(self.peers.me as u32);
         // SAFETY: segments and epochs belong to `self`. Offsets count from the start of a segment, whose control words no view covers.
-        let mut context = unsafe { ContextMemory::new(me, layout.segment_bytes(), &bases, &teams, self.deadline) };
-        let gone = RefCell::new(None);
+        let mut context = unsafe { ContextMemory::new(me, layout.segment_bytes(), &bases, &teams, self.peers.deadline) };
+        let lost = RefCell::new(None);
         let outcome = {
             let address = context.as_ptr();
             // SAFETY: the context lives until the grid is over; the core has checked the arguments' memory, and the queue holds it.
             let body = || unsafe { kernel.run_thread(address) };
             let asked = Cell::new(Instant::now());
             let on_idle = || {
-                if gone.borrow().is_none() && asked.get().elapsed() >= LIVENESS_PERIOD {
+                if lost.borrow().is_none() && asked.get().elapsed() >= LIVENESS_PERIOD {
                     asked.set(Instant::now());
-                    let team = TeamName { id: TeamId::WORLD, size: self.n_pes() };
-                    if let Err(error) = self.nobody_can_signal(kernel.name(), team) {
-                        *gone.borrow_mut() = Some(error);
+                    if let Err(error) = self.peers.check_signallers(kernel.name()) {
+                        *lost.borrow_mut() = Some(error);
                         context.abort();
                     }
                 }
@@ -79,20 +78,20 @@ impl Shared {
             let grid = peerweave_grid::Launch::new(kernel.name(), launch.grid, launch.block, &body)
                 .shared_bytes(launch.shared_bytes)
                 .cooperative(launch.cooperative);
-            let seed = self.kernels.next_seed(self.me);
-            let options = Options::default().seed(seed).deadline(self.deadline.saturating_add(GRACE)).on_idle(&on_idle);
+            let seed = self.kernels.next_seed(self.peers.me);
+            let options = Options::default().seed(seed).deadline(self.peers.deadline.saturating_add(GRACE)).on_idle(&on_idle);
             peerweave_grid::run(&grid, &options)
         };
         let report = context.report();
         if report.is_none() && outcome.is_ok() {
             return Ok(Outcome::Done);
         }
-        let error = match gone.into_inner() {
-            // A lost PE is the reason, whatever the kernel made of it.
-            Some(gone) => gone,
+        let error = match lost.into_inner() {
+            // A lost PE is the reason, whatever the kernel reported.
+            Some(error) => error,
             None => failure(kernel.name(), report, outcome.err()),
         };
-        self.leave_word(&error);
+        self.peers.record_failure(&error);
         Err(error)
     }
 }

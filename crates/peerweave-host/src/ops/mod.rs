@@ -1,7 +1,8 @@
-//! An operation that can be begun on one thread and finished on another.
+//! What runs: every operation of the backend is a [`Task`], which one thread can start and another finish.
 //!
-//! A stream whose queue is empty runs an operation on the caller's thread; where that would keep the caller waiting for peers, the rest is
-//! handed to the stream's own thread. Whatever was begun must be driven to its end, since other operations wait for their turn behind it.
+//! A stream whose queue is empty runs a task on the thread of the caller. If the caller would wait for
+//! peers for longer than its budget, the thread of the stream continues the task. A task that was started
+//! must be driven to its end, because later operations of its team wait for it.
 
 pub(crate) mod collective;
 pub(crate) mod launch;
@@ -12,121 +13,129 @@ mod split;
 mod tuning;
 mod wait_until;
 
-use crate::ops::collective::Progress;
-use crate::ops::point_to_point::Transfers;
-use crate::ops::shared::Shared;
-use crate::sync::team::TeamState;
-use crate::sync::wait::Limit;
+use collective::CollectiveTask;
 use peerweave_core::Error;
-use peerweave_core::backend::{Collective, Launch, Op, Outcome, WaitUntil};
+use peerweave_core::backend::{Launch, Op, Outcome, WaitUntil};
+use point_to_point::Transfers;
+use shared::Shared;
+use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-/// An operation on its way.
+use crate::sync::wait::{Limit, Stop};
+
+/// An operation that was started. It borrows the operation while it runs on the thread of the caller.
 #[derive(Debug)]
-pub(crate) enum Task {
-    Collective {
-        op: Collective,
-        team: Arc<TeamState>,
-        progress: Progress,
-    },
+pub(crate) enum Task<'a> {
+    Collective(CollectiveTask<'a>),
     Transfers(Transfers),
-    Wait(WaitUntil),
-    Kernel(Launch),
-    Sequence(VecDeque<Task>, Option<Error>),
-    /// Waits for nobody, but runs in its order.
-    Plain(Op),
+    Wait(Cow<'a, WaitUntil>),
+    Launch(Cow<'a, Launch>),
+    /// Operations that run one after the other, and the first failure among them.
+    Group(VecDeque<Task<'a>>, Option<Error>),
+    /// Waits for no PE.
+    OneSided(Cow<'a, Op>),
 }
 
-impl Task {
-    /// Begins an operation: takes its place among those of its team.
-    pub(crate) fn begin(shared: &Shared, op: &Op) -> Result<Self, Error> {
+impl<'a> Task<'a> {
+    /// Starts an operation: gives it its place among the operations of its team.
+    #[inline]
+    pub(crate) fn start(shared: &'a Shared, op: &'a Op) -> Result<Self, Error> {
         Ok(match op {
             Op::Collective(op) => {
-                let team = shared.teams.get(op.kind.name(), op.team)?;
-                let progress = Progress::begin(&team);
-                Self::Collective { op: op.clone(), team, progress }
+                Self::Collective(CollectiveTask::start(shared.teams.get(op.kind.name(), op.team)?, Cow::Borrowed(op)))
             }
-            Op::PointToPoint(op) => Self::Transfers(Transfers::begin(shared, [op.clone()])?),
-            Op::Group(ops) => Self::begin_group(shared, ops)?,
-            Op::Wait(wait) => Self::Wait(wait.clone()),
-            Op::Launch(launch) => Self::Kernel(launch.clone()),
-            plain => Self::Plain(plain.clone()),
+            Op::PointToPoint(op) => Self::Transfers(Transfers::start(shared, [op.clone()])?),
+            Op::Group(ops) => Self::start_group(shared, ops)?,
+            Op::Wait(wait) => Self::Wait(Cow::Borrowed(wait)),
+            Op::Launch(launch) => Self::Launch(Cow::Borrowed(launch)),
+            op => Self::OneSided(Cow::Borrowed(op)),
         })
     }
 
-    fn begin_group(shared: &Shared, ops: &[Op]) -> Result<Self, Error> {
+    fn start_group(shared: &'a Shared, ops: &'a [Op]) -> Result<Self, Error> {
         let transfers = ops.iter().filter_map(|op| match op {
             Op::PointToPoint(op) => Some(op.clone()),
             _ => None,
         });
-        // Every team is looked up before any turn is taken.
+        // Look up every team before any operation takes its place.
         for op in ops {
             if let Op::Collective(op) = op {
                 shared.teams.get(op.kind.name(), op.team)?;
             }
         }
-        let mut tasks = VecDeque::from([Self::Transfers(Transfers::begin(shared, transfers)?)]);
+        let mut tasks = VecDeque::from([Self::Transfers(Transfers::start(shared, transfers)?)]);
         for op in ops.iter().filter(|op| !matches!(op, Op::PointToPoint(_))) {
-            tasks.push_back(Self::begin(shared, op)?);
+            tasks.push_back(Self::start(shared, op)?);
         }
-        Ok(Self::Sequence(tasks, None))
+        Ok(Self::Group(tasks, None))
     }
 
-    /// Drives it; `None` where `limit` is a budget and it was spent first: call again.
-    pub(crate) fn drive(&mut self, shared: &Shared, limit: Limit) -> Result<Option<Outcome>, Error> {
-        shared.noted(self.advance(shared, limit))
-    }
-
-    fn advance(&mut self, shared: &Shared, limit: Limit) -> Result<Option<Outcome>, Error> {
+    /// The task for another thread, which continues it after the caller has returned.
+    pub(crate) fn into_owned(self) -> Task<'static> {
         match self {
-            Self::Collective { op, team, progress } => {
-                Ok(progress.drive(shared, team, op, limit).map_err(|failure| *failure)?.map(|()| Outcome::Done))
-            }
-            Self::Transfers(transfers) => Ok(transfers.drive(shared, limit)?.map(|()| Outcome::Done)),
+            Self::Collective(task) => Task::Collective(task.into_owned()),
+            Self::Transfers(transfers) => Task::Transfers(transfers),
+            Self::Wait(wait) => Task::Wait(Cow::Owned(wait.into_owned())),
+            Self::Launch(launch) => Task::Launch(Cow::Owned(launch.into_owned())),
+            Self::Group(tasks, failed) => Task::Group(tasks.into_iter().map(Task::into_owned).collect(), failed),
+            Self::OneSided(op) => Task::OneSided(Cow::Owned(op.into_owned())),
+        }
+    }
+
+    /// Runs the task until it is complete.
+    ///
+    /// # Errors
+    /// [`Stop::BudgetSpent`] if `limit` is a budget and it was spent: call again to continue.
+    #[inline]
+    pub(crate) fn drive(&mut self, shared: &Shared, limit: Limit) -> Result<Outcome, Stop> {
+        let outcome = match self {
+            Self::Collective(task) => task.drive(shared, limit).map(|()| Outcome::Done),
+            Self::Transfers(transfers) => transfers.drive(shared, limit).map(|()| Outcome::Done),
             Self::Wait(wait) => shared.wait_until(wait, limit),
-            Self::Kernel(launch) => shared.launch(launch).map(Some),
-            Self::Plain(op) => Ok(Some(run_plain(shared, op))),
-            Self::Sequence(tasks, failed) => {
+            Self::Launch(launch) => shared.launch(launch).map_err(Stop::from),
+            Self::OneSided(op) => Ok(shared.run_one_sided(op)),
+            Self::Group(tasks, failed) => {
                 while let Some(task) = tasks.front_mut() {
                     match task.drive(shared, limit) {
-                        Ok(Some(_)) => {}
-                        Ok(None) => return Ok(None),
-                        Err(error) => {
-                            failed.get_or_insert(error);
+                        Ok(_) => {}
+                        Err(Stop::BudgetSpent) => return Err(Stop::BudgetSpent),
+                        Err(Stop::Failed(error)) => {
+                            failed.get_or_insert(*error);
                         }
                     }
                     tasks.pop_front();
                 }
-                failed.take().map_or(Ok(Some(Outcome::Done)), Err)
+                failed.take().map_or(Ok(Outcome::Done), |error| Err(error.into()))
             }
+        };
+        match outcome {
+            Err(Stop::Failed(error)) => Err(shared.peers.record_outcome(*error).into()),
+            outcome => outcome,
         }
     }
 
-    /// Gives it up: an operation before it in its stream failed. The peers cannot know, so its team is given up with it.
+    /// Ends the task without running it, after `because`. Its peers cannot know, so its team fails too.
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
         match self {
-            Self::Collective { team, progress, .. } => progress.skip(shared, team, because),
+            Self::Collective(task) => task.skip(shared, because),
             Self::Transfers(transfers) => transfers.skip(shared, because),
-            Self::Sequence(tasks, _) => tasks.iter_mut().for_each(|task| task.skip(shared, because)),
-            Self::Wait(_) | Self::Kernel(_) | Self::Plain(_) => {}
+            Self::Group(tasks, _) => tasks.iter_mut().for_each(|task| task.skip(shared, because)),
+            Self::Wait(_) | Self::Launch(_) | Self::OneSided(_) => {}
         }
     }
 }
 
-/// Runs an operation that waits for nobody.
+/// Whether the operation may wait for other PEs, or takes a place among the operations of a team.
 #[inline]
-pub(crate) fn run_plain(shared: &Shared, op: &Op) -> Outcome {
-    match op {
-        Op::Put(put) => shared.put(put),
-        Op::Get(get) => shared.get(get),
-        Op::Strided(strided) => shared.strided(strided),
-        Op::Signal(signal) => shared.signal(signal),
-        Op::Atomic(atomic) => shared.atomic(atomic),
-        Op::Fence => shared.fence(),
-        Op::Quiet => shared.quiet(),
-        Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_) => {
-            unreachable!("it waits for others")
-        }
+pub(crate) fn waits(op: &Op) -> bool {
+    matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_))
+}
+
+/// Runs an operation to its end on the calling thread.
+#[inline]
+pub(crate) fn run(shared: &Shared, op: &Op) -> Result<Outcome, Error> {
+    if !waits(op) {
+        return Ok(shared.run_one_sided(op));
     }
+    Task::start(shared, op)?.drive(shared, Limit::Deadline(shared.peers.deadline)).map_err(Stop::into_error)
 }

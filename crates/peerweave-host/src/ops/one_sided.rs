@@ -1,20 +1,21 @@
-//! Puts, gets, signals and atomics: plain accesses to the target's segment, which is mapped here.
+//! Puts, gets, signals and atomics: accesses to the segment of the target, which is mapped here.
 //!
-//! Nothing here waits. Ordering: ordinary stores of the kernels become visible in order on x86-64; elsewhere a fence is issued. Streaming stores
-//! end with their own fence. So a put is complete when it returns, fence is a release fence, and quiet a full one.
+//! Nothing here waits. Stores of `simd` become visible in order on x86-64; on other processors a fence
+//! orders them. Streaming stores end with a fence of their own. So a put is complete when it returns,
+//! `fence` is a release fence, and `quiet` is a full fence.
 
 use crate::ops::shared::Shared;
 use crate::ops::tuning::STREAMING_COPY;
 use crate::simd;
-use peerweave_core::backend::{Atomic, AtomicKind, Direction, Get, Outcome, Put, Signal, Strided};
+use peerweave_core::backend::{Atomic, AtomicKind, Direction, Get, Op, Outcome, Put, Signal, Strided};
 use peerweave_device::put_signal;
-use peerweave_types::{DType, SymOffset};
+use peerweave_types::DType;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 #[inline]
 fn copy(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: both ranges were checked by the core: inside one live allocation or one buffer of the caller; a put or get onto itself is
-    // excluded by the callers below, and other overlap by the core.
+    // SAFETY: the core has checked that each range lies in one live allocation or one buffer of the
+    // caller, and that they do not overlap; the callers below exclude a copy onto itself.
     unsafe {
         if bytes >= STREAMING_COPY {
             simd::copy_streaming(to, from, bytes);
@@ -25,9 +26,27 @@ fn copy(to: *mut u8, from: *const u8, bytes: usize) {
 }
 
 impl Shared {
+    /// Runs an operation that waits for no PE.
     #[inline]
-    pub(crate) fn put(&self, put: &Put) -> Outcome {
-        let to = self.segments.symmetric(put.pe.index(), put.target);
+    pub(crate) fn run_one_sided(&self, op: &Op) -> Outcome {
+        match op {
+            Op::Put(put) => self.put(put),
+            Op::Get(get) => self.get(get),
+            Op::Strided(strided) => self.strided(strided),
+            Op::Signal(signal) => self.signal(signal),
+            Op::Atomic(atomic) => return self.atomic(atomic),
+            Op::Fence => fence(Ordering::Release),
+            Op::Quiet => fence(Ordering::SeqCst),
+            Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_) => {
+                unreachable!("the operation may wait for other PEs")
+            }
+        }
+        Outcome::Done
+    }
+
+    #[inline]
+    fn put(&self, put: &Put) {
+        let to = self.peers.segments.symmetric(put.pe.index(), put.target);
         let from = self.address(put.source).cast_const();
         if !std::ptr::eq(to, from) {
             copy(to, from, put.bytes);
@@ -35,21 +54,19 @@ impl Shared {
         if let Some((at, value, op)) = put.signal {
             self.signal(&Signal { pe: put.pe, at, value, op });
         }
-        Outcome::Done
     }
 
     #[inline]
-    pub(crate) fn get(&self, get: &Get) -> Outcome {
-        let from = self.segments.symmetric(get.pe.index(), get.source).cast_const();
+    fn get(&self, get: &Get) {
+        let from = self.peers.segments.symmetric(get.pe.index(), get.source).cast_const();
         let to = self.address(get.target);
         if !std::ptr::eq(to, from) {
             copy(to, from, get.bytes);
         }
-        Outcome::Done
     }
 
-    pub(crate) fn strided(&self, op: &Strided) -> Outcome {
-        let remote = self.segments.symmetric(op.pe.index(), op.remote);
+    fn strided(&self, op: &Strided) {
+        let remote = self.peers.segments.symmetric(op.pe.index(), op.remote);
         let local = self.address(op.local);
         // SAFETY: the core has checked that the last element at either stride lies in its buffer, and that the two do not overlap.
         unsafe {
@@ -62,36 +79,19 @@ impl Shared {
                 }
             }
         }
-        Outcome::Done
     }
 
-    /// Changes a signal word, after everything that this thread wrote before.
+    /// Changes a signal word, after all earlier writes of this thread.
     #[inline]
-    pub(crate) fn signal(&self, signal: &Signal) -> Outcome {
-        // The kernels' stores are made by instructions that Rust's memory model does not know: nothing but a fence orders them.
+    fn signal(&self, signal: &Signal) {
+        // Rust's memory model does not know the vector stores of `simd`: only a fence orders them.
         fence(Ordering::Release);
-        put_signal::put_with_signal(|| {}, self.word(signal.pe.index(), signal.at), signal.value, signal.op);
-        Outcome::Done
+        put_signal::signal(self.peers.segments.word(signal.pe.index(), signal.at), signal.value, signal.op);
     }
 
     #[inline]
-    pub(crate) fn word(&self, pe: usize, at: SymOffset) -> &AtomicU64 {
-        self.segments.word(pe, at)
-    }
-
-    pub(crate) fn fence(&self) -> Outcome {
-        fence(Ordering::Release);
-        Outcome::Done
-    }
-
-    pub(crate) fn quiet(&self) -> Outcome {
-        fence(Ordering::SeqCst);
-        Outcome::Done
-    }
-
-    #[inline]
-    pub(crate) fn atomic(&self, atomic: &Atomic) -> Outcome {
-        let at = self.segments.symmetric(atomic.pe.index(), atomic.at);
+    fn atomic(&self, atomic: &Atomic) -> Outcome {
+        let at = self.peers.segments.symmetric(atomic.pe.index(), atomic.at);
         let old = match atomic.dtype.size_bytes() {
             8 => {
                 debug_assert!(at.addr().is_multiple_of(8));
@@ -116,7 +116,8 @@ impl Shared {
 
 macro_rules! atomic_operation {
     ($name:ident, $atomic:ty, $word:ty) => {
-        /// Returns the old value. Atomics are sequentially consistent: what was put before them is visible to who sees them.
+        /// Returns the old value. Sequentially consistent: earlier puts of this PE are visible to a PE that
+        /// sees the new value.
         #[inline]
         fn $name(word: &$atomic, op: &Atomic) -> $word {
             let operand = op.operand as $word;

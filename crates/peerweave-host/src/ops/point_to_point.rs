@@ -1,62 +1,60 @@
-//! Send and receive: mailboxes between every two ranks of a team.
+//! Send and receive, by mailboxes between every two ranks of a team.
 //!
-//! The receiver's segment holds one mailbox per sending rank, a ring of slots. Small messages lie in the slot, in fragments where one slot is too
-//! small; a large one in symmetric memory, or readable by the receiver, is named there and copied once, by the receiver. No step waits by
-//! itself: all sends and receives that were grouped are polled in turn until all are done, so that their order inside a group does not matter.
-//!
-//! Invariant: slot number `s` (counted from 1) of a mailbox is written after slot `s - MAILBOX_SLOTS` was taken; `sequence` is published last,
-//! `taken` after the last access.
+//! The segment of the receiver holds one mailbox per sending rank ([`peerweave_device::mailbox`]). A small
+//! message lies in its slot; a longer one is divided among slots, or is named there and copied once by the
+//! receiver, if it lies in symmetric memory or in memory that the receiver can read. No step waits by itself:
+//! all sends and receives of a group are polled in turn until all are done, so their order in the group does
+//! not matter.
 
-use crate::memory::attach;
-use crate::memory::layout::{EAGER_BYTES, MAILBOX_SLOTS, MailSlot};
+use crate::memory::cross_memory;
+use crate::memory::layout::{EAGER_BYTES, MAILBOX_SLOTS};
 use crate::ops::shared::Shared;
 use crate::simd;
-use crate::sync::team::{Lane, TeamState};
+use crate::sync::team::{Channel, TeamState};
 
-use crate::sync::wait::{Expired, Limit};
+use crate::sync::wait::{Limit, Stop};
 use peerweave_core::backend::{Direction, Place, PointToPoint};
 use peerweave_core::{Error, Mismatch, PeerCause, Timeout};
+use peerweave_device::Word;
+use peerweave_device::mailbox::{self, Answer, Slot};
 use peerweave_types::{DType, Pe, SymOffset};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-/// How a message travels.
-mod mode {
-    /// In slots, `place[1]` bytes in this one.
-    pub(super) const IN_SLOT: u64 = 0;
-    /// In the sender's symmetric memory at `place[0]`.
+/// Where a message lies: the first word of a slot's payload.
+mod place {
+    /// In the slot.
+    pub(super) const SLOT: u64 = 0;
+    /// In the symmetric memory of the sender.
     pub(super) const SYMMETRIC: u64 = 1;
-    /// In the sender's private memory at `place[0]`, to be read through the kernel.
-    pub(super) const ATTACH: u64 = 2;
-    /// Nowhere any more: the sender has given up, and what it named may be something else by now.
-    pub(super) const WITHDRAWN: u64 = 3;
+    /// In the private memory of the sender, which the receiver can read.
+    pub(super) const PRIVATE: u64 = 2;
 }
 
-/// Marks in [`MailSlot::taken`] a message that the receiver did not want.
-const REFUSED: u64 = 1 << 63;
-
-/// One send or receive on its way.
+/// One send or receive that was started.
 #[derive(Debug)]
 struct Transfer {
     op: PointToPoint,
     team: Arc<TeamState>,
+    /// The number of the operation in its channel.
     turn: u64,
     state: State,
-    /// How far the lane was when this operation last looked, while it waits for its turn.
-    used_seen: u64,
-    /// The receiver has thrown away a fragment of this message.
+    /// The messages of the channel when this operation last looked, while it is queued.
+    messages_seen: u64,
+    /// The receiver has refused a part of this message.
     refused: bool,
 }
 
 #[derive(Debug)]
 enum State {
-    /// The operations before it in its lane are not over.
+    /// Earlier operations of its channel have not ended.
     Queued,
-    /// So many bytes have been sent or received.
+    /// `bytes` bytes have been sent or received.
     Moving {
         bytes: usize,
     },
-    /// All is sent; the receiver has yet to take slot `number`.
+    /// All is sent; the receiver has yet to answer message `number`.
     Offered {
         number: u64,
     },
@@ -69,7 +67,7 @@ enum State {
     Done,
 }
 
-/// Sends and receives that are under way together.
+/// Sends and receives that run together.
 #[derive(Debug)]
 pub(crate) struct Transfers {
     all: Vec<Transfer>,
@@ -77,95 +75,86 @@ pub(crate) struct Transfers {
 }
 
 impl Transfers {
-    /// Takes the operations' turns in their lanes. Must be driven to its end.
-    pub(crate) fn begin(shared: &Shared, ops: impl IntoIterator<Item = PointToPoint>) -> Result<Self, Error> {
-        // All teams are looked up before any turn is taken.
-        let ops = ops.into_iter().map(|op| shared.teams.get(call_of(&op), op.team).map(|team| (op, team)));
+    /// Gives the operations their places in their channels. The transfers must be driven to their end.
+    pub(crate) fn start(shared: &Shared, ops: impl IntoIterator<Item = PointToPoint>) -> Result<Self, Error> {
+        // Look up every team before any operation takes its place.
+        let ops = ops.into_iter().map(|op| shared.teams.get(call_of(&op), op.team).map(|team| (op, team.into_arc())));
         let ops = ops.collect::<Result<Vec<_>, Error>>()?;
         let all = ops.into_iter().map(|(op, team)| {
-            let turn = lane(&team, &op).issued.fetch_add(1, Ordering::Relaxed);
-            Transfer { op, team, turn, state: State::Queued, used_seen: 0, refused: false }
+            let turn = channel(&team, &op).issued.fetch_add(1, Ordering::Relaxed);
+            Transfer { op, team, turn, state: State::Queued, messages_seen: 0, refused: false }
         });
         Ok(Self { all: all.collect(), failed: None })
     }
 
-    /// Moves all of them to their ends; `None` where `limit` is a budget and it was spent first.
-    pub(crate) fn drive(&mut self, shared: &Shared, limit: Limit) -> Result<Option<()>, Error> {
-        let mut waiter = shared.waiter(limit);
-        let mut last_look = true;
+    /// Runs the transfers until all are done.
+    pub(crate) fn drive(&mut self, shared: &Shared, limit: Limit) -> Result<(), Stop> {
+        let mut waiter = shared.peers.waiter(limit);
+        let mut look_again = true;
         loop {
             let mut moved = false;
-            for i in 0..self.all.len() {
-                match self.all[i].poll(shared) {
+            for transfer in &mut self.all {
+                match transfer.poll(shared) {
                     Ok(progress) => moved |= progress,
                     Err(error) => {
-                        self.all[i].finish();
+                        transfer.finish();
                         moved = true;
                         self.failed.get_or_insert(error);
                     }
                 }
             }
-            if self.all.iter().all(|transfer| matches!(transfer.state, State::Done)) {
-                return self.failed.take().map_or(Ok(Some(())), Err);
+            if self.pending().next().is_none() {
+                return self.failed.take().map_or(Ok(()), |error| Err(error.into()));
             }
             if moved {
                 waiter.progressed();
-                last_look = true;
+                look_again = true;
                 continue;
             }
-            match waiter.pause(|| self.gone(shared)) {
+            match waiter.pause(|| self.check_peers(shared), |waited| self.timeout(waited)) {
                 Ok(()) => {}
-                Err(Expired::Budget) => return Ok(None),
-                // What the peer did before it went still counts: one more round.
-                Err(_) if std::mem::take(&mut last_look) => {}
-                Err(Expired::Failed(error)) => return Err(self.abandon(shared, error)),
-                Err(Expired::Deadline(waited)) => {
-                    let timeout = self.timeout(waited);
-                    return Err(self.abandon(shared, timeout));
+                Err(Stop::BudgetSpent) => return Err(Stop::BudgetSpent),
+                // What the peer did before it left still counts: poll once more.
+                Err(Stop::Failed(_)) if std::mem::take(&mut look_again) => {}
+                Err(Stop::Failed(error)) => {
+                    self.skip(shared, &error);
+                    return Err(Stop::Failed(error));
                 }
             }
         }
     }
 
-    /// Gives them up without having run, or half run.
+    /// Ends the transfers that are not done. Their channels are then out of step, so their teams fail.
+    #[cold]
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
-        self.abandon(shared, because.clone());
+        for transfer in self.all.iter_mut().filter(|transfer| !transfer.is_done()) {
+            transfer.team.fail(&shared.peers, because);
+            transfer.withdraw(shared);
+            transfer.finish();
+        }
     }
 
-    fn unfinished(&self) -> impl Iterator<Item = &Transfer> {
-        self.all.iter().filter(|transfer| !matches!(transfer.state, State::Done))
+    fn pending(&self) -> impl Iterator<Item = &Transfer> {
+        self.all.iter().filter(|transfer| !transfer.is_done())
     }
 
-    /// Fails where a peer will not come, and names who was first: a member of the team that died before any other.
-    fn gone(&self, shared: &Shared) -> Result<(), Error> {
-        for transfer in self.unfinished() {
+    /// Fails if a peer will not take part, and names the member of the team that failed first.
+    fn check_peers(&self, shared: &Shared) -> Result<(), Error> {
+        for transfer in self.pending() {
             let team = &transfer.team;
-            if let Some((pe, cause)) = shared.will_not_come(&team.members, team.slot, transfer.peer_pe()) {
+            if let Some((pe, cause)) = shared.peers.unavailable(&team.members, team.slot, transfer.peer_pe()) {
                 return Err(transfer.error(shared, pe, cause));
             }
         }
         Ok(())
     }
 
-    fn timeout(&self, waited: std::time::Duration) -> Error {
-        let mut missing: Vec<Pe> = self.unfinished().map(|transfer| Pe::new(transfer.peer_pe() as u32)).collect();
+    fn timeout(&self, waited: Duration) -> Error {
+        let mut missing: Vec<Pe> = self.pending().map(|transfer| Pe::new(transfer.peer_pe() as u32)).collect();
         missing.sort_unstable();
         missing.dedup();
-        let first = self.unfinished().next().expect("somebody is waited for");
+        let first = self.pending().next().expect("a transfer is pending");
         Error::Timeout(Box::new(Timeout { call: first.call(), team: first.team.name(), waited, missing }))
-    }
-
-    /// After a failure the lanes are out of step: their teams are given up.
-    #[cold]
-    fn abandon(&mut self, shared: &Shared, error: Error) -> Error {
-        for transfer in &mut self.all {
-            if !matches!(transfer.state, State::Done) {
-                transfer.team.give_up(shared, &error);
-                transfer.withdraw(shared);
-                transfer.finish();
-            }
-        }
-        error
     }
 }
 
@@ -176,11 +165,11 @@ fn call_of(op: &PointToPoint) -> &'static str {
     }
 }
 
-fn lane<'a>(team: &'a TeamState, op: &PointToPoint) -> &'a Lane {
-    let lanes = &team.lanes[op.peer.index()];
+fn channel<'a>(team: &'a TeamState, op: &PointToPoint) -> &'a Channel {
+    let channels = &team.channels[op.peer.index()];
     match op.direction {
-        Direction::Send => &lanes.send,
-        Direction::Receive => &lanes.receive,
+        Direction::Send => &channels.send,
+        Direction::Receive => &channels.receive,
     }
 }
 
@@ -193,150 +182,140 @@ impl Transfer {
         self.team.members[self.op.peer.index()]
     }
 
-    /// An error that names `pe`, or whoever it blames itself.
+    fn is_done(&self) -> bool {
+        matches!(self.state, State::Done)
+    }
+
+    fn channel(&self) -> &Channel {
+        channel(&self.team, &self.op)
+    }
+
+    /// An error that names `pe`, or the PE that caused its failure.
     fn error(&self, shared: &Shared, pe: usize, cause: PeerCause) -> Error {
-        let word = shared.segments.team_words(pe, self.team.slot).broken.word.load(Ordering::Acquire);
-        let (pe, cause) = shared.first_cause_from(pe, cause, (word != 0).then_some(word));
-        Error::Peer { call: self.call(), team: self.team.name(), pe: Pe::new(pe as u32), cause }
+        let word = shared.peers.segments.team_words(pe, self.team.slot).failure.word.load(Ordering::Acquire);
+        shared.peers.peer_error(self.call(), self.team.name(), pe, cause, word)
     }
 
     fn bytes(&self) -> usize {
         self.op.count * self.op.dtype.size_bytes()
     }
 
-    /// The slot with this number of the mailbox, and its bytes.
-    fn slot<'a>(&self, shared: &'a Shared, number: u64) -> (&'a MailSlot, *mut u8) {
+    /// The slot of a message, and its bytes.
+    fn slot<'a>(&self, shared: &'a Shared, number: u64) -> (Slot<'a, AtomicU64>, *mut u8) {
         let (at, from) = match self.op.direction {
             Direction::Send => (self.peer_pe(), self.team.rank),
-            Direction::Receive => (self.team.members[self.team.rank], self.op.peer.index()),
+            Direction::Receive => (shared.peers.me, self.op.peer.index()),
         };
-        let index = (number - 1) as usize % MAILBOX_SLOTS;
-        (shared.segments.mail(at, self.team.slot, from, index), shared.segments.mail_bytes(at, self.team.slot, from, index))
+        let (segments, index) = (&shared.peers.segments, mailbox::index(number, MAILBOX_SLOTS));
+        let words = segments.mail(at, self.team.slot, from, index);
+        let slot = Slot { number: &words.number, payload: &words.payload, answer: &words.answer.word };
+        (slot, segments.mail_bytes(at, self.team.slot, from, index))
     }
 
-    /// Takes back an offer that the receiver may yet find: what it copied before this, it copied from memory that was still lent; what it copies
-    /// after, it will throw away. The slot is not used again, since the team is given up.
+    /// Withdraws a message that the receiver has not answered. Its slot is not used again, because the team
+    /// has failed.
     fn withdraw(&self, shared: &Shared) {
         if let State::Offered { number } = self.state {
-            self.slot(shared, number).0.mode.store(mode::WITHDRAWN, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
+            self.slot(shared, number).0.withdraw();
         }
     }
 
-    /// Leaves the lane to the next operation.
+    /// Ends the transfer, so that the next one of its channel may run.
     fn finish(&mut self) {
-        if !matches!(self.state, State::Done) {
-            let lane = lane(&self.team, &self.op);
-            if lane.turn.load(Ordering::Relaxed) == self.turn {
-                lane.turn.store(self.turn + 1, Ordering::Release);
+        if !self.is_done() {
+            let channel = self.channel();
+            if channel.ended.load(Ordering::Relaxed) == self.turn {
+                channel.ended.store(self.turn + 1, Ordering::Release);
             }
             self.state = State::Done;
         }
     }
 
-    /// One step; whether there was any progress.
+    /// Runs one step; returns whether there was any progress.
     fn poll(&mut self, shared: &Shared) -> Result<bool, Error> {
-        if matches!(self.state, State::Done) {
-            return Ok(false);
-        }
-        if matches!(self.state, State::Queued) {
-            if lane(&self.team, &self.op).turn.load(Ordering::Acquire) != self.turn {
-                if let Some(error) = self.team.broken() {
-                    return Err(error.clone());
-                }
-                // What those before it move is progress too.
-                let used = lane(&self.team, &self.op).used.load(Ordering::Relaxed);
-                return Ok(std::mem::replace(&mut self.used_seen, used) != used);
-            }
-            if let Some(error) = self.team.broken() {
+        if let State::Queued = self.state {
+            let may_run = self.channel().ended.load(Ordering::Acquire) == self.turn;
+            if let Some(error) = self.team.failure() {
                 return Err(error.clone());
+            }
+            if !may_run {
+                // Messages of the operations before it are progress too.
+                let messages = self.channel().messages.load(Ordering::Relaxed);
+                return Ok(std::mem::replace(&mut self.messages_seen, messages) != messages);
             }
             self.state = State::Moving { bytes: 0 };
         }
-        match self.op.direction {
-            Direction::Send => self.poll_send(shared),
-            Direction::Receive => self.poll_receive(shared),
+        match (&self.state, self.op.direction) {
+            (State::Done, _) => Ok(false),
+            (_, Direction::Send) => self.poll_send(shared),
+            (_, Direction::Receive) => self.poll_receive(shared),
         }
     }
 
     fn poll_send(&mut self, shared: &Shared) -> Result<bool, Error> {
         match self.state {
             State::Moving { bytes } => {
-                let used = &lane(&self.team, &self.op).used;
-                let number = used.load(Ordering::Relaxed) + 1;
+                let number = self.channel().messages.load(Ordering::Relaxed) + 1;
                 let (slot, room) = self.slot(shared, number);
-                let free_after = number.saturating_sub(MAILBOX_SLOTS as u64);
-                let last = slot.taken.word.load(Ordering::Acquire);
-                if last & !REFUSED < free_after {
-                    return Ok(false);
-                }
-                self.refused |= bytes >= MAILBOX_SLOTS * EAGER_BYTES && last == free_after | REFUSED;
-                used.store(number, Ordering::Relaxed);
-                slot.what[0].store(self.op.dtype as u64, Ordering::Relaxed);
-                slot.what[1].store(self.op.count as u64, Ordering::Relaxed);
+                let Some(last_answer) = slot.free_for(number, MAILBOX_SLOTS) else { return Ok(false) };
+                // The last message in this slot was a part of the same transfer.
+                self.refused |= bytes >= MAILBOX_SLOTS * EAGER_BYTES && last_answer == Answer::Refused;
+                self.channel().messages.store(number, Ordering::Relaxed);
                 let total = self.bytes();
-                let offer = |how: u64, place: u64, len: usize| {
-                    slot.mode.store(how, Ordering::Relaxed);
-                    slot.place[0].store(place, Ordering::Relaxed);
-                    slot.place[1].store(len as u64, Ordering::Relaxed);
-                    publish(&slot.sequence, number);
+                let publish = |place: u64, at: u64, bytes: usize| {
+                    // Orders the vector stores of `simd`, which Rust's memory model does not know.
+                    AtomicU64::fence_release();
+                    slot.publish(number, &[place, at, bytes as u64, self.op.dtype as u64, self.op.count as u64]);
                 };
-                let by_name = total > EAGER_BYTES;
+                let named = total > EAGER_BYTES;
                 match self.op.at {
-                    Place::Symmetric(at) if by_name => {
-                        offer(mode::SYMMETRIC, at.0, total);
+                    Place::Symmetric(at) if named => {
+                        publish(place::SYMMETRIC, at.0, total);
                         self.state = State::Offered { number };
                     }
-                    Place::Private(at) if by_name && shared.attach => {
-                        offer(mode::ATTACH, at as u64, total);
+                    Place::Private(at) if named && shared.cross_memory => {
+                        publish(place::PRIVATE, at as u64, total);
                         self.state = State::Offered { number };
                     }
                     at => {
                         let len = (total - bytes).min(EAGER_BYTES);
-                        // SAFETY: `bytes + len` lies in the buffer (checked by the core); a slot has room for `EAGER_BYTES` and is ours until published.
+                        // SAFETY: `bytes + len` lies in the buffer (checked by the core); a slot has room for
+                        // `EAGER_BYTES` and belongs to the sender until it is published.
                         unsafe { simd::copy(room, shared.address(at).wrapping_add(bytes), len) };
-                        offer(mode::IN_SLOT, 0, len);
-                        if bytes + len == total {
-                            if self.refused {
-                                return Err(self.refusal());
-                            }
-                            self.finish();
-                        } else {
+                        publish(place::SLOT, 0, len);
+                        if bytes + len < total {
                             self.state = State::Moving { bytes: bytes + len };
+                        } else if self.refused {
+                            return Err(self.refusal());
+                        } else {
+                            self.finish();
                         }
                     }
                 }
                 Ok(true)
             }
-            State::Offered { number } => {
-                let (slot, _) = self.slot(shared, number);
-                let taken = slot.taken.word.load(Ordering::Acquire);
-                if taken & !REFUSED < number {
-                    return Ok(false);
+            State::Offered { number } => match self.slot(shared, number).0.answered(number) {
+                None => Ok(false),
+                Some(Answer::Refused) => Err(self.refusal()),
+                Some(Answer::Accepted) => {
+                    self.finish();
+                    Ok(true)
                 }
-                if taken == number | REFUSED {
-                    return Err(self.refusal());
-                }
-                self.finish();
-                Ok(true)
-            }
+            },
             _ => Ok(false),
         }
     }
 
     fn poll_receive(&mut self, shared: &Shared) -> Result<bool, Error> {
-        let used = &lane(&self.team, &self.op).used;
-        let number = used.load(Ordering::Relaxed) + 1;
-        let (slot, lies_at) = self.slot(shared, number);
-        if slot.sequence.load(Ordering::Acquire) != number {
+        let number = self.channel().messages.load(Ordering::Relaxed) + 1;
+        let (slot, room) = self.slot(shared, number);
+        let mut message = [0; 5];
+        if !slot.read(number, &mut message) {
             return Ok(false);
         }
-        used.store(number, Ordering::Relaxed);
-        let dtype = DType::from_u8(slot.what[0].load(Ordering::Relaxed) as u8).unwrap_or(DType::U8);
-        let count = slot.what[1].load(Ordering::Relaxed) as usize;
-        let how = slot.mode.load(Ordering::Relaxed);
-        let place = slot.place[0].load(Ordering::Relaxed);
-        let len = slot.place[1].load(Ordering::Relaxed) as usize;
+        self.channel().messages.store(number, Ordering::Relaxed);
+        let [place, at, len, dtype, count] = message;
+        let (dtype, count) = (DType::from_u8(dtype as u8).unwrap_or(DType::U8), count as usize);
         if let State::Moving { bytes: 0 } = self.state
             && (dtype != self.op.dtype || count != self.op.count)
         {
@@ -345,54 +324,54 @@ impl Transfer {
             self.state = State::Discarding { bytes: 0, total, mismatch: Box::new(mismatch) };
         }
         if let State::Discarding { bytes, total, mismatch } = &mut self.state {
-            *bytes += len;
-            slot.taken.word.store(number | REFUSED, Ordering::Release);
+            *bytes += len as usize;
+            slot.respond(number, Answer::Refused);
             return if *bytes >= *total { Err(Error::Mismatch(mismatch.clone())) } else { Ok(true) };
         }
         let State::Moving { bytes } = self.state else { return Ok(false) };
         let total = self.bytes();
-        let len = len.min(total - bytes);
+        let len = (len as usize).min(total - bytes);
         let to = shared.address(self.op.at).wrapping_add(bytes);
         let peer = self.peer_pe();
-        match how {
-            mode::SYMMETRIC => {
-                let from = shared.segments.symmetric(peer, SymOffset(place)).cast_const();
+        match place {
+            place::SYMMETRIC => {
+                let from = shared.peers.segments.symmetric(peer, SymOffset(at)).cast_const();
                 if !std::ptr::eq(from, to) {
-                    // SAFETY: the sender's core has checked its range for the same count, this one's for `total`; a message to oneself into
-                    // the same bytes is excluded, and overlap by the core.
+                    // SAFETY: the cores of the sender and of this rank have checked their ranges for the same
+                    // count. A message to oneself into the same bytes is excluded here, and other overlap by
+                    // the core.
                     unsafe { simd::copy(to, from, len) };
                 }
             }
-            mode::WITHDRAWN => return Err(self.error(shared, peer, PeerCause::Failed)),
-            mode::ATTACH => {
-                let pid = shared.segments.page(peer).pid.load(Ordering::Relaxed);
+            place::PRIVATE => {
+                let pid = shared.peers.segments.page(peer).pid.load(Ordering::Relaxed);
                 // SAFETY: `to` has room for `total` (checked by the core).
-                if unsafe { attach::read(pid, place, to, len) }.is_err() {
-                    slot.taken.word.store(number | REFUSED, Ordering::Release);
+                if unsafe { cross_memory::read(pid, at, to, len) }.is_err() {
+                    slot.respond(number, Answer::Refused);
                     return Err(self.error(shared, peer, PeerCause::Unreachable));
                 }
             }
-            _ => {
-                // SAFETY: a slot holds `EAGER_BYTES` at least, `len` is no more (the sender's `offer`); `to` as above.
-                unsafe { simd::copy(to, lies_at, len.min(EAGER_BYTES)) };
+            place::SLOT => {
+                // SAFETY: a slot holds at least `EAGER_BYTES`; `to` as above.
+                unsafe { simd::copy(to, room, len.min(EAGER_BYTES)) };
             }
+            _ => return Err(self.error(shared, peer, PeerCause::Failed)),
         }
-        if how != mode::IN_SLOT {
-            fence(Ordering::Acquire);
-            if slot.mode.load(Ordering::Relaxed) != how {
-                return Err(self.error(shared, peer, PeerCause::Failed));
-            }
+        if place != place::SLOT && slot.is_withdrawn() {
+            return Err(self.error(shared, peer, PeerCause::Failed));
         }
-        taken(&slot.taken.word, number);
+        // Orders the vector loads of `simd`, as in `poll_send`.
+        AtomicU64::fence_release();
+        slot.respond(number, Answer::Accepted);
         if bytes + len == total {
-            self.finish()
+            self.finish();
         } else {
-            self.state = State::Moving { bytes: bytes + len }
+            self.state = State::Moving { bytes: bytes + len };
         }
         Ok(true)
     }
 
-    /// The receiver did not want this message, or could not read it.
+    /// The error of a message that the receiver refused.
     fn refusal(&self) -> Error {
         let theirs = "recv of another count or element type, or could not read what was sent".to_owned();
         Error::Mismatch(Box::new(self.mismatch(describe("send", self.op.dtype, self.op.count), theirs)))
@@ -401,18 +380,6 @@ impl Transfer {
     fn mismatch(&self, mine: String, theirs: String) -> Mismatch {
         Mismatch { team: self.team.name(), pe: Pe::new(self.peer_pe() as u32), mine, theirs }
     }
-}
-
-/// Publishes a slot, with all that was stored before, by instructions that Rust's memory model does not know among others.
-fn publish(sequence: &AtomicU64, number: u64) {
-    fence(Ordering::Release);
-    sequence.store(number, Ordering::Release);
-}
-
-/// Gives a slot back after the last access to it.
-fn taken(word: &AtomicU64, number: u64) {
-    fence(Ordering::Release);
-    word.store(number, Ordering::Release);
 }
 
 fn describe(call: &str, dtype: DType, count: usize) -> String {

@@ -1,34 +1,37 @@
-//! How teams are made and ended: all ranks of the parent tell each other what they want, and each works out the same answer.
+//! Makes and ends teams. The ranks of the parent exchange what they request, and each computes the same
+//! result.
 
 use crate::memory::layout::{MAILBOX_SLOTS, MAX_TEAMS};
 use crate::memory::line::Line;
-use crate::ops::collective::{Progress, Purpose, failed};
+use crate::ops::collective::{CollectiveTask, Purpose};
 use crate::ops::shared::Shared;
-use crate::sync::step::Step;
-use crate::sync::team::{Lane, TeamState};
+use crate::sync::step::progress_before_next;
+use crate::sync::team::{Channel, TeamRef, TeamState};
 
-use crate::sync::wait::{Expired, Limit};
+use crate::sync::wait::{Limit, Stop};
 use peerweave_core::backend::{Collective, CollectiveKind, Place, SplitPart, TeamId, TeamRecord};
 use peerweave_core::{Error, Timeout};
 use peerweave_types::{DType, Pe, Rank, ReduceOp};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-/// How often a split is tried whose slots other splits take at the same time.
+/// How often a split is tried while other splits take its slots.
 const ATTEMPTS: usize = 64;
 
 fn no_slot() -> Error {
     Error::OutOfMemory { call: "split", requested_bytes: 1, available_bytes: 0, what: "team slots that are free on all members" }
 }
 
-/// What a rank says: whether it takes part, color, key, free slots, and what its slots' last teams ended with.
+/// Words of a request: whether the rank takes part, color, key, free slots, and the last epoch of each slot.
 const WORDS: usize = 4 + MAX_TEAMS;
 
-struct Wish<'a> {
+/// What one rank requests of a split.
+struct Request<'a> {
     words: &'a [u64],
 }
 
-impl Wish<'_> {
+impl Request<'_> {
     fn color(&self) -> Option<u64> {
         (self.words[0] == 1).then_some(self.words[1])
     }
@@ -38,14 +41,20 @@ impl Wish<'_> {
     fn free_slots(&self) -> u64 {
         self.words[3]
     }
-    fn ended(&self, slot: usize) -> u32 {
+    fn last_epoch(&self, slot: usize) -> u32 {
         self.words[4 + slot] as u32
     }
 }
 
 impl Shared {
-    /// A collective of the backend itself over words of each rank; returns the words of all.
-    pub(crate) fn gather_words(&self, team: &TeamState, purpose: Purpose, detail: u64, words: &[u64]) -> Result<Vec<u64>, Error> {
+    /// Gathers words of all ranks by a collective of the backend itself.
+    pub(crate) fn gather_words(
+        &self,
+        team: TeamRef<'_>,
+        purpose: Purpose,
+        detail: u64,
+        words: &[u64],
+    ) -> Result<Vec<u64>, Error> {
         let mut all = vec![0u64; words.len() * team.size()];
         let op = Collective {
             kind: CollectiveKind::AllGather,
@@ -55,35 +64,40 @@ impl Shared {
             scalar: 0,
             root: Rank::new(0),
             count: words.len(),
-            // Read only: see `Run::pack`.
+            // Only read: see `Run::pack`.
             send: Some(Place::Private(words.as_ptr().cast_mut().cast())),
             recv: Some(Place::Private(all.as_mut_ptr().cast())),
             counts: None,
         };
-        let mut progress = Progress::begin_for(team, purpose, detail);
-        progress.drive(self, team, &op, Limit::Deadline(self.deadline)).map_err(|failure| *failure)?;
+        let mut task = CollectiveTask::start_internal(team, Cow::Borrowed(&op), purpose, detail);
+        task.drive(self, Limit::Deadline(self.peers.deadline)).map_err(Stop::into_error)?;
         Ok(all)
     }
 
-    /// All ranks meet.
-    pub(crate) fn meet(&self, team: &TeamState, purpose: Purpose, detail: u64) -> Result<(), Error> {
+    /// Waits until all ranks have called.
+    pub(crate) fn meet(&self, team: TeamRef<'_>, purpose: Purpose, detail: u64) -> Result<(), Error> {
         self.gather_words(team, purpose, detail, &[0]).map(|_| ())
     }
 
+    /// The team of all PEs.
+    pub(crate) fn world(&self) -> TeamRef<'_> {
+        TeamRef::Borrowed(self.teams.world())
+    }
+
     pub(crate) fn team_split(&self, parent: TeamId, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error> {
-        let parent = self.teams.get("split", parent)?;
+        let parent = self.teams.get("split", parent)?.into_arc();
+        let gather = |detail, words: &[u64]| self.gather_words(TeamRef::Borrowed(&parent), Purpose::Split, detail, words);
         for _ in 0..ATTEMPTS {
-            let wanted = self.wanted_team(&parent, part)?;
-            // Another split, of another parent, may have taken the slot on some member since that said it was free: then all try again.
+            let wanted = self.wanted_team(&parent, part, gather)?;
+            // A split of another parent may have taken the slot on some member meanwhile: then all try again.
             let slot = wanted.as_ref().map(|team| team.slot);
             let claimed = slot.filter(|&slot| self.teams.claim(slot));
             if let (Some(team), Some(_)) = (&wanted, claimed) {
                 self.reset(team);
             }
             let mine = u64::from(slot.is_none() || claimed.is_some());
-            // Nobody uses the new words before all have emptied theirs.
-            let all_claimed =
-                self.gather_words(&parent, Purpose::Split, 1, &[mine]).map(|words| words.iter().all(|&word| word == 1));
+            // No rank uses the words of the new team before all have reset theirs.
+            let all_claimed = gather(1, &[mine]).map(|words| words.iter().all(|&word| word == 1));
             match (all_claimed, wanted) {
                 (Ok(true), None) => return Ok(None),
                 (Ok(true), Some(team)) => {
@@ -93,7 +107,7 @@ impl Shared {
                     return Ok(Some(record));
                 }
                 (outcome, _) => {
-                    claimed.into_iter().for_each(|slot| self.teams.disclaim(slot));
+                    claimed.into_iter().for_each(|slot| self.teams.unclaim(slot));
                     outcome?;
                 }
             }
@@ -101,85 +115,86 @@ impl Shared {
         Err(no_slot())
     }
 
-    /// The team that this rank will be in, by what all ranks say. An error, on every rank of the parent, where any of the teams has no slot that
-    /// is free on all its members: what all ranks say is the same for all, so all find the same.
-    fn wanted_team(&self, parent: &TeamState, part: Option<SplitPart>) -> Result<Option<TeamState>, Error> {
+    /// The team that this rank will be in, computed from the requests of all ranks.
+    ///
+    /// # Errors
+    /// On every rank of the parent, if any of the teams has no slot that is free on all its members. All ranks
+    /// see the same requests, so all fail.
+    fn wanted_team(
+        &self,
+        parent: &TeamState,
+        part: Option<SplitPart>,
+        gather: impl Fn(u64, &[u64]) -> Result<Vec<u64>, Error>,
+    ) -> Result<Option<TeamState>, Error> {
         let mut mine = vec![u64::from(part.is_some())];
         let SplitPart { color, key } = part.unwrap_or(SplitPart { color: 0, key: 0 });
-        let (free, ended) = self.teams.free_slots();
+        let (free, last_epochs) = self.teams.free_slots();
         mine.extend([color, key as u64, free]);
-        mine.extend(ended.into_iter().map(u64::from));
-        let all = self.gather_words(parent, Purpose::Split, 0, &mine)?;
-        let wishes: Vec<Wish<'_>> = all.chunks_exact(WORDS).map(|words| Wish { words }).collect();
+        mine.extend(last_epochs.into_iter().map(u64::from));
+        let all = gather(0, &mine)?;
+        let requests: Vec<Request<'_>> = all.chunks_exact(WORDS).map(|words| Request { words }).collect();
         let mut slots = BTreeMap::new();
-        for wish in &wishes {
-            if let Some(color) = wish.color() {
-                *slots.entry(color).or_insert(u64::MAX) &= wish.free_slots();
+        for request in &requests {
+            if let Some(color) = request.color() {
+                *slots.entry(color).or_insert(u64::MAX) &= request.free_slots();
             }
         }
         if slots.values().any(|&free| free == 0) {
             return Err(no_slot());
         }
         Ok(part.map(|part| {
-            let mut ranks: Vec<usize> = (0..wishes.len()).filter(|&rank| wishes[rank].color() == Some(part.color)).collect();
-            ranks.sort_by_key(|&rank| (wishes[rank].key(), rank));
+            let mut ranks: Vec<usize> = (0..requests.len()).filter(|&rank| requests[rank].color() == Some(part.color)).collect();
+            ranks.sort_by_key(|&rank| (requests[rank].key(), rank));
             let slot = slots[&part.color].trailing_zeros() as usize;
-            let epoch = ranks.iter().map(|&rank| wishes[rank].ended(slot)).max().unwrap_or(0);
+            let epoch = ranks.iter().map(|&rank| requests[rank].last_epoch(slot)).max().unwrap_or(0);
             let members: Vec<usize> = ranks.iter().map(|&rank| parent.members[rank]).collect();
-            let rank = members.iter().position(|&pe| pe == self.me).expect("this rank gave that color");
+            let rank = members.iter().position(|&pe| pe == self.peers.me).expect("this rank gave that color");
             TeamState::new(slot, members, rank, epoch)
         }))
     }
 
-    /// Empties the words that this PE owns in a slot.
+    /// Resets the words of this PE in a slot.
     fn reset(&self, team: &TeamState) {
-        let words = self.segments.team_words(self.me, team.slot);
-        words.broken.word.store(0, Ordering::Relaxed);
-        // Epochs go on from the largest that any member has seen here, but after 2^32 operations the largest may be the older one: nothing of before may
-        // look like something to come.
+        let segments = &self.peers.segments;
+        let words = segments.team_words(self.peers.me, team.slot);
+        words.failure.word.store(0, Ordering::Relaxed);
+        // Epochs continue from the largest of any member. After 2^32 operations the largest may be an older
+        // one, so nothing of the last team may look like an epoch to come.
         words.entry.iter().for_each(Line::reset);
-        words.phase.word.store(u64::from(team.last_issued()) << 32 | 0xffff_ff00, Ordering::Relaxed);
+        words.progress.word.store(progress_before_next(team.last_issued()), Ordering::Relaxed);
         self.kernels.reset(team.slot);
-        self.segments.reset_kernel_lines(self.me, team.slot, team.size());
+        segments.reset_kernel_lines(self.peers.me, team.slot, team.size());
         for from in 0..team.size() {
             for index in 0..MAILBOX_SLOTS {
-                let slot = self.segments.mail(self.me, team.slot, from, index);
-                slot.sequence.store(0, Ordering::Relaxed);
-                slot.taken.word.store(0, Ordering::Relaxed);
+                let slot = segments.mail(self.peers.me, team.slot, from, index);
+                slot.number.store(0, Ordering::Relaxed);
+                slot.answer.word.store(0, Ordering::Relaxed);
             }
         }
     }
 
     pub(crate) fn team_destroy(&self, id: TeamId) -> Result<(), Error> {
-        let team = self.teams.get("destroy", id)?;
-        self.wait_for_lanes(&team)?;
-        // Where this fails the team stays as it is: after a mismatch it works on, otherwise its slot is not used again, since others may still use its
-        // words.
-        self.meet(&team, Purpose::Destroy, 0)?;
-        // A member may make another team in this slot as soon as it returns. So it waits until everybody has read everybody's entry; this second wait
-        // looks at words that only grow, also in the next team.
-        let step = Step { shared: self, team: &team, call: "destroy", epoch: team.last_issued() };
-        // A failure here is like one in a collective: those that wait for this PE learn whom it blames.
-        step.sync(1).map_err(|failure| {
-            failed(&step, &failure);
-            *failure
-        })?;
+        let team = self.teams.get("destroy", id)?.into_arc();
+        self.wait_for_channels(&team)?;
+        // After a mismatch the team stays usable. After any other failure its slot is not used again, because
+        // other PEs may still use its words.
+        self.meet(TeamRef::Borrowed(&team), Purpose::Destroy, 0)?;
         self.teams.remove(&team);
         Ok(())
     }
 
-    /// Waits until sends and receives of the team that were issued before are over, on whatever stream.
-    fn wait_for_lanes(&self, team: &TeamState) -> Result<(), Error> {
-        let mut waiter = self.waiter(Limit::Deadline(self.deadline));
-        let over = |lane: &Lane| lane.turn.load(Ordering::Acquire) == lane.issued.load(Ordering::Acquire);
-        while !team.lanes.iter().all(|lanes| over(&lanes.send) && over(&lanes.receive)) {
-            if let Err(Expired::Deadline(waited)) = waiter.pause(|| Ok(())) {
-                let open = team.lanes.iter().zip(&team.members).filter(|(lanes, _)| !over(&lanes.send) || !over(&lanes.receive));
-                let missing = open.map(|(_, &pe)| Pe::new(pe as u32)).collect();
-                let late = Error::Timeout(Box::new(Timeout { call: "destroy", team: team.name(), waited, missing }));
-                return self.noted(Err(late));
-            }
-        }
-        Ok(())
+    /// Waits until the sends and receives of the team that were issued before have ended, on every stream.
+    fn wait_for_channels(&self, team: &TeamState) -> Result<(), Error> {
+        let ended = |channel: &Channel| channel.ended.load(Ordering::Acquire) == channel.issued.load(Ordering::Acquire);
+        let all_ended = |rank: usize| ended(&team.channels[rank].send) && ended(&team.channels[rank].receive);
+        let timeout = |waited| {
+            let pending = (0..team.size()).filter(|&rank| !all_ended(rank));
+            let missing = pending.map(|rank| Pe::new(team.members[rank] as u32)).collect();
+            let late = Error::Timeout(Box::new(Timeout { call: "destroy", team: team.name(), waited, missing }));
+            self.peers.record_outcome(late)
+        };
+        let mut waiter = self.peers.waiter(Limit::Deadline(self.peers.deadline));
+        let look = || (0..team.size()).all(all_ended).then_some(());
+        look().map_or_else(|| waiter.until(look, || Ok(()), timeout), Ok).map_err(Stop::into_error)
     }
 }

@@ -1,21 +1,20 @@
-//! Waiting for signal words of this PE, and testing them.
+//! Waits for signal words of this PE, and tests them.
 
 use crate::ops::shared::Shared;
-use crate::sync::wait::{Expired, Limit};
+use crate::sync::wait::{Limit, Stop};
 use peerweave_core::backend::{Outcome, TeamId, Until, WaitMode, WaitUntil};
-use peerweave_core::{Error, PeerCause, TeamName, Timeout};
+use peerweave_core::{Error, TeamName, Timeout};
 use peerweave_device::put_signal::{self, Several};
 use peerweave_device::{Words, word};
-use peerweave_types::Pe;
 
 impl Shared {
-    /// Waits, or looks once; `None` where `limit` is a budget and it was spent first.
-    pub(crate) fn wait_until(&self, wait: &WaitUntil, limit: Limit) -> Result<Option<Outcome>, Error> {
+    /// Waits for signal words, or tests them once.
+    pub(crate) fn wait_until(&self, wait: &WaitUntil, limit: Limit) -> Result<Outcome, Stop> {
         if let Some(outcome) = self.look(wait) {
-            return Ok(Some(outcome));
+            return Ok(outcome);
         }
         if wait.mode == WaitMode::Test {
-            return Ok(Some(Outcome::NotYet));
+            return Ok(Outcome::NotYet);
         }
         let call = match wait.until {
             Until::All if wait.count == 1 => "wait_until",
@@ -24,26 +23,13 @@ impl Shared {
             Until::Some => "wait_until_some",
         };
         let team = TeamName { id: TeamId::WORLD, size: self.n_pes() };
-        let mut waiter = self.waiter(limit);
-        loop {
-            let paused = waiter.pause(|| self.nobody_can_signal(call, team));
-            if let Some(outcome) = self.look(wait) {
-                return Ok(Some(outcome));
-            }
-            match paused {
-                Ok(()) => {}
-                Err(Expired::Budget) => return Ok(None),
-                Err(Expired::Failed(error)) => return Err(error),
-                Err(Expired::Deadline(waited)) => {
-                    return Err(Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new() })));
-                }
-            }
-        }
+        let timeout = |waited| Error::Timeout(Box::new(Timeout { call, team, waited, missing: Vec::new() }));
+        self.peers.waiter(limit).until(|| self.look(wait), || self.peers.check_signallers(call), timeout)
     }
 
-    /// Whether the wait is over.
+    /// The outcome of the wait, if its condition holds now.
     fn look(&self, wait: &WaitUntil) -> Option<Outcome> {
-        let words = word::from_fn(wait.count, |i| self.word(self.me, wait.at.plus(8 * i as u64)));
+        let words = word::from_fn(wait.count, |i| self.peers.segments.word(self.peers.me, wait.at.plus(8 * i as u64)));
         if wait.count == 1 && wait.exclude.is_none() && wait.until == Until::All {
             return put_signal::test(words.word(0), wait.compare, wait.value).map(Outcome::Word);
         }
@@ -60,24 +46,6 @@ impl Shared {
                 several.test_some(|i, _| found.push(i));
                 (!found.is_empty()).then_some(Outcome::Indices(found))
             }
-        }
-    }
-
-    /// Anybody may be the one who signals, so one PE that died, or all others having left, ends the wait.
-    pub(crate) fn nobody_can_signal(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
-        let mut left = None;
-        let mut somebody = self.n_pes() == 1;
-        for pe in (0..self.n_pes()).filter(|&pe| pe != self.me) {
-            match self.liveness.gone(pe).map(|cause| self.first_cause(pe, cause)) {
-                // It left of itself; others may still signal.
-                Some((first, PeerCause::Left)) if first == pe => left = Some(pe),
-                Some((first, cause)) => return Err(Error::Peer { call, team, pe: Pe::new(first as u32), cause }),
-                None => somebody = true,
-            }
-        }
-        match left {
-            Some(pe) if !somebody => Err(Error::Peer { call, team, pe: Pe::new(pe as u32), cause: PeerCause::Left }),
-            _ => Ok(()),
         }
     }
 }

@@ -1,8 +1,10 @@
-//! Whether the other PEs still live: by a descriptor of their process, which the kernel marks when it ends in whatever way; where there is none, by
-//! its number and by what the rendezvous reports; and by what they say of themselves in their page.
+//! Finds out whether the other PEs are alive: from a descriptor of their process, which the kernel marks when
+//! the process ends; without one, from the process number and the reports of the rendezvous; and from the
+//! state that each PE publishes in its page.
 //!
-//! Asked only by waiters that have waited for milliseconds. A process descriptor names one process for good: a reused number cannot deceive it. A
-//! number is used only where it names the process (see `process.rs`), together with the time at which that process started.
+//! Only waiters that have waited for milliseconds ask. A process descriptor names one process forever, even
+//! if its number is reused. A number is used only if it names the process (see `process.rs`), together with
+//! the start time of the process.
 
 use crate::memory::layout::{Segments, state};
 use crate::sync::process::Identity;
@@ -21,29 +23,30 @@ use std::sync::{Arc, Mutex, Weak};
 pub(crate) struct Liveness {
     segments: Segments,
     processes: Box<[Process]>,
-    /// What the rendezvous has reported, for those that cannot be watched well from here.
+    /// Reports of the rendezvous, for processes that cannot be watched well from here.
     reports: Reports,
 }
 
 #[derive(Debug)]
 enum Process {
-    /// This process: a thread of it, or this PE. It speaks for itself.
+    /// This process: another thread of it, or this PE. Its page says when it leaves.
     Own,
-    /// Another one, by its descriptor; by its number, once that descriptor is closed by somebody else.
+    /// Another process, watched by its descriptor, or by its number after the program closed the descriptor.
     Described(OwnedFd, Numbered),
-    /// No descriptor can be had.
+    /// A process without a descriptor.
     Numbered(Numbered),
-    /// It had ended before it could be watched.
+    /// A process that ended before it could be watched.
     Ended,
-    /// Its number means nothing here, such as in another namespace of processes: the rendezvous reports its end.
+    /// A process whose number is not valid here, such as one in another PID namespace. The rendezvous
+    /// reports its end.
     Distant,
 }
 
-/// A process by its number.
+/// A process, identified by its number.
 #[derive(Clone, Copy, Debug)]
 struct Numbered {
     pid: Pid,
-    /// When it started, in the kernel's units; `None` where that could not be read.
+    /// Its start time, in units of the kernel; `None` if it could not be read.
     started: Option<u64>,
 }
 
@@ -54,7 +57,8 @@ struct Reports {
 }
 
 impl Liveness {
-    /// Begins to watch all PEs, whose pages are filled in. They are known to have been alive a moment ago, since they wait for this PE.
+    /// Starts to watch all PEs, whose pages are filled in. They were alive a moment ago, because they wait for
+    /// this PE.
     pub(crate) fn new(segments: Segments, rendezvous: Option<&Arc<Rendezvous>>) -> Self {
         let own = Identity::own();
         let processes = (0..segments.layout().n_pes).map(|pe| {
@@ -65,7 +69,7 @@ impl Liveness {
             match own.number_of(&theirs) {
                 Ok(pid) => Process::of(pe, pid),
                 Err(why) => {
-                    tracing::warn!(pe, %why, "the end of this PE is learned from the rendezvous");
+                    tracing::warn!(pe, %why, "the end of this PE is reported by the rendezvous");
                     Process::Distant
                 }
             }
@@ -74,13 +78,13 @@ impl Liveness {
         Self { segments, processes, reports: Reports { rendezvous: rendezvous.map(Arc::downgrade), lost: Mutex::default() } }
     }
 
-    /// The PEs whose end this one learns from the rendezvous alone.
+    /// The PEs whose end only the rendezvous reports.
     pub(crate) fn distant(&self) -> Vec<usize> {
         let distant = self.processes.iter().enumerate().filter(|(_, process)| matches!(process, Process::Distant));
         distant.map(|(pe, _)| pe).collect()
     }
 
-    /// What became of a PE, if it takes part no more.
+    /// Why a PE no longer takes part; `None` while it does.
     pub(crate) fn gone(&self, pe: usize) -> Option<PeerCause> {
         match self.segments.page(pe).state.load(Ordering::Acquire) {
             state::FINALIZED | state::LEFT => return Some(PeerCause::Left),
@@ -90,14 +94,14 @@ impl Liveness {
             Process::Own => false,
             Process::Described(descriptor, process) => match has_ended(descriptor) {
                 Some(ended) => ended,
-                // The program has closed the descriptor: whatever has its number now says nothing of that process.
+                // The program has closed the descriptor, and its number may name another file.
                 None => process.has_ended().unwrap_or(false),
             },
             Process::Numbered(process) => process.has_ended().unwrap_or_else(|| self.reports.has_lost(pe)),
             Process::Ended => true,
             Process::Distant => self.reports.has_lost(pe),
         };
-        // It may have left in good order and ended since the state was read.
+        // It may have left normally and ended since the state was read.
         match self.segments.page(pe).state.load(Ordering::Acquire) {
             state::FINALIZED | state::LEFT => Some(PeerCause::Left),
             state::LEAVING if ended => Some(PeerCause::Left),
@@ -108,12 +112,12 @@ impl Liveness {
 }
 
 impl Process {
-    /// The process of PE `pe`, which has this number here.
+    /// Starts to watch the process of PE `pe`.
     fn of(pe: usize, pid: Pid) -> Self {
         let process = Numbered { pid, started: started(pid) };
         match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(descriptor) => Self::Described(descriptor, process),
-            // A moment ago it met this PE: it has died since.
+            // It met this PE a moment ago, and has died since.
             Err(Errno::SRCH) => Self::Ended,
             // The kernel has no process descriptors (before 5.3).
             Err(Errno::NOSYS) => Self::Numbered(process),
@@ -127,13 +131,13 @@ impl Process {
 }
 
 impl Numbered {
-    /// Whether it has ended; `None` where its number does not tell, since another process may have it.
+    /// Whether it has ended; `None` if that is unknown, because another process may have its number.
     fn has_ended(&self) -> Option<bool> {
         if rustix::process::test_kill_process(self.pid) == Err(Errno::SRCH) {
             return Some(true);
         }
         match (stat(self.pid), self.started) {
-            // A process that has ended and that its parent has not waited for.
+            // It has ended, and its parent has not waited for it.
             (Some(Stat { state: 'Z' | 'X', .. }), _) => Some(true),
             (Some(now), Some(started)) => Some(now.started != started),
             _ => None,
@@ -142,7 +146,7 @@ impl Numbered {
 }
 
 impl Reports {
-    /// Whether the rendezvous has reported that a PE is lost without having left.
+    /// Whether the rendezvous has reported that a PE was lost without leaving.
     fn has_lost(&self, pe: usize) -> bool {
         let mut lost = self.lost.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(rendezvous) = self.rendezvous.as_ref().and_then(Weak::upgrade) {
@@ -155,7 +159,7 @@ impl Reports {
     }
 }
 
-/// Whether the process of a descriptor has ended; `None` where it is no descriptor of a process any more.
+/// Whether the process of a descriptor has ended; `None` if the descriptor is no longer that of a process.
 fn has_ended(descriptor: &OwnedFd) -> Option<bool> {
     let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -167,8 +171,9 @@ fn has_ended(descriptor: &OwnedFd) -> Option<bool> {
     if !polled[0].revents().contains(PollFlags::IN) {
         return None;
     }
-    // Another file may have its number by now, and be readable: only a process descriptor takes a signal.
-    // SAFETY: passes numbers and a null pointer, which stands for no further information; signal 0 is sent to nobody.
+    // Another, readable file may have its number by now: only a process descriptor takes a signal.
+    // SAFETY: passes numbers and a null pointer, which stands for no further information; signal 0 is only a
+    // check and is not delivered.
     let sent =
         unsafe { libc::syscall(libc::SYS_pidfd_send_signal, descriptor.as_raw_fd(), 0, std::ptr::null::<libc::siginfo_t>(), 0) };
     let is_process = sent == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EBADF);
@@ -180,10 +185,10 @@ struct Stat {
     started: u64,
 }
 
-/// What the kernel says of a process in `/proc`; `None` where it cannot be read.
+/// Reads the state of a process in `/proc`; `None` if it cannot be read.
 fn stat(pid: Pid) -> Option<Stat> {
     let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // The name, in parentheses, may hold anything.
+    // The name, in parentheses, may contain any character.
     let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
     // The 22nd field; the state is the third.

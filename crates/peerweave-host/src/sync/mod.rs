@@ -1,6 +1,7 @@
 //! How the ranks of a team keep step, how a PE waits, and what it knows of the other PEs.
 
 pub(crate) mod liveness;
+pub(crate) mod peers;
 pub(crate) mod process;
 pub(crate) mod root_cause;
 pub(crate) mod step;

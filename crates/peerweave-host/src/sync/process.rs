@@ -1,10 +1,11 @@
-//! Which process a PE is, such that other processes of this machine can tell: its number, the namespace in which it has that number, and a random
-//! word in its memory.
+//! Identifies the process of a PE to other processes of the machine: its number, the PID namespace of that
+//! number, and a random word in its memory.
 //!
-//! A number alone names nobody: in another PID namespace it belongs to another process, or to the one that asks. So a number is used only where both
-//! sides say the same namespace of the same boot, and memory is read only where the random word was found.
+//! A number alone does not identify a process: in another PID namespace it belongs to another one. So a
+//! number is used only if both sides have the same namespace of the same boot, and memory is read only if the
+//! random word was found in it.
 
-use crate::memory::attach;
+use crate::memory::cross_memory;
 use crate::memory::layout::PePage;
 use rustix::process::Pid;
 use std::fs;
@@ -12,24 +13,24 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-/// What a PE says of its process.
+/// The identity of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pid: u64,
-    /// A digest of the PID namespace and of the machine's boot; 0 where the system does not say.
+    /// A digest of the PID namespace and of the boot of the machine; 0 if the system does not report them.
     namespace: u64,
-    /// A random word, not 0.
+    /// A random word other than 0.
     probe: u64,
-    /// Where that word lies.
+    /// The address of that word.
     probe_at: u64,
 }
 
 /// Why a process cannot be reached by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreachable {
-    /// It has its number in another namespace.
+    /// Its number is that of another namespace.
     OtherNamespace,
-    /// The system does not say in which namespace a number counts.
+    /// The system does not report the namespace of the number.
     UnknownNamespace,
 }
 
@@ -37,13 +38,13 @@ impl std::fmt::Display for Unreachable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::OtherNamespace => "its process is in another PID namespace",
-            Self::UnknownNamespace => "/proc does not say in which PID namespace its process is",
+            Self::UnknownNamespace => "/proc does not show the PID namespace of its process",
         })
     }
 }
 
 impl Identity {
-    /// This process.
+    /// The identity of this process.
     pub(crate) fn own() -> Self {
         static PROBE: OnceLock<u64> = OnceLock::new();
         let probe = PROBE.get_or_init(random_word);
@@ -51,7 +52,7 @@ impl Identity {
         Self { pid: u64::from(std::process::id()), namespace, probe: *probe, probe_at: (&raw const *probe) as u64 }
     }
 
-    /// What a PE has said in its page.
+    /// Reads the identity that a PE has published in its page.
     pub(crate) fn read(page: &PePage) -> Self {
         Self {
             pid: page.pid.load(Ordering::Acquire),
@@ -61,7 +62,7 @@ impl Identity {
         }
     }
 
-    /// Says it in the page of a PE of this process.
+    /// Publishes it in the page of a PE of this process.
     pub(crate) fn publish(&self, page: &PePage) {
         page.pid.store(self.pid, Ordering::Relaxed);
         page.pid_namespace.store(self.namespace, Ordering::Relaxed);
@@ -69,10 +70,10 @@ impl Identity {
         page.probe_at.store(self.probe_at, Ordering::Relaxed);
     }
 
-    /// The number by which `self`, this process, may name `other`.
+    /// Returns the number of `other`, for use by `self`, which is this process.
     ///
     /// # Errors
-    /// Why that number may name another process.
+    /// If that number may belong to another process.
     pub(crate) fn number_of(&self, other: &Self) -> Result<Pid, Unreachable> {
         match (self.namespace, other.namespace) {
             (0, _) | (_, 0) => Err(Unreachable::UnknownNamespace),
@@ -81,14 +82,15 @@ impl Identity {
         }
     }
 
-    /// Whether the memory of `other` can be read by this process; why not, otherwise.
+    /// Checks that this process can read the memory of `other`; otherwise says why it cannot.
     pub(crate) fn can_read(&self, other: &Self) -> Result<(), String> {
         self.number_of(other).map_err(|why| why.to_string())?;
-        attach::probe(other.pid, other.probe_at, other.probe)
+        cross_memory::probe(other.pid, other.probe_at, other.probe)
     }
 }
 
-/// A random word, not 0. Where the system has no random numbers: one that differs among the processes that live at a time.
+/// A random word other than 0. If the system has no random numbers, a word that differs among the processes
+/// that are alive at the same time.
 fn random_word() -> u64 {
     let mut bytes = [0; 8];
     let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
@@ -99,7 +101,7 @@ fn random_word() -> u64 {
     word | 1
 }
 
-/// The PID namespace of this process, on this boot of this machine; 0 where the system does not say.
+/// A digest of the PID namespace of this process and of the boot; 0 if the system does not report them.
 fn namespace() -> u64 {
     let Ok(namespace) = fs::metadata("/proc/self/ns/pid") else { return 0 };
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();

@@ -1,24 +1,26 @@
-//! Who is to blame: a PE that fails because another is gone leaves word of whom it blames, so that those who find it gone in turn name the one that
-//! was first, and not whoever failed first because of it.
+//! Finds the PE whose failure came first. A PE that fails because another is gone records that other PE in
+//! a word of shared memory; PEs that find it gone follow these words to the first failure.
 //!
-//! A word is 0, or names a PE and what became of it. Each is written by one PE, once for each page and once for each team's use of a slot.
+//! A failure word is 0, or names a PE and what happened to it. Each word has one writer, which writes it
+//! once for each page and once for each team that uses a slot.
 
-use crate::ops::shared::Shared;
-use peerweave_core::{Error, PeerCause};
+use crate::sync::peers::Peers;
+use peerweave_core::backend::TeamId;
+use peerweave_core::{Error, PeerCause, TeamName};
 use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long the end of a process may take to be seen, where another PE says that it has ended.
-const ENDING: Duration = Duration::from_millis(200);
-/// The same where its memory could not be read: the kernel takes a large memory apart first, and the files of the process after that. Until those are
-/// closed, a launcher does not know that this process was first to go.
-const MEMORY_GONE: Duration = Duration::from_secs(1);
+/// How long the end of a process may take to become visible after another PE reported it.
+const PROCESS_END: Duration = Duration::from_millis(200);
+/// The same if the memory of the process could not be read. The kernel unmaps a large memory before it
+/// closes the files of the process, and until then a launcher does not know that the process has ended.
+const PROCESS_END_AFTER_MEMORY: Duration = Duration::from_secs(1);
 
 const CAUSES: [PeerCause; 4] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable];
 
-/// The word for a failure of PE `me`.
-pub(crate) fn word_of(error: &Error, me: usize) -> u64 {
+/// The failure word for `error` of PE `me`.
+pub(crate) fn encode(error: &Error, me: usize) -> u64 {
     let cause = match error {
         Error::Peer { cause, .. } => CAUSES.iter().position(|known| known == cause).unwrap_or(2),
         _ => 2,
@@ -27,85 +29,90 @@ pub(crate) fn word_of(error: &Error, me: usize) -> u64 {
     (cause as u64) << 32 | (pe as u64 + 1)
 }
 
-/// The PE and cause of a word.
-fn read(word: u64) -> Option<(usize, PeerCause)> {
+/// The PE and the cause of a failure word.
+fn decode(word: u64) -> Option<(usize, PeerCause)> {
     let pe = (word & 0xffff_ffff).checked_sub(1)?;
     Some((pe as usize, CAUSES.get((word >> 32) as usize)?.clone()))
 }
 
-/// The PE that a word names.
-pub(crate) fn named_by(word: u64) -> Option<Pe> {
-    read(word).map(|(pe, _)| Pe::new(pe as u32))
+/// The PE that a failure word names.
+pub(crate) fn pe_of(word: u64) -> Option<Pe> {
+    decode(word).map(|(pe, _)| Pe::new(pe as u32))
 }
 
-impl Shared {
-    /// Leaves word of this PE's failure in its page; returns the word, for a team.
+impl Peers {
+    /// Records a failure of this PE in its page, and returns the failure word.
     ///
-    /// The word of an earlier failure stays while the PE that it names is gone: later failures follow from that one. Otherwise it was of
-    /// something that passed.
-    pub(crate) fn leave_word(&self, error: &Error) -> u64 {
-        let word = word_of(error, self.me);
-        let blames = &self.segments.page(self.me).blames;
-        let earlier = blames.load(Ordering::Relaxed);
-        if !read(earlier).is_some_and(|(pe, _)| pe < self.n_pes() && pe != self.me && self.liveness.gone(pe).is_some()) {
-            let _ = blames.compare_exchange(earlier, word, Ordering::Release, Ordering::Relaxed);
+    /// An earlier word stays while the PE that it names is gone, because later failures follow from that
+    /// one. Otherwise the earlier failure has passed.
+    pub(crate) fn record_failure(&self, error: &Error) -> u64 {
+        let word = encode(error, self.me);
+        let failure = &self.segments.page(self.me).failure;
+        let earlier = failure.load(Ordering::Relaxed);
+        let still_gone = |pe: usize| pe < self.n_pes() && pe != self.me && self.liveness.gone(pe).is_some();
+        if !decode(earlier).is_some_and(|(pe, _)| still_gone(pe)) {
+            let _ = failure.compare_exchange(earlier, word, Ordering::Release, Ordering::Relaxed);
         }
         word
     }
 
-    /// Passes an outcome on, and leaves word where it is a failure of which another PE is the cause. Every call of the backend ends here: a PE that
-    /// finds this one gone later names that other one.
-    #[inline]
-    pub(crate) fn noted<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
-        outcome.inspect_err(|error| self.note(error))
-    }
-
+    /// Records the failure if another PE caused it, and returns the error. Every operation ends here, so
+    /// that PEs which later find this one gone report the PE that caused its failure.
     #[cold]
-    fn note(&self, error: &Error) {
+    pub(crate) fn record_outcome(&self, error: Error) -> Error {
         if matches!(error, Error::Peer { .. } | Error::Timeout(_)) {
-            self.leave_word(error);
+            self.record_failure(&error);
         }
+        error
     }
 
-    /// Follows the words of who blames whom, from `pe` for `cause`, to whoever was first. A PE that died is not asked: it is first.
-    pub(crate) fn first_cause(&self, pe: usize, cause: PeerCause) -> (usize, PeerCause) {
-        self.first_cause_from(pe, cause, None)
+    /// The error for a peer that is gone: names the PE whose failure came first. `team_word` is the failure
+    /// word of `pe` in the team, if it has one.
+    pub(crate) fn peer_error(&self, call: &'static str, team: TeamName, pe: usize, cause: PeerCause, team_word: u64) -> Error {
+        let (pe, cause) = self.root_cause(pe, cause, (team_word != 0).then_some(team_word));
+        Error::Peer { call, team, pe: Pe::new(pe as u32), cause }
     }
 
-    /// The same, where `pe` is known to have left this word in a team.
-    pub(crate) fn first_cause_from(&self, pe: usize, cause: PeerCause, word: Option<u64>) -> (usize, PeerCause) {
-        // Memory that could not be read is that of a process that ends: the kernel takes the memory first.
+    /// Follows failure words from `pe`, which failed by `cause`, to the PE that failed first. `word` is the
+    /// failure word of `pe` in a team, if it has one. A PE that died is the root cause.
+    fn root_cause(&self, pe: usize, cause: PeerCause, mut word: Option<u64>) -> (usize, PeerCause) {
+        // Memory that cannot be read belongs to a process that is ending: the kernel unmaps it first.
         let cause = match cause {
-            PeerCause::Unreachable if self.is_gone_within(pe, MEMORY_GONE) => self.liveness.gone(pe).unwrap_or(cause),
+            PeerCause::Unreachable if self.is_gone_within(pe, PROCESS_END_AFTER_MEMORY) => {
+                self.liveness.gone(pe).unwrap_or(cause)
+            }
             cause => cause,
         };
         let start = (pe, cause);
-        let (mut at, mut word) = (start.clone(), word);
+        let mut found = start.clone();
         let mut seen = vec![self.me];
         loop {
-            if at.1 == PeerCause::Died || self.liveness.gone(at.0) == Some(PeerCause::Died) {
-                return (at.0, PeerCause::Died);
+            if found.1 == PeerCause::Died || self.liveness.gone(found.0) == Some(PeerCause::Died) {
+                return (found.0, PeerCause::Died);
             }
-            // PEs that blame each other, or this one, which was late perhaps but did not fail: then the one that was found is named.
-            if seen.contains(&at.0) {
+            // A circle, or a chain that ends at this PE, which was late but did not fail: report the start.
+            if seen.contains(&found.0) {
                 return start;
             }
-            seen.push(at.0);
-            let of_team = word.take();
-            match read(of_team.unwrap_or_else(|| self.segments.page(at.0).blames.load(Ordering::Acquire))) {
-                // The word of a page may be about something long past: it counts if whom it names is gone too.
+            seen.push(found.0);
+            let in_team = word.take();
+            match decode(in_team.unwrap_or_else(|| self.segments.page(found.0).failure.load(Ordering::Acquire))) {
+                // The word of a page may be old: it counts only if the PE that it names is gone too.
                 Some((next, cause))
-                    if next != at.0 && next < self.n_pes() && (of_team.is_some() || self.is_gone_within(next, ENDING)) =>
+                    if next != found.0
+                        && next < self.n_pes()
+                        && (in_team.is_some() || self.is_gone_within(next, PROCESS_END)) =>
                 {
-                    at = (next, cause);
+                    found = (next, cause);
                 }
-                _ => return at,
+                _ => return found,
             }
         }
     }
 
-    /// Why `peer` will not come to an operation of a team, and who of the members is the first reason: one that died before any other.
-    pub(crate) fn will_not_come(&self, members: &[usize], slot: usize, peer: usize) -> Option<(usize, PeerCause)> {
+    /// Why `peer` will not take part in an operation of a team, and which member caused it: a member that
+    /// died comes before any other.
+    pub(crate) fn unavailable(&self, members: &[usize], slot: usize, peer: usize) -> Option<(usize, PeerCause)> {
         let mut others = members.iter().copied().filter(|&pe| pe != self.me);
         if let Some(dead) = others.find(|&pe| self.liveness.gone(pe) == Some(PeerCause::Died)) {
             return Some((dead, PeerCause::Died));
@@ -113,11 +120,32 @@ impl Shared {
         if let Some(cause) = self.liveness.gone(peer) {
             return Some((peer, cause));
         }
-        let gave_up = self.segments.team_words(peer, slot).broken.word.load(Ordering::Acquire) != 0;
-        gave_up.then_some((peer, PeerCause::Failed))
+        let failed = self.segments.team_words(peer, slot).failure.word.load(Ordering::Acquire) != 0;
+        failed.then_some((peer, PeerCause::Failed))
     }
 
-    /// Whether a PE is gone, or is on its way: the kernel takes a process's memory before it says that the process has ended.
+    /// Fails if a signal can no longer arrive. Any PE may send it, so the wait ends when one PE has died, or
+    /// when all others have left.
+    pub(crate) fn check_signallers(&self, call: &'static str) -> Result<(), Error> {
+        let team = TeamName { id: TeamId::WORLD, size: self.n_pes() };
+        let mut left = None;
+        let mut active = self.n_pes() == 1;
+        for pe in (0..self.n_pes()).filter(|&pe| pe != self.me) {
+            match self.liveness.gone(pe).map(|cause| self.root_cause(pe, cause, None)) {
+                // This PE left by itself; others may still signal.
+                Some((first, PeerCause::Left)) if first == pe => left = Some(pe),
+                Some((first, cause)) => return Err(Error::Peer { call, team, pe: Pe::new(first as u32), cause }),
+                None => active = true,
+            }
+        }
+        match left {
+            Some(pe) if !active => Err(Error::Peer { call, team, pe: Pe::new(pe as u32), cause: PeerCause::Left }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits up to `limit` until a PE is gone. The kernel unmaps the memory of a process before it reports
+    /// that the process has ended.
     fn is_gone_within(&self, pe: usize, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         loop {
@@ -135,21 +163,20 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use peerweave_core::backend::TeamId;
-    use peerweave_core::{TeamName, Timeout};
+    use peerweave_core::Timeout;
 
     #[test]
-    fn a_word_names_the_pe_and_what_became_of_it() {
+    fn failure_word_names_the_pe_and_its_cause() {
         let team = TeamName { id: TeamId::WORLD, size: 9 };
         for cause in CAUSES {
             let error = Error::Peer { call: "barrier", team, pe: Pe::new(7), cause: cause.clone() };
-            assert_eq!(read(word_of(&error, 1)), Some((7, cause)));
+            assert_eq!(decode(encode(&error, 1)), Some((7, cause)));
         }
         let missing = vec![Pe::new(0), Pe::new(4)];
         let late = Error::Timeout(Box::new(Timeout { call: "barrier", team, waited: Default::default(), missing }));
-        assert_eq!(read(word_of(&late, 1)), Some((0, PeerCause::Failed)));
+        assert_eq!(decode(encode(&late, 1)), Some((0, PeerCause::Failed)));
         let own = Error::Unsupported { call: "barrier", backend: "host", why: "a test" };
-        assert_eq!(read(word_of(&own, 1)), Some((1, PeerCause::Failed)));
-        assert_eq!(read(0), None);
+        assert_eq!(decode(encode(&own, 1)), Some((1, PeerCause::Failed)));
+        assert_eq!(decode(0), None);
     }
 }

@@ -1,13 +1,15 @@
-//! The teams of a PE: who is in them, and whose turn it is.
+//! The teams of a PE: their members, and the order of their operations.
 //!
-//! A team occupies one slot of control words in the segments of all its members. Operations of a team run one at a time on each PE, in the
-//! order in which they were issued, whatever stream they were issued on: they share the team's words.
+//! A team occupies one slot of control words in the segments of all its members. Operations of a team
+//! share these words. So they run one at a time on each PE, in the order in which they were issued, on
+//! whatever stream.
 
-use crate::ops::shared::Shared;
+use crate::sync::peers::Peers;
 use peerweave_core::backend::TeamId;
 use peerweave_core::{Error, Misuse, MisuseKind, TeamName};
 use peerweave_types::Pe;
 use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -25,40 +27,76 @@ pub(crate) struct TeamState {
     /// Epoch of the operation that was completed last.
     completed: AtomicU32,
     /// Why this team runs no more collectives.
-    broken: OnceLock<Error>,
-    pub(crate) lanes: Box<[Lanes]>,
+    failure: OnceLock<Error>,
+    /// By rank.
+    pub(crate) channels: Box<[Channels]>,
 }
 
-/// The two directions between this rank and another.
+/// The messages between this rank and another, in both directions.
 #[derive(Debug, Default)]
-pub(crate) struct Lanes {
-    pub(crate) send: Lane,
-    pub(crate) receive: Lane,
+pub(crate) struct Channels {
+    pub(crate) send: Channel,
+    pub(crate) receive: Channel,
 }
 
-/// One direction: messages are numbered, and operations take turns.
+/// One direction. Its operations run one at a time, in the order in which they were issued.
 #[derive(Debug, Default)]
-pub(crate) struct Lane {
+pub(crate) struct Channel {
+    /// Operations issued.
     pub(crate) issued: AtomicU64,
-    pub(crate) turn: AtomicU64,
-    /// Slots of the mailbox used so far; touched only by the operation whose turn it is.
-    pub(crate) used: AtomicU64,
+    /// Operations ended: the number of the one that may run.
+    pub(crate) ended: AtomicU64,
+    /// Messages published or read in the mailbox. Only the operation that may run changes it.
+    pub(crate) messages: AtomicU64,
+}
+
+/// A team for the duration of an operation. The world is borrowed, so that its operations do not count
+/// references.
+#[derive(Debug)]
+pub(crate) enum TeamRef<'a> {
+    Borrowed(&'a Arc<TeamState>),
+    Owned(Arc<TeamState>),
+}
+
+impl TeamRef<'_> {
+    pub(crate) fn into_arc(self) -> Arc<TeamState> {
+        match self {
+            Self::Borrowed(team) => team.clone(),
+            Self::Owned(team) => team,
+        }
+    }
+
+    pub(crate) fn into_owned(self) -> TeamRef<'static> {
+        TeamRef::Owned(self.into_arc())
+    }
+}
+
+impl Deref for TeamRef<'_> {
+    type Target = TeamState;
+
+    #[inline]
+    fn deref(&self) -> &TeamState {
+        match self {
+            Self::Borrowed(team) => team,
+            Self::Owned(team) => team,
+        }
+    }
 }
 
 impl TeamState {
-    /// Operations count from `epoch` on: no less than whatever any member counted in this slot before.
+    /// A team whose operations count from `epoch`, which is at least the last epoch of any member in the slot.
     pub(crate) fn new(slot: usize, members: Vec<usize>, rank: usize, epoch: u32) -> Self {
-        let lanes = members.iter().map(|_| Lanes::default()).collect();
+        let channels = members.iter().map(|_| Channels::default()).collect();
         Self {
-            // The slot, and in which turn of its use: a number is not used again soon.
+            // The epoch makes the number differ from those of earlier teams in the slot.
             id: TeamId(slot as u32 | epoch << 8),
             slot,
             members: members.into(),
             rank,
             issued: AtomicU32::new(epoch),
             completed: AtomicU32::new(epoch),
-            broken: OnceLock::new(),
-            lanes,
+            failure: OnceLock::new(),
+            channels,
         }
     }
 
@@ -70,9 +108,9 @@ impl TeamState {
         TeamName { id: self.id, size: self.size() }
     }
 
-    /// The epoch of a new operation. Every one must be passed to [`TeamState::end`] in the end.
+    /// Returns the epoch of a new operation. The caller must pass it to [`TeamState::end_epoch`] in the end.
     #[inline]
-    pub(crate) fn begin(&self) -> u32 {
+    pub(crate) fn issue_epoch(&self) -> u32 {
         self.issued.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
@@ -81,40 +119,40 @@ impl TeamState {
         self.issued.load(Ordering::Relaxed)
     }
 
-    /// PEs that have not entered the operation that is next to complete; none where nothing is under way.
-    fn missing(&self, shared: &Shared) -> Vec<usize> {
+    /// The PEs that have not entered the operation that is next to complete; none if no operation is pending.
+    fn missing(&self, peers: &Peers) -> Vec<usize> {
         let next = self.completed.load(Ordering::Acquire).wrapping_add(1);
         if next == self.issued.load(Ordering::Acquire).wrapping_add(1) {
             return Vec::new();
         }
-        let entered = |pe: usize| shared.segments.team_words(pe, self.slot).entry[(next & 1) as usize].has(next);
-        self.members.iter().copied().filter(|&pe| pe != shared.me && !entered(pe)).collect()
+        let entered = |pe: usize| peers.segments.team_words(pe, self.slot).entry[(next & 1) as usize].has(next);
+        self.members.iter().copied().filter(|&pe| pe != peers.me && !entered(pe)).collect()
     }
 
     /// Whether the operations before `epoch` are complete on this PE.
     #[inline]
-    pub(crate) fn is_turn(&self, epoch: u32) -> bool {
+    pub(crate) fn may_run(&self, epoch: u32) -> bool {
         self.completed.load(Ordering::Acquire) == epoch.wrapping_sub(1)
     }
 
-    /// The operation of `epoch`, whose turn it was, is over.
+    /// Marks the operation of `epoch`, which was the one that might run, as ended.
     #[inline]
-    pub(crate) fn end(&self, epoch: u32) {
+    pub(crate) fn end_epoch(&self, epoch: u32) {
         self.completed.store(epoch, Ordering::Release);
     }
 
-    /// Why the team runs no more collectives, if it does not.
+    /// Why the team runs no more collectives; `None` while it does.
     #[inline]
-    pub(crate) fn broken(&self) -> Option<&Error> {
-        self.broken.get()
+    pub(crate) fn failure(&self) -> Option<&Error> {
+        self.failure.get()
     }
 
-    /// After this no collective of the team runs on this PE, and the others are told.
+    /// Ends the collectives of the team on this PE, and publishes the failure to the other members.
     #[cold]
-    pub(crate) fn give_up(&self, shared: &Shared, error: &Error) {
-        if self.broken.set(error.clone()).is_ok() {
-            let word = shared.leave_word(error);
-            shared.segments.team_words(self.members[self.rank], self.slot).broken.word.store(word, Ordering::Release);
+    pub(crate) fn fail(&self, peers: &Peers, error: &Error) {
+        if self.failure.set(error.clone()).is_ok() {
+            let word = peers.record_failure(error);
+            peers.segments.team_words(self.members[self.rank], self.slot).failure.word.store(word, Ordering::Release);
         }
     }
 }
@@ -124,7 +162,7 @@ impl TeamState {
 enum Slot {
     #[default]
     Free,
-    /// A split under way will put a team here.
+    /// A pending split will put a team here.
     Claimed,
     Team(Arc<TeamState>),
 }
@@ -133,65 +171,60 @@ enum Slot {
 #[derive(Debug)]
 pub(crate) struct Teams {
     world: Arc<TeamState>,
-    others: RwLock<Others>,
+    slots: RwLock<Slots>,
 }
 
 #[derive(Debug)]
-struct Others {
-    slots: Vec<Slot>,
-    /// Epoch that the last team of each slot ended with.
-    ended: Vec<u32>,
+struct Slots {
+    states: Vec<Slot>,
+    /// The last epoch of the last team of each slot.
+    last_epochs: Vec<u32>,
 }
 
 impl Teams {
     pub(crate) fn new(n_pes: usize, me: usize, max_teams: usize) -> Self {
-        let others = Others { slots: vec![Slot::Free; max_teams], ended: vec![0; max_teams] };
-        Self { world: Arc::new(TeamState::new(0, (0..n_pes).collect(), me, 0)), others: RwLock::new(others) }
+        let slots = Slots { states: vec![Slot::Free; max_teams], last_epochs: vec![0; max_teams] };
+        Self { world: Arc::new(TeamState::new(0, (0..n_pes).collect(), me, 0)), slots: RwLock::new(slots) }
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Others> {
-        self.others.read().unwrap_or_else(PoisonError::into_inner)
+    fn read(&self) -> RwLockReadGuard<'_, Slots> {
+        self.slots.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Others> {
-        self.others.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self) -> RwLockWriteGuard<'_, Slots> {
+        self.slots.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn world(&self) -> &Arc<TeamState> {
         &self.world
     }
 
-    /// The team of a number, for a short while.
+    /// The team with a number. The core checked that it was live, but another thread may have destroyed it
+    /// since. A new team in its slot has another number.
     #[inline]
-    pub(crate) fn with<R>(&self, call: &'static str, id: TeamId, f: impl FnOnce(&TeamState) -> R) -> Result<R, Error> {
-        if id == TeamId::WORLD { Ok(f(&self.world)) } else { self.get(call, id).map(|team| f(&team)) }
-    }
-
-    /// The team of a number. The core has seen it live; but another thread may have destroyed it since, and made another one in its slot, which has
-    /// another number.
-    pub(crate) fn get(&self, call: &'static str, id: TeamId) -> Result<Arc<TeamState>, Error> {
+    pub(crate) fn get(&self, call: &'static str, id: TeamId) -> Result<TeamRef<'_>, Error> {
         if id == TeamId::WORLD {
-            return Ok(self.world.clone());
+            return Ok(TeamRef::Borrowed(&self.world));
         }
-        match self.read().slots.get(slot_of(id)) {
-            Some(Slot::Team(team)) if team.id == id => Ok(team.clone()),
+        match self.read().states.get(slot_of(id)) {
+            Some(Slot::Team(team)) if team.id == id => Ok(TeamRef::Owned(team.clone())),
             _ => Err(Misuse { call, kind: MisuseKind::TeamDestroyed }.into()),
         }
     }
 
-    /// One bit per free slot, and what each slot's last team ended with.
+    /// One bit per free slot, and the last epoch of the last team of each slot.
     pub(crate) fn free_slots(&self) -> (u64, Vec<u32>) {
-        let others = self.read();
-        let free = others.slots.iter().enumerate().skip(1).filter(|(_, slot)| matches!(slot, Slot::Free));
-        (free.fold(0, |bits, (slot, _)| bits | 1 << slot), others.ended.clone())
+        let slots = self.read();
+        let free = slots.states.iter().enumerate().skip(1).filter(|(_, slot)| matches!(slot, Slot::Free));
+        (free.fold(0, |bits, (slot, _)| bits | 1 << slot), slots.last_epochs.clone())
     }
 
     /// The members of each team, by slot, up to the last slot in use; none for a free slot.
     pub(crate) fn members_by_slot(&self) -> Vec<Vec<u32>> {
         let members = |team: &TeamState| team.members.iter().map(|&pe| pe as u32).collect::<Vec<_>>();
-        let others = self.read();
+        let slots = self.read();
         let mut by_slot = vec![members(&self.world)];
-        for slot in others.slots.iter().skip(1) {
+        for slot in slots.states.iter().skip(1) {
             by_slot.push(if let Slot::Team(team) = slot { members(team) } else { Vec::new() });
         }
         while by_slot.last().is_some_and(Vec::is_empty) {
@@ -200,45 +233,45 @@ impl Teams {
         by_slot
     }
 
-    /// PEs that operations under way are waiting for.
-    pub(crate) fn missing(&self, shared: &Shared) -> Vec<Pe> {
-        let others = self.read();
-        let made = others.slots.iter().filter_map(|slot| if let Slot::Team(team) = slot { Some(team) } else { None });
+    /// The PEs that pending operations wait for.
+    pub(crate) fn missing(&self, peers: &Peers) -> Vec<Pe> {
+        let slots = self.read();
+        let made = slots.states.iter().filter_map(|slot| if let Slot::Team(team) = slot { Some(team) } else { None });
         let teams = std::iter::once(&self.world).chain(made);
-        let missing: BTreeSet<usize> = teams.flat_map(|team| team.missing(shared)).collect();
+        let missing: BTreeSet<usize> = teams.flat_map(|team| team.missing(peers)).collect();
         missing.into_iter().map(|pe| Pe::new(pe as u32)).collect()
     }
 
-    /// Takes a free slot for a team that is being made; `false` where it is not free any more.
+    /// Claims a slot for a team that is being made; `false` if the slot is no longer free.
     pub(crate) fn claim(&self, slot: usize) -> bool {
-        let mut others = self.write();
-        let free = matches!(others.slots[slot], Slot::Free);
+        let mut slots = self.write();
+        let free = matches!(slots.states[slot], Slot::Free);
         if free {
-            others.slots[slot] = Slot::Claimed;
+            slots.states[slot] = Slot::Claimed;
         }
         free
     }
 
-    /// Gives a claimed slot back.
-    pub(crate) fn disclaim(&self, slot: usize) {
-        let mut others = self.write();
-        debug_assert!(matches!(others.slots[slot], Slot::Claimed));
-        others.slots[slot] = Slot::Free;
+    /// Frees a claimed slot.
+    pub(crate) fn unclaim(&self, slot: usize) {
+        let mut slots = self.write();
+        debug_assert!(matches!(slots.states[slot], Slot::Claimed));
+        slots.states[slot] = Slot::Free;
     }
 
     /// Puts a team into the slot that was claimed for it.
     pub(crate) fn insert(&self, team: TeamState) {
         let slot = team.slot;
-        let mut others = self.write();
-        debug_assert!(matches!(others.slots[slot], Slot::Claimed));
-        others.slots[slot] = Slot::Team(Arc::new(team));
+        let mut slots = self.write();
+        debug_assert!(matches!(slots.states[slot], Slot::Claimed));
+        slots.states[slot] = Slot::Team(Arc::new(team));
     }
 
-    /// Forgets a team; its slot is free.
+    /// Removes a team and frees its slot.
     pub(crate) fn remove(&self, team: &TeamState) {
-        let mut others = self.write();
-        others.slots[team.slot] = Slot::Free;
-        others.ended[team.slot] = team.last_issued();
+        let mut slots = self.write();
+        slots.states[team.slot] = Slot::Free;
+        slots.last_epochs[team.slot] = team.last_issued();
     }
 }
 

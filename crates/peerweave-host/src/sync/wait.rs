@@ -1,87 +1,83 @@
-//! How a PE waits: it spins, or yields where PEs share processors, then sleeps, and gives up at its deadline or when somebody it waits for is gone.
+//! How a PE waits: it spins, or yields if PEs share processors, then sleeps. A wait ends at its limit, or
+//! when a PE that it needs is gone.
 //!
-//! Knows nothing of what is awaited: the caller looks, and says who is missing. A look that succeeds at once costs no clock reading.
+//! The caller looks at shared memory and says which PEs are missing; nothing here knows what is awaited. A
+//! look that succeeds at once reads no clock.
 
-use crate::memory::layout::Segments;
+use crate::sync::peers::Peers;
 use peerweave_core::Error;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Looks before the clock is read for the first time, where every PE has a processor.
+/// Looks before the clock is read for the first time, if every PE has a processor.
 const SPINS: u32 = 2000;
-/// The same where PEs share processors: whoever is awaited needs this one.
-const SPINS_CROWDED: u32 = 4;
-/// Further looks between two looks at the clock, where every PE has a processor.
+/// The same if PEs share processors: the awaited PE needs this one.
+const SPINS_SHARED: u32 = 4;
+/// Further looks between two readings of the clock, if every PE has a processor.
 const SPINS_PER_CLOCK: u32 = 200;
-/// Yields between two looks at the clock, where they share them.
+/// Yields between two readings of the clock, if PEs share processors.
 const YIELDS_PER_CLOCK: u32 = 16;
-/// How long a waiter that has a processor to itself spins. Longer than a time slice: beside strangers' processes a waiter that yields
-/// loses its processor for a slice, is late itself then, and so keeps the other side from ever meeting it. But the system may have put two PEs on
-/// one processor although there are enough: then the one that waits yields to the other. See [`Neighbours`].
+/// How long a waiter with a processor of its own spins. This is longer than a time slice: next to other
+/// processes, a waiter that yields loses its processor for a slice and is then late itself. The system may
+/// still have placed two PEs on one processor although there are enough; see
+/// [`Peers::shares_my_processor`].
 const SPIN_TIME: Duration = Duration::from_millis(10);
-/// How long a waiter that shares its processor yields before it sleeps: a sleeping waiter is 50 µs late, a yielding one burns its processor.
+/// How long a waiter that shares its processor yields before it sleeps. A sleeping waiter notices a change
+/// 50 µs late; a yielding one keeps its processor busy.
 const YIELD_TIME: Duration = Duration::from_millis(2);
 /// The first sleep.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
 /// The longest sleep.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
-/// How often those who are missing are asked whether they still live.
+/// How often a waiter checks that the missing PEs are alive.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(5);
 
-/// When a wait is over without success.
+/// How long a wait may last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Limit {
-    /// After this long the caller wants its thread back; nothing has failed.
+    /// After this time the caller needs its thread back; nothing has failed.
     Budget(Duration),
-    /// After this long the operation has failed.
+    /// After this time the operation has failed.
     Deadline(Duration),
 }
 
-/// Why a pause ended the wait.
+/// Why a wait, or an operation, returned before it was complete.
 #[derive(Debug)]
-pub(crate) enum Expired {
-    /// The budget is spent.
-    Budget,
-    /// The deadline has passed; so long it was waited.
-    Deadline(Duration),
-    /// Somebody who is awaited will not come.
-    Failed(Error),
+pub(crate) enum Stop {
+    /// The budget is spent. Nothing has failed: call again to continue.
+    BudgetSpent,
+    /// The operation failed. Boxed, so that results of the hot paths fit in registers.
+    Failed(Box<Error>),
 }
 
-/// Where the PEs of this machine run: each says so in its page when it waits for long.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Neighbours<'a> {
-    pub(crate) segments: &'a Segments,
-    pub(crate) me: usize,
-    /// Whether this PE shared its processor when it last asked.
-    pub(crate) shared: &'a AtomicBool,
+impl Stop {
+    /// The error of an operation that ran with a deadline.
+    pub(crate) fn into_error(self) -> Error {
+        match self {
+            Self::Failed(error) => *error,
+            Self::BudgetSpent => unreachable!("an operation that has a deadline has no budget"),
+        }
+    }
 }
 
-impl Neighbours<'_> {
-    /// Says where this PE runs; whether another one last waited there too.
-    fn share_my_processor(&self) -> bool {
-        // SAFETY: takes nothing and gives a number, or -1 where the system does not know.
-        let processor = unsafe { libc::sched_getcpu() };
-        let Ok(processor) = u64::try_from(processor) else { return false };
-        let word = |pe: usize| &self.segments.page(pe).processor;
-        word(self.me).store(processor + 1, Ordering::Relaxed);
-        let others = (0..self.segments.layout().n_pes).filter(|&pe| pe != self.me);
-        let shared = others.into_iter().any(|pe| word(pe).load(Ordering::Relaxed) == processor + 1);
-        self.shared.store(shared, Ordering::Relaxed);
-        shared
+impl From<Error> for Stop {
+    #[cold]
+    fn from(error: Error) -> Self {
+        Self::Failed(Box::new(error))
     }
 }
 
 /// One wait.
 #[derive(Debug)]
 pub(crate) struct Waiter<'a> {
+    peers: Option<&'a Peers>,
     spins: u32,
-    crowded: bool,
-    neighbours: Option<Neighbours<'a>>,
+    /// There are fewer processors than PEs.
+    oversubscribed: bool,
     limit: Limit,
     slow: Option<Slow>,
 }
 
+/// A wait that has read the clock.
 #[derive(Debug)]
 struct Slow {
     since: Instant,
@@ -91,25 +87,48 @@ struct Slow {
 }
 
 impl<'a> Waiter<'a> {
-    /// A wait, where there are fewer processors than PEs (`crowded`) or not.
+    /// Starts a wait. Without `peers`, the waiter does not check whether it shares its processor.
     #[inline]
-    pub(crate) fn new(crowded: bool, neighbours: Option<Neighbours<'a>>, limit: Limit) -> Self {
-        let short = crowded || neighbours.is_some_and(|neighbours| neighbours.shared.load(Ordering::Relaxed));
-        Self { spins: if short { SPINS_CROWDED } else { SPINS }, crowded, neighbours, limit, slow: None }
+    pub(crate) fn new(peers: Option<&'a Peers>, oversubscribed: bool, limit: Limit) -> Self {
+        let shared = oversubscribed || peers.is_some_and(Peers::shared_my_processor);
+        Self { peers, spins: if shared { SPINS_SHARED } else { SPINS }, oversubscribed, limit, slow: None }
     }
 
-    /// Passes a little time between two looks. `gone` is asked now and then whether somebody who is awaited will not come.
+    /// Waits until `look` finds something. `gone` fails if an awaited PE is gone; it is called from time to
+    /// time. `timeout` gives the error of a deadline that has passed, from the time waited.
     #[inline]
-    pub(crate) fn pause(&mut self, gone: impl FnMut() -> Result<(), Error>) -> Result<(), Expired> {
+    pub(crate) fn until<T>(
+        &mut self,
+        mut look: impl FnMut() -> Option<T>,
+        mut gone: impl FnMut() -> Result<(), Error>,
+        timeout: impl Fn(Duration) -> Error,
+    ) -> Result<T, Stop> {
+        loop {
+            let paused = self.pause(&mut gone, &timeout);
+            // Look after a failure too: the peer may have arrived, and even left, since the last look.
+            if let Some(found) = look() {
+                return Ok(found);
+            }
+            paused?;
+        }
+    }
+
+    /// Lets a little time pass between two looks. `gone` and `timeout` are those of [`Waiter::until`].
+    #[inline]
+    pub(crate) fn pause(
+        &mut self,
+        gone: impl FnMut() -> Result<(), Error>,
+        timeout: impl Fn(Duration) -> Error,
+    ) -> Result<(), Stop> {
         if self.spins > 0 {
             self.spins -= 1;
             std::hint::spin_loop();
             return Ok(());
         }
-        self.slow(gone)
+        self.pause_slowly(gone, timeout)
     }
 
-    /// Starts spinning anew after progress; the deadline counts from here.
+    /// Restarts the deadline after progress.
     pub(crate) fn progressed(&mut self) {
         if let Some(slow) = &mut self.slow {
             slow.since = Instant::now();
@@ -118,14 +137,18 @@ impl<'a> Waiter<'a> {
     }
 
     #[cold]
-    fn slow(&mut self, mut gone: impl FnMut() -> Result<(), Error>) -> Result<(), Expired> {
-        let crowded = self.crowded;
+    fn pause_slowly(
+        &mut self,
+        mut gone: impl FnMut() -> Result<(), Error>,
+        timeout: impl Fn(Duration) -> Error,
+    ) -> Result<(), Stop> {
+        let oversubscribed = self.oversubscribed;
         let Some(slow) = &mut self.slow else {
             let now = Instant::now();
             self.slow = Some(Slow { since: now, checked: now, yields: 0, sleep: None });
             return Ok(());
         };
-        if crowded && slow.sleep.is_none() {
+        if oversubscribed && slow.sleep.is_none() {
             std::thread::yield_now();
             slow.yields = slow.yields.wrapping_add(1);
             if !slow.yields.is_multiple_of(YIELDS_PER_CLOCK) {
@@ -135,29 +158,29 @@ impl<'a> Waiter<'a> {
         let now = Instant::now();
         let waited = now - slow.since;
         match self.limit {
-            Limit::Budget(budget) if waited >= budget => return Err(Expired::Budget),
+            Limit::Budget(budget) if waited >= budget => return Err(Stop::BudgetSpent),
             Limit::Deadline(deadline) if waited >= deadline => {
-                gone().map_err(Expired::Failed)?;
-                return Err(Expired::Deadline(waited));
+                gone()?;
+                return Err(timeout(waited).into());
             }
             _ => {}
         }
         if now - slow.checked >= LIVENESS_PERIOD {
             slow.checked = now;
-            gone().map_err(Expired::Failed)?;
+            gone()?;
         }
-        if waited < if crowded { YIELD_TIME } else { SPIN_TIME } {
-            match self.neighbours {
-                _ if crowded => {}
-                Some(neighbours) if neighbours.share_my_processor() => std::thread::yield_now(),
+        if waited < if oversubscribed { YIELD_TIME } else { SPIN_TIME } {
+            match self.peers {
+                _ if oversubscribed => {}
+                Some(peers) if peers.shares_my_processor() => std::thread::yield_now(),
                 _ => self.spins = SPINS_PER_CLOCK,
             }
         } else {
-            let left = match self.limit {
+            let rest = match self.limit {
                 Limit::Budget(limit) | Limit::Deadline(limit) => limit.saturating_sub(waited),
             };
             let sleep = slow.sleep.unwrap_or(SHORTEST_SLEEP);
-            std::thread::sleep(sleep.min(left));
+            std::thread::sleep(sleep.min(rest));
             slow.sleep = Some((sleep * 2).min(LONGEST_SLEEP));
         }
         Ok(())
@@ -168,41 +191,40 @@ impl<'a> Waiter<'a> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_deadline_ends_the_wait_and_says_how_long_it_was() {
-        let mut waiter = Waiter::new(false, None, Limit::Deadline(Duration::from_millis(30)));
-        let started = Instant::now();
-        let expired = loop {
-            if let Err(expired) = waiter.pause(|| Ok(())) {
-                break expired;
-            }
+    fn error(why: &'static str) -> Error {
+        Error::Unsupported { call: "test", backend: "host", why }
+    }
+
+    fn expired(waiter: &mut Waiter<'_>, gone: impl Fn() -> Result<(), Error>, waited: &std::cell::Cell<Duration>) -> Stop {
+        let timeout = |time| {
+            waited.set(time);
+            error("too late")
         };
-        assert!(matches!(expired, Expired::Deadline(waited) if waited >= Duration::from_millis(30)));
+        waiter.until(|| None::<()>, gone, timeout).unwrap_err()
+    }
+
+    #[test]
+    fn deadline_ends_the_wait_with_the_time_waited() {
+        let mut waiter = Waiter::new(None, false, Limit::Deadline(Duration::from_millis(30)));
+        let (started, waited) = (Instant::now(), Default::default());
+        let stop = expired(&mut waiter, || Ok(()), &waited);
+        assert!(matches!(stop, Stop::Failed(_)) && waited.get() >= Duration::from_millis(30));
         assert!(started.elapsed() < Duration::from_secs(2));
     }
 
     #[test]
-    fn a_budget_ends_the_wait_without_failure() {
-        let mut waiter = Waiter::new(true, None, Limit::Budget(Duration::from_millis(1)));
-        let expired = loop {
-            if let Err(expired) = waiter.pause(|| panic!("nobody is asked within a millisecond")) {
-                break expired;
-            }
-        };
-        assert!(matches!(expired, Expired::Budget));
+    fn budget_ends_the_wait_without_a_failure() {
+        let mut waiter = Waiter::new(None, true, Limit::Budget(Duration::from_millis(1)));
+        let gone = || panic!("liveness is not checked within a millisecond");
+        assert!(matches!(expired(&mut waiter, gone, &Default::default()), Stop::BudgetSpent));
     }
 
     #[test]
-    fn a_missing_peer_is_asked_for_well_before_the_deadline() {
-        let mut waiter = Waiter::new(true, None, Limit::Deadline(Duration::from_secs(60)));
+    fn missing_peer_ends_the_wait_well_before_the_deadline() {
+        let mut waiter = Waiter::new(None, true, Limit::Deadline(Duration::from_secs(60)));
         let started = Instant::now();
-        let gone = || Err(Error::Unsupported { call: "test", backend: "host", why: "gone" });
-        loop {
-            if let Err(expired) = waiter.pause(gone) {
-                assert!(matches!(expired, Expired::Failed(_)));
-                break;
-            }
-        }
+        let stop = expired(&mut waiter, || Err(error("gone")), &Default::default());
+        assert!(stop.into_error().to_string().contains("gone"));
         assert!(started.elapsed() < Duration::from_secs(1));
     }
 }

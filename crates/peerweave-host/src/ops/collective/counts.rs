@@ -1,16 +1,17 @@
-//! The counts of an all-to-all-v: each rank publishes its own, all read all, so that a disagreement is an error on every rank.
+//! The counts of an all-to-all-v. Each rank publishes its counts and reads those of all ranks, so that every
+//! rank detects a disagreement.
 
 use super::Run;
-use super::mismatch;
+use super::agreement::mismatch;
 use crate::memory::layout::STAGE_BYTES;
-use crate::sync::step::Failure;
+use crate::sync::wait::Stop;
 use peerweave_core::Mismatch;
 use peerweave_types::Pe;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const COLUMNS: usize = 4;
 
-/// What every rank sends to every rank, and where it lies, in elements.
+/// The number of elements that every rank sends to every rank, and their offsets in the buffers.
 #[derive(Debug)]
 pub(super) struct Counts {
     n: usize,
@@ -28,7 +29,7 @@ impl Counts {
         self.get(from, to, 0)
     }
 
-    /// Where in `from`'s send buffer they begin.
+    /// The offset of these elements in the send buffer of `from`.
     pub(super) fn send_offset(&self, from: usize, to: usize) -> usize {
         self.get(from, to, 1)
     }
@@ -37,17 +38,17 @@ impl Counts {
         self.get(at, from, 2)
     }
 
-    /// Where in the receive buffer of `at` what comes from `from` begins.
+    /// The offset of the elements from `from` in the receive buffer of `at`.
     pub(super) fn recv_offset(&self, at: usize, from: usize) -> usize {
         self.get(at, from, 3)
     }
 
-    /// The largest part of all.
+    /// The largest number of elements that any rank sends to any rank.
     pub(super) fn longest(&self) -> usize {
         (0..self.n * self.n).map(|i| self.table[i * COLUMNS] as usize).max().unwrap_or(0)
     }
 
-    /// Elements that all ranks send together.
+    /// The number of elements that all ranks send.
     pub(super) fn total(&self) -> usize {
         (0..self.n * self.n).map(|i| self.table[i * COLUMNS] as usize).sum()
     }
@@ -57,11 +58,12 @@ impl Run<'_> {
     fn count_word(&self, rank: usize, index: usize) -> &AtomicU64 {
         assert!(self.n * COLUMNS * 8 <= STAGE_BYTES, "the counts of {} ranks do not fit a staging area", self.n);
         let at = self.step.stage(rank, self.step.parity()).cast::<AtomicU64>().wrapping_add(index);
-        // SAFETY: inside the staging area (asserted), aligned, and while this operation is entered only its ranks access the area, atomically here.
+        // SAFETY: inside the staging area (asserted) and aligned; from when this operation is entered until
+        // phase 1, only its ranks access the area, atomically.
         unsafe { &*at }
     }
 
-    /// Puts this rank's counts into its staging area, before it enters.
+    /// Writes the counts of this rank to its staging area, before it enters.
     pub(super) fn publish_counts(&self) {
         let counts = self.op.counts.as_ref().expect("peerweave-core bug: all_to_all_v without counts");
         for rank in 0..self.n {
@@ -72,8 +74,8 @@ impl Run<'_> {
         }
     }
 
-    /// Reads the counts of all ranks, after all have entered; ends with phase 1, when the staging areas are free again.
-    pub(super) fn read_counts(&self) -> Result<Counts, Failure> {
+    /// Reads the counts of all ranks, after all have entered. Ends with phase 1: the staging areas are then free.
+    pub(super) fn read_counts(&self) -> Result<Counts, Stop> {
         let mut table = Vec::with_capacity(self.n * self.n * COLUMNS);
         for rank in 0..self.n {
             table.extend((0..self.n * COLUMNS).map(|i| self.count_word(rank, i).load(Ordering::Relaxed)));

@@ -1,27 +1,28 @@
-//! Collectives on symmetric buffers: every rank reads and writes the buffers of all ranks where they are, each byte is copied once.
+//! Collectives on symmetric buffers: every rank accesses the buffers of all ranks directly, and each byte
+//! is copied once.
 //!
-//! All ranks have entered, so all buffers are ready; nobody returns before all have published that they are through. Each result
-//! element is computed by one rank and stored to all that need it: the same bits everywhere. Work is divided so that all ranks move
-//! about the same number of bytes.
+//! All ranks have entered, so all buffers are ready. No rank returns before all ranks are done. One rank
+//! computes each element of a result and stores it to all ranks that need it, so it has the same bits
+//! everywhere. Each rank moves about the same number of bytes.
 
 use super::counts::Counts;
 use super::{InPlace, NO_BUFFER, PerRank, Run};
 use crate::memory::line::Entry;
 use crate::ops::tuning;
 use crate::simd::{self, Input, Stores};
-use crate::sync::step::Failure;
+use crate::sync::wait::Stop;
 use peerweave_core::backend::CollectiveKind as Kind;
 use peerweave_types::SymOffset;
 use std::ops::Range;
 
-/// Buffers of all ranks as this process sees them; null where a rank has none.
+/// The buffers of all ranks, mapped in this process; null if a rank has none.
 struct Buffers {
     send: PerRank<*mut u8>,
     recv: PerRank<*mut u8>,
     scalars: PerRank<u64>,
 }
 
-/// Share `index` of `0..count` when it is divided among `n` at cache-line borders.
+/// Share `index` of `0..count`, divided among `n` at the borders of cache lines.
 pub(super) fn share(count: usize, n: usize, index: usize, element_bytes: usize) -> Range<usize> {
     let line = 64 / element_bytes;
     let each = count.div_ceil(n).next_multiple_of(line);
@@ -32,7 +33,7 @@ impl Run<'_> {
     fn buffers(&self, entries: &[Entry]) -> Buffers {
         let at = |rank: usize, code: u64| match code {
             NO_BUFFER => std::ptr::null_mut(),
-            offset => self.step.shared.segments.symmetric(self.step.team.members[rank], SymOffset(offset)),
+            offset => self.step.peers.segments.symmetric(self.step.team.members[rank], SymOffset(offset)),
         };
         Buffers {
             send: entries.iter().enumerate().map(|(rank, entry)| at(rank, entry.payload[0])).collect(),
@@ -41,10 +42,10 @@ impl Run<'_> {
         }
     }
 
-    /// The whole collective, after `phases_done` phases of it.
-    pub(super) fn direct(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Failure> {
+    /// Runs the collective, after `phases_done` phases of it.
+    pub(super) fn direct(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         let buffers = self.buffers(entries);
-        // Ranks may mix; all must choose the same.
+        // Some ranks may work in place and others not; all must choose the same algorithm.
         let in_place = super::in_place(entries);
         match (self.op.kind, counts) {
             (Kind::AllReduce | Kind::Reduce, _) => self.direct_reduce(&buffers),
@@ -53,8 +54,8 @@ impl Run<'_> {
             (Kind::AllGather | Kind::Gather, _) => self.direct_gather(&buffers),
             (Kind::Scatter, _) => self.direct_scatter(&buffers),
             (Kind::AllToAll, _) if in_place == InPlace::All => self.direct_exchange(&buffers),
-            // Parts would be moved to where others have yet to be read: through the staging areas.
-            (Kind::AllToAll | Kind::AllToAllV, _) if in_place != InPlace::Nobody => {
+            // A part would overwrite parts that other ranks have yet to read: use the staging areas.
+            (Kind::AllToAll | Kind::AllToAllV, _) if in_place != InPlace::None => {
                 return self.in_rounds(entries, counts, phases_done);
             }
             (Kind::AllToAll, _) => self.direct_all_to_all(&buffers),
@@ -64,12 +65,12 @@ impl Run<'_> {
         self.step.sync(phases_done + 1)
     }
 
-    /// Stores bypass the caches where all that the ranks touch would not fit there.
+    /// Stores bypass the caches if the bytes of all ranks together do not fit there.
     fn stores(&self, bytes_of_all: usize) -> Stores {
         if bytes_of_all >= tuning::STREAMING_FOOTPRINT { Stores::Streaming } else { Stores::Cached }
     }
 
-    /// Ranks from this one on, around: so that not all begin with the same one.
+    /// The other ranks, starting after this one, so that ranks do not all start with the same one.
     fn others_from_here(&self) -> impl Iterator<Item = usize> + use<> {
         let (me, n) = (self.me, self.n);
         (1..n).map(move |distance| (me + distance) % n)
@@ -79,8 +80,8 @@ impl Run<'_> {
         if std::ptr::eq(to, from) {
             return;
         }
-        // SAFETY: ranges of buffers whose sizes the core of each rank has checked against the same count (the calls were compared); they are
-        // the same bytes (excluded above) or apart.
+        // SAFETY: the core of each rank has checked the sizes of the buffers against the same count (the calls
+        // were compared); the ranges are the same bytes (excluded above) or apart.
         unsafe {
             match stores {
                 Stores::Cached => simd::copy(to, from, bytes),
@@ -115,14 +116,14 @@ impl Run<'_> {
         self.reduce(&inputs, &[buffers.recv[self.me]], self.op.count, stores);
     }
 
-    /// The root pushes the first share of every other rank's result, and each of these pulls the rest of its own.
+    /// The root writes the first share of the result of every other rank, and each rank reads the rest.
     fn direct_broadcast(&self, buffers: &Buffers) {
         let size = self.element_bytes();
         let root = self.op.root.index();
         let bytes = self.op.count * size;
         let from = buffers.send[root];
         let stores = self.stores(bytes * (self.n + 1));
-        // A root that has a result of its own to write pushes less.
+        // A root that also writes a result of its own writes less for the others.
         let own = usize::from(buffers.recv[root] != from && !buffers.recv[root].is_null());
         let pushed = if self.n > 1 { share(self.op.count, self.n + 2 * own, 0, size).len() * size } else { 0 };
         if self.me == root {
@@ -137,7 +138,7 @@ impl Run<'_> {
         }
     }
 
-    /// Each rank pushes its operand to where it is gathered: its own lines are in its own cache.
+    /// Each rank writes its operand, which is in its own cache, to the ranks that gather it.
     fn direct_gather(&self, buffers: &Buffers) {
         let bytes = self.op.count * self.element_bytes();
         let stores = self.stores(bytes * self.n * (self.n + 1));
@@ -167,7 +168,7 @@ impl Run<'_> {
         }
     }
 
-    /// All-to-all in place: two ranks' parts change places, each rank of the pair exchanging one half.
+    /// Exchanges the parts of two ranks in place; each rank of a pair exchanges one half.
     fn direct_exchange(&self, buffers: &Buffers) {
         let size = self.element_bytes();
         let bytes = self.op.count * size;
@@ -207,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_cover_everything_once_at_line_borders() {
+    fn shares_cover_all_elements_once_at_line_borders() {
         for size in [1, 2, 4, 8] {
             for count in [0, 1, 15, 16, 17, 63, 64, 65, 1000, 4097] {
                 for n in [1, 2, 3, 8] {

@@ -1,12 +1,13 @@
-//! Collectives whose operands are copied first to where all ranks can read them: the entry line, a staging area, or a staging area block
-//! by block.
+//! Collectives that first copy their operands to memory that all ranks can read: the entry line, a staging
+//! area, or a staging area block by block.
 //!
-//! One scheme serves all collectives: a rank packs its operand, all synchronise, and each rank computes its result from all packed operands. Since an
-//! operand is packed before any result of its block is written, results may lie where operands did.
+//! All collectives use one scheme: a rank packs its operand, all ranks synchronize, and each rank computes
+//! its result from the packed operands. An operand is packed before any result of its block is written, so a
+//! result may overwrite an operand.
 //!
-//! Reuse of staging areas: round `i` uses area `i & 1`. A rank packs round `i + 2` after it has seen every rank complete the packing of
-//! `i + 1`, which each does after it has consumed round `i`. The operation ends with one more synchronisation, since the next one may pack
-//! into either area on entering.
+//! Reuse of staging areas: round `i` uses area `i & 1`. A rank packs round `i + 2` after it has seen every
+//! rank complete the packing of `i + 1`, which each does after it has consumed round `i`. The operation ends
+//! with one more synchronization, because the next operation may pack into either area when it enters.
 
 use super::counts::Counts;
 use super::direct::share;
@@ -15,26 +16,26 @@ use crate::memory::layout::STAGE_BYTES;
 use crate::memory::line::Entry;
 use crate::ops::tuning;
 use crate::simd::{self, Input, Stores};
-use crate::sync::step::Failure;
+use crate::sync::wait::Stop;
 use peerweave_core::backend::CollectiveKind as Kind;
 use std::ops::Range;
 
 impl Run<'_> {
-    /// Copies elements `block` of each part of this rank's operand to `to`, part behind part.
+    /// Copies elements `block` of each part of the operand of this rank to `to`, one part after the other.
     #[inline]
     pub(super) fn pack(&self, to: *mut u8, block: Range<usize>) {
         let Some(send) = self.op.send else { return };
-        // A buffer that only the root's counts.
+        // Only the operand of the root is used.
         if matches!(self.op.kind, Kind::Broadcast | Kind::Scatter) && self.me != self.op.root.index() {
             return;
         }
-        let from = self.step.shared.address(send).cast_const();
+        let from = self.shared.address(send).cast_const();
         let size = self.element_bytes();
         let len = block.len() * size;
         for part in 0..self.parts() {
             let start = (part * self.op.count + block.start) * size;
-            // SAFETY: the operand has `parts * count` elements (checked by the core), `to` has room for `parts` blocks (by the choice of `way` or
-            // `block_len`), and staging areas and lines are apart from buffers.
+            // SAFETY: the operand has `parts * count` elements (checked by the core); `to` has room for `parts`
+            // blocks (by the choice of the algorithm or `block_len`); staging areas and lines are apart from buffers.
             unsafe { simd::copy(to.wrapping_add(part * len), from.wrapping_add(start), len) };
         }
     }
@@ -57,19 +58,19 @@ impl Run<'_> {
         self.consume(&inputs, 0..self.op.count);
     }
 
-    /// Computes elements `block` (of each part) of this rank's result from the packed operands of all ranks.
+    /// Computes elements `block` (of each part) of the result of this rank from the packed operands.
     #[inline]
     fn consume(&self, inputs: &[Input], block: Range<usize>) {
         let size = self.element_bytes();
         let len = block.len() * size;
         let Some(recv) = self.op.recv else { return };
         let root = self.op.root.index();
-        let to = self.step.shared.address(recv).wrapping_add(block.start * size);
+        let to = self.shared.address(recv).wrapping_add(block.start * size);
         let part_of = |rank: usize, part: usize| inputs[rank].at.wrapping_add(part * len);
         let stride = self.op.count * size;
         let copy = |to: *mut u8, from: *const u8| {
-            // SAFETY: packed operands hold `parts` blocks of `len` bytes; the result has room for `count` elements, or `n * count` for the
-            // gathering kinds (checked by the core); both are apart.
+            // SAFETY: packed operands hold `parts` blocks of `len` bytes; the result has room for `count`
+            // elements, or `n * count` for kinds that gather (checked by the core); both are apart.
             unsafe { simd::copy(to, from, len) }
         };
         match self.op.kind {
@@ -91,13 +92,13 @@ impl Run<'_> {
         }
     }
 
-    /// The whole collective, block by block through the staging areas, after `phases_done` phases of it.
-    pub(super) fn in_rounds(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Failure> {
+    /// Runs the collective block by block through the staging areas, after `phases_done` phases of it.
+    pub(super) fn in_rounds(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         let block_len = STAGE_BYTES / self.element_bytes() / self.parts() / 16 * 16;
         assert!(block_len > 0, "teams of over {} ranks need larger staging areas", STAGE_BYTES / 8 / 16);
         let count = counts.map_or(self.op.count, Counts::longest);
-        // In place, an all-to-all-v writes where it has yet to read: what it sends is set aside.
-        let aside = counts.filter(|_| self.op.send == self.op.recv).map(|counts| self.set_aside(counts));
+        // In place, an all-to-all-v would overwrite elements that it has yet to send: it sends a copy.
+        let copy = counts.filter(|_| self.op.send == self.op.recv).map(|counts| self.copy_operand(counts));
         let mut phase = phases_done;
         for start in (0..count).step_by(block_len) {
             let block = start..count.min(start + block_len);
@@ -105,7 +106,7 @@ impl Run<'_> {
             let stage = self.step.stage(self.me, parity);
             match counts {
                 None => self.pack(stage, block.clone()),
-                Some(counts) => self.pack_vector(stage, block.clone(), block_len, counts, aside.as_deref()),
+                Some(counts) => self.pack_vector(stage, block.clone(), block_len, counts, copy.as_deref()),
             }
             phase += 1;
             self.step.sync(phase)?;
@@ -132,7 +133,7 @@ impl Run<'_> {
         self.step.sync(phase + 1)
     }
 
-    /// Reduces this rank's share of the packed operands, in place in every rank's staging area: each rank reads a share of all, in place of all.
+    /// Reduces a share of the packed operands, in place in the staging area of every rank.
     fn reduce_share(&self, inputs: &[Input], block_len: usize) {
         let size = self.element_bytes();
         let mine = share(block_len, self.n, self.me, size);
@@ -142,30 +143,30 @@ impl Run<'_> {
         self.reduce(&shares, &outputs, mine.len(), Stores::Cached);
     }
 
-    fn set_aside(&self, counts: &Counts) -> Vec<u8> {
+    fn copy_operand(&self, counts: &Counts) -> Vec<u8> {
         let size = self.element_bytes();
         let from = self.address(self.op.send).cast_const();
         // The offset of an empty part may be anything.
         let parts = || (0..self.n).filter(|&rank| counts.sent(self.me, rank) > 0);
         let end = parts().map(|rank| counts.send_offset(self.me, rank) + counts.sent(self.me, rank)).max().unwrap_or(0);
-        let mut aside = vec![0; end * size];
+        let mut copy = vec![0; end * size];
         for rank in parts() {
             let (at, len) = (counts.send_offset(self.me, rank) * size, counts.sent(self.me, rank) * size);
-            // SAFETY: the core has checked that each part lies in the buffer; `aside` reaches to the end of the last.
-            unsafe { simd::copy(aside[at..at + len].as_mut_ptr(), from.wrapping_add(at), len) };
+            // SAFETY: the core has checked that each part lies in the buffer; `copy` reaches to the end of the last.
+            unsafe { simd::copy(copy[at..at + len].as_mut_ptr(), from.wrapping_add(at), len) };
         }
-        aside
+        copy
     }
 
-    fn pack_vector(&self, to: *mut u8, block: Range<usize>, block_len: usize, counts: &Counts, aside: Option<&[u8]>) {
+    fn pack_vector(&self, to: *mut u8, block: Range<usize>, block_len: usize, counts: &Counts, copy: Option<&[u8]>) {
         let size = self.element_bytes();
-        let from = aside.map_or_else(|| self.address(self.op.send).cast_const(), <[u8]>::as_ptr);
+        let from = copy.map_or_else(|| self.address(self.op.send).cast_const(), <[u8]>::as_ptr);
         for rank in 0..self.n {
             let end = block.end.min(counts.sent(self.me, rank));
             if block.start < end {
                 let at = (counts.send_offset(self.me, rank) + block.start) * size;
-                // SAFETY: the part lies in the buffer (checked by the core), or in what was set aside, which has the same offsets; `n` blocks of
-                // `block_len` elements fit a staging area.
+                // SAFETY: the part lies in the buffer (checked by the core), or in its copy, which has the same
+                // offsets; `n` blocks of `block_len` elements fit a staging area.
                 unsafe {
                     simd::copy(to.wrapping_add(rank * block_len * size), from.wrapping_add(at), (end - block.start) * size)
                 };
@@ -180,7 +181,8 @@ impl Run<'_> {
             let end = block.end.min(counts.sent(rank, self.me));
             if block.start < end {
                 let at = (counts.recv_offset(self.me, rank) + block.start) * size;
-                // SAFETY: as in `pack_vector`; what `rank` sends is what this rank receives (compared in `read_counts`).
+                // SAFETY: as in `pack_vector`; this rank receives the number of elements that `rank` sends
+                // (compared in `read_counts`).
                 unsafe {
                     simd::copy(
                         to.wrapping_add(at),

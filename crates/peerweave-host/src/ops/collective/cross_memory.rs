@@ -1,35 +1,38 @@
-//! Collectives on private buffers, which the kernel reads out of the other processes: one copy less than through staging areas.
+//! Collectives on private buffers, which the operating system reads from the other processes. This saves
+//! one copy over the staging areas.
 //!
-//! Peers only ever *read* private memory. Nobody writes into another process: a rank that gave up may have freed its buffer, and a
-//! late read of it is an error or rubbish that is thrown away, where a late write would be corruption. So results travel in two steps: each rank
-//! makes its share in its own memory, all synchronise, and the others fetch it from there.
+//! Peers only *read* private memory; no rank writes to another process. A rank that failed may have freed
+//! its buffer: a late read fails or returns bytes that are discarded, but a late write would corrupt memory.
+//! So results take two steps: each rank computes its share in its own memory, all synchronize, and the
+//! others fetch it from there.
 
 use super::direct::share;
 use super::{InPlace, NO_BUFFER, PRIVATE, PerRank, Run};
-use crate::memory::attach;
+use crate::memory::cross_memory;
 use crate::memory::layout::STAGE_BYTES;
 use crate::memory::line::Entry;
-use crate::ops::tuning::{self, ATTACH_BLOCK};
+use crate::ops::tuning::{self, CROSS_MEMORY_BLOCK};
 use crate::simd::{self, Input, Stores};
-use crate::sync::step::Failure;
+use crate::sync::wait::Stop;
 use peerweave_core::PeerCause;
 use peerweave_core::backend::{Collective, CollectiveKind as Kind};
 use peerweave_types::SymOffset;
 use std::ops::Range;
 
-/// Whether this way serves a collective, for `n` ranks. An all-to-all in place would have to write into peers; a reduce would be done by the root
-/// alone. In larger teams the staging areas, which are read out of a cache, beat the kernel where everybody reads the same bytes.
+/// Whether this algorithm serves a collective of `n` ranks. An all-to-all in place would have to write to
+/// peers, and a reduce would run on the root alone. If all ranks read the same bytes, larger teams are faster
+/// with staging areas, which stay in a cache.
 pub(super) fn serves(op: &Collective, in_place: InPlace, n: usize) -> bool {
     match op.kind {
-        Kind::AllReduce | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather => n <= tuning::ATTACH_RANKS,
+        Kind::AllReduce | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather => n <= tuning::CROSS_MEMORY_RANKS,
         Kind::Gather | Kind::Scatter => true,
-        Kind::AllToAll => in_place == InPlace::Nobody,
+        Kind::AllToAll => in_place == InPlace::None,
         _ => false,
     }
 }
 
 impl Run<'_> {
-    pub(super) fn attach(&self, entries: &[Entry]) -> Result<(), Failure> {
+    pub(super) fn cross_memory(&self, entries: &[Entry]) -> Result<(), Stop> {
         let size = self.element_bytes();
         let bytes = self.op.count * size;
         let root = self.op.root.index();
@@ -38,7 +41,7 @@ impl Run<'_> {
         match self.op.kind {
             Kind::AllReduce => {
                 let mine = share(self.op.count, self.n, self.me, size);
-                self.attach_reduce(entries, mine.clone(), recv().wrapping_add(mine.start * size))?;
+                self.reduce_fetched(entries, mine.clone(), recv().wrapping_add(mine.start * size))?;
                 self.step.sync(1)?;
                 for rank in others {
                     let theirs = share(self.op.count, self.n, rank, size);
@@ -49,7 +52,7 @@ impl Run<'_> {
             }
             Kind::ReduceScatter => {
                 let mine = self.op.count * self.me..self.op.count * (self.me + 1);
-                self.attach_reduce(entries, mine, recv())?;
+                self.reduce_fetched(entries, mine, recv())?;
             }
             Kind::Broadcast if self.me != root || self.op.send != self.op.recv => {
                 self.fetch(root, entries[root].payload[0], 0, recv(), bytes)?;
@@ -75,12 +78,12 @@ impl Run<'_> {
         self.step.sync(1)
     }
 
-    /// Reduces elements `range` of all ranks' operands into `to` of this rank.
-    fn attach_reduce(&self, entries: &[Entry], range: Range<usize>, to: *mut u8) -> Result<(), Failure> {
+    /// Reduces elements `range` of the operands of all ranks into `to` of this rank.
+    fn reduce_fetched(&self, entries: &[Entry], range: Range<usize>, to: *mut u8) -> Result<(), Stop> {
         let size = self.element_bytes();
-        // What is fetched goes to this rank's staging areas, which lie together and are nobody else's business in this operation.
+        // The staging areas of this rank lie together, and no other rank uses them in this operation.
         let scratch = self.step.stage(self.me, 0);
-        let block_len = (2 * STAGE_BYTES / self.n).min(ATTACH_BLOCK) / 64 * 64 / size;
+        let block_len = (2 * STAGE_BYTES / self.n).min(CROSS_MEMORY_BLOCK) / 64 * 64 / size;
         for start in range.clone().step_by(block_len) {
             let len = block_len.min(range.end - start);
             let mut inputs: PerRank<Input> = PerRank::new();
@@ -100,10 +103,10 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The address of a buffer that this process can reach by itself.
+    /// The address of a buffer that is mapped in this process.
     fn mapped(&self, rank: usize, code: u64) -> Option<*mut u8> {
         if code & PRIVATE == 0 {
-            Some(self.step.shared.segments.symmetric(self.step.team.members[rank], SymOffset(code)))
+            Some(self.step.peers.segments.symmetric(self.step.team.members[rank], SymOffset(code)))
         } else if rank == self.me {
             Some((code & !PRIVATE) as *mut u8)
         } else {
@@ -111,20 +114,21 @@ impl Run<'_> {
         }
     }
 
-    /// Copies out of a buffer of `rank`.
-    fn fetch(&self, rank: usize, code: u64, offset: usize, to: *mut u8, bytes: usize) -> Result<(), Failure> {
+    /// Copies from a buffer of `rank`.
+    fn fetch(&self, rank: usize, code: u64, offset: usize, to: *mut u8, bytes: usize) -> Result<(), Stop> {
         assert_ne!(code, NO_BUFFER, "peerweave-core bug: a buffer is missing");
         if let Some(from) = self.mapped(rank, code) {
             let from = from.wrapping_add(offset);
             if !std::ptr::eq(from, to) {
-                // SAFETY: sizes were checked against the same count on every rank (the calls were compared); ranges are apart.
+                // SAFETY: every rank checked its sizes against the same count (the calls were compared); the
+                // ranges are apart.
                 unsafe { simd::copy(to, from, bytes) };
             }
             return Ok(());
         }
-        let pid = self.step.shared.segments.page(self.step.team.members[rank]).pid.load(std::sync::atomic::Ordering::Relaxed);
+        let pid = self.step.peers.segments.page(self.step.team.members[rank]).pid.load(std::sync::atomic::Ordering::Relaxed);
         // SAFETY: `to` is this rank's buffer, or a block of its own, of at least `bytes`.
-        unsafe { attach::read(pid, (code & !PRIVATE) + offset as u64, to, bytes) }
-            .map_err(|_| self.step.peer_error(rank, PeerCause::Unreachable))
+        unsafe { cross_memory::read(pid, (code & !PRIVATE) + offset as u64, to, bytes) }
+            .map_err(|_| self.step.peer_error(rank, PeerCause::Unreachable).into())
     }
 }

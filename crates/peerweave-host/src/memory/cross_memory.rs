@@ -1,4 +1,4 @@
-//! Reading another process's memory through the kernel (cross-memory attach), where that is permitted.
+//! Reads memory of other processes by cross-memory attach (`process_vm_readv`), where the system permits it.
 
 use std::io;
 
@@ -11,7 +11,8 @@ pub(crate) unsafe fn read(pid: u64, from: u64, to: *mut u8, bytes: usize) -> io:
     while done < bytes {
         let local = libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: bytes - done };
         let remote = libc::iovec { iov_base: (from as usize + done) as *mut libc::c_void, iov_len: bytes - done };
-        // SAFETY: `local` is a part of the caller's range; the kernel checks `remote`, and fails where it is not mapped there.
+        // SAFETY: `local` is a part of the range of the caller; the kernel checks `remote`, and fails if it is not
+        // mapped there.
         let read = unsafe { libc::process_vm_readv(pid as libc::pid_t, &local, 1, &remote, 1, 0) };
         match read {
             n if n > 0 => done += n as usize,
@@ -25,13 +26,13 @@ pub(crate) unsafe fn read(pid: u64, from: u64, to: *mut u8, bytes: usize) -> io:
     Ok(())
 }
 
-/// Whether the word at `from` in process `pid` can be read and is `expected`; why not, otherwise.
+/// Checks that the word at `from` in process `pid` can be read and is `expected`; otherwise says why not.
 pub(crate) fn probe(pid: u64, from: u64, expected: u64) -> Result<(), String> {
     let mut word = 0u64;
     // SAFETY: `word` is 8 bytes of this frame.
     match unsafe { read(pid, from, (&raw mut word).cast(), 8) } {
         Ok(()) if word == expected => Ok(()),
-        Ok(()) => Err(format!("process {pid} has another view of its memory")),
+        Ok(()) => Err(format!("process {pid} has other memory at the address of its probe word")),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_may_read_itself_and_bad_addresses_are_errors() {
+    fn probe_finds_own_memory_and_rejects_bad_addresses() {
         let word = 77u64;
         let pid = u64::from(std::process::id());
         assert_eq!(probe(pid, (&raw const word) as u64, 77), Ok(()));

@@ -1,0 +1,160 @@
+//! What the ranks of a collective must agree on, and how they compare it.
+
+use super::{Algorithm, Run};
+use crate::sync::wait::Stop;
+use peerweave_core::backend::{Allocation, CollectiveKind};
+use peerweave_core::{Error, Mismatch};
+use peerweave_types::{DType, Pe, ReduceOp};
+use std::sync::atomic::Ordering;
+
+/// What a collective is for. Those of the backend itself run like those of users, and never match them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(crate) enum Purpose {
+    User = 0,
+    Allocate = 1,
+    Release = 2,
+    Split = 3,
+    Destroy = 4,
+    Finalize = 5,
+    Join = 6,
+    Place = 7,
+}
+
+impl Purpose {
+    const ALL: [Self; 8] =
+        [Self::User, Self::Allocate, Self::Release, Self::Split, Self::Destroy, Self::Finalize, Self::Join, Self::Place];
+
+    /// The name of the call; `None` for a collective of the user.
+    pub(super) fn call(self) -> Option<&'static str> {
+        match self {
+            Self::User => None,
+            Self::Allocate | Self::Place => Some("alloc"),
+            Self::Release => Some("release"),
+            Self::Split => Some("split"),
+            Self::Destroy => Some("destroy"),
+            Self::Finalize => Some("finalize"),
+            Self::Join => Some("World::from_env"),
+        }
+    }
+}
+
+/// The parameters of an allocation in one word, which all PEs must agree on: bytes, alignment, zeroed.
+pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
+    let align = u64::from(request.align.trailing_zeros());
+    let bytes = (request.bytes as u64).min((1 << ALLOCATE_ALIGN_SHIFT) - 1);
+    bytes | align << ALLOCATE_ALIGN_SHIFT | u64::from(request.zeroed) << 63
+}
+
+/// Requests of 2^56 bytes and more all have the same word: they exceed the address space, and so fail.
+const ALLOCATE_ALIGN_SHIFT: u32 = 56;
+
+impl Run<'_> {
+    /// The call as four words: what all ranks must agree on.
+    fn call_words(&self) -> [u64; 4] {
+        let op = self.op;
+        let what = op.kind as u64 | (op.dtype as u64) << 8 | (op.op as u64) << 16 | (self.purpose as u64) << 24;
+        [what, u64::from(op.root.get()), op.count as u64, self.detail]
+    }
+
+    /// A digest of the call. Each term is a bijection of one word, so calls that differ in only one word
+    /// have different digests.
+    #[inline]
+    pub(super) fn signature(&self) -> u64 {
+        let [what, root, count, detail] = self.call_words();
+        (what ^ root << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            ^ count.wrapping_mul(0xd6e8_feb8_6659_fd93)
+            ^ detail.wrapping_mul(0xff51_afd7_ed55_8ccd)
+    }
+
+    /// Whether calls are compared in full, not only by their digests. They are where a rank accesses memory
+    /// that another rank names.
+    #[inline]
+    pub(super) fn compares_in_full(&self, algorithm: Algorithm) -> bool {
+        self.shared.compare_calls || algorithm == Algorithm::Large || self.purpose != Purpose::User
+    }
+
+    /// Publishes the call, for ranks that compare it in full.
+    #[inline]
+    pub(super) fn publish_call(&self) {
+        let words = &self.step.words(self.me).call[self.step.parity()].words;
+        for (to, from) in words.iter().zip(self.call_words()) {
+            to.store(from, Ordering::Relaxed);
+        }
+    }
+
+    /// Fails with the first rank whose call differs.
+    #[cold]
+    pub(super) fn compare_calls(&self) -> Result<(), Stop> {
+        let mine = self.call_words();
+        for rank in 0..self.n {
+            let words = &self.step.words(rank).call[self.step.parity()].words;
+            let theirs = std::array::from_fn(|i| words[i].load(Ordering::Relaxed));
+            if theirs != mine {
+                return Err(mismatch(Mismatch {
+                    team: self.step.team.name(),
+                    pe: Pe::new(self.step.team.members[rank] as u32),
+                    mine: describe(mine),
+                    theirs: describe(theirs),
+                }));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The error of ranks that disagree.
+pub(super) fn mismatch(mismatch: Mismatch) -> Stop {
+    Error::Mismatch(Box::new(mismatch)).into()
+}
+
+/// The call in a message.
+fn describe([what, root, count, detail]: [u64; 4]) -> String {
+    let purpose = Purpose::ALL.get((what >> 24 & 0xff) as usize).copied().unwrap_or(Purpose::User);
+    if let Some(call) = purpose.call() {
+        return match purpose {
+            Purpose::Allocate => {
+                let bytes = detail & ((1 << ALLOCATE_ALIGN_SHIFT) - 1);
+                let align = 1u64 << (detail >> ALLOCATE_ALIGN_SHIFT & 0x3f);
+                let zeroed = if detail >> 63 == 1 { "zeroed" } else { "not zeroed" };
+                format!("{call} of {bytes} bytes aligned to {align}, {zeroed}")
+            }
+            Purpose::Join => format!("{call} with {detail} bytes of symmetric heap"),
+            Purpose::Place => format!("{call} that ends at {detail:#x}"),
+            Purpose::Release => format!("{call} of the buffer at {detail:#x}"),
+            _ => call.to_owned(),
+        };
+    }
+    let Some(kind) = CollectiveKind::from_u8(what as u8) else { return format!("an unknown operation ({what:#x})") };
+    let mut text = kind.name().to_owned();
+    if matches!(kind, CollectiveKind::Barrier | CollectiveKind::Sync) {
+        return text;
+    }
+    if kind != CollectiveKind::AllToAllV {
+        text += &format!(" of {count} elements");
+    }
+    if let Some(dtype) = DType::from_u8((what >> 8) as u8) {
+        text += &format!(" of {dtype}");
+    }
+    if kind.reduces()
+        && let Some(op) = ReduceOp::from_u8((what >> 16) as u8)
+    {
+        text += &format!(" by {op}");
+    }
+    if kind.has_root() {
+        text += &format!(" with root {root}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn description_names_every_part_of_the_call() {
+        let words = [CollectiveKind::Reduce as u64 | (DType::F32 as u64) << 8 | (ReduceOp::Max as u64) << 16, 3, 17, 0];
+        assert_eq!(describe(words), "reduce of 17 elements of float by max with root 3");
+        assert_eq!(describe([CollectiveKind::Barrier as u64, 0, 0, 0]), "barrier");
+    }
+}

@@ -1,0 +1,56 @@
+//! The other PEs as this PE reaches them: through their control words, while they are alive.
+
+use crate::memory::layout::Segments;
+use crate::sync::liveness::Liveness;
+use crate::sync::wait::{Limit, Waiter};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// This PE among the PEs of its job.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    pub(crate) segments: Segments,
+    pub(crate) me: usize,
+    /// The deadline of every wait that has no other.
+    pub(crate) deadline: Duration,
+    pub(crate) liveness: Liveness,
+    /// There are fewer processors than PEs.
+    oversubscribed: bool,
+    /// Another PE was seen to run on the processor of this one.
+    shared_processor: AtomicBool,
+}
+
+impl Peers {
+    pub(crate) fn new(segments: Segments, me: usize, deadline: Duration, liveness: Liveness, oversubscribed: bool) -> Self {
+        Self { segments, me, deadline, liveness, oversubscribed, shared_processor: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn n_pes(&self) -> usize {
+        self.segments.layout().n_pes
+    }
+
+    /// Starts a wait.
+    #[inline]
+    pub(crate) fn waiter(&self, limit: Limit) -> Waiter<'_> {
+        Waiter::new(Some(self), self.oversubscribed, limit)
+    }
+
+    /// Whether this PE shared its processor when it last checked.
+    #[inline]
+    pub(crate) fn shared_my_processor(&self) -> bool {
+        self.shared_processor.load(Ordering::Relaxed)
+    }
+
+    /// Publishes on which processor this PE runs, and returns whether another PE last waited there too.
+    pub(crate) fn shares_my_processor(&self) -> bool {
+        // SAFETY: takes no arguments and returns a number, or -1 if the system does not know.
+        let processor = unsafe { libc::sched_getcpu() };
+        let Ok(processor) = u64::try_from(processor) else { return false };
+        let word = |pe: usize| &self.segments.page(pe).processor;
+        word(self.me).store(processor + 1, Ordering::Relaxed);
+        let mut others = (0..self.n_pes()).filter(|&pe| pe != self.me);
+        let shared = others.any(|pe| word(pe).load(Ordering::Relaxed) == processor + 1);
+        self.shared_processor.store(shared, Ordering::Relaxed);
+        shared
+    }
+}
