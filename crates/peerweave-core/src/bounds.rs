@@ -1,8 +1,8 @@
-//! Checks of single values: lengths, indices, ranges, sizes of allocations. Each names the call and the
-//! argument in its error.
+//! Checks of single values: lengths, indices, ranges, sizes of allocations. Each names the call and
+//! the argument in its error.
 
 use crate::Result;
-use crate::error::{Error, MisuseKind, misuse};
+use crate::backend::error::{Error, MisuseKind, misuse};
 use peerweave_types::DType;
 use std::ops::{Bound, RangeBounds};
 
@@ -34,7 +34,7 @@ pub(crate) fn index(call: &'static str, argument: &'static str, index: usize, le
     if index < len { Ok(()) } else { Err(wrong_range(call, argument, index, index.saturating_add(1), len)) }
 }
 
-/// Start and length of a range of `len` elements.
+/// The start and length of a range of `len` elements.
 pub(crate) fn range(call: &'static str, len: usize, range: &impl RangeBounds<usize>) -> Result<(usize, usize)> {
     let start = match range.start_bound() {
         Bound::Included(&start) => Some(start),
@@ -56,7 +56,7 @@ pub(crate) fn positive(call: &'static str, argument: &'static str, value: usize)
     if value > 0 { Ok(()) } else { Err(wrong_value(call, argument, value, "at least 1")) }
 }
 
-/// The bytes of an allocation.
+/// The size of an allocation in bytes.
 pub(crate) fn allocation(call: &'static str, elements: usize, dtype: DType, align: usize, max_align: usize) -> Result<usize> {
     if !align.is_power_of_two() {
         return Err(wrong_value(call, "align_bytes", align, "a power of two"));
@@ -66,11 +66,11 @@ pub(crate) fn allocation(call: &'static str, elements: usize, dtype: DType, alig
     }
     match elements.checked_mul(dtype.size_bytes()) {
         Some(bytes) if isize::try_from(bytes).is_ok() => Ok(bytes),
-        _ => Err(wrong_value(call, "count", elements, "what fits an address space")),
+        _ => Err(wrong_value(call, "count", elements, "a size that fits the address space")),
     }
 }
 
-/// Whether a handle, to `len` elements from `start`, names its whole allocation.
+/// Checks that a handle to `len` elements from `start` names its whole allocation.
 pub(crate) fn whole(call: &'static str, start: usize, len: usize, elements: usize) -> Result<()> {
     if start == 0 && len == elements {
         return Ok(());

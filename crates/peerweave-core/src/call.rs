@@ -1,6 +1,8 @@
-//! Hands operations over to the backend: the only place that does. Checks nothing but that the stream is of the team's world.
+//! Hands operations over to the backend. No other file does, except launches. Checks only that the
+//! stream and the team belong to the same world.
 //!
-//! Invariant: only operations that `check/` prepared pass through here, which is what the safety arguments rest on (\[C1\]).
+//! Invariant: only operations that `check/` prepared pass through here. The safety arguments rest
+//! on it (\[C1\]).
 #![allow(unsafe_code)]
 
 use crate::backend::{Keep, Outcome, Submitted};
@@ -14,13 +16,14 @@ use crate::{Error, Result};
 /// Runs an operation to its end on this thread.
 #[inline(always)]
 pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
-    // SAFETY: [C1]: the memory belongs to the borrows and owners that `prepared` names, and these outlive this call, which returns when the
-    // operation is complete. Slices that are written are borrowed exclusively; symmetric memory ([B4]) and buffers ([P2]) stay defined when
-    // others access them.
+    // SAFETY: [C1]: the memory belongs to the borrows and owners that `prepared` names, and these
+    // outlive this call, which returns when the operation is complete. Slices that are written are
+    // borrowed exclusively; symmetric memory ([B4]) and buffers ([P2]) stay defined when others
+    // access them.
     unsafe { shared.backend.run(prepared.op()) }
 }
 
-/// As [`run`], for what yields nothing.
+/// As [`run`], for operations without a result.
 #[inline(always)]
 pub(crate) fn run_unit(shared: &Shared, prepared: Prepared<'_>) -> Result<()> {
     match run(shared, prepared) {
@@ -29,15 +32,15 @@ pub(crate) fn run_unit(shared: &Shared, prepared: Prepared<'_>) -> Result<()> {
     }
 }
 
-/// Keeps the way of an error out of the way of success.
+/// Moves the error off the path of success.
 #[cold]
 #[inline(never)]
 fn failed(error: Error) -> Error {
     error
 }
 
-/// Enqueues an operation of a team. The arguments of stream-ordered calls own their memory (`StreamSource`, `StreamDest`), so that the owners of
-/// `prepared` are all there is to hold.
+/// Enqueues an operation of a team. The arguments of stream-ordered calls own their memory
+/// (`StreamSource`, `StreamDest`), so the queue only has to hold the owners of `prepared`.
 #[inline(always)]
 pub(crate) fn submit<R>(
     call: &'static str,
@@ -51,10 +54,11 @@ pub(crate) fn submit<R>(
     Ok(Ticket::new(submitted, &stream.shared, decode))
 }
 
-/// As [`submit`], where the memory is held by something else than what `prepared` names.
+/// As [`submit`], if another value than the owners of `prepared` holds the memory.
 #[inline(always)]
 pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<Submitted> {
-    // SAFETY: [C1]: the memory belongs to owners that the caller has; `keep` gives clones of them, which the queue holds until the operation
-    // has completed or failed ([B6]). Where the operation is complete on return, the owners themselves have lived as long.
+    // SAFETY: [C1]: the memory belongs to owners that the caller has; `keep` gives clones of them,
+    // which the queue holds until the operation has completed or failed ([B6]). Where the operation
+    // is complete on return, the owners themselves have lived as long.
     unsafe { stream.inner.submit(prepared.op(), keep) }
 }

@@ -1,7 +1,8 @@
-//! The portable API of Peerweave, all of its validation, and the contract that a backend fulfils.
+//! The portable API of Peerweave, its validation, and the contract of a backend.
 //!
-//! Nothing here moves data between PEs: a [`backend::Backend`] does, given as a value to [`World::new`]. Nothing here knows which backends
-//! there are; the crate `peerweave` picks one and re-exports this API.
+//! This crate does not move data between PEs: a [`backend::Backend`], which is passed to
+//! [`World::new`], does. It does not know the backends; the crate `peerweave` chooses one and
+//! re-exports this API.
 //!
 //! ```text
 //!   ops/         all_reduce, put, wait_until, …: methods of teams, worlds and streams, typed
@@ -15,13 +16,16 @@
 //!   backend/     the contract of a backend; operations as plain data
 //! ```
 //!
-//! Every operation has two forms. The short name is *stream-ordered*: it takes a [`Stream`], returns a [`Ticket`] at once, and runs after
-//! what was enqueued before it. The name with `_blocking` runs on the calling thread and returns when it is complete.
+//! Every operation has two forms. The *stream-ordered* form has the short name: it takes a
+//! [`Stream`], returns a [`Ticket`] at once, and runs after earlier operations of the stream. The
+//! form with `_blocking` in its name runs on the calling thread and returns when it is complete.
 //!
-//! Memory comes in three kinds, which operations take through [`Source`] and [`Dest`]:
-//! - [`Symmetric`]: allocated by all PEs together; the only target of one-sided operations, and the fast one everywhere;
-//! - [`Buffer`]: ordinary memory that may be in flight, shared by reference counting;
-//! - slices, arrays and vectors of the caller: in the blocking forms only, since a queue cannot hold a borrow.
+//! Operations take three kinds of memory, through [`Source`] and [`Dest`]:
+//! - [`Symmetric`]: allocated by all PEs together, the target of one-sided operations, and the
+//!   fastest for all;
+//! - [`Buffer`]: ordinary memory with reference counting, which pending operations may use;
+//! - slices, arrays and vectors of the caller, in the blocking forms only, because a queue cannot
+//!   hold a borrow.
 //!
 //! ```
 //! use peerweave::{Rank, ReduceOp, World};
@@ -54,7 +58,7 @@ pub mod backend;
 mod bounds;
 mod call;
 mod check;
-mod error;
+
 pub mod noop;
 mod ops;
 mod shared;
@@ -63,8 +67,8 @@ mod world;
 pub use arguments::{
     Buffer, Dest, MaybeDest, MaybeSource, Reduction, Signal, SignalUpdate, Source, StreamDest, StreamSource, Symmetric, none,
 };
+pub use backend::error::{Error, KernelFailure, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 pub use backend::{CallChecking, Caps, PrivateBuffers, VectorCounts};
-pub use error::{Error, KernelFailure, Mismatch, Misuse, MisuseKind, PeerCause, TeamName, Timeout};
 pub use ops::{BlockingGroup, Group, LaunchArg, LaunchArgs, LaunchShape};
 pub use peerweave_types::{
     AtomicElement, AtomicInteger, Compare, DType, DeviceSlice, Dim3, Element, F8E4M3, F8E5M2, FailureKind, HeapGeometry, Integer,

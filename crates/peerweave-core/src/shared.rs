@@ -1,10 +1,12 @@
-//! What all handles of one world share: the backend, whether the world still stands, and which allocations are live.
+//! The state that all handles of a world share: the backend, whether the world was finalized, and
+//! the live allocations.
 //!
-//! Moves no data. Invariant: every handle holds an `Arc` of this, so that the backend, and with it the symmetric heap, outlives them all.
+//! Invariant: every handle holds an `Arc` of this state, so the backend and its symmetric heap
+//! outlive all handles.
 
 use crate::Result;
+use crate::backend::error::{Error, MisuseKind, misuse};
 use crate::backend::{Backend, PrivateBuffers};
-use crate::error::{Error, MisuseKind, misuse};
 use peerweave_fork::ForkGuard;
 use peerweave_types::{Pe, SymOffset};
 use std::collections::BTreeMap;
@@ -20,7 +22,7 @@ pub(crate) struct Shared {
     pub(crate) my_pe: Pe,
     pub(crate) n_pes: usize,
     pub(crate) deadline: Duration,
-    /// Whether operations on ordinary memory are refused.
+    /// Whether the backend refuses operations on ordinary memory.
     pub(crate) private_refused: bool,
     guard: ForkGuard,
     finalized: AtomicBool,
@@ -31,7 +33,7 @@ pub(crate) struct Shared {
 struct Allocations {
     next: u64,
     live: BTreeMap<u64, LeakedBuffer>,
-    /// First byte and one past the last byte in the heap, by number.
+    /// The start and end of each allocation in the heap, by number.
     places: BTreeMap<u64, (u64, u64)>,
 }
 
@@ -50,7 +52,7 @@ impl Shared {
         }
     }
 
-    /// Whether the world still stands, and this is the process that made it.
+    /// Checks that the world was not finalized, and that this process made it.
     #[inline]
     pub(crate) fn usable(&self, call: &'static str) -> Result<()> {
         if self.finalized.load(Ordering::Acquire) || self.is_forked() {
@@ -59,7 +61,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether this process was forked from the one that made the world: what the backend mapped is not there then.
+    /// Whether this process was forked from the one that made the world. It does not have the
+    /// mappings of the backend.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.guard.is_forked()
@@ -78,13 +81,14 @@ impl Shared {
         misuse(call, kind)
     }
 
-    /// Fails where `what`, of the world `theirs`, is used with a team, buffer or stream of this world.
+    /// Fails where `what`, of the world `theirs`, is used with a team, buffer or stream of this
+    /// world.
     #[inline(always)]
     pub(crate) fn same_world(self: &Arc<Self>, call: &'static str, theirs: &Arc<Self>, what: &'static str) -> Result<()> {
         if Arc::ptr_eq(self, theirs) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignQueue { what })) }
     }
 
-    /// From now on every call fails.
+    /// Makes every later call fail.
     pub(crate) fn end(&self) {
         self.finalized.store(true, Ordering::Release);
     }
@@ -98,7 +102,7 @@ impl Shared {
         number
     }
 
-    pub(crate) fn park(&self, number: u64) {
+    pub(crate) fn note_dropped(&self, number: u64) {
         if let Some(buffer) = self.allocations().live.get_mut(&number) {
             buffer.dropped = true;
         }
@@ -110,7 +114,7 @@ impl Shared {
         allocations.places.remove(&number);
     }
 
-    /// Whether these bytes of the heap belong to one allocation that was not released.
+    /// Whether these bytes of the heap lie in one allocation that was not released.
     pub(crate) fn is_allocated(&self, at: SymOffset, bytes: u64) -> bool {
         let Some(end) = at.0.checked_add(bytes) else { return false };
         self.allocations().places.values().any(|&(first, last)| first <= at.0 && end <= last)
@@ -121,12 +125,12 @@ impl Shared {
     }
 
     fn allocations(&self) -> MutexGuard<'_, Allocations> {
-        // A panic in between leaves the table as it was before or after one whole change.
+        // A panic leaves the table as it was before or after a whole change.
         self.allocations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What [`World::finalize`](crate::World::finalize) found.
+/// The result of [`World::finalize`](crate::World::finalize).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FinalizeReport {
@@ -155,15 +159,15 @@ impl fmt::Display for FinalizeReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeakedBuffer {
-    /// How many elements.
+    /// The number of elements.
     pub elements: usize,
     /// The name of the element type.
     pub type_name: &'static str,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: usize,
     /// The call that allocated it.
     pub allocated_at: &'static Location<'static>,
-    /// Whether all handles to it are gone; if not, some are still alive.
+    /// Whether all handles to it were dropped.
     pub dropped: bool,
 }
 

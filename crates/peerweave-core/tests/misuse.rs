@@ -90,44 +90,58 @@ const TABLE: &[(&str, Wrong)] = &[
         s.team.wait_until_any_blocking(&s.words, Some(&[true, false]), Compare::Eq, 0).map(drop)
     }),
     // ---- lengths that the ranks cannot share ----
-    ("all_gather_in_place_blocking: `buffer` has 5 elements, not a multiple of the 3 ranks of the team", |s| {
+    ("all_gather_in_place_blocking: `buffer` has 5 elements, expected a multiple of 3 (the ranks of the team)", |s| {
         s.team.all_gather_in_place_blocking(&s.x.slice(1..)?)
     }),
-    ("reduce_scatter_in_place: `buffer` has 4 elements, not a multiple of the 3 ranks of the team", |s| {
+    ("reduce_scatter_in_place: `buffer` has 4 elements, expected a multiple of 3 (the ranks of the team)", |s| {
         s.team.reduce_scatter_in_place(&s.stream, &s.x.slice(2..)?, ReduceOp::Max).map(drop)
     }),
-    ("all_to_all_blocking: `send` has 4 elements, not a multiple of the 3 ranks of the team", |s| {
+    ("all_to_all_blocking: `send` has 4 elements, expected a multiple of 3 (the ranks of the team)", |s| {
         s.team.all_to_all_blocking(&[0.0; 4], &mut [0.0; 4])
     }),
-    ("all_to_all_in_place_blocking: `buffer` has 1 elements, not a multiple of the 3 ranks of the team", |s| {
+    ("all_to_all_in_place_blocking: `buffer` has 1 elements, expected a multiple of 3 (the ranks of the team)", |s| {
         s.team.all_to_all_in_place_blocking(&mut [0.0])
     }),
-    ("gather_in_place_blocking: `buffer` has 2 elements, not a multiple of the 3 ranks of the team", |s| {
+    ("gather_in_place_blocking: `buffer` has 2 elements, expected a multiple of 3 (the ranks of the team)", |s| {
         s.team.gather_in_place_blocking(&mut [0.0; 2], ROOT)
     }),
-    ("scatter_in_place_blocking: `buffer` has 2 elements, not a multiple of the 3 ranks of the team", |s| {
+    ("scatter_in_place_blocking: `buffer` has 2 elements, expected a multiple of 3 (the ranks of the team)", |s| {
         s.team.scatter_in_place_blocking(&mut [0.0; 2], ROOT)
     }),
     // ---- ranks and roots ----
-    ("put_blocking: `rank` is 3, but the team has 3 ranks", |s| s.team.put_blocking(&s.y, &s.x, NO_RANK)),
-    ("get_blocking: `rank` is 3, but the team has 3 ranks", |s| s.team.get_blocking(&s.y, &s.x, NO_RANK)),
-    ("g: `rank` is 3, but the team has 3 ranks", |s| s.team.g(&s.stream, &s.x, 0, NO_RANK).map(drop)),
-    ("signal_blocking: `rank` is 3, but the team has 3 ranks", |s| s.team.signal_blocking(s.words.signal(0)?.set(1), NO_RANK)),
-    ("atomic_inc_blocking: `rank` is 3, but the team has 3 ranks", |s| s.team.atomic_inc_blocking(&s.words, 0, NO_RANK)),
-    ("send_blocking: `peer` is 3, but the team has 3 ranks", |s| s.team.send_blocking(&s.x, NO_RANK)),
-    ("pe_of: `rank` is 3, but the team has 3 ranks", |s| s.team.pe_of(NO_RANK).map(drop)),
-    ("reduce_blocking: `root` is 3, but the team has 3 ranks", |s| s.team.reduce_blocking(&s.x, &s.y, ReduceOp::Sum, NO_RANK)),
-    ("reduce_in_place_blocking: `root` is 3, but the team has 3 ranks", |s| {
+    ("put_blocking: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.put_blocking(&s.y, &s.x, NO_RANK)),
+    ("get_blocking: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.get_blocking(&s.y, &s.x, NO_RANK)),
+    ("g: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.g(&s.stream, &s.x, 0, NO_RANK).map(drop)),
+    ("signal_blocking: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+        s.team.signal_blocking(s.words.signal(0)?.set(1), NO_RANK)
+    }),
+    ("atomic_inc_blocking: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+        s.team.atomic_inc_blocking(&s.words, 0, NO_RANK)
+    }),
+    ("send_blocking: `peer` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.send_blocking(&s.x, NO_RANK)),
+    ("pe_of: `rank` is 3, expected a rank below 3 (the ranks of the team)", |s| s.team.pe_of(NO_RANK).map(drop)),
+    ("reduce_blocking: `root` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+        s.team.reduce_blocking(&s.x, &s.y, ReduceOp::Sum, NO_RANK)
+    }),
+    ("reduce_in_place_blocking: `root` is 3, expected a rank below 3 (the ranks of the team)", |s| {
         s.team.reduce_in_place_blocking(&s.x, ReduceOp::Sum, NO_RANK)
     }),
-    ("broadcast: `root` is 3, but the team has 3 ranks", |s| s.team.broadcast(&s.stream, &s.x, &s.y, NO_RANK).map(drop)),
-    ("broadcast_in_place_blocking: `root` is 3, but the team has 3 ranks", |s| s.team.broadcast_in_place_blocking(&s.x, NO_RANK)),
-    ("gather_blocking: `root` is 3, but the team has 3 ranks", |s| s.team.gather_blocking(&s.x, &s.y, NO_RANK)),
-    ("scatter_blocking: `root` is 3, but the team has 3 ranks", |s| s.team.scatter_blocking(&s.x, &s.y, NO_RANK)),
-    ("send_blocking: `peer` is rank 1, expected another rank: a rank sends to itself only inside a group", |s| {
+    ("broadcast: `root` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+        s.team.broadcast(&s.stream, &s.x, &s.y, NO_RANK).map(drop)
+    }),
+    ("broadcast_in_place_blocking: `root` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+        s.team.broadcast_in_place_blocking(&s.x, NO_RANK)
+    }),
+    ("gather_blocking: `root` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+        s.team.gather_blocking(&s.x, &s.y, NO_RANK)
+    }),
+    ("scatter_blocking: `root` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+        s.team.scatter_blocking(&s.x, &s.y, NO_RANK)
+    }),
+    ("send_blocking: `peer` is rank 1, expected another rank: a rank can send to itself only in a group", |s| {
         s.team.send_blocking(&s.x, SELF)
     }),
-    ("recv: `peer` is rank 1, expected another rank: a rank sends to itself only inside a group", |s| {
+    ("recv: `peer` is rank 1, expected another rank: a rank can send to itself only in a group", |s| {
         s.team.recv(&s.stream, &s.x, SELF).map(drop)
     }),
     // ---- missing at the root ----
@@ -136,31 +150,31 @@ const TABLE: &[(&str, Wrong)] = &[
     ("gather_blocking: `recv` is missing: this rank is the root", |s| s.team.gather_blocking(&s.x, none(), ROOT)),
     ("scatter_blocking: `send` is missing: this rank is the root", |s| s.team.scatter_blocking(none(), &s.x, ROOT)),
     // ---- buffers that overlap ----
-    ("all_reduce_blocking: `send` and `recv` overlap; use the in-place form, or buffers apart", |s| {
+    ("all_reduce_blocking: `send` and `recv` overlap: use the in-place form, or separate buffers", |s| {
         s.team.all_reduce_blocking(&s.x, &s.x, ReduceOp::Sum)
     }),
-    ("all_reduce: `send` and `recv` overlap; use the in-place form, or buffers apart", |s| {
+    ("all_reduce: `send` and `recv` overlap: use the in-place form, or separate buffers", |s| {
         s.team.all_reduce(&s.stream, &s.private, &s.private, ReduceOp::Sum).map(drop)
     }),
-    ("all_gather_blocking: `send` and `recv` overlap; use the in-place form, or buffers apart", |s| {
+    ("all_gather_blocking: `send` and `recv` overlap: use the in-place form, or separate buffers", |s| {
         s.team.all_gather_blocking(&s.x.slice(2..4)?, &s.x)
     }),
-    ("all_to_all_blocking: `send` and `recv` overlap; use the in-place form, or buffers apart", |s| {
+    ("all_to_all_blocking: `send` and `recv` overlap: use the in-place form, or separate buffers", |s| {
         s.team.all_to_all_blocking(&s.x.slice(..3)?, &s.x.slice(2..5)?)
     }),
-    ("reduce_blocking: `send` and `recv` overlap; use the in-place form, or buffers apart", |s| {
+    ("reduce_blocking: `send` and `recv` overlap: use the in-place form, or separate buffers", |s| {
         s.team.reduce_blocking(&s.x, &s.x, ReduceOp::Sum, ROOT)
     }),
-    ("scatter_blocking: `send` and `recv` overlap; use the in-place form, or buffers apart", |s| {
+    ("scatter_blocking: `send` and `recv` overlap: use the in-place form, or separate buffers", |s| {
         s.team.scatter_blocking(&s.x, &s.x.slice(2..4)?, ROOT)
     }),
-    ("put_blocking: `source` and `dest` overlap; use the in-place form, or buffers apart", |s| {
+    ("put_blocking: `source` and `dest` overlap: use the in-place form, or separate buffers", |s| {
         s.team.put_blocking(&s.x.slice(1..4)?, &s.x.slice(3..6)?, SELF)
     }),
-    ("get_blocking: `dest` and `source` overlap; use the in-place form, or buffers apart", |s| {
+    ("get_blocking: `dest` and `source` overlap: use the in-place form, or separate buffers", |s| {
         s.team.get_blocking(&s.x, &s.x, SELF)
     }),
-    ("put_signal_blocking: `dest` and `signal` overlap; use the in-place form, or buffers apart", |s| {
+    ("put_signal_blocking: `dest` and `signal` overlap: use the in-place form, or separate buffers", |s| {
         s.team.put_signal_blocking(&[0; 6], &s.words, s.words.signal(2)?.set(1), PEER)
     }),
     ("group: a receive and another member of the group overlap", |s| {
@@ -207,38 +221,42 @@ const TABLE: &[(&str, Wrong)] = &[
     ("split: the team was destroyed", |s| s.destroyed.split(None, 0).map(drop)),
     ("group_blocking: the team was destroyed", |s| s.destroyed.group_blocking(|_| Ok(()))),
     ("destroy: the team was destroyed", |s| s.destroyed.clone().destroy()),
-    ("destroy: the team of all PEs ends with the world", |s| s.world.team().clone().destroy()),
-    ("destroy: the team of this machine's PEs ends with the world", |s| s.world.local_team()?.destroy()),
+    ("destroy: the team of all PEs cannot be destroyed: it ends with the world", |s| s.world.team().clone().destroy()),
+    ("destroy: the team of the PEs of this machine cannot be destroyed: it ends with the world", |s| {
+        s.world.local_team()?.destroy()
+    }),
     // ---- reductions ----
     ("all_reduce_blocking: and is not defined for float", |s| s.team.all_reduce_blocking(&s.x, &s.y, ReduceOp::And)),
     ("reduce_scatter: xor is not defined for float", |s| {
         s.team.reduce_scatter(&s.stream, &s.x, &s.y.slice(..2)?, ReduceOp::Xor).map(drop)
     }),
     ("reduce_blocking: or is not defined for float", |s| s.team.reduce_blocking(&s.x, none(), ReduceOp::Or, PEER)),
-    ("all_reduce_in_place_blocking: `op` is missing: a premultiplied sum has a scalar: use `Reduction::pre_mul_sum`", |s| {
+    ("all_reduce_in_place_blocking: `op` is missing: a premultiplied sum needs a scalar: use `Reduction::pre_mul_sum`", |s| {
         s.team.all_reduce_in_place_blocking(&s.x, ReduceOp::PreMulSum)
     }),
     // ---- indices, ranges, strides ----
-    ("slice: elements 2..7 of `range`, which has 6", |s| s.x.slice(2..7).map(drop)),
-    ("slice: elements 3..2 of `range`, which has 6", |s| {
+    ("slice: `range` has 6 elements, but the call uses 2..7", |s| s.x.slice(2..7).map(drop)),
+    ("slice: `range` has 6 elements, but the call uses 3..2", |s| {
         let (start, end) = (3, 2);
         s.x.slice(start..end).map(drop)
     }),
-    ("split_at: elements 0..7 of `range`, which has 6", |s| s.x.split_at(7).map(drop)),
+    ("split_at: `range` has 6 elements, but the call uses 0..7", |s| s.x.split_at(7).map(drop)),
     ("chunks: `len` is 0, expected at least 1", |s| s.x.chunks(0).map(drop)),
-    ("load: elements 6..7 of `self`, which has 6", |s| s.x.load(6).map(drop)),
-    ("store: elements 6..7 of `self`, which has 6", |s| s.x.store(6, 0.0)),
-    ("signal: elements 6..7 of `self`, which has 6", |s| s.words.signal(6).map(drop)),
-    ("p_blocking: elements 6..7 of `index`, which has 6", |s| s.team.p_blocking(&s.x, 6, 0.0, PEER)),
-    ("g_blocking: elements 9..10 of `index`, which has 6", |s| s.team.g_blocking(&s.x, 9, PEER).map(drop)),
-    ("atomic_set: elements 6..7 of `index`, which has 6", |s| s.team.atomic_set(&s.stream, &s.words, 6, 1, PEER).map(drop)),
-    ("put_strided_blocking: elements 0..7 of `dest`, which has 6", |s| {
+    ("load: `self` has 6 elements, but the call uses 6..7", |s| s.x.load(6).map(drop)),
+    ("store: `self` has 6 elements, but the call uses 6..7", |s| s.x.store(6, 0.0)),
+    ("signal: `self` has 6 elements, but the call uses 6..7", |s| s.words.signal(6).map(drop)),
+    ("p_blocking: `index` has 6 elements, but the call uses 6..7", |s| s.team.p_blocking(&s.x, 6, 0.0, PEER)),
+    ("g_blocking: `index` has 6 elements, but the call uses 9..10", |s| s.team.g_blocking(&s.x, 9, PEER).map(drop)),
+    ("atomic_set: `index` has 6 elements, but the call uses 6..7", |s| {
+        s.team.atomic_set(&s.stream, &s.words, 6, 1, PEER).map(drop)
+    }),
+    ("put_strided_blocking: `dest` has 6 elements, but the call uses 0..7", |s| {
         s.team.put_strided_blocking(&[0.0; 3], &s.x, Strides { count: 3, source: 1, dest: 3 }, PEER)
     }),
-    ("get_strided_blocking: elements 0..7 of `source`, which has 6", |s| {
+    ("get_strided_blocking: `source` has 6 elements, but the call uses 0..7", |s| {
         s.team.get_strided_blocking(&s.x, &mut [0.0; 3], Strides { count: 3, source: 3, dest: 1 }, PEER)
     }),
-    ("put_strided_blocking: elements 0..18446744073709551615 of `source`, which has 3", |s| {
+    ("put_strided_blocking: `source` has 3 elements, but the call uses 0..18446744073709551615", |s| {
         s.team.put_strided_blocking(&[0.0; 3], &s.x, Strides { count: 3, source: usize::MAX, dest: 1 }, PEER)
     }),
     ("put_strided: `strides.source` is 0, expected at least 1", |s| {
@@ -254,28 +272,28 @@ const TABLE: &[(&str, Wrong)] = &[
     ("all_to_all_v: `counts.recv_counts` has 4 elements, expected 3", |s| {
         s.team.all_to_all_v(&s.stream, &s.x, &s.y, VectorCounts::packed([1, 1, 1], [1; 4])).map(drop)
     }),
-    ("all_to_all_v_blocking: elements 4..7 of `send`, which has 6", |s| {
+    ("all_to_all_v_blocking: `send` has 6 elements, but the call uses 4..7", |s| {
         s.team.all_to_all_v_blocking(&s.x, &s.y, VectorCounts::packed([2, 2, 3], [2, 2, 2]))
     }),
-    ("all_to_all_v_blocking: elements 0..18446744073709551615 of `recv`, which has 6", |s| {
+    ("all_to_all_v_blocking: `recv` has 6 elements, but the call uses 0..18446744073709551615", |s| {
         s.team.all_to_all_v_blocking(&s.x, &s.y, VectorCounts::packed([0, 1, 0], [usize::MAX, 1, usize::MAX]))
     }),
     ("all_to_all_v_blocking: parts of `recv` overlap", |s| {
         let counts = VectorCounts { recv_offsets: vec![4, 0, 1], ..VectorCounts::packed([2, 2, 2], [2, 2, 2]) };
         s.team.all_to_all_v_blocking(&s.x, &s.y, counts)
     }),
-    ("all_to_all_v_blocking: `counts.recv_counts` is 1, expected for this rank itself, what `send_counts` says", |s| {
+    ("all_to_all_v_blocking: `counts.recv_counts` is 1, expected for this rank itself, the same as in `send_counts`", |s| {
         s.team.all_to_all_v_blocking(&s.x, &s.y, VectorCounts::packed([2, 2, 2], [2, 1, 2]))
     }),
     (
-        "all_to_all_v_in_place_blocking: `counts.recv_counts` is [1, 2, 1], expected in place, the same as on the side that sends",
+        "all_to_all_v_in_place_blocking: `counts.recv_counts` is [1, 2, 1], expected in place, the same as on the sending side",
         |s| s.team.all_to_all_v_in_place_blocking(&s.x, VectorCounts::packed([2, 2, 2], [1, 2, 1])),
     ),
     // ---- shapes, allocations ----
-    ("split_strided: 3 ranks from 1 at stride 1 does not fit a team of 3 ranks", |s| {
+    ("split_strided: the shape is 3 ranks from 1 at stride 1, expected distinct ranks of a team of 3", |s| {
         s.team.split_strided(TeamShape { start: 1, stride: 1, size: 3 }).map(drop)
     }),
-    ("split_strided: 2 ranks from 0 at stride 0 does not fit a team of 3 ranks", |s| {
+    ("split_strided: the shape is 2 ranks from 0 at stride 0, expected distinct ranks of a team of 3", |s| {
         s.team.split_strided(TeamShape { start: 0, stride: 0, size: 2 }).map(drop)
     }),
     ("split_2d: `x_range` is 0, expected at least 1", |s| s.team.split_2d(0).map(drop)),
@@ -283,11 +301,13 @@ const TABLE: &[(&str, Wrong)] = &[
     ("alloc_aligned: `align_bytes` is 4294967296, expected at most `caps().max_align_bytes` of the world", |s| {
         s.world.alloc_aligned::<u8>(1, 1 << 32).map(drop)
     }),
-    ("alloc: `count` is 9223372036854775807, expected what fits an address space", |s| {
+    ("alloc: `count` is 9223372036854775807, expected a size that fits the address space", |s| {
         s.world.alloc::<f64>(usize::MAX / 2).map(drop)
     }),
     // ---- inside groups ----
-    ("group.send: `peer` is 3, but the team has 3 ranks", |s| s.team.group_blocking(|g| g.send(&s.x, NO_RANK))),
+    ("group.send: `peer` is 3, expected a rank below 3 (the ranks of the team)", |s| {
+        s.team.group_blocking(|g| g.send(&s.x, NO_RANK))
+    }),
     ("group.all_reduce: `recv` has 2 elements, expected 6", |s| {
         s.team.group(&s.stream, |g| g.all_reduce(&s.x, &s.y.slice(..2)?, ReduceOp::Sum)).map(drop)
     }),
@@ -327,8 +347,8 @@ fn swapped_groups_are_noticed() {
         });
         Ok(())
     });
-    assert_eq!(outer.unwrap_err().to_string(), "group_blocking: the group is that of another team");
-    assert_eq!(inner.unwrap_err().to_string(), "group_blocking: the group is that of another team");
+    assert_eq!(outer.unwrap_err().to_string(), "group_blocking: the group belongs to another team");
+    assert_eq!(inner.unwrap_err().to_string(), "group_blocking: the group belongs to another team");
     assert!(s.noop.take_calls().is_empty());
 }
 
@@ -419,7 +439,7 @@ fn an_allocation_without_room_says_how_much_there_is() {
     let world = World::new(noop.clone()).unwrap();
     let _x = world.alloc::<u8>(8000).unwrap();
     let error = world.alloc::<f64>(100).unwrap_err();
-    assert_eq!(error.to_string(), "allocate: 800 bytes asked for, 192 available (the symmetric heap)");
+    assert_eq!(error.to_string(), "allocate: out of memory: 800 bytes requested, 192 available (the symmetric heap)");
     assert!(matches!(noop.take_calls()[..], [Call::Allocate(_), Call::Allocate(_)]));
 }
 

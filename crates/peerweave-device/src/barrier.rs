@@ -1,23 +1,23 @@
 //! Arrival of a whole team: each rank announces its arrival to every rank, and waits for all.
 //!
-//! Each rank has one word for every rank in its own memory, with one writer each. An arrival is one store per
-//! rank and no read-modify-write; each rank polls memory near it and sees which ranks are missing. This does
-//! not complete puts: a barrier is `quiet`, then this.
+//! Each rank has one word for every rank in its own memory, with one writer each. An arrival is one
+//! store per rank and no read-modify-write; each rank polls memory near it and sees which ranks are
+//! missing. This does not complete puts: a barrier is `quiet`, then this.
 //!
-//! Invariant: a rank arrives in epoch `k + 1` only after it has seen every rank arrive in `k`. So no word is
-//! more than one epoch ahead, nothing is reset between epochs, and a fast rank cannot overtake a slow one
-//! that still waits for `k`.
+//! Invariant: a rank arrives in epoch `k + 1` only after it has seen every rank arrive in `k`. So
+//! no word is more than one epoch ahead, nothing is reset between epochs, and a fast rank cannot
+//! overtake a slow one that still waits for `k`.
 
 use crate::flag;
 use crate::pause::Pause;
 use crate::word::{Word, Words};
 use peerweave_types::Rank;
 
-/// Publishes to every rank that this rank has arrived, without waiting for the others. `mine` holds, for
-/// each rank of the team, the word of this rank in the memory of that rank.
+/// Publishes to every rank that this rank has arrived, without waiting for the others. `mine`
+/// holds, for each rank of the team, the word of this rank in the memory of that rank.
 ///
-/// Every rank of the team calls it once per epoch, in order of epochs, after it has completed [`wait`] for
-/// the epoch before.
+/// Every rank of the team calls it once per epoch, in order of epochs, after it has completed
+/// [`wait`] for the epoch before.
 ///
 /// # Ordering
 /// Release, for each of the words: see [`flag::post`]. One fence releases all of them.
@@ -29,14 +29,15 @@ pub fn announce<Ws: Words + ?Sized>(mine: &Ws, epoch: u64) {
     }
 }
 
-/// Waits until every rank has arrived. Every rank of the team calls it, after its own [`announce`]. `words`
-/// holds one word for each rank, in the memory of the caller.
+/// Waits until every rank has arrived. Every rank of the team calls it, after its own [`announce`].
+/// `words` holds one word for each rank, in the memory of the caller.
 ///
 /// # Ordering
-/// Acquire: what every rank did before it arrived is visible after this.
+/// Acquire: writes of every rank before it arrived are visible afterwards.
 ///
 /// # Errors
-/// The error of the pause; [`missing`] then names the ranks that have not arrived. The wait can be resumed.
+/// The error of the pause; [`missing`] then names the ranks that have not arrived. The wait can be
+/// resumed.
 #[inline]
 pub fn wait<Ws: Words + ?Sized, P: Pause + ?Sized>(words: &Ws, epoch: u64, pause: &mut P) -> Result<(), P::Error> {
     for rank in 0..words.len() {

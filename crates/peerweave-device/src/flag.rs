@@ -1,12 +1,13 @@
 //! A counter word that only grows, and a wait until it has reached an epoch.
 //!
-//! Carries no data: see [`crate::sealed`] and [`crate::put_signal`]. Invariant: one PE writes the word, and each value it writes is
-//! at or after the one before.
+//! Carries no data: see [`crate::sealed`] and [`crate::put_signal`]. Invariant: one PE writes the
+//! word, and each value it writes is at or after the one before.
 
 use crate::pause::{self, Pause};
 use crate::word::Word;
 
-/// Whether `value` is at or after `epoch`: the distance from `epoch` is less than 2⁶³, so that both may wrap.
+/// Whether `value` is at or after `epoch`: the distance from `epoch` is less than 2⁶³, so that both
+/// may wrap.
 #[inline]
 pub const fn at_or_after(value: u64, epoch: u64) -> bool {
     value.wrapping_sub(epoch) as i64 >= 0
@@ -15,8 +16,8 @@ pub const fn at_or_after(value: u64, epoch: u64) -> bool {
 /// Publishes that this PE has reached `epoch`. Only the one writer of the word calls it.
 ///
 /// # Ordering
-/// Release: earlier writes of this PE are visible to a PE that sees that the word has [`reached`] the epoch.
-/// On x86, a release does not order non-temporal stores: fence them first.
+/// Release: earlier writes of this PE are visible to a PE that sees that the word has [`reached`]
+/// the epoch. On x86, a release does not order non-temporal stores: fence them first.
 ///
 /// # Panics
 /// In debug builds, if the epoch is before the one that was posted last.
@@ -36,7 +37,7 @@ pub(crate) fn post_fenced<W: Word + ?Sized>(word: &W, epoch: u64) {
 /// Whether the word has reached `epoch`. Any PE may call it.
 ///
 /// # Ordering
-/// Acquire, where the answer is yes.
+/// Acquire, if it has.
 #[inline]
 pub fn reached<W: Word + ?Sized>(word: &W, epoch: u64) -> bool {
     at_or_after(word.load_acquire(), epoch)
@@ -45,7 +46,7 @@ pub fn reached<W: Word + ?Sized>(word: &W, epoch: u64) -> bool {
 /// Waits until the word has reached `epoch`. Any number of PEs may wait at once.
 ///
 /// # Ordering
-/// Acquire, where the wait succeeds.
+/// Acquire, if the wait succeeds.
 ///
 /// # Errors
 /// The error of the pause.

@@ -1,8 +1,10 @@
-//! The protocols by which PEs synchronise, written once, over words of memory that several PEs access.
+//! The protocols by which PEs synchronise, written once, over words of memory that several PEs
+//! access.
 //!
-//! Nothing here allocates, maps memory, reads a clock or knows what a process is: the caller brings the words ([`Word`]) and
-//! decides what a waiter does between two looks ([`Pause`]). So the same code runs in the host backend, in kernels, and under a
-//! model checker that tries its interleavings.
+//! Nothing here allocates, maps memory, reads a clock or knows what a process is: the caller brings
+//! the words ([`Word`]) and decides what a waiter does between two looks ([`Pause`]). So the same
+//! code runs in the host backend, in kernels, and under a model checker that tries its
+//! interleavings.
 //!
 //! | module | what it does | who writes a word |
 //! |---|---|---|
@@ -12,18 +14,20 @@
 //! | [`put_signal`] | data, then a signal; waits for one or several signals | anybody |
 //! | [`mailbox`] | a ring of messages from one rank to another | the sender the messages, the receiver the answers |
 //!
-//! [`api`] is what a kernel calls: methods of [`api::Context`], built on these protocols. [`gpu`] is the machine beneath: indices,
-//! barriers of a block, shared memory, and accesses that state their order and scope. Its leaf for GPUs is inline assembly; the one
-//! for the host asks an executor, which `peerweave-grid` provides.
+//! [`api`] is what a kernel calls: methods of [`api::Context`], built on these protocols. [`gpu`]
+//! is the machine beneath: indices, barriers of a block, shared memory, and accesses that state
+//! their order and scope. Its leaf for GPUs is inline assembly; the one for the host asks an
+//! executor, which `peerweave-grid` provides.
 //!
 //! # Epochs
-//! Operations of a team are counted. The count of an operation is its epoch: 1 for the first where the words start as zeros, and
-//! one more for each that follows, on every rank alike. Epochs are never reset and may wrap: they are compared by their distance,
-//! which is right while two of them are less than 2⁶³ apart. No rank is ever more than one epoch ahead of another.
+//! Operations of a team are counted. The count of an operation is its epoch: 1 for the first where
+//! the words start as zeros, and one more for each that follows, on every rank alike. Epochs are
+//! never reset and may wrap: they are compared by their distance, which is right while two of them
+//! are less than 2⁶³ apart. No rank is ever more than one epoch ahead of another.
 //!
 //! # Ordering
-//! Every name that says nothing else is strong: what a PE wrote before it posted, arrived, published, signalled, pushed or
-//! acknowledged is visible to the PE that saw it do so.
+//! Every name that says nothing else is strong: what a PE wrote before it posted, arrived,
+//! published, signalled, pushed or acknowledged is visible to the PE that saw it do so.
 //!
 //! ```
 //! use core::sync::atomic::AtomicU64;
@@ -83,7 +87,8 @@ pub mod word;
 /// Plain data that host and kernels share.
 pub use peerweave_types as types;
 
-/// What a kernel asks of the machine that it runs on: indices, barriers of a block, shuffles, votes, shared memory, time.
+/// What a kernel asks of the machine that it runs on: indices, barriers of a block, shuffles,
+/// votes, shared memory, time.
 pub use arch as gpu;
 
 /// What a crate of kernels imports: `use peerweave_device::prelude::*;`.
@@ -100,8 +105,8 @@ pub mod prelude {
 pub use pause::Pause;
 pub use word::{Word, Words};
 
-/// Declares what a crate of kernels needs once in its PTX. `#[kernel]` writes it beside every kernel; a kernel that is written by
-/// hand does so itself. Nothing on the host.
+/// Declares what a crate of kernels needs once in its PTX. `#[kernel]` writes it beside every
+/// kernel; a kernel that is written by hand does so itself. Nothing on the host.
 #[cfg(target_arch = "nvptx64")]
 #[macro_export]
 macro_rules! kernel_preamble {
@@ -113,8 +118,8 @@ macro_rules! kernel_preamble {
     };
 }
 
-/// Declares what a crate of kernels needs once in its PTX. `#[kernel]` writes it beside every kernel; a kernel that is written by
-/// hand does so itself. Nothing on the host.
+/// Declares what a crate of kernels needs once in its PTX. `#[kernel]` writes it beside every
+/// kernel; a kernel that is written by hand does so itself. Nothing on the host.
 #[cfg(not(target_arch = "nvptx64"))]
 #[macro_export]
 macro_rules! kernel_preamble {

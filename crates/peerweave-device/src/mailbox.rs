@@ -1,16 +1,16 @@
 //! A ring of slots from one rank to another: one sender, one receiver.
 //!
-//! A message says what is sent and where it lies; the ring does not move data, and nothing here waits. The
-//! sender publishes message `n`, counted from 1, in slot `(n - 1) % capacity`. The receiver reads it, copies
-//! the data that it names, and answers: it accepts or refuses the message. The slot and the data of the
-//! sender are free again when the sender sees the answer.
+//! A message says what is sent and where it lies; the ring does not move data, and nothing here
+//! waits. The sender publishes message `n`, counted from 1, in slot `(n - 1) % capacity`. The
+//! receiver reads it, copies the data that it names, and answers: it accepts or refuses the
+//! message. The slot and the data of the sender are free again when the sender sees the answer.
 //!
-//! A sender that gives up can withdraw a message. A receiver that finds a message withdrawn after it has
-//! copied the data discards the copy.
+//! A sender that gives up can withdraw a message. A receiver that finds a message withdrawn after
+//! it has copied the data discards the copy.
 //!
-//! Invariant: message `n` is published after message `n - capacity` was answered; its number is written
-//! after its payload, and its answer after the last access to its data. The words start as zeros. Numbers
-//! are less than 2^63.
+//! Invariant: message `n` is published after message `n - capacity` was answered; its number is
+//! written after its payload, and its answer after the last access to its data. The words start as
+//! zeros. Numbers are less than 2^63.
 
 use crate::word::Word;
 
@@ -29,16 +29,16 @@ pub enum Answer {
     Refused,
 }
 
-/// One slot of a ring, as both sides see it. Borrowed: the caller chooses where the words lie. For speed,
-/// the answer lies on a cache line of its own.
+/// One slot of a ring, as both sides see it. Borrowed: the caller chooses where the words lie. For
+/// speed, the answer lies on a cache line of its own.
 #[derive(Debug)]
 pub struct Slot<'a, W> {
     /// The number of the message that lies here. Written by the sender.
     pub number: &'a W,
     /// The message: at least one word. Written by the sender.
     pub payload: &'a [W],
-    /// The number of the last message that was answered here, and whether it was refused. Written by the
-    /// receiver.
+    /// The number of the last message that was answered here, and whether it was refused. Written
+    /// by the receiver.
     pub answer: &'a W,
 }
 
@@ -60,8 +60,8 @@ pub const fn index(number: u64, capacity: usize) -> usize {
 }
 
 impl<W: Word> Slot<'_, W> {
-    /// Whether the sender may publish message `number` here: `None` until the receiver has answered the
-    /// message before it in this slot, then that answer.
+    /// Whether the sender may publish message `number` here: `None` until the receiver has answered
+    /// the message before it in this slot, then that answer.
     ///
     /// # Ordering
     /// As [`Slot::answered`].
@@ -98,8 +98,8 @@ impl<W: Word> Slot<'_, W> {
         W::fence_release();
     }
 
-    /// The answer to message `number`, once there is one. After a later message was answered here, the
-    /// answer is [`Answer::Accepted`].
+    /// The answer to message `number`, once there is one. After a later message was answered here,
+    /// the answer is [`Answer::Accepted`].
     ///
     /// # Ordering
     /// Acquire, if there is an answer: the receiver no longer accesses the data of the message.
@@ -113,10 +113,12 @@ impl<W: Word> Slot<'_, W> {
         }
     }
 
-    /// Reads the start of message `number` into `message`, and returns `true`; `false` if it is not there.
+    /// Reads the start of message `number` into `message`, and returns `true`; `false` if it is not
+    /// there.
     ///
     /// # Ordering
-    /// Acquire, if the answer is `true`: what the sender wrote before it published the message is visible.
+    /// Acquire, if the answer is `true`: what the sender wrote before it published the message is
+    /// visible.
     ///
     /// # Panics
     /// If `message` is longer than the payload of the slot.
@@ -133,19 +135,20 @@ impl<W: Word> Slot<'_, W> {
         true
     }
 
-    /// Whether the sender withdrew the message. The receiver calls it after it has copied the data and
-    /// before it answers.
+    /// Whether the sender withdrew the message. The receiver calls it after it has copied the data
+    /// and before it answers.
     ///
     /// # Ordering
-    /// Acquire: if the answer is `false`, the copy holds the data as it was when the message was published.
+    /// Acquire: if the answer is `false`, the copy holds the data as it was when the message was
+    /// published.
     #[inline]
     pub fn is_withdrawn(&self) -> bool {
         W::fence_acquire();
         self.payload[0].load_relaxed() == WITHDRAWN
     }
 
-    /// Tells the sender what became of message `number`. The receiver calls it once for each message, in
-    /// order, after its last access to the data.
+    /// Tells the sender what became of message `number`. The receiver calls it once for each
+    /// message, in order, after its last access to the data.
     ///
     /// # Ordering
     /// Release: the accesses of the receiver are over when the sender sees the answer.

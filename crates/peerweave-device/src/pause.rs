@@ -1,22 +1,23 @@
-//! What a waiter does between two looks.
+//! What a waiter does between two looks at shared memory.
 //!
-//! No clock and no scheduler is here: the host backend spins, yields, sleeps and compares deadlines, a kernel reads its cycle
-//! counter. There is, on purpose, no pause that never gives up.
+//! No clock and no scheduler is here: on the host, a waiter spins, yields, sleeps and compares
+//! deadlines; a kernel reads its cycle counter. There is no pause that never ends a wait.
 
-/// What a waiter does between two looks. An `Err` ends the wait: a deadline has passed, a peer has died.
+/// What a waiter does between two looks. An `Err` ends the wait, because a deadline has passed or a
+/// peer has died.
 ///
-/// A wait looks first and pauses only where it found nothing, so that what is there already is taken even when the deadline has
-/// passed. `pause` is called once for every unsuccessful look of the whole wait; one value may serve several waits, which then
-/// share its deadline.
+/// A wait looks first and pauses only if the condition does not hold, so a condition that holds
+/// ends it even after the deadline. `pause` is called once for every unsuccessful look; one value
+/// may serve several waits, which then share its deadline.
 pub trait Pause {
-    /// Why the wait was ended.
+    /// Why the wait ended.
     type Error;
 
     /// Lets time pass: spins, yields, sleeps.
     ///
     /// # Errors
-    /// Whatever ends the wait. The protocols return it as it is, with the words as they were found: the wait can be taken up
-    /// again.
+    /// The reason that ends the wait. The protocols return it unchanged and leave the words
+    /// unchanged, so the wait can be resumed.
     fn pause(&mut self) -> Result<(), Self::Error>;
 }
 
@@ -29,7 +30,7 @@ impl<P: Pause + ?Sized> Pause for &mut P {
     }
 }
 
-/// A pause that a closure makes. Made by [`from_fn`].
+/// A pause by a closure. Made by [`from_fn`].
 #[derive(Clone, Copy, Debug)]
 pub struct FromFn<F>(F);
 
@@ -48,7 +49,7 @@ impl<E, F: FnMut() -> Result<(), E>> Pause for FromFn<F> {
     }
 }
 
-/// Looks until `look` finds something, pausing after each look that does not.
+/// Looks until `look` finds something, and pauses after each look that does not.
 #[inline]
 pub(crate) fn until<T, P: Pause + ?Sized>(pause: &mut P, mut look: impl FnMut() -> Option<T>) -> Result<T, P::Error> {
     loop {

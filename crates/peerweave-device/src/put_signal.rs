@@ -1,21 +1,21 @@
 //! Data, then a signal; and waits for one signal word or several.
 //!
-//! How data is copied is not decided here: the caller brings the copy. Invariant: a signal is changed by a release (set) or by a
-//! read-modify-write that releases (add), and is awaited by an acquire, so that whoever sees the signal sees the
-//! data.
+//! The caller copies the data. Invariant: a signal is changed by a release (set) or by a
+//! read-modify-write that releases (add), and a waiter acquires it, so a PE that sees the signal
+//! sees the data.
 //!
-//! Several PEs may signal one word: all must then add. A set hides what was added before, and its sender's data alone is ordered
-//! by it.
+//! If several PEs signal one word, all must add. A set discards earlier additions, and orders only
+//! the data of its own sender.
 
 use crate::pause::{self, Pause};
 use crate::word::{Word, Words};
 use peerweave_types::{Compare, SignalOp};
 
-/// Changes a signal word. Any PE may.
+/// Changes a signal word. Any PE may call it.
 ///
 /// # Ordering
-/// Release: all that this PE wrote before is visible to whoever waits for the signal and sees it. On x86, non-temporal stores are
-/// not ordered by a release: fence them first.
+/// Release: earlier writes of this PE are visible to a PE that sees the signal. On x86, a release
+/// does not order non-temporal stores: fence them first.
 #[inline]
 pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
     match op {
@@ -24,34 +24,34 @@ pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
     }
 }
 
-/// Runs the copy, then changes the signal word. The copy must have issued all of its stores from this thread when it returns, and
-/// have fenced the non-temporal ones.
+/// Runs the copy, then changes the signal word. When the copy returns, it must have issued all of
+/// its stores from this thread, and have fenced the non-temporal ones.
 ///
 /// # Ordering
-/// Whoever waits for the signal and sees it, sees the copied data and all that this PE wrote before.
+/// A PE that sees the signal sees the copied data and all earlier writes of this PE.
 #[inline]
 pub fn put_with_signal<W: Word + ?Sized>(copy: impl FnOnce(), word: &W, value: u64, op: SignalOp) {
     copy();
     signal(word, value, op);
 }
 
-/// The word, if it compares so with `value`; looks once.
+/// Returns the word if the comparison with `value` holds now.
 ///
 /// # Ordering
-/// Acquire, where there is an answer.
+/// Acquire, if it holds.
 #[inline]
 pub fn test<W: Word + ?Sized>(word: &W, compare: Compare, value: u64) -> Option<u64> {
     let seen = word.load_acquire();
     compare.holds(seen, value).then_some(seen)
 }
 
-/// Waits until the word compares so with `value`, and returns it as it was seen then.
+/// Waits until the comparison of the word with `value` holds, and returns the word.
 ///
 /// # Ordering
-/// Acquire: what was put before the signal is visible after this.
+/// Acquire: data that was put before the signal is visible afterwards.
 ///
 /// # Errors
-/// The one of the pause.
+/// The error of the pause.
 #[inline]
 pub fn wait_until<W: Word + ?Sized, P: Pause + ?Sized>(
     word: &W,
@@ -65,8 +65,8 @@ pub fn wait_until<W: Word + ?Sized, P: Pause + ?Sized>(
 /// Excludes no word: for [`Several::exclude`].
 pub const EXCLUDE_NONE: fn(usize) -> bool = |_| false;
 
-/// Several signal words that are awaited together. Words that are excluded are not looked at and count for nothing; where all
-/// are, every wait is over at once.
+/// Several signal words for one wait. Excluded words are ignored; if all are excluded, every wait
+/// returns at once.
 ///
 /// ```
 /// use core::sync::atomic::AtomicU64;
@@ -82,83 +82,85 @@ pub const EXCLUDE_NONE: fn(usize) -> bool = |_| false;
 pub struct Several<Ws, X> {
     /// The words.
     pub words: Ws,
-    /// Whether the word with this index is left out. Must answer the same for the same index throughout a wait.
+    /// Whether the word with an index is excluded. The answer for an index must not change during a
+    /// wait.
     pub exclude: X,
-    /// How a word is compared.
+    /// The comparison.
     pub compare: Compare,
-    /// With what.
+    /// The value to compare with.
     pub value: u64,
 }
 
 impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
-    /// Whether no word is left to look at.
+    /// Whether all words are excluded.
     #[inline]
     pub fn all_excluded(&self) -> bool {
         self.watch().all_excluded()
     }
 
-    /// Whether all words satisfy the comparison; looks once at each.
+    /// Whether all words satisfy the comparison now.
     ///
     /// # Ordering
-    /// Acquire, for each word that satisfies.
+    /// Acquire, for each word that satisfies it.
     #[inline]
     pub fn test_all(&self) -> bool {
         self.watch().test_all()
     }
 
-    /// The lowest index whose word satisfies the comparison; looks once. `None` where none does or all are excluded.
+    /// The lowest index whose word satisfies the comparison now; `None` if there is none or all are
+    /// excluded.
     ///
     /// # Ordering
-    /// Acquire, for the word that satisfies.
+    /// Acquire, for the word that satisfies it.
     #[inline]
     pub fn test_any(&self) -> Option<usize> {
         self.watch().test_any()
     }
 
-    /// Hands every index whose word satisfies the comparison to `found`, ascending, with the word as it was seen; looks once at
-    /// each. Returns how many.
+    /// Calls `found` with every index whose word satisfies the comparison now, ascending, and with
+    /// the word. Returns the number of calls.
     ///
     /// # Ordering
-    /// Acquire, for each word that satisfies.
+    /// Acquire, for each word that satisfies it.
     #[inline]
     pub fn test_some(&self, found: impl FnMut(usize, u64)) -> usize {
         self.watch().test_some(found)
     }
 
-    /// Waits until every word has been seen to satisfy the comparison, one after the other: not all need to at one moment.
-    /// Returns the last word as it was seen, `None` where all are excluded.
+    /// Waits until every word has satisfied the comparison, one after the other: not all need to
+    /// satisfy it at the same time. Returns the last word; `None` if all are excluded.
     ///
     /// # Ordering
     /// Acquire, for each word.
     ///
     /// # Errors
-    /// The one of the pause.
+    /// The error of the pause.
     #[inline]
     pub fn wait_all<P: Pause + ?Sized>(&self, pause: &mut P) -> Result<Option<u64>, P::Error> {
         self.watch().wait_all(pause)
     }
 
-    /// Waits until a word satisfies the comparison, and returns its index: the lowest, where one look finds several. `None`, at
-    /// once, where all are excluded.
+    /// Waits until a word satisfies the comparison, and returns the lowest such index; `None`, at
+    /// once, if all are excluded.
     ///
     /// # Ordering
-    /// Acquire, for the word that satisfies.
+    /// Acquire, for the word that satisfies it.
     ///
     /// # Errors
-    /// The one of the pause.
+    /// The error of the pause.
     #[inline]
     pub fn wait_any<P: Pause + ?Sized>(&self, pause: &mut P) -> Result<Option<usize>, P::Error> {
         self.watch().wait_any(pause)
     }
 
-    /// Waits until at least one word satisfies the comparison, and hands all that do to `found`, as [`Several::test_some`].
-    /// Returns how many; 0, at once, where all are excluded.
+    /// Waits until at least one word satisfies the comparison, and calls `found` for all that do,
+    /// as [`Several::test_some`]. Returns the number of calls; 0, at once, if all are excluded.
     ///
     /// # Ordering
-    /// Acquire, for each word that satisfies.
+    /// Acquire, for each word that satisfies it.
     ///
     /// # Errors
-    /// The one of the pause.
+    /// The error of the pause.
     #[inline]
     pub fn wait_some<P: Pause + ?Sized>(&self, pause: &mut P, found: impl FnMut(usize, u64)) -> Result<usize, P::Error> {
         self.watch().wait_some(pause, found)
@@ -174,8 +176,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
     }
 }
 
-/// The loops of [`Several`], over whatever can be looked at: words of any type, with a value for each. `look` gives a word that
-/// satisfies, by an acquiring load.
+/// The loops of [`Several`], over words of any type, with a value for each. `look` returns a word
+/// that satisfies the comparison, by an acquiring load.
 pub(crate) struct Watch<L, X> {
     pub(crate) len: usize,
     pub(crate) look: L,

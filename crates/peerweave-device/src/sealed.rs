@@ -1,15 +1,16 @@
-//! A line whose words validate themselves: each carries 32 bits of data and the 32-bit epoch it belongs to.
+//! A line whose words validate themselves: each carries 32 bits of data and the 32-bit epoch it
+//! belongs to.
 //!
-//! The order of the stores of a line does not matter, and there is no sequence word. So one vector store may
-//! write the line, although only its aligned words are guaranteed to be whole.
+//! The order of the stores of a line does not matter, and there is no sequence word. So one vector
+//! store may write the line, although only its aligned words are guaranteed to be whole.
 //!
-//! Reuse rule: a rank has two lines, and publishes epoch `k` in line `k & 1` only after it has read epoch
-//! `k - 1` of every rank. A rank publishes `k - 1` only after it has finished reading `k - 2`, which is what
-//! the line held before. So no line is overwritten while a rank may still read it. Every rank publishes in
-//! every epoch.
+//! Reuse rule: a rank has two lines, and publishes epoch `k` in line `k & 1` only after it has read
+//! epoch `k - 1` of every rank. A rank publishes `k - 1` only after it has finished reading
+//! `k - 2`, which is what the line held before. So no line is overwritten while a rank may still
+//! read it. Every rank publishes in every epoch.
 //!
-//! Invariant: a reader takes a line only if all of its words carry the same epoch. Zeroed memory is a line of
-//! epoch 0: the first epoch that is published is 1.
+//! Invariant: a reader takes a line only if all of its words carry the same epoch. Zeroed memory is
+//! a line of epoch 0: the first epoch that is published is 1.
 
 use crate::word::Word;
 
@@ -19,14 +20,15 @@ pub const fn seal(data: u32, epoch: u32) -> u64 {
     (epoch as u64) << 32 | data as u64
 }
 
-/// The words of a line. A backend that stores them by its own means does so after [`Word::fence_release`].
+/// The words of a line. A backend that stores them by its own means does so after
+/// [`Word::fence_release`].
 #[inline]
 pub fn seal_line<const N: usize>(data: &[u32; N], epoch: u32) -> [u64; N] {
     data.map(|data| seal(data, epoch))
 }
 
-/// Publishes data in all words of a line. Its one writer calls it, in order of epochs, when the reuse rule
-/// allows it.
+/// Publishes data in all words of a line. Its one writer calls it, in order of epochs, when the
+/// reuse rule allows it.
 ///
 /// # Ordering
 /// Release: earlier writes of this PE are visible to a PE that reads the line.
@@ -42,8 +44,9 @@ pub fn publish<W: Word>(line: &[W], epoch: u32, data: &[u32]) {
     }
 }
 
-/// Reads the data of an epoch into `into` and returns `true`; `false` if the epoch was not published, and
-/// `into` then has unspecified content. A PE may call it until it publishes the next epoch.
+/// Reads the data of an epoch into `into` and returns `true`; `false` if the epoch was not
+/// published, and `into` then has unspecified content. A PE may call it until it publishes the next
+/// epoch.
 ///
 /// # Ordering
 /// Acquire, if the result is `true`.

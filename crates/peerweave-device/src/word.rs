@@ -1,26 +1,28 @@
 //! One 64-bit word that several PEs access, and an array of such words.
 //!
-//! No protocol is here, only what the memory beneath must be able to do. Invariant: a word is only ever accessed atomically, and
-//! every access is seen by all PEs that the word is shared among (on a GPU: system scope).
+//! No protocol is here, only the operations that the memory must have. Invariant: a word is only
+//! accessed atomically, and all PEs that share the word see every access (on a GPU: system scope).
 
 use core::marker::PhantomData;
 
-/// One 64-bit word that several PEs access: what the memory beneath can do.
+/// One 64-bit word that several PEs access.
 ///
-/// Implemented for [`core::sync::atomic::AtomicU64`]; for the atomic of the model checker under `--cfg loom`; a kernel brings its
-/// own. The orderings are those of the C++20 memory model, and the protocols need exactly those stated. Each read-modify-write
-/// continues the release sequence of the store that it replaces.
+/// Implemented for [`core::sync::atomic::AtomicU64`]; for the atomic of the model checker under
+/// `--cfg loom`; a kernel brings its own. The orderings are those of the C++20 memory model, and
+/// the protocols need exactly those stated. Each read-modify-write continues the release sequence
+/// of the store that it replaces.
 pub trait Word {
     /// Reads the word. Orders nothing.
     fn load_relaxed(&self) -> u64;
 
-    /// Reads the word. What its writer did before the release store that is read is visible after this.
+    /// Reads the word. Writes before the release store that is read are visible afterwards.
     fn load_acquire(&self) -> u64;
 
     /// Writes the word. Orders nothing.
     fn store_relaxed(&self, value: u64);
 
-    /// Writes the word. All that this PE read and wrote before is done before whoever acquires the value goes on.
+    /// Writes the word. Earlier reads and writes of this PE are ordered before a PE that acquires
+    /// the value continues.
     fn store_release(&self, value: u64);
 
     /// Adds, wrapping, and returns nothing: on a GPU, no answer is waited for. Releases.
@@ -32,8 +34,8 @@ pub trait Word {
     /// Writes the word and returns what was there. Acquires what it replaces and releases.
     fn swap_acq_rel(&self, value: u64) -> u64;
 
-    /// Writes `new` where the word is `current`. Returns what was there, as `Ok` where it was replaced; never fails where the
-    /// word is `current`. Acquires, and releases where it replaces.
+    /// Writes `new` where the word is `current`. Returns what was there, as `Ok` where it was
+    /// replaced; never fails where the word is `current`. Acquires, and releases where it replaces.
     fn compare_exchange_acq_rel(&self, current: u64, new: u64) -> Result<u64, u64>;
 
     /// Bitwise and; returns what was there. Acquires what it replaces and releases.
@@ -45,21 +47,23 @@ pub trait Word {
     /// Bitwise exclusive or; returns what was there. Acquires what it replaces and releases.
     fn fetch_xor_acq_rel(&self, value: u64) -> u64;
 
-    /// Makes each relaxed store that follows, to any word, release what this PE read and wrote before the fence.
+    /// Makes each later relaxed store, to any word, release the reads and writes of this PE before
+    /// the fence.
     fn fence_release();
 
-    /// Makes each relaxed load before, of any word, acquire: what its writer released is visible after the fence.
+    /// Makes each earlier relaxed load, of any word, acquire: writes that its writer released are
+    /// visible after the fence.
     fn fence_acquire();
 }
 
-/// Words, counted from 0, wherever they lie: in a slice, at strides, or in the segments of several PEs.
+/// Words, counted from 0, in a slice, at strides, or in the segments of several PEs.
 ///
-/// A team's words are indexed by rank. See [`from_fn`] for words that do not lie together.
+/// The words of a team are indexed by rank. See [`from_fn`] for words that are not contiguous.
 pub trait Words {
-    /// What a word is.
+    /// The type of a word.
     type Word: Word;
 
-    /// How many words.
+    /// The number of words.
     fn len(&self) -> usize;
 
     /// Whether there are none.
@@ -70,7 +74,7 @@ pub trait Words {
     /// The word with this index. Always the same word for the same index.
     ///
     /// # Panics
-    /// May panic where `index >= len()`; the protocols never ask for it.
+    /// May panic if `index >= len()`, which the protocols never pass.
     fn word(&self, index: usize) -> &Self::Word;
 }
 

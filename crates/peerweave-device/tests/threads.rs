@@ -1,4 +1,5 @@
-//! The protocols among threads, over the atomics of the language: many epochs, counts that wrap, waits that end.
+//! The protocols among threads, over the atomics of the language: many epochs, counts that wrap,
+//! waits that end.
 
 use peerweave_device::barrier;
 use peerweave_device::mailbox::{self, Answer, Slot};

@@ -16,16 +16,16 @@ use std::time::{Duration, Instant};
 
 /// The backend for the shared memory of one machine, as one PE holds it.
 ///
-/// A process of a job calls [`Host::join`](crate::Host::join); [`on_threads`](crate::on_threads) makes one
-/// for each thread.
+/// A process of a job calls [`Host::join`](crate::Host::join); [`on_threads`](crate::on_threads)
+/// makes one for each thread.
 #[derive(Debug)]
 pub struct Host {
     pub(crate) shared: Arc<Shared>,
 }
 
 impl Host {
-    /// Returns the rendezvous of the job, which stays open after the job has started. `None` for a single
-    /// PE, for PEs that are threads, and after finalize.
+    /// Returns the rendezvous of the job, which stays open after the job has started. `None` for a
+    /// single PE, for PEs that are threads, and after finalize.
     pub fn rendezvous(&self) -> Option<Arc<Rendezvous>> {
         self.shared.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -51,10 +51,11 @@ impl Host {
     }
 }
 
-// SAFETY: [B1] operations access memory that the core has checked. Private memory of other PEs is only read, by
-// the operating system, which fails if it is gone (`memory/cross_memory.rs`), or through staging areas. [B2]
-// `Shared` owns the mapping. [B3] Entries, progress, signals and mailboxes are published by releases and read
-// by acquires. [B4] All access to the heap is atomic or by `simd`.
+// SAFETY: [B1] operations access memory that the core has checked. Private memory of other PEs is
+// only read, by the operating system, which fails if it is gone (`memory/cross_memory.rs`), or
+// through staging areas. [B2] `Shared` owns the mapping. [B3] Entries, progress, signals and
+// mailboxes are published by releases and read by acquires. [B4] All access to the heap is atomic
+// or by `simd`.
 unsafe impl Backend for Host {
     fn name(&self) -> &'static str {
         "host"
@@ -133,7 +134,8 @@ unsafe impl Backend for Host {
 
     #[inline]
     unsafe fn read_local(&self, at: SymOffset, into: *mut u8, bytes: usize) {
-        // SAFETY: the caller's promise; the two are apart since one is symmetric and the other is not.
+        // SAFETY: the caller's promise; the two are apart since one is symmetric and the other is
+        // not.
         unsafe { simd::copy(into, self.local(at), bytes) };
     }
 
@@ -170,8 +172,8 @@ unsafe impl Backend for Host {
         shared.meet(shared.world(), Purpose::Finalize, 0)?;
         shared.finalized();
         let rendezvous = shared.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Another holder leaves the rendezvous later. All PEs have finalized, so a PE that serves it does not
-        // wait for long.
+        // Another holder leaves the rendezvous later. All PEs have finalized, so a PE that serves
+        // it does not wait for long.
         match rendezvous.and_then(Arc::into_inner) {
             Some(rendezvous) => rendezvous.leave().map_err(|error| Error::setup("finalize", error)),
             None => Ok(()),

@@ -1,4 +1,5 @@
-//! Joins a job: as one of several processes, through the rendezvous, or with PEs as threads of this process.
+//! Joins a job: as one of several processes, through the rendezvous, or with PEs as threads of this
+//! process.
 
 use crate::backend::Host;
 use crate::memory::heap::HeapMap;
@@ -30,16 +31,16 @@ use std::time::{Duration, Instant};
 pub struct HostOptions {
     /// The deadline of every wait that has no other.
     pub deadline: Duration,
-    /// The size of the symmetric heap of each PE, in bytes. `None` means the memory of the machine; pages take
-    /// no memory until they are accessed.
+    /// The size of the symmetric heap of each PE, in bytes. `None` means the memory of the machine;
+    /// pages take no memory until they are accessed.
     pub heap_bytes: Option<usize>,
-    /// Compares the full parameters of every collective. Without it, ranks compare signatures of 64 bits, and
-    /// full parameters only where a rank accesses memory that another names.
+    /// Compares the full parameters of every collective. Without it, ranks compare signatures of 64
+    /// bits, and full parameters only where a rank accesses memory that another names.
     pub check_calls: bool,
     /// Whether PEs read private buffers directly from other processes, if the system permits it.
     pub cross_memory_attach: bool,
-    /// Selects the order in which the threads of kernels run: see `peerweave_grid::Options::seed`. With a seed
-    /// other than 0, each launch of each PE has its own order, derived from the seed.
+    /// Selects the order in which the threads of kernels run: see `peerweave_grid::Options::seed`.
+    /// With a seed other than 0, each launch of each PE has its own order, derived from the seed.
     pub kernel_seed: u64,
 }
 
@@ -55,11 +56,12 @@ impl Default for HostOptions {
 }
 
 impl Host {
-    /// Joins the job that `job` describes. Collective over its PEs, which must all be on this machine.
+    /// Joins the job that `job` describes. Collective over its PEs, which must all be on this
+    /// machine.
     ///
     /// # Errors
-    /// [`Error::Setup`] if the rendezvous fails (it names the missing PEs), [`Error::Unsupported`] if the job
-    /// spans machines, [`Error::System`] if the memory cannot be mapped.
+    /// [`Error::Setup`] if the rendezvous fails (it names the missing PEs), [`Error::Unsupported`]
+    /// if the job spans machines, [`Error::System`] if the memory cannot be mapped.
     pub fn join(job: &Job, options: &HostOptions) -> Result<Self, Error> {
         const CALL: &str = "Host::join";
         if !job.is_on_one_machine() {
@@ -82,7 +84,8 @@ impl Host {
         }
         let meeting = peerweave_bootstrap::Options { deadline: options.deadline, ..Default::default() };
         let rendezvous = Arc::new(Rendezvous::join(job, meeting).map_err(setup)?);
-        // A PE that fails because of another reports that PE, so that the PEs that wait for it name it too.
+        // A PE that fails because of another reports that PE, so that the PEs that wait for it name
+        // it too.
         let report_root_cause = |error: &Error| {
             if let (false, Some(pe)) = (matches!(error, Error::Mismatch(_)), error.blamed().first()) {
                 rendezvous.blame(*pe);
@@ -103,12 +106,13 @@ impl Host {
         // After this, the pages of all PEs are filled in.
         let met = rendezvous.barrier_within("peerweave-host", left()).map_err(setup);
         met.and_then(|()| Self::new(me, mapping.clone(), options, Some(rendezvous.clone()), left()))
-            // The process may end now, but the PE did not die: other PEs report the root cause that it records.
+            // The process may end now, but the PE did not die: other PEs report the root cause that
+            // it records.
             .inspect_err(|error| withdraw(&mapping, me, error, rendezvous))
     }
 
-    /// Returns the backends of `n_pes` PEs that are threads of this process, in order. Each must be used by a
-    /// thread of its own.
+    /// Returns the backends of `n_pes` PEs that are threads of this process, in order. Each must be
+    /// used by a thread of its own.
     ///
     /// # Errors
     /// [`Error::System`] if the memory cannot be mapped.
@@ -122,7 +126,8 @@ impl Host {
         Ok((0..n_pes).map(|pe| Self { shared: Arc::new(alone(pe)) }).collect())
     }
 
-    /// Completes a join after all pages are filled in. `left` is the rest of the deadline of the job.
+    /// Completes a join after all pages are filled in. `left` is the rest of the deadline of the
+    /// job.
     fn new(
         me: usize,
         mapping: Arc<Mapping>,
@@ -227,8 +232,8 @@ enum Disagreement {
     Heap(Mismatch),
 }
 
-/// Compares the sizes of the heaps, which determine the layout, before any PE maps the memory. Fails with the
-/// first PE that differs.
+/// Compares the sizes of the heaps, which determine the layout, before any PE maps the memory.
+/// Fails with the first PE that differs.
 fn agree_on_heap(rendezvous: &Rendezvous, layout: &Layout, within: Duration) -> Result<(), Disagreement> {
     let heap_bytes = |blob: &[u8]| blob.try_into().map_or(0, u64::from_le_bytes);
     let mine = layout.heap_bytes as u64;

@@ -1,29 +1,31 @@
-//! The backend of Peerweave for the shared memory of one machine: PEs are processes, or threads of one process.
+//! The backend of Peerweave for the shared memory of one machine: PEs are processes, or threads of
+//! one process.
 //!
-//! It needs no GPU and no network. One memory file holds the symmetric heaps of all PEs. It has no name: PE 0
-//! passes it to the others over a Unix socket, and the system frees it when the last process that maps it has
-//! ended.
+//! It needs no GPU and no network. One memory file holds the symmetric heaps of all PEs. It has no
+//! name: PE 0 passes it to the others over a Unix socket, and the system frees it when the last
+//! process that maps it has ended.
 //!
 //! ```text
-//!   backend.rs  stream.rs  join.rs  threads.rs     the contract of peerweave-core, streams, how PEs join a job
+//!   backend.rs  stream.rs  join.rs  threads.rs   the contract, streams, joining a job
 //!        │
-//!      ops/      what runs: collectives, sends, puts, waits, launches, splits of teams
+//!      ops/      tasks: collectives, sends, puts, waits, launches, splits of teams
 //!        │
-//!      sync/     how ranks keep step: teams, steps, waits, which peers are alive, whose failure came first
+//!      sync/     teams, steps, waits, liveness of peers, root causes of failures
 //!        │
-//!      memory/   where everything lies: segments, control words, the heap, memory of other processes
+//!      memory/   segments, control words, the heap, memory of other processes
 //!      simd/     copies and reductions
 //! ```
 //!
 //! # Guarantees
-//! - Every wait ends: with success, at its deadline, or within milliseconds after a needed PE has died.
-//! - Results of a reduction have the same bits on every PE: each element is computed once, or in the same order
-//!   on every PE.
+//! - Every wait ends: with success, at its deadline, or within milliseconds after a needed PE has
+//!   died.
+//! - Results of a reduction have the same bits on every PE: each element is computed once, or in
+//!   the same order on every PE.
 //! - No PE writes to the private memory of another process.
 //!
 //! # Limits
-//! A job stays on one machine. Kernels run on CPU threads, one thread of a grid at a time, for tests and not
-//! for speed.
+//! A job stays on one machine. Kernels run on CPU threads, one thread of a grid at a time, for
+//! tests and not for speed.
 
 mod backend;
 mod join;

@@ -1,10 +1,10 @@
 //! Streams: ordered queues, each with a thread of its own that starts when it is first needed.
 //!
-//! An operation that finds its stream idle runs on the thread of the caller. If the caller would wait for
-//! peers longer than [`CALLER_BUDGET`], the thread of the stream continues it. Invariant: at most one
-//! operation of a stream runs at a time, on the thread that holds `busy`; an operation starts on the thread of
-//! the caller only if the queue is empty and `busy` was free; operations take their places in their teams in
-//! the order in which they stand in the queue.
+//! An operation that finds its stream idle runs on the thread of the caller. If the caller would
+//! wait for peers longer than [`CALLER_BUDGET`], the thread of the stream continues it. Invariant:
+//! at most one operation of a stream runs at a time, on the thread that holds `busy`; an operation
+//! starts on the thread of the caller only if the queue is empty and `busy` was free; operations
+//! take their places in their teams in the order in which they stand in the queue.
 
 use crate::ops::shared::Shared;
 use crate::ops::{self, Task};
@@ -104,8 +104,9 @@ impl HostStream {
     }
 }
 
-// SAFETY: [B1], [B6]: if `Queued` is returned, `keep` was called and its result moved into the queue with the
-// task, and it is dropped after the task has ended; otherwise the task has ended before `submit` returns.
+// SAFETY: [B1], [B6]: if `Queued` is returned, `keep` was called and its result moved into the
+// queue with the task, and it is dropped after the task has ended; otherwise the task has ended
+// before `submit` returns.
 unsafe impl StreamBackend for HostStream {
     #[inline]
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error> {
@@ -117,11 +118,11 @@ unsafe impl StreamBackend for HostStream {
             let _release = Release(&inner.busy);
             return Ok(Submitted::Complete(shared.run_one_sided(op)));
         }
-        // Taking a place in the team and one in the queue is one step: of the operations of two threads, the
-        // first in the team is the first in the queue.
+        // Taking a place in the team and one in the queue is one step: of the operations of two
+        // threads, the first in the team is the first in the queue.
         let mut queue = lock(&inner.queue);
-        // The threads of a grid do not move to another thread of the host and may take long, so launches run
-        // on the thread of the stream.
+        // The threads of a grid do not move to another thread of the host and may take long, so
+        // launches run on the thread of the stream.
         let inline = ops::waits(op) && !matches!(op, Op::Launch(_));
         if !inline || inner.pending.load(Ordering::Acquire) || inner.busy.swap(true, Ordering::Acquire) {
             self.need_worker(&mut queue, call)?;
@@ -142,8 +143,8 @@ unsafe impl StreamBackend for HostStream {
             let outcome = task.drive(shared, Limit::Deadline(shared.peers.deadline)).map_err(Stop::into_error)?;
             return Ok(Submitted::Complete(outcome));
         }
-        // Before all operations that were queued meanwhile, and before `busy` is released, so that none
-        // overtakes.
+        // Before all operations that were queued meanwhile, and before `busy` is released, so that
+        // none overtakes.
         let submitted = self.push(queue, call, task.into_owned(), keep(), End::Front);
         drop(release);
         inner.changed.notify_all();
@@ -318,11 +319,12 @@ impl Inner {
         let deadline = Limit::Deadline(self.shared.peers.deadline);
         match job {
             Job::Run { call, mut task, done, keep } => {
-                // A mismatch has run nothing and leaves its team usable, so later operations still run.
+                // A mismatch has run nothing and leaves its team usable, so later operations still
+                // run.
                 let because = earlier.filter(|error| !matches!(error, Error::Mismatch(_)));
                 let run = || match because {
-                    // It has a place in its team, which it must take and leave. A collective that some ranks
-                    // skip would stop the others, so its team fails.
+                    // It has a place in its team, which it must take and leave. A collective that
+                    // some ranks skip would stop the others, so its team fails.
                     Some(because) => {
                         let skipped = Error::Skipped { call, because: Arc::new(because) };
                         task.skip(&self.shared, &skipped);
@@ -358,8 +360,8 @@ fn rest(shared: &Shared, call: &'static str, started: Instant, within: Duration)
         return Ok(rest);
     }
     let missing = shared.teams.missing(&shared.peers);
-    // If no PE is missing, the operation is ending, most likely because its own deadline has just passed. Its
-    // error names the missing PEs.
+    // If no PE is missing, the operation is ending, most likely because its own deadline has just
+    // passed. Its error names the missing PEs.
     if missing.is_empty() && waited < within + COMPLETION_GRACE {
         return Ok(Duration::from_millis(1));
     }

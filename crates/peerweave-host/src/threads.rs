@@ -5,11 +5,11 @@ use crate::join::HostOptions;
 use peerweave_core::{Error, World};
 use std::sync::Arc;
 
-/// Runs `program` once per PE, each on its own thread with its own world, and returns the results in order of
-/// PEs.
+/// Runs `program` once per PE, each on its own thread with its own world, and returns the results
+/// in order of PEs.
 ///
-/// A PE that panics leaves the job, so the other PEs get an error that names it. When all threads have ended,
-/// the panic continues on the calling thread.
+/// A PE that panics leaves the job, so the other PEs get an error that names it. When all threads
+/// have ended, the panic continues on the calling thread.
 ///
 /// # Errors
 /// [`Error::System`] if the shared memory cannot be mapped. Errors of the PEs are in the results.

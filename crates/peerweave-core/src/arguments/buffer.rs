@@ -1,8 +1,11 @@
-//! Ordinary memory that may be in flight. Not symmetric: no peer can name it; see `symmetric.rs`.
+//! Ordinary memory that pending operations may use. Memory that peers can access is in
+//! `symmetric.rs`.
 //!
-//! Invariants: **\[P1\]** the memory of a [`Memory`] is a `Vec`'s, and is freed when the last handle and the last operation that uses it are gone.
-//! **\[P2\]** While there may be more than one of these, it is accessed through raw pointers only, and atomically, since an operation on
-//! another thread may access it at any moment. No reference to it is handed out unless by [`Buffer::get_mut`], to the only handle.
+//! Invariants: **\[P1\]** the memory of a [`Memory`] is that of a `Vec`, and is freed when the last
+//! handle is dropped and the last operation that uses it has ended. **\[P2\]** While there may be
+//! more than one of these, it is accessed only through raw pointers and atomically, because an
+//! operation on another thread may access it at any time. Only [`Buffer::get_mut`] returns a
+//! reference to it, to the only handle.
 #![allow(unsafe_code)]
 
 use crate::arguments::shared_bytes;
@@ -17,7 +20,7 @@ use std::ops::RangeBounds;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The parts of a `Vec` whose element type is forgotten.
+/// The parts of a `Vec`, without its element type.
 pub(crate) struct Memory {
     at: NonNull<u8>,
     /// In elements.
@@ -28,9 +31,11 @@ pub(crate) struct Memory {
     free: unsafe fn(NonNull<u8>, usize),
 }
 
-// SAFETY: shared: the bytes behind `at`. Synchronised: by [P2], every access while it is shared is atomic, and by the `Arc` around it, whose
-// count orders the last access before the free or before the `Vec` is given back. Elements have no thread of their own ([E4]: `Copy`, no
-// pointers). Would be caught by: `queued_operations_hold_their_buffers_and_let_go_of_them` in tests/streams.rs, under ThreadSanitizer.
+// SAFETY: shared: the bytes behind `at`. Synchronised: by [P2], every access while it is shared is
+// atomic, and by the `Arc` around it, whose count orders the last access before the free or before
+// the `Vec` is given back. Elements have no thread of their own ([E4]: `Copy`, no pointers). Would
+// be caught by: `queued_operations_hold_their_buffers_and_let_go_of_them` in tests/streams.rs,
+// under ThreadSanitizer.
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
 unsafe impl Sync for Memory {}
@@ -42,8 +47,8 @@ impl Memory {
         /// # Safety
         /// `at` and `capacity` are those of a `Vec<T>` that was taken apart and is not used again.
         unsafe fn free<T>(at: NonNull<u8>, capacity: usize) {
-            // SAFETY: the caller passes the pointer and capacity of a `Vec<T>` that was taken apart below; `T` is `Copy`, so that a length of
-            // 0 forgets nothing that has a drop.
+            // SAFETY: the caller passes the pointer and capacity of a `Vec<T>` that was taken apart
+            // below; `T` is `Copy`, so that a length of 0 forgets nothing that has a drop.
             drop(unsafe { Vec::<T>::from_raw_parts(at.cast().as_ptr(), 0, capacity) });
         }
         let mut vec = ManuallyDrop::new(vec);
@@ -52,10 +57,11 @@ impl Memory {
         Self { at: at.cast(), len: vec.len(), capacity: vec.capacity(), free: free::<T> }
     }
 
-    /// The first bytes of the memory, up to a word of them, which has zeros after them.
+    /// The first bytes of the memory, at most a word, followed by zeros.
     pub(crate) fn first_word(&self, bytes: usize) -> u64 {
         let mut word = [0u8; 8];
-        // SAFETY: [P2]: an atomic read; the memory has `bytes` bytes, at most 8, since it was made for one element of that size.
+        // SAFETY: [P2]: an atomic read; the memory has `bytes` bytes, at most 8, since it was made
+        // for one element of that size.
         unsafe { shared_bytes::read(self.at.as_ptr(), word.as_mut_ptr(), bytes.min(word.len())) };
         u64::from_ne_bytes(word)
     }
@@ -67,7 +73,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: [P1]: this is the last use; pointer and capacity are those of the `Vec` that was taken apart in `new`.
+        // SAFETY: [P1]: this is the last use; pointer and capacity are those of the `Vec` that was
+        // taken apart in `new`.
         unsafe { (self.free)(self.at, self.capacity) }
     }
 }
@@ -78,11 +85,12 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// Ordinary memory of this process that operations may use while it is shared: a handle to it, or to a range of it.
+/// A handle to ordinary memory of this process that operations can share, or to a range of it.
 ///
-/// A clone is the same memory. A stream that has an operation on it queued holds it too, so that dropping a buffer in flight frees nothing.
-/// Reading it while an operation writes it is allowed and gives a mixture of old and new values: wait for the operation's
-/// [`Ticket`](crate::Ticket) first.
+/// A clone is the same memory. A stream with a pending operation on the memory holds it too, so a
+/// buffer can be dropped while it is in use. Reading it while an operation writes it is allowed and
+/// returns a mixture of old and new values: wait for the [`Ticket`](crate::Ticket) of the operation
+/// first.
 ///
 /// ```
 /// use peerweave::{Buffer, ReduceOp, World};
@@ -107,12 +115,12 @@ pub struct Buffer<T> {
 }
 
 impl<T: Element> Buffer<T> {
-    /// `len` elements of value zero.
+    /// Makes a buffer of `len` zeros.
     pub fn zeroed(len: usize) -> Self {
         Self::from(vec![T::default(); len])
     }
 
-    /// Number of elements.
+    /// The number of elements.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
@@ -126,45 +134,46 @@ impl<T: Element> Buffer<T> {
     /// A handle to a range of this one's elements.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) where the range does not lie in this one.
+    /// [`Misuse`](crate::Misuse) if the range exceeds this handle.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
         let (start, len) = bounds::range("slice", self.len, &range)?;
         Ok(Self { memory: self.memory.clone(), start: self.start + start, len, element: PhantomData })
     }
 
-    /// A copy of the elements.
+    /// Copies the elements to a new vector.
     pub fn to_vec(&self) -> Vec<T> {
         let mut into = vec![T::default(); self.len];
         self.read(&mut into);
         into
     }
 
-    /// Copies all elements into a slice of the same length.
+    /// Copies all elements to a slice of the same length.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) where the lengths differ.
+    /// [`Misuse`](crate::Misuse) if the lengths differ.
     pub fn copy_to(&self, into: &mut [T]) -> Result<()> {
         bounds::length("copy_to", "into", into.len(), self.len)?;
         self.read(into);
         Ok(())
     }
 
-    /// Replaces all elements by those of a slice of the same length.
+    /// Copies a slice of the same length to the elements.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) where the lengths differ.
+    /// [`Misuse`](crate::Misuse) if the lengths differ.
     pub fn copy_from(&self, from: &[T]) -> Result<()> {
         bounds::length("copy_from", "from", from.len(), self.len)?;
-        // SAFETY: [P2]: an atomic write of as many bytes as both have, within the memory; `from` is borrowed, so nobody writes it.
+        // SAFETY: [P2]: an atomic write of as many bytes as both have, within the memory; `from` is
+        // borrowed, so nobody writes it.
         unsafe { shared_bytes::write(from.as_ptr().cast(), self.at(), size_of_val(from)) };
         Ok(())
     }
 
-    /// The elements, where no other handle and no operation has a share in them; their memory is not copied. A handle to a range has
-    /// none to give.
+    /// Returns the elements without a copy, if no other handle and no pending operation shares
+    /// them.
     ///
     /// # Errors
-    /// The buffer itself, where somebody else still uses it.
+    /// The buffer itself, if it is still shared, or is a handle to a range.
     pub fn into_vec(self) -> Result<Vec<T>, Self> {
         if self.len != self.memory.len {
             return Err(self);
@@ -173,24 +182,27 @@ impl<T: Element> Buffer<T> {
         match Arc::try_unwrap(memory) {
             Ok(memory) => {
                 let memory = ManuallyDrop::new(memory);
-                // SAFETY: [P1]: the parts of a `Vec<T>`, by the type of this handle; nobody else has them any more, and the drop is forgotten.
-                // All elements are initialised: they were in the `Vec`, and operations write values only.
+                // SAFETY: [P1]: the parts of a `Vec<T>`, by the type of this handle; nobody else
+                // has them any more, and the drop is forgotten. All elements are initialised: they
+                // were in the `Vec`, and operations write values only.
                 Ok(unsafe { Vec::from_raw_parts(memory.at.cast().as_ptr(), memory.len, memory.capacity) })
             }
             Err(memory) => Err(Self { memory, start, len, element }),
         }
     }
 
-    /// The elements themselves, where no other handle and no operation has a share in them.
+    /// Borrows the elements, if no other handle and no pending operation shares them.
     pub fn get_mut(&mut self) -> Option<&mut [T]> {
         let (start, len) = (self.start, self.len);
         let memory = Arc::get_mut(&mut self.memory)?;
-        // SAFETY: the range lies in the memory, which holds values of `T`; this is the only handle and stays borrowed, so that none can be
-        // cloned from it and no operation be made with it while the slice lives.
+        // SAFETY: the range lies in the memory, which holds values of `T`; this is the only handle
+        // and stays borrowed, so that none can be cloned from it and no operation be made with it
+        // while the slice lives.
         Some(unsafe { std::slice::from_raw_parts_mut(memory.at.cast::<T>().as_ptr().add(start), len) })
     }
 
-    /// The address of the first element. What is done through it must be atomic, or exclude operations and other handles.
+    /// The address of the first element. Accesses through it must be atomic, or exclude operations
+    /// and other handles.
     pub fn as_ptr(&self) -> *mut T {
         self.at().cast()
     }
@@ -201,8 +213,8 @@ impl<T: Element> Buffer<T> {
     }
 
     fn read(&self, into: &mut [T]) {
-        // SAFETY: [P2]: an atomic read of `len` elements, which lie in the memory; `into` has as many and is borrowed exclusively. Every byte is
-        // a value ([E1]).
+        // SAFETY: [P2]: an atomic read of `len` elements, which lie in the memory; `into` has as
+        // many and is borrowed exclusively. Every byte is a value ([E1]).
         unsafe { shared_bytes::read(self.at(), into.as_mut_ptr().cast(), size_of_val(into)) };
     }
 
@@ -212,7 +224,7 @@ impl<T: Element> Buffer<T> {
     }
 }
 
-/// Takes the elements over; they are not copied.
+/// Takes the elements without a copy.
 impl<T: Element> From<Vec<T>> for Buffer<T> {
     fn from(vec: Vec<T>) -> Self {
         let len = vec.len();
@@ -239,10 +251,11 @@ impl<T> fmt::Debug for Buffer<T> {
     }
 }
 
-/// The value whose bytes are the first of `bytes`.
+/// The value whose bytes are the first bytes of `bytes`.
 pub(crate) fn element_from_bytes<T: Element>(bytes: [u8; 8]) -> T {
     const { assert!(size_of::<T>() <= 8) };
-    // SAFETY: `bytes` has at least as many bytes as `T`, and every bit pattern is a value of it ([E1]).
+    // SAFETY: `bytes` has at least as many bytes as `T`, and every bit pattern is a value of it
+    // ([E1]).
     unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }
 

@@ -1,11 +1,13 @@
-//! How a reduction combines elements, with the scalar that one of them takes. `check/` checks which reductions an element type has.
+//! Reductions, with the scalar of the one that takes a scalar. `check/` checks which reductions an
+//! element type has.
 
 use crate::backend;
 use peerweave_types::{Number, ReduceOp};
 
-/// A reduction for elements of type `T`: a [`ReduceOp`], or a sum premultiplied by a scalar of this PE's own.
+/// A reduction for elements of type `T`: a [`ReduceOp`], or a sum of elements multiplied by a
+/// scalar of each PE.
 ///
-/// Calls take `impl Into<Reduction<T>>`, so that `ReduceOp::Sum` is enough.
+/// Calls take `impl Into<Reduction<T>>`, so `ReduceOp::Sum` is accepted.
 ///
 /// ```
 /// use peerweave::{Reduction, World};
@@ -26,7 +28,8 @@ pub struct Reduction<T> {
 }
 
 impl<T> Reduction<T> {
-    /// A sum of each PE's elements times the scalar that this PE gives here; every PE may give another.
+    /// A sum in which the elements of this PE are multiplied by `scalar`. Each PE may pass another
+    /// scalar.
     pub const fn pre_mul_sum(scalar: T) -> Self {
         Self { op: ReduceOp::PreMulSum, scalar: Some(scalar) }
     }
@@ -37,7 +40,8 @@ impl<T> Reduction<T> {
     }
 }
 
-/// `ReduceOp::PreMulSum` has no scalar here, and is refused by every call: use [`Reduction::pre_mul_sum`].
+/// `ReduceOp::PreMulSum` has no scalar here, and every call rejects it: use
+/// [`Reduction::pre_mul_sum`].
 impl<T> From<ReduceOp> for Reduction<T> {
     #[inline]
     fn from(op: ReduceOp) -> Self {
@@ -53,7 +57,7 @@ pub(crate) struct ErasedReduction {
 }
 
 impl ErasedReduction {
-    /// What the bits of the scalar are where there is none.
+    /// The bits that stand for a missing scalar.
     pub(crate) const NO_SCALAR: u64 = 0;
 }
 
@@ -64,9 +68,10 @@ impl<T: Number> From<Reduction<T>> for ErasedReduction {
     }
 }
 
-/// Builds the counts of an all-to-all-v.
+/// Computes the counts of an all-to-all-v.
 impl backend::VectorCounts {
-    /// Parts that follow each other without gaps, in rank order, on both sides: the offsets are the running sums of the counts.
+    /// Counts of parts that lie without gaps, in rank order, on both sides: the offsets are running
+    /// sums.
     ///
     /// ```
     /// use peerweave::VectorCounts;
@@ -78,7 +83,7 @@ impl backend::VectorCounts {
     pub fn packed(send_counts: impl Into<Vec<usize>>, recv_counts: impl Into<Vec<usize>>) -> Self {
         fn offsets(counts: &[usize]) -> Vec<usize> {
             let mut next = 0usize;
-            // Saturates instead of wrapping, so that the check of the bounds sees what is too long.
+            // Saturates, so that the check of the bounds fails for counts that are too large.
             let mut offset = |&count| {
                 let offset = next;
                 next = next.saturating_add(count);

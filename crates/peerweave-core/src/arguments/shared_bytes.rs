@@ -1,71 +1,81 @@
-//! Copies to and from memory that others may access at the same time. Orders nothing: whoever needs order uses signals, barriers or tickets.
+//! Copies to and from memory that other threads and PEs may access at the same time. The copies
+//! order nothing: signals, barriers and tickets do.
 //!
-//! Invariant: the shared side is only ever accessed by relaxed atomic operations, in aligned words with single bytes at both ends, so that a
-//! concurrent access gives some mixture of old and new bytes and never undefined behaviour. Every value is one that an `Element` may have.
+//! Invariant: the shared side is accessed only by relaxed atomic operations, in aligned words with
+//! single bytes at both ends. So a concurrent access gives a mixture of old and new bytes, not
+//! undefined behavior, and an `Element` is valid for all bytes.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 const WORD: usize = size_of::<u64>();
 
-/// How many of `bytes` at `at` lie before the first aligned word, and how many whole words follow.
+/// The number of bytes before the first aligned word of `bytes` bytes at `at`, and of whole words
+/// after them.
 #[inline]
 fn split(at: *const u8, bytes: usize) -> (usize, usize) {
     let head = (at as usize).wrapping_neg() % WORD;
     if head >= bytes { (bytes, 0) } else { (head, (bytes - head) / WORD) }
 }
 
-/// Copies from shared memory to memory of the caller's own.
+/// Copies from shared memory to memory of the caller.
 ///
 /// # Safety
-/// `from` is valid for atomic reads of `bytes`, `into` for writes of `bytes` that nobody else accesses.
+/// `from` is valid for atomic reads of `bytes`, `into` for writes of `bytes` that no other thread
+/// accesses.
 #[inline]
 pub(crate) unsafe fn read(from: *mut u8, into: *mut u8, bytes: usize) {
     let (head, words) = split(from, bytes);
     let byte = |i: usize| {
-        // SAFETY: `i < bytes`; `from` is valid for atomic reads and `into` for writes there, says the caller.
+        // SAFETY: `i < bytes`; `from` is valid for atomic reads and `into` for writes there, says
+        // the caller.
         unsafe { into.add(i).write(AtomicU8::from_ptr(from.add(i)).load(Relaxed)) }
     };
     (0..head).for_each(byte);
     for word in 0..words {
         let i = head + word * WORD;
-        // SAFETY: `i + WORD <= bytes`, and `from + i` is aligned to a word by `split`; `into` need not be, hence the unaligned write.
+        // SAFETY: `i + WORD <= bytes`, and `from + i` is aligned to a word by `split`; `into` need
+        // not be, hence the unaligned write.
         unsafe { into.add(i).cast::<u64>().write_unaligned(AtomicU64::from_ptr(from.add(i).cast()).load(Relaxed)) };
     }
     (head + words * WORD..bytes).for_each(byte);
 }
 
-/// Copies from memory of the caller's own to shared memory.
+/// Copies from memory of the caller to shared memory.
 ///
 /// # Safety
-/// `from` is valid for reads of `bytes` and nobody writes there; `to` is valid for atomic writes of `bytes`.
+/// `from` is valid for reads of `bytes` and no thread writes there; `to` is valid for atomic writes
+/// of `bytes`.
 #[inline]
 pub(crate) unsafe fn write(from: *const u8, to: *mut u8, bytes: usize) {
     let (head, words) = split(to, bytes);
     let byte = |i: usize| {
-        // SAFETY: `i < bytes`; `from` is valid for reads and `to` for atomic writes there, says the caller.
+        // SAFETY: `i < bytes`; `from` is valid for reads and `to` for atomic writes there, says the
+        // caller.
         unsafe { AtomicU8::from_ptr(to.add(i)).store(from.add(i).read(), Relaxed) }
     };
     (0..head).for_each(byte);
     for word in 0..words {
         let i = head + word * WORD;
-        // SAFETY: `i + WORD <= bytes`, and `to + i` is aligned to a word by `split`; `from` need not be, hence the unaligned read.
+        // SAFETY: `i + WORD <= bytes`, and `to + i` is aligned to a word by `split`; `from` need
+        // not be, hence the unaligned read.
         unsafe { AtomicU64::from_ptr(to.add(i).cast()).store(from.add(i).cast::<u64>().read_unaligned(), Relaxed) };
     }
     (head + words * WORD..bytes).for_each(byte);
 }
 
-/// Where a copy reads.
+/// The source of a copy.
 #[derive(Clone, Copy)]
 pub(crate) enum Reading {
     /// Memory that is shared.
     Shared(*mut u8),
-    /// Memory that the caller of an operation named: perhaps a slice that is borrowed for reading alone, to which no atomic may refer. Read by
-    /// volatile accesses: should it be a buffer that somebody changes meanwhile, against all advice, these too see some mixture of bytes.
+    /// Memory that the caller of an operation named. It may be a shared slice, to which no atomic
+    /// may refer, so it is read by volatile accesses. If another thread changes it meanwhile, these
+    /// read a mixture of bytes.
     Named(*const u8),
 }
 
-/// Copies to shared memory. Where the ranges overlap, bytes are lost but nothing else goes wrong.
+/// Copies to shared memory. If the ranges overlap, the result is unspecified.
 ///
 /// # Safety
 /// `from` is valid for reads of its kind and `to` for atomic writes of `bytes`.
@@ -74,7 +84,8 @@ pub(crate) unsafe fn copy(from: Reading, to: *mut u8, bytes: usize) {
     let mut done = 0;
     while done < bytes {
         let now = stage.len().min(bytes - done);
-        // SAFETY: `done + now <= bytes`, so both ranges are valid; `stage` is of this function and has room for `now` bytes.
+        // SAFETY: `done + now <= bytes`, so both ranges are valid; `stage` is of this function and
+        // has room for `now` bytes.
         unsafe {
             match from {
                 Reading::Shared(from) => read(from.add(done), stage.as_mut_ptr(), now),

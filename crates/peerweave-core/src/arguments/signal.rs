@@ -6,11 +6,12 @@ use crate::backend::Place;
 use peerweave_types::{DType, SignalOp, SymOffset};
 use std::sync::Arc;
 
-/// One word of symmetric memory by which PEs tell each other of progress.
+/// One word of symmetric memory by which PEs notify each other.
 ///
 /// Made by [`Symmetric::<u64>::signal`](Symmetric::signal). A clone is the same word.
 ///
-/// Change a word that is awaited only by signals and atomics: what puts and local stores do to it is not ordered after the data.
+/// Change a word that another PE waits for only by signals and atomics: puts and local stores to it
+/// are not ordered after data.
 #[derive(Clone, Debug)]
 pub struct Signal {
     region: Arc<Region>,
@@ -23,25 +24,25 @@ impl Signal {
         Self { region, at }
     }
 
-    /// Where the word lies in the segment of every PE, in bytes.
+    /// The offset of the word in the segment of every PE, in bytes.
     #[inline]
     pub fn offset(&self) -> SymOffset {
         self.at
     }
 
-    /// The change after which the word is `value`.
+    /// The update that sets the word to `value`.
     #[inline]
     pub fn set(&self, value: u64) -> SignalUpdate<'_> {
         self.update(value, SignalOp::Set)
     }
 
-    /// The change that adds `value` to the word; it wraps.
+    /// The update that adds `value` to the word, wrapping.
     #[inline]
     pub fn add(&self, value: u64) -> SignalUpdate<'_> {
         self.update(value, SignalOp::Add)
     }
 
-    /// The change that `op` and `value` describe.
+    /// The update that applies `op` with `value`.
     #[inline]
     pub fn update(&self, value: u64, op: SignalOp) -> SignalUpdate<'_> {
         SignalUpdate { signal: self, value, op }
@@ -63,9 +64,9 @@ impl Signal {
     }
 }
 
-/// A change of a signal word: which, how, by what. Made by [`Signal::set`] and [`Signal::add`].
+/// An update of a signal word. Made by [`Signal::set`] and [`Signal::add`].
 #[derive(Clone, Copy, Debug)]
-#[must_use = "a change is made by `Team::signal` or `Team::put_signal`"]
+#[must_use = "an update takes effect only by `Team::signal` or `Team::put_signal`"]
 pub struct SignalUpdate<'a> {
     pub(crate) signal: &'a Signal,
     pub(crate) value: u64,

@@ -1,8 +1,10 @@
-//! What operations take as memory: one trait for what is read, one for what is written, and their stream-ordered halves.
+//! The memory arguments of operations: traits for memory that is read and for memory that is
+//! written, and their stream-ordered forms.
 //!
-//! Nothing is checked here. Invariant: a [`Span`] names memory that is valid, for what its trait says, while the argument it came from lives;
-//! the traits are sealed, so that only the types of this file have a say in that.
-#![allow(private_interfaces, reason = "a span is nobody's business outside of this crate; the traits that name it are sealed")]
+//! Nothing is checked here. Invariant: a [`Span`] names memory that is valid for the use of its
+//! trait while the argument lives. The traits are sealed, so only types of this crate can break
+//! that.
+#![allow(private_interfaces, reason = "only this crate uses spans; the traits that name them are sealed")]
 
 use crate::arguments::buffer::{Buffer, Memory};
 use crate::arguments::symmetric::{Region, Symmetric};
@@ -10,7 +12,7 @@ use crate::backend::{Keep, Place};
 use peerweave_types::{DType, Element};
 use std::sync::Arc;
 
-/// Erased memory of one argument.
+/// The memory of one argument, erased.
 #[derive(Clone, Copy)]
 pub(crate) struct Span<'a> {
     pub(crate) place: Place,
@@ -32,7 +34,7 @@ impl Span<'_> {
         Self { place: self.place.plus(index * count * self.dtype.size_bytes()), len: count, ..self }
     }
 
-    /// Whether the two have a byte in common.
+    /// Whether the two spans share a byte.
     #[inline(always)]
     pub(crate) fn overlaps(&self, other: &Span<'_>) -> bool {
         let (first, second) = match (self.place, other.place) {
@@ -45,10 +47,10 @@ impl Span<'_> {
     }
 }
 
-/// Who keeps the memory of an argument alive.
+/// The owner that keeps the memory of an argument alive.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner<'a> {
-    /// The caller, by a borrow: in blocking forms alone.
+    /// The caller, by a borrow; in blocking forms only.
     Caller,
     Region(&'a Arc<Region>),
     Memory(&'a Arc<Memory>),
@@ -64,7 +66,7 @@ impl Owner<'_> {
     }
 }
 
-/// What a queue holds while it uses an argument. The contents are never looked at: dropping them is what counts.
+/// The owner of an argument, as a queue holds it. Only its drop matters.
 #[derive(Debug)]
 #[allow(dead_code, reason = "held for its drop")]
 pub(crate) enum Held {
@@ -73,7 +75,7 @@ pub(crate) enum Held {
     Memory(Arc<Memory>),
 }
 
-/// What a queue holds while it uses the memory of `owners`.
+/// Clones `owners`, for a queue that holds their memory.
 pub(crate) fn keep<const N: usize>(owners: [Owner<'_>; N]) -> Keep {
     Box::new(owners.map(Owner::hold))
 }
@@ -91,25 +93,28 @@ mod sealed {
 
 pub(crate) use sealed::Argument;
 
-/// Memory that an operation reads: `&Symmetric<T>`, `&Buffer<T>`; and in the blocking forms `&[T]`, `&Vec<T>`, `&[T; N]`.
+/// Memory that an operation reads: `&Symmetric<T>`, `&Buffer<T>`; and in the blocking forms `&[T]`,
+/// `&Vec<T>`, `&[T; N]`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be read by an operation on elements of type `{T}`",
     note = "pass `&Symmetric<T>`, `&Buffer<T>`, or, to a blocking form, `&[T]`, `&Vec<T>`, `&[T; N]`"
 )]
 pub trait Source<T: Element>: sealed::Argument {}
 
-/// Memory that an operation writes: `&Symmetric<T>`, `&Buffer<T>`; and in the blocking forms `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]`.
+/// Memory that an operation writes: `&Symmetric<T>`, `&Buffer<T>`; and in the blocking forms
+/// `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]`.
 ///
-/// What can be written can be read: in-place forms take it too.
+/// Memory that can be written can also be read: in-place forms take it too.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be written by an operation on elements of type `{T}`",
     note = "pass `&Symmetric<T>`, `&Buffer<T>`, or, to a blocking form, `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]`"
 )]
 pub trait Dest<T: Element>: sealed::Argument {}
 
-/// Memory that a queued operation may read: `&Symmetric<T>`, `&Buffer<T>`. The queue holds it while it uses it.
+/// Memory that a queued operation may read: `&Symmetric<T>`, `&Buffer<T>`. The queue holds it while
+/// it uses it.
 ///
-/// A slice is none, since the queue could outlive the borrow:
+/// Slices are not accepted, because the queue could outlive the borrow:
 /// ```compile_fail,E0277
 /// # use peerweave::{Rank, World};
 /// # let world = World::from_env().unwrap();
@@ -118,13 +123,14 @@ pub trait Dest<T: Element>: sealed::Argument {}
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be read by a stream-ordered operation on elements of type `{T}`",
-    note = "a queue holds what it uses: pass `&Symmetric<T>` or `&Buffer<T>`, or call the `_blocking` form"
+    note = "a queue holds its arguments: pass `&Symmetric<T>` or `&Buffer<T>`, or call the `_blocking` form"
 )]
 pub trait StreamSource<T: Element>: Source<T> {}
 
-/// Memory that a queued operation may write: `&Symmetric<T>`, `&Buffer<T>`. The queue holds it while it uses it.
+/// Memory that a queued operation may write: `&Symmetric<T>`, `&Buffer<T>`. The queue holds it
+/// while it uses it.
 ///
-/// A slice is none, since the queue could outlive the borrow:
+/// Slices are not accepted, because the queue could outlive the borrow:
 /// ```compile_fail,E0277
 /// # use peerweave::{ReduceOp, World};
 /// # let world = World::from_env().unwrap();
@@ -134,31 +140,31 @@ pub trait StreamSource<T: Element>: Source<T> {}
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be written by a stream-ordered operation on elements of type `{T}`",
-    note = "a queue holds what it uses: pass `&Symmetric<T>` or `&Buffer<T>`, or call the `_blocking` form"
+    note = "a queue holds its arguments: pass `&Symmetric<T>` or `&Buffer<T>`, or call the `_blocking` form"
 )]
 pub trait StreamDest<T: Element>: Dest<T> {}
 
-/// Memory that an operation reads at the root alone: any [`Source`], or an `Option` of one.
+/// Memory that an operation reads at the root only: any [`Source`], or an `Option` of one.
 ///
-/// Ranks other than the root may pass what the root passes, which is then ignored, or [`none`].
+/// Other ranks may pass an argument, which is ignored, or [`none`].
 pub trait MaybeSource<T: Element>: sealed::Maybe {
-    /// What it is where it is there.
+    /// The type of the argument, if there is one.
     type Argument: Source<T>;
     #[doc(hidden)]
     fn into_option(self) -> Option<Self::Argument>;
 }
 
-/// Memory that an operation writes at the root alone: any [`Dest`], or an `Option` of one.
+/// Memory that an operation writes at the root only: any [`Dest`], or an `Option` of one.
 ///
-/// Ranks other than the root may pass what the root passes, which is then ignored, or [`none`].
+/// Other ranks may pass an argument, which is ignored, or [`none`].
 pub trait MaybeDest<T: Element>: sealed::Maybe {
-    /// What it is where it is there.
+    /// The type of the argument, if there is one.
     type Argument: Dest<T>;
     #[doc(hidden)]
     fn into_option(self) -> Option<Self::Argument>;
 }
 
-/// No memory, where a rank that is not the root has none to give: `None`, with its type.
+/// Stands for a missing argument on ranks other than the root: `None`, with a type.
 ///
 /// ```
 /// use peerweave::{Rank, ReduceOp, World, none};
@@ -206,7 +212,7 @@ source! {
 
 #[inline(always)]
 pub(crate) fn borrowed<T: Element>(slice: &[T]) -> Span<'_> {
-    // The pointer loses its `const` but is only read through: every check that makes an operation uses a source as what is sent.
+    // The pointer is no longer `const`, but it is only read: operations never write to a source.
     Span { place: Place::Private(slice.as_ptr().cast_mut().cast()), len: slice.len(), dtype: T::DTYPE, owner: Owner::Caller }
 }
 
@@ -260,7 +266,7 @@ impl<T: Element> StreamSource<T> for &Buffer<T> {}
 impl<T: Element> StreamDest<T> for &Symmetric<T> {}
 impl<T: Element> StreamDest<T> for &Buffer<T> {}
 
-/// The memory of an argument that may be missing.
+/// The span of an argument that may be missing.
 #[inline(always)]
 pub(crate) fn maybe_span<A: Argument>(argument: &mut Option<A>) -> Option<Span<'_>> {
     argument.as_mut().map(A::span)

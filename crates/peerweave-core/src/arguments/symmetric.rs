@@ -1,17 +1,19 @@
 //! Handles to symmetric memory. Nothing moves between PEs here: see `ops/`.
 //!
-//! Invariants: **\[S1\]** a handle names elements within one allocation; only `Region::new` and the slicing below make handles.
-//! **\[S2\]** The memory is accessed through the backend only, in ways that stay defined while a peer accesses it (\[B4\]); no reference to it
-//! is handed out by safe code. **\[S3\]** It stays mapped while a handle, or an operation that uses it, lives: both hold the backend.
+//! Invariants: **\[S1\]** a handle names elements within one allocation; only `Symmetric::allocate`
+//! and the slicing below make handles. **\[S2\]** The memory is accessed only through the backend,
+//! in ways that stay defined while a peer accesses it (\[B4\]); safe code gets no reference to it.
+//! **\[S3\]** It stays mapped while a handle, or an operation that uses it, lives: both hold the
+//! backend.
 //!
-//! A release that runs at the same time as another use of the buffer, on another thread, is a mistake of the caller: the use may still find
-//! the bytes, which are then perhaps those of a new allocation. It finds them inside the heap, so that \[S2\] holds nevertheless.
+//! If one thread releases a buffer while another uses it, the caller has a bug: the use may access
+//! bytes of a new allocation. These bytes lie in the heap, so \[S2\] still holds.
 #![allow(unsafe_code)]
 
 use crate::arguments::signal::Signal;
 use crate::arguments::span::{Owner, Span};
 use crate::backend::Place;
-use crate::error::{MisuseKind, misuse};
+use crate::backend::error::{MisuseKind, misuse};
 use crate::shared::{LeakedBuffer, Shared};
 use crate::{Result, backend, bounds};
 use peerweave_types::{DType, Element, SymOffset, SymSlice};
@@ -38,7 +40,7 @@ impl Region {
         self.released.load(Ordering::Acquire)
     }
 
-    /// Whether operations may use it.
+    /// Checks that operations may use it.
     #[inline]
     fn usable(&self, call: &'static str) -> Result<()> {
         self.shared.usable(call)?;
@@ -52,21 +54,24 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if !*self.released.get_mut() {
-            self.shared.park(self.number);
+            self.shared.note_dropped(self.number);
         }
     }
 }
 
-/// A buffer that every PE has a copy of, at the same offset of its heap: a handle to an allocation, or to a range of one.
+/// A handle to symmetric memory: a buffer that every PE has at the same offset of its heap, or a
+/// range of one.
 ///
-/// Allocated by [`World::alloc`](crate::World::alloc) and its kin, which all PEs call together. The methods here access this PE's copy; operations
-/// of a [`Team`](crate::Team) reach the others'. A clone is the same memory.
+/// [`World::alloc`](crate::World::alloc), which all PEs call together, allocates it. The methods
+/// here access the copy of this PE; operations of a [`Team`](crate::Team) access those of other
+/// PEs. A clone is the same memory.
 ///
-/// A peer may write here at any moment, so that no `&[T]` is handed out: elements are copied. What a copy sees of a write under way is
-/// some mixture of old and new elements; waiting for a signal, a barrier or a ticket orders them.
+/// A peer may write to it at any time, so there is no `&[T]` of it: elements are copied. A copy
+/// during a write is a mixture of old and new elements; a wait for a signal, a barrier or a ticket
+/// orders them.
 ///
-/// **Releasing** is collective and explicit ([`Symmetric::release`]). A buffer that is dropped instead stays allocated until
-/// [`World::finalize`](crate::World::finalize), which reports it.
+/// **Releasing** is collective and explicit ([`Symmetric::release`]). A buffer that is only dropped
+/// stays allocated until [`World::finalize`](crate::World::finalize), which reports it.
 pub struct Symmetric<T> {
     region: Arc<Region>,
     at: SymOffset,
@@ -76,7 +81,7 @@ pub struct Symmetric<T> {
 }
 
 impl<T: Element> Symmetric<T> {
-    /// Allocates. Collective; `location` is the user's call.
+    /// Allocates. Collective; `location` is the call of the user.
     pub(crate) fn allocate(
         call: &'static str,
         shared: &Arc<Shared>,
@@ -105,20 +110,21 @@ impl<T: Element> Symmetric<T> {
         self.len == 0
     }
 
-    /// Where the first element lies in the segment of every PE, in bytes.
+    /// The offset of the first element in the segment of every PE, in bytes.
     #[inline]
     pub fn offset(&self) -> SymOffset {
         self.at
     }
 
-    /// The elements as a kernel sees them: the same place in every PE's heap.
+    /// A view of the elements for kernels: the same place in the heap of every PE.
     ///
-    /// A launch takes `&Symmetric<T>` itself; this is for arguments that are structs. The view keeps nothing alive: a launch checks
-    /// that it lies in an allocation that was not released.
+    /// A launch takes `&Symmetric<T>` itself; use this for arguments that are structs. The view
+    /// does not keep the memory alive: a launch checks that it lies in an allocation that was not
+    /// released.
     #[inline]
     pub fn view(&self) -> SymSlice<T> {
-        // SAFETY: [S1]: the elements lie in one allocation, aligned; launches check that it is live, and a release waits for the
-        // kernels that were enqueued before it.
+        // SAFETY: [S1]: the elements lie in one allocation, aligned; launches check that it is
+        // live, and a release waits for the kernels that were enqueued before it.
         unsafe { SymSlice::from_raw(self.at, self.len) }
     }
 
@@ -130,7 +136,7 @@ impl<T: Element> Symmetric<T> {
     /// A handle to a range of this one's elements.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) where the range does not lie in this one.
+    /// [`Misuse`](crate::Misuse) if the range exceeds this handle.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
         let (start, len) = bounds::range("slice", self.len, &range)?;
         Ok(self.part(start, len))
@@ -139,16 +145,16 @@ impl<T: Element> Symmetric<T> {
     /// Handles to the elements before `middle` and to the rest.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) where `middle` is more than the length.
+    /// [`Misuse`](crate::Misuse) if `middle` exceeds the length.
     pub fn split_at(&self, middle: usize) -> Result<(Self, Self)> {
         bounds::range("split_at", self.len, &(..middle))?;
         Ok((self.part(0, middle), self.part(middle, self.len - middle)))
     }
 
-    /// Handles to `len` elements each, in order; the last may have fewer.
+    /// Handles to parts of `len` elements, in order; the last may have fewer.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) where `len` is 0.
+    /// [`Misuse`](crate::Misuse) if `len` is 0.
     pub fn chunks(&self, len: usize) -> Result<impl ExactSizeIterator<Item = Self>> {
         bounds::positive("chunks", "len", len)?;
         Ok((0..self.len.div_ceil(len)).map(move |i| self.part(i * len, len.min(self.len - i * len))))
@@ -160,23 +166,25 @@ impl<T: Element> Symmetric<T> {
         Self { region: self.region.clone(), at, len, element: PhantomData }
     }
 
-    /// The address of this PE's copy.
+    /// The address of the copy of this PE.
     ///
-    /// It is valid until the allocation is released or the last handle of the world is gone. Peers may write there at any moment: accesses
-    /// through it must be atomic, or be kept apart from theirs by signals or barriers.
+    /// It is valid until the allocation is released or the last handle of the world is dropped.
+    /// Peers may write there at any time: accesses through it must be atomic, or be ordered by
+    /// signals or barriers.
     pub fn as_ptr(&self) -> *mut T {
         self.region.shared.backend.local(self.at).cast()
     }
 
-    /// A copy of this PE's elements.
+    /// Copies the elements of this PE to a new vector.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after release or finalize.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.region.usable("to_vec")?;
         let mut into = Vec::<T>::with_capacity(self.len);
-        // SAFETY: [S1]: the bytes lie in one allocation, which is not released; `into` has room for them and is no symmetric memory. They are
-        // then initialised, and every bit pattern is a value ([E1]).
+        // SAFETY: [S1]: the bytes lie in one allocation, which is not released; `into` has room for
+        // them and is no symmetric memory. They are then initialised, and every bit pattern is a
+        // value ([E1]).
         unsafe {
             self.region.shared.backend.read_local(self.at, into.as_mut_ptr().cast(), self.len * size_of::<T>());
             into.set_len(self.len);
@@ -184,23 +192,23 @@ impl<T: Element> Symmetric<T> {
         Ok(into)
     }
 
-    /// Copies this PE's elements into a slice of the same length.
+    /// Copies the elements of this PE to a slice of the same length.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) where the lengths differ, and after release or finalize.
+    /// [`Misuse`](crate::Misuse) if the lengths differ, and after release or finalize.
     pub fn copy_to(&self, into: &mut [T]) -> Result<()> {
         self.region.usable("copy_to")?;
         bounds::length("copy_to", "into", into.len(), self.len)?;
-        // SAFETY: [S1] and not released; `into` has as many bytes. It is no symmetric memory: safe code has no reference to any ([S2]), and
-        // the contract of `as_slice` forbids it.
+        // SAFETY: [S1] and not released; `into` has as many bytes. It is no symmetric memory: safe
+        // code has no reference to any ([S2]), and the contract of `as_slice` forbids it.
         unsafe { self.region.shared.backend.read_local(self.at, into.as_mut_ptr().cast(), size_of_val(into)) };
         Ok(())
     }
 
-    /// Replaces this PE's elements by those of a slice of the same length.
+    /// Copies a slice of the same length to the elements of this PE.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) where the lengths differ, and after release or finalize.
+    /// [`Misuse`](crate::Misuse) if the lengths differ, and after release or finalize.
     pub fn copy_from(&self, from: &[T]) -> Result<()> {
         self.region.usable("copy_from")?;
         bounds::length("copy_from", "from", from.len(), self.len)?;
@@ -209,7 +217,7 @@ impl<T: Element> Symmetric<T> {
         Ok(())
     }
 
-    /// Gives all of this PE's elements one value.
+    /// Sets all elements of this PE to `value`.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after release or finalize.
@@ -220,16 +228,17 @@ impl<T: Element> Symmetric<T> {
         for start in (0..self.len).step_by(CHUNK) {
             let bytes = CHUNK.min(self.len - start) * size_of::<T>();
             let at = self.at.plus((start * size_of::<T>()) as u64);
-            // SAFETY: [S1] and not released: `start` and what follows lie within `len`; `values` has `CHUNK` elements.
+            // SAFETY: [S1] and not released: `start` and what follows lie within `len`; `values`
+            // has `CHUNK` elements.
             unsafe { self.region.shared.backend.write_local(at, values.as_ptr().cast(), bytes) };
         }
         Ok(())
     }
 
-    /// One element of this PE's copy.
+    /// Reads one element of this PE.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) where there is no such element, and after release or finalize.
+    /// [`Misuse`](crate::Misuse) if there is no such element, and after release or finalize.
     #[inline]
     pub fn load(&self, index: usize) -> Result<T> {
         self.region.usable("load")?;
@@ -240,10 +249,10 @@ impl<T: Element> Symmetric<T> {
         Ok(value)
     }
 
-    /// Replaces one element of this PE's copy.
+    /// Writes one element of this PE.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) where there is no such element, and after release or finalize.
+    /// [`Misuse`](crate::Misuse) if there is no such element, and after release or finalize.
     #[inline]
     pub fn store(&self, index: usize, value: T) -> Result<()> {
         self.region.usable("store")?;
@@ -258,45 +267,49 @@ impl<T: Element> Symmetric<T> {
         self.at.plus((index * size_of::<T>()) as u64)
     }
 
-    /// This PE's elements as a slice, without a copy.
+    /// Borrows the elements of this PE as a slice.
     ///
     /// # Safety
-    /// While the slice lives: no PE writes these elements by any operation or kernel, this one included (`store`, `copy_from`, `fill`, a collective, a
-    /// queued operation); the allocation is not released; a handle of its world lives; and the slice is not passed to any call of
-    /// Peerweave, which would take it for ordinary memory. What peers wrote before must be ordered before this call, by a barrier or a wait.
+    /// While the slice lives: no PE, including this one, writes these elements by any operation or
+    /// kernel (`store`, `copy_from`, `fill`, a collective, a pending operation); the allocation is
+    /// not released; a handle of its world lives; and the slice is not passed to any call of
+    /// Peerweave, which would treat it as ordinary memory. Earlier writes of peers must be ordered
+    /// before this call, by a barrier or a wait.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after release or finalize.
     pub unsafe fn as_slice(&self) -> Result<&[T]> {
         self.region.usable("as_slice")?;
-        // SAFETY: [S1]: `len` elements of one live allocation, mapped and aligned; every bit pattern is a value ([E1]); that nobody writes them
-        // meanwhile is what the caller promises.
+        // SAFETY: [S1]: `len` elements of one live allocation, mapped and aligned; every bit
+        // pattern is a value ([E1]); that nobody writes them meanwhile is what the caller promises.
         Ok(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) })
     }
 
-    /// This PE's elements as a slice to be written, without a copy.
+    /// Borrows the elements of this PE as a mutable slice.
     ///
     /// # Safety
-    /// As [`Symmetric::as_slice`]; and no PE reads these elements meanwhile either, and no other slice of them lives.
+    /// As [`Symmetric::as_slice`]. In addition no PE reads these elements, and no other slice of
+    /// them lives.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) after release or finalize.
     #[allow(clippy::mut_from_ref, reason = "handles are shared; that this is the only slice is what the caller promises")]
     pub unsafe fn as_mut_slice(&self) -> Result<&mut [T]> {
         self.region.usable("as_mut_slice")?;
-        // SAFETY: as in `as_slice`; that nobody else reads or writes them is what the caller promises.
+        // SAFETY: as in `as_slice`; that nobody else reads or writes them is what the caller
+        // promises.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) })
     }
 
-    /// Gives the whole allocation back. Other handles to it fail from now on.
+    /// Releases the whole allocation. Later calls on other handles to it fail.
     ///
     /// # Collective
-    /// All PEs, in the same order as their other allocations and releases. Returns once this PE's queued operations that use the heap
-    /// have completed and every PE has called.
+    /// All PEs must call, in the same order as other allocations and releases. Returns when the
+    /// pending operations of this PE that use the heap are complete, and every PE has called.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) for a handle to a range, for an allocation that was released before, and after finalize: the allocation is then
-    /// as it was. What the backend reports.
+    /// [`Misuse`](crate::Misuse) for a handle to a range, for an allocation that was released
+    /// before, and after finalize; the allocation does not change. Errors of the backend.
     pub fn release(self) -> Result<()> {
         const CALL: &str = "release";
         let region = &*self.region;
@@ -308,7 +321,7 @@ impl<T: Element> Symmetric<T> {
         let outcome = region.shared.backend.release(region.at);
         match &outcome {
             Ok(()) => region.shared.remove(region.number),
-            // Others called something else; the allocation is as it was, for other handles.
+            // Other PEs made another call: the allocation does not change, for other handles.
             Err(crate::Error::Mismatch(_)) => region.released.store(false, Ordering::Release),
             Err(_) => {}
         }
@@ -327,17 +340,17 @@ impl<T: Element> Symmetric<T> {
 }
 
 impl Symmetric<u64> {
-    /// The word at `index` as a signal.
+    /// The word at `index`, as a signal.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) where there is no such element.
+    /// [`Misuse`](crate::Misuse) if there is no such element.
     pub fn signal(&self, index: usize) -> Result<Signal> {
         bounds::index("signal", "self", index, self.len)?;
         Ok(Signal::new(self.region.clone(), self.element(index)))
     }
 }
 
-/// Symmetric memory that an operation reaches at another PE, erased.
+/// Symmetric memory that an operation accesses on another PE, erased.
 #[derive(Clone, Copy)]
 pub(crate) struct Remote<'a> {
     pub(crate) at: SymOffset,
@@ -348,7 +361,7 @@ pub(crate) struct Remote<'a> {
 }
 
 impl<'a> Remote<'a> {
-    /// The same place of this PE.
+    /// The same place on this PE.
     #[inline]
     pub(crate) fn here(self) -> Span<'a> {
         Span { place: Place::Symmetric(self.at), len: self.len, dtype: self.dtype, owner: Owner::Region(self.region) }

@@ -1,25 +1,26 @@
-//! What a backend can do, as data.
+//! The capabilities of a backend, as data.
 
-/// What a backend does, and how: data, read before an operation.
+/// The capabilities of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Caps {
-    /// Bytes of symmetric heap of each PE.
+    /// The size of the symmetric heap of each PE, in bytes.
     pub heap_bytes: usize,
     /// How ordinary (private) buffers take part in operations between PEs.
     pub private_buffers: PrivateBuffers,
-    /// Whether PEs compare their calls before running them.
+    /// Whether PEs compare their calls before they run them.
     pub call_checking: CallChecking,
-    /// Largest number of teams that one PE can belong to at a time, the world included.
+    /// The number of teams that a PE can belong to at the same time, including the world.
     pub max_teams: usize,
-    /// Largest alignment of an allocation, in bytes: a power of two.
+    /// The largest alignment of an allocation, in bytes: a power of two.
     pub max_align_bytes: usize,
-    /// The instruction set or device that computes, in words.
+    /// A description of the instruction set or device that computes.
     pub compute: String,
 }
 
 impl Caps {
-    /// Starts from what every backend has: ordinary buffers by staging, no call checking, allocations aligned to at most a page.
+    /// The capabilities that every backend has: staged private buffers, no call checking,
+    /// allocations aligned to at most a page.
     pub fn new(heap_bytes: usize, max_teams: usize, compute: impl Into<String>) -> Self {
         Self {
             heap_bytes,
@@ -36,11 +37,11 @@ impl Caps {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PrivateBuffers {
-    /// Through memory that both sides see: one copy more.
+    /// Through memory that both sides access, with one more copy.
     Staged,
-    /// Read from the other process's memory by the kernel.
+    /// The operating system reads them from the memory of the other process.
     CrossMemoryAttach,
-    /// They do not: operations on them are refused.
+    /// Not at all: operations on them return an error.
     Refused,
 }
 
@@ -48,12 +49,12 @@ pub enum PrivateBuffers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CallChecking {
-    /// Always: it costs nothing here.
+    /// Always.
     Always,
-    /// When `PEERWEAVE_CHECK_CALLS=1`; and it is on.
+    /// `PEERWEAVE_CHECK_CALLS=1` enables it, and it is enabled.
     On,
-    /// When `PEERWEAVE_CHECK_CALLS=1`; and it is off.
+    /// `PEERWEAVE_CHECK_CALLS=1` enables it, and it is disabled.
     Off,
-    /// It is not offered.
+    /// It is not available.
     Never,
 }

@@ -1,8 +1,9 @@
 //! Operations as plain data, and where they find their memory.
 //!
 //! # Collective operations and their counts
-//! `count` is in elements and means, as in NCCL: the whole buffer for all-reduce, reduce and broadcast; what one rank contributes for
-//! all-gather and gather; what one rank receives for reduce-scatter and scatter; what one rank sends to one rank for all-to-all.
+//! `count` is in elements, with the meaning of NCCL: the whole buffer for all-reduce, reduce and
+//! broadcast; the contribution of one rank for all-gather and gather; the result of one rank for
+//! reduce-scatter and scatter; the part from one rank to one rank for all-to-all.
 
 use super::TeamId;
 use peerweave_device::launch::PtxImage;
@@ -10,17 +11,17 @@ use peerweave_types::{Compare, DType, Dim3, KernelContext, Pe, Rank, ReduceOp, S
 use std::fmt;
 use std::sync::Arc;
 
-/// Where an operation finds its memory.
+/// The location of memory of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In this PE's symmetric segment.
+    /// In the symmetric segment of this PE.
     Symmetric(SymOffset),
     /// Ordinary memory of this process.
     Private(*mut u8),
 }
 
 impl Place {
-    /// The place `bytes` further on.
+    /// The place `bytes` bytes after this one.
     #[must_use]
     pub fn plus(self, bytes: usize) -> Self {
         match self {
@@ -30,9 +31,11 @@ impl Place {
     }
 }
 
-// SAFETY: a place is a number to whoever holds it; the memory is accessed only under the contract of `submit` and `run`, whose callers answer
-// for it being valid from any thread (buffers in flight are held by `Keep`, which is Send + Sync). Shared: nothing mutable. Would be caught by:
-// tests/streams.rs, which drops buffers while a worker thread still uses them (under ThreadSanitizer).
+// SAFETY: a place is a number to whoever holds it; the memory is accessed only under the contract
+// of `submit` and `run`, whose callers answer for it being valid from any thread (buffers in flight
+// are held by `Keep`, which is Send + Sync). Shared: nothing mutable. Would be caught by:
+// tests/streams.rs, which drops buffers while a worker thread still uses them (under
+// ThreadSanitizer).
 unsafe impl Send for Place {}
 // SAFETY: as for Send: a shared place gives nobody access by itself.
 unsafe impl Sync for Place {}
@@ -42,15 +45,15 @@ unsafe impl Sync for Place {}
 pub enum Op {
     /// An operation of a whole team.
     Collective(Collective),
-    /// Sends and receives of one rank, all under way at once.
+    /// A send or receive of one rank.
     PointToPoint(PointToPoint),
-    /// Several operations that were grouped: sends and receives among them are under way at once, the rest in order.
+    /// Grouped operations. Sends and receives among them run at the same time, the others in order.
     Group(Arc<[Op]>),
-    /// A put, of bytes that lie together.
+    /// A put of contiguous bytes.
     Put(Put),
-    /// A get, of bytes that lie together.
+    /// A get of contiguous bytes.
     Get(Get),
-    /// A put or get of single elements at strides.
+    /// A put or get of elements at strides.
     Strided(Strided),
     /// Changes a signal word.
     Signal(Signal),
@@ -60,9 +63,9 @@ pub enum Op {
     Atomic(Atomic),
     /// Runs a kernel on a grid of threads.
     Launch(Launch),
-    /// Orders this PE's puts and signals: those before it are visible to a target before those after it.
+    /// Orders the puts and signals of this PE: a target sees those before it before those after it.
     Fence,
-    /// Completes this PE's puts, gets and signals at their targets.
+    /// Completes the puts, gets and signals of this PE at their targets.
     Quiet,
 }
 
@@ -70,7 +73,7 @@ pub enum Op {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the names are the field's; the counts are told in the module head")]
+#[allow(missing_docs, reason = "the names are common; the module head explains the counts")]
 pub enum CollectiveKind {
     Barrier = 0,
     Sync = 1,
@@ -123,12 +126,12 @@ impl CollectiveKind {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
     }
 
-    /// Whether elements are combined.
+    /// Whether it reduces elements.
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
-    /// Whether one rank is the root.
+    /// Whether it has a root.
     pub const fn has_root(self) -> bool {
         matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter)
     }
@@ -136,34 +139,37 @@ impl CollectiveKind {
 
 /// A collective operation of this PE. Fields that a kind does not use hold zeros or `None`.
 ///
-/// In place means that `send` and `recv` name the same bytes: the same buffer (all-reduce, reduce, broadcast, all-to-all, all-to-all-v), or
-/// this rank's part of the larger one (all-gather: `send` is part `rank` of `recv`; reduce-scatter: `recv` is part `rank` of `send`; gather and
-/// scatter: likewise at the root). Otherwise they do not overlap.
+/// In place means that `send` and `recv` name the same bytes: the same buffer (all-reduce, reduce,
+/// broadcast, all-to-all, all-to-all-v), or this rank's part of the larger one (all-gather: `send`
+/// is part `rank` of `recv`; reduce-scatter: `recv` is part `rank` of `send`; gather and scatter:
+/// likewise at the root). Otherwise they do not overlap.
 #[derive(Clone, Debug)]
 pub struct Collective {
-    /// Which.
+    /// The kind of collective.
     pub kind: CollectiveKind,
-    /// Of which team.
+    /// The team.
     pub team: TeamId,
     /// Element type; `U8` for barrier and sync.
     pub dtype: DType,
-    /// Reduction; `Sum` where nothing is reduced.
+    /// The reduction; `Sum` if it reduces nothing.
     pub op: ReduceOp,
-    /// The bits of this PE's scalar, for `PreMulSum`.
+    /// The bits of the scalar of this PE, for `PreMulSum`.
     pub scalar: u64,
-    /// The root; rank 0 where there is none.
+    /// The root; rank 0 if there is none.
     pub root: Rank,
-    /// Elements, as the module head says; 0 for barrier, sync and all-to-all-v.
+    /// The number of elements, explained in the module head; 0 for barrier, sync and all-to-all-v.
     pub count: usize,
-    /// What this PE gives; `None` where it gives nothing (barrier, a scatter elsewhere than at the root, …).
+    /// The operand of this PE; `None` if it has none (a barrier, a scatter on ranks other than the
+    /// root, …).
     pub send: Option<Place>,
-    /// Where this PE's result goes; `None` where it gets none (a reduce elsewhere than at the root, …).
+    /// The result of this PE; `None` if it gets none (a reduce on ranks other than the root, …).
     pub recv: Option<Place>,
     /// The counts of all-to-all-v.
     pub counts: Option<Arc<VectorCounts>>,
 }
 
-/// Who sends how much to whom in an all-to-all-v, in elements; each list has one entry per rank of the team.
+/// The counts and offsets of an all-to-all-v, in elements. Each list has one entry per rank of the
+/// team.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it, the head says the units")]
 pub struct VectorCounts {
@@ -186,11 +192,11 @@ pub struct PointToPoint {
     pub dtype: DType,
     /// Elements.
     pub count: usize,
-    /// From where, or to where.
+    /// The memory that is sent or received.
     pub at: Place,
 }
 
-/// The side of a [`PointToPoint`].
+/// Whether a [`PointToPoint`] sends or receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Direction {
@@ -203,17 +209,17 @@ pub enum Direction {
 pub struct Put {
     /// The target PE.
     pub pe: Pe,
-    /// Where in its segment.
+    /// The offset in its segment.
     pub target: SymOffset,
-    /// From where.
+    /// The source.
     pub source: Place,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: usize,
     /// Element size, in bytes.
     pub element_bytes: usize,
-    /// Changed at the target after the data is visible there.
+    /// A signal word that changes at the target after the data is visible there.
     pub signal: Option<(SymOffset, u64, SignalOp)>,
-    /// Whether completion may wait for the next quiet.
+    /// Whether it may complete as late as the next quiet.
     pub nbi: bool,
 }
 
@@ -222,15 +228,15 @@ pub struct Put {
 pub struct Get {
     /// The PE that is read.
     pub pe: Pe,
-    /// Where in its segment.
+    /// The offset in its segment.
     pub source: SymOffset,
-    /// To where.
+    /// The target.
     pub target: Place,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: usize,
     /// Element size, in bytes.
     pub element_bytes: usize,
-    /// Whether completion may wait for the next quiet.
+    /// Whether it may complete as late as the next quiet.
     pub nbi: bool,
 }
 
@@ -248,7 +254,8 @@ pub struct Strided {
     pub count: usize,
 }
 
-/// A kernel with its arguments, and the shape of its grid. The shape is one that GPUs run; the arguments name live memory.
+/// A kernel with its arguments and the shape of its grid. GPUs can run the shape, and the arguments
+/// name live memory.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// The kernel and its arguments.
@@ -259,7 +266,8 @@ pub struct Launch {
     pub block: Dim3,
     /// Bytes of dynamic shared memory of each block.
     pub shared_bytes: usize,
-    /// Whether the blocks may wait for each other: all are under way at the same time, or the launch fails.
+    /// Whether blocks may wait for each other: either all run at the same time, or the launch
+    /// fails.
     pub cooperative: bool,
 }
 
@@ -271,18 +279,18 @@ pub trait BoundKernel: Send + Sync + fmt::Debug {
     /// The PTX of the kernel's crate.
     fn ptx(&self) -> &'static PtxImage;
 
-    /// Runs one thread of the kernel on the thread that calls.
+    /// Runs one thread of the kernel on the calling thread.
     ///
     /// # Safety
-    /// The context is alive until the call returns, its addresses are those of this process, and the memory that the arguments name
-    /// is allocated.
+    /// The context is alive until the call returns, its addresses are those of this process, and
+    /// the memory that the arguments name is allocated.
     unsafe fn run_thread(&self, context: *const KernelContext);
 
     /// Calls `with` for each argument in order: its address, its size and its alignment in bytes.
     fn arguments(&self, with: &mut dyn FnMut(*const u8, usize, usize));
 }
 
-/// A change of one signal word.
+/// An update of one signal word.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Signal {
@@ -292,63 +300,66 @@ pub struct Signal {
     pub op: SignalOp,
 }
 
-/// A wait for signal words of this PE, which lie together.
+/// A wait for contiguous signal words of this PE.
 #[derive(Clone, Debug)]
 pub struct WaitUntil {
     /// The first word.
     pub at: SymOffset,
-    /// How many words.
+    /// The number of words.
     pub count: usize,
-    /// Words that are not looked at; `None`: all are. One entry per word.
+    /// Words that are ignored, one entry per word; `None` if no word is.
     pub exclude: Option<Arc<[bool]>>,
-    /// How a word is compared.
+    /// The comparison.
     pub compare: Compare,
-    /// With what.
+    /// The value to compare with.
     pub value: u64,
-    /// When the wait is over.
+    /// The condition of the wait.
     pub until: Until,
-    /// Whether it waits at all, or looks once.
+    /// Whether it waits or tests once.
     pub mode: WaitMode,
 }
 
-/// When a wait for several words is over. Words that are excluded count for nothing; where all are, it is over at once.
+/// The condition of a wait for several words. Excluded words are ignored; if all are excluded, the
+/// condition holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// All satisfy. Yields the last word's value (of the single word of `wait_until`).
+    /// All words satisfy the comparison. The outcome is the value of the last word.
     All,
-    /// One satisfies. Yields the lowest such index, as the only one of [`Outcome::Indices`].
+    /// One word satisfies it. The outcome is the lowest such index, as the only one of
+    /// [`Outcome::Indices`](super::Outcome::Indices).
     Any,
-    /// At least one satisfies. Yields all such indices.
+    /// At least one word satisfies it. The outcome is the indices of all such words.
     Some,
 }
 
-/// Whether a wait waits.
+/// Whether a wait waits or tests once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitMode {
-    /// Until it is over, or the deadline.
+    /// Waits until the condition holds, or the deadline.
     Wait,
-    /// Looks once, and yields [`Outcome::NotYet`] where it is not over.
+    /// Tests once. The outcome is [`Outcome::NotYet`](super::Outcome::NotYet) if the condition does
+    /// not hold.
     Test,
 }
 
 /// An atomic operation on one element of a PE's symmetric memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Atomic {
-    /// The PE whose element it is.
+    /// The PE that owns the element.
     pub pe: Pe,
-    /// Where; aligned to the element.
+    /// The offset, aligned to the element.
     pub at: SymOffset,
     /// Element type: I32, U32, I64, U64; F32 and F64 for fetch, set and swap.
     pub dtype: DType,
-    /// Which.
+    /// The kind of operation.
     pub kind: AtomicKind,
-    /// The bits of the operand; 0 where there is none.
+    /// The bits of the operand; 0 if there is none.
     pub operand: u64,
     /// The bits that compare-swap expects.
     pub compare: u64,
 }
 
-/// The atomic operations. Those that fetch yield the old value.
+/// The atomic operations. Those that fetch return the old value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names are OpenSHMEM's")]
 pub enum AtomicKind {

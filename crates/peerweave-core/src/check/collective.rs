@@ -1,12 +1,13 @@
-//! Checks of collective operations, and what they become: counts and places by the rules of `backend/op.rs`.
+//! Checks collective operations and erases them: counts and places follow the rules of
+//! `backend/op.rs`.
 
 use super::{Prepared, apart, argument, rank, share, team, times_ranks, vector};
 use crate::Result;
 use crate::arguments::reduction::ErasedReduction;
 use crate::arguments::span::{Owner, Span};
+use crate::backend::error::{Error, MisuseKind, misuse};
 use crate::backend::{Collective, CollectiveKind, Op, VectorCounts};
 use crate::bounds::length;
-use crate::error::{Error, MisuseKind, misuse};
 use crate::world::team::Team;
 use peerweave_types::{DType, Rank, ReduceOp};
 use std::sync::Arc;
@@ -19,33 +20,33 @@ fn collective<'a>(
     count: usize,
     send: Option<&Span<'a>>,
     recv: Option<&Span<'a>>,
-    more: More,
+    extras: CollectiveExtras,
 ) -> Prepared<'a> {
     let op = Op::Collective(Collective {
         kind,
         team: team.inner.id,
         dtype,
-        op: more.op,
-        scalar: more.scalar,
-        root: more.root,
+        op: extras.op,
+        scalar: extras.scalar,
+        root: extras.root,
         count,
         send: send.map(|span| span.place),
         recv: recv.map(|span| span.place),
-        counts: more.counts,
+        counts: extras.counts,
     });
     let owner = |span: Option<&Span<'a>>| span.map_or(Owner::Caller, |span| span.owner);
     Prepared::new(op, [owner(send), owner(recv), Owner::Caller])
 }
 
-/// What few collectives have.
-struct More {
+/// Parameters that only some collectives have.
+struct CollectiveExtras {
     op: ReduceOp,
     scalar: u64,
     root: Rank,
     counts: Option<Arc<VectorCounts>>,
 }
 
-impl More {
+impl CollectiveExtras {
     const NONE: Self = Self { op: ReduceOp::Sum, scalar: ErasedReduction::NO_SCALAR, root: Rank::new(0), counts: None };
 
     #[inline(always)]
@@ -59,14 +60,14 @@ impl More {
     }
 }
 
-/// A barrier or sync.
+/// Checks a barrier or sync.
 #[inline(always)]
 pub(crate) fn arrival(call: &'static str, of: &Team, kind: CollectiveKind) -> Result<Prepared<'static>> {
     team(call, of)?;
-    Ok(collective(kind, of, DType::U8, 0, None, None, More::NONE))
+    Ok(collective(kind, of, DType::U8, 0, None, None, CollectiveExtras::NONE))
 }
 
-/// Team, both arguments, and that they are apart.
+/// Checks the team, both arguments, and that they do not overlap.
 #[inline(always)]
 fn pair(call: &'static str, of: &Team, send: &Span<'_>, recv: &Span<'_>) -> Result<()> {
     team(call, of)?;
@@ -75,7 +76,7 @@ fn pair(call: &'static str, of: &Team, send: &Span<'_>, recv: &Span<'_>) -> Resu
     apart(call, ["send", "recv"], send, recv)
 }
 
-/// Team and argument of an in-place form.
+/// Checks the team and the argument of an in-place form.
 #[inline(always)]
 fn single(call: &'static str, of: &Team, buffer: &Span<'_>) -> Result<()> {
     team(call, of)?;
@@ -93,8 +94,8 @@ pub(crate) fn all_reduce<'a>(
     pair(call, of, &send, &recv)?;
     length(call, "recv", recv.len, send.len)?;
     let scalar = reduction(call, op, send.dtype)?;
-    let more = More::reduction(op.op, scalar);
-    Ok(collective(CollectiveKind::AllReduce, of, send.dtype, send.len, Some(&send), Some(&recv), more))
+    let extras = CollectiveExtras::reduction(op.op, scalar);
+    Ok(collective(CollectiveKind::AllReduce, of, send.dtype, send.len, Some(&send), Some(&recv), extras))
 }
 
 #[inline(always)]
@@ -106,11 +107,11 @@ pub(crate) fn all_reduce_in_place<'a>(
 ) -> Result<Prepared<'a>> {
     single(call, of, &buffer)?;
     let scalar = reduction(call, op, buffer.dtype)?;
-    let more = More::reduction(op.op, scalar);
-    Ok(collective(CollectiveKind::AllReduce, of, buffer.dtype, buffer.len, Some(&buffer), Some(&buffer), more))
+    let extras = CollectiveExtras::reduction(op.op, scalar);
+    Ok(collective(CollectiveKind::AllReduce, of, buffer.dtype, buffer.len, Some(&buffer), Some(&buffer), extras))
 }
 
-/// `recv` is what the root passed; it is `None` elsewhere.
+/// `recv` is used at the root only.
 pub(crate) fn reduce<'a>(
     call: &'static str,
     of: &Team,
@@ -128,11 +129,11 @@ pub(crate) fn reduce<'a>(
         length(call, "recv", recv.len, send.len)?;
         apart(call, ["send", "recv"], &send, recv)?;
     }
-    let more = More { root, ..More::reduction(op.op, scalar) };
-    Ok(collective(CollectiveKind::Reduce, of, send.dtype, send.len, Some(&send), recv.as_ref(), more))
+    let extras = CollectiveExtras { root, ..CollectiveExtras::reduction(op.op, scalar) };
+    Ok(collective(CollectiveKind::Reduce, of, send.dtype, send.len, Some(&send), recv.as_ref(), extras))
 }
 
-/// What only the root passes: checked there, ignored elsewhere.
+/// Checks an argument of the root; other ranks ignore it.
 fn at_root<'a>(
     call: &'static str,
     of: &Team,
@@ -159,11 +160,11 @@ pub(crate) fn reduce_in_place<'a>(
     rank(call, of, "root", root)?;
     let scalar = reduction(call, op, buffer.dtype)?;
     let recv = (of.my_rank() == root).then_some(&buffer);
-    let more = More { root, ..More::reduction(op.op, scalar) };
-    Ok(collective(CollectiveKind::Reduce, of, buffer.dtype, buffer.len, Some(&buffer), recv, more))
+    let extras = CollectiveExtras { root, ..CollectiveExtras::reduction(op.op, scalar) };
+    Ok(collective(CollectiveKind::Reduce, of, buffer.dtype, buffer.len, Some(&buffer), recv, extras))
 }
 
-/// `send` is what the root passed.
+/// `send` is used at the root only.
 pub(crate) fn broadcast<'a>(
     call: &'static str,
     of: &Team,
@@ -179,21 +180,21 @@ pub(crate) fn broadcast<'a>(
         length(call, "recv", recv.len, send.len)?;
         apart(call, ["send", "recv"], send, &recv)?;
     }
-    Ok(collective(CollectiveKind::Broadcast, of, recv.dtype, recv.len, send.as_ref(), Some(&recv), More::root(root)))
+    Ok(collective(CollectiveKind::Broadcast, of, recv.dtype, recv.len, send.as_ref(), Some(&recv), CollectiveExtras::root(root)))
 }
 
 pub(crate) fn broadcast_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>, root: Rank) -> Result<Prepared<'a>> {
     single(call, of, &buffer)?;
     rank(call, of, "root", root)?;
     let send = (of.my_rank() == root).then_some(&buffer);
-    Ok(collective(CollectiveKind::Broadcast, of, buffer.dtype, buffer.len, send, Some(&buffer), More::root(root)))
+    Ok(collective(CollectiveKind::Broadcast, of, buffer.dtype, buffer.len, send, Some(&buffer), CollectiveExtras::root(root)))
 }
 
 #[inline(always)]
 pub(crate) fn all_gather<'a>(call: &'static str, of: &Team, send: Span<'a>, recv: Span<'a>) -> Result<Prepared<'a>> {
     pair(call, of, &send, &recv)?;
     length(call, "recv", recv.len, times_ranks(of, send.len))?;
-    Ok(collective(CollectiveKind::AllGather, of, send.dtype, send.len, Some(&send), Some(&recv), More::NONE))
+    Ok(collective(CollectiveKind::AllGather, of, send.dtype, send.len, Some(&send), Some(&recv), CollectiveExtras::NONE))
 }
 
 #[inline(always)]
@@ -201,7 +202,7 @@ pub(crate) fn all_gather_in_place<'a>(call: &'static str, of: &Team, buffer: Spa
     single(call, of, &buffer)?;
     let count = share(call, of, "buffer", buffer.len)?;
     let send = buffer.part(of.my_rank().index(), count);
-    Ok(collective(CollectiveKind::AllGather, of, buffer.dtype, count, Some(&send), Some(&buffer), More::NONE))
+    Ok(collective(CollectiveKind::AllGather, of, buffer.dtype, count, Some(&send), Some(&buffer), CollectiveExtras::NONE))
 }
 
 #[inline(always)]
@@ -215,8 +216,8 @@ pub(crate) fn reduce_scatter<'a>(
     pair(call, of, &send, &recv)?;
     length(call, "send", send.len, times_ranks(of, recv.len))?;
     let scalar = reduction(call, op, send.dtype)?;
-    let more = More::reduction(op.op, scalar);
-    Ok(collective(CollectiveKind::ReduceScatter, of, send.dtype, recv.len, Some(&send), Some(&recv), more))
+    let extras = CollectiveExtras::reduction(op.op, scalar);
+    Ok(collective(CollectiveKind::ReduceScatter, of, send.dtype, recv.len, Some(&send), Some(&recv), extras))
 }
 
 #[inline(always)]
@@ -230,8 +231,8 @@ pub(crate) fn reduce_scatter_in_place<'a>(
     let count = share(call, of, "buffer", buffer.len)?;
     let scalar = reduction(call, op, buffer.dtype)?;
     let recv = buffer.part(of.my_rank().index(), count);
-    let more = More::reduction(op.op, scalar);
-    Ok(collective(CollectiveKind::ReduceScatter, of, buffer.dtype, count, Some(&buffer), Some(&recv), more))
+    let extras = CollectiveExtras::reduction(op.op, scalar);
+    Ok(collective(CollectiveKind::ReduceScatter, of, buffer.dtype, count, Some(&buffer), Some(&recv), extras))
 }
 
 #[inline(always)]
@@ -239,14 +240,14 @@ pub(crate) fn all_to_all<'a>(call: &'static str, of: &Team, send: Span<'a>, recv
     pair(call, of, &send, &recv)?;
     length(call, "recv", recv.len, send.len)?;
     let count = share(call, of, "send", send.len)?;
-    Ok(collective(CollectiveKind::AllToAll, of, send.dtype, count, Some(&send), Some(&recv), More::NONE))
+    Ok(collective(CollectiveKind::AllToAll, of, send.dtype, count, Some(&send), Some(&recv), CollectiveExtras::NONE))
 }
 
 #[inline(always)]
 pub(crate) fn all_to_all_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>) -> Result<Prepared<'a>> {
     single(call, of, &buffer)?;
     let count = share(call, of, "buffer", buffer.len)?;
-    Ok(collective(CollectiveKind::AllToAll, of, buffer.dtype, count, Some(&buffer), Some(&buffer), More::NONE))
+    Ok(collective(CollectiveKind::AllToAll, of, buffer.dtype, count, Some(&buffer), Some(&buffer), CollectiveExtras::NONE))
 }
 
 pub(crate) fn all_to_all_v<'a>(
@@ -258,8 +259,8 @@ pub(crate) fn all_to_all_v<'a>(
 ) -> Result<Prepared<'a>> {
     pair(call, of, &send, &recv)?;
     vector::counts(call, of, &counts, send.len, recv.len)?;
-    let more = More { counts: Some(counts), ..More::NONE };
-    Ok(collective(CollectiveKind::AllToAllV, of, send.dtype, 0, Some(&send), Some(&recv), more))
+    let extras = CollectiveExtras { counts: Some(counts), ..CollectiveExtras::NONE };
+    Ok(collective(CollectiveKind::AllToAllV, of, send.dtype, 0, Some(&send), Some(&recv), extras))
 }
 
 pub(crate) fn all_to_all_v_in_place<'a>(
@@ -271,11 +272,11 @@ pub(crate) fn all_to_all_v_in_place<'a>(
     single(call, of, &buffer)?;
     vector::counts(call, of, &counts, buffer.len, buffer.len)?;
     vector::symmetric(call, &counts)?;
-    let more = More { counts: Some(counts), ..More::NONE };
-    Ok(collective(CollectiveKind::AllToAllV, of, buffer.dtype, 0, Some(&buffer), Some(&buffer), more))
+    let extras = CollectiveExtras { counts: Some(counts), ..CollectiveExtras::NONE };
+    Ok(collective(CollectiveKind::AllToAllV, of, buffer.dtype, 0, Some(&buffer), Some(&buffer), extras))
 }
 
-/// `recv` is what the root passed.
+/// `recv` is used at the root only.
 pub(crate) fn gather<'a>(
     call: &'static str,
     of: &Team,
@@ -291,21 +292,29 @@ pub(crate) fn gather<'a>(
         length(call, "recv", recv.len, times_ranks(of, send.len))?;
         apart(call, ["send", "recv"], &send, recv)?;
     }
-    Ok(collective(CollectiveKind::Gather, of, send.dtype, send.len, Some(&send), recv.as_ref(), More::root(root)))
+    Ok(collective(CollectiveKind::Gather, of, send.dtype, send.len, Some(&send), recv.as_ref(), CollectiveExtras::root(root)))
 }
 
 pub(crate) fn gather_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>, root: Rank) -> Result<Prepared<'a>> {
     single(call, of, &buffer)?;
     rank(call, of, "root", root)?;
     if of.my_rank() != root {
-        return Ok(collective(CollectiveKind::Gather, of, buffer.dtype, buffer.len, Some(&buffer), None, More::root(root)));
+        return Ok(collective(
+            CollectiveKind::Gather,
+            of,
+            buffer.dtype,
+            buffer.len,
+            Some(&buffer),
+            None,
+            CollectiveExtras::root(root),
+        ));
     }
     let count = share(call, of, "buffer", buffer.len)?;
     let send = buffer.part(root.index(), count);
-    Ok(collective(CollectiveKind::Gather, of, buffer.dtype, count, Some(&send), Some(&buffer), More::root(root)))
+    Ok(collective(CollectiveKind::Gather, of, buffer.dtype, count, Some(&send), Some(&buffer), CollectiveExtras::root(root)))
 }
 
-/// `send` is what the root passed.
+/// `send` is used at the root only.
 pub(crate) fn scatter<'a>(
     call: &'static str,
     of: &Team,
@@ -321,25 +330,33 @@ pub(crate) fn scatter<'a>(
         length(call, "send", send.len, times_ranks(of, recv.len))?;
         apart(call, ["send", "recv"], send, &recv)?;
     }
-    Ok(collective(CollectiveKind::Scatter, of, recv.dtype, recv.len, send.as_ref(), Some(&recv), More::root(root)))
+    Ok(collective(CollectiveKind::Scatter, of, recv.dtype, recv.len, send.as_ref(), Some(&recv), CollectiveExtras::root(root)))
 }
 
 pub(crate) fn scatter_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>, root: Rank) -> Result<Prepared<'a>> {
     single(call, of, &buffer)?;
     rank(call, of, "root", root)?;
     if of.my_rank() != root {
-        return Ok(collective(CollectiveKind::Scatter, of, buffer.dtype, buffer.len, None, Some(&buffer), More::root(root)));
+        return Ok(collective(
+            CollectiveKind::Scatter,
+            of,
+            buffer.dtype,
+            buffer.len,
+            None,
+            Some(&buffer),
+            CollectiveExtras::root(root),
+        ));
     }
     let count = share(call, of, "buffer", buffer.len)?;
     let recv = buffer.part(root.index(), count);
-    Ok(collective(CollectiveKind::Scatter, of, buffer.dtype, count, Some(&buffer), Some(&recv), More::root(root)))
+    Ok(collective(CollectiveKind::Scatter, of, buffer.dtype, count, Some(&buffer), Some(&recv), CollectiveExtras::root(root)))
 }
 
 fn missing(call: &'static str, argument: &'static str) -> Error {
     misuse(call, MisuseKind::Missing { argument, why: "this rank is the root" })
 }
 
-/// The bits of the scalar, where the reduction is defined for the type.
+/// Checks that the reduction is defined for the type; returns the bits of the scalar.
 #[inline(always)]
 fn reduction(call: &'static str, reduction: ErasedReduction, dtype: DType) -> Result<u64> {
     if !reduction.op.accepts(dtype) {
@@ -347,7 +364,7 @@ fn reduction(call: &'static str, reduction: ErasedReduction, dtype: DType) -> Re
     }
     match (reduction.op, reduction.scalar) {
         (ReduceOp::PreMulSum, None) => {
-            let why = "a premultiplied sum has a scalar: use `Reduction::pre_mul_sum`";
+            let why = "a premultiplied sum needs a scalar: use `Reduction::pre_mul_sum`";
             Err(misuse(call, MisuseKind::Missing { argument: "op", why }))
         }
         (_, scalar) => Ok(scalar.unwrap_or(ErasedReduction::NO_SCALAR)),

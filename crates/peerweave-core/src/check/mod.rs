@@ -1,16 +1,19 @@
-//! All validation. Nothing is run here: a call that passes becomes a [`Prepared`] operation, which `call.rs` hands over.
+//! All validation of operations. Nothing runs here: a call that passes becomes a [`Prepared`]
+//! operation, which `call.rs` hands over.
 //!
-//! Invariant **\[C1\]**: a [`Prepared`] names only memory of its owners, or of borrows that outlive it, and only bytes inside of it; its ranks are ranks
-//! of its team, its team is live, its reduction is defined for its type. Only this module makes one.
+//! Invariant **\[C1\]**: a [`Prepared`] names only bytes inside memory of its owners, or of borrows
+//! that outlive it; its ranks are ranks of its team, its team is live, its reduction is defined for
+//! its type. Only this module makes one.
 //!
-//! What is on the path of small operations is inlined by force, so that an [`Op`] is built where it is handed over from and never moved: that is the
-//! difference between 6 ns and 19 ns for a put of 8 bytes (benches/dispatch_overhead.rs).
+//! Functions on the path of small operations are always inlined, so that an [`Op`] is built in
+//! place and never moved: a put of 8 bytes takes 6 ns instead of 19 ns
+//! (benches/dispatch_overhead.rs).
 
 use crate::arguments::span::{Held, Owner, Span, keep};
 use crate::arguments::symmetric::Region;
+use crate::backend::error::{Error, MisuseKind, misuse};
 use crate::backend::{Keep, Op, TeamId};
 use crate::bounds::wrong_value;
-use crate::error::{Error, MisuseKind, misuse};
 use crate::shared::Shared;
 use crate::world::stream::Stream;
 use crate::world::team::Team;
@@ -29,10 +32,10 @@ pub(crate) use collective::{
 };
 pub(crate) use one_sided::{Awaited, atomic, element, get, put, signal, strided, wait};
 
-/// An operation that was checked.
+/// An operation that has passed the checks.
 pub(crate) struct Prepared<'a> {
     op: Op,
-    /// Who keeps its memory alive.
+    /// The owners that keep its memory alive.
     owners: [Owner<'a>; 3],
 }
 
@@ -47,17 +50,17 @@ impl<'a> Prepared<'a> {
         &self.op
     }
 
-    /// What a queue holds while it runs the operation.
+    /// The value that a queue holds while the operation is pending.
     pub(crate) fn keep(&self) -> Keep {
         keep(self.owners)
     }
 
-    /// The operation, and what holds its memory.
+    /// The operation, and the owners of its memory.
     pub(crate) fn into_held(self) -> (Op, [Held; 3]) {
         (self.op, self.owners.map(Owner::hold))
     }
 
-    /// The operation, whose memory the caller answers for.
+    /// The operation. The caller keeps its memory alive.
     pub(crate) fn into_op(self) -> Op {
         self.op
     }
@@ -71,25 +74,25 @@ fn wrong_rank(call: &'static str, argument: &'static str, rank: Rank, team_size:
     misuse(call, MisuseKind::Rank { argument, found: rank.get(), team_size })
 }
 
-/// Whether operations of the team may run.
+/// Checks that operations of the team can run.
 #[inline(always)]
 pub(crate) fn team(call: &'static str, team: &Team) -> Result<()> {
     team.inner.shared.usable(call)?;
     if team.inner.is_destroyed() { Err(misuse(call, MisuseKind::TeamDestroyed)) } else { Ok(()) }
 }
 
-/// Whether the members of a group were checked for the team that runs it.
+/// Checks that the members of a group were checked for the team that runs it.
 pub(crate) fn same_team(call: &'static str, mine: &Team, theirs: &Team) -> Result<()> {
     if Arc::ptr_eq(&mine.inner, &theirs.inner) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignGroup)) }
 }
 
-/// Whether the stream may take operations of the team.
+/// Checks that the stream accepts operations of the team.
 #[inline(always)]
 pub(crate) fn stream(call: &'static str, team: &Team, stream: &Stream) -> Result<()> {
     team.inner.shared.same_world(call, &stream.shared, "stream")
 }
 
-/// The shape of a launch is one that GPUs run.
+/// Checks that GPUs can run the shape of a launch.
 pub(crate) fn launch_shape(call: &'static str, grid: Dim3, block: Dim3, shared_bytes: usize) -> Result<()> {
     const SHARED_BYTES: usize = 227 << 10;
     if !grid.is_grid() {
@@ -99,7 +102,7 @@ pub(crate) fn launch_shape(call: &'static str, grid: Dim3, block: Dim3, shared_b
         return Err(wrong_value(call, "block", block, "1 to (1024, 1024, 64) threads, and at most 1024 in all"));
     }
     if shared_bytes > SHARED_BYTES {
-        return Err(wrong_value(call, "shared_bytes", shared_bytes, "at most 232448, the most that a block has on any GPU"));
+        return Err(wrong_value(call, "shared_bytes", shared_bytes, "at most 232448, the limit of a block on every GPU"));
     }
     Ok(())
 }
@@ -124,7 +127,7 @@ fn argument(call: &'static str, shared: &Arc<Shared>, argument: &'static str, sp
 #[cold]
 #[inline(never)]
 fn private_refused(call: &'static str, shared: &Shared) -> Error {
-    let why = "operations between PEs take symmetric buffers here: allocate with `World::alloc`";
+    let why = "operations between PEs need symmetric buffers: allocate with `World::alloc`";
     Error::Unsupported { call, backend: shared.backend.name(), why }
 }
 
@@ -142,13 +145,13 @@ pub(crate) fn rank(call: &'static str, team: &Team, argument: &'static str, rank
     }
 }
 
-/// `count` elements for each rank of the team; what does not fit `usize` fits no buffer.
+/// `count` elements for each rank of the team. Saturates, since no buffer is that long.
 #[inline(always)]
 fn times_ranks(team: &Team, count: usize) -> usize {
     count.saturating_mul(team.size())
 }
 
-/// What each rank gets of `len` elements.
+/// The part of `len` elements that each rank gets.
 #[inline(always)]
 fn share(call: &'static str, team: &Team, argument: &'static str, len: usize) -> Result<usize> {
     let divisor = team.size();
@@ -160,7 +163,7 @@ fn share(call: &'static str, team: &Team, argument: &'static str, len: usize) ->
 
 // ---- teams ----
 
-/// The place of `rank` in the shape; `None` where it is not in it.
+/// The index of this rank in the shape; `None` if the shape does not contain it.
 pub(crate) fn shape(call: &'static str, team: &Team, shape: TeamShape) -> Result<Option<u32>> {
     let size = team.size();
     if !u32::try_from(size).is_ok_and(|size| shape.fits(size)) {
@@ -172,7 +175,7 @@ pub(crate) fn shape(call: &'static str, team: &Team, shape: TeamShape) -> Result
 
 // ---- sends, receives, groups ----
 
-/// One send or receive; `grouped` where it may be to this rank itself.
+/// Checks a send or receive. With `grouped`, its peer may be this rank itself.
 pub(crate) fn point_to_point<'a>(
     call: &'static str,
     of: &Team,
@@ -186,35 +189,35 @@ pub(crate) fn point_to_point<'a>(
     argument(call, &of.inner.shared, name, &at)?;
     rank(call, of, "peer", peer)?;
     if !grouped && peer == of.my_rank() {
-        return Err(wrong_value(call, "peer", peer, "another rank: a rank sends to itself only inside a group"));
+        return Err(wrong_value(call, "peer", peer, "another rank: a rank can send to itself only in a group"));
     }
     let (team, dtype, count) = (of.inner.id, at.dtype, at.len);
     let op = Op::PointToPoint(backend::PointToPoint { direction, team, peer, dtype, count, at: at.place });
     Ok(Prepared::new(op, [at.owner, Owner::Caller, Owner::Caller]))
 }
 
-/// A group: what it receives overlaps nothing that it sends or receives. `ops` were each prepared.
+/// Checks a group of prepared operations: no receive may overlap another send or receive.
 pub(crate) fn group(call: &'static str, of: &Team, ops: Vec<Op>) -> Result<Prepared<'static>> {
     team(call, of)?;
     vector::group(call, &ops)?;
     Ok(Prepared::new(Op::Group(ops.into()), [Owner::Caller; 3]))
 }
 
-/// A fence.
+/// Checks a fence.
 #[inline(always)]
 pub(crate) fn fence(call: &'static str, shared: &Shared) -> Result<Prepared<'static>> {
     shared.usable(call)?;
     Ok(Prepared::new(Op::Fence, [Owner::Caller; 3]))
 }
 
-/// A quiet.
+/// Checks a quiet.
 #[inline(always)]
 pub(crate) fn quiet(call: &'static str, shared: &Shared) -> Result<Prepared<'static>> {
     shared.usable(call)?;
     Ok(Prepared::new(Op::Quiet, [Owner::Caller; 3]))
 }
 
-/// Whether the team may be destroyed.
+/// Checks that the team can be destroyed.
 pub(crate) fn destroyable(call: &'static str, of: &Team, owned_by_world: bool) -> Result<()> {
     team(call, of)?;
     if of.inner.id == TeamId::WORLD {

@@ -1,17 +1,17 @@
-//! Checks of one-sided operations, signals and atomics.
+//! Checks one-sided operations, signals and atomics.
 
 use super::{Prepared, apart, argument, rank, region, team};
 use crate::Result;
 use crate::arguments::signal::{Signal, SignalUpdate};
 use crate::arguments::span::{Owner, Span};
 use crate::arguments::symmetric::Remote;
+use crate::backend::error::{MisuseKind, misuse};
 use crate::backend::{Atomic, AtomicKind, Direction, Get, Op, Put, Strided, Until, WaitMode, WaitUntil};
 use crate::bounds::{self, length, positive, wrong_length, wrong_range};
-use crate::error::{MisuseKind, misuse};
 use crate::world::team::Team;
 use peerweave_types::{Compare, Pe, Rank, Strides};
 
-/// Team, both sides, the target; and that what one PE copies to itself does not overlap.
+/// Checks the team, both sides and the target, and that a copy of a PE to itself does not overlap.
 #[inline(always)]
 fn sides(
     call: &'static str,
@@ -83,7 +83,7 @@ pub(crate) fn get<'a>(
     Ok(Prepared::new(Op::Get(get), [dest.owner, Owner::Region(source.region), Owner::Caller]))
 }
 
-/// A put (`Send`) or get (`Receive`) at strides.
+/// Checks a put (`Send`) or get (`Receive`) with strides.
 pub(crate) fn strided<'a>(
     call: &'static str,
     of: &Team,
@@ -115,7 +115,7 @@ pub(crate) fn strided<'a>(
     Ok(Prepared::new(Op::Strided(op), [local.owner, Owner::Region(remote.region), Owner::Caller]))
 }
 
-/// Whether `count` elements at `stride` lie in `len`.
+/// Checks that `count` elements at `stride` lie within `len`.
 fn reach(call: &'static str, name: &'static str, len: usize, stride: usize, count: usize) -> Result<()> {
     let Some(last) = count.checked_sub(1) else { return Ok(()) };
     let end = last.saturating_mul(stride).saturating_add(1);
@@ -131,14 +131,14 @@ pub(crate) fn signal<'a>(call: &'static str, of: &Team, update: SignalUpdate<'a>
     Ok(Prepared::new(Op::Signal(op), [update.signal.span().owner, Owner::Caller, Owner::Caller]))
 }
 
-/// One element of what is remote.
+/// Checks the index of one remote element.
 #[inline(always)]
 pub(crate) fn element<'a>(call: &'static str, remote: Remote<'a>, index: usize) -> Result<Remote<'a>> {
     bounds::index(call, "index", index, remote.len)?;
     Ok(Remote { at: remote.at.plus((index * remote.dtype.size_bytes()) as u64), len: 1, ..remote })
 }
 
-/// What a wait waits for.
+/// The condition of a wait.
 pub(crate) struct Awaited<'a> {
     pub(crate) words: Span<'a>,
     pub(crate) exclude: Option<&'a [bool]>,

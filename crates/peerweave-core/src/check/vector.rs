@@ -1,12 +1,13 @@
-//! Checks that look at lists: the counts of an all-to-all-v, the members of a group.
+//! Checks lists: the counts of an all-to-all-v, the members of a group.
 
 use crate::Result;
+use crate::backend::error::{MisuseKind, misuse};
 use crate::backend::{Direction, Op, Place, VectorCounts};
 use crate::bounds::{wrong_length, wrong_range, wrong_value};
-use crate::error::{MisuseKind, misuse};
 use crate::world::team::Team;
 
-/// Every part lies in its buffer, parts that are received do not overlap, and this rank sends itself what it receives from itself.
+/// Checks that every part lies in its buffer, that received parts do not overlap, and that this
+/// rank sends itself as much as it receives from itself.
 pub(super) fn counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: usize, recv_len: usize) -> Result<()> {
     let ranks = of.size();
     for (name, list) in [
@@ -23,7 +24,7 @@ pub(super) fn counts(call: &'static str, of: &Team, counts: &VectorCounts, send_
     inside(call, "recv", &counts.recv_offsets, &counts.recv_counts, recv_len)?;
     let me = of.my_rank().index();
     if counts.send_counts[me] != counts.recv_counts[me] {
-        let expected = "for this rank itself, what `send_counts` says";
+        let expected = "for this rank itself, the same as in `send_counts`";
         return Err(wrong_value(call, "counts.recv_counts", counts.recv_counts[me], expected));
     }
     let mut parts: Vec<_> = std::iter::zip(&counts.recv_offsets, &counts.recv_counts).filter(|&(_, &count)| count > 0).collect();
@@ -44,22 +45,22 @@ fn inside(call: &'static str, name: &'static str, offsets: &[usize], counts: &[u
     Ok(())
 }
 
-/// In place, what is sent to a rank lies where what comes from it will.
+/// Checks that in place, the elements sent to a rank lie where those received from it will lie.
 pub(super) fn symmetric(call: &'static str, counts: &VectorCounts) -> Result<()> {
     for (name, sent, received) in [
         ("counts.recv_counts", &counts.send_counts, &counts.recv_counts),
         ("counts.recv_offsets", &counts.send_offsets, &counts.recv_offsets),
     ] {
         if sent != received {
-            return Err(wrong_value(call, name, format_args!("{received:?}"), "in place, the same as on the side that sends"));
+            return Err(wrong_value(call, name, format_args!("{received:?}"), "in place, the same as on the sending side"));
         }
     }
     Ok(())
 }
 
-/// What a group's members receive overlaps nothing that its members send or receive: they are under way at once.
+/// Checks that no receive of a group overlaps another send or receive: they run at the same time.
 pub(super) fn group(call: &'static str, ops: &[Op]) -> Result<()> {
-    // Start, end, whether it is written; symmetric and private memory apart.
+    // Start, end, and whether it is written, separately for symmetric and private memory.
     let mut ranges: [Vec<(u64, u64, bool)>; 2] = Default::default();
     for op in ops {
         if let Op::PointToPoint(op) = op {
@@ -75,7 +76,8 @@ pub(super) fn group(call: &'static str, ops: &[Op]) -> Result<()> {
     }
     for list in &mut ranges {
         list.sort_unstable();
-        // By start: a range overlaps one before it if it starts before the farthest end of those that matter to it.
+        // Sorted by start: a range overlaps an earlier one if it starts before the end of a written
+        // one, or is written and starts before the end of any.
         let (mut any_end, mut written_end) = (0, 0);
         for &(start, end, written) in list.iter() {
             if start < written_end || (written && start < any_end) {

@@ -25,8 +25,8 @@ pub(super) struct Heap {
     bytes: usize,
 }
 
-// SAFETY: shared: the words. Synchronised: every access is atomic ([B4] of `Noop`). Would be caught by:
-// `many_threads_add_to_one_word` in tests/lifecycle.rs, under ThreadSanitizer.
+// SAFETY: shared: the words. Synchronised: every access is atomic ([B4] of `Noop`). Would be caught
+// by: `many_threads_add_to_one_word` in tests/lifecycle.rs, under ThreadSanitizer.
 unsafe impl Send for Heap {}
 // SAFETY: as for Send.
 unsafe impl Sync for Heap {}
@@ -61,7 +61,8 @@ impl Heap {
         let zeros = [0u8; 4096];
         for start in (0..bytes).step_by(zeros.len()) {
             let to = self.address(pe, at.plus(start as u64));
-            // SAFETY: the caller allocated `bytes` at `at`, which lie in the segment of `pe`; `zeros` has as many as are written.
+            // SAFETY: the caller allocated `bytes` at `at`, which lie in the segment of `pe`;
+            // `zeros` has as many as are written.
             unsafe { shared_bytes::write(zeros.as_ptr(), to, zeros.len().min(bytes - start)) };
         }
     }
@@ -76,8 +77,9 @@ impl Drop for Heap {
 
 /// Copies between two places that an operation names.
 fn copy(from: Reading, to: *mut u8, bytes: usize) {
-    // SAFETY: both were given by `Noop::at`, `Noop::reading` or `Noop::place`: in the heap and allocated, or ordinary memory that the contract of `run` and `submit`
-    // says is valid for what the operation does, of as many bytes.
+    // SAFETY: both were given by `Noop::at`, `Noop::reading` or `Noop::place`: in the heap and
+    // allocated, or ordinary memory that the contract of `run` and `submit` says is valid for what
+    // the operation does, of as many bytes.
     unsafe { shared_bytes::copy(from, to, bytes) }
 }
 
@@ -199,7 +201,8 @@ fn strided(noop: &Noop, op: &Strided) {
 fn word(noop: &Noop, pe: Pe, at: SymOffset) -> &AtomicU64 {
     let at = noop.at(pe, at, size_of::<u64>());
     assert!(at.cast::<u64>().is_aligned(), "peerweave-core bug: a word that is not aligned");
-    // SAFETY: in the heap, allocated, aligned, and only ever accessed atomically; it lives as long as the backend that is borrowed.
+    // SAFETY: in the heap, allocated, aligned, and only ever accessed atomically; it lives as long
+    // as the backend that is borrowed.
     unsafe { AtomicU64::from_ptr(at.cast()) }
 }
 

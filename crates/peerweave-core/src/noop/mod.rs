@@ -1,10 +1,13 @@
-//! A backend that talks to nobody: it pretends a job of any size inside one process, records what it is told, and completes it at once.
+//! A backend without communication: it simulates a job of any size in one process, records its
+//! calls, and completes operations at once.
 //!
-//! For unit tests, examples and measurements of the API itself. One-sided operations, signals and atomics really work, on segments that the
-//! pretended PEs have; collectives work where the team has one rank, and are recorded otherwise; no pretended PE ever does anything.
-//! It is no stand-in for a backend in any claim about communication.
+//! It serves unit tests, examples and measurements of the API. One-sided operations, signals and
+//! atomics work, on segments of the simulated PEs. Collectives work if the team has one rank, and
+//! are only recorded otherwise. The simulated PEs do nothing, so it proves nothing about
+//! communication.
 //!
-//! Invariant: the heap is accessed only by atomic operations, inside of live allocations; an operation that names anything else panics.
+//! Invariant: the heap is accessed only by atomic operations, inside live allocations; other
+//! operations panic.
 
 mod data;
 mod queue;
@@ -22,32 +25,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// What a [`Noop`] was told.
+/// A call that a [`Noop`] has recorded.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Call {
-    /// To run an operation on the calling thread.
+    /// Runs an operation on the calling thread.
     Run(Op),
-    /// To enqueue an operation.
+    /// Enqueues an operation.
     Submit(Op),
-    /// To allocate.
+    /// Allocates.
     Allocate(Allocation),
-    /// To release the allocation at this place.
+    /// Releases the allocation at this offset.
     Release(SymOffset),
-    /// To split a team.
+    /// Splits a team.
     Split {
         /// The team.
         parent: TeamId,
-        /// This PE's part in it.
+        /// The request of this PE.
         part: Option<SplitPart>,
     },
-    /// To end a team.
+    /// Destroys a team.
     Destroy(TeamId),
-    /// To leave the job.
+    /// Finalizes the job.
     Finalize,
 }
 
-/// A backend that talks to nobody.
+/// A backend without communication.
 ///
 /// ```
 /// use peerweave::backend::Op;
@@ -80,23 +83,24 @@ pub struct Noop {
 #[derive(Debug, Default)]
 struct State {
     calls: Vec<Call>,
-    /// Start and bytes of what is allocated.
+    /// The start and size of each allocation.
     live: BTreeMap<u64, u64>,
     /// By number.
     teams: Vec<Option<Vec<Pe>>>,
-    /// What the next split gives.
+    /// The members of the team that the next split makes.
     next_members: Option<Vec<Pe>>,
     fail_next: Option<Error>,
 }
 
-/// How many teams there may be.
+/// The largest number of teams.
 const MAX_TEAMS: usize = 64;
 
 impl Noop {
-    /// PE `my_pe` of a pretended job of `n_pes` on one machine, with a heap of 1 MiB per PE. It records.
+    /// Makes PE `my_pe` of a simulated job of `n_pes` PEs on one machine, with a heap of 1 MiB per
+    /// PE. It records its calls.
     ///
     /// # Panics
-    /// Where there is no such PE.
+    /// If there is no such PE.
     pub fn new(my_pe: u32, n_pes: usize) -> Arc<Self> {
         Self::with_heap(my_pe, n_pes, 1 << 20)
     }
@@ -104,7 +108,7 @@ impl Noop {
     /// As [`Noop::new`], with a heap of `heap_bytes` per PE, rounded up to pages.
     ///
     /// # Panics
-    /// Where there is no such PE.
+    /// If there is no such PE.
     pub fn with_heap(my_pe: u32, n_pes: usize, heap_bytes: usize) -> Arc<Self> {
         let heap_bytes = heap_bytes.next_multiple_of(Heap::PAGE);
         let mut caps = Caps::new(heap_bytes, MAX_TEAMS, "nothing");
@@ -115,7 +119,7 @@ impl Noop {
     /// As [`Noop::new`], with given capabilities.
     ///
     /// # Panics
-    /// Where there is no such PE.
+    /// If there is no such PE.
     pub fn with_caps(my_pe: u32, n_pes: usize, caps: Caps) -> Arc<Self> {
         assert!((my_pe as usize) < n_pes, "PE {my_pe} of {n_pes}");
         let all: Vec<_> = (0..n_pes as u32).map(Pe::new).collect();
@@ -134,23 +138,23 @@ impl Noop {
         })
     }
 
-    /// Whether calls are recorded from now on.
+    /// Sets whether calls are recorded.
     pub fn set_recording(&self, recording: bool) {
         self.recording.store(recording, Ordering::Relaxed);
     }
 
-    /// Whether operations do nothing at all from now on, not even what one PE could do: for measurements of what lies above a backend.
+    /// Sets whether operations do nothing at all, for measurements of the code above a backend.
     pub fn set_inert(&self, inert: bool) {
         self.inert.store(inert, Ordering::Relaxed);
     }
 
-    /// What was recorded since the last time.
+    /// Returns the calls recorded since the last call of this function.
     pub fn take_calls(&self) -> Vec<Call> {
         std::mem::take(&mut self.state().calls)
     }
 
-    /// The members, in rank order, of the team that the next split gives. Otherwise it gives all members of its parent, since the pretended PEs
-    /// have no part of their own in a split.
+    /// Sets the members, in rank order, of the team that the next split makes. By default it has
+    /// all members of its parent, because the simulated PEs make no requests.
     pub fn next_split_gives(&self, members: impl IntoIterator<Item = u32>) {
         self.state().next_members = Some(members.into_iter().map(Pe::new).collect());
     }
@@ -160,17 +164,17 @@ impl Noop {
         self.state().fail_next = Some(error);
     }
 
-    /// Whether operations wait in their streams from now on, until [`Noop::run_next`] or [`Noop::run_all`].
+    /// Sets whether operations wait in their streams until [`Noop::run_next`] or [`Noop::run_all`].
     pub fn hold_streams(&self, hold: bool) {
         self.queue.set_hold(hold);
     }
 
-    /// Runs the operation that has waited longest; false where none waits.
+    /// Runs the operation that has waited longest; returns `false` if none waits.
     pub fn run_next(&self) -> bool {
         self.queue.run_next(|op| self.perform(op))
     }
 
-    /// Runs all operations that wait.
+    /// Runs all waiting operations.
     pub fn run_all(&self) {
         while self.run_next() {}
     }
@@ -202,7 +206,7 @@ impl Noop {
         assert!(live || bytes == 0, "peerweave-core bug: {bytes} bytes at {at:?} are not allocated");
     }
 
-    /// Where bytes of a PE's segment lie; panics unless they are allocated.
+    /// The address of bytes in the segment of a PE; panics unless they are allocated.
     fn at(&self, pe: Pe, at: SymOffset, bytes: usize) -> *mut u8 {
         assert!(pe.index() < self.job.n_pes, "peerweave-core bug: no {pe}");
         if !self.is_inert() {
@@ -218,7 +222,7 @@ impl Noop {
         }
     }
 
-    /// As `place`, for what is only read.
+    /// As `place`, for memory that is only read.
     fn reading(&self, place: Place, bytes: usize) -> Reading {
         match place {
             Place::Symmetric(at) => Reading::Shared(self.at(self.job.my_pe, at, bytes)),
@@ -248,9 +252,11 @@ impl Noop {
 }
 
 #[allow(unsafe_code)]
-// SAFETY: [B1] `data::perform` asserts that symmetric ranges lie in live allocations, and touches private ones for as many bytes as the operation
-// says, before `run` returns or while the queue holds the keep. [B2] the heap is freed when this is dropped. [B3] there is one thread of
-// execution per operation, and accesses to words are sequentially consistent. [B4] all accesses to the heap are atomic.
+// SAFETY: [B1] `data::perform` asserts that symmetric ranges lie in live allocations, and touches
+// private ones for as many bytes as the operation says, before `run` returns or while the queue
+// holds the keep. [B2] the heap is freed when this is dropped. [B3] there is one thread of
+// execution per operation, and accesses to words are sequentially consistent. [B4] all accesses to
+// the heap are atomic.
 unsafe impl Backend for Noop {
     fn name(&self) -> &'static str {
         "noop"
@@ -284,7 +290,7 @@ unsafe impl Backend for Noop {
         let align = request.align.max(64) as u64;
         let bytes = request.bytes as u64;
         let mut state = self.state();
-        // First fit; an allocation of nothing takes a place of its own too, so that places differ.
+        // First fit. Empty allocations take space too, so that offsets differ.
         let mut at = 0u64;
         for (&start, &len) in &state.live {
             if at + bytes.max(1) <= start {

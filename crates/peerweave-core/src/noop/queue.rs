@@ -1,4 +1,5 @@
-//! Streams of the no-op backend: they run what they are given at once, or hold it until they are told to run it.
+//! Streams of the no-op backend: they run what they are given at once, or hold it until they are
+//! told to run it.
 
 use super::{Call, Noop};
 use crate::backend::{EventBackend, Keep, Op, Outcome, Pending, StreamBackend, Submitted, TeamId};
@@ -13,7 +14,8 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     hold: AtomicBool,
-    /// How many entries there are; changed with the lock taken, read without it by those who only need to know of their own.
+    /// How many entries there are; changed with the lock taken, read without it by those who only
+    /// need to know of their own.
     len: AtomicUsize,
     waiting: Mutex<VecDeque<Entry>>,
 }
@@ -52,7 +54,8 @@ impl Queue {
         Some(entry)
     }
 
-    /// Runs the oldest entry. What it kept is dropped after it has run and before anybody learns that it has.
+    /// Runs the oldest entry. What it kept is dropped after it has run and before anybody learns
+    /// that it has.
     pub(super) fn run_next(&self, perform: impl FnOnce(&Op) -> Result<Outcome>) -> bool {
         let Some(Entry { work, done, failure, .. }) = self.pop() else { return false };
         let before = lock(&failure).clone();
@@ -192,7 +195,8 @@ unsafe impl StreamBackend for NoopStream {
     }
 
     fn wait_event(&self, _: &Arc<dyn EventBackend>) -> Result<()> {
-        // Everything that waits runs in one order, that of its calls: what the event marks comes before what is enqueued here from now on.
+        // Everything that waits runs in one order, that of its calls: what the event marks comes
+        // before what is enqueued here from now on.
         Ok(())
     }
 }

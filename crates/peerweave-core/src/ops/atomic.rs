@@ -12,16 +12,19 @@ use peerweave_types::{AtomicElement, AtomicInteger, Rank};
 
 macro_rules! atomics {
     ($($(#[$doc:meta])* $name:ident, $blocking:ident: $kind:ident <$bound:ident> ($($operand:ident),*) [$($words:expr),*] -> $result:ident;)*) => {
-        /// Atomic operations, on element `index` of `dest` of a rank: atomic with respect to each other, on any PE, and to signals on 64-bit words. What puts
-        /// and local stores do to the element is not.
+        /// Atomic operations on element `index` of `dest` of a rank. They are atomic with respect
+        /// to each other, on all PEs, and to signals on 64-bit words, but not to puts and local
+        /// stores.
         ///
         /// # Ordering
-        /// Stream-ordered forms run after what was enqueued before them on `stream`. None orders anything else; those that yield nothing are complete at
-        /// the target after a [`quiet`](crate::World::quiet).
+        /// Stream-ordered forms run after earlier operations of `stream`. They order nothing else.
+        /// Operations without a result are complete at the target after a
+        /// [`quiet`](crate::World::quiet).
         ///
         /// # Errors
-        /// [`Misuse`](crate::Misuse): there is no such element or rank; team, stream or buffer is of another world or gone.
-        /// [`Error::Peer`](crate::Error::Peer) where the target died.
+        /// [`Misuse`](crate::Misuse) if there is no such element or rank, or if the team, stream or
+            /// buffer belongs to another world or has ended.
+        /// [`Error::Peer`](crate::Error::Peer) if the target died.
         ///
         /// # Example
         /// ```
@@ -44,8 +47,9 @@ macro_rules! atomics {
             $(#[$doc])*
             ///
             /// # Errors
-            /// [`Misuse`](crate::Misuse): there is no such element or rank; team, stream or buffer is of another world or gone.
-            /// [`Error::Peer`](crate::Error::Peer) where the target died.
+            /// [`Misuse`](crate::Misuse) if there is no such element or rank, or if the team,
+            /// stream or buffer belongs to another world or has ended.
+            /// [`Error::Peer`](crate::Error::Peer) if the target died.
             ///
             #[doc = concat!("[`Team::", stringify!($blocking), "`] is the form on the calling thread.")]
             pub fn $name<T: $bound>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, $($operand: T,)* rank: Rank) -> Result<Ticket<atomics!(@type $result)>> {
@@ -73,32 +77,32 @@ macro_rules! atomics {
 }
 
 atomics! {
-    /// Yields the element.
+    /// Returns the element.
     atomic_fetch, atomic_fetch_blocking: Fetch<AtomicElement> () [0, 0] -> old;
     /// Sets the element to `value`.
     atomic_set, atomic_set_blocking: Set<AtomicElement> (value) [value.to_word(), 0] -> nothing;
-    /// Sets the element to `value` and yields what it was.
+    /// Sets the element to `value` and returns the old value.
     atomic_swap, atomic_swap_blocking: Swap<AtomicElement> (value) [value.to_word(), 0] -> old;
-    /// Sets the element to `value` where it is `expected`; yields what it was, which is `expected` where it was set.
+    /// Sets the element to `value` if it is `expected`, and returns the old value.
     atomic_compare_swap, atomic_compare_swap_blocking: CompareSwap<AtomicInteger> (expected, value) [value.to_word(), expected.to_word()] -> old;
-    /// Adds `value` to the element; it wraps.
+    /// Adds `value` to the element, wrapping.
     atomic_add, atomic_add_blocking: Add<AtomicInteger> (value) [value.to_word(), 0] -> nothing;
-    /// Adds `value` to the element, which wraps, and yields what it was.
+    /// Adds `value` to the element, wrapping, and returns the old value.
     atomic_fetch_add, atomic_fetch_add_blocking: FetchAdd<AtomicInteger> (value) [value.to_word(), 0] -> old;
-    /// Adds 1 to the element; it wraps.
+    /// Adds 1 to the element, wrapping.
     atomic_inc, atomic_inc_blocking: Inc<AtomicInteger> () [0, 0] -> nothing;
-    /// Adds 1 to the element, which wraps, and yields what it was.
+    /// Adds 1 to the element, wrapping, and returns the old value.
     atomic_fetch_inc, atomic_fetch_inc_blocking: FetchInc<AtomicInteger> () [0, 0] -> old;
-    /// Keeps the bits of the element that `mask` has.
+    /// Clears the bits of the element that are not in `mask`.
     atomic_and, atomic_and_blocking: And<AtomicInteger> (mask) [mask.to_word(), 0] -> nothing;
-    /// Keeps the bits of the element that `mask` has, and yields what it was.
+    /// Clears the bits of the element that are not in `mask`, and returns the old value.
     atomic_fetch_and, atomic_fetch_and_blocking: FetchAnd<AtomicInteger> (mask) [mask.to_word(), 0] -> old;
-    /// Sets the bits of the element that `mask` has.
+    /// Sets the bits of `mask` in the element.
     atomic_or, atomic_or_blocking: Or<AtomicInteger> (mask) [mask.to_word(), 0] -> nothing;
-    /// Sets the bits of the element that `mask` has, and yields what it was.
+    /// Sets the bits of `mask` in the element, and returns the old value.
     atomic_fetch_or, atomic_fetch_or_blocking: FetchOr<AtomicInteger> (mask) [mask.to_word(), 0] -> old;
-    /// Flips the bits of the element that `mask` has.
+    /// Inverts the bits of `mask` in the element.
     atomic_xor, atomic_xor_blocking: Xor<AtomicInteger> (mask) [mask.to_word(), 0] -> nothing;
-    /// Flips the bits of the element that `mask` has, and yields what it was.
+    /// Inverts the bits of `mask` in the element, and returns the old value.
     atomic_fetch_xor, atomic_fetch_xor_blocking: FetchXor<AtomicInteger> (mask) [mask.to_word(), 0] -> old;
 }

@@ -1,4 +1,5 @@
-//! Collective operations, sends and receives, stream-ordered. The forms that run on the calling thread are in `collective_blocking.rs`.
+//! Collective operations, sends and receives, stream-ordered. The forms that run on the calling
+//! thread are in `collective_blocking.rs`.
 //!
 //! Nothing is checked here: `check/` does. The documentation of both forms is here.
 
@@ -14,21 +15,26 @@ use std::sync::Arc;
 
 /// Collective operations, stream-ordered.
 ///
-/// Each returns as soon as the operation is enqueued on `stream`, where it runs after what was enqueued there before it, and yields a
-/// [`Ticket`]. Buffers are held by the queue until then: dropping them is harmless, changing them is not.
+/// Each call enqueues the operation on `stream`, after earlier operations of the stream, and
+/// returns a [`Ticket`]. The queue holds the buffers until the operation is complete: they can be
+/// dropped, but must not be changed.
 ///
 /// # Collective
-/// Every rank of the team calls, with the same operation, element type, count, reduction and root, in the same order as the other collective calls
-/// of this team, on whatever stream of its own.
+/// Every rank of the team must call, with the same operation, element type, count, reduction and
+/// root, and in the same order as the other collective calls of this team. Each rank may use any of
+/// its streams.
 ///
 /// # Ordering
-/// A rank's part is complete when its own results are there. Of the others it says nothing, but for [`barrier`](Team::barrier) and
-/// [`sync`](Team::sync).
+/// A collective is complete on a rank when the results of that rank are complete. Only
+/// [`barrier`](Team::barrier) and [`sync`](Team::sync) order other ranks.
 ///
 /// # Errors
-/// Each call fails with [`Misuse`](crate::Misuse), before anything is enqueued, where a length, rank or root is wrong, buffers overlap, or team, stream or a buffer is
-/// of another world or gone. Later, from the ticket or [`Stream::synchronize`]: [`Error::Mismatch`](crate::Error::Mismatch) where ranks called different things
-/// and the backend compares calls, [`Error::Peer`](crate::Error::Peer), [`Error::Timeout`](crate::Error::Timeout) naming who did not arrive.
+/// Before anything is enqueued: [`Misuse`](crate::Misuse) for a wrong length, rank or root, for
+/// buffers that overlap, and for a team, stream or buffer of another world or one that has ended.
+/// Later, from the ticket or [`Stream::synchronize`]: [`Error::Mismatch`](crate::Error::Mismatch)
+/// if ranks made different calls and the backend compares calls;
+/// [`Error::Peer`](crate::Error::Peer) if a rank died or left;
+/// [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not arrive.
 ///
 /// # Example
 /// ```
@@ -52,20 +58,23 @@ use std::sync::Arc;
 /// # }
 /// ```
 impl Team {
-    /// Completes this PE's puts and signals, and waits until every rank has arrived here: quiet, then [`sync`](Team::sync). What any rank put before it is
-    /// visible to all after it.
+    /// Completes the puts and signals of this PE, then waits until every rank has called: a quiet,
+    /// then [`sync`](Team::sync). After it, all ranks see the earlier puts of every rank.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse), before anything is enqueued, for team or stream that are of another world or gone. Later, from the ticket or
-    /// [`Stream::synchronize`]: [`Error::Mismatch`](crate::Error::Mismatch) where ranks called different things and the backend compares calls;
-    /// [`Error::Peer`](crate::Error::Peer) where a rank died or left; [`Error::Timeout`](crate::Error::Timeout), with the ranks that did not arrive.
+    /// Before anything is enqueued: [`Misuse`](crate::Misuse) for a team or stream of another world
+    /// or one that has ended. Later, from the ticket or [`Stream::synchronize`]:
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if ranks made different calls and the backend
+    /// compares calls; [`Error::Peer`](crate::Error::Peer) if a rank died or left;
+    /// [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not arrive.
     pub fn barrier(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "barrier";
         call::submit(CALL, self, stream, check::arrival(CALL, self, CollectiveKind::Barrier)?, decode::nothing)
     }
 
-    /// Waits until every rank has arrived here; completes nothing. What a rank wrote to its own symmetric memory before it is visible to all after it; puts
-    /// are not, unless completed by [`quiet`](crate::World::quiet).
+    /// Waits until every rank has called, without completing puts. After it, all ranks see earlier
+    /// writes of each rank to its own symmetric memory, and puts that a
+    /// [`quiet`](crate::World::quiet) has completed.
     ///
     /// # Errors
     /// As [`Team::barrier`].
@@ -74,14 +83,15 @@ impl Team {
         call::submit(CALL, self, stream, check::arrival(CALL, self, CollectiveKind::Sync)?, decode::nothing)
     }
 
-    /// Combines the elements of all ranks, and gives every rank the result: the same bits on each.
+    /// Reduces the elements of all ranks, and stores the result on every rank, with the same bits.
     ///
     /// # Shapes
-    /// `send: n`, `recv: n` elements, apart.
+    /// `send: n`, `recv: n` elements, which do not overlap.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone;
-    /// [`Misuse`](crate::Misuse) where the reduction is not defined for `T`.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, for
+    /// buffers that overlap, belong to another world or were released, and for a reduction that `T`
+    /// does not have.
     #[inline]
     pub fn all_reduce<T: Number>(
         &self,
@@ -95,7 +105,7 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::all_reduce`], where `buffer` gives the elements and takes the result.
+    /// As [`Team::all_reduce`], with the result replacing the elements in `buffer`.
     ///
     /// # Shapes
     /// `buffer: n` elements.
@@ -114,13 +124,14 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Combines the elements of all ranks, and gives the result to the root.
+    /// Reduces the elements of all ranks, and stores the result on the root.
     ///
     /// # Shapes
-    /// `send: n` elements; `recv: n` at the root. Elsewhere `recv` is ignored: pass the same, or [`none()`](crate::none).
+    /// `send: n` elements; `recv: n` at the root. Other ranks may pass a buffer, which is ignored,
+    /// or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As [`Team::all_reduce`]; [`Misuse`](crate::Misuse) where the root has no `recv`.
+    /// As [`Team::all_reduce`]; [`Misuse`](crate::Misuse) if the root passes no `recv`.
     pub fn reduce<T: Number>(
         &self,
         stream: &Stream,
@@ -135,10 +146,10 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::reduce`], where `buffer` gives the elements and, at the root, takes the result.
+    /// As [`Team::reduce`], with the result replacing the elements in `buffer` at the root.
     ///
     /// # Shapes
-    /// `buffer: n` elements. It is changed at the root alone.
+    /// `buffer: n` elements, which change at the root only.
     ///
     /// # Errors
     /// As [`Team::all_reduce`].
@@ -154,14 +165,16 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Gives every rank, the root included, the elements of the root.
+    /// Copies the elements of the root to every rank, including the root.
     ///
     /// # Shapes
-    /// `send: n` elements at the root, apart from `recv: n`. Elsewhere `send` is ignored: pass the same, or [`none()`](crate::none).
+    /// `send: n` elements at the root, which do not overlap `recv: n`. Other ranks may pass a
+    /// buffer, which is ignored, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone;
-    /// [`Misuse`](crate::Misuse) where the root has no `send`.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
+    /// buffers that overlap, belong to another world or were released; [`Misuse`](crate::Misuse) if
+    /// the root passes no `send`.
     pub fn broadcast<T: Element>(
         &self,
         stream: &Stream,
@@ -175,26 +188,28 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::broadcast`], where `buffer` gives the elements at the root and takes them elsewhere.
+    /// As [`Team::broadcast`], from `buffer` of the root to `buffer` of the other ranks.
     ///
     /// # Shapes
     /// `buffer: n` elements.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
+    /// buffers that overlap, belong to another world or were released.
     pub fn broadcast_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "broadcast_in_place";
         let prepared = check::broadcast_in_place(CALL, self, buffer.span(), root)?;
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Gives every rank the elements of all, in rank order.
+    /// Copies the elements of all ranks to every rank, in rank order.
     ///
     /// # Shapes
-    /// `send: n` elements, apart from `recv: n × size`.
+    /// `send: n` elements, which do not overlap `recv: n × size`.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
+    /// buffers that overlap, belong to another world or were released.
     #[inline]
     pub fn all_gather<T: Element>(
         &self,
@@ -207,13 +222,14 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::all_gather`], where this rank's elements already lie in their part of `buffer`.
+    /// As [`Team::all_gather`], with the elements of this rank already in their part of `buffer`.
     ///
     /// # Shapes
-    /// `buffer: n × size` elements; this rank gives elements `rank × n .. (rank + 1) × n`.
+    /// `buffer: n × size` elements; this rank contributes elements `rank × n .. (rank + 1) × n`.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
+    /// buffers that overlap, belong to another world or were released.
     #[inline]
     pub fn all_gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_gather_in_place";
@@ -221,10 +237,11 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Combines the elements of all ranks, and gives each rank its part of the result.
+    /// Reduces the elements of all ranks, and stores one part of the result on each rank.
     ///
     /// # Shapes
-    /// `send: n × size` elements, apart from `recv: n`. Rank `r` gets what elements `r × n .. (r + 1) × n` of all ranks combine to.
+    /// `send: n × size` elements, which do not overlap `recv: n`. Rank `r` gets the
+    /// reduction of elements `r × n .. (r + 1) × n` of all ranks.
     ///
     /// # Errors
     /// As [`Team::all_reduce`].
@@ -241,10 +258,12 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::reduce_scatter`], where the result goes to this rank's part of `buffer`.
+    /// As [`Team::reduce_scatter`], with the result in the part of `buffer` that belongs to this
+    /// rank.
     ///
     /// # Shapes
-    /// `buffer: n × size` elements; the result lies in elements `rank × n .. (rank + 1) × n`. What the others hold afterwards is not said.
+    /// `buffer: n × size` elements; the result is in elements `rank × n .. (rank + 1) × n`. The
+    /// other elements are unspecified afterwards.
     ///
     /// # Errors
     /// As [`Team::all_reduce`].
@@ -260,13 +279,15 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Gives part `r` of every rank's elements to rank `r`, which gets them in rank order.
+    /// Sends part `r` of the elements to rank `r`, and receives one part from every rank, in rank
+    /// order.
     ///
     /// # Shapes
-    /// `send: n × size` elements, apart from `recv: n × size`.
+    /// `send: n × size` elements, which do not overlap `recv: n × size`.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
+    /// buffers that overlap, belong to another world or were released.
     #[inline]
     pub fn all_to_all<T: Element>(
         &self,
@@ -279,13 +300,15 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::all_to_all`], where each part of `buffer` is replaced by what comes from the rank it went to.
+    /// As [`Team::all_to_all`], with each received part replacing the part that was sent to the
+    /// same rank.
     ///
     /// # Shapes
     /// `buffer: n × size` elements.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
+    /// buffers that overlap, belong to another world or were released.
     #[inline]
     pub fn all_to_all_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>) -> Result<Ticket> {
         const CALL: &str = "all_to_all_in_place";
@@ -293,18 +316,21 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::all_to_all`], with parts of any length anywhere in the buffers.
+    /// As [`Team::all_to_all`], with parts of any length at any offset of the buffers.
     ///
     /// # Shapes
-    /// To rank `r` go elements `send_offsets[r] .. + send_counts[r]` of `send`; from it come `recv_counts[r]`, to `recv_offsets[r]` of `recv`. Each list has
-    /// one entry per rank. Parts of `recv` do not overlap, nor does `recv` with `send`. What `r` sends here is what is expected here from `r`: that is
-    /// the caller's to see to, and compared where the backend compares calls.
+    /// Rank `r` gets `send_counts[r]` elements from `send_offsets[r]` of `send`. From it come
+    /// `recv_counts[r]` elements, to `recv_offsets[r]` of `recv`. Each list has one entry per rank.
+    /// Parts of `recv` do not overlap, and `recv` does not overlap `send`. The caller must make
+    /// sure that rank `r` sends the count that this rank expects; backends that compare calls check
+    /// it.
     ///
-    /// `counts` may be an `Arc`, which saves an allocation where one is used again.
+    /// `counts` may be an `Arc`, which saves an allocation if it is used again.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone;
-    /// [`Misuse`](crate::Misuse) for lists of another length, parts outside of their buffer, parts that overlap.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
+    /// buffers that overlap, belong to another world or were released; [`Misuse`](crate::Misuse)
+    /// for lists of a wrong length, parts outside their buffer, and parts that overlap.
     pub fn all_to_all_v<T: Element>(
         &self,
         stream: &Stream,
@@ -317,13 +343,14 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::all_to_all_v`], where each part of `buffer` is replaced by what comes from the rank it went to.
+    /// As [`Team::all_to_all_v`], with each received part replacing the part that was sent to the
+    /// same rank.
     ///
     /// # Shapes
     /// As [`Team::all_to_all_v`], with the same counts and offsets on both sides.
     ///
     /// # Errors
-    /// As [`Team::all_to_all_v`]; [`Misuse`](crate::Misuse) where the sides differ.
+    /// As [`Team::all_to_all_v`]; [`Misuse`](crate::Misuse) if the two sides differ.
     pub fn all_to_all_v_in_place<T: Element>(
         &self,
         stream: &Stream,
@@ -335,14 +362,16 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Gives the root the elements of all ranks, in rank order.
+    /// Copies the elements of all ranks to the root, in rank order.
     ///
     /// # Shapes
-    /// `send: n` elements; `recv: n × size` at the root, apart. Elsewhere `recv` is ignored: pass the same, or [`none()`](crate::none).
+    /// `send: n` elements; `recv: n × size` at the root, which do not overlap. Other ranks may pass
+    /// a buffer, which is ignored, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone;
-    /// [`Misuse`](crate::Misuse) where the root has no `recv`.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
+    /// buffers that overlap, belong to another world or were released; [`Misuse`](crate::Misuse) if
+    /// the root passes no `recv`.
     pub fn gather<T: Element>(
         &self,
         stream: &Stream,
@@ -356,27 +385,30 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::gather`], where the root's elements already lie in their part of `buffer`.
+    /// As [`Team::gather`], with the elements of the root already in their part of `buffer`.
     ///
     /// # Shapes
-    /// `buffer: n × size` elements at the root, `n` elsewhere, where they are only read.
+    /// `buffer: n × size` elements at the root; `n` elements, which are only read, on other ranks.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
+    /// buffers that overlap, belong to another world or were released.
     pub fn gather_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "gather_in_place";
         let prepared = check::gather_in_place(CALL, self, buffer.span(), root)?;
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Gives each rank its part of the root's elements.
+    /// Sends one part of the elements of the root to each rank.
     ///
     /// # Shapes
-    /// `send: n × size` elements at the root, apart from `recv: n`. Elsewhere `send` is ignored: pass the same, or [`none()`](crate::none).
+    /// `send: n × size` elements at the root, which do not overlap `recv: n`. Other ranks may pass
+    /// a buffer, which is ignored, or [`none()`](crate::none).
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone;
-    /// [`Misuse`](crate::Misuse) where the root has no `send`.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
+    /// buffers that overlap, belong to another world or were released; [`Misuse`](crate::Misuse) if
+    /// the root passes no `send`.
     pub fn scatter<T: Element>(
         &self,
         stream: &Stream,
@@ -390,30 +422,34 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::scatter`], where the root's part stays in its place in `buffer`.
+    /// As [`Team::scatter`], with the part of the root staying in its place in `buffer`.
     ///
     /// # Shapes
-    /// `buffer: n × size` elements at the root, where they are only read; `n` elsewhere.
+    /// `buffer: n × size` elements, which are only read, at the root; `n` elements on other ranks.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
+    /// buffers that overlap, belong to another world or were released.
     pub fn scatter_in_place<T: Element>(&self, stream: &Stream, mut buffer: impl StreamDest<T>, root: Rank) -> Result<Ticket> {
         const CALL: &str = "scatter_in_place";
         let prepared = check::scatter_in_place(CALL, self, buffer.span(), root)?;
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Sends elements to one rank, which calls [`recv`](Team::recv) for as many of the same type. Sends to one rank match its receives in their order.
+    /// Sends elements to one rank, which calls [`recv`](Team::recv) for the same number of elements
+    /// of the same type. Sends to one rank match its receives in order.
     ///
-    /// Not collective. It may complete before the peer has called, or only then: two ranks that send to each other before they receive may wait for each
-    /// other until the deadline. Put such calls in a [`group`](Team::group).
+    /// Not collective. It may or may not complete before the peer has called: two ranks that send
+    /// to each other before they receive may wait for each other until the deadline. Put such calls
+    /// in a [`group`](Team::group).
     ///
     /// # Shapes
-    /// `source: n` elements, `dest: n` there.
+    /// `source: n` elements here, `dest: n` elements on the peer.
     ///
     /// # Errors
-    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for buffers that overlap or are of another world or gone;
-    /// [`Misuse`](crate::Misuse) where the peer is this rank itself, outside of a group.
+    /// As [`Team::barrier`]; [`Misuse`](crate::Misuse) for a wrong length, rank or root, and for
+    /// buffers that overlap, belong to another world or were released; [`Misuse`](crate::Misuse) if
+    /// the peer is this rank, outside of a group.
     #[inline]
     pub fn send<T: Element>(&self, stream: &Stream, mut source: impl StreamSource<T>, peer: Rank) -> Result<Ticket> {
         const CALL: &str = "send";
@@ -421,10 +457,10 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// Receives the elements that a rank sends here with [`send`](Team::send).
+    /// Receives the elements that a rank sends to this one with [`send`](Team::send).
     ///
     /// # Shapes
-    /// `dest: n` elements, `source: n` there.
+    /// `dest: n` elements here, `source: n` elements on the peer.
     ///
     /// # Errors
     /// As [`Team::send`].

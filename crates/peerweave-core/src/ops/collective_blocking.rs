@@ -1,4 +1,5 @@
-//! Collective operations, sends and receives on the calling thread. What they mean is told in `collective.rs`.
+//! Collective operations, sends and receives on the calling thread. They are documented in
+//! `collective.rs`.
 
 use crate::arguments::reduction::Reduction;
 use crate::arguments::span::{Dest, MaybeDest, MaybeSource, Source, maybe_span};
@@ -10,9 +11,10 @@ use std::sync::Arc;
 
 /// Collective operations on the calling thread.
 ///
-/// Each is its stream-ordered namesake, run to its end before it returns: buffers may also be slices, vectors and arrays, and every error comes
-/// out of the call. It is not ordered with what is queued on streams, except that ranks must call the collectives of one team in one order,
-/// over all forms.
+/// Each call does the same as the stream-ordered call of its name and returns when it is complete.
+/// Buffers may also be slices, vectors and arrays, and the call itself returns every error. It is
+/// not ordered with operations on streams; but the collectives of one team must be called in the
+/// same order on all ranks, in both forms together.
 ///
 /// # Example
 /// ```

@@ -1,8 +1,9 @@
-//! Groups: sends and receives that are under way at once, and other operations with them, handed over as one.
+//! Groups: sends and receives that run at the same time, and other operations, handed over as one.
 //!
-//! Invariant: what the members' memory is held by lives as long as the group: clones in [`Group`], borrows for `'env` in [`BlockingGroup`]. Nothing
-//! runs before the closure has returned, and nothing at all where it, or a member, failed. A group runs only members that were checked for its own
-//! team: a closure that is given two groups can swap them, which is noticed.
+//! Invariant: the memory of the members lives as long as the group: by clones in [`Group`], by
+//! borrows for `'env` in [`BlockingGroup`]. Nothing runs before the closure has returned, and
+//! nothing at all if it or a member failed. A group runs only members that were checked for its own
+//! team; a closure that swaps two groups gets an error.
 
 use crate::arguments::reduction::Reduction;
 use crate::arguments::signal::SignalUpdate;
@@ -18,7 +19,7 @@ use peerweave_types::{Element, Number, Rank};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// The members of a stream-ordered group, while it is being made. See [`Team::group`].
+/// Collects the members of a stream-ordered group. See [`Team::group`].
 #[derive(Debug)]
 pub struct Group {
     team: Team,
@@ -36,7 +37,7 @@ impl Group {
     }
 }
 
-/// The members of a group that runs on the calling thread, while it is being made. See [`Team::group_blocking`].
+/// Collects the members of a group that runs on the calling thread. See [`Team::group_blocking`].
 #[derive(Debug)]
 pub struct BlockingGroup<'env> {
     team: Team,
@@ -76,15 +77,17 @@ impl BlockingGroup<'_> {
 /// # }
 /// ```
 impl Team {
-    /// Hands the operations that `members` adds over as one. Sends and receives among them are under way at once, so that their order among each other
-    /// does not matter and a rank may send to itself; other operations run in the order in which they were added.
+    /// Enqueues the operations that `members` adds as one. Their sends and receives run at the same
+    /// time, so their order does not matter and a rank may send to itself. Other operations run in
+    /// the order in which they were added.
     ///
     /// # Collective
     /// As the operations in it.
     ///
     /// # Errors
-    /// What `members` returns, or the first member that was refused: nothing is enqueued then. [`Misuse`](crate::Misuse) where a receive overlaps another send or receive of
-    /// the group; as the operations in it otherwise.
+    /// The error of `members`, or of the first member that failed its checks; nothing is enqueued
+    /// then. [`Misuse`](crate::Misuse) if a receive overlaps another send or receive of the group.
+    /// Otherwise as the operations in it.
     pub fn group(&self, stream: &Stream, members: impl FnOnce(&mut Group) -> Result<()>) -> Result<Ticket> {
         const CALL: &str = "group";
         check::team(CALL, self)?;
@@ -101,9 +104,10 @@ impl Team {
         Ok(Ticket::new(submitted, &self.inner.shared, decode::nothing))
     }
 
-    /// As [`Team::group`], on the calling thread: members may also use slices, vectors and arrays that were there before the group.
+    /// As [`Team::group`], on the calling thread. Members may also use slices, vectors and arrays
+    /// that live longer than the group.
     ///
-    /// A buffer that is gone before the group runs does not compile:
+    /// A buffer that is dropped before the group runs does not compile:
     /// ```compile_fail,E0597
     /// # use peerweave::{Rank, World};
     /// # let world = World::from_env().unwrap();
@@ -112,7 +116,7 @@ impl Team {
     ///     g.send(&gone, Rank::new(0))
     /// }).unwrap();
     /// ```
-    /// nor one that is received into twice:
+    /// Nor does a buffer that two members receive into:
     /// ```compile_fail,E0499
     /// # use peerweave::{Rank, World};
     /// # let world = World::from_env().unwrap();
@@ -139,7 +143,8 @@ impl Team {
 
 macro_rules! members {
     ($group:ty, $source:ident, $dest:ident $(, $env:lifetime)?) => {
-        /// What can be in a group. Each is its namesake of [`Team`], and its errors are those; it is added, not run.
+        /// The operations of a group. Each adds the operation of [`Team`] with the same name, and
+        /// has its errors.
         impl $(<$env>)? $group {
             /// As [`Team::send`], also to this rank itself.
             ///

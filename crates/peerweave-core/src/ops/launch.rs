@@ -1,15 +1,15 @@
 //! Launches of kernels on a stream: what the caller gives becomes a checked [`Op::Launch`].
 //!
-//! Nothing runs here. Invariant: of what a launch names, every view of symmetric memory lies in one allocation of the stream's world
-//! that was not released when it was enqueued.
+//! Nothing runs here. Invariant: of what a launch names, every view of symmetric memory lies in one
+//! allocation of the stream's world that was not released when it was enqueued.
 #![allow(unsafe_code)]
 
 use crate::Result;
 use crate::arguments::span::{Held, Owner};
 use crate::arguments::symmetric::Symmetric;
+use crate::backend::error::{MisuseKind, misuse};
 use crate::backend::{BoundKernel, Keep, Launch, Op};
 use crate::check;
-use crate::error::{MisuseKind, misuse};
 use crate::shared::Shared;
 use crate::world::stream::Stream;
 use crate::world::team::Team;
@@ -25,7 +25,8 @@ const ARGUMENTS: [&str; 16] = [
     "args.12", "args.13", "args.14", "args.15",
 ];
 
-/// The shape of a launch: blocks, threads of a block, dynamic shared memory, and whether blocks may wait for each other.
+/// The shape of a launch: blocks, threads of a block, dynamic shared memory, and whether blocks may
+/// wait for each other.
 ///
 /// ```
 /// use peerweave::LaunchShape;
@@ -61,8 +62,8 @@ impl LaunchShape {
     }
 }
 
-/// An argument of a launch for a parameter of type `P`: a `P` itself, `&Symmetric<T>` for a `SymSlice<T>`, or `&Team` for a
-/// `KernelTeam`.
+/// An argument of a launch for a parameter of type `P`: a `P` itself, `&Symmetric<T>` for a
+/// `SymSlice<T>`, or `&Team` for a `KernelTeam`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed to a kernel's parameter of type `{P}`",
     note = "pass a value of the parameter's own type, `&Symmetric<T>` for a `SymSlice<T>`, or `&Team` for a `KernelTeam`"
@@ -214,16 +215,19 @@ impl<A: KernelArgs> BoundKernel for Bound<A> {
 }
 
 impl Stream {
-    /// Enqueues a kernel: `grid` blocks of `block` threads, on this PE alone. Every PE that is to run it launches it.
+    /// Enqueues a kernel: `grid` blocks of `block` threads, on this PE alone. Every PE that is to
+    /// run it launches it.
     ///
-    /// `args` is a tuple with one argument for each parameter of the kernel besides its context: values, `&Symmetric<T>` for a
-    /// `SymSlice<T>`, `&Team` for a `KernelTeam`. The kernel starts when what was enqueued before it is complete; its memory is kept until it has ended.
+    /// `args` is a tuple with one argument for each parameter of the kernel besides its context:
+    /// values, `&Symmetric<T>` for a `SymSlice<T>`, `&Team` for a `KernelTeam`. The kernel starts
+    /// when what was enqueued before it is complete; its memory is kept until it has ended.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) before anything is enqueued: a shape that no GPU runs, memory that was released or a team that was
-    /// destroyed, or either of another world.
-    /// The ticket fails with [`Error::Kernel`](crate::Error::Kernel) where an operation or a thread of the kernel failed, and with [`Error::Peer`](crate::Error::Peer) where a
-    /// PE died that the kernel waited for; both name the PE.
+    /// [`Misuse`](crate::Misuse) before anything is enqueued: a shape that no GPU runs, memory that
+    /// was released or a team that was destroyed, or either of another world. The ticket fails with
+    /// [`Error::Kernel`](crate::Error::Kernel) where an operation or a thread of the kernel failed,
+    /// and with [`Error::Peer`](crate::Error::Peer) where a PE died that the kernel waited for;
+    /// both name the PE.
     ///
     /// # Panics
     /// Where the backend runs kernels by an executor, and the program has set another.
@@ -261,7 +265,8 @@ impl Stream {
     /// As [`Stream::launch`], with dynamic shared memory or blocks that wait for each other.
     ///
     /// # Errors
-    /// As [`Stream::launch`]; and the ticket fails where the blocks of a cooperative grid cannot all be under way at the same time.
+    /// As [`Stream::launch`]; and the ticket fails where the blocks of a cooperative grid cannot
+    /// all be under way at the same time.
     ///
     /// # Panics
     /// As [`Stream::launch`].
@@ -278,8 +283,9 @@ impl Stream {
         let LaunchShape { grid, block, shared_bytes, cooperative } = shape;
         let op = Op::Launch(Launch { kernel: Arc::new(bound), grid, block, shared_bytes, cooperative });
         let held = std::cell::Cell::new(held);
-        // SAFETY: the views of symmetric memory lie in live allocations: `bind` has looked, and the queue holds their owners. Views of a
-        // device's own memory were made by `unsafe` calls whose callers answer for them.
+        // SAFETY: the views of symmetric memory lie in live allocations: `bind` has looked, and the
+        // queue holds their owners. Views of a device's own memory were made by `unsafe` calls
+        // whose callers answer for them.
         let submitted = unsafe { self.inner.submit(&op, &|| Box::new(held.take()) as Keep) };
         Ok(Ticket::new(submitted?, &self.shared, decode::nothing))
     }

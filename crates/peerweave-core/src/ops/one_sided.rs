@@ -1,6 +1,8 @@
-//! Puts and gets: one PE moves data, the other does nothing. Signals are in `signal.rs`, atomics in `atomic.rs`.
+//! Puts and gets: one PE moves the data, and the target takes no part. Signals are in `signal.rs`,
+//! atomics in `atomic.rs`.
 //!
-//! The remote side is always a [`Symmetric`] handle of this PE: it names the same elements at the target.
+//! The remote side is always a [`Symmetric`] handle of this PE: it names the same elements on the
+//! target.
 
 use crate::arguments::buffer::Memory;
 use crate::arguments::span::{Dest, Owner, Source, StreamDest, StreamSource};
@@ -49,18 +51,20 @@ use std::time::Duration;
 /// # }
 /// ```
 impl Team {
-    /// Copies `source` into `dest` of a rank.
+    /// Copies `source` to `dest` of a rank.
     ///
     /// # Shapes
     /// `source: n`, `dest: n` elements.
     ///
     /// # Ordering
-    /// Runs after what was enqueued before it on `stream`. Complete means that `source` may be used again; the data is at the target after a
-    /// [`quiet`](crate::World::quiet) or barrier, and before what follows a [`fence`](crate::World::fence). Two puts to one rank are not ordered otherwise.
+    /// Runs after earlier operations of `stream`. When it is complete, `source` may be reused. The
+    /// data is visible at the target after a [`quiet`](crate::World::quiet) or barrier. Puts to one
+    /// rank are ordered only by a [`fence`](crate::World::fence) between them.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse): lengths differ; the rank is not of the team; a put to this rank itself whose sides overlap; something is of another
-    /// world or gone. [`Error::Peer`](crate::Error::Peer) where the target died.
+    /// [`Misuse`](crate::Misuse) if lengths differ, the team does not have the rank, both sides of
+    /// a put to this rank overlap, or a handle belongs to another world or has ended.
+    /// [`Error::Peer`](crate::Error::Peer) if the target died.
     #[inline]
     pub fn put<T: Element>(
         &self,
@@ -84,8 +88,8 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::put`], but nothing about it is complete before the next [`quiet`](crate::World::quiet): `source` must not change until then. The
-    /// queue holds it as long.
+    /// As [`Team::put`], but completes only at the next [`quiet`](crate::World::quiet): `source`
+    /// must not change until then. The queue holds it as long.
     ///
     /// # Errors
     /// As [`Team::put`].
@@ -102,8 +106,8 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::put_nbi`], issued by the calling thread. An ordinary `source` may be used again when this returns; a symmetric one after the
-    /// next [`quiet`](crate::World::quiet_blocking).
+    /// As [`Team::put_nbi`], issued by the calling thread. An ordinary `source` may be reused when
+    /// this returns, a symmetric one after the next [`quiet`](crate::World::quiet_blocking).
     ///
     /// # Errors
     /// As [`Team::put`].
@@ -113,13 +117,13 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Copies `source` of a rank into `dest`.
+    /// Copies `source` of a rank to `dest`.
     ///
     /// # Shapes
     /// `source: n`, `dest: n` elements.
     ///
     /// # Ordering
-    /// Runs after what was enqueued before it on `stream`. Complete means that the data is in `dest`.
+    /// Runs after earlier operations of `stream`. When it is complete, the data is in `dest`.
     ///
     /// # Errors
     /// As [`Team::put`].
@@ -146,7 +150,8 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::get`], but the data is in `dest` only after the next [`quiet`](crate::World::quiet). The queue holds `dest` as long.
+    /// As [`Team::get`], but the data is in `dest` only after the next
+    /// [`quiet`](crate::World::quiet). The queue holds `dest` as long.
     ///
     /// # Errors
     /// As [`Team::get`].
@@ -163,8 +168,8 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::get_nbi`], issued by the calling thread. The data is in an ordinary `dest` when this returns; in a symmetric one after the
-    /// next [`quiet`](crate::World::quiet_blocking).
+    /// As [`Team::get_nbi`], issued by the calling thread. The data is in an ordinary `dest` when
+    /// this returns, and in a symmetric one after the next [`quiet`](crate::World::quiet_blocking).
     ///
     /// # Errors
     /// As [`Team::get`].
@@ -174,16 +179,17 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Copies elements of `source` that lie apart into `dest` of a rank, where they lie apart too.
+    /// Copies elements of `source` at a stride to elements of `dest` of a rank at a stride.
     ///
     /// # Shapes
-    /// Element `i * strides.source` of `source` goes to element `i * strides.dest` of `dest`, for `i` in `0..strides.count`; both must have it.
+    /// Element `i * strides.source` of `source` goes to element `i * strides.dest` of `dest`, for
+    /// `i` in `0..strides.count`. Both buffers must have these elements.
     ///
     /// # Ordering
     /// As [`Team::put`].
     ///
     /// # Errors
-    /// As [`Team::put`]; [`Misuse`](crate::Misuse) where a stride is 0 or leads out of a buffer.
+    /// As [`Team::put`]; [`Misuse`](crate::Misuse) if a stride is 0 or exceeds a buffer.
     pub fn put_strided<T: Element>(
         &self,
         stream: &Stream,
@@ -213,7 +219,7 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// Copies elements of `source` of a rank that lie apart into `dest`, where they lie apart too.
+    /// Copies elements of `source` of a rank at a stride to elements of `dest` at a stride.
     ///
     /// # Shapes
     /// As [`Team::put_strided`].
@@ -258,7 +264,7 @@ impl Team {
     /// As [`Team::put`].
     ///
     /// # Errors
-    /// As [`Team::put`]; [`Misuse`](crate::Misuse) where there is no such element.
+    /// As [`Team::put`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
     pub fn p<T: Element>(&self, stream: &Stream, dest: &Symmetric<T>, index: usize, value: T, rank: Rank) -> Result<Ticket> {
         const CALL: &str = "p";
         let cell = Cell::new(value);
@@ -286,7 +292,7 @@ impl Team {
     /// As [`Team::get`].
     ///
     /// # Errors
-    /// As [`Team::get`]; [`Misuse`](crate::Misuse) where there is no such element.
+    /// As [`Team::get`]; [`Misuse`](crate::Misuse) if the index exceeds the buffer.
     pub fn g<T: Element>(&self, stream: &Stream, source: &Symmetric<T>, index: usize, rank: Rank) -> Result<Ticket<T>> {
         const CALL: &str = "g";
         let cell = Cell::new(T::default());
@@ -314,16 +320,18 @@ impl Team {
         Ok(value[0])
     }
 
-    /// Copies `source` into `dest` of a rank, then changes a signal word there: whoever waits for the word sees the data.
+    /// Copies `source` to `dest` of a rank, then changes a signal word there. A PE that waits for
+    /// the word sees the data.
     ///
     /// # Shapes
-    /// `source: n`, `dest: n` elements; the word is not among them.
+    /// `source: n`, `dest: n` elements, which do not contain the word.
     ///
     /// # Ordering
-    /// As [`Team::put`]; and at the target, the word changes after the data is visible.
+    /// As [`Team::put`]. At the target, the word changes after the data is visible.
     ///
     /// # Errors
-    /// As [`Team::put`]; [`Misuse`](crate::Misuse) where the word is of another world, gone, or inside of `dest`.
+    /// As [`Team::put`]; [`Misuse`](crate::Misuse) if the word belongs to another world, was
+    /// released, or lies in `dest`.
     #[inline]
     pub fn put_signal<T: Element>(
         &self,
@@ -355,7 +363,8 @@ impl Team {
         call::run_unit(&self.inner.shared, prepared)
     }
 
-    /// As [`Team::put_signal`], but `source` must not change before the next [`quiet`](crate::World::quiet). The queue holds it as long.
+    /// As [`Team::put_signal`], but `source` must not change before the next
+    /// [`quiet`](crate::World::quiet). The queue holds it as long.
     ///
     /// # Errors
     /// As [`Team::put_signal`].
@@ -373,7 +382,8 @@ impl Team {
         call::submit(CALL, self, stream, prepared, decode::nothing)
     }
 
-    /// As [`Team::put_signal_nbi`], issued by the calling thread; of `source`, what [`Team::put_nbi_blocking`] says holds.
+    /// As [`Team::put_signal_nbi`], issued by the calling thread. `source` may be reused as after
+    /// [`Team::put_nbi_blocking`].
     ///
     /// # Errors
     /// As [`Team::put_signal`].
@@ -391,7 +401,7 @@ impl Team {
     }
 }
 
-/// One element on the heap, for operations that may outlive the call.
+/// One element on the heap, for operations that may run after the call has returned.
 #[derive(Debug)]
 struct Cell {
     memory: Arc<Memory>,
@@ -412,7 +422,7 @@ impl Cell {
     }
 }
 
-/// A get of one element that was enqueued: yields the element.
+/// A pending get of one element; its outcome is the element.
 #[derive(Debug)]
 struct Got {
     pending: Arc<dyn Pending>,

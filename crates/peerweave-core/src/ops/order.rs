@@ -6,19 +6,21 @@ use crate::world::world::World;
 use crate::{Result, call, check};
 
 impl World {
-    /// Orders: what this PE put and signalled before it is visible to a target before what it puts and signals there afterwards. Completes nothing.
+    /// Orders puts and signals: a target sees those that this PE issued before the fence before
+    /// those issued after it. Completes nothing.
     ///
     /// # Ordering
-    /// Runs after what was enqueued before it on `stream`.
+    /// Runs after earlier operations of `stream`.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) after finalize or for a stream of another world; what the backend reports.
+    /// [`Misuse`](crate::Misuse) after finalize or for a stream of another world; errors of the
+    /// backend.
     pub fn fence(&self, stream: &Stream) -> Result<Ticket> {
         const CALL: &str = "fence";
         call::submit(CALL, self.team(), stream, check::fence(CALL, &self.shared)?, decode::nothing)
     }
 
-    /// As [`World::fence`], for what this thread did, on the calling thread.
+    /// As [`World::fence`], for operations of the calling thread.
     ///
     /// # Errors
     /// As [`World::fence`].
@@ -27,10 +29,11 @@ impl World {
         call::run_unit(&self.shared, check::fence("fence_blocking", &self.shared)?)
     }
 
-    /// Completes: what this PE put, got and signalled before it, `nbi` forms included, is done at its targets.
+    /// Completes the earlier puts, gets and signals of this PE, including `nbi` forms, at their
+    /// targets.
     ///
     /// # Ordering
-    /// Runs after what was enqueued before it on `stream`.
+    /// Runs after earlier operations of `stream`.
     ///
     /// # Errors
     /// As [`World::fence`].
@@ -39,7 +42,7 @@ impl World {
         call::submit(CALL, self.team(), stream, check::quiet(CALL, &self.shared)?, decode::nothing)
     }
 
-    /// As [`World::quiet`], for what this thread did, on the calling thread.
+    /// As [`World::quiet`], for operations of the calling thread.
     ///
     /// # Errors
     /// As [`World::fence`].

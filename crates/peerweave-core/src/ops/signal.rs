@@ -1,4 +1,5 @@
-//! Operations on signal words: updates, waits and tests. The word that travels with data is `put_signal`, in `one_sided.rs`.
+//! Operations on signal words: updates, waits and tests. The word that travels with data is
+//! `put_signal`, in `one_sided.rs`.
 
 use crate::arguments::{Signal, SignalUpdate, Symmetric};
 use crate::backend::{AtomicKind, Until, WaitMode};
@@ -34,11 +35,13 @@ impl Team {
     /// Changes a signal word of a rank.
     ///
     /// # Ordering
-    /// Runs after what was enqueued before it on `stream`. A rank that waits for the new value sees this PE's earlier puts to it only where a
-    /// [`fence`](crate::World::fence) or [`quiet`](crate::World::quiet) stands in between; [`put_signal`](Team::put_signal) needs neither for its own data.
+    /// Runs after earlier operations of `stream`. A rank that waits for the new value sees earlier
+    /// puts of this PE only if a [`fence`](crate::World::fence) or [`quiet`](crate::World::quiet)
+    /// is in between. [`put_signal`](Team::put_signal) needs neither for its own data.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse): the rank is not of the team; team, stream or word is of another world or gone.
+    /// [`Misuse`](crate::Misuse) if the team does not have the rank, or if the team, stream or word
+    /// belongs to another world or has ended.
     pub fn signal(&self, stream: &Stream, update: SignalUpdate<'_>, rank: Rank) -> Result<Ticket> {
         const CALL: &str = "signal";
         call::submit(CALL, self, stream, check::signal(CALL, self, update, rank)?, decode::nothing)
@@ -53,14 +56,15 @@ impl Team {
         call::run_unit(&self.inner.shared, check::signal("signal_blocking", self, update, rank)?)
     }
 
-    /// Waits until a word of this PE compares as said with `value`, and yields it.
+    /// Waits until the comparison of a word of this PE with `value` holds, and returns the word.
     ///
     /// # Ordering
-    /// What was put to this PE before the change that ends the wait is visible afterwards: to what is enqueued after this on `stream`, and to
-    /// this thread once the ticket was waited for.
+    /// Data that was put to this PE before the change that ends the wait is visible afterwards, to
+    /// later operations of `stream` and to a thread that has waited for the ticket.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) as for [`Team::signal`]; [`Error::Timeout`](crate::Error::Timeout), from the ticket, when the deadline of the world expires.
+    /// [`Misuse`](crate::Misuse) as for [`Team::signal`];
+    /// [`Error::Timeout`](crate::Error::Timeout), from the ticket, after the deadline of the world.
     pub fn wait_until(&self, stream: &Stream, signal: &Signal, compare: Compare, value: u64) -> Result<Ticket<u64>> {
         const CALL: &str = "wait_until";
         let prepared = check::wait(CALL, self, Awaited::word(signal, compare, value), WaitMode::Wait)?;
@@ -78,14 +82,15 @@ impl Team {
         call::run(&self.inner.shared, prepared).map(decode::word)
     }
 
-    /// Waits until all words of this PE compare as said with `value`. Words for which `exclude` is true are not looked at; where that leaves none, the
-    /// wait is over at once.
+    /// Waits until the comparison with `value` holds for all words of this PE. Words for which
+    /// `exclude` is true are ignored; if all are, the wait returns at once.
     ///
     /// # Ordering
     /// As [`Team::wait_until`].
     ///
     /// # Errors
-    /// As [`Team::wait_until`]; [`Misuse`](crate::Misuse) where `exclude` has not one entry per word.
+    /// As [`Team::wait_until`]; [`Misuse`](crate::Misuse) if `exclude` does not have one entry per
+    /// word.
     pub fn wait_until_all(
         &self,
         stream: &Stream,
@@ -114,11 +119,12 @@ impl Team {
         call::run_unit(&self.inner.shared, check::wait("wait_until_all_blocking", self, awaited, WaitMode::Wait)?)
     }
 
-    /// Waits until one of the words of this PE compares as said with `value`, and yields the lowest index of such a word. Words for which `exclude` is
-    /// true are not looked at; where that leaves none, the wait is over at once and yields `None`.
+    /// Waits until the comparison with `value` holds for one of the words of this PE, and returns
+    /// the lowest index of such a word. Words for which `exclude` is true are ignored; if all are,
+    /// the wait returns `None` at once.
     ///
     /// # Ordering
-    /// As [`Team::wait_until`], for the word that it yields.
+    /// As [`Team::wait_until`], for the word of the returned index.
     ///
     /// # Errors
     /// As [`Team::wait_until_all`].
@@ -151,11 +157,12 @@ impl Team {
         call::run(&self.inner.shared, prepared).map(decode::first)
     }
 
-    /// Waits until at least one of the words of this PE compares as said with `value`, and yields the indices of all such words, ascending. Words for
-    /// which `exclude` is true are not looked at; where that leaves none, the wait is over at once and yields nothing.
+    /// Waits until the comparison with `value` holds for at least one of the words of this PE, and
+    /// returns the indices of all such words, ascending. Words for which `exclude` is true are
+    /// ignored; if all are, the wait returns no indices at once.
     ///
     /// # Ordering
-    /// As [`Team::wait_until`], for the words that it yields.
+    /// As [`Team::wait_until`], for the words of the returned indices.
     ///
     /// # Errors
     /// As [`Team::wait_until_all`].
@@ -188,10 +195,11 @@ impl Team {
         call::run(&self.inner.shared, prepared).map(decode::indices)
     }
 
-    /// Whether a word of this PE compares as said with `value` now. Looks once, on the calling thread.
+    /// Whether the comparison of a word of this PE with `value` holds now. Runs on the calling
+    /// thread.
     ///
     /// # Ordering
-    /// Where it is true, as [`Team::wait_until_blocking`].
+    /// If the result is true, as [`Team::wait_until_blocking`].
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::signal`].
@@ -201,10 +209,11 @@ impl Team {
         call::run(&self.inner.shared, prepared).map(decode::holds)
     }
 
-    /// Whether all words that are not excluded compare as said with `value` now; true where all are excluded. Looks once, on the calling thread.
+    /// Whether the comparison with `value` holds now for all words that are not excluded; true if
+    /// all are excluded. Runs on the calling thread.
     ///
     /// # Ordering
-    /// Where it is true, as [`Team::wait_until_all_blocking`].
+    /// If the result is true, as [`Team::wait_until_all_blocking`].
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`].
@@ -213,10 +222,11 @@ impl Team {
         call::run(&self.inner.shared, check::wait("test_all", self, awaited, WaitMode::Test)?).map(decode::holds)
     }
 
-    /// The lowest index of a word that is not excluded and compares as said with `value` now. Looks once, on the calling thread.
+    /// The lowest index of a word that is not excluded and for which the comparison with `value`
+    /// holds now. Runs on the calling thread.
     ///
     /// # Ordering
-    /// For the word that it yields, as [`Team::wait_until_any_blocking`].
+    /// For the word of the returned index, as [`Team::wait_until_any_blocking`].
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`].
@@ -231,10 +241,11 @@ impl Team {
         call::run(&self.inner.shared, check::wait("test_any", self, awaited, WaitMode::Test)?).map(decode::first)
     }
 
-    /// The indices of all words that are not excluded and compare as said with `value` now, ascending. Looks once, on the calling thread.
+    /// The indices, ascending, of all words that are not excluded and for which the comparison with
+    /// `value` holds now. Runs on the calling thread.
     ///
     /// # Ordering
-    /// For the words that it yields, as [`Team::wait_until_some_blocking`].
+    /// For the words of the returned indices, as [`Team::wait_until_some_blocking`].
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::wait_until_all`].
@@ -249,7 +260,8 @@ impl Team {
         call::run(&self.inner.shared, check::wait("test_some", self, awaited, WaitMode::Test)?).map(decode::indices)
     }
 
-    /// The value of a word of this PE now. Orders nothing: use a wait or test where data depends on it.
+    /// The current value of a word of this PE. Orders nothing: use a wait or test if data depends
+    /// on it.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) as for [`Team::signal`].

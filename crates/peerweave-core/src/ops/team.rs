@@ -1,7 +1,7 @@
 //! Makes and ends teams: splits, the team of this machine, destruction.
 
 use crate::backend::SplitPart;
-use crate::error::{MisuseKind, misuse};
+use crate::backend::error::{MisuseKind, misuse};
 use crate::world::team::Team;
 use crate::world::world::World;
 use crate::{Result, bounds, check};
@@ -9,10 +9,12 @@ use peerweave_types::{KernelTeam, Pe, Rank, TeamShape};
 use std::sync::PoisonError;
 
 impl World {
-    /// The team of this machine's PEs, in their order. Always the same one; it ends with the world.
+    /// The team of the PEs of this machine, in PE order. Always the same team; it ends with the
+    /// world.
     ///
     /// # Collective
-    /// All PEs, the first time, in the same order as their other collective calls of [`World::team`]. Later calls are local.
+    /// The first call is collective over all PEs, in the same order as other collective calls of
+    /// [`World::team`]. Later calls are local.
     ///
     /// # Errors
     /// As [`Team::split`].
@@ -28,9 +30,11 @@ impl World {
 }
 
 impl Team {
-    /// The team as kernels name it. A launch takes `&Team` for a parameter of this type; this is for teams inside structs.
+    /// The team as kernels name it. A launch takes `&Team` for a parameter of this type; this is
+    /// for teams inside structs.
     ///
-    /// It means the team until that is destroyed. A kernel that uses it later fails, or meets the PEs of a team that was made since.
+    /// It means the team until that is destroyed. A kernel that uses it later fails, or meets the
+    /// PEs of a team that was made since.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) where the team or the world is gone.
@@ -62,29 +66,36 @@ impl Team {
     /// The PE of a rank.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) where the team has no such rank.
+    /// [`Misuse`](crate::Misuse) if the team does not have the rank.
     pub fn pe_of(&self, rank: Rank) -> Result<Pe> {
         check::rank("pe_of", self, "rank", rank)
     }
 
-    /// Splits the team: ranks that give the same color form a new team, ordered by key, then by rank here. A rank that gives `None` gets `None`.
+    /// Splits the team. Ranks with the same color form a new team, ordered by key, then by rank in
+    /// this team. A rank without a color gets `None`.
     ///
     /// # Collective
-    /// Every rank, in the same order as its other collective calls of this team. Colors and keys may differ.
+    /// Every rank must call, in the same order as other collective calls of this team. Colors and
+    /// keys may differ.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) where the team is gone; [`Error::OutOfMemory`](crate::Error::OutOfMemory) where there is no number for another team; what the backend reports.
+    /// [`Misuse`](crate::Misuse) if the team was destroyed;
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there are too many teams; errors of the
+    /// backend.
     pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Team>> {
         self.split_as("split", color.map(|color| SplitPart { color, key }))
     }
 
-    /// The ranks of `shape` as a new team, in its order; `None` for a rank that is not in it.
+    /// Makes a team of the ranks of `shape`, in its order. Returns `None` on ranks that are not in
+    /// it.
     ///
     /// # Collective
-    /// Every rank, with the same shape, in the same order as its other collective calls of this team.
+    /// Every rank must call, with the same shape, in the same order as other collective calls of
+    /// this team.
     ///
     /// # Errors
-    /// As [`Team::split`]; [`Misuse`](crate::Misuse) where the shape names ranks that the team does not have, or none, or one twice.
+    /// As [`Team::split`]; [`Misuse`](crate::Misuse) if the shape contains no ranks, a rank twice,
+    /// or a rank that the team does not have.
     pub fn split_strided(&self, shape: TeamShape) -> Result<Option<Team>> {
         const CALL: &str = "split_strided";
         check::team(CALL, self)?;
@@ -92,14 +103,17 @@ impl Team {
         self.split_as(CALL, index.map(|index| SplitPart { color: 0, key: index.into() }))
     }
 
-    /// Lays the ranks out in rows of `x_range` and splits them twice: into rows (the x axis: ranks `r` with the same `r / x_range`) and into columns
-    /// (the y axis: the same `r % x_range`). Gives this rank's row and column. The last row may be shorter; a range of more than the team means one row.
+    /// Arranges the ranks in rows of `x_range` and splits the team twice: into rows (the x axis,
+    /// ranks `r` with the same `r / x_range`) and into columns (the y axis, the same
+    /// `r % x_range`). Returns the row and the column of this rank. The last row may be shorter. If
+    /// `x_range` exceeds the team, there is one row.
     ///
     /// # Collective
     /// As [`Team::split_strided`].
     ///
     /// # Errors
-    /// As [`Team::split`]; [`Misuse`](crate::Misuse) where `x_range` is 0. Where the second split fails, the first team stays.
+    /// As [`Team::split`]; [`Misuse`](crate::Misuse) if `x_range` is 0. If the second split fails,
+    /// the first team stays.
     pub fn split_2d(&self, x_range: usize) -> Result<(Team, Team)> {
         const CALL: &str = "split_2d";
         check::team(CALL, self)?;
@@ -127,13 +141,15 @@ impl Team {
         Ok(Team::new(&self.inner.shared, record.expect("backend bug: no team for a rank that gave a color"), true))
     }
 
-    /// Ends the team. Clones of this handle fail from now on.
+    /// Destroys the team. Later calls on clones of this handle fail.
     ///
     /// # Collective
-    /// Every rank, after its other calls of this team, when the kernels that were launched with it have ended.
+    /// Every rank, after its other calls of this team, when the kernels that were launched with it
+    /// have ended.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) for the world's own teams and for a team that is gone; what the backend reports.
+    /// [`Misuse`](crate::Misuse) for the teams of the world and for a team that was destroyed;
+    /// errors of the backend.
     pub fn destroy(self) -> Result<()> {
         const CALL: &str = "destroy";
         check::destroyable(CALL, &self, self.inner.of_world)?;
@@ -142,7 +158,7 @@ impl Team {
         }
         let outcome = self.inner.shared.backend.team_destroy(self.inner.id);
         if matches!(outcome, Err(crate::Error::Mismatch(_))) {
-            // Others called something else; the team works on, for its clones.
+            // Other ranks made another call: the team stays usable, for its clones.
             self.inner.set_destroyed(false);
         }
         outcome

@@ -6,9 +6,11 @@ use crate::shared::Shared;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An ordered queue of operations of this PE: each starts when the one before it has completed.
+/// An ordered queue of operations of this PE. Each operation starts when the one before it is
+/// complete.
 ///
-/// Made by [`World::stream`](crate::World::stream). A clone is the same queue. Dropping it neither cancels what is queued nor waits for it.
+/// Made by [`World::stream`](crate::World::stream). A clone is the same queue. Dropping a stream
+/// neither cancels pending operations nor waits for them.
 #[derive(Clone, Debug)]
 pub struct Stream {
     pub(crate) shared: Arc<Shared>,
@@ -16,10 +18,11 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Waits until all that was enqueued is complete, for as long as the deadline of the world allows.
+    /// Waits until all enqueued operations are complete, up to the deadline of the world.
     ///
     /// # Errors
-    /// The first failure of an operation of this stream since the last call; [`Error::Timeout`](crate::Error::Timeout).
+    /// The first failure of an operation of this stream since the last call;
+    /// [`Error::Timeout`](crate::Error::Timeout).
     pub fn synchronize(&self) -> Result<()> {
         self.synchronize_within(self.shared.deadline)
     }
@@ -33,24 +36,25 @@ impl Stream {
         self.inner.synchronize(limit)
     }
 
-    /// Whether all that was enqueued is complete.
+    /// Whether all enqueued operations are complete.
     pub fn is_idle(&self) -> bool {
         self.inner.is_idle()
     }
 
-    /// A mark behind all that was enqueued so far.
+    /// Records an event after all operations enqueued so far.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) after the world was finalized; what the backend reports.
+    /// [`Misuse`](crate::Misuse) after the world was finalized; errors of the backend.
     pub fn record(&self) -> Result<Event> {
         self.shared.usable("record")?;
         Ok(Event { shared: self.shared.clone(), inner: self.inner.record()? })
     }
 
-    /// Makes what is enqueued here from now on wait until another stream has passed `event`. Returns at once.
+    /// Makes later operations of this stream wait until another stream has passed `event`. Returns
+    /// at once.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) for an event of another world; what the backend reports.
+    /// [`Misuse`](crate::Misuse) for an event of another world; errors of the backend.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         self.shared.usable("wait_event")?;
         self.shared.same_world("wait_event", &event.shared, "event")?;
@@ -58,7 +62,7 @@ impl Stream {
     }
 }
 
-/// A mark in a stream. Made by [`Stream::record`]; a clone is the same mark.
+/// An event in a stream. Made by [`Stream::record`]; a clone is the same event.
 ///
 /// ```
 /// use peerweave::World;
@@ -82,15 +86,15 @@ pub struct Event {
 }
 
 impl Event {
-    /// Whether the stream has passed the mark.
+    /// Whether the stream has passed the event.
     pub fn is_complete(&self) -> bool {
         self.inner.is_complete()
     }
 
-    /// Waits until the stream has passed the mark, for as long as the deadline of the world allows.
+    /// Waits until the stream has passed the event, up to the deadline of the world.
     ///
     /// # Errors
-    /// The failure of an operation before the mark; [`Error::Timeout`](crate::Error::Timeout).
+    /// The failure of an operation before the event; [`Error::Timeout`](crate::Error::Timeout).
     pub fn wait(&self) -> Result<()> {
         self.wait_within(self.shared.deadline)
     }
@@ -104,8 +108,8 @@ impl Event {
         self.inner.wait(limit)
     }
 
-    /// The time from when the stream passed `earlier` to when it passed this mark; `None` where one was not passed yet, where this one was
-    /// passed first, or where they belong to different worlds, whose clocks do not compare.
+    /// The time between `earlier` and this event. `None` if one was not passed yet, if this one was
+    /// passed first, or if they belong to different worlds, whose clocks differ.
     pub fn elapsed_since(&self, earlier: &Event) -> Option<Duration> {
         if !Arc::ptr_eq(&self.shared, &earlier.shared) {
             return None;

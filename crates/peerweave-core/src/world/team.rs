@@ -2,20 +2,21 @@
 //!
 //! Invariant: `members[r]` is the PE of rank `r`, `ranks[p]` its inverse, and this PE is a member.
 
+use crate::backend::error::TeamName;
 use crate::backend::{TeamId, TeamRecord};
-use crate::error::TeamName;
 use crate::shared::Shared;
 use peerweave_types::{Pe, Rank};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// An ordered set of PEs, this one among them. A clone is the same team.
+/// An ordered set of PEs that includes this PE. A clone is the same team.
 ///
-/// Every operation takes ranks of the team it is called on. Collective operations of one team run in the order in which they are called, which
-/// must be the same on every rank.
+/// Operations take ranks of the team that they are called on. Collective operations of a team run
+/// in the order in which they are called, which must be the same on every rank.
 ///
-/// Dropping the last handle does not end the team, since that is collective ([`Team::destroy`]): its number stays taken until the world ends.
+/// Dropping the last handle does not destroy the team, because that is collective
+/// ([`Team::destroy`]): its number stays in use until the world ends.
 ///
 /// ```
 /// use peerweave::World;
@@ -42,10 +43,10 @@ pub(crate) struct Inner {
     pub(crate) shared: Arc<Shared>,
     pub(crate) id: TeamId,
     pub(crate) members: Box<[Pe]>,
-    /// By PE: its rank, or `NOT_A_MEMBER`.
+    /// The rank of each PE, or `NOT_A_MEMBER`.
     ranks: Box<[u32]>,
     my_rank: Rank,
-    /// Whether the world keeps it, so that it cannot be destroyed.
+    /// Whether it belongs to the world, so that it cannot be destroyed.
     pub(crate) of_world: bool,
     destroyed: AtomicBool,
 }
@@ -84,7 +85,7 @@ impl Team {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Number of ranks.
+    /// The number of ranks.
     #[inline]
     pub fn size(&self) -> usize {
         self.inner.members.len()
@@ -101,17 +102,18 @@ impl Team {
         &self.inner.members
     }
 
-    /// How error reports name it.
+    /// The identification of the team in messages.
     pub fn name(&self) -> TeamName {
         TeamName { id: self.inner.id, size: self.size() }
     }
 
-    /// The rank of a PE; `None` where it is not of the team.
+    /// The rank of a PE; `None` if it is not a member.
     pub fn rank_of(&self, pe: Pe) -> Option<Rank> {
         self.inner.ranks.get(pe.index()).copied().filter(|&rank| rank != NOT_A_MEMBER).map(Rank::new)
     }
 
-    /// The rank in `other` of the PE that has `rank` here; `None` where there is none, or `other` is a team of another world.
+    /// The rank in `other` of the PE that has `rank` in this team; `None` if it is not a member of
+    /// `other`, or if `other` belongs to another world.
     pub fn translate(&self, rank: Rank, other: &Team) -> Option<Rank> {
         if !Arc::ptr_eq(&self.inner.shared, &other.inner.shared) {
             return None;

@@ -1,18 +1,19 @@
-//! The receipt for an operation that was enqueued. Does not own what the operation uses: the queue does.
+//! Handles to enqueued operations. The queue, not the ticket, owns the memory of the operation.
 
 use crate::Result;
+use crate::backend::error::{MisuseKind, misuse};
 use crate::backend::{Outcome, Pending, Submitted};
-use crate::error::{MisuseKind, misuse};
 use crate::shared::Shared;
 use peerweave_fork::ForkGuard;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The receipt for a stream-ordered operation that yields an `R`.
+/// A handle to a stream-ordered operation with a result of type `R`.
 ///
-/// Dropping it neither cancels the operation nor waits for it; a failure then comes out of [`Stream::synchronize`](crate::Stream::synchronize).
-/// It may be waited for more than once, and from any thread.
+/// Dropping it neither cancels the operation nor waits for it;
+/// [`Stream::synchronize`](crate::Stream::synchronize) then returns its failure. Any thread may
+/// wait, more than once.
 ///
 /// ```
 /// use peerweave::{Compare, World};
@@ -35,7 +36,7 @@ pub struct Ticket<R = ()> {
 
 enum State {
     Complete(Outcome),
-    /// Holds no part of the world, so that a ticket that is kept does not keep the job.
+    /// Does not hold the world, so that a ticket does not keep the job alive.
     Queued {
         pending: Arc<dyn Pending>,
         deadline: Duration,
@@ -61,12 +62,14 @@ impl<R> Ticket<R> {
         }
     }
 
-    /// Waits until the operation is complete, for as long as the deadline of the world allows, and gives what it yields.
+    /// Waits until the operation is complete, up to the deadline of the world, and returns its
+    /// result.
     ///
     /// # Errors
-    /// What the operation failed with; [`Error::Skipped`](crate::Error::Skipped) where one before it in the stream had failed;
-    /// [`Error::Timeout`](crate::Error::Timeout) where the deadline expired: the operation is then still under way;
-    /// [`Misuse`](crate::Misuse) in a forked child, where an operation that was under way at the fork never ends.
+    /// The failure of the operation; [`Error::Skipped`](crate::Error::Skipped) if an earlier one in
+    /// the stream had failed; [`Error::Timeout`](crate::Error::Timeout) if the deadline passed and
+    /// the operation is still pending; [`Misuse`](crate::Misuse) in a forked child, where
+    /// operations that were pending at the fork never complete.
     pub fn wait(&self) -> Result<R> {
         match &self.state {
             State::Complete(outcome) => Ok((self.decode)(outcome.clone())),
@@ -93,7 +96,8 @@ impl<R> fmt::Debug for Ticket<R> {
     }
 }
 
-/// How what a backend reports becomes what a call yields. Anything else than what is expected is a mistake in the backend.
+/// Converts the outcome of a backend to the result of a call. An unexpected outcome is a bug of the
+/// backend.
 pub(crate) mod decode {
     use crate::backend::Outcome;
     use peerweave_types::{AtomicElement, Element};
@@ -114,12 +118,12 @@ pub(crate) mod decode {
         T::from_word(word(outcome))
     }
 
-    /// An element whose bytes are the first of a word in memory.
+    /// The element whose bytes are the first bytes of the word.
     pub(crate) fn element<T: Element>(outcome: Outcome) -> T {
         crate::arguments::buffer::element_from_bytes(word(outcome).to_ne_bytes())
     }
 
-    /// The lowest index; `None` where every word was excluded.
+    /// The lowest index; `None` if every word was excluded.
     pub(crate) fn first(outcome: Outcome) -> Option<usize> {
         match outcome {
             Outcome::Indices(indices) => indices.first().copied(),
@@ -143,6 +147,6 @@ pub(crate) mod decode {
     #[cold]
     #[inline(never)]
     fn wrong(outcome: &Outcome, due: &str) -> ! {
-        panic!("backend bug: {outcome:?} where {due} was due")
+        panic!("backend bug: the outcome is {outcome:?}, expected {due}")
     }
 }

@@ -1,4 +1,5 @@
-//! The job as one PE sees it: who takes part, memory, streams, the end. What moves data is a method of a team.
+//! The job as one PE sees it: its PEs, memory, streams, and its end. Operations that move data are
+//! methods of teams.
 
 use crate::Result;
 use crate::arguments::symmetric::Symmetric;
@@ -11,10 +12,11 @@ use std::any::Any;
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
-/// This PE's part in a job.
+/// A job, as one of its PEs sees it.
 ///
-/// Teams, buffers and streams made from it keep what they need alive: they work on when it is dropped, and memory they name stays mapped.
-/// [`World::finalize`] ends the job in order; without it, peers learn that this PE left when its last handle is dropped.
+/// Teams, buffers and streams stay usable after the world is dropped, and their memory stays
+/// mapped. [`World::finalize`] ends the job normally. Without it, peers are notified that this PE
+/// has left when its last handle is dropped.
 #[derive(Debug)]
 pub struct World {
     pub(crate) shared: Arc<Shared>,
@@ -22,14 +24,14 @@ pub struct World {
     pub(crate) local_team: Mutex<Option<Team>>,
 }
 
-/// What is given where no alignment is asked for.
+/// The default alignment of allocations, in bytes.
 const DEFAULT_ALIGN: usize = 64;
 
 impl World {
-    /// Starts from a backend that has joined its job. One backend serves one world.
+    /// Makes a world from a backend that has joined its job. A backend serves one world.
     ///
     /// # Errors
-    /// None today; backends report theirs when they are made.
+    /// None today; a backend reports its errors when it is made.
     pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
         let shared = Arc::new(Shared::new(backend));
         let members = (0..shared.n_pes as u32).map(Pe::new).collect();
@@ -44,13 +46,14 @@ impl World {
         self.shared.my_pe
     }
 
-    /// Number of PEs of the job.
+    /// The number of PEs of the job.
     #[inline]
     pub fn n_pes(&self) -> usize {
         self.shared.n_pes
     }
 
-    /// The index of this PE among those of its machine, counted from 0: which GPU or core to take.
+    /// The index of this PE among the PEs of its machine, counted from 0, for example to choose a
+    /// GPU or core.
     pub fn local_index(&self) -> usize {
         self.local_pes().iter().position(|&pe| pe == self.my_pe()).expect("backend bug: this PE is not of its own machine")
     }
@@ -60,12 +63,12 @@ impl World {
         &self.shared.backend.job().local
     }
 
-    /// The name of what moves the data: `host`, `cuda`, `noop`.
+    /// The name of the backend: `host`, `cuda`, `noop`.
     pub fn backend_name(&self) -> &'static str {
         self.shared.backend.name()
     }
 
-    /// What the backend does, and how.
+    /// The capabilities of the backend.
     pub fn caps(&self) -> &Caps {
         self.shared.backend.caps()
     }
@@ -75,16 +78,16 @@ impl World {
         self.shared.backend.geometry()
     }
 
-    /// The backend itself, where it is a `B`: for what only that one offers.
+    /// The backend itself if it is a `B`, for functions that only that backend has.
     pub fn backend<B: Backend>(&self) -> Option<&B> {
         let backend: &dyn Any = &*self.shared.backend;
         backend.downcast_ref()
     }
 
-    /// What is under way or waited for, in words, for people.
+    /// A description of pending operations and of the PEs that they wait for.
     pub fn describe(&self) -> String {
         if self.shared.is_forked() {
-            return format!("a forked child of {} of {}, which has no part in the job", self.my_pe(), self.n_pes());
+            return format!("a forked child of {} of {}, which does not belong to the job", self.my_pe(), self.n_pes());
         }
         self.shared.backend.describe()
     }
@@ -95,20 +98,22 @@ impl World {
         &self.team
     }
 
-    /// Allocates `count` elements of symmetric memory. Their values are any.
+    /// Allocates `count` elements of symmetric memory with unspecified values.
     ///
     /// # Collective
-    /// All PEs, with the same type and count, in the same order as their other allocations and releases.
+    /// All PEs must call, with the same type and count, in the same order as other allocations and
+    /// releases.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Misuse`](crate::Misuse) after finalize or for a count that fits no address space;
-    /// [`Error::Mismatch`](crate::Error::Mismatch) where PEs disagree.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Misuse`](crate::Misuse) after finalize
+    /// or for a count that exceeds the address space; [`Error::Mismatch`](crate::Error::Mismatch)
+    /// if PEs disagree.
     #[track_caller]
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Symmetric<T>> {
         Symmetric::allocate("alloc", &self.shared, count, DEFAULT_ALIGN, false, Location::caller())
     }
 
-    /// As [`World::alloc`], with all elements zero on every PE when this returns.
+    /// As [`World::alloc`], with all elements of every PE set to zero before this returns.
     ///
     /// # Errors
     /// As [`World::alloc`].
@@ -117,32 +122,35 @@ impl World {
         Symmetric::allocate("alloc_zeroed", &self.shared, count, DEFAULT_ALIGN, true, Location::caller())
     }
 
-    /// As [`World::alloc`], at an offset and, on every PE, at an address that are multiples of `align_bytes`, which is a power of two.
+    /// As [`World::alloc`], with an offset, and an address on every PE, that are multiples of
+    /// `align_bytes`, a power of two.
     ///
     /// # Errors
-    /// As [`World::alloc`]; [`Misuse`](crate::Misuse) where `align_bytes` is no power of two, or more than
-    /// [`Caps::max_align_bytes`].
+    /// As [`World::alloc`]; [`Misuse`](crate::Misuse) if `align_bytes` is not a power of two or
+    /// exceeds [`Caps::max_align_bytes`].
     #[track_caller]
     pub fn alloc_aligned<T: Element>(&self, count: usize, align_bytes: usize) -> Result<Symmetric<T>> {
         Symmetric::allocate("alloc_aligned", &self.shared, count, align_bytes, false, Location::caller())
     }
 
-    /// A new ordered queue of operations of this PE.
+    /// Makes a stream: an ordered queue of operations of this PE.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) after finalize; what the backend reports.
+    /// [`Misuse`](crate::Misuse) after finalize; errors of the backend.
     pub fn stream(&self) -> Result<Stream> {
         self.shared.usable("stream")?;
         Ok(Stream { shared: self.shared.clone(), inner: self.shared.backend.stream()? })
     }
 
-    /// Ends this PE's part in the job and tells what was not released. Every handle that is still alive fails from now on.
+    /// Ends the job on this PE, and reports the buffers that were not released. Later calls on any
+    /// handle fail.
     ///
     /// # Collective
-    /// All PEs, after their other calls. Waits for what is under way.
+    /// All PEs must call, after their other calls. Waits for pending operations.
     ///
     /// # Errors
-    /// What the backend reports, a peer that died or a deadline among it: the world has ended nevertheless.
+    /// Errors of the backend, such as a peer that died or a deadline. The world has ended
+    /// nevertheless.
     pub fn finalize(self) -> Result<FinalizeReport> {
         self.shared.usable("finalize")?;
         let report = self.shared.report();

@@ -27,8 +27,8 @@ impl<W: TestWord> Ring<W> {
         slot(&self.words[mailbox::index(number, self.capacity()) * SLOT..][..SLOT])
     }
 
-    /// Writes a buffer and publishes its name when there is room; then waits for all answers and uses the
-    /// buffers otherwise.
+    /// Writes a buffer and publishes its name when there is room; then waits for all answers and
+    /// uses the buffers otherwise.
     fn send(&self, messages: u64) {
         for number in 1..=messages {
             while self.slot(number).free_for(number, self.capacity()).is_none() {
@@ -145,8 +145,8 @@ fn buffer_is_free_when_its_message_is_refused() {
 refuted!(answer_before_the_copy_is_refuted, one_buffer(true, true, Answer::Accepted));
 refuted!(buffer_used_again_before_the_answer_is_refuted, one_buffer(false, false, Answer::Accepted));
 
-/// The sender withdraws its message without an answer, and changes its data. The data is a word that both
-/// may access at once, as buffers are.
+/// The sender withdraws its message without an answer, and changes its data. The data is a word
+/// that both may access at once, as buffers are.
 fn withdrawn<W: TestWord>(withdraw: fn(&Slot<'_, W>), is_withdrawn: fn(&Slot<'_, W>) -> bool) {
     check(
         Team::PAIR,

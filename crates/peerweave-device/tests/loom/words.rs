@@ -73,11 +73,3 @@ weakened!(
     /// Releases nothing when it is written, nor by a fence.
     NoRelease, acquire: Acquire, release: Relaxed, rmw: AcqRel
 );
-weakened!(
-    /// A read-modify-write does not acquire.
-    RmwNoAcquire, acquire: Acquire, release: Release, rmw: Release
-);
-weakened!(
-    /// A read-modify-write does not release.
-    RmwNoRelease, acquire: Acquire, release: Release, rmw: Acquire
-);

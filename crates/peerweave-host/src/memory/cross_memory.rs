@@ -1,4 +1,5 @@
-//! Reads memory of other processes by cross-memory attach (`process_vm_readv`), where the system permits it.
+//! Reads memory of other processes by cross-memory attach (`process_vm_readv`), where the system
+//! permits it.
 
 use std::io;
 
@@ -11,8 +12,8 @@ pub(crate) unsafe fn read(pid: u64, from: u64, to: *mut u8, bytes: usize) -> io:
     while done < bytes {
         let local = libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: bytes - done };
         let remote = libc::iovec { iov_base: (from as usize + done) as *mut libc::c_void, iov_len: bytes - done };
-        // SAFETY: `local` is a part of the range of the caller; the kernel checks `remote`, and fails if it is not
-        // mapped there.
+        // SAFETY: `local` is a part of the range of the caller; the kernel checks `remote`, and
+        // fails if it is not mapped there.
         let read = unsafe { libc::process_vm_readv(pid as libc::pid_t, &local, 1, &remote, 1, 0) };
         match read {
             n if n > 0 => done += n as usize,
@@ -26,7 +27,8 @@ pub(crate) unsafe fn read(pid: u64, from: u64, to: *mut u8, bytes: usize) -> io:
     Ok(())
 }
 
-/// Checks that the word at `from` in process `pid` can be read and is `expected`; otherwise says why not.
+/// Checks that the word at `from` in process `pid` can be read and is `expected`; otherwise says
+/// why not.
 pub(crate) fn probe(pid: u64, from: u64, expected: u64) -> Result<(), String> {
     let mut word = 0u64;
     // SAFETY: `word` is 8 bytes of this frame.

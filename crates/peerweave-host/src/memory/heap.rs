@@ -1,5 +1,5 @@
-//! The allocator of the symmetric heap. Every PE runs this deterministic algorithm on the same sequence of
-//! collective calls, so all PEs get the same offsets without communication.
+//! The allocator of the symmetric heap. Every PE runs this deterministic algorithm on the same
+//! sequence of collective calls, so all PEs get the same offsets without communication.
 //!
 //! Does not access the memory. Invariant: free ranges are disjoint, ascending, and not adjacent.
 
@@ -20,14 +20,14 @@ pub(crate) struct HeapMap {
 }
 
 impl HeapMap {
-    /// A heap in which all of `start..end` is free. If `start` is not a multiple of a requested alignment,
-    /// padding is lost.
+    /// A heap in which all of `start..end` is free. If `start` is not a multiple of a requested
+    /// alignment, padding is lost.
     pub(crate) fn new(start: u64, end: u64) -> Self {
         Self { free: BTreeMap::from([(start, end - start)]), allocated: BTreeMap::new(), start, end, highest: start }
     }
 
-    /// Allocates `bytes`, rounded up to the grain, at a multiple of `align`; `None` if no free range is large
-    /// enough.
+    /// Allocates `bytes`, rounded up to the grain, at a multiple of `align`; `None` if no free
+    /// range is large enough.
     pub(crate) fn allocate(&mut self, bytes: u64, align: u64) -> Option<u64> {
         let bytes = bytes.max(1).checked_next_multiple_of(GRAIN)?;
         let align = align.max(GRAIN);

@@ -1,12 +1,14 @@
 //! The layout of the control words in the segment of each PE, and typed access to them.
 //!
-//! No protocol is here. A segment consists of one page for the PE, one block per team slot, and the heap. All
-//! segments lie at equal strides in one mapping of one memory file, which starts as zeros and keeps its size.
+//! No protocol is here. A segment consists of one page for the PE, one block per team slot, and the
+//! heap. All segments lie at equal strides in one mapping of one memory file, which starts as zeros
+//! and keeps its size.
 //!
 //! # Invariants
-//! - **\[L1\]** `Segments` is made only by `segment.rs` for a mapping of `n_pes * stride` bytes that stays mapped while it lives.
-//! - **\[L2\]** All memory behind a reference to a type of this module is atomic; other memory is accessed
-//!   through raw pointers.
+//! - **\[L1\]** `Segments` is made only by `segment.rs` for a mapping of `n_pes * stride` bytes
+//!   that stays mapped while it lives.
+//! - **\[L2\]** All memory behind a reference to a type of this module is atomic; other memory is
+//!   accessed through raw pointers.
 
 use crate::memory::line::Line;
 use peerweave_types::{HeapGeometry, KernelContext, Pe, SymOffset, TeamEntry};
@@ -27,7 +29,8 @@ pub(crate) const STAGE_BYTES: usize = 256 << 10;
 /// The largest message of send and receive that travels inside its mailbox slot, in bytes.
 pub(crate) const EAGER_BYTES: usize = 8 << 10;
 
-/// Slots of a mailbox: how many messages, or fragments of one, a sender can be ahead of the receiver.
+/// Slots of a mailbox: how many messages, or fragments of one, a sender can be ahead of the
+/// receiver.
 pub(crate) const MAILBOX_SLOTS: usize = 4;
 
 const PAGE: usize = 4096;
@@ -64,8 +67,8 @@ pub(crate) struct PePage {
     pub(crate) processor: AtomicU64,
     /// Its first failure: see `sync/root_cause.rs`.
     pub(crate) failure: AtomicU64,
-    /// A random word of its process and the address of that word, to check that memory is read from that
-    /// process.
+    /// A random word of its process and the address of that word, to check that memory is read from
+    /// that process.
     pub(crate) probe: AtomicU64,
     pub(crate) probe_at: AtomicU64,
 }
@@ -99,8 +102,8 @@ pub(crate) struct CallWords {
     pub(crate) words: [AtomicU64; 4],
 }
 
-/// The words of a mailbox slot: see [`peerweave_device::mailbox::Slot`]. The payload holds where the message
-/// lies, its address, its bytes, and the element type and count of the whole transfer.
+/// The words of a mailbox slot: see [`peerweave_device::mailbox::Slot`]. The payload holds where
+/// the message lies, its address, its bytes, and the element type and count of the whole transfer.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct MailSlot {
@@ -127,7 +130,8 @@ const MAIL_SLOT_BYTES: usize = size_of::<MailSlot>() + EAGER_BYTES;
 const MAILBOX_BYTES: usize = MAIL_SLOT_BYTES * MAILBOX_SLOTS;
 
 impl Layout {
-    /// The layout for `n_pes` PEs with `heap_bytes` each; `None` if it does not fit the address space.
+    /// The layout for `n_pes` PEs with `heap_bytes` each; `None` if it does not fit the address
+    /// space.
     pub(crate) fn new(n_pes: usize, heap_bytes: usize) -> Option<Self> {
         let words = size_of::<TeamWords>().next_multiple_of(PAGE);
         let kernel_lines = (words + 2 * STAGE_BYTES).checked_add(n_pes.checked_mul(MAILBOX_BYTES)?)?.next_multiple_of(PAGE);
@@ -157,7 +161,8 @@ impl Layout {
         self.stride as u64
     }
 
-    /// The offset, in every segment, of the lines by which kernels synchronize in the team of a slot.
+    /// The offset, in every segment, of the lines by which kernels synchronize in the team of a
+    /// slot.
     pub(crate) fn kernel_lines(&self, slot: usize) -> SymOffset {
         assert!(slot < MAX_TEAMS, "team slot {slot}: outside the layout");
         SymOffset((PAGE + self.team_block_bytes * slot + self.kernel_lines) as u64)
@@ -176,17 +181,20 @@ pub(crate) struct Segments {
     layout: Layout,
 }
 
-// SAFETY: shared are the words of all segments, through atomics [L2], and bytes, through `simd`, which tolerates
-// races. Entry lines, progress words, signals and mailboxes synchronize. The owner of a `Segments` also holds
-// the mapping. The conformance suite on threads, which compares every element, would catch an error.
+// SAFETY: shared are the words of all segments, through atomics [L2], and bytes, through `simd`,
+// which tolerates races. Entry lines, progress words, signals and mailboxes synchronize. The owner
+// of a `Segments` also holds the mapping. The conformance suite on threads, which compares every
+// element, would catch an error.
 unsafe impl Send for Segments {}
-// SAFETY: as for Send: the same memory is shared, and methods return references to atomics only. The same tests.
+// SAFETY: as for Send: the same memory is shared, and methods return references to atomics only.
+// The same tests.
 unsafe impl Sync for Segments {}
 
 impl Segments {
     /// # Safety
-    /// [L1]: `base` is the start of a mapping of `layout.total_bytes()`, aligned to `layout.align()`, zeroed
-    /// before its first use, that outlives this value and all of its copies.
+    /// [L1]: `base` is the start of a mapping of `layout.total_bytes()`, aligned to
+    /// `layout.align()`, zeroed before its first use, that outlives this value and all of its
+    /// copies.
     pub(crate) unsafe fn new(base: *mut u8, layout: Layout) -> Self {
         Self { base, layout }
     }
@@ -202,7 +210,8 @@ impl Segments {
 
     /// The page of a PE.
     pub(crate) fn page(&self, pe: usize) -> &PePage {
-        // SAFETY: [L1] inside the mapping, aligned to a page, zeros are a valid `PePage`, and [L2] all of it is atomic.
+        // SAFETY: [L1] inside the mapping, aligned to a page, zeros are a valid `PePage`, and [L2]
+        // all of it is atomic.
         unsafe { &*self.at(pe, 0).cast::<PePage>() }
     }
 
@@ -213,7 +222,8 @@ impl Segments {
 
     /// The words of a PE in the team of a slot.
     pub(crate) fn team_words(&self, pe: usize, slot: usize) -> &TeamWords {
-        // SAFETY: [L1] inside the mapping (asserted), aligned to a page, zeros are a valid `TeamWords`, and [L2] all of it is atomic.
+        // SAFETY: [L1] inside the mapping (asserted), aligned to a page, zeros are a valid
+        // `TeamWords`, and [L2] all of it is atomic.
         unsafe { &*self.team_block(pe, slot).cast::<TeamWords>() }
     }
 
@@ -225,7 +235,8 @@ impl Segments {
 
     /// A slot of the mailbox in which `pe` receives from the rank `from` of a team.
     pub(crate) fn mail(&self, pe: usize, slot: usize, from: usize, index: usize) -> &MailSlot {
-        // SAFETY: as for `team_words`: inside the mapping since `from < n_pes`, aligned since all sizes are multiples of 128.
+        // SAFETY: as for `team_words`: inside the mapping since `from < n_pes`, aligned since all
+        // sizes are multiples of 128.
         unsafe { &*self.mail_at(pe, slot, from, index).cast::<MailSlot>() }
     }
 
@@ -252,7 +263,8 @@ impl Segments {
     #[inline]
     pub(crate) fn word(&self, pe: usize, at: SymOffset) -> &AtomicU64 {
         debug_assert!(at.0.is_multiple_of(8));
-        // SAFETY: [L1]; the core has checked that the place lies in a live allocation and is aligned; [L2] accessed atomically or by `simd`.
+        // SAFETY: [L1]; the core has checked that the place lies in a live allocation and is
+        // aligned; [L2] accessed atomically or by `simd`.
         unsafe { &*self.symmetric(pe, at).cast::<AtomicU64>() }
     }
 
@@ -266,8 +278,9 @@ impl Segments {
         let start = self.layout.kernel_lines(slot).0 as usize;
         for line in 0..team_size * KERNEL_SLOTS as usize {
             let at = self.at(pe, start + line * KernelContext::SIGNAL_LINE_BYTES as usize).cast::<AtomicU64>();
-            // SAFETY: [L1] inside the mapping: the lines of `n_pes` ranks are part of the team's block; aligned, since lines and their start
-            // are multiples of 128; [L2] accessed atomically, here and by kernels.
+            // SAFETY: [L1] inside the mapping: the lines of `n_pes` ranks are part of the team's
+            // block; aligned, since lines and their start are multiples of 128; [L2] accessed
+            // atomically, here and by kernels.
             let word = unsafe { &*at };
             // Pages that were never written take no memory.
             if word.load(Ordering::Relaxed) != 0 {

@@ -1,10 +1,10 @@
-//! The entry line: one cache line in which a rank publishes that it has entered an operation, the signature
-//! of its call, and up to 24 bytes of operand.
+//! The entry line: one cache line in which a rank publishes that it has entered an operation, the
+//! signature of its call, and up to 24 bytes of operand.
 //!
-//! The protocol, with its rule for the reuse of lines, is [`peerweave_device::sealed`]: each of the eight
-//! words holds 32 bits of data and the 32-bit epoch. A reader that finds the epoch in all eight words has all
-//! of the data, in whatever order they were stored. So one vector store writes the line, and the cache line
-//! changes its owner once instead of eight times.
+//! The protocol, with its rule for the reuse of lines, is [`peerweave_device::sealed`]: each of the
+//! eight words holds 32 bits of data and the 32-bit epoch. A reader that finds the epoch in all
+//! eight words has all of the data, in whatever order they were stored. So one vector store writes
+//! the line, and the cache line changes its owner once instead of eight times.
 
 use peerweave_device::{Word, sealed};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,8 +22,8 @@ pub(crate) struct Entry {
     pub(crate) payload: [u64; 3],
 }
 
-/// A line in shared memory. The cache line after it is unused, so that a prefetcher does not fetch two lines
-/// in use together.
+/// A line in shared memory. The cache line after it is unused, so that a prefetcher does not fetch
+/// two lines in use together.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct Line {
@@ -32,7 +32,8 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Publishes `entry` under `epoch`. Earlier writes of this thread are visible to a thread that reads it.
+    /// Publishes `entry` under `epoch`. Earlier writes of this thread are visible to a thread that
+    /// reads it.
     #[inline]
     pub(crate) fn publish(&self, epoch: u32, entry: &Entry) {
         let half = |i: usize| (entry.payload[i / 2] >> (32 * (i % 2))) as u32;
@@ -47,11 +48,13 @@ impl Line {
     #[inline]
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     fn store(&self, words: &[u64; WORDS]) {
-        // Only the compiler could reorder earlier stores: on x86-64 stores become visible in program order.
+        // Only the compiler could reorder earlier stores: on x86-64 stores become visible in
+        // program order.
         AtomicU64::fence_release();
         let line = self.words.as_ptr();
         if has_wide_store() {
-            // SAFETY: `line` is 64 bytes, 64-byte aligned (repr(align)), inside a mapping that outlives `self`; AVX-512 was found.
+            // SAFETY: `line` is 64 bytes, 64-byte aligned (repr(align)), inside a mapping that
+            // outlives `self`; AVX-512 was found.
             unsafe { store_wide(line.cast_mut(), words) };
         } else {
             for (to, &from) in self.words.iter().zip(words) {
@@ -69,8 +72,8 @@ impl Line {
         }
     }
 
-    /// The entry that was published under `epoch`; `None` if it was not published. Earlier writes of its rank
-    /// are then visible to this thread.
+    /// The entry that was published under `epoch`; `None` if it was not published. Earlier writes
+    /// of its rank are then visible to this thread.
     #[inline]
     pub(crate) fn read(&self, epoch: u32) -> Option<Entry> {
         let mut data = [0u32; WORDS];
@@ -87,7 +90,8 @@ impl Line {
         self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
-    /// The signature that was published under `epoch`, from the two words that hold it: a barrier needs no more.
+    /// The signature that was published under `epoch`, from the two words that hold it: a barrier
+    /// needs no more.
     #[inline]
     pub(crate) fn read_signature(&self, epoch: u32) -> Option<u64> {
         let (mut low, mut high) = ([0], [0]);
@@ -104,17 +108,17 @@ impl Line {
 
 /// Writes a line by one store.
 ///
-/// It uses a register that SSE code cannot name. If the upper half of one of the first sixteen registers stays
-/// in use, SSE code of the caller runs slowly until the next `vzeroupper`, which the compiler does not add after
-/// assembly.
+/// It uses a register that SSE code cannot name. If the upper half of one of the first sixteen
+/// registers stays in use, SSE code of the caller runs slowly until the next `vzeroupper`, which
+/// the compiler does not add after assembly.
 ///
 /// # Safety
 /// AVX-512F is there; `line` is 64-byte aligned and valid for atomic writes.
 #[target_feature(enable = "avx512f")]
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn store_wide(line: *mut AtomicU64, words: &[u64; WORDS]) {
-    // SAFETY: reads `words`, writes `line`. The assembly stands for eight relaxed atomic stores of aligned words:
-    // readers accept them in any order.
+    // SAFETY: reads `words`, writes `line`. The assembly stands for eight relaxed atomic stores of
+    // aligned words: readers accept them in any order.
     unsafe {
         std::arch::asm!(
             "vmovdqu64 zmm16, [{from}]",

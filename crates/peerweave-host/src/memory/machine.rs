@@ -16,7 +16,8 @@ pub(crate) fn memory_bytes() -> u64 {
 /// Requests below this size are allowed without reading the state of the system.
 const SMALL: usize = 64 << 20;
 
-/// The number of bytes that can be allocated now. Only as exact as a request of `request` bytes needs.
+/// The number of bytes that can be allocated now. Only as exact as a request of `request` bytes
+/// needs.
 pub(crate) fn available_bytes(request: usize) -> u64 {
     if request < SMALL {
         return u64::MAX;
@@ -36,9 +37,9 @@ fn cgroup_available() -> Option<u64> {
     available_in(Path::new("/sys/fs/cgroup"), &fs::read_to_string("/proc/self/cgroup").ok()?)
 }
 
-/// The memory that `groups` still allow, in the format of `/proc/self/cgroup`. A limit of a group holds for
-/// all groups below it. In a container the groups may not be visible by their full names, but the outermost
-/// one is.
+/// The memory that `groups` still allow, in the format of `/proc/self/cgroup`. A limit of a group
+/// holds for all groups below it. In a container the groups may not be visible by their full names,
+/// but the outermost one is.
 fn available_in(mount: &Path, groups: &str) -> Option<u64> {
     let lines = groups.lines().filter_map(|line| {
         let (_, line) = line.split_once(':')?;

@@ -1,5 +1,5 @@
-//! The memory file that holds all segments, and its mapping. The file has no name, so the system frees it when
-//! the last process that maps it has ended.
+//! The memory file that holds all segments, and its mapping. The file has no name, so the system
+//! frees it when the last process that maps it has ended.
 //!
 //! The content is described in `layout.rs`.
 
@@ -20,8 +20,8 @@ pub(crate) struct Mapping {
     guard: ForkGuard,
 }
 
-// SAFETY: shared are two numbers that never change. The memory is accessed through `Segments`, which has its own
-// argument. The conformance suite on threads would catch an error.
+// SAFETY: shared are two numbers that never change. The memory is accessed through `Segments`,
+// which has its own argument. The conformance suite on threads would catch an error.
 unsafe impl Send for Mapping {}
 // SAFETY: as for Send: the same numbers are shared. The same tests.
 unsafe impl Sync for Mapping {}
@@ -49,8 +49,8 @@ impl Mapping {
         // A forked child does not belong to the job and must not write here.
         // SAFETY: the range was just mapped, and no child of this process needs it.
         unsafe { rustix::mm::madvise(base.cast(), bytes, rustix::mm::Advice::LinuxDontFork)? };
-        // SAFETY: [L1] `base` is a new shared mapping of a file of exactly that size, which started as zeros;
-        // `Mapping` keeps it.
+        // SAFETY: [L1] `base` is a new shared mapping of a file of exactly that size, which started
+        // as zeros; `Mapping` keeps it.
         let segments = unsafe { Segments::new(base, layout) };
         Ok(Self { base, bytes, segments, guard: ForkGuard::new() })
     }
@@ -63,8 +63,8 @@ impl Mapping {
 
 /// Maps `bytes` bytes of `file` at a multiple of `align`, both multiples of the page.
 ///
-/// The system aligns mappings to pages only. So this reserves a larger range and unmaps the rest around the
-/// aligned part.
+/// The system aligns mappings to pages only. So this reserves a larger range and unmaps the rest
+/// around the aligned part.
 fn map_aligned(file: BorrowedFd<'_>, bytes: usize, align: usize) -> io::Result<*mut u8> {
     let span = bytes.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
     // SAFETY: a new mapping at an address that the system chooses; it replaces nothing.
@@ -96,8 +96,8 @@ impl Drop for Mapping {
         if self.guard.is_forked() {
             return;
         }
-        // SAFETY: `new` mapped the range; all pointers into it belong to values that hold this `Mapping` (`Shared`
-        // owns it, and threads own a `Shared`).
+        // SAFETY: `new` mapped the range; all pointers into it belong to values that hold this
+        // `Mapping` (`Shared` owns it, and threads own a `Shared`).
         let unmapped = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) };
         debug_assert!(unmapped.is_ok());
     }

@@ -1,6 +1,7 @@
 //! Runs the kernels of users on the thread of the stream, over the heap of this job.
 //!
-//! This file builds the context of a launch and the error of its failure; `peerweave-grid` runs the threads.
+//! This file builds the context of a launch and the error of its failure; `peerweave-grid` runs the
+//! threads.
 
 use crate::memory::layout::{KERNEL_SLOTS, MAX_TEAMS};
 use crate::ops::shared::Shared;
@@ -12,7 +13,8 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a grid may continue after the deadline of its waits: its threads see the failure and return.
+/// How long a grid may continue after the deadline of its waits: its threads see the failure and
+/// return.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// How often a kernel that waits checks that the other PEs are alive.
@@ -58,12 +60,14 @@ impl Shared {
             .map(|(slot, members)| TeamTable { members, sync: layout.kernel_lines(slot), epochs: &self.kernels.epochs[slot] })
             .collect();
         let me = Pe::new(self.peers.me as u32);
-        // SAFETY: segments and epochs belong to `self`. Offsets count from the start of a segment, whose control words no view covers.
+        // SAFETY: segments and epochs belong to `self`. Offsets count from the start of a segment,
+        // whose control words no view covers.
         let mut context = unsafe { ContextMemory::new(me, layout.segment_bytes(), &bases, &teams, self.peers.deadline) };
         let lost = RefCell::new(None);
         let outcome = {
             let address = context.as_ptr();
-            // SAFETY: the context lives until the grid is over; the core has checked the arguments' memory, and the queue holds it.
+            // SAFETY: the context lives until the grid is over; the core has checked the arguments'
+            // memory, and the queue holds it.
             let body = || unsafe { kernel.run_thread(address) };
             let asked = Cell::new(Instant::now());
             let on_idle = || {

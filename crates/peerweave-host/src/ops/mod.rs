@@ -1,8 +1,9 @@
-//! What runs: every operation of the backend is a [`Task`], which one thread can start and another finish.
+//! What runs: every operation of the backend is a [`Task`], which one thread can start and another
+//! finish.
 //!
-//! A stream whose queue is empty runs a task on the thread of the caller. If the caller would wait for
-//! peers for longer than its budget, the thread of the stream continues the task. A task that was started
-//! must be driven to its end, because later operations of its team wait for it.
+//! A stream whose queue is empty runs a task on the thread of the caller. If the caller would wait
+//! for peers for longer than its budget, the thread of the stream continues the task. A task that
+//! was started must be driven to its end, because later operations of its team wait for it.
 
 pub(crate) mod collective;
 pub(crate) mod launch;
@@ -23,7 +24,8 @@ use std::collections::VecDeque;
 
 use crate::sync::wait::{Limit, Stop};
 
-/// An operation that was started. It borrows the operation while it runs on the thread of the caller.
+/// An operation that was started. It borrows the operation while it runs on the thread of the
+/// caller.
 #[derive(Debug)]
 pub(crate) enum Task<'a> {
     Collective(CollectiveTask<'a>),
@@ -114,7 +116,8 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Ends the task without running it, after `because`. Its peers cannot know, so its team fails too.
+    /// Ends the task without running it, after `because`. Its peers cannot know, so its team fails
+    /// too.
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
         match self {
             Self::Collective(task) => task.skip(shared, because),

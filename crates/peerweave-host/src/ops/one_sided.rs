@@ -1,8 +1,8 @@
 //! Puts, gets, signals and atomics: accesses to the segment of the target, which is mapped here.
 //!
-//! Nothing here waits. Stores of `simd` become visible in order on x86-64; on other processors a fence
-//! orders them. Streaming stores end with a fence of their own. So a put is complete when it returns,
-//! `fence` is a release fence, and `quiet` is a full fence.
+//! Nothing here waits. Stores of `simd` become visible in order on x86-64; on other processors a
+//! fence orders them. Streaming stores end with a fence of their own. So a put is complete when it
+//! returns, `fence` is a release fence, and `quiet` is a full fence.
 
 use crate::ops::shared::Shared;
 use crate::ops::tuning::STREAMING_COPY;
@@ -68,7 +68,8 @@ impl Shared {
     fn strided(&self, op: &Strided) {
         let remote = self.peers.segments.symmetric(op.pe.index(), op.remote);
         let local = self.address(op.local);
-        // SAFETY: the core has checked that the last element at either stride lies in its buffer, and that the two do not overlap.
+        // SAFETY: the core has checked that the last element at either stride lies in its buffer,
+        // and that the two do not overlap.
         unsafe {
             match op.direction {
                 Direction::Send => {
@@ -95,7 +96,8 @@ impl Shared {
         let old = match atomic.dtype.size_bytes() {
             8 => {
                 debug_assert!(at.addr().is_multiple_of(8));
-                // SAFETY: a live, aligned element (checked by the core) that is only accessed atomically or by `simd`.
+                // SAFETY: a live, aligned element (checked by the core) that is only accessed
+                // atomically or by `simd`.
                 atomic_word(unsafe { &*at.cast::<AtomicU64>() }, atomic)
             }
             4 => {
@@ -116,8 +118,8 @@ impl Shared {
 
 macro_rules! atomic_operation {
     ($name:ident, $atomic:ty, $word:ty) => {
-        /// Returns the old value. Sequentially consistent: earlier puts of this PE are visible to a PE that
-        /// sees the new value.
+        /// Returns the old value. Sequentially consistent: earlier puts of this PE are visible to a
+        /// PE that sees the new value.
         #[inline]
         fn $name(word: &$atomic, op: &Atomic) -> $word {
             let operand = op.operand as $word;

@@ -1,10 +1,10 @@
 //! Send and receive, by mailboxes between every two ranks of a team.
 //!
-//! The segment of the receiver holds one mailbox per sending rank ([`peerweave_device::mailbox`]). A small
-//! message lies in its slot; a longer one is divided among slots, or is named there and copied once by the
-//! receiver, if it lies in symmetric memory or in memory that the receiver can read. No step waits by itself:
-//! all sends and receives of a group are polled in turn until all are done, so their order in the group does
-//! not matter.
+//! The segment of the receiver holds one mailbox per sending rank ([`peerweave_device::mailbox`]).
+//! A small message lies in its slot; a longer one is divided among slots, or is named there and
+//! copied once by the receiver, if it lies in symmetric memory or in memory that the receiver can
+//! read. No step waits by itself: all sends and receives of a group are polled in turn until all
+//! are done, so their order in the group does not matter.
 
 use crate::memory::cross_memory;
 use crate::memory::layout::{EAGER_BYTES, MAILBOX_SLOTS};
@@ -75,7 +75,8 @@ pub(crate) struct Transfers {
 }
 
 impl Transfers {
-    /// Gives the operations their places in their channels. The transfers must be driven to their end.
+    /// Gives the operations their places in their channels. The transfers must be driven to their
+    /// end.
     pub(crate) fn start(shared: &Shared, ops: impl IntoIterator<Item = PointToPoint>) -> Result<Self, Error> {
         // Look up every team before any operation takes its place.
         let ops = ops.into_iter().map(|op| shared.teams.get(call_of(&op), op.team).map(|team| (op, team.into_arc())));
@@ -124,7 +125,8 @@ impl Transfers {
         }
     }
 
-    /// Ends the transfers that are not done. Their channels are then out of step, so their teams fail.
+    /// Ends the transfers that are not done. Their channels are then out of step, so their teams
+    /// fail.
     #[cold]
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
         for transfer in self.all.iter_mut().filter(|transfer| !transfer.is_done()) {
@@ -212,8 +214,8 @@ impl Transfer {
         (slot, segments.mail_bytes(at, self.team.slot, from, index))
     }
 
-    /// Withdraws a message that the receiver has not answered. Its slot is not used again, because the team
-    /// has failed.
+    /// Withdraws a message that the receiver has not answered. Its slot is not used again, because
+    /// the team has failed.
     fn withdraw(&self, shared: &Shared) {
         if let State::Offered { number } = self.state {
             self.slot(shared, number).0.withdraw();
@@ -279,8 +281,9 @@ impl Transfer {
                     }
                     at => {
                         let len = (total - bytes).min(EAGER_BYTES);
-                        // SAFETY: `bytes + len` lies in the buffer (checked by the core); a slot has room for
-                        // `EAGER_BYTES` and belongs to the sender until it is published.
+                        // SAFETY: `bytes + len` lies in the buffer (checked by the core); a slot
+                        // has room for `EAGER_BYTES` and belongs to the sender until it is
+                        // published.
                         unsafe { simd::copy(room, shared.address(at).wrapping_add(bytes), len) };
                         publish(place::SLOT, 0, len);
                         if bytes + len < total {
@@ -337,9 +340,9 @@ impl Transfer {
             place::SYMMETRIC => {
                 let from = shared.peers.segments.symmetric(peer, SymOffset(at)).cast_const();
                 if !std::ptr::eq(from, to) {
-                    // SAFETY: the cores of the sender and of this rank have checked their ranges for the same
-                    // count. A message to oneself into the same bytes is excluded here, and other overlap by
-                    // the core.
+                    // SAFETY: the cores of the sender and of this rank have checked their ranges
+                    // for the same count. A message to oneself into the same bytes is excluded
+                    // here, and other overlap by the core.
                     unsafe { simd::copy(to, from, len) };
                 }
             }

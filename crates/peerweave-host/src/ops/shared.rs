@@ -29,7 +29,8 @@ pub(crate) struct Shared {
     /// Operations in the queues of all streams.
     pub(crate) queued: AtomicUsize,
     pub(crate) guard: ForkGuard,
-    /// Open until finalize: it shows the launcher, and later rendezvous of the job, that this PE is alive.
+    /// Open until finalize: it shows the launcher, and later rendezvous of the job, that this PE is
+    /// alive.
     pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
     /// The last field, so that it is unmapped last.
     pub(crate) _mapping: Arc<Mapping>,
@@ -49,7 +50,8 @@ impl Shared {
         }
     }
 
-    /// Publishes that this PE has finalized. Has no effect after the PE has left, or in a forked child.
+    /// Publishes that this PE has finalized. Has no effect after the PE has left, or in a forked
+    /// child.
     pub(crate) fn finalized(&self) {
         if !self.guard.is_forked() {
             let page = self.peers.segments.page(self.peers.me);
@@ -68,8 +70,8 @@ impl Shared {
 
 /// Publishes in the page of a PE of this process that it leaves, and leaves the rendezvous.
 ///
-/// Other PEs act only on `LEFT`. The rendezvous is left before that, so a launcher that holds it sees this
-/// PE leave before any PE that leaves because of it, and names the first one.
+/// Other PEs act only on `LEFT`. The rendezvous is left before that, so a launcher that holds it
+/// sees this PE leave before any PE that leaves because of it, and names the first one.
 pub(crate) fn leave(page: &PePage, rendezvous: Option<Arc<Rendezvous>>) {
     if page.state.compare_exchange(state::ALIVE, state::LEAVING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
         if let (Some(rendezvous), Some(pe)) = (&rendezvous, root_cause::pe_of(page.failure.load(Ordering::Relaxed))) {

@@ -1,5 +1,5 @@
-//! Makes and ends teams. The ranks of the parent exchange what they request, and each computes the same
-//! result.
+//! Makes and ends teams. The ranks of the parent exchange what they request, and each computes the
+//! same result.
 
 use crate::memory::layout::{MAILBOX_SLOTS, MAX_TEAMS};
 use crate::memory::line::Line;
@@ -23,7 +23,8 @@ fn no_slot() -> Error {
     Error::OutOfMemory { call: "split", requested_bytes: 1, available_bytes: 0, what: "team slots that are free on all members" }
 }
 
-/// Words of a request: whether the rank takes part, color, key, free slots, and the last epoch of each slot.
+/// Words of a request: whether the rank takes part, color, key, free slots, and the last epoch of
+/// each slot.
 const WORDS: usize = 4 + MAX_TEAMS;
 
 /// What one rank requests of a split.
@@ -89,7 +90,8 @@ impl Shared {
         let gather = |detail, words: &[u64]| self.gather_words(TeamRef::Borrowed(&parent), Purpose::Split, detail, words);
         for _ in 0..ATTEMPTS {
             let wanted = self.wanted_team(&parent, part, gather)?;
-            // A split of another parent may have taken the slot on some member meanwhile: then all try again.
+            // A split of another parent may have taken the slot on some member meanwhile: then all
+            // try again.
             let slot = wanted.as_ref().map(|team| team.slot);
             let claimed = slot.filter(|&slot| self.teams.claim(slot));
             if let (Some(team), Some(_)) = (&wanted, claimed) {
@@ -118,8 +120,8 @@ impl Shared {
     /// The team that this rank will be in, computed from the requests of all ranks.
     ///
     /// # Errors
-    /// On every rank of the parent, if any of the teams has no slot that is free on all its members. All ranks
-    /// see the same requests, so all fail.
+    /// On every rank of the parent, if any of the teams has no slot that is free on all its
+    /// members. All ranks see the same requests, so all fail.
     fn wanted_team(
         &self,
         parent: &TeamState,
@@ -158,8 +160,8 @@ impl Shared {
         let segments = &self.peers.segments;
         let words = segments.team_words(self.peers.me, team.slot);
         words.failure.word.store(0, Ordering::Relaxed);
-        // Epochs continue from the largest of any member. After 2^32 operations the largest may be an older
-        // one, so nothing of the last team may look like an epoch to come.
+        // Epochs continue from the largest of any member. After 2^32 operations the largest may be
+        // an older one, so nothing of the last team may look like an epoch to come.
         words.entry.iter().for_each(Line::reset);
         words.progress.word.store(progress_before_next(team.last_issued()), Ordering::Relaxed);
         self.kernels.reset(team.slot);
@@ -176,14 +178,15 @@ impl Shared {
     pub(crate) fn team_destroy(&self, id: TeamId) -> Result<(), Error> {
         let team = self.teams.get("destroy", id)?.into_arc();
         self.wait_for_channels(&team)?;
-        // After a mismatch the team stays usable. After any other failure its slot is not used again, because
-        // other PEs may still use its words.
+        // After a mismatch the team stays usable. After any other failure its slot is not used
+        // again, because other PEs may still use its words.
         self.meet(TeamRef::Borrowed(&team), Purpose::Destroy, 0)?;
         self.teams.remove(&team);
         Ok(())
     }
 
-    /// Waits until the sends and receives of the team that were issued before have ended, on every stream.
+    /// Waits until the sends and receives of the team that were issued before have ended, on every
+    /// stream.
     fn wait_for_channels(&self, team: &TeamState) -> Result<(), Error> {
         let ended = |channel: &Channel| channel.ended.load(Ordering::Acquire) == channel.issued.load(Ordering::Acquire);
         let all_ended = |rank: usize| ended(&team.channels[rank].send) && ended(&team.channels[rank].receive);

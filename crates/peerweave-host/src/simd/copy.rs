@@ -1,22 +1,26 @@
 //! Copying and clearing: the shapes of loops, written once over [`Arch`].
 //!
-//! No arithmetic is here, and no choice of which copy suits which size beyond what one call can see. Invariant: a byte of the
-//! destination is written only with its own final value, though perhaps twice; no byte outside is touched.
+//! No arithmetic is here, and no choice of which copy suits which size beyond what one call can
+//! see. Invariant: a byte of the destination is written only with its own final value, though
+//! perhaps twice; no byte outside is touched.
 
 use super::arch::{Arch, Kernel, Vector, word};
 
 /// The longest copy that is done in place, without asking for the instruction set.
 pub(super) const INLINE_BYTES: usize = 32;
 
-/// From here on a streaming copy is left to the processor's own, where it has one: measured at 64 MiB, 2.1 ms against 3.1.
+/// From here on a streaming copy is left to the processor's own, where it has one: measured at 64
+/// MiB, 2.1 ms against 3.1.
 const HUGE_BYTES: usize = 32 << 20;
 
-/// From here on a copy is larger than the first cache, source and destination together. There string instructions win, if the two lie
-/// alike in their lines: measured on Zen 5, 1.6 times at 32 KiB and 1.3 times at 16 MiB; never otherwise.
+/// From here on a copy is larger than the first cache, source and destination together. There
+/// string instructions win, if the two lie alike in their lines: measured on Zen 5, 1.6 times at 32
+/// KiB and 1.3 times at 16 MiB; never otherwise.
 const STRING_COPY_BYTES: usize = 32 << 10;
 
-/// From here on zeroing leaves the second cache. There string instructions win, for they do not read what they overwrite: measured on
-/// Zen 5, 1.1 times at 1 MiB and 2.2 times at 64 MiB; below they lose, up to 1.6 times.
+/// From here on zeroing leaves the second cache. There string instructions win, for they do not
+/// read what they overwrite: measured on Zen 5, 1.1 times at 1 MiB and 2.2 times at 64 MiB; below
+/// they lose, up to 1.6 times.
 const STRING_ZERO_BYTES: usize = 1 << 20;
 
 /// The size of a cache line, or a divisor of it, on everything that has a leaf.
@@ -29,8 +33,8 @@ const LINE_BYTES: usize = 64;
 #[inline(always)]
 pub(super) unsafe fn copy_inline(dst: *mut u8, src: *const u8, bytes: usize) {
     debug_assert!(bytes <= INLINE_BYTES);
-    // SAFETY: every word lies within the first `bytes` bytes: its offset plus its size is at most the lower bound of its branch, or
-    // it ends at `bytes`.
+    // SAFETY: every word lies within the first `bytes` bytes: its offset plus its size is at most
+    // the lower bound of its branch, or it ends at `bytes`.
     unsafe {
         if bytes >= 8 {
             let first = word::load_u64(src);
@@ -94,7 +98,8 @@ impl Kernel for Copy {
         let Self { dst, src, bytes } = self;
         let vector = A::Vector::BYTES;
         debug_assert!(bytes > INLINE_BYTES);
-        // SAFETY: every access ends at or before `bytes`: by the bound of its branch, or because it is counted from the end.
+        // SAFETY: every access ends at or before `bytes`: by the bound of its branch, or because it
+        // is counted from the end.
         unsafe {
             if bytes <= 64 {
                 short::<A::Narrow>(dst, src, bytes);
@@ -114,7 +119,8 @@ impl Kernel for Copy {
                 if bytes >= STRING_COPY_BYTES && alike && A::string_copy(dst, src, bytes) {
                     return;
                 }
-                // The first vector goes anywhere, those of the loop are aligned: a store across two lines costs two.
+                // The first vector goes anywhere, those of the loop are aligned: a store across two
+                // lines costs two.
                 A::Vector::load(src).store(dst);
                 let mut at = vector - (dst.addr() & (vector - 1));
                 while at + 4 * vector <= bytes {
@@ -166,7 +172,8 @@ impl Kernel for CopyStreaming {
         let vector = A::Vector::BYTES;
         // SAFETY: `at` never exceeds `bytes`; `dst + at` is a multiple of 64 in the loop.
         unsafe {
-            // For what is far larger than any cache the processor's own copy, which does not read the destination either, is faster still.
+            // For what is far larger than any cache the processor's own copy, which does not read
+            // the destination either, is faster still.
             let alike = (dst.addr() ^ src.addr()) & (LINE_BYTES - 1) == 0;
             if bytes >= HUGE_BYTES && alike && A::string_copy(dst, src, bytes) {
                 return;
@@ -183,7 +190,7 @@ impl Kernel for CopyStreaming {
             }
             pieces(dst.add(at), src.add(at), bytes - at);
         }
-        A::settle();
+        A::fence_streaming();
     }
 }
 
@@ -199,7 +206,8 @@ impl Kernel for Zero {
         let Self { dst, bytes } = self;
         let vector = A::Vector::BYTES;
         let zeros = [0u8; 64];
-        // SAFETY: `at` never exceeds `bytes`; `zeros` is private and as long as any vector, for which zero bits are valid.
+        // SAFETY: `at` never exceeds `bytes`; `zeros` is private and as long as any vector, for
+        // which zero bits are valid.
         unsafe {
             let zero = zeros.as_ptr().cast::<A::Vector>().read_unaligned();
             if bytes < vector {

@@ -1,7 +1,8 @@
 //! The 16-bit floats in integer arithmetic without branches, so that the compiler can vectorise it.
 //!
-//! Where an instruction set converts binary16 itself, its leaf does that instead: [`super::arch::Arch::widen_f16`]. Invariant: both
-//! give the same bits for every input but a NaN's payload, which [`super::number`] removes.
+//! Where an instruction set converts binary16 itself, its leaf does that instead:
+//! [`super::arch::Arch::widen_f16`]. Invariant: both give the same bits for every input but a NaN's
+//! payload, which [`super::number`] removes.
 
 /// The bits of the least f32 that is too large for a finite binary16 whatever the rounding: 2^16.
 const F16_OVERFLOW: u32 = (127 + 16) << 23;
@@ -13,7 +14,8 @@ const F16_LEAST_NORMAL: u32 = (127 - 14) << 23;
 pub(super) fn widen(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let magnitude = u32::from(bits & 0x7fff);
-    // Exponent and mantissa in place, the bias corrected; and once more for infinity and NaN, whose exponent stays the highest.
+    // Exponent and mantissa in place, the bias corrected; and once more for infinity and NaN, whose
+    // exponent stays the highest.
     let normal = (magnitude << 13) + ((127 - 15) << 23);
     let special = normal + ((127 - 15) << 23);
     // A subnormal is m * 2^-24: put m in the mantissa of 2^-14 and take that away again. Exact.
@@ -31,14 +33,16 @@ pub(super) fn narrow(value: f32) -> u16 {
     // Rounds at bit 13; the carry goes into the exponent, up to infinity, as it should.
     let odd = (magnitude >> 13) & 1;
     let normal = (magnitude.wrapping_sub((127 - 15) << 23).wrapping_add(0xfff + odd) >> 13) as u16;
-    // 0.5 has the unit in the last place 2^-24, that of a subnormal binary16: the addition rounds, the mantissa is the result.
+    // 0.5 has the unit in the last place 2^-24, that of a subnormal binary16: the addition rounds,
+    // the mantissa is the result.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits()) as u16;
     let special = if magnitude > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
     let finite = if magnitude < F16_LEAST_NORMAL { subnormal } else { normal };
     sign | if magnitude >= F16_OVERFLOW { special } else { finite }
 }
 
-/// [`widen`] of a register's worth. Not inlined: it would make dozens of functions large that few processors run.
+/// [`widen`] of a register's worth. Not inlined: it would make dozens of functions large that few
+/// processors run.
 #[inline(never)]
 pub(super) fn widen_all(from: &[u16], into: &mut [f32]) {
     for (value, &bits) in into.iter_mut().zip(from) {
@@ -60,7 +64,8 @@ pub(super) fn widen_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// f32 to bfloat16, to nearest, ties to even. The carry of the rounding can turn a NaN into something else, but not the canonical one, [`super::number::Number::settle`].
+/// f32 to bfloat16, to nearest, ties to even. The carry of the rounding can turn a NaN into
+/// something else, but not the canonical one, [`super::number::Number::canonical`].
 #[inline(always)]
 pub(super) fn narrow_bf16(value: f32) -> u16 {
     let bits = value.to_bits();

@@ -1,7 +1,8 @@
 //! What a register holds: stored elements, and the values that arithmetic is done in.
 //!
-//! No memory is touched here: arrays are values, in registers once compiled. Invariant: an element's value does not depend on the
-//! lane it is in, nor on how many lanes there are; so the same input gives the same bits on every instruction set.
+//! No memory is touched here: arrays are values, in registers once compiled. Invariant: an
+//! element's value does not depend on the lane it is in, nor on how many lanes there are; so the
+//! same input gives the same bits on every instruction set.
 
 use super::arch::Arch;
 use super::float16;
@@ -43,7 +44,8 @@ impl<T: Copy, const N: usize> Lanes for [T; N] {
 /// An element as it lies in memory.
 ///
 /// # Safety
-/// An implementation promises: **[T1]** no padding and every bit pattern valid; **[T2]** `RawN` has exactly N bytes.
+/// An implementation promises: **[T1]** no padding and every bit pattern valid; **[T2]** `RawN` has
+/// exactly N bytes.
 pub(super) unsafe trait Storage: Copy + 'static {
     /// What arithmetic is done in.
     type Value: super::number::Number;
@@ -69,7 +71,8 @@ pub(super) unsafe trait Storage: Copy + 'static {
     /// The processor has the instruction set `A`.
     unsafe fn decode<A: Arch>(raw: A::Raw<Self>) -> A::Values<Self>;
 
-    /// The elements of these values, rounded to nearest even. No value is a NaN other than the canonical one.
+    /// The elements of these values, rounded to nearest even. No value is a NaN other than the
+    /// canonical one.
     ///
     /// # Safety
     /// The processor has the instruction set `A`.
@@ -179,7 +182,8 @@ impl F16 {
     #[inline(always)]
     unsafe fn widen<A: Arch>(raw: &A::Raw<Self>, values: &mut A::Values<Self>) {
         let elements = raw.lanes();
-        // SAFETY: `F16` is transparent over u16, so the slices have the same layout; the caller has the instruction set.
+        // SAFETY: `F16` is transparent over u16, so the slices have the same layout; the caller has
+        // the instruction set.
         unsafe { A::widen_f16(core::slice::from_raw_parts(elements.as_ptr().cast(), elements.len()), values.lanes_mut()) };
     }
 

@@ -1,59 +1,46 @@
-//! The data movers and reducers: what every collective and one-sided operation of this backend spends its time in.
+//! The data movers and reducers: what every collective and one-sided operation of this backend
+//! spends its time in.
 //!
-//! Nothing here synchronises, allocates, checks arguments or knows what a PE is; the callers do. Invariant: the memory that these
-//! functions are given is never read or written by an ordinary Rust access, and never seen through a reference.
+//! Nothing here synchronises, allocates, checks arguments or knows what a PE is; the callers do.
+//! Invariant: the memory that these functions are given is never read or written by an ordinary
+//! Rust access, and never seen through a reference.
 //!
 //! # Memory that others write
-//! That memory is shared with other processes and threads, which may write it at any moment, even against the rules. An ordinary racing
-//! access would be undefined behaviour, of this program and not of the one that broke the rules. So the functions are specified
-//! in atomics: **every byte is read and written by a relaxed atomic access.** What a race then gives is some mixture of old and new
-//! bytes, and all element types here are valid for all bit patterns. Order comes from the flags and fences around a call.
+//! That memory is shared with other processes and threads, which may write it at any moment, even
+//! against the rules. An ordinary racing access would be undefined behaviour, of this program and
+//! not of the one that broke the rules. So the functions are specified in atomics: **every byte is
+//! read and written by a relaxed atomic access.** What a race then gives is some mixture of old and
+//! new bytes, and all element types here are valid for all bit patterns. Order comes from the flags
+//! and fences around a call.
 //!
-//! [`arch`]'s portable leaf is that specification, literally; miri runs it. The leaves for real instruction sets move a vector
-//! register at a time, by inline assembly. Rust's rule for inline assembly is that a block must act on the state that Rust code can
-//! see as some Rust code could. One of these blocks acts as so many relaxed atomic accesses to single bytes, and the compiler,
-//! which does not look inside, must allow for it; the architectures let other observers see no more of a vector access than of
-//! separate bytes (a vector access may be torn anywhere between bytes, which the specification allows). It could not be Rust's own vector
-//! loads: they are not atomic. Nor `read_volatile`: a racing volatile access to memory that is part of the program is a data race.
+//! [`arch`]'s portable leaf is that specification, literally; miri runs it. The leaves for real
+//! instruction sets move a vector register at a time, by inline assembly. Rust's rule for inline
+//! assembly is that a block must act on the state that Rust code can see as some Rust code could.
+//! One of these blocks acts as so many relaxed atomic accesses to single bytes, and the compiler,
+//! which does not look inside, must allow for it; the architectures let other observers see no more
+//! of a vector access than of separate bytes (a vector access may be torn anywhere between bytes,
+//! which the specification allows). It could not be Rust's own vector loads: they are not atomic.
+//! Nor `read_volatile`: a racing volatile access to memory that is part of the program is a data
+//! race.
 //!
-//! What was loaded is a private value, in registers or on the stack; arithmetic is ordinary Rust on arrays of lanes ([`number`],
-//! [`op`]), instantiated for each instruction set and vectorised by the compiler. Results have the same bits on all of them.
+//! What was loaded is a private value, in registers or on the stack; arithmetic is ordinary Rust on
+//! arrays of lanes ([`number`], [`op`]), instantiated for each instruction set and vectorised by
+//! the compiler. Results have the same bits on all of them.
 //!
-//! Streaming stores are weakly ordered even on x86: the functions that make them end with the fence that orders them like ordinary
-//! stores, so that a release store that follows publishes them too.
+//! Streaming stores are weakly ordered even on x86: the functions that make them end with the fence
+//! that orders them like ordinary stores, so that a release store that follows publishes them too.
 
 mod arch;
 mod copy;
 mod float16;
-mod isa;
 mod lanes;
 mod number;
-mod op;
 mod reduce;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use isa::Isa;
-use peerweave_types::{DType, ReduceOp};
-
-/// Whether stores go through the caches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stores {
-    /// Ordinary: the lines stay in this core's caches. Best when someone reads them soon, and for all that fits.
-    Cached,
-    /// Non-temporal: the lines go to memory without being read first. Best for what no cache will hold. Used where all outputs of a
-    /// reduction lie alike in their lines, as the same offset in several heaps does; otherwise stores are ordinary.
-    Streaming,
-}
-
-/// One input of a reduction.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Input {
-    /// Its first element.
-    pub(crate) at: *const u8,
-    /// The bits of its scalar, zero-extended, of the element type; read by [`ReduceOp::PreMulSum`] alone.
-    pub(crate) scalar: u64,
-}
+pub(crate) use arch::Isa;
+pub(crate) use reduce::{Input, Stores, reduce};
 
 /// The name of the instruction set in use: `avx512`, `avx2`, `sse2`, `neon` or `portable`.
 pub(crate) fn isa() -> &'static str {
@@ -65,8 +52,9 @@ pub(crate) fn isa() -> &'static str {
 /// No access is promised to be larger than a byte.
 ///
 /// # Safety
-/// `src` is valid for reads and `dst` for writes of `bytes` bytes, by atomic accesses or those of this module; the two do not overlap. Others
-/// may access both at the same time, atomically or through this module.
+/// `src` is valid for reads and `dst` for writes of `bytes` bytes, by atomic accesses or those of
+/// this module; the two do not overlap. Others may access both at the same time, atomically or
+/// through this module.
 #[inline]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, bytes: usize) {
     // SAFETY: the caller's promise.
@@ -88,7 +76,8 @@ unsafe fn copy_on(isa: Isa, dst: *mut u8, src: *const u8, bytes: usize) {
     unsafe { isa.enter(copy::Copy { dst, src, bytes }) };
 }
 
-/// Copies `bytes` bytes, of any alignment, past the caches where the destination is aligned: for what no cache will hold.
+/// Copies `bytes` bytes, of any alignment, past the caches where the destination is aligned: for
+/// what no cache will hold.
 ///
 /// # Safety
 /// As [`copy()`].
@@ -97,7 +86,8 @@ pub(crate) unsafe fn copy_streaming(dst: *mut u8, src: *const u8, bytes: usize) 
     unsafe { Isa::best().enter(copy::CopyStreaming { dst, src, bytes }) };
 }
 
-/// Copies `count` elements of `element_bytes` bytes; element `i` lies `i * stride_elements` elements after the first, on each side.
+/// Copies `count` elements of `element_bytes` bytes; element `i` lies `i * stride_elements`
+/// elements after the first, on each side.
 ///
 /// # Safety
 /// As [`copy()`], for every element.
@@ -127,22 +117,4 @@ pub(crate) unsafe fn copy_strided(
 pub(crate) unsafe fn fill_zero(dst: *mut u8, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { Isa::best().enter(copy::Zero { dst, bytes }) };
-}
-
-/// Combines `count` elements of every input, in the order of the inputs, and writes the result to every output.
-///
-/// Element `i` of all outputs has the same bits, whatever the alignment, `count`, `stores` or instruction set:
-/// integers wrap; `Avg` divides the (wrapped) sum, integers toward zero; `f16` and `bf16` are computed in f32 and rounded once, to nearest
-/// even; there is no fused multiply-add; `Min` and `Max` ignore a NaN beside a number and order -0 below +0; a NaN result is the
-/// canonical quiet one.
-///
-/// # Panics
-/// If there is no input, or `op` does not accept `dtype`: errors of the caller's checks.
-///
-/// # Safety
-/// Every input is valid for reads and every output for writes of `count` elements, of any alignment, as in [`copy()`]. An output is exactly
-/// an input or another output, or overlaps none.
-pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], outputs: &[*mut u8], count: usize, stores: Stores) {
-    // SAFETY: the caller's promise.
-    unsafe { reduce::reduce_on(Isa::best(), dtype, op, inputs, outputs, count, stores) };
 }

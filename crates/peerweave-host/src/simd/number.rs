@@ -1,7 +1,9 @@
-//! The arithmetic of one lane, as scalar formulas without branches; the compiler turns a register's worth of them into vector code.
+//! The arithmetic of one lane, as scalar formulas without branches; the compiler turns a register's
+//! worth of them into vector code.
 //!
-//! Nothing here depends on the instruction set. Invariant: for equal operands the result has equal bits everywhere. For that, `min` and
-//! `max` fix what IEEE 754 leaves open, and [`Number::settle`] makes every NaN the same one.
+//! Nothing here depends on the instruction set. Invariant: for equal operands the result has equal
+//! bits everywhere. For that, `min` and `max` fix what IEEE 754 leaves open, and
+//! [`Number::canonical`] makes every NaN the same one.
 
 /// A type that reductions are computed in.
 pub(super) trait Number: Copy {
@@ -21,7 +23,7 @@ pub(super) trait Number: Copy {
     /// The quotient; integers round toward zero.
     fn over(self, divisor: Self::Divisor) -> Self;
     /// The same value; of all NaNs the canonical one.
-    fn settle(self) -> Self;
+    fn canonical(self) -> Self;
 }
 
 macro_rules! float {
@@ -67,7 +69,7 @@ macro_rules! float {
             }
 
             #[inline(always)]
-            fn settle(self) -> Self {
+            fn canonical(self) -> Self {
                 if self.is_nan() { Self::from_bits($nan) } else { self }
             }
         }
@@ -77,8 +79,9 @@ macro_rules! float {
 // Positive, quiet, no payload. Spelled out, because `NAN` is not promised to be any particular one.
 float!(f32, 0x7fc0_0000; f64, 0x7ff8_0000_0000_0000);
 
-/// Division by a count known beforehand, as a multiplication: Granlund and Montgomery, "Division by Invariant Integers using
-/// Multiplication" (PLDI 1994), figure 4.1. Exact for every dividend; hardware divides at a tenth of the speed and never in vectors.
+/// Division by a count known beforehand, as a multiplication: Granlund and Montgomery, "Division by
+/// Invariant Integers using Multiplication" (PLDI 1994), figure 4.1. Exact for every dividend;
+/// hardware divides at a tenth of the speed and never in vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Reciprocal<T> {
     multiplier: T,
@@ -133,7 +136,8 @@ macro_rules! integer {
             }
 
             fn divisor(count: usize) -> Self::Divisor {
-                // That many inputs do not fit in memory; if they did, the quotient would still be right but for the largest dividend.
+                // That many inputs do not fit in memory; if they did, the quotient would still be
+                // right but for the largest dividend.
                 Reciprocal::<$dividend>::new($dividend::try_from(count).unwrap_or($dividend::MAX))
             }
 
@@ -147,7 +151,7 @@ macro_rules! integer {
             }
 
             #[inline(always)]
-            fn settle(self) -> Self {
+            fn canonical(self) -> Self {
                 self
             }
         }

@@ -1,23 +1,66 @@
-//! Reductions: which elements are combined in which order, written once over [`Arch`], [`Storage`] and [`Op`].
+//! Reductions: which elements are combined in which order, and how.
 //!
-//! No formula is here: see [`super::op`]. Invariant: element `i` of every output is the same value, computed once from element `i` of the
-//! inputs in their order; and all inputs of a piece are read before any output of that piece is written, which is what in place needs.
+//! Invariant: element `i` of every output is the same value, computed once from element `i` of the
+//! inputs in their order. All inputs of a piece are read before any output of that piece is
+//! written, so a reduction can run in place. A step of an operation sees one lane only, so blocks,
+//! tails and threads do not change a result.
 
-use super::arch::{Arch, Kernel, Vector};
+use super::arch::{Arch, Isa, Kernel, Vector};
 use super::copy::bytes_to_alignment;
 use super::lanes::{Bf16, F16, Lanes, Storage};
 use super::number::Number;
-use super::op::{And, Avg, Max, Min, Op, Or, PreMulSum, Prod, Sum, Xor};
-use super::{Input, Isa, Stores};
 use core::marker::PhantomData;
 use peerweave_types::{DType, ReduceOp};
+
+/// Whether stores go through the caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stores {
+    /// Ordinary: the lines stay in this core's caches. Best when someone reads them soon, and for
+    /// all that fits.
+    Cached,
+    /// Non-temporal: the lines go to memory without being read first. Best for what no cache will
+    /// hold. Used where all outputs of a reduction lie alike in their lines, as the same offset in
+    /// several heaps does; otherwise stores are ordinary.
+    Streaming,
+}
+
+/// One input of a reduction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Input {
+    /// Its first element.
+    pub(crate) at: *const u8,
+    /// The bits of its scalar, zero-extended, of the element type; read by [`ReduceOp::PreMulSum`]
+    /// alone.
+    pub(crate) scalar: u64,
+}
+
+/// Combines `count` elements of every input, in the order of the inputs, and writes the result to
+/// every output.
+///
+/// Element `i` of all outputs has the same bits, whatever the alignment, `count`, `stores` or
+/// instruction set: integers wrap; `Avg` divides the (wrapped) sum, integers toward zero; `f16` and
+/// `bf16` are computed in f32 and rounded once, to nearest even; there is no fused multiply-add;
+/// `Min` and `Max` ignore a NaN beside a number and order -0 below +0; a NaN result is the
+/// canonical quiet one.
+///
+/// # Panics
+/// If there is no input, or `op` does not accept `dtype`: errors of the caller's checks.
+///
+/// # Safety
+/// Every input is valid for reads and every output for writes of `count` elements, of any
+/// alignment, as in [`super::copy()`]. An output is exactly an input or another output, or overlaps
+/// none.
+pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], outputs: &[*mut u8], count: usize, stores: Stores) {
+    // SAFETY: the caller's promise.
+    unsafe { reduce_on(Isa::best(), dtype, op, inputs, outputs, count, stores) };
+}
 
 /// One reduction, its type and operation known to the compiler.
 ///
 /// # What its methods require
 /// - **\[R1\]** The processor has the instruction set `A`.
-/// - **\[R2\]** The bytes that are named, from a distance of the start of every input and output, lie inside of them, and may be accessed as
-///   [`super::reduce`] requires.
+/// - **\[R2\]** The bytes that are named, from a distance of the start of every input and output,
+///   lie inside of them, and may be accessed as [`reduce`] requires.
 struct Reduce<'a, S, O> {
     op: O,
     inputs: &'a [Input],
@@ -31,17 +74,18 @@ impl<S: Storage, O: Op<S::Value>> Kernel for Reduce<'_, S, O> {
     #[inline(always)]
     unsafe fn run<A: Arch>(self) {
         let (vector, step) = (A::Vector::BYTES, 4 * A::Vector::BYTES);
-        // Aligned stores: one across two lines costs two, and streaming ones must be aligned. So there is a first stretch, less than
-        // a vector, up to where the first output is aligned (unless that is within an element); and a second, all the rest. One loop over
-        // both, for the code's size.
+        // Aligned stores: one across two lines costs two, and streaming ones must be aligned. So
+        // there is a first stretch, less than a vector, up to where the first output is aligned
+        // (unless that is within an element); and a second, all the rest. One loop over both, for
+        // the code's size.
         let head = bytes_to_alignment(self.outputs[0], vector);
         let head = if self.bytes >= step && head.is_multiple_of(size_of::<S>()) { head } else { 0 };
         let streaming = matches!(self.stores, Stores::Streaming)
             && self.outputs.iter().all(|output| (output.addr() + head).is_multiple_of(vector));
         let (mut at, mut end) = (0, if head > 0 { head } else { self.bytes });
         loop {
-            // SAFETY: `at` never exceeds `end`, nor that `bytes`; the rest, [R1] and [R2] for all bytes, is what `Kernel::run` and
-            // `reduce_on` require.
+            // SAFETY: `at` never exceeds `end`, nor that `bytes`; the rest, [R1] and [R2] for all
+            // bytes, is what `Kernel::run` and `reduce_on` require.
             unsafe {
                 while at + step <= end {
                     self.four::<A>(at, streaming);
@@ -62,7 +106,7 @@ impl<S: Storage, O: Op<S::Value>> Kernel for Reduce<'_, S, O> {
             end = self.bytes;
         }
         if matches!(self.stores, Stores::Streaming) {
-            A::settle();
+            A::fence_streaming();
         }
     }
 }
@@ -71,7 +115,8 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// Four vectors.
     ///
     /// # Safety
-    /// [R1], [R2] for four vectors from `at`; if `streaming`, every output is aligned to a vector at `at`.
+    /// [R1], [R2] for four vectors from `at`; if `streaming`, every output is aligned to a vector
+    /// at `at`.
     #[inline(always)]
     unsafe fn four<A: Arch>(&self, at: usize, streaming: bool) {
         // SAFETY: [R1], [R2]; if `streaming`, every output is aligned at `at`.
@@ -142,8 +187,9 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         }
     }
 
-    // From here on neither closures nor loops over registers: a closure does not inherit the instruction set of the function it stands
-    // in, hence is not inlined; a loop over registers tempts the compiler to vectorise across them, with gathers.
+    // From here on neither closures nor loops over registers: a closure does not inherit the
+    // instruction set of the function it stands in, hence is not inlined; a loop over registers
+    // tempts the compiler to vectorise across them, with gathers.
 
     /// The state after the first input.
     ///
@@ -201,10 +247,10 @@ fn vector_of<A: Arch, S: Storage>(lanes: A::Raw<S>) -> A::Vector {
     unsafe { core::mem::transmute_copy(&lanes) }
 }
 
-/// [`super::reduce`] on a given instruction set.
+/// [`reduce`] on a given instruction set.
 ///
 /// # Safety
-/// As [`super::reduce`].
+/// As [`reduce`].
 pub(super) unsafe fn reduce_on(
     isa: Isa,
     dtype: DType,
@@ -219,8 +265,8 @@ pub(super) unsafe fn reduce_on(
         return;
     }
     let erased = Erased { isa, inputs, outputs, bytes: count * dtype.size_bytes(), stores };
-    // SAFETY: the storage is that of `dtype`, or another of the same size on which the operation gives the same bits; the rest is
-    // required of the caller.
+    // SAFETY: the storage is that of `dtype`, or another of the same size on which the operation
+    // gives the same bits; the rest is required of the caller.
     unsafe {
         match (op, dtype) {
             (ReduceOp::And, _) => erased.run::<u8, _>(And),
@@ -258,7 +304,7 @@ impl Erased<'_> {
     /// For one operation.
     ///
     /// # Safety
-    /// As [`super::reduce`], of elements that have the size of `S`.
+    /// As [`reduce`], of elements that have the size of `S`.
     #[inline(always)]
     unsafe fn run<S: Storage, O: Op<S::Value>>(&self, op: O) {
         let &Self { isa, inputs, outputs, bytes, stores } = self;
@@ -269,7 +315,7 @@ impl Erased<'_> {
     /// For an operation on this type.
     ///
     /// # Safety
-    /// As [`super::reduce`], of elements that have the size of `S`.
+    /// As [`reduce`], of elements that have the size of `S`.
     #[inline(always)]
     unsafe fn ordered<S: Storage>(&self, op: ReduceOp) {
         // SAFETY: as required of the caller.
@@ -286,7 +332,7 @@ impl Erased<'_> {
     /// For an operation that depends on the sign, or on the order of numbers.
     ///
     /// # Safety
-    /// As [`super::reduce`], of elements that have the size of `S`.
+    /// As [`reduce`], of elements that have the size of `S`.
     #[inline(always)]
     unsafe fn comparing<S: Storage>(&self, op: ReduceOp) {
         // SAFETY: as required of the caller.
@@ -300,3 +346,116 @@ impl Erased<'_> {
         }
     }
 }
+
+/// A reduction over values of type `V`.
+trait Op<V: Copy>: Copy {
+    /// The state after the first input. `scalar` is that input's own.
+    #[inline(always)]
+    fn first(self, value: V, scalar: V) -> V {
+        let _ = scalar;
+        value
+    }
+
+    /// The state after a further input.
+    fn next(self, state: V, value: V, scalar: V) -> V;
+
+    /// The result.
+    fn last(self, state: V) -> V;
+}
+
+macro_rules! op {
+    ($($(#[$doc:meta])* $name:ident, $step:ident);* $(;)?) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        struct $name;
+
+        impl<V: Number> Op<V> for $name {
+            #[inline(always)]
+            fn next(self, state: V, value: V, _scalar: V) -> V {
+                state.$step(value)
+            }
+
+            #[inline(always)]
+            fn last(self, state: V) -> V {
+                state.canonical()
+            }
+        }
+    )*};
+}
+
+op!(
+    /// The sum.
+    Sum, plus;
+    /// The product.
+    Prod, times;
+    /// The smallest.
+    Min, least;
+    /// The largest.
+    Max, greatest;
+);
+
+/// The sum, divided.
+#[derive(Clone, Copy)]
+struct Avg<D>(D);
+
+impl<V: Number> Op<V> for Avg<V::Divisor> {
+    #[inline(always)]
+    fn next(self, state: V, value: V, _scalar: V) -> V {
+        state.plus(value)
+    }
+
+    #[inline(always)]
+    fn last(self, state: V) -> V {
+        state.over(self.0).canonical()
+    }
+}
+
+/// The sum of the inputs times their scalars.
+#[derive(Clone, Copy)]
+struct PreMulSum;
+
+impl<V: Number> Op<V> for PreMulSum {
+    #[inline(always)]
+    fn first(self, value: V, scalar: V) -> V {
+        value.times(scalar)
+    }
+
+    #[inline(always)]
+    fn next(self, state: V, value: V, scalar: V) -> V {
+        state.plus(value.times(scalar))
+    }
+
+    #[inline(always)]
+    fn last(self, state: V) -> V {
+        state.canonical()
+    }
+}
+
+macro_rules! bitwise {
+    ($($(#[$doc:meta])* $name:ident, $operator:tt);* $(;)?) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        struct $name;
+
+        impl Op<u8> for $name {
+            #[inline(always)]
+            fn next(self, state: u8, value: u8, _scalar: u8) -> u8 {
+                state $operator value
+            }
+
+            #[inline(always)]
+            fn last(self, state: u8) -> u8 {
+                state
+            }
+        }
+    )*};
+}
+
+bitwise!(
+    /// Bitwise and, of whatever integer, as bytes.
+    And, &;
+    /// Bitwise or, of whatever integer, as bytes.
+    Or, |;
+    /// Bitwise exclusive or, of whatever integer, as bytes.
+    Xor, ^;
+);

@@ -1,10 +1,10 @@
-//! Finds out whether the other PEs are alive: from a descriptor of their process, which the kernel marks when
-//! the process ends; without one, from the process number and the reports of the rendezvous; and from the
-//! state that each PE publishes in its page.
+//! Finds out whether the other PEs are alive: from a descriptor of their process, which the kernel
+//! marks when the process ends; without one, from the process number and the reports of the
+//! rendezvous; and from the state that each PE publishes in its page.
 //!
-//! Only waiters that have waited for milliseconds ask. A process descriptor names one process forever, even
-//! if its number is reused. A number is used only if it names the process (see `process.rs`), together with
-//! the start time of the process.
+//! Only waiters that have waited for milliseconds ask. A process descriptor names one process
+//! forever, even if its number is reused. A number is used only if it names the process (see
+//! `process.rs`), together with the start time of the process.
 
 use crate::memory::layout::{Segments, state};
 use crate::sync::process::Identity;
@@ -31,14 +31,15 @@ pub(crate) struct Liveness {
 enum Process {
     /// This process: another thread of it, or this PE. Its page says when it leaves.
     Own,
-    /// Another process, watched by its descriptor, or by its number after the program closed the descriptor.
+    /// Another process, watched by its descriptor, or by its number after the program closed the
+    /// descriptor.
     Described(OwnedFd, Numbered),
     /// A process without a descriptor.
     Numbered(Numbered),
     /// A process that ended before it could be watched.
     Ended,
-    /// A process whose number is not valid here, such as one in another PID namespace. The rendezvous
-    /// reports its end.
+    /// A process whose number is not valid here, such as one in another PID namespace. The
+    /// rendezvous reports its end.
     Distant,
 }
 
@@ -57,8 +58,8 @@ struct Reports {
 }
 
 impl Liveness {
-    /// Starts to watch all PEs, whose pages are filled in. They were alive a moment ago, because they wait for
-    /// this PE.
+    /// Starts to watch all PEs, whose pages are filled in. They were alive a moment ago, because
+    /// they wait for this PE.
     pub(crate) fn new(segments: Segments, rendezvous: Option<&Arc<Rendezvous>>) -> Self {
         let own = Identity::own();
         let processes = (0..segments.layout().n_pes).map(|pe| {
@@ -131,7 +132,8 @@ impl Process {
 }
 
 impl Numbered {
-    /// Whether it has ended; `None` if that is unknown, because another process may have its number.
+    /// Whether it has ended; `None` if that is unknown, because another process may have its
+    /// number.
     fn has_ended(&self) -> Option<bool> {
         if rustix::process::test_kill_process(self.pid) == Err(Errno::SRCH) {
             return Some(true);
@@ -159,7 +161,8 @@ impl Reports {
     }
 }
 
-/// Whether the process of a descriptor has ended; `None` if the descriptor is no longer that of a process.
+/// Whether the process of a descriptor has ended; `None` if the descriptor is no longer that of a
+/// process.
 fn has_ended(descriptor: &OwnedFd) -> Option<bool> {
     let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -172,8 +175,8 @@ fn has_ended(descriptor: &OwnedFd) -> Option<bool> {
         return None;
     }
     // Another, readable file may have its number by now: only a process descriptor takes a signal.
-    // SAFETY: passes numbers and a null pointer, which stands for no further information; signal 0 is only a
-    // check and is not delivered.
+    // SAFETY: passes numbers and a null pointer, which stands for no further information; signal 0
+    // is only a check and is not delivered.
     let sent =
         unsafe { libc::syscall(libc::SYS_pidfd_send_signal, descriptor.as_raw_fd(), 0, std::ptr::null::<libc::siginfo_t>(), 0) };
     let is_process = sent == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EBADF);
@@ -238,7 +241,8 @@ mod tests {
 
     #[test]
     fn descriptor_of_another_file_tells_nothing() {
-        // What a program finds under a number whose descriptor it has closed and reused: always readable.
+        // What a program finds under a number whose descriptor it has closed and reused: always
+        // readable.
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         assert_eq!(has_ended(&file), None);
         let (reader, writer) = std::io::pipe().unwrap();

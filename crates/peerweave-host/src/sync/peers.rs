@@ -41,7 +41,8 @@ impl Peers {
         self.shared_processor.load(Ordering::Relaxed)
     }
 
-    /// Publishes on which processor this PE runs, and returns whether another PE last waited there too.
+    /// Publishes on which processor this PE runs, and returns whether another PE last waited there
+    /// too.
     pub(crate) fn shares_my_processor(&self) -> bool {
         // SAFETY: takes no arguments and returns a number, or -1 if the system does not know.
         let processor = unsafe { libc::sched_getcpu() };

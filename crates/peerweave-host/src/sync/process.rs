@@ -1,9 +1,9 @@
-//! Identifies the process of a PE to other processes of the machine: its number, the PID namespace of that
-//! number, and a random word in its memory.
+//! Identifies the process of a PE to other processes of the machine: its number, the PID namespace
+//! of that number, and a random word in its memory.
 //!
-//! A number alone does not identify a process: in another PID namespace it belongs to another one. So a
-//! number is used only if both sides have the same namespace of the same boot, and memory is read only if the
-//! random word was found in it.
+//! A number alone does not identify a process: in another PID namespace it belongs to another one.
+//! So a number is used only if both sides have the same namespace of the same boot, and memory is
+//! read only if the random word was found in it.
 
 use crate::memory::cross_memory;
 use crate::memory::layout::PePage;
@@ -17,7 +17,8 @@ use std::sync::atomic::Ordering;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pid: u64,
-    /// A digest of the PID namespace and of the boot of the machine; 0 if the system does not report them.
+    /// A digest of the PID namespace and of the boot of the machine; 0 if the system does not
+    /// report them.
     namespace: u64,
     /// A random word other than 0.
     probe: u64,
@@ -89,8 +90,8 @@ impl Identity {
     }
 }
 
-/// A random word other than 0. If the system has no random numbers, a word that differs among the processes
-/// that are alive at the same time.
+/// A random word other than 0. If the system has no random numbers, a word that differs among the
+/// processes that are alive at the same time.
 fn random_word() -> u64 {
     let mut bytes = [0; 8];
     let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
@@ -101,7 +102,8 @@ fn random_word() -> u64 {
     word | 1
 }
 
-/// A digest of the PID namespace of this process and of the boot; 0 if the system does not report them.
+/// A digest of the PID namespace of this process and of the boot; 0 if the system does not report
+/// them.
 fn namespace() -> u64 {
     let Ok(namespace) = fs::metadata("/proc/self/ns/pid") else { return 0 };
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();

@@ -1,8 +1,9 @@
-//! Finds the PE whose failure came first. A PE that fails because another is gone records that other PE in
-//! a word of shared memory; PEs that find it gone follow these words to the first failure.
+//! Finds the PE whose failure came first. A PE that fails because another is gone records that
+//! other PE in a word of shared memory; PEs that find it gone follow these words to the first
+//! failure.
 //!
-//! A failure word is 0, or names a PE and what happened to it. Each word has one writer, which writes it
-//! once for each page and once for each team that uses a slot.
+//! A failure word is 0, or names a PE and what happened to it. Each word has one writer, which
+//! writes it once for each page and once for each team that uses a slot.
 
 use crate::sync::peers::Peers;
 use peerweave_core::backend::TeamId;
@@ -13,8 +14,9 @@ use std::time::{Duration, Instant};
 
 /// How long the end of a process may take to become visible after another PE reported it.
 const PROCESS_END: Duration = Duration::from_millis(200);
-/// The same if the memory of the process could not be read. The kernel unmaps a large memory before it
-/// closes the files of the process, and until then a launcher does not know that the process has ended.
+/// The same if the memory of the process could not be read. The kernel unmaps a large memory before
+/// it closes the files of the process, and until then a launcher does not know that the process has
+/// ended.
 const PROCESS_END_AFTER_MEMORY: Duration = Duration::from_secs(1);
 
 const CAUSES: [PeerCause; 4] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable];
@@ -43,8 +45,8 @@ pub(crate) fn pe_of(word: u64) -> Option<Pe> {
 impl Peers {
     /// Records a failure of this PE in its page, and returns the failure word.
     ///
-    /// An earlier word stays while the PE that it names is gone, because later failures follow from that
-    /// one. Otherwise the earlier failure has passed.
+    /// An earlier word stays while the PE that it names is gone, because later failures follow from
+    /// that one. Otherwise the earlier failure has passed.
     pub(crate) fn record_failure(&self, error: &Error) -> u64 {
         let word = encode(error, self.me);
         let failure = &self.segments.page(self.me).failure;
@@ -56,8 +58,8 @@ impl Peers {
         word
     }
 
-    /// Records the failure if another PE caused it, and returns the error. Every operation ends here, so
-    /// that PEs which later find this one gone report the PE that caused its failure.
+    /// Records the failure if another PE caused it, and returns the error. Every operation ends
+    /// here, so that PEs which later find this one gone report the PE that caused its failure.
     #[cold]
     pub(crate) fn record_outcome(&self, error: Error) -> Error {
         if matches!(error, Error::Peer { .. } | Error::Timeout(_)) {
@@ -66,17 +68,19 @@ impl Peers {
         error
     }
 
-    /// The error for a peer that is gone: names the PE whose failure came first. `team_word` is the failure
-    /// word of `pe` in the team, if it has one.
+    /// The error for a peer that is gone: names the PE whose failure came first. `team_word` is the
+    /// failure word of `pe` in the team, if it has one.
     pub(crate) fn peer_error(&self, call: &'static str, team: TeamName, pe: usize, cause: PeerCause, team_word: u64) -> Error {
         let (pe, cause) = self.root_cause(pe, cause, (team_word != 0).then_some(team_word));
         Error::Peer { call, team, pe: Pe::new(pe as u32), cause }
     }
 
-    /// Follows failure words from `pe`, which failed by `cause`, to the PE that failed first. `word` is the
-    /// failure word of `pe` in a team, if it has one. A PE that died is the root cause.
+    /// Follows failure words from `pe`, which failed by `cause`, to the PE that failed first.
+    /// `word` is the failure word of `pe` in a team, if it has one. A PE that died is the root
+    /// cause.
     fn root_cause(&self, pe: usize, cause: PeerCause, mut word: Option<u64>) -> (usize, PeerCause) {
-        // Memory that cannot be read belongs to a process that is ending: the kernel unmaps it first.
+        // Memory that cannot be read belongs to a process that is ending: the kernel unmaps it
+        // first.
         let cause = match cause {
             PeerCause::Unreachable if self.is_gone_within(pe, PROCESS_END_AFTER_MEMORY) => {
                 self.liveness.gone(pe).unwrap_or(cause)
@@ -90,14 +94,16 @@ impl Peers {
             if found.1 == PeerCause::Died || self.liveness.gone(found.0) == Some(PeerCause::Died) {
                 return (found.0, PeerCause::Died);
             }
-            // A circle, or a chain that ends at this PE, which was late but did not fail: report the start.
+            // A circle, or a chain that ends at this PE, which was late but did not fail: report
+            // the start.
             if seen.contains(&found.0) {
                 return start;
             }
             seen.push(found.0);
             let in_team = word.take();
             match decode(in_team.unwrap_or_else(|| self.segments.page(found.0).failure.load(Ordering::Acquire))) {
-                // The word of a page may be old: it counts only if the PE that it names is gone too.
+                // The word of a page may be old: it counts only if the PE that it names is gone
+                // too.
                 Some((next, cause))
                     if next != found.0
                         && next < self.n_pes()
@@ -110,8 +116,8 @@ impl Peers {
         }
     }
 
-    /// Why `peer` will not take part in an operation of a team, and which member caused it: a member that
-    /// died comes before any other.
+    /// Why `peer` will not take part in an operation of a team, and which member caused it: a
+    /// member that died comes before any other.
     pub(crate) fn unavailable(&self, members: &[usize], slot: usize, peer: usize) -> Option<(usize, PeerCause)> {
         let mut others = members.iter().copied().filter(|&pe| pe != self.me);
         if let Some(dead) = others.find(|&pe| self.liveness.gone(pe) == Some(PeerCause::Died)) {
@@ -124,8 +130,8 @@ impl Peers {
         failed.then_some((peer, PeerCause::Failed))
     }
 
-    /// Fails if a signal can no longer arrive. Any PE may send it, so the wait ends when one PE has died, or
-    /// when all others have left.
+    /// Fails if a signal can no longer arrive. Any PE may send it, so the wait ends when one PE has
+    /// died, or when all others have left.
     pub(crate) fn check_signallers(&self, call: &'static str) -> Result<(), Error> {
         let team = TeamName { id: TeamId::WORLD, size: self.n_pes() };
         let mut left = None;
@@ -144,8 +150,8 @@ impl Peers {
         }
     }
 
-    /// Waits up to `limit` until a PE is gone. The kernel unmaps the memory of a process before it reports
-    /// that the process has ended.
+    /// Waits up to `limit` until a PE is gone. The kernel unmaps the memory of a process before it
+    /// reports that the process has ended.
     fn is_gone_within(&self, pe: usize, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         loop {

@@ -1,9 +1,9 @@
-//! How the ranks of a team keep in step inside an operation: each publishes an entry line when it enters,
-//! and then its progress in phases.
+//! How the ranks of a team keep in step inside an operation: each publishes an entry line when it
+//! enters, and then its progress in phases.
 //!
-//! Moves no data. The progress word of a rank holds the epoch (32 bits), the number of phases of that
-//! operation that the rank has completed (24 bits), and whether it failed (8 bits). It is a flag of
-//! [`peerweave_device::flag`]: one rank writes it, and its value only grows, modulo 2^64.
+//! Moves no data. The progress word of a rank holds the epoch (32 bits), the number of phases of
+//! that operation that the rank has completed (24 bits), and whether it failed (8 bits). It is a
+//! flag of [`peerweave_device::flag`]: one rank writes it, and its value only grows, modulo 2^64.
 
 use crate::memory::layout::TeamWords;
 use crate::memory::line::{Entry, Line};
@@ -61,8 +61,8 @@ impl<'a> Step<'a> {
         self.words(self.team.rank).entry[self.parity()].publish(self.epoch, entry);
     }
 
-    /// Waits until `rank` has entered and returns its entry. One waiter serves all ranks, so that the limit
-    /// holds for all of them together.
+    /// Waits until `rank` has entered and returns its entry. One waiter serves all ranks, so that
+    /// the limit holds for all of them together.
     #[inline]
     pub(crate) fn entry(&self, rank: usize, waiter: &mut Option<Waiter<'a>>, limit: Limit) -> Result<Entry, Stop> {
         self.entered(rank, waiter, limit, |line| line.read(self.epoch))
@@ -115,8 +115,8 @@ impl<'a> Step<'a> {
 
     /// Publishes that this rank has completed `phase` phases, and waits until all ranks have.
     ///
-    /// A rank that is already in a later epoch has completed every phase of this one. That happens at the
-    /// end of a team, because the next team in its slot continues to count.
+    /// A rank that is already in a later epoch has completed every phase of this one. That happens
+    /// at the end of a team, because the next team in its slot continues to count.
     #[inline]
     pub(crate) fn sync(&self, phase: u32) -> Result<(), Stop> {
         self.complete(phase);

@@ -1,8 +1,8 @@
 //! The teams of a PE: their members, and the order of their operations.
 //!
-//! A team occupies one slot of control words in the segments of all its members. Operations of a team
-//! share these words. So they run one at a time on each PE, in the order in which they were issued, on
-//! whatever stream.
+//! A team occupies one slot of control words in the segments of all its members. Operations of a
+//! team share these words. So they run one at a time on each PE, in the order in which they were
+//! issued, on whatever stream.
 
 use crate::sync::peers::Peers;
 use peerweave_core::backend::TeamId;
@@ -50,8 +50,8 @@ pub(crate) struct Channel {
     pub(crate) messages: AtomicU64,
 }
 
-/// A team for the duration of an operation. The world is borrowed, so that its operations do not count
-/// references.
+/// A team for the duration of an operation. The world is borrowed, so that its operations do not
+/// count references.
 #[derive(Debug)]
 pub(crate) enum TeamRef<'a> {
     Borrowed(&'a Arc<TeamState>),
@@ -84,7 +84,8 @@ impl Deref for TeamRef<'_> {
 }
 
 impl TeamState {
-    /// A team whose operations count from `epoch`, which is at least the last epoch of any member in the slot.
+    /// A team whose operations count from `epoch`, which is at least the last epoch of any member
+    /// in the slot.
     pub(crate) fn new(slot: usize, members: Vec<usize>, rank: usize, epoch: u32) -> Self {
         let channels = members.iter().map(|_| Channels::default()).collect();
         Self {
@@ -108,7 +109,8 @@ impl TeamState {
         TeamName { id: self.id, size: self.size() }
     }
 
-    /// Returns the epoch of a new operation. The caller must pass it to [`TeamState::end_epoch`] in the end.
+    /// Returns the epoch of a new operation. The caller must pass it to [`TeamState::end_epoch`] in
+    /// the end.
     #[inline]
     pub(crate) fn issue_epoch(&self) -> u32 {
         self.issued.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
@@ -119,7 +121,8 @@ impl TeamState {
         self.issued.load(Ordering::Relaxed)
     }
 
-    /// The PEs that have not entered the operation that is next to complete; none if no operation is pending.
+    /// The PEs that have not entered the operation that is next to complete; none if no operation
+    /// is pending.
     fn missing(&self, peers: &Peers) -> Vec<usize> {
         let next = self.completed.load(Ordering::Acquire).wrapping_add(1);
         if next == self.issued.load(Ordering::Acquire).wrapping_add(1) {
@@ -199,8 +202,8 @@ impl Teams {
         &self.world
     }
 
-    /// The team with a number. The core checked that it was live, but another thread may have destroyed it
-    /// since. A new team in its slot has another number.
+    /// The team with a number. The core checked that it was live, but another thread may have
+    /// destroyed it since. A new team in its slot has another number.
     #[inline]
     pub(crate) fn get(&self, call: &'static str, id: TeamId) -> Result<TeamRef<'_>, Error> {
         if id == TeamId::WORLD {

@@ -1,8 +1,8 @@
-//! How a PE waits: it spins, or yields if PEs share processors, then sleeps. A wait ends at its limit, or
-//! when a PE that it needs is gone.
+//! How a PE waits: it spins, or yields if PEs share processors, then sleeps. A wait ends at its
+//! limit, or when a PE that it needs is gone.
 //!
-//! The caller looks at shared memory and says which PEs are missing; nothing here knows what is awaited. A
-//! look that succeeds at once reads no clock.
+//! The caller looks at shared memory and says which PEs are missing; nothing here knows what is
+//! awaited. A look that succeeds at once reads no clock.
 
 use crate::sync::peers::Peers;
 use peerweave_core::Error;
@@ -16,13 +16,13 @@ const SPINS_SHARED: u32 = 4;
 const SPINS_PER_CLOCK: u32 = 200;
 /// Yields between two readings of the clock, if PEs share processors.
 const YIELDS_PER_CLOCK: u32 = 16;
-/// How long a waiter with a processor of its own spins. This is longer than a time slice: next to other
-/// processes, a waiter that yields loses its processor for a slice and is then late itself. The system may
-/// still have placed two PEs on one processor although there are enough; see
+/// How long a waiter with a processor of its own spins. This is longer than a time slice: next to
+/// other processes, a waiter that yields loses its processor for a slice and is then late itself.
+/// The system may still have placed two PEs on one processor although there are enough; see
 /// [`Peers::shares_my_processor`].
 const SPIN_TIME: Duration = Duration::from_millis(10);
-/// How long a waiter that shares its processor yields before it sleeps. A sleeping waiter notices a change
-/// 50 µs late; a yielding one keeps its processor busy.
+/// How long a waiter that shares its processor yields before it sleeps. A sleeping waiter notices a
+/// change 50 µs late; a yielding one keeps its processor busy.
 const YIELD_TIME: Duration = Duration::from_millis(2);
 /// The first sleep.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
@@ -94,8 +94,8 @@ impl<'a> Waiter<'a> {
         Self { peers, spins: if shared { SPINS_SHARED } else { SPINS }, oversubscribed, limit, slow: None }
     }
 
-    /// Waits until `look` finds something. `gone` fails if an awaited PE is gone; it is called from time to
-    /// time. `timeout` gives the error of a deadline that has passed, from the time waited.
+    /// Waits until `look` finds something. `gone` fails if an awaited PE is gone; it is called from
+    /// time to time. `timeout` gives the error of a deadline that has passed, from the time waited.
     #[inline]
     pub(crate) fn until<T>(
         &mut self,
@@ -105,7 +105,8 @@ impl<'a> Waiter<'a> {
     ) -> Result<T, Stop> {
         loop {
             let paused = self.pause(&mut gone, &timeout);
-            // Look after a failure too: the peer may have arrived, and even left, since the last look.
+            // Look after a failure too: the peer may have arrived, and even left, since the last
+            // look.
             if let Some(found) = look() {
                 return Ok(found);
             }
@@ -113,7 +114,8 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// Lets a little time pass between two looks. `gone` and `timeout` are those of [`Waiter::until`].
+    /// Lets a little time pass between two looks. `gone` and `timeout` are those of
+    /// [`Waiter::until`].
     #[inline]
     pub(crate) fn pause(
         &mut self,

@@ -7,7 +7,8 @@ use peerweave_core::{Error, Mismatch};
 use peerweave_types::{DType, Pe, ReduceOp};
 use std::sync::atomic::Ordering;
 
-/// What a collective is for. Those of the backend itself run like those of users, and never match them.
+/// What a collective is for. Those of the backend itself run like those of users, and never match
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Purpose {
@@ -39,14 +40,16 @@ impl Purpose {
     }
 }
 
-/// The parameters of an allocation in one word, which all PEs must agree on: bytes, alignment, zeroed.
+/// The parameters of an allocation in one word, which all PEs must agree on: bytes, alignment,
+/// zeroed.
 pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
     let align = u64::from(request.align.trailing_zeros());
     let bytes = (request.bytes as u64).min((1 << ALLOCATE_ALIGN_SHIFT) - 1);
     bytes | align << ALLOCATE_ALIGN_SHIFT | u64::from(request.zeroed) << 63
 }
 
-/// Requests of 2^56 bytes and more all have the same word: they exceed the address space, and so fail.
+/// Requests of 2^56 bytes and more all have the same word: they exceed the address space, and so
+/// fail.
 const ALLOCATE_ALIGN_SHIFT: u32 = 56;
 
 impl Run<'_> {
@@ -57,8 +60,8 @@ impl Run<'_> {
         [what, u64::from(op.root.get()), op.count as u64, self.detail]
     }
 
-    /// A digest of the call. Each term is a bijection of one word, so calls that differ in only one word
-    /// have different digests.
+    /// A digest of the call. Each term is a bijection of one word, so calls that differ in only one
+    /// word have different digests.
     #[inline]
     pub(super) fn signature(&self) -> u64 {
         let [what, root, count, detail] = self.call_words();
@@ -67,8 +70,8 @@ impl Run<'_> {
             ^ detail.wrapping_mul(0xff51_afd7_ed55_8ccd)
     }
 
-    /// Whether calls are compared in full, not only by their digests. They are where a rank accesses memory
-    /// that another rank names.
+    /// Whether calls are compared in full, not only by their digests. They are where a rank
+    /// accesses memory that another rank names.
     #[inline]
     pub(super) fn compares_in_full(&self, algorithm: Algorithm) -> bool {
         self.shared.compare_calls || algorithm == Algorithm::Large || self.purpose != Purpose::User

@@ -1,5 +1,5 @@
-//! The counts of an all-to-all-v. Each rank publishes its counts and reads those of all ranks, so that every
-//! rank detects a disagreement.
+//! The counts of an all-to-all-v. Each rank publishes its counts and reads those of all ranks, so
+//! that every rank detects a disagreement.
 
 use super::Run;
 use super::agreement::mismatch;
@@ -58,8 +58,8 @@ impl Run<'_> {
     fn count_word(&self, rank: usize, index: usize) -> &AtomicU64 {
         assert!(self.n * COLUMNS * 8 <= STAGE_BYTES, "the counts of {} ranks do not fit a staging area", self.n);
         let at = self.step.stage(rank, self.step.parity()).cast::<AtomicU64>().wrapping_add(index);
-        // SAFETY: inside the staging area (asserted) and aligned; from when this operation is entered until
-        // phase 1, only its ranks access the area, atomically.
+        // SAFETY: inside the staging area (asserted) and aligned; from when this operation is
+        // entered until phase 1, only its ranks access the area, atomically.
         unsafe { &*at }
     }
 
@@ -74,7 +74,8 @@ impl Run<'_> {
         }
     }
 
-    /// Reads the counts of all ranks, after all have entered. Ends with phase 1: the staging areas are then free.
+    /// Reads the counts of all ranks, after all have entered. Ends with phase 1: the staging areas
+    /// are then free.
     pub(super) fn read_counts(&self) -> Result<Counts, Stop> {
         let mut table = Vec::with_capacity(self.n * self.n * COLUMNS);
         for rank in 0..self.n {

@@ -1,10 +1,10 @@
-//! Collectives on private buffers, which the operating system reads from the other processes. This saves
-//! one copy over the staging areas.
+//! Collectives on private buffers, which the operating system reads from the other processes. This
+//! saves one copy over the staging areas.
 //!
-//! Peers only *read* private memory; no rank writes to another process. A rank that failed may have freed
-//! its buffer: a late read fails or returns bytes that are discarded, but a late write would corrupt memory.
-//! So results take two steps: each rank computes its share in its own memory, all synchronize, and the
-//! others fetch it from there.
+//! Peers only *read* private memory; no rank writes to another process. A rank that failed may have
+//! freed its buffer: a late read fails or returns bytes that are discarded, but a late write would
+//! corrupt memory. So results take two steps: each rank computes its share in its own memory, all
+//! synchronize, and the others fetch it from there.
 
 use super::direct::share;
 use super::{InPlace, NO_BUFFER, PRIVATE, PerRank, Run};
@@ -19,9 +19,9 @@ use peerweave_core::backend::{Collective, CollectiveKind as Kind};
 use peerweave_types::SymOffset;
 use std::ops::Range;
 
-/// Whether this algorithm serves a collective of `n` ranks. An all-to-all in place would have to write to
-/// peers, and a reduce would run on the root alone. If all ranks read the same bytes, larger teams are faster
-/// with staging areas, which stay in a cache.
+/// Whether this algorithm serves a collective of `n` ranks. An all-to-all in place would have to
+/// write to peers, and a reduce would run on the root alone. If all ranks read the same bytes,
+/// larger teams are faster with staging areas, which stay in a cache.
 pub(super) fn serves(op: &Collective, in_place: InPlace, n: usize) -> bool {
     match op.kind {
         Kind::AllReduce | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather => n <= tuning::CROSS_MEMORY_RANKS,
@@ -81,7 +81,8 @@ impl Run<'_> {
     /// Reduces elements `range` of the operands of all ranks into `to` of this rank.
     fn reduce_fetched(&self, entries: &[Entry], range: Range<usize>, to: *mut u8) -> Result<(), Stop> {
         let size = self.element_bytes();
-        // The staging areas of this rank lie together, and no other rank uses them in this operation.
+        // The staging areas of this rank lie together, and no other rank uses them in this
+        // operation.
         let scratch = self.step.stage(self.me, 0);
         let block_len = (2 * STAGE_BYTES / self.n).min(CROSS_MEMORY_BLOCK) / 64 * 64 / size;
         for start in range.clone().step_by(block_len) {
@@ -120,8 +121,8 @@ impl Run<'_> {
         if let Some(from) = self.mapped(rank, code) {
             let from = from.wrapping_add(offset);
             if !std::ptr::eq(from, to) {
-                // SAFETY: every rank checked its sizes against the same count (the calls were compared); the
-                // ranges are apart.
+                // SAFETY: every rank checked its sizes against the same count (the calls were
+                // compared); the ranges are apart.
                 unsafe { simd::copy(to, from, bytes) };
             }
             return Ok(());

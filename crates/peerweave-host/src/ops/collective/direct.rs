@@ -1,9 +1,9 @@
-//! Collectives on symmetric buffers: every rank accesses the buffers of all ranks directly, and each byte
-//! is copied once.
+//! Collectives on symmetric buffers: every rank accesses the buffers of all ranks directly, and
+//! each byte is copied once.
 //!
-//! All ranks have entered, so all buffers are ready. No rank returns before all ranks are done. One rank
-//! computes each element of a result and stores it to all ranks that need it, so it has the same bits
-//! everywhere. Each rank moves about the same number of bytes.
+//! All ranks have entered, so all buffers are ready. No rank returns before all ranks are done. One
+//! rank computes each element of a result and stores it to all ranks that need it, so it has the
+//! same bits everywhere. Each rank moves about the same number of bytes.
 
 use super::counts::Counts;
 use super::{InPlace, NO_BUFFER, PerRank, Run};
@@ -54,7 +54,8 @@ impl Run<'_> {
             (Kind::AllGather | Kind::Gather, _) => self.direct_gather(&buffers),
             (Kind::Scatter, _) => self.direct_scatter(&buffers),
             (Kind::AllToAll, _) if in_place == InPlace::All => self.direct_exchange(&buffers),
-            // A part would overwrite parts that other ranks have yet to read: use the staging areas.
+            // A part would overwrite parts that other ranks have yet to read: use the staging
+            // areas.
             (Kind::AllToAll | Kind::AllToAllV, _) if in_place != InPlace::None => {
                 return self.in_rounds(entries, counts, phases_done);
             }
@@ -80,8 +81,8 @@ impl Run<'_> {
         if std::ptr::eq(to, from) {
             return;
         }
-        // SAFETY: the core of each rank has checked the sizes of the buffers against the same count (the calls
-        // were compared); the ranges are the same bytes (excluded above) or apart.
+        // SAFETY: the core of each rank has checked the sizes of the buffers against the same count
+        // (the calls were compared); the ranges are the same bytes (excluded above) or apart.
         unsafe {
             match stores {
                 Stores::Cached => simd::copy(to, from, bytes),
@@ -116,7 +117,8 @@ impl Run<'_> {
         self.reduce(&inputs, &[buffers.recv[self.me]], self.op.count, stores);
     }
 
-    /// The root writes the first share of the result of every other rank, and each rank reads the rest.
+    /// The root writes the first share of the result of every other rank, and each rank reads the
+    /// rest.
     fn direct_broadcast(&self, buffers: &Buffers) {
         let size = self.element_bytes();
         let root = self.op.root.index();
@@ -179,7 +181,8 @@ impl Run<'_> {
             let half = share(self.op.count, 2, usize::from(self.me > rank), size);
             for start in (half.start * size..half.end * size).step_by(scratch.len().max(1)) {
                 let len = scratch.len().min(half.end * size - start);
-                // SAFETY: as in `copy`; `scratch` is private and holds `len` bytes. The halves of a pair are apart.
+                // SAFETY: as in `copy`; `scratch` is private and holds `len` bytes. The halves of a
+                // pair are apart.
                 unsafe {
                     simd::copy(scratch.as_mut_ptr(), mine.wrapping_add(start), len);
                     simd::copy(mine.wrapping_add(start), theirs.wrapping_add(start), len);

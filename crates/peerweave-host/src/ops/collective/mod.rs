@@ -1,16 +1,16 @@
-//! Collectives: a rank enters, exchanges entries with all ranks, compares calls, and runs an algorithm.
-//! The algorithms are in the other files of this folder.
+//! Collectives: a rank enters, exchanges entries with all ranks, compares calls, and runs an
+//! algorithm. The algorithms are in the other files of this folder.
 //!
-//! Every rank reads the entry line of every other rank, so each collective is also a synchronization. Only
-//! the algorithms that access buffers of other ranks end with a second one.
+//! Every rank reads the entry line of every other rank, so each collective is also a
+//! synchronization. Only the algorithms that access buffers of other ranks end with a second one.
 //!
 //! | algorithm | used for | data passes through | synchronizations |
 //! |---|---|---|---|
 //! | [`staged`], in the line | operands of at most 24 bytes | the entry line | 1 |
 //! | [`staged`], in one round | small operands | the staging area | 1 |
 //! | [`direct`] | symmetric buffers | nothing: one copy | 2 |
-//! | [`cross_memory`] | private buffers that all ranks can read | nothing, or a copy by the operating system | 2 or 3 |
-//! | [`staged`], in rounds | private buffers | the staging areas, block by block | 1 per block, and 1 |
+//! | [`cross_memory`] | private buffers that all can read | nothing, or a copy by the system | 2 or 3 |
+//! | [`staged`], in rounds | private buffers | the staging areas | 1 per block, and 1 |
 
 mod agreement;
 mod counts;
@@ -69,7 +69,8 @@ impl<'a> CollectiveTask<'a> {
     /// Runs the collective.
     ///
     /// # Errors
-    /// [`Stop::BudgetSpent`] if `limit` is a budget and other ranks did not enter in time: call again.
+    /// [`Stop::BudgetSpent`] if `limit` is a budget and other ranks did not enter in time: call
+    /// again.
     #[inline]
     pub(crate) fn drive(&mut self, shared: &Shared, limit: Limit) -> Result<(), Stop> {
         let team: &TeamState = &self.team;
@@ -119,8 +120,8 @@ impl Drop for EndOnPanic<'_> {
     }
 }
 
-/// Waits for the earlier operations of the team. Each of them has a deadline, so it is a failure if they do
-/// not end within two deadlines.
+/// Waits for the earlier operations of the team. Each of them has a deadline, so it is a failure if
+/// they do not end within two deadlines.
 #[cold]
 fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), Stop> {
     let limit = match limit {
@@ -140,9 +141,9 @@ fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), S
 
 /// Ends the collectives of the team on this rank after a failure, and publishes the failure.
 ///
-/// A mismatch leaves the team usable: all ranks have noticed it, and no rank has changed anything. After the
-/// first failure the progress word stays as it is: in a later epoch it would claim that this rank had
-/// completed the phases of the operation in which it failed.
+/// A mismatch leaves the team usable: all ranks have noticed it, and no rank has changed anything.
+/// After the first failure the progress word stays as it is: in a later epoch it would claim that
+/// this rank had completed the phases of the operation in which it failed.
 #[cold]
 fn fail(step: &Step<'_>, error: &Error) {
     if !matches!(error, Error::Mismatch(_)) && step.team.failure().is_none() {
@@ -164,8 +165,8 @@ struct Run<'a> {
     detail: u64,
 }
 
-/// How the operands of a collective reach other ranks. Depends only on values that the signature covers, so
-/// that all ranks choose the same.
+/// How the operands of a collective reach other ranks. Depends only on values that the signature
+/// covers, so that all ranks choose the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Algorithm {
     /// There are no operands.
@@ -233,8 +234,9 @@ impl Run<'_> {
             Algorithm::Large => self.large(&entries)?,
         }
         if self.purpose == Purpose::Destroy {
-            // A member may make another team in the slot as soon as it returns. So it waits until every
-            // rank has read every entry. The next team continues to count in the words read here.
+            // A member may make another team in the slot as soon as it returns. So it waits until
+            // every rank has read every entry. The next team continues to count in the words read
+            // here.
             self.step.sync(1)?;
         }
         Ok(())
@@ -279,8 +281,8 @@ impl Run<'_> {
         if agreed { Ok(()) } else { self.compare_calls() }
     }
 
-    /// Waits for the entries of all ranks and compares their calls with the call of this rank. A rank does
-    /// not read its own line: that would wait until the store has left the core.
+    /// Waits for the entries of all ranks and compares their calls with the call of this rank. A
+    /// rank does not read its own line: that would wait until the store has left the core.
     #[inline]
     fn entries(&self, algorithm: Algorithm, mine: Entry, entries: &mut PerRank<Entry>, limit: Limit) -> Result<(), Stop> {
         let mut agreed = !self.compares_in_full(algorithm);
@@ -297,7 +299,8 @@ impl Run<'_> {
         if agreed { Ok(()) } else { self.compare_calls() }
     }
 
-    /// Runs a collective whose operands stay in the buffers of the callers until all ranks have entered.
+    /// Runs a collective whose operands stay in the buffers of the callers until all ranks have
+    /// entered.
     fn large(&self, entries: &[Entry]) -> Result<(), Stop> {
         let counts = match self.op.kind {
             CollectiveKind::AllToAllV => Some(self.read_counts()?),
@@ -329,8 +332,8 @@ impl Run<'_> {
     /// Reduces the operands of all ranks, in rank order.
     #[inline]
     fn reduce(&self, inputs: &[simd::Input], outputs: &[*mut u8], count: usize, stores: simd::Stores) {
-        // SAFETY: callers pass operands of `count` elements each: staging areas, lines, or ranges that the
-        // core has checked; outputs coincide with inputs or are apart.
+        // SAFETY: callers pass operands of `count` elements each: staging areas, lines, or ranges
+        // that the core has checked; outputs coincide with inputs or are apart.
         unsafe { simd::reduce(self.op.dtype, self.op.op, inputs, outputs, count, stores) }
     }
 }

@@ -1,13 +1,14 @@
-//! Collectives that first copy their operands to memory that all ranks can read: the entry line, a staging
-//! area, or a staging area block by block.
+//! Collectives that first copy their operands to memory that all ranks can read: the entry line, a
+//! staging area, or a staging area block by block.
 //!
-//! All collectives use one scheme: a rank packs its operand, all ranks synchronize, and each rank computes
-//! its result from the packed operands. An operand is packed before any result of its block is written, so a
-//! result may overwrite an operand.
+//! All collectives use one scheme: a rank packs its operand, all ranks synchronize, and each rank
+//! computes its result from the packed operands. An operand is packed before any result of its
+//! block is written, so a result may overwrite an operand.
 //!
-//! Reuse of staging areas: round `i` uses area `i & 1`. A rank packs round `i + 2` after it has seen every
-//! rank complete the packing of `i + 1`, which each does after it has consumed round `i`. The operation ends
-//! with one more synchronization, because the next operation may pack into either area when it enters.
+//! Reuse of staging areas: round `i` uses area `i & 1`. A rank packs round `i + 2` after it has
+//! seen every rank complete the packing of `i + 1`, which each does after it has consumed round
+//! `i`. The operation ends with one more synchronization, because the next operation may pack into
+//! either area when it enters.
 
 use super::counts::Counts;
 use super::direct::share;
@@ -21,7 +22,8 @@ use peerweave_core::backend::CollectiveKind as Kind;
 use std::ops::Range;
 
 impl Run<'_> {
-    /// Copies elements `block` of each part of the operand of this rank to `to`, one part after the other.
+    /// Copies elements `block` of each part of the operand of this rank to `to`, one part after the
+    /// other.
     #[inline]
     pub(super) fn pack(&self, to: *mut u8, block: Range<usize>) {
         let Some(send) = self.op.send else { return };
@@ -34,8 +36,9 @@ impl Run<'_> {
         let len = block.len() * size;
         for part in 0..self.parts() {
             let start = (part * self.op.count + block.start) * size;
-            // SAFETY: the operand has `parts * count` elements (checked by the core); `to` has room for `parts`
-            // blocks (by the choice of the algorithm or `block_len`); staging areas and lines are apart from buffers.
+            // SAFETY: the operand has `parts * count` elements (checked by the core); `to` has room
+            // for `parts` blocks (by the choice of the algorithm or `block_len`); staging areas and
+            // lines are apart from buffers.
             unsafe { simd::copy(to.wrapping_add(part * len), from.wrapping_add(start), len) };
         }
     }
@@ -58,7 +61,8 @@ impl Run<'_> {
         self.consume(&inputs, 0..self.op.count);
     }
 
-    /// Computes elements `block` (of each part) of the result of this rank from the packed operands.
+    /// Computes elements `block` (of each part) of the result of this rank from the packed
+    /// operands.
     #[inline]
     fn consume(&self, inputs: &[Input], block: Range<usize>) {
         let size = self.element_bytes();
@@ -69,8 +73,9 @@ impl Run<'_> {
         let part_of = |rank: usize, part: usize| inputs[rank].at.wrapping_add(part * len);
         let stride = self.op.count * size;
         let copy = |to: *mut u8, from: *const u8| {
-            // SAFETY: packed operands hold `parts` blocks of `len` bytes; the result has room for `count`
-            // elements, or `n * count` for kinds that gather (checked by the core); both are apart.
+            // SAFETY: packed operands hold `parts` blocks of `len` bytes; the result has room for
+            // `count` elements, or `n * count` for kinds that gather (checked by the core); both
+            // are apart.
             unsafe { simd::copy(to, from, len) }
         };
         match self.op.kind {
@@ -92,12 +97,14 @@ impl Run<'_> {
         }
     }
 
-    /// Runs the collective block by block through the staging areas, after `phases_done` phases of it.
+    /// Runs the collective block by block through the staging areas, after `phases_done` phases of
+    /// it.
     pub(super) fn in_rounds(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         let block_len = STAGE_BYTES / self.element_bytes() / self.parts() / 16 * 16;
         assert!(block_len > 0, "teams of over {} ranks need larger staging areas", STAGE_BYTES / 8 / 16);
         let count = counts.map_or(self.op.count, Counts::longest);
-        // In place, an all-to-all-v would overwrite elements that it has yet to send: it sends a copy.
+        // In place, an all-to-all-v would overwrite elements that it has yet to send: it sends a
+        // copy.
         let copy = counts.filter(|_| self.op.send == self.op.recv).map(|counts| self.copy_operand(counts));
         let mut phase = phases_done;
         for start in (0..count).step_by(block_len) {
@@ -121,7 +128,8 @@ impl Run<'_> {
                 self.step.sync(phase)?;
                 let size = self.element_bytes();
                 let to = self.address(self.op.recv).wrapping_add(block.start * size);
-                // SAFETY: the block lies in the result (checked by the core); a staging area holds it, and is apart.
+                // SAFETY: the block lies in the result (checked by the core); a staging area holds
+                // it, and is apart.
                 unsafe { simd::copy(to, stage, block.len() * size) };
                 continue;
             }
@@ -152,7 +160,8 @@ impl Run<'_> {
         let mut copy = vec![0; end * size];
         for rank in parts() {
             let (at, len) = (counts.send_offset(self.me, rank) * size, counts.sent(self.me, rank) * size);
-            // SAFETY: the core has checked that each part lies in the buffer; `copy` reaches to the end of the last.
+            // SAFETY: the core has checked that each part lies in the buffer; `copy` reaches to the
+            // end of the last.
             unsafe { simd::copy(copy[at..at + len].as_mut_ptr(), from.wrapping_add(at), len) };
         }
         copy
@@ -165,8 +174,8 @@ impl Run<'_> {
             let end = block.end.min(counts.sent(self.me, rank));
             if block.start < end {
                 let at = (counts.send_offset(self.me, rank) + block.start) * size;
-                // SAFETY: the part lies in the buffer (checked by the core), or in its copy, which has the same
-                // offsets; `n` blocks of `block_len` elements fit a staging area.
+                // SAFETY: the part lies in the buffer (checked by the core), or in its copy, which
+                // has the same offsets; `n` blocks of `block_len` elements fit a staging area.
                 unsafe {
                     simd::copy(to.wrapping_add(rank * block_len * size), from.wrapping_add(at), (end - block.start) * size)
                 };
@@ -181,8 +190,8 @@ impl Run<'_> {
             let end = block.end.min(counts.sent(rank, self.me));
             if block.start < end {
                 let at = (counts.recv_offset(self.me, rank) + block.start) * size;
-                // SAFETY: as in `pack_vector`; this rank receives the number of elements that `rank` sends
-                // (compared in `read_counts`).
+                // SAFETY: as in `pack_vector`; this rank receives the number of elements that
+                // `rank` sends (compared in `read_counts`).
                 unsafe {
                     simd::copy(
                         to.wrapping_add(at),

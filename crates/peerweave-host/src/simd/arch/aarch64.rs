@@ -1,6 +1,7 @@
 //! aarch64, little-endian: NEON, which every processor has.
 //!
-//! Invariant: an assembly block is loads alone or stores alone, and touches exactly the bytes that its function names.
+//! Invariant: an assembly block is loads alone or stores alone, and touches exactly the bytes that
+//! its function names.
 
 use super::super::lanes::Storage;
 use super::{Arch, Kernel, Vector};
@@ -97,8 +98,8 @@ unsafe impl Vector for Quad {
 
     #[inline(always)]
     unsafe fn store_streaming(self, to: *mut u8) {
-        // The architecture has a non-temporal store of pairs only; one register alone is stored as usual.
-        // SAFETY: the caller's promise.
+        // The architecture has a non-temporal store of pairs only; one register alone is stored as
+        // usual. SAFETY: the caller's promise.
         unsafe { self.store(to) };
     }
 
@@ -131,15 +132,17 @@ unsafe impl Arch for Neon {
     }
 
     #[inline(always)]
-    fn settle() {
-        // SAFETY: touches no memory and no register. Not `nomem`: the compiler must not move accesses over it either.
+    fn fence_streaming() {
+        // SAFETY: touches no memory and no register. Not `nomem`: the compiler must not move
+        // accesses over it either.
         unsafe { asm!("dmb ishst", options(nostack, preserves_flags)) };
     }
 
     #[inline(always)]
     unsafe fn widen_f16(from: &[u16], into: &mut [f32]) {
         for (bits, values) in from.chunks_exact(4).zip(into.chunks_exact_mut(4)) {
-            // SAFETY: both chunks have exactly four elements, of private memory. The conversion is part of NEON; it reads no memory.
+            // SAFETY: both chunks have exactly four elements, of private memory. The conversion is
+            // part of NEON; it reads no memory.
             unsafe {
                 let narrow: uint16x4_t = bits.as_ptr().cast::<uint16x4_t>().read_unaligned();
                 let wide: float32x4_t;
@@ -153,7 +156,8 @@ unsafe impl Arch for Neon {
     #[inline(always)]
     unsafe fn narrow_f16(from: &[f32], into: &mut [u16]) {
         for (values, bits) in from.chunks_exact(4).zip(into.chunks_exact_mut(4)) {
-            // SAFETY: as in `widen_f16`. Rounds as FPCR says, which Rust requires to be its default: to nearest even.
+            // SAFETY: as in `widen_f16`. Rounds as FPCR says, which Rust requires to be its
+            // default: to nearest even.
             unsafe {
                 let wide: float32x4_t = values.as_ptr().cast::<float32x4_t>().read_unaligned();
                 let narrow: uint16x4_t;

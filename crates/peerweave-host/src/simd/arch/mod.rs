@@ -1,12 +1,15 @@
-//! The seam to the processor: how a register's worth of shared bytes is read and written.
+//! The instruction sets: which one this processor has, and how a register of bytes is read and
+//! written.
 //!
-//! No algorithm is here. Invariant: every access to shared memory that the crate's movers and reducers make is one of the functions
-//! of this module, and none of them is an ordinary Rust load or store.
+//! No algorithm is here. Invariant: every access of the movers and reducers to shared memory is one
+//! of the functions of this module, and none of them is an ordinary Rust load or store.
 //!
-//! [`portable`] is the specification: relaxed atomic accesses of single bytes. A leaf for a real instruction set does the same in one
-//! instruction of inline assembly; see the head of [`super`] for why that is sound.
+//! [`portable`] is the specification: relaxed atomic accesses of single bytes. The file of an
+//! instruction set does the same by one instruction of inline assembly; the head of [`super`]
+//! explains why that is sound.
 
 use super::lanes::{Lanes, Storage};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 #[cfg(all(target_arch = "aarch64", target_endian = "little", not(miri)))]
 pub(super) mod aarch64;
@@ -15,7 +18,8 @@ pub(super) mod portable;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(super) mod x86_64;
 
-/// Accesses of 1, 2, 4 and 8 bytes, of any alignment, which every processor of this architecture has.
+/// Accesses of 1, 2, 4 and 8 bytes, of any alignment, which every processor of this architecture
+/// has.
 pub(super) mod word {
     #[cfg(all(target_arch = "aarch64", target_endian = "little", not(miri)))]
     pub(in super::super) use super::aarch64::word::*;
@@ -28,11 +32,13 @@ pub(super) mod word {
 /// The value of one vector register, as bytes in memory order.
 ///
 /// # Safety
-/// An implementation promises: **[V1]** the type has exactly [`Self::BYTES`] bytes, none of them padding, and every bit pattern is
-/// valid; **[V2]** a load or store touches exactly those bytes of memory, as relaxed atomic accesses would, and no other.
+/// An implementation promises: **[V1]** the type has exactly [`Self::BYTES`] bytes, none of them
+/// padding, and every bit pattern is valid; **[V2]** a load or store touches exactly those bytes of
+/// memory, as relaxed atomic accesses would, and no other.
 ///
-/// Every method requires: the addressed bytes are mapped and may be accessed in this way (others may access them atomically, or
-/// by these methods, at the same time); the processor has the instruction set that the type belongs to.
+/// Every method requires: the addressed bytes are mapped and may be accessed in this way (others
+/// may access them atomically, or by these methods, at the same time); the processor has the
+/// instruction set that the type belongs to.
 pub(super) unsafe trait Vector: Copy {
     /// Size in bytes: 16, 32 or 64.
     const BYTES: usize;
@@ -49,7 +55,8 @@ pub(super) unsafe trait Vector: Copy {
     /// See the trait.
     unsafe fn store(self, to: *mut u8);
 
-    /// Writes `BYTES` bytes past the caches where the processor can; they become visible to others no later than at [`Arch::settle`].
+    /// Writes `BYTES` bytes past the caches where the processor can; they become visible to others
+    /// no later than at [`Arch::fence_streaming`].
     ///
     /// # Safety
     /// See the trait; and `to` is a multiple of `BYTES`.
@@ -120,9 +127,10 @@ pub(super) unsafe trait Arch: Copy + 'static {
     unsafe fn enter<K: Kernel>(kernel: K);
 
     /// Orders streaming stores before every later store of this thread, as ordinary stores are.
-    fn settle();
+    fn fence_streaming();
 
-    /// Copies with the processor's own string instruction; `false`, and nothing done, where it has none worth using.
+    /// Copies with the processor's own string instruction; `false`, and nothing done, where it has
+    /// none worth using.
     ///
     /// # Safety
     /// As [`super::copy()`].
@@ -131,7 +139,8 @@ pub(super) unsafe trait Arch: Copy + 'static {
         false
     }
 
-    /// Zeroes with the processor's own string instruction; `false`, and nothing done, where it has none worth using.
+    /// Zeroes with the processor's own string instruction; `false`, and nothing done, where it has
+    /// none worth using.
     ///
     /// # Safety
     /// As [`super::fill_zero`].
@@ -165,7 +174,8 @@ pub(super) unsafe trait Arch: Copy + 'static {
     #[inline(always)]
     unsafe fn load_part(from: *const u8, bytes: usize) -> Self::Vector {
         let mut private = [0u8; 64];
-        // SAFETY: `private` is ours and longer than any vector, of which [V1] allows every bit pattern; the caller answers for `from`.
+        // SAFETY: `private` is ours and longer than any vector, of which [V1] allows every bit
+        // pattern; the caller answers for `from`.
         unsafe {
             super::copy::pieces(private.as_mut_ptr(), from, bytes);
             private.as_ptr().cast::<Self::Vector>().read_unaligned()
@@ -187,11 +197,136 @@ pub(super) unsafe trait Arch: Copy + 'static {
     }
 }
 
-/// Code that [`Arch::enter`] compiles once for each instruction set. `run` must be `#[inline(always)]`, with everything it calls.
+/// Code that [`Arch::enter`] compiles once for each instruction set. `run` must be
+/// `#[inline(always)]`, with everything it calls.
 pub(super) trait Kernel {
     /// Does the work.
     ///
     /// # Safety
     /// Called by [`Arch::enter`] of `A`; and what the kernel's fields state.
     unsafe fn run<A: Arch>(self);
+}
+
+/// An instruction set that this processor has.
+///
+/// # Invariants
+/// **[I1]** A value exists only where the processor was seen to have the instruction set: only
+/// [`Isa::new`] makes one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Isa(Level);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(dead_code, reason = "each architecture has its own")]
+enum Level {
+    Portable = 1,
+    Sse2,
+    Avx2,
+    Avx512,
+    Neon,
+}
+
+impl Level {
+    /// Every level that this build has code for, the best first.
+    const BUILT: &'static [Self] = &[
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        Self::Avx512,
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        Self::Avx2,
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        Self::Sse2,
+        #[cfg(all(target_arch = "aarch64", target_endian = "little", not(miri)))]
+        Self::Neon,
+        #[cfg(any(test, miri, not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))))]
+        Self::Portable,
+    ];
+}
+
+impl Isa {
+    /// The instruction set, if this processor has it.
+    fn new(level: Level) -> Option<Self> {
+        let has = match level {
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Level::Avx512 => {
+                std::is_x86_feature_detected!("avx512f")
+                    && std::is_x86_feature_detected!("avx512bw")
+                    && std::is_x86_feature_detected!("avx512dq")
+                    && std::is_x86_feature_detected!("avx512vl")
+                    && std::is_x86_feature_detected!("avx2")
+                    && std::is_x86_feature_detected!("f16c")
+                    && std::is_x86_feature_detected!("bmi2")
+            }
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Level::Avx2 => std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("f16c"),
+            _ => true,
+        };
+        (has && Level::BUILT.contains(&level)).then_some(Self(level))
+    }
+
+    /// The best that this processor has.
+    #[inline]
+    pub(crate) fn best() -> Self {
+        /// The level of the answer as a number, 0 before the first call. Relaxed: the number is all
+        /// that there is to see.
+        static BEST: AtomicU8 = AtomicU8::new(0);
+        let known = BEST.load(Ordering::Relaxed);
+        for &level in Level::BUILT {
+            if known == level as u8 {
+                // [I1] only the detection below stores, and the processor does not change.
+                return Self(level);
+            }
+        }
+        Self::detect(&BEST)
+    }
+
+    #[cold]
+    fn detect(best: &AtomicU8) -> Self {
+        // The last of the list needs nothing, so that there is always one.
+        let isa = Self::available().next().unwrap_or_else(|| unreachable!("every build has code that needs nothing"));
+        best.store(isa.0 as u8, Ordering::Relaxed);
+        isa
+    }
+
+    /// All that this processor has and this build has code for, the best first.
+    pub(crate) fn available() -> impl Iterator<Item = Self> {
+        Level::BUILT.iter().filter_map(|&level| Self::new(level))
+    }
+
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self.0 {
+            Level::Portable => "portable",
+            Level::Sse2 => "sse2",
+            Level::Avx2 => "avx2",
+            Level::Avx512 => "avx512",
+            Level::Neon => "neon",
+        }
+    }
+
+    /// Runs a kernel compiled for this instruction set.
+    ///
+    /// # Safety
+    /// What the kernel requires.
+    #[inline]
+    pub(super) unsafe fn enter<K: Kernel>(self, kernel: K) {
+        match self.0 {
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            // SAFETY: [I1]; the kernel's requirements are the caller's.
+            Level::Avx512 => unsafe { x86_64::Avx512::enter(kernel) },
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            // SAFETY: as above.
+            Level::Avx2 => unsafe { x86_64::Avx2::enter(kernel) },
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            // SAFETY: as above.
+            Level::Sse2 => unsafe { x86_64::Sse2::enter(kernel) },
+            #[cfg(all(target_arch = "aarch64", target_endian = "little", not(miri)))]
+            // SAFETY: as above.
+            Level::Neon => unsafe { aarch64::Neon::enter(kernel) },
+            #[cfg(any(test, miri, not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))))]
+            // SAFETY: as above.
+            Level::Portable => unsafe { portable::Portable::enter(kernel) },
+            #[allow(unreachable_patterns, reason = "reachable in no build: [I1], and `new` makes built levels only")]
+            _ => unreachable!("{} is not built", self.name()),
+        }
+    }
 }

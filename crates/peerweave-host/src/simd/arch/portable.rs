@@ -1,10 +1,11 @@
-//! The specification: every access is a relaxed atomic access of single bytes. Used by miri, by the tests as the reference, and on
-//! architectures without a leaf of their own.
+//! The specification: every access is a relaxed atomic access of single bytes. Used by miri, by the
+//! tests as the reference, and on architectures without a leaf of their own.
 //!
-//! Nothing is fast here. Bytes and not words, because Rust leaves racing atomic accesses of different sizes undefined, and two movers
-//! need not cut the same memory in the same way.
+//! Nothing is fast here. Bytes and not words, because Rust leaves racing atomic accesses of
+//! different sizes undefined, and two movers need not cut the same memory in the same way.
 //!
-//! miri: under Stacked Borrows an atomic load needs a pointer through which writing is allowed too; under Tree Borrows it does not.
+//! miri: under Stacked Borrows an atomic load needs a pointer through which writing is allowed too;
+//! under Tree Borrows it does not.
 
 use super::super::lanes::Storage;
 use super::{Arch, Kernel, Vector};
@@ -16,8 +17,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// As [`Vector::load`], for `N` bytes.
 #[inline(always)]
 unsafe fn load_bytes<const N: usize>(from: *const u8) -> [u8; N] {
-    // SAFETY: the caller promises that these bytes may be read atomically; `AtomicU8` has alignment 1. They need not be writable: "atomic
-    // accesses on read-only memory" of the documentation of `std::sync::atomic` allows relaxed loads of this size.
+    // SAFETY: the caller promises that these bytes may be read atomically; `AtomicU8` has
+    // alignment 1. They need not be writable: "atomic accesses on read-only memory" of the
+    // documentation of `std::sync::atomic` allows relaxed loads of this size.
     core::array::from_fn(|i| unsafe { &*from.add(i).cast::<AtomicU8>() }.load(Ordering::Relaxed))
 }
 
@@ -28,7 +30,8 @@ unsafe fn load_bytes<const N: usize>(from: *const u8) -> [u8; N] {
 #[inline(always)]
 unsafe fn store_bytes<const N: usize>(bytes: [u8; N], to: *mut u8) {
     for (i, byte) in bytes.into_iter().enumerate() {
-        // SAFETY: the caller promises that these bytes may be written atomically; `AtomicU8` has alignment 1.
+        // SAFETY: the caller promises that these bytes may be written atomically; `AtomicU8` has
+        // alignment 1.
         unsafe { AtomicU8::from_ptr(to.add(i)).store(byte, Ordering::Relaxed) };
     }
 }
@@ -108,5 +111,5 @@ unsafe impl Arch for Portable {
     }
 
     #[inline(always)]
-    fn settle() {}
+    fn fence_streaming() {}
 }

@@ -1,9 +1,11 @@
 //! x86-64: SSE2 (which every processor has), AVX2 and AVX-512.
 //!
-//! Invariant: an assembly block is loads alone or stores alone, and touches exactly the bytes that its function names.
+//! Invariant: an assembly block is loads alone or stores alone, and touches exactly the bytes that
+//! its function names.
 //!
-//! The mover functions carry `#[target_feature]`, hence cannot be `inline(always)`; being one instruction they are inlined into every
-//! caller that has the feature, which [`Arch::enter`] arranges.
+//! The mover functions carry `#[target_feature]`, hence cannot be `inline(always)`; being one
+//! instruction they are inlined into every caller that has the feature, which [`Arch::enter`]
+//! arranges.
 
 use super::super::lanes::Storage;
 use super::{Arch, Kernel, Vector};
@@ -74,7 +76,8 @@ macro_rules! vector {
             #[target_feature(enable = $features)]
             pub(super) unsafe fn load(from: *const u8) -> $register {
                 let value: $register;
-                // SAFETY: reads exactly one vector, at any alignment; the caller answers for the address.
+                // SAFETY: reads exactly one vector, at any alignment; the caller answers for the
+                // address.
                 unsafe {
                     asm!(concat!($move, " {value}, [{from}]"), value = out($class) value, from = in(reg) from,
                         options(readonly, nostack, preserves_flags));
@@ -88,7 +91,8 @@ macro_rules! vector {
             #[target_feature(enable = $features)]
             pub(super) unsafe fn load_four(from: *const u8) -> [$register; 4] {
                 let (a, b, c, d): ($register, $register, $register, $register);
-                // SAFETY: reads exactly four vectors, at any alignment; the caller answers for the address.
+                // SAFETY: reads exactly four vectors, at any alignment; the caller answers for the
+                // address.
                 unsafe {
                     asm!(
                         concat!($move, " {a}, [{from}]"),
@@ -107,7 +111,8 @@ macro_rules! vector {
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn store(value: $register, to: *mut u8) {
-                // SAFETY: writes exactly one vector, at any alignment; the caller answers for the address.
+                // SAFETY: writes exactly one vector, at any alignment; the caller answers for the
+                // address.
                 unsafe {
                     asm!(concat!($move, " [{to}], {value}"), value = in($class) value, to = in(reg) to,
                         options(nostack, preserves_flags));
@@ -119,7 +124,8 @@ macro_rules! vector {
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn store_four([a, b, c, d]: [$register; 4], to: *mut u8) {
-                // SAFETY: writes exactly four vectors, at any alignment; the caller answers for the address.
+                // SAFETY: writes exactly four vectors, at any alignment; the caller answers for the
+                // address.
                 unsafe {
                     asm!(
                         concat!($move, " [{to}], {a}"),
@@ -137,7 +143,8 @@ macro_rules! vector {
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn stream(value: $register, to: *mut u8) {
-                // SAFETY: writes exactly one vector; the caller answers for the address and its alignment.
+                // SAFETY: writes exactly one vector; the caller answers for the address and its
+                // alignment.
                 unsafe {
                     asm!(concat!($stream, " [{to}], {value}"), value = in($class) value, to = in(reg) to,
                         options(nostack, preserves_flags));
@@ -149,7 +156,8 @@ macro_rules! vector {
             #[inline]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn stream_four([a, b, c, d]: [$register; 4], to: *mut u8) {
-                // SAFETY: writes exactly four vectors; the caller answers for the address and its alignment.
+                // SAFETY: writes exactly four vectors; the caller answers for the address and its
+                // alignment.
                 unsafe {
                     asm!(
                         concat!($stream, " [{to}], {a}"),
@@ -226,11 +234,13 @@ vector!(
 
 #[inline(always)]
 fn store_fence() {
-    // SAFETY: touches no memory and no register. Not `nomem`: the compiler must not move accesses over it either.
+    // SAFETY: touches no memory and no register. Not `nomem`: the compiler must not move accesses
+    // over it either.
     unsafe { asm!("sfence", options(nostack, preserves_flags)) };
 }
 
-/// Whether `rep movsb` and `rep stosb` move whole lines, and large ones without reading the destination first ("enhanced" strings).
+/// Whether `rep movsb` and `rep stosb` move whole lines, and large ones without reading the
+/// destination first ("enhanced" strings).
 #[inline(always)]
 fn has_fast_strings() -> bool {
     std::is_x86_feature_detected!("ermsb")
@@ -245,7 +255,8 @@ macro_rules! strings {
         unsafe fn string_copy(dst: *mut u8, src: *const u8, bytes: usize) -> bool {
             let fast = has_fast_strings();
             if fast {
-                // SAFETY: the ABI keeps the direction flag clear; reads and writes exactly `bytes` bytes, for which the caller answers.
+                // SAFETY: the ABI keeps the direction flag clear; reads and writes exactly `bytes`
+                // bytes, for which the caller answers.
                 unsafe {
                     asm!("rep movsb", inout("rcx") bytes => _, inout("rdi") dst => _, inout("rsi") src => _,
                         options(nostack, preserves_flags));
@@ -288,7 +299,7 @@ unsafe impl Arch for Sse2 {
     }
 
     #[inline(always)]
-    fn settle() {
+    fn fence_streaming() {
         store_fence();
     }
 
@@ -323,7 +334,8 @@ fn widen_f16_avx2(from: &[u16], into: &mut [f32]) {
 #[target_feature(enable = "avx2,f16c")]
 fn narrow_f16_avx2(from: &[f32], into: &mut [u16]) {
     for (values, bits) in from.chunks_exact(8).zip(into.chunks_exact_mut(8)) {
-        // SAFETY: both chunks have exactly eight elements, of private memory. Rounding 0: to nearest even.
+        // SAFETY: both chunks have exactly eight elements, of private memory. Rounding 0: to
+        // nearest even.
         unsafe { _mm_storeu_si128(bits.as_mut_ptr().cast(), _mm256_cvtps_ph::<0>(_mm256_loadu_ps(values.as_ptr()))) };
     }
 }
@@ -342,7 +354,7 @@ unsafe impl Arch for Avx2 {
     }
 
     #[inline(always)]
-    fn settle() {
+    fn fence_streaming() {
         store_fence();
     }
 
@@ -389,7 +401,8 @@ fn widen_f16_avx512(from: &[u16], into: &mut [f32]) {
 #[target_feature(enable = "avx512f")]
 fn narrow_f16_avx512(from: &[f32], into: &mut [u16]) {
     for (values, bits) in from.chunks_exact(16).zip(into.chunks_exact_mut(16)) {
-        // SAFETY: both chunks have exactly sixteen elements, of private memory. Rounding 0: to nearest even.
+        // SAFETY: both chunks have exactly sixteen elements, of private memory. Rounding 0: to
+        // nearest even.
         unsafe { _mm256_storeu_si256(bits.as_mut_ptr().cast(), _mm512_cvtps_ph::<0>(_mm512_loadu_ps(values.as_ptr()))) };
     }
 }
@@ -400,8 +413,9 @@ fn narrow_f16_avx512(from: &[f32], into: &mut [u16]) {
 #[target_feature(enable = "avx512f,avx512bw,bmi2")]
 unsafe fn load_part_avx512(from: *const u8, bytes: usize) -> __m512i {
     let value: __m512i;
-    // SAFETY: a masked load neither reads nor faults on the bytes whose bit is clear ("fault suppression", Intel SDM volume 2,
-    // EVEX exceptions class E4); the mask has the low `bytes` bits set. The caller answers for those.
+    // SAFETY: a masked load neither reads nor faults on the bytes whose bit is clear ("fault
+    // suppression", Intel SDM volume 2, EVEX exceptions class E4); the mask has the low `bytes`
+    // bits set. The caller answers for those.
     unsafe {
         asm!("vmovdqu8 {value}{{{mask}}}{{z}}, [{from}]", value = out(zmm_reg) value, mask = in(kreg) low_bits(bytes),
             from = in(reg) from, options(readonly, nostack, preserves_flags));
@@ -442,7 +456,7 @@ unsafe impl Arch for Avx512 {
     }
 
     #[inline(always)]
-    fn settle() {
+    fn fence_streaming() {
         store_fence();
     }
 

@@ -1,6 +1,7 @@
 //! The movers and reducers against naive ones, on every instruction set that this processor has.
 //!
-//! Not here: which of them a collective uses. Invariant: a test compares bits, never "close enough".
+//! Not here: which of them a collective uses. Invariant: a test compares bits, never "close
+//! enough".
 
 mod copying;
 mod oracle;
@@ -30,7 +31,8 @@ impl Random {
     }
 }
 
-/// Memory at a chosen distance from a line border, with guard bytes on both sides that must stay as they are.
+/// Memory at a chosen distance from a line border, with guard bytes on both sides that must stay as
+/// they are.
 struct Guarded {
     memory: Vec<u8>,
     start: usize,
@@ -48,7 +50,8 @@ impl Guarded {
         Self { memory, start, len: content.len() }
     }
 
-    /// For sources too: the portable leaf reads through an atomic, which Stacked Borrows allows only where writing is allowed.
+    /// For sources too: the portable leaf reads through an atomic, which Stacked Borrows allows
+    /// only where writing is allowed.
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.memory[self.start..].as_mut_ptr()
     }

@@ -1,4 +1,5 @@
-//! The reductions, said in the plainest way: no vectors, integers in 128 bits, 16-bit floats by the `half` crate.
+//! The reductions, said in the plainest way: no vectors, integers in 128 bits, 16-bit floats by the
+//! `half` crate.
 
 use half::{bf16, f16};
 use peerweave_types::{DType, ReduceOp};

@@ -1,4 +1,5 @@
-//! Memory that several threads access at the same time, some against the rules. Under miri these show that no access is a data race.
+//! Memory that several threads access at the same time, some against the rules. Under miri these
+//! show that no access is a data race.
 
 use super::super::{Input, Stores, copy, copy_streaming, reduce};
 use peerweave_types::{DType, ReduceOp};
@@ -87,7 +88,8 @@ fn streaming_stores_are_published_by_the_release_store_that_follows() {
             let mut seen = vec![0u8; BYTES];
             // SAFETY: both are `BYTES` long; the writer waits for `round_read`.
             unsafe { copy(seen.as_mut_ptr(), at(&memory), BYTES) };
-            // Before the next round may begin: a failed assertion must not leave the writer waiting.
+            // Before the next round may begin: a failed assertion must not leave the writer
+            // waiting.
             round_read.store(round, Ordering::Release);
             assert!(seen.iter().all(|&byte| byte == round as u8), "round {round}");
         }

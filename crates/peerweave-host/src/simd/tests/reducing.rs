@@ -17,7 +17,8 @@ struct Case {
     count: usize,
     /// Of which output it is the same memory as the input of that number.
     in_place: bool,
-    /// How far from a line border the first buffers begin, in bytes; the others at multiples of that.
+    /// How far from a line border the first buffers begin, in bytes; the others at multiples of
+    /// that.
     misalignment: usize,
     stores: Stores,
 }
@@ -39,7 +40,8 @@ impl Case {
             let size = self.dtype.size_bytes();
             let at = |i: usize| (i + 1) * self.misalignment;
             let mut sources: Vec<_> = data.iter().enumerate().map(|(i, (bytes, _))| Guarded::new(bytes, at(i))).collect();
-            // With one misalignment for all outputs, streaming stores are used; with several they cannot be.
+            // With one misalignment for all outputs, streaming stores are used; with several they
+            // cannot be.
             let apart = if self.stores == Stores::Streaming { 0 } else { 1 };
             let empty = vec![0x5a; self.count * size];
             let own = if self.in_place { self.outputs.saturating_sub(self.inputs) } else { self.outputs };
@@ -49,7 +51,8 @@ impl Case {
             let shared = if self.in_place { &inputs[..self.inputs.min(self.outputs)] } else { &[] };
             let outputs: Vec<_> =
                 shared.iter().map(|input| input.at.cast_mut()).chain(targets.iter_mut().map(Guarded::as_mut_ptr)).collect();
-            // SAFETY: the buffers are ours alone and `count` elements long; an output in place is exactly an input.
+            // SAFETY: the buffers are ours alone and `count` elements long; an output in place is
+            // exactly an input.
             unsafe { reduce_on(isa, self.dtype, self.op, &inputs, &outputs, self.count, self.stores) };
             let written = if self.in_place { &sources[..self.inputs.min(self.outputs)] } else { &[] };
             for (i, output) in written.iter().chain(&targets).enumerate() {

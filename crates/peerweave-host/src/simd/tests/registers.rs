@@ -1,6 +1,7 @@
-//! What the movers and reducers leave behind in the vector registers: nothing that slows down SSE code of their caller.
+//! What the movers and reducers leave behind in the vector registers: nothing that slows down SSE
+//! code of their caller.
 
-use super::super::isa::Isa;
+use super::super::Isa;
 use super::super::reduce::reduce_on;
 use super::super::{Input, Stores, copy, copy::Copy, copy::CopyStreaming, copy::Zero};
 use peerweave_types::{DType, ReduceOp};

@@ -1,6 +1,6 @@
-//! What can go wrong, sorted by who is at fault: the caller, a peer, time, the machine.
+//! Errors, sorted by cause: the caller, a peer, a deadline, the system.
 //!
-//! No call fails here. A message is a bug report: it names the call, the team, the value that was found and what was expected.
+//! A message names the call, the team, the value that was found and the value that was expected.
 
 use crate::backend::TeamId;
 use peerweave_types::{DType, FailureKind, KernelOp, Pe, ReduceOp};
@@ -10,17 +10,20 @@ use std::time::Duration;
 
 /// Any failure of Peerweave.
 ///
-/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`, show to people.
+/// `Debug` shows the message too, because `unwrap` and a `main` that returns an error print
+/// `Debug`.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The call is wrong: reading the code mends it. Nothing was enqueued, no peer was told, and the call can be made again.
+    /// A bug in the caller. Nothing was enqueued and no peer was notified, so a corrected call can
+    /// follow.
     #[error(transparent)]
     Misuse(#[from] Misuse),
-    /// The PEs of a team called different things. Every PE of the team gets this error; none ran anything, and the team works on.
+    /// The PEs of a team made different calls. Every PE of the team gets this error, no PE ran
+    /// anything, and the team stays usable.
     #[error(transparent)]
     Mismatch(Box<Mismatch>),
-    /// A peer is gone or failed. Its teams can run no further collective.
+    /// A peer is gone or has failed. Teams that it belongs to can run no further collectives.
     #[error("{call} on {team}: {pe} {cause}")]
     Peer {
         /// The call.
@@ -29,59 +32,59 @@ pub enum Error {
         team: TeamName,
         /// The PE at fault.
         pe: Pe,
-        /// What became of it.
+        /// What happened to it.
         cause: PeerCause,
     },
     /// A deadline expired.
     #[error(transparent)]
     Timeout(Box<Timeout>),
-    /// The operation was not run, since one before it in its stream had failed.
-    #[error("{call} was not run: an operation before it in the stream failed: {because}")]
+    /// The operation did not run, because an earlier one in its stream had failed.
+    #[error("{call} was skipped: an earlier operation of the stream failed: {because}")]
     Skipped {
         /// The call.
         call: &'static str,
-        /// The failure before it.
+        /// The earlier failure.
         because: Arc<Error>,
     },
-    /// A kernel failed: one of its operations, or one of its threads.
+    /// A kernel failed, in one of its operations or threads.
     #[error(transparent)]
     Kernel(Box<KernelFailure>),
-    /// The symmetric heap, or the machine, has no room.
-    #[error("{call}: {requested_bytes} bytes asked for, {available_bytes} available ({what})")]
+    /// The symmetric heap or the machine has not enough memory, or there are too many teams.
+    #[error("{call}: out of memory: {requested_bytes} bytes requested, {available_bytes} available ({what})")]
     OutOfMemory {
         /// The call.
         call: &'static str,
-        /// How much was asked for.
+        /// The bytes requested.
         requested_bytes: usize,
-        /// How much there is.
+        /// The bytes available.
         available_bytes: usize,
-        /// Of what: the symmetric heap, the machine's memory, team slots.
+        /// The resource: the symmetric heap, memory of the machine, team slots.
         what: &'static str,
     },
-    /// The backend does not do this.
+    /// The backend does not support the call.
     #[error("{call}: not supported by the {backend} backend: {why}")]
     Unsupported {
         /// The call.
         call: &'static str,
         /// The backend.
         backend: &'static str,
-        /// Why not, and what to do.
+        /// Why, and what to do instead.
         why: &'static str,
     },
-    /// The job could not be set up: launcher environment, rendezvous, libraries.
+    /// The job could not start: wrong launcher environment, failed rendezvous, missing library.
     #[error("{call}: {source}")]
     Setup {
         /// The call.
         call: &'static str,
-        /// What went wrong.
+        /// The cause.
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
-    /// The operating system or a vendor library refused something.
+    /// A call of the operating system or of a vendor library failed.
     #[error("{call}: {source}")]
     System {
         /// The call.
         call: &'static str,
-        /// What it said.
+        /// The error that it returned.
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
 }
@@ -93,7 +96,8 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
-    /// The PEs that this error blames: the peer that died, those that a deadline missed, those that called something else.
+    /// The PEs that caused the error: the peer that died, PEs that missed a deadline, PEs that made
+    /// another call.
     pub fn blamed(&self) -> Vec<Pe> {
         match self {
             Self::Peer { pe, .. } => vec![*pe],
@@ -105,7 +109,7 @@ impl Error {
         }
     }
 
-    /// The kind of misuse, where it is one.
+    /// The kind of misuse; `None` for other errors.
     pub fn misuse(&self) -> Option<&MisuseKind> {
         match self {
             Self::Misuse(misuse) => Some(&misuse.kind),
@@ -113,23 +117,23 @@ impl Error {
         }
     }
 
-    /// A failure of the operating system in `call`.
+    /// Makes an error from a failure of the operating system in `call`.
     pub fn system(call: &'static str, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self::System { call, source: Arc::new(source) }
     }
 
-    /// A failure to set up the job in `call`.
+    /// Makes an error from a failure to start the job in `call`.
     pub fn setup(call: &'static str, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self::Setup { call, source: Arc::new(source) }
     }
 }
 
-/// A team in a message.
+/// Identifies a team in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TeamName {
     /// Its number.
     pub id: TeamId,
-    /// How many ranks it has.
+    /// The number of its ranks.
     pub size: usize,
 }
 
@@ -143,15 +147,15 @@ impl fmt::Display for TeamName {
     }
 }
 
-/// What became of a peer.
+/// What happened to a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerCause {
     /// Its process ended, or was killed, without leaving the job.
     Died,
-    /// It left the job (finalized or dropped its world) while others still needed it.
+    /// It left the job (finalized or dropped its world) while other PEs still needed it.
     Left,
-    /// It reported that its part of this operation failed.
+    /// It reported that it failed in this operation.
     Failed,
     /// Its memory could not be read.
     Unreachable,
@@ -162,23 +166,23 @@ impl fmt::Display for PeerCause {
         f.write_str(match self {
             Self::Died => "died",
             Self::Left => "left the job",
-            Self::Failed => "failed in its part of the operation",
-            Self::Unreachable => "could not be read",
+            Self::Failed => "failed in the operation",
+            Self::Unreachable => "has memory that could not be read",
         })
     }
 }
 
 /// A deadline that expired.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call} on {team}: nothing for {:.3} s; missing: {}", waited.as_secs_f64(), List(missing))]
+#[error("{call} on {team}: timed out after {:.3} s; missing: {}", waited.as_secs_f64(), List(missing))]
 pub struct Timeout {
     /// The call.
     pub call: &'static str,
     /// The team.
     pub team: TeamName,
-    /// How long it waited.
+    /// The time waited.
     pub waited: Duration,
-    /// The PEs that did not arrive; empty for a wait on a signal word, which anybody could have set.
+    /// The PEs that did not arrive; empty for a wait on a signal word, which any PE could have set.
     pub missing: Vec<Pe>,
 }
 
@@ -188,13 +192,13 @@ pub struct Timeout {
 pub struct KernelFailure {
     /// The kernel.
     pub kernel: &'static str,
-    /// Why its operation failed; `None` where none did, but a thread panicked, trapped or diverged.
+    /// Why its operation failed; `None` if a thread panicked, trapped or diverged instead.
     pub kind: Option<FailureKind>,
     /// The operation that failed.
     pub operation: Option<KernelOp>,
     /// The PE that did not arrive or cannot be reached.
     pub missing: Option<Pe>,
-    /// What happened: the operation with what it expected and found, or the block and thread.
+    /// A description: the operation with the value expected and found, or the block and thread.
     pub message: String,
 }
 
@@ -203,7 +207,7 @@ struct List<'a>(&'a [Pe]);
 impl fmt::Display for List<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
-            return f.write_str("nobody in particular");
+            return f.write_str("unknown");
         }
         for (i, pe) in self.0.iter().enumerate() {
             write!(f, "{}{pe}", if i == 0 { "" } else { ", " })?;
@@ -212,7 +216,7 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// PEs that called different things where all must call the same.
+/// PEs that made different calls where all must make the same.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the calls of {team} differ: this PE called {mine}, {pe} called {theirs}")]
 pub struct Mismatch {
@@ -220,19 +224,19 @@ pub struct Mismatch {
     pub team: TeamName,
     /// A PE whose call differs.
     pub pe: Pe,
-    /// What this PE called, with type, reduction, root and count.
+    /// The call of this PE, with type, reduction, root and count.
     pub mine: String,
-    /// What that PE called.
+    /// The call of that PE.
     pub theirs: String,
 }
 
-/// A call that is wrong in itself.
+/// A wrong call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {kind}")]
 pub struct Misuse {
     /// The call.
     pub call: &'static str,
-    /// What is wrong with it.
+    /// What is wrong.
     pub kind: MisuseKind,
 }
 
@@ -250,8 +254,8 @@ pub enum MisuseKind {
         /// The length that the call needs, in elements.
         expected: usize,
     },
-    /// A length is not a multiple of what it must be.
-    #[error("`{argument}` has {found} elements, not a multiple of the {divisor} ranks of the team")]
+    /// A length is not a multiple of the size of the team.
+    #[error("`{argument}` has {found} elements, expected a multiple of {divisor} (the ranks of the team)")]
     NotDivisible {
         /// The parameter.
         argument: &'static str,
@@ -260,8 +264,8 @@ pub enum MisuseKind {
         /// The size of the team.
         divisor: usize,
     },
-    /// A rank is not of the team.
-    #[error("`{argument}` is {found}, but the team has {team_size} ranks")]
+    /// The team does not have the rank.
+    #[error("`{argument}` is {found}, expected a rank below {team_size} (the ranks of the team)")]
     Rank {
         /// The parameter.
         argument: &'static str,
@@ -270,8 +274,8 @@ pub enum MisuseKind {
         /// The size of the team.
         team_size: usize,
     },
-    /// A range does not lie in its buffer.
-    #[error("elements {start}..{end} of `{argument}`, which has {len}")]
+    /// A range exceeds its buffer.
+    #[error("`{argument}` has {len} elements, but the call uses {start}..{end}")]
     Range {
         /// The parameter.
         argument: &'static str,
@@ -279,10 +283,10 @@ pub enum MisuseKind {
         start: usize,
         /// One past the last element.
         end: usize,
-        /// Elements that there are.
+        /// The length of the buffer, in elements.
         len: usize,
     },
-    /// A handle to a part of an allocation, where the whole is needed.
+    /// The handle names a part of an allocation, but the call needs all of it.
     #[error("`{argument}` is elements {start}..{end} of an allocation of {len}, expected a handle to all of it")]
     PartOfAllocation {
         /// The parameter.
@@ -295,14 +299,14 @@ pub enum MisuseKind {
         len: usize,
     },
     /// Two buffers share bytes.
-    #[error("`{first}` and `{second}` overlap; use the in-place form, or buffers apart")]
+    #[error("`{first}` and `{second}` overlap: use the in-place form, or separate buffers")]
     Overlap {
         /// One parameter.
         first: &'static str,
         /// The other.
         second: &'static str,
     },
-    /// Things that one call writes share bytes.
+    /// Parts that one call writes share bytes.
     #[error("{what} overlap")]
     OverlapWithin {
         /// Which.
@@ -320,8 +324,8 @@ pub enum MisuseKind {
         /// The parameter.
         argument: &'static str,
     },
-    /// A group was swapped, inside of its closure, with that of a call for another team.
-    #[error("the group is that of another team")]
+    /// The closure of a group was passed the group of another team.
+    #[error("the group belongs to another team")]
     ForeignGroup,
     /// The stream or event belongs to another world.
     #[error("the {what} belongs to another world")]
@@ -332,17 +336,18 @@ pub enum MisuseKind {
     /// The team was destroyed.
     #[error("the team was destroyed")]
     TeamDestroyed,
-    /// The world cannot be destroyed as a team.
-    #[error("the team of all PEs ends with the world")]
+    /// The team of all PEs cannot be destroyed.
+    #[error("the team of all PEs cannot be destroyed: it ends with the world")]
     WorldTeam,
-    /// The team of this machine's PEs cannot be destroyed: the world keeps it.
-    #[error("the team of this machine's PEs ends with the world")]
+    /// The team of the PEs of this machine cannot be destroyed.
+    #[error("the team of the PEs of this machine cannot be destroyed: it ends with the world")]
     LocalTeam,
     /// The world was finalized.
     #[error("the world was finalized")]
     Finalized,
-    /// The process was forked after the world was made; a child has no part in the job.
-    #[error("this process is a forked child; only the process that made the world may use it")]
+    /// The process is a child that was forked after the world was made, and does not belong to the
+    /// job.
+    #[error("this process is a forked child: only the process that made the world can use it")]
     Forked,
     /// The reduction is not defined for the element type.
     #[error("{op} is not defined for {dtype}")]
@@ -353,24 +358,24 @@ pub enum MisuseKind {
         dtype: DType,
     },
     /// The shape does not describe ranks of the team.
-    #[error("{found} does not fit a team of {team_size} ranks")]
+    #[error("the shape is {found}, expected distinct ranks of a team of {team_size}")]
     Shape {
-        /// The shape, in words.
+        /// A description of the shape.
         found: String,
         /// The size of the team.
         team_size: usize,
     },
-    /// A parameter has a value that it cannot have.
+    /// A parameter has an invalid value.
     #[error("`{argument}` is {found}, expected {expected}")]
     Value {
         /// The parameter.
         argument: &'static str,
         /// Its value.
         found: String,
-        /// What it may be.
+        /// The valid values.
         expected: &'static str,
     },
-    /// The buffer is missing where this rank needs one.
+    /// The rank must pass a buffer, but passed none.
     #[error("`{argument}` is missing: {why}")]
     Missing {
         /// The parameter.
