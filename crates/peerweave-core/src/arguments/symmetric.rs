@@ -281,7 +281,7 @@ impl<T: Element> Symmetric<T> {
     pub unsafe fn as_slice(&self) -> Result<&[T]> {
         self.region.usable("as_slice")?;
         // SAFETY: [S1]: `len` elements of one live allocation, mapped and aligned; every bit
-        // pattern is a value ([E1]); that nobody writes them meanwhile is what the caller promises.
+        // pattern is a value ([E1]); the caller guarantees that no PE writes them meanwhile.
         Ok(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) })
     }
 
@@ -296,8 +296,8 @@ impl<T: Element> Symmetric<T> {
     #[allow(clippy::mut_from_ref, reason = "handles are shared; that this is the only slice is what the caller promises")]
     pub unsafe fn as_mut_slice(&self) -> Result<&mut [T]> {
         self.region.usable("as_mut_slice")?;
-        // SAFETY: as in `as_slice`; that nobody else reads or writes them is what the caller
-        // promises.
+        // SAFETY: as in `as_slice`; the caller guarantees that no PE reads or writes them
+        // meanwhile.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) })
     }
 

@@ -31,13 +31,12 @@ impl Place {
     }
 }
 
-// SAFETY: a place is a number to whoever holds it; the memory is accessed only under the contract
-// of `submit` and `run`, whose callers answer for it being valid from any thread (buffers in flight
-// are held by `Keep`, which is Send + Sync). Shared: nothing mutable. Would be caught by:
-// tests/streams.rs, which drops buffers while a worker thread still uses them (under
-// ThreadSanitizer).
+// SAFETY: a place is only a number; the memory is accessed under the contract of `submit` and
+// `run`, whose callers guarantee that it is valid from any thread (buffers in flight are held by
+// `Keep`, which is Send + Sync). Shared: nothing mutable. Would be caught by: tests/streams.rs,
+// which drops buffers while a worker thread still uses them (under ThreadSanitizer).
 unsafe impl Send for Place {}
-// SAFETY: as for Send: a shared place gives nobody access by itself.
+// SAFETY: as for Send: a shared place gives no access by itself.
 unsafe impl Sync for Place {}
 
 /// One operation, erased. Plain data: cloning it clones no memory.

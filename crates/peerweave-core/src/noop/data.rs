@@ -1,4 +1,4 @@
-//! What operations of the no-op backend do to memory: all that one PE can do alone.
+//! Runs operations of the no-op backend on memory, as far as one PE can run them alone.
 #![allow(unsafe_code)]
 
 use super::Noop;
@@ -13,10 +13,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-/// The segments of all pretended PEs, one after the other.
+/// The segments of all simulated PEs, one after the other.
 #[derive(Debug)]
 pub(super) struct Heap {
-    /// A boxed slice of words, taken apart.
+    /// The start of a boxed slice of words.
     words: *mut u64,
     len: usize,
     /// The first page in it.
@@ -34,9 +34,9 @@ unsafe impl Sync for Heap {}
 impl Heap {
     pub(super) const PAGE: usize = 4096;
 
-    /// What a segment of so many bytes starts at a multiple of, in bytes.
+    /// The alignment of a segment of this size, in bytes.
     pub(super) fn align(bytes: usize) -> usize {
-        // Segments lie side by side.
+        // Segments are contiguous.
         (1 << bytes.trailing_zeros()).clamp(Self::PAGE, 2 << 20)
     }
 
@@ -70,12 +70,12 @@ impl Heap {
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // SAFETY: the box that `new` took apart; the backend goes last, says [B2].
+        // SAFETY: the box that `new` made; the backend is dropped last ([B2]).
         drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.words, self.len)) });
     }
 }
 
-/// Copies between two places that an operation names.
+/// Copies between two places of an operation.
 fn copy(from: Reading, to: *mut u8, bytes: usize) {
     // SAFETY: both were given by `Noop::at`, `Noop::reading` or `Noop::place`: in the heap and
     // allocated, or ordinary memory that the contract of `run` and `submit` says is valid for what
@@ -164,7 +164,7 @@ fn scale(dtype: DType, at: *mut u8, count: usize, scalar: u64) {
     }
 }
 
-/// Sends of a rank to itself meet their receives; the rest is performed in order.
+/// Matches sends of a rank to itself with their receives, and runs the other operations in order.
 fn group(noop: &Noop, ops: &[Op]) -> Result<Outcome> {
     let mut sends: HashMap<TeamId, Vec<&PointToPoint>> = HashMap::new();
     let mut receives: HashMap<TeamId, Vec<&PointToPoint>> = HashMap::new();
@@ -225,7 +225,7 @@ fn wait(noop: &Noop, op: &WaitUntil) -> Result<Outcome> {
     if !over {
         return match op.mode {
             WaitMode::Test => Ok(Outcome::NotYet),
-            // Nobody will ever come.
+            // No other PE will ever arrive.
             WaitMode::Wait => Err(Error::Timeout(Box::new(Timeout {
                 call: "wait_until",
                 team: noop.team_name(TeamId::WORLD),

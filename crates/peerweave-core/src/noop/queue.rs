@@ -1,5 +1,4 @@
-//! Streams of the no-op backend: they run what they are given at once, or hold it until they are
-//! told to run it.
+//! Streams of the no-op backend. They run operations at once, or hold them until a test runs them.
 
 use super::{Call, Noop};
 use crate::backend::{EventBackend, Keep, Op, Outcome, Pending, StreamBackend, Submitted, TeamId};
@@ -10,19 +9,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What waits, over all streams, oldest first.
+/// The waiting entries of all streams, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     hold: AtomicBool,
-    /// How many entries there are; changed with the lock taken, read without it by those who only
-    /// need to know of their own.
+    /// The number of entries. Changed under the lock, and read without it by threads that need only
+    /// their own entries.
     len: AtomicUsize,
     waiting: Mutex<VecDeque<Entry>>,
 }
 
 struct Entry {
     stream: u64,
-    /// `None` for a mark.
+    /// `None` for an event.
     work: Option<(Op, Keep)>,
     done: Arc<Done>,
     failure: Arc<Mutex<Option<Error>>>,
@@ -54,8 +53,8 @@ impl Queue {
         Some(entry)
     }
 
-    /// Runs the oldest entry. What it kept is dropped after it has run and before anybody learns
-    /// that it has.
+    /// Runs the oldest entry. Its `keep` is dropped after it has run and before its ticket
+    /// completes.
     pub(super) fn run_next(&self, perform: impl FnOnce(&Op) -> Result<Outcome>) -> bool {
         let Some(Entry { work, done, failure, .. }) = self.pop() else { return false };
         let before = lock(&failure).clone();
@@ -77,7 +76,7 @@ impl Queue {
     }
 }
 
-/// What became of an entry.
+/// The state of an entry.
 #[derive(Debug, Default)]
 struct Done {
     result: Mutex<Option<Result<Outcome>>>,
@@ -93,7 +92,7 @@ impl Done {
     }
 }
 
-/// The clock that all marks share.
+/// The clock of all events.
 fn now() -> Duration {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed()
@@ -129,7 +128,7 @@ impl NoopStream {
         Self { backend, number: NEXT.fetch_add(1, Ordering::Relaxed), failure: Arc::default() }
     }
 
-    /// Enters work or a mark; `None` where it need not wait.
+    /// Adds an operation or an event; `None` if it need not wait.
     fn enter(&self, work: impl FnOnce() -> Option<(Op, Keep)>, mark: bool) -> Option<Arc<Done>> {
         let queue = &self.backend.queue;
         let hold = queue.hold.load(Ordering::Relaxed) && !mark;
@@ -195,13 +194,13 @@ unsafe impl StreamBackend for NoopStream {
     }
 
     fn wait_event(&self, _: &Arc<dyn EventBackend>) -> Result<()> {
-        // Everything that waits runs in one order, that of its calls: what the event marks comes
-        // before what is enqueued here from now on.
+        // All waiting entries run in the order of their calls, so operations before the event run
+        // before later ones of this stream.
         Ok(())
     }
 }
 
-/// A mark in a [`NoopStream`].
+/// An event in a [`NoopStream`].
 #[derive(Debug)]
 pub struct NoopEvent {
     done: Arc<Done>,

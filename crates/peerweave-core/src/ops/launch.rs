@@ -1,7 +1,7 @@
-//! Launches of kernels on a stream: what the caller gives becomes a checked [`Op::Launch`].
+//! Launches kernels on a stream: checks the arguments and makes an [`Op::Launch`].
 //!
-//! Nothing runs here. Invariant: of what a launch names, every view of symmetric memory lies in one
-//! allocation of the stream's world that was not released when it was enqueued.
+//! Nothing runs here. Invariant: every view of symmetric memory in the arguments lies in one
+//! allocation of the world of the stream that was not released when the launch was enqueued.
 #![allow(unsafe_code)]
 
 use crate::Result;
@@ -47,14 +47,14 @@ impl LaunchShape {
         Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false }
     }
 
-    /// Gives each block `bytes` of dynamic shared memory. Its content is not zeros.
+    /// Gives each block `bytes` bytes of dynamic shared memory with unspecified content.
     #[must_use]
     pub fn shared_bytes(mut self, bytes: usize) -> Self {
         self.shared_bytes = bytes;
         self
     }
 
-    /// Lets blocks wait for each other: all are under way at the same time, or the launch fails.
+    /// Lets blocks wait for each other: either all run at the same time, or the launch fails.
     #[must_use]
     pub fn cooperative(mut self) -> Self {
         self.cooperative = true;
@@ -82,7 +82,7 @@ mod sealed {
     use std::sync::Arc;
 
     pub trait Argument<P> {
-        /// The value for the kernel, and what keeps its memory alive.
+        /// The value for the kernel, and the owner of its memory.
         #[doc(hidden)]
         #[allow(private_interfaces, reason = "the trait is sealed")]
         fn bind(&self, name: &'static str, shared: &Arc<Shared>) -> Result<(P, Held)>;
@@ -215,22 +215,23 @@ impl<A: KernelArgs> BoundKernel for Bound<A> {
 }
 
 impl Stream {
-    /// Enqueues a kernel: `grid` blocks of `block` threads, on this PE alone. Every PE that is to
-    /// run it launches it.
+    /// Enqueues a kernel: `grid` blocks of `block` threads, on this PE only. Each PE launches its
+    /// own.
     ///
-    /// `args` is a tuple with one argument for each parameter of the kernel besides its context:
+    /// `args` is a tuple with one argument for each parameter of the kernel except its context:
     /// values, `&Symmetric<T>` for a `SymSlice<T>`, `&Team` for a `KernelTeam`. The kernel starts
-    /// when what was enqueued before it is complete; its memory is kept until it has ended.
+    /// when earlier operations of the stream are complete. The queue holds its memory until it has
+    /// ended.
     ///
     /// # Errors
-    /// [`Misuse`](crate::Misuse) before anything is enqueued: a shape that no GPU runs, memory that
-    /// was released or a team that was destroyed, or either of another world. The ticket fails with
-    /// [`Error::Kernel`](crate::Error::Kernel) where an operation or a thread of the kernel failed,
-    /// and with [`Error::Peer`](crate::Error::Peer) where a PE died that the kernel waited for;
-    /// both name the PE.
+    /// [`Misuse`](crate::Misuse), before anything is enqueued, for a shape that no GPU can run, and
+    /// for memory or a team that was released, destroyed, or belongs to another world. The ticket
+    /// fails with [`Error::Kernel`](crate::Error::Kernel) if an operation or a thread of the kernel
+    /// failed, and with [`Error::Peer`](crate::Error::Peer) if a PE died that the kernel waited
+    /// for; both name the PE.
     ///
     /// # Panics
-    /// Where the backend runs kernels by an executor, and the program has set another.
+    /// If the backend runs kernels by an executor and the program has set another one.
     ///
     /// ```
     /// use peerweave::{Result, on_threads};
@@ -265,8 +266,8 @@ impl Stream {
     /// As [`Stream::launch`], with dynamic shared memory or blocks that wait for each other.
     ///
     /// # Errors
-    /// As [`Stream::launch`]; and the ticket fails where the blocks of a cooperative grid cannot
-    /// all be under way at the same time.
+    /// As [`Stream::launch`]; and the ticket fails if the blocks of a cooperative grid cannot all
+    /// run at the same time.
     ///
     /// # Panics
     /// As [`Stream::launch`].
@@ -283,9 +284,9 @@ impl Stream {
         let LaunchShape { grid, block, shared_bytes, cooperative } = shape;
         let op = Op::Launch(Launch { kernel: Arc::new(bound), grid, block, shared_bytes, cooperative });
         let held = std::cell::Cell::new(held);
-        // SAFETY: the views of symmetric memory lie in live allocations: `bind` has looked, and the
-        // queue holds their owners. Views of a device's own memory were made by `unsafe` calls
-        // whose callers answer for them.
+        // SAFETY: the views of symmetric memory lie in live allocations: `bind` has checked it, and
+        // the queue holds their owners. Views of device memory were made by `unsafe` calls, whose
+        // callers guarantee that they are valid.
         let submitted = unsafe { self.inner.submit(&op, &|| Box::new(held.take()) as Keep) };
         Ok(Ticket::new(submitted?, &self.shared, decode::nothing))
     }

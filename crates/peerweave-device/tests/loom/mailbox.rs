@@ -172,18 +172,18 @@ fn withdrawn<W: TestWord>(withdraw: fn(&Slot<'_, W>), is_withdrawn: fn(&Slot<'_,
 
 #[test]
 fn copy_of_data_that_changed_is_found_withdrawn() {
-    withdrawn::<Exact>(Slot::withdraw, Slot::is_withdrawn);
+    withdrawn::<Exact>(|slot| slot.withdraw(), |slot| slot.is_withdrawn());
 }
 
 refuted!(
     withdrawal_without_a_fence_is_refuted,
     "not withdrawn",
-    withdrawn::<Exact>(|slot| slot.payload[0].store_relaxed(mailbox::WITHDRAWN), Slot::is_withdrawn)
+    withdrawn::<Exact>(|slot| slot.payload[0].store_relaxed(mailbox::WITHDRAWN), |slot| slot.is_withdrawn())
 );
 refuted!(
     withdrawal_found_without_a_fence_is_refuted,
     "not withdrawn",
-    withdrawn::<Exact>(Slot::withdraw, |slot| slot.payload[0].load_relaxed() == mailbox::WITHDRAWN)
+    withdrawn::<Exact>(|slot| slot.withdraw(), |slot| slot.payload[0].load_relaxed() == mailbox::WITHDRAWN)
 );
 
 // The sender believes that its first message was answered, which no rank has read.

@@ -73,3 +73,7 @@ weakened!(
     /// Releases nothing when it is written, nor by a fence.
     NoRelease, acquire: Acquire, release: Relaxed, rmw: AcqRel
 );
+weakened!(
+    /// A read-modify-write does not release.
+    RmwNoRelease, acquire: Acquire, release: Release, rmw: Acquire
+);

@@ -1,16 +1,15 @@
-//! Copying and clearing: the shapes of loops, written once over [`Arch`].
+//! Copies and zeroes memory: the loops, generic over [`Arch`].
 //!
-//! No arithmetic is here, and no choice of which copy suits which size beyond what one call can
-//! see. Invariant: a byte of the destination is written only with its own final value, though
-//! perhaps twice; no byte outside is touched.
+//! No arithmetic is here. Invariant: a byte of the destination is written only with its final
+//! value, possibly twice, and no other byte is written.
 
 use super::arch::{Arch, Kernel, Vector, word};
 
-/// The longest copy that is done in place, without asking for the instruction set.
+/// The longest copy that runs inline, without a choice of the instruction set.
 pub(super) const INLINE_BYTES: usize = 32;
 
-/// From here on a streaming copy is left to the processor's own, where it has one: measured at 64
-/// MiB, 2.1 ms against 3.1.
+/// From this size, a streaming copy uses the string instruction of the processor if it has one: at
+/// 64 MiB, 2.1 ms instead of 3.1 ms.
 const HUGE_BYTES: usize = 32 << 20;
 
 /// From here on a copy is larger than the first cache, source and destination together. There
@@ -119,8 +118,8 @@ impl Kernel for Copy {
                 if bytes >= STRING_COPY_BYTES && alike && A::string_copy(dst, src, bytes) {
                     return;
                 }
-                // The first vector goes anywhere, those of the loop are aligned: a store across two
-                // lines costs two.
+                // The first vector has any alignment, those of the loop are aligned: a store across
+                // two lines takes as long as two stores.
                 A::Vector::load(src).store(dst);
                 let mut at = vector - (dst.addr() & (vector - 1));
                 while at + 4 * vector <= bytes {

@@ -4,7 +4,7 @@
 //! [`super::arch::Arch::widen_f16`]. Invariant: both give the same bits for every input but a NaN's
 //! payload, which [`super::number`] removes.
 
-/// The bits of the least f32 that is too large for a finite binary16 whatever the rounding: 2^16.
+/// The bits of the least f32 that exceeds every finite binary16 in any rounding: 2^16.
 const F16_OVERFLOW: u32 = (127 + 16) << 23;
 /// The bits of the least normal binary16 as an f32: 2^-14.
 const F16_LEAST_NORMAL: u32 = (127 - 14) << 23;
@@ -14,8 +14,8 @@ const F16_LEAST_NORMAL: u32 = (127 - 14) << 23;
 pub(super) fn widen(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let magnitude = u32::from(bits & 0x7fff);
-    // Exponent and mantissa in place, the bias corrected; and once more for infinity and NaN, whose
-    // exponent stays the highest.
+    // Exponent and mantissa in place, with the bias corrected; corrected twice for infinity and
+    // NaN, whose exponent stays the highest.
     let normal = (magnitude << 13) + ((127 - 15) << 23);
     let special = normal + ((127 - 15) << 23);
     // A subnormal is m * 2^-24: put m in the mantissa of 2^-14 and take that away again. Exact.

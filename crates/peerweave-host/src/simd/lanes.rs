@@ -1,4 +1,4 @@
-//! What a register holds: stored elements, and the values that arithmetic is done in.
+//! The content of a register: stored elements, and the values that arithmetic uses.
 //!
 //! No memory is touched here: arrays are values, in registers once compiled. Invariant: an
 //! element's value does not depend on the lane it is in, nor on how many lanes there are; so the
@@ -47,7 +47,7 @@ impl<T: Copy, const N: usize> Lanes for [T; N] {
 /// An implementation promises: **[T1]** no padding and every bit pattern valid; **[T2]** `RawN` has
 /// exactly N bytes.
 pub(super) unsafe trait Storage: Copy + 'static {
-    /// What arithmetic is done in.
+    /// The type that arithmetic uses.
     type Value: super::number::Number;
     /// 16 bytes of elements.
     type Raw16: Lanes<Lane = Self>;

@@ -1,34 +1,31 @@
-//! The data movers and reducers: what every collective and one-sided operation of this backend
-//! spends its time in.
+//! Copies and reductions in vector instructions, in which collectives and one-sided operations
+//! spend their time.
 //!
-//! Nothing here synchronises, allocates, checks arguments or knows what a PE is; the callers do.
-//! Invariant: the memory that these functions are given is never read or written by an ordinary
-//! Rust access, and never seen through a reference.
+//! Nothing here synchronizes, allocates or checks arguments; the callers do. Invariant: the memory
+//! of the arguments is never accessed by an ordinary Rust access or through a reference.
 //!
-//! # Memory that others write
-//! That memory is shared with other processes and threads, which may write it at any moment, even
-//! against the rules. An ordinary racing access would be undefined behaviour, of this program and
-//! not of the one that broke the rules. So the functions are specified in atomics: **every byte is
-//! read and written by a relaxed atomic access.** What a race then gives is some mixture of old and
-//! new bytes, and all element types here are valid for all bit patterns. Order comes from the flags
-//! and fences around a call.
+//! # Memory that other PEs write
+//! That memory is shared with other processes and threads, which may write to it at any time, even
+//! if that is wrong. An ordinary racing access would be undefined behavior in this program, not in
+//! the one with the bug. So the functions are specified in atomics: **every byte is read and
+//! written by a relaxed atomic access.** A race then gives a mixture of old and new bytes, and
+//! every bit pattern of the element types is valid. Flags and fences around a call give the order.
 //!
-//! [`arch`]'s portable leaf is that specification, literally; miri runs it. The leaves for real
-//! instruction sets move a vector register at a time, by inline assembly. Rust's rule for inline
-//! assembly is that a block must act on the state that Rust code can see as some Rust code could.
-//! One of these blocks acts as so many relaxed atomic accesses to single bytes, and the compiler,
-//! which does not look inside, must allow for it; the architectures let other observers see no more
-//! of a vector access than of separate bytes (a vector access may be torn anywhere between bytes,
-//! which the specification allows). It could not be Rust's own vector loads: they are not atomic.
-//! Nor `read_volatile`: a racing volatile access to memory that is part of the program is a data
-//! race.
+//! The portable file of [`arch`] is that specification; miri runs it. The files of instruction sets
+//! move a vector register at a time, by inline assembly. Rust's rule for inline assembly is that a
+//! block must act on the state that Rust code can see as some Rust code could. One of these blocks
+//! acts as so many relaxed atomic accesses to single bytes, and the compiler, which does not look
+//! inside, must allow for it; the architectures let other observers see no more of a vector access
+//! than of separate bytes (a vector access may be torn anywhere between bytes, which the
+//! specification allows). It could not be Rust's own vector loads: they are not atomic. Nor
+//! `read_volatile`: a racing volatile access to memory that is part of the program is a data race.
 //!
-//! What was loaded is a private value, in registers or on the stack; arithmetic is ordinary Rust on
-//! arrays of lanes ([`number`], [`op`]), instantiated for each instruction set and vectorised by
-//! the compiler. Results have the same bits on all of them.
+//! A loaded value is private, in registers or on the stack. Arithmetic is ordinary Rust on arrays
+//! of lanes ([`number`], [`op`]), instantiated for each instruction set and vectorised by the
+//! compiler. Results have the same bits on all of them.
 //!
-//! Streaming stores are weakly ordered even on x86: the functions that make them end with the fence
-//! that orders them like ordinary stores, so that a release store that follows publishes them too.
+//! Streaming stores are weakly ordered even on x86. Functions that use them end with a fence, so
+//! that a later release store publishes them too.
 
 mod arch;
 mod copy;
@@ -49,7 +46,7 @@ pub(crate) fn isa() -> &'static str {
 
 /// Copies `bytes` bytes, of any alignment.
 ///
-/// No access is promised to be larger than a byte.
+/// Accesses may be as small as a byte.
 ///
 /// # Safety
 /// `src` is valid for reads and `dst` for writes of `bytes` bytes, by atomic accesses or those of
@@ -76,8 +73,8 @@ unsafe fn copy_on(isa: Isa, dst: *mut u8, src: *const u8, bytes: usize) {
     unsafe { isa.enter(copy::Copy { dst, src, bytes }) };
 }
 
-/// Copies `bytes` bytes, of any alignment, past the caches where the destination is aligned: for
-/// what no cache will hold.
+/// Copies `bytes` bytes of any alignment, past the caches where the destination is aligned. For
+/// copies that exceed every cache.
 ///
 /// # Safety
 /// As [`copy()`].

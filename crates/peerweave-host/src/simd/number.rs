@@ -1,13 +1,13 @@
 //! The arithmetic of one lane, as scalar formulas without branches; the compiler turns a register's
 //! worth of them into vector code.
 //!
-//! Nothing here depends on the instruction set. Invariant: for equal operands the result has equal
-//! bits everywhere. For that, `min` and `max` fix what IEEE 754 leaves open, and
-//! [`Number::canonical`] makes every NaN the same one.
+//! Nothing here depends on the instruction set. Invariant: equal operands give results with equal
+//! bits on every processor. So `least` and `greatest` define the cases that IEEE 754 leaves open,
+//! and [`Number::canonical`] maps every NaN to the same one.
 
 /// A type that reductions are computed in.
 pub(super) trait Number: Copy {
-    /// What it takes to divide by a fixed count.
+    /// The precomputed values to divide by a fixed count.
     type Divisor: Copy;
 
     /// The sum; integers wrap.

@@ -15,26 +15,26 @@ use peerweave_types::{DType, ReduceOp};
 /// Whether stores go through the caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stores {
-    /// Ordinary: the lines stay in this core's caches. Best when someone reads them soon, and for
-    /// all that fits.
+    /// Ordinary: the lines stay in this core's caches. Best for data that is read soon, or fits the
+    /// caches.
     Cached,
-    /// Non-temporal: the lines go to memory without being read first. Best for what no cache will
-    /// hold. Used where all outputs of a reduction lie alike in their lines, as the same offset in
-    /// several heaps does; otherwise stores are ordinary.
+    /// Non-temporal: the lines go to memory without being read first. Best for data that exceeds
+    /// every cache. Used if all outputs of a reduction have the same alignment in their lines, as
+    /// the same offset in several heaps has; otherwise stores are ordinary.
     Streaming,
 }
 
 /// One input of a reduction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input {
-    /// Its first element.
+    /// The address of its first element.
     pub(crate) at: *const u8,
     /// The bits of its scalar, zero-extended, of the element type; read by [`ReduceOp::PreMulSum`]
     /// alone.
     pub(crate) scalar: u64,
 }
 
-/// Combines `count` elements of every input, in the order of the inputs, and writes the result to
+/// Reduces `count` elements of every input, in the order of the inputs, and writes the result to
 /// every output.
 ///
 /// Element `i` of all outputs has the same bits, whatever the alignment, `count`, `stores` or
@@ -55,9 +55,9 @@ pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], output
     unsafe { reduce_on(Isa::best(), dtype, op, inputs, outputs, count, stores) };
 }
 
-/// One reduction, its type and operation known to the compiler.
+/// A reduction whose type and operation are known at compile time.
 ///
-/// # What its methods require
+/// # Requirements of its methods
 /// - **\[R1\]** The processor has the instruction set `A`.
 /// - **\[R2\]** The bytes that are named, from a distance of the start of every input and output,
 ///   lie inside of them, and may be accessed as [`reduce`] requires.
@@ -291,7 +291,7 @@ pub(super) unsafe fn reduce_on(
     }
 }
 
-/// One reduction, its type and operation not yet known to the compiler.
+/// A reduction whose type and operation are known at run time.
 struct Erased<'a> {
     isa: Isa,
     inputs: &'a [Input],

@@ -197,7 +197,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
     }
 }
 
-/// Code that [`Arch::enter`] compiles once for each instruction set. `run` must be
+/// Code that [`Arch::enter`] compiles for each instruction set. `run` must be
 /// `#[inline(always)]`, with everything it calls.
 pub(super) trait Kernel {
     /// Does the work.
@@ -263,7 +263,7 @@ impl Isa {
         (has && Level::BUILT.contains(&level)).then_some(Self(level))
     }
 
-    /// The best that this processor has.
+    /// The best instruction set of this processor.
     #[inline]
     pub(crate) fn best() -> Self {
         /// The level of the answer as a number, 0 before the first call. Relaxed: the number is all
@@ -287,7 +287,7 @@ impl Isa {
         isa
     }
 
-    /// All that this processor has and this build has code for, the best first.
+    /// The instruction sets of this processor that this build has code for, the best first.
     pub(crate) fn available() -> impl Iterator<Item = Self> {
         Level::BUILT.iter().filter_map(|&level| Self::new(level))
     }
