@@ -19,7 +19,6 @@ pub(crate) const UNDRAWN: &[&str] = &[
     "crates/peerweave-host",
     "crates/peerweave-kernels",
     "crates/peerweave-link",
-    "crates/peerweave-nccl",
     "tools/peerweave-cli",
     "xtask",
 ];

@@ -1,7 +1,7 @@
 //! A communicator: the handle that users have, and what they can ask it.
 //!
 //! What clones of it share is `membership.rs`. Making one is `init.rs` and `split.rs`, ending one `lifecycle.rs`, waiting `wait.rs`; what it does for
-//! its users is in `collective.rs` and others.
+//! its users is in `collectives.rs` and others.
 //!
 //! Invariant: what is asked here is asked inside the gate, or known since it was made.
 
@@ -10,8 +10,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerweave_driver::CudaContext;
+use peerweave_driver::{CudaContext, Driver};
 
+use crate::comm::abort::abort_handles;
+use crate::comm::ending::no_thread;
+use crate::comm::watchdog;
 use crate::library::error::{CommunicatorName, NcclError, ResultCode};
 use crate::member::membership::{A_MOMENT, Inner, Parts};
 use crate::member::state::Allowed;
@@ -74,7 +77,31 @@ pub struct Communicator {
 impl Communicator {
     /// Takes a handle that NCCL says is ready. Asks NCCL who it is.
     pub(crate) fn adopt(parts: Parts) -> Result<Self, NcclError> {
-        Inner::adopt(parts).map(|inner| Self { inner })
+        let (nccl, handle) = (parts.nccl, parts.handle);
+        let (mut rank, mut n_ranks) = (0, 0);
+        let asked = (|| {
+            // SAFETY: the handle is ready, nobody else has it, and the pointer is to a live integer.
+            nccl.call("ncclCommCount", |api| unsafe { api.ncclCommCount(handle.get(), &raw mut n_ranks) })?;
+            // SAFETY: as above.
+            nccl.call("ncclCommUserRank", |api| unsafe { api.ncclCommUserRank(handle.get(), &raw mut rank) })?;
+            Ok::<_, NcclError>(Driver::get()?)
+        })();
+        let driver = match asked {
+            Ok(driver) => driver,
+            Err(error) => {
+                abort_handles(nccl, vec![(handle, Arc::clone(&parts.context))], Duration::from_secs(1));
+                return Err(error);
+            }
+        };
+        let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
+        let inner = Inner::new(parts, driver, rank, n_ranks);
+        if !watchdog::watch() {
+            // Dropped, and so ended, since its calls would have no deadline.
+            return Err(no_thread("init"));
+        }
+        // Not under the lock: who listens may ask for all of them.
+        tracing::debug!(communicator = %inner.name, device = inner.device(), "communicator made");
+        Ok(Self { inner })
     }
 
     /// The library that it belongs to.
@@ -137,6 +164,7 @@ impl Communicator {
     /// Changes [`deadline`](Self::deadline), for all clones. In milliseconds, rounded up.
     pub fn set_deadline(&self, deadline: Duration) {
         self.inner.set_deadline(deadline);
+        watchdog::watch();
     }
 
     /// How long work that a call has enqueued may take, whoever waits for it, or nobody. 10 minutes at first.
@@ -159,6 +187,7 @@ impl Communicator {
     /// ```
     pub fn set_work_deadline(&self, deadline: Duration) {
         self.inner.set_work_deadline(deadline);
+        watchdog::watch();
     }
 
     /// What NCCL says went wrong in the background, in a peer or the network; `None` for nothing.

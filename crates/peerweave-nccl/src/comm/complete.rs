@@ -7,16 +7,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use peerweave_driver::relaxed;
+use peerweave_dylib::MissingSymbol;
+
 use crate::Nccl;
-use crate::comm::lifecycle;
-use crate::comm::lifecycle::Abort;
+use crate::comm::abort::{ABORT_LIMIT, abort_closed, abort_together};
 use crate::comm::siblings::LeftOut;
 use crate::comm::wait::{blamed, expired};
 use crate::library::error::NcclError;
-use crate::member::membership::{Inner, bounded};
-use crate::member::state::{Inside, State};
+use crate::member::membership::{Abort, Inner, bounded};
+use crate::member::state::{Allowed, Inside, State};
 use crate::member::turns::Turns;
-use crate::sys::{ncclDataType_t, ncclRedOp_t, ncclResult_t};
+use crate::sys::{Api, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 
 impl Inner {
     /// Ends a call: if NCCL is still at work, waits until it is done. Upholds [C2].
@@ -43,6 +45,51 @@ impl Inner {
     pub(crate) fn begun(&self, code: ncclResult_t) -> ncclResult_t {
         let may_go_on = !self.blocking && code == ncclResult_t::ncclSuccess;
         if may_go_on { ncclResult_t::ncclInProgress } else { code }
+    }
+
+    /// Calls a function on the handle, alone, with the device's context current, and waits for NCCL to be done with it.
+    ///
+    /// # Errors
+    /// Those of [`enter`](Self::enter) and of [`settle`](Self::settle); NCCL's.
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        name: &'static str,
+        allowed: Allowed,
+        function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
+    ) -> Result<(), NcclError> {
+        let inside = self.enter(name, allowed)?;
+        self.call_inside(name, inside, function)
+    }
+
+    /// As [`call`](Self::call), for who is inside.
+    pub(crate) fn call_inside(
+        self: &Arc<Self>,
+        name: &'static str,
+        inside: Inside<'_>,
+        function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
+    ) -> Result<(), NcclError> {
+        self.bind()?;
+        self.dive(name, &inside)?;
+        // What NCCL allocates must not spoil what another thread captures.
+        let code = relaxed(|| self.nccl.code(name, |api| function(api, self.handle.get())))?;
+        self.settle_begun(name, code, inside)
+    }
+
+    /// As [`call`](Self::call), for a function that stores something: at a place that outlives the call if NCCL does not end it.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub(crate) fn call_into<T>(
+        self: &Arc<Self>,
+        name: &'static str,
+        allowed: Allowed,
+        initial: T,
+        function: impl FnOnce(&'static Api, ncclComm_t, *mut T) -> Result<ncclResult_t, MissingSymbol>,
+    ) -> Result<T, NcclError> {
+        let place: *mut T = Box::into_raw(Box::new(initial));
+        let result = self.call(name, allowed, |api, comm| function(api, comm, place));
+        // SAFETY: the place came from the box above, and nobody else has it but NCCL, until the call is done.
+        unsafe { stored(place, result) }
     }
 
     #[cold]
@@ -169,7 +216,7 @@ pub(crate) fn settle_all(
             first_error.get_or_insert_with(|| stopped.unwrap_or_else(|| expired(inner, start.elapsed()).of_call(call)));
         }
         drop(members);
-        for error in lifecycle::abort_closed(&late, lifecycle::ABORT_LIMIT).into_iter().filter_map(Result::err) {
+        for error in abort_closed(&late, ABORT_LIMIT).into_iter().filter_map(Result::err) {
             tracing::error!(%error, "a communicator whose call did not end could not be aborted in time");
         }
         late.iter().for_each(|inner| Abort::wait(inner));
@@ -273,9 +320,63 @@ fn end_badly(
     let inners: Vec<_> = inside.iter().map(|(inner, _)| Arc::clone(inner)).collect();
     // Who aborts waits for this thread to leave.
     drop(inside);
-    if is_partial && let Err(error) = lifecycle::abort_together(&inners, lifecycle::ABORT_LIMIT) {
+    if is_partial && let Err(error) = abort_together(&inners, ABORT_LIMIT) {
         tracing::error!(%error, "part of a group could not be ended in time");
     }
     inners.iter().filter(|inner| inner.gate.is_closed()).for_each(|inner| Abort::wait(inner));
     ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| blamed(inner, error.clone())))
+}
+
+/// What a call has stored, by its result. After an error that does not say that NCCL is done with the place, NCCL may still write there: it is leaked.
+///
+/// # Safety
+/// The place is that of a box, and belongs to the caller, or to NCCL as long as the call is not done.
+unsafe fn stored<T>(place: *mut T, result: Result<(), NcclError>) -> Result<T, NcclError> {
+    let is_done = match &result {
+        Ok(()) | Err(NcclError::Nccl(_) | NcclError::Unsupported(_)) => true,
+        Err(_) => false,
+    };
+    // SAFETY: NCCL is done with the place, which is the caller's box.
+    let stored = is_done.then(|| *unsafe { Box::from_raw(place) });
+    result.map(|()| stored.expect("success was done"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::library::error::{CommunicatorName, MisuseKind, Timeout};
+    use crate::{DeadState, Failure, ResultCode, Version};
+
+    #[test]
+    fn place_that_nccl_may_write_stays_allocated() {
+        let name = Arc::new(CommunicatorName { name: None, rank: 0, ranks: 2, number: 1 });
+        let timeout = || {
+            let waited = Duration::from_secs(1);
+            Timeout { call: "register", sequence: None, waited, communicator: None, missing: Vec::new(), reports: Vec::new() }
+        };
+        let failure = || Failure {
+            call: "ncclCommRegister",
+            code: ResultCode::INTERNAL_ERROR,
+            meaning: "",
+            version: Version::new(2, 32, 3),
+            last_error: String::new(),
+            communicator: None,
+        };
+        let dead = NcclError::Dead { call: "register", communicator: name, state: DeadState::Aborted };
+        let left_out = NcclError::misuse("register", MisuseKind::Context { why: "a rank was left out" });
+        for (result, is_freed) in [
+            (Ok(()), true),
+            (Err(failure().into()), true),
+            (Err(timeout().into()), false),
+            (Err(dead), false),
+            (Err(left_out), false),
+        ] {
+            let value = Arc::new(());
+            let place = Box::into_raw(Box::new(Arc::clone(&value)));
+            let text = format!("{result:?}");
+            // SAFETY: it is a box, and no NCCL has it.
+            drop(unsafe { stored(place, result) });
+            assert_eq!(Arc::strong_count(&value), if is_freed { 1 } else { 2 }, "{text}");
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
 
-use crate::comm::lifecycle;
+use crate::comm::ending;
 use crate::library::error::{CommunicatorName, NcclError};
 use crate::library::loading;
 use crate::member::membership::{self, Inner};
@@ -86,7 +86,7 @@ impl Leaks {
         let open = communicators.iter().filter(|inner| !inner.gate.is_closed());
         Self {
             communicators: open.map(|inner| LeakedCommunicator::of(inner)).collect(),
-            ending: lifecycle::ending(),
+            ending: ending::count(),
             allocations: ALLOCATIONS.load(Ordering::Relaxed),
             allocated_bytes: BYTES.load(Ordering::Relaxed),
         }

@@ -5,13 +5,12 @@
 //!
 //! Invariant: this only reads; a call pays for it with one store.
 
-use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::library::error::{MisuseKind, NcclError, RankReport};
 use crate::member::membership::{self, Inner};
+use crate::member::threads::this_thread;
 
 /// How often the other ranks of the process are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -21,25 +20,6 @@ const AT_LEAST: Duration = Duration::from_millis(500);
 
 /// How long a thread that has issued the call for several ranks waits for one that it left out.
 const LEFT_OUT_AFTER: Duration = Duration::from_secs(1);
-
-/// The number of this thread: of no other one before or after it. Not the system's, which is given again.
-#[inline]
-pub(crate) fn this_thread() -> u64 {
-    thread_local! {
-        static NUMBER: Cell<u64> = const { Cell::new(0) };
-    }
-    #[cold]
-    fn next() -> u64 {
-        static THREADS: AtomicU64 = AtomicU64::new(0);
-        THREADS.fetch_add(1, Ordering::Relaxed) + 1
-    }
-    NUMBER.with(|number| {
-        if number.get() == 0 {
-            number.set(next());
-        }
-        number.get()
-    })
-}
 
 /// The other ranks of a communicator in this process.
 fn siblings(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
@@ -109,18 +89,5 @@ impl LeftOut {
         let call = if last.is_empty() { call } else { last };
         let kind = MisuseKind::NotInGroup { ranks, sequence, communicator: Arc::clone(&inner.name) };
         Err(NcclError::misuse(call, kind))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn threads_have_numbers_of_their_own() {
-        let here = this_thread();
-        assert_eq!(this_thread(), here);
-        let others: Vec<_> = (0..8).map(|_| std::thread::spawn(this_thread).join().expect("it ends")).collect();
-        assert!(!others.contains(&here) && others.windows(2).all(|pair| pair[0] != pair[1]), "{others:?}");
     }
 }

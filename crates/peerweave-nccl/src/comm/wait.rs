@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
 use peerweave_driver::{CudaCode, CudaError, CudaStream, DriverError, deadline_after, is_capturing, relaxed, wait_until};
 
+use crate::comm::abort::{ABORT_LIMIT, abort_together};
 use crate::comm::communicator::Communicator;
-use crate::comm::lifecycle::{ABORT_LIMIT, abort_together};
 use crate::comm::siblings::{self, LeftOut};
 use crate::library::error::{MisuseKind, NcclError, PeerLost, RankReport, Timeout};
 use crate::member::membership::{self, A_MOMENT, Inner};

@@ -12,16 +12,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::Call;
-use crate::comm::lifecycle;
+use crate::comm::abort::abort_together;
 use crate::comm::siblings::{self, LeftOut};
 use crate::comm::wait::{Watch, expired};
 use crate::comm::work::Work;
 use crate::library::error::NcclError;
 use crate::member::membership::{self, Inner};
 use crate::member::state::Gate;
-
-/// How long work that was enqueued may take where nobody has said how long.
-pub(crate) const WORK_DEADLINE: Duration = Duration::from_secs(600);
 
 /// How often communicators are looked at: so often within the shortest deadline, and within these bounds.
 const LOOKS: u32 = 8;
@@ -231,5 +228,5 @@ pub(crate) fn cut_off(communicators: &[Arc<Inner>], error: &NcclError) {
         let _ = inner.verdict.set(error.clone());
     }
     // Not waited for: the threads that abort say what goes wrong.
-    let _ = lifecycle::abort_together(communicators, Duration::ZERO);
+    let _ = abort_together(communicators, Duration::ZERO);
 }

@@ -1,6 +1,6 @@
 //! The options that are chosen among a few, rather than counted or written.
 //!
-//! Which option takes which is `config.rs`.
+//! Which option takes which is `of_communicator.rs`.
 
 use std::ffi::c_int;
 

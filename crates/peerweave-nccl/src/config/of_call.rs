@@ -1,8 +1,8 @@
-//! The configuration of one collective (NCCL 2.31). That of a communicator is `config.rs`.
+//! The configuration of one collective (NCCL 2.31). That of a communicator is `of_communicator.rs`.
 //!
 //! Does not call anything. NCCL checks it on each rank by itself: that all ranks give the same is the caller's business.
 //!
-//! Invariant: as in `config.rs`, an option is either in the struct that the library reads, or an error.
+//! Invariant: as in `of_communicator.rs`, an option is either in the struct that the library reads, or an error.
 
 use std::ffi::c_int;
 use std::sync::Arc;

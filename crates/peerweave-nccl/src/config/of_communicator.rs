@@ -1,4 +1,4 @@
-//! The configuration of a communicator. That of one collective is `coll_config.rs`.
+//! The configuration of a communicator. That of one collective is `of_call.rs`.
 //!
 //! Does not set anything by itself: what is left out is NCCL's to choose.
 //!

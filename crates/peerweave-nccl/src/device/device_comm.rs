@@ -1,6 +1,6 @@
 //! Device communicators: what a kernel is given so that it communicates by itself (NCCL 2.30.3).
 //!
-//! What one shall have is `device_requirements.rs`. The device side, linked into kernels, is NCCL's and not here.
+//! What one shall have is `requirements.rs`. The device side, linked into kernels, is NCCL's and not here.
 //!
 //! # Invariants
 //! - **[D1]** The bytes stay where they are from before NCCL is told of them until NCCL is done with them.

@@ -2,7 +2,7 @@
 //!
 //! Creating it is `device_comm.rs`. The device API of 2.28 and 2.29 had other layouts and is not used: 2.30.3 is the first.
 //!
-//! Invariant: as in `config.rs`, a requirement is either in the struct that the library reads, or an error.
+//! Invariant: as in `of_communicator.rs`, a requirement is either in the struct that the library reads, or an error.
 
 use std::ffi::c_int;
 

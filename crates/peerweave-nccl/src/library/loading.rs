@@ -1,6 +1,6 @@
 //! The NCCL that this process uses: finding it, its version, what it lacks, and every call into it.
 //!
-//! What to configure is `config.rs`; parameters and logs are `parameters.rs` and `debug_log.rs`; communicators have their own modules.
+//! What to configure is `of_communicator.rs`; parameters and logs are `parameters.rs` and `debug_log.rs`; communicators have their own modules.
 //!
 //! # Invariants
 //! - **[L1]** A library is never unloaded and its record never freed, so that a [`Nccl`] is a plain reference for ever.

@@ -15,20 +15,18 @@ use std::time::Duration;
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_driver::cudarc::driver::sys::CUcontext;
-use peerweave_driver::{
-    CudaCode, CudaContext, CudaStream, Driver, Keep, is_capturing, refuse_capture_begun, refuse_per_thread, relaxed,
-};
-use peerweave_dylib::MissingSymbol;
+use peerweave_driver::{CudaCode, CudaContext, CudaStream, Driver, Keep, refuse_per_thread};
 
-use crate::comm::lifecycle::{self, Abort};
-use crate::comm::siblings::this_thread;
-use crate::comm::watchdog::{self, WORK_DEADLINE};
 use crate::library::error::{CommunicatorName, MisuseKind, NcclError, Timeout};
 use crate::library::loading::is_fork;
 use crate::member::registered::RegistrationUse;
 use crate::member::state::{Allowed, Gate, Inside, Refused, State};
-use crate::sys::{Api, ncclComm, ncclComm_t, ncclResult_t};
+use crate::member::threads::this_thread;
+use crate::sys::{ncclComm, ncclComm_t, ncclResult_t};
 use crate::{Call, Nccl};
+
+/// How long work that was enqueued may take where nobody has said how long.
+const WORK_DEADLINE: Duration = Duration::from_secs(600);
 
 /// How long a question waits for a call of another thread.
 pub(crate) const A_MOMENT: Duration = Duration::from_millis(10);
@@ -80,7 +78,7 @@ pub(crate) struct Inner {
     transfers: AtomicU64,
     /// How many of the sends and receives had their other side in the same group.
     paired: AtomicU64,
-    /// The thread that made it or was the last to issue a call, as `siblings.rs` counts threads.
+    /// The thread that made it or was the last to issue a call, as `threads.rs` counts them.
     last_thread: AtomicU64,
     /// How many children were made of it.
     pub(crate) children: AtomicU64,
@@ -99,6 +97,13 @@ pub(crate) struct Inner {
     pub(crate) group: AtomicU64,
     /// Why the watchdog, or a wait that expired, has aborted it.
     pub(crate) verdict: OnceLock<NcclError>,
+}
+
+/// How far the abort of a communicator is.
+#[derive(Debug, Default)]
+pub(crate) struct Abort {
+    pub(crate) has_begun: AtomicBool,
+    pub(crate) is_done: AtomicBool,
 }
 
 /// A context of the driver, to be compared.
@@ -137,16 +142,7 @@ thread_local! {
 }
 
 /// The last of the handles of the default streams and of the per-thread stream.
-const OF_EVERY_CONTEXT: usize = 2;
-
-/// The last of the handles of the default stream.
-const DEFAULT: usize = 1;
-
-/// `CU_STREAM_CAPTURE_STATUS_NONE`.
-const NOT_CAPTURED: u32 = 0;
-
-/// Whether a call in this process has met a stream that is being captured.
-static CAPTURE_SEEN: AtomicBool = AtomicBool::new(false);
+pub(super) const OF_EVERY_CONTEXT: usize = 2;
 
 /// How many communicators this process has made.
 static MADE: AtomicU64 = AtomicU64::new(0);
@@ -181,25 +177,9 @@ pub(crate) fn all_if_free() -> Option<Vec<Arc<Inner>>> {
 }
 
 impl Inner {
-    /// Takes a handle that NCCL says is ready. Asks NCCL who it is.
-    pub(crate) fn adopt(parts: Parts) -> Result<Arc<Self>, NcclError> {
+    /// A communicator of a handle that NCCL says is ready.
+    pub(crate) fn new(parts: Parts, driver: &'static Driver, rank: usize, n_ranks: usize) -> Arc<Self> {
         let Parts { nccl, handle, context, name, identity, blocking, deadline, world } = parts;
-        let (mut rank, mut n_ranks) = (0, 0);
-        let asked = (|| {
-            // SAFETY: the handle is ready, nobody else has it, and the pointer is to a live integer.
-            nccl.call("ncclCommCount", |api| unsafe { api.ncclCommCount(handle.get(), &raw mut n_ranks) })?;
-            // SAFETY: as above.
-            nccl.call("ncclCommUserRank", |api| unsafe { api.ncclCommUserRank(handle.get(), &raw mut rank) })?;
-            Ok::<_, NcclError>(Driver::get()?)
-        })();
-        let driver = match asked {
-            Ok(driver) => driver,
-            Err(error) => {
-                lifecycle::abort_handles(nccl, vec![(handle, Arc::clone(&context))], Duration::from_secs(1));
-                return Err(error);
-            }
-        };
-        let (rank, n_ranks) = (rank.unsigned_abs() as usize, n_ranks.unsigned_abs() as usize);
         let number = MADE.fetch_add(1, Ordering::Relaxed) + 1;
         let inner = Arc::new(Self {
             nccl,
@@ -236,13 +216,7 @@ impl Inner {
         all.retain(|known| known.strong_count() > 0);
         all.push(Arc::downgrade(&inner));
         drop(all);
-        if !watchdog::watch() {
-            // Dropped, and so ended, since its calls would have no deadline.
-            return Err(lifecycle::no_thread("init"));
-        }
-        // Not under the lock: who listens may ask for all of them.
-        tracing::debug!(communicator = %inner.name, device = inner.device(), "communicator made");
-        Ok(inner)
+        inner
     }
 
     #[inline]
@@ -256,7 +230,6 @@ impl Inner {
 
     pub(crate) fn set_deadline(&self, deadline: Duration) {
         self.deadline_ms.store(millis(deadline), Ordering::Relaxed);
-        watchdog::watch();
     }
 
     pub(crate) fn work_deadline(&self) -> Duration {
@@ -269,7 +242,6 @@ impl Inner {
     pub(crate) fn set_work_deadline(&self, deadline: Duration) {
         let millis = if deadline == Duration::MAX { u64::MAX } else { millis(deadline) };
         self.work_deadline_ms.store(millis, Ordering::Relaxed);
-        watchdog::watch();
     }
 
     /// The last call, and its number.
@@ -439,51 +411,6 @@ impl Inner {
         Ok(state)
     }
 
-    /// Calls a function on the handle, alone, with the device's context current, and waits for NCCL to be done with it.
-    ///
-    /// # Errors
-    /// Those of [`enter`](Self::enter) and of [`settle`](Self::settle); NCCL's.
-    pub(crate) fn call(
-        self: &Arc<Self>,
-        name: &'static str,
-        allowed: Allowed,
-        function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
-    ) -> Result<(), NcclError> {
-        let inside = self.enter(name, allowed)?;
-        self.call_inside(name, inside, function)
-    }
-
-    /// As [`call`](Self::call), for who is inside.
-    pub(crate) fn call_inside(
-        self: &Arc<Self>,
-        name: &'static str,
-        inside: Inside<'_>,
-        function: impl FnOnce(&'static Api, ncclComm_t) -> Result<ncclResult_t, MissingSymbol>,
-    ) -> Result<(), NcclError> {
-        self.bind()?;
-        self.dive(name, &inside)?;
-        // What NCCL allocates must not spoil what another thread captures.
-        let code = relaxed(|| self.nccl.code(name, |api| function(api, self.handle.get())))?;
-        self.settle_begun(name, code, inside)
-    }
-
-    /// As [`call`](Self::call), for a function that stores something: at a place that outlives the call if NCCL does not end it.
-    ///
-    /// # Errors
-    /// As [`call`](Self::call).
-    pub(crate) fn call_into<T>(
-        self: &Arc<Self>,
-        name: &'static str,
-        allowed: Allowed,
-        initial: T,
-        function: impl FnOnce(&'static Api, ncclComm_t, *mut T) -> Result<ncclResult_t, MissingSymbol>,
-    ) -> Result<T, NcclError> {
-        let place: *mut T = Box::into_raw(Box::new(initial));
-        let result = self.call(name, allowed, |api, comm| function(api, comm, place));
-        // SAFETY: the place came from the box above, and nobody else has it but NCCL, until the call is done.
-        unsafe { stored(place, result) }
-    }
-
     /// Makes the device's context the thread's.
     ///
     /// NCCL launches on the communicator's device whichever context is current. But handle 0 is the default stream of the current context, for the driver
@@ -509,26 +436,6 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether work that is enqueued on the stream now is captured into a graph.
-    #[inline]
-    pub(crate) fn is_capturing(&self, stream: &CudaStream) -> Result<bool, NcclError> {
-        let mut status = NOT_CAPTURED;
-        // SAFETY: the stream is live and the pointer is to a live value.
-        let code = unsafe { self.driver.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) };
-        if code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED { Ok(false) } else { asked_again(stream) }
-    }
-
-    /// Whether a call need not ask before it is issued whether the stream is being captured: it asks after it, and keeps what it uses then.
-    ///
-    /// A capture that another thread **ends** while a call is in progress is seen by two questions only, as is one that begins meanwhile. So both are
-    /// asked as soon as a capture was seen in this process. Neither sees a capture that begins and ends during one call: whoever captures a stream
-    /// that other threads use has to keep their calls out.
-    #[inline]
-    pub(crate) fn may_ask_later(&self, stream: &CudaStream) -> bool {
-        // With others NCCL enqueues the work after its function has returned. And what a default stream answers depends on other streams.
-        self.blocking && stream.cu_stream().addr() > OF_EVERY_CONTEXT && !CAPTURE_SEEN.load(Ordering::Relaxed)
-    }
-
     /// Whether what every call is checked for before its buffers is well, as it mostly is, and nothing has to be asked: the process is no fork, the
     /// communicator lives, [`bind_for`](Self::bind_for) and [`check_stream`](Self::check_stream) would succeed, and
     /// [`may_ask_later`](Self::may_ask_later) is true.
@@ -537,31 +444,6 @@ impl Inner {
         let thread_is_bound = stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get();
         let is_ours = stream.context().cu_ctx() == self.cu_context.0;
         !is_fork() && self.gate.state() == State::Live && thread_is_bound && is_ours && self.may_ask_later(stream)
-    }
-
-    /// Whether the driver says that the stream is not being captured. A default stream is not asked: no capture takes it.
-    #[inline]
-    pub(crate) fn is_surely_not_captured(&self, stream: &CudaStream) -> bool {
-        if stream.cu_stream().addr() <= DEFAULT {
-            return true;
-        }
-        let mut status = NOT_CAPTURED;
-        // SAFETY: the stream is live and the pointer is to a live value.
-        let code = unsafe { self.driver.api().cuStreamIsCapturing(stream.cu_stream(), &raw mut status) };
-        code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED
-    }
-
-    /// After NCCL was called for work that no graph keeps anything for: an error if another thread has begun to capture the stream meanwhile.
-    ///
-    /// NCCL asks by itself whether the stream is captured, later than this crate did, so the work may be in the graph. A graph that replays it would use
-    /// memory that nobody keeps: the capture is invalidated, so that there will be none.
-    #[inline]
-    pub(crate) fn not_captured_meanwhile(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
-        if self.is_surely_not_captured(stream) {
-            return Ok(());
-        }
-        CAPTURE_SEEN.store(true, Ordering::Relaxed);
-        Ok(refuse_capture_begun(call, stream)?)
     }
 
     /// An error unless work of this communicator can be enqueued on the stream.
@@ -590,37 +472,6 @@ impl Inner {
     }
 }
 
-/// What a call has stored, by its result. After an error that does not say that NCCL is done with the place, NCCL may still write there: it is leaked.
-///
-/// # Safety
-/// The place is that of a box, and belongs to the caller, or to NCCL as long as the call is not done.
-unsafe fn stored<T>(place: *mut T, result: Result<(), NcclError>) -> Result<T, NcclError> {
-    let is_done = match &result {
-        Ok(()) | Err(NcclError::Nccl(_) | NcclError::Unsupported(_)) => true,
-        Err(_) => false,
-    };
-    // SAFETY: NCCL is done with the place, which is the caller's box.
-    let stored = is_done.then(|| *unsafe { Box::from_raw(place) });
-    result.map(|()| stored.expect("success was done"))
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // In a fork nothing can be ended, and a lock may be held for ever.
-        if self.nccl.not_forked("drop").is_err() {
-            return;
-        }
-        // Nobody is inside: entering borrows what is dropped here.
-        let state = self.gate.state();
-        if self.gate.close(State::Finalized).is_ok() {
-            lifecycle::close_later(self, state);
-        } else if !self.is_freed.load(Ordering::Acquire) {
-            // An abort that NCCL refused: the communicator lives, and with it what peers reach through it.
-            std::mem::forget(self.take_parked());
-        }
-    }
-}
-
 /// As good as for ever, and a time that the clock can still tell.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 
@@ -633,53 +484,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(bounded(duration).as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// For an answer that is not plainly no.
-#[cold]
-fn asked_again(stream: &CudaStream) -> Result<bool, NcclError> {
-    CAPTURE_SEEN.store(true, Ordering::Relaxed);
-    Ok(is_capturing(stream)?)
-}
-
 /// Makes a context the thread's.
 pub(crate) fn set_current(context: &CudaContext) -> Result<(), NcclError> {
     Ok(peerweave_driver::bind(context)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{DeadState, Failure, ResultCode, Version};
-
-    #[test]
-    fn place_that_nccl_may_write_stays_allocated() {
-        let name = Arc::new(CommunicatorName { name: None, rank: 0, ranks: 2, number: 1 });
-        let timeout = || {
-            let waited = Duration::from_secs(1);
-            Timeout { call: "register", sequence: None, waited, communicator: None, missing: Vec::new(), reports: Vec::new() }
-        };
-        let failure = || Failure {
-            call: "ncclCommRegister",
-            code: ResultCode::INTERNAL_ERROR,
-            meaning: "",
-            version: Version::new(2, 32, 3),
-            last_error: String::new(),
-            communicator: None,
-        };
-        let dead = NcclError::Dead { call: "register", communicator: name, state: DeadState::Aborted };
-        let left_out = NcclError::misuse("register", MisuseKind::Context { why: "a rank was left out" });
-        for (result, is_freed) in [
-            (Ok(()), true),
-            (Err(failure().into()), true),
-            (Err(timeout().into()), false),
-            (Err(dead), false),
-            (Err(left_out), false),
-        ] {
-            let value = Arc::new(());
-            let place = Box::into_raw(Box::new(Arc::clone(&value)));
-            let text = format!("{result:?}");
-            // SAFETY: it is a box, and no NCCL has it.
-            drop(unsafe { stored(place, result) });
-            assert_eq!(Arc::strong_count(&value), if is_freed { 1 } else { 2 }, "{text}");
-        }
-    }
 }

@@ -1,6 +1,6 @@
 //! Registered memory: windows, which every rank registers together and any rank may write into, and buffers that one rank registers.
 //!
-//! What is done with windows is `one_sided.rs`, where kernels find them `window_pointers.rs`; memory for them `mem.rs`.
+//! What is done with windows is `one_sided.rs`, where kernels find them `pointers.rs`; memory for them `mem.rs`.
 //!
 //! # Invariants
 //! - **[W1]** The memory of a window lives until the window is deregistered or the communicator is freed: a peer may write into it until then.

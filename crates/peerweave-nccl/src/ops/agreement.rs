@@ -14,7 +14,8 @@ use peerweave_types::DType;
 use crate::Call;
 use crate::library::error::{MisuseKind, NcclError};
 use crate::member::membership::Inner;
-use crate::ops::request::{Kind, Operation, Operations, Request};
+use crate::ops::issue::Request;
+use crate::ops::operation::{Kind, Operation, Operations};
 use crate::sys::{ncclDataType_t, ncclRedOp_t};
 
 /// A recorded call and its communicator.

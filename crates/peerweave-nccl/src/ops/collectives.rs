@@ -1,7 +1,7 @@
 //! The collectives of a communicator, each with a buffer to read and one to write.
 //!
 //! In one buffer is `in_place.rs`; between two ranks, and with a count for each rank, `point_to_point.rs`; recorded in groups, `group.rs`; with a
-//! configuration, `configured.rs`. What is checked is in `requests.rs`.
+//! configuration, `configured.rs`. What is checked is in `shapes.rs`.
 //!
 //! Invariant: a call is issued inside the gate, after everything about it has been checked.
 
@@ -12,13 +12,12 @@ use peerweave_types::Element;
 
 use crate::comm::communicator::Communicator;
 use crate::library::error::NcclError;
-use crate::library::loading::is_fork;
 use crate::member::spans;
-use crate::member::state::{Allowed, Inside};
+use crate::ops::check::{At, Checked, Prepared};
+use crate::ops::holds::Holds;
+use crate::ops::operation::Operations;
 use crate::ops::reduction::Reduction;
-use crate::ops::request::{At, Checked, Holds, Operations, Prepared, Request};
 use crate::ops::shapes;
-use crate::sys::ncclResult_t;
 use crate::{Call, CollConfig};
 
 /// Collectives. What stands at [`all_reduce`](Self::all_reduce) holds for all calls that enqueue work.
@@ -204,82 +203,5 @@ impl Communicator {
             std::mem::forget(span);
         }
         issued.map_err(|error| *error)
-    }
-}
-
-impl At<'_, '_> {
-    /// What every call is checked for before its buffers, where [`Inner::needs_no_care`] does not say that all is well.
-    #[cold]
-    fn begin(&mut self) -> Checked<()> {
-        let (inner, stream, name) = (self.inner, self.stream, self.call.name());
-        inner.check_live(name)?;
-        inner.bind_for(stream)?;
-        inner.check_stream(name, stream)?;
-        if !inner.may_ask_later(stream) {
-            self.ask()?;
-        }
-        Ok(())
-    }
-
-    /// Gives a call that was checked to NCCL: at once, where nobody else is inside and nothing is known to be captured.
-    ///
-    /// The caller holds what the operation's addresses belong to.
-    fn issue(&mut self, config: Option<&CollConfig>) -> Checked<()> {
-        let (inner, stream) = (self.inner, self.stream);
-        if let (None, Operations::One(operation), false) = (config, &*self.operations, self.holds.is_captured() || is_fork())
-            && let Some(inside) = inner.gate.plunge()
-        {
-            inner.count(self.call);
-            inner.registered.note(stream);
-            let (comm, handle) = (inner.handle.get(), stream.cu_stream());
-            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live as long as
-            // what the caller holds, until NCCL is done, and after that for as long as the stream, or a graph, needs them.
-            let issued = unsafe { operation.issue(inner.nccl.functions(), inner, comm, handle, std::ptr::null()) };
-            // Inside: nobody finalizes the communicator before a graph that has the call keeps it.
-            return match issued {
-                Ok(ncclResult_t::ncclSuccess) if inner.is_surely_not_captured(stream) => Ok(()),
-                Ok(code) => self.issued_slowly(code, inside),
-                Err(missing) => Err(inner.nccl.unsupported_function(&missing).into()),
-            };
-        }
-        self.issue_in_turn(config)
-    }
-
-    #[cold]
-    fn issued_slowly(&mut self, code: ncclResult_t, inside: Inside<'_>) -> Checked<()> {
-        let (inner, stream, name) = (self.inner, self.stream, self.call.name());
-        if self.capturing.is_some() {
-            let settled = inner.settle(name, code, inside);
-            inner.not_captured_meanwhile(name, stream).and(settled)?;
-        } else {
-            let kept = match inner.is_capturing(stream) {
-                Ok(true) => self.holds.keep_after_call(inner, self.call, stream),
-                asked => asked.map(drop),
-            };
-            kept.and(inner.settle(name, code, inside))?;
-        }
-        Ok(())
-    }
-
-    /// Any call, when its turn has come.
-    #[cold]
-    fn issue_in_turn(&mut self, config: Option<&CollConfig>) -> Checked<()> {
-        self.settle_capture()?;
-        let (inner, name) = (self.inner, self.call.name());
-        let (operations, holds) = (std::mem::take(self.operations), std::mem::take(self.holds));
-        let mut request = Request::new(self.call, self.stream, operations, holds);
-        request.configure(inner, config)?;
-        let inside = inner.enter(name, Allowed::LIVE)?;
-        // That may have taken a while.
-        request.check_capture(inner)?;
-        request.hand_to_graph(inner)?;
-        inner.dive(name, &inside)?;
-        inner.count(request.call);
-        inner.registered.note(request.stream);
-        // SAFETY: this thread is inside.
-        let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner) })?;
-        // The request, and with it its configuration and the guards of its buffers, lives until NCCL is done.
-        let settled = inner.settle(name, code, inside);
-        Ok(request.is_captured_as_before(inner).and(settled)?)
     }
 }

@@ -1,6 +1,6 @@
 //! The collectives with a configuration for the call (NCCL 2.31): at once, and recorded in a group.
 //!
-//! What can be configured is `coll_config.rs`. Invariant: NCCL reads a configuration that this call alone has, which lives as long as what it borrows.
+//! What can be configured is `of_call.rs`. Invariant: NCCL reads a configuration that this call alone has, which lives as long as what it borrows.
 
 use std::sync::Arc;
 

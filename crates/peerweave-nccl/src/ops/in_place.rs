@@ -1,6 +1,6 @@
 //! The collectives in one buffer, where NCCL allows that: calls of their own, since a buffer cannot be borrowed to read and to write.
 //!
-//! NCCL has no all-to-all in place. What is checked is in `requests.rs`; errors and what else holds for all calls is at [`Communicator::all_reduce`].
+//! NCCL has no all-to-all in place. What is checked is in `shapes.rs`; errors and what else holds for all calls is at [`Communicator::all_reduce`].
 
 use std::sync::Arc;
 

@@ -3,13 +3,16 @@
 //! A call goes through `shapes` and `check` (is it right?), the lock of `member`, `issue` (NCCL gets it) and `complete` of `comm`.
 
 pub(crate) mod agreement;
+pub(crate) mod check;
 pub(crate) mod collectives;
 pub(crate) mod configured;
 pub(crate) mod group;
+pub(crate) mod holds;
 pub(crate) mod in_place;
+pub(crate) mod issue;
 pub(crate) mod one_sided;
+pub(crate) mod operation;
 pub(crate) mod point_to_point;
 pub(crate) mod reduction;
-pub(crate) mod request;
 pub(crate) mod shapes;
 pub(crate) mod sim_info;

@@ -10,8 +10,9 @@ use peerweave_types::Element;
 
 use crate::comm::communicator::Communicator;
 use crate::library::error::{MisuseKind, NcclError};
+use crate::ops::check::{At, Checked, Prepared};
 use crate::ops::group::Group;
-use crate::ops::request::{At, Checked, Kind, Operation, Operations, Prepared, Put};
+use crate::ops::operation::{Kind, Operation, Operations, Put};
 use crate::sys::{ncclDataType_t, ncclWaitSignalDesc_t};
 use crate::{Call, Version, Window};
 

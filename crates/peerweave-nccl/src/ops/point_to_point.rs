@@ -1,6 +1,6 @@
 //! Between two ranks, and what is composed of that: all-to-all and all-gather with a count for each rank.
 //!
-//! What is checked is in `requests.rs`; errors and what else holds for all calls is at [`Communicator::all_reduce`].
+//! What is checked is in `shapes.rs`; errors and what else holds for all calls is at [`Communicator::all_reduce`].
 
 use std::sync::Arc;
 

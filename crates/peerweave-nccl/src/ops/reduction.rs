@@ -12,12 +12,12 @@ use peerweave_driver::{CudaStream, DeviceBuffer, DeviceMemory};
 use peerweave_types::Element;
 
 use crate::comm::communicator::Communicator;
-use crate::comm::lifecycle;
+use crate::comm::ending::when_possible;
 use crate::library::error::{MisuseKind, NcclError};
 use crate::member::membership::Inner;
 use crate::member::spans;
 use crate::member::state::Allowed;
-use crate::ops::request::data_type;
+use crate::ops::check::data_type;
 use crate::sys::{ncclRedOp_t, ncclScalarResidence_t};
 
 /// How the elements of the ranks are combined.
@@ -234,7 +234,7 @@ impl Drop for Made {
     fn drop(&mut self) {
         let (inner, op) = (Arc::clone(&self.communicator), self.op);
         // Nothing to free in a communicator that was freed; and a destructor waits for nobody's turn.
-        lifecycle::when_possible(inner, Allowed::OPEN, Duration::ZERO, move |inner| {
+        when_possible(inner, Allowed::OPEN, Duration::ZERO, move |inner| {
             // SAFETY: the handle is live inside the gate, the operation is its own, and this is the only destruction.
             inner.nccl.code("ncclRedOpDestroy", |api| unsafe { api.ncclRedOpDestroy(op, inner.handle.get()) }).map(|_| ())
         });

@@ -1,6 +1,6 @@
 //! What each call wants: lengths, roots, and which of NCCL's operations it becomes.
 //!
-//! Checks that all calls share are in `request.rs`; nothing is issued here.
+//! Checks that all calls share are in `check.rs`; nothing is issued here.
 //!
 //! Invariant: a request that is made here reads and writes inside its buffers only, on whatever rank.
 
@@ -8,8 +8,9 @@ use peerweave_driver::{DeviceBuffer, DeviceBufferMut};
 use peerweave_types::Element;
 
 use crate::library::error::{MisuseKind, NcclError};
+use crate::ops::check::{At, Checked, Operand, Prepared};
+use crate::ops::operation::{Kind, Operation, Operations};
 use crate::ops::reduction::Reduction;
-use crate::ops::request::{At, Checked, Kind, Operand, Operation, Operations, Prepared};
 use crate::sys::ncclDataType_t;
 
 /// Where the caller gave no buffer, and NCCL wants none.

@@ -15,9 +15,10 @@ use peerweave_driver::cudarc::driver::sys::CUcontext;
 use peerweave_driver::{CudaContext, CudaError, Driver, DriverError, relaxed, wait_until};
 use peerweave_dylib::MissingSymbol;
 
+use crate::comm::abort::{ABORT_LIMIT, abort_handles};
 use crate::comm::communicator::Communicator;
 use crate::comm::complete::{dive_all, refuse_group, surface_all};
-use crate::comm::lifecycle;
+use crate::comm::ending::no_thread;
 use crate::config::of_communicator::RawConfig;
 use crate::library::error::{CommunicatorName, MisuseKind, NcclError, Timeout};
 use crate::member::membership::{Handle, Inner, Parts, World, bounded, set_current};
@@ -152,7 +153,7 @@ pub(crate) fn make_first(
         // Who asked may have given up.
         let _ = sender.send(Unclaimed { nccl, contexts, made: Some(made) });
     };
-    std::thread::Builder::new().name("peerweave-init".into()).spawn(body).map_err(|_| lifecycle::no_thread(call))?;
+    std::thread::Builder::new().name("peerweave-init".into()).spawn(body).map_err(|_| no_thread(call))?;
     match receiver.recv_timeout(deadline) {
         Ok(mut unclaimed) => unclaimed.made.take().unwrap_or_else(|| Ok(Vec::new())),
         Err(RecvTimeoutError::Timeout) => Err(late(call, began, None)),
@@ -176,7 +177,7 @@ impl Drop for Unclaimed {
             let handles =
                 handles.into_iter().zip(self.contexts.drain(..)).filter_map(|(handle, context)| Some((handle?, context)));
             // Not waited for: perhaps this is the thread whose deadline has just expired.
-            lifecycle::abort_handles(self.nccl, handles.collect(), Duration::ZERO);
+            abort_handles(self.nccl, handles.collect(), Duration::ZERO);
         }
     }
 }
@@ -267,7 +268,7 @@ pub(crate) fn make(
     tracing::debug!(call, in_progress, "communicators were not made");
     let half_made: Vec<_> =
         slots.iter().zip(contexts).filter_map(|(slot, context)| Some((made(slot)?, Arc::clone(context)))).collect();
-    lifecycle::abort_handles(nccl, half_made, lifecycle::ABORT_LIMIT);
+    abort_handles(nccl, half_made, ABORT_LIMIT);
     result?;
     let communicator = parents.first().map(|(parent, _)| Arc::clone(&parent.name));
     Err(late(call, began, communicator))

@@ -1,0 +1,140 @@
+//! Ending communicators by force.
+//!
+//! Invariant: a handle is given to `ncclCommAbort` once, by who closed its gate, from a thread of its own.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use peerweave_driver::{CudaContext, deadline_after, wait_until};
+
+use crate::Nccl;
+use crate::comm::ending::in_the_background;
+use crate::comm::watchdog;
+use crate::library::error::{CommunicatorName, NcclError};
+use crate::member::membership::{Abort, Handle, Inner, set_current};
+use crate::member::state::State;
+use crate::sys::ncclResult_t;
+/// How long this crate waits for aborts that nobody gave a limit.
+pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long an abort waits for a thread to leave a call by itself. With a non-blocking communicator that takes microseconds; a thread that is stuck
+/// inside NCCL only leaves because of the abort.
+const ABORT_GRACE: Duration = Duration::from_millis(500);
+
+/// How long an abort waits for NCCL where graphs keep the communicator from being freed.
+const WITH_GRAPHS: Duration = Duration::from_millis(200);
+
+impl Abort {
+    /// Waits until NCCL has done it, however long that takes; where graphs keep NCCL from freeing the communicator, until it has ended what runs. For a call
+    /// that found the gate closed, and has left it: NCCL may have been about to launch it, with memory that is the caller's again when the call returns.
+    ///
+    /// The one wait of this crate that has no deadline: giving the memory back earlier would be unsound, and nobody but NCCL can end it.
+    pub(crate) fn wait(inner: &Inner) {
+        let mut begun = None;
+        let mut done = || {
+            let with_graphs = inner.graphs.load(Ordering::Acquire) != 0 && inner.abort.has_begun.load(Ordering::Acquire);
+            let ended_what_runs = with_graphs && begun.get_or_insert_with(Instant::now).elapsed() >= WITH_GRAPHS;
+            Ok(ended_what_runs || inner.abort.is_done.load(Ordering::Acquire))
+        };
+        while wait_until::<Infallible>(deadline_after(ABORT_LIMIT), &mut done) != Ok(true) {
+            tracing::error!(communicator = %inner.name, "an abort takes long: a call that it cuts off waits until NCCL is done with the call's memory");
+        }
+    }
+}
+
+/// Aborts those of them that are open, each from its own thread. Gives how many.
+pub(crate) fn abort_together(communicators: &[Arc<Inner>], limit: Duration) -> Result<usize, NcclError> {
+    let open = |inner: &&Arc<Inner>| inner.nccl.not_forked("abort").is_ok() && inner.gate.close(State::Aborted).is_ok();
+    let closed: Vec<Arc<Inner>> = communicators.iter().filter(open).map(Arc::clone).collect();
+    abort_closed(&closed, limit).into_iter().collect::<Result<Vec<()>, _>>().map(|aborted| aborted.len())
+}
+
+/// Frees communicators that this thread has closed, and waits for that, at most so long.
+///
+/// Where captured graphs use one, NCCL ends what runs, and frees it only with them: then this only waits until NCCL has ended what runs.
+pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec<Result<(), NcclError>> {
+    const CALL: &str = "abort";
+    let start = Instant::now();
+    let aborts: Vec<_> = communicators
+        .iter()
+        .map(|inner| {
+            tracing::warn!(communicator = %inner.name, "aborted");
+            let theirs = Arc::clone(inner);
+            in_the_background("peerweave-abort", move || abort_one(&theirs))
+        })
+        .collect();
+    let rest = || limit.saturating_sub(start.elapsed());
+    let wait = |(inner, abort): (&Arc<Inner>, Option<Receiver<_>>)| {
+        // Without a thread the limit cannot be kept, but calls that were cut off wait for the abort.
+        let Some(abort) = abort else { return abort_one(inner) };
+        if inner.graphs.load(Ordering::Acquire) == 0 {
+            return abort.recv_timeout(rest()).unwrap_or_else(|_| Err(inner.timeout(CALL, start.elapsed())));
+        }
+        // The first thing that NCCL does is to end what runs.
+        let has_begun = || Ok(inner.abort.has_begun.load(Ordering::Acquire));
+        match wait_until::<Infallible>(deadline_after(rest()), has_begun) {
+            Ok(true) => abort.recv_timeout(WITH_GRAPHS.min(rest())).unwrap_or(Ok(())),
+            Ok(false) => Err(inner.timeout(CALL, start.elapsed())),
+        }
+    };
+    communicators.iter().zip(aborts).map(wait).collect()
+}
+
+/// Frees a communicator that was closed, when nobody uses it any more, or all who do are stuck in NCCL.
+///
+/// A thread that is stuck in a group leaves when the first of the group's communicators is aborted, and uses all of them until then. So that one is
+/// aborted alone, and the others, which nobody may have aborted, after it.
+fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
+    if !inner.gate.drain(ABORT_GRACE) {
+        let group = watchdog::stuck_together(inner);
+        let is_first = group.iter().all(|other| inner.name.number <= other.name.number);
+        tracing::warn!(communicator = %inner.name, others = group.len() - 1, "aborted while a call on it is stuck");
+        let others: Vec<_> = group.into_iter().filter(|other| !Arc::ptr_eq(other, inner)).collect();
+        if !others.is_empty() {
+            // Waits for no end: each has a thread of its own.
+            let _ = abort_together(&others, Duration::ZERO);
+        }
+        if !is_first {
+            inner.gate.drain(ABORT_GRACE);
+        }
+    }
+    inner.abort.has_begun.store(true, Ordering::Release);
+    let aborted = abort_handle(inner.nccl, inner.handle, &inner.context, Some(&inner.name));
+    if aborted.is_ok() {
+        inner.set_freed();
+    }
+    inner.abort.is_done.store(true, Ordering::Release);
+    aborted
+}
+
+/// Frees handles that are no communicators yet. Gives whether NCCL was done in time.
+pub(crate) fn abort_handles(nccl: Nccl, handles: Vec<(Handle, Arc<CudaContext>)>, limit: Duration) -> bool {
+    let start = Instant::now();
+    let aborts: Vec<_> = handles
+        .into_iter()
+        .map(|(handle, context)| in_the_background("peerweave-abort", move || abort_handle(nccl, handle, &context, None)))
+        .collect();
+    aborts.into_iter().all(|abort| {
+        abort.is_some_and(|abort| abort.recv_timeout(limit.saturating_sub(start.elapsed())).is_ok_and(|result| result.is_ok()))
+    })
+}
+
+pub(super) fn abort_handle(
+    nccl: Nccl,
+    handle: Handle,
+    context: &Arc<CudaContext>,
+    name: Option<&Arc<CommunicatorName>>,
+) -> Result<(), NcclError> {
+    // Without its context NCCL still ends what runs.
+    let _ = set_current(context);
+    // SAFETY: this thread closed the gate, or is the only one that knows the handle, so that nobody uses it later and nobody frees it again. A thread that
+    // is still inside is stuck in NCCL, which lets another thread abort then.
+    let code = nccl.code("ncclCommAbort", |api| unsafe { api.ncclCommAbort(handle.get()) })?;
+    match code {
+        ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
+        code => Err(nccl.failure("ncclCommAbort", code, name.map(Arc::clone))),
+    }
+}

@@ -1,0 +1,216 @@
+//! Ending in the background: what was dropped, and what `finalize` waits for.
+//!
+//! What waits for NCCL without a limit of NCCL's own does so on a thread of its own.
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use peerweave_driver::{CudaContext, Keep, wait_until};
+
+use crate::comm::abort::abort_handle;
+use crate::library::error::{CommunicatorName, MisuseKind, NcclError};
+use crate::member::membership::{Handle, Inner, set_current};
+use crate::member::state::{Allowed, Inside, Refused, State};
+use crate::sys::ncclResult_t;
+use crate::{Nccl, Timeout};
+/// How many communicators are being ended in the background.
+static ENDING: AtomicUsize = AtomicUsize::new(0);
+
+/// How many communicators are being ended in the background.
+pub(crate) fn count() -> usize {
+    ENDING.load(Ordering::Acquire)
+}
+
+/// Ends in the background what was dropped. Never blocks, never panics: what cannot be ended is leaked.
+fn close_later(inner: &Inner, state: State) {
+    if inner.nccl.not_forked("drop").is_err() {
+        return;
+    }
+    if Ending::of(inner, state, inner.deadline()).start().is_none() {
+        tracing::error!(communicator = %inner.name, "leaked: no thread to end it");
+    }
+}
+
+/// What is needed to end a communicator that nobody uses any more.
+pub(super) struct Ending {
+    nccl: Nccl,
+    handle: Handle,
+    context: Arc<CudaContext>,
+    name: Arc<CommunicatorName>,
+    state: State,
+    deadline: Duration,
+    /// Memory that peers reach until the communicator is freed: leaked if it cannot be.
+    parked: ManuallyDrop<Vec<Keep>>,
+    is_freed: Arc<AtomicBool>,
+}
+
+impl Ending {
+    pub(super) fn of(inner: &Inner, state: State, deadline: Duration) -> Self {
+        Self {
+            nccl: inner.nccl,
+            handle: inner.handle,
+            context: Arc::clone(&inner.context),
+            name: Arc::clone(&inner.name),
+            state,
+            deadline,
+            parked: ManuallyDrop::new(inner.take_parked()),
+            is_freed: Arc::clone(&inner.is_freed),
+        }
+    }
+
+    pub(super) fn start(self) -> Option<Receiver<Result<(), NcclError>>> {
+        in_the_background("peerweave-end", move || {
+            let start = Instant::now();
+            let abort = || abort_handle(self.nccl, self.handle, &self.context, Some(&self.name));
+            let finalized = if self.state == State::Live { self.finalize(start) } else { Ok(()) };
+            let freed = match (self.state, &finalized) {
+                // NCCL destroys what is suspended; what failed or was revoked has nothing to complete.
+                (State::Live | State::Suspended, Ok(())) => self.destroy(),
+                // Not in order, but it is freed, and what runs ends.
+                _ => abort(),
+            };
+            if freed.is_ok() {
+                self.is_freed.store(true, Ordering::Release);
+                drop(ManuallyDrop::into_inner(self.parked));
+            }
+            let ended = finalized.and(freed);
+            if let Err(error) = &ended {
+                tracing::warn!(communicator = %self.name, %error, "could not be ended in order");
+            }
+            ended
+        })
+    }
+
+    /// Completes what was issued.
+    fn finalize(&self, start: Instant) -> Result<(), NcclError> {
+        const CALL: &str = "ncclCommFinalize";
+        let (nccl, handle, context) = (self.nccl, self.handle, Arc::clone(&self.context));
+        // A blocking communicator would keep this thread for ever where a peer is gone, so another one calls.
+        let called = in_the_background("peerweave-finalize", move || {
+            let _ = set_current(&context);
+            // SAFETY: the gate is closed, and this is the only use of the handle until it returns or is aborted.
+            nccl.code(CALL, |api| unsafe { api.ncclCommFinalize(handle.get()) })
+        });
+        let answer = called.map(|called| called.recv_timeout(self.deadline.saturating_sub(start.elapsed())));
+        let state = match answer {
+            Some(Ok(Ok(ncclResult_t::ncclInProgress))) => {
+                let mut state = ncclResult_t::ncclInProgress;
+                let done = wait_until(start + self.deadline, || {
+                    // SAFETY: as above; the pointer is to a live value.
+                    let code = self.nccl.code(CALL, |api| unsafe { api.ncclCommGetAsyncError(handle.get(), &raw mut state) })?;
+                    Ok::<_, NcclError>(code != ncclResult_t::ncclSuccess || state != ncclResult_t::ncclInProgress)
+                })?;
+                if done { Ok(state) } else { Err(self.late(start)) }
+            }
+            Some(Ok(code)) => code,
+            Some(Err(RecvTimeoutError::Timeout)) => Err(self.late(start)),
+            Some(Err(RecvTimeoutError::Disconnected)) | None => Err(no_thread(CALL)),
+        };
+        match state {
+            Ok(ncclResult_t::ncclSuccess) => Ok(()),
+            Ok(code) => Err(self.nccl.failure(CALL, code, Some(Arc::clone(&self.name)))),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn destroy(&self) -> Result<(), NcclError> {
+        let _ = set_current(&self.context);
+        // SAFETY: the gate is closed and drained by being dropped or by `finalize`, nobody else frees the handle, and nothing is in flight.
+        let code = self.nccl.code("ncclCommDestroy", |api| unsafe { api.ncclCommDestroy(self.handle.get()) })?;
+        match code {
+            ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
+            code => Err(self.nccl.failure("ncclCommDestroy", code, Some(Arc::clone(&self.name)))),
+        }
+    }
+
+    fn late(&self, start: Instant) -> NcclError {
+        let communicator = Some(Arc::clone(&self.name));
+        Timeout {
+            call: "finalize",
+            sequence: None,
+            waited: start.elapsed(),
+            communicator,
+            missing: Vec::new(),
+            reports: Vec::new(),
+        }
+        .into()
+    }
+}
+
+#[cold]
+pub(crate) fn no_thread(call: &'static str) -> NcclError {
+    NcclError::misuse(call, MisuseKind::Context { why: "the system gives no more threads, and it needs one" })
+}
+
+/// Runs something on a thread of its own, and counts it until it is done. `None` if there is no thread.
+pub(super) fn in_the_background<R: Send + 'static>(name: &str, work: impl FnOnce() -> R + Send + 'static) -> Option<Receiver<R>> {
+    struct Counted;
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            ENDING.fetch_sub(1, Ordering::Release);
+        }
+    }
+    ENDING.fetch_add(1, Ordering::Relaxed);
+    let counted = Counted;
+    let (sender, receiver) = channel();
+    let body = move || {
+        let done = work();
+        // Before the answer: the caller that has it sees that nothing is being ended any more.
+        drop(counted);
+        // Who asked may have given up.
+        let _ = sender.send(done);
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(body).ok().map(|_| receiver)
+}
+
+/// Does something inside a communicator's gate, for a destructor: now if it is free, on another thread if it is busy, not at all if there is
+/// nothing left to do it to.
+pub(crate) fn when_possible(
+    inner: Arc<Inner>,
+    allowed: Allowed,
+    patience: Duration,
+    work: impl FnOnce(&Inner) -> Result<(), NcclError> + Send + 'static,
+) {
+    // What is freed meanwhile takes everything with it.
+    fn free(inner: &Inner, inside: &Inside<'_>, work: impl FnOnce(&Inner) -> Result<(), NcclError>) {
+        if inside.dive().is_ok()
+            && let Err(error) = work(inner)
+        {
+            tracing::warn!(%error, "while something was freed");
+        }
+    }
+    if inner.nccl.not_forked("drop").is_err() {
+        return;
+    }
+    match inner.gate.enter(allowed, || patience) {
+        Ok(inside) => return free(&inner, &inside, work),
+        Err(Refused::State(_)) => return,
+        Err(Refused::Busy) => {}
+    }
+    drop(in_the_background("peerweave-free", move || {
+        let _ = set_current(&inner.context);
+        if let Ok(inside) = inner.gate.enter(allowed, || inner.deadline()) {
+            free(&inner, &inside, work);
+        }
+    }));
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // In a fork nothing can be ended, and a lock may be held for ever.
+        if self.nccl.not_forked("drop").is_err() {
+            return;
+        }
+        // Nobody is inside: entering borrows what is dropped here.
+        let state = self.gate.state();
+        if self.gate.close(State::Finalized).is_ok() {
+            close_later(self, state);
+        } else if !self.is_freed.load(Ordering::Acquire) {
+            // An abort that NCCL refused: the communicator lives, and with it what peers reach through it.
+            std::mem::forget(self.take_parked());
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! What every call is checked for: the communicator, the stream, element types, lengths, ranks, devices, overlaps.
+//!
+//! Which lengths each call wants is in `shapes.rs`. Nothing is issued here, and nothing waits.
+//!
+//! Invariant: while what a check has filled in `Holds` lives, the memory of the call stays allocated, and its stream's order with other streams holds.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use peerweave_driver::{Access, CudaStream, DeviceBuffer, DeviceBufferMut, Keep};
+use peerweave_types::{DType, Element};
+
+use crate::library::error::{MisuseKind, NcclError};
+use crate::member::membership::Inner;
+use crate::ops::holds::Holds;
+use crate::ops::operation::Operations;
+use crate::ops::reduction::{Made, Reduction};
+use crate::sys::{ncclDataType_t, ncclRedOp_t};
+use crate::{Call, Nccl, Version};
+
+/// The library's number of an element type. Types that it does not know yet can still be moved, as bytes.
+#[inline]
+pub(crate) fn data_type(call: &'static str, nccl: Nccl, dtype: DType, reduces: bool) -> Result<ncclDataType_t, NcclError> {
+    Ok(match dtype {
+        DType::I8 => ncclDataType_t::ncclInt8,
+        DType::U8 => ncclDataType_t::ncclUint8,
+        DType::I32 => ncclDataType_t::ncclInt32,
+        DType::U32 => ncclDataType_t::ncclUint32,
+        DType::I64 => ncclDataType_t::ncclInt64,
+        DType::U64 => ncclDataType_t::ncclUint64,
+        DType::F16 => ncclDataType_t::ncclFloat16,
+        DType::BF16 => ncclDataType_t::ncclBfloat16,
+        DType::F32 => ncclDataType_t::ncclFloat32,
+        DType::F64 => ncclDataType_t::ncclFloat64,
+        DType::F8E4M3 | DType::F8E5M2 => return eight_bits(nccl, dtype, reduces),
+        _ => return Err(NcclError::misuse(call, MisuseKind::Context { why: "NCCL has no such element type" })),
+    })
+}
+
+fn eight_bits(nccl: Nccl, dtype: DType, reduces: bool) -> Result<ncclDataType_t, NcclError> {
+    const SINCE: Version = Version::new(2, 24, 3);
+    match dtype {
+        _ if !nccl.version().at_least(SINCE) && !reduces => Ok(ncclDataType_t::ncclUint8),
+        DType::F8E4M3 => nccl.needs("ncclFloat8e4m3", SINCE).map(|()| ncclDataType_t::ncclFloat8e4m3),
+        _ => nccl.needs("ncclFloat8e5m2", SINCE).map(|()| ncclDataType_t::ncclFloat8e5m2),
+    }
+}
+
+/// What a check gives. Errors are boxed: they are large, and what is small stays in registers.
+pub(crate) type Checked<T> = Result<T, Box<NcclError>>;
+
+/// Where a call is checked: on which communicator, for which stream; and what it keeps.
+pub(crate) struct At<'c, 'a> {
+    pub(crate) call: Call,
+    pub(crate) inner: &'c Arc<Inner>,
+    pub(crate) stream: &'a Arc<CudaStream>,
+    /// Whether the stream is being captured; `None` where nobody has asked.
+    pub(crate) capturing: Option<bool>,
+    pub(crate) holds: &'c mut Holds<'a>,
+    pub(crate) operations: &'c mut Operations,
+}
+
+/// That a call was checked, and its operations were noted.
+pub(crate) struct Prepared(());
+
+/// A buffer of a call.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand {
+    pub(crate) address: u64,
+    len_bytes: u64,
+}
+
+/// Which of the buffers of a call.
+const READ: usize = 0;
+const WRITTEN: usize = 1;
+
+impl<'c, 'a> At<'c, 'a> {
+    /// For a stream that was checked. The device's context is the thread's.
+    #[inline]
+    pub(crate) fn new(
+        call: Call,
+        inner: &'c Arc<Inner>,
+        stream: &'a Arc<CudaStream>,
+        capturing: Option<bool>,
+        holds: &'c mut Holds<'a>,
+        operations: &'c mut Operations,
+    ) -> Self {
+        Self { call, inner, stream, capturing, holds, operations }
+    }
+
+    /// Notes what NCCL is asked for: the end of a check.
+    #[inline(always)]
+    pub(crate) fn prepared(&mut self, operations: Operations) -> Prepared {
+        // There was none before: nothing to drop, and no time to find that out.
+        std::mem::forget(std::mem::replace(self.operations, operations));
+        Prepared(())
+    }
+
+    /// The library's number of an element type that is only moved.
+    #[inline]
+    pub(crate) fn moved<T: Element>(&self) -> Checked<ncclDataType_t> {
+        Ok(data_type(self.call.name(), self.inner.nccl, T::DTYPE, false)?)
+    }
+
+    /// The library's numbers of an element type and of what reduces it. Keeps what that belongs to.
+    #[inline]
+    pub(crate) fn reduced<T: Element>(&mut self, op: &impl Reduction<T>) -> Checked<(ncclDataType_t, ncclRedOp_t)> {
+        let data_type = data_type(self.call.name(), self.inner.nccl, T::DTYPE, true)?;
+        let (op, made) = op.resolve();
+        if let Some(made) = made {
+            made.check(self.call.name(), self.inner, self.stream)?;
+            self.own(Arc::<Made>::clone(made));
+        }
+        Ok((data_type, op))
+    }
+
+    /// Keeps a reduction or a window.
+    pub(crate) fn own(&mut self, owner: Keep) {
+        self.holds.owner = Some(owner);
+    }
+
+    /// A rank of the communicator, as NCCL wants it.
+    #[inline]
+    pub(crate) fn rank(&self, what: &'static str, rank: usize) -> Checked<c_int> {
+        let ranks = self.inner.n_ranks;
+        // There are at most `c_int::MAX` ranks.
+        if rank < ranks { Ok(rank as c_int) } else { Err(misuse(self.call, MisuseKind::Rank { what, found: rank, ranks })) }
+    }
+
+    /// An error unless something has the length that it should have.
+    #[inline]
+    pub(crate) fn length(&self, what: &'static str, found: usize, expected: usize) -> Checked<()> {
+        let wrong = || misuse(self.call, MisuseKind::Length { what, found, expected, unit: "elements" });
+        if found == expected { Ok(()) } else { Err(wrong()) }
+    }
+
+    /// `count` elements for each rank. Saturates: no buffer has that length.
+    #[inline]
+    pub(crate) fn of_all(&self, count: usize) -> usize {
+        count.saturating_mul(self.inner.n_ranks)
+    }
+
+    /// The part of each rank in a buffer that has one for each.
+    #[inline]
+    pub(crate) fn part(&self, what: &'static str, len: usize) -> Checked<usize> {
+        let count = len / self.inner.n_ranks;
+        if count * self.inner.n_ranks == len {
+            return Ok(count);
+        }
+        let (found, expected) = (i64::try_from(len).unwrap_or(i64::MAX), "a multiple of the number of ranks");
+        Err(misuse(self.call, MisuseKind::Value { what, found, expected }))
+    }
+
+    #[inline]
+    fn device(&self, what: &'static str, found: usize) -> Checked<()> {
+        let expected = self.inner.device();
+        if found == expected { Ok(()) } else { Err(misuse(self.call, MisuseKind::Device { what, found, expected })) }
+    }
+
+    /// A buffer that is read. Last of the checks, since it may make the stream wait for another.
+    #[inline(always)]
+    pub(crate) fn read<T: Element, B: DeviceBuffer<T> + ?Sized>(
+        &mut self,
+        what: &'static str,
+        buffer: &'a B,
+    ) -> Checked<Operand> {
+        self.device(what, buffer.device())?;
+        let len_bytes = (buffer.len() * size_of::<T>()) as u64;
+        let address = match self.must_keep(buffer.is_keepable())? {
+            false => self.borrow(READ, buffer.read(self.stream).map_err(NcclError::from)?),
+            true => kept(self.call, self.holds, buffer.keep())?,
+        };
+        Ok(Operand { address, len_bytes })
+    }
+
+    /// A buffer that is written.
+    #[inline(always)]
+    pub(crate) fn write<T: Element, B: DeviceBufferMut<T> + ?Sized>(
+        &mut self,
+        what: &'static str,
+        buffer: &'a mut B,
+    ) -> Checked<Operand> {
+        self.device(what, buffer.device())?;
+        let len_bytes = (buffer.len() * size_of::<T>()) as u64;
+        let address = match self.must_keep(buffer.is_keepable())? {
+            false => self.borrow(WRITTEN, buffer.write(self.stream).map_err(NcclError::from)?),
+            true => kept(self.call, self.holds, buffer.keep())?,
+        };
+        Ok(Operand { address, len_bytes })
+    }
+
+    /// Whether a buffer has to be kept for a graph. What can be kept later is not asked for now.
+    #[inline(always)]
+    fn must_keep(&mut self, is_keepable: bool) -> Checked<bool> {
+        match self.capturing {
+            Some(capturing) => Ok(capturing),
+            None if is_keepable => Ok(false),
+            None => self.ask(),
+        }
+    }
+
+    /// Asks the driver whether the stream is being captured.
+    #[cold]
+    pub(crate) fn ask(&mut self) -> Checked<bool> {
+        let capturing = self.inner.is_capturing(self.stream)?;
+        self.capturing = Some(capturing);
+        Ok(capturing)
+    }
+
+    /// Has it known whether the call is captured: before anything else than issuing it at once.
+    pub(crate) fn settle_capture(&mut self) -> Checked<()> {
+        if self.capturing.is_none() && self.ask()? {
+            self.holds.set_captured();
+        }
+        Ok(())
+    }
+
+    /// Memory that is borrowed during the call.
+    #[inline(always)]
+    fn borrow(&mut self, which: usize, access: Access<'a>) -> u64 {
+        let address = access.address();
+        self.holds.keepers[which] = access.keeper();
+        if access.is_guarded() {
+            self.holds.guards[which] = Some(access);
+        } else {
+            // Its owner waits for no word, so that dropping it does nothing; but that would be a call.
+            std::mem::forget(access);
+        }
+        address
+    }
+
+    /// The last of the checks: that the buffers share no memory, and that taking them did not make the stream part of a capture.
+    #[inline(always)]
+    pub(crate) fn finish(&mut self, send: Option<Operand>, recv: Option<Operand>) -> Checked<()> {
+        if let (Some(send), Some(recv)) = (send, recv) {
+            let address = send.address.max(recv.address);
+            if address < (send.address + send.len_bytes).min(recv.address + recv.len_bytes) {
+                return Err(misuse(
+                    self.call,
+                    MisuseKind::Overlap { send: "the send buffer", recv: "the receive buffer", address },
+                ));
+            }
+        }
+        if self.capturing == Some(true) || self.holds.guards.iter().any(Option::is_some) {
+            return finish_with_care(self.call, self.inner, self.stream, self.holds);
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn misuse(call: Call, kind: MisuseKind) -> Box<NcclError> {
+    Box::new(NcclError::misuse(call.name(), kind))
+}
+
+/// The address of memory that a graph keeps.
+#[cold]
+fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked<u64> {
+    let Some((address, keep)) = kept else {
+        let why = "the stream is being captured, and a graph replays after the call: give memory that can be kept alive, a DeviceMemory or \
+                   a Raw, instead of a borrowed slice";
+        return Err(misuse(call, MisuseKind::Context { why }));
+    };
+    holds.keeps.push(keep);
+    Ok(address)
+}
+
+/// For a stream that is being captured, or buffers that made it wait for something.
+#[inline(never)]
+fn finish_with_care(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Holds<'_>) -> Checked<()> {
+    if holds.guards.iter().all(Option::is_none) {
+        holds.set_captured();
+        return Ok(());
+    }
+    // Making the stream wait for an event that was captured makes it captured too.
+    if !inner.is_capturing(stream)? {
+        return Ok(());
+    }
+    let why =
+        "a buffer's own events made the stream part of a capture; give memory that can be kept alive, a DeviceMemory or a Raw";
+    Err(misuse(call, MisuseKind::Context { why }))
+}
+
+impl At<'_, '_> {
+    /// What every call is checked for before its buffers, where [`Inner::needs_no_care`] does not say that all is well.
+    #[cold]
+    pub(super) fn begin(&mut self) -> Checked<()> {
+        let (inner, stream, name) = (self.inner, self.stream, self.call.name());
+        inner.check_live(name)?;
+        inner.bind_for(stream)?;
+        inner.check_stream(name, stream)?;
+        if !inner.may_ask_later(stream) {
+            self.ask()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,89 @@
+//! What a call holds: its buffers until it is issued, and whatever a graph keeps of it.
+//!
+//! Invariant: the graph that a call is captured into keeps all that the call uses.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use peerweave_driver::{Access, CudaStream, Keep, Keeper, keep_in_graph, refuse_capture_begun};
+
+use crate::Call;
+use crate::library::error::NcclError;
+use crate::member::membership::Inner;
+
+/// What a call keeps until it is issued, or for the graph that it is captured into. Filled where it lies: it is large, and mostly empty.
+#[derive(Default)]
+pub(crate) struct Holds<'a> {
+    /// Of buffers whose owners are told when the work is enqueued: of the one that is read, and of the one that is written.
+    pub(super) guards: [Option<Access<'a>>; 2],
+    /// Of buffers that are kept once it is known that the call is captured: of the same two.
+    pub(super) keepers: [Option<&'a dyn Keeper>; 2],
+    /// Not empty exactly if the stream is known to be captured.
+    pub(super) keeps: Vec<Keep>,
+    /// A reduction or a window.
+    pub(super) owner: Option<Keep>,
+}
+
+impl Holds<'_> {
+    /// Whether the call is captured.
+    #[inline]
+    pub(crate) fn is_captured(&self) -> bool {
+        !self.keeps.is_empty()
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        let has_no_buffer = self.guards.iter().all(Option::is_none) && self.keepers.iter().all(Option::is_none);
+        has_no_buffer && self.keeps.is_empty() && self.owner.is_none()
+    }
+
+    /// Whether dropping this does nothing.
+    #[inline]
+    pub(crate) fn is_free_of_drops(&self) -> bool {
+        self.guards.iter().all(Option::is_none) && self.keeps.capacity() == 0 && self.owner.is_none()
+    }
+
+    /// Notes that the call is captured. Never empty then, so that the communicator is kept too.
+    pub(super) fn set_captured(&mut self) {
+        self.keeps.extend(self.keepers.iter_mut().filter_map(Option::take).map(|keeper| keeper.keep()));
+        self.keeps.push(self.owner.clone().unwrap_or_else(|| Arc::new(())));
+    }
+
+    /// After NCCL was called without a question before, inside the gate: the stream is being captured, and the call is in the graph, or was run right
+    /// before the capture began. Both are fine with a graph that keeps what the call uses.
+    ///
+    /// # Errors
+    /// Where the graph does not take it: then the capture is invalidated. Had it ended, what the call uses is never freed.
+    #[cold]
+    pub(crate) fn keep_after_call(&mut self, inner: &Arc<Inner>, call: Call, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
+        self.set_captured();
+        let Err(error) = keep_call(inner, stream, &self.keeps) else { return Ok(()) };
+        std::mem::forget((GraphHold::new(inner), std::mem::take(&mut self.keeps)));
+        // Its error is that the capture was invalidated, or that it had ended.
+        let _ = refuse_capture_begun(call.name(), stream);
+        Err(error)
+    }
+}
+
+/// A captured call's hold on its communicator.
+struct GraphHold(Arc<Inner>);
+
+impl GraphHold {
+    fn new(inner: &Arc<Inner>) -> Self {
+        inner.graphs.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(inner))
+    }
+}
+
+/// Ties what a captured call uses, and its communicator, to the graph.
+pub(super) fn keep_call(inner: &Arc<Inner>, stream: &Arc<CudaStream>, keeps: &[Keep]) -> Result<(), NcclError> {
+    let mut keeps = keeps.to_vec();
+    keeps.push(Arc::new(GraphHold::new(inner)));
+    Ok(keep_in_graph(stream, keeps)?)
+}
+
+impl Drop for GraphHold {
+    fn drop(&mut self) {
+        self.0.graphs.fetch_sub(1, Ordering::Release);
+    }
+}

@@ -1,0 +1,184 @@
+//! Giving a checked call to NCCL: at once where nobody else is inside, else when its turn has come.
+//!
+//! Invariant: a call is issued inside the gate, after everything about it has been checked.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use peerweave_driver::CudaStream;
+use peerweave_driver::cudarc::driver::CudaEvent;
+use peerweave_dylib::MissingSymbol;
+
+use crate::config::of_call::RawCollConfig;
+use crate::library::error::{MisuseKind, NcclError};
+use crate::library::loading::is_fork;
+use crate::member::membership::Inner;
+use crate::member::state::{Allowed, Inside};
+use crate::ops::check::{At, Checked};
+use crate::ops::holds::{Holds, keep_call};
+use crate::ops::operation::{Operations, Put, grouped};
+use crate::sys::{Api, ncclResult_t};
+use crate::{Call, CollConfig};
+
+impl At<'_, '_> {
+    /// Gives a call that was checked to NCCL: at once, where nobody else is inside and nothing is known to be captured.
+    ///
+    /// The caller holds what the operation's addresses belong to.
+    pub(super) fn issue(&mut self, config: Option<&CollConfig>) -> Checked<()> {
+        let (inner, stream) = (self.inner, self.stream);
+        if let (None, Operations::One(operation), false) = (config, &*self.operations, self.holds.is_captured() || is_fork())
+            && let Some(inside) = inner.gate.plunge()
+        {
+            inner.count(self.call);
+            inner.registered.note(stream);
+            let (comm, handle) = (inner.handle.get(), stream.cu_stream());
+            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live as long as
+            // what the caller holds, until NCCL is done, and after that for as long as the stream, or a graph, needs them.
+            let issued = unsafe { operation.issue(inner.nccl.functions(), inner, comm, handle, std::ptr::null()) };
+            // Inside: nobody finalizes the communicator before a graph that has the call keeps it.
+            return match issued {
+                Ok(ncclResult_t::ncclSuccess) if inner.is_surely_not_captured(stream) => Ok(()),
+                Ok(code) => self.issued_slowly(code, inside),
+                Err(missing) => Err(inner.nccl.unsupported_function(&missing).into()),
+            };
+        }
+        self.issue_in_turn(config)
+    }
+
+    #[cold]
+    fn issued_slowly(&mut self, code: ncclResult_t, inside: Inside<'_>) -> Checked<()> {
+        let (inner, stream, name) = (self.inner, self.stream, self.call.name());
+        if self.capturing.is_some() {
+            let settled = inner.settle(name, code, inside);
+            inner.not_captured_meanwhile(name, stream).and(settled)?;
+        } else {
+            let kept = match inner.is_capturing(stream) {
+                Ok(true) => self.holds.keep_after_call(inner, self.call, stream),
+                asked => asked.map(drop),
+            };
+            kept.and(inner.settle(name, code, inside))?;
+        }
+        Ok(())
+    }
+
+    /// Any call, when its turn has come.
+    #[cold]
+    fn issue_in_turn(&mut self, config: Option<&CollConfig>) -> Checked<()> {
+        self.settle_capture()?;
+        let (inner, name) = (self.inner, self.call.name());
+        let (operations, holds) = (std::mem::take(self.operations), std::mem::take(self.holds));
+        let mut request = Request::new(self.call, self.stream, operations, holds);
+        request.configure(inner, config)?;
+        let inside = inner.enter(name, Allowed::LIVE)?;
+        // That may have taken a while.
+        request.check_capture(inner)?;
+        request.hand_to_graph(inner)?;
+        inner.dive(name, &inside)?;
+        inner.count(request.call);
+        inner.registered.note(request.stream);
+        // SAFETY: this thread is inside.
+        let code = inner.nccl.code(name, |api| unsafe { request.issue(api, inner) })?;
+        // The request, and with it its configuration and the guards of its buffers, lives until NCCL is done.
+        let settled = inner.settle(name, code, inside);
+        Ok(request.is_captured_as_before(inner).and(settled)?)
+    }
+}
+
+/// A call that was checked, with what it keeps.
+pub(crate) struct Request<'a> {
+    pub(crate) call: Call,
+    pub(crate) stream: &'a Arc<CudaStream>,
+    pub(crate) operations: Operations,
+    /// Mostly nothing: a group that records many is small.
+    holds: Option<Box<Holds<'a>>>,
+    /// Of collectives only.
+    config: Option<Box<RawCollConfig>>,
+}
+
+impl<'a> Request<'a> {
+    /// A call that was checked.
+    #[inline]
+    pub(crate) fn new(call: Call, stream: &'a Arc<CudaStream>, operations: Operations, holds: Holds<'a>) -> Self {
+        let holds = if holds.is_empty() { None } else { Some(Box::new(holds)) };
+        Self { call, stream, operations, holds, config: None }
+    }
+
+    /// Whether the call is captured.
+    #[inline]
+    pub(crate) fn is_captured(&self) -> bool {
+        self.holds.as_ref().is_some_and(|holds| holds.is_captured())
+    }
+
+    /// An error if the stream is captured now and was not when the buffers were taken, or the reverse.
+    pub(crate) fn check_capture(&self, inner: &Inner) -> Result<(), NcclError> {
+        if inner.is_capturing(self.stream)? == self.is_captured() {
+            return Ok(());
+        }
+        let why = "whether the stream is being captured has changed since the call was recorded";
+        Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
+    }
+
+    /// After NCCL was called: an error if a capture of the stream began or ended during the call. What the call uses is safe then too.
+    pub(crate) fn is_captured_as_before(&self, inner: &Inner) -> Result<(), NcclError> {
+        let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else {
+            return inner.not_captured_meanwhile(self.call.name(), self.stream);
+        };
+        if matches!(inner.is_capturing(self.stream), Ok(true)) {
+            return Ok(());
+        }
+        // The stream may run the work itself, and nothing says when that is done: leaked.
+        std::mem::forget(holds.keeps.clone());
+        let why = "another thread ended the capture of the stream during the call: what the call uses is never freed";
+        Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
+    }
+
+    /// Ties what a captured call uses to the graph. Before it is issued.
+    pub(crate) fn hand_to_graph(&self, inner: &Arc<Inner>) -> Result<(), NcclError> {
+        let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else { return Ok(()) };
+        keep_call(inner, self.stream, &holds.keeps)
+    }
+
+    /// Gives the call a configuration.
+    ///
+    /// # Errors
+    /// [`NcclError::Unsupported`] and [`NcclError::Misuse`] for what is wrong with it.
+    pub(crate) fn configure(&mut self, inner: &Inner, config: Option<&CollConfig>) -> Result<(), NcclError> {
+        let Some(config) = config else { return Ok(()) };
+        let config = config.to_raw(self.call.name(), inner)?;
+        if let (Some(event), Some(holds)) = (config.event(), self.holds.as_mut().filter(|holds| holds.is_captured())) {
+            holds.keeps.push(Arc::<CudaEvent>::clone(event));
+        }
+        self.config = Some(Box::new(config));
+        Ok(())
+    }
+
+    /// Gives the call to NCCL.
+    ///
+    /// # Safety
+    /// This thread is inside the communicator's gate.
+    pub(crate) unsafe fn issue(&self, api: &Api, inner: &Inner) -> Result<ncclResult_t, MissingSymbol> {
+        // It lives as long as this request.
+        let config = self.config.as_ref().map_or(std::ptr::null(), |config| config.as_ptr());
+        let (comm, stream) = (inner.handle.get(), self.stream.cu_stream());
+        match &self.operations {
+            // SAFETY: the handle is live inside the gate; the operation's buffers are as long as it says, since it was checked, and live while this
+            // request does, and after it for as long as the stream needs them.
+            Operations::One(operation) => unsafe { operation.issue(api, inner, comm, stream, config) },
+            // SAFETY: the same; the part of the window was checked too.
+            Operations::Put(put) => unsafe {
+                let Put { count, data_type, peer, window, offset_bytes, index, context, .. } = *put;
+                let source: *const c_void = std::ptr::with_exposed_provenance(put.source as usize);
+                api.ncclPutSignal(source, count, data_type, peer, window, offset_bytes, index, context, 0, comm, stream)
+            },
+            // SAFETY: the handle is live inside the gate; NCCL only reads the list, during the call.
+            Operations::Wait(waits) => unsafe {
+                let count = c_int::try_from(waits.len()).unwrap_or(c_int::MAX);
+                api.ncclWaitSignal(count, waits.as_ptr().cast_mut(), comm, stream)
+            },
+            // SAFETY: as above, for each.
+            Operations::Many(operations) => unsafe {
+                grouped(api, || operations.iter().map(|operation| operation.issue(api, inner, comm, stream, config)))
+            },
+        }
+    }
+}
