@@ -183,11 +183,11 @@ pub(crate) struct Segments {
 
 // SAFETY: shared are the words of all segments, through atomics [L2], and bytes, through `simd`,
 // which tolerates races. Entry lines, progress words, signals and mailboxes synchronize. The owner
-// of a `Segments` also holds the mapping. The conformance suite on threads, which compares every
+// of a `Segments` also holds the mapping. The conformance tests on threads, which compare every
 // element, would catch an error.
 unsafe impl Send for Segments {}
-// SAFETY: as for Send: the same memory is shared, and methods return references to atomics only.
-// The same tests.
+// SAFETY: as for Send: the same memory is shared. Methods return references to atomics only, which
+// synchronize themselves. The same tests.
 unsafe impl Sync for Segments {}
 
 impl Segments {
