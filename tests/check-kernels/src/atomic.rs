@@ -1,6 +1,6 @@
 //! Atomic operations: what each returns and leaves, and that none is lost where all threads of all PEs make them.
 
-use crate::{Check, Sample, takes_part};
+use crate::{Check, Sample, apart, takes_part};
 use peerweave_device::api::{KernelAtomic, KernelInteger};
 use peerweave_device::prelude::*;
 
@@ -10,31 +10,35 @@ pub const WORDS: usize = 8;
 /// The strong and the relaxed form of one operation, on a word of the neighbour that nobody else changes.
 macro_rules! both {
     ($check:ident, $word:ident, $pe:ident, $strong:ident, $relaxed:ident ($($argument:expr),*) from $start:expr => $end:expr) => {
-        for relaxed in [false, true] {
-            $check.ctx.atomic_set($word, T::of($start), $pe);
-            if relaxed {
-                $check.ctx.$relaxed($word, $($argument,)* $pe);
-            } else {
-                $check.ctx.$strong($word, $($argument,)* $pe);
+        apart(|| {
+            for relaxed in [false, true] {
+                $check.ctx.atomic_set($word, T::of($start), $pe);
+                if relaxed {
+                    $check.ctx.$relaxed($word, $($argument,)* $pe);
+                } else {
+                    $check.ctx.$strong($word, $($argument,)* $pe);
+                }
+                $check.same(line!(), $check.ctx.atomic_fetch($word, $pe).bits(), T::of($end).bits());
             }
-            $check.same(line!(), $check.ctx.atomic_fetch($word, $pe).bits(), T::of($end).bits());
-        }
+        });
     };
 }
 
 /// The same, for operations that return what was there.
 macro_rules! both_fetch {
     ($check:ident, $word:ident, $pe:ident, $strong:ident, $relaxed:ident ($($argument:expr),*) from $start:expr => $end:expr) => {
-        for relaxed in [false, true] {
-            $check.ctx.atomic_set_relaxed($word, T::of($start), $pe);
-            let found = if relaxed {
-                $check.ctx.$relaxed($word, $($argument,)* $pe)
-            } else {
-                $check.ctx.$strong($word, $($argument,)* $pe)
-            };
-            $check.same(line!(), found.bits(), T::of($start).bits());
-            $check.same(line!(), $check.ctx.atomic_fetch_relaxed($word, $pe).bits(), T::of($end).bits());
-        }
+        apart(|| {
+            for relaxed in [false, true] {
+                $check.ctx.atomic_set_relaxed($word, T::of($start), $pe);
+                let found = if relaxed {
+                    $check.ctx.$relaxed($word, $($argument,)* $pe)
+                } else {
+                    $check.ctx.$strong($word, $($argument,)* $pe)
+                };
+                $check.same(line!(), found.bits(), T::of($start).bits());
+                $check.same(line!(), $check.ctx.atomic_fetch_relaxed($word, $pe).bits(), T::of($end).bits());
+            }
+        });
     };
 }
 
@@ -75,7 +79,7 @@ fn all<T: Sample + KernelAtomic>(
         numbers(&check, words.at(0), next);
         more(&check, words.at(0), next);
     }
-    ctx.barrier_all_block()?;
+    check.meet()?;
     // All threads of all PEs at the same time, on PE 0. Small enough to be exact as floats.
     ctx.atomic_add(words.at(1), T::of(3), 0);
     ctx.atomic_fetch_add_relaxed(words.at(1), T::of(2), 0);
@@ -86,7 +90,7 @@ fn all<T: Sample + KernelAtomic>(
     while ctx.atomic_compare_swap(words.at(3), T::of(number), T::of(number + 1), 0) != T::of(number) {
         number += 1;
     }
-    ctx.barrier_all_block()?;
+    check.meet()?;
     if takes_part!(thread) && ctx.my_pe() == 0 {
         let threads = u64::from(ctx.n_pes() * gpu::block_threads());
         check.same(line!(), ctx.atomic_fetch(words.at(1), 0).bits(), T::of(5 * threads).bits());

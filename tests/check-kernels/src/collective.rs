@@ -1,6 +1,6 @@
 //! Collectives at warp and block scope, with each element type and each reduction.
 
-use crate::{Check, Sample, takes_part};
+use crate::{Check, Sample, apart, takes_part};
 use peerweave_device::api::combine::{Combine, Reducible};
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
@@ -14,6 +14,34 @@ const LENGTHS: [usize; 3] = [1, 13, 67];
 /// 1 or 2: products of up to eight of them are exact in every type.
 fn operand(rank: u32, i: usize) -> u64 {
     1 + (u64::from(rank) + i as u64 / 3) % 2
+}
+
+/// A reduction of what [`operand`] gives.
+#[derive(Clone, Copy)]
+enum Fold {
+    Sum,
+    Prod,
+    Min,
+    Max,
+    And,
+    Or,
+    Xor,
+}
+
+impl Fold {
+    /// Element `i` of the result, over as many ranks.
+    fn all(self, size: u32, i: usize) -> u64 {
+        let fold = |a: u64, b: u64| match self {
+            Self::Sum => a + b,
+            Self::Prod => a * b,
+            Self::Min => a.min(b),
+            Self::Max => a.max(b),
+            Self::And => a & b,
+            Self::Or => a | b,
+            Self::Xor => a ^ b,
+        };
+        (1..size).fold(operand(0, i), |sum, rank| fold(sum, operand(rank, i)))
+    }
 }
 
 /// Any number, different for each rank and element.
@@ -32,74 +60,109 @@ struct Collectives<'a, T> {
 }
 
 impl<T: Sample> Collectives<'_, T> {
-    /// Fills `send` and empties `recv`, calls, compares `recv`, and waits until all have.
+    /// Fills `send` with numbers, empties `recv`, and waits until all members have.
+    #[inline(never)]
+    fn begin_moves(&self) -> Result<(), Failed> {
+        self.check.fill(self.send, number(self.rank, 0));
+        self.check.clear(self.recv);
+        self.meet()
+    }
+
+    /// As [`Self::begin_moves`], with operands of reductions.
+    #[inline(never)]
+    fn begin_reduction(&self) -> Result<(), Failed> {
+        let (mine, step) = (self.check.ctx.local(self.send), gpu::block_threads() as usize);
+        for i in (gpu::thread_rank() as usize..self.send.len()).step_by(step) {
+            mine.write(i, T::of(operand(self.rank, i)));
+        }
+        self.check.clear(self.recv);
+        self.meet()
+    }
+
+    /// Calls in the threads of the scope.
     #[inline(always)]
-    fn run(
-        &self,
-        line: u32,
-        inside: bool,
-        given: impl Fn(usize) -> u64,
-        call: impl FnOnce() -> Result<(), Failed>,
-        expected: impl Fn(usize) -> u64,
-    ) -> Result<(), Failed> {
-        self.check.fill(self.send, given);
-        self.check.fill(self.recv, |_| 0);
-        self.check.ctx.barrier_block(self.team)?;
-        let outcome = if inside { call() } else { Ok(()) };
+    fn run(&self, inside: bool, call: impl FnOnce() -> Result<(), Failed>) -> Result<(), Failed> {
+        let outcome = if inside { apart(call) } else { Ok(()) };
         gpu::sync_threads();
-        outcome?;
-        self.check.expect(line, self.recv, expected);
+        outcome
+    }
+
+    /// Compares `recv` with parts of `len` elements, as many in all as `total`: those from `at` on of the members from
+    /// `first` on. Then waits until all members have.
+    #[inline(never)]
+    fn expect_parts(&self, line: u32, len: usize, total: usize, first: u32, at: usize) -> Result<(), Failed> {
+        let part = |i: usize| number(first + (i / len) as u32, at + i % len);
+        self.check.expect(line, self.recv, |i| if i < total { part(i) } else { 0 });
+        self.meet()
+    }
+
+    /// Compares `recv` with `len` elements of a reduction, from `at` on. Then waits until all members have.
+    #[inline(never)]
+    fn expect_fold(&self, line: u32, fold: Fold, len: usize, at: usize) -> Result<(), Failed> {
+        self.check.expect(line, self.recv, |i| if i < len { fold.all(self.size, at + i) } else { 0 });
+        self.meet()
+    }
+
+    #[inline(never)]
+    fn meet(&self) -> Result<(), Failed> {
         self.check.ctx.barrier_block(self.team)
     }
 }
 
 macro_rules! scope {
-    ($moves:ident, $reduces:ident, $scope:ident: $broadcast:ident, $fcollect:ident, $alltoall:ident, $reduce:ident, $reducescatter:ident) => {
+    ($moves:ident, $reduces:ident, $scatters:ident, $scope:ident: $broadcast:ident, $fcollect:ident, $alltoall:ident, $reduce:ident, $reducescatter:ident) => {
+        #[inline(never)]
         fn $moves<T: Sample>(c: &Collectives<'_, T>) -> Result<(), Failed> {
-            let (ctx, team, rank, n) = (c.check.ctx, c.team, c.rank, c.size as usize);
+            let (ctx, team, n) = (c.check.ctx, c.team, c.size as usize);
             let inside = takes_part!($scope);
             for len in LENGTHS {
                 for root in [0, c.size - 1] {
-                    let call = || ctx.$broadcast(team, c.recv.slice(..len), c.send.slice(..len), root);
-                    let expected = |i: usize| if i < len { number(root, i) } else { 0 };
-                    c.run(line!(), inside, |i| number(rank, i), call, expected)?;
+                    c.begin_moves()?;
+                    c.run(inside, || ctx.$broadcast(team, c.recv.slice(..len), c.send.slice(..len), root))?;
+                    c.expect_parts(line!(), len, len, root, 0)?;
                 }
-                let call = || ctx.$fcollect(team, c.recv.slice(..len * n), c.send.slice(..len));
-                let expected = |i: usize| if i < len * n { number((i / len) as u32, i % len) } else { 0 };
-                c.run(line!(), inside, |i| number(rank, i), call, expected)?;
-                let call = || ctx.$alltoall(team, c.recv.slice(..len * n), c.send.slice(..len * n));
-                let expected = |i: usize| if i < len * n { number((i / len) as u32, rank as usize * len + i % len) } else { 0 };
-                c.run(line!(), inside, |i| number(rank, i), call, expected)?;
+                c.begin_moves()?;
+                c.run(inside, || ctx.$fcollect(team, c.recv.slice(..len * n), c.send.slice(..len)))?;
+                c.expect_parts(line!(), len, len * n, 0, 0)?;
+                c.begin_moves()?;
+                c.run(inside, || ctx.$alltoall(team, c.recv.slice(..len * n), c.send.slice(..len * n)))?;
+                c.expect_parts(line!(), len, len * n, 0, c.rank as usize * len)?;
             }
             Ok(())
         }
 
-        fn $reduces<T: Sample + Reducible, C: Combine<T>>(
-            c: &Collectives<'_, T>,
-            combine: C,
-            fold: fn(u64, u64) -> u64,
-        ) -> Result<(), Failed> {
-            let (ctx, team, rank, n) = (c.check.ctx, c.team, c.rank, c.size as usize);
+        #[inline(never)]
+        fn $reduces<T: Sample + Reducible, C: Combine<T>>(c: &Collectives<'_, T>, combine: C, fold: Fold) -> Result<(), Failed> {
             let inside = takes_part!($scope);
-            let all = |i: usize| (1..c.size).fold(operand(0, i), |sum, rank| fold(sum, operand(rank, i)));
             for len in LENGTHS {
-                let call = || ctx.$reduce(team, c.recv.slice(..len), c.send.slice(..len), combine);
-                c.run(line!(), inside, |i| operand(rank, i), call, |i| if i < len { all(i) } else { 0 })?;
-                let call = || ctx.$reducescatter(team, c.recv.slice(..len), c.send.slice(..len * n), combine);
-                let expected = |i: usize| if i < len { all(rank as usize * len + i) } else { 0 };
-                c.run(line!(), inside, |i| operand(rank, i), call, expected)?;
+                c.begin_reduction()?;
+                c.run(inside, || c.check.ctx.$reduce(c.team, c.recv.slice(..len), c.send.slice(..len), combine))?;
+                c.expect_fold(line!(), fold, len, 0)?;
+            }
+            Ok(())
+        }
+
+        #[inline(never)]
+        fn $scatters<T: Sample + Reducible, C: Combine<T>>(c: &Collectives<'_, T>, combine: C, fold: Fold) -> Result<(), Failed> {
+            let inside = takes_part!($scope);
+            for len in LENGTHS {
+                let all = len * c.size as usize;
+                c.begin_reduction()?;
+                c.run(inside, || c.check.ctx.$reducescatter(c.team, c.recv.slice(..len), c.send.slice(..all), combine))?;
+                c.expect_fold(line!(), fold, len, c.rank as usize * len)?;
             }
             Ok(())
         }
     };
 }
 
-scope!(moves_warp, reduces_warp, warp: broadcast_warp, fcollect_warp, alltoall_warp, reduce_warp, reducescatter_warp);
-scope!(moves_block, reduces_block, block: broadcast_block, fcollect_block, alltoall_block, reduce_block, reducescatter_block);
+scope!(moves_warp, reduces_warp, scatters_warp, warp: broadcast_warp, fcollect_warp, alltoall_warp, reduce_warp, reducescatter_warp);
+scope!(moves_block, reduces_block, scatters_block, block: broadcast_block, fcollect_block, alltoall_block, reduce_block, reducescatter_block);
 
-/// One kernel for each element type: at both scopes, what moves elements and each reduction.
+/// One kernel for each element type: every function at both scopes. On the host each reduction in each
+/// of them; on GPUs each in `reduce_block`, and sums in the others.
 macro_rules! kernels {
-    ($($name:ident: $t:ty, $($operation:ident |$a:ident, $b:ident| $fold:expr),*;)*) => {$(
+    ($($name:ident: $t:ty, $($operation:ident),*;)*) => {$(
         #[doc = concat!("Checks collectives of `", stringify!($t), "`. `send` and `recv` have [`ELEMENTS`] elements for each member of `team`, at most eight.")]
         /// One block.
         #[kernel]
@@ -114,10 +177,20 @@ macro_rules! kernels {
             let c = Collectives { check: Check::new(ctx, result), team, send, recv, rank, size };
             moves_warp(&c)?;
             moves_block(&c)?;
-            $(
-                reduces_warp(&c, $operation, |$a, $b| $fold)?;
-                reduces_block(&c, $operation, |$a, $b| $fold)?;
-            )*
+            $(reduces_block(&c, $operation, Fold::$operation)?;)*
+            scatters_block(&c, Sum, Fold::Sum)?;
+            reduces_warp(&c, Sum, Fold::Sum)?;
+            scatters_warp(&c, Sum, Fold::Sum)?;
+            // Each operation in each call is another copy of the collective, which would take a GPU's
+            // driver minutes to compile.
+            #[cfg(not(target_arch = "nvptx64"))]
+            {
+                $(
+                    scatters_block(&c, $operation, Fold::$operation)?;
+                    reduces_warp(&c, $operation, Fold::$operation)?;
+                    scatters_warp(&c, $operation, Fold::$operation)?;
+                )*
+            }
             c.check.finish();
             Ok(())
         }
@@ -126,18 +199,13 @@ macro_rules! kernels {
 
 macro_rules! integers {
     ($($name:ident: $t:ty;)*) => {
-        kernels! {$(
-            $name: $t, Sum |a, b| a + b, Prod |a, b| a * b, Min |a, b| a.min(b), Max |a, b| a.max(b), And |a, b| a & b,
-                Or |a, b| a | b, Xor |a, b| a ^ b;
-        )*}
+        kernels! {$($name: $t, Sum, Prod, Min, Max, And, Or, Xor;)*}
     };
 }
 
 macro_rules! floats {
     ($($name:ident: $t:ty;)*) => {
-        kernels! {$(
-            $name: $t, Sum |a, b| a + b, Prod |a, b| a * b, Min |a, b| a.min(b), Max |a, b| a.max(b);
-        )*}
+        kernels! {$($name: $t, Sum, Prod, Min, Max;)*}
     };
 }
 

@@ -118,12 +118,30 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// All threads of the block write this PE's own elements; they are there for all after it.
-    #[inline(always)]
-    pub(crate) fn fill<T: Sample>(&self, of: SymSlice<T>, number: impl Fn(usize) -> u64) {
+    /// Waits until all PEs have come here: all threads of the block call it.
+    #[inline(never)]
+    pub(crate) fn meet(&self) -> Result<(), Failed> {
+        self.ctx.barrier_all_block()
+    }
+
+    /// All threads of the block write this PE's own elements, those of `first` and the numbers after it.
+    /// They are there for all after it.
+    #[inline(never)]
+    pub(crate) fn fill<T: Sample>(&self, of: SymSlice<T>, first: u64) {
         let mine = self.ctx.local(of);
         for i in (gpu::thread_rank() as usize..of.len()).step_by(gpu::block_threads() as usize) {
-            mine.write(i, T::of(number(i)));
+            mine.write(i, T::of(first + i as u64));
+        }
+        gpu::sync_threads();
+    }
+
+    /// All threads of the block write this PE's own elements, all that of number 0. They are there for
+    /// all after it.
+    #[inline(never)]
+    pub(crate) fn clear<T: Sample>(&self, of: SymSlice<T>) {
+        let mine = self.ctx.local(of);
+        for i in (gpu::thread_rank() as usize..of.len()).step_by(gpu::block_threads() as usize) {
+            mine.write(i, T::of(0));
         }
         gpu::sync_threads();
     }
@@ -139,6 +157,15 @@ impl<'a> Check<'a> {
             }
         }
     }
+}
+
+/// Calls a closure as a function of its own.
+///
+/// Functions that communicate are inlined where they are called, and a kernel here calls hundreds. As one
+/// function it takes a compiler minutes; as many, seconds.
+#[inline(never)]
+pub(crate) fn apart<R>(act: impl FnOnce() -> R) -> R {
+    act()
 }
 
 /// Whether this thread makes the calls of a scope: the first thread, the first warp, or all of the block.

@@ -1,6 +1,6 @@
 //! Puts and gets at each scope, of elements of 1 to 16 bytes, at any alignment.
 
-use crate::{Check, Sample, takes_part};
+use crate::{Check, Sample, apart, takes_part};
 use peerweave_device::prelude::*;
 
 /// Elements of `send` and `recv`.
@@ -12,6 +12,30 @@ const SHAPES: [(usize, usize, usize); 6] = [(0, 3, 3), (1, 0, 1), (7, 2, 5), (64
 /// The number of element `i` of a PE in a round.
 fn number(pe: u32, round: u64, i: usize) -> u64 {
     1 + 31 * u64::from(pe) + 7 * round + i as u64
+}
+
+/// Elements that a call has moved: how many, and at which indices they lie at the target and the source.
+#[derive(Clone, Copy)]
+struct Moved {
+    count: usize,
+    to: usize,
+    to_step: usize,
+    from: usize,
+    from_step: usize,
+}
+
+impl Moved {
+    /// Contiguous elements: length, first element at the target, first element at the source.
+    fn contiguous((count, to, from): (usize, usize, usize)) -> Self {
+        Self { count, to, to_step: 1, from, from_step: 1 }
+    }
+
+    /// The index at the source of the element at an index of the target; `None` where none was moved.
+    fn source(&self, at: usize) -> Option<usize> {
+        let behind = at.checked_sub(self.to)?;
+        let index = behind / self.to_step;
+        (behind % self.to_step == 0 && index < self.count).then_some(self.from + index * self.from_step)
+    }
 }
 
 /// The buffers of the kernel, and where it is.
@@ -34,15 +58,26 @@ impl<T: Sample> Rma<'_, T> {
         act: impl FnOnce(&Self, SymSlice<T>, SymSlice<T>) -> Result<(), Failed>,
     ) -> Result<(), Failed> {
         let (len, to, from) = shape;
+        self.begin()?;
+        apart(|| act(self, self.recv.slice(to..to + len), self.send.slice(from..from + len)))?;
+        self.end(line, Moved::contiguous(shape), from_pe)
+    }
+
+    /// Begins a round: fills `send`, empties `recv`, and waits until all PEs have.
+    #[inline(never)]
+    fn begin(&mut self) -> Result<(), Failed> {
         self.round += 1;
-        let (ctx, round) = (self.check.ctx, self.round);
-        self.check.fill(self.send, |i| number(ctx.my_pe(), round, i));
-        self.check.fill(self.recv, |_| 0);
-        ctx.barrier_all_block()?;
-        act(self, self.recv.slice(to..to + len), self.send.slice(from..from + len))?;
-        ctx.barrier_all_block()?;
-        self.check.expect(line, self.recv, |i| if i >= to && i < to + len { number(from_pe, round, from + i - to) } else { 0 });
-        ctx.barrier_all_block()
+        self.check.fill(self.send, number(self.check.ctx.my_pe(), self.round, 0));
+        self.check.clear(self.recv);
+        self.check.meet()
+    }
+
+    /// Ends a round, when all PEs have: compares `recv` with what `from_pe` has moved, else zeros.
+    #[inline(never)]
+    fn end(&self, line: u32, moved: Moved, from_pe: u32) -> Result<(), Failed> {
+        self.check.meet()?;
+        self.check.expect(line, self.recv, |i| moved.source(i).map_or(0, |at| number(from_pe, self.round, at)));
+        self.check.meet()
     }
 }
 
@@ -50,6 +85,7 @@ impl<T: Sample> Rma<'_, T> {
 macro_rules! scope {
     ($name:ident, $scope:ident: $put:ident, $get:ident, $put_nbi:ident, $get_nbi:ident, $put_checked:ident, $get_checked:ident,
         $iput:ident, $iget:ident, $put_signal:ident, $put_signal_nbi:ident, $wait:ident) => {
+        #[inline(never)]
         fn $name<T: Sample>(rma: &mut Rma<'_, T>) -> Result<(), Failed> {
             let ctx = rma.check.ctx;
             let (_, next, before) = rma.check.ring();
@@ -120,28 +156,17 @@ macro_rules! scope {
                 }
             }
             // Strides of 2 at the target and 3 at the source: elements between are not touched.
-            for get in [false, true] {
-                rma.round += 1;
-                let round = rma.round;
-                rma.check.fill(rma.send, |i| number(ctx.my_pe(), round, i));
-                rma.check.fill(rma.recv, |_| 0);
-                ctx.barrier_all_block()?;
-                if inside && get {
-                    ctx.$iget(rma.recv, rma.send, 2, 3, 101, next);
-                } else if inside {
-                    ctx.$iput(rma.recv, rma.send, 2, 3, 101, next);
-                }
-                ctx.barrier_all_block()?;
-                let from = if get { next } else { before };
-                rma.check.expect(
-                    line!(),
-                    rma.recv,
-                    |i| {
-                        if i % 2 == 0 && i / 2 < 101 { number(from, round, i / 2 * 3) } else { 0 }
-                    },
-                );
-                ctx.barrier_all_block()?;
+            let moved = Moved { count: 101, to: 0, to_step: 2, from: 0, from_step: 3 };
+            rma.begin()?;
+            if inside {
+                apart(|| ctx.$iget(rma.recv, rma.send, 2, 3, 101, next));
             }
+            rma.end(line!(), moved, next)?;
+            rma.begin()?;
+            if inside {
+                apart(|| ctx.$iput(rma.recv, rma.send, 2, 3, 101, next));
+            }
+            rma.end(line!(), moved, before)?;
             Ok(())
         }
     };
@@ -155,6 +180,7 @@ scope!(block_scope, block: put_block, get_block, put_nbi_block, get_nbi_block, p
     iget_block, put_signal_block, put_signal_nbi_block, signal_wait_until_from_block);
 
 /// Single elements, and operands that are not symmetric: by one thread, and by the block.
+#[inline(never)]
 fn operands<T: Sample>(rma: &mut Rma<'_, T>) -> Result<(), Failed> {
     let ctx = rma.check.ctx;
     let (_, next, before) = rma.check.ring();

@@ -44,7 +44,7 @@ pub fn check_signal(ctx: &Context, words: SymSlice<u64>, result: SymSlice<u64>) 
             ctx.signal_wait_until_from(words.at(5), Compare::Ge, round, next)?;
         }
     }
-    ctx.barrier_all_block()?;
+    check.meet()?;
     if takes_part!(warp) {
         if gpu::lane() == 0 {
             ctx.signal_op(words.at(6), 5, SignalOp::Set, next);

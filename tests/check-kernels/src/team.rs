@@ -1,6 +1,6 @@
 //! Barriers and syncs at each scope: nobody passes before all have come, and what was put before is there after.
 
-use crate::{Check, takes_part};
+use crate::{Check, apart, takes_part};
 use peerweave_device::prelude::*;
 
 /// Words of `words` for each block.
@@ -22,14 +22,14 @@ macro_rules! meets {
             }
             gpu::sync_threads();
             if takes_part!($scope) {
-                $call?;
+                apart(|| $call)?;
             }
             gpu::sync_threads();
             $total += u64::from(size);
             $check.same(line!(), ctx.signal_fetch($words.at(0)), $total);
             gpu::sync_threads();
             // Nobody adds for the next round before all have looked.
-            ctx.barrier_block($team)?;
+            apart(|| ctx.barrier_block($team))?;
         }
     };
 }

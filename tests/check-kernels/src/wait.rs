@@ -18,7 +18,7 @@ fn all<T: Sample + KernelInteger>(ctx: &Context, words: SymSlice<T>, result: Sym
         check.same(line!(), yes(ctx.test_any(words, EXCLUDE_NONE, Compare::Eq, of(9)).is_some()), 0);
         check.same(line!(), yes(ctx.test_all(words, EXCLUDE_NONE, Compare::Eq, of(0))), 1);
     }
-    ctx.barrier_all_block()?;
+    check.meet()?;
     if takes_part!(thread) {
         // Element 5 first.
         ctx.atomic_set(words.at(5), of(50), next);
@@ -33,7 +33,7 @@ fn all<T: Sample + KernelInteger>(ctx: &Context, words: SymSlice<T>, result: Sym
         check.same(line!(), yes(ctx.wait_until_any(words, |_| true, Compare::Eq, of(77))?.is_some()), 0);
         ctx.wait_until_all(words, |_| true, Compare::Eq, of(77))?;
     }
-    ctx.barrier_all_block()?;
+    check.meet()?;
     if takes_part!(thread) {
         // All, each with a value of its own.
         for index in 0..WORDS {

@@ -56,12 +56,12 @@ pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
     names.iter().map(find).collect()
 }
 
-/// The translation units with these wrappers. Reductions have every algorithm of NVSHMEM inside and take seconds each, so that they are in several units,
-/// which are compiled at the same time.
+/// The translation units with these wrappers. A reduction has every algorithm of NVSHMEM inside and takes
+/// up to 20 s, where NVSHMEM's headers take 3 s. So each is in a unit of its own, and units are compiled at
+/// the same time.
 pub fn units(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> Vec<Source> {
-    const REDUCTIONS_PER_UNIT: usize = 8;
     let (slow, fast): (Vec<&Function>, Vec<&Function>) = functions.iter().partition(|function| function.name.contains("_reduce"));
-    let all = std::iter::once(&fast[..]).filter(|fast| !fast.is_empty()).chain(slow.chunks(REDUCTIONS_PER_UNIT));
+    let all = std::iter::once(&fast[..]).filter(|fast| !fast.is_empty()).chain(slow.chunks(1));
     all.map(|functions| wrappers(functions, include, cuda)).collect()
 }
 
@@ -98,6 +98,16 @@ mod tests {
         assert!(source.text().contains(line), "{}", source.text());
         assert!(!source.text().contains("peerweave_nvshmem_fence"));
         assert_eq!(source.directories().collect::<Vec<_>>(), [Path::new("/nvshmem/include"), Path::new("/cuda/include")]);
+    }
+
+    #[test]
+    fn each_reduction_is_a_unit_of_its_own() {
+        let calls = ["quiet", "fence", "reduce_sum_f32_block", "reduce_max_f32_block", "reducescatter_sum_i8_warp"];
+        let ptx: String = calls.iter().map(|call| format!(".extern .func peerweave_nvshmem_{call} ();\n")).collect();
+        let cuda = CudaHeaders { directories: vec!["/cuda/include".into()] };
+        let units = units(&used_by(&ptx).expect("all are in the table"), Path::new("/nvshmem/include"), &cuda);
+        let wrappers: Vec<usize> = units.iter().map(|unit| unit.text().matches("extern \"C\"").count()).collect();
+        assert_eq!(wrappers, [2, 1, 1, 1]);
     }
 
     #[test]
