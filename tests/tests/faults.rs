@@ -28,6 +28,7 @@ fn main() -> ExitCode {
             a_pe_killed_before_and_inside_each_collective_is_named,
             a_pe_killed_around_allocation_teams_and_streams_is_named,
             a_pe_killed_while_others_wait_for_its_word_is_named,
+            a_pe_killed_while_kernels_wait_for_it_is_named,
             a_pe_killed_around_sends_and_receives_is_named,
             a_pe_killed_in_finalize_is_named_or_not_missed,
             a_pe_that_leaves_in_any_way_is_named,
@@ -156,6 +157,27 @@ fn a_pe_killed_while_it_joins_is_named() {
 
 // ---- in the middle of something ----
 
+/// Kernels in which a PE may die.
+mod kernels {
+    use peerweave_device::prelude::*;
+
+    /// All PEs meet several times, each block with the same one of the others.
+    #[kernel]
+    pub fn meet(ctx: &Context) -> Result<(), Failed> {
+        (0..5).try_for_each(|_| ctx.barrier_all_block())
+    }
+
+    /// Puts the first half of `data` into the second half of the next PE's, with a signal, and waits for that of the PE before.
+    #[kernel]
+    pub fn pass_on(ctx: &Context, data: SymSlice<u32>, signal: SymSlice<u64>, round: u64) -> Result<(), Failed> {
+        let (me, n) = (ctx.my_pe(), ctx.n_pes());
+        let (mine, theirs) = (data.chunk(0, 2), data.chunk(1, 2));
+        ctx.put_signal_block(theirs, mine, signal, round, SignalOp::Set, (me + 1) % n);
+        // No PE is named here: who is dead is found out by the backend.
+        ctx.signal_wait_until_block(signal, Compare::Ge, round)
+    }
+}
+
 type Act<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
 /// One thing to do again and again, from its name.
@@ -201,6 +223,19 @@ fn act<'a>(world: &'a World, name: &str) -> Result<Act<'a>> {
                 round += 1;
                 team.signal(&stream, words.signal(0)?.set(round), right)?;
                 team.wait_until_any(&stream, &words, None, Compare::Ge, round)?.wait().map(drop)
+            })
+        }
+        "kernel_barrier" => {
+            let stream = world.stream()?;
+            Box::new(move || stream.launch(&kernels::meet::KERNEL, 2, 32, ())?.wait())
+        }
+        "kernel_signal" => {
+            let (stream, words, data) =
+                (world.stream()?, world.alloc_zeroed::<u64>(1)?, world.alloc_zeroed::<u32>(2 * bytes / 4)?);
+            let mut round = 0;
+            Box::new(move || {
+                round += 1;
+                stream.launch(&kernels::pass_on::KERNEL, 1, 64, (&data, &words, round))?.wait()
             })
         }
         "ring" => {
@@ -322,6 +357,12 @@ fn a_pe_killed_around_allocation_teams_and_streams_is_named() {
 
 fn a_pe_killed_while_others_wait_for_its_word_is_named() {
     killed_around("wait", 2000, 8);
+}
+
+fn a_pe_killed_while_kernels_wait_for_it_is_named() {
+    for (seed, name) in (2100..).zip(["kernel_barrier", "kernel_signal:4096"]) {
+        killed_around(name, seed, 6);
+    }
 }
 
 fn a_pe_killed_around_sends_and_receives_is_named() {

@@ -118,6 +118,24 @@ fn panic_in_a_kernel_fails_its_ticket_and_its_stream() {
 }
 
 #[test]
+fn kernel_that_fails_reports_the_seed_that_was_chosen() {
+    let mut seeded = options(Duration::from_millis(200));
+    seeded.kernel_seed = 41;
+    let outcomes = on_threads(1, &seeded, |world| -> Result<()> {
+        let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
+        let error = stream.launch(&panics_in::KERNEL, 2, 64, (1, 40))?.wait().unwrap_err();
+        assert!(error.to_string().ends_with("the schedule is that of PEERWEAVE_KERNEL_SEED=41"), "{error}");
+        // What an operation reports says so too.
+        let stream = world.stream()?;
+        let error = stream.launch(&waits_for_pe_1::KERNEL, 1, 1, (&signal,)).and_then(|ticket| ticket.wait()).unwrap_err();
+        assert!(error.to_string().ends_with("the schedule is that of PEERWEAVE_KERNEL_SEED=41"), "{error}");
+        drop(stream);
+        Ok(())
+    });
+    outcomes.unwrap().into_iter().for_each(Result::unwrap);
+}
+
+#[test]
 fn kernel_without_end_ends_by_the_deadline() {
     on_threads(1, &options(Duration::from_millis(200)), |world| -> Result<()> {
         let stream = world.stream()?;

@@ -20,17 +20,22 @@ pub mod names {
     /// `off` copies private buffers through shared memory instead of reading them out of other
     /// processes.
     pub const CROSS_MEMORY_ATTACH: &str = "PEERWEAVE_CROSS_MEMORY_ATTACH";
+    /// Order in which the threads of kernels run on the host backend: any number. 0 is the default
+    /// and means in order; any other number varies the order from launch to launch, and repeats it
+    /// in the next run. Errors of kernels report it.
+    pub const KERNEL_SEED: &str = "PEERWEAVE_KERNEL_SEED";
     /// Log filter of the `peerweave` command, in the syntax of `tracing-subscriber`, such as
     /// `debug`.
     pub const LOG: &str = "PEERWEAVE_LOG";
 
     /// Name and expected value of each variable.
-    pub const ALL: [(&str, &str); 6] = [
+    pub const ALL: [(&str, &str); 7] = [
         (BACKEND, "host"),
         (DEADLINE, "seconds, such as 60 or 0.5"),
         (CHECK_CALLS, "0 or 1"),
         (HEAP_BYTES, "bytes, such as 1073741824 or 1G"),
         (CROSS_MEMORY_ATTACH, "on or off"),
+        (KERNEL_SEED, "a number below 2^64, such as 7"),
         (LOG, "a tracing filter"),
     ];
 }
@@ -43,6 +48,7 @@ pub(crate) struct Settings {
     pub(crate) check_calls: Option<bool>,
     pub(crate) heap_bytes: Option<usize>,
     pub(crate) cross_memory_attach: Option<bool>,
+    pub(crate) kernel_seed: Option<u64>,
 }
 
 impl Settings {
@@ -78,6 +84,7 @@ impl Settings {
                 "on" => Some(true),
                 _ => None,
             })?,
+            kernel_seed: parsed(var, names::KERNEL_SEED, |text| text.parse().ok())?,
         })
     }
 
@@ -133,11 +140,13 @@ mod tests {
             (names::CHECK_CALLS, "1"),
             (names::HEAP_BYTES, "3M"),
             (names::CROSS_MEMORY_ATTACH, "off"),
+            (names::KERNEL_SEED, "18446744073709551615"),
         ])
         .unwrap();
         assert_eq!(settings.deadline, Some(Duration::from_millis(1500)));
         assert_eq!(settings.heap_bytes, Some(3 << 20));
         assert_eq!((settings.check_calls, settings.cross_memory_attach), (Some(true), Some(false)));
+        assert_eq!(settings.kernel_seed, Some(u64::MAX));
     }
 
     #[test]
@@ -153,6 +162,7 @@ mod tests {
             (names::HEAP_BYTES, "99999999T"),
             (names::HEAP_BYTES, "M"),
             (names::CROSS_MEMORY_ATTACH, "maybe"),
+            (names::KERNEL_SEED, "-1"),
         ];
         for (name, value) in bad {
             let error = read(&[(name, value)]).expect_err(value).to_string();

@@ -90,6 +90,7 @@ pub struct WorldBuilder {
     heap_bytes: Option<usize>,
     check_calls: Option<bool>,
     cross_memory_attach: Option<bool>,
+    kernel_seed: Option<u64>,
 }
 
 impl WorldBuilder {
@@ -139,6 +140,14 @@ impl WorldBuilder {
         self
     }
 
+    /// Chooses the order in which the threads of kernels run on the host backend (`PEERWEAVE_KERNEL_SEED`; 0, the plain order). Every other
+    /// number varies it from launch to launch, so that races show up, and gives the same orders again.
+    #[must_use]
+    pub fn kernel_seed(mut self, seed: u64) -> Self {
+        self.kernel_seed = Some(seed);
+        self
+    }
+
     /// Joins the job.
     ///
     /// # Collective
@@ -157,6 +166,7 @@ impl WorldBuilder {
                 options.check_calls = self.check_calls.or(settings.check_calls).unwrap_or(options.check_calls);
                 options.cross_memory_attach =
                     self.cross_memory_attach.or(settings.cross_memory_attach).unwrap_or(options.cross_memory_attach);
+                options.kernel_seed = self.kernel_seed.or(settings.kernel_seed).unwrap_or(options.kernel_seed);
                 let job = match self.job {
                     Some(job) => job,
                     None => environment::job()?,

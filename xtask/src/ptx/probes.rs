@@ -74,6 +74,14 @@ fn probes(sm: u32) -> Vec<Probe> {
                     format!("atom.{semantics}.{scope}.global.add.{t}"),
                 );
             }
+            // Before sm_90 there is no addition to bf16: it is a loop of comparisons.
+            for t in ["f16", "bf16"].into_iter().filter(|t| *t == "f16" || sm >= 90) {
+                let value = format!("peerweave_device::types::{t}");
+                let call = format!(
+                    "<{value} as gpu::FloatAdd<gpu::{reach}, gpu::{order}>>::fetch_add(bytes.cast(), {value}::from_bits(a as u16))"
+                );
+                add(format!("out.write({call}.to_bits() as u64)"), format!("atom.{semantics}.{scope}.global.add.noftz.{t}"));
+            }
         }
         for (order, semantics) in [ORDERS[0], ORDERS[2]] {
             for (t, p, value, bits, plus, compare) in INTEGERS {

@@ -5,16 +5,16 @@
 //! value with all bits zero.
 
 use super::Context;
-use super::bits::{Bits, KernelAtomic, KernelInteger};
+use super::bits::{Bits, KernelAdd, KernelAtomic, KernelInteger};
 use super::context::Reach;
 use super::views::address;
 use crate::gpu::{Access, AcqRel, Reduce, Relaxed, Release, Rmw, Sys};
-use peerweave_types::{KernelOp, SymSlice};
+use peerweave_types::{KernelOp, Plain, SymSlice};
 
 impl Context {
     /// The word at a PE: its address where it is mapped (`Ok`), or here where NVSHMEM reaches it (`Err`).
     #[inline(always)]
-    fn word<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> Option<Result<*mut T, u64>> {
+    fn word<T: Plain>(&self, of: SymSlice<T>, pe: u32) -> Option<Result<*mut T, u64>> {
         assert!(!of.is_empty(), "an atomic operation is on one element, and the slice is empty");
         match self.reach(KernelOp::Atomic, pe) {
             Ok(Reach::Mapped(base)) => {
@@ -87,7 +87,10 @@ macro_rules! reducing {
 /// Additions: floats add by instructions of their own.
 macro_rules! adding {
     ($fetch_add:ident, $add:ident, $fetch_inc:ident, $inc:ident, $strong:literal, $fetch_doc:literal, $doc:literal) => {
-        /// Adds, wrapping where the type is an integer. Returns what was there.
+        /// Adds, wrapping where the type is an integer, rounded to nearest where it is a float. Returns what was there.
+        ///
+        /// One instruction, but for `bf16` before sm_90, and for floats at a PE that NVSHMEM reaches: those are exchanged until no
+        /// other change came in between.
         ///
         /// # Ordering
         #[doc = $fetch_doc]
@@ -95,7 +98,7 @@ macro_rules! adding {
         /// # Panics
         /// Where the slice is empty; on a GPU that is a trap.
         #[inline(always)]
-        pub fn $fetch_add<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) -> T {
+        pub fn $fetch_add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) -> T {
             match self.word(of, pe) {
                 // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
                 Some(Ok(word)) => unsafe { T::fetch_add_at(word, value, $strong) },
@@ -104,7 +107,7 @@ macro_rules! adding {
             }
         }
 
-        /// Adds, wrapping where the type is an integer.
+        /// Adds, wrapping where the type is an integer, rounded to nearest where it is a float: see the form that fetches.
         ///
         /// # Ordering
         #[doc = $doc]
@@ -112,7 +115,7 @@ macro_rules! adding {
         /// # Panics
         /// Where the slice is empty; on a GPU that is a trap.
         #[inline(always)]
-        pub fn $add<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
+        pub fn $add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) {
             match self.word(of, pe) {
                 // SAFETY: `SymSlice` promises an aligned element in the heap of every PE, and the peer is mapped.
                 Some(Ok(word)) => unsafe { T::add_at(word, value, $strong) },
@@ -129,7 +132,7 @@ macro_rules! adding {
         /// # Panics
         /// Where the slice is empty; on a GPU that is a trap.
         #[inline(always)]
-        pub fn $fetch_inc<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
+        pub fn $fetch_inc<T: KernelAdd>(&self, of: SymSlice<T>, pe: u32) -> T {
             self.$fetch_add(of, T::ONE, pe)
         }
 
@@ -141,7 +144,7 @@ macro_rules! adding {
         /// # Panics
         /// Where the slice is empty; on a GPU that is a trap.
         #[inline(always)]
-        pub fn $inc<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) {
+        pub fn $inc<T: KernelAdd>(&self, of: SymSlice<T>, pe: u32) {
             self.$add(of, T::ONE, pe);
         }
     };

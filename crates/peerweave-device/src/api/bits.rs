@@ -5,18 +5,10 @@ use super::network::call;
 use super::report::Report;
 use crate::Pause;
 use crate::gpu::{Access, AcqRel, FloatAdd, Reduce, Relaxed, Release, Rmw, Sys};
-use peerweave_types::{AtomicElement, AtomicInteger, Compare, KernelOp, Plain};
+use peerweave_types::{AtomicElement, AtomicInteger, Compare, KernelOp, Number, Plain, bf16, f16};
 
-/// An element that kernels access atomically: `i32`, `u32`, `i64`, `u64`, `f32` and `f64`. Sealed by [`AtomicElement`].
-pub trait KernelAtomic: AtomicElement + Plain {
-    /// The word that carries it.
-    #[doc(hidden)]
-    type Bits: Bits;
-    #[doc(hidden)]
-    fn to_bits(self) -> Self::Bits;
-    #[doc(hidden)]
-    fn from_bits(bits: Self::Bits) -> Self;
-
+/// An element that kernels add to atomically: those of [`KernelAtomic`], and `f16` and `bf16`. Sealed by [`Number`].
+pub trait KernelAdd: Number + Plain {
     /// Adds by an atomic instruction and returns what was there.
     ///
     /// # Safety
@@ -32,13 +24,22 @@ pub trait KernelAtomic: AtomicElement + Plain {
     unsafe fn add_at(word: *mut Self, value: Self, strong: bool);
 
     #[doc(hidden)]
-    fn plus(self, value: Self) -> Self;
-    #[doc(hidden)]
     fn network_fetch_add(context: &Context, word: u64, value: Self, pe: u32) -> Self;
     #[doc(hidden)]
     fn network_add(context: &Context, word: u64, value: Self, pe: u32);
     #[doc(hidden)]
     const ONE: Self;
+}
+
+/// An element that kernels access atomically: `i32`, `u32`, `i64`, `u64`, `f32` and `f64`. Sealed by [`AtomicElement`].
+pub trait KernelAtomic: AtomicElement + KernelAdd {
+    /// The word that carries it.
+    #[doc(hidden)]
+    type Bits: Bits;
+    #[doc(hidden)]
+    fn to_bits(self) -> Self::Bits;
+    #[doc(hidden)]
+    fn from_bits(bits: Self::Bits) -> Self;
 }
 
 /// An integer that kernels wait for and combine bitwise: `i32`, `u32`, `i64` and `u64`. Sealed by [`AtomicInteger`].
@@ -139,7 +140,6 @@ macro_rules! integer {
     ($($t:ty as $bits:ty),*) => {$(
         impl KernelAtomic for $t {
             type Bits = $bits;
-            const ONE: Self = 1;
 
             #[inline(always)]
             fn to_bits(self) -> $bits {
@@ -150,6 +150,10 @@ macro_rules! integer {
             fn from_bits(bits: $bits) -> Self {
                 bits as Self
             }
+        }
+
+        impl KernelAdd for $t {
+            const ONE: Self = 1;
 
             #[inline(always)]
             unsafe fn fetch_add_at(word: *mut Self, value: Self, strong: bool) -> Self {
@@ -173,11 +177,6 @@ macro_rules! integer {
                         <$t as Reduce<Sys, Relaxed>>::add(word, value);
                     }
                 }
-            }
-
-            #[inline(always)]
-            fn plus(self, value: Self) -> Self {
-                self.wrapping_add(value)
             }
 
             #[inline]
@@ -214,11 +213,11 @@ macro_rules! integer {
 
 integer!(i32 as u32, u32 as u32, i64 as u64, u64 as u64);
 
+/// Floats in words of their own width.
 macro_rules! float {
     ($($t:ty as $bits:ty),*) => {$(
         impl KernelAtomic for $t {
             type Bits = $bits;
-            const ONE: Self = 1.0;
 
             #[inline(always)]
             fn to_bits(self) -> $bits {
@@ -229,6 +228,21 @@ macro_rules! float {
             fn from_bits(bits: $bits) -> Self {
                 Self::from_bits(bits)
             }
+        }
+
+        float_add!($t, $bits, 1.0, |bits, _shift| Self::from_bits(bits), |bits, value, _shift| {
+            let _: $bits = bits;
+            value.to_bits()
+        });
+    )*};
+}
+
+/// Additions to floats: by the instruction where the PE is mapped. NVSHMEM adds no floats: there the word that holds the element is
+/// exchanged until nobody was in between.
+macro_rules! float_add {
+    ($t:ty, $bits:ty, $one:expr, |$bits_in:ident, $shift_in:ident| $take:expr, |$old:ident, $value:ident, $shift:ident| $replace:expr) => {
+        impl KernelAdd for $t {
+            const ONE: Self = $one;
 
             #[inline(always)]
             unsafe fn fetch_add_at(word: *mut Self, value: Self, strong: bool) -> Self {
@@ -254,36 +268,46 @@ macro_rules! float {
                 }
             }
 
-            #[inline(always)]
-            fn plus(self, value: Self) -> Self {
-                self + value
-            }
-
             #[inline]
             fn network_add(context: &Context, word: u64, value: Self, pe: u32) {
-                <Self as KernelAtomic>::network_fetch_add(context, word, value, pe);
+                <Self as KernelAdd>::network_fetch_add(context, word, value, pe);
             }
 
-            /// NVSHMEM adds no floats: exchanges the word until nobody was in between.
             #[inline]
             fn network_fetch_add(context: &Context, word: u64, value: Self, pe: u32) -> Self {
+                let take = |$bits_in: $bits, $shift_in: u64| -> Self { $take };
+                let replace = |$old: $bits, $value: Self, $shift: u64| -> $bits { $replace };
+                // The word that holds the element, and where the element is in it.
+                let within = word % size_of::<$bits>() as u64;
+                let (word, shift) = (word - within, 8 * within);
                 let mut spin = context.spin();
                 let mut seen = <$bits as Bits>::network_fetch(word, pe as i32);
                 loop {
-                    let sum = (Self::from_bits(seen) + value).to_bits();
+                    let sum = replace(seen, take(seen, shift) + value, shift);
                     let found = <$bits as Bits>::network_compare_swap(word, seen, sum, pe as i32);
                     if found == seen {
-                        return Self::from_bits(seen);
+                        return take(seen, shift);
                     }
                     seen = found;
                     if let Err(kind) = spin.pause() {
                         let _ = context.fail(kind, Report { pe, ..Report::of(KernelOp::Atomic) });
-                        return Self::from_bits(seen);
+                        return take(seen, shift);
                     }
                 }
             }
         }
-    )*};
+    };
 }
 
 float!(f32 as u32, f64 as u64);
+
+/// 16-bit floats, of which a word of 32 bits holds two.
+macro_rules! half {
+    ($($t:ty),*) => {$(
+        float_add!($t, u32, <$t>::ONE, |bits, shift| <$t>::from_bits((bits >> shift) as u16), |old, value, shift| {
+            old & !(0xffff << shift) | u32::from(value.to_bits()) << shift
+        });
+    )*};
+}
+
+half!(f16, bf16);

@@ -1,4 +1,4 @@
-//! Collectives of a team, by all threads of a warp or of a block.
+//! Collectives of a team, by one thread, or by all threads of a warp or of a block.
 //!
 //! Data moves by stores into the members' results, and reductions read the members' operands: both need all members mapped. A
 //! team with a member that is not goes to NVSHMEM's collectives. Each begins or ends with a meeting of the team
@@ -7,8 +7,8 @@
 //! Invariant: elements are combined in rank order, so that every member gets the same bits.
 
 use super::combine::{Combine, Reducible};
-use super::network::call;
-use super::scope::{Block, Kind, Scope, Warp};
+use super::network::{by_scope, call};
+use super::scope::{Block, Kind, Scope, Thread, Warp};
 use super::team::Team;
 use super::value::{self, Side, Strong};
 use super::views::address;
@@ -38,6 +38,23 @@ impl Context {
         Ok(())
     }
 
+    /// Puts to every member what `from` gives for its rank, and meets all. Each begins with itself, then its neighbour, so that not all
+    /// store to one member at a time.
+    #[inline(always)]
+    fn give_each<T: Plain, S: Scope>(
+        &self,
+        members: &Team,
+        operation: KernelOp,
+        to: SymSlice<T>,
+        from: impl Fn(u32) -> SymSlice<T>,
+    ) -> Result<(), Failed> {
+        for step in 0..members.size() {
+            let rank = (members.my_rank() + step) % members.size();
+            self.give::<T, S>(members, operation, rank, to, from(rank))?;
+        }
+        members.meet::<S>(self, operation)
+    }
+
     #[inline(always)]
     fn broadcast_any<T: Plain, S: Scope>(
         &self,
@@ -52,18 +69,12 @@ impl Context {
         let (to, from) = (to.truncate(count), from.truncate(count));
         if let Some(handle) = members.by_network(self) {
             let (to, from, bytes) = (self.here(to.offset()), self.here(from.offset()), to.size_bytes());
-            return {
-                let _: () = match S::KIND {
-                    Kind::Block => call!(peerweave_nvshmem_broadcast_block(handle, to, from, bytes, root as i32)),
-                    _ => call!(peerweave_nvshmem_broadcast_warp(handle, to, from, bytes, root as i32)),
-                };
-                self.network_done(())
-            };
+            let _: () = by_scope!(S: peerweave_nvshmem_broadcast_thread, peerweave_nvshmem_broadcast_warp, peerweave_nvshmem_broadcast_block
+                (handle, to, from, bytes, root as i32));
+            return Ok(());
         }
         if members.my_rank() == root {
-            for step in 0..members.size() {
-                self.give::<T, S>(&members, operation, (root + step) % members.size(), to, from)?;
-            }
+            return self.give_each::<T, S>(&members, operation, to, |_| from);
         }
         members.meet::<S>(self, operation)
     }
@@ -76,21 +87,12 @@ impl Context {
         let from = from.truncate(count);
         if let Some(handle) = members.by_network(self) {
             let (to, from, bytes) = (self.here(to.offset()), self.here(from.offset()), from.size_bytes());
-            return {
-                let _: () = match S::KIND {
-                    Kind::Block => call!(peerweave_nvshmem_fcollect_block(handle, to, from, bytes)),
-                    _ => call!(peerweave_nvshmem_fcollect_warp(handle, to, from, bytes)),
-                };
-                self.network_done(())
-            };
+            let _: () = by_scope!(S: peerweave_nvshmem_fcollect_thread, peerweave_nvshmem_fcollect_warp, peerweave_nvshmem_fcollect_block
+                (handle, to, from, bytes));
+            return Ok(());
         }
         let mine = members.my_rank() as usize * count;
-        let to = to.slice(mine..mine + count);
-        // Each begins with its neighbour, so that not all store to one member at a time.
-        for step in 0..members.size() {
-            self.give::<T, S>(&members, operation, (members.my_rank() + step) % members.size(), to, from)?;
-        }
-        members.meet::<S>(self, operation)
+        self.give_each::<T, S>(&members, operation, to.slice(mine..mine + count), |_| from)
     }
 
     #[inline(always)]
@@ -101,21 +103,13 @@ impl Context {
         if let Some(handle) = members.by_network(self) {
             let bytes = (count * size_of::<T>()) as u64;
             let (to, from) = (self.here(to.offset()), self.here(from.offset()));
-            return {
-                let _: () = match S::KIND {
-                    Kind::Block => call!(peerweave_nvshmem_alltoall_block(handle, to, from, bytes)),
-                    _ => call!(peerweave_nvshmem_alltoall_warp(handle, to, from, bytes)),
-                };
-                self.network_done(())
-            };
+            let _: () = by_scope!(S: peerweave_nvshmem_alltoall_thread, peerweave_nvshmem_alltoall_warp, peerweave_nvshmem_alltoall_block
+                (handle, to, from, bytes));
+            return Ok(());
         }
         let mine = members.my_rank() as usize * count;
-        for step in 0..members.size() {
-            let rank = (members.my_rank() + step) % members.size();
-            let theirs = from.slice(rank as usize * count..).truncate(count);
-            self.give::<T, S>(&members, operation, rank, to.slice(mine..mine + count), theirs)?;
-        }
-        members.meet::<S>(self, operation)
+        let theirs = |rank: u32| from.slice(rank as usize * count..).truncate(count);
+        self.give_each::<T, S>(&members, operation, to.slice(mine..mine + count), theirs)
     }
 
     #[inline(always)]
@@ -130,13 +124,8 @@ impl Context {
         let count = to.len().min(from.len());
         if let Some(handle) = members.by_network(self) {
             let (to, from) = (self.here(to.offset()), self.here(from.offset()));
-            return {
-                let _: () = match S::KIND {
-                    Kind::Block => T::network::<C, false, true>(handle, to, from, count as u64),
-                    _ => T::network::<C, false, false>(handle, to, from, count as u64),
-                };
-                self.network_done(())
-            };
+            T::network::<C, S, false>(handle, to, from, count as u64);
+            return Ok(());
         }
         members.meet::<S>(self, operation)?;
         // Each rank reduces a share of whole vectors, which the last rank's makes up to the end, and stores it to every member. In
@@ -171,13 +160,8 @@ impl Context {
         let count = to.len().min(from.len() / members.size() as usize);
         if let Some(handle) = members.by_network(self) {
             let (to, from) = (self.here(to.offset()), self.here(from.offset()));
-            return {
-                let _: () = match S::KIND {
-                    Kind::Block => T::network::<C, true, true>(handle, to, from, count as u64),
-                    _ => T::network::<C, true, false>(handle, to, from, count as u64),
-                };
-                self.network_done(())
-            };
+            T::network::<C, S, true>(handle, to, from, count as u64);
+            return Ok(());
         }
         members.meet::<S>(self, operation)?;
         let mine = members.my_rank();
@@ -194,12 +178,6 @@ impl Context {
     #[inline(always)]
     fn here(&self, offset: SymOffset) -> u64 {
         self.my_base() + offset.0
-    }
-
-    /// What a call of NVSHMEM's collectives gives: they have no failures.
-    #[inline(always)]
-    fn network_done(&self, (): ()) -> Result<(), Failed> {
-        Ok(())
     }
 
     /// Combines `count` elements of all members, and stores the result to the members `receivers`.
@@ -343,5 +321,6 @@ macro_rules! scoped {
     };
 }
 
+scoped!(Thread, "this thread": broadcast, fcollect, alltoall, reduce, reducescatter);
 scoped!(Warp, "all threads of the warp": broadcast_warp, fcollect_warp, alltoall_warp, reduce_warp, reducescatter_warp);
 scoped!(Block, "all threads of the block": broadcast_block, fcollect_block, alltoall_block, reduce_block, reducescatter_block);

@@ -24,7 +24,7 @@ mod value;
 mod views;
 mod wait;
 
-pub use bits::{KernelAtomic, KernelInteger};
+pub use bits::{KernelAdd, KernelAtomic, KernelInteger};
 pub use context::Context;
 pub use failed::Failed;
 pub use multicast::MulticastSlice;

@@ -34,6 +34,7 @@ macro_rules! by_scope {
         }
     };
 }
+pub(super) use by_scope;
 
 #[inline]
 pub(super) fn put<S: Scope>(to: u64, from: u64, bytes: usize, pe: u32, nbi: bool) {

@@ -1,5 +1,6 @@
 //! Order and completion of what a thread has put.
 
+use super::scope::{Block, Scope, Warp};
 use super::{Context, network};
 use crate::gpu::{Fence, Sys};
 use peerweave_types::KernelContext;
@@ -44,5 +45,18 @@ impl Context {
             // NVSHMEM has no weaker call in all versions that are supported.
             network::quiet();
         }
+    }
+    /// [`Self::flush`] for all threads of the warp: the sources of all of them may be used again by each.
+    #[inline(always)]
+    pub fn flush_warp(&self) {
+        self.flush();
+        Warp::sync();
+    }
+
+    /// [`Self::flush`] for all threads of the block: the sources of all of them may be used again by each.
+    #[inline(always)]
+    pub fn flush_block(&self) {
+        self.flush();
+        Block::sync();
     }
 }

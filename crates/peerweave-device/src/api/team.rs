@@ -111,6 +111,13 @@ impl Context {
         let entry = self.team_entry(team).filter(|entry| rank < entry.size)?;
         Some(Team { entry, index: team.index() }.member(rank))
     }
+
+    /// The rank in team `to` of the PE that has a rank in team `from`; `None` where there is none, or no such team.
+    #[inline]
+    pub fn team_translate_pe(&self, from: KernelTeam, rank: u32, to: KernelTeam) -> Option<u32> {
+        let (pe, size) = (self.team_pe(from, rank)?, self.team_n_pes(to));
+        (0..size).find(|rank| self.team_pe(to, *rank) == Some(pe))
+    }
 }
 
 impl Team {

@@ -93,16 +93,16 @@ impl Shared {
         let error = match lost.into_inner() {
             // A lost PE is the reason, whatever the kernel reported.
             Some(error) => error,
-            None => failure(kernel.name(), report, outcome.err()),
+            None => failure(kernel.name(), report, outcome.err(), self.kernels.seed),
         };
         self.peers.record_failure(&error);
         Err(error)
     }
 }
 
-/// The error of a kernel: what its operation reported, or else how its grid ended.
-fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>) -> Error {
-    let failure = match (report, grid) {
+/// The error of a kernel: what its operation reported, or else how its grid ended; and how to repeat it, where a seed was chosen.
+fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>, seed: u64) -> Error {
+    let mut failure = match (report, grid) {
         (Some(report), _) => KernelFailure {
             kernel,
             kind: report.kind(),
@@ -116,5 +116,8 @@ fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>
             KernelFailure { kernel, kind: None, operation: None, missing: None, message }
         }
     };
+    if seed != 0 {
+        failure.message.push_str(&format!("; the schedule is that of PEERWEAVE_KERNEL_SEED={seed}"));
+    }
     Error::Kernel(Box::new(failure))
 }

@@ -107,3 +107,77 @@ macro_rules! floats {
 }
 
 floats! { of_f32 f32; of_f64 f64; }
+
+macro_rules! halves {
+    ($($name:ident $t:ident;)*) => {$(
+        mod $name {
+            use super::*;
+            use peerweave_device::types::$t;
+
+            /// On the second of two neighbours in one word of 32 bits, whose first must not change.
+            #[kernel]
+            fn operations(ctx: &Context, of: SymSlice<$t>) {
+                let (at, pe) = (of.at(1), right(ctx));
+                let number = |value: f32| $t::from_f32(value);
+                assert_eq!(ctx.atomic_fetch_add(at, number(1.5), pe), number(0.0));
+                assert_eq!(ctx.atomic_fetch_add_relaxed(at, number(2.0), pe), number(1.5));
+                ctx.atomic_add(at, number(-8.0), pe);
+                ctx.atomic_add_relaxed(at, number(0.5), pe);
+                assert_eq!(ctx.atomic_fetch_inc(at, pe), number(-4.0));
+                assert_eq!(ctx.atomic_fetch_inc_relaxed(at, pe), number(-3.0));
+                ctx.atomic_inc(at, pe);
+                ctx.atomic_inc_relaxed(at, pe);
+            }
+
+            /// All threads of all PEs at the same time, on both halves of a word.
+            #[kernel]
+            fn counts(ctx: &Context, of: SymSlice<$t>) {
+                let index = gpu::thread_rank() as usize % 2;
+                for pe in 0..ctx.n_pes() {
+                    ctx.atomic_add_relaxed(of.at(index), $t::ONE, pe);
+                    ctx.atomic_fetch_add(of.at(index), $t::ONE, pe);
+                }
+            }
+
+            #[test]
+            fn additions_leave_the_neighbour_alone() {
+                let mut job = job(4);
+                let of = job.alloc::<$t>(4);
+                (0..PES).for_each(|pe| job.write(pe, of, &[$t::from_f32(7.0), $t::ZERO, $t::from_f32(9.0), $t::ONE]));
+                go(&mut job, &operations::KERNEL, 1, (of,));
+                for pe in 0..PES {
+                    assert_eq!(job.read(pe, of).map_to_f32(), [7.0, 0.0, 9.0, 1.0]);
+                }
+            }
+
+            #[test]
+            fn additions_of_all_threads_are_counted() {
+                for seed in 0..4 {
+                    let mut job = job(seed);
+                    let of = job.alloc::<$t>(2);
+                    job.launch(&counts::KERNEL, 1, 32, (of,)).unwrap();
+                    for pe in 0..PES {
+                        // Small enough to be exact.
+                        assert_eq!(job.read(pe, of).map_to_f32(), [(2 * 16 * PES) as f32; 2], "seed {seed}");
+                    }
+                }
+            }
+        }
+    )*};
+}
+
+halves! {
+    f16_ f16;
+    bf16_ bf16;
+}
+
+/// 16-bit floats as what they are, for comparisons.
+trait MapToF32 {
+    fn map_to_f32(self) -> Vec<f32>;
+}
+
+impl<T: Into<f32>> MapToF32 for Vec<T> {
+    fn map_to_f32(self) -> Vec<f32> {
+        self.into_iter().map(Into::into).collect()
+    }
+}

@@ -1,4 +1,4 @@
-//! Collectives at warp and block scope, and barriers of several blocks.
+//! Collectives at each scope, and barriers of several blocks.
 
 use crate::{PES, job};
 use peerweave_device::prelude::*;
@@ -53,6 +53,7 @@ macro_rules! moving {
     };
 }
 
+moving!(moving_thread, 1: broadcast fcollect alltoall sync_all);
 moving!(moving_warp, 32: broadcast_warp fcollect_warp alltoall_warp sync_all_warp);
 moving!(moving_block, 48: broadcast_block fcollect_block alltoall_block sync_all_block);
 
@@ -97,6 +98,9 @@ macro_rules! reducing {
 }
 
 reducing! {
+    sum_i32 i32, Sum, 1, reduce reducescatter: |n| n as i32 - 9, |a, b| a + b;
+    xor_u64 u64, Xor, 1, reduce reducescatter: |n| n as u64 * 0x1_0000_0001, |a, b| a ^ b;
+    max_bf16 bf16, Max, 1, reduce reducescatter: |n| bf16::from_f32((n % 50) as f32 - 20.0), |a, b| if b > a { b } else { a };
     sum_i8 i8, Sum, 48, reduce_block reducescatter_block: |n| n as i8, |a, b| a.wrapping_add(b);
     prod_u8 u8, Prod, 32, reduce_warp reducescatter_warp: |n| n as u8, |a, b| a.wrapping_mul(b);
     min_i32 i32, Min, 32, reduce_warp reducescatter_warp: |n| 50 - n as i32, |a, b| a.min(b);
@@ -118,6 +122,8 @@ fn barriers(ctx: &Context, cells: SymSlice<u64>, form: u32) -> Result<(), Failed
     let world = KernelTeam::WORLD;
     assert_eq!((ctx.team_my_pe(world), ctx.team_n_pes(world), ctx.team_pe(world, 1)), (Some(me), n, Some(1)));
     assert_eq!((ctx.team_my_pe(KernelTeam::new(9)), ctx.team_n_pes(KernelTeam::new(9)), ctx.team_pe(world, n)), (None, 0, None));
+    assert_eq!((ctx.team_translate_pe(world, me, world), ctx.team_translate_pe(world, n, world)), (Some(me), None));
+    assert_eq!(ctx.team_translate_pe(world, me, KernelTeam::new(9)), None);
     let cell = cells.at(block as usize);
     for round in 1..=4u64 {
         if gpu::thread_rank() == 0 {

@@ -6,7 +6,8 @@
 use super::executor::executor;
 use crate::arch::ops::{for_each_reach_and_order, for_each_reach_and_reduce_order};
 use crate::arch::{Access, AcqRel, Acquire, Cta, Fence, FloatAdd, Gpu, Reduce, Relaxed, Release, Rmw, Sys};
-use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+use peerweave_types::{bf16, f16};
 
 /// An order of read-modify-writes as the language names it.
 pub(super) trait Order {
@@ -141,7 +142,7 @@ macro_rules! float {
 macro_rules! integers {
     ($reach:ident $scope:literal, $order:ident $semantics:literal) => {
         integer!($reach, $order: u32 as AtomicU32, i32 as AtomicI32, u64 as AtomicU64, i64 as AtomicI64);
-        float!($reach, $order: f32 as AtomicU32, f64 as AtomicU64);
+        float!($reach, $order: f32 as AtomicU32, f64 as AtomicU64, f16 as AtomicU16, bf16 as AtomicU16);
     };
 }
 

@@ -3,6 +3,10 @@
 use crate::arch::ops::{for_each_reach_and_order, for_each_reach_and_reduce_order};
 use crate::arch::{AcqRel, Acquire, Cta, FloatAdd, Gpu, Reduce, Relaxed, Release, Rmw, Sys};
 use core::arch::asm;
+use peerweave_types::{bf16, f16};
+
+#[cfg(not(target_feature = "sm_90"))]
+use super::Piece;
 
 /// One `atom` instruction.
 macro_rules! atom {
@@ -117,6 +121,52 @@ macro_rules! integers {
             #[inline(always)]
             unsafe fn fetch_add(word: *mut Self, value: Self) -> Self {
                 atom!($semantics $scope "add.f64", word, value, reg64)
+            }
+        }
+
+        // SAFETY: one `atom` instruction, with the semantics and scope of the parameters.
+        unsafe impl FloatAdd<$reach, $order> for f16 {
+            #[inline(always)]
+            unsafe fn fetch_add(word: *mut Self, value: Self) -> Self {
+                let old: u16 = atom!($semantics $scope "add.noftz.f16", word, value.to_bits(), reg16);
+                Self::from_bits(old)
+            }
+        }
+
+        // SAFETY: one `atom` instruction changes the word, with the semantics and scope of the parameters; before sm_90 those before it
+        // only read.
+        unsafe impl FloatAdd<$reach, $order> for bf16 {
+            #[cfg(target_feature = "sm_90")]
+            #[inline(always)]
+            unsafe fn fetch_add(word: *mut Self, value: Self) -> Self {
+                let old: u16 = atom!($semantics $scope "add.noftz.bf16", word, value.to_bits(), reg16);
+                Self::from_bits(old)
+            }
+
+            #[cfg(not(target_feature = "sm_90"))]
+            #[inline]
+            unsafe fn fetch_add(word: *mut Self, value: Self) -> Self {
+                // SAFETY: the caller promises an aligned, accessible word in global memory.
+                let mut seen = unsafe { <u16 as Piece>::load_strong(word.cast()) };
+                loop {
+                    let sum = Self::from_f32(Self::from_bits(seen).to_f32() + value.to_f32());
+                    let old: u16;
+                    // SAFETY: as above.
+                    unsafe {
+                        asm!(
+                            concat!("atom.", $semantics, ".", $scope, ".global.cas.b16 {old}, [{word}], {seen}, {sum};"),
+                            old = out(reg16) old,
+                            word = in(reg64) word,
+                            seen = in(reg16) seen,
+                            sum = in(reg16) sum.to_bits(),
+                            options(nostack),
+                        );
+                    }
+                    if old == seen {
+                        return Self::from_bits(old);
+                    }
+                    seen = old;
+                }
             }
         }
     };
