@@ -1,21 +1,19 @@
 //! Each PE puts its number into its neighbour's memory, from inside a kernel.
 #![forbid(unsafe_code)]
 
-use peerweave::{Error, World};
+use peerweave_examples::kernel_job::{KernelJob, Outcome};
 use peerweave_kernels::examples::ring;
 
-fn main() -> Result<(), Error> {
-    let world = World::from_env()?;
-    let (me, n) = (world.my_pe().get() as i32, world.n_pes() as i32);
-    let stream = world.stream()?;
-    let dst = world.alloc_zeroed::<i32>(1)?;
+fn main() -> Outcome {
+    let job = KernelJob::from_env()?; // on CPU threads; with `--gpu` on GPUs
+    let (me, n) = (job.my_pe() as i32, job.n_pes() as i32);
+    let dst = job.alloc_zeroed::<i32>(1)?;
 
-    stream.launch(&ring::KERNEL, 1, 1, (&dst,))?.wait()?;
+    job.launch(&ring::KERNEL, 1, 1, (dst.slice(),))?;
 
-    let received = dst.load(0)?;
+    let received = job.read(&dst)?[0];
     println!("PE {me} received {received}");
     assert_eq!(received, (me + n - 1) % n, "the number of the PE before");
-    dst.release()?;
-    world.finalize()?;
-    Ok(())
+    job.free(dst)?;
+    job.finish()
 }

@@ -1,9 +1,10 @@
-//! Code shared by the examples of Peerweave: data and a model to train.
+//! What the examples of Peerweave share: data and a model to train, and where kernels run.
 //!
-//! Nothing here communicates; the numbered examples in `examples/` do.
+//! The communication is in the examples themselves, numbered, in `examples/`.
 #![forbid(unsafe_code)]
 
 pub mod digits;
 pub mod digits_model;
+pub mod kernel_job;
 
 pub use digits::share;

@@ -126,6 +126,7 @@ examples! {
     kernel_ring: "kernel-ring" in "10-kernel-ring";
     kernel_pipeline: "kernel-pipeline" in "11-kernel-pipeline";
     kernel_all_gather: "kernel-all-gather" in "12-kernel-all-gather";
+    kernel_cuda_cpp: "kernel-cuda-cpp" in "13-kernel-cuda-cpp";
 }
 
 /// The number after `final loss` in what PE 0 printed.

@@ -163,13 +163,13 @@ mod kernels {
 
     /// All PEs meet several times, each block with the same one of the others.
     #[kernel]
-    pub fn meet(ctx: &Context) -> Result<(), Failed> {
+    pub(super) fn meet(ctx: &Context) -> Result<(), Failed> {
         (0..5).try_for_each(|_| ctx.barrier_all_block())
     }
 
     /// Puts the first half of `data` into the second half of the next PE's, with a signal, and waits for that of the PE before.
     #[kernel]
-    pub fn pass_on(ctx: &Context, data: SymSlice<u32>, signal: SymSlice<u64>, round: u64) -> Result<(), Failed> {
+    pub(super) fn pass_on(ctx: &Context, data: SymSlice<u32>, signal: SymSlice<u64>, round: u64) -> Result<(), Failed> {
         let (me, n) = (ctx.my_pe(), ctx.n_pes());
         let (mine, theirs) = (data.chunk(0, 2), data.chunk(1, 2));
         ctx.put_signal_block(theirs, mine, signal, round, SignalOp::Set, (me + 1) % n);

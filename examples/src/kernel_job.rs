@@ -1,0 +1,192 @@
+//! Where the kernels of an example run: on CPU threads over the host backend, or with `--gpu` on one GPU for each PE.
+//!
+//! The portable API has no backend for GPUs yet, so an example that shall run on both goes through this. A program of one kind uses
+//! `peerweave::World` or `peerweave_cuda::Gpu` itself, whose calls are the same but for their names.
+
+use peerweave::bootstrap::{Job, Options, Rendezvous};
+use peerweave::{Element, World};
+use peerweave_cuda::{Gpu, GpuOptions, LaunchConfig};
+use peerweave_device::launch::Kernel;
+use peerweave_types::{KernelArgs, Plain, SymSlice};
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What an example returns.
+pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+/// Bytes of symmetric heap on each GPU.
+const HEAP_BYTES: usize = 16 << 20;
+
+/// How long a wait on GPUs lasts at most.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// This PE's part in the job.
+pub enum KernelJob {
+    /// CPU threads.
+    Host {
+        /// The job.
+        world: World,
+        /// What kernels are launched on.
+        stream: peerweave::Stream,
+    },
+    /// A GPU.
+    Gpu {
+        /// The GPU and the job.
+        gpu: Gpu,
+        /// What kernels are launched on.
+        stream: peerweave_cuda::Stream,
+    },
+}
+
+/// Elements at the same place in the heap of every PE.
+pub enum Memory<T: Element + Plain> {
+    /// In memory that the PEs share.
+    Host(peerweave::Symmetric<T>),
+    /// In memory of the GPU.
+    Gpu(peerweave_cuda::Symmetric<T>),
+}
+
+impl KernelJob {
+    /// Joins the job that the environment describes. With the argument `--gpu` each PE takes the GPU of its number on this machine.
+    ///
+    /// # Errors
+    /// Those of the rendezvous and of the GPU; an argument that is not known.
+    pub fn from_env() -> Outcome<Self> {
+        let arguments: Vec<String> = std::env::args().skip(1).collect();
+        match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            [] => {
+                let world = World::from_env()?;
+                Ok(Self::Host { stream: world.stream()?, world })
+            }
+            ["--gpu"] => {
+                let job = Job::from_env()?;
+                let rendezvous = Arc::new(Rendezvous::join(&job, Options::default())?);
+                let context = peerweave_driver::context(job.local_pe as usize)?;
+                let gpu = Gpu::new(&rendezvous, &context, GpuOptions::new(HEAP_BYTES).deadline(DEADLINE))?;
+                Ok(Self::Gpu { stream: gpu.stream()?, gpu })
+            }
+            _ => Err(format!("the arguments are {arguments:?}, expected none, or --gpu").into()),
+        }
+    }
+
+    /// This PE.
+    pub fn my_pe(&self) -> u32 {
+        match self {
+            Self::Host { world, .. } => world.my_pe().get(),
+            Self::Gpu { gpu, .. } => gpu.pe().get(),
+        }
+    }
+
+    /// Number of PEs.
+    pub fn n_pes(&self) -> u32 {
+        match self {
+            Self::Host { world, .. } => world.n_pes() as u32,
+            Self::Gpu { gpu, .. } => gpu.n_pes(),
+        }
+    }
+
+    /// Allocates elements on every PE, as zeros. All PEs call it.
+    ///
+    /// # Errors
+    /// Those of the heap.
+    pub fn alloc_zeroed<T: Element + Plain>(&self, len: usize) -> Outcome<Memory<T>> {
+        Ok(match self {
+            Self::Host { world, .. } => Memory::Host(world.alloc_zeroed(len)?),
+            Self::Gpu { gpu, .. } => Memory::Gpu(gpu.alloc(len)?),
+        })
+    }
+
+    /// Writes elements of this PE from index `first` on.
+    ///
+    /// # Errors
+    /// A range beyond the memory; what the driver says.
+    pub fn write<T: Element + Plain>(&self, memory: &Memory<T>, first: usize, values: &[T]) -> Outcome {
+        match (self, memory) {
+            (_, Memory::Host(memory)) => memory.slice(first..first + values.len())?.copy_from(values)?,
+            (Self::Gpu { stream, .. }, Memory::Gpu(memory)) => memory.write(stream, first, values)?,
+            (Self::Host { .. }, Memory::Gpu(_)) => return Err("the memory is of another job".into()),
+        }
+        Ok(())
+    }
+
+    /// The elements of this PE.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn read<T: Element + Plain>(&self, memory: &Memory<T>) -> Outcome<Vec<T>> {
+        match (self, memory) {
+            (_, Memory::Host(memory)) => Ok(memory.to_vec()?),
+            (Self::Gpu { stream, .. }, Memory::Gpu(memory)) => Ok(memory.read(stream)?),
+            (Self::Host { .. }, Memory::Gpu(_)) => Err("the memory is of another job".into()),
+        }
+    }
+
+    /// Runs a kernel on this PE, `blocks` blocks of `threads` threads, and waits until it has ended. Every PE calls it.
+    ///
+    /// # Errors
+    /// Those of the launch and of the kernel; both name the PE at fault.
+    pub fn launch<A: KernelArgs + peerweave::LaunchArgs<A>>(
+        &self,
+        kernel: &Kernel<A>,
+        blocks: u32,
+        threads: u32,
+        args: A,
+    ) -> Outcome {
+        match self {
+            Self::Host { stream, .. } => stream.launch(kernel, blocks, threads, args)?.wait()?,
+            Self::Gpu { gpu, stream } => {
+                // The driver compiles the kernels first: a PE that is done early must not wait for the others inside its kernel.
+                gpu.load(kernel)?;
+                gpu.barrier("loaded")?;
+                stream.launch_with(kernel, LaunchConfig::new(blocks, threads), args)?;
+                stream.wait()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives memory back. All PEs call it, when their kernels are done with it.
+    ///
+    /// # Errors
+    /// Those of the heap.
+    pub fn free<T: Element + Plain>(&self, memory: Memory<T>) -> Outcome {
+        match (self, memory) {
+            (_, Memory::Host(memory)) => memory.release()?,
+            (Self::Gpu { gpu, .. }, Memory::Gpu(memory)) => gpu.free(memory)?,
+            (Self::Host { .. }, Memory::Gpu(_)) => return Err("the memory is of another job".into()),
+        }
+        Ok(())
+    }
+
+    /// Ends this PE's part. All PEs call it.
+    ///
+    /// # Errors
+    /// A PE that does not come.
+    pub fn finish(self) -> Outcome {
+        match self {
+            Self::Host { world, stream } => {
+                drop(stream);
+                world.finalize()?;
+            }
+            Self::Gpu { gpu, stream } => {
+                let rendezvous = Arc::clone(gpu.rendezvous());
+                drop((stream, gpu));
+                if let Some(rendezvous) = Arc::into_inner(rendezvous) {
+                    rendezvous.leave()?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: Element + Plain> Memory<T> {
+    /// The view that kernels take.
+    pub fn slice(&self) -> SymSlice<T> {
+        match self {
+            Self::Host(memory) => memory.view(),
+            Self::Gpu(memory) => memory.slice(),
+        }
+    }
+}
