@@ -13,7 +13,8 @@ use proc_macro::TokenStream;
 /// #[kernel]
 /// pub fn shift(ctx: &Context, dst: SymSlice<i32>) -> Result<(), Failed> {
 ///     let next = (ctx.my_pe() + 1) % ctx.n_pes();
-///     ctx.p(dst.at(0), ctx.my_pe() as i32, next)
+///     ctx.p(dst.at(0), ctx.my_pe() as i32, next);
+///     ctx.barrier_all()
 /// }
 /// ```
 ///
@@ -23,6 +24,7 @@ use proc_macro::TokenStream;
 /// # What the function looks like
 /// - Its first parameter may be `&Context`. All others are of types that implement `KernelArg`: numbers, `SymSlice<T>`,
 ///   `DeviceSlice<T>`, arrays, and structs with `#[derive(KernelArg)]`.
+/// - For teams it takes a `KernelTeam`, for which a launch takes `&Team`.
 /// - It returns nothing or `Result<(), Failed>`. A failure has been written to the context's status already; the host's error
 ///   names it.
 /// - It is neither generic nor `async`, `const`, `unsafe` or `extern`. The names of kernels in a crate differ: they are the names
