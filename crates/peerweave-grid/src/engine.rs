@@ -228,7 +228,7 @@ pub(crate) fn run(launches: &[Launch<'_>], options: &Options<'_>) -> Result<(), 
         options,
         run: &run,
         stacks: Stacks::new(options.stack_bytes),
-        waiting: Waiting { next: launches.iter().map(|launch| (0, launch.grid.count())).collect(), turn: 0 },
+        waiting: Waiting { next: launches.iter().map(|launch| (0, launch.shape.grid.count())).collect(), turn: 0 },
         free_slots: Vec::new(),
         live_threads: 0,
         ended: Vec::new(),
@@ -261,7 +261,7 @@ impl Engine<'_> {
     /// Begins the blocks that must be under way from the start: all of a cooperative grid, and one of each other.
     fn begin_first(&mut self) -> Result<(), GridError> {
         for (index, launch) in self.launches.iter().enumerate() {
-            let first = if launch.cooperative { launch.grid.count() } else { 1 };
+            let first = if launch.shape.cooperative { launch.shape.grid.count() } else { 1 };
             self.waiting.next[index].0 = first;
             (0..first).try_for_each(|block| self.begin(index, block))?;
         }
@@ -283,7 +283,7 @@ impl Engine<'_> {
     }
 
     fn begin(&mut self, launch: usize, linear: u64) -> Result<(), GridError> {
-        let shape = &self.launches[launch];
+        let Launch { name, shape, body } = self.launches[launch];
         let threads = shape.block.count() as u32;
         let grid = shape.grid;
         let index = Dim3 {
@@ -306,9 +306,9 @@ impl Engine<'_> {
                 budget: Cell::new(0),
             };
             // SAFETY: [G2]: the engine drops the fiber before `run` returns, and with it the borrow of the body.
-            let fiber = unsafe { Fiber::new(&mut self.stacks, shape.body, current) };
+            let fiber = unsafe { Fiber::new(&mut self.stacks, body, current) };
             fibers.push(Some(fiber.map_err(|cause| GridError::Stack {
-                kernel: shape.name.to_string(),
+                kernel: name.to_string(),
                 at: ThreadId { block: index, thread: shape.block.index(thread) },
                 cause: cause.to_string(),
             })?));

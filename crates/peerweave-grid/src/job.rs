@@ -4,7 +4,7 @@
 
 use crate::context::{ContextMemory, Epochs, Report, TeamTable};
 use crate::error::GridError;
-use crate::options::{Launch, Options};
+use crate::options::{Launch, Options, Shape};
 use crate::run_together;
 use peerweave_device::launch::Kernel;
 use peerweave_types::{ArgVisitor, Dim3, KernelArgs, Pe, Plain, SymOffset, SymSlice, TeamEntry};
@@ -15,6 +15,9 @@ use std::time::Duration;
 
 /// Blocks of a PE that may synchronise with other PEs at a time.
 const SLOTS: u32 = 64;
+
+/// How long a run may go on after the deadline of its waits: its threads see the failure and return.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// A launch on the PEs of a [`Job`] failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -72,8 +75,7 @@ pub struct Job {
     epochs: Vec<Epochs>,
     /// Bytes taken so far, and where each allocation ends.
     taken: u64,
-    seed: u64,
-    deadline: Duration,
+    options: Options<'static>,
 }
 
 impl Job {
@@ -100,23 +102,30 @@ impl Job {
             heaps: (0..n_pes).map(|_| Heap::new(bytes)).collect(),
             epochs: (0..n_pes).map(|_| (0..SLOTS).map(|_| AtomicU64::new(0)).collect()).collect(),
             taken,
-            seed: 0,
-            deadline: Duration::from_secs(10),
+            options: Options::default().deadline(Duration::from_secs(10)),
         }
     }
 
-    /// The job with another seed: see [`Options::seed`]. The first is 0.
+    /// The job with other options for the runs of its launches. The deadline is that of each wait of a kernel; a launch may take half a
+    /// second longer. At first it is 10 s, and the seed is 0.
     #[must_use]
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
+    pub fn options(mut self, options: Options<'static>) -> Self {
+        self.options = options;
         self
     }
 
-    /// The job with another deadline for each wait of a kernel; a launch may take half a second longer. The first is 10 s.
+    /// The job with another seed: see [`Options::seed`].
     #[must_use]
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self
+    pub fn seed(self, seed: u64) -> Self {
+        let options = self.options.seed(seed);
+        self.options(options)
+    }
+
+    /// The job with another deadline: see [`Self::options`].
+    #[must_use]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        let options = self.options.deadline(deadline);
+        self.options(options)
     }
 
     /// Number of PEs.
@@ -207,7 +216,7 @@ impl Job {
             let world = TeamTable { members: &members, sync: SymOffset(0), epochs: &self.epochs[pe as usize] };
             let heap_bytes = self.heaps[0].layout.size() as u64;
             // SAFETY: heaps and epochs belong to the job, which is borrowed until the launch is over.
-            let context = unsafe { ContextMemory::new(Pe::new(pe), heap_bytes, &bases, &[world], self.deadline) };
+            let context = unsafe { ContextMemory::new(Pe::new(pe), heap_bytes, &bases, &[world], self.options.deadline) };
             parts.push((context, args));
         }
         let bodies: Vec<Box<dyn Fn()>> = parts
@@ -218,8 +227,8 @@ impl Job {
                 Box::new(move || unsafe { entry(context, args) }) as Box<dyn Fn()>
             })
             .collect();
-        let launches: Vec<Launch<'_>> = bodies.iter().map(|body| shape.launch(kernel.name(), body)).collect();
-        let options = Options::default().seed(self.seed).deadline(self.deadline + Duration::from_millis(500));
+        let launches: Vec<Launch<'_>> = bodies.iter().map(|body| Launch::shaped(kernel.name(), shape, body)).collect();
+        let options = self.options.deadline(self.options.deadline.saturating_add(GRACE));
         let outcome = run_together(&launches, &options);
         drop(launches);
         drop(bodies);
@@ -256,40 +265,6 @@ impl Job {
 fn context_pe(context: &ContextMemory) -> u32 {
     // SAFETY: the context is alive, and nobody writes it after it was made.
     unsafe { (*context.as_ptr()).my_pe }
-}
-
-/// The shape of a launch on a [`Job`].
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    grid: Dim3,
-    block: Dim3,
-    shared_bytes: usize,
-    cooperative: bool,
-}
-
-impl Shape {
-    /// `grid` blocks of `block` threads.
-    pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
-        Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false }
-    }
-
-    /// As [`Launch::shared_bytes`].
-    #[must_use]
-    pub fn shared_bytes(mut self, bytes: usize) -> Self {
-        self.shared_bytes = bytes;
-        self
-    }
-
-    /// As [`Launch::cooperative`].
-    #[must_use]
-    pub fn cooperative(mut self, cooperative: bool) -> Self {
-        self.cooperative = cooperative;
-        self
-    }
-
-    fn launch<'a>(&self, name: &'a str, body: &'a dyn Fn()) -> Launch<'a> {
-        Launch::new(name, self.grid, self.block, body).shared_bytes(self.shared_bytes).cooperative(self.cooperative)
-    }
 }
 
 /// The heap of one PE.

@@ -35,8 +35,8 @@ mod schedule;
 
 pub use context::{ContextMemory, Epochs, Report, TeamTable};
 pub use error::{GridError, ThreadId};
-pub use job::{Job, JobError, Shape};
-pub use options::{Launch, MAX_COOPERATIVE_THREADS, MAX_SHARED_BYTES, Options};
+pub use job::{Job, JobError};
+pub use options::{Launch, MAX_COOPERATIVE_THREADS, MAX_SHARED_BYTES, Options, Shape};
 
 /// Runs a grid: every one of its threads calls the body once. Returns when all have returned.
 ///

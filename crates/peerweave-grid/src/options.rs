@@ -10,21 +10,19 @@ pub const MAX_SHARED_BYTES: usize = 227 << 10;
 /// Largest number of threads of a cooperative grid: each needs a stack at the same time.
 pub const MAX_COOPERATIVE_THREADS: u64 = 16384;
 
-/// One grid: its shape, and what each of its threads calls.
-#[derive(Clone, Copy)]
-pub struct Launch<'a> {
-    pub(crate) name: &'a str,
+/// The shape of a launch: blocks, threads of a block, dynamic shared memory, and whether blocks may wait for each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
     pub(crate) grid: Dim3,
     pub(crate) block: Dim3,
     pub(crate) shared_bytes: usize,
     pub(crate) cooperative: bool,
-    pub(crate) body: &'a dyn Fn(),
 }
 
-impl<'a> Launch<'a> {
-    /// A grid of `grid` blocks of `block` threads, each of which calls `body`. `name` is for messages.
-    pub fn new(name: &'a str, grid: impl Into<Dim3>, block: impl Into<Dim3>, body: &'a dyn Fn()) -> Self {
-        Self { name, grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false, body }
+impl Shape {
+    /// `grid` blocks of `block` threads.
+    pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
+        Self { grid: grid.into(), block: block.into(), shared_bytes: 0, cooperative: false }
     }
 
     /// Gives each block `bytes` of dynamic shared memory. Its content is not zeros.
@@ -40,25 +38,45 @@ impl<'a> Launch<'a> {
         self.cooperative = cooperative;
         self
     }
+}
+
+/// One grid: its shape, and what each of its threads calls.
+#[derive(Clone, Copy)]
+pub struct Launch<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) shape: Shape,
+    pub(crate) body: &'a dyn Fn(),
+}
+
+impl<'a> Launch<'a> {
+    /// A grid of `grid` blocks of `block` threads, each of which calls `body`. `name` is for messages.
+    pub fn new(name: &'a str, grid: impl Into<Dim3>, block: impl Into<Dim3>, body: &'a dyn Fn()) -> Self {
+        Self::shaped(name, Shape::new(grid, block), body)
+    }
+
+    /// A grid of this shape, of which each thread calls `body`. `name` is for messages.
+    pub fn shaped(name: &'a str, shape: Shape, body: &'a dyn Fn()) -> Self {
+        Self { name, shape, body }
+    }
 
     /// Refuses shapes that no GPU runs.
     pub(crate) fn check(&self) -> Result<(), GridError> {
         let wrong = |what, found: String, expected: String| {
             Err(GridError::Shape { kernel: self.name.to_string(), what, found, expected })
         };
-        let (grid, block) = (self.grid, self.block);
+        let Shape { grid, block, shared_bytes, cooperative } = self.shape;
         if !grid.is_grid() {
             return wrong("the grid", grid.to_string(), "1 to (2147483647, 65535, 65535) blocks".to_string());
         }
         if !block.is_block() {
             return wrong("the block", block.to_string(), "1 to (1024, 1024, 64), and 1024 threads at most".to_string());
         }
-        if self.shared_bytes > MAX_SHARED_BYTES {
+        if shared_bytes > MAX_SHARED_BYTES {
             let expected = format!("at most {MAX_SHARED_BYTES} bytes");
-            return wrong("dynamic shared memory", self.shared_bytes.to_string(), expected);
+            return wrong("dynamic shared memory", shared_bytes.to_string(), expected);
         }
         let threads = grid.count().saturating_mul(block.count());
-        if self.cooperative && threads > MAX_COOPERATIVE_THREADS {
+        if cooperative && threads > MAX_COOPERATIVE_THREADS {
             let expected = format!("at most {MAX_COOPERATIVE_THREADS} threads, since all blocks are under way at the same time");
             return wrong("the cooperative grid", format!("{threads} threads"), expected);
         }
@@ -68,7 +86,7 @@ impl<'a> Launch<'a> {
 
 impl fmt::Debug for Launch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Launch").field("name", &self.name).field("grid", &self.grid).field("block", &self.block).finish()
+        f.debug_struct("Launch").field("name", &self.name).field("shape", &self.shape).finish()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Grids without a job: indices, barriers, warps, shared memory, schedules, and how a run fails.
 
 use peerweave_device::gpu;
-use peerweave_grid::{GridError, Launch, Options, explore, run, run_together};
+use peerweave_grid::{GridError, Launch, Options, Shape, explore, run, run_together};
 use peerweave_types::Dim3;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -123,7 +123,7 @@ fn dynamic_shared_memory_belongs_to_the_block() {
                 assert_eq!(words.add(63 - me).read(), 1000 * block + 63 - me as u32);
             }
         };
-        run(&Launch::new("shared", 4, 64, &body).shared_bytes(256), &Options::default().seed(seed))
+        run(&Launch::shaped("shared", Shape::new(4, 64).shared_bytes(256), &body), &Options::default().seed(seed))
     });
 }
 
@@ -138,7 +138,7 @@ fn fixed_shared_memory_is_one_per_declaration_and_block() {
         gpu::sync_threads();
         assert_eq!(gpu::executor().fixed_shared(1, 64, 64), one);
     };
-    run(&Launch::new("fixed", 3, 8, &body).cooperative(true), &Options::default().seed(3)).unwrap();
+    run(&Launch::shaped("fixed", Shape::new(3, 8).cooperative(true), &body), &Options::default().seed(3)).unwrap();
     assert_eq!(places.borrow().len(), 6, "three blocks that are under way together, two declarations each");
 }
 
@@ -150,7 +150,7 @@ fn shared_memory_not_written_differs_by_seed() {
             // SAFETY: one byte of the block's memory, which the executor has filled.
             found.set(unsafe { gpu::dynamic_shared().0.read() });
         };
-        run(&Launch::new("unwritten", 1, 1, &body).shared_bytes(1), &Options::default().seed(seed)).unwrap();
+        run(&Launch::shaped("unwritten", Shape::new(1, 1).shared_bytes(1), &body), &Options::default().seed(seed)).unwrap();
         found.get()
     };
     assert!((0..20).map(first).collect::<BTreeSet<_>>().len() > 10);
@@ -169,7 +169,7 @@ fn cooperative_blocks_wait_for_each_other() {
             }
             gpu::sync_threads();
         };
-        run(&Launch::new("grid barrier", 20, 256, &body).cooperative(true), &Options::default().seed(seed))
+        run(&Launch::shaped("grid barrier", Shape::new(20, 256).cooperative(true), &body), &Options::default().seed(seed))
     });
 }
 
@@ -411,10 +411,10 @@ fn shapes_that_no_gpu_runs_are_refused() {
     assert!(refused((1, 1, 1), (32, 33, 1)).contains("1024 threads at most"));
     assert!(refused((1, 1, 1), (1, 1, 65)).contains("the block is (1, 1, 65)"));
     let body = || panic!("it ran");
-    let launch = Launch::new("test", 1, 1, &body);
-    let error = run(&launch.shared_bytes(1 << 20), &Options::default()).unwrap_err();
+    let launch = Launch::shaped("test", Shape::new(1, 1).shared_bytes(1 << 20), &body);
+    let error = run(&launch, &Options::default()).unwrap_err();
     assert!(error.to_string().contains("dynamic shared memory is 1048576"), "{error}");
-    let error = run(&Launch::new("test", 17, 1024, &body).cooperative(true), &Options::default()).unwrap_err();
+    let error = run(&Launch::shaped("test", Shape::new(17, 1024).cooperative(true), &body), &Options::default()).unwrap_err();
     assert!(error.to_string().contains("17408 threads, expected at most 16384 threads"), "{error}");
 }
 

@@ -101,9 +101,10 @@ unsafe fn on_cpu<A: KernelArgs>(kernel: &Kernel<A>, launch: *const FakeLaunch, a
     // SAFETY: the context is memory of the fake's device, which is mapped in this process, and so is all that it leads to.
     let body = || unsafe { host(context, args) };
     let shape = |[x, y, z]: [c_uint; 3]| Dim3 { x, y, z };
-    let grid = peerweave_grid::Launch::new(kernel.name(), shape(launch.grid), shape(launch.block), &body);
+    let shape = peerweave_grid::Shape::new(shape(launch.grid), shape(launch.block)).shared_bytes(launch.shared_bytes as usize);
+    let grid = peerweave_grid::Launch::shaped(kernel.name(), shape, &body);
     let options = peerweave_grid::Options::default().deadline(LONG);
-    if let Err(error) = peerweave_grid::run(&grid.shared_bytes(launch.shared_bytes as usize), &options) {
+    if let Err(error) = peerweave_grid::run(&grid, &options) {
         eprintln!("{}: {error}", kernel.name());
         std::process::abort();
     }

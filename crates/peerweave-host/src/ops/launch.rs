@@ -7,7 +7,7 @@ use crate::memory::layout::{KERNEL_SLOTS, MAX_TEAMS};
 use crate::ops::shared::Shared;
 use peerweave_core::backend::{Launch, Outcome};
 use peerweave_core::{Error, KernelFailure};
-use peerweave_grid::{ContextMemory, Epochs, GridError, Options, Report, TeamTable};
+use peerweave_grid::{ContextMemory, Epochs, GridError, Options, Report, Shape, TeamTable};
 use peerweave_types::{KernelOp, Pe};
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,9 +79,8 @@ impl Shared {
                     }
                 }
             };
-            let grid = peerweave_grid::Launch::new(kernel.name(), launch.grid, launch.block, &body)
-                .shared_bytes(launch.shared_bytes)
-                .cooperative(launch.cooperative);
+            let shape = Shape::new(launch.grid, launch.block).shared_bytes(launch.shared_bytes).cooperative(launch.cooperative);
+            let grid = peerweave_grid::Launch::shaped(kernel.name(), shape, &body);
             let seed = self.kernels.next_seed(self.peers.me);
             let options = Options::default().seed(seed).deadline(self.peers.deadline.saturating_add(GRACE)).on_idle(&on_idle);
             peerweave_grid::run(&grid, &options)
