@@ -21,7 +21,8 @@ fn main() -> Outcome {
             let linked = Linker::new(gpu.arch()).source(source.option("-std=c++17")).link()?; // by NVRTC, kept on disk
             let kernel = Module::load(gpu.context(), Image::Binary(&linked.cubin))?.kernel("ring_cpp")?;
             gpu.barrier("loaded")?;
-            // SAFETY: the kernel takes the context and these two views by value, and accesses nothing beyond them.
+            // SAFETY: the kernel takes the context and these two views by value, and accesses
+            // nothing beyond them.
             unsafe { gpu.launch_loaded(stream, &kernel, LaunchConfig::new(1, 1), (dst.slice(), arrived.slice())) }?;
             stream.wait()?;
         }

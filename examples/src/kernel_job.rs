@@ -1,7 +1,9 @@
-//! Where the kernels of an example run: on CPU threads over the host backend, or with `--gpu` on one GPU for each PE.
+//! Where the kernels of an example run: on CPU threads over the host backend, or with `--gpu` on
+//! one GPU for each PE.
 //!
-//! The portable API has no backend for GPUs yet, so an example that shall run on both goes through this. A program of one kind uses
-//! `peerweave::World` or `peerweave_cuda::Gpu` itself, whose calls are the same but for their names.
+//! The portable API has no backend for GPUs yet, so an example that shall run on both goes through
+//! this. A program of one kind uses `peerweave::World` or `peerweave_cuda::Gpu` itself, whose calls
+//! are the same but for their names.
 
 use peerweave::bootstrap::{Job, Options, Rendezvous};
 use peerweave::{Element, World};
@@ -48,7 +50,8 @@ pub enum Memory<T: Element + Plain> {
 }
 
 impl KernelJob {
-    /// Joins the job that the environment describes. With the argument `--gpu` each PE takes the GPU of its number on this machine.
+    /// Joins the job that the environment describes. With the argument `--gpu` each PE takes the
+    /// GPU of its number on this machine.
     ///
     /// # Errors
     /// Those of the rendezvous and of the GPU; an argument that is not known.
@@ -122,7 +125,8 @@ impl KernelJob {
         }
     }
 
-    /// Runs a kernel on this PE, `blocks` blocks of `threads` threads, and waits until it has ended. Every PE calls it.
+    /// Runs a kernel on this PE, `blocks` blocks of `threads` threads, and waits until it has
+    /// ended. Every PE calls it.
     ///
     /// # Errors
     /// Those of the launch and of the kernel; both name the PE at fault.
@@ -136,7 +140,8 @@ impl KernelJob {
         match self {
             Self::Host { stream, .. } => stream.launch(kernel, blocks, threads, args)?.wait()?,
             Self::Gpu { gpu, stream } => {
-                // The driver compiles the kernels first: a PE that is done early must not wait for the others inside its kernel.
+                // The driver compiles the kernels first: a PE that is done early must not wait for
+                // the others inside its kernel.
                 gpu.load(kernel)?;
                 gpu.barrier("loaded")?;
                 stream.launch_with(kernel, LaunchConfig::new(blocks, threads), args)?;

@@ -167,7 +167,8 @@ mod kernels {
         (0..5).try_for_each(|_| ctx.barrier_all_block())
     }
 
-    /// Puts the first half of `data` into the second half of the next PE's, with a signal, and waits for that of the PE before.
+    /// Puts the first half of `data` into the second half of the next PE's, with a signal, and
+    /// waits for that of the PE before.
     #[kernel]
     pub(super) fn pass_on(ctx: &Context, data: SymSlice<u32>, signal: SymSlice<u64>, round: u64) -> Result<(), Failed> {
         let (me, n) = (ctx.my_pe(), ctx.n_pes());

@@ -24,9 +24,10 @@ use crate::team::Teams;
 /// One GPU of a job, set up for kernels that reach the GPUs of the other PEs. Clones are handles of the same.
 ///
 /// # Collective
-/// [`new`](Self::new), [`alloc`](Self::alloc), [`free`](Self::free), [`split`](Self::split), [`barrier`](Self::barrier) and
-/// [`recover`](Self::recover) are called by all PEs in the same order with the same arguments. They end by the deadline of the
-/// rendezvous, and name the PEs that did not arrive.
+/// [`new`](Self::new), [`alloc`](Self::alloc), [`free`](Self::free), [`split`](Self::split),
+/// [`barrier`](Self::barrier) and [`recover`](Self::recover) are called by all PEs in the same
+/// order with the same arguments. They end by the deadline of the rendezvous, and name the PEs that
+/// did not arrive.
 ///
 /// ```no_run
 /// use std::sync::Arc;

@@ -62,7 +62,8 @@ impl Heap {
         })
     }
 
-    /// Notes that work which may use the multicast address is about to be enqueued; gives what a graph keeps for it.
+    /// Notes that work which may use the multicast address is about to be enqueued; gives what a
+    /// graph keeps for it.
     pub(crate) fn note_multicast(&self, stream: &Arc<CudaStream>, keep: Option<&mut Vec<Keep>>) {
         let Self::Vmm(_, Some(mapping)) = self else { return };
         mapping.mappings().iter().for_each(|part| drop(part.access(stream)));

@@ -134,9 +134,9 @@ impl Gpu {
     /// begin only when another has ended.
     ///
     /// # Errors
-    /// Before anything is enqueued: [`CudaError::Misuse`] for a symmetric slice that lies in no allocation, or a team that there is not
-    /// (any more); [`CudaError::Failed`] after a kernel has failed;
-    /// [`CudaError::NoPtx`]; those of `LoadedKernel::launch`.
+    /// Before anything is enqueued: [`CudaError::Misuse`] for a symmetric slice that lies in no
+    /// allocation, or a team that there is not (any more); [`CudaError::Failed`] after a kernel has
+    /// failed; [`CudaError::NoPtx`]; those of `LoadedKernel::launch`.
     pub fn launch<A: KernelArgs>(
         &self,
         stream: &Arc<CudaStream>,
@@ -172,7 +172,8 @@ impl Gpu {
         unsafe { self.enqueue(stream, kernel, config, args, lookup) }
     }
 
-    /// The memory and the teams that arguments name; an error where one is not live, or a kernel has failed.
+    /// The memory and the teams that arguments name; an error where one is not live, or a kernel
+    /// has failed.
     fn look_up<A: KernelArgs>(&self, args: &A) -> Result<Lookup<'_>, CudaError> {
         let inner = &*self.0;
         if let Some(failure) = &*inner.failed() {

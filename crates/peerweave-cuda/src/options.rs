@@ -29,13 +29,15 @@ pub struct GpuOptions {
     pub slots: Option<u32>,
     /// How many teams there may be at a time besides the team of all PEs: at most 63.
     pub teams: u32,
-    /// Whether kernels get a multicast address of the heap, by which one access reaches all GPUs of the machine. It needs multicast
-    /// objects of CUDA, or NVSHMEM's; `PEERWEAVE_MULTICAST=off` forbids them.
+    /// Whether kernels get a multicast address of the heap, by which one access reaches all GPUs of
+    /// the machine. It needs multicast objects of CUDA, or NVSHMEM's; `PEERWEAVE_MULTICAST=off`
+    /// forbids them.
     pub multicast: bool,
 }
 
 impl GpuOptions {
-    /// A heap of so many bytes on each PE, mapped all to all, with a deadline of 60 s, 15 teams and no multicast.
+    /// A heap of so many bytes on each PE, mapped all to all, with a deadline of 60 s, 15 teams and
+    /// no multicast.
     pub fn new(heap_bytes: usize) -> Self {
         let deadline = Duration::from_secs(60);
         Self { heap_bytes, transport: Transport::default(), deadline, slots: None, teams: 15, multicast: false }

@@ -1,7 +1,8 @@
 //! The kernel context in memory of the device, and the tables that it leads to.
 //!
-//! Built once, with room for all teams that there may be; a team is then written in place. Invariant: what a kernel reaches through the
-//! context lives as long as this value, which graphs keep.
+//! Built once, with room for all teams that there may be; a team is then written in place.
+//! Invariant: what a kernel reaches through the context lives as long as this value, which graphs
+//! keep.
 
 use std::sync::Arc;
 
@@ -108,8 +109,8 @@ impl Tables {
         start..start + stride
     }
 
-    /// Writes the entry of a team of which this PE is a member, with its epochs at zero, and waits until it is there. No kernel uses the
-    /// team's number meanwhile.
+    /// Writes the entry of a team of which this PE is a member, with its epochs at zero, and waits
+    /// until it is there. No kernel uses the team's number meanwhile.
     pub(crate) fn write_team(
         &mut self,
         stream: &Arc<CudaStream>,

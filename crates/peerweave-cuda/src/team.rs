@@ -1,7 +1,9 @@
-//! Teams of GPUs that kernels name: made by all PEs together, each with a number in the tables that kernels read.
+//! Teams of GPUs that kernels name: made by all PEs together, each with a number in the tables that
+//! kernels read.
 //!
-//! Invariant: a number is given to a new team when it is free on every PE. So its lines and epochs, which the members set to zero before
-//! the call returns anywhere, are used by no kernel of an older team.
+//! Invariant: a number is given to a new team when it is free on every PE. So its lines and epochs,
+//! which the members set to zero before the call returns anywhere, are used by no kernel of an
+//! older team.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,10 +16,12 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::heap::misuse;
 
-/// An ordered set of PEs whose kernels synchronise and make collectives together, this PE among them.
+/// An ordered set of PEs whose kernels synchronise and make collectives together, this PE among
+/// them.
 ///
-/// Made by [`Gpu::split`]; kernels get its [`kernel_team`](Self::kernel_team). The team of all PEs is [`KernelTeam::WORLD`]. Dropping a team is
-/// local, and its number stays taken; [`destroy`](Self::destroy) gives it back.
+/// Made by [`Gpu::split`]; kernels get its [`kernel_team`](Self::kernel_team). The team of all PEs
+/// is [`KernelTeam::WORLD`]. Dropping a team is local, and its number stays taken;
+/// [`destroy`](Self::destroy) gives it back.
 pub struct Team {
     gpu: Gpu,
     number: u32,
@@ -44,12 +48,14 @@ enum Number {
 pub(crate) struct Teams {
     /// Held for a moment alone: launches look teams up.
     numbers: Mutex<Vec<Number>>,
-    /// How many splits there were, for the labels of their exchanges. Held by the one that is under way.
+    /// How many splits there were, for the labels of their exchanges. Held by the one that is under
+    /// way.
     splits: Mutex<u64>,
 }
 
 impl Teams {
-    /// How many teams there may be at a time besides that of all PEs: one bit each travels in a split.
+    /// How many teams there may be at a time besides that of all PEs: one bit each travels in a
+    /// split.
     pub(crate) const MOST: u32 = 63;
 
     pub(crate) fn new(n_teams: u32) -> Self {
@@ -75,7 +81,8 @@ impl Teams {
         }
     }
 
-    /// Takes a team out, so that no launch finds it; `false` where something else than its one handle uses it.
+    /// Takes a team out, so that no launch finds it; `false` where something else than its one
+    /// handle uses it.
     fn end(&self, number: u32, members: &Arc<Members>) -> bool {
         let mut numbers = self.numbers();
         // Two handles: that of the caller and that of the table.
@@ -123,7 +130,8 @@ impl Part {
 }
 
 impl Gpu {
-    /// Splits all PEs into teams: those that give the same color form one, ordered by key, then by PE. A PE that gives `None` gets `None`.
+    /// Splits all PEs into teams: those that give the same color form one, ordered by key, then by
+    /// PE. A PE that gives `None` gets `None`.
     ///
     /// ```no_run
     /// # fn f(gpu: &peerweave_cuda::Gpu) -> Result<(), peerweave_cuda::CudaError> {
@@ -139,8 +147,10 @@ impl Gpu {
     /// All PEs. Colors and keys may differ.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] where there is no number left that is free on all PEs ([`GpuOptions::teams`](crate::GpuOptions::teams)), or PEs
-    /// make different calls; [`CudaError::PeFailed`] where it failed on another PE; those of NVSHMEM where the heap is its.
+    /// [`CudaError::Misuse`] where there is no number left that is free on all PEs
+    /// ([`GpuOptions::teams`](crate::GpuOptions::teams)), or PEs make different calls;
+    /// [`CudaError::PeFailed`] where it failed on another PE; those of NVSHMEM where the heap is
+    /// its.
     pub fn split(&self, color: Option<u64>, key: i64) -> Result<Option<Team>, CudaError> {
         self.split_as("Gpu::split", String::new(), color, key)
     }
@@ -151,7 +161,8 @@ impl Gpu {
     /// All PEs, with the same shape.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] for a shape that names PEs that there are not, or none, or one twice; as [`split`](Self::split).
+    /// [`CudaError::Misuse`] for a shape that names PEs that there are not, or none, or one twice;
+    /// as [`split`](Self::split).
     pub fn split_strided(&self, shape: TeamShape) -> Result<Option<Team>, CudaError> {
         const CALL: &str = "Gpu::split_strided";
         if !shape.fits(self.n_pes()) {
@@ -266,15 +277,16 @@ impl Team {
         &self.members.pes
     }
 
-    /// Ends the team, after the streams of this PE have passed the kernels that were launched with it. Its number may be given to another
-    /// team once all members have ended it.
+    /// Ends the team, after the streams of this PE have passed the kernels that were launched with
+    /// it. Its number may be given to another team once all members have ended it.
     ///
     /// # Collective
     /// All members.
     ///
     /// # Errors
-    /// [`CudaError::Misuse`] where a graph uses the team; [`CudaError::Stuck`] where kernels do not end by the deadline; in both cases the
-    /// number stays taken. Those of NVSHMEM where the heap is its.
+    /// [`CudaError::Misuse`] where a graph uses the team; [`CudaError::Stuck`] where kernels do not
+    /// end by the deadline; in both cases the number stays taken. Those of NVSHMEM where the heap
+    /// is its.
     pub fn destroy(self) -> Result<(), CudaError> {
         const CALL: &str = "Team::destroy";
         let Self { gpu, number, members } = self;

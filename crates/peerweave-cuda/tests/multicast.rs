@@ -1,4 +1,5 @@
-//! The multicast address in the context of kernels, over the fake driver, whose replicated stores stand for the hardware's.
+//! The multicast address in the context of kernels, over the fake driver, whose replicated stores
+//! stand for the hardware's.
 #![cfg(target_os = "linux")]
 
 mod common;

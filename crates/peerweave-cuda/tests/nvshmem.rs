@@ -1,4 +1,5 @@
-//! A GPU whose heap is NVSHMEM's, over the fake driver and the fake NVSHMEM: memory, direct access, teams, ends.
+//! A GPU whose heap is NVSHMEM's, over the fake driver and the fake NVSHMEM: memory, direct access,
+//! teams, ends.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -137,7 +138,8 @@ fn forced_network_needs_a_kernel_of_that_flavour() {
         assert!(gpu.uses_network(), "no other PE is reached directly");
         let (word, signal) = (gpu.alloc::<u64>(1).expect("room"), gpu.alloc::<u64>(1).expect("room"));
         let stream = gpu.stream().expect("a stream");
-        // Nothing is linked here: the fake has no device library, and that is said before anything runs.
+        // Nothing is linked here: the fake has no device library, and that is said before anything
+        // runs.
         let error = stream.launch(&ring::KERNEL, 1, 1, (word.slice(), signal.slice(), 1)).expect_err("no device library");
         assert!(matches!(error, CudaError::Link(_)), "{error}");
         gpu.barrier("refused").expect("all are here");

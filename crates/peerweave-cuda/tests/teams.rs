@@ -1,4 +1,5 @@
-//! Teams other than that of all PEs, over the fake driver: made by splits, named by launches, ended.
+//! Teams other than that of all PEs, over the fake driver: made by splits, named by launches,
+//! ended.
 #![cfg(target_os = "linux")]
 
 mod common;

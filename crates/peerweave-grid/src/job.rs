@@ -16,7 +16,8 @@ use std::time::Duration;
 /// Blocks of a PE that may synchronise with other PEs at a time.
 const SLOTS: u32 = 64;
 
-/// How long a run may go on after the deadline of its waits: its threads see the failure and return.
+/// How long a run may go on after the deadline of its waits: its threads see the failure and
+/// return.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// A launch on the PEs of a [`Job`] failed.
@@ -106,8 +107,8 @@ impl Job {
         }
     }
 
-    /// The job with other options for the runs of its launches. The deadline is that of each wait of a kernel; a launch may take half a
-    /// second longer. At first it is 10 s, and the seed is 0.
+    /// The job with other options for the runs of its launches. The deadline is that of each wait
+    /// of a kernel; a launch may take half a second longer. At first it is 10 s, and the seed is 0.
     #[must_use]
     pub fn options(mut self, options: Options<'static>) -> Self {
         self.options = options;

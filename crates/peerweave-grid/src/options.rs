@@ -10,7 +10,8 @@ pub const MAX_SHARED_BYTES: usize = 227 << 10;
 /// Largest number of threads of a cooperative grid: each needs a stack at the same time.
 pub const MAX_COOPERATIVE_THREADS: u64 = 16384;
 
-/// The shape of a launch: blocks, threads of a block, dynamic shared memory, and whether blocks may wait for each other.
+/// The shape of a launch: blocks, threads of a block, dynamic shared memory, and whether blocks may
+/// wait for each other.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub(crate) grid: Dim3,
@@ -49,7 +50,8 @@ pub struct Launch<'a> {
 }
 
 impl<'a> Launch<'a> {
-    /// A grid of `grid` blocks of `block` threads, each of which calls `body`. `name` is for messages.
+    /// A grid of `grid` blocks of `block` threads, each of which calls `body`. `name` is for
+    /// messages.
     pub fn new(name: &'a str, grid: impl Into<Dim3>, block: impl Into<Dim3>, body: &'a dyn Fn()) -> Self {
         Self::shaped(name, Shape::new(grid, block), body)
     }

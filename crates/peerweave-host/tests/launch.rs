@@ -264,7 +264,8 @@ fn pe_that_leaves_while_a_kernel_waits_is_named_soon() {
     assert!(matches!(error, Error::Peer { call: "waits_for_pe_1", .. }), "{error}");
 }
 
-/// Every member adds its number to a word of every member, meets the team at each scope, and reduces over it.
+/// Every member adds its number to a word of every member, meets the team at each scope, and
+/// reduces over it.
 #[kernel]
 fn work_of_a_team(
     ctx: &Context,
@@ -317,7 +318,8 @@ fn team_made_in_the_place_of_another_starts_anew() {
         let (sum, mine) = (world.alloc_zeroed::<u32>(5)?, world.alloc::<u32>(5)?);
         mine.fill(1)?;
         for round in 0..6u64 {
-            // Teams of two and of one, of other members in each round, so that lines of one team are those of others later.
+            // Teams of two and of one, of other members in each round, so that lines of one team
+            // are those of others later.
             let color = u64::from((u64::from(world.my_pe().get()) + round).is_multiple_of(3));
             let team = world.team().split(Some(color), 0)?.expect("a color was given");
             for _ in 0..=round {

@@ -86,8 +86,9 @@ impl From<(u32, u32, u32)> for Dim3 {
     }
 }
 
-/// A team, as kernels name it: its number in the context's table. [`KernelTeam::WORLD`] is always there; the host gives the number of
-/// each other team: `peerweave_core::Team::kernel_team`, `peerweave_cuda::Team::kernel_team`.
+/// A team, as kernels name it: its number in the context's table. [`KernelTeam::WORLD`] is always
+/// there; the host gives the number of each other team: `peerweave_core::Team::kernel_team`,
+/// `peerweave_cuda::Team::kernel_team`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct KernelTeam(u32);
@@ -109,7 +110,8 @@ impl KernelTeam {
     }
 }
 
-/// Looks at the memory and the teams that an argument of a kernel names, before the launch is enqueued.
+/// Looks at the memory and the teams that an argument of a kernel names, before the launch is
+/// enqueued.
 pub trait ArgVisitor {
     /// The argument names this part of every PE's symmetric heap.
     fn symmetric(&mut self, offset: SymOffset, bytes: u64);
@@ -128,9 +130,9 @@ pub trait ArgVisitor {
 /// `#[derive(KernelArg)]` of `peerweave-macros` implements it for a `#[repr(C)]` struct of such types.
 ///
 /// # Safety
-/// The layout of the type is the same on the host and in the kernel (`repr(C)` or a primitive number), it holds no reference and no
-/// pointer of the host, its alignment is at most 16, and [`Self::visit`] reports every view of memory and every team
-/// in it.
+/// The layout of the type is the same on the host and in the kernel (`repr(C)` or a primitive
+/// number), it holds no reference and no pointer of the host, its alignment is at most 16, and
+/// [`Self::visit`] reports every view of memory and every team in it.
 pub unsafe trait KernelArg: Copy + Send + Sync + 'static {
     /// Reports each view of memory and each team in this argument, in order.
     fn visit(&self, visitor: &mut dyn ArgVisitor) {
@@ -168,7 +170,8 @@ number_args!(
     SymOffset,
 );
 
-// SAFETY: a transparent wrapper of a number: one layout everywhere, and no memory is named; the team is visited.
+// SAFETY: a transparent wrapper of a number: one layout everywhere, and no memory is named; the
+// team is visited.
 unsafe impl KernelArg for KernelTeam {
     fn visit(&self, visitor: &mut dyn ArgVisitor) {
         visitor.team(*self);

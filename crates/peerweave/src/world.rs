@@ -140,8 +140,9 @@ impl WorldBuilder {
         self
     }
 
-    /// Chooses the order in which the threads of kernels run on the host backend (`PEERWEAVE_KERNEL_SEED`; 0, the plain order). Every other
-    /// number varies it from launch to launch, so that races show up, and gives the same orders again.
+    /// Chooses the order in which the threads of kernels run on the host backend
+    /// (`PEERWEAVE_KERNEL_SEED`; 0, the plain order). Every other number varies it from launch to
+    /// launch, so that races show up, and gives the same orders again.
     #[must_use]
     pub fn kernel_seed(mut self, seed: u64) -> Self {
         self.kernel_seed = Some(seed);

@@ -40,7 +40,8 @@ pub fn barriers(ctx: &Context, rounds: u32) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Adds this PE's number and 1 to the word of each member of a team, then meets the team: `rounds` times.
+/// Adds this PE's number and 1 to the word of each member of a team, then meets the team: `rounds`
+/// times.
 #[kernel]
 pub fn meet_in_team(ctx: &Context, team: KernelTeam, word: SymSlice<u64>, rounds: u32) -> Result<(), Failed> {
     for _ in 0..rounds {

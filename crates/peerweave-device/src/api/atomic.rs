@@ -87,10 +87,11 @@ macro_rules! reducing {
 /// Additions: floats add by instructions of their own.
 macro_rules! adding {
     ($fetch_add:ident, $add:ident, $fetch_inc:ident, $inc:ident, $strong:literal, $fetch_doc:literal, $doc:literal) => {
-        /// Adds, wrapping where the type is an integer, rounded to nearest where it is a float. Returns what was there.
+        /// Adds, wrapping where the type is an integer, rounded to nearest where it is a float.
+        /// Returns what was there.
         ///
-        /// One instruction, but for `bf16` before sm_90, and for floats at a PE that NVSHMEM reaches: those are exchanged until no
-        /// other change came in between.
+        /// One instruction, but for `bf16` before sm_90, and for floats at a PE that NVSHMEM
+        /// reaches: those are exchanged until no other change came in between.
         ///
         /// # Ordering
         #[doc = $fetch_doc]
@@ -107,7 +108,8 @@ macro_rules! adding {
             }
         }
 
-        /// Adds, wrapping where the type is an integer, rounded to nearest where it is a float: see the form that fetches.
+        /// Adds, wrapping where the type is an integer, rounded to nearest where it is a float: see
+        /// the form that fetches.
         ///
         /// # Ordering
         #[doc = $doc]

@@ -7,7 +7,8 @@ use crate::Pause;
 use crate::gpu::{Access, AcqRel, FloatAdd, Reduce, Relaxed, Release, Rmw, Sys};
 use peerweave_types::{AtomicElement, AtomicInteger, Compare, KernelOp, Number, Plain, bf16, f16};
 
-/// An element that kernels add to atomically: those of [`KernelAtomic`], and `f16` and `bf16`. Sealed by [`Number`].
+/// An element that kernels add to atomically: those of [`KernelAtomic`], and `f16` and `bf16`.
+/// Sealed by [`Number`].
 pub trait KernelAdd: Number + Plain {
     /// Adds by an atomic instruction and returns what was there.
     ///
@@ -31,7 +32,8 @@ pub trait KernelAdd: Number + Plain {
     const ONE: Self;
 }
 
-/// An element that kernels access atomically: `i32`, `u32`, `i64`, `u64`, `f32` and `f64`. Sealed by [`AtomicElement`].
+/// An element that kernels access atomically: `i32`, `u32`, `i64`, `u64`, `f32` and `f64`. Sealed
+/// by [`AtomicElement`].
 pub trait KernelAtomic: AtomicElement + KernelAdd {
     /// The word that carries it.
     #[doc(hidden)]
@@ -237,8 +239,8 @@ macro_rules! float {
     )*};
 }
 
-/// Additions to floats: by the instruction where the PE is mapped. NVSHMEM adds no floats: there the word that holds the element is
-/// exchanged until nobody was in between.
+/// Additions to floats: by the instruction where the PE is mapped. NVSHMEM adds no floats: there
+/// the word that holds the element is exchanged until nobody was in between.
 macro_rules! float_add {
     ($t:ty, $bits:ty, $one:expr, |$bits_in:ident, $shift_in:ident| $take:expr, |$old:ident, $value:ident, $shift:ident| $replace:expr) => {
         impl KernelAdd for $t {

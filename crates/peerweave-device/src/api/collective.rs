@@ -38,8 +38,8 @@ impl Context {
         Ok(())
     }
 
-    /// Puts to every member what `from` gives for its rank, and meets all. Each begins with itself, then its neighbour, so that not all
-    /// store to one member at a time.
+    /// Puts to every member what `from` gives for its rank, and meets all. Each begins with itself,
+    /// then its neighbour, so that not all store to one member at a time.
     #[inline(always)]
     fn give_each<T: Plain, S: Scope>(
         &self,

@@ -10,8 +10,9 @@ use crate::arch::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, Multim
 
 /// Elements at a multicast address: one access reaches the same elements of every GPU of the machine.
 ///
-/// Every access is relaxed and of system scope: fences, signals and barriers order it as they order stores to peers. The host backend
-/// has no such memory: there [`Context::get_multicast_array`] gives `None`, and an access would panic.
+/// Every access is relaxed and of system scope: fences, signals and barriers order it as they order
+/// stores to peers. The host backend has no such memory: there [`Context::get_multicast_array`]
+/// gives `None`, and an access would panic.
 ///
 /// ```
 /// use peerweave_device::prelude::*;
@@ -52,7 +53,8 @@ impl Context {
     #[inline]
     pub fn get_multicast_array<T: Plain>(&self, of: SymSlice<T>) -> Option<MulticastSlice<T>> {
         let base = self.raw().multicast;
-        // The host has an address only where a test's fake devices do, which take it for what it is.
+        // The host has an address only where a test's fake devices do, which take it for what it
+        // is.
         let available = crate::arch::multimem::AVAILABLE || cfg!(not(target_arch = "nvptx64"));
         if base == 0 || !available {
             return None;

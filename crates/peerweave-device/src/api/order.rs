@@ -46,14 +46,16 @@ impl Context {
             network::quiet();
         }
     }
-    /// [`Self::flush`] for all threads of the warp: the sources of all of them may be used again by each.
+    /// [`Self::flush`] for all threads of the warp: the sources of all of them may be used again by
+    /// each.
     #[inline(always)]
     pub fn flush_warp(&self) {
         self.flush();
         Warp::sync();
     }
 
-    /// [`Self::flush`] for all threads of the block: the sources of all of them may be used again by each.
+    /// [`Self::flush`] for all threads of the block: the sources of all of them may be used again
+    /// by each.
     #[inline(always)]
     pub fn flush_block(&self) {
         self.flush();

@@ -112,7 +112,8 @@ impl Context {
         Some(Team { entry, index: team.index() }.member(rank))
     }
 
-    /// The rank in team `to` of the PE that has a rank in team `from`; `None` where there is none, or no such team.
+    /// The rank in team `to` of the PE that has a rank in team `from`; `None` where there is none,
+    /// or no such team.
     #[inline]
     pub fn team_translate_pe(&self, from: KernelTeam, rank: u32, to: KernelTeam) -> Option<u32> {
         let (pe, size) = (self.team_pe(from, rank)?, self.team_n_pes(to));

@@ -121,7 +121,8 @@ pub unsafe trait Rmw<R, O>: Copy {
     unsafe fn compare_swap(word: *mut Self, current: Self, new: Self) -> Self;
 }
 
-/// Addition to `f32`, `f64`, `f16` and `bf16`, with the reach `R` and the order `O`, returning what was there.
+/// Addition to `f32`, `f64`, `f16` and `bf16`, with the reach `R` and the order `O`, returning what
+/// was there.
 ///
 /// # Safety
 /// As for [`Rmw`].

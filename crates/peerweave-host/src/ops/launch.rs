@@ -99,7 +99,8 @@ impl Shared {
     }
 }
 
-/// The error of a kernel: what its operation reported, or else how its grid ended; and how to repeat it, where a seed was chosen.
+/// The error of a kernel: what its operation reported, or else how its grid ended; and how to
+/// repeat it, where a seed was chosen.
 fn failure(kernel: &'static str, report: Option<Report>, grid: Option<GridError>, seed: u64) -> Error {
     let mut failure = match (report, grid) {
         (Some(report), _) => KernelFailure {

@@ -1,4 +1,5 @@
-//! Accesses to a multicast address, which the host has not: so that kernels that use it where there is one run on the host too.
+//! Accesses to a multicast address, which the host has not: so that kernels that use it where there
+//! is one run on the host too.
 
 pub use crate::arch::ops::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
 

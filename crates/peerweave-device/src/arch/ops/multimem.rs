@@ -1,5 +1,5 @@
-//! What can be done with a multicast address: the names that the leaves share. One access reaches the memory of every GPU that is bound
-//! to it; all accesses are relaxed and of system scope.
+//! What can be done with a multicast address: the names that the leaves share. One access reaches
+//! the memory of every GPU that is bound to it; all accesses are relaxed and of system scope.
 
 /// Values that can be stored to all GPUs, and loaded from them combined.
 ///
@@ -9,7 +9,8 @@ pub unsafe trait Multimem: Copy {
     /// Writes the value on every GPU.
     ///
     /// # Safety
-    /// The leaf's `AVAILABLE` is true; `to` is an aligned multicast address that this thread can access.
+    /// The leaf's `AVAILABLE` is true; `to` is an aligned multicast address that this thread can
+    /// access.
     unsafe fn store(to: *mut Self, value: Self);
 
     /// The sum of the values of all GPUs. 16-bit floats are added in f32.
