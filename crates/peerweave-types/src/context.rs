@@ -220,6 +220,8 @@ numbered! {
         Version = 7, "context has another version";
         /// Lengths of a checked call differ.
         LengthMismatch = 8, "lengths differ";
+        /// The kernel failed by its own decision, with a code: `Context::exit`.
+        Exit = 9, "the kernel's own failure";
     }
 }
 
@@ -274,6 +276,8 @@ numbered! {
         BulkCopy = 23, "bulk copy";
         /// An access to the kernel's own view of symmetric memory.
         Local = 24, "access to local memory";
+        /// `exit`.
+        Exit = 25, "exit";
     }
 }
 

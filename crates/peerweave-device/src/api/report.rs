@@ -52,6 +52,29 @@ impl Context {
         Failed::new(kind)
     }
 
+    /// Fails the kernel with a code of its own, unless something failed before: ends the waits of
+    /// all threads of this PE, and gives what the kernel returns. The host's error has the code as
+    /// what was found. NVSHMEM's name for it is `global_exit`; here the host decides what the other
+    /// PEs do.
+    ///
+    /// ```
+    /// use peerweave_device::prelude::*;
+    ///
+    /// #[kernel]
+    /// pub fn check(ctx: &Context, of: SymSlice<f32>) -> Result<(), Failed> {
+    ///     if ctx.local(of).read(0).is_nan() {
+    ///         return Err(ctx.exit(17));
+    ///     }
+    ///     Ok(())
+    /// }
+    /// # fn main() {}
+    /// ```
+    #[cold]
+    #[inline]
+    pub fn exit(&self, code: u64) -> Failed {
+        self.fail(FailureKind::Exit, Report { found: code, ..Report::of(KernelOp::Exit) })
+    }
+
     /// A pause for one wait.
     #[inline(always)]
     pub(crate) fn spin(&self) -> Spin<'_> {

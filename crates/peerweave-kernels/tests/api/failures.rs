@@ -121,6 +121,25 @@ fn misuse_is_reported_with_its_values() {
     }
 }
 
+/// One thread of PE 1 gives up; the others wait for it.
+#[kernel]
+fn gives_up(ctx: &Context) -> Result<(), Failed> {
+    if ctx.my_pe() == 1 && gpu::thread_rank() == 5 {
+        return Err(ctx.exit(0x1234));
+    }
+    ctx.barrier_all_warp()
+}
+
+#[test]
+fn exit_of_a_kernel_is_reported_with_its_code() {
+    let mut job = impatient();
+    let shape = Shape::new(1, 32);
+    let report = report(job.launch_each(&gives_up::KERNEL, shape, |pe| (pe == 1).then_some(())));
+    assert_eq!((report.kind(), report.0.operation), (Some(FailureKind::Exit), KernelOp::Exit as u32));
+    assert_eq!((report.0.found, report.0.thread), (0x1234, 5));
+    assert_eq!(report.to_string(), "exit: the kernel's own failure; found 4660, expected 0 (block 0, thread 5)");
+}
+
 #[kernel]
 fn too_many_blocks(ctx: &Context) -> Result<(), Failed> {
     ctx.barrier_all_block()
