@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::environment::{names, variable};
 use crate::fingerprint::digest;
 
 /// The digest of all that decides a result.
@@ -58,8 +59,7 @@ impl Cache {
     /// The cache of the environment: the directory `PEERWEAVE_CACHE_DIR`, or `peerweave` in `XDG_CACHE_HOME` or in `~/.cache`. None where
     /// `PEERWEAVE_CACHE_DIR` is `off`, or the directory cannot be created.
     pub fn from_env() -> Option<Self> {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        let directory = match variable("PEERWEAVE_CACHE_DIR") {
+        let directory = match variable(names::CACHE_DIR) {
             Some(off) if off == "off" => return None,
             Some(directory) => PathBuf::from(directory),
             None => match (variable("XDG_CACHE_HOME"), variable("HOME")) {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::Nvrtc;
+use crate::environment::{names, variable};
 use crate::error::LinkError;
 
 /// Directories of CUDA's headers: the run time's, and those of CCCL (`cuda/std`).
@@ -20,12 +21,12 @@ impl CudaHeaders {
     /// # Errors
     /// [`LinkError::NotFound`] with the directories that were looked at and what to install.
     pub fn find(nvrtc: &Nvrtc) -> Result<Self, LinkError> {
-        Self::find_with(nvrtc.path(), &|name| std::env::var_os(name).map(PathBuf::from))
+        Self::find_with(nvrtc.path(), &|name| variable(name).map(PathBuf::from))
     }
 
     fn find_with(library: &Path, variable: &dyn Fn(&str) -> Option<PathBuf>) -> Result<Self, LinkError> {
         let mut roots: Vec<PathBuf> = Vec::new();
-        if let Some(list) = variable("PEERWEAVE_CUDA_INCLUDE").filter(|list| !list.as_os_str().is_empty()) {
+        if let Some(list) = variable(names::CUDA_INCLUDE) {
             roots.extend(std::env::split_paths(&list));
         } else {
             let beside = library.canonicalize().unwrap_or_else(|_| library.to_path_buf());

@@ -16,6 +16,7 @@ mod arch;
 mod cache;
 
 mod cuh;
+pub mod environment;
 mod error;
 mod fingerprint;
 mod headers;

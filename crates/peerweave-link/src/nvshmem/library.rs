@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::Version;
+use crate::environment::{names, variable};
 use crate::error::LinkError;
 use crate::{Arch, CudaHeaders, InputKind, Linked, Linker, Nvrtc};
 
@@ -33,11 +34,11 @@ impl DeviceLibrary {
     /// # Errors
     /// [`LinkError::NotFound`] with the directories that were looked at; [`LinkError::VersionMismatch`] for a version that the wrappers are not written for.
     pub fn beside(host_library: &Path) -> Result<Self, LinkError> {
-        Self::beside_with(host_library, &|name| std::env::var_os(name).map(PathBuf::from))
+        Self::beside_with(host_library, &|name| variable(name).map(PathBuf::from))
     }
 
     fn beside_with(host_library: &Path, variable: &dyn Fn(&str) -> Option<PathBuf>) -> Result<Self, LinkError> {
-        let given = variable("PEERWEAVE_NVSHMEM_DEVICE_PATH").filter(|path| !path.as_os_str().is_empty());
+        let given = variable(names::NVSHMEM_DEVICE_PATH);
         let mut places: Vec<(PathBuf, PathBuf)> = Vec::new();
         let mut tree = |root: &Path| places.push((root.join("include"), root.join("lib")));
         match &given {
