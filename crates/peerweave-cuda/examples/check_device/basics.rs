@@ -3,7 +3,7 @@
 use peerweave_cuda::{CudaError, Gpu, LaunchConfig};
 use peerweave_driver::DriverError;
 use peerweave_driver::launch::LaunchError;
-use peerweave_test_kernels::{barriers, count_up, ring};
+use peerweave_test_kernels::{barriers, count_up, meet_in_team, ring, sum_in_team};
 
 use crate::Outcome;
 use crate::table::Table;
@@ -14,6 +14,7 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Table) {
     table.check("1000 barriers in one kernel", || meet(gpu, 1000));
     table.check("wrong arguments are refused before the launch", || refused(gpu));
     table.check("captured ring replayed 10 times", || replayed(gpu));
+    table.check("teams of all PEs backwards, of one PE, of each parity", || teams(gpu));
 }
 
 /// Whether two values are the same.
@@ -49,6 +50,30 @@ fn meet(gpu: &Gpu, rounds: u32) -> Outcome {
     let stream = gpu.stream()?;
     stream.launch(&barriers::KERNEL, 1, 32, (rounds,))?;
     Ok(stream.wait()?)
+}
+
+fn teams(gpu: &Gpu) -> Outcome {
+    let (me, n) = (gpu.pe().get(), gpu.n_pes());
+    let (word, stream) = (gpu.alloc::<u64>(1)?, gpu.stream()?);
+    let (to, from) = (gpu.alloc::<u32>(1000)?, gpu.alloc::<u32>(1000)?);
+    from.write(&stream, 0, &[me + 1; 1000])?;
+    gpu.load(&meet_in_team::KERNEL)?;
+    let mut total = 0;
+    let colors: [fn(u32) -> u32; 4] = [|_| 0, |pe| pe, |pe| pe % 2, |_| 0];
+    for color in colors {
+        let team = gpu.split(Some(u64::from(color(me))), -i64::from(me))?.ok_or("no team for a color")?;
+        let sum: u32 = (0..n).filter(|pe| color(*pe) == color(me)).map(|pe| pe + 1).sum();
+        stream.launch(&meet_in_team::KERNEL, 1, 64, (team.kernel_team(), word.slice(), 100))?;
+        stream.launch(&sum_in_team::KERNEL, 1, 256, (team.kernel_team(), to.slice(), from.slice()))?;
+        total += 100 * u64::from(sum);
+        same("the word that all members add to", word.read(&stream)?, vec![total])?;
+        same("the sum of the team", to.read(&stream)?, vec![sum; 1000])?;
+        gpu.barrier("teams")?;
+        team.destroy()?;
+    }
+    gpu.free(to)?;
+    gpu.free(from)?;
+    Ok(gpu.free(word)?)
 }
 
 fn launch_error(error: &Option<CudaError>) -> Option<&LaunchError> {
