@@ -123,11 +123,12 @@ fn kernel_that_fails_reports_the_seed_that_was_chosen() {
     seeded.kernel_seed = 41;
     let outcomes = on_threads(1, &seeded, |world| -> Result<()> {
         let (stream, signal) = (world.stream()?, world.alloc_zeroed::<u64>(1)?);
-        let error = stream.launch(&panics_in::KERNEL, 2, 64, (1, 40))?.wait().unwrap_err();
+        let error = stream.launch(&panics_in::KERNEL, 2, 64, (1, 40))?.wait_within(Duration::from_secs(20)).unwrap_err();
         assert!(error.to_string().ends_with("the schedule is that of PEERWEAVE_KERNEL_SEED=41"), "{error}");
         // What an operation reports says so too.
         let stream = world.stream()?;
-        let error = stream.launch(&waits_for_pe_1::KERNEL, 1, 1, (&signal,)).and_then(|ticket| ticket.wait()).unwrap_err();
+        let ticket = stream.launch(&waits_for_pe_1::KERNEL, 1, 1, (&signal,))?;
+        let error = ticket.wait_within(Duration::from_secs(20)).unwrap_err();
         assert!(error.to_string().ends_with("the schedule is that of PEERWEAVE_KERNEL_SEED=41"), "{error}");
         drop(stream);
         Ok(())
