@@ -12,6 +12,7 @@ use crate::library::error::NcclError;
 use crate::ops::group::Group;
 use crate::ops::reduction::Reduction;
 use crate::ops::shapes;
+use crate::ops::signatures::collectives;
 use crate::{Call, CollConfig};
 
 impl Communicator {
@@ -73,7 +74,7 @@ pub struct ConfiguredGroup<'a, 'env> {
 }
 
 macro_rules! configured {
-    ($($Call:ident $name:ident($($argument:ident: $Type:ty),*);)*) => {
+    ($($(#[$doc:meta])* $Call:ident $name:ident($($argument:ident: $Type:ty),*);)*) => {
         /// The collectives of the communicator, configured. Before NCCL 2.31 each is [`NcclError::Unsupported`].
         impl Configured<'_> {
             $(
@@ -82,14 +83,14 @@ macro_rules! configured {
                 #[doc = "# Errors"]
                 #[doc = concat!("[Those of the call](Communicator::", stringify!($name), ");")]
                 #[doc = "[`NcclError::Unsupported`] for what the library does not know."]
-                pub fn $name<'b, T: Element>(&self, stream: &'b Arc<CudaStream>, $($argument: $Type),*) -> Result<(), NcclError> {
+                pub fn $name<'a, T: Element>(&self, stream: &'a Arc<CudaStream>, $($argument: $Type),*) -> Result<(), NcclError> {
                     self.communicator.run(Call::$Call, stream, Some(self.config), |at| shapes::$name(at, $($argument),*))
                 }
             )*
         }
 
         /// The collectives of a communicator, configured and recorded. Before NCCL 2.31 each is [`NcclError::Unsupported`].
-        impl<'b> ConfiguredGroup<'_, 'b> {
+        impl<'a> ConfiguredGroup<'_, 'a> {
             $(
                 #[doc = concat!("As [`Communicator::", stringify!($name), "`], shapes included, when the group is launched.")]
                 #[doc = ""]
@@ -100,7 +101,7 @@ macro_rules! configured {
                 pub fn $name<T: Element>(
                     &mut self,
                     communicator: &Communicator,
-                    stream: &'b Arc<CudaStream>,
+                    stream: &'a Arc<CudaStream>,
                     $($argument: $Type),*
                 ) -> Result<(), NcclError> {
                     self.group.record(Call::$Call, communicator, stream, Some(self.config), |at| shapes::$name(at, $($argument),*))
@@ -110,20 +111,4 @@ macro_rules! configured {
     };
 }
 
-configured! {
-    AllReduce all_reduce(send: &'b impl DeviceBuffer<T>, recv: &'b mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
-    Broadcast broadcast(send: Option<&'b dyn DeviceBuffer<T>>, recv: &'b mut impl DeviceBufferMut<T>, root: usize);
-    Reduce reduce(send: &'b impl DeviceBuffer<T>, recv: Option<&'b mut dyn DeviceBufferMut<T>>, op: impl Reduction<T>, root: usize);
-    AllGather all_gather(send: &'b impl DeviceBuffer<T>, recv: &'b mut impl DeviceBufferMut<T>);
-    ReduceScatter reduce_scatter(send: &'b impl DeviceBuffer<T>, recv: &'b mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
-    AllToAll all_to_all(send: &'b impl DeviceBuffer<T>, recv: &'b mut impl DeviceBufferMut<T>);
-    Gather gather(send: &'b impl DeviceBuffer<T>, recv: Option<&'b mut dyn DeviceBufferMut<T>>, root: usize);
-    Scatter scatter(send: Option<&'b dyn DeviceBuffer<T>>, recv: &'b mut impl DeviceBufferMut<T>, root: usize);
-    AllReduceInPlace all_reduce_in_place(buffer: &'b mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
-    BroadcastInPlace broadcast_in_place(buffer: &'b mut impl DeviceBufferMut<T>, root: usize);
-    ReduceInPlace reduce_in_place(buffer: &'b mut impl DeviceBufferMut<T>, op: impl Reduction<T>, root: usize);
-    AllGatherInPlace all_gather_in_place(buffer: &'b mut impl DeviceBufferMut<T>);
-    ReduceScatterInPlace reduce_scatter_in_place(buffer: &'b mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
-    GatherInPlace gather_in_place(buffer: &'b mut impl DeviceBufferMut<T>, root: usize);
-    ScatterInPlace scatter_in_place(buffer: &'b mut impl DeviceBufferMut<T>, root: usize);
-}
+collectives!(configured);

@@ -26,6 +26,7 @@ use crate::ops::issue::Request;
 use crate::ops::operation::Operations;
 use crate::ops::reduction::Reduction;
 use crate::ops::shapes;
+use crate::ops::signatures::{collectives, transfers};
 use crate::sys::ncclResult_t;
 use crate::{Call, CollConfig, Nccl, SimInfo, Version};
 
@@ -285,9 +286,9 @@ impl std::fmt::Debug for Group<'_> {
 }
 
 macro_rules! recorded {
-    ($($Call:ident $name:ident($($argument:ident: $Type:ty),*);)*) => {
+    ($($(#[$doc:meta])* $Call:ident $name:ident($($argument:ident: $Type:ty),*);)*) => {
         /// The calls of [`Communicator`], recorded.
-        impl<'env> Group<'env> {
+        impl<'a> Group<'a> {
             $(
                 #[doc = concat!("As [`Communicator::", stringify!($name), "`], shapes included, when the group is launched.")]
                 #[doc = ""]
@@ -297,7 +298,7 @@ macro_rules! recorded {
                 pub fn $name<T: Element>(
                     &mut self,
                     communicator: &Communicator,
-                    stream: &'env Arc<CudaStream>,
+                    stream: &'a Arc<CudaStream>,
                     $($argument: $Type),*
                 ) -> Result<(), NcclError> {
                     self.record(Call::$Call, communicator, stream, None, |at| shapes::$name(at, $($argument),*))
@@ -307,28 +308,5 @@ macro_rules! recorded {
     };
 }
 
-recorded! {
-    AllReduce all_reduce(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
-    Broadcast broadcast(send: Option<&'env dyn DeviceBuffer<T>>, recv: &'env mut impl DeviceBufferMut<T>, root: usize);
-    Reduce reduce(
-        send: &'env impl DeviceBuffer<T>, recv: Option<&'env mut dyn DeviceBufferMut<T>>, op: impl Reduction<T>, root: usize
-    );
-    AllGather all_gather(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>);
-    ReduceScatter reduce_scatter(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
-    AllToAll all_to_all(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>);
-    Gather gather(send: &'env impl DeviceBuffer<T>, recv: Option<&'env mut dyn DeviceBufferMut<T>>, root: usize);
-    Scatter scatter(send: Option<&'env dyn DeviceBuffer<T>>, recv: &'env mut impl DeviceBufferMut<T>, root: usize);
-    Send send(buffer: &'env impl DeviceBuffer<T>, peer: usize);
-    Recv recv(buffer: &'env mut impl DeviceBufferMut<T>, peer: usize);
-    AllToAllV all_to_all_v(
-        send: &'env impl DeviceBuffer<T>, send_counts: &[usize], recv: &'env mut impl DeviceBufferMut<T>, recv_counts: &[usize]
-    );
-    AllGatherV all_gather_v(send: &'env impl DeviceBuffer<T>, recv: &'env mut impl DeviceBufferMut<T>, counts: &[usize]);
-    AllReduceInPlace all_reduce_in_place(buffer: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
-    BroadcastInPlace broadcast_in_place(buffer: &'env mut impl DeviceBufferMut<T>, root: usize);
-    ReduceInPlace reduce_in_place(buffer: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>, root: usize);
-    AllGatherInPlace all_gather_in_place(buffer: &'env mut impl DeviceBufferMut<T>);
-    ReduceScatterInPlace reduce_scatter_in_place(buffer: &'env mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
-    GatherInPlace gather_in_place(buffer: &'env mut impl DeviceBufferMut<T>, root: usize);
-    ScatterInPlace scatter_in_place(buffer: &'env mut impl DeviceBufferMut<T>, root: usize);
-}
+collectives!(recorded);
+transfers!(recorded);
