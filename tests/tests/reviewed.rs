@@ -347,7 +347,7 @@ fn an_empty_part_may_have_any_offset() {
 }
 
 fn a_deadline_holds_for_all_who_are_late_together() {
-    const DEADLINE: Duration = Duration::from_millis(800);
+    const DEADLINE: Duration = Duration::from_secs(2);
     for large in [false, true] {
         let (start, gave_up, end) = (Steps::default(), Steps::default(), Steps::default());
         on_threads(3, &options(DEADLINE), |world| {
@@ -365,7 +365,8 @@ fn a_deadline_holds_for_all_who_are_late_together() {
                     let waited = started.elapsed();
                     assert!(matches!(error, Error::Timeout(_)), "{error}");
                     assert!(error.blamed().contains(&Pe::new(2)), "{error}");
-                    assert!(waited >= DEADLINE && waited < DEADLINE * 3 / 2, "waited for {waited:?}");
+                    // PE 1 comes after 4/5 of it: a deadline that began then would end after 9/5.
+                    assert!(waited >= DEADLINE && waited < DEADLINE * 7 / 4, "waited for {waited:?}");
                     gave_up.done();
                 }
                 1 => {

@@ -204,21 +204,21 @@ fn missing(seat: &Seat) {
     let error = ticket.wait_within(Duration::from_secs(20)).unwrap_err();
     let Error::Timeout(timeout) = &error else { panic!("{error}") };
     assert_eq!(timeout.missing, absent, "{error}");
-    assert!(timeout.waited >= Duration::from_millis(1500) && timeout.call.starts_with("all_reduce"), "{error}");
+    assert!(timeout.waited >= Duration::from_secs(5) && timeout.call.starts_with("all_reduce"), "{error}");
     assert!(error.to_string().contains("missing: PE 1, PE 3"), "{error}");
     assert_eq!(behind.wait_within(Duration::from_secs(20)).unwrap_err().blamed(), absent);
     assert_eq!(stream.synchronize().unwrap_err().blamed(), absent);
     // The team can run nothing more, and says so at once.
     let started = Instant::now();
     assert!(team.barrier_blocking().is_err());
-    assert!(started.elapsed() < Duration::from_millis(1200), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     say("named");
     // Whoever still waits must not find this PE gone first.
     sleep(Duration::from_secs(60));
 }
 
 fn an_expired_deadline_names_whoever_did_not_come() {
-    let mut running = Job::new("missing", 4).deadline(Duration::from_millis(1500)).start();
+    let mut running = Job::new("missing", 4).deadline(Duration::from_secs(5)).start();
     running.all_say([0, 2], "named");
 }
 

@@ -211,7 +211,7 @@ mod tests {
         let (started, waited) = (Instant::now(), Default::default());
         let stop = expired(&mut waiter, || Ok(()), &waited);
         assert!(matches!(stop, Stop::Failed(_)) && waited.get() >= Duration::from_millis(30));
-        assert!(started.elapsed() < Duration::from_secs(2));
+        assert!(started.elapsed() < Duration::from_secs(20));
     }
 
     #[test]
@@ -227,6 +227,6 @@ mod tests {
         let started = Instant::now();
         let stop = expired(&mut waiter, || Err(error("gone")), &Default::default());
         assert!(stop.into_error().to_string().contains("gone"));
-        assert!(started.elapsed() < Duration::from_secs(1));
+        assert!(started.elapsed() < Duration::from_secs(20));
     }
 }
