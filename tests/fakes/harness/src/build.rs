@@ -99,7 +99,7 @@ fn build(package: &str, layout: &Layout, source: &Path) {
 
 fn is_fresh(library: &Path, source: &Path) -> bool {
     let Some(built) = modified(library) else { return false };
-    newest(source).is_some_and(|changed| changed <= built)
+    [source, &source.join("../common")].into_iter().all(|folder| newest(folder).is_some_and(|changed| changed <= built))
 }
 
 fn modified(path: &Path) -> Option<SystemTime> {

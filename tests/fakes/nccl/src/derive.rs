@@ -190,7 +190,7 @@ exports! {
             if rank < 0 || rank >= n_ranks {
                 return invalid(format!("Invalid rank requested : {rank}/{n_ranks}"));
             }
-            let child = Comm::new(driver::current_device()?, config::read(config, Config::DEFAULT)?);
+            let child = Comm::new(driver::chosen_device()?, config::read(config, Config::DEFAULT)?);
             return start(newcomm, child, None, rank, move |child| {
                 bootstrap::join(&[id], n_ranks, rank, child.device, &|| child.stopped())
             });

@@ -269,7 +269,7 @@ fn launch_part(comm: &'static Comm, part: Vec<Operation>) -> Result {
         comm.persistent.fetch_add(1, Ordering::AcqRel);
         if let Err(failure) = driver::keep_in_graph(stream, launch, forget) {
             forget(launch);
-            return Err(failure);
+            return Err(failure.into());
         }
         driver::launch(stream, run_again, launch)?;
     } else {
@@ -280,7 +280,7 @@ fn launch_part(comm: &'static Comm, part: Vec<Operation>) -> Result {
         if let Err(failure) = driver::launch(stream, run_once, launch) {
             // SAFETY: the driver refused it, so that nobody else has it.
             drop(unsafe { Box::from_raw(launch.cast::<Launch>()) });
-            return Err(failure);
+            return Err(failure.into());
         }
         state.launched = turn + 1;
     }

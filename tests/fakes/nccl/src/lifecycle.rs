@@ -50,7 +50,7 @@ pub(crate) fn start(
 
 fn init_rank(newcomm: *mut CommPtr, ranks: c_int, ids: Vec<UniqueId>, rank: c_int, config: Config) -> Result {
     not_null(newcomm, "newcomm")?;
-    let device = driver::current_device()?;
+    let device = driver::chosen_device()?;
     if ranks < 1 || rank < 0 || rank >= ranks {
         return invalid(format!("Invalid rank requested : {rank}/{ranks}"));
     }

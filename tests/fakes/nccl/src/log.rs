@@ -1,37 +1,25 @@
 //! The log of calls: one line per call with all its arguments and its result.
 //!
-//! What is not here: what tests read from it. Invariant: a line is written by one `write`, so that lines of several processes do
-//! not mix.
+//! What is not here: what tests read from it.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write as _;
-use std::sync::LazyLock;
+use peerweave_fake_common::{Log, call_line};
 
 use crate::abi::Code;
 use crate::call::Arguments;
 
-static FILE: LazyLock<Option<File>> = LazyLock::new(|| {
-    let path = crate::settings::get().log.as_ref()?;
-    OpenOptions::new().create(true).append(true).open(path).ok()
-});
+static LOG: Log = Log::new(|| crate::settings::get().log.clone());
 
 /// Writes a line after the process's number.
 pub(crate) fn line(text: &str) {
-    if let Some(mut file) = FILE.as_ref() {
-        let _ = file.write_all(format!("{} {text}\n", std::process::id()).as_bytes());
-    }
+    LOG.line(text);
 }
 
 /// Writes a call: `process function(name=value, ...) = code`.
 pub(crate) fn call(function: &str, arguments: Arguments<'_>, code: Code) {
-    let mut text = format!("{function}(");
-    for (index, (name, argument)) in arguments.iter().enumerate() {
-        if index > 0 {
-            text.push_str(", ");
-        }
-        text.push_str(name);
-        text.push('=');
-        argument.show(&mut text);
-    }
-    line(&format!("{text}) = {}", code as i32));
+    let shown = arguments.iter().map(|(name, argument)| {
+        let mut value = String::new();
+        argument.show(&mut value);
+        (*name, value)
+    });
+    line(&call_line(function, shown, &(code as i32).to_string()));
 }

@@ -46,7 +46,7 @@ exports! {
         if allocations().remove(&ptr.addr()).is_none() {
             return invalid("ncclMemFree: not memory of ncclMemAlloc");
         }
-        driver::free(ptr.addr())
+        Ok(driver::free(ptr.addr())?)
     }
 
     /// Registers a buffer of a communicator.

@@ -6,15 +6,9 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-static SINCE: LazyLock<HashMap<&'static str, i32>> = LazyLock::new(|| {
-    let lines = include_str!("../since.txt").lines().filter(|line| !line.starts_with('#') && !line.is_empty());
-    lines
-        .map(|line| {
-            let (name, since) = line.split_once(' ').expect("a name and a version");
-            (name, since.parse().expect("a version's number"))
-        })
-        .collect()
-});
+use peerweave_fake_common::since;
+
+static SINCE: LazyLock<HashMap<&'static str, i32>> = LazyLock::new(|| since(include_str!("../since.txt")));
 
 /// Whether NCCL has such a function in any version.
 pub(crate) fn known(function: &str) -> bool {

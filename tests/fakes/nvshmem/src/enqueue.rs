@@ -52,14 +52,14 @@ pub(crate) fn on_stream(stream: *mut c_void, work: impl Fn(&Arc<World>, &'static
         Ok(true) => {
             // From here on the graph frees it.
             driver::keep_in_graph(stream, data, forget)?;
-            return driver::launch(stream, run_again, data);
+            return Ok(driver::launch(stream, run_again, data)?);
         }
         Err(failure) => Err(failure),
     };
     if launched.is_err() {
         forget(data);
     }
-    launched
+    Ok(launched?)
 }
 
 /// Enqueues work and waits for the stream, for calls that give a value.
@@ -68,5 +68,5 @@ pub(crate) fn through_stream(stream: *mut c_void, work: impl Fn(&Arc<World>, &'s
         return invalid("a value cannot be given out of a graph");
     }
     on_stream(stream, work)?;
-    driver::synchronize(stream.addr())
+    Ok(driver::synchronize(stream.addr())?)
 }

@@ -1,13 +1,13 @@
 //! Counts the calls that a rule looks at, and says which call fails, sticks, is slow or ends the process.
 //!
-//! What is not here: what an operation then does. Invariant: each rule counts alone, over all threads of the process.
+//! What is not here: what an operation then does. The counting is `peerweave_fake_common`'s.
 
-use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
+use peerweave_fake_common::{Rule, hit};
+
 use crate::abi::Code;
-use crate::settings::{self, Rule, Rules};
+use crate::settings;
 
 /// What a rule wants of what a call does, on its stream or at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,25 +35,6 @@ impl Effect {
             }
         }
     }
-}
-
-/// How many calls each rule has seen, by the rule's address.
-static SEEN: LazyLock<Mutex<HashMap<usize, u64>>> = LazyLock::new(Mutex::default);
-
-fn hit<'a>(rules: &'a Rules, function: &str, pe: Option<i32>) -> Option<&'a Rule> {
-    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut found = None;
-    for rule in rules.get(function).into_iter().flatten() {
-        if rule.pe.is_some() && rule.pe != pe {
-            continue;
-        }
-        let count = seen.entry(std::ptr::from_ref(rule).addr()).or_default();
-        *count += 1;
-        if rule.nth.is_none_or(|nth| nth == *count) {
-            found = Some(rule);
-        }
-    }
-    found
 }
 
 /// Counts a call: what its operation shall do, and the code that it returns at once if it shall fail.

@@ -37,7 +37,7 @@ fn allocate(bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
             unsafe { std::ptr::write_bytes((base + offset) as *mut u8, POISON, bytes.min(POISONED)) };
             if zero {
                 // As NVSHMEM does, which waits for it no more than for anything else on the default stream.
-                call::or_abort(driver::with_context(world.context, || driver::zero(base + offset, bytes)));
+                call::or_abort(driver::with_context(world.context, || Ok(driver::zero(base + offset, bytes)?)));
             }
         }
         found.map(|offset| (offset, memory.regions[0].as_ref().map_or(0, |heap| heap.base) + offset))
@@ -93,7 +93,7 @@ fn register_symmetric(address: usize, bytes: usize, wish: usize) -> Result<usize
         // NVSHMEM rounds up, and maps more than there is.
         invalid(format!("{bytes} bytes are no multiple of {step}"))
     } else {
-        driver::with_context(world.context, || driver::handle_at(address))
+        driver::with_context(world.context, || Ok(driver::handle_at(address)?))
     };
     world.team.idle();
     let mut turn = world.team.turn(Channel::Setup);

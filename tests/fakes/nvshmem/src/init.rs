@@ -7,7 +7,9 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
 
-use crate::abi::{Code, InitArgs, InitAttr, Result, UniqueId, UniqueIdArgs, WITH_ID, WITH_MPI, WITH_SHMEM, fail, invalid, word};
+use crate::abi::{
+    Code, Fail, InitArgs, InitAttr, Result, UniqueId, UniqueIdArgs, WITH_ID, WITH_MPI, WITH_SHMEM, fail, invalid, word,
+};
 use crate::control::{self, Card, Control, MAX_PES};
 use crate::log::{complain, undefined};
 use crate::meet::{Channel, Team, record, wait_for};
@@ -98,7 +100,7 @@ fn bootstrap(flags: u32, attr: &InitAttr) -> Result<(&'static Control, c_int, c_
 fn device(attr: &InitAttr) -> Result<(c_int, usize)> {
     let wanted = if attr.args.version == word(2, size_of::<InitArgs>()) { attr.args.device } else { -1 };
     if wanted >= 0 {
-        return driver::device_of_ordinal(wanted);
+        return Ok(driver::device_of_ordinal(wanted)?);
     }
     driver::current_device()?.map_or_else(|| fail(Code::GPU_NOT_SELECTED, "no context is current, and no device is given"), Ok)
 }
@@ -194,7 +196,7 @@ fn begin(attr: &InitAttr, (control, pe, ranks): (&'static Control, c_int, c_int)
         let mut turn = team.turn(Channel::Setup);
         let made = driver::create(device, bytes);
         let all = turn.meet(record(&[bytes as u64], &[u64::from(made.is_ok())]));
-        let handle = made.or_else(|failure| fail(Code::OUT_OF_MEMORY, failure.text))?;
+        let handle = made.or_else(|failure| fail(Code::OUT_OF_MEMORY, Fail::from(failure).text))?;
         if let Some(other) = all.iter().position(|theirs| theirs.own[0] == 0) {
             return fail(Code::OUT_OF_MEMORY, format!("PE {other} has no memory for the symmetric heap"));
         }
@@ -204,7 +206,9 @@ fn begin(attr: &InitAttr, (control, pe, ranks): (&'static Control, c_int, c_int)
     if is_on("NVSHMEM_DISABLE_P2P") {
         for (other, peer) in heap.peers.iter_mut().enumerate().filter(|(other, _)| *other != pe as usize) {
             if let Some(given) = peer.given.take() {
-                driver::unmap(given, bytes).or_else(|failure| fail(failure.code, format!("PE {other}: {}", failure.text)))?;
+                driver::unmap(given, bytes)
+                    .map_err(Fail::from)
+                    .or_else(|failure| fail(failure.code, format!("PE {other}: {}", failure.text)))?;
             }
         }
     }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 
-use crate::abi::{Code, Result, fail};
+use crate::abi::{Code, Fail, Result, fail};
 use crate::control::{map_bytes, open_of_process, unmap_bytes};
 use crate::driver;
 use crate::log::undefined;
@@ -89,7 +89,7 @@ impl Region {
             }
             Ok((base, peers))
         };
-        let mapped = exported.and_then(|file| map().map(|mapped| (mapped, file)));
+        let mapped = exported.map_err(Fail::from).and_then(|file| map().map(|mapped| (mapped, file)));
         // Descriptors stay open until all have mapped what they name.
         let all = turn.meet(record(&[bytes as u64], &[u64::from(mapped.is_ok())]));
         let ((base, peers), _) = mapped?;
@@ -110,7 +110,7 @@ impl Region {
             }
         }
         driver::unmap(self.base, self.bytes)?;
-        driver::release(self.handle)
+        Ok(driver::release(self.handle)?)
     }
 }
 

@@ -56,7 +56,7 @@ fn regions() -> std::sync::MutexGuard<'static, BTreeSet<u64>> {
 
 exports! {
     fn nvshmemx_cumodule_init(module: *mut c_void) -> c_int {
-        tell(module, driver::global_of_module)
+        tell(module, |module, name| Ok(driver::global_of_module(module, name)?))
     }
 
     fn nvshmemx_cumodule_finalize(module: *mut c_void) -> c_int {
@@ -64,7 +64,7 @@ exports! {
     }
 
     fn nvshmemx_culibrary_init(library: *mut c_void) -> c_int {
-        tell(library, driver::global_of_library)
+        tell(library, |library, name| Ok(driver::global_of_library(library, name)?))
     }
 
     fn nvshmemx_culibrary_finalize(library: *mut c_void) -> c_int {

@@ -59,7 +59,7 @@ fn quiet() {
 }
 
 fn quiet_in_order(stream: *mut c_void) {
-    world::live().quiesce(call::or_abort(driver::is_capturing(stream.addr())));
+    world::live().quiesce(call::or_abort(driver::is_capturing(stream.addr()).map_err(Into::into)));
     call::or_abort(on_stream(stream, |world, function| {
         world.memory().local(function, "nothing", 0, 0);
         world.quiet();

@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
+use peerweave_fake_common::since;
+
 /// A version of the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version(pub(crate) i32, pub(crate) i32, pub(crate) i32);
@@ -29,15 +31,7 @@ pub(crate) const NEWEST: Version = Version(3, 8, 0);
 /// The first that reads layout 2 of the structs of initialisation.
 pub(crate) const INIT_LAYOUT_2: Version = Version(3, 6, 5);
 
-static SINCE: LazyLock<HashMap<&'static str, Version>> = LazyLock::new(|| {
-    let lines = include_str!("../since.txt").lines().filter(|line| !line.starts_with('#') && !line.is_empty());
-    lines
-        .map(|line| {
-            let (name, since) = line.split_once(' ').expect("a name and a version");
-            (name, since.parse().expect("a version's number"))
-        })
-        .collect()
-});
+static SINCE: LazyLock<HashMap<&'static str, Version>> = LazyLock::new(|| since(include_str!("../since.txt")));
 
 /// Whether this library exports such a function.
 pub(crate) fn known(function: &str) -> bool {

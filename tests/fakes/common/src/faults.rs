@@ -1,0 +1,28 @@
+//! Counts the calls that a rule looks at.
+//!
+//! Invariant: each rule counts alone, over all threads of the process.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use crate::{Rule, Rules};
+
+/// How many calls each rule has seen, by the rule's address.
+static SEEN: LazyLock<Mutex<HashMap<usize, u64>>> = LazyLock::new(Mutex::default);
+
+/// Counts a call of a rank or PE, and returns the rule that means it. `rules` stay where they are for as long as the process.
+pub fn hit(rules: &'static Rules, function: &str, place: Option<i32>) -> Option<&'static Rule> {
+    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut found = None;
+    for rule in rules.get(function).into_iter().flatten() {
+        if rule.place.is_some() && rule.place != place {
+            continue;
+        }
+        let count = seen.entry(std::ptr::from_ref(rule).addr()).or_default();
+        *count += 1;
+        if rule.nth.is_none_or(|nth| nth == *count) {
+            found = Some(rule);
+        }
+    }
+    found
+}

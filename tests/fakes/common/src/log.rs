@@ -1,0 +1,34 @@
+//! The log of calls: one line per call with all its arguments and its result.
+//!
+//! Invariant: a line is written by one `write`, so that lines of several processes do not mix.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::sync::OnceLock;
+
+/// A fake's log.
+pub struct Log {
+    path: fn() -> Option<String>,
+    file: OnceLock<Option<File>>,
+}
+
+impl Log {
+    /// A log in the file that `path` gives when the first line is written.
+    pub const fn new(path: fn() -> Option<String>) -> Self {
+        Self { path, file: OnceLock::new() }
+    }
+
+    /// Writes a line after the process's number.
+    pub fn line(&self, text: &str) {
+        let open = || OpenOptions::new().create(true).append(true).open((self.path)()?).ok();
+        if let Some(mut file) = self.file.get_or_init(open).as_ref() {
+            let _ = file.write_all(format!("{} {text}\n", std::process::id()).as_bytes());
+        }
+    }
+}
+
+/// The line of a call: `function(name=value, ...) = result`.
+pub fn call_line(function: &str, arguments: impl Iterator<Item = (&'static str, String)>, result: &str) -> String {
+    let shown: Vec<String> = arguments.map(|(name, value)| format!("{name}={value}")).collect();
+    format!("{function}({}) = {result}", shown.join(", "))
+}

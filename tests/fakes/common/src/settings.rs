@@ -1,0 +1,75 @@
+//! What the environment asks of a fake.
+//!
+//! Invariant: a setting that cannot be understood ends the process with its text, so that a test never passes because its fault was
+//! misspelled.
+
+use std::collections::HashMap;
+use std::str::FromStr;
+
+/// One rule: a function, perhaps a rank or PE, which call, and a number.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// Only calls of this rank or PE count.
+    pub place: Option<i32>,
+    /// Which call, counted from 1; `None` for every one.
+    pub nth: Option<u64>,
+    /// A code or milliseconds.
+    pub number: Option<i64>,
+}
+
+/// The rules of each function.
+pub type Rules = HashMap<String, Vec<Rule>>;
+
+/// The variables of one fake.
+#[derive(Clone, Copy, Debug)]
+pub struct Variables {
+    /// What the fake calls itself, such as `fake nccl`.
+    pub fake: &'static str,
+    /// What its variables begin with.
+    pub prefix: &'static str,
+}
+
+impl Variables {
+    /// The value of a variable; an empty one counts as unset.
+    pub fn get(&self, name: &str) -> Option<String> {
+        std::env::var(format!("{}{name}", self.prefix)).ok().filter(|text| !text.is_empty())
+    }
+
+    /// Ends the process over a value that cannot be understood.
+    pub fn bad(&self, name: &str, text: &str) -> ! {
+        eprintln!("{}: {}{name}={text} cannot be understood", self.fake, self.prefix);
+        std::process::abort();
+    }
+
+    /// Whether a switch is `1`; it is off where it is unset or `0`.
+    pub fn flag(&self, name: &str) -> bool {
+        match self.get(name).as_deref() {
+            None | Some("0") => false,
+            Some("1") => true,
+            Some(text) => self.bad(name, text),
+        }
+    }
+
+    /// The number, or version, that a text of a variable is.
+    pub fn number<T: FromStr>(&self, name: &str, text: &str) -> T {
+        text.trim().parse().unwrap_or_else(|_| self.bad(name, text))
+    }
+
+    /// Reads `function[@place][:nth][=number],...`; `known` says which functions there are.
+    pub fn rules(&self, name: &str, known: fn(&str) -> bool) -> Rules {
+        let mut all = Rules::new();
+        for text in self.get(name).unwrap_or_default().split(',').map(str::trim).filter(|text| !text.is_empty()) {
+            let (left, value) = text.split_once('=').map_or((text, None), |(left, value)| (left, Some(value)));
+            let (left, nth) = left.split_once(':').map_or((left, None), |(left, nth)| (left, Some(nth)));
+            let (function, place) = left.split_once('@').map_or((left, None), |(left, place)| (left, Some(place)));
+            if !known(function) {
+                self.bad(name, text);
+            }
+            let nth = nth.filter(|nth| *nth != "*").map(|nth| self.number(name, nth));
+            let place = place.map(|place| self.number(name, place));
+            let number = value.map(|value| self.number(name, value));
+            all.entry(function.to_owned()).or_default().push(Rule { place, nth, number });
+        }
+        all
+    }
+}

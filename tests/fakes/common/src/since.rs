@@ -1,0 +1,19 @@
+//! Which version brought a function.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::str::FromStr;
+
+/// Reads a fake's `since.txt`: lines of a function and the version that brought it; `#` begins a comment.
+///
+/// # Panics
+/// Where a line is anything else.
+pub fn since<V: FromStr<Err: Debug>>(text: &'static str) -> HashMap<&'static str, V> {
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    lines
+        .map(|line| {
+            let (name, since) = line.split_once(' ').expect("a name and a version");
+            (name, since.parse().expect("a version"))
+        })
+        .collect()
+}
