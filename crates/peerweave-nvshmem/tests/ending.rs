@@ -4,10 +4,11 @@
 mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use common::{DEADLINE, block, fakes, misuse, start, unblock};
-use peerweave_nvshmem::{MisuseKind, NvshmemError};
+use common::{DEADLINE, block, device, fakes, misuse, rendezvous, settings, start, unblock};
+use peerweave_nvshmem::{Context, MisuseKind, NvshmemError};
 
 const A_WHILE: Duration = Duration::from_millis(200);
 
@@ -70,5 +71,48 @@ fn end_that_fails_lets_others_in_again() {
         let context = peerweave_nvshmem::Context::current().expect("it goes on");
         context.free(memory).expect("freed");
         context.finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn of_last_handles_that_go_at_once_one_ends_nvshmem() {
+    fakes().limit(Duration::from_secs(120)).run_many(1, |child| {
+        let meeting = rendezvous(&child, DEADLINE);
+        for round in 0..400 {
+            let context = Context::from_rendezvous(&meeting, &device(0), settings(DEADLINE)).expect("it starts");
+            let together = Arc::new(Barrier::new(5));
+            let threads: Vec<_> = (0..4)
+                .map(|_| {
+                    let (handle, together) = (context.clone(), Arc::clone(&together));
+                    std::thread::spawn(move || {
+                        together.wait();
+                        handle.finalize().expect("a handle goes").other_handles
+                    })
+                })
+                .collect();
+            drop(context);
+            together.wait();
+            let left: Vec<usize> = threads.into_iter().map(|thread| thread.join().expect("it ends")).collect();
+            assert_eq!(left.iter().filter(|others| **others == 0).count(), 1, "round {round}: {left:?}");
+            assert!(Context::current().is_none(), "round {round}");
+        }
+    });
+}
+
+#[test]
+fn the_end_is_refused_while_a_module_knows_nvshmem() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").run_many(1, |child| {
+        let here = start(&child);
+        let keep = Arc::new("module");
+        // SAFETY: the fake never looks into a module.
+        let guard = unsafe { here.context.init_module(std::ptr::without_provenance_mut(0x1000), Arc::clone(&keep) as _) };
+        let guard = guard.expect("the module is told");
+        // NVSHMEM keeps the module's address beyond its end, and writes there when it starts again.
+        let refused = misuse(here.context.finalize());
+        assert!(matches!(refused, MisuseKind::InUse { .. }), "{refused:?}");
+        drop(guard);
+        common::settle();
+        assert_eq!(Arc::strong_count(&keep), 1);
+        Context::current().expect("it goes on").finalize().expect("it ends");
     });
 }

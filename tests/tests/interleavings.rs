@@ -1,5 +1,5 @@
-//! What reviews of the host backend found, each as the smallest scenario that showed it: PEs that come after others gave up, threads of one PE that
-//! call at once, calls that look alike, teams that end while something of theirs is under way.
+//! Calls of several PEs and threads in orders that are rare: PEs that come after others gave up, threads of one PE that call at once, calls that look
+//! alike, teams that end while something of theirs is in flight.
 //!
 //! PEs are threads here. They tell each other beside the library how far they are, so that nothing hangs on how fast the machine is.
 

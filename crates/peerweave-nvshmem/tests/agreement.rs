@@ -1,0 +1,276 @@
+//! Set-up calls: everybody calls NVSHMEM, or nobody, whatever threads do meanwhile; and nobody is blamed who came.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{DEADLINE, SHORT, device, fakes, misuse, rendezvous, settings, start, start_at, start_within};
+use peerweave_nvshmem::{Context, MisuseKind, NvshmemError, Settings, TeamConfig, TeamId};
+use peerweave_types::Pe;
+
+const A_WHILE: Duration = Duration::from_millis(200);
+
+#[test]
+fn threads_that_make_set_up_calls_in_other_orders_get_errors_and_nvshmem_goes_on() {
+    fakes().run_many(2, |child| {
+        let meeting = rendezvous(&child, Duration::from_secs(3));
+        let here = start_at(meeting, &child, settings(Duration::from_secs(1)));
+        let (context, world) = (&here.context, here.context.world());
+        let make = || world.split_strided(0, 1, 2, TeamConfig::default()).expect("split").expect("all are in it");
+        let (one, other) = (make(), make());
+        let (first, second) = if child.rank == 0 { (&one, &other) } else { (&other, &one) };
+        let outcomes = std::thread::scope(|scope| {
+            let first = scope.spawn(|| first.split_strided(0, 1, 1, TeamConfig::default()).map(drop));
+            std::thread::sleep(A_WHILE);
+            [second.split_strided(0, 1, 1, TeamConfig::default()).map(drop), first.join().expect("no panic")]
+        });
+        for outcome in &outcomes {
+            let waited = matches!(outcome, Err(NvshmemError::Timeout(_) | NvshmemError::Disagree(_)));
+            assert!(waited, "{outcome:?}");
+        }
+        child.meet("over");
+        // Nobody was inside NVSHMEM, which goes on.
+        world.barrier_blocking().expect("all come");
+        context.free(context.alloc::<u8>(8).expect("memory")).expect("freed");
+        here.context
+            .world()
+            .split_strided(0, 1, 2, TeamConfig::default())
+            .expect("split")
+            .expect("a team")
+            .destroy()
+            .expect("ended");
+        drop((one, other, world));
+        here.end();
+    });
+}
+
+#[test]
+fn threads_that_make_set_up_calls_in_one_order_wait_for_each_other() {
+    fakes().run_many(2, |child| {
+        let here = start(&child);
+        let world = here.context.world();
+        let make = || world.split_strided(0, 1, 2, TeamConfig::default()).expect("split").expect("all are in it");
+        let (one, other) = (make(), make());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // The other PE comes later.
+                std::thread::sleep(A_WHILE * 2 * child.rank as u32);
+                one.split_strided(0, 1, 1, TeamConfig::default()).expect("split");
+            });
+            std::thread::sleep(A_WHILE * (1 + 3 * child.rank as u32));
+            other.split_strided(0, 1, 1, TeamConfig::default()).expect("split");
+        });
+        drop((one, other, world));
+        here.end();
+    });
+}
+
+#[test]
+fn a_thread_that_waits_too_long_for_its_turn_does_not_break_the_call_before_it() {
+    fakes().run_many(2, |child| {
+        let here = start_within(&child, SHORT);
+        let first = if child.rank == 0 {
+            std::thread::scope(|scope| {
+                let first = scope.spawn(|| here.context.alloc::<u8>(8));
+                std::thread::sleep(A_WHILE);
+                let error = here.context.alloc::<u8>(8).expect_err("the first is before it");
+                assert!(matches!(error, NvshmemError::Timeout(_)), "{error}");
+                child.put_file("late", b"");
+                first.join().expect("no panic")
+            })
+        } else {
+            child.wait_for_file("late");
+            here.context.alloc::<u8>(8)
+        };
+        here.context.free(first.expect("all came to the first call")).expect("freed");
+        here.context.world().barrier_blocking().expect("all come");
+        here.end();
+    });
+}
+
+#[test]
+fn a_pe_that_has_met_the_others_and_does_not_get_into_nvshmem_leaves_nobody_inside() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(2, |child| {
+        let here = start_within(&child, Duration::from_secs(3));
+        let memory = here.context.alloc::<u32>(128).expect("memory");
+        let (target, source) = (memory.slice(0..64).expect("a half"), memory.slice(64..128).expect("a half"));
+        let outcome = std::thread::scope(|scope| {
+            if child.rank == 0 {
+                for _ in 0..4 {
+                    // Each of them is well within its own deadline, or says that it is not.
+                    scope.spawn(|| (0..2).for_each(|_| drop(here.context.put_blocking(&target, &source, here.context.pe()))));
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            here.context.alloc::<u8>(8)
+        });
+        let alike = if outcome.is_ok() { "memory" } else { "an error" };
+        child.put_file(&format!("outcome-{}", child.rank), alike.as_bytes());
+        child.meet("over");
+        let theirs = std::fs::read(child.directory.join(format!("outcome-{}", 1 - child.rank))).expect("it is there");
+        assert_eq!(String::from_utf8_lossy(&theirs), alike, "{outcome:?}");
+        here.context.world().barrier_blocking().expect("nobody is inside");
+        drop((outcome, target, source));
+        here.context.free(memory).expect("freed");
+        here.context.finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn a_team_that_some_pes_make_by_an_id_is_no_child_of_the_world() {
+    fakes().run_many(3, |child| {
+        let here = start_within(&child, Duration::from_secs(2));
+        if child.rank < 2 {
+            let members = [Pe::new(0), Pe::new(1)];
+            let team = here.context.team_of(TeamId::from_u64(1), &members, TeamConfig::default()).expect("made");
+            team.destroy().expect("ended");
+        }
+        let part = here.context.world().split_strided(0, 1, 3, TeamConfig::default()).expect("split").expect("all are in it");
+        part.destroy().expect("all came to the same call");
+        here.end();
+    });
+}
+
+#[test]
+fn teams_of_a_second_life_do_not_read_the_keys_of_the_first() {
+    fakes().run_many(2, |child| {
+        let meeting = rendezvous(&child, DEADLINE);
+        for life in 0..2 {
+            let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("it starts");
+            let node = context.node().expect("the team");
+            // PE 1 comes later, with the same arguments, which are others in each life.
+            if child.rank == 1 {
+                std::thread::sleep(A_WHILE);
+            }
+            let count = 2 - life;
+            let part = node.split_strided(0, 1, count, TeamConfig::default());
+            let part = part.unwrap_or_else(|error| panic!("life {life}: both came with the same arguments: {error}"));
+            if let Some(part) = part {
+                part.destroy().expect("it ends");
+            }
+            drop(node);
+            context.finalize().expect("it ends");
+        }
+    });
+}
+
+#[test]
+fn another_id_is_another_job() {
+    fakes().run(|| {
+        let quiet = || settings(DEADLINE);
+        let (one, other) = (Context::unique_id(&quiet()).expect("an id"), Context::unique_id(&quiet()).expect("an id"));
+        assert_ne!(one, other);
+        let context = Context::from_unique_id(one, Pe::new(0), 1, &device(0), quiet()).expect("it starts");
+        let again = Context::from_unique_id(one, Pe::new(0), 1, &device(0), quiet()).expect("the same again is a handle");
+        let refused = misuse(Context::from_unique_id(other, Pe::new(0), 1, &device(0), quiet()));
+        assert!(matches!(refused, MisuseKind::AlreadyInitialized { .. }), "{refused:?}");
+        again.finalize().expect("a handle goes");
+        context.finalize().expect("it ends");
+    });
+}
+
+#[test]
+fn two_threads_that_make_ids_leave_the_environment_as_it_was() {
+    fakes().env_remove("NVSHMEM_DEBUG").env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_get_uniqueid=200").run(|| {
+        std::thread::scope(|scope| {
+            for after in [0, 100] {
+                scope.spawn(move || {
+                    std::thread::sleep(Duration::from_millis(after));
+                    Context::unique_id(&Settings::default().debug("WARN")).expect("an id");
+                });
+            }
+        });
+        assert_eq!(std::env::var("NVSHMEM_DEBUG").ok(), None, "it was not set before");
+    });
+}
+
+#[test]
+fn pes_that_allocate_other_types_disagree() {
+    fakes().run_many(2, |child| {
+        let here = start(&child);
+        let error = match child.rank {
+            0 => here.context.alloc::<f32>(2).err(),
+            _ => here.context.alloc::<u64>(1).err(),
+        };
+        let error = error.expect("they have as many bytes and are not the same");
+        assert!(matches!(error, NvshmemError::Disagree(_)), "{error}");
+        here.end();
+    });
+}
+
+#[test]
+fn a_pe_that_comes_after_the_others_gave_up_does_not_call_alone() {
+    fakes().run_many(2, |child| {
+        let meeting = rendezvous(&child, Duration::from_secs(2));
+        let deadline = Duration::from_secs(3);
+        let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(deadline)).expect("it starts");
+        let node = context.node().expect("the team");
+        if child.rank == 1 {
+            std::thread::sleep(Duration::from_millis(3500));
+        }
+        let error = node.split_strided(0, 1, 2, TeamConfig::default()).expect_err("the other did not come in time");
+        // NVSHMEM was called by nobody, so that it can still be used.
+        let alive = context.quiet_blocking();
+        // PE 0 stays until then: it has the server.
+        std::fs::write(child.directory.join(child.rank.to_string()), "done").expect("a file");
+        child.wait_for_file("0");
+        child.wait_for_file("1");
+        alive.unwrap_or_else(|dead| panic!("{dead}, after: {error}"));
+    });
+}
+
+#[test]
+fn pes_that_share_a_gpu_without_a_rendezvous_are_told() {
+    fakes().env("PEERWEAVE_FAKE_NVSHMEM_SHARE_GPU", "1").run_many(2, |child| {
+        if child.rank == 0 {
+            child.put_file("id", &Context::unique_id(&settings(DEADLINE)).expect("an id").to_bytes());
+        }
+        child.wait_for_file("id");
+        let bytes = std::fs::read(child.directory.join("id")).expect("the id");
+        let id = bytes.as_slice().try_into().expect("128 bytes");
+        let started = Context::from_unique_id(id, Pe::new(child.rank as u32), 2, &device(0), settings(DEADLINE));
+        // NVSHMEM would end the process at the first barrier.
+        let refused = started.and_then(|context| context.world().barrier(context.stream()));
+        let error = refused.expect_err("they share a GPU");
+        assert!(matches!(error, NvshmemError::Preflight(_) | NvshmemError::Unsupported(_)), "{error}");
+    });
+}
+
+#[test]
+fn a_bad_alignment_on_one_pe_is_told_to_the_others() {
+    fakes().run_many(2, |child| {
+        let here = start(&child);
+        let began = Instant::now();
+        let error = here.context.alloc_aligned::<u8>(if child.rank == 0 { 64 } else { 3 }, 8).expect_err("one is wrong");
+        match child.rank {
+            0 => assert!(matches!(error, NvshmemError::Disagree(_)), "{error}"),
+            _ => assert!(matches!(error, NvshmemError::Misuse(_)), "{error}"),
+        }
+        assert!(began.elapsed() < DEADLINE / 2, "it took {:?}", began.elapsed());
+        let memory = here.context.alloc_aligned::<u8>(64, 8).expect("all are in step");
+        here.context.free(memory).expect("it is freed");
+        here.end();
+    });
+}
+
+#[test]
+fn a_pe_with_bad_settings_is_told_to_the_others() {
+    fakes().run_many(2, |child| {
+        let meeting = rendezvous(&child, DEADLINE);
+        let wrong = match child.rank {
+            0 => settings(DEADLINE),
+            _ => settings(DEADLINE).variable("LD_PRELOAD", "x"),
+        };
+        let began = Instant::now();
+        let error = Context::from_rendezvous(&meeting, &device(child.rank), wrong).expect_err("one is wrong");
+        match child.rank {
+            0 => assert!(matches!(error, NvshmemError::Preflight(_)), "{error}"),
+            _ => assert!(matches!(error, NvshmemError::Misuse(_)), "{error}"),
+        }
+        assert!(began.elapsed() < DEADLINE / 2, "it took {:?}", began.elapsed());
+        // Nobody called NVSHMEM.
+        let context = Context::from_rendezvous(&meeting, &device(child.rank), settings(DEADLINE)).expect("all are in step");
+        context.finalize().expect("it ends");
+    });
+}

@@ -1,0 +1,58 @@
+//! Strides that NVSHMEM, or a copy of CUDA's under it, has no number for are refused before it is called.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use common::{DEADLINE, device, fakes, misuse, rendezvous, settings, start};
+use peerweave_nvshmem::{Context, MisuseKind, Strides, TeamConfig};
+
+#[test]
+fn steps_that_c_has_no_number_for() {
+    fakes().run_many(1, |child| {
+        let here = start(&child);
+        let buffer = here.context.alloc::<u64>(4).expect("memory");
+        let own = here.context.pe();
+        let strides = Strides { count: 2, source: 1, dest: 1 << 29 };
+        let refused = misuse(here.context.put_strided(&buffer, &buffer, strides, own, &here.stream));
+        assert!(matches!(refused, MisuseKind::OutOfRange { .. } | MisuseKind::Value { .. }), "{refused:?}");
+        // One element is reached by any step, also by those that CUDA's copies do not take.
+        let (low, high) = (buffer.slice(0..2).expect("a half"), buffer.slice(2..4).expect("a half"));
+        low.copy_from(&here.stream, &[7, 8]).expect("a copy");
+        for far in [1 << 29, usize::MAX] {
+            let strides = Strides { count: 1, source: far, dest: far };
+            here.context.put_strided(&high, &low, strides, own, &here.stream).expect("it is enqueued");
+            here.context.get_strided(&high, &low, strides, own, &here.stream).expect("it is enqueued");
+            here.stream.synchronize().expect("it passes");
+            here.context.put_strided_blocking(&high, &low, strides, own).expect("it is put");
+            here.context.get_strided_blocking(&high, &low, strides, own).expect("it is got");
+        }
+        assert_eq!(high.to_vec(&here.stream).expect("a copy")[0], 7);
+        drop((low, high));
+        let team = here.context.world().split_strided(0, i32::MAX, 1, TeamConfig::default()).expect("one member, any step");
+        team.expect("a member").destroy().expect("it ends");
+        here.context.free(buffer).expect("freed");
+        here.end();
+    });
+}
+
+#[test]
+fn steps_that_a_copy_of_cuda_s_does_not_take_are_refused() {
+    fakes().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", "17179869184").run_many(1, |child| {
+        let meeting = rendezvous(&child, DEADLINE);
+        let own = settings(DEADLINE).symmetric_size_bytes(6 << 30);
+        let context = Context::from_rendezvous(&meeting, &device(0), own).expect("it starts");
+        let (pe, stream, far) = (context.pe(), context.stream(), 1usize << 31);
+        let buffer = context.alloc::<u8>(2 * far + 2).expect("memory");
+        let (low, high) = (buffer.slice(0..far + 1).expect("a half"), buffer.slice(far + 1..2 * far + 2).expect("a half"));
+        for strides in [Strides { count: 2, source: 1, dest: far }, Strides { count: 2, source: far, dest: 1 }] {
+            let refused = misuse(context.put_strided(&high, &low, strides, pe, stream));
+            assert!(matches!(refused, MisuseKind::Value { expected: "less than 2 GiB", .. }), "{refused:?}");
+            misuse(context.get_strided_blocking(&high, &low, strides, pe));
+        }
+        let widest = Strides { count: 2, source: far - 1, dest: far - 1 };
+        context.put_strided(&high, &low, widest, pe, stream).expect("that is a step");
+        drop((low, high));
+        context.free(buffer).expect("freed");
+        context.finalize().expect("it ends");
+    });
+}
