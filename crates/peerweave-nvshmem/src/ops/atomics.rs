@@ -1,8 +1,7 @@
 //! Atomic operations on another PE's words, as far as NVSHMEM's host library has them.
 //!
 //! It exports 150 typed atomics, and in every release from 3.3.24 to 3.8.0 each of them prints "not implemented" and gives zero. What works are its
-//! signal operations, which set or add to a 64-bit word: the operations here that work are made of those. The others are
-//! [`Unsupported`](crate::Unsupported), never a wrong zero; kernels have all of them.
+//! signal operations, which set or add to a 64-bit word: the operations here are made of those. Kernels have all of them.
 
 use std::sync::Arc;
 
