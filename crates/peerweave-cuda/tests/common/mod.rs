@@ -20,6 +20,8 @@ pub(crate) const LONG: Duration = Duration::from_secs(20);
 pub(crate) fn fakes() -> Fakes {
     let ptx = peerweave_test_kernels::ring::KERNEL.ptx();
     let found = if ptx.variants.is_empty() { Err(ptx.problem.to_owned()) } else { Ok(()) };
+    let required = std::env::var("PEERWEAVE_REQUIRE").is_ok_and(|required| required.contains("ptx"));
+    assert!(found.is_ok() || !required, "PEERWEAVE_REQUIRE demands ptx: {found:?}");
     Fakes::new().cuda().needs(found)
 }
 
