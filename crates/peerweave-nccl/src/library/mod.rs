@@ -6,6 +6,7 @@ pub(crate) mod call;
 pub(crate) mod debug_log;
 pub(crate) mod error;
 pub(crate) mod loading;
+pub(crate) mod misuse;
 pub(crate) mod parameters;
 pub(crate) mod properties;
 pub(crate) mod unique_id;
