@@ -5,7 +5,9 @@
 //! - each primitive of `peerweave-device` is the one instruction that it must be, with its semantics and scope ([`probes`]);
 //! - no kernel holds an atomic instruction that does not state both;
 //! - inner loops of copies move vectors of 16 bytes, eight in flight ([`loops`]);
-//! - where an assembler is given, it takes every file for each architecture.
+//! - every kernel is known to copy arrays or not to ([`loops`]);
+//! - where an assembler is given, it takes every file, and the primitives, for each architecture. Those for
+//!   multicast memory are in no kernel that is shipped: they are compiled and assembled here alone.
 
 mod assemble;
 mod loops;
@@ -59,9 +61,11 @@ pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
     let target_dir = root.join("target").join("peerweave-ptx");
     let mut findings = Findings { summary: format!("{}\n", toolchain.version.trim()), faults: Vec::new() };
 
-    for (sm, found) in probes::check(root, &toolchain, &target_dir)? {
-        findings.summary += &format!("{} primitives for sm_{sm}\n", found.checked);
+    for (variant, path, found) in probes::check(root, &toolchain, &target_dir)? {
+        let what = format!("primitives for sm_{}", variant.sm);
+        findings.summary += &format!("{} {what}", found.checked);
         findings.faults.extend(found.faults);
+        assemble(task, &path, variant, &what, &mut findings);
     }
     for package in CRATES {
         let home = root.join("crates").join(package);
@@ -90,18 +94,22 @@ pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
             findings.faults.extend(wide.faults.into_iter().map(|fault| format!("{name}: {fault}")));
             let kernels = peerweave_build::entries(&built).len();
             findings.summary += &format!("{name}: {kernels} kernels, {} loops of vectors", wide.checked);
-            match &task.ptxas {
-                Some(ptxas) => {
-                    let targets = ARCHITECTURES.into_iter().filter(|sm| *sm >= variant.sm);
-                    let outcome = assemble::each(ptxas, &path, variant, targets);
-                    findings.summary += &format!(", assembled for {} architectures\n", outcome.checked);
-                    findings.faults.extend(outcome.faults.into_iter().map(|fault| format!("{name}: {fault}")));
-                }
-                None => findings.summary += ", not assembled: no ptxas\n",
-            }
+            assemble(task, &path, variant, &name, &mut findings);
         }
     }
     Ok(findings)
+}
+
+/// Assembles one file for each architecture that it is for, where there is an assembler.
+fn assemble(task: &Task, path: &Path, variant: Variant, what: &str, findings: &mut Findings) {
+    let Some(ptxas) = &task.ptxas else {
+        findings.summary += ", not assembled: no ptxas\n";
+        return;
+    };
+    let targets = ARCHITECTURES.into_iter().filter(|sm| *sm >= variant.sm);
+    let outcome = assemble::each(ptxas, path, variant, targets);
+    findings.summary += &format!(", assembled for {} architectures\n", outcome.checked);
+    findings.faults.extend(outcome.faults.into_iter().map(|fault| format!("{what}: {fault}")));
 }
 
 /// What one look found.

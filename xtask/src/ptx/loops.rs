@@ -1,4 +1,6 @@
 //! Inner loops of the kernels that copy: vectors of 16 bytes, eight loads before eight stores.
+//!
+//! Every kernel that is shipped is in one of two lists: those that copy arrays, and those that do not.
 
 use super::{Outcome, text};
 use peerweave_build::Variant;
@@ -22,7 +24,21 @@ const fn copies(kernel: &'static str, (load, store): (&'static str, &'static str
     Copies { kernel, load, store, bulk }
 }
 
-const COPIES: [Copies; 11] = [
+/// Kernels that move single elements, or nothing.
+const WITHOUT_COPIES: [&str; 8] = [
+    "bench_atomic",
+    "bench_atomic_relaxed",
+    "bench_barrier_block",
+    "bench_barrier_thread",
+    "bench_barrier_warp",
+    "bench_g",
+    "bench_p",
+    "ring",
+];
+
+const COPIES: [Copies; 13] = [
+    copies("all_gather", PUT, true),
+    copies("pipeline", PUT, true),
     copies("bench_put_thread", PUT, true),
     copies("bench_put_warp", PUT, true),
     copies("bench_put_block", PUT, true),
@@ -60,5 +76,45 @@ pub(super) fn check(ptx: &str, variant: Variant) -> Outcome {
         }
         outcome.checked += 1;
     }
+    for kernel in peerweave_build::entries(ptx) {
+        if !WITHOUT_COPIES.contains(&kernel) && !COPIES.iter().any(|copies| copies.kernel == kernel) {
+            let fault = format!("{kernel} is in neither list: say in {} whether it copies arrays", file!());
+            outcome.faults.push(fault);
+        }
+    }
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: Variant = Variant { sm: 70, network: false };
+
+    /// PTX of all kernels that copy, whose loops hold as many vectors.
+    fn kernels(vectors: usize) -> String {
+        let entry = |copies: &Copies| {
+            let Copies { kernel, load, store, .. } = copies;
+            let batch = format!("\t{load} {{%rd1, %rd2}}, [%rd3];\n").repeat(vectors)
+                + &format!("\t{store} [%rd3], {{%rd1, %rd2}};\n").repeat(vectors);
+            format!(".visible .entry {kernel}(\n)\n{{\n$L_1:\n{batch}\t@%p1 bra \t$L_1;\n\tret;\n}}\n")
+        };
+        COPIES.iter().map(entry).collect()
+    }
+
+    #[test]
+    fn loops_of_fewer_vectors_are_faults() {
+        let whole = check(&kernels(8), OLD);
+        assert_eq!((whole.checked, whole.faults), (COPIES.len(), Vec::new()));
+        assert_eq!(check(&kernels(7), OLD).faults.len(), COPIES.len());
+    }
+
+    #[test]
+    fn missing_and_unlisted_kernels_are_faults() {
+        let renamed = kernels(8).replace(".entry pipeline(", ".entry conveyor(");
+        let faults = check(&renamed, OLD).faults;
+        assert_eq!(faults.len(), 2);
+        assert!(faults[0].contains("pipeline is not there"), "{faults:?}");
+        assert!(faults[1].contains("conveyor is in neither list"), "{faults:?}");
+    }
 }

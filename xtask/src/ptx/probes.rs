@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use peerweave_build::{Request, Toolchain, Variant};
 
@@ -188,8 +188,8 @@ fn newer(add: &mut impl FnMut(String, String)) {
     }
 }
 
-/// Compiles the probes for each architecture and compares.
-pub(super) fn check(root: &Path, toolchain: &Toolchain, target_dir: &Path) -> Result<Vec<(u32, Outcome)>, PtxError> {
+/// Compiles the probes for each architecture and compares. Gives the PTX too, as a file.
+pub(super) fn check(root: &Path, toolchain: &Toolchain, target_dir: &Path) -> Result<Vec<(Variant, PathBuf, Outcome)>, PtxError> {
     let mut outcomes = Vec::new();
     for sm in [70, 90] {
         let home = target_dir.join(format!("probes-sm_{sm}"));
@@ -203,7 +203,9 @@ pub(super) fn check(root: &Path, toolchain: &Toolchain, target_dir: &Path) -> Re
             variant: Variant { sm, network: false },
         };
         let (ptx, _) = peerweave_build::compile(toolchain, &request)?;
-        outcomes.push((sm, compare(&ptx, &probes)));
+        let path = home.join("probes.ptx");
+        fs::write(&path, &ptx).map_err(|error| PtxError::File { path: path.clone(), error })?;
+        outcomes.push((request.variant, path, compare(&ptx, &probes)));
     }
     Ok(outcomes)
 }

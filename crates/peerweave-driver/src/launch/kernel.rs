@@ -306,7 +306,8 @@ fn parameters(api: &LaunchApi, function: CUfunction) -> Result<Option<Vec<Parame
         // SAFETY: the pointers are to live integers, and the function is live.
         match unsafe { api.cuFuncGetParamInfo(function, index, &raw mut offset, &raw mut bytes) } {
             Ok(CudaCode::SUCCESS) => all.push(Parameter { offset, bytes }),
-            // One past the last.
+            // One past the last. compute-sanitizer reports this call as an error. Drivers before CUDA 13.2
+            // have no function that tells the number of parameters.
             Ok(CudaCode::INVALID_VALUE) => break,
             Ok(code) => return done("cuFuncGetParamInfo", Ok(code)).map(|()| None),
             Err(_) => return Ok(None),
