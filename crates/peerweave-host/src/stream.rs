@@ -112,12 +112,12 @@ unsafe impl StreamBackend for HostStream {
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error> {
         let inner = &*self.inner;
         let shared = &*inner.shared;
-        let call = call_name(op);
         if !ops::waits(op) && !inner.pending.load(Ordering::Acquire) && !inner.busy.swap(true, Ordering::Acquire) {
             // Needs no place among other operations: no lock.
             let _release = Release(&inner.busy);
             return Ok(Submitted::Complete(shared.run_one_sided(op)));
         }
+        let call = call_name(op);
         // Taking a place in the team and one in the queue is one step: of the operations of two
         // threads, the first in the team is the first in the queue.
         let mut queue = lock(&inner.queue);

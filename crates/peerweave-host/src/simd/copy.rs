@@ -78,7 +78,7 @@ pub(super) unsafe fn pieces(dst: *mut u8, src: *const u8, bytes: usize) {
     }
 }
 
-/// How many bytes lie before the next multiple of `alignment_bytes`, a power of two.
+/// The number of bytes before the next multiple of `alignment_bytes`, a power of two.
 #[inline(always)]
 pub(super) fn bytes_to_alignment(at: *const u8, alignment_bytes: usize) -> usize {
     at.addr().wrapping_neg() & (alignment_bytes - 1)

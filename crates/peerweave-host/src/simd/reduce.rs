@@ -112,7 +112,7 @@ impl<S: Storage, O: Op<S::Value>> Kernel for Reduce<'_, S, O> {
 }
 
 impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
-    /// Four vectors.
+    /// Reduces four vectors.
     ///
     /// # Safety
     /// [R1], [R2] for four vectors from `at`; if `streaming`, every output is aligned to a vector
@@ -148,7 +148,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         }
     }
 
-    /// One vector.
+    /// Reduces one vector.
     ///
     /// # Safety
     /// [R1], [R2] for one vector from `at`.
@@ -167,7 +167,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
         }
     }
 
-    /// Less than a vector: the same steps, on zeros in the unused lanes.
+    /// Reduces less than a vector, with zeros in the unused lanes.
     ///
     /// # Safety
     /// [R1], [R2] for `bytes` bytes from `at`, which are fewer than a vector has.
