@@ -1,8 +1,11 @@
-//! Compares what `peerweave-nccl` believes of a version of NCCL with that version's headers and library.
+//! Compares the bindings of `peerweave-nccl` for one version of NCCL with that version's headers
+//! and library.
 //!
-//! Does not download anything (`.ci/abi-nccl` does), and calls nothing in the library: it reads its table of symbols.
+//! Downloads nothing (`.ci/abi-nccl` does) and calls no function of the library; it reads the
+//! symbol table.
 //!
-//! Invariant: a fact that cannot be checked is a fault. What the header says comes from the compiler, never from reading the header here.
+//! Invariant: a fact that cannot be checked is a fault. The facts of the header come from the C
+//! compiler; this check never parses the header itself.
 
 pub(crate) mod nvshmem;
 
@@ -17,7 +20,7 @@ use object::{Object as _, ObjectSymbol as _};
 
 use crate::Findings;
 
-/// Why the comparison could not be made.
+/// The comparison could not be made.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AbiError {
     #[error("{}: {source}", path.display())]
@@ -30,18 +33,18 @@ pub(crate) enum AbiError {
     Start { program: &'static str, source: io::Error },
     #[error("{program} failed:\n{output}")]
     Failed { program: &'static str, output: String },
-    #[error("cannot read this line of the table: {0}")]
+    #[error("invalid line of the table: {0}")]
     Line(String),
 }
 
-/// What one side says: `size X` or `offset X.f` or `value X`, and the number.
+/// Facts of one side: `size X`, `offset X.f` or `value X`, and the number.
 type Facts = BTreeMap<String, i64>;
 
-/// What the Rust side believes of one version.
+/// Facts of the Rust bindings for one version.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Table {
     facts: Facts,
-    /// Functions, each with the version that brought it.
+    /// Functions, each with the first version that has it.
     symbols: BTreeMap<String, Version>,
 }
 
@@ -62,7 +65,7 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// Compares with the NCCL whose `include` and `lib` are in `directory`.
+/// Compares the bindings with the NCCL in `directory`, which has `include` and `lib`.
 pub(crate) fn compare(root: &Path, directory: &Path) -> Result<Findings, AbiError> {
     let include = directory.join("include");
     let library = ["libnccl.so.2", "libnccl.so"]
@@ -93,39 +96,39 @@ pub(crate) fn compare(root: &Path, directory: &Path) -> Result<Findings, AbiErro
     let mut summary = format!("NCCL {version}: {} facts of the header, {} functions\n", table.facts.len(), table.symbols.len());
     let absent: Vec<_> = table.symbols.iter().filter(|(name, _)| !exported.contains(*name)).collect();
     for (name, since) in &absent {
-        let _ = writeln!(summary, "  not in this library: {name} (came with {since})");
+        let _ = writeln!(summary, "  missing in this library: {name} (since {since})");
     }
     let unbound = exported.iter().filter(|name| name.starts_with("nccl") && !table.symbols.contains_key(*name));
     for name in unbound {
-        let _ = writeln!(summary, "  exported and not bound: {name}");
+        let _ = writeln!(summary, "  exported without a binding: {name}");
     }
     Ok(Findings { summary, faults })
 }
 
-/// Where the two sides differ on sizes, offsets and numbers.
+/// Returns the sizes, offsets and numbers that differ.
 fn differing(rust: &Facts, header: &Facts, version: Version) -> Vec<String> {
     let all: BTreeSet<_> = rust.keys().chain(header.keys()).collect();
     let said = |facts: &Facts, fact: &str| facts.get(fact).map_or("nothing".to_owned(), i64::to_string);
     all.into_iter()
         .filter(|fact| rust.get(*fact) != header.get(*fact))
-        .map(|fact| format!("{fact} in {version}: the crate says {}, the header {}", said(rust, fact), said(header, fact)))
+        .map(|fact| format!("{fact} in {version}: the crate has {}, the header {}", said(rust, fact), said(header, fact)))
         .collect()
 }
 
-/// Functions that are there too early, or not there in time.
+/// Returns the functions that the library exports before or lacks after their first version.
 fn misplaced(claimed: &BTreeMap<String, Version>, exported: &BTreeSet<String>, version: Version) -> Vec<String> {
     let mut faults = Vec::new();
     for (name, since) in claimed {
         match (exported.contains(name), version >= *since) {
-            (true, false) => faults.push(format!("{name} is said to come with {since}, and {version} has it")),
-            (false, true) => faults.push(format!("{name} is said to come with {since}, and {version} does not have it")),
+            (true, false) => faults.push(format!("{name}: the crate says since {since}, but {version} has it")),
+            (false, true) => faults.push(format!("{name}: the crate says since {since}, but {version} lacks it")),
             _ => {}
         }
     }
     faults
 }
 
-/// The version that a header says it is.
+/// Returns the version in a header.
 fn header_version(include: &Path) -> Result<Version, AbiError> {
     let path = include.join("nccl.h");
     let text = std::fs::read_to_string(&path).map_err(|source| AbiError::File { path: path.clone(), source })?;
@@ -139,7 +142,7 @@ fn header_version(include: &Path) -> Result<Version, AbiError> {
     }
 }
 
-/// What the crate believes: its example prints it.
+/// Returns the facts of the crate, which its example prints.
 fn rust_table(root: &Path, version: Version) -> Result<Table, AbiError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -171,7 +174,7 @@ fn parse_table(text: &str) -> Result<Table, AbiError> {
     Ok(table)
 }
 
-/// What the header says about the same facts, by way of the compiler.
+/// Returns the same facts of the header, computed by the C compiler.
 fn header_facts(root: &Path, include: &Path, asked: &Facts, scratch: &Path) -> Result<Facts, AbiError> {
     let abi = root.join("crates/peerweave-nccl/abi");
     let questions = scratch.join("facts.inc");
@@ -186,7 +189,7 @@ fn header_facts(root: &Path, include: &Path, asked: &Facts, scratch: &Path) -> R
     parse_table(&output_of("probe", &mut Command::new(&program))?).map(|table| table.facts)
 }
 
-/// The questions, as macros of `probe.cc`.
+/// Formats the queries as macros for `probe.cc`.
 fn questions_for(asked: &Facts) -> String {
     asked.keys().fold(String::new(), |mut text, fact| {
         let (kind, name) = fact.split_once(' ').unwrap_or((fact, ""));
@@ -199,7 +202,7 @@ fn questions_for(asked: &Facts) -> String {
     })
 }
 
-/// The functions that a library exports.
+/// Returns the functions that a library exports.
 fn exports(library: &Path) -> Result<BTreeSet<String>, AbiError> {
     let bytes = std::fs::read(library).map_err(|source| AbiError::File { path: library.to_path_buf(), source })?;
     let file =
@@ -224,7 +227,7 @@ mod tests {
     const VERSION: Version = Version([2, 30, 7]);
 
     #[test]
-    fn table_is_read_and_asked_for() {
+    fn table_is_parsed_and_turned_into_queries() {
         let table = parse_table("size ncclTeam_t 12\noffset ncclTeam_t.rank 4\nvalue ncclSum 0\nsymbol ncclSend 2.7.3\n")
             .expect("a table");
         assert_eq!(questions_for(&table.facts), "OFFSET(ncclTeam_t, rank)\nSIZE(ncclTeam_t)\nVALUE(ncclSum)\n");
@@ -234,12 +237,12 @@ mod tests {
     }
 
     #[test]
-    fn facts_that_differ_or_that_one_side_lacks_are_named() {
+    fn different_and_missing_facts_are_named() {
         let rust = Facts::from([("size A".to_owned(), 8), ("size B".to_owned(), 4), ("size C".to_owned(), 1)]);
         let header = Facts::from([("size A".to_owned(), 8), ("size B".to_owned(), 5)]);
         assert_eq!(
             differing(&rust, &header, VERSION),
-            ["size B in 2.30.7: the crate says 4, the header 5", "size C in 2.30.7: the crate says 1, the header nothing"]
+            ["size B in 2.30.7: the crate has 4, the header 5", "size C in 2.30.7: the crate has 1, the header nothing"]
         );
     }
 
@@ -254,18 +257,15 @@ mod tests {
         let exported = BTreeSet::from(["early".to_owned(), "there".to_owned()]);
         assert_eq!(
             misplaced(&claimed, &exported, VERSION),
-            [
-                "early is said to come with 2.31.0, and 2.30.7 has it",
-                "late is said to come with 2.29.2, and 2.30.7 does not have it"
-            ]
+            ["early: the crate says since 2.31.0, but 2.30.7 has it", "late: the crate says since 2.29.2, but 2.30.7 lacks it"]
         );
     }
 
     #[test]
-    fn exports_of_this_machine_s_c_library_are_read() {
+    fn exports_of_the_c_library_are_read() {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux");
-        let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("this test is linked to it");
-        let exported = exports(Path::new(libc)).expect("it is a library");
+        let libc = maps.split_whitespace().find(|word| word.contains("libc.so")).expect("the test is linked to the C library");
+        let exported = exports(Path::new(libc)).expect("exports can be read");
         assert!(exported.contains("getpid") && !exported.contains("ncclSend"));
     }
 }

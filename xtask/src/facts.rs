@@ -1,19 +1,19 @@
-//! What comments and documents cite: files, tests, checks of continuous integration. What is cited must exist.
+//! Checks that files, tests and CI steps cited in comments and documents exist.
 //!
-//! Looks at comments in Rust sources and at the text of Markdown files, outside of code blocks. Says nothing on whether a test proves what the
-//! comment says.
+//! Reads comments of Rust sources and the text of Markdown files, outside of code blocks. It does
+//! not check whether a test proves the comment's statement.
 //!
-//! Invariant: a citation that is not understood is left alone; one that is understood is looked up.
+//! Invariant: a citation that is recognised is looked up; others are ignored.
 
 use crate::tree::File;
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Tools that a comment may rely on, as comments call them, and the function of `.ci/run` that runs each.
+/// Tools by their names in comments, and the function of `.ci/run` that runs each.
 const TOOLS: [(&str, &str); 5] =
     [("ThreadSanitizer", "sanitizer"), ("miri", "miri"), ("Miri", "miri"), ("loom", "loom"), ("valgrind", "valgrind")];
 
-/// A citation of something that is not there.
+/// A citation of something that does not exist.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     path: String,
@@ -28,10 +28,10 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What can be cited.
+/// Everything that can be cited.
 #[derive(Debug)]
 pub(crate) struct Facts {
-    /// Every tracked path, with a `/` before it.
+    /// Every tracked path, with a leading `/`.
     paths: BTreeSet<String>,
     functions: BTreeSet<String>,
     checks: Vec<String>,
@@ -40,7 +40,7 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Of these files; `checks` are the commands of `cargo xtask`.
+    /// Collects what can be cited from these files; `checks` are the commands of `cargo xtask`.
     pub(crate) fn of(files: &[File], checks: Vec<String>) -> Self {
         let paths = files.iter().map(|file| format!("/{}", file.path)).collect();
         let mut functions = BTreeSet::new();
@@ -49,7 +49,7 @@ impl Facts {
                 let name: String = file.text[at + 3..].chars().take_while(|&c| is_word(c)).collect();
                 functions.insert(name);
             }
-            // Names that a macro makes a test of stand alone on their line.
+            // Names that a macro turns into tests are alone on their line.
             let lone = file.text.lines().map(|line| line.trim().trim_end_matches([',', ';']));
             functions.extend(lone.filter(|word| word.contains('_') && word.chars().all(is_word)).map(str::to_owned));
         }
@@ -66,7 +66,7 @@ impl Facts {
         Self { paths, functions, checks, steps }
     }
 
-    /// What a file cites in vain. `package` is the crate that it belongs to.
+    /// Returns the invalid citations of a file in the crate `package`.
     pub(crate) fn faults(&self, file: &File, package: &str) -> Vec<Fault> {
         let mut faults = Vec::new();
         for (line, text) in prose(file) {
@@ -104,13 +104,14 @@ impl Facts {
     }
 }
 
-/// Whether the commands of a step name this package.
+/// Returns whether the commands of a step name this package.
 fn has_package(body: &str, package: &str) -> bool {
     let words: Vec<&str> = body.split_whitespace().collect();
     words.windows(2).any(|pair| pair[0] == "-p" && pair[1] == package)
 }
 
-/// The comments of a Rust file, or the text of a document: each block in one piece, with the line where it begins.
+/// The comments of a Rust file, or the text of a document: each block in one piece, with the line
+/// where it begins.
 fn prose(file: &File) -> Vec<(usize, String)> {
     let rust = file.path.ends_with(".rs");
     if !rust && !file.path.ends_with(".md") {
@@ -157,7 +158,7 @@ fn has_word(text: &str, word: &str) -> bool {
         .any(|(at, _)| bounded(text[..at].chars().next_back()) && bounded(text[at + word.len()..].chars().next()))
 }
 
-/// Names of files of ours: Rust sources, and scripts of continuous integration.
+/// Returns cited names of Rust sources and CI scripts.
 fn cited_files(text: &str) -> Vec<&str> {
     let part = |c: char| is_word(c) || matches!(c, '.' | '/' | '-');
     let words = text.split(|c| !part(c)).map(|word| word.trim_matches(['.', '/'])).filter(|word| !word.is_empty());
@@ -168,14 +169,14 @@ fn cited_files(text: &str) -> Vec<&str> {
     cited
 }
 
-/// Names in backquotes behind "the test", "the tests" or "caught by".
+/// Returns names in backquotes after "the test", "the tests" or "caught by".
 fn cited_tests(text: &str) -> Vec<String> {
     let mut names = Vec::new();
     for mark in ["the test `", "the tests `", "caught by `", "caught by: `"] {
         for (at, _) in text.match_indices(mark) {
             let rest = &text[at + mark.len()..];
             let name = rest.split('`').next().unwrap_or_default();
-            // A path leads to a test of a module; a file or a command is no name.
+            // Takes the last part of a path; skips files and commands.
             let name = name.rsplit("::").next().unwrap_or_default();
             if name.chars().all(is_word) && name.contains('_') {
                 names.push(name.to_owned());
@@ -185,7 +186,7 @@ fn cited_tests(text: &str) -> Vec<String> {
     names
 }
 
-/// The commands of `cargo xtask` in backquotes.
+/// Returns commands of `cargo xtask` in backquotes.
 fn cited_checks(text: &str) -> Vec<String> {
     let mut checks = Vec::new();
     for (at, mark) in text.match_indices("`cargo xtask ") {
@@ -203,7 +204,7 @@ mod tests {
         File { path: path.to_owned(), text: text.to_owned() }
     }
 
-    /// What `comment` cites in vain in a workspace of few files.
+    /// Returns the invalid citations of `comment` in a small workspace.
     fn faults(comment: &str) -> Vec<String> {
         let files = [
             file("crates/a/src/wait.rs", "fn pause() {}\n"),
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_gone_is_found() {
+    fn missing_file_is_found() {
         assert_eq!(
             faults("fn f() {}\n// See `waits.rs`.\n"),
             ["crates/a/src/lib.rs:2: cites the file waits.rs, which does not exist"]
@@ -234,13 +235,13 @@ mod tests {
     }
 
     #[test]
-    fn test_that_was_renamed_is_found_over_two_lines() {
+    fn renamed_test_is_found_over_two_lines() {
         let found = faults("// Would be caught by the test\n// `threads_share_two_words`.\n");
         assert_eq!(found, ["crates/a/src/lib.rs:1: cites the test threads_share_two_words, which does not exist"]);
     }
 
     #[test]
-    fn tool_that_does_not_run_on_the_crate_is_found() {
+    fn tool_that_skips_the_crate_is_found() {
         assert_eq!(
             faults("// (under ThreadSanitizer)\n"),
             ["crates/a/src/lib.rs:1: cites ThreadSanitizer, and .ci/run has no step sanitizer"]
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn check_that_does_not_exist_is_found() {
+    fn missing_check_is_found() {
         assert_eq!(faults("/// `cargo xtask colors`\n").len(), 1);
     }
 }

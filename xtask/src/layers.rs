@@ -1,12 +1,14 @@
-//! The layers of the workspace: who may depend on whom.
+//! Checks the layers of the workspace: which crate may depend on which.
 //!
-//! Says nothing on what is inside a crate, except whether a crate for kernels does without `std`.
+//! It does not look inside a crate, except that crates for kernels must be `no_std`.
 //!
-//! Invariant: each member gives its layer as `[package.metadata.peerweave] layer = N`. A normal or build dependency between members
-//! goes to a strictly lower layer, so that there is no cycle and siblings do not know each other. A dev-dependency goes to the
-//! same layer or a lower one: a test may set two siblings side by side, but a crate that needs one above itself to be tested
-//! could not be taken alone, and its unit tests would link it twice. The exception is the examples of documentation: crates that
-//! users see through another one have examples that use that one, as their readers do.
+//! Invariant: each member gives its layer as `[package.metadata.peerweave] layer = N`. A normal or
+//! build dependency between members goes to a strictly lower layer, so that there is no cycle and
+//! siblings do not know each other. A dev-dependency goes to the same layer or a lower one: a test
+//! may set two siblings side by side, but a crate that needs one above itself to be tested could
+//! not be taken alone, and its unit tests would link it twice. The exception is the examples of
+//! documentation: crates that users see through another one have examples that use that one, as
+//! their readers do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -15,7 +17,7 @@ use cargo_metadata::camino::Utf8Path;
 use cargo_metadata::{DependencyKind, Metadata, Package, TargetKind};
 use proc_macro2::{TokenStream, TokenTree};
 
-/// What holds beyond the order of the layers.
+/// Rules in addition to the order of the layers.
 pub(crate) struct Rules {
     forbidden: &'static [Forbidden],
     /// Crates whose examples use a crate above them, and that crate.
@@ -23,10 +25,10 @@ pub(crate) struct Rules {
     no_std: &'static [&'static str],
 }
 
-/// Crates that another must not reach, not even through others.
+/// Crates that another crate must not depend on, even indirectly.
 struct Forbidden {
     from: &'static str,
-    /// Names; one that ends in `*` stands for all that begin so.
+    /// Names; a name that ends with `*` is a prefix.
     to: &'static [&'static str],
     why: &'static str,
 }
@@ -46,7 +48,7 @@ pub(crate) const RULES: Rules = Rules {
                 "peerweave-kernels",
                 "cuda*",
             ],
-            why: "the portable API knows no backend",
+            why: "the portable API must not know a backend",
         },
         Forbidden {
             from: "peerweave-bootstrap",
@@ -59,12 +61,12 @@ pub(crate) const RULES: Rules = Rules {
                 "peerweave-kernels",
                 "cuda*",
             ],
-            why: "processes find each other without CUDA",
+            why: "the rendezvous must work without CUDA",
         },
         Forbidden {
             from: "peerweave-device",
             to: &["peerweave-core", "peerweave-bootstrap", "peerweave-host"],
-            why: "a kernel has no host around it",
+            why: "kernels must not need the host",
         },
     ],
     examples_up: &[("peerweave-core", "peerweave"), ("peerweave-host", "peerweave")],
@@ -81,40 +83,40 @@ pub(crate) struct Workspace {
 struct Member {
     name: String,
     layer: Option<u64>,
-    /// On other members: those that the manifest names, whatever feature or target turns them on.
+    /// Dependencies on other members in the manifest, for any feature or target.
     dependencies: BTreeSet<(String, Use)>,
-    /// Names of all crates, members or not, that a normal or build dependency leads to.
+    /// Names of all crates reached through normal or build dependencies.
     reaches: BTreeSet<String>,
-    /// The root file of the library, if it has one.
+    /// Root file of the library, if any.
     library: Option<String>,
 }
 
-/// What a dependency is for.
+/// Kind of a dependency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Use {
     Code,
     Tests,
 }
 
-/// What is wrong with the layers.
+/// A violation of the layers.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
-    #[error("{name} says no layer; expected `[package.metadata.peerweave] layer = N` in its manifest")]
+    #[error("{name} has no layer, expected `[package.metadata.peerweave] layer = N` in its manifest")]
     NoLayer { name: String },
-    #[error("{from} (layer {from_layer}) depends on {to} (layer {to_layer}); expected a lower layer")]
+    #[error("{from} (layer {from_layer}) depends on {to} (layer {to_layer}), expected a lower layer")]
     NotDown { from: String, from_layer: u64, to: String, to_layer: u64 },
-    #[error("tests of {from} (layer {from_layer}) depend on {to} (layer {to_layer}); expected the same layer or a lower one")]
+    #[error("tests of {from} (layer {from_layer}) depend on {to} (layer {to_layer}), expected the same layer or a lower one")]
     TestsUp { from: String, from_layer: u64, to: String, to_layer: u64 },
-    #[error("{from} reaches {to}: {why}")]
+    #[error("{from} depends on {to}, perhaps indirectly: {why}")]
     Reaches { from: &'static str, to: String, why: &'static str },
-    #[error("a rule names {name}, which is no member; expected the rules to follow a renamed crate")]
+    #[error("a rule names {name}, which is not a member; rename it in the rules")]
     UnknownCrate { name: &'static str },
-    #[error("{name} must do without std: {found}")]
+    #[error("{name} must be no_std: {found}")]
     NeedsStd { name: &'static str, found: &'static str },
 }
 
 impl Workspace {
-    /// Takes what the rules need out of `metadata`; `read` gives the text of a source file.
+    /// Extracts the needed data from `metadata`; `read` returns the text of a source file.
     pub(crate) fn read<E>(metadata: &Metadata, read: impl Fn(&Utf8Path) -> Result<String, E>) -> Result<Self, E> {
         let packages = metadata.workspace_packages();
         let names: BTreeSet<&str> = packages.iter().map(|package| package.name.as_str()).collect();
@@ -144,7 +146,7 @@ impl Workspace {
         Ok(Self { members })
     }
 
-    /// Everything that breaks the order of the layers or `rules`.
+    /// Returns all violations of the order of the layers or of `rules`.
     pub(crate) fn faults(&self, rules: &Rules) -> Vec<Fault> {
         let mut faults = Vec::new();
         let layers: BTreeMap<&str, Option<u64>> =
@@ -155,7 +157,7 @@ impl Workspace {
                 continue;
             };
             for (to, used) in &member.dependencies {
-                // One without a layer is a fault of its own.
+                // A member without a layer is reported separately.
                 let Some(to_layer) = layers[to.as_str()] else {
                     continue;
                 };
@@ -182,7 +184,7 @@ impl Workspace {
         for &name in rules.no_std {
             match self.member(name).map(|member| &member.library) {
                 None => faults.push(Fault::UnknownCrate { name }),
-                Some(None) => faults.push(Fault::NeedsStd { name, found: "found no library in it" }),
+                Some(None) => faults.push(Fault::NeedsStd { name, found: "it has no library" }),
                 Some(Some(source)) => {
                     if let Some(found) = needs_std(source) {
                         faults.push(Fault::NeedsStd { name, found });
@@ -193,7 +195,7 @@ impl Workspace {
         faults
     }
 
-    /// The layers from the top, each crate with the members that it uses.
+    /// Prints the layers from the top, each crate with the members that it uses.
     pub(crate) fn picture(&self) -> String {
         let width = self.members.iter().map(|member| member.name.len()).max();
         let width = width.unwrap_or(0);
@@ -242,7 +244,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// Names of the packages that a normal or build dependency of `package` leads to.
+/// Returns the names of the packages reached from `package` through normal or build dependencies.
 fn reached(metadata: &Metadata, package: &Package) -> BTreeSet<String> {
     let nodes: BTreeMap<_, _> = metadata.resolve.iter().flat_map(|resolve| &resolve.nodes).map(|node| (&node.id, node)).collect();
     let mut reached = BTreeSet::new();
@@ -258,12 +260,12 @@ fn reached(metadata: &Metadata, package: &Package) -> BTreeSet<String> {
     reached.into_iter().map(|id| metadata[id].name.to_string()).collect()
 }
 
-/// Why the crate with this root file needs `std`, if it does.
+/// Returns why the crate with this root file needs `std`, if it does.
 ///
-/// `std` may come back for tests, for a model checker or under a feature of that name, and for nothing else.
+/// `std` is allowed only for tests, for a model checker, or under a feature of that name.
 fn needs_std(source: &str) -> Option<&'static str> {
     let Ok(tokens) = source.parse::<TokenStream>() else {
-        return Some("its library could not be read as Rust");
+        return Some("its library could not be parsed as Rust");
     };
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut declared = false;
@@ -276,10 +278,10 @@ fn needs_std(source: &str) -> Option<&'static str> {
         let imported = token.to_string() == "std" && before(1).as_deref() == Some("crate");
         let conditional = before(3).is_some_and(|attribute| attribute.starts_with("[cfg"));
         if imported && !conditional {
-            return Some("found `extern crate std` without a condition");
+            return Some("it has an unconditional `extern crate std`");
         }
     }
-    (!declared).then_some("found no `#![no_std]`; only test, loom, miri, doc and feature = \"std\" may lift it")
+    (!declared).then_some("it has no `#![no_std]`, which only test, loom, miri, doc and feature = \"std\" may lift")
 }
 
 fn declares_no_std(attribute: TokenStream) -> bool {

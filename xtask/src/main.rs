@@ -1,8 +1,10 @@
 //! `cargo xtask`: checks of the workspace that neither the compiler nor clippy makes.
 //!
-//! Nothing here installs anything, only `abi` and `ptx` build, and only `ptx --bless` writes; `.ci/run` says when each check runs.
+//! No check installs anything; only `abi` and `ptx` build, and only `ptx --bless` writes. `.ci/run`
+//! runs the checks.
 //!
-//! Invariant: a check that finds a fault prints every place of it and ends with status 1; one that cannot look ends with status 2.
+//! Invariant: a check that finds faults prints each with its place and exits with status 1. A check
+//! that cannot run exits with status 2.
 
 mod abi;
 mod facts;
@@ -29,38 +31,44 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Check {
-    /// Dependencies point down only, among crates and among the rooms inside of a crate; crates that must not know each other do not
+    /// Check that dependencies point only downwards, among crates and among folders of a crate, and
+    /// that no crate depends on a forbidden one
     Layers,
-    /// Every unsafe block and unsafe impl has a SAFETY argument, every unsafe fn a contract; counts them by crate
+    /// Check that every unsafe block and impl has a SAFETY argument and every unsafe fn a contract;
+    /// count them by crate
     Unsafe,
-    /// What peerweave-nccl believes of NCCL's structs, numbers and functions is what its headers and library say
+    /// Compare structs, constants and functions of peerweave-nccl with the headers and the library
+    /// of NCCL
     Abi {
-        /// A directory with the `include` and `lib` of one NCCL, as its wheel has it
+        /// Directory with `include` and `lib` of one NCCL, as in its wheel
         #[arg(long)]
         nccl: PathBuf,
     },
-    /// What peerweave-nvshmem believes of NVSHMEM's structs, numbers and functions is what its headers and library say
+    /// Compare structs, constants and functions of peerweave-nvshmem with the headers and the
+    /// library of NVSHMEM
     AbiNvshmem {
-        /// A directory with the `include` and `lib` of one NVSHMEM, as its wheel has it
+        /// Directory with `include` and `lib` of one NVSHMEM, as in its wheel
         #[arg(long)]
         nvshmem: PathBuf,
     },
-    /// Files, tests, checks and tools that comments and documents cite exist, and run on the crate that cites them
+    /// Check that files, tests, checks and tools cited in comments and documents exist
     Facts,
-    /// The PTX that is committed is what its sources give, with the instructions that they mean
+    /// Check that the committed PTX equals a rebuild and has the expected instructions
     Ptx {
-        /// Write what a rebuild gives
+        /// Write the rebuilt PTX instead of comparing it
         #[arg(long)]
         bless: bool,
-        /// CUDA's assembler, to assemble each file for each architecture: one of CUDA 12, which knows sm_70
+        /// Path of ptxas, to assemble each file for each architecture; of CUDA 12, which supports
+        /// sm_70
         #[arg(long)]
         ptxas: Option<PathBuf>,
     },
-    /// No tracked file holds a placeholder, a skipped test or a path of somebody's machine
+    /// Check that no tracked file has a placeholder, a skipped test or an absolute path of a
+    /// machine
     Words,
 }
 
-/// Why a check could not look.
+/// A check could not run.
 #[derive(Debug, thiserror::Error)]
 enum Unable {
     #[error("cargo metadata: {0}")]
@@ -73,9 +81,9 @@ enum Unable {
     Ptx(#[from] ptx::PtxError),
 }
 
-/// What a check found.
+/// Result of a check.
 struct Findings {
-    /// What it looked at, for the reader.
+    /// Description of what was checked.
     summary: String,
     /// One line for each fault.
     faults: Vec<String>,
@@ -142,7 +150,7 @@ fn run(check: &Check) -> Result<Findings, Unable> {
     }
 }
 
-/// The workspace with every feature on, so that no optional dependency hides.
+/// Returns the workspace with all features, so that optional dependencies are included.
 fn metadata() -> Result<Metadata, cargo_metadata::Error> {
     MetadataCommand::new().features(CargoOpt::AllFeatures).exec()
 }

@@ -1,13 +1,15 @@
-//! The PTX of the kernels that are shipped: built again and compared with what is committed, looked through, assembled.
+//! Checks the PTX of the shipped kernels: rebuilds it, compares it with the committed files,
+//! inspects and assembles it.
 //!
-//! Nothing is run: that needs a GPU. What must hold:
-//! - a rebuild gives what is committed, with the compiler that `ptx/COMPILER` names;
-//! - each primitive of `peerweave-device` is the one instruction that it must be, with its semantics and scope ([`probes`]);
-//! - no kernel holds an atomic instruction that does not state both;
+//! Nothing is executed, because that needs a GPU. Checks:
+//! - a rebuild with the compiler named in `ptx/COMPILER` gives the committed files;
+//! - each primitive of `peerweave-device` is a single instruction with the right semantics and
+//!   scope ([`probes`]);
+//! - every atomic instruction of a kernel states its semantics and its scope;
 //! - inner loops of copies move vectors of 16 bytes, eight in flight ([`loops`]);
-//! - every kernel is known to copy arrays or not to ([`loops`]);
-//! - where an assembler is given, it takes every file, and the primitives, for each architecture. Those for
-//!   multicast memory are in no kernel that is shipped: they are compiled and assembled here alone.
+//! - every kernel is in the list of those that copy arrays or of those that do not ([`loops`]);
+//! - ptxas, if given, accepts every file and the primitives for each architecture. Primitives for
+//!   multicast memory are in no shipped kernel; they are compiled and assembled only here.
 
 mod assemble;
 mod loops;
@@ -21,10 +23,10 @@ use peerweave_build::{Request, Toolchain, Variant};
 
 use crate::Findings;
 
-/// The crates whose PTX is committed, in their folder `ptx`.
+/// Crates whose PTX is committed, in their folder `ptx`.
 const CRATES: [&str; 1] = ["peerweave-kernels"];
 
-/// What is built of each.
+/// Variants that are built of each crate.
 const VARIANTS: [Variant; 4] = [
     Variant { sm: 70, network: false },
     Variant { sm: 70, network: true },
@@ -32,30 +34,32 @@ const VARIANTS: [Variant; 4] = [
     Variant { sm: 90, network: true },
 ];
 
-/// The architectures that every kernel is assembled for, where its PTX is not for a later one.
+/// Architectures for which every kernel is assembled, unless its PTX is for a later one.
 const ARCHITECTURES: [u32; 4] = [70, 80, 90, 100];
 
-/// Why the PTX could not be looked at.
+/// The PTX could not be checked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PtxError {
     #[error(transparent)]
     Build(#[from] peerweave_build::Problem),
     #[error("{path}: {error}")]
     File { path: PathBuf, error: std::io::Error },
-    #[error("{folder}: the PTX was built by `{committed}`, and this is `{found}`: name the same compiler in PEERWEAVE_PTX_RUSTC")]
+    #[error(
+        "{folder}: the compiler is `{found}`, expected `{committed}`, which built the committed PTX; set PEERWEAVE_PTX_RUSTC to that compiler"
+    )]
     Compiler { folder: PathBuf, committed: String, found: String },
 }
 
-/// What to do.
+/// Options of the check.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
-    /// Write what a rebuild gives, instead of comparing it.
+    /// Write the rebuilt PTX instead of comparing it.
     pub(crate) bless: bool,
-    /// The assembler, where there is one.
+    /// The assembler, if any.
     pub(crate) ptxas: Option<PathBuf>,
 }
 
-/// Builds, compares or writes, looks through and assembles.
+/// Builds, compares or writes, inspects and assembles.
 pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
     let toolchain = Toolchain::find()?;
     let target_dir = root.join("target").join("peerweave-ptx");
@@ -87,7 +91,9 @@ pub(crate) fn check(root: &Path, task: &Task) -> Result<Findings, PtxError> {
             let name = format!("{package}/ptx/{}", variant.file_name());
             let committed = fs::read_to_string(&path).unwrap_or_default();
             if text::without_hashes(&committed) != text::without_hashes(&built) {
-                findings.faults.push(format!("{name}: a rebuild gives something else: `cargo xtask ptx --bless` writes it"));
+                findings.faults.push(format!(
+                    "{name}: a rebuild differs from the committed file; run `cargo xtask ptx --bless` to update it"
+                ));
             }
             findings.faults.extend(text::unscoped_atomics(&built).into_iter().map(|line| format!("{name}: {line}")));
             let wide = loops::check(&built, variant);
@@ -112,14 +118,14 @@ fn assemble(task: &Task, path: &Path, variant: Variant, what: &str, findings: &m
     findings.faults.extend(outcome.faults.into_iter().map(|fault| format!("{what}: {fault}")));
 }
 
-/// What one look found.
+/// Result of one check.
 #[derive(Debug, Default)]
 struct Outcome {
     checked: usize,
     faults: Vec<String>,
 }
 
-/// Compares the compiler with the one that the committed PTX comes from, or writes down which it is.
+/// Compares the compiler with the one recorded for the committed PTX, or records it.
 fn compiler(folder: &Path, toolchain: &Toolchain, bless: bool) -> Result<(), PtxError> {
     let path = folder.join("COMPILER");
     let found = toolchain.version.trim().to_owned();

@@ -1,6 +1,4 @@
-//! The files that git tracks, as text.
-//!
-//! What is in them is for the checks to judge. Files that are not UTF-8 are left out: they hold no words.
+//! Reads the files that git tracks, as text. Skips files that are not UTF-8.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,11 +8,11 @@ use std::process::Command;
 pub(crate) struct File {
     /// Its path from the root of the workspace, with `/`.
     pub(crate) path: String,
-    /// What it holds.
+    /// Its content.
     pub(crate) text: String,
 }
 
-/// Why the tracked files could not be read.
+/// The tracked files could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TreeError {
     #[error("git ls-files in {}: {source}", .root.display())]
@@ -30,10 +28,11 @@ pub(crate) fn read(path: &Path) -> Result<String, TreeError> {
     std::fs::read_to_string(path).map_err(|source| TreeError::Read { path: path.to_owned(), source })
 }
 
-/// The tracked text files under `root`, in git's order. One that was removed from the work tree is left out.
+/// Reads the tracked text files under `root`, in git's order. Skips files removed from the work
+/// tree.
 pub(crate) fn tracked(root: &Path) -> Result<Vec<File>, TreeError> {
     let output = Command::new("git")
-        // A checkout may belong to another user, as in a container; listing it runs nothing of it.
+        // A checkout may belong to another user, as in a container; listing its files is safe.
         .args(["-c", "safe.directory=*", "ls-files", "-z"])
         .current_dir(root)
         .output()

@@ -1,21 +1,22 @@
-//! Words that no tracked file may hold: what is unfinished, tests that do not run, paths of somebody's machine.
+//! Checks for words that no tracked file may have: placeholders, skipped tests, absolute paths of a
+//! machine.
 //!
-//! No opinion on style here. The words are spelled in halves, so that this file passes its own check.
+//! The words are written in halves here, so that this file passes its own check.
 
 use std::fmt;
 
 /// A word and where it is forbidden.
 struct Word {
     text: &'static str,
-    /// What precedes it must not be part of the same word or path.
+    /// Where the word counts; text before it must not be part of the same word or path.
     place: Place,
     why: &'static str,
 }
 
 enum Place {
-    /// Rust sources, where no identifier continues to the left.
+    /// In Rust sources, not as the end of a longer identifier.
     Rust,
-    /// Any file, where no path continues to the left: `a/work/` is a directory of ours, an absolute one is not.
+    /// In any file, not as the end of a longer path: `a/work/` is a relative directory.
     Anywhere,
 }
 
@@ -34,7 +35,7 @@ const WORDS: &[Word] = &[
     Word { text: concat!("/tmp/", "brief"), place: Place::Anywhere, why: SOMEBODYS },
 ];
 
-/// One place of one word.
+/// A place where a forbidden word was found.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     path: String,
@@ -50,7 +51,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The forbidden words of one file.
+/// Returns the forbidden words of one file.
 pub(crate) fn faults(path: &str, text: &str) -> Vec<Fault> {
     let mut faults = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_found_in_any_file_and_a_macro_in_rust_only() {
+    fn path_is_found_in_any_file_and_macro_only_in_rust() {
         let path = concat!("see `/wo", "rk/out`");
         assert_eq!(faults("notes.md", path).len(), 1);
         let unfinished = concat!("to", "do!()");
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_word_or_path_is_another_one() {
+    fn longer_word_or_path_is_not_found() {
         assert_eq!(faults("a.rs", concat!("my_to", "do!()")), []);
         assert_eq!(faults("a.md", concat!("https://host/wo", "rk/")), []);
         assert_eq!(faults("a.md", concat!("target/wo", "rk/x")), []);

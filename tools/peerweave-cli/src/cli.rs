@@ -1,6 +1,7 @@
-//! The command line, as clap reads it. Decides nothing: what an option does is told where it is used.
+//! Definition of the command line for clap.
 //!
-//! Invariant: every value is checked here or by the parser of its type, so that the commands get no text that can be wrong.
+//! Invariant: every value is checked here or by the parser of its type, so that commands get only
+//! valid values.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,11 +14,11 @@ use crate::bench::p2p::P2pArgs;
 use crate::exit;
 use crate::size::parse_duration;
 
-/// Moves data among GPUs and processes: starts programs, measures, and says what this machine offers.
+/// Starts programs as PEs of a job, measures communication, and reports what this machine supports.
 #[derive(Debug, Parser)]
 #[command(name = "peerweave", version, after_help = exit::HELP, max_term_width = 110)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -29,18 +30,18 @@ pub enum Command {
     Run(RunArgs),
     /// Measure an operation and check every element of its result
     Bench(Box<BenchArgs>),
-    /// Measure the ways between GPUs; `bench p2p` is the same
+    /// Measure bandwidth and latency between GPUs; same as `bench p2p`
     #[command(name = "bench-p2p")]
     BenchP2p(P2pArgs),
-    /// Say what this machine and this environment offer
+    /// Report GPUs, libraries, limits and settings of this machine
     Info(InfoArgs),
-    /// A PE of `bench`; started by it alone
+    /// Run one PE of `bench`; only for use by `bench`
     #[command(hide = true, name = "bench-pe")]
     BenchPe {
         /// The configuration, as JSON.
         config: String,
     },
-    /// Ends process groups when its standard input closes; started by the launcher alone
+    /// Kill process groups when standard input closes; only for use by the launcher
     #[command(hide = true, name = "guard")]
     Guard,
 }
@@ -49,25 +50,26 @@ pub enum Command {
 #[derive(Args, Debug)]
 #[command(after_help = RUN_HELP)]
 pub struct RunArgs {
-    /// Number of PEs on this machine; default: the number of CPUs that this process may use. Also `-np N`
+    /// Number of PEs on this machine; default: the number of CPUs that this process may use. Also
+    /// `-np N`
     #[arg(short, long, visible_aliases = ["np", "nproc-per-node"], alias = "nproc_per_node", value_name = "N", value_parser = parse_pes)]
     pub n: Option<usize>,
-    /// End everything after this time, such as 30, 500ms or 2m, with exit code 124
+    /// Stop the job after this time, such as 30, 500ms or 2m, with exit code 124
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
-    /// Put `[PE]` before every line of output; this is the default where there are two PEs or more
+    /// Put `[PE]` before every line of output; default with two or more PEs
     #[arg(long, overrides_with = "no_tag")]
     pub tag: bool,
-    /// Leave lines of output as they are
+    /// Do not put `[PE]` before lines of output
     #[arg(long, overrides_with = "tag")]
     pub no_tag: bool,
     /// Number of machines that run this command with the same --n
     #[arg(long, value_name = "M", default_value_t = 1, value_parser = parse_machines)]
     pub nnodes: usize,
-    /// Which of them this is, counted from 0
+    /// Index of this machine, counted from 0
     #[arg(long, value_name = "R", default_value_t = 0, requires = "nnodes")]
     pub node_rank: usize,
-    /// Where the machines meet: an address of machine 0 that the others reach
+    /// Address of machine 0 that all machines can reach
     #[arg(long, value_name = "HOST:PORT")]
     pub rendezvous: Option<String>,
     /// The program and its arguments
@@ -76,17 +78,20 @@ pub struct RunArgs {
 }
 
 const RUN_HELP: &str = "\
-PROGRAM without a slash is looked for in PATH, then in the directory of the peerweave command, then in its `examples`.
+PROGRAM without a slash is searched in PATH, then in the directory of the peerweave command, then in its \
+`examples` directory.
 
-Standard input goes to PE 0. Signals (INT, TERM, HUP, USR1, USR2) are passed on; a second INT or TERM (100 ms later or more) kills.
+PE 0 reads standard input. Signals (INT, TERM, HUP, USR1, USR2) are forwarded to all PEs; a second INT or TERM, \
+at least 100 ms later, kills them.
 
-Every PE finds PEERWEAVE_PE and its companions in its environment, and, for programs of PyTorch and others, RANK, WORLD_SIZE, \
-LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+The launcher sets PEERWEAVE_PE and the other variables of a PE and, for PyTorch and similar programs, RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, \
+MASTER_ADDR and MASTER_PORT.
 
-When a PE fails, the others are told at once, get 2.5 s to end by themselves, then SIGTERM, then SIGKILL.
+When a PE fails, the others are notified at once. Those still running after 2.5 s get SIGTERM, then SIGKILL.
 
-Several machines share the secret in PEERWEAVE_TOKEN (64 hexadecimal digits). Without it one is derived from the \
-rendezvous, which guards against mix-ups and not against attackers, and the command says so; PEERWEAVE_REQUIRE_TOKEN=1 makes that an error.";
+With several machines, PEERWEAVE_TOKEN (64 hexadecimal digits, the same on all) is the secret of the job. If it \
+is unset, the command derives a token from --rendezvous and warns: this prevents accidental connections, but not \
+attacks. PEERWEAVE_REQUIRE_TOKEN=1 makes an unset token an error.";
 
 /// The arguments of `peerweave info`.
 #[derive(Args, Debug)]
@@ -96,22 +101,22 @@ pub struct InfoArgs {
     pub json: bool,
 }
 
-/// Most PEs that one launcher starts: more is a typing error, and a costly one.
+/// Maximum number of PEs that one launcher starts; a larger number is most likely a typing error.
 pub const MAX_LOCAL_PES: usize = 4096;
 
-/// Reads a number of PEs.
+/// Parses a number of PEs.
 pub(crate) fn parse_pes(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if (1..=MAX_LOCAL_PES).contains(&n) => Ok(n),
-        _ => Err(format!("{text:?} is not a number of PEs; expected 1 to {MAX_LOCAL_PES}")),
+        _ => Err(format!("{text:?} is not a valid number of PEs, expected 1 to {MAX_LOCAL_PES}")),
     }
 }
 
-/// Reads the name of a picture: SVG is all that is drawn.
+/// Parses the file name of a plot; only SVG is supported.
 pub(crate) fn parse_picture(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     match path.extension() {
-        Some(extension) if extension != "svg" => Err("expected a name that ends with .svg".to_owned()),
+        Some(extension) if extension != "svg" => Err("expected a file name that ends with .svg".to_owned()),
         _ => Ok(path),
     }
 }
@@ -119,12 +124,12 @@ pub(crate) fn parse_picture(text: &str) -> Result<PathBuf, String> {
 fn parse_machines(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if (1..=65536).contains(&n) => Ok(n),
-        _ => Err(format!("{text:?} is not a number of machines; expected 1 to 65536")),
+        _ => Err(format!("{text:?} is not a valid number of machines, expected 1 to 65536")),
     }
 }
 
-/// Writes `-np`, as other launchers call it, as clap reads it: a long option. Only where `run` or `bench` reads it, not among the arguments of the
-/// program that is started.
+/// Replaces `-np`, as other launchers name it, by `--np`, because clap has no short options of two
+/// letters. Changes only arguments of `run` and `bench`, not those of the program that is started.
 pub fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let command = Cli::command();
     let Some(command) = arguments.get(1).and_then(|name| command.find_subcommand(name)) else { return arguments };
@@ -150,7 +155,7 @@ pub fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// The number of PEs where none is given: the CPUs that this process may use.
+/// Returns the default number of PEs: the number of CPUs that this process may use.
 pub fn default_pes() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(MAX_LOCAL_PES)
 }

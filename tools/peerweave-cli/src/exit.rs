@@ -1,6 +1,6 @@
-//! The exit codes of the command. They are part of its interface: scripts rely on them.
+//! Exit codes of the command. They are part of its interface, since scripts rely on them.
 
-/// All went well.
+/// Success.
 pub const OK: u8 = 0;
 /// `bench` found elements with wrong values.
 pub const WRONG_VALUES: u8 = 1;
@@ -10,19 +10,20 @@ pub const USAGE: u8 = 2;
 pub const OPERATION_FAILED: u8 = 3;
 /// `--timeout` expired.
 pub const TIMED_OUT: u8 = 124;
-/// The launcher itself failed: no memory, no rendezvous, a file that cannot be written.
+/// The launcher itself failed, for example no memory, no rendezvous, or a file that cannot be
+/// written.
 pub const LAUNCHER: u8 = 125;
-/// The program was found and cannot be executed.
+/// The program was found but cannot be executed.
 pub const NOT_EXECUTABLE: u8 = 126;
 /// The program was not found.
 pub const NOT_FOUND: u8 = 127;
 
-/// The exit code that stands for a signal, as shells have it.
+/// Returns the exit code for a signal, as in shells: 128 plus its number.
 pub const fn of_signal(signal: i32) -> u8 {
     128u8.wrapping_add(signal as u8)
 }
 
-/// What `--help` says about them.
+/// Section of `--help` about exit codes.
 pub const HELP: &str = "\
 Exit codes:
   0      success

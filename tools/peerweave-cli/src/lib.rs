@@ -1,7 +1,8 @@
-//! The `peerweave` command: starts programs as PEs, measures operations, says what a machine offers.
+//! The `peerweave` command: starts programs as PEs, measures operations, reports what a machine
+//! supports.
 //!
-//! Moves no data itself: that is the work of the `peerweave` crate. Invariant: a command writes its result to standard output and everything
-//! else to standard error, and its exit code is one of [`exit`].
+//! Invariant: a command writes its result to standard output and everything else to standard error,
+//! and its exit code is one of [`exit`].
 
 pub mod bench;
 pub mod cli;
@@ -20,7 +21,8 @@ use clap::Parser;
 
 use crate::cli::{Cli, Command};
 
-/// Prints a line of the result. Ends the process where nobody can have it: without words where the reader has gone, as other commands do.
+/// Prints a line of the result. Exits if the line cannot be written; silently if the reader has
+/// closed the pipe, as other commands do.
 pub(crate) fn print_line(line: &str) {
     let Err(error) = writeln!(std::io::stdout().lock(), "{line}") else { return };
     if error.kind() == std::io::ErrorKind::BrokenPipe {
@@ -30,12 +32,12 @@ pub(crate) fn print_line(line: &str) {
     std::process::exit(exit::LAUNCHER.into());
 }
 
-/// Prints a line for people. Where nobody can have it, the exit code still says how it went.
+/// Prints a message to standard error. Ignores write errors: the exit code still tells the outcome.
 pub(crate) fn tell(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
-/// The command, from its arguments to its exit code.
+/// Runs the command and returns its exit code.
 pub fn main() -> ExitCode {
     let cli = Cli::parse_from(cli::with_long_np(bench::p2p::joined(std::env::args_os())));
     if let Err(message) = logging::start() {

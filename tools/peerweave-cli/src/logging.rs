@@ -1,23 +1,26 @@
-//! Log lines on standard error, as `PEERWEAVE_LOG` asks for them.
+//! Logging to standard error, configured by `PEERWEAVE_LOG`.
 
 use tracing_subscriber::filter::{ParseError, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// The variable that says what is logged: a level (`info`) or directives (`peerweave_host=debug,warn`). Unset: warnings.
+/// Variable with the log filter: a level (`info`) or directives (`peerweave_host=debug,warn`).
+/// Default: warnings.
 pub const VARIABLE: &str = "PEERWEAVE_LOG";
 
-/// What is logged where nobody chose: warnings, but not the rendezvous' own about PEs that went, which the launcher tells better.
+/// Default filter: warnings, except those of the rendezvous about lost PEs, which the launcher
+/// reports in more detail.
 const DEFAULT: &str = "warn,peerweave_bootstrap=error";
 
 /// Starts logging.
 ///
 /// # Errors
-/// A sentence, where the variable cannot be read as a filter.
+/// A message if the variable is not a valid filter.
 pub fn start() -> Result<(), String> {
     let text = std::env::var(VARIABLE).unwrap_or_else(|_| DEFAULT.to_owned());
-    let filter: Targets =
-        text.parse().map_err(|error: ParseError| format!("{VARIABLE} is {text:?}: {error}; expected a filter such as info"))?;
+    let filter: Targets = text.parse().map_err(|error: ParseError| {
+        format!("{VARIABLE} is {text:?}, expected a filter such as info or peerweave_host=debug: {error}")
+    })?;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(true);
     tracing_subscriber::registry().with(lines).with(filter).init();
     Ok(())

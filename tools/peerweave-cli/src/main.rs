@@ -1,4 +1,5 @@
-//! The `peerweave` command. Everything is in the library of the same package, so that tests reach it.
+//! Entry point of the `peerweave` command. The code is in the library of this package, where tests
+//! can use it.
 
 use std::process::ExitCode;
 

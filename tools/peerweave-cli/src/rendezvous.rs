@@ -1,6 +1,8 @@
-//! Where the PEs of a job meet. The meeting itself is `peerweave-bootstrap`'s; this chooses the place and tells the PEs.
+//! Rendezvous of the PEs that the launcher starts: chooses the endpoint and runs the server of
+//! `peerweave-bootstrap`.
 //!
-//! Invariant: the launcher of machine 0 holds the server for as long as a PE of its machine runs, and no name of it is left in a file system.
+//! Invariant: the launcher of machine 0 keeps the server while a PE of its machine runs. The server
+//! has no name in a file system.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -9,35 +11,36 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use peerweave_bootstrap::env::names;
 use peerweave_bootstrap::{BootstrapError, Endpoint, Loss, Pe, Server, ServerOptions, Token, warn_of_public_token};
 
-/// Where the PEs are.
+/// The machines of the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// All here: they meet at a socket that only this machine sees.
+    /// One machine; PEs connect to a socket that is visible only on this machine.
     ThisMachine,
-    /// On several machines, of which the first holds the server.
+    /// Several machines; the first runs the server.
     Machines {
         /// `HOST:PORT` of the first machine.
         address: String,
         /// Number of machines.
         n_machines: usize,
-        /// Which of them this is.
+        /// Index of this machine.
         machine: usize,
     },
 }
 
-/// Listens at the endpoint's own address. The other machines may know this one by a name or address that no interface of it has (an
-/// address translation, a service's name): then at every address.
+/// Listens at the endpoint's address. If no interface of this machine has that address (address
+/// translation, a service name), listens on all interfaces.
 fn bind(endpoint: &Endpoint, token: Token, n_pes: u32) -> Result<Server, BootstrapError> {
     let listen = |bind_address| Server::bind(endpoint, token, n_pes, ServerOptions { bind_address, ..ServerOptions::default() });
     let own = listen(None);
     if !matches!(own, Err(BootstrapError::Io { kind: ErrorKind::AddrNotAvailable, .. })) {
         return own;
     }
-    // Both versions of the protocol, or the older one where the machine has no other.
+    // IPv6 and IPv4, or IPv4 only on machines without IPv6.
     listen(Some(Ipv6Addr::UNSPECIFIED.into())).or_else(|_| listen(Some(Ipv4Addr::UNSPECIFIED.into()))).or(own)
 }
 
-/// The secret of a job: of the environment, or one that nobody knows where this launcher starts all PEs, or one that all launchers derive alike.
+/// Returns the secret of the job: the one in the environment; else a random one if this launcher
+/// starts all PEs; else one that all launchers derive from public values.
 fn token_of(
     endpoint: &Endpoint,
     n_pes: usize,
@@ -60,7 +63,7 @@ fn token_of(
     }
 }
 
-/// The meeting place, held while this lives where this machine is the first.
+/// The rendezvous. On machine 0 the server runs until this is dropped.
 #[derive(Debug)]
 pub struct Meeting {
     server: Option<Server>,
@@ -69,10 +72,11 @@ pub struct Meeting {
 }
 
 impl Meeting {
-    /// Opens the meeting place, or only finds out where another machine opens it.
+    /// Starts the server, or on other machines than the first only computes endpoint and token.
     ///
     /// # Errors
-    /// [`BootstrapError`] where the address cannot be read or is not this machine's, or `PEERWEAVE_TOKEN` is no token.
+    /// [`BootstrapError`] if the address is invalid or cannot be bound, or if `PEERWEAVE_TOKEN` is
+    /// invalid.
     pub fn hold(place: &Place, n_local: usize) -> Result<Self, BootstrapError> {
         match place {
             Place::ThisMachine => {
@@ -93,7 +97,7 @@ impl Meeting {
         }
     }
 
-    /// What every PE finds in its environment.
+    /// Returns the environment variables for the PEs.
     pub fn env(&self) -> Vec<(OsString, OsString)> {
         vec![
             ("PEERWEAVE_RENDEZVOUS".into(), self.endpoint.to_string().into()),
@@ -101,14 +105,16 @@ impl Meeting {
         ]
     }
 
-    /// Tells PEs that wait for this PE that it is gone, and why. Returns the PE that was lost before any other.
+    /// Notifies PEs that wait for `pe` that it is lost, with the reason. Returns the PE that was
+    /// lost first.
     ///
-    /// Where another machine holds the server, that server sees the connection close, and this one knows nothing.
+    /// Returns `None` if another machine runs the server, which then detects the closed connection
+    /// itself.
     pub fn report_lost(&self, pe: usize, why: &str) -> Option<usize> {
         let server = self.server.as_ref()?;
         server.report_lost(Pe::new(pe as u32), why);
         server.first_loss().map(|(pe, loss)| match loss {
-            // It went because of another one.
+            // It failed because of another PE.
             Loss::GaveUp { missing } => missing.first().copied().unwrap_or(pe).index(),
             _ => pe.index(),
         })
@@ -136,8 +142,8 @@ mod tests {
             let var = |name: &str| vars.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
             token_of(&endpoint, 4, n_machines, &var)
         };
-        assert_ne!(token(1, &[]).unwrap(), token(1, &[]).unwrap(), "nobody derives it");
-        assert_eq!(token(2, &[]).unwrap(), token(2, &[]).unwrap(), "both launchers derive the same");
+        assert_ne!(token(1, &[]).unwrap(), token(1, &[]).unwrap(), "a random token");
+        assert_eq!(token(2, &[]).unwrap(), token(2, &[]).unwrap(), "both launchers derive the same token");
         let error = token(2, &[("PEERWEAVE_REQUIRE_TOKEN", "1")]).unwrap_err().to_string();
         assert!(error.contains("PEERWEAVE_TOKEN is not set"), "{error}");
         let hex = "ab".repeat(32);

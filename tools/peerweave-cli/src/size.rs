@@ -1,13 +1,14 @@
-//! Sizes and durations as people type them. Reads text only.
+//! Parses and formats sizes and durations of the command line.
 //!
-//! Invariant: `1K` is 1024 bytes, as in nccl-tests, and what does not fit its type is an error, never a wrapped number.
+//! Invariant: `1K` is 1024 bytes, as in nccl-tests; a value that does not fit its type is an error.
 
 use std::time::Duration;
 
-/// Reads a number of bytes: digits, then nothing or one of `K`, `M`, `G`, `T` (powers of 1024, either case), then optionally `B` or `iB`.
+/// Parses a number of bytes: digits, an optional suffix `K`, `M`, `G` or `T` (powers of 1024,
+/// either case), then optionally `B` or `iB`.
 ///
 /// # Errors
-/// A sentence that names the text and what was expected.
+/// A message with the text and what was expected.
 ///
 /// ```
 /// use peerweave_cli::size::parse_size;
@@ -16,7 +17,8 @@ use std::time::Duration;
 /// assert!(parse_size("64X").is_err());
 /// ```
 pub fn parse_size(text: &str) -> Result<usize, String> {
-    let wrong = || format!("{text:?} is not a size; expected a whole number with an optional K, M, G or T, such as 8, 1K or 64M");
+    let wrong =
+        || format!("{text:?} is not a valid size, expected an integer with an optional K, M, G or T, such as 8, 1K or 64M");
     let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(digits_end);
     let shift = match unit.to_ascii_lowercase().as_str() {
@@ -30,11 +32,11 @@ pub fn parse_size(text: &str) -> Result<usize, String> {
     if digits.is_empty() {
         return Err(wrong());
     }
-    let number: usize = digits.parse().map_err(|_| format!("{text:?} is more than this machine can address"))?;
-    number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is more than this machine can address"))
+    let number: usize = digits.parse().map_err(|_| format!("{text:?} is more bytes than this machine can address"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is more bytes than this machine can address"))
 }
 
-/// Writes a number of bytes the shortest way that [`parse_size`] reads back.
+/// Formats a number of bytes in the shortest form that [`parse_size`] accepts.
 pub fn format_size(bytes: usize) -> String {
     for (shift, unit) in [(40, 'T'), (30, 'G'), (20, 'M'), (10, 'K')] {
         if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {
@@ -44,10 +46,12 @@ pub fn format_size(bytes: usize) -> String {
     bytes.to_string()
 }
 
-/// Reads a duration: a number, then nothing or `s` (seconds), `ms`, `m` or `min` (minutes), `h` (hours).
+/// Parses a duration: a number, then nothing or `s` (seconds), `ms`, `m` or `min` (minutes), `h`
+/// (hours).
 ///
 /// # Errors
-/// A sentence that names the text and what was expected. Zero is refused: a limit of nothing would end everything at once.
+/// A message with the text and what was expected. Zero is refused, because a limit of zero would
+/// stop the job at once.
 ///
 /// ```
 /// use peerweave_cli::size::parse_duration;
@@ -57,8 +61,11 @@ pub fn format_size(bytes: usize) -> String {
 /// assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
 /// ```
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong =
-        || format!("{text:?} is not a duration; expected more than 0 with an optional ms, s, m or h, such as 30, 500ms or 2m");
+    let wrong = || {
+        format!(
+            "{text:?} is not a valid duration, expected a number above 0 with an optional ms, s, m or h, such as 30, 500ms or 2m"
+        )
+    };
     let unit_start = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_start);
     let seconds = match unit {
@@ -97,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused_with_its_text() {
+    fn invalid_size_error_quotes_the_text() {
         for text in ["", "K", "-1", "1.5M", "12X", "1 K", "0x10", "99999999999999999999", "18014398509481984K"] {
             let error = parse_size(text).unwrap_err();
             assert!(error.contains(&format!("{text:?}")), "{error}");
@@ -105,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn written_sizes_read_back() {
+    fn formatted_sizes_parse_to_the_same_value() {
         for bytes in [0, 1, 1000, 1024, 1536, 65536, 1 << 20, 3 << 30, 5 << 40, (1 << 20) + 1] {
             assert_eq!(parse_size(&format_size(bytes)), Ok(bytes));
         }
@@ -113,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_have_units_and_are_more_than_zero() {
+    fn durations_have_units_and_are_above_zero() {
         assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(parse_duration("3s"), Ok(Duration::from_secs(3)));
         assert_eq!(parse_duration("1h"), Ok(Duration::from_secs(3600)));

@@ -1,4 +1,5 @@
-//! `peerweave bench` and `peerweave info` from end to end: every operation with real PEs, and that a backend which moves nothing is found out.
+//! `peerweave bench` and `peerweave info` from end to end: every operation with real PEs, and
+//! detection of a backend that moves no data.
 
 use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
@@ -22,7 +23,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// The lines of figures of a run that must succeed, cut into fields.
+/// Runs a measurement that must succeed. Returns the fields of each line of the table.
 fn figures(arguments: &[&str]) -> Vec<Vec<String>> {
     let output = bench(arguments);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -32,7 +33,7 @@ fn figures(arguments: &[&str]) -> Vec<Vec<String>> {
     lines.map(|line| line.split_ascii_whitespace().map(str::to_owned).collect()).collect()
 }
 
-/// Nothing wrong, and something measured.
+/// Asserts that no element was wrong and that a time was measured.
 fn assert_right(fields: &[String], has_in_place: bool) {
     assert_eq!(fields.len(), 13, "{fields:?}");
     assert_eq!(fields[8], "0", "{fields:?}");
@@ -52,27 +53,27 @@ fn every_operation(options: &[&str]) {
 }
 
 #[test]
-fn every_operation_gives_right_results_on_symmetric_buffers() {
+fn operations_on_symmetric_buffers_are_right() {
     every_operation(&[]);
 }
 
 #[test]
-fn every_operation_gives_right_results_on_private_buffers() {
+fn operations_on_private_buffers_are_right() {
     every_operation(&["--buffers", "private"]);
 }
 
 #[test]
-fn every_operation_gives_right_results_from_a_stream() {
+fn operations_on_a_stream_are_right() {
     every_operation(&["--stream"]);
 }
 
 #[test]
-fn every_operation_gives_right_results_among_threads_with_rewritten_inputs() {
+fn operations_among_threads_are_right_with_rewritten_inputs() {
     every_operation(&["--threads", "--dirty"]);
 }
 
 #[test]
-fn every_type_and_reduction_gives_right_results() {
+fn reductions_are_right_for_all_types() {
     let lines = figures(&["all-reduce", "-n", "3", "-d", "all", "-o", "all", "-b", "20K", "-e", "20K", "--iters", "2"]);
     assert_eq!(lines.len(), 4 * 6 + 6 * 9);
     lines.iter().for_each(|fields| assert_right(fields, true));
@@ -81,14 +82,14 @@ fn every_type_and_reduction_gives_right_results() {
 }
 
 #[test]
-fn every_root_is_measured_where_all_are_asked_for() {
+fn all_roots_are_measured_on_request() {
     let lines = figures(&["broadcast", "-n", "3", "-r", "all", "-b", "64", "-e", "64", "--iters", "2"]);
     let roots: Vec<_> = lines.iter().map(|fields| fields[4].as_str()).collect();
     assert_eq!(roots, ["0", "1", "2"]);
 }
 
 #[test]
-fn a_number_of_calls_is_chosen_where_none_is_given() {
+fn number_of_calls_is_chosen_by_default() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("result.json");
     figures(&["all-reduce", "-n", "2", "-b", "64", "-e", "64", "--batches", "3", "--json", path.to_str().unwrap()]);
@@ -102,7 +103,7 @@ fn a_number_of_calls_is_chosen_where_none_is_given() {
 }
 
 #[test]
-fn a_plot_is_drawn() {
+fn plot_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plot.svg");
     figures(&["all-gather", "-n", "2", "-b", "64", "-e", "4K", "--iters", "3", "--plot", path.to_str().unwrap()]);
@@ -111,7 +112,7 @@ fn a_plot_is_drawn() {
 }
 
 #[test]
-fn a_run_that_is_not_checked_says_so() {
+fn unchecked_measurement_is_marked() {
     let output = bench(&["put", "-n", "2", "-b", "8", "-e", "8", "--iters", "3", "--no-check"]);
     let out = text(&output.stdout);
     assert!(out.contains("# Out of bounds values : 0 UNCHECKED"), "{out}");
@@ -119,7 +120,7 @@ fn a_run_that_is_not_checked_says_so() {
 }
 
 #[test]
-fn the_time_limit_holds_for_a_measurement_too() {
+fn timeout_ends_a_measurement() {
     let arguments = ["all-reduce", "-n", "2", "-b", "64M", "-e", "64M", "--iters", "1000000", "--timeout", "1s"];
     let output = Command::new(env!("CARGO_BIN_EXE_peerweave")).env_remove("PEERWEAVE_PE").arg("bench").args(arguments).output();
     let output = output.unwrap();
@@ -127,14 +128,14 @@ fn the_time_limit_holds_for_a_measurement_too() {
 }
 
 #[test]
-fn a_wrong_command_line_is_told_and_starts_nothing() {
+fn invalid_command_line_is_an_error() {
     let output = bench(&["put", "-n", "1"]);
     assert_eq!(output.status.code(), Some(2));
-    assert_eq!(text(&output.stderr), "peerweave bench: -n is 1, but put needs 2 PEs\n");
+    assert_eq!(text(&output.stderr), "peerweave bench: -n is 1, but put needs at least 2 PEs\n");
 }
 
 #[test]
-fn a_pe_that_fails_is_named_and_ends_the_measurement() {
+fn failed_pe_is_named_and_ends_the_measurement() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_HEAP_BYTES", "1M");
     let output = command.args(["bench", "all-reduce", "-n", "2", "-b", "64M", "-e", "64M", "--timeout", "30"]).output().unwrap();
@@ -143,13 +144,14 @@ fn a_pe_that_fails_is_named_and_ends_the_measurement() {
 }
 
 #[test]
-fn killed_pe_ends_the_measurement_and_is_named_by_its_peers() {
+fn killed_pe_ends_the_bench_and_is_named_by_its_peers() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").args(["bench", "barrier", "-n", "3", "--iters", "1000000000", "--no-check"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pe = (0..1000).find_map(|_| {
         sleep(Duration::from_millis(5));
-        // The header is printed once all have passed a barrier; a PE's environment says which one it is.
+        // The header is printed when all PEs have passed a barrier; the environment of a process
+        // tells its PE.
         pes_of(child.id()).into_iter().find(|pid| environment_has(*pid, "PEERWEAVE_PE=1"))
     });
     let pe = pe.expect("PE 1 has started");
@@ -170,7 +172,7 @@ fn killed_pe_ends_the_measurement_and_is_named_by_its_peers() {
     }
 }
 
-/// The children of a launcher that are PEs of a measurement.
+/// Returns the children of a launcher that are PEs.
 fn pes_of(launcher: u32) -> Vec<u32> {
     let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap_or_default();
     let pids = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
@@ -187,7 +189,7 @@ fn text_has(bytes: &[u8], part: &str) -> bool {
 }
 
 #[test]
-fn info_is_one_json_document_with_a_reason_for_everything() {
+fn info_prints_one_json_document_with_reasons() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     let output =
         command.env_remove("PEERWEAVE_PE").env("PEERWEAVE_TOKEN", "a".repeat(64)).args(["info", "--json"]).output().unwrap();
@@ -209,7 +211,8 @@ struct Wrapper {
     bench: BenchArgs,
 }
 
-/// What the check says of one PE of two whose backend completes every collective and moves nothing.
+/// Returns the number of wrong elements on one of two PEs whose backend completes every call but
+/// moves no data.
 fn wrong_on_noop(op: BenchOp, rank: u32, placement: Placement) -> u64 {
     let args = Wrapper::parse_from(["bench", op.name(), "-n", "2", "-b", "1K", "-e", "1K", "--iters", "1", "--warmup", "0"]);
     let config = Config::from_args(&args.bench).unwrap();
@@ -218,12 +221,13 @@ fn wrong_on_noop(op: BenchOp, rank: u32, placement: Placement) -> u64 {
     let buffers =
         Buffers::<f32, Symmetric<f32>> { send: alloc(), recv: alloc(), target: alloc(), word: world.alloc_zeroed(1).unwrap() };
     let outcome = measure(&world, None, &config, &config.cases()[0], placement, &buffers).unwrap();
-    outcome.wrong.expect("it was checked")
+    outcome.wrong.expect("the result was checked")
 }
 
 #[test]
-fn a_backend_that_moves_nothing_is_found_out() {
-    // A ping-pong would wait for an answer; those who only meet move nothing: that nobody leaves early takes PEs that come late.
+fn backend_that_moves_no_data_is_detected() {
+    // A ping-pong would wait for an answer. Barrier and sync move no data; their check needs PEs
+    // that arrive late.
     let exempt = [BenchOp::PingPong, BenchOp::Barrier, BenchOp::Sync];
     for op in BenchOp::value_variants().iter().filter(|op| !exempt.contains(op)) {
         for placement in [Placement::OutOfPlace, Placement::InPlace] {
@@ -231,20 +235,20 @@ fn a_backend_that_moves_nothing_is_found_out() {
                 continue;
             }
             let wrong: u64 = (0..2).map(|rank| wrong_on_noop(*op, rank, placement)).sum();
-            assert!(wrong > 0, "{op:?} {placement:?}: nothing was found wrong");
+            assert!(wrong > 0, "{op:?} {placement:?}: no element was wrong");
         }
     }
 }
 
 #[test]
-fn almost_every_element_that_did_not_come_is_counted() {
-    // Two checks of 256 elements each, of which none was written.
+fn all_missing_elements_are_counted() {
+    // Two checks of 256 elements each, none of which was written.
     assert_eq!(wrong_on_noop(BenchOp::AllReduce, 0, Placement::OutOfPlace), 2 * 256);
     assert_eq!(wrong_on_noop(BenchOp::Put, 1, Placement::OutOfPlace), 2 * 256);
 }
 
 #[test]
-fn output_that_nobody_can_have_ends_the_command_without_a_panic() {
+fn output_that_cannot_be_written_causes_no_panic() {
     for arguments in [&["bench", "barrier", "-n", "2", "--iters", "3"][..], &["info"]] {
         let full = std::fs::File::options().write(true).open("/dev/full").expect("a device that is always full");
         let (reader, gone) = std::io::pipe().expect("a pipe");

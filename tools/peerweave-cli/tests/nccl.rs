@@ -1,4 +1,5 @@
-//! `peerweave bench --backend nccl` and `peerweave info` over libraries that stand in for the driver and NCCL: real processes, checked results.
+//! `peerweave bench --backend nccl` and `peerweave info` over fakes of the driver and NCCL: real
+//! processes, checked results.
 #![cfg(target_os = "linux")]
 
 use std::os::unix::fs::symlink;
@@ -7,7 +8,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A directory with the fakes, under the names that are looked for.
+/// A directory with the fakes, under the names of the real libraries.
 struct Machine(TempDir);
 
 impl Machine {
@@ -40,7 +41,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn every_operation_of_nccl_is_measured_and_right() {
+fn operations_of_nccl_are_measured_and_right() {
     let machine = Machine::with_gpus();
     for (op, in_place) in [
         ("all-reduce", true),
@@ -116,7 +117,7 @@ fn graphs_of_calls_are_replayed() {
     assert!(out.contains("# Out of bounds values : 0 OK"), "{out}");
 }
 
-/// The lines of the table, in words.
+/// Splits the lines of the table into words.
 fn table(output: &Output) -> Vec<Vec<String>> {
     assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
     let out = text(&output.stdout);
@@ -124,7 +125,7 @@ fn table(output: &Output) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn pes_are_threads_of_one_process_where_that_is_asked_for() {
+fn pes_are_threads_of_one_process_on_request() {
     for op in ["all-reduce", "gather", "send-recv"] {
         let options = ["bench", op, "--backend", "nccl", "--threads", "-n", "3", "-b", "1K", "-e", "1K", "--iters", "2"];
         let output = Machine::with_gpus().run(&options, &[]);
@@ -146,7 +147,7 @@ fn thread_that_fails_ends_the_measurement_and_is_named() {
 }
 
 #[test]
-fn buffers_are_registered_as_windows_where_that_is_asked_for() {
+fn buffers_are_registered_as_windows_on_request() {
     for op in ["all-reduce", "all-gather", "reduce-scatter", "broadcast", "gather"] {
         let options = ["bench", op, "--backend", "nccl", "--window", "-n", "3", "-b", "1K", "-e", "1K", "--iters", "2"];
         let output = Machine::with_gpus().run(&options, &[]);
@@ -154,11 +155,11 @@ fn buffers_are_registered_as_windows_where_that_is_asked_for() {
         assert_eq!((lines.len(), lines[0][8].as_str(), lines[0][12].as_str()), (1, "0", "0"), "{op}");
         assert!(text(&output.stdout).contains("buffers: NCCL's allocator, registered as windows"), "{op}");
     }
-    // What cannot be registered is not measured as if it were.
+    // Buffers that cannot be registered are an error, not measured without windows.
     let options = ["bench", "all-reduce", "--backend", "nccl", "--window", "-n", "2", "-e", "8"];
     for (variable, value, expected) in [
         ("PEERWEAVE_FAKE_NCCL_VERSION", "22602", "ncclCommWindowRegister"),
-        ("PEERWEAVE_FAKE_NCCL_NULL_WINDOW", "1", "NCCL has no windows among these devices"),
+        ("PEERWEAVE_FAKE_NCCL_NULL_WINDOW", "1", "NCCL cannot create windows on these devices"),
     ] {
         let output = Machine::with_gpus().run(&options, &[(variable, value)]);
         assert!(!output.status.success());
@@ -167,7 +168,7 @@ fn buffers_are_registered_as_windows_where_that_is_asked_for() {
 }
 
 #[test]
-fn machine_without_gpus_is_told_what_is_missing() {
+fn missing_nccl_is_named_on_a_machine_without_gpus() {
     let output = Machine::new(&[]).run(&["bench", "all-reduce", "--backend", "nccl", "-n", "1", "-e", "8"], &[]);
     assert!(!output.status.success());
     let err = text(&output.stderr);
@@ -175,7 +176,7 @@ fn machine_without_gpus_is_told_what_is_missing() {
 }
 
 #[test]
-fn more_pes_than_devices_are_refused_by_name() {
+fn more_pes_than_devices_are_refused() {
     let options = ["bench", "all-reduce", "--backend", "nccl", "-n", "3", "-e", "8", "--timeout", "60"];
     let output = Machine::with_gpus().run(&options, &[("PEERWEAVE_FAKE_CUDA_DEVICES", "2")]);
     assert_eq!(output.status.code(), Some(2));
@@ -184,7 +185,7 @@ fn more_pes_than_devices_are_refused_by_name() {
 }
 
 #[test]
-fn info_names_the_libraries_found_and_what_an_old_one_lacks() {
+fn info_lists_libraries_and_missing_functions() {
     let machine = Machine::with_gpus();
     let output = machine.run(&["info", "--json"], &[("PEERWEAVE_MULTICAST", "off")]);
     let info: Value = serde_json::from_slice(&output.stdout).unwrap();

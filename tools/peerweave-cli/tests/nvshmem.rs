@@ -1,4 +1,5 @@
-//! `peerweave bench --backend nvshmem` over libraries that stand in for the driver and NVSHMEM: real processes, checked results, and faults.
+//! `peerweave bench --backend nvshmem` over fakes of the driver and NVSHMEM: real processes,
+//! checked results, faults.
 #![cfg(target_os = "linux")]
 
 use std::os::unix::fs::symlink;
@@ -7,7 +8,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A directory with the fakes, under the names that are looked for.
+/// A directory with the fakes, under the names of the real libraries.
 struct Machine(TempDir);
 
 impl Machine {
@@ -39,7 +40,7 @@ impl Machine {
         command.args(["bench"]).args(arguments).args(["--backend", "nvshmem", "--timeout", "120"]).output().unwrap()
     }
 
-    /// A short measurement: its lines of figures, and everything that was printed.
+    /// Runs a short measurement. Returns the lines of the table and the whole output.
     fn figures(&self, arguments: &[&str], variables: &[(&str, &str)]) -> (Vec<Vec<String>>, String) {
         let output = self.run(&[arguments, &["--iters", "2", "-w", "1"]].concat(), variables);
         let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -57,7 +58,7 @@ const COLLECTIVES: [&str; 7] = ["all-reduce", "broadcast", "all-gather", "all-to
 const ONE_SIDED: [&str; 6] = ["put", "get", "put-signal", "p", "g", "ping-pong"];
 
 #[test]
-fn every_operation_is_measured_and_right_on_one_two_and_three_pes() {
+fn operations_are_measured_and_right_on_1_2_and_3_pes() {
     let machine = Machine::with_gpus();
     for (n, ops) in
         [("1", &COLLECTIVES[..]), ("2", &[&COLLECTIVES[..], &ONE_SIDED].concat()), ("3", &COLLECTIVES), ("3", &ONE_SIDED)]
@@ -75,24 +76,24 @@ fn every_operation_is_measured_and_right_on_one_two_and_three_pes() {
 }
 
 #[test]
-fn every_type_is_moved_and_every_reduction_of_nvshmem_is_right() {
+fn types_are_moved_and_reductions_of_nvshmem_are_right() {
     let machine = Machine::with_gpus();
     let (moved, out) = machine.figures(&["all-gather", "-n", "2", "-b", "1000", "-e", "1000", "-d", "all"], &[]);
     assert_eq!(moved.len(), 12, "{out}");
     let (reduced, out) = machine.figures(&["all-reduce", "-n", "3", "-b", "1000", "-e", "1000", "-d", "all", "-o", "all"], &[]);
-    // Sum, product, minimum, maximum; bits of integers besides.
+    // Sum, product, minimum, maximum; for integers also and, or, xor.
     assert_eq!(reduced.len(), 4 * 4 + 6 * 7, "{out}");
     assert!(out.contains("# Out of bounds values : 0 OK"), "{out}");
 }
 
 #[test]
-fn every_root_broadcasts() {
+fn broadcast_is_right_from_every_root() {
     let (lines, out) = Machine::with_gpus().figures(&["broadcast", "-n", "3", "-b", "64", "-e", "64", "-r", "all"], &[]);
     assert_eq!(lines.iter().map(|line| &*line[4]).collect::<Vec<_>>(), ["0", "1", "2"], "{out}");
 }
 
 #[test]
-fn every_way_of_measuring_gives_right_results() {
+fn results_are_right_with_all_measuring_options() {
     let machine = Machine::with_gpus();
     for arguments in [
         &["put", "--nbi"][..],
@@ -117,7 +118,7 @@ fn every_way_of_measuring_gives_right_results() {
 }
 
 #[test]
-fn what_was_measured_is_said() {
+fn header_describes_the_measurement() {
     let machine = Machine::with_gpus();
     let calls = |arguments: &[&str]| {
         let (_, out) = machine.figures(&[arguments, &["-n", "2", "-b", "64", "-e", "64"]].concat(), &[]);
@@ -139,15 +140,15 @@ fn json_has_the_figures() {
     assert_eq!(json["peerweave"]["backend"], "nvshmem");
     let results = json["results"].as_array().unwrap();
     assert_eq!(results.len(), 2);
-    // Of two PEs one works: the slowest is PE 0.
+    // Only PE 0 of two makes calls, so it is the slowest.
     let times = &results[0]["out_of_place_per_batch"];
     assert_eq!(times["pe0_times_us"], times["times_us"], "{json}");
 }
 
 #[test]
-fn elements_that_do_not_come_are_counted() {
+fn missing_elements_are_counted() {
     let machine = Machine::with_gpus();
-    // The call says that all went well, and does nothing.
+    // The call returns success and does nothing.
     for (op, fault, wrong) in [
         ("put", "nvshmemx_putmem_on_stream=0", "256"),
         ("get", "nvshmemx_getmem_on_stream=0", "256"),
@@ -159,15 +160,15 @@ fn elements_that_do_not_come_are_counted() {
         let out = text(&output.stdout);
         assert_eq!(output.status.code(), Some(1), "{op}: {out}\n{}", text(&output.stderr));
         let line: Vec<&str> = out.lines().find(|line| !line.starts_with('#')).unwrap_or_default().split_whitespace().collect();
-        // Both checks count.
+        // Both checks count the missing elements.
         assert_eq!(line[8].parse::<u64>().unwrap(), 2 * wrong.parse::<u64>().unwrap(), "{op}: {out}");
         assert!(out.contains("FAILED"), "{op}: {out}");
     }
 }
 
 #[test]
-fn one_call_that_is_lost_is_counted() {
-    // Of the checked call, two to warm up, two that are timed, and those before them: the last, which is checked again.
+fn single_lost_call_is_counted() {
+    // The last call is lost; its result is checked again after timing.
     let arguments = ["put", "-n", "2", "-b", "1K", "-e", "1K", "--iters", "2", "-w", "1"];
     let lost = [("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_putmem_on_stream:1=0")];
     let output = Machine::with_gpus().run(&arguments, &lost);
@@ -177,7 +178,7 @@ fn one_call_that_is_lost_is_counted() {
 }
 
 #[test]
-fn barrier_that_nobody_waits_in_is_counted() {
+fn barrier_that_does_not_wait_is_counted() {
     for (op, function) in [("barrier", "nvshmemx_barrier_on_stream=0"), ("sync", "nvshmemx_team_sync_on_stream=0")] {
         let output = Machine::with_gpus().run(&[op, "-n", "2", "--iters", "2"], &[("PEERWEAVE_FAKE_NVSHMEM_FAIL", function)]);
         let out = text(&output.stdout);
@@ -186,7 +187,7 @@ fn barrier_that_nobody_waits_in_is_counted() {
 }
 
 #[test]
-fn fault_at_a_call_is_an_error_that_names_it() {
+fn failed_call_is_named_in_the_error() {
     for (op, function) in [
         ("all-reduce", "nvshmemx_float_sum_reduce_on_stream"),
         ("all-gather", "nvshmemx_uint32_fcollect_on_stream"),
@@ -203,7 +204,7 @@ fn fault_at_a_call_is_an_error_that_names_it() {
 }
 
 #[test]
-fn machine_without_nvshmem_is_told_what_is_missing() {
+fn missing_nvshmem_is_named() {
     let machine = Machine::new(&[("peerweave-fake-cuda", "libcuda.so.1"), ("peerweave-fake-cuda", "libcuda.so")]);
     let output = machine.run(&["all-reduce", "-n", "1", "-e", "8"], &[]);
     let err = text(&output.stderr);
@@ -212,7 +213,7 @@ fn machine_without_nvshmem_is_told_what_is_missing() {
 }
 
 #[test]
-fn machine_without_a_driver_is_told_what_is_missing() {
+fn missing_driver_is_named() {
     let machine = Machine::new(&[("peerweave-fake-nvshmem", "libnvshmem_host.so.3")]);
     let output = machine.run(&["all-reduce", "-n", "1", "-e", "8"], &[]);
     let err = text(&output.stderr);
@@ -221,7 +222,7 @@ fn machine_without_a_driver_is_told_what_is_missing() {
 }
 
 #[test]
-fn more_pes_than_devices_are_refused_by_name() {
+fn more_pes_than_devices_are_refused() {
     let output = Machine::with_gpus().run(&["put", "-n", "3", "-e", "8"], &[("PEERWEAVE_FAKE_CUDA_DEVICES", "2")]);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{err}");

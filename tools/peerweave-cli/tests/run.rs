@@ -1,4 +1,4 @@
-//! The launcher with small shell programs: exit codes, signals, deadlines, and that nothing is left behind.
+//! The launcher with small shell programs: exit codes, signals, deadlines, cleanup.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// A job of `n` PEs that run a shell script.
+/// Returns the command that starts a job of `n` PEs that run a shell script.
 fn job(n: usize, options: &[&str], script: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.arg("run").arg("-n").arg(n.to_string()).args(options).args(["--", "sh", "-c", script]);
@@ -32,12 +32,12 @@ fn sorted_lines(text: &str) -> Vec<&str> {
     lines
 }
 
-/// A text for a script that no other process of the machine has.
+/// Returns a text that occurs in the arguments of no other process of the machine.
 fn unique(name: &str) -> String {
     format!("peerweave-test-{name}-{}-{:?}", std::process::id(), Instant::now()).replace([' ', '{', '}', ':', ','], "_")
 }
 
-/// The processes whose arguments contain `text`, other than this one.
+/// Returns the processes whose arguments contain `text`, except this one.
 fn processes_with(text: &str) -> Vec<i32> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -50,7 +50,8 @@ fn processes_with(text: &str) -> Vec<i32> {
     found
 }
 
-/// Far more than a launcher needs on a busy machine, and far less than the PEs of these tests sleep.
+/// Far more than a launcher needs on a busy machine, and far less than the PEs of these tests
+/// sleep.
 const SOON: Duration = Duration::from_secs(15);
 
 /// Reads until the PEs have said `ready` so many times; what they have said.
@@ -68,7 +69,7 @@ fn read_until_ready(stdout: &mut impl Read, times: usize) -> String {
 fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + within;
     while !holds() {
-        assert!(Instant::now() < end, "not within {within:?}: {what}");
+        assert!(Instant::now() < end, "timed out after {within:?}: {what}");
         sleep(Duration::from_millis(5));
     }
 }
@@ -84,7 +85,7 @@ fn rendezvous_sockets() -> Vec<String> {
 }
 
 #[test]
-fn every_pe_knows_who_it_is() {
+fn pes_get_the_variables_of_their_position() {
     let output = run(
         3,
         &["--no-tag"],
@@ -95,7 +96,7 @@ fn every_pe_knows_who_it_is() {
 }
 
 #[test]
-fn every_pe_finds_the_variables_of_torchrun() {
+fn pes_get_the_variables_of_torchrun() {
     let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR $MASTER_PORT";
     let output = run(3, &["--no-tag"], script);
     let text = stdout(&output);
@@ -103,12 +104,12 @@ fn every_pe_finds_the_variables_of_torchrun() {
     let port: u16 = lines[0].rsplit(' ').next().unwrap().parse().unwrap();
     assert!(port > 0);
     assert_eq!(lines, [0, 1, 2].map(|pe| format!("{pe}/3 {pe}/3 0/1 127.0.0.1 {port}")));
-    // The port is free: a program may listen there.
+    // The port is free: a program can listen there.
     std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
 }
 
 #[test]
-fn number_of_pes_is_read_under_the_names_of_other_launchers() {
+fn number_of_pes_has_the_option_names_of_other_launchers() {
     for options in
         [&["-np", "2"][..], &["--np", "2"], &["--nproc-per-node", "2"], &["--nproc_per_node=2"], &["--timeout", "30", "-np", "2"]]
     {
@@ -120,7 +121,7 @@ fn number_of_pes_is_read_under_the_names_of_other_launchers() {
 }
 
 #[test]
-fn unknown_option_is_refused_with_its_name() {
+fn unknown_option_is_named_in_the_error() {
     for option in ["--hosts", "-x", "--bind-to=core"] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
         let output = command.env_remove("PEERWEAVE_PE").args(["run", option, "-n", "2", "--", "true"]).output().unwrap();
@@ -131,7 +132,7 @@ fn unknown_option_is_refused_with_its_name() {
 }
 
 #[test]
-fn a_panic_is_told_and_not_the_note_that_follows_it() {
+fn panic_is_reported_without_the_note_that_follows_it() {
     let script = "printf '\\nthread main panicked\\n' >&2; printf \"thread 'main' (7) panicked at src/main.rs:2:5:\\nthe disk is full\\n\" >&2; \
                   echo 'note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace' >&2; exit 101";
     let output = run(1, &["--tag"], script);
@@ -141,7 +142,7 @@ fn a_panic_is_told_and_not_the_note_that_follows_it() {
 }
 
 #[test]
-fn every_pe_knows_where_to_meet_and_the_secret() {
+fn pes_get_rendezvous_and_token() {
     let output = run(2, &["--no-tag"], "echo $PEERWEAVE_RENDEZVOUS ${#PEERWEAVE_TOKEN}");
     let text = stdout(&output);
     let lines: Vec<_> = text.lines().collect();
@@ -151,7 +152,7 @@ fn every_pe_knows_where_to_meet_and_the_secret() {
 }
 
 #[test]
-fn lines_carry_the_pe_where_there_are_two_and_not_where_there_is_one() {
+fn lines_carry_the_pe_only_with_two_or_more() {
     assert_eq!(sorted_lines(&stdout(&run(2, &[], "echo hello"))), ["[0] hello", "[1] hello"]);
     assert_eq!(stdout(&run(1, &[], "echo hello")), "hello\n");
     assert_eq!(stdout(&run(1, &["--tag"], "echo hello")), "[0] hello\n");
@@ -161,13 +162,13 @@ fn lines_carry_the_pe_where_there_are_two_and_not_where_there_is_one() {
 }
 
 #[test]
-fn a_last_line_without_an_end_is_printed() {
+fn last_line_without_an_end_is_printed() {
     assert_eq!(sorted_lines(&stdout(&run(2, &[], "printf a; printf b"))), ["[0] ab", "[1] ab"]);
 }
 
 #[test]
 fn long_lines_of_several_pes_do_not_mix() {
-    // Each line is longer than a pipe takes at once, and is written in many pieces.
+    // Each line is longer than a pipe accepts at once, so it is written in many pieces.
     let script = "c=$(printf abcdefghij | tr a-j $PEERWEAVE_PE); l=$c; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13; do l=$l$l; done; \
                   for i in 1 2 3 4 5; do printf %s $l; printf '%s\\n' $l; done";
     let output = run(4, &[], script);
@@ -181,7 +182,7 @@ fn long_lines_of_several_pes_do_not_mix() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_told_and_is_no_success() {
+fn output_that_cannot_be_written_is_an_error() {
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
     let output = job(2, &[], "echo hello").stdout(full()).output().unwrap();
     assert_eq!(output.status.code(), Some(125));
@@ -189,7 +190,7 @@ fn output_that_cannot_be_written_is_told_and_is_no_success() {
 }
 
 #[test]
-fn a_message_that_nobody_can_have_changes_no_exit_code() {
+fn message_that_cannot_be_written_keeps_the_exit_code() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").args(["run", "-n", "2", "--nnodes", "2", "--rendezvous", "nowhere", "--", "true"]);
     let output = command.output().unwrap();
@@ -200,7 +201,7 @@ fn a_message_that_nobody_can_have_changes_no_exit_code() {
 }
 
 #[test]
-fn a_slow_reader_loses_nothing() {
+fn slow_reader_gets_all_lines() {
     let mut child = job(2, &["--no-tag"], "seq 1 200000").stdout(Stdio::piped()).spawn().unwrap();
     sleep(Duration::from_millis(300));
     let mut text = String::new();
@@ -210,7 +211,7 @@ fn a_slow_reader_loses_nothing() {
 }
 
 #[test]
-fn a_reader_that_goes_away_ends_the_job() {
+fn closed_reader_ends_the_job() {
     let mut child = job(2, &[], "yes").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let start = Instant::now();
@@ -219,7 +220,7 @@ fn a_reader_that_goes_away_ends_the_job() {
 }
 
 #[test]
-fn standard_input_goes_to_pe_0_alone() {
+fn standard_input_goes_only_to_pe_0() {
     let mut child = job(2, &[], "wc -c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"12345").unwrap();
     let output = child.wait_with_output().unwrap();
@@ -227,7 +228,7 @@ fn standard_input_goes_to_pe_0_alone() {
 }
 
 #[test]
-fn the_first_failure_is_the_exit_code_and_is_told_with_the_last_line_of_stderr() {
+fn first_failure_sets_the_exit_code_and_quotes_stderr() {
     let start = Instant::now();
     let output = run(3, &[], "if [ $PEERWEAVE_PE = 1 ]; then echo the disk is full >&2; exit 7; fi; exec sleep 30");
     assert_eq!(output.status.code(), Some(7));
@@ -238,7 +239,7 @@ fn the_first_failure_is_the_exit_code_and_is_told_with_the_last_line_of_stderr()
 }
 
 #[test]
-fn a_pe_that_is_killed_gives_128_and_the_signal() {
+fn killed_pe_gives_exit_code_128_plus_the_signal() {
     let output = run(2, &[], "[ $PEERWEAVE_PE = 1 ] && kill -9 $$; exec sleep 30");
     assert_eq!(output.status.code(), Some(137));
     assert!(stderr(&output).contains("PE 1 (process "), "{}", stderr(&output));
@@ -247,7 +248,7 @@ fn a_pe_that_is_killed_gives_128_and_the_signal() {
 }
 
 #[test]
-fn pes_that_end_by_themselves_after_a_failure_are_left_to_do_so() {
+fn pes_that_exit_soon_after_a_failure_are_not_killed() {
     let output = run(2, &[], "if [ $PEERWEAVE_PE = 0 ]; then exit 3; fi; sleep 0.3; echo orderly; exit 4");
     assert_eq!(output.status.code(), Some(3));
     assert!(stdout(&output).contains("[1] orderly"));
@@ -262,16 +263,16 @@ fn pes_that_ignore_sigterm_are_killed_soon() {
 }
 
 #[test]
-fn the_time_limit_ends_everything_with_124_and_says_who_still_ran() {
+fn time_limit_exits_with_124_and_names_running_pes() {
     let start = Instant::now();
     let output = run(3, &["--timeout", "300ms"], "[ $PEERWEAVE_PE = 1 ] && exit 0; exec sleep 30");
     assert_eq!(output.status.code(), Some(124));
     assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
-    assert!(stderr(&output).contains("the time of 300ms is up; still running: PE 0, PE 2"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("--timeout of 300ms expired; still running: PE 0, PE 2"), "{}", stderr(&output));
 }
 
 #[test]
-fn signals_are_passed_on_to_every_pe() {
+fn signals_are_forwarded_to_every_pe() {
     for (signal, name) in [("INT", 2), ("TERM", 15), ("HUP", 1), ("USR1", 10), ("USR2", 12)] {
         let script = format!("trap 'echo got; exit 0' {signal}; echo ready; while :; do sleep 0.02; done");
         let mut child = job(2, &[], &script).stdout(Stdio::piped()).spawn().unwrap();
@@ -285,7 +286,7 @@ fn signals_are_passed_on_to_every_pe() {
 }
 
 #[test]
-fn a_signal_that_the_pes_do_not_handle_ends_the_job_with_its_code() {
+fn unhandled_signal_ends_the_job_with_its_code() {
     let mut child = job(2, &[], "echo ready; exec sleep 30").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     read_until_ready(child.stdout.as_mut().unwrap(), 2);
     kill(15, child.id() as i32);
@@ -293,33 +294,33 @@ fn a_signal_that_the_pes_do_not_handle_ends_the_job_with_its_code() {
 }
 
 #[test]
-fn a_second_interrupt_kills() {
+fn second_interrupt_kills_the_pes() {
     let script = "trap '' INT; echo ready; while :; do sleep 0.02; done";
     let mut child = job(2, &[], script).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     read_until_ready(child.stdout.as_mut().unwrap(), 2);
     kill(2, child.id() as i32);
     sleep(Duration::from_millis(200));
-    assert!(child.try_wait().unwrap().is_none(), "the first is the program's to answer");
+    assert!(child.try_wait().unwrap().is_none(), "the program handles the first signal");
     kill(2, child.id() as i32);
     assert_eq!(child.wait().unwrap().code(), Some(137));
 }
 
 #[test]
-fn nothing_survives_a_launcher_that_is_killed() {
+fn killed_launcher_leaves_no_process() {
     let mark = unique("orphan");
     // A PE that has a child, and one that has a grandchild in the background.
     let script = format!(": {mark}; sh -c 'sleep 60; : {mark}' & sh -c 'sleep 60; : {mark}'");
     let mut child = job(3, &[], &script).stdout(Stdio::null()).process_group(0).spawn().unwrap();
-    wait_until("all have started", SOON, || processes_with(&mark).len() >= 10);
+    wait_until("all processes started", SOON, || processes_with(&mark).len() >= 10);
     kill(9, child.id() as i32);
     assert_eq!(child.wait().unwrap().signal(), Some(9));
-    wait_until("all have ended", SOON, || processes_with(&mark).is_empty());
+    wait_until("all processes ended", SOON, || processes_with(&mark).is_empty());
 }
 
 #[test]
-fn nothing_survives_a_job_that_ends_well() {
+fn successful_job_leaves_no_process() {
     let mark = unique("left");
-    // In the group of the PE, and in a session of its own.
+    // One in the group of the PE, one in its own session.
     let script = format!("sh -c 'sleep 60; : {mark}' & setsid sh -c 'sleep 60; : {mark}' & sleep 0.1; exit 0");
     let start = Instant::now();
     let output = run(2, &[], &script);
@@ -329,7 +330,7 @@ fn nothing_survives_a_job_that_ends_well() {
 }
 
 #[test]
-fn no_socket_survives_a_job() {
+fn finished_job_leaves_no_socket() {
     let output = run(2, &["--no-tag"], "echo $PEERWEAVE_RENDEZVOUS");
     let text = stdout(&output);
     let name = text.lines().next().unwrap().strip_prefix("unix:").unwrap();
@@ -337,12 +338,12 @@ fn no_socket_survives_a_job() {
 }
 
 #[test]
-fn a_pe_has_no_file_of_the_launcher_open() {
+fn pes_inherit_no_file_of_the_launcher() {
     let files = |command: &mut Command| -> Vec<String> {
         let output = command.env_remove("PEERWEAVE_PE").stdin(Stdio::null()).output().unwrap();
         sorted_lines(&stdout(&output)).into_iter().map(str::to_owned).collect()
     };
-    // What whoever runs the tests left open is open in both.
+    // Files that the test runner left open are open in both.
     let alone = files(Command::new("ls").arg("/proc/self/fd"));
     let pe = files(Command::new(env!("CARGO_BIN_EXE_peerweave")).args(["run", "-n", "1", "--tag", "--", "ls", "/proc/self/fd"]));
     let pe: Vec<_> = pe.iter().map(|line| line.strip_prefix("[0] ").unwrap()).collect();
@@ -350,42 +351,42 @@ fn a_pe_has_no_file_of_the_launcher_open() {
 }
 
 #[test]
-fn what_cannot_be_started_is_told_and_has_its_exit_code() {
+fn start_failures_have_messages_and_exit_codes() {
     let start = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
         command.env_remove("PEERWEAVE_PE").arg("run").args(arguments).output().unwrap()
     };
     let output = start(&["-n", "2", "--", "no-such-program-anywhere"]);
     assert_eq!(output.status.code(), Some(127));
-    assert!(stderr(&output).contains("no-such-program-anywhere: not found in PATH, nor in "), "{}", stderr(&output));
+    assert!(stderr(&output).contains("no-such-program-anywhere: not found in PATH or in "), "{}", stderr(&output));
     assert_eq!(start(&["-n", "2", "--", "/"]).status.code(), Some(126));
     assert_eq!(start(&["-n", "2", "--", "./no/such"]).status.code(), Some(127));
     for wrong in [&["-n", "0", "--", "true"][..], &["-n", "x", "--", "true"], &["-n", "2"], &["--nnodes", "2", "--", "true"]] {
         assert_eq!(start(wrong).status.code(), Some(2), "{wrong:?}");
     }
     let output = start(&["--nnodes", "2", "--node-rank", "2", "--rendezvous", "localhost:1", "--", "true"]);
-    assert!(stderr(&output).contains("--node-rank is 2, expected less than --nnodes"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("--node-rank is 2, expected less than 2 (--nnodes)"), "{}", stderr(&output));
 }
 
 #[test]
-fn arguments_reach_the_program_as_they_are() {
+fn arguments_reach_the_program_unchanged() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").args(["run", "-n", "1", "printf", "%s\n", "-n", "--tag", "a b", "--"]);
     assert_eq!(stdout(&command.output().unwrap()), "-n\n--tag\na b\n--\n");
 }
 
 #[test]
-fn a_job_inside_a_job_is_refused_unless_it_is_asked_for() {
+fn job_inside_a_job_is_refused_unless_requested() {
     let this = env!("CARGO_BIN_EXE_peerweave");
     let output = run(1, &[], &format!("{this} run -n 1 -- true"));
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("this process is PE 0 of a job already"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("this process is already PE 0 of a job"), "{}", stderr(&output));
     let output = run(1, &[], &format!("env -u PEERWEAVE_PE {this} run -n 2 -- sh -c 'echo $PEERWEAVE_N_PES'"));
     assert_eq!(sorted_lines(&stdout(&output)), ["[0] 2", "[1] 2"]);
 }
 
 #[test]
-fn two_machines_count_their_pes_through() {
+fn pes_are_numbered_across_two_machines() {
     let start = |rank: &str, port: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
         command.env_remove("PEERWEAVE_PE").args(["run", "-n", "2", "--no-tag", "--nnodes", "2", "--node-rank", rank]);
@@ -410,8 +411,8 @@ fn kill(signal: i32, pid: i32) {
 }
 
 #[test]
-fn signal_that_comes_twice_at_once_is_one_wish() {
-    // As `timeout` does: to the launcher, and to the group that it is in.
+fn signal_repeated_at_once_counts_as_one() {
+    // As `timeout` does: to the launcher and to its group.
     let mut at_once = 0;
     while at_once < 4 {
         let script = "trap 'sleep 0.3; echo clean; exit' TERM; echo ready; while :; do sleep 0.02; done";

@@ -1,6 +1,7 @@
-//! Compares what `peerweave-nvshmem` believes of a version of NVSHMEM with that version's headers and host library.
+//! Compares the bindings of `peerweave-nvshmem` for one version of NVSHMEM with that version's
+//! headers and host library.
 //!
-//! Does not download anything (`.ci/abi-nvshmem` does), and calls nothing in the library.
+//! Downloads nothing (`.ci/abi-nvshmem` does) and calls no function of the library.
 //!
 //! Invariant: as for NCCL, a fact that cannot be checked is a fault.
 
@@ -10,7 +11,7 @@ use std::process::Command;
 
 use super::{AbiError, Facts, Findings, Table, Version, differing, exports, misplaced, output_of, parse_table, questions_for};
 
-/// Exported data, and entry points of NVSHMEM's own device library or of CUDA's runtime: not to be bound.
+/// Exports without bindings: data, and entry points for NVSHMEM's device library or CUDA's runtime.
 const NOT_BOUND: &[&str] = &[
     "nvshmem_debug",
     "nvshmem_error",
@@ -21,7 +22,7 @@ const NOT_BOUND: &[&str] = &[
     "nvshmemx_collective_launch",
 ];
 
-/// Compares with the NVSHMEM whose `include` and `lib` are in `directory`.
+/// Compares the bindings with the NVSHMEM in `directory`, which has `include` and `lib`.
 pub(crate) fn compare(root: &Path, directory: &Path) -> Result<Findings, AbiError> {
     let include = directory.join("include");
     let library = directory.join("lib/libnvshmem_host.so.3");
@@ -34,7 +35,7 @@ pub(crate) fn compare(root: &Path, directory: &Path) -> Result<Findings, AbiErro
     let header = header_facts(root, &include, &table.facts, scratch.path())?;
     let mut faults = differing(&table.facts, &header, version);
     let exported = exports(&library)?;
-    // The oldest release that the bindings' versions speak of.
+    // The oldest supported release.
     let oldest = Version([3, 3, 24]);
     if version >= oldest {
         faults.extend(misplaced(&table.symbols, &exported, version));
@@ -51,7 +52,7 @@ pub(crate) fn compare(root: &Path, directory: &Path) -> Result<Findings, AbiErro
     Ok(Findings { summary, faults })
 }
 
-/// The version that a header says it is.
+/// Returns the version in a header.
 fn header_version(include: &Path) -> Result<Version, AbiError> {
     let path = include.join("non_abi/nvshmem_version.h");
     let text = std::fs::read_to_string(&path).map_err(|source| AbiError::File { path: path.clone(), source })?;
@@ -66,7 +67,7 @@ fn header_version(include: &Path) -> Result<Version, AbiError> {
     }
 }
 
-/// What the crate believes: its example prints it.
+/// Returns the facts of the crate, which its example prints.
 fn rust_table(root: &Path, version: Version) -> Result<Table, AbiError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -74,7 +75,7 @@ fn rust_table(root: &Path, version: Version) -> Result<Table, AbiError> {
     parse_table(&output_of("cargo run", command.args(["--example", "nvshmem_abi_table", "--"]).arg(version.to_string()))?)
 }
 
-/// What the header says about the same facts, by way of the compiler.
+/// Returns the same facts of the header, computed by the C compiler.
 fn header_facts(root: &Path, include: &Path, asked: &Facts, scratch: &Path) -> Result<Facts, AbiError> {
     let abi = root.join("crates/peerweave-nvshmem/abi");
     let questions = scratch.join("facts.inc");
@@ -82,7 +83,8 @@ fn header_facts(root: &Path, include: &Path, asked: &Facts, scratch: &Path) -> R
     let program = scratch.join("probe");
     let mut compiler = Command::new("cc");
     compiler.args(["-x", "c++", "-std=c++17", "-w", "-I"]).arg(scratch).arg("-I").arg(abi.join("include")).arg("-I").arg(include);
-    // The headers' inline functions call what only NVSHMEM's device library has: they are dropped where nobody calls them.
+    // Inline functions of the headers call functions that only NVSHMEM's device library has; the
+    // linker drops uncalled ones.
     output_of("cc", compiler.arg(abi.join("probe.cc")).arg("-o").arg(&program))?;
     parse_table(&output_of("probe", &mut Command::new(&program))?).map(|table| table.facts)
 }

@@ -1,11 +1,11 @@
-//! Small workspaces, written as `cargo metadata` would print them.
+//! Tests on small workspaces, in the output format of `cargo metadata`.
 
 use super::*;
 use serde_json::{Value, json};
 
 const NO_RULES: Rules = Rules { forbidden: &[], examples_up: &[], no_std: &[] };
 
-/// A member: its name, its layer and what it depends on, as (name, kind).
+/// A member: its name, its layer and its dependencies as (name, kind).
 type Given<'a> = (&'a str, Option<u64>, &'a [(&'a str, &'a str)]);
 
 fn id(name: &str) -> String {
@@ -33,7 +33,8 @@ fn package(name: &str, layer: Option<u64>, dependencies: &[(&str, &str)]) -> Val
     })
 }
 
-/// A workspace of `members`; what is in `foreign` comes from elsewhere. Every library holds `source`.
+/// Creates a workspace of `members`; `foreign` are external crates. Every library has the source
+/// `source`.
 fn workspace(members: &[Given<'_>], foreign: &[Given<'_>], source: &str) -> Workspace {
     let all = || members.iter().chain(foreign);
     let metadata: Metadata = serde_json::from_value(json!({
@@ -72,14 +73,14 @@ fn dependencies_that_point_down_pass() {
 }
 
 #[test]
-fn a_dependency_on_a_sibling_or_upwards_is_found() {
+fn dependency_on_a_sibling_or_upwards_is_found() {
     let members: &[Given<'_>] =
         &[("core", Some(2), &[("host", "normal")]), ("host", Some(3), &[("other", "build")]), ("other", Some(3), &[])];
     assert_eq!(
         faults(members),
         [
-            "host (layer 3) depends on other (layer 3); expected a lower layer",
-            "core (layer 2) depends on host (layer 3); expected a lower layer",
+            "host (layer 3) depends on other (layer 3), expected a lower layer",
+            "core (layer 2) depends on host (layer 3), expected a lower layer",
         ]
     );
 }
@@ -91,7 +92,7 @@ fn tests_may_use_a_sibling_but_nothing_above() {
         ("host", Some(3), &[("other", "dev"), ("host", "dev"), ("core", "dev")]),
         ("other", Some(3), &[]),
     ];
-    assert_eq!(faults(members), ["tests of core (layer 2) depend on host (layer 3); expected the same layer or a lower one"]);
+    assert_eq!(faults(members), ["tests of core (layer 2) depend on host (layer 3), expected the same layer or a lower one"]);
 }
 
 #[test]
@@ -102,13 +103,13 @@ fn examples_may_use_the_crate_that_users_see() {
 }
 
 #[test]
-fn a_member_without_a_layer_is_found() {
+fn member_without_a_layer_is_found() {
     let members: &[Given<'_>] = &[("core", Some(2), &[("new", "normal")]), ("new", None, &[])];
-    assert_eq!(faults(members), ["new says no layer; expected `[package.metadata.peerweave] layer = N` in its manifest"]);
+    assert_eq!(faults(members), ["new has no layer, expected `[package.metadata.peerweave] layer = N` in its manifest"]);
 }
 
 #[test]
-fn a_forbidden_crate_is_found_through_others_but_not_through_tests() {
+fn forbidden_crate_is_found_through_others_not_through_tests() {
     const RULES: Rules = Rules {
         forbidden: &[Forbidden { from: "core", to: &["host", "cuda*"], why: "it knows no backend" }],
         examples_up: &[],
@@ -124,11 +125,11 @@ fn a_forbidden_crate_is_found_through_others_but_not_through_tests() {
     ];
     let found = workspace(members, foreign, "").faults(&RULES);
     assert_eq!(found, [Fault::Reaches { from: "core", to: String::from("cudarc"), why: "it knows no backend" }]);
-    assert_eq!(found[0].to_string(), "core reaches cudarc: it knows no backend");
+    assert_eq!(found[0].to_string(), "core depends on cudarc, perhaps indirectly: it knows no backend");
 }
 
 #[test]
-fn a_rule_about_a_crate_that_is_gone_is_found() {
+fn rule_about_a_missing_crate_is_found() {
     let found = workspace(&[("a", Some(0), &[])], &[], "#![no_std]").faults(&RULES);
     let unknown = |name| Fault::UnknownCrate { name };
     assert_eq!(
@@ -144,7 +145,7 @@ fn a_rule_about_a_crate_that_is_gone_is_found() {
 }
 
 #[test]
-fn std_is_found_where_it_must_not_be() {
+fn std_is_found_in_a_no_std_crate() {
     const RULES: Rules = Rules { forbidden: &[], examples_up: &[], no_std: &["device"] };
     let passes = |source: &str| workspace(&[("device", Some(1), &[])], &[], source).faults(&RULES).is_empty();
     assert!(passes("//! Kernels.\n#![no_std]\npub mod flag;"));
@@ -159,7 +160,7 @@ fn std_is_found_where_it_must_not_be() {
 }
 
 #[test]
-fn the_picture_shows_layers_from_the_top() {
+fn picture_shows_layers_from_the_top() {
     let members: &[Given<'_>] =
         &[("a", Some(0), &[]), ("b", Some(1), &[("a", "normal")]), ("cc", Some(1), &[("a", "normal"), ("b", "dev")])];
     assert_eq!(workspace(members, &[], "").picture(), " 1  b  -> a\n    cc -> a (tests: b)\n 0  a\n");

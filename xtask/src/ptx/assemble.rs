@@ -1,17 +1,17 @@
-//! The assembler of CUDA: whether it takes a PTX file.
+//! Assembles PTX files with ptxas.
 
 use super::Outcome;
 use peerweave_build::Variant;
 use std::path::Path;
 use std::process::Command;
 
-/// Assembles one file for each architecture; what comes out is thrown away.
+/// Assembles one file for each architecture and discards the output.
 pub(super) fn each(ptxas: &Path, file: &Path, variant: Variant, architectures: impl Iterator<Item = u32>) -> Outcome {
     let mut outcome = Outcome::default();
     for sm in architectures {
         let mut command = Command::new(ptxas);
         if variant.network {
-            // The wrappers of NVSHMEM are linked later.
+            // NVSHMEM's wrappers are linked later.
             command.arg("--compile-only");
         }
         let run = command.arg(format!("--gpu-name=sm_{sm}")).args(["--output-file", "/dev/null"]).arg(file).output();

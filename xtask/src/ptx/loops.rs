@@ -1,6 +1,6 @@
-//! Inner loops of the kernels that copy: vectors of 16 bytes, eight loads before eight stores.
+//! Checks inner loops of kernels that copy: vectors of 16 bytes, eight loads before eight stores.
 //!
-//! Every kernel that is shipped is in one of two lists: those that copy arrays, and those that do not.
+//! Every shipped kernel is in one of two lists: kernels that copy arrays, and others.
 
 use super::{Outcome, text};
 use peerweave_build::Variant;
@@ -8,12 +8,12 @@ use peerweave_build::Variant;
 /// Vectors in flight in one loop.
 const IN_FLIGHT: usize = 8;
 
-/// A kernel that copies, and what its inner loop must hold.
+/// A kernel that copies, and the instructions expected in its inner loop.
 struct Copies {
     kernel: &'static str,
     load: &'static str,
     store: &'static str,
-    /// Whether it can copy in bulk where the architecture does.
+    /// Whether it uses bulk copies on architectures that have them.
     bulk: bool,
 }
 
@@ -55,7 +55,7 @@ const COPIES: [Copies; 13] = [
 /// First architecture with bulk copies.
 const BULK: u32 = 90;
 
-/// Looks at the loops of the kernels that copy.
+/// Checks the loops of kernels that copy.
 pub(super) fn check(ptx: &str, variant: Variant) -> Outcome {
     let mut outcome = Outcome::default();
     for Copies { kernel, load, store, bulk } in COPIES {

@@ -1,6 +1,7 @@
-//! One kernel for each primitive of `peerweave-device`, and the one instruction that it must hold.
+//! One kernel for each primitive of `peerweave-device`, and the single instruction expected in it.
 //!
-//! The kernels are written here, from the same lists that say what is expected, and compiled like any crate of kernels.
+//! The kernels are generated from the same lists as the expected instructions, and compiled like
+//! any crate of kernels.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,9 +13,9 @@ use super::{Outcome, PtxError, text};
 
 /// A primitive.
 struct Probe {
-    /// What is called, in the scope of the parameters below.
+    /// The call, which may use the parameters below.
     call: String,
-    /// The operation of the one instruction that accesses or orders memory.
+    /// The expected instruction that accesses or orders memory.
     expected: String,
 }
 
@@ -109,7 +110,7 @@ fn probes(sm: u32) -> Vec<Probe> {
     all
 }
 
-/// What the protocols run on.
+/// Adds the primitives used by the protocols.
 fn words(add: &mut impl FnMut(String, String)) {
     let word = "gpu::Word64::at(p64 as u64)";
     for (call, expected) in [
@@ -133,7 +134,7 @@ fn words(add: &mut impl FnMut(String, String)) {
     }
 }
 
-/// What copies are made of.
+/// Adds the primitives used by copies.
 fn vectors(add: &mut impl FnMut(String, String)) {
     for (name, space) in [("global", "global."), ("generic", ""), ("relaxed", "relaxed.sys.global.")] {
         add(format!("let [x, y] = gpu::load_vector_{name}(bytes); out.write(x ^ y)"), format!("ld.{space}v2.b64"));
@@ -149,7 +150,7 @@ fn vectors(add: &mut impl FnMut(String, String)) {
     add("out.write(gpu::load_constant(p64))".into(), "ld.global.nc.b64".into());
 }
 
-/// What sm_90 has.
+/// Adds the primitives of sm_90.
 fn newer(add: &mut impl FnMut(String, String)) {
     add("gpu::bulk::start_store(bytes, a, a)".into(), "cp.async.bulk.global.shared::cta.bulk_group".into());
     add("gpu::bulk::commit()".into(), "cp.async.bulk.commit_group".into());
@@ -210,7 +211,7 @@ pub(super) fn check(root: &Path, toolchain: &Toolchain, target_dir: &Path) -> Re
     Ok(outcomes)
 }
 
-/// The crate of the probes.
+/// Writes the crate of the probes.
 fn write(home: &Path, crates: &Path, probes: &[Probe]) -> Result<(), PtxError> {
     let mut source = String::from(
         "#![no_std]\n#![allow(unused)]\nuse peerweave_device::{Word, gpu, prelude::*, put_signal};\n\
@@ -237,7 +238,7 @@ fn write(home: &Path, crates: &Path, probes: &[Probe]) -> Result<(), PtxError> {
     Ok(())
 }
 
-/// Whether each entry holds the instruction that is expected of it, and no other that accesses or orders memory.
+/// Checks that each entry has the expected instruction and no other that accesses or orders memory.
 fn compare(ptx: &str, probes: &[Probe]) -> Outcome {
     let mut outcome = Outcome::default();
     for (index, Probe { call, expected }) in probes.iter().enumerate() {
@@ -251,7 +252,7 @@ fn compare(ptx: &str, probes: &[Probe]) -> Outcome {
                 let kind = operation.split('.').next().unwrap_or_default();
                 ["ld", "st", "atom", "red", "fence", "membar", "multimem", "cp", "mbarrier"].contains(&kind)
                     && !operation.starts_with("ld.param")
-                    // The result of the probe itself.
+                    // Except the store of the probe's own result.
                     && !(*operation == "st.global.b64" && call.contains("out.write("))
             })
             .collect();
@@ -269,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_instruction_than_the_expected_is_a_fault() {
+    fn unexpected_instruction_is_a_fault() {
         let probe = |expected: &str| [Probe { call: "x".into(), expected: expected.into() }];
         let ptx = ".visible .entry probe_0(\n)\n{\n\tld.param.b64 %rd1, [p];\n\tatom.global.add.u64 %rd2, [%rd1], 1;\n}\n";
         assert_eq!(compare(ptx, &probe("atom.acq_rel.sys.global.add.u64")).faults.len(), 1);

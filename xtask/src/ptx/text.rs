@@ -1,6 +1,7 @@
-//! PTX as text: entries, basic blocks, instructions.
+//! Parses PTX text: entries, basic blocks, instructions.
 
-/// The text without what tells builds of one crate apart in names of functions: `Cs…_`, which depends on flags and paths.
+/// Removes the hashes `Cs…_` from function names; they depend on flags and paths and differ from
+/// build to build.
 pub(super) fn without_hashes(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -14,7 +15,7 @@ pub(super) fn without_hashes(text: &str) -> String {
     out + rest
 }
 
-/// The body of an entry; `None` where there is no such entry.
+/// Returns the body of an entry; `None` if there is no such entry.
 pub(super) fn body<'a>(text: &'a str, entry: &str) -> Option<&'a str> {
     let declared = text.find(&format!(".entry {entry}("))?;
     let start = declared + text[declared..].find("\n{")?;
@@ -22,7 +23,7 @@ pub(super) fn body<'a>(text: &'a str, entry: &str) -> Option<&'a str> {
     Some(&text[start..end])
 }
 
-/// The instructions of a text: one statement each, without predicates, braces of inline assembly and labels.
+/// Returns the instructions of a text, without predicates, braces of inline assembly and labels.
 pub(super) fn instructions(text: &str) -> impl Iterator<Item = &str> {
     text.lines().flat_map(|line| line.trim().trim_start_matches('{').split(';')).filter_map(|statement| {
         let statement = statement.trim();
@@ -32,12 +33,12 @@ pub(super) fn instructions(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The operation of an instruction: all before the operands.
+/// Returns the operation of an instruction: everything before the operands.
 pub(super) fn operation(instruction: &str) -> &str {
     instruction.split_whitespace().next().unwrap_or_default()
 }
 
-/// The basic blocks of a body that are loops by themselves: they branch back to their own label.
+/// Returns the basic blocks of a body that branch back to their own label.
 pub(super) fn own_loops(body: &str) -> Vec<&str> {
     let mut loops = Vec::new();
     let labels: Vec<usize> = body.match_indices("\n$L").map(|(at, _)| at + 1).chain([body.len()]).collect();
@@ -51,7 +52,7 @@ pub(super) fn own_loops(body: &str) -> Vec<&str> {
     loops
 }
 
-/// Atomic instructions that do not state their semantics and their scope.
+/// Returns atomic instructions that do not state semantics and scope.
 pub(super) fn unscoped_atomics(text: &str) -> Vec<String> {
     instructions(text)
         .map(operation)
@@ -74,7 +75,7 @@ mod tests {
                         \t{ .reg .b128 q; ld.relaxed.sys.global.b128 q, [%rd1]; }\n\t@%p1 bra \t$L__BB0_1;\n$L__BB0_2:\n\tret;\n\n}\n";
 
     #[test]
-    fn hashes_of_crates_are_left_out_and_names_stay() {
+    fn hashes_of_crates_are_removed_and_names_stay() {
         assert_eq!(without_hashes("_RNvCs6Jg8P0bNFE6_16peerweave_device Csx"), "_RNvCs_16peerweave_device Csx");
     }
 

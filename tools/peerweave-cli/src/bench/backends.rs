@@ -1,26 +1,26 @@
-//! What each backend has of what can be asked for, and the words for what it has not. Measures nothing.
+//! Checks that the backend supports the options.
 //!
-//! Invariant: what is not refused here is measured: a PE finds nothing that its backend does not have.
+//! Invariant: every unsupported combination is refused here, before a PE is started.
 
 use peerweave_types::ReduceOp;
 
 use super::config::{BackendName, BenchArgs, Buffers, Clock};
 use super::op::BenchOp;
 
-/// An error for what the backend cannot do, or this command with it.
+/// Returns an error for options that the backend, or this command with it, does not support.
 pub(super) fn check_backend(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     if args.window && args.backend != BackendName::Nccl {
-        return Err("--window: --backend nccl alone has it".to_owned());
+        return Err("--window is supported only with --backend nccl".to_owned());
     }
     match args.backend {
-        BackendName::Host if args.graph.is_some() => Err("--graph: the host backend has no graphs".to_owned()),
+        BackendName::Host if args.graph.is_some() => Err("--graph is not supported with --backend host".to_owned()),
         BackendName::Host => Ok(()),
         BackendName::Nccl => check_nccl(args, redops),
         BackendName::Nvshmem => check_nvshmem(args, redops),
     }
 }
 
-/// Whether a backend has a reduction.
+/// Returns whether a backend supports a reduction.
 pub(super) fn has_reduction(backend: BackendName, redop: ReduceOp) -> bool {
     match backend {
         BackendName::Host => true,
@@ -29,31 +29,31 @@ pub(super) fn has_reduction(backend: BackendName, redop: ReduceOp) -> bool {
     }
 }
 
-/// What tells the time, and whether the backend has what the options about time ask for.
+/// Returns the clock to use, or an error for options about time that the backend does not support.
 pub(super) fn clock(args: &BenchArgs) -> Result<Clock, String> {
     if args.backend == BackendName::Nvshmem {
         return Ok(args.clock.unwrap_or(Clock::Events));
     }
     for (given, option) in [(args.nbi, "--nbi"), (args.each, "--each"), (args.clock == Some(Clock::Events), "--clock events")] {
         if given {
-            return Err(format!("{option}: --backend nvshmem alone has it"));
+            return Err(format!("{option} is supported only with --backend nvshmem"));
         }
     }
     Ok(Clock::Wall)
 }
 
-/// What NCCL cannot do, or this command with it.
+/// Returns an error for options that NCCL, or this command with it, does not support.
 fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     let refuse = |what: &str| Err(format!("--backend nccl: {what}"));
     if args.op.is_one_sided() || args.op.meets() {
-        return refuse(&format!("{} is no operation of NCCL", args.op.name()));
+        return refuse(&format!("NCCL has no operation {}", args.op.name()));
     }
     if let Some(redop) = redops.iter().find(|redop| !has_reduction(args.backend, **redop)) {
-        return refuse(&format!("{redop} is no reduction of NCCL"));
+        return refuse(&format!("NCCL has no reduction {redop}"));
     }
     for (given, option) in [
-        (args.dirty, "--dirty is for caches of processors"),
-        (args.window && args.buffers == Buffers::Private, "--window: NCCL has windows of memory of its own allocator alone"),
+        (args.dirty, "--dirty is supported only with --backend host"),
+        (args.window && args.buffers == Buffers::Private, "--window requires --buffers symmetric, memory of NCCL's allocator"),
     ] {
         if given {
             return refuse(option);
@@ -62,35 +62,35 @@ fn check_nccl(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     Ok(())
 }
 
-/// What NVSHMEM cannot do, or this command with it.
+/// Returns an error for options that NVSHMEM, or this command with it, does not support.
 fn check_nvshmem(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     let refuse = |what: &str| Err(format!("--backend nvshmem: {what}"));
     let op = args.op;
     match op {
         BenchOp::Reduce | BenchOp::AllToAllV | BenchOp::Gather | BenchOp::Scatter | BenchOp::SendRecv => {
-            return refuse(&format!("{} is no operation of NVSHMEM", op.name()));
+            return refuse(&format!("NVSHMEM has no operation {} on streams", op.name()));
         }
-        BenchOp::Atomics => return refuse("atomics are for kernels: from the host NVSHMEM has none that complete"),
+        BenchOp::Atomics => return refuse("NVSHMEM has no atomics on streams, only in kernels"),
         _ => {}
     }
     if let Some(redop) = redops.iter().find(|redop| !has_reduction(args.backend, **redop)) {
-        return refuse(&format!("{redop} is no reduction of NVSHMEM"));
+        return refuse(&format!("NVSHMEM has no reduction {redop}"));
     }
     let puts_and_gets = matches!(op, BenchOp::Put | BenchOp::Get | BenchOp::PutSignal);
     let private = args.buffers == Buffers::Private;
     for (given, why) in [
-        (args.threads, "--threads: each PE is a process with a GPU of its own".to_owned()),
-        (args.dirty, "--dirty is for caches of processors".to_owned()),
-        (args.nbi && !puts_and_gets, format!("--nbi: {} has no such form", op.name())),
-        (args.nbi && args.graph.is_some(), "--graph: NVSHMEM puts and gets with nbi on streams of its own".to_owned()),
-        (args.nbi && private, "--nbi: both sides must be symmetric memory".to_owned()),
+        (args.threads, "--threads is not supported, because NVSHMEM needs a process for each PE".to_owned()),
+        (args.dirty, "--dirty is supported only with --backend host".to_owned()),
+        (args.nbi && !puts_and_gets, format!("--nbi is not supported by {}", op.name())),
         (
-            private && !puts_and_gets && op != BenchOp::PingPong,
-            format!("--buffers private: {} takes symmetric memory", op.name()),
+            args.nbi && args.graph.is_some(),
+            "--graph does not work with --nbi, because NVSHMEM uses its own streams for these calls".to_owned(),
         ),
+        (args.nbi && private, "--nbi requires --buffers symmetric".to_owned()),
+        (private && !puts_and_gets && op != BenchOp::PingPong, format!("--buffers private is not supported by {}", op.name())),
         (
             args.graph.is_some() && matches!(op, BenchOp::P | BenchOp::G | BenchOp::PingPong),
-            format!("--graph: the value of {} changes from call to call", op.name()),
+            format!("--graph is not supported by {}, whose value changes from call to call", op.name()),
         ),
     ] {
         if given {

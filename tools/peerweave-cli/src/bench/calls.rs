@@ -1,9 +1,10 @@
-//! One operation on given buffers, as a closure that makes it any number of times in a row: what is timed. Times nothing and checks little.
+//! Operations on given buffers, each as a closure that makes a number of calls in a row, to be
+//! timed.
 //!
-//! A closure and not a generic function is handed on: it is called once per batch, so that its indirection costs nothing that is measured.
+//! The closure is called once per batch, so that its indirection does not affect the measurement.
 //!
-//! Invariant: a closure does per call what a user's program does and nothing else, but for `g`, `atomics` and `ping-pong`, which compare
-//! the word that they got with the one that is due.
+//! Invariant: a closure does per call what a user's program does and nothing else. Exceptions are
+//! `g`, `atomics` and `ping-pong`, which compare the word received with the expected one.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -17,28 +18,28 @@ use super::geometry::{Placement, View, vector_receives, vector_sends};
 use super::op::BenchOp;
 use super::pattern::{Sample, scalar};
 
-/// Makes the operation so many times.
+/// Makes the given number of calls.
 pub type Calls<'a> = Box<dyn FnMut(u64) -> Result<()> + 'a>;
 
-/// What the calls work with.
+/// Arguments of the calls.
 pub struct Setting<'a, M> {
-    /// The world; its team is the one.
+    /// The world; calls use its team.
     pub world: &'a World,
-    /// The queue, where stream-ordered forms are timed.
+    /// The stream, if stream-ordered calls are timed.
     pub stream: Option<&'a Stream>,
-    /// Which operation, with which counts, on which rank.
+    /// The operation, its counts and the rank.
     pub view: View,
-    /// The input; of no use in place.
+    /// The input; unused in place.
     pub send: M,
-    /// The result; in place, both.
+    /// The result; in place also the input.
     pub recv: M,
 }
 
-/// What one-sided operations work with besides.
+/// Additional arguments of one-sided operations.
 pub struct Words<'a> {
     /// A word on every PE.
     pub word: &'a Symmetric<u64>,
-    /// How many words came that were not due.
+    /// Number of words received that differed from the expected ones.
     pub wrong: &'a Cell<u64>,
 }
 
@@ -54,7 +55,7 @@ macro_rules! blocking {
     };
 }
 
-/// Repeats one of two forms: the blocking one, or the stream-ordered one and then a wait for all.
+/// Repeats a call: the blocking form, or the stream-ordered form followed by a wait for all.
 macro_rules! calls {
     ($stream:expr, |$queue:ident| $queued:expr, $blocking:expr) => {
         match $stream {
@@ -69,7 +70,7 @@ macro_rules! calls {
     };
 }
 
-/// The operations that combine elements.
+/// Returns the calls of an operation that reduces.
 pub fn reducing<'a, T, M>(setting: &'a Setting<'a, M>, redop: ReduceOp) -> Calls<'a>
 where
     T: Sample + Number,
@@ -105,11 +106,11 @@ where
                 team.reduce_scatter_in_place_blocking(recv, op)
             )
         }
-        (other, _) => unreachable!("{} does not reduce: see BenchOp::reduces", other.name()),
+        (other, _) => unreachable!("{} does not reduce, expected an operation for which BenchOp::reduces is true", other.name()),
     }
 }
 
-/// The operations that move elements without looking at them.
+/// Returns the calls of an operation that moves elements.
 pub fn moving<'a, T, M>(setting: &'a Setting<'a, M>) -> Calls<'a>
 where
     T: Sample,
@@ -185,11 +186,12 @@ where
                 })
             )
         }
-        (other, _) => unreachable!("{} is not made here", other.name()),
+        (other, _) => unreachable!("{} is not an operation that moves elements", other.name()),
     }
 }
 
-/// The operations of one PE on the memory of another: PE 0 works on PE 1, and nobody else does anything.
+/// Returns the calls of a one-sided operation. PE 0 accesses the memory of PE 1; other PEs make no
+/// calls.
 pub fn one_sided<'a, T, M>(setting: &'a Setting<'a, M>, target: &'a Symmetric<T>, words: Words<'a>) -> Calls<'a>
 where
     T: Sample,
@@ -252,11 +254,11 @@ where
             ),
         },
         BenchOp::PingPong => ping_pong(team, view, send, target, Words { word, wrong }),
-        other => unreachable!("{} is not one-sided: see BenchOp::is_one_sided", other.name()),
+        other => unreachable!("{} is not one-sided, expected an operation for which BenchOp::is_one_sided is true", other.name()),
     }
 }
 
-/// Enqueues operations that yield something, waits for all, and looks at what the last one yielded.
+/// Enqueues operations that return a value, waits for all, and checks the value of the last one.
 fn last_of<'a, R: 'a>(
     queue: &'a Stream,
     mut enqueue: impl FnMut() -> Result<Ticket<R>> + 'a,
@@ -275,14 +277,15 @@ fn last_of<'a, R: 'a>(
     })
 }
 
-/// What `g` must find: PE 1 has it in its memory from the start.
+/// The value that `g` must return; it is in the memory of PE 1 from the start.
 pub const G_DUE: u64 = 0x0123_4567_89ab_cdef;
 
 fn first_signal(word: &Symmetric<u64>) -> peerweave::Signal {
-    word.signal(0).expect("the buffer of words has one")
+    word.signal(0).expect("the buffer of words has one element")
 }
 
-/// PE 0 puts and signals, PE 1 waits, puts and signals, PE 0 waits. A round trip is one call. Up to 8 bytes go as the signal itself.
+/// PE 0 puts with a signal; PE 1 waits and puts back with a signal; PE 0 waits. A round trip is one
+/// call. Up to 8 bytes are sent as the signal itself.
 fn ping_pong<'a, T: Element, S>(team: &'a Team, view: &View, send: S, target: &'a Symmetric<T>, words: Words<'a>) -> Calls<'a>
 where
     S: Source<T> + Copy + 'a,
@@ -315,12 +318,12 @@ where
     })
 }
 
-/// Whether a ping-pong needs no data beside its signal.
+/// Returns whether the signal of a ping-pong carries all of its data.
 pub fn is_signal_alone(view: &View, element_bytes: usize) -> bool {
     view.op == BenchOp::PingPong && view.counts.param * element_bytes <= size_of::<u64>()
 }
 
-/// [`reducing`] for every element type; those that are never reduced do not come here.
+/// [`reducing`] for every element type that can be reduced.
 pub trait Reduces: Sample {
     /// See [`reducing`].
     fn reducing<'a, M>(setting: &'a Setting<'a, M>, redop: ReduceOp) -> Calls<'a>
@@ -348,7 +351,7 @@ macro_rules! never_reduces {
             where
                 for<'m> &'m M: StreamSource<Self> + StreamDest<Self> + MaybeDest<Self, Argument = &'m M>,
             {
-                unreachable!("the plan leaves out reductions that {} does not have", Self::DTYPE)
+                unreachable!("the plan contains no reductions of {}", Self::DTYPE)
             }
         }
     )*};

@@ -1,6 +1,7 @@
-//! What is measured: the options of `peerweave bench`, and the plan that follows from them. Measures nothing.
+//! Options of `peerweave bench`, and the plan of measurements that follows from them.
 //!
-//! Invariant: the plan is a pure function of the [`Config`], so that the command and every PE have the same one.
+//! Invariant: the plan is a pure function of the [`Config`], so that the command and every PE have
+//! the same one.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,134 +19,140 @@ use crate::size::{format_size, parse_duration, parse_size};
 #[derive(Args, Clone, Debug)]
 #[command(after_help = BENCH_HELP)]
 pub struct BenchArgs {
-    /// What to measure
+    /// Operation to measure
     #[arg(value_enum)]
     pub op: BenchOp,
-    /// Number of PEs; default: the number of CPUs that this process may use, but as many as OP needs
+    /// Number of PEs; default: the number of CPUs that this process may use, at least as many as OP
+    /// needs
     #[arg(short, long, visible_aliases = ["np", "nproc-per-node"], value_name = "N", value_parser = parse_pes)]
     pub n: Option<usize>,
     /// Smallest size in bytes of the larger buffer of a PE
     #[arg(short = 'b', long, value_name = "MIN", value_parser = parse_size, default_value = "8")]
     pub min_bytes: usize,
-    /// Largest size; default: 64M, or MIN where that is more
+    /// Largest size; default: 64M, or MIN if that is larger
     #[arg(short = 'e', long, value_name = "MAX", value_parser = parse_size)]
     pub max_bytes: Option<usize>,
-    /// From one size to the next: times this factor
+    /// Factor from one size to the next
     #[arg(short = 'f', long, value_name = "FACTOR", default_value_t = 2, value_parser = parse_factor)]
     pub step_factor: u32,
-    /// From one size to the next: plus this many bytes
+    /// Difference from one size to the next, in bytes
     #[arg(short = 'i', long, value_name = "BYTES", value_parser = parse_size, conflicts_with = "step_factor")]
     pub step_bytes: Option<usize>,
-    /// Element type, as nccl-tests names it, or all
+    /// Element type, with the names of nccl-tests, or all
     #[arg(short = 'd', long, value_name = "TYPE", value_parser = parse_dtypes, default_value = "float")]
     pub datatype: DTypes,
     /// Reduction: sum, prod, min, max, avg, mulsum, and, or, xor, or all
     #[arg(short = 'o', long = "redop", value_name = "REDOP", value_parser = parse_redops, default_value = "sum")]
     pub redop: ReduceOps,
-    /// The root: a rank, or all
+    /// Root: a rank, or all
     #[arg(short = 'r', long, value_name = "R", value_parser = parse_root, default_value = "0")]
     pub root: Root,
-    /// Calls per batch; default: as many as take about 30 ms, 3 at least
+    /// Calls per batch; default: as many as take about 30 ms, at least 3
     #[arg(long, value_name = "I", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub iters: Option<u64>,
-    /// Batches, of which the median counts; default: 7, or 1 with --iters
+    /// Number of batches, whose median is reported; default: 7, or 1 with --iters
     #[arg(long, value_name = "B", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub batches: Option<u32>,
-    /// Calls before the measurement
+    /// Warm-up calls before the measurement
     #[arg(short = 'w', long, value_name = "W", default_value_t = 5)]
     pub warmup: u64,
-    /// Rewrite every input before each call, which is then timed by itself
+    /// Rewrite every input before each call and time each call separately
     #[arg(long)]
     pub dirty: bool,
     /// Check every element of the results (1) or not (0)
     #[arg(short = 'c', long, value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub check: u8,
-    /// The same as --check 0
+    /// Same as --check 0
     #[arg(long, conflicts_with = "check")]
     pub no_check: bool,
-    /// The kind of memory that is passed to the calls
+    /// Memory passed to the calls
     #[arg(long, value_enum, default_value_t = Buffers::Symmetric)]
     pub buffers: Buffers,
-    /// What moves the data
+    /// Backend to measure
     #[arg(long, value_enum, default_value_t = BackendName::Host)]
     pub backend: BackendName,
-    /// The PEs are threads of one process
+    /// Run the PEs as threads of one process
     #[arg(long)]
     pub threads: bool,
     /// Capture this many calls into a CUDA graph and time its replays; not with --backend host
     #[arg(short = 'G', long, value_name = "CALLS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub graph: Option<u32>,
-    /// Register the buffers as windows of symmetric memory, so that NCCL's kernels reach into them; --backend nccl alone
+    /// Register the buffers as symmetric windows, which NCCL's kernels access directly; only with
+    /// --backend nccl
     #[arg(long)]
     pub window: bool,
-    /// Leave puts and gets to a quiet at the end of each batch; --backend nvshmem alone
+    /// Use nbi puts and gets, completed by a quiet at the end of each batch; only with --backend
+    /// nvshmem
     #[arg(long)]
     pub nbi: bool,
-    /// Time each call, or graph, by itself and wait for it before the next one; --backend nvshmem alone
+    /// Time each call or graph separately and wait for it before the next one; only with --backend
+    /// nvshmem
     #[arg(long)]
     pub each: bool,
-    /// What tells the time; default: events with --backend nvshmem, wall otherwise
+    /// Clock; default: events with --backend nvshmem, otherwise wall
     #[arg(long, value_enum)]
     pub clock: Option<Clock>,
-    /// Time the stream-ordered form: all calls of a batch are enqueued, then waited for
+    /// Time stream-ordered calls: enqueue all calls of a batch, then wait for them
     #[arg(long, conflicts_with = "dirty")]
     pub stream: bool,
-    /// Whether each PE is bound to a processor of its own, where there are enough
+    /// Whether to bind each PE to its own processor, if there are enough
     #[arg(long, value_enum, default_value_t = Bind::Processor)]
     pub bind: Bind,
     /// Write the result as JSON, with the keys of nccl-tests
     #[arg(short = 'J', long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Draw bandwidth and time against size
+    /// Plot bandwidth and time against size
     #[arg(long, value_name = "FILE.svg", value_parser = parse_picture)]
     pub plot: Option<PathBuf>,
-    /// End everything after this time, with exit code 124
+    /// Stop after this time, with exit code 124
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
 }
 
 const BENCH_HELP: &str = "\
-`peerweave bench p2p` measures the ways between GPUs; it has options of its own: `peerweave bench p2p --help`.
+`peerweave bench p2p` measures bandwidth and latency between GPUs; see `peerweave bench p2p --help` for its options.
 
-Time is that of the slowest PE, per call, the median over the batches. busbw is algbw times the factor of nccl-tests. \
-In put, get, put-signal, p, g and atomics PE 0 works on the memory of PE 1, and each call is completed at its target \
-before the next one; in ping-pong half a round trip is reported. Where an operation has no form in place, N/A stands. \
-Inputs are chosen so that every result is exact. A wrong element anywhere makes the exit code 1.
+The time is that of the slowest PE, per call, as the median over the batches. busbw is algbw times the factor of \
+nccl-tests. \
+In put, get, put-signal, p, g and atomics PE 0 works on the memory of PE 1, and each call completes at its \
+target before the next one. For ping-pong, the time is half a round trip. N/A marks operations without an \
+in-place form. \
+Inputs are chosen so that every result is exact. The exit code is 1 if any element is wrong.
 
-With --backend nvshmem each PE is a process with the GPU of its number, and the calls are those on a stream. A batch goes \
-from one event of CUDA's to another on that stream; the W calls of the warm-up (of a collective: a barrier) keep the GPU \
-busy while the first calls that count are enqueued.
-- put, get, put-signal, p: PE 0 alone works, in the order of the stream, as in `latency` of NVSHMEM's perftest; with --nbi \
-they are left to a quiet, which the host waits for before the second event, as in its `bw`.
-- g: the host waits for each.
-- barrier, sync: as in its `barrier_on_stream` and `sync_on_stream`.
-- all-reduce, all-gather (fcollect), all-to-all, broadcast, reduce-scatter: with --each as in its tests of that name, which \
-wait for each call; with -G as in these with --cudagraph.
+With --backend nvshmem, PE i is a process on GPU i and makes stream calls. A batch is timed by two CUDA events \
+on the stream. The W warm-up calls (for a collective, a barrier) keep the GPU busy while the first timed calls \
+are enqueued.
+- put, get, put-signal, p: only PE 0 makes calls, in stream order, as in `latency` of NVSHMEM's perftest; with \
+--nbi a quiet completes them, and the host waits for it before the second event, as in perftest's `bw`.
+- g: the host waits for each call.
+- barrier, sync: as in perftest's `barrier_on_stream` and `sync_on_stream`.
+- all-reduce, all-gather (fcollect), all-to-all, broadcast, reduce-scatter: with --each as in perftest's tests \
+of that name, which wait for each call; with -G as with their --cudagraph.
 
-perftest reports PE 0, this the slowest PE; pe0_times_us in the JSON is PE 0. Results are checked before and after, on every \
-PE that has one.";
+perftest reports the time of PE 0, this command that of the slowest PE; the JSON has PE 0 as pe0_times_us. Every \
+PE that has results checks them before and after.";
 
-/// Whether PEs are bound to processors.
+/// Binding of PEs to processors.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Bind {
-    /// Each to one of its own, where there are enough; otherwise none.
+    /// Bind each PE to its own processor, if there are enough.
     Processor,
-    /// None.
+    /// Do not bind PEs.
     None,
 }
 
-/// The kind of memory that is passed to the calls.
+/// Memory passed to the calls.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Buffers {
-    /// Symmetric memory; with NCCL: of its own allocator
+    /// Symmetric memory; with NCCL, memory of NCCL's allocator
     Symmetric,
-    /// Ordinary memory of the process; with NCCL: of the driver
+    /// Ordinary memory of the process; with NCCL, memory of the CUDA driver
     Private,
 }
 
-/// What moves the data.
+/// Backend to measure.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendName {
@@ -153,17 +160,17 @@ pub enum BackendName {
     Host,
     /// NCCL, one GPU for each PE; always stream-ordered
     Nccl,
-    /// NVSHMEM, one GPU for each PE; always stream-ordered, but for g
+    /// NVSHMEM, one GPU for each PE; always stream-ordered, except g
     Nvshmem,
 }
 
-/// What tells the time.
+/// Clock for the measurement.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Clock {
-    /// Two events of CUDA's around the calls, on their stream
+    /// Two CUDA events around the calls, on their stream
     Events,
-    /// The machine's clock, from before the first call until the PE has waited for the last
+    /// The clock of the host, from before the first call until the last has completed
     Wall,
 }
 
@@ -175,12 +182,12 @@ pub struct DTypes(pub Vec<DType>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReduceOps(pub Vec<ReduceOp>);
 
-/// Which PEs are the root, one after the other.
+/// The roots to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Root {
-    /// This one.
+    /// This rank.
     One(usize),
-    /// Each.
+    /// Every rank in turn.
     All,
 }
 
@@ -203,7 +210,9 @@ fn parse_dtypes(text: &str) -> Result<DTypes, String> {
     }
     match DType::ALL.into_iter().find(|dtype| dtype.name() == text || alias(*dtype) == text && !text.is_empty()) {
         Some(dtype) => Ok(DTypes(vec![dtype])),
-        None => Err(format!("{text:?} is no element type; expected all or one of {}", DType::ALL.map(DType::name).join(", "))),
+        None => {
+            Err(format!("{text:?} is not an element type, expected all or one of {}", DType::ALL.map(DType::name).join(", ")))
+        }
     }
 }
 
@@ -213,66 +222,68 @@ fn parse_redops(text: &str) -> Result<ReduceOps, String> {
     }
     match ReduceOp::ALL.into_iter().find(|op| op.name() == text) {
         Some(op) => Ok(ReduceOps(vec![op])),
-        None => Err(format!("{text:?} is no reduction; expected all or one of {}", ReduceOp::ALL.map(ReduceOp::name).join(", "))),
+        None => {
+            Err(format!("{text:?} is not a reduction, expected all or one of {}", ReduceOp::ALL.map(ReduceOp::name).join(", ")))
+        }
     }
 }
 
 fn parse_factor(text: &str) -> Result<u32, String> {
-    text.parse().ok().filter(|factor| *factor >= 2).ok_or_else(|| "expected a whole number, 2 or more".to_owned())
+    text.parse().ok().filter(|factor| *factor >= 2).ok_or_else(|| "expected an integer of at least 2".to_owned())
 }
 
 fn parse_root(text: &str) -> Result<Root, String> {
     match (text, text.parse()) {
         ("all", _) => Ok(Root::All),
         (_, Ok(root)) => Ok(Root::One(root)),
-        _ => Err(format!("{text:?} is no root; expected all or a rank")),
+        _ => Err(format!("{text:?} is not a root, expected all or a rank")),
     }
 }
 
-/// What the command and every PE know.
+/// Configuration of a measurement, shared by the command and every PE.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Config {
-    /// What is measured.
+    /// Operation to measure.
     pub op: BenchOp,
     /// Number of PEs.
     pub n_pes: usize,
     /// Sizes in bytes, ascending.
     pub sizes: Vec<usize>,
-    /// Numbers of the element types.
+    /// Codes of the element types.
     pub dtypes: Vec<u8>,
-    /// Numbers of the reductions; empty where nothing is reduced.
+    /// Codes of the reductions; empty for operations that do not reduce.
     pub redops: Vec<u8>,
-    /// The roots; empty where there is none.
+    /// Roots; empty for operations without a root.
     pub roots: Vec<usize>,
-    /// Calls per batch, where they are given.
+    /// Calls per batch, if given.
     pub iters: Option<u64>,
-    /// Batches.
+    /// Number of batches.
     pub batches: u32,
-    /// Calls before the measurement.
+    /// Warm-up calls.
     pub warmup: u64,
     /// Whether inputs are rewritten before each call.
     pub dirty: bool,
     /// Whether results are checked.
     pub check: bool,
-    /// The kind of memory.
+    /// Memory passed to the calls.
     pub buffers: Buffers,
     /// Whether PEs are threads.
     pub threads: bool,
-    /// Whether the stream-ordered form is timed.
+    /// Whether stream-ordered calls are timed.
     pub stream: bool,
-    /// Whether PEs are bound to processors.
+    /// Binding of PEs to processors.
     pub bind: Bind,
-    /// What moves the data.
+    /// Backend to measure.
     pub backend: BackendName,
-    /// Calls in a graph, where graphs are timed.
+    /// Calls per graph, if graphs are timed.
     pub graph: Option<u32>,
     /// Whether buffers are registered as windows.
     pub window: bool,
-    /// Whether puts and gets are left to a quiet.
+    /// Whether puts and gets are nbi, completed by a quiet.
     pub nbi: bool,
-    /// Whether each launch is timed by itself.
+    /// Whether each launch is timed separately.
     pub each: bool,
-    /// What tells the time.
+    /// Clock for the measurement.
     pub clock: Clock,
 }
 
@@ -281,62 +292,62 @@ pub struct Config {
 pub struct Case {
     /// Element type.
     pub dtype: DType,
-    /// Reduction, where elements are combined.
+    /// Reduction, if the operation reduces.
     pub redop: Option<ReduceOp>,
-    /// Root, where there is one.
+    /// Root, if the operation has one.
     pub root: Option<usize>,
-    /// Counts.
+    /// Element counts.
     pub counts: Counts,
 }
 
 impl Case {
-    /// Bytes of the larger buffer of a PE, as printed.
+    /// Returns the size of the larger buffer of a PE in bytes, as printed.
     pub fn size_bytes(&self) -> usize {
         self.counts.send.max(self.counts.recv) * self.dtype.size_bytes()
     }
 }
 
 impl Config {
-    /// The configuration that the arguments ask for.
+    /// Creates the configuration from the arguments.
     ///
     /// # Errors
-    /// A sentence about arguments that are right by themselves and wrong together.
+    /// A message about arguments that are valid alone but not together.
     pub fn from_args(args: &BenchArgs) -> Result<Self, String> {
         let op = args.op;
         let n_pes = args.n.unwrap_or_else(|| default_pes().max(op.least_pes()));
         if n_pes < op.least_pes() {
-            return Err(format!("-n is {n_pes}, but {} needs {} PEs", op.name(), op.least_pes()));
+            return Err(format!("-n is {n_pes}, but {} needs at least {} PEs", op.name(), op.least_pes()));
         }
         let dtypes = if op.has_type() { args.datatype.0.clone() } else { vec![DType::I64] };
         let mut redops = if op.reduces() { args.redop.0.clone() } else { Vec::new() };
         if redops.len() > 1 {
-            // All of them means all that there are.
+            // `all` means all reductions of the backend.
             redops.retain(|redop| has_reduction(args.backend, *redop));
         }
         if op.reduces() && !dtypes.iter().any(|dtype| redops.iter().any(|redop| redop.accepts(*dtype))) {
             let (dtype, redop) = (dtypes[0], redops[0]);
-            return Err(format!("{redop} is not defined for {dtype}"));
+            return Err(format!("reduction {redop} is not defined for {dtype}"));
         }
         let roots = match args.root {
             _ if !op.has_root() => Vec::new(),
             Root::All => (0..n_pes).collect(),
             Root::One(root) if root < n_pes => vec![root],
-            Root::One(root) => return Err(format!("--root is {root}, but there are {n_pes} PEs")),
+            Root::One(root) => return Err(format!("--root is {root}, expected less than {n_pes} (the number of PEs)")),
         };
         if args.dirty && !op.has_input() {
-            return Err(format!("--dirty: {} has no input that could be rewritten", op.name()));
+            return Err(format!("--dirty is not supported by {}, which has no input", op.name()));
         }
         if args.plot.is_some() && !op.has_size() {
-            return Err(format!("--plot: {} comes in one size, and a plot takes two at least", op.name()));
+            return Err(format!("--plot needs at least two sizes, but {} has only one", op.name()));
         }
         if args.stream && !op.has_stream_form() {
-            return Err(format!("--stream: {} waits for its answer in each call", op.name()));
+            return Err(format!("--stream is not supported by {}, which waits in each call", op.name()));
         }
         check_backend(args, &redops)?;
         let clock = clock(args)?;
         let sizes = sizes(args)?;
         if args.plot.is_some() && sizes.len() < 2 {
-            return Err("--plot takes two sizes at least; -b and -e give one".to_owned());
+            return Err("--plot needs at least two sizes, but -b and -e give one".to_owned());
         }
         Ok(Self {
             op,
@@ -363,18 +374,18 @@ impl Config {
         })
     }
 
-    /// Whether the form in place is measured too.
+    /// Returns whether the in-place form is measured too.
     pub fn has_in_place(&self) -> bool {
         match self.backend {
             BackendName::Host => self.op.has_in_place(),
-            // NCCL exchanges nothing in place.
+            // NCCL has no in-place exchanges.
             BackendName::Nccl => self.op.has_in_place() && !matches!(self.op, BenchOp::AllToAll | BenchOp::AllToAllV),
-            // NVSHMEM's other collectives want source and target apart.
+            // NVSHMEM's other collectives need separate buffers.
             BackendName::Nvshmem => self.op == BenchOp::AllReduce,
         }
     }
 
-    /// The kind of memory, in words.
+    /// Returns a description of the memory.
     pub fn buffers_name(&self) -> &'static str {
         match (self.backend, self.buffers) {
             (BackendName::Nccl, Buffers::Symmetric) if self.window => "NCCL's allocator, registered as windows",
@@ -386,7 +397,7 @@ impl Config {
         }
     }
 
-    /// The form of the calls, in words.
+    /// Returns a description of the calls.
     pub fn calls_name(&self) -> String {
         let mut name = match (self.graph, self.stream || self.backend != BackendName::Host) {
             (Some(calls), _) => format!("graphs of {calls}"),
@@ -404,8 +415,8 @@ impl Config {
         name
     }
 
-    /// The lines of the table: types outermost, then reductions, roots and sizes, as in nccl-tests. Reductions that a type does not have
-    /// are left out.
+    /// Returns the lines of the table, ordered by type, reduction, root and size, as in nccl-tests.
+    /// Skips reductions that are not defined for a type.
     pub fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
         for dtype in self.dtypes.iter().filter_map(|number| DType::from_u8(*number)) {
@@ -425,7 +436,7 @@ impl Config {
     }
 }
 
-/// Each as `Some`, or a single `None` where there are none.
+/// Returns each item as `Some`, or a single `None` if there are no items.
 fn one_or_none<T>(items: impl Iterator<Item = T>) -> Vec<Option<T>> {
     let items: Vec<_> = items.map(Some).collect();
     if items.is_empty() { vec![None] } else { items }
@@ -437,25 +448,25 @@ fn sizes(args: &BenchArgs) -> Result<Vec<usize>, String> {
     }
     let min = args.min_bytes;
     if min == 0 {
-        return Err("-b is 0, expected 1 byte or more".to_owned());
+        return Err("-b is 0, expected at least 1 byte".to_owned());
     }
     let max = args.max_bytes.unwrap_or_else(|| min.max(64 << 20));
     if min > max {
-        return Err(format!("-b is {}, which is more than -e {}", format_size(min), format_size(max)));
+        return Err(format!("-b is {}, expected at most {} (-e)", format_size(min), format_size(max)));
     }
     let mut sizes = Vec::new();
     let mut size = min;
     while size <= max {
         sizes.push(size);
         let next = match args.step_bytes {
-            Some(0) => return Err("-i is 0, expected a step of 1 byte or more".to_owned()),
+            Some(0) => return Err("-i is 0, expected at least 1 byte".to_owned()),
             Some(step) => size.checked_add(step),
             None => size.checked_mul(args.step_factor as usize),
         };
         let Some(next) = next else { break };
         size = next;
         if sizes.len() > 100_000 {
-            return Err("more than 100000 sizes; expected a larger step".to_owned());
+            return Err("-b, -e and the step give more than 100000 sizes, expected a larger step (-f or -i)".to_owned());
         }
     }
     Ok(sizes)
@@ -478,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_go_by_factor_or_by_step() {
+    fn sizes_grow_by_factor_or_by_step() {
         assert_eq!(config(&["all-reduce", "-n", "2", "-b", "8", "-e", "1K", "-f", "4"]).unwrap().sizes, [8, 32, 128, 512]);
         assert_eq!(config(&["all-reduce", "-b", "1K", "-e", "3K", "-i", "1K"]).unwrap().sizes, [1024, 2048, 3072]);
         assert_eq!(config(&["all-reduce", "-b", "1G"]).unwrap().sizes, [1 << 30]);
@@ -502,11 +513,14 @@ mod tests {
         assert_eq!(config(&["reduce", "-n", "3", "-r", "all"]).unwrap().roots, [0, 1, 2]);
         assert_eq!(config(&["reduce", "-n", "3", "--root", "2"]).unwrap().roots, [2]);
         assert_eq!(config(&["all-reduce", "-n", "3", "-r", "all"]).unwrap().roots, [0; 0]);
-        assert_eq!(config(&["reduce", "-n", "3", "-r", "3"]).unwrap_err(), "--root is 3, but there are 3 PEs");
+        assert_eq!(
+            config(&["reduce", "-n", "3", "-r", "3"]).unwrap_err(),
+            "--root is 3, expected less than 3 (the number of PEs)"
+        );
     }
 
     #[test]
-    fn a_fixed_number_of_calls_is_one_batch() {
+    fn fixed_number_of_calls_is_one_batch() {
         let fixed = config(&["put", "-n", "2", "--iters", "20"]).unwrap();
         assert_eq!((fixed.iters, fixed.batches, fixed.warmup), (Some(20), 1, 5));
         assert_eq!(config(&["put", "-n", "2", "--iters", "20", "--batches", "3"]).unwrap().batches, 3);
@@ -514,20 +528,20 @@ mod tests {
     }
 
     #[test]
-    fn nvshmem_is_timed_by_events_unless_it_is_refused() {
+    fn nvshmem_is_timed_by_events_by_default() {
         assert_eq!(config(&["put", "--backend", "nvshmem"]).unwrap().clock, Clock::Events);
         assert_eq!(config(&["put", "--backend", "nvshmem", "--clock", "wall"]).unwrap().clock, Clock::Wall);
         assert_eq!(config(&["put"]).unwrap().clock, Clock::Wall);
     }
 
     #[test]
-    fn all_reductions_are_those_that_the_backend_has() {
+    fn all_reductions_means_those_of_the_backend() {
         let count = |backend| config(&["all-reduce", "--backend", backend, "-d", "i32", "-o", "all"]).unwrap().redops.len();
         assert_eq!([count("host"), count("nccl"), count("nvshmem")], [9, 6, 7]);
     }
 
     #[test]
-    fn checking_is_on_unless_it_is_refused() {
+    fn results_are_checked_by_default() {
         assert!(config(&["put"]).unwrap().check);
         assert!(config(&["put", "-c", "1"]).unwrap().check);
         assert!(!config(&["put", "-c", "0"]).unwrap().check);
@@ -535,42 +549,42 @@ mod tests {
     }
 
     #[test]
-    fn wrong_arguments_are_refused_with_what_is_wrong() {
+    fn invalid_arguments_are_refused_with_the_reason() {
         for (arguments, expected) in [
-            (&["put", "-n", "1"][..], "-n is 1, but put needs 2 PEs"),
-            (&["all-reduce", "-d", "f8e4m3"], "sum is not defined for f8e4m3"),
-            (&["all-reduce", "-o", "and"], "and is not defined for float"),
-            (&["barrier", "--dirty"], "--dirty: barrier has no input that could be rewritten"),
-            (&["all-reduce", "-b", "0"], "-b is 0, expected 1 byte or more"),
-            (&["all-reduce", "-b", "2K", "-e", "1K"], "-b is 2K, which is more than -e 1K"),
-            (&["all-reduce", "-d", "float128"], "\"float128\" is no element type"),
-            (&["all-reduce", "-o", "median"], "\"median\" is no reduction"),
-            (&["all-reduce", "-f", "1"], "2 or more"),
+            (&["put", "-n", "1"][..], "-n is 1, but put needs at least 2 PEs"),
+            (&["all-reduce", "-d", "f8e4m3"], "reduction sum is not defined for f8e4m3"),
+            (&["all-reduce", "-o", "and"], "reduction and is not defined for float"),
+            (&["barrier", "--dirty"], "--dirty is not supported by barrier, which has no input"),
+            (&["all-reduce", "-b", "0"], "-b is 0, expected at least 1 byte"),
+            (&["all-reduce", "-b", "2K", "-e", "1K"], "-b is 2K, expected at most 1K (-e)"),
+            (&["all-reduce", "-d", "float128"], "\"float128\" is not an element type"),
+            (&["all-reduce", "-o", "median"], "\"median\" is not a reduction"),
+            (&["all-reduce", "-f", "1"], "at least 2"),
             (&["all-reduce", "--plot", "x.png"], "ends with .svg"),
-            (&["barrier", "--plot", "x.svg"], "--plot: barrier comes in one size"),
-            (&["put", "-b", "8", "-e", "8", "--plot", "x.svg"], "--plot takes two sizes at least"),
-            (&["put", "--backend", "nccl"], "--backend nccl: put is no operation of NCCL"),
-            (&["all-reduce", "--backend", "nccl", "-d", "i32", "-o", "xor"], "--backend nccl: xor is no reduction of NCCL"),
+            (&["barrier", "--plot", "x.svg"], "--plot needs at least two sizes, but barrier has only one"),
+            (&["put", "-b", "8", "-e", "8", "--plot", "x.svg"], "--plot needs at least two sizes, but -b"),
+            (&["put", "--backend", "nccl"], "--backend nccl: NCCL has no operation put"),
+            (&["all-reduce", "--backend", "nccl", "-d", "i32", "-o", "xor"], "--backend nccl: NCCL has no reduction xor"),
             (&["all-reduce", "--backend", "nccl", "--dirty"], "--backend nccl: --dirty"),
             (
                 &["all-reduce", "--backend", "nccl", "--window", "--buffers", "private"],
-                "--window: NCCL has windows of memory of its own allocator",
+                "--backend nccl: --window requires --buffers symmetric",
             ),
-            (&["all-reduce", "--window"], "--window: --backend nccl alone has it"),
-            (&["all-reduce", "--backend", "nvshmem", "--window"], "--window: --backend nccl alone has it"),
-            (&["all-reduce", "-G", "20"], "--graph: the host backend has no graphs"),
-            (&["gather", "--backend", "nvshmem"], "--backend nvshmem: gather is no operation of NVSHMEM"),
-            (&["atomics", "--backend", "nvshmem"], "--backend nvshmem: atomics are for kernels"),
-            (&["all-reduce", "--backend", "nvshmem", "-o", "avg"], "--backend nvshmem: avg is no reduction of NVSHMEM"),
-            (&["all-reduce", "--backend", "nvshmem", "--nbi"], "--backend nvshmem: --nbi: all-reduce has no such form"),
-            (&["put", "--backend", "nvshmem", "--nbi", "-G", "2"], "--backend nvshmem: --graph: NVSHMEM puts"),
-            (&["put", "--backend", "nvshmem", "--nbi", "--buffers", "private"], "both sides must be symmetric memory"),
-            (&["broadcast", "--backend", "nvshmem", "--buffers", "private"], "broadcast takes symmetric memory"),
-            (&["ping-pong", "--backend", "nvshmem", "-G", "2"], "the value of ping-pong changes from call to call"),
+            (&["all-reduce", "--window"], "--window is supported only with --backend nccl"),
+            (&["all-reduce", "--backend", "nvshmem", "--window"], "--window is supported only with --backend nccl"),
+            (&["all-reduce", "-G", "20"], "--graph is not supported with --backend host"),
+            (&["gather", "--backend", "nvshmem"], "--backend nvshmem: NVSHMEM has no operation gather"),
+            (&["atomics", "--backend", "nvshmem"], "--backend nvshmem: NVSHMEM has no atomics on streams"),
+            (&["all-reduce", "--backend", "nvshmem", "-o", "avg"], "--backend nvshmem: NVSHMEM has no reduction avg"),
+            (&["all-reduce", "--backend", "nvshmem", "--nbi"], "--backend nvshmem: --nbi is not supported by all-reduce"),
+            (&["put", "--backend", "nvshmem", "--nbi", "-G", "2"], "--backend nvshmem: --graph does not work with --nbi"),
+            (&["put", "--backend", "nvshmem", "--nbi", "--buffers", "private"], "--nbi requires --buffers symmetric"),
+            (&["broadcast", "--backend", "nvshmem", "--buffers", "private"], "--buffers private is not supported by broadcast"),
+            (&["ping-pong", "--backend", "nvshmem", "-G", "2"], "--graph is not supported by ping-pong"),
             (&["put", "--backend", "nvshmem", "--threads"], "--backend nvshmem: --threads"),
-            (&["put", "--nbi"], "--nbi: --backend nvshmem alone has it"),
-            (&["all-reduce", "--backend", "nccl", "--each"], "--each: --backend nvshmem alone has it"),
-            (&["put", "--clock", "events"], "--clock events: --backend nvshmem alone has it"),
+            (&["put", "--nbi"], "--nbi is supported only with --backend nvshmem"),
+            (&["all-reduce", "--backend", "nccl", "--each"], "--each is supported only with --backend nvshmem"),
+            (&["put", "--clock", "events"], "--clock events is supported only with --backend nvshmem"),
             (&["frobnicate"], "invalid value 'frobnicate'"),
         ] {
             let error = config(arguments).unwrap_err();
@@ -579,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pes_read_the_same_configuration_as_the_command() {
+    fn configuration_is_the_same_after_passing_to_pes() {
         let config = config(&["reduce", "-n", "4", "-d", "all", "-o", "all", "-r", "all", "--dirty"]).unwrap();
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);

@@ -1,33 +1,34 @@
-//! Which elements of which buffer hold what, before an operation and after it. Touches no buffer.
+//! Layout of the buffers: which elements hold which values before and after an operation.
 //!
-//! Invariant: every element of every result is named exactly once by [`results`], so that checking these checks everything.
+//! Invariant: [`results`] covers every element of every result exactly once, so that checking these
+//! checks everything.
 
 use super::op::{BenchOp, Counts, vector_count};
 
-/// Whether the result goes to a buffer of its own.
+/// Whether the result has a separate buffer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// Input and result have buffers of their own.
+    /// Input and result have separate buffers.
     OutOfPlace,
-    /// The result takes the place of the input.
+    /// The result overwrites the input.
     InPlace,
 }
 
-/// Elements of a buffer that hold elements of a tile.
+/// A range of a buffer that holds elements of a tile.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Part {
-    /// First element in the buffer.
+    /// Index of its first element in the buffer.
     pub at: usize,
-    /// How many.
+    /// Number of elements.
     pub len: usize,
-    /// What they hold.
+    /// The tile.
     pub of: Tile,
-    /// Index, in what they hold, of the first.
+    /// Index of its first element in the tile.
     pub from: usize,
 }
 
-/// A sequence of elements, whose values `pattern.rs` knows.
+/// A sequence of elements; `pattern.rs` computes the values.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Tile {
     /// The input of this rank.
@@ -36,7 +37,7 @@ pub enum Tile {
     Reduced,
 }
 
-/// Who looks at what: an operation with its counts, as one rank sees it.
+/// An operation and its counts, from the view of one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct View {
     /// The operation.
@@ -45,16 +46,16 @@ pub struct View {
     pub counts: Counts,
     /// Number of PEs.
     pub n_pes: usize,
-    /// The rank that looks.
+    /// The rank.
     pub rank: usize,
-    /// The root; 0 where there is none.
+    /// The root; 0 for operations without one.
     pub root: usize,
-    /// Where the result goes.
+    /// Whether the operation is in place.
     pub placement: Placement,
 }
 
-/// How many elements the buffers of a rank have: of the input, and of the result. In place the latter holds the input too, where the
-/// operation has this rank's input and result in one buffer.
+/// Returns the lengths of the input and the result of a rank, in elements. In place, the result
+/// also holds the input if the rank has one buffer for both ([`shares_buffer`]).
 pub fn lengths(view: &View) -> (usize, usize) {
     let Counts { send, recv, .. } = view.counts;
     match view.placement {
@@ -64,12 +65,14 @@ pub fn lengths(view: &View) -> (usize, usize) {
     }
 }
 
-/// Whether in place this rank has one buffer for both: everywhere but at the ranks of gather and scatter that are not the root.
+/// Returns whether in place this rank has one buffer for input and result: true except for ranks of
+/// gather and scatter that are not the root.
 pub fn shares_buffer(view: &View) -> bool {
     view.placement == Placement::InPlace && (!matches!(view.op, BenchOp::Gather | BenchOp::Scatter) || view.rank == view.root)
 }
 
-/// Where this rank's input lies: in the buffer of the result where that is shared, else in its own.
+/// Returns the location of this rank's input: in the buffer of the result if that is shared, else
+/// in its own.
 pub fn input(view: &View) -> Part {
     let Counts { param, send, .. } = view.counts;
     let at = match view.op {
@@ -79,7 +82,7 @@ pub fn input(view: &View) -> Part {
     Part { at, len: send, of: Tile::Input(view.rank), from: 0 }
 }
 
-/// What this rank must find in the buffer of the result.
+/// Returns the expected content of this rank's result.
 pub fn results(view: &View) -> Vec<Part> {
     let View { op, counts: Counts { param, recv, .. }, n_pes, rank, root, .. } = *view;
     let whole = |of| vec![Part { at: 0, len: recv, of, from: 0 }];
@@ -122,12 +125,12 @@ fn gathered(param: usize, n_pes: usize) -> Vec<Part> {
     (0..n_pes).map(|from| Part { at: from * param, len: param, of: Tile::Input(from), from: 0 }).collect()
 }
 
-/// How many elements of an all-to-all-v `rank` sends to each.
+/// Returns the number of elements that `rank` sends to each rank in an all-to-all-v.
 pub fn vector_sends(param: usize, n_pes: usize, rank: usize) -> Vec<usize> {
     (0..n_pes).map(|to| vector_count(param, (to + n_pes - rank) % n_pes, n_pes)).collect()
 }
 
-/// How many elements of an all-to-all-v `rank` receives from each.
+/// Returns the number of elements that `rank` receives from each rank in an all-to-all-v.
 pub fn vector_receives(param: usize, n_pes: usize, rank: usize) -> Vec<usize> {
     (0..n_pes).map(|from| vector_count(param, (rank + n_pes - from) % n_pes, n_pes)).collect()
 }
@@ -169,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_has_as_many_elements_as_the_rank_receives() {
+    fn result_has_as_many_elements_as_the_rank_receives() {
         for view in views() {
             let total: usize = results(&view).iter().map(|part| part.len).sum();
             let due = match view.op {
@@ -185,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_in_an_all_to_all_v_is_what_is_expected() {
+    fn all_to_all_v_sends_match_receives() {
         for n_pes in [1, 2, 5] {
             for from in 0..n_pes {
                 for to in 0..n_pes {

@@ -1,7 +1,8 @@
-//! The JSON form of a result: the keys of nccl-tests (version 3 of its file), and after them what is ours. Writes no file.
+//! Formats a result as JSON, with the keys of nccl-tests (version 3 of its file) followed by
+//! additional ones.
 //!
-//! Invariant: a reader of nccl-tests' files finds every key of theirs with their meaning; keys that they do not have are only added.
-//! As there, truth values are the texts `"true"` and `"false"`.
+//! Invariant: every key of nccl-tests is present with the same meaning; other keys are only added.
+//! As in nccl-tests, booleans are the strings `"true"` and `"false"`.
 
 use std::ffi::OsString;
 
@@ -15,27 +16,28 @@ use crate::info::machine::Machine;
 /// The version of nccl-tests' file format that this follows.
 const FILE_VERSION: u32 = 3;
 
-/// Variables that are recorded: those that can change a figure. The token of the job is a secret and never is.
+/// Prefixes of the variables that are recorded because they can affect a measurement. The token of
+/// the job is secret and never recorded.
 const RECORDED: [&str; 5] = ["PEERWEAVE_", "NCCL_", "NVSHMEM_", "CUDA_", "OMP_"];
 
-/// What surrounds a result.
+/// Context of a result.
 #[derive(Debug)]
 pub struct Circumstances<'a> {
     /// The configuration.
     pub config: &'a Config,
     /// The arguments.
     pub args: &'a BenchArgs,
-    /// When it began, as text.
+    /// Start time as text.
     pub start_time: String,
-    /// When it ended, as text.
+    /// End time as text.
     pub end_time: String,
     /// The machine.
     pub machine: &'a Machine,
-    /// From the start of the command to the last PE's first barrier, in milliseconds.
+    /// Time from the start of the command until all PEs have passed a barrier, in milliseconds.
     pub first_barrier_ms: Option<f64>,
 }
 
-/// The whole document.
+/// Returns the whole document.
 pub fn document(
     collector: &Collector,
     around: &Circumstances<'_>,
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_keys_are_those_of_nccl_tests() {
+    fn keys_are_those_of_nccl_tests() {
         let document = written(BenchOp::AllReduce);
         let has = |value: &Value, names: &[&str]| {
             for name in names {
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_not_is_null() {
+    fn missing_values_are_null() {
         let document = written(BenchOp::SendRecv);
         assert_eq!(document["results"][0]["in_place"], Value::Null);
         assert_eq!(document["results"][0]["redop"], "none");
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_secret_and_the_rest_of_the_environment_are_not_written() {
+    fn secret_and_unrelated_variables_are_not_written() {
         assert_eq!(written(BenchOp::AllReduce)["env"], json!(["PEERWEAVE_LOG=info", "NCCL_DEBUG=WARN"]));
     }
 }

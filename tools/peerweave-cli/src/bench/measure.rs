@@ -1,6 +1,7 @@
-//! Measures one operation on given buffers: checks it, times it, checks it again. Prints nothing.
+//! Measures one operation on given buffers: checks it, times it, and checks it again.
 //!
-//! Invariant: every PE takes the same way through here, so that barriers match; what differs between PEs is only who is timed.
+//! Invariant: every PE makes the same sequence of barriers here; PEs differ only in whether they
+//! are timed.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -15,40 +16,40 @@ use super::op::BenchOp;
 use super::pattern::{input_tile, moved_tile, reduced_tile};
 use peerweave::{MaybeDest, MaybeSource, StreamDest, StreamSource};
 
-/// How long a batch is to take.
+/// Intended duration of a batch.
 const BATCH: Duration = Duration::from_millis(30);
-/// How long calls are tried until their time is believed.
+/// Minimum duration of the trial that estimates the time of a call.
 const TRIAL: Duration = Duration::from_millis(2);
 const FEWEST_CALLS: u64 = 3;
 const MOST_CALLS: u64 = 1 << 30;
 
-/// The memory of a PE, as large as the largest case of its type needs it.
+/// The memory of a PE, large enough for the largest case of its type.
 pub struct Buffers<T, M> {
     /// Inputs.
     pub send: M,
     /// Results.
     pub recv: M,
-    /// What peers reach by one-sided operations.
+    /// Target of one-sided operations.
     pub target: Symmetric<T>,
     /// A signal, or a counter.
     pub word: Symmetric<u64>,
 }
 
-/// What one PE measured in one placement.
+/// Measurement of one PE in one placement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Calls per batch.
     pub iters: u64,
-    /// Microseconds per call of each batch; empty where this PE only watched.
+    /// Microseconds per call of each batch; empty if this PE made no calls.
     pub batch_us: Vec<f64>,
-    /// Elements with wrong values; `None` where nothing was checked.
+    /// Number of wrong elements; `None` if results were not checked.
     pub wrong: Option<u64>,
 }
 
 /// Measures one placement of one case.
 ///
 /// # Errors
-/// What an operation failed with.
+/// The error of an operation.
 pub fn measure<T, M>(
     world: &World,
     stream: Option<&Stream>,
@@ -79,9 +80,9 @@ struct Bench<'a, T, M> {
     buffers: &'a Buffers<T, M>,
     setting: &'a Setting<'a, M>,
     target: &'a Symmetric<T>,
-    /// Words that came and were not due.
+    /// Number of words received that differed from the expected ones.
     wrong: Cell<u64>,
-    /// Calls made so far.
+    /// Number of calls made so far.
     made: Cell<u64>,
 }
 
@@ -130,29 +131,30 @@ where
         team.barrier_blocking()?;
         if self.config.check {
             if self.view().placement == Placement::InPlace {
-                // The calls have made results their own inputs: only fresh inputs have a known result.
+                // In place, the calls have overwritten their inputs. Only fresh inputs have a known
+                // result.
                 self.prepare(1)?;
                 self.make(calls, 1)?;
                 wrong += self.check(1, Turn::AfterTiming)?;
             } else {
-                // What the last call left, among `iters` of them without a pause.
+                // The result of the last of `iters` calls in a row.
                 wrong += self.check(0, Turn::AfterTiming)?;
             }
         }
         Ok(Outcome { iters, batch_us, wrong: self.config.check.then_some(wrong + self.wrong.get()) })
     }
 
-    /// In a ping-pong a call goes both ways.
+    /// Returns the part of a call that is reported: half for a ping-pong, which is a round trip.
     fn share_of_a_call(&self) -> f64 {
         if self.view().op == BenchOp::PingPong { 0.5 } else { 1.0 }
     }
 
-    /// Whether the time of this PE counts.
+    /// Returns whether this PE is timed.
     fn is_timed(&self) -> bool {
         !self.view().op.is_one_sided() || self.view().rank == 0
     }
 
-    /// Calls between two barriers, not timed.
+    /// Makes calls between two barriers, without timing.
     fn make(&self, calls: &mut Calls<'_>, times: u64) -> Result<()> {
         self.setting.world.team().barrier_blocking()?;
         calls(times)?;
@@ -160,7 +162,7 @@ where
         self.setting.world.team().barrier_blocking()
     }
 
-    /// The time that this PE spent in so many calls.
+    /// Makes calls and returns the time that they took on this PE.
     fn timed(&self, calls: &mut Calls<'_>, times: u64) -> Result<Duration> {
         let team = self.setting.world.team();
         self.made.set(self.made.get() + times);
@@ -178,14 +180,14 @@ where
             calls(1)?;
             spent += start.elapsed();
             if self.view().op.is_one_sided() {
-                // Whoever is only read must not rewrite while it is being read.
+                // A PE that is only read must not rewrite its memory meanwhile.
                 team.barrier_blocking()?;
             }
         }
         Ok(spent)
     }
 
-    /// As many calls as take about [`BATCH`]; the same number on every PE.
+    /// Returns the number of calls that take about [`BATCH`]; the same on every PE.
     fn calls_per_batch(&self, calls: &mut Calls<'_>) -> Result<u64> {
         let mut times = FEWEST_CALLS;
         loop {
@@ -200,7 +202,7 @@ where
         }
     }
 
-    /// Sets the words that peers change, before the first call.
+    /// Initializes the words that peers change, before the first call.
     fn prepare_words(&self) -> Result<()> {
         let team = self.setting.world.team();
         team.barrier_blocking()?;
@@ -211,7 +213,8 @@ where
         team.barrier_blocking()
     }
 
-    /// Fills inputs and spoils what results will be written to. Nobody reads a peer's memory before the barrier of the next call.
+    /// Fills inputs and overwrites results with a value that no result has. No PE reads a peer's
+    /// memory before the barrier of the next call.
     fn prepare(&self, round: u64) -> Result<()> {
         let view = self.view();
         if !view.op.has_size() {
@@ -239,11 +242,12 @@ where
         }
     }
 
-    /// Counts what is wrong in this PE's result, and behind it. Waits until all have counted: the next call may write here.
+    /// Counts wrong elements in this PE's result and behind it. Waits until all PEs have counted,
+    /// because the next call may write here.
     fn check(&self, round: u64, turn: Turn) -> Result<u64> {
         let view = self.view();
         let mut wrong = match view.op {
-            // Once is enough of what takes a while for each PE.
+            // Only before timing, because this check is slow.
             BenchOp::Barrier | BenchOp::Sync if turn == Turn::BeforeTiming => self.leavers()?,
             BenchOp::P if view.rank == 1 => {
                 u64::from(self.buffers.target.load(0)?.bits64() != T::from_bits64(self.made.get()).bits64())
@@ -269,7 +273,8 @@ where
         Ok(wrong)
     }
 
-    /// Each PE in turn comes late: who leaves before it has come is counted. One clock: one machine.
+    /// Makes each PE in turn arrive late and counts the PEs that leave before. Needs one clock, so
+    /// one machine.
     fn leavers(&self) -> Result<u64> {
         const LATE: Duration = Duration::from_micros(500);
         let (world, rank) = (self.setting.world, self.view().rank);
@@ -304,7 +309,7 @@ where
         }
     }
 
-    /// Where this PE's input lies.
+    /// Returns the memory with this PE's input.
     fn input_memory(&self) -> Kind<'_, T, M> {
         match self.view().op {
             BenchOp::Get => Kind::Target(&self.buffers.target),
@@ -313,7 +318,7 @@ where
         }
     }
 
-    /// Where this PE's result lies.
+    /// Returns the memory with this PE's result.
     fn result_memory(&self) -> Kind<'_, T, M> {
         match self.view().op {
             BenchOp::Put | BenchOp::PutSignal | BenchOp::PingPong => Kind::Target(&self.buffers.target),
@@ -322,14 +327,14 @@ where
     }
 }
 
-/// Which of the two checks it is.
+/// The two checks of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     BeforeTiming,
     AfterTiming,
 }
 
-/// Memory of either kind.
+/// Symmetric or private memory.
 enum Kind<'a, T: Element, M> {
     Own(&'a M),
     Target(&'a Symmetric<T>),

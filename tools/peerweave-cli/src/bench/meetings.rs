@@ -1,6 +1,7 @@
-//! How PEs with GPUs meet and agree: by the rendezvous, not by the library that is measured. Measures nothing.
+//! Barriers and agreement among PEs with GPUs, through the rendezvous instead of the library under
+//! test.
 //!
-//! Invariant: every PE meets in the same order, so that one name belongs to one meeting.
+//! Invariant: every PE makes the same sequence of calls, so that their names match.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -9,12 +10,13 @@ use peerweave_bootstrap::Rendezvous;
 
 use super::nccl::Failure;
 
-/// How long a batch is to take.
+/// Intended duration of a batch.
 const BATCH: Duration = Duration::from_millis(30);
-/// So many calls tell how many make a batch, and make one at least.
+/// Number of calls in the trial that estimates the time of a call, and minimum number of calls in a
+/// batch.
 pub(super) const FEWEST_CALLS: u64 = 3;
 
-/// The meetings of one PE.
+/// Barriers and agreement of one PE.
 pub(super) struct Meetings<'a> {
     rendezvous: &'a Rendezvous,
     so_far: Cell<u64>,
@@ -25,7 +27,7 @@ impl<'a> Meetings<'a> {
         Self { rendezvous, so_far: Cell::new(0) }
     }
 
-    /// Which PE this is.
+    /// Returns this PE.
     pub(super) fn pe(&self) -> usize {
         self.rendezvous.pe().index()
     }
@@ -35,22 +37,23 @@ impl<'a> Meetings<'a> {
         format!("bench/{}", self.so_far.get())
     }
 
-    /// All PEs come here before any goes on.
+    /// Waits until all PEs have called this.
     pub(super) fn meet(&self) -> Result<(), Failure> {
         Ok(self.rendezvous.barrier(&self.next())?)
     }
 
-    /// The largest of what the PEs say.
+    /// Returns the largest value of all PEs.
     pub(super) fn largest(&self, mine: u64) -> Result<u64, Failure> {
         let all = self.rendezvous.exchange(&self.next(), &mine.to_le_bytes())?;
         let all = all.iter().map(|blob| blob.as_slice().try_into().map(u64::from_le_bytes)).collect::<Result<Vec<_>, _>>()?;
         Ok(all.into_iter().fold(0, u64::max))
     }
 
-    /// As many calls as take about [`BATCH`], where [`FEWEST_CALLS`] took this PE so many nanoseconds; the same number on every PE.
+    /// Returns the number of calls that take about [`BATCH`], given that [`FEWEST_CALLS`] took this
+    /// PE `mine_ns` nanoseconds. The same on every PE.
     pub(super) fn calls_per_batch(&self, mine_ns: u64) -> Result<u64, Failure> {
         let slowest = self.largest(mine_ns)?.max(1);
-        // The first few are slower than the rest, and a few more calls cost little.
+        // The first calls are slower than the rest, so this tends to give too few.
         Ok((BATCH.as_nanos() as u64 * FEWEST_CALLS / slowest).clamp(FEWEST_CALLS, 100_000))
     }
 }

@@ -1,6 +1,6 @@
-//! Fills, poisons, rewrites and checks the memory that calls work on. Makes no call.
+//! Fills, poisons, rewrites and checks the memory that calls work on.
 //!
-//! Invariant: [`count_wrong`] looks at every element of a part, and counts an element as right only where all its bits are.
+//! Invariant: [`count_wrong`] checks all bits of every element.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -10,22 +10,22 @@ use peerweave::{Buffer, Element, Result, Symmetric};
 use super::geometry::Part;
 use super::pattern::{PERIOD, Sample, poison};
 
-/// Elements behind a result that must stay as they were.
+/// Number of elements behind a result that must stay unchanged.
 pub const GUARD: usize = 64;
 
 const CACHE_LINE_BYTES: usize = 64;
 
-/// Memory of this PE, of either kind.
+/// Symmetric or private memory of this PE.
 pub trait Memory<T>: Clone {
-    /// A range of it.
+    /// Returns a range of it.
     fn range(&self, range: Range<usize>) -> Result<Self>;
-    /// Replaces its elements.
+    /// Overwrites its elements.
     fn set(&self, from: &[T]) -> Result<()>;
-    /// Copies its elements.
+    /// Copies its elements to `into`.
     fn read(&self, into: &mut [T]) -> Result<()>;
-    /// Its address.
+    /// Returns its address.
     fn address(&self) -> *mut u8;
-    /// Number of elements.
+    /// Returns the number of elements.
     fn count(&self) -> usize;
 }
 
@@ -53,12 +53,12 @@ macro_rules! memory {
 
 memory!(Symmetric, Buffer);
 
-/// Gives a part of a buffer the elements of a tile.
+/// Fills a part of a buffer with the elements of a tile.
 pub fn fill<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<()> {
     pieces(part, |at, from, len| memory.range(at..at + len)?.set(&tile[from..from + len]))
 }
 
-/// Makes a range of a buffer what no result is.
+/// Fills a range of a buffer with a value that no result has.
 pub fn spoil<T: Sample>(memory: &impl Memory<T>, range: Range<usize>) -> Result<()> {
     let values = [poison::<T>(); 4096];
     for at in range.clone().step_by(values.len()) {
@@ -68,7 +68,7 @@ pub fn spoil<T: Sample>(memory: &impl Memory<T>, range: Range<usize>) -> Result<
     Ok(())
 }
 
-/// Counts the elements of a part that are not those of a tile.
+/// Counts the elements of a part that differ from the tile.
 pub fn count_wrong<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<u64> {
     let (mut wrong, mut found) = (0, vec![T::default(); PERIOD]);
     pieces(part, |at, from, len| {
@@ -79,7 +79,7 @@ pub fn count_wrong<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) 
     Ok(wrong)
 }
 
-/// Counts the elements of a range that are not as [`spoil`] left them.
+/// Counts the elements of a range that differ from the value written by [`spoil`].
 pub fn count_unspoiled<T: Sample>(memory: &impl Memory<T>, range: Range<usize>) -> Result<u64> {
     let mut found = vec![T::default(); range.len()];
     memory.range(range)?.read(&mut found)?;
@@ -90,7 +90,8 @@ fn differences<T: Sample>(found: &[T], due: &[T]) -> u64 {
     std::iter::zip(found, due).map(|(found, due)| u64::from(found.bits64() != due.bits64())).sum()
 }
 
-/// Cuts a part into pieces that lie within one period of the tile: calls with the place in the buffer, the place in the tile, the length.
+/// Splits a part into pieces within one period of the tile. Calls `piece` with the index in the
+/// buffer, the index in the tile and the length.
 fn pieces(part: &Part, mut piece: impl FnMut(usize, usize, usize) -> Result<()>) -> Result<()> {
     let mut done = 0;
     while done < part.len {
@@ -102,13 +103,15 @@ fn pieces(part: &Part, mut piece: impl FnMut(usize, usize, usize) -> Result<()>)
     Ok(())
 }
 
-/// Writes one byte of every cache line, to what it was, so that this PE's core holds the lines as modified.
+/// Rewrites one byte of every cache line with its own value, so that this PE's core holds the lines
+/// as modified.
 pub fn rewrite<T: Element>(memory: &impl Memory<T>) {
     let bytes = memory.count() * size_of::<T>();
     let at = memory.address();
     for offset in (0..bytes).step_by(CACHE_LINE_BYTES) {
-        // SAFETY: `at` is valid for `bytes` bytes while `memory` lives: the contract of `as_ptr` of both kinds, and the allocation is released
-        // after the last case only. The accesses are atomic, as both kinds ask for: peers may read at the same time.
+        // SAFETY: `at` is valid for `bytes` bytes while `memory` lives: the contract of `as_ptr` of
+        // both kinds, and the allocation is released after the last case only. The accesses are
+        // atomic, as both kinds ask for: peers may read at the same time.
         let byte = unsafe { AtomicU8::from_ptr(at.add(offset)) };
         byte.store(byte.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -131,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_right_result_has_nothing_wrong() {
+    fn correct_result_has_no_wrong_elements() {
         let tile = reduced_tile::<f32>(ReduceOp::Sum, 4, 0);
         let buffer = filled(&tile);
         assert_eq!(count_wrong(&buffer, &PART, &tile).unwrap(), 0);
@@ -139,13 +142,13 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_element_is_counted_wherever_it_is() {
+    fn wrong_element_is_counted_at_any_position() {
         let tile = reduced_tile::<f32>(ReduceOp::Sum, 4, 0);
         for at in [0, 1, 2, 3, PERIOD, PERIOD + 2, 2 * PERIOD, PART.len - 1] {
             let buffer = filled(&tile);
             let element = buffer.slice(PART.at + at..=PART.at + at).unwrap();
             let mut value = element.to_vec();
-            // The smallest error there is: the last bit.
+            // The smallest possible error: the last bit.
             value[0] = f32::from_bits(value[0].to_bits() ^ 1);
             element.copy_from(&value).unwrap();
             assert_eq!(count_wrong(&buffer, &PART, &tile).unwrap(), 1, "element {at}");
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_never_came_is_wrong_almost_everywhere() {
+    fn missing_result_is_wrong_almost_everywhere() {
         let tile = moved_tile::<u8>(1, 0);
         let buffer = Buffer::<u8>::zeroed(4 * PERIOD);
         spoil(&buffer, 0..buffer.len()).unwrap();
@@ -162,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn data_in_the_wrong_place_is_wrong() {
+    fn data_at_the_wrong_position_is_wrong() {
         let tile = moved_tile::<f32>(1, 0);
         let buffer = filled(&tile);
         for shift in [1, 2, 64, 4096, 8192] {
@@ -172,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_input_of_another_rank_or_round_is_wrong() {
+    fn input_of_another_rank_or_round_is_wrong() {
         let tile = |rank, round| input_tile::<f32>(ReduceOp::Sum, 2, rank, round);
         let buffer = filled(&tile(0, 0));
         for other in [tile(1, 0), tile(0, 1)] {
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_behind_the_result_is_seen() {
+    fn write_behind_the_result_is_detected() {
         let buffer = filled(&moved_tile::<f32>(1, 0));
         let end = PART.at + PART.len;
         buffer.slice(end..end + 1).unwrap().copy_from(&[0.0]).unwrap();

@@ -1,18 +1,19 @@
 //! `peerweave bench`: measures an operation, and checks every element of its result.
 //!
 //! ```text
-//!   config.rs    what is asked for, and the plan that follows     op.rs        sizes, counts, bandwidths
-//!   backends.rs  what each backend has of it
-//!   pe.rs        a PE: goes through the plan                      geometry.rs  which element must hold what
+//!   config.rs    options, and the plan that follows               op.rs        sizes, counts, bandwidths
+//!   backends.rs  options that each backend supports
+//!   pe.rs        a PE of the host backend: runs the plan          geometry.rs  layout of the buffers
 //!   measure.rs   one case: check, time, check                     pattern.rs   inputs with exact results
 //!   calls.rs     the calls that are timed                         memory.rs    filling and comparing
-//!   nccl.rs      a PE with a GPU, over NCCL                       nccl_calls.rs  its calls
-//!   nvshmem.rs   a PE with a GPU, over NVSHMEM               nvshmem_calls.rs  its calls
-//!   meetings.rs  how PEs with GPUs agree                          types.rs     the types of their numbers
-//!   record.rs    what a PE tells                                  report.rs    what all told, put together
+//!   nccl.rs      a PE on a GPU, with NCCL                        nccl_calls.rs  its calls
+//!   nvshmem.rs   a PE on a GPU, with NVSHMEM                nvshmem_calls.rs  its calls
+//!   meetings.rs  barriers and agreement of PEs on GPUs            types.rs     element types from their codes
+//!   record.rs    the output of a PE                               report.rs    combines the output of all PEs
 //!   table.rs, json.rs, plot.rs   the forms of the result
 //! ```
-//! The command starts its PEs through [`crate::launch`], as `peerweave run` would, and reads what they tell from their standard output.
+//! The command starts its PEs through [`crate::launch`], as `peerweave run` does, and reads their
+//! measurements from their standard output.
 
 mod backends;
 pub mod calls;
@@ -53,7 +54,7 @@ use json::Circumstances;
 use record::{Record, monotonic_ns};
 use report::{Collector, News};
 
-/// Runs the command; gives its exit code.
+/// Runs the command and returns its exit code.
 pub fn main(args: &BenchArgs) -> u8 {
     match start(args) {
         Ok(code) => code,
@@ -70,7 +71,7 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     let config = Config::from_args(args).map_err(|message| (exit::USAGE, message))?;
     let launcher = |error: &dyn std::fmt::Display| (exit::LAUNCHER, error.to_string());
     enough_devices(&config).map_err(|message| (exit::USAGE, message))?;
-    // Found out now and not after the measurement.
+    // Checked now instead of after the measurement.
     args.json.iter().chain(&args.plot).try_for_each(|path| can_be_written(path))?;
     let start_time = now();
     let machine = Machine::look();
@@ -123,26 +124,27 @@ fn start(args: &BenchArgs) -> Result<u8, (u8, String)> {
     Ok(if collector.wrong() > 0 { exit::WRONG_VALUES } else { exit::OK })
 }
 
-/// Makes the file where there is none, and leaves one that there is as it is.
+/// Checks that a file can be written. Creates it if it does not exist; does not change it
+/// otherwise.
 fn can_be_written(path: &Path) -> Result<(), (u8, String)> {
     let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
     opened.map(drop).map_err(|error| (exit::LAUNCHER, format!("{}: {error}", path.display())))
 }
 
-/// An error where there are fewer GPUs than PEs. Where there is no driver, or it does not work, the PEs say so in their words.
+/// Returns an error if there are fewer GPUs than PEs. A missing driver is reported by the PEs.
 fn enough_devices(config: &Config) -> Result<(), String> {
     if config.backend == BackendName::Host {
         return Ok(());
     }
     match Driver::get().and_then(Driver::device_count) {
         Ok(count) if count < config.n_pes => {
-            Err(format!("-n is {}, but this machine has {count} CUDA devices, and each PE needs one", config.n_pes))
+            Err(format!("-n is {}, but this machine has {count} CUDA devices; each PE needs its own device", config.n_pes))
         }
         _ => Ok(()),
     }
 }
 
-/// What the figures of a picture hold for.
+/// Returns the conditions of the measurement, for the plot.
 fn subtitle(config: &Config, machine: &Machine, collector: &Collector) -> String {
     let mut words = vec![format!("{}, {} CPUs", machine.cpu_model, machine.cpus)];
     words.extend(collector.ready().first().map(|ready| format!("{} backend", ready.backend)));
@@ -155,13 +157,13 @@ fn subtitle(config: &Config, machine: &Machine, collector: &Collector) -> String
     words.join(" · ")
 }
 
-/// The time as nccl-tests writes it, in UTC.
+/// Returns the current time in UTC, in the format of nccl-tests.
 fn now() -> String {
     let format = time::macros::format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
     time::OffsetDateTime::now_utc().format(&format).unwrap_or_default()
 }
 
-/// Reads what the PEs tell, and prints the table as it grows.
+/// Reads the records of the PEs and prints lines of the table as they become complete.
 struct Clerk<'a> {
     config: &'a Config,
     args: &'a BenchArgs,

@@ -1,8 +1,8 @@
-//! A PE of `bench --backend nccl`: one process or thread, one GPU. Goes through the same plan, with the same inputs and the same check, as the
-//! host's PEs.
+//! A PE of `bench --backend nccl`: one process or thread with one GPU. Uses the same plan, inputs
+//! and checks as the host backend.
 //!
-//! Invariant: every PE makes the same calls in the same order; the number of calls in a batch is agreed on through the rendezvous, not by
-//! the library that is measured.
+//! Invariant: every PE makes the same calls in the same order. PEs agree on the number of calls in
+//! a batch through the rendezvous, not through the library under test.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,12 +23,12 @@ use super::pe::{bind, placements, say};
 use super::record::{Measured, Ready, Record, monotonic_ns};
 use super::types::with_element_type;
 
-/// Anything that ends the measurement.
+/// An error that ends the measurement.
 pub(super) type Failure = Box<dyn std::error::Error>;
 
-/// How long a wait may take.
+/// Deadline of a wait.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// The process, from its first barrier to its end.
+/// Runs the PEs of this process.
 pub(super) fn run(config: &Config) -> Result<(), Failure> {
     if !config.threads {
         return one_pe(config, &Job::from_env()?);
@@ -37,11 +37,11 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     let token = Token::random()?;
     let server = Server::bind(&Endpoint::random_unix()?, token, n_pes, ServerOptions::default())?;
     let jobs: Vec<Job> = (0..n_pes).map(|pe| Job::on_one_machine(pe, n_pes, server.endpoint().clone(), token)).collect();
-    // A failure stays text on its way between threads.
+    // Failures are passed between threads as text.
     let outcomes: Vec<Result<(), String>> = std::thread::scope(|scope| {
         let threads: Vec<_> =
             jobs.iter().map(|job| scope.spawn(|| one_pe(config, job).map_err(|error| error.to_string()))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("it panicked".to_owned()))).collect()
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("the thread panicked".to_owned()))).collect()
     });
     let failed = outcomes.into_iter().enumerate().filter_map(|(pe, outcome)| Some(format!("PE {pe}: {}", outcome.err()?)));
     let failed: Vec<String> = failed.collect();
@@ -84,7 +84,7 @@ struct Session<'a> {
     meetings: Meetings<'a>,
 }
 
-/// One placement of one case, ready to be called.
+/// One placement of one case, with its buffers.
 struct Bench<'a, T> {
     session: &'a Session<'a>,
     case: &'a Case,
@@ -92,7 +92,7 @@ struct Bench<'a, T> {
     operation: Operation<T>,
     send: DeviceMemory<T>,
     recv: DeviceMemory<T>,
-    /// The result's memory with its guard.
+    /// The memory of the result and of the guard elements behind it.
     guarded: DeviceMemory<T>,
 }
 
@@ -108,7 +108,7 @@ impl Session<'_> {
             placement,
         };
         let view = |case, placement| view_of(pe, case, placement);
-        // As much on every PE: windows are of one length everywhere.
+        // The largest length of all PEs, because windows have the same length everywhere.
         let most = |part: fn((usize, usize)) -> usize| {
             let of_case =
                 |case| placements(self.config).flat_map(move |placement| (0..n_pes).map(move |rank| (rank, case, placement)));
@@ -118,12 +118,12 @@ impl Session<'_> {
         let context = self.stream.context();
         let alloc = |len| -> Result<DeviceMemory<T>, Failure> {
             Ok(match self.config.buffers {
-                // As nccl-tests has it, and as NCCL is fastest with.
+                // As in nccl-tests; NCCL is fastest with its own memory.
                 Buffers::Symmetric => NcclMem::alloc(self.communicator.nccl(), context, len)?.as_device_memory().clone(),
                 Buffers::Private => DeviceMemory::alloc(context, len)?,
             })
         };
-        // No window is empty.
+        // Windows must not be empty.
         let (send, recv) = (alloc(most(|(send, _)| send).max(1))?, alloc(most(|(_, recv)| recv) + GUARD)?);
         let windows = if self.config.window { vec![self.window(&send)?, self.window(&recv)?] } else { Vec::new() };
         for (row, case) in cases {
@@ -146,10 +146,10 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The memory of all PEs as one window, so that NCCL's kernels reach into it.
+    /// Registers the memory of all PEs as a window, which NCCL's kernels access directly.
     fn window<T: Elements>(&self, memory: &DeviceMemory<T>) -> Result<Window<T>, Failure> {
         let window = Window::register(self.communicator, memory, WindowKind::SYMMETRIC)?;
-        Ok(window.ok_or("--window: NCCL has no windows among these devices: each must reach the others' memory")?)
+        Ok(window.ok_or("--window: NCCL cannot create windows on these devices, expected peer access between all of them")?)
     }
 }
 
@@ -177,7 +177,8 @@ impl<T: Elements> Bench<'_, T> {
         }
         self.session.meetings.meet()?;
         if config.check {
-            // In place the calls have made results their own inputs: only fresh inputs have a known result.
+            // In place, the calls have overwritten their inputs. Only fresh inputs have a known
+            // result.
             let round = u64::from(self.view.placement == Placement::InPlace);
             self.prepare(round)?;
             match &graph {
@@ -198,29 +199,29 @@ impl<T: Elements> Bench<'_, T> {
         Ok(())
     }
 
-    /// The calls as a graph.
+    /// Captures calls as a graph.
     fn capture(&mut self, calls: u32) -> Result<CudaGraph, Failure> {
         let stream = self.session.stream;
         stream
             .begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
             .map_err(CudaError::of("cuStreamBeginCapture"))?;
         let captured = self.enqueue(u64::from(calls));
-        // Ended in any case: a stream that is left capturing is of no use for the error's sake.
+        // Ends the capture even after an error, because the stream could not be used otherwise.
         let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(CudaError::of("cuStreamEndCapture"));
         captured?;
-        let graph = graph?.ok_or("the calls left no graph")?;
+        let graph = graph?.ok_or("the capture returned no graph")?;
         graph.upload().map_err(CudaError::of("cuGraphUpload"))?;
         launch(&graph, 1)?;
         self.finish()?;
         Ok(graph)
     }
 
-    /// Waits for everything that was enqueued.
+    /// Waits for all enqueued work.
     fn finish(&self) -> Result<(), Failure> {
         Ok(self.session.communicator.wait(self.session.stream, DEADLINE)?)
     }
 
-    /// The time of so many launches, on this PE, from the moment when all are ready.
+    /// Times launches on this PE, after a barrier.
     fn timed(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<Duration, Failure> {
         self.session.meetings.meet()?;
         let start = Instant::now();
@@ -232,13 +233,14 @@ impl<T: Elements> Bench<'_, T> {
         Ok(start.elapsed())
     }
 
-    /// As many launches as make a batch; the same number on every PE.
+    /// Returns the number of launches in a batch; the same on every PE.
     fn launches_per_batch(&mut self, graph: Option<&CudaGraph>) -> Result<u64, Failure> {
         let mine = self.timed(graph, FEWEST_CALLS)?;
         self.session.meetings.calls_per_batch(mine.as_nanos() as u64)
     }
 
-    /// Fills the input and spoils what the result will be written to, with values of this round.
+    /// Fills the input with the values of this round, and overwrites the result with a value that
+    /// no result has.
     fn prepare(&mut self, round: u64) -> Result<(), Failure> {
         let stream = self.session.stream;
         let input = geometry::input(&self.view);
@@ -257,7 +259,7 @@ impl<T: Elements> Bench<'_, T> {
         self.session.meetings.meet()
     }
 
-    /// Counts what is wrong in this PE's result, and behind it.
+    /// Counts wrong elements in this PE's result and behind it.
     fn check(&self, round: u64) -> Result<u64, Failure> {
         self.finish()?;
         let found = self.guarded.to_vec(self.session.stream)?;

@@ -1,4 +1,4 @@
-//! Which call of NCCL stands for which operation of `bench`. Times and checks nothing.
+//! The NCCL call of each operation of `bench`.
 
 use std::sync::Arc;
 
@@ -10,7 +10,8 @@ use super::geometry::{self, Placement, View};
 use super::op::BenchOp;
 use super::pattern::{Sample, scalar};
 
-/// Elements that are measured. Those of eight bits are moved, but not reduced: the plan leaves them out.
+/// Element types. Those of eight bits are moved but not reduced; the plan contains no such
+/// reduction.
 pub(super) trait Elements: Sample {}
 
 macro_rules! elements {
@@ -18,17 +19,17 @@ macro_rules! elements {
 }
 elements!(i8, u8, i32, u32, i64, u64, f16, bf16, f32, f64, F8E4M3, F8E5M2);
 
-/// How elements are combined, if they are.
+/// The reduction of an operation, if any.
 pub(super) enum Operation<T> {
-    /// Nothing is combined.
+    /// No reduction.
     None,
-    /// One that every communicator has.
+    /// A built-in reduction.
     Plain(NcclOp),
-    /// A sum of products with this rank's scalar.
+    /// A sum of elements multiplied with each rank's scalar.
     Scaled(PreMulSum<T>),
 }
 
-/// The reduction of a case, made for this communicator where it has to be.
+/// Returns the reduction of a case; creates it for this communicator if necessary.
 pub(super) fn operation<T: Elements>(
     communicator: &Communicator,
     redop: Option<ReduceOp>,
@@ -42,18 +43,18 @@ pub(super) fn operation<T: Elements>(
         Some(ReduceOp::Max) => Operation::Plain(NcclOp::Max),
         Some(ReduceOp::Avg) => Operation::Plain(NcclOp::Avg),
         Some(ReduceOp::PreMulSum) => Operation::Scaled(PreMulSum::new(communicator, scalar(view.rank))?),
-        Some(other) => unreachable!("{other} is no reduction of NCCL: the configuration refuses it"),
+        Some(other) => unreachable!("NCCL has no reduction {other}; the configuration should have refused it"),
     })
 }
 
-/// Where a call is made.
+/// Communicator, stream and operation of a call.
 pub(super) struct Setting<'a> {
     pub(super) communicator: &'a Communicator,
     pub(super) stream: &'a Arc<CudaStream>,
     pub(super) view: View,
 }
 
-/// Enqueues one call. `recv` is the buffer of the result, in place also that of the input.
+/// Enqueues one call. `recv` is the buffer of the result and, in place, of the input.
 pub(super) fn enqueue<T: Elements>(
     setting: &Setting<'_>,
     operation: &Operation<T>,
@@ -67,7 +68,7 @@ pub(super) fn enqueue<T: Elements>(
         return match operation {
             Operation::Plain(op) => reduce(setting, *op, send, recv),
             Operation::Scaled(op) => reduce(setting, op, send, recv),
-            Operation::None => unreachable!("a reduction has an operation"),
+            Operation::None => unreachable!("an operation that reduces has a reduction"),
         };
     }
     let in_place = view.placement == Placement::InPlace;
@@ -81,7 +82,7 @@ pub(super) fn enqueue<T: Elements>(
             let (to, from) = (geometry::vector_sends(param, n, rank), geometry::vector_receives(param, n, rank));
             c.all_to_all_v(s, &*send, &to, recv, &from)
         }
-        // In place only the root's buffer has both; the others give, or get, their part.
+        // In place, only the root has one buffer for both; other ranks send or receive their part.
         BenchOp::Gather if in_place => c.gather_in_place(s, if rank == root { recv } else { send }, root),
         BenchOp::Gather => c.gather(s, &*send, Some(recv), root),
         BenchOp::Scatter if in_place => c.scatter_in_place(s, recv, root),
@@ -90,7 +91,7 @@ pub(super) fn enqueue<T: Elements>(
             group.send(c, s, &*send, (rank + 1) % n)?;
             group.recv(c, s, recv, (rank + n - 1) % n)
         }),
-        other => unreachable!("{} is no operation of NCCL: the configuration refuses it", other.name()),
+        other => unreachable!("NCCL has no operation {}; the configuration should have refused it", other.name()),
     }
 }
 
@@ -108,6 +109,6 @@ fn reduce<T: Elements>(
         (BenchOp::Reduce, Placement::OutOfPlace) => c.reduce(s, &*send, Some(recv), op, view.root),
         (BenchOp::ReduceScatter, Placement::InPlace) => c.reduce_scatter_in_place(s, recv, op),
         (BenchOp::ReduceScatter, Placement::OutOfPlace) => c.reduce_scatter(s, &*send, recv, op),
-        (other, _) => unreachable!("{} reduces nothing", other.name()),
+        (other, _) => unreachable!("{} does not reduce", other.name()),
     }
 }

@@ -1,7 +1,8 @@
-//! A PE of `bench --backend nvshmem`: one process, one GPU. Goes through the same plan, with the same inputs and the same check, as the host's PEs.
+//! A PE of `bench --backend nvshmem`: one process with one GPU. Uses the same plan, inputs and
+//! checks as the host backend; `nvshmem_calls.rs` has the calls.
 //!
-//! What is called is `nvshmem_calls.rs`. Invariant: every PE makes the same set-up calls in the same order; the number of calls in a batch is agreed
-//! on through the rendezvous, not by the library that is measured.
+//! Invariant: every PE makes the same set-up calls in the same order. PEs agree on the number of
+//! calls in a batch through the rendezvous, not through the library under test.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,24 +26,24 @@ use super::pe::{bind, placements, say};
 use super::record::{Measured, Ready, Record, monotonic_ns};
 use super::types::with_element_type;
 
-/// How long a wait may take.
+/// Deadline of a wait.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// How long a wait keeps the processor from others.
+/// Time that a wait spins before it yields the processor.
 const SPIN: Duration = Duration::from_micros(100);
-/// What NVSHMEM's heap has without being asked, and what it keeps of it for itself.
+/// NVSHMEM's default heap size, and the part of it that NVSHMEM uses itself.
 const HEAP_BYTES: u64 = 1 << 30;
 const HEAP_SPARE_BYTES: u64 = 64 << 20;
 
-/// The GPU did not come to the end of what it was given.
+/// The GPU did not finish its work before the deadline.
 #[derive(Debug, thiserror::Error)]
-#[error("{op}: the GPU of PE {pe} was not through with it after {waited:?}")]
+#[error("{op}: the GPU of PE {pe} did not finish within {waited:?}")]
 struct Late {
     op: &'static str,
     pe: usize,
     waited: Duration,
 }
 
-/// The process, from its first barrier to its end.
+/// Runs the PE of this process.
 pub(super) fn run(config: &Config) -> Result<(), Failure> {
     let job = Job::from_env()?;
     let rendezvous = Arc::new(Rendezvous::join(&job, Options { deadline: DEADLINE, ..Options::default() })?);
@@ -53,7 +54,7 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     let stream = gpu.new_stream().map_err(CudaError::of("cuStreamCreate")).map_err(DriverError::from)?;
     let event = || gpu.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(CudaError::of("cuEventCreate"));
     let events = [event()?, event()?];
-    // Now: threads of NVSHMEM's that wait in a loop must not share this one's processor.
+    // Only now, so that NVSHMEM's threads, which spin, do not inherit the binding.
     if config.bind == Bind::Processor {
         bind(pe, config.n_pes);
     }
@@ -87,7 +88,7 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A heap that is large enough, where the user has not said how large.
+/// Returns settings with a heap that is large enough, unless the user set its size.
 fn settings(config: &Config) -> Settings {
     let settings = Settings::default().deadline(DEADLINE);
     let bytes = |case: &Case| {
@@ -99,7 +100,8 @@ fn settings(config: &Config) -> Settings {
     if said || most <= HEAP_BYTES { settings } else { settings.symmetric_size_bytes(most) }
 }
 
-/// How many elements the input, the result and what peers reach have; the same on every PE, as symmetric memory is.
+/// Returns the lengths of the input, the result and the target of one-sided operations, in
+/// elements. They are the same on every PE, as symmetric memory requires.
 fn lengths(config: &Config, case: &Case) -> (usize, usize, usize) {
     let (send, recv) = (case.counts.send, case.counts.recv);
     let result = if config.has_in_place() { send.max(recv) } else { recv };
@@ -111,18 +113,19 @@ struct Session<'a> {
     context: &'a Context,
     world: Team,
     stream: &'a Arc<CudaStream>,
-    /// Before and after what is timed.
+    /// Events before and after the timed calls.
     events: [CudaEvent; 2],
     meetings: Meetings<'a>,
 }
 
 impl Session<'_> {
-    /// Notes in the stream's order when it comes here.
+    /// Records an event on the stream.
     fn mark(&self, event: usize) -> Result<(), Failure> {
         Ok(self.events[event].record(self.stream).map_err(CudaError::of("cuEventRecord"))?)
     }
 
-    /// Waits, without a pause that would be measured unless somebody needs the processor, until the stream has passed the second event.
+    /// Waits until the stream has passed the second event. Spins first, so that a short wait is not
+    /// lengthened.
     fn passed(&self) -> Result<(), Failure> {
         let start = Instant::now();
         while !self.events[1].try_is_complete().map_err(CudaError::of("cuEventQuery"))? {
@@ -188,7 +191,8 @@ impl Session<'_> {
             records.iter().for_each(say);
         }
         if self.config.graph.is_some() {
-            // A thread of the driver's gives up what graphs had kept, and then one of ours.
+            // A thread of the driver, then one of `peerweave-driver` release what graphs kept
+            // alive.
             std::thread::sleep(Duration::from_millis(200));
             peerweave_driver::settle(Instant::now() + DEADLINE);
         }
@@ -201,7 +205,7 @@ impl Session<'_> {
         Ok(self.context.free(word)?)
     }
 
-    /// Where this PE's result lies, with as many elements behind it as must stay.
+    /// Returns the memory of this PE's result and of the guard elements behind it.
     fn result<T: Sample>(
         &self,
         view: &View,
@@ -216,11 +220,11 @@ impl Session<'_> {
     }
 }
 
-/// One placement of one case, ready to be called.
+/// One placement of one case, with its buffers.
 struct Bench<'a, T> {
     session: &'a Session<'a>,
     calls: Calls<'a, T>,
-    /// The result's memory with its guard.
+    /// The memory of the result and of the guard elements behind it.
     guarded: Memory<T>,
 }
 
@@ -253,7 +257,8 @@ impl<T: Reduced> Bench<'_, T> {
         }
         self.session.meetings.meet()?;
         if config.check {
-            // In place the calls have made results their own inputs: only fresh inputs have a known result.
+            // In place, the calls have overwritten their inputs. Only fresh inputs have a known
+            // result.
             let round = u64::from(self.calls.view.placement == Placement::InPlace);
             self.prepare(round)?;
             match &graph {
@@ -268,35 +273,35 @@ impl<T: Reduced> Bench<'_, T> {
         Ok((launches * per_launch, batch_us, config.check.then_some(wrong)))
     }
 
-    /// In a ping-pong a call goes both ways.
+    /// Returns the part of a call that is reported: half for a ping-pong, which is a round trip.
     fn share_of_a_call(&self) -> f64 {
         if self.calls.view.op == BenchOp::PingPong { 0.5 } else { 1.0 }
     }
 
-    /// Whether the time of this PE counts.
+    /// Returns whether this PE is timed.
     fn is_timed(&self) -> bool {
         !self.calls.view.op.is_one_sided() || self.calls.view.rank == 0
     }
 
-    /// Calls that are not timed, with their end.
+    /// Makes calls and waits for them, without timing.
     fn make(&mut self, times: u64) -> Result<(), Failure> {
         self.calls.make(times)?;
         self.calls.complete()?;
         self.session.finish()
     }
 
-    /// The calls as a graph.
+    /// Captures calls as a graph.
     fn capture(&mut self, calls: u32) -> Result<CudaGraph, Failure> {
         let (stream, made) = (self.session.stream, self.calls.made);
         stream
             .begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
             .map_err(CudaError::of("cuStreamBeginCapture"))?;
         let captured = self.calls.make(u64::from(calls));
-        // Ended in any case: a stream that is left capturing is of no use for the error's sake.
+        // Ends the capture even after an error, because the stream could not be used otherwise.
         let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(CudaError::of("cuStreamEndCapture"));
         captured?;
-        let graph = graph?.ok_or("the calls left no graph")?;
-        // Nothing has been done yet.
+        let graph = graph?.ok_or("the capture returned no graph")?;
+        // Captured calls have not run.
         self.calls.made = made;
         graph.upload().map_err(CudaError::of("cuGraphUpload"))?;
         self.launch(Some(&graph), 1)?;
@@ -304,7 +309,7 @@ impl<T: Reduced> Bench<'_, T> {
         Ok(graph)
     }
 
-    /// Enqueues so many calls, or so many graphs of them.
+    /// Enqueues calls, or graphs of calls.
     fn launch(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<(), Failure> {
         let Some(graph) = graph else {
             self.calls.make(launches)?;
@@ -314,12 +319,12 @@ impl<T: Reduced> Bench<'_, T> {
         launch(graph, launches)
     }
 
-    /// The seconds that so many launches take on this PE, from the moment when all are ready.
+    /// Times launches on this PE after a barrier, in seconds.
     fn timed(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<f64, Failure> {
         let config = self.session.config;
         self.session.meetings.meet()?;
         if self.calls.view.op.is_one_sided() {
-            // The GPU has something to do while the first calls that count come.
+            // Keeps the GPU busy while the first timed calls are enqueued.
             self.calls.make(config.warmup)?;
             self.calls.complete()?;
         } else {
@@ -344,7 +349,7 @@ impl<T: Reduced> Bench<'_, T> {
         }
         self.launch(graph, launches)?;
         if session.config.nbi {
-            // The end is noted when the host knows it, as NVSHMEM's own test has it: what a program sees that waits for its quiet.
+            // The end is recorded when the host has seen the quiet, as in perftest.
             session.finish()?;
         }
         session.finish()?;
@@ -357,13 +362,13 @@ impl<T: Reduced> Bench<'_, T> {
         }
     }
 
-    /// As many launches as make a batch; the same number on every PE.
+    /// Returns the number of launches in a batch; the same on every PE.
     fn launches_per_batch(&mut self, graph: Option<&CudaGraph>) -> Result<u64, Failure> {
         let mine = self.timed(graph, FEWEST_CALLS)?;
         self.session.meetings.calls_per_batch(if self.is_timed() { (mine * 1e9) as u64 } else { 0 })
     }
 
-    /// Sets the words that peers change, before the first call.
+    /// Initializes the words that peers change, before the first call.
     fn prepare_words(&mut self) -> Result<(), Failure> {
         let stream = self.session.stream;
         self.calls.word.copy_from(stream, &[0])?;
@@ -373,7 +378,8 @@ impl<T: Reduced> Bench<'_, T> {
         self.session.meetings.meet()
     }
 
-    /// Fills the input and spoils what the result will be written to, with values of this round.
+    /// Fills the input with the values of this round, and overwrites the result with a value that
+    /// no result has.
     fn prepare(&mut self, round: u64) -> Result<(), Failure> {
         let view = self.calls.view;
         if view.op.has_size() {
@@ -397,10 +403,10 @@ impl<T: Reduced> Bench<'_, T> {
         self.session.meetings.meet()
     }
 
-    /// Counts what is wrong in this PE's result, and behind it.
+    /// Counts wrong elements in this PE's result and behind it.
     fn check(&self, round: u64) -> Result<u64, Failure> {
         let Calls { view, made, target, word, stream, .. } = &self.calls;
-        // Whoever put is through with it.
+        // All puts have completed.
         self.session.meetings.meet()?;
         let mut wrong = match view.op {
             BenchOp::P if view.rank == 1 => u64::from(target.to_vec(stream)?[0].bits64() != T::from_bits64(*made).bits64()),
@@ -423,7 +429,8 @@ impl<T: Reduced> Bench<'_, T> {
         Ok(wrong)
     }
 
-    /// Each PE in turn comes late: who leaves before it has come is counted. One clock: one machine.
+    /// Makes each PE in turn arrive late and counts the PEs that leave before. Needs one clock, so
+    /// one machine.
     fn leavers(&mut self) -> Result<u64, Failure> {
         const LATE: Duration = Duration::from_millis(1);
         let view = self.calls.view;

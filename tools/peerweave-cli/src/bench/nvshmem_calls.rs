@@ -1,6 +1,7 @@
-//! Which call of NVSHMEM stands for which operation of `bench`, and on which memory. Times nothing.
+//! The NVSHMEM call of each operation of `bench`, and its memory.
 //!
-//! Invariant: everybody counts every call, also who only watches, so that each PE knows which word is due.
+//! Invariant: every PE counts every call, even if it makes none itself, so that it knows the
+//! expected word.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +16,8 @@ use super::nccl_calls::Elements;
 use super::op::BenchOp;
 use super::pattern::Sample;
 
-/// Elements that are measured. Those of eight bits are moved, but not reduced: the plan leaves them out.
+/// Element types. Those of eight bits are moved but not reduced; the plan contains no such
+/// reduction.
 pub(super) trait Reduced: Elements {
     /// [`Team::reduce`].
     fn reduce(on: On<'_, Self>) -> Result<(), NvshmemError>;
@@ -23,7 +25,7 @@ pub(super) trait Reduced: Elements {
     fn reduce_scatter(on: On<'_, Self>) -> Result<(), NvshmemError>;
 }
 
-/// What a reduction is given.
+/// Arguments of a reduction.
 pub(super) struct On<'a, T> {
     team: &'a Team,
     target: &'a SymmetricBuffer<T>,
@@ -50,7 +52,7 @@ macro_rules! not_reduced {
     ($($t:ty),*) => {$(
         impl Reduced for $t {
             fn reduce(on: On<'_, Self>) -> Result<(), NvshmemError> {
-                unreachable!("{} is defined for no type of eight bits: see ReduceOp::accepts", on.op)
+                unreachable!("{} is not defined for types of eight bits, expected a pair that ReduceOp::accepts", on.op)
             }
             fn reduce_scatter(on: On<'_, Self>) -> Result<(), NvshmemError> {
                 Self::reduce(on)
@@ -60,11 +62,11 @@ macro_rules! not_reduced {
 }
 not_reduced!(F8E4M3, F8E5M2);
 
-/// Memory of this PE, of either kind.
+/// Symmetric or private memory of this PE.
 pub(super) enum Memory<T> {
-    /// Of the symmetric heap.
+    /// Memory of the symmetric heap.
     Symmetric(SymmetricBuffer<T>),
-    /// Of the driver: the local side of puts and gets.
+    /// Memory of the driver, for the local side of puts and gets.
     Device(DeviceMemory<T>),
 }
 
@@ -97,11 +99,13 @@ impl<T: Sample> Memory<T> {
         }
     }
 
-    /// What collectives and `nbi` forms work on.
+    /// Returns the symmetric memory, which collectives and nbi calls need.
     fn symmetric(&self) -> &SymmetricBuffer<T> {
         match self {
             Self::Symmetric(buffer) => buffer,
-            Self::Device(_) => unreachable!("the configuration has private memory for puts and gets in order alone"),
+            Self::Device(_) => {
+                unreachable!("only stream-ordered puts and gets have private memory; the configuration should have refused it")
+            }
         }
     }
 }
@@ -113,24 +117,24 @@ pub(super) struct Calls<'a, T> {
     pub(super) stream: &'a Arc<CudaStream>,
     pub(super) view: View,
     pub(super) redop: Option<ReduceOp>,
-    /// Whether puts and gets are left to a quiet.
+    /// Whether puts and gets are nbi, completed by a quiet.
     pub(super) nbi: bool,
-    /// The input; of no use in place.
+    /// The input; unused in place.
     pub(super) send: Memory<T>,
-    /// The result; in place, both.
+    /// The result; in place also the input.
     pub(super) recv: Memory<T>,
-    /// What one-sided operations reach on the other PE.
+    /// Target of one-sided operations on the other PE.
     pub(super) target: SymmetricBuffer<T>,
     /// A signal, or a word that is written.
     pub(super) word: SymmetricBuffer<u64>,
-    /// Calls made so far, by the PE that makes them.
+    /// Number of calls made so far by the PE that makes them.
     pub(super) made: u64,
-    /// Words that came and were not due.
+    /// Number of words received that differed from the expected ones.
     pub(super) wrong: u64,
 }
 
 impl<T: Reduced> Calls<'_, T> {
-    /// Whether this PE does anything.
+    /// Returns whether this PE makes calls.
     pub(super) fn acts(&self) -> bool {
         match self.view.op {
             BenchOp::PingPong => self.view.rank < 2,
@@ -138,7 +142,7 @@ impl<T: Reduced> Calls<'_, T> {
         }
     }
 
-    /// Makes the call so many times, one after the other.
+    /// Makes the call `times` times in a row.
     pub(super) fn make(&mut self, times: u64) -> Result<(), NvshmemError> {
         if !self.acts() {
             self.made += times;
@@ -151,7 +155,7 @@ impl<T: Reduced> Calls<'_, T> {
         Ok(())
     }
 
-    /// Has the stream complete what was left to a quiet.
+    /// Enqueues a quiet if calls are nbi.
     pub(super) fn complete(&self) -> Result<(), NvshmemError> {
         if self.nbi && self.acts() { self.context.quiet(self.stream) } else { Ok(()) }
     }
@@ -170,11 +174,13 @@ impl<T: Reduced> Calls<'_, T> {
             (BenchOp::Broadcast, _) => world.broadcast(target, source, Rank::new(view.root as u32), stream),
             (BenchOp::AllGather, _) => world.fcollect(target, source, stream),
             (BenchOp::AllToAll, _) => world.alltoall(target, source, stream),
-            (other, _) => unreachable!("{} is no operation of NVSHMEM: the configuration refuses it", other.name()),
+            (other, _) => {
+                unreachable!("NVSHMEM has no operation {} on streams; the configuration should have refused it", other.name())
+            }
         }
     }
 
-    /// PE 0 works on PE 1; in a ping-pong both do.
+    /// PE 0 accesses the memory of PE 1; in a ping-pong, each accesses the other's.
     fn one_sided(&mut self) -> Result<(), NvshmemError> {
         let Self { context, stream, target, made, .. } = self;
         let peer = Pe::new(1 - self.view.rank as u32);
@@ -207,7 +213,9 @@ impl<T: Reduced> Calls<'_, T> {
                 }
                 Ok(())
             }
-            (other, _) => unreachable!("{} is not one-sided: see BenchOp::is_one_sided", other.name()),
+            (other, _) => {
+                unreachable!("{} is not one-sided, expected an operation for which BenchOp::is_one_sided is true", other.name())
+            }
         }
     }
 
@@ -222,7 +230,7 @@ impl<T: Reduced> Calls<'_, T> {
     }
 }
 
-/// Device memory of so many elements.
+/// Allocates device memory of `len` elements.
 pub(super) fn device<T: Sample>(context: &Context, len: usize) -> Result<Memory<T>, DriverError> {
     DeviceMemory::alloc(context.device(), len).map(Memory::Device)
 }

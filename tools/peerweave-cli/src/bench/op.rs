@@ -1,7 +1,8 @@
-//! The operations that `bench` knows: their names, what their counts mean, and how a time becomes a bandwidth. Runs none of them.
+//! Operations of `bench`: names, meaning of counts, computation of bandwidths.
 //!
-//! Invariant: sizes, counts and bandwidths are those of nccl-tests, so that figures stand beside each other. Where nccl-tests would run
-//! nothing (a size with less than 16 bytes per rank becomes 0 there), the smallest count that moves something is taken.
+//! Invariant: sizes, counts and bandwidths have the same meaning as in nccl-tests, so that results
+//! can be compared. One exception: a size of less than 16 bytes per rank becomes 0 in nccl-tests,
+//! but here the smallest count that moves something.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -22,17 +23,17 @@ pub enum BenchOp {
     ReduceScatter,
     /// Every PE gets its part of every input
     AllToAll,
-    /// The same with other counts for other peers
+    /// All-to-all with different counts for different peers
     AllToAllV,
     /// The root gets all inputs
     Gather,
     /// Every PE gets its part of the root's input
     Scatter,
-    /// Nobody leaves before all have come
+    /// No PE leaves before all have arrived
     Barrier,
-    /// Nobody leaves before all have come; what was put need not be there yet
+    /// No PE leaves before all have arrived; puts may still be pending
     Sync,
-    /// Every PE sends to the next and receives from the one before
+    /// Every PE sends to the next PE and receives from the previous one
     SendRecv,
     /// PE 0 writes into the memory of PE 1
     Put,
@@ -46,23 +47,23 @@ pub enum BenchOp {
     G,
     /// PE 0 adds to a word of PE 1 and gets the old value
     Atomics,
-    /// PE 0 and PE 1 answer each other with put and signal; reported is half a round trip
+    /// PE 0 and PE 1 exchange put with signal; the time is half a round trip
     PingPong,
 }
 
-/// What a size in bytes becomes, in elements.
+/// Element counts for a size in bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Counts {
-    /// What the call is given, and what is printed as count.
+    /// Count passed to the call, printed as count.
     pub param: usize,
-    /// What one PE gives.
+    /// Elements that one PE sends.
     pub send: usize,
-    /// What one PE gets.
+    /// Elements that one PE receives.
     pub recv: usize,
 }
 
 impl BenchOp {
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all-reduce",
@@ -87,27 +88,27 @@ impl BenchOp {
         }
     }
 
-    /// Whether elements are combined.
+    /// Returns whether the operation reduces.
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
-    /// Whether one PE is the root.
+    /// Returns whether the operation has a root.
     pub const fn has_root(self) -> bool {
         matches!(self, Self::Reduce | Self::Broadcast | Self::Gather | Self::Scatter)
     }
 
-    /// Whether PEs only meet.
+    /// Returns whether the operation moves no data: barrier and sync.
     pub const fn meets(self) -> bool {
         matches!(self, Self::Barrier | Self::Sync)
     }
 
-    /// Whether it comes in sizes.
+    /// Returns whether the operation can have different sizes.
     pub const fn has_size(self) -> bool {
         !matches!(self, Self::Barrier | Self::Sync | Self::P | Self::G | Self::Atomics)
     }
 
-    /// Whether it has a form in place.
+    /// Returns whether the operation has an in-place form.
     pub const fn has_in_place(self) -> bool {
         matches!(
             self,
@@ -123,35 +124,36 @@ impl BenchOp {
         )
     }
 
-    /// Whether the element type matters.
+    /// Returns whether the operation has an element type.
     pub const fn has_type(self) -> bool {
         !matches!(self, Self::Barrier | Self::Sync | Self::Atomics)
     }
 
-    /// Whether a rewritten input means anything to it.
+    /// Returns whether the operation has an input, for `--dirty`.
     pub const fn has_input(self) -> bool {
         !matches!(self, Self::Barrier | Self::Sync | Self::P | Self::G | Self::Atomics | Self::PingPong)
     }
 
-    /// Whether there is a stream-ordered form that can be timed as a queue of calls.
+    /// Returns whether the operation has a stream-ordered form that can be timed in batches.
     pub const fn has_stream_form(self) -> bool {
         !matches!(self, Self::PingPong)
     }
 
-    /// Whether its target is symmetric memory by nature.
+    /// Returns whether the operation is one-sided.
     pub const fn is_one_sided(self) -> bool {
         matches!(self, Self::Put | Self::Get | Self::PutSignal | Self::P | Self::G | Self::Atomics | Self::PingPong)
     }
 
-    /// The fewest PEs.
+    /// Returns the minimum number of PEs.
     pub const fn least_pes(self) -> usize {
         if self.is_one_sided() { 2 } else { 1 }
     }
 
-    /// Counts for a size in bytes, as nccl-tests has them: the size is that of the larger buffer of one PE.
+    /// Returns the counts for a size in bytes, as in nccl-tests: the size of the larger buffer of
+    /// one PE.
     pub fn counts(self, bytes: usize, element_bytes: usize, n_pes: usize) -> Counts {
         let whole = (bytes / element_bytes).max(1);
-        // Parts are whole multiples of 16 bytes where they are as large as that.
+        // Parts of at least 16 bytes are multiples of 16 bytes.
         let part = {
             let (part, multiple) = ((whole / n_pes).max(1), 16 / element_bytes);
             if part >= multiple { part / multiple * multiple } else { part }
@@ -170,7 +172,7 @@ impl BenchOp {
         }
     }
 
-    /// algbw and busbw in GB/s (10^9 bytes).
+    /// Returns algbw and busbw in GB/s (10^9 bytes).
     pub fn bandwidth(self, counts: Counts, element_bytes: usize, seconds: f64, n_pes: usize) -> (f64, f64) {
         let base_bytes = counts.send.max(counts.recv) * element_bytes;
         let n = n_pes as f64;
@@ -186,8 +188,10 @@ impl BenchOp {
     }
 }
 
-/// How many elements of an all-to-all-v go to the rank `distance` further on: the whole count, or a third less where the way around the ring
-/// of ranks is odd. Two ranks send each other the same, as the form in place needs it, and each sends in total what it receives.
+/// Returns the number of elements that a rank sends in an all-to-all-v to the rank at this distance
+/// on the ring: the whole count, or a third less for odd distances. Two ranks send each other the
+/// same number, as the in-place form requires, so each rank sends in total as many elements as it
+/// receives.
 pub fn vector_count(param: usize, distance: usize, n_pes: usize) -> usize {
     if distance.min(n_pes - distance).is_multiple_of(2) { param } else { param - param / 3 }
 }
@@ -239,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_base_of_the_bandwidth_is_the_larger_buffer() {
+    fn bandwidth_is_based_on_the_larger_buffer() {
         let counts = BenchOp::AllGather.counts(1 << 20, 4, 4);
         let (alg, bus) = BenchOp::AllGather.bandwidth(counts, 4, 1e-3, 4);
         assert!((alg - 1.048_576).abs() < 1e-9 && (bus - 0.786_432).abs() < 1e-9);
@@ -247,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ranks_send_in_an_all_to_all_v_is_what_they_receive() {
+    fn ranks_of_an_all_to_all_v_send_as_much_as_they_receive() {
         for n in 1..9 {
             for param in [1, 2, 3, 7, 1000] {
                 let sent = |from: usize| (0..n).map(|to| vector_count(param, (to + n - from) % n, n)).sum::<usize>();

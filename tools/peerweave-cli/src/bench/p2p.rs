@@ -1,7 +1,9 @@
-//! `peerweave bench p2p`: what the way between every two GPUs of this machine carries, and how fast a flag is.
+//! `peerweave bench p2p`: measures the bandwidth between every two GPUs of this machine and the
+//! latency of a flag.
 //!
-//! The measuring is `peerweave_vmm::probe`'s; this says what to measure, and writes it down. Never touches multicast objects.
-//! Invariant: without a driver, or with one GPU, it says so and ends; what cannot be measured is named, and not left out in silence.
+//! `peerweave_vmm::probe` measures; this module chooses the measurements and prints the results. It
+//! never uses multicast objects. Invariant: measurements that are not possible are listed with the
+//! reason.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -28,16 +30,16 @@ use report::{Everybody, Gpu, Report, Table};
 #[derive(Args, Clone, Debug)]
 #[command(override_usage = "peerweave bench p2p [OPTIONS]", after_help = HELP)]
 pub struct P2pArgs {
-    /// Bytes that one copy moves
+    /// Bytes per copy
     #[arg(short, long, value_name = "BYTES", value_parser = parse_size, default_value = "256M")]
     pub bytes: usize,
-    /// Copies in a row that are timed together
+    /// Number of copies in a row that are timed together
     #[arg(long, value_name = "I", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub iters: u32,
-    /// Round trips of the flag
+    /// Number of round trips of the flag
     #[arg(long, value_name = "R", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub rounds: u32,
-    /// The longest that any one figure may take
+    /// Deadline for each single measurement
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub wait: Duration,
     /// Write the result as JSON
@@ -49,11 +51,11 @@ pub struct P2pArgs {
 }
 
 const HELP: &str = "\
-A row is the GPU that works, a column the one whose memory it works on. Bandwidth is in GB/s (10^9 bytes a second) of one \
-direction, also where both directions run at once; latency is half the round trip of a flag, in microseconds. The start and \
-the end of what arrives are compared; a wrong word anywhere makes the exit code 1.";
+Rows are the GPUs that copy, columns the GPUs whose memory they access. Bandwidth is in GB/s (10^9 bytes per second) \
+of one direction, even if both directions run at once. Latency is half the round trip of a flag, in microseconds. \
+The first and last words of the copied data are checked; the exit code is 1 if any is wrong.";
 
-/// `bench p2p` is a command of its own, since it has options of its own: joins the two words.
+/// Joins the words `bench p2p` to `bench-p2p`, a separate subcommand with its own options.
 pub(crate) fn joined(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = arguments.collect();
     if arguments.get(1).is_some_and(|word| word == "bench") && arguments.get(2).is_some_and(|word| word == "p2p") {
@@ -62,7 +64,7 @@ pub(crate) fn joined(arguments: impl Iterator<Item = OsString>) -> Vec<OsString>
     arguments
 }
 
-/// Runs the command; gives its exit code.
+/// Runs the command and returns its exit code.
 pub fn main(args: &P2pArgs) -> u8 {
     match start(args) {
         Ok(0) => exit::OK,
@@ -95,14 +97,14 @@ fn start(args: &P2pArgs) -> Result<usize, (u8, String)> {
     Ok(report.wrong)
 }
 
-/// Why nothing was measured.
+/// An error that prevents all measurements.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
     Vmm(#[from] VmmError),
     #[error(transparent)]
     Driver(#[from] peerweave_driver::DriverError),
-    #[error("there are {0} GPUs; pairs need 2 at least")]
+    #[error("this machine has {0} GPUs, expected at least 2")]
     TooFew(usize),
 }
 
@@ -150,7 +152,7 @@ fn measure(args: &P2pArgs) -> Result<Report, Failure> {
     let ring = Some((0..n).map(|from| (from, (from + 1) % n)).collect::<Vec<_>>())
         .filter(|ring| ring.iter().all(|way| pairs.contains(way)));
     if ring.is_none() {
-        report.notes.push("every GPU to the next was not measured: not all have a way".to_owned());
+        report.notes.push("all at once (every GPU to the next) was not measured: some pairs have no peer access".to_owned());
     }
     for method in methods.iter().copied() {
         let run = |ways: &[(usize, usize)], shape| probe.bandwidth(method, ways, args.iters, shape, soon());
@@ -194,12 +196,12 @@ fn rate(moved: &Moved) -> f64 {
     moved.gigabytes_per_second()
 }
 
-/// The pairs that have a way in both directions, each once.
+/// Returns the pairs with peer access in both directions, each once.
 fn both_ways(pairs: &[(usize, usize)]) -> Vec<(usize, usize)> {
     pairs.iter().copied().filter(|(from, to)| from < to && pairs.contains(&(*to, *from))).collect()
 }
 
-/// How many blocks serve best: found on one pair, for all.
+/// Returns the number of blocks with the highest bandwidth on one pair; used for all pairs.
 fn best_shape(
     method: Method,
     processors: u32,
@@ -219,7 +221,7 @@ fn best_shape(
     Ok(best.0)
 }
 
-/// What was asked for, in words.
+/// Describes the options of the measurement.
 fn asked(report: &Report) -> String {
     format!("{} x {} each, CUDA {}, peerweave {}", report.iters, format_size(report.bytes), report.cuda, report.version)
 }
@@ -233,14 +235,14 @@ mod tests {
     }
 
     #[test]
-    fn the_two_words_become_one_command_and_others_stay() {
+    fn bench_p2p_becomes_one_word_and_other_arguments_stay() {
         assert_eq!(words(&["peerweave", "bench", "p2p", "--iters", "3"]), ["peerweave", "bench-p2p", "--iters", "3"]);
         assert_eq!(words(&["peerweave", "bench", "put"]), ["peerweave", "bench", "put"]);
         assert_eq!(words(&["peerweave"]), ["peerweave"]);
     }
 
     #[test]
-    fn the_shape_that_carries_most_is_taken() {
+    fn best_shape_has_the_highest_bandwidth() {
         let shape = best_shape(Method::Stores, 100, |(blocks, _)| Ok(if blocks == 200 { 3.0 } else { 2.0 }));
         assert_eq!(shape.expect("no failure"), (200, 512));
     }

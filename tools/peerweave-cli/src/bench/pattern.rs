@@ -1,24 +1,26 @@
-//! Inputs whose results are exact, and what the results must be. Talks to nobody.
+//! Inputs with exact results, and the expected results.
 //!
-//! The value of an element depends on the PE, the round, the type, the reduction and on its index modulo a prime, [`PERIOD`]: so a tile of
-//! that many elements says everything, data that lands in a wrong place is seen (places differ by multiples of powers of two, or of counts,
-//! and never by a multiple of the prime and nothing else), and filling and comparing cost no more than a copy.
+//! The value of an element depends on the PE, the round, the type, the reduction, and its index
+//! modulo a prime, [`PERIOD`]. So a tile of that many elements defines the whole input, and filling
+//! and comparing cost no more than a copy. Data at a wrong position is detected, because positions
+//! differ by multiples of powers of two or of counts, not of the prime.
 //!
-//! Invariant: a result does not depend on the order in which elements are combined, nor on rounding on the way. For floats the inputs are
-//! small whole numbers (of products: small factors and powers of two) so that every intermediate result is representable; more PEs than a
-//! 16-bit float can count rely on it being accumulated in f32, which is what Peerweave documents. For integers sums and products wrap.
+//! Invariant: a result depends neither on the order of the reduction nor on intermediate rounding.
+//! Inputs of floats are small integers (for products, small factors and powers of two), so that
+//! every intermediate result is representable. With more PEs than a 16-bit float can count, this
+//! relies on accumulation in f32, which Peerweave documents. Sums and products of integers wrap.
 
 use half::{bf16, f16};
 use peerweave_types::{DType, Element, F8E4M3, F8E5M2, ReduceOp};
 
-/// Elements after which the inputs repeat. A prime.
+/// Number of elements after which inputs repeat; a prime.
 pub const PERIOD: usize = 4093;
 
 /// An element type whose bits can be set and read.
 pub trait Sample: Element {
-    /// The element whose bits are the low bits of `bits`.
+    /// Returns the element whose bits are the low bits of `bits`.
     fn from_bits64(bits: u64) -> Self;
-    /// The bits, zero-extended.
+    /// Returns the bits, zero-extended.
     fn bits64(self) -> u64;
 }
 
@@ -51,22 +53,22 @@ macro_rules! float_samples {
 integer_samples!(i8 as u8, u8 as u8, i32 as u32, u32 as u32, i64 as u64, u64 as u64);
 float_samples!(f16 as u16, bf16 as u16, f32 as u32, f64 as u64, F8E4M3 as u8, F8E5M2 as u8);
 
-/// The scalar that a PE gives to `mulsum`, as nccl-tests has it: 1 on even ranks, 2 on odd ones.
+/// Returns the scalar of a rank for `mulsum`, as in nccl-tests: 1 on even ranks, 2 on odd ones.
 pub fn scalar<T: Sample>(rank: usize) -> T {
     T::from_bits64(encode(T::DTYPE, Value::Whole(1 + (rank % 2) as i64)))
 }
 
-/// The input of `rank` in this round, for an operation that moves elements and does not look at them.
+/// Returns the input of `rank` in this round, for an operation that moves elements.
 pub fn moved_tile<T: Sample>(rank: usize, round: u64) -> Vec<T> {
     (0..PERIOD).map(|i| T::from_bits64(hash(rank as u64, round, i as u64))).collect()
 }
 
-/// The input of `rank` in this round, for a reduction over `n_pes` ranks.
+/// Returns the input of `rank` in this round, for a reduction over `n_pes` ranks.
 pub fn input_tile<T: Sample>(redop: ReduceOp, n_pes: usize, rank: usize, round: u64) -> Vec<T> {
     (0..PERIOD).map(|i| T::from_bits64(encode(T::DTYPE, input(T::DTYPE, redop, n_pes, rank, round, i)))).collect()
 }
 
-/// What the reduction over `n_pes` ranks gives in this round.
+/// Returns the result of the reduction over `n_pes` ranks in this round.
 pub fn reduced_tile<T: Sample>(redop: ReduceOp, n_pes: usize, round: u64) -> Vec<T> {
     (0..PERIOD)
         .map(|i| {
@@ -76,17 +78,17 @@ pub fn reduced_tile<T: Sample>(redop: ReduceOp, n_pes: usize, round: u64) -> Vec
         .collect()
 }
 
-/// What stands where nothing has been written.
+/// Returns the value of elements that have not been written.
 pub fn poison<T: Sample>() -> T {
     T::from_bits64(0xa5a5_a5a5_a5a5_a5a5)
 }
 
-/// A number, before it becomes an element.
+/// A number before conversion to an element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Value {
-    /// The bits of an integer, of which as many count as the type has.
+    /// The bits of an integer; the type uses the low ones.
     Bits(u64),
-    /// A whole number that the type represents.
+    /// An integer that the type represents.
     Whole(i64),
     /// Any number that the type represents.
     Float(f64),
@@ -104,11 +106,12 @@ fn encode(dtype: DType, value: Value) -> u64 {
         DType::BF16 => u64::from(bf16::from_f64(float).to_bits()),
         DType::F32 => u64::from((float as f32).to_bits()),
         DType::F64 => float.to_bits(),
-        _ => unreachable!("{dtype} is not reduced: the plan leaves it out"),
+        _ => unreachable!("{dtype} cannot be reduced; the plan should not contain it"),
     }
 }
 
-/// The largest whole number up to which all are represented, or which sums stay below: for integers where it matters not to overflow.
+/// Returns a limit up to which the type represents all integers. Sums stay below it where they must
+/// not overflow.
 fn whole_limit(dtype: DType) -> i64 {
     match dtype {
         DType::I8 => i8::MAX.into(),
@@ -125,15 +128,16 @@ fn signed(dtype: DType) -> bool {
     !matches!(dtype, DType::U8 | DType::U32 | DType::U64)
 }
 
-/// One element of the input of one rank.
+/// Returns one element of the input of one rank.
 fn input(dtype: DType, redop: ReduceOp, n_pes: usize, rank: usize, round: u64, i: usize) -> Value {
     let random = hash(rank as u64, round, i as u64);
     let n = n_pes as i64;
-    // Ranks whose turn it is: spread over the elements, so that each rank has its turn somewhere.
+    // Rotates the ranks over the elements, so that each rank contributes a special value somewhere.
     let turn = (rank + i) % n_pes;
     match redop {
         ReduceOp::Prod if !dtype.is_integer() => {
-            // Three factors of three and up to eight of two are exact in 8 bits of mantissa and 5 of exponent, in any order.
+            // Three factors of three and up to eight of two are exact in 8 bits of mantissa and 5
+            // of exponent, in any order.
             let sign = if random & 1 == 0 { 1.0 } else { -1.0 };
             let factor = match turn {
                 0..3 => [1.0, 3.0, 1.5][(random >> 1) as usize % 3],
@@ -142,18 +146,18 @@ fn input(dtype: DType, redop: ReduceOp, n_pes: usize, rank: usize, round: u64, i
             };
             Value::Float(sign * factor)
         }
-        // Odd, so that the product does not run into 0.
+        // Odd, so that the product does not become 0.
         ReduceOp::Prod => Value::Bits(random | 1),
         ReduceOp::Min | ReduceOp::Max if !dtype.is_integer() => Value::Whole(within(random, whole_limit(dtype), true)),
         ReduceOp::Avg => {
-            // q + e and q - e in turns add up to n * q, so that the average is exact.
+            // Alternating q + e and q - e add up to n * q, so that the average is exact.
             let most = (whole_limit(dtype) / n).max(1);
             let q_most = (most / 2).max(1);
             let q = within(hash(u64::MAX, round, i as u64), q_most, signed(dtype));
             let e_most = if signed(dtype) { most - q_most } else { q.min(most - q_most) };
             let e = within(hash(u64::MAX - 1, round, i as u64), e_most, false);
             match () {
-                // More PEs than the type can count: only so many have a value.
+                // With more PEs than the type can count, only some PEs have a nonzero value.
                 () if dtype.is_integer() && n > whole_limit(dtype) => Value::Whole(i64::from(turn < 100)),
                 () if n % 2 == 1 && turn == n_pes - 1 => Value::Whole(q),
                 () if turn.is_multiple_of(2) => Value::Whole(q + e),
@@ -168,7 +172,7 @@ fn input(dtype: DType, redop: ReduceOp, n_pes: usize, rank: usize, round: u64, i
     }
 }
 
-/// A whole number of `0..=most`, or of `-most..=most`.
+/// Returns an integer in `0..=most` or in `-most..=most`.
 fn within(random: u64, most: i64, negative_too: bool) -> i64 {
     if negative_too { (random % (2 * most as u64 + 1)) as i64 - most } else { (random % (most as u64 + 1)) as i64 }
 }
@@ -183,7 +187,7 @@ fn reduce(dtype: DType, redop: ReduceOp, inputs: impl Iterator<Item = Value>) ->
         let float = match *value {
             Value::Whole(whole) => whole as f64,
             Value::Float(float) => float,
-            Value::Bits(_) => unreachable!("floats are made of numbers"),
+            Value::Bits(_) => unreachable!("inputs of floats are numbers"),
         };
         if redop == ReduceOp::PreMulSum { float * (1 + rank % 2) as f64 } else { float }
     });
@@ -191,7 +195,7 @@ fn reduce(dtype: DType, redop: ReduceOp, inputs: impl Iterator<Item = Value>) ->
         ReduceOp::Prod => floats.product(),
         ReduceOp::Min => floats.fold(f64::INFINITY, f64::min),
         ReduceOp::Max => floats.fold(f64::NEG_INFINITY, f64::max),
-        // A sum of f64 that begins with -0.0, as `Iterator::sum` does, would give that for no PEs.
+        // `Iterator::sum` starts with -0.0, which would be the result without PEs.
         ReduceOp::Avg => floats.fold(0.0, |sum, float| sum + float) / values.len() as f64,
         _ => floats.fold(0.0, |sum, float| sum + float),
     })
@@ -199,7 +203,7 @@ fn reduce(dtype: DType, redop: ReduceOp, inputs: impl Iterator<Item = Value>) ->
 
 fn reduce_integers(dtype: DType, redop: ReduceOp, words: &[u64]) -> Value {
     let bits = 8 * dtype.size_bytes() as u32;
-    // The number that the low bits stand for.
+    // The number that the low bits represent.
     let number = |word: u64| -> i128 {
         let low = word << (64 - bits);
         if signed(dtype) { i128::from((low as i64) >> (64 - bits)) } else { i128::from(low >> (64 - bits)) }
@@ -211,7 +215,7 @@ fn reduce_integers(dtype: DType, redop: ReduceOp, words: &[u64]) -> Value {
         ReduceOp::Prod => words.iter().fold(1, |product, word| product.wrapping_mul(*word)),
         ReduceOp::Min => wrapped(numbers.min().unwrap_or(0)),
         ReduceOp::Max => wrapped(numbers.max().unwrap_or(0)),
-        // Rust divides toward zero, which is what is documented.
+        // Rust rounds toward zero, as documented for averages.
         ReduceOp::Avg => wrapped(number(wrapped(numbers.sum())) / words.len().max(1) as i128),
         ReduceOp::PreMulSum => {
             words.iter().enumerate().fold(0, |sum, (rank, word)| sum.wrapping_add(word.wrapping_mul(1 + rank as u64 % 2)))
@@ -219,11 +223,11 @@ fn reduce_integers(dtype: DType, redop: ReduceOp, words: &[u64]) -> Value {
         ReduceOp::And => words.iter().fold(u64::MAX, |all, word| all & word),
         ReduceOp::Or => words.iter().fold(0, |any, word| any | word),
         ReduceOp::Xor => words.iter().fold(0, |odd, word| odd ^ word),
-        _ => unreachable!("{redop} is not known to bench: ReduceOp::ALL has grown"),
+        _ => unreachable!("bench does not support {redop}; add it to `reduce_integers`"),
     })
 }
 
-/// Well mixed bits of three numbers (the finaliser of splitmix64, twice).
+/// Hashes three numbers (the finaliser of splitmix64, twice).
 fn hash(a: u64, b: u64, c: u64) -> u64 {
     let mix = |x: u64| {
         let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -237,7 +241,7 @@ fn hash(a: u64, b: u64, c: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Combines in f32 (f64 for double), rounding to the type after every step, in the order given.
+    /// Reduces in the given order in f32 (f64 for double), rounding to the type after every step.
     fn step_by_step(dtype: DType, redop: ReduceOp, n: usize, order: &[usize], round: u64, i: usize) -> u64 {
         let round_to_type = |float: f64| match dtype {
             DType::F16 => f16::from_f64(float).to_f64(),
@@ -252,7 +256,7 @@ mod tests {
                 Value::Float(float) => float,
                 Value::Bits(_) => panic!("an integer"),
             };
-            assert_eq!(round_to_type(x), x, "{dtype} {redop}: an input that the type does not represent");
+            assert_eq!(round_to_type(x), x, "{dtype} {redop}: an input that the type cannot represent");
             if redop == ReduceOp::PreMulSum {
                 x *= (1 + rank % 2) as f64;
             }
@@ -291,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn averages_are_whole_and_do_not_overflow() {
+    fn averages_are_exact_and_do_not_overflow() {
         for dtype in [DType::I8, DType::U8, DType::I32, DType::U64, DType::BF16] {
             for n in [1usize, 2, 3, 7, 8, 100] {
                 for i in 0..PERIOD {
@@ -309,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn integer_reductions_wrap_and_know_their_sign() {
+    fn integer_reductions_wrap_and_respect_the_sign() {
         let reduce = |dtype, redop, words: &[u64]| {
             let Value::Bits(bits) = reduce_integers(dtype, redop, words) else { panic!() };
             bits
@@ -318,7 +322,7 @@ mod tests {
         assert_eq!(reduce(DType::I8, ReduceOp::Min, &[0x80, 1]) as i8, -128);
         assert_eq!(reduce(DType::U8, ReduceOp::Min, &[0x80, 1]) as u8, 1);
         assert_eq!(reduce(DType::I8, ReduceOp::Max, &[0x80, 1]) as i8, 1);
-        assert_eq!(reduce(DType::I32, ReduceOp::Avg, &[(-3i32) as u64, (-4i32) as u64]) as i32, -3, "toward zero");
+        assert_eq!(reduce(DType::I32, ReduceOp::Avg, &[(-3i32) as u64, (-4i32) as u64]) as i32, -3, "rounded toward zero");
         assert_eq!(reduce(DType::U64, ReduceOp::Prod, &[u64::MAX, 3]), u64::MAX.wrapping_mul(3));
         assert_eq!(reduce(DType::I32, ReduceOp::PreMulSum, &[5, 7]) as i32, 19);
         assert_eq!(reduce(DType::U8, ReduceOp::Xor, &[0b1100, 0b1010]), 0b0110);
@@ -337,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn no_result_is_the_same_for_every_element() {
+    fn results_differ_between_elements() {
         fn varied<T: Sample>() {
             for redop in ReduceOp::ALL.into_iter().filter(|redop| redop.accepts(T::DTYPE)) {
                 for n in [1, 2, 8] {
@@ -358,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_come_back() {
+    fn bits_round_trip() {
         assert_eq!(i8::from_bits64(0xfd).bits64(), 0xfd);
         assert_eq!(poison::<bf16>().bits64(), 0xa5a5);
         assert_eq!(F8E4M3::from_bits64(0x7f).bits64(), 0x7f);

@@ -1,4 +1,4 @@
-//! A PE of `bench`: joins the job, goes through the plan, tells the command what it measured.
+//! A PE of `bench`: joins the job, runs the plan, sends its measurements to the command.
 
 use std::io::Write;
 
@@ -14,13 +14,13 @@ use super::types::with_element_type;
 use super::{nccl, nvshmem};
 use crate::exit;
 
-/// The PE's own `main`; gives its exit code.
+/// Entry point of the PE; returns its exit code.
 pub fn main(config: &str) -> u8 {
     let config: Config = match serde_json::from_str(config) {
         Ok(config) => config,
         Err(error) => {
             crate::tell(&format!(
-                "peerweave bench-pe: the configuration cannot be read: {error}; this command is started by `peerweave bench` alone"
+                "peerweave bench-pe: invalid configuration: {error}; run `peerweave bench` instead, which starts this command"
             ));
             return exit::USAGE;
         }
@@ -48,8 +48,9 @@ fn run_on_threads(config: &Config) -> Result<()> {
     on_threads(config.n_pes, |world| run(world, config))?.into_iter().collect()
 }
 
-/// Binds this thread to the processor of its index among those that it may use, where each PE can have one of its own: as other launchers do, since
-/// the system may otherwise put two PEs that wait for each other on one processor.
+/// Binds this thread to one of the processors that it may use, chosen by index, if there are enough
+/// for all PEs. Other launchers do the same: the system may otherwise run two PEs that wait for
+/// each other on one processor.
 pub(super) fn bind(index: usize, n_pes: usize) {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
     let mut processors = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor));
@@ -65,7 +66,7 @@ pub(super) fn bind(index: usize, n_pes: usize) {
     }
 }
 
-/// One PE, from its first barrier to its end.
+/// Runs one PE.
 fn run(world: World, config: &Config) -> Result<()> {
     if config.bind == Bind::Processor {
         bind(world.local_index(), config.n_pes);
@@ -108,7 +109,8 @@ impl Plan<'_> {
                     counts: case.counts,
                     n_pes: self.world.n_pes(),
                     rank: self.world.my_pe().index(),
-                    // Symmetric memory has one length everywhere: that of the root, which needs most.
+                    // Symmetric memory has the same length everywhere: that of the root, which
+                    // needs most.
                     root: self.world.my_pe().index(),
                     placement,
                 };
@@ -148,7 +150,8 @@ impl Plan<'_> {
         for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>,
     {
         for (row, case) in self.cases {
-            // Told after both, so that the command does not compete for a CPU in between.
+            // Sent after both placements, so that the command does not compete for a CPU in
+            // between.
             let mut records = Vec::new();
             for placement in placements(self.config) {
                 let outcome = measure(self.world, self.stream, self.config, case, placement, buffers)?;
@@ -172,10 +175,10 @@ pub(super) fn placements(config: &Config) -> impl Iterator<Item = Placement> + u
     std::iter::once(Placement::OutOfPlace).chain(in_place)
 }
 
-/// One line, in one write: PEs may be threads.
+/// Prints a record as one line, in one write because PEs may be threads.
 pub(super) fn say(record: &Record) {
-    let mut line = serde_json::to_string(record).expect("a record has no map with keys that are no text");
+    let mut line = serde_json::to_string(record).expect("the keys of all maps in a record are text");
     line.push('\n');
-    // Where the command has gone there is nobody to tell, and this process ends with it.
+    // If the command has died, this process is killed with it.
     let _ = std::io::stdout().lock().write_all(line.as_bytes());
 }

@@ -1,4 +1,4 @@
-//! The picture of a result: bandwidth and time against size, on logarithmic axes, as SVG. Measures nothing.
+//! Plots bandwidth and time against size on logarithmic axes, in SVG.
 
 use peerweave_types::ReduceOp;
 use plotters::coord::Shift;
@@ -10,7 +10,7 @@ use crate::size::format_size;
 
 const SIZE: (u32, u32) = (900, 1000);
 
-/// Colours that people with any kind of colour vision tell apart (after Okabe and Ito).
+/// Colours that can be distinguished with any colour vision (after Okabe and Ito).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -21,18 +21,18 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 0, 0),
 ];
 
-/// Above this many lines a picture tells nothing any more.
+/// Maximum number of lines in a plot; more are not readable.
 const MOST_SERIES: usize = 14;
 
-/// Why there is no picture.
+/// The plot cannot be drawn.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlotError {
-    /// Nothing was measured at two sizes.
-    #[error("nothing to plot: it takes two sizes at least")]
+    /// There are fewer than two sizes.
+    #[error("cannot draw a plot of fewer than two sizes")]
     TooFewSizes,
     /// The drawing failed.
-    #[error("the plot could not be drawn: {0}")]
+    #[error("cannot draw the plot: {0}")]
     Drawing(String),
 }
 
@@ -42,7 +42,7 @@ struct Series {
     points: Vec<(f64, f64, f64)>,
 }
 
-/// Draws the picture. `subtitle` says what the figures hold for.
+/// Draws the plot. `subtitle` describes the conditions of the measurement.
 ///
 /// # Errors
 /// [`PlotError`].
@@ -129,7 +129,7 @@ fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> usize {
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type DrawError<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
 
-/// One pair of axes with its lines.
+/// Draws one pair of axes with its lines.
 fn panel<'a>(
     area: &Area<'a>,
     label: &str,
@@ -187,14 +187,14 @@ fn panel<'a>(
     Ok(())
 }
 
-/// Powers of two between the ends, from the first on, at most a dozen or so.
+/// Returns powers of two from `first` to `last`, about a dozen at most.
 fn sizes_to_name(first: f64, last: f64) -> Vec<f64> {
     let step = ((last / first).log2() / 12.0).ceil().max(1.0) as usize;
     let (from, to) = (first.log2().ceil() as i32, last.log2().floor() as i32);
     (from..=to).step_by(step).map(|exponent| 2f64.powi(exponent)).collect()
 }
 
-/// 1, 2 and 5 times the powers of ten between the ends; of many powers, these alone.
+/// Returns 1, 2 and 5 times the powers of ten in the range; only the powers if there are many.
 fn values_to_name(low: f64, high: f64) -> Vec<f64> {
     let (from, to) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let steps: &[f64] = if to - from > 3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
@@ -202,13 +202,13 @@ fn values_to_name(low: f64, high: f64) -> Vec<f64> {
     (from..=to).flat_map(|exponent| steps.iter().map(move |step| step * 10f64.powi(exponent))).filter(within).collect()
 }
 
-/// The next of 1, 2, 5 times a power of ten, downward.
+/// Returns the largest of 1, 2, 5 times a power of ten that is not above `value`.
 fn below(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     [5.0, 2.0, 1.0].into_iter().map(|step| step * power).find(|step| *step <= value).unwrap_or(power)
 }
 
-/// The same upward.
+/// Returns the smallest of 1, 2, 5 times a power of ten that is not below `value`.
 fn above(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|step| step * power).find(|step| *step >= value).unwrap_or(10.0 * power)
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_names_its_axes_units_and_lines() {
+    fn plot_names_its_axes_units_and_lines() {
         let (rows, config) = rows(&[8, 64, 1024, 65536, 1 << 20]);
         let text = svg(&rows, &config, "a machine").unwrap();
         for word in [
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn one_size_is_no_picture() {
+    fn single_size_cannot_be_plotted() {
         let (rows, config) = rows(&[8]);
         assert_eq!(svg(&rows, &config, "").unwrap_err(), PlotError::TooFewSizes);
     }

@@ -1,12 +1,13 @@
-//! What a PE tells the command while it measures: one JSON object per line of its standard output.
+//! Messages from a PE to the command: one JSON object per line of its standard output.
 //!
-//! Results travel this way, and not by the library that is measured, so that a library that moves wrong data cannot vouch for itself.
+//! Results are not sent through the library under test, so that a library that moves wrong data
+//! cannot hide it.
 
 use serde::{Deserialize, Serialize};
 
 use super::geometry::Placement;
 
-/// One line.
+/// One message.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Record {
@@ -16,41 +17,41 @@ pub enum Record {
     Measured(Measured),
 }
 
-/// Who a PE is.
+/// Identity of a PE.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Ready {
-    /// Which.
+    /// The PE.
     pub pe: usize,
-    /// Its process.
+    /// Its process ID.
     pub pid: u32,
     /// Its backend.
     pub backend: String,
-    /// What computes.
+    /// The instruction set that computes.
     pub compute: String,
-    /// How ordinary buffers take part.
+    /// How private buffers are accessed.
     pub private_buffers: String,
-    /// When it had passed the first barrier, in nanoseconds of the machine's monotonic clock.
+    /// Time at which it passed the first barrier, in nanoseconds of the machine's monotonic clock.
     pub passed_at_ns: u64,
 }
 
-/// What one PE measured.
+/// Measurement of one PE.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Measured {
-    /// Which PE.
+    /// The PE.
     pub pe: usize,
-    /// Which line of the table.
+    /// Index of the line of the table.
     pub row: usize,
     /// Out of place or in place.
     pub placement: Placement,
     /// Calls per batch.
     pub iters: u64,
-    /// Time per call in microseconds, for each batch; empty for a PE that only watched.
+    /// Time per call in microseconds, for each batch; empty for a PE that made no calls.
     pub batch_us: Vec<f64>,
-    /// Elements that had wrong values; `None` where nothing was checked.
+    /// Number of wrong elements; `None` if results were not checked.
     pub wrong: Option<u64>,
 }
 
-/// Nanoseconds of the clock that all processes of the machine share.
+/// Returns the time of the monotonic clock of this machine, in nanoseconds.
 pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

@@ -1,6 +1,7 @@
-//! Puts together what the PEs measured: the slowest PE of each batch, the median of the batches, the wrong elements of all. Prints nothing.
+//! Combines the measurements of the PEs: the slowest PE of each batch, the median of the batches,
+//! the sum of wrong elements.
 //!
-//! Invariant: a line of the table is complete when every PE has told of every placement; what a PE did not tell is never made up.
+//! Invariant: a line of the table is complete when every PE has reported every placement.
 
 use super::config::{Case, Config};
 use super::geometry::Placement;
@@ -9,45 +10,46 @@ use super::record::{Measured, Ready, Record};
 /// One placement of one line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
-    /// Microseconds per call: the median over the batches of the slowest PE's.
+    /// Microseconds per call of the slowest PE; the median over the batches.
     pub time_us: f64,
-    /// The slowest PE's microseconds per call, batch by batch.
+    /// Microseconds per call of the slowest PE, for each batch.
     pub batch_us: Vec<f64>,
-    /// PE 0's microseconds per call, batch by batch: what tests tell that look at one PE alone.
+    /// Microseconds per call of PE 0, for each batch, for comparison with tools that measure only
+    /// one PE.
     pub pe0_us: Vec<f64>,
     /// Calls per batch.
     pub iters: u64,
-    /// GB/s.
+    /// algbw in GB/s.
     pub alg_bw: f64,
-    /// GB/s, with the factor of the operation.
+    /// busbw in GB/s: algbw times the factor of the operation.
     pub bus_bw: f64,
-    /// Wrong elements on all PEs together; `None` where nothing was checked.
+    /// Number of wrong elements on all PEs; `None` if results were not checked.
     pub wrong: Option<u64>,
 }
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// What was measured.
+    /// The case.
     pub case: Case,
     /// Out of place.
     pub out_of_place: Cell,
-    /// In place, where the operation has that.
+    /// In place, if the operation has an in-place form.
     pub in_place: Option<Cell>,
 }
 
 impl Row {
-    /// The cells that there are.
+    /// Returns the measured cells.
     pub fn cells(&self) -> impl Iterator<Item = &Cell> {
         std::iter::once(&self.out_of_place).chain(&self.in_place)
     }
 }
 
-/// What has become known by a record.
+/// Effect of a record.
 #[derive(Debug, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "taken apart at once by whoever gets it")]
 pub enum News {
-    /// Nothing that could be printed.
+    /// Nothing to print.
     Nothing,
     /// All PEs have passed their first barrier.
     AllReady,
@@ -55,7 +57,7 @@ pub enum News {
     Row(Row),
 }
 
-/// What is known so far.
+/// Records collected so far.
 #[derive(Debug)]
 pub struct Collector {
     config: Config,
@@ -66,39 +68,39 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Nothing known yet.
+    /// Creates an empty collector.
     pub fn new(config: Config) -> Self {
         let cases = config.cases();
         Self { config, cases, ready: Vec::new(), pending: Vec::new(), rows: Vec::new() }
     }
 
-    /// How many lines there will be.
+    /// Returns the number of lines of the complete table.
     pub fn rows_planned(&self) -> usize {
         self.cases.len()
     }
 
-    /// The lines that are complete.
+    /// Returns the complete lines.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }
 
-    /// The PEs that are ready, by PE.
+    /// Returns the PEs that are ready, ordered by PE.
     pub fn ready(&self) -> &[Ready] {
         &self.ready
     }
 
-    /// Wrong elements of all lines.
+    /// Returns the number of wrong elements of all lines.
     pub fn wrong(&self) -> u64 {
         self.rows.iter().flat_map(Row::cells).filter_map(|cell| cell.wrong).sum()
     }
 
-    /// The mean of the bus bandwidths, as nccl-tests prints it.
+    /// Returns the mean of the bus bandwidths, as in nccl-tests.
     pub fn average_bus_bw(&self) -> f64 {
         let cells: Vec<_> = self.rows.iter().flat_map(Row::cells).collect();
         if cells.is_empty() { 0.0 } else { cells.iter().map(|cell| cell.bus_bw).sum::<f64>() / cells.len() as f64 }
     }
 
-    /// Takes note of what a PE told.
+    /// Adds a record.
     pub fn take(&mut self, record: Record) -> News {
         match record {
             Record::Ready(ready) => {
@@ -147,7 +149,7 @@ impl Collector {
     }
 }
 
-/// The middle value; of an even number of values the mean of both.
+/// Returns the median; for an even number of values, the mean of the middle two.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -159,7 +161,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// What the reports' tests share.
+/// Code shared by the tests of reports.
 #[cfg(test)]
 pub(crate) mod testing {
     use super::super::config::{BackendName, Buffers, Clock, Config};
@@ -216,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_is_the_median_of_the_slowest_and_wrong_elements_add_up() {
+    fn time_is_the_median_of_the_slowest_and_errors_add_up() {
         let mut collector = Collector::new(config(BenchOp::AllReduce, 2, &[1 << 20]));
         assert_eq!(collector.take(ready(1)), News::Nothing);
         assert_eq!(collector.take(ready(0)), News::AllReady);
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pe_that_only_watches_does_not_count_in_the_time() {
+    fn pe_without_calls_does_not_affect_the_time() {
         let mut collector = Collector::new(config(BenchOp::Put, 2, &[8]));
         collector.take(measured(1, 0, Placement::OutOfPlace, &[], 0));
         let News::Row(row) = collector.take(measured(0, 0, Placement::OutOfPlace, &[3.0, 1.0, 2.0], 0)) else { panic!() };
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn unchecked_is_not_zero_wrong() {
+    fn unchecked_result_is_not_reported_as_zero_wrong() {
         let mut collector = Collector::new(config(BenchOp::Put, 2, &[8]));
         for pe in 0..2 {
             let Record::Measured(mut one) = measured(pe, 0, Placement::OutOfPlace, &[1.0], 0) else { panic!() };
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_of_an_even_number_is_between() {
+    fn median_of_an_even_number_is_the_mean_of_two() {
         assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), Some(2.5));
         assert_eq!(median(&[7.0]), Some(7.0));
         assert_eq!(median(&[]), None);

@@ -1,6 +1,6 @@
-//! The table on standard output, column by column that of nccl-tests, so that what reads one reads the other. Prints nothing itself.
+//! Formats the table, with the columns of nccl-tests, so that the same parsers can read both.
 //!
-//! Invariant: every line of figures has 13 fields; where nccl-tests has a figure and this operation has none, `N/A` stands in its column.
+//! Invariant: every line has 13 fields; a field that an operation does not have is `N/A`.
 
 use peerweave_types::ReduceOp;
 
@@ -8,7 +8,7 @@ use super::config::{BenchArgs, Config};
 use super::record::Ready;
 use super::report::{Cell, Collector, Row};
 
-/// The lines above the figures.
+/// Returns the lines of the header.
 pub fn header(config: &Config, args: &BenchArgs, ready: &[Ready], host: &str) -> Vec<String> {
     let (step, unit) = match args.step_bytes {
         Some(bytes) => (bytes, "bytes"),
@@ -60,7 +60,7 @@ pub fn header(config: &Config, args: &BenchArgs, ready: &[Ready], host: &str) ->
     lines
 }
 
-/// One line of figures.
+/// Formats one line of the table.
 pub fn line(row: &Row) -> String {
     let case = &row.case;
     let redop = case.redop.map_or("none", ReduceOp::name);
@@ -80,7 +80,7 @@ fn cell(cell: Option<&Cell>) -> String {
     }
 }
 
-/// The lines below the figures.
+/// Returns the lines of the footer.
 pub fn footer(collector: &Collector, config: &Config) -> Vec<String> {
     let wrong = collector.wrong();
     let verdict = match () {
@@ -96,7 +96,7 @@ pub fn footer(collector: &Collector, config: &Config) -> Vec<String> {
     ]
 }
 
-/// As many digits behind the point, two at most, as the width has room for; else an exponent.
+/// Formats with at most two decimals, as many as fit into the width; otherwise with an exponent.
 fn fitted(value: f64, width: usize) -> String {
     for digits in [2, 1, 0] {
         let text = format!("{value:.digits$}");
@@ -107,7 +107,7 @@ fn fitted(value: f64, width: usize) -> String {
     exponential(value, if width >= 7 { 1 } else { 0 })
 }
 
-/// As C's `%e` has it: two digits of exponent at least.
+/// Formats as C's `%e`: at least two digits of exponent.
 fn exponential(value: f64, digits: usize) -> String {
     let text = format!("{value:.digits$e}");
     match text.split_once('e') {
@@ -119,12 +119,12 @@ fn exponential(value: f64, digits: usize) -> String {
     }
 }
 
-/// As C's `%g` has it: six significant digits, no zeros at the end.
+/// Formats as C's `%g`: six significant digits, no trailing zeros.
 fn six_digits(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return format!("{value}");
     }
-    // Rounded to six digits first: that decides the exponent.
+    // Rounds to six digits first, since that can change the exponent.
     let rounded = exponential(value, 5);
     let exponent: i32 = rounded.split_once('e').and_then(|(_, exponent)| exponent.parse().ok()).unwrap_or(0);
     let strip = |text: &str| match text.contains('.') {
@@ -159,9 +159,10 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_the_columns_of_nccl_tests() {
+    fn line_has_the_columns_of_nccl_tests() {
         let line = line(&row(BenchOp::AllReduce, 1_048_576, 52.345, 1234.5));
-        // Widths and precision as nccl-tests prints them: 12, 12, 8, 6, 6, then 7, 6, 6, 6 twice, two blanks apart.
+        // Widths and precision as nccl-tests prints them: 12, 12, 8, 6, 6, then 7, 6, 6, 6 twice,
+        // two blanks apart.
         assert_eq!(
             line,
             "     1048576        262144     float     sum      -1    52.34   20.03    0.00       0  1234.50    0.85    0.00       0"
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_operation_does_not_have_is_not_available() {
+    fn missing_fields_are_not_available() {
         let line = line(&row(BenchOp::SendRecv, 8, 0.254, 0.0));
         assert_eq!(
             line,
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_head_stands_over_its_columns() {
+    fn header_is_aligned_with_its_columns() {
         use clap::Parser;
         #[derive(Parser)]
         struct Wrapper {
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_fitted_to_their_columns() {
+    fn numbers_fit_their_columns() {
         assert_eq!(fitted(0.0, 7), "0.00");
         assert_eq!(fitted(1234.567, 7), "1234.57");
         assert_eq!(fitted(12345.67, 7), "12345.7");
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn six_significant_digits_are_those_of_c() {
+    fn six_significant_digits_match_c() {
         for (value, text) in [
             (0.0, "0"),
             (1.0, "1"),
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_foot_says_whether_values_were_wrong_or_not_looked_at() {
+    fn footer_tells_wrong_and_unchecked_results_apart() {
         let mut config = config(BenchOp::Put, 1, &[8]);
         let mut collector = Collector::new(config.clone());
         collector.take(measured(0, 0, Placement::OutOfPlace, &[1.0], 0));

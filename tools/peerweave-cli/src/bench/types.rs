@@ -1,6 +1,6 @@
-//! From the number of an element type to the type. Knows nothing of what is done with it.
+//! Maps the code of an element type to the type.
 
-/// Evaluates an expression with `$T` as the element type of that number.
+/// Evaluates an expression with `$T` as the element type of that code.
 macro_rules! with_element_type {
     ($dtype:expr, $T:ident => $call:expr) => {
         with_element_type!($dtype, $T => $call;
@@ -13,7 +13,7 @@ macro_rules! with_element_type {
                 type $T = $t;
                 $call
             })*
-            other => unreachable!("{other} is not known to bench: DType::ALL has grown"),
+            other => unreachable!("bench does not support {other}; add it to `with_element_type`"),
         }
     };
 }

@@ -1,4 +1,4 @@
-//! The environment: which launcher it is from, and which variables of ours are set. Reads it, and says why.
+//! The environment: the launcher it comes from, and the values of Peerweave's variables.
 
 use std::fmt;
 
@@ -7,18 +7,18 @@ use peerweave_bootstrap::env::names as job_names;
 use peerweave_bootstrap::{Job, Launcher as JobLauncher};
 use serde::Serialize;
 
-/// Whose environment this is.
+/// The launcher that the environment comes from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Launcher {
-    /// Its name; none where there is no launcher, or where its variables cannot be understood.
+    /// Its name; `None` without a launcher or if its variables are invalid.
     name: Option<String>,
-    /// This process's place in the job.
+    /// Position of this process in the job.
     place: Option<Place>,
-    /// Why the variables cannot be understood.
+    /// Error in the variables.
     error: Option<String>,
 }
 
-/// A place in a job.
+/// The position of a process in a job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Place {
     pe: u32,
@@ -30,7 +30,7 @@ struct Place {
 }
 
 impl Launcher {
-    /// Reads this process's environment.
+    /// Reads the environment of this process.
     pub(super) fn look() -> Self {
         match Job::from_env() {
             Ok(job) => Self {
@@ -49,27 +49,27 @@ impl Launcher {
         }
     }
 
-    /// For people.
+    /// Formats this as name and value.
     pub(super) fn line(&self) -> (String, String) {
         let name = self.name.clone().unwrap_or_else(|| "no launcher".to_owned());
         match (&self.place, &self.error) {
-            (_, Some(error)) => ("not understood".to_owned(), error.clone()),
+            (_, Some(error)) => ("invalid variables".to_owned(), error.clone()),
             (Some(Place { pe, n_pes, machine, n_machines, .. }), _) if *n_pes > 1 => {
                 (name, format!("this is PE {pe} of {n_pes}, on machine {machine} of {n_machines}"))
             }
-            _ => (name, "a job of this process alone".to_owned()),
+            _ => (name, "a job of one PE".to_owned()),
         }
     }
 }
 
-/// A variable that Peerweave reads.
+/// An environment variable with Peerweave's prefix.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Variable {
     /// Its name.
     pub name: String,
-    /// Its value, where it is set; a secret is not shown.
+    /// Its value, if set; the value of a secret is not shown.
     pub value: Option<String>,
-    /// What it may be, or why it means nothing.
+    /// Expected values, or why the variable has no effect.
     pub note: String,
 }
 
@@ -82,27 +82,27 @@ impl fmt::Display for Variable {
     }
 }
 
-/// What a launcher sets, in words.
+/// Variables that a launcher sets, with descriptions.
 const OF_A_LAUNCHER: [(&str, &str); 9] = [
-    (job_names::PE, "which PE this process is"),
+    (job_names::PE, "PE of this process"),
     (job_names::N_PES, "number of PEs"),
-    (job_names::LOCAL_PE, "which of this machine's PEs"),
-    (job_names::LOCAL_N_PES, "PEs of this machine"),
-    (job_names::MACHINE, "which machine"),
+    (job_names::LOCAL_PE, "index of this PE on its machine"),
+    (job_names::LOCAL_N_PES, "number of PEs on this machine"),
+    (job_names::MACHINE, "index of this machine"),
     (job_names::N_MACHINES, "number of machines"),
     (job_names::RENDEZVOUS, "unix:@NAME or tcp:HOST:PORT"),
     (job_names::TOKEN, "64 hexadecimal digits"),
     (job_names::INTERFACE, "a network interface, by name or address"),
 ];
 
-/// What the crates for GPUs read, in words.
+/// Variables that the GPU crates read, with descriptions.
 const OF_GPUS: [(&str, &str); 3] = [
-    ("PEERWEAVE_NCCL_PATH", "libnccl or its directory"),
-    ("PEERWEAVE_NVSHMEM_PATH", "libnvshmem_host or its directory"),
-    ("PEERWEAVE_MULTICAST", "off: no multicast objects"),
+    ("PEERWEAVE_NCCL_PATH", "path of libnccl or its directory"),
+    ("PEERWEAVE_NVSHMEM_PATH", "path of libnvshmem_host or its directory"),
+    ("PEERWEAVE_MULTICAST", "off disables multicast objects"),
 ];
 
-/// The variables that are read, in a fixed order, and then those of our prefix that are not.
+/// Returns the variables that Peerweave reads, in a fixed order, then unknown ones with its prefix.
 pub(super) fn variables() -> Vec<Variable> {
     variables_in(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()), names_set())
 }
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_not_shown_and_an_unknown_variable_is_told_as_such() {
+    fn secrets_are_hidden_and_unknown_variables_marked() {
         let value_of = |name: &str| match name {
             "PEERWEAVE_TOKEN" => Some("0123456789abcdef".repeat(4)),
             "PEERWEAVE_NCCL_PATH" => Some("/lib".to_owned()),
@@ -148,7 +148,7 @@ mod tests {
         let variables = variables_in(&value_of, vec!["PEERWEAVE_DEDLINE".into(), "PEERWEAVE_TOKEN".into(), "HOME".into()]);
         let of = |name: &str| variables.iter().find(|variable| variable.name == name).map(ToString::to_string);
         assert_eq!(of("PEERWEAVE_TOKEN").unwrap(), "set, not shown  (64 hexadecimal digits)");
-        assert_eq!(of("PEERWEAVE_NCCL_PATH").unwrap(), "/lib  (libnccl or its directory)");
+        assert_eq!(of("PEERWEAVE_NCCL_PATH").unwrap(), "/lib  (path of libnccl or its directory)");
         assert_eq!(of("PEERWEAVE_DEDLINE").unwrap(), "6  (not read by this version)");
         assert!(of("PEERWEAVE_DEADLINE").unwrap().starts_with("5  ("));
         assert!(of("PEERWEAVE_PE").unwrap().starts_with("not set  ("));

@@ -1,28 +1,29 @@
-//! Which of NVIDIA's libraries this process finds, where, and what each lacks of what Peerweave can use. Calls nothing but their versions.
+//! Finds NVIDIA's libraries and lists the functions that each lacks. Calls only their version
+//! functions.
 
 use peerweave_driver::{Driver, multicast_switch};
 use peerweave_nccl::Nccl;
 use peerweave_nvshmem::{Nvshmem, NvshmemError};
 use serde::Serialize;
 
-/// One library.
+/// A library of NVIDIA.
 #[derive(Debug, Serialize)]
 pub(super) struct Library {
-    /// As its vendor calls it.
+    /// Its name.
     pub name: &'static str,
     /// `found`, `not found`, `not usable` or `not looked for`.
     pub state: &'static str,
-    /// Its version, where it was found.
+    /// Its version, if it was found.
     pub version: Option<String>,
-    /// Its file, where it was found.
+    /// Its file, if it was found.
     pub path: Option<String>,
-    /// What it lacks.
+    /// Functions that it lacks.
     pub lacks: Vec<Function>,
-    /// How many devices it drives, where it is a driver.
+    /// Number of devices; only for the driver.
     pub devices: Option<usize>,
-    /// Further files of it that are mapped in this process, which is not meant.
+    /// Other files of this library that are mapped in this process, which should not happen.
     pub others: Vec<String>,
-    /// Why it was not found, with every path that was tried.
+    /// Why it was not found, with every path tried.
     pub why: Vec<String>,
 }
 
@@ -31,7 +32,7 @@ pub(super) struct Library {
 pub(super) struct Function {
     /// Its name.
     pub name: String,
-    /// The version that brought it.
+    /// First version that has it.
     pub since: String,
 }
 
@@ -41,19 +42,19 @@ impl Function {
     }
 }
 
-/// Whether multicast objects may be made.
+/// Whether multicast objects are allowed.
 #[derive(Debug, Serialize)]
 pub(super) struct Multicast {
-    /// Whether no variable forbids them.
+    /// False if a variable disables them.
     pub allowed: bool,
-    /// Which one does.
+    /// The variable that disables them.
     pub why: Option<String>,
 }
 
 impl Multicast {
-    /// For people.
+    /// Formats this as text.
     pub(super) fn text(&self) -> String {
-        self.why.clone().unwrap_or_else(|| "allowed, where the devices support them".to_owned())
+        self.why.clone().unwrap_or_else(|| "allowed on devices that support them".to_owned())
     }
 }
 
@@ -71,13 +72,13 @@ impl Library {
         }
     }
 
-    /// Lines for people.
+    /// Formats this as names and values.
     pub(super) fn lines(&self) -> Vec<(String, String)> {
         let version = self.version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
         let path = self.path.as_ref().map(|path| format!(", {path}")).unwrap_or_default();
         let mut lines = vec![(self.name.to_owned(), format!("{}{version}{path}", self.state))];
         lines.extend(self.devices.map(|devices| (String::new(), format!("{devices} devices"))));
-        lines.extend(self.others.iter().map(|other| (String::new(), format!("a second one is mapped as well: {other}"))));
+        lines.extend(self.others.iter().map(|other| (String::new(), format!("another copy is also mapped: {other}"))));
         lines.extend(self.why.iter().map(|why| (String::new(), why.clone())));
         if !self.lacks.is_empty() {
             let lacks: Vec<_> = self.lacks.iter().map(|Function { name, since }| format!("{name} ({since})")).collect();
@@ -87,13 +88,13 @@ impl Library {
     }
 }
 
-/// What to do where there is no driver.
+/// Advice for machines without a driver.
 pub(crate) const NO_DRIVER: &str =
-    "it comes with NVIDIA's driver for the GPUs, not with CUDA's toolkit; a container has to be given it";
+    "install NVIDIA's GPU driver, which contains it (the CUDA toolkit does not); a container needs access to the host's driver";
 
-/// All that some part of Peerweave uses or will use.
+/// Looks for all libraries.
 pub(super) fn look() -> Vec<Library> {
-    let later = "no part of this version uses it";
+    let later = "the commands of this version do not use it";
     vec![
         driver(),
         nccl(),
@@ -103,7 +104,7 @@ pub(super) fn look() -> Vec<Library> {
     ]
 }
 
-/// Whether multicast objects may be made.
+/// Whether multicast objects are allowed.
 pub(super) fn multicast() -> Multicast {
     let why = multicast_switch().err().map(|error| error.to_string());
     Multicast { allowed: why.is_none(), why }
@@ -175,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_library_says_why_or_where() {
+    fn library_has_a_path_or_a_reason() {
         for library in look() {
             assert_eq!(library.path.is_some(), library.why.is_empty(), "{library:?}");
             assert_eq!(library.path.is_some(), library.state == "found", "{library:?}");

@@ -1,8 +1,9 @@
-//! The machine, as far as figures depend on it. Read from the system, never guessed: what cannot be read is said to be unknown.
+//! Properties of the machine that affect measurements, as the system reports them. A property that
+//! cannot be read is "unknown".
 
 use serde::Serialize;
 
-/// The machine.
+/// Properties of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {
     /// Its name.
@@ -17,11 +18,11 @@ pub struct Machine {
     pub cpus: usize,
     /// CPUs of the machine that are online.
     pub cpus_online: usize,
-    /// Bytes of memory.
+    /// Size of its memory in bytes.
     pub memory_bytes: u64,
-    /// NUMA nodes.
+    /// Its NUMA nodes.
     pub numa: Vec<NumaNode>,
-    /// Whether a hypervisor is below.
+    /// Whether it is a virtual machine.
     pub virtualized: bool,
 }
 
@@ -30,19 +31,19 @@ pub struct Machine {
 pub struct NumaNode {
     /// Its number.
     pub node: usize,
-    /// Its CPUs as the system lists them, such as `0-3,8`.
+    /// Its CPUs, such as `0-3,8`.
     pub cpus: String,
 }
 
 impl NumaNode {
-    /// For people.
+    /// Formats this as text.
     pub fn text(&self) -> String {
         format!("{}: CPUs {}", self.node, self.cpus)
     }
 }
 
 impl Machine {
-    /// Looks at this machine.
+    /// Reads the properties of this machine.
     pub fn look() -> Self {
         let uname = rustix::system::uname();
         let cpuinfo = read("/proc/cpuinfo");
@@ -65,7 +66,7 @@ impl Machine {
     }
 }
 
-/// A field of `/proc/meminfo`, in bytes.
+/// Returns a field of `/proc/meminfo`, in bytes.
 pub(super) fn meminfo(name: &str) -> Option<u64> {
     let text = read("/proc/meminfo");
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -88,7 +89,7 @@ fn numa() -> Vec<NumaNode> {
     nodes.into_iter().map(|(node, cpus)| NumaNode { node, cpus }).collect()
 }
 
-/// How many numbers a list such as `0-3,8` names.
+/// Counts the numbers in a list such as `0-3,8`.
 fn count_list(list: &str) -> Option<usize> {
     let range = |part: &str| -> Option<usize> {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -98,7 +99,7 @@ fn count_list(list: &str) -> Option<usize> {
     list.trim().split(',').map(range).sum()
 }
 
-/// A file as text; empty where it cannot be read.
+/// Reads a file as text; empty if it cannot be read.
 pub(super) fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }

@@ -1,6 +1,8 @@
-//! `peerweave info`: what this machine and this environment offer, each with its reason. Changes nothing.
+//! `peerweave info`: reports what this machine and this environment support, with the reason for
+//! each.
 //!
-//! What can be tried is tried, and not concluded from settings: two PEs are started, and say how they found each other.
+//! Where possible it tries a feature instead of concluding from settings: it starts two PEs that
+//! connect to each other.
 
 mod environment;
 pub(crate) mod libraries;
@@ -20,7 +22,7 @@ use peers::Peers;
 use system::System;
 use trial::Trial;
 
-/// Everything.
+/// The whole report.
 #[derive(Debug, Serialize)]
 struct Info {
     version: &'static str,
@@ -34,7 +36,7 @@ struct Info {
     variables: Vec<Variable>,
 }
 
-/// Runs the command; gives its exit code.
+/// Runs the command and returns its exit code.
 pub fn main(args: &InfoArgs) -> u8 {
     let info = Info {
         version: env!("CARGO_PKG_VERSION"),
@@ -62,7 +64,7 @@ pub fn main(args: &InfoArgs) -> u8 {
     exit::OK
 }
 
-/// The form for people: a heading per part, then `name  value  (reason)`.
+/// Formats the report as text: a heading per part, then `name  value  (reason)`.
 fn text(info: &Info) -> String {
     let mut out = format!("peerweave {}\n", info.version);
     let mut part = |heading: &str, lines: Vec<(String, String)>| {
@@ -104,7 +106,7 @@ fn text(info: &Info) -> String {
     out
 }
 
-/// Bytes in the unit that people think in.
+/// Formats bytes with a suitable unit.
 fn gib(bytes: u64) -> String {
     match bytes {
         0 => "unknown".to_owned(),
@@ -118,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_have_a_unit() {
+    fn bytes_are_formatted_with_a_unit() {
         assert_eq!([gib(0), gib(3 << 29), gib(3 << 19)], ["unknown", "1.5 GiB", "1.5 MiB"]);
     }
 }

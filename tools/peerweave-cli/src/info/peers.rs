@@ -1,15 +1,15 @@
-//! Which GPU reaches which other one, as the driver tells. Makes no context and takes no memory.
+//! Peer access between GPUs, as the driver reports it. Creates no context and allocates no memory.
 
 use peerweave_vmm::PeerMatrix;
 use serde::Serialize;
 
-/// The GPUs and the ways between them.
+/// The GPUs and the access between them.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Peers {
-    /// Why there is nothing to tell.
+    /// Why there are no GPUs to report.
     missing: Option<String>,
     gpus: Vec<Gpu>,
-    /// `pairs[from][to]`; nothing on the diagonal.
+    /// `pairs[from][to]`; `None` on the diagonal.
     pairs: Vec<Vec<Option<Pair>>>,
 }
 
@@ -31,11 +31,11 @@ struct Pair {
 }
 
 impl Peers {
-    /// Asks the driver, if there is one.
+    /// Queries the driver, if there is one.
     pub(super) fn look() -> Self {
         let matrix = match PeerMatrix::look() {
             Ok(matrix) => matrix,
-            // The first line says what; the paths that were tried are told where the libraries are.
+            // Only the first line; the paths tried are shown with the libraries.
             Err(error) => {
                 let text = error.to_string();
                 let line = text.lines().next().unwrap_or_default();
@@ -65,7 +65,7 @@ impl Peers {
         }
     }
 
-    /// For people.
+    /// Formats this as names and values.
     pub(super) fn lines(&self) -> Vec<(String, String)> {
         if let Some(missing) = &self.missing {
             return vec![("none".to_owned(), missing.clone())];
@@ -93,7 +93,8 @@ impl Peers {
             lines.push((format!("from {from} to"), cells.join(" ")));
         }
         if self.gpus.len() > 1 {
-            let legend = "a: reads, writes and atomics; r: reads and writes; then the driver's rank, less is faster";
+            let legend =
+                "a: reads, writes and atomics; r: reads and writes; number: the driver's performance rank, lower is faster";
             lines.push(("".to_owned(), legend.to_owned()));
         }
         lines
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pair_without_a_way_is_told_apart_from_one_with() {
+    fn pairs_with_and_without_access_differ_in_the_table() {
         let gpu = |name: &str| Gpu {
             name: name.to_owned(),
             pci_address: "0000:01:00.0".to_owned(),
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_driver_the_reason_stands_there() {
+    fn missing_driver_is_shown_as_the_reason() {
         let peers = Peers { missing: Some("CUDA's driver was not found".to_owned()), gpus: Vec::new(), pairs: Vec::new() };
         assert_eq!(peers.lines(), [("none".to_owned(), "CUDA's driver was not found".to_owned())]);
     }

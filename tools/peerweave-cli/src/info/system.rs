@@ -1,4 +1,5 @@
-//! What the system permits: reading other processes' memory, memory files, limits. Tries what costs nothing.
+//! Features and limits of the operating system: memory files, reading other processes' memory,
+//! resource limits.
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
@@ -7,12 +8,12 @@ use serde::Serialize;
 use super::gib;
 use super::machine::{meminfo, read};
 
-/// Something that is there or not, and why.
+/// Whether a feature is available, and why.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Finding {
     /// Whether it can be used.
     pub available: bool,
-    /// What that rests on.
+    /// The reason.
     pub why: String,
 }
 
@@ -31,33 +32,33 @@ impl std::fmt::Display for Finding {
     }
 }
 
-/// What the system permits.
+/// Features and limits of the operating system.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct System {
-    /// Files in memory, which hold the symmetric heaps.
+    /// Memory files, which hold the symmetric heaps.
     pub memfd: Finding,
-    /// Handles of processes, by which the end of a PE is seen.
+    /// Process descriptors, used to detect the end of a PE.
     pub pidfd: Finding,
-    /// Whether a process may read another's memory, by the settings.
+    /// Whether the settings permit reading the memory of another process.
     pub cross_memory_attach: Finding,
-    /// Bytes of memory that are free to be used.
+    /// Available memory in bytes.
     pub memory_available_bytes: u64,
-    /// The control group's limit, where there is one.
+    /// Memory limit of the control group, if any.
     pub memory_limit_bytes: Option<u64>,
-    /// What counts against that limit now.
+    /// Memory that counts against that limit.
     pub memory_used_bytes: Option<u64>,
-    /// Limit of the address space, in bytes, where there is one.
+    /// Limit of the address space in bytes, if any.
     pub address_space_limit_bytes: Option<u64>,
-    /// Limit of locked memory, in bytes, where there is one.
+    /// Limit of locked memory in bytes, if any.
     pub locked_memory_limit_bytes: Option<u64>,
-    /// Limit of open files, where there is one.
+    /// Limit of open files, if any.
     pub open_files_limit: Option<u64>,
-    /// Whether shared memory can have huge pages.
+    /// Setting for huge pages in shared memory.
     pub shared_huge_pages: String,
 }
 
 impl System {
-    /// Looks at this system.
+    /// Reads the features and limits of this system.
     pub(super) fn look() -> Self {
         let group = Group::mine();
         Self {
@@ -77,7 +78,7 @@ impl System {
         }
     }
 
-    /// For people.
+    /// Formats this as names and values.
     pub(super) fn lines(&self) -> Vec<(String, String)> {
         let limit = |bytes: Option<u64>| bytes.map_or("none".to_owned(), gib);
         let line = |name: &str, value: String| (name.to_owned(), value);
@@ -91,7 +92,7 @@ impl System {
                 match (self.memory_limit_bytes, self.memory_used_bytes) {
                     (Some(limit), Some(used)) => format!("limit {}, used {}", gib(limit), gib(used)),
                     (Some(limit), None) => format!("limit {}", gib(limit)),
-                    (None, _) => "no limit of memory".to_owned(),
+                    (None, _) => "no memory limit".to_owned(),
                 },
             ),
             line("address space limit", limit(self.address_space_limit_bytes)),
@@ -102,7 +103,8 @@ impl System {
     }
 }
 
-/// What the settings say of reading other processes' memory. `status` is `/proc/self/status`.
+/// Returns whether the settings permit reading other processes' memory. `status` is
+/// `/proc/self/status`.
 fn attach(status: &str, scope: Option<String>) -> Finding {
     const CAP_SYS_PTRACE: u32 = 19;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
@@ -110,23 +112,23 @@ fn attach(status: &str, scope: Option<String>) -> Finding {
         field("CapEff").and_then(|hex| u64::from_str_radix(hex, 16).ok()).is_some_and(|caps| caps >> CAP_SYS_PTRACE & 1 == 1);
     let filter = match field("Seccomp") {
         Some("0") | None => "",
-        Some("1") => "; seccomp is strict",
-        Some(_) => "; a seccomp filter is in force and may forbid the call",
+        Some("1") => "; seccomp is in strict mode",
+        Some(_) => "; a seccomp filter is active and may forbid the call",
     };
     let (available, why) = match scope.as_deref().map(str::trim) {
-        None => (true, "no Yama in this kernel: processes of one user may".to_owned()),
-        Some("0") => (true, "ptrace_scope is 0: processes of one user may".to_owned()),
+        None => (true, "the kernel has no Yama: allowed between processes of one user".to_owned()),
+        Some("0") => (true, "ptrace_scope is 0: allowed between processes of one user".to_owned()),
         Some(scope @ ("1" | "2")) if privileged => {
             (true, format!("ptrace_scope is {scope}, and this process has CAP_SYS_PTRACE"))
         }
-        Some("1") => (false, "ptrace_scope is 1: only an ancestor may, and PEs are siblings".to_owned()),
-        Some("2") => (false, "ptrace_scope is 2: only with CAP_SYS_PTRACE".to_owned()),
-        Some(scope) => (false, format!("ptrace_scope is {scope}: nobody may")),
+        Some("1") => (false, "ptrace_scope is 1: allowed only to ancestors, but PEs are siblings".to_owned()),
+        Some("2") => (false, "ptrace_scope is 2: allowed only with CAP_SYS_PTRACE".to_owned()),
+        Some(scope) => (false, format!("ptrace_scope is {scope}: forbidden")),
     };
     Finding { available, why: why + filter }
 }
 
-/// The files of this process's control group, in both versions of the interface.
+/// Directories of this process's control group, for both versions of the interface.
 struct Group {
     directories: Vec<String>,
 }
@@ -145,21 +147,22 @@ impl Group {
                 _ => {}
             }
         }
-        // Inside a container the path is the host's, and the group itself is mounted at the top.
+        // Inside a container the path is that of the host, and the group itself is mounted at the
+        // top.
         directories.extend(["/sys/fs/cgroup".to_owned(), "/sys/fs/cgroup/memory".to_owned()]);
         Self { directories }
     }
 
-    /// The first of the files that has a number that is a limit.
+    /// Returns the value of the first such file that holds a limit.
     fn limit(&self, file: &str) -> Option<u64> {
-        // Without a limit the first version shows the largest number of whole pages.
+        // Without a limit, version 1 shows the largest number of whole pages.
         const NO_LIMIT: u64 = 1 << 60;
         let number = |directory: &String| std::fs::read_to_string(format!("{directory}/{file}")).ok()?.trim().parse().ok();
         self.directories.iter().find_map(number).filter(|bytes| *bytes < NO_LIMIT)
     }
 }
 
-/// The choice in brackets.
+/// Returns the choice in brackets.
 fn huge_pages(setting: &str) -> String {
     let chosen = setting.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(chosen, _)| chosen);
     chosen.unwrap_or("unknown").to_owned()
@@ -170,19 +173,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attaching_depends_on_yama_and_on_the_privilege() {
+    fn cross_memory_attach_depends_on_yama_and_privilege() {
         let plain = "Name:\tx\nCapEff:\t0000000000000000\nSeccomp:\t0\n";
         let root = "CapEff:\t000001ffffffffff\nSeccomp:\t2\n";
         let scope = |scope: &str| Some(format!("{scope}\n"));
         assert!(attach(plain, None).available && attach(plain, scope("0")).available);
-        assert_eq!(attach(plain, scope("1")).why, "ptrace_scope is 1: only an ancestor may, and PEs are siblings");
+        assert_eq!(attach(plain, scope("1")).why, "ptrace_scope is 1: allowed only to ancestors, but PEs are siblings");
         assert!(!attach(plain, scope("2")).available && !attach(root, scope("3")).available);
         let root = attach(root, scope("1"));
-        assert!(root.available && root.why.ends_with("a seccomp filter is in force and may forbid the call"), "{root}");
+        assert!(root.available && root.why.ends_with("a seccomp filter is active and may forbid the call"), "{root}");
     }
 
     #[test]
-    fn the_choice_is_the_word_in_brackets() {
+    fn huge_page_setting_is_the_word_in_brackets() {
         assert_eq!(huge_pages("always within_size advise [never] deny force\n"), "never");
         assert_eq!(huge_pages(""), "unknown");
     }

@@ -1,4 +1,4 @@
-//! Starts two PEs that meet and end, and says how that went: what no setting can tell for certain.
+//! Starts two PEs that pass a barrier and exit, which shows for certain what settings only suggest.
 
 use std::time::Duration;
 
@@ -10,26 +10,26 @@ use crate::bench::record::{Ready, Record, monotonic_ns};
 use crate::launch::{self, Attendant, Launch, Output, Source, Stdin};
 use crate::rendezvous::{Meeting, Place};
 
-/// How the trial went.
+/// Outcome of the trial.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Trial {
-    /// Whether both PEs passed their barriers and ended well.
+    /// Whether both PEs passed their barriers and succeeded.
     pub works: bool,
-    /// What they said where they did not.
+    /// Their messages otherwise.
     pub complaints: Vec<String>,
-    /// From the start of the first to the last one's first barrier.
+    /// Time from the start of the first PE until both have passed a barrier.
     pub first_barrier_ms: Option<f64>,
-    /// What computes.
+    /// The instruction set that computes.
     pub compute: Option<String>,
-    /// How ordinary buffers take part.
+    /// How private buffers are accessed.
     pub private_buffers: Option<String>,
 }
 
-/// A trial that takes longer has failed.
+/// Time after which the trial has failed.
 const LIMIT: Duration = Duration::from_secs(10);
 
 impl Trial {
-    /// Runs it.
+    /// Runs the trial.
     pub(super) fn run() -> Self {
         let mut witness = Witness::default();
         let started_at_ns = monotonic_ns();
@@ -48,14 +48,14 @@ impl Trial {
         }
     }
 
-    /// For people.
+    /// Formats this as names and values.
     pub(super) fn lines(&self) -> Vec<(String, String)> {
         let line = |name: &str, value: String| (name.to_owned(), value);
         let unknown = || "unknown".to_owned();
         let mut lines = vec![line(
             "two PEs",
             match (self.works, self.first_barrier_ms) {
-                (true, Some(ms)) => format!("meet and pass a barrier in {ms:.1} ms (tried)"),
+                (true, Some(ms)) => format!("connect and pass a barrier in {ms:.1} ms (tried)"),
                 _ => "fail (tried)".to_owned(),
             },
         )];
@@ -65,7 +65,7 @@ impl Trial {
             "private buffers",
             match self.private_buffers.as_deref() {
                 Some("CrossMemoryAttach") => "read from the other process (cross-memory attach, tried)".to_owned(),
-                Some("Staged") => "copied through shared memory (cross-memory attach was refused, or is switched off)".to_owned(),
+                Some("Staged") => "copied through shared memory (cross-memory attach was refused or is disabled)".to_owned(),
                 Some(other) => other.to_owned(),
                 None => unknown(),
             },

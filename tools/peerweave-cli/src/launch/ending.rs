@@ -1,25 +1,25 @@
-//! How a job ended, and which exit code says so.
+//! Outcome of a job and its exit code.
 
 use std::fmt;
 
 use crate::exit;
 
-/// How a process ended.
+/// Exit status of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It exited with this code.
+    /// The process exited with this code.
     Code(i32),
-    /// This signal ended it.
+    /// The process was killed by this signal.
     Signal(i32),
 }
 
 impl Status {
-    /// Whether it ended well.
+    /// Returns whether the process succeeded.
     pub const fn is_success(self) -> bool {
         matches!(self, Self::Code(0))
     }
 
-    /// The exit code that passes it on.
+    /// Returns the exit code of the launcher for this status.
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Code(code) => code as u8,
@@ -43,29 +43,29 @@ impl fmt::Display for Status {
 /// The PE that failed first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Which.
+    /// The PE.
     pub pe: usize,
-    /// How it ended.
+    /// Its exit status.
     pub status: Status,
 }
 
-/// How a job ended.
+/// Outcome of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
-    /// The first failure, where there was one.
+    /// The first failure, if any.
     pub failure: Option<Failure>,
-    /// Whether the time was up.
+    /// Whether `--timeout` expired.
     pub timed_out: bool,
-    /// Whether what the PEs printed could not be written.
+    /// Whether output of the PEs could not be written.
     pub output_lost: bool,
 }
 
 impl Ending {
-    /// The exit code of the whole job.
+    /// Returns the exit code of the whole job.
     pub fn exit_code(&self) -> u8 {
         match &self.failure {
             _ if self.timed_out => exit::TIMED_OUT,
-            // A PE that failed then failed because of it.
+            // Takes precedence: a PE that failed, failed because of it.
             _ if self.output_lost => exit::LAUNCHER,
             Some(failure) => failure.status.exit_code(),
             None => exit::OK,
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_codes_tell_how_it_ended() {
+    fn exit_codes_depend_on_the_ending() {
         let ended = |status| Ending { failure: Some(Failure { pe: 1, status }), ..Ending::default() }.exit_code();
         assert_eq!(Ending::default().exit_code(), 0);
         assert_eq!(ended(Status::Code(3)), 3);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_reads_as_a_sentence() {
+    fn status_is_displayed_as_a_predicate() {
         assert_eq!(Status::Signal(9).to_string(), "was killed by signal 9 (SIGKILL)");
         assert_eq!(Status::Code(7).to_string(), "exited with status 7");
     }

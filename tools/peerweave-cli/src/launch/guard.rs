@@ -1,7 +1,8 @@
-//! A process that outlives a killed launcher by a moment, to end what the launcher started. Watches nothing but one pipe.
+//! Guard process: kills the descendants of the PEs if the launcher is killed.
 //!
-//! The kernel ends the PEs themselves when the launcher dies (`spawn.rs` asks for it); the guard ends what the PEs started. It reads the process
-//! groups from its standard input, one line each: `+N` is to be ended, `-N` is not any more. When the input ends it kills and exits.
+//! If the launcher dies, the kernel kills the PEs (`spawn.rs` requests that); the guard kills the
+//! processes that the PEs started. It reads process groups from standard input, one a line: `+N`
+//! adds a group, `-N` removes it. When the input ends, it kills the remaining groups and exits.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -13,7 +14,8 @@ use std::sync::atomic::AtomicBool;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, waitpid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-/// The launcher's end. When it goes, by whatever way, the guard ends what it was told to end.
+/// The launcher's end of the pipe. When it closes, for any reason, the guard kills the groups it
+/// watches.
 #[derive(Debug)]
 pub(super) struct Guard {
     pipe: Option<ChildStdin>,
@@ -21,10 +23,11 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Starts the guard. Where that fails the PEs are still ended by the kernel, only what they start is not: so it is said and not an error.
+    /// Starts the guard. A failure is only logged, because the kernel still kills the PEs
+    /// themselves.
     pub(super) fn start() -> Self {
         let started = std::env::current_exe().and_then(|this| {
-            // A group of its own: a signal to the launcher's group must not reach it.
+            // Its own group, so that a signal to the launcher's group does not reach it.
             Command::new(this)
                 .arg("guard")
                 .stdin(Stdio::piped())
@@ -36,23 +39,23 @@ impl Guard {
         match started {
             Ok(mut child) => Self { pipe: child.stdin.take(), pid: Pid::from_raw(child.id() as i32) },
             Err(error) => {
-                tracing::warn!(%error, "no guard: what the PEs start would survive if this launcher were killed");
+                tracing::warn!(%error, "cannot start the guard: processes started by PEs will survive if this launcher is killed");
                 Self { pipe: None, pid: None }
             }
         }
     }
 
-    /// This group is to be ended with the launcher.
+    /// Adds a group, to be killed if the launcher dies.
     pub(super) fn watch(&mut self, group: Pid) {
         self.tell('+', group);
     }
 
-    /// This group has ended.
+    /// Removes a group that has ended.
     pub(super) fn forget(&mut self, group: Pid) {
         self.tell('-', group);
     }
 
-    /// Ends the guard: there is nothing left to watch.
+    /// Stops the guard.
     pub(super) fn stop(&mut self) {
         self.pipe = None;
         if let Some(pid) = self.pid.take() {
@@ -65,17 +68,17 @@ impl Guard {
         if let Some(pipe) = &mut self.pipe
             && let Err(error) = pipe.write_all(format!("{sign}{}\n", group.as_raw_nonzero()).as_bytes())
         {
-            tracing::warn!(%error, "the guard has gone");
+            tracing::warn!(%error, "the guard has exited unexpectedly");
             self.pipe = None;
         }
     }
 }
 
-/// The guard's own `main`.
+/// Entry point of the guard process.
 pub fn main() {
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
-        // Whoever ends the launcher with these also means the PEs; the launcher passes them on, and its end is seen here.
+        // Ignored: the launcher forwards these to the PEs, and its exit closes the pipe.
         let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
     }
     let mut groups = BTreeSet::new();

@@ -1,19 +1,20 @@
-//! What a PE printed last on standard error that says why it failed: its last line, or its last panic.
+//! Extracts the reason for a failure from standard error of a PE: its last line, or its last panic.
 //!
-//! Rust's runtime prints a panic in several lines, and after it a note on backtraces or the backtrace itself, which say nothing on the cause.
+//! Rust's runtime prints a panic in several lines, followed by a note on backtraces or a backtrace.
+//! Those do not tell the cause and are skipped.
 
-/// More of it is not shown.
+/// Maximum length of the text shown.
 const MAX_BYTES: usize = 500;
 
-/// What the next lines belong to.
+/// State of the parser: the meaning of the next line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Part {
-    /// Nothing: each line replaces the one before.
+    /// Ordinary output: each line replaces the previous one.
     #[default]
     Line,
-    /// The message of a panic, which may have several lines.
+    /// Message of a panic, which may have several lines.
     Message,
-    /// What follows a panic's message.
+    /// Note or backtrace after the message of a panic.
     Backtrace,
 }
 
@@ -25,7 +26,7 @@ pub(super) struct LastLine {
 }
 
 impl LastLine {
-    /// Takes the next line of standard error.
+    /// Adds the next line of standard error.
     pub(super) fn push(&mut self, line: &[u8]) {
         let trimmed = line.trim_ascii();
         if trimmed.is_empty() {
@@ -47,7 +48,7 @@ impl LastLine {
         }
     }
 
-    /// As text; empty where nothing was printed.
+    /// Returns the text; empty if nothing was printed.
     pub(super) fn text(&self) -> String {
         String::from_utf8_lossy(&self.text).into_owned()
     }
@@ -58,19 +59,19 @@ impl LastLine {
     }
 }
 
-/// The first line of a panic: `thread 'main' (4711) panicked at src/main.rs:2:5:`.
+/// Matches the first line of a panic: `thread 'main' (4711) panicked at src/main.rs:2:5:`.
 fn is_panic(line: &[u8]) -> bool {
     let marks = |mark: &[u8]| line.windows(mark.len()).any(|window| window == mark);
     line.starts_with(b"thread '") && marks(b" panicked at ")
 }
 
-/// What the runtime says on backtraces.
+/// Matches the runtime's notes on backtraces.
 fn is_note(line: &[u8]) -> bool {
     line.starts_with(b"note: run with `RUST_BACKTRACE=")
         || line.starts_with(b"note: Some details are omitted, run with `RUST_BACKTRACE=")
 }
 
-/// A line of a backtrace: `12: core::panicking::panic_fmt` or `at ./src/main.rs:2:5`.
+/// Matches a line of a backtrace: `12: core::panicking::panic_fmt` or `at ./src/main.rs:2:5`.
 fn is_frame(line: &[u8]) -> bool {
     let digits = line.iter().take_while(|byte| byte.is_ascii_digit()).count();
     line.starts_with(b"at ") || (digits > 0 && line[digits..].starts_with(b": "))
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_is_shown_in_place_of_the_note_after_it() {
+    fn panic_is_shown_instead_of_the_note_after_it() {
         let panic = "starting\n\nthread 'main' (7) panicked at src/main.rs:2:5:\nassertion `left == right` failed\n  left: 1\n right: 2\n";
         let shown = "thread 'main' (7) panicked at src/main.rs:2:5: assertion `left == right` failed left: 1 right: 2";
         assert_eq!(last(panic), shown);

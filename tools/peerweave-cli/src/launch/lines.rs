@@ -1,8 +1,10 @@
-//! Cuts a stream of bytes into lines. Reads nothing: bytes are pushed in.
+//! Splits a stream of bytes into lines.
 //!
-//! Invariant: every byte comes out exactly once and in order, except line ends; a line longer than [`LONGEST_LINE_BYTES`] comes out in pieces.
+//! Invariant: every byte except line ends is emitted exactly once and in order. A line longer than
+//! [`LONGEST_LINE_BYTES`] is emitted in pieces.
 
-/// Longer lines are cut: a program that never ends its line must not fill the launcher's memory.
+/// Maximum length of a line. Longer lines are split, so that a program that never ends its line
+/// cannot fill the launcher's memory.
 pub(super) const LONGEST_LINE_BYTES: usize = 1 << 20;
 
 /// The unfinished line of one stream.
@@ -12,7 +14,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Takes bytes and gives each line that they finish.
+    /// Adds bytes and calls `line` with each line that they complete.
     pub(super) fn push(&mut self, mut bytes: &[u8], mut line: impl FnMut(&[u8])) {
         while let Some(end) = bytes.iter().position(|&byte| byte == b'\n') {
             let (head, tail) = bytes.split_at(end);
@@ -33,7 +35,7 @@ impl Lines {
         }
     }
 
-    /// Gives what is left at the end of the stream.
+    /// Calls `line` with the incomplete line at the end of the stream, if any.
     pub(super) fn finish(&mut self, line: impl FnOnce(&[u8])) {
         if !self.rest.is_empty() {
             line(&std::mem::take(&mut self.rest));
@@ -59,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_an_end_is_cut_and_nothing_is_lost() {
+    fn line_without_an_end_is_split_and_nothing_is_lost() {
         let (mut lines, mut got) = (Lines::default(), Vec::new());
         for _ in 0..5 {
             lines.push(&vec![b'x'; LONGEST_LINE_BYTES / 2], |line| got.push(line.len()));

@@ -1,10 +1,12 @@
-//! Starts the PEs of this machine, watches them to their end, and leaves nothing behind. Knows nothing of what they compute.
+//! Starts the PEs of this machine, watches them until they end, and cleans up.
 //!
-//! Invariant: whoever ends first, and however, when [`supervise`] returns there is no process left that it started, nor one that
-//! those started. Where the launcher itself is killed, the kernel ends the PEs and the guard ([`guard`]) what is in their
-//! process groups; what has left its group by then (`setsid`) is out of reach.
+//! Invariant: when [`supervise`] returns, no process that it started is alive, nor any descendant
+//! of one. If the launcher itself is killed, the kernel kills the PEs, and the guard ([`guard`])
+//! kills the other processes of their groups. Processes that have left their group (`setsid`) then
+//! survive.
 //!
-//! One thread does all of it, around one `poll`: pipes, signals, deadlines. So lines cannot interleave and no lock is needed.
+//! One thread handles pipes, signals and deadlines in one `poll` loop. So lines cannot interleave
+//! and no lock is needed.
 
 pub mod ending;
 pub mod guard;
@@ -25,43 +27,44 @@ pub use ending::{Ending, Failure, Status};
 pub use output::{Output, Target};
 pub use supervise::supervise;
 
-/// What to start.
+/// The processes to start.
 #[derive(Debug)]
 pub struct Launch {
     /// The executable file.
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<OsString>,
-    /// How many processes are started here.
+    /// Number of processes to start on this machine.
     pub n_local: usize,
-    /// The PE of the first of them.
+    /// PE of the first process.
     pub first_pe: usize,
     /// Number of PEs of the whole job.
     pub n_pes: usize,
-    /// Which machine this is.
+    /// Index of this machine.
     pub machine: usize,
     /// Number of machines.
     pub n_machines: usize,
-    /// What every PE finds in its environment besides who it is.
+    /// Additional environment variables of every PE.
     pub env: Vec<(OsString, OsString)>,
-    /// End everything after this time.
+    /// Time after which the job is stopped.
     pub timeout: Option<Duration>,
-    /// What the first PE reads.
+    /// Standard input of the first PE.
     pub stdin: Stdin,
-    /// Whether the only PE writes to the launcher's own standard output and error, and not to pipes.
+    /// Whether a single PE writes directly to standard output and error of the launcher, not to
+    /// pipes.
     pub direct_output: bool,
 }
 
-/// What the first PE finds as its standard input. The others find nothing.
+/// Standard input of the first PE; that of the others is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stdin {
-    /// The launcher's own.
+    /// That of the launcher.
     Pass,
-    /// Nothing.
+    /// Empty.
     Nothing,
 }
 
-/// Where a line came from.
+/// The stream from which a line was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A PE's standard output.
@@ -70,20 +73,20 @@ pub enum Source {
     Stderr,
 }
 
-/// Who receives what the PEs print, and hears of the one that fails.
+/// Receives the output of the PEs and is notified of failures.
 pub trait Attendant {
-    /// A whole line of `pe`, without its end. What is to be printed goes to `output`.
+    /// Handles a line of `pe`, without its line end. Text to print goes to `output`.
     fn line(&mut self, pe: usize, source: Source, line: &[u8], output: &mut Output);
 
-    /// `pe` has failed: the peers are to be told. Called for each PE that fails, as it is seen. Returns the PE that left the job before any other, where
-    /// that is known.
+    /// Notifies the peers that `pe` has failed. Called for each PE that fails, when its end is
+    /// detected. Returns the PE that was lost first, if known.
     fn failed(&mut self, pe: usize, why: &str) -> Option<usize>;
 
-    /// The prefix of messages of the launcher.
+    /// Returns the prefix of the launcher's messages.
     fn name(&self) -> &'static str;
 }
 
-/// Why the PEs could not be started or watched.
+/// The PEs could not be started or watched.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
@@ -94,21 +97,21 @@ pub enum LaunchError {
         pe: usize,
         /// The executable file.
         program: String,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The system refused something that the launcher needs.
+    /// A system call of the launcher failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// Description of the failed step.
         what: &'static str,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
 impl LaunchError {
-    /// Names what was tried.
+    /// Returns a function that adds the description of a step to an error.
     pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what, source }
     }

@@ -1,19 +1,20 @@
-//! What the launcher still has to write to its own standard output and error. Writes only what fits without blocking.
+//! Queues of the launcher's standard output and error. Writes never block.
 //!
-//! Invariant: lines are written whole and in the order in which they were queued, per target, and over both targets where they are the
-//! same file; a reader that stands still stops the PEs (their pipes are no longer read) and never the launcher.
+//! Invariant: lines of a stream are written whole and in the order in which they were queued, also
+//! across both streams if they are the same file. A reader that stalls stops the PEs, because their
+//! pipes are no longer read, but never the launcher.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// Above this the pipes of the PEs are no longer read.
+/// Queue length above which the pipes of the PEs are no longer read.
 const HIGH_WATER_BYTES: usize = 1 << 20;
 
-/// What a pipe that polls as writable takes without blocking (`PIPE_BUF`).
+/// Number of bytes that a writable pipe accepts without blocking (`PIPE_BUF`).
 const ATOMIC_WRITE_BYTES: usize = 4096;
 
-/// One of the launcher's own streams.
+/// One of the launcher's streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Standard output.
@@ -39,12 +40,12 @@ pub struct Output {
 }
 
 impl Output {
-    /// Nothing queued yet.
+    /// Creates empty queues.
     pub(super) fn new() -> Self {
         Self { queues: Default::default(), queued_bytes: 0, same_file: same_file(), closed: [false; 2], lost: false }
     }
 
-    /// Queues a line; its end is added.
+    /// Queues a line and adds its line end.
     pub fn line(&mut self, target: Target, prefix: &[u8], line: &[u8]) {
         if self.closed[target as usize] {
             return;
@@ -58,7 +59,7 @@ impl Output {
         self.queues[queue].pieces.push_back((target, bytes));
     }
 
-    /// Whether the PEs are to be stopped, by not reading what they print.
+    /// Returns whether the pipes of the PEs must not be read for now, which stops the PEs.
     pub(super) fn is_full(&self) -> bool {
         self.queued_bytes > HIGH_WATER_BYTES
     }
@@ -67,22 +68,22 @@ impl Output {
         self.queued_bytes == 0
     }
 
-    /// Whether the reader of this stream has gone.
+    /// Returns whether the reader of this stream has closed it.
     pub(super) fn is_closed(&self, target: Target) -> bool {
         self.closed[target as usize]
     }
 
-    /// Whether standard output could not be written, though its reader had not gone.
+    /// Returns whether a write to standard output failed for another reason than a closed reader.
     pub(super) fn is_lost(&self) -> bool {
         self.lost
     }
 
-    /// The streams that are waited for.
+    /// Returns the streams with queued data, which must be polled.
     pub(super) fn waits_for(&self) -> impl Iterator<Item = Target> + '_ {
         self.queues.iter().filter_map(|queue| queue.pieces.front().map(|(target, _)| *target))
     }
 
-    /// Writes to a stream that polled as writable: at most what fits for certain.
+    /// Writes to a stream that polled as writable, at most as much as cannot block.
     pub(super) fn write_some(&mut self, target: Target) {
         let queue = if self.same_file { 0 } else { target as usize };
         let Queue { pieces, written_bytes } = &mut self.queues[queue];
@@ -90,7 +91,7 @@ impl Output {
         if *front != target {
             return;
         }
-        // Short lines are joined, so that many of them cost one call.
+        // Joins short lines, so that many lines need one system call.
         let mut joined = Vec::new();
         let rest = &bytes[*written_bytes..];
         let chunk = if rest.len() >= ATOMIC_WRITE_BYTES {
@@ -131,7 +132,7 @@ impl Output {
         }
     }
 
-    /// The reader has gone: what was for it is dropped.
+    /// Drops the queue of a stream whose reader has closed it.
     fn close(&mut self, target: Target) {
         self.closed[target as usize] = true;
         for queue in &mut self.queues {
@@ -142,7 +143,7 @@ impl Output {
     }
 }
 
-/// The launcher's own stream.
+/// Returns the descriptor of the launcher's stream.
 pub(super) fn fd_of(target: Target) -> BorrowedFd<'static> {
     match target {
         Target::Stdout => rustix::stdio::stdout(),
@@ -150,7 +151,8 @@ pub(super) fn fd_of(target: Target) -> BorrowedFd<'static> {
     }
 }
 
-/// Whether both streams are the same terminal, file or pipe, so that a line of one could fall into a line of the other.
+/// Returns whether both streams are the same terminal, file or pipe, where a line of one could
+/// split a line of the other.
 fn same_file() -> bool {
     let identity = |fd: BorrowedFd<'_>| -> io::Result<_> {
         let stat = rustix::fs::fstat(fd)?;

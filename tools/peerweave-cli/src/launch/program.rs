@@ -1,7 +1,7 @@
-//! Finds the program to start. Starts nothing.
+//! Finds the program to start.
 //!
-//! Order: a name with a slash as it is; else the directories of `PATH`; else the directory of this command; else `examples` beside it, where
-//! cargo puts examples that are built together with the command.
+//! A name with a slash is a path. Other names are searched in `PATH`, then in the directory of this
+//! command, then in `examples` beside it, where cargo puts examples.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -10,32 +10,32 @@ use std::path::{Path, PathBuf};
 
 use crate::exit;
 
-/// Why there is nothing to start.
+/// The program cannot be started.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProgramError {
-    /// No such file.
+    /// No such file was found.
     #[error("{name}: not found{}", places(.searched, .alike))]
     NotFound {
-        /// What was asked for.
+        /// The name that was given.
         name: String,
-        /// The directories beside `PATH` that were looked into; empty where the name had a slash.
+        /// Directories searched in addition to `PATH`; empty if the name had a slash.
         searched: Vec<PathBuf>,
         /// Programs with a similar name.
         alike: Vec<String>,
     },
-    /// There is a file, and it is not a program.
+    /// The file exists but cannot be executed.
     #[error("{path}: {why}")]
     NotExecutable {
         /// The file.
         path: String,
-        /// Why not.
+        /// The reason.
         why: &'static str,
     },
 }
 
 impl ProgramError {
-    /// The exit code that shells have for it.
+    /// Returns the exit code that shells use for this error.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::NotFound { .. } => exit::NOT_FOUND,
@@ -48,20 +48,20 @@ fn places(directories: &[PathBuf], alike: &[String]) -> String {
     let mut text = String::new();
     if !directories.is_empty() {
         let names: Vec<_> = directories.iter().map(|directory| directory.display().to_string()).collect();
-        text += &format!(" in PATH, nor in {}", names.join(", nor in "));
+        text += &format!(" in PATH or in {}", names.join(" or in "));
     }
     if !alike.is_empty() {
         text += &format!("; did you mean {}?", alike.join(" or "));
     } else if !directories.is_empty() {
-        text += "; a program in the current directory is named with ./ before it";
+        text += "; put ./ before the name of a program in the current directory";
     }
     text
 }
 
-/// Finds the program that `name` means. `beside` is the directory of this command.
+/// Finds the program called `name`. `beside` is the directory of this command.
 ///
 /// # Errors
-/// [`ProgramError`], with the places that were looked into.
+/// [`ProgramError`], with the directories searched.
 pub fn find(name: &OsStr, path: Option<&OsStr>, beside: Option<&Path>) -> Result<PathBuf, ProgramError> {
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
@@ -105,7 +105,8 @@ fn judge(path: &Path) -> Verdict {
     }
 }
 
-/// Programs beside this command whose name contains `name`, or is contained in it, whatever the case and the separators.
+/// Returns programs beside this command whose name contains `name` or is contained in it, ignoring
+/// case and separators.
 fn alike(name: &str, directories: &[PathBuf]) -> Vec<String> {
     let plain = |name: &str| name.to_lowercase().replace(['_', ' '], "-");
     let wanted = plain(name);
@@ -116,7 +117,7 @@ fn alike(name: &str, directories: &[PathBuf]) -> Vec<String> {
         .filter_map(|entry| entry.ok())
         .filter(|entry| matches!(judge(&entry.path()), Verdict::Program))
         .filter_map(|entry| entry.file_name().into_string().ok())
-        // Names with a dot or cargo's hash (`name-0123456789abcdef`) are not for people.
+        // Skips names with a dot or with cargo's hash (`name-0123456789abcdef`).
         .filter(|name| !name.contains('.') && !has_cargo_hash(name))
         .filter(|name| wanted.len() >= 3 && (plain(name).contains(&wanted) || wanted.contains(&plain(name))))
         .collect();
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_is_told_with_the_places_and_a_guess() {
+    fn missing_program_error_lists_directories_and_a_guess() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("examples")).unwrap();
         executable(&root.path().join("examples/hello-team"));
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_program_is_told_as_such() {
+    fn file_that_is_not_executable_is_an_error() {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("data");
         fs::write(&file, "x").unwrap();

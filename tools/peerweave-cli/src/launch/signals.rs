@@ -1,4 +1,4 @@
-//! Turns signals into bytes on a socket, so that one `poll` waits for them too. Handlers do nothing else.
+//! Turns signals into bytes on a socket, so that one `poll` can wait for them too.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 
-/// What the PEs get as the launcher got it.
+/// Signals that the launcher forwards to the PEs.
 pub(super) const PASSED_ON: [i32; 7] = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT];
 
-/// The signals that have arrived.
+/// Signals that have arrived.
 #[derive(Debug)]
 pub(super) struct Signals {
     wake: UnixStream,
@@ -20,14 +20,15 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Takes over the signals that the launcher answers to, until this is dropped.
+    /// Installs handlers for the launcher's signals, until this is dropped.
     pub(super) fn take_over() -> io::Result<Self> {
         let (wake, writer) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         let mut signals = Self { wake, arrived: Vec::new(), registered: Vec::new() };
         for signal in PASSED_ON.into_iter().chain([SIGCHLD]) {
             let flag = Arc::new(AtomicBool::new(false));
-            // The flag first: handlers run in the order of registration, and whoever is woken looks for the flag.
+            // The flag first: handlers run in the order of registration, and the woken thread
+            // checks the flag.
             signals.registered.push(signal_hook::flag::register(signal, Arc::clone(&flag))?);
             signals.registered.push(signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?);
             signals.arrived.push((signal, flag));
@@ -35,12 +36,12 @@ impl Signals {
         Ok(signals)
     }
 
-    /// What becomes readable when a signal has arrived.
+    /// Returns the descriptor that becomes readable when a signal has arrived.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// The signals that arrived since the last call, each once.
+    /// Returns the signals that arrived since the last call, each once.
     pub(super) fn drain(&mut self) -> Vec<i32> {
         let mut buffer = [0; 64];
         while matches!((&self.wake).read(&mut buffer), Ok(count) if count == buffer.len()) {}

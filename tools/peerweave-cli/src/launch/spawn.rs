@@ -1,7 +1,7 @@
-//! Starts the process of one PE. Does not watch it: see [`super::supervise`].
+//! Starts the process of one PE; [`super::supervise`] watches it.
 //!
-//! Invariant: a PE leads a process group of its own, is killed by the kernel when the launcher dies, and has no file of the launcher open
-//! but its three standard streams.
+//! Invariant: a PE leads its own process group and is killed by the kernel when the launcher dies.
+//! Of the launcher's files it has only its three standard streams open.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -29,7 +29,7 @@ pub(super) fn spawn(launch: &Launch, local: usize, own_group: bool, streams: Str
         .env("PEERWEAVE_LOCAL_N_PES", launch.n_local.to_string())
         .env("PEERWEAVE_MACHINE", launch.machine.to_string())
         .env("PEERWEAVE_N_MACHINES", launch.n_machines.to_string())
-        // The same in the words of torchrun, for programs that know no others.
+        // The variables of torchrun, for programs that know only those.
         .env("RANK", (launch.first_pe + local).to_string())
         .env("WORLD_SIZE", launch.n_pes.to_string())
         .env("LOCAL_RANK", local.to_string())
@@ -48,8 +48,9 @@ pub(super) fn spawn(launch: &Launch, local: usize, own_group: bool, streams: Str
         // The launcher may have died before the line above.
         if getppid() == Some(launcher) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     };
-    // SAFETY: the closure runs between fork and exec of a process that may have had other threads. It makes two system calls (rustix, no libc
-    // state) and takes no lock and allocates nothing: `io::Error` from an errno or an `ErrorKind` is a plain value.
+    // SAFETY: the closure runs between fork and exec of a process that may have had other threads.
+    // It makes two system calls (rustix, no libc state) and takes no lock and allocates nothing:
+    // `io::Error` from an errno or an `ErrorKind` is a plain value.
     unsafe { command.pre_exec(die_with_launcher) };
     command.spawn().map_err(|source| LaunchError::Spawn {
         pe: launch.first_pe + local,

@@ -1,6 +1,7 @@
-//! The loop that watches the PEs: what they print, how they end, signals, deadlines.
+//! The loop that watches the PEs: their output and exit, signals, deadlines.
 //!
-//! Invariant: from the first failure on every wait in here is bounded, so that the launcher exits within [`LAST_MOMENT`] of it.
+//! Invariant: after the first failure every wait here is bounded, so that the launcher exits within
+//! [`LAST_MOMENT`].
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,32 +23,35 @@ use super::signals::Signals;
 use super::spawn::{Streams, spawn};
 use super::{Attendant, Launch, LaunchError, Source, Stdin};
 
-/// How long the other PEs have to end by themselves after one has failed. They return an error that names the PE within 2 s.
+/// Time for the other PEs to end by themselves after one has failed. They return an error that
+/// names the PE within 2 s.
 const GRACE: Duration = Duration::from_millis(2500);
-/// How long after a SIGTERM the SIGKILL follows.
+/// Time between SIGTERM and SIGKILL.
 const TERM_TO_KILL: Duration = Duration::from_millis(1500);
-/// How long the launcher waits for the end of the PE that left the job first before it names one that failed after it.
+/// Time to wait for the exit of the PE that was lost first, before naming a PE that failed after
+/// it.
 const FIRST_TO_END: Duration = Duration::from_secs(1);
-/// Within this time a signal that comes again is the same wish: `timeout` sends one to its child and to the group that the child is in.
+/// Time within which a repeated signal counts as one: `timeout` sends a signal to its child and to
+/// the child's group.
 const SAME_WISH: Duration = Duration::from_millis(100);
-/// How long what a PE left running may still print after all PEs have ended.
+/// Time for output of the PEs' descendants after all PEs have ended.
 const DRAIN: Duration = Duration::from_millis(250);
-/// How long the reader of a failed job's output may stand still.
+/// Time that the reader of a failed job's output may stall.
 const FLUSH: Duration = Duration::from_millis(400);
-/// The launcher exits no later than this after the first failure.
+/// Maximum time between the first failure and the exit of the launcher.
 const LAST_MOMENT: Duration = Duration::from_secs(5);
 const _: () = assert!(GRACE.as_millis() + TERM_TO_KILL.as_millis() + 2 * DRAIN.as_millis() <= LAST_MOMENT.as_millis());
 
-/// Starts the PEs and watches them to their end.
+/// Starts the PEs and watches them until they end.
 ///
 /// # Errors
-/// [`LaunchError`] where a PE cannot be started (those that were are ended) or the system refuses what the launcher needs. A PE that fails
-/// is no error here: [`Ending`] tells.
+/// [`LaunchError`] if a PE cannot be started (the started ones are killed) or if a system call of
+/// the launcher fails. A PE that fails is reported in [`Ending`] instead.
 pub fn supervise(launch: &Launch, attendant: &mut dyn Attendant) -> Result<Ending, LaunchError> {
-    let signals = Signals::take_over().map_err(LaunchError::system("signal handlers"))?;
-    // What a PE leaves behind becomes a child of the launcher, which can then see and end it.
+    let signals = Signals::take_over().map_err(LaunchError::system("cannot install signal handlers"))?;
+    // Orphans of a PE become children of the launcher, which can then kill them.
     set_child_subreaper(Some(rustix::process::getpid()))
-        .map_err(|errno| LaunchError::system("PR_SET_CHILD_SUBREAPER")(errno.into()))?;
+        .map_err(|errno| LaunchError::system("cannot become the subreaper of the PEs")(errno.into()))?;
     let mut job = Job::new(launch, signals);
     let ending = job.start(launch).and_then(|()| job.watch(launch, attendant));
     if ending.is_err() {
@@ -69,7 +73,7 @@ struct Pe {
     last_stderr: LastLine,
 }
 
-/// A PE failed, and another one had left the job before it: that one is named if it fails too.
+/// A PE failed after another one was lost; the other is named if it fails too.
 #[derive(Clone, Copy)]
 struct Suspicion {
     failed: usize,
@@ -93,7 +97,8 @@ struct Job {
 
 impl Job {
     fn new(launch: &Launch, signals: Signals) -> Self {
-        // A program that has the terminal for itself stays in the group that owns the terminal, or it could not read from it.
+        // A single PE that reads the terminal must stay in the process group that owns the
+        // terminal.
         let terminal = launch.stdin == Stdin::Pass && rustix::termios::isatty(rustix::stdio::stdin());
         Self {
             pes: Vec::with_capacity(launch.n_local),
@@ -130,7 +135,7 @@ impl Job {
             let stderr = child.stderr.take().map(|pipe| nonblocking(pipe.into())).transpose()?;
             let index = launch.first_pe + local;
             let lines = Default::default();
-            // `child` is dropped without a wait: all children are reaped in one place, below.
+            // `child` is dropped without a wait: `reap` waits for all children.
             self.pes.push(Pe {
                 index,
                 pid,
@@ -164,7 +169,7 @@ impl Job {
                     if swept {
                         self.close_pipes(attendant);
                     } else {
-                        // Something that a PE left running holds its pipe: it has had its time.
+                        // A descendant of a PE still holds the pipe after its time; kill it.
                         self.sweep();
                         swept = true;
                         drain_until = Some(now + DRAIN);
@@ -188,7 +193,8 @@ impl Job {
         }
     }
 
-    /// Waits for one of: output of a PE, room for it in our own, a signal, the time.
+    /// Waits until a PE writes, a stream of the launcher becomes writable, a signal arrives, or
+    /// `within` has passed.
     fn poll_once(&mut self, within: Option<Duration>, attendant: &mut dyn Attendant) -> Result<(), LaunchError> {
         #[derive(Clone, Copy)]
         enum What {
@@ -221,7 +227,7 @@ impl Job {
         let mut fds: Vec<_> = watched.iter().map(|(fd, flags, _)| PollFd::from_borrowed_fd(*fd, *flags)).collect();
         match poll(&mut fds, timespec.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(LaunchError::system("poll")(errno.into())),
+            Err(errno) => return Err(LaunchError::system("cannot poll the pipes of the PEs")(errno.into())),
         }
         let ready: Vec<What> =
             fds.iter().zip(&watched).filter(|(fd, _)| !fd.revents().is_empty()).map(|(_, (_, _, what))| *what).collect();
@@ -235,14 +241,15 @@ impl Job {
         }
         for (stream, target) in [Target::Stdout, Target::Stderr].into_iter().enumerate() {
             if self.output.is_closed(target) {
-                // Our reader has gone: so has theirs, and they learn it as they would without us.
+                // The launcher's reader closed its stream: close the PEs' pipes, so that they get
+                // SIGPIPE as without a launcher.
                 self.pes.iter_mut().for_each(|pe| pe.pipes[stream] = None);
             }
         }
         Ok(())
     }
 
-    /// Reads what a pipe has now, but not for ever: others print too.
+    /// Reads a pipe, up to a limit so that other pipes are read too.
     fn read_pipe(&mut self, at: usize, stream: usize, attendant: &mut dyn Attendant) {
         let pe = &mut self.pes[at];
         let Some(pipe) = &pe.pipes[stream] else { return };
@@ -288,12 +295,13 @@ impl Job {
                 SIGCHLD => self.reap(attendant),
                 SIGTSTP => {
                     self.pass_on(SIGTSTP);
-                    // Stops this process; what follows is done after it was told to go on, and SIGCONT is then passed on by itself.
+                    // Stops this process; returns after SIGCONT, which is then forwarded like other
+                    // signals.
                     let _ = signal_hook::low_level::emulate_default_handler(SIGTSTP);
                 }
                 SIGINT | SIGTERM if self.stopped_by.is_some_and(|(_, at)| at.elapsed() < SAME_WISH) => {}
                 SIGINT | SIGTERM if self.stopped_by.is_some() => self.signal_all(Signal::KILL),
-                // The terminal has told the program already.
+                // The terminal has already sent SIGINT to the program.
                 SIGINT if !self.own_group => self.stopped_by = Some((signal, Instant::now())),
                 signal => {
                     if !matches!(
@@ -308,11 +316,11 @@ impl Job {
         }
     }
 
-    /// Takes note of every child that has ended.
+    /// Records every child that has ended.
     fn reap(&mut self, attendant: &mut dyn Attendant) {
         let mut ended = Vec::new();
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-            // What is no PE was left behind by one, or is the guard.
+            // A child that is not a PE is an orphan of one, or the guard.
             let Some(at) = self.pes.iter().position(|pe| pe.running && pe.pid == pid) else { continue };
             self.pes[at].running = false;
             let status = match (status.exit_status(), status.terminating_signal()) {
@@ -323,7 +331,8 @@ impl Job {
             self.pes[at].status = Some(status);
             ended.push((at, status));
         }
-        // Of those that are seen at once, a PE that was killed failed before those that ended because of it.
+        // Of PEs whose ends are seen together, one that was killed failed before those that exited
+        // because of it.
         ended.sort_by_key(|(_, status)| !matches!(status, Status::Signal(_)));
         for (at, status) in ended {
             if !status.is_success() {
@@ -347,18 +356,18 @@ impl Job {
             self.term_at.get_or_insert(now + GRACE);
             self.kill_at.get_or_insert(now + GRACE + TERM_TO_KILL);
         }
-        // A PE that panics drops its world, and the others may end because of it before it does.
+        // A PE that panics drops its world first; others may exit because of that before it does.
         let first = first.and_then(|first| self.pes.iter().position(|pe| pe.index == first)).unwrap_or(at);
         self.suspicion = Some(Suspicion { failed: at, first, until: now + FIRST_TO_END });
     }
 
-    /// Names the PE that failed first, once that is known.
+    /// Prints the PE that failed first, once it is known.
     fn name_failure(&mut self, now: Instant, attendant: &mut dyn Attendant) {
         let Some(Suspicion { failed, first, until }) = self.suspicion else { return };
         let at = match self.pes[first].status {
             Some(status) if !status.is_success() => first,
             None if now < until => return,
-            // It ended well, or lives on: what it did was no failure.
+            // The other PE succeeded or is still running: it did not fail.
             _ => failed,
         };
         self.suspicion = None;
@@ -379,22 +388,22 @@ impl Job {
     fn time_is_up(&mut self, launch: &Launch, attendant: &mut dyn Attendant, now: Instant) {
         self.ending.timed_out = true;
         let limit = launch.timeout.unwrap_or_default();
-        let message = format!("the time of {limit:?} is up; still running: {}", self.still_running());
+        let message = format!("--timeout of {limit:?} expired; still running: {}", self.still_running());
         self.say(attendant, &message);
         self.term_at = Some(now);
         self.kill_at = Some(now + TERM_TO_KILL);
     }
 
-    /// Ends what has not ended by itself.
+    /// Sends SIGTERM and SIGKILL when their times have come.
     fn escalate(&mut self, now: Instant) {
         if self.term_at.is_some_and(|at| now >= at) {
             self.term_at = None;
-            tracing::info!(pes = self.still_running(), "SIGTERM to what still runs");
+            tracing::info!(pes = self.still_running(), "sending SIGTERM to running PEs");
             self.signal_all(Signal::TERM);
         }
         if self.kill_at.is_some_and(|at| now >= at) {
             self.kill_at = None;
-            tracing::info!(pes = self.still_running(), "SIGKILL to what still runs");
+            tracing::info!(pes = self.still_running(), "sending SIGKILL to running PEs");
             self.signal_all(Signal::KILL);
         }
     }
@@ -416,12 +425,12 @@ impl Job {
 
     fn signal_all(&self, signal: Signal) {
         for pe in self.pes.iter().filter(|pe| pe.running) {
-            // A PE that is running (or not yet reaped) holds its number: no other process can be meant.
+            // The process ID of a PE that is running or not yet reaped cannot have been reused.
             let _ = if self.own_group { kill_process_group(pe.pid, signal) } else { kill_process(pe.pid, signal) };
         }
     }
 
-    /// Waits until the PEs are gone, after they were killed.
+    /// Waits until the killed PEs have ended.
     fn reap_until_gone(&mut self, until: Instant) {
         while self.pes.iter().any(|pe| pe.running) && Instant::now() < until {
             match wait(WaitOptions::NOHANG) {
@@ -432,10 +441,10 @@ impl Job {
         }
     }
 
-    /// Ends what the PEs left running: in their groups, and outside of them.
+    /// Kills descendants of the PEs, inside and outside of their groups.
     fn sweep(&mut self) {
         for pe in self.pes.iter().filter(|pe| !pe.running && self.own_group) {
-            // No child of ours in the group: nothing is left of it, and its number may by now be another's.
+            // Without a child in the group, the group is empty and its ID may have been reused.
             if !matches!(waitpgid(pe.pid, WaitOptions::NOHANG), Err(Errno::CHILD)) {
                 let _ = kill_process_group(pe.pid, Signal::KILL);
             }
@@ -455,7 +464,8 @@ impl Job {
     }
 }
 
-/// The children of this process, other than the guard: after the PEs have ended, what they left behind.
+/// Returns the children of this process except the guard. After the PEs have ended, these are their
+/// orphans.
 fn orphans(guard: Option<Pid>) -> Vec<Pid> {
     let me = rustix::process::getpid().as_raw_nonzero();
     let mut pids = Vec::new();
@@ -468,11 +478,13 @@ fn orphans(guard: Option<Pid>) -> Vec<Pid> {
 }
 
 fn nonblocking(fd: OwnedFd) -> Result<OwnedFd, LaunchError> {
-    rustix::io::ioctl_fionbio(&fd, true).map_err(|errno| LaunchError::system("FIONBIO")(io::Error::from(errno)))?;
+    rustix::io::ioctl_fionbio(&fd, true)
+        .map_err(|errno| LaunchError::system("cannot make a pipe non-blocking")(io::Error::from(errno)))?;
     Ok(fd)
 }
 
-/// Carries what is typed at the terminal to PE 0, which cannot read from it: it is not in the group that owns the terminal.
+/// Copies terminal input to PE 0, which cannot read it: PE 0 is not in the process group that owns
+/// the terminal.
 #[derive(Default)]
 struct Relay {
     to: Option<OwnedFd>,

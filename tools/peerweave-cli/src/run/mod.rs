@@ -1,7 +1,8 @@
-//! `peerweave run`: starts a program as the PEs of one job, and holds the rendezvous where they meet.
+//! `peerweave run`: starts a program as the PEs of one job and runs their rendezvous.
+//! [`crate::launch`] watches the processes.
 //!
-//! Watching the processes is [`crate::launch`]'s work. Invariant: nothing is started before the command line, the program and the rendezvous
-//! are known to be good.
+//! Invariant: no process is started before the command line, the program and the rendezvous have
+//! been checked.
 
 mod tag;
 
@@ -14,7 +15,7 @@ use crate::rendezvous::{Meeting, Place};
 
 use tag::Tagger;
 
-/// Runs the command; gives its exit code.
+/// Runs the command and returns its exit code.
 pub fn main(args: &RunArgs) -> u8 {
     match start(args) {
         Ok(code) => code,
@@ -29,13 +30,17 @@ fn start(args: &RunArgs) -> Result<u8, (u8, String)> {
     refuse_inside_a_job("run")?;
     let n_local = args.n.unwrap_or_else(default_pes);
     let place = place(args).map_err(|message| (exit::USAGE, message))?;
-    let (name, rest) = args.program.split_first().ok_or_else(|| (exit::USAGE, "no program".to_owned()))?;
+    let (name, rest) = args
+        .program
+        .split_first()
+        .ok_or_else(|| (exit::USAGE, "no program given, expected PROGRAM after the options".to_owned()))?;
     let beside = std::env::current_exe().ok().and_then(|this| Some(this.parent()?.to_owned()));
     let program = program::find(name, std::env::var_os("PATH").as_deref(), beside.as_deref())
         .map_err(|error| (error.exit_code(), error.to_string()))?;
     let meeting = Meeting::hold(&place, n_local).map_err(|error| (exit::LAUNCHER, error.to_string()))?;
     let mut env = meeting.env();
-    let (host, port) = master(&place).map_err(|error| (exit::LAUNCHER, format!("a free port for MASTER_PORT: {error}")))?;
+    let (host, port) =
+        master(&place).map_err(|error| (exit::LAUNCHER, format!("cannot find a free port for MASTER_PORT: {error}")))?;
     env.extend([("MASTER_ADDR".into(), host.into()), ("MASTER_PORT".into(), port.to_string().into())]);
     let tagged = if args.no_tag { false } else { args.tag || n_local * args.nnodes > 1 };
     let launch = Launch {
@@ -56,14 +61,16 @@ fn start(args: &RunArgs) -> Result<u8, (u8, String)> {
     Ok(ending.exit_code())
 }
 
-/// Where the PEs meet, from the command line.
+/// Returns the machines of the job, from the command line.
 fn place(args: &RunArgs) -> Result<Place, String> {
     if args.node_rank >= args.nnodes {
-        return Err(format!("--node-rank is {}, expected less than --nnodes, which is {}", args.node_rank, args.nnodes));
+        return Err(format!("--node-rank is {}, expected less than {} (--nnodes)", args.node_rank, args.nnodes));
     }
     match (&args.rendezvous, args.nnodes) {
         (None, 1) => Ok(Place::ThisMachine),
-        (None, _) => Err("--nnodes needs --rendezvous HOST:PORT, an address of machine 0 that the others reach".to_owned()),
+        (None, _) => {
+            Err("--nnodes requires --rendezvous HOST:PORT, an address of machine 0 that all machines can reach".to_owned())
+        }
         (Some(address), _) if format!("tcp:{address}").parse::<Endpoint>().is_err() => {
             Err(format!("--rendezvous is {address:?}, expected HOST:PORT, such as 10.0.0.1:29500"))
         }
@@ -71,8 +78,9 @@ fn place(args: &RunArgs) -> Result<Place, String> {
     }
 }
 
-/// Where programs that use torchrun's variables meet: a port that nothing of ours takes. On one machine one that is free now; on several the one after
-/// the rendezvous', since all launchers must find the same.
+/// Returns `MASTER_ADDR` and `MASTER_PORT` for programs that use torchrun's variables. On one
+/// machine the port is one that is free now. On several machines it is the rendezvous port plus 1,
+/// so that all launchers agree.
 fn master(place: &Place) -> std::io::Result<(String, u16)> {
     match place {
         Place::ThisMachine => {
@@ -88,15 +96,15 @@ fn master(place: &Place) -> std::io::Result<(String, u16)> {
     }
 }
 
-/// A PE that starts a job of its own would hand its identity on to it: two PEs of the same number would come to one rendezvous.
+/// Refuses to start a job inside a job: its PEs would inherit the identity of this PE and connect
+/// to the outer rendezvous.
 pub(crate) fn refuse_inside_a_job(command: &str) -> Result<(), (u8, String)> {
     match std::env::var_os("PEERWEAVE_PE") {
         None => Ok(()),
         Some(pe) => Err((
             exit::USAGE,
             format!(
-                "this process is PE {} of a job already (PEERWEAVE_PE is set); to start another job from inside it: \
-                 env -u PEERWEAVE_PE peerweave {command} ...",
+                "this process is already PE {} of a job (PEERWEAVE_PE is set); to start another job inside it, run: env -u PEERWEAVE_PE peerweave {command} ...",
                 pe.to_string_lossy()
             ),
         )),

@@ -1,19 +1,19 @@
-//! Puts the PE before its lines. Queues lines, writes none.
+//! Prefixes lines of output with their PE and queues them.
 
 use crate::launch::{Attendant, Output, Source, Target};
 use crate::rendezvous::Meeting;
 
-/// Passes lines on, with `[PE] ` before them where that is wanted.
+/// Forwards the lines of PEs, optionally prefixed with `[PE] `.
 #[derive(Debug)]
 pub(super) struct Tagger {
     name: &'static str,
-    /// Digits of the largest PE; `None`: no tags.
+    /// Number of digits of the largest PE; `None` means no tags.
     width: Option<usize>,
     meeting: Meeting,
 }
 
 impl Tagger {
-    /// Tags the lines of so many PEs, or none.
+    /// Creates a tagger for `tagged_pes` PEs; `None` means no tags.
     pub(super) fn new(name: &'static str, tagged_pes: Option<usize>, meeting: Meeting) -> Self {
         Self { name, width: tagged_pes.map(|n| digits(n.saturating_sub(1))), meeting }
     }

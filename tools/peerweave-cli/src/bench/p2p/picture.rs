@@ -1,11 +1,11 @@
-//! The figures between GPUs as heat maps, as SVG. Measures nothing.
+//! Draws the measurements between GPUs as heat maps, in SVG.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::report::{Report, Table};
 
-/// Pixels of one map, and of the head.
+/// Height of a map and of the header, in pixels.
 const MAP: u32 = 430;
 const HEAD: u32 = 70;
 
@@ -15,7 +15,7 @@ pub(super) fn svg(report: &Report) -> Result<String, String> {
     let size = (2 * MAP, HEAD + rows * MAP);
     let mut text = String::new();
     {
-        let failed = |error: &dyn std::fmt::Display| format!("the plot could not be drawn: {error}");
+        let failed = |error: &dyn std::fmt::Display| format!("cannot draw the plot: {error}");
         let root = SVGBackend::with_string(&mut text, size).into_drawing_area();
         root.fill(&WHITE).map_err(|error| failed(&error))?;
         let name = report.gpus.first().map_or("", |gpu| gpu.name.as_str());
@@ -45,7 +45,7 @@ fn map<'a>(root: &Area<'a>, table: &Table, (left, top): (i32, i32)) -> Result<()
     let (x0, y0) = (left + 50, top + 54);
     root.draw_text(&format!("{} ({})", table.title, table.unit), &centred(16, &BLACK), (left + MAP as i32 / 2, top + 16))?;
     root.draw_text("whose memory", &centred(12, &BLACK), (x0 + n * side / 2, top + 33))?;
-    // Figures that hardly differ look alike: the scale spans a factor of two at least.
+    // The scale spans at least a factor of two, so that nearly equal values look alike.
     let (low, high) = table.range().map_or((0.0, 0.0), |(low, _, high)| (low.min(high / 2.0), high));
     for (from, row) in table.rows.iter().enumerate() {
         let y = y0 + from as i32 * side;
@@ -67,7 +67,7 @@ fn map<'a>(root: &Area<'a>, table: &Table, (left, top): (i32, i32)) -> Result<()
     Ok(())
 }
 
-/// From light to dark, one colour, so that people with any kind of colour vision see the order.
+/// Returns a shade from light to dark of one colour, which is readable with any colour vision.
 fn shade(share: f64) -> RGBColor {
     let mix = |light: f64, dark: f64| (light + (dark - light) * share.clamp(0.0, 1.0)).round() as u8;
     RGBColor(mix(222.0, 8.0), mix(235.0, 48.0), mix(247.0, 107.0))
@@ -78,8 +78,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_picture_has_every_figure_and_its_unit() {
-        let text = svg(&super::super::report::example()).expect("it can be drawn");
+    fn plot_shows_every_value_and_its_unit() {
+        let text = svg(&super::super::report::example()).expect("the plot is drawn");
         for part in ["350", "300", "stores, one direction (GB/s)", "2 GPUs, a GPU", "whose memory"] {
             assert!(text.contains(part), "{part}");
         }
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn more_is_darker() {
+    fn larger_values_are_darker() {
         assert!(shade(0.9).0 < shade(0.1).0);
         assert_eq!(shade(2.0), shade(1.0));
     }

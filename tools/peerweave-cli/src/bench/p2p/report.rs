@@ -1,22 +1,22 @@
-//! What was measured between the GPUs, and its form for people. Measures nothing.
+//! Results of measurements between GPUs, and their text form.
 
 use serde::Serialize;
 
-/// Everything.
+/// All results.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
     pub(super) version: &'static str,
-    /// The driver's version of CUDA.
+    /// CUDA version of the driver.
     pub(super) cuda: String,
     pub(super) gpus: Vec<Gpu>,
-    /// Of one copy.
+    /// Bytes per copy.
     pub(super) bytes: usize,
     pub(super) iters: u32,
     pub(super) rounds: u32,
     pub(super) tables: Vec<Table>,
     pub(super) everybody: Vec<Everybody>,
     pub(super) notes: Vec<String>,
-    /// Compared words that were wrong.
+    /// Number of wrong words.
     pub(super) wrong: usize,
 }
 
@@ -26,12 +26,12 @@ pub(super) struct Gpu {
     pub(super) pci_address: String,
 }
 
-/// A figure for each ordered pair.
+/// One value for each ordered pair.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Table {
     pub(super) title: String,
     pub(super) unit: &'static str,
-    /// `rows[from][to]`; nothing on the diagonal.
+    /// `rows[from][to]`; `None` on the diagonal.
     pub(super) rows: Vec<Vec<Option<f64>>>,
 }
 
@@ -40,7 +40,7 @@ impl Table {
         Self { title, unit, rows: vec![vec![None; n]; n] }
     }
 
-    /// Smallest, mean and largest figure.
+    /// Returns smallest, mean and largest value.
     pub(super) fn range(&self) -> Option<(f64, f64, f64)> {
         let values: Vec<f64> = self.rows.iter().flatten().flatten().copied().collect();
         let (low, high) = values.iter().fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(*value), high.max(*value)));
@@ -48,16 +48,16 @@ impl Table {
     }
 }
 
-/// Every GPU to the next one, all at once.
+/// Bandwidth of every GPU to the next one, all at once.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Everybody {
     pub(super) method: &'static str,
-    /// For each GPU.
+    /// One value for each GPU.
     pub(super) gb_per_s: Vec<f64>,
 }
 
 impl Report {
-    /// For people.
+    /// Formats the results as text.
     pub(super) fn text(&self) -> String {
         let mut out = format!("# {}\n", super::asked(self));
         for (ordinal, gpu) in self.gpus.iter().enumerate() {
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_names_units_gpus_and_what_was_left_out() {
+    fn table_names_units_gpus_and_missing_measurements() {
         let text = example().text();
         for part in [
             "GPU 1: a GPU at 0000:10:00.0",
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_without_figures_has_no_range() {
+    fn empty_table_has_no_range() {
         assert_eq!(Table::new(String::new(), "us", 3).range(), None);
     }
 }
