@@ -1,4 +1,4 @@
-//! Symmetric memory: given and taken in any order, zeroed when it should be, refused when there is none, and reported when it was forgotten.
+//! Symmetric memory: allocation and release in any order, zeroing, exhaustion, reports of leaks.
 
 use peerweave::{Error, MisuseKind, Rank, ReduceOp, SymOffset, Symmetric};
 use peerweave_tests::sample::hash;
@@ -9,12 +9,12 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![sequences, zeroes, disagreement, exhausted, after_release, forgotten, alignments],
         named![
-            contents_survive_what_is_allocated_and_released_around_them,
-            zeroed_memory_is_zero_also_where_something_was_before,
-            pes_that_disagree_are_all_told_and_go_on,
-            memory_that_is_not_there_is_refused_on_every_pe,
-            a_released_buffer_refuses_every_use,
-            what_was_not_released_is_reported,
+            contents_survive_neighbouring_allocations,
+            zeroed_memory_is_zero_after_reuse,
+            disagreeing_allocation_is_an_error_on_all_pes,
+            exhausted_heap_is_an_error_on_all_pes,
+            released_buffer_refuses_every_use,
+            unreleased_buffers_are_reported,
             alignments_are_kept_on_every_pe,
         ],
     )
@@ -46,7 +46,7 @@ fn sequences(seat: &Seat) {
             if random >> 32 & 3 == 1 {
                 assert!(buffer.to_vec().unwrap().iter().all(|&x| x == 0), "step {step}");
             }
-            // The same place on every PE.
+            // The same offset on every PE.
             let mut offsets = vec![0u64; n as usize];
             team.all_gather_blocking(&[buffer.offset().0], &mut offsets).unwrap();
             assert!(offsets.iter().all(|&at| SymOffset(at) == buffer.offset()), "{offsets:?}");
@@ -54,7 +54,7 @@ fn sequences(seat: &Seat) {
             buffer.copy_from(&contents).unwrap();
             live.push((step, buffer));
         }
-        // What a peer sees is what is there.
+        // A peer reads the expected content.
         if let Some((number, buffer)) = live.get((random >> 12) as usize % live.len().max(1))
             && random.is_multiple_of(4)
         {
@@ -70,13 +70,13 @@ fn sequences(seat: &Seat) {
         assert!(buffer.to_vec().unwrap().iter().enumerate().all(|(i, &x)| x == value(me, number, i)), "allocation {number}");
         buffer.release().unwrap();
     }
-    // All of the heap has come back in one piece: the largest request of all fits.
+    // All of the heap is free again, in one piece: the largest possible request fits.
     let whole = world.caps().heap_bytes;
     world.alloc::<u8>(whole).unwrap().release().unwrap();
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn contents_survive_what_is_allocated_and_released_around_them() {
+fn contents_survive_neighbouring_allocations() {
     for seed in 0..4 {
         let job = |n_pes| Job::new("sequences", n_pes).args(format!("{seed} 300")).heap_bytes(16 << 20);
         job(1).on_threads();
@@ -94,10 +94,10 @@ fn zeroes(seat: &Seat) {
         dirty.fill(0xee).unwrap();
         let at = dirty.offset();
         dirty.release().unwrap();
-        // Larger and smaller than what was there, so that used and new memory meet in one allocation.
+        // Larger or smaller than before, so that an allocation has both used and new memory.
         let clean = world.alloc_zeroed::<u8>(if round % 2 == 0 { bytes * 2 + 8192 } else { bytes }).unwrap();
-        assert_eq!(clean.offset(), at, "it is meant to be used again");
-        // Zero on every PE by the time that any has returned.
+        assert_eq!(clean.offset(), at, "the memory is reused");
+        // Zero on every PE when the call has returned on any.
         let peer = Rank::new(((team.my_rank().index() + 1) % team.size()) as u32);
         let mut theirs = vec![1u8; clean.len()];
         team.get_blocking(&clean, &mut theirs, peer).unwrap();
@@ -108,7 +108,7 @@ fn zeroes(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn zeroed_memory_is_zero_also_where_something_was_before() {
+fn zeroed_memory_is_zero_after_reuse() {
     Job::new("zeroes", 1).everywhere();
     Job::new("zeroes", 3).on_threads();
     Job::new("zeroes", 2).on_processes();
@@ -131,7 +131,7 @@ fn disagreement(seat: &Seat) {
         let [a, b] = [world.alloc::<u32>(64).unwrap(), world.alloc::<u32>(64).unwrap()];
         a.fill(me as u32).unwrap();
         b.fill(me as u32 + 1).unwrap();
-        // Heaps are in step: the same offset is the same buffer everywhere.
+        // The heaps still agree: the same offset is the same buffer on all PEs.
         let peer = Rank::new(((me + 1) % team.size()) as u32);
         team.barrier_blocking().unwrap();
         assert_eq!(team.g_blocking(&a, 63, peer).unwrap(), peer.get());
@@ -142,7 +142,7 @@ fn disagreement(seat: &Seat) {
     }
     let [a, b] = [world.alloc::<u32>(64).unwrap(), world.alloc::<u32>(64).unwrap()];
     told(if odd { a.release() } else { b.release() }, "another buffer is released");
-    // Nothing was given back, so that the next allocation is the same everywhere.
+    // Nothing was released, so the next allocation is at the same offset on all PEs.
     let next = world.alloc_zeroed::<u32>(64).unwrap();
     let mut offsets = vec![0u64; team.size()];
     team.all_gather_blocking(&[next.offset().0], &mut offsets).unwrap();
@@ -150,7 +150,7 @@ fn disagreement(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn pes_that_disagree_are_all_told_and_go_on() {
+fn disagreeing_allocation_is_an_error_on_all_pes() {
     Job::new("disagreement", 2).on_threads();
     Job::new("disagreement", 3).on_processes();
     Job::new("disagreement", 3).check_calls().on_processes();
@@ -188,7 +188,7 @@ fn exhausted(seat: &Seat) {
         }
     }
     assert!(all.len() >= 9, "{}", all.len());
-    // What does not fit is no reason to stop, for anybody.
+    // The refused allocation does not affect later calls.
     team.all_reduce_in_place_blocking(&all[0], ReduceOp::Max).unwrap();
     while all.len() > 5 {
         all.remove(2).release().unwrap();
@@ -199,7 +199,7 @@ fn exhausted(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn memory_that_is_not_there_is_refused_on_every_pe() {
+fn exhausted_heap_is_an_error_on_all_pes() {
     Job::new("exhausted", 1).heap_bytes(1 << 20).on_threads();
     Job::new("exhausted", 3).heap_bytes(1 << 20).on_threads();
     Job::new("exhausted", 3).heap_bytes(1 << 20).on_processes();
@@ -244,7 +244,7 @@ fn after_release(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn a_released_buffer_refuses_every_use() {
+fn released_buffer_refuses_every_use() {
     Job::new("after_release", 1).everywhere();
     Job::new("after_release", 2).everywhere();
 }
@@ -261,14 +261,14 @@ fn forgotten(seat: &Seat) {
     assert_eq!((first.elements, first.bytes, first.dropped, first.allocated_at.line()), (10, 40, false, line));
     assert_eq!((second.elements, second.dropped, second.allocated_at.file()), (3, true, file!()));
     assert!(report.to_string().contains("2 symmetric buffers were not released"));
-    // What is left of the world refuses everything.
+    // Handles of the finalized world refuse every call.
     let over = |result: peerweave::Result<()>| assert!(matches!(result.unwrap_err().misuse(), Some(MisuseKind::Finalized)));
     over(kept.fill(1.0));
     over(kept.release());
     over(team.barrier_blocking());
 }
 
-fn what_was_not_released_is_reported() {
+fn unreleased_buffers_are_reported() {
     Job::new("forgotten", 1).everywhere();
     Job::new("forgotten", 3).everywhere();
 }

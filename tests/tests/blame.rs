@@ -1,4 +1,5 @@
-//! A PE that fails because of another one passes the blame on: a third PE names the first cause, whatever call failed in between.
+//! Errors name the root cause: if a PE fails because of another one, a third PE names the first,
+//! whatever call failed in between.
 
 use peerweave::{Buffer, Rank, Result, World};
 use peerweave_tests::job::{named_by, say};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 fn main() -> ExitCode {
     peerweave_tests::main(
         named![destroying, receiving],
-        named![failed_destroy_passes_the_blame_on, failed_receive_passes_the_blame_on],
+        named![failed_destroy_names_the_root_cause, failed_receive_names_the_root_cause],
     )
 }
 
@@ -22,7 +23,7 @@ fn die() -> ! {
     }
 }
 
-/// Says how this PE's part ended.
+/// Prints the outcome of this PE.
 fn tell(outcome: Result<()>) {
     match outcome {
         Ok(()) => say("fine"),
@@ -33,7 +34,7 @@ fn tell(outcome: Result<()>) {
     }
 }
 
-/// PE 0 dies, and all others name it.
+/// Asserts that all others name PE 0, which dies.
 fn all_name_pe_0(job: &Job, context: &str) {
     let mut running = job.start();
     running.all_say(0..4, "ready");
@@ -45,7 +46,8 @@ fn all_name_pe_0(job: &Job, context: &str) {
     running.succeed(1..4);
 }
 
-/// Teams {0, 2} and {1, 3} are made and destroyed again and again; {0, 1} and {2, 3} stay. Argument: after how many microseconds PE 0 dies.
+/// Repeatedly creates and destroys the teams {0, 2} and {1, 3}; {0, 1} and {2, 3} stay. Argument:
+/// microseconds until PE 0 dies.
 fn destroying(seat: &Seat) {
     let microseconds: u64 = seat.arg(0);
     let run = |world: &World| -> Result<()> {
@@ -70,14 +72,15 @@ fn destroying(seat: &Seat) {
     tell(seat.try_join().and_then(|world| run(&world)));
 }
 
-fn failed_destroy_passes_the_blame_on() {
+fn failed_destroy_names_the_root_cause() {
     for i in 0..100 {
         let microseconds = hash(&[i, 77]) % 1500;
         all_name_pe_0(&Job::new("destroying", 4).args(microseconds.to_string()), &format!("after {microseconds} us"));
     }
 }
 
-/// PE 0 offers a large private message to PE 1 and dies. PE 1 cannot read it and fails. PE 3 waits for PE 1 in a team of the two.
+/// PE 0 offers a large private message to PE 1 and dies. PE 1 cannot read it and fails. PE 3 waits
+/// for PE 1 in a team of the two.
 fn receiving(seat: &Seat) {
     let run = |world: &World| -> Result<()> {
         let me = world.my_pe().get();
@@ -104,7 +107,7 @@ fn receiving(seat: &Seat) {
     tell(seat.try_join().and_then(|world| run(&world)));
 }
 
-fn failed_receive_passes_the_blame_on() {
+fn failed_receive_names_the_root_cause() {
     for _ in 0..3 {
         all_name_pe_0(&Job::new("receiving", 4), "a message of a PE that died");
     }

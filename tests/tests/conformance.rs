@@ -1,5 +1,6 @@
-//! Every collective, element type and reduction, in teams of every shape, on buffers of every kind, around every border of an algorithm,
-//! against a naive oracle; on every way to run PEs.
+//! Compares every collective, element type and reduction with a naive oracle: in teams of every
+//! shape, on all kinds of buffers, around every threshold of an algorithm, among threads and
+//! processes.
 
 use peerweave::{DType, Rank, ReduceOp, VectorCounts, bf16, f16};
 use peerweave_tests::calls::Form;
@@ -13,14 +14,14 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![every_collective, borders, streaming, same_bits, nans, long_run, mixed_places],
         named![
-            every_border_on_buffers_of_every_kind,
-            every_collective_among_1_2_3_5_and_8,
-            every_collective_in_teams_of_every_shape,
-            large_operands_that_bypass_the_caches,
+            collectives_are_right_at_thresholds_on_all_buffers,
+            collectives_are_right_among_1_2_3_5_and_8_pes,
+            collectives_are_right_in_teams_of_every_shape,
+            collectives_larger_than_the_caches_are_right,
             inexact_sums_have_the_same_bits_on_every_pe,
-            a_nan_is_ignored_by_min_and_max_unless_all_are,
-            many_collectives_in_a_row_stay_in_step,
-            some_ranks_in_place_and_some_not,
+            min_and_max_ignore_nans_unless_all_are_nan,
+            many_collectives_in_a_row_are_right,
+            mixed_in_place_and_out_of_place_ranks_are_right,
         ],
     )
 }
@@ -39,13 +40,13 @@ fn every_collective(seat: &Seat) {
     assert!(world.finalize().expect("all finalize").is_clean() || shape == "rows" || shape == "columns");
 }
 
-fn every_collective_among_1_2_3_5_and_8() {
+fn collectives_are_right_among_1_2_3_5_and_8_pes() {
     for (n_pes, passes) in [(1, 2), (2, 4), (3, 4), (5, 2), (8, 1)] {
         Job::new("every_collective", n_pes).args(format!("world {passes} {n_pes}")).everywhere();
     }
 }
 
-fn every_collective_in_teams_of_every_shape() {
+fn collectives_are_right_in_teams_of_every_shape() {
     for (seed, shape) in (100..).zip(["every_second", "reversed", "colors", "all_but_one", "rows", "columns"]) {
         let job = Job::new("every_collective", 5).args(format!("{shape} 1 {seed}"));
         job.on_threads();
@@ -60,12 +61,12 @@ fn borders(seat: &Seat) {
     world.finalize().expect("all finalize");
 }
 
-fn every_border_on_buffers_of_every_kind() {
+fn collectives_are_right_at_thresholds_on_all_buffers() {
     Job::new("borders", 2).everywhere();
     Job::new("borders", 3).on_processes();
 }
 
-/// Each collective with more bytes than caches hold.
+/// Runs each collective with more bytes than fit into the caches.
 fn streaming(seat: &Seat) {
     let world = seat.join();
     let n = world.n_pes();
@@ -88,12 +89,12 @@ fn streaming(seat: &Seat) {
     world.finalize().expect("all finalize");
 }
 
-fn large_operands_that_bypass_the_caches() {
+fn collectives_larger_than_the_caches_are_right() {
     Job::new("streaming", 2).on_threads();
     Job::new("streaming", 3).on_processes();
 }
 
-/// Sums that depend on their order: whatever it is, it is the same for everybody.
+/// Checks that sums that depend on their order are equal on all PEs.
 fn same_bits(seat: &Seat) {
     fn one<T: Exact>(seat: &Seat, world: &peerweave::World, float: impl Fn(f64) -> T) {
         let team = world.team();
@@ -161,7 +162,7 @@ fn nans(seat: &Seat) {
         let me = team.my_rank().index();
         for count in [1, 3, 5, 100, 1000, 40_000] {
             for op in [ReduceOp::Min, ReduceOp::Max] {
-                // NaN at all ranks but one, at one, at none, at all.
+                // NaN on all ranks but one, on one, on none, on all.
                 let value = |rank: usize, i: usize| match i % 4 {
                     0 if rank != i / 4 % n => nan,
                     1 if rank == i / 4 % n => nan,
@@ -173,7 +174,7 @@ fn nans(seat: &Seat) {
                 for (i, found) in buffer.iter().enumerate() {
                     let all: Vec<T> = (0..n).map(|rank| value(rank, i)).collect();
                     let expected = T::combine(op, &all, &[]);
-                    // A NaN is a NaN, whatever its bits.
+                    // All NaNs are equal here, whatever their bits.
                     assert!(
                         found.bits() == expected.bits() || (T::is_nan(*found) && T::is_nan(expected)),
                         "{i}: {found:?}, not {expected:?}"
@@ -190,13 +191,13 @@ fn nans(seat: &Seat) {
     world.finalize().expect("all finalize");
 }
 
-fn a_nan_is_ignored_by_min_and_max_unless_all_are() {
+fn min_and_max_ignore_nans_unless_all_are_nan() {
     for n_pes in [1, 2, 4] {
         Job::new("nans", n_pes).everywhere();
     }
 }
 
-/// Argument: how many.
+/// Argument: number of collectives.
 fn long_run(seat: &Seat) {
     let world = seat.join();
     let (team, n, me) = (world.team(), world.n_pes() as u64, u64::from(world.my_pe().get()));
@@ -236,14 +237,14 @@ fn long_run(seat: &Seat) {
     world.finalize().expect("all finalize");
 }
 
-fn many_collectives_in_a_row_stay_in_step() {
+fn many_collectives_in_a_row_are_right() {
     Job::new("long_run", 2).args("20000").everywhere();
     Job::new("long_run", 5).args("2000").everywhere();
-    // More than what has room beside each other without an allocation.
+    // More ranks than the fixed-size arrays hold.
     Job::new("long_run", 20).args("60").on_threads();
 }
 
-/// In place on some ranks and not on others is still the same call.
+/// Checks that some ranks can call in place and others not.
 fn mixed_places(seat: &Seat) {
     let world = seat.join();
     let (team, n) = (world.team(), world.n_pes());
@@ -297,7 +298,7 @@ fn mixed_places(seat: &Seat) {
     world.finalize().expect("all finalize");
 }
 
-fn some_ranks_in_place_and_some_not() {
+fn mixed_in_place_and_out_of_place_ranks_are_right() {
     for n_pes in [2, 3] {
         Job::new("mixed_places", n_pes).everywhere();
     }

@@ -1,7 +1,8 @@
-//! Every example of README and of the documentation of the portable crates, as a job of 1, 2, 3 and 8 processes.
+//! Every example of README and of the documentation of the portable crates, as a job of 1, 2, 3 and
+//! 8 processes.
 //!
-//! The build script finds the examples. What they claim they assert themselves; an example that waits for something that does not come
-//! fails at the deadline.
+//! The build script collects the examples. Examples assert their results themselves; one that waits
+//! in vain fails at the deadline.
 
 use peerweave_tests::Job;
 use std::fmt::Debug;
@@ -9,9 +10,9 @@ use std::process::ExitCode;
 
 include!(concat!(env!("OUT_DIR"), "/doc_examples.rs"));
 
-/// How the main function of an example ends.
+/// The return type of an example's `main`.
 trait End {
-    /// Fails where the example failed.
+    /// Panics if the example failed.
     fn check(self);
 }
 
@@ -25,7 +26,7 @@ impl<E: Debug> End for Result<(), E> {
     }
 }
 
-/// Runs the example at this place with each number of PEs.
+/// Runs the example from this place with each number of PEs.
 fn run(place: &'static str) {
     for n_pes in [1, 2, 3, 8] {
         Job::new(place, n_pes).on_processes();

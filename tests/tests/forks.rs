@@ -1,4 +1,4 @@
-//! A forked child of a PE: it has no part in the job, and whatever it asks of it is an error and nothing worse.
+//! A forked child of a PE is not a PE: its calls return errors and do no harm.
 
 use peerweave::{Compare, Error, MisuseKind, Rank, World};
 use peerweave_tests::{Job, Seat, named};
@@ -9,13 +9,15 @@ fn main() -> ExitCode {
     peerweave_tests::main(named![in_a_child], named![calls_in_a_forked_child_are_refused])
 }
 
-/// Runs `body` in a forked child, and asserts that it ends well.
+/// Runs `body` in a forked child and asserts that it succeeds.
 fn forked(what: &str, body: impl FnOnce()) {
-    // SAFETY: the child touches what the parent's other threads may hold only through `body`, which takes no lock of theirs but the allocator's,
-    // which the C library makes usable in a child. It ends by `_exit`.
+    // SAFETY: the child touches what the parent's other threads may hold only through `body`, which
+    // takes no lock of theirs but the allocator's, which the C library makes usable in a child. It
+    // ends by `_exit`.
     match unsafe { libc::fork() } {
         0 => {
-            // SAFETY: ends the child where it hangs, and at its end without running what the parent registered.
+            // SAFETY: ends the child where it hangs, and at its end without running what the parent
+            // registered.
             unsafe {
                 libc::alarm(20);
                 let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
@@ -40,7 +42,7 @@ fn refused<T>(what: &str, made: peerweave::Result<T>) {
     }
 }
 
-/// PE 0 forks while a barrier and a wait are under way.
+/// PE 0 forks while a barrier and a wait are pending.
 fn in_a_child(seat: &Seat) {
     let world = seat.join();
     let team = world.team().clone();
@@ -74,7 +76,8 @@ fn in_a_child(seat: &Seat) {
         forked("text of handles", || drop(format!("{world:?} {team:?} {words:?} {stream:?} {ticket:?} {event:?}")));
         let inherited = (world, words, stream, ticket, event);
         forked("drops", || {
-            // SAFETY: the child ends by `_exit`, so that this copy of the values is the only one that is dropped in it.
+            // SAFETY: the child ends by `_exit`, so that this copy of the values is the only one
+            // that is dropped in it.
             drop(unsafe { std::ptr::read(&inherited) });
         });
         let (world, words, _stream, ticket, event) = inherited;

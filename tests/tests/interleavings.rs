@@ -1,7 +1,9 @@
-//! Calls of several PEs and threads in orders that are rare: PEs that come after others gave up, threads of one PE that call at once, calls that look
-//! alike, teams that end while something of theirs is in flight.
+//! Critical interleavings of calls on the host backend: late calls after a peer gave up, concurrent
+//! calls of threads of one PE, calls with equal signatures, teams destroyed with pending
+//! operations.
 //!
-//! PEs are threads here. They tell each other beside the library how far they are, so that nothing hangs on how fast the machine is.
+//! PEs are threads. They coordinate outside of the library, so that the order of calls does not
+//! depend on the speed of the machine.
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{Buffer, Compare, Error, Pe, PeerCause, Rank, ReduceOp, Result, Team, Ticket, VectorCounts};
@@ -16,22 +18,22 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![],
         named![
-            whoever_comes_after_a_peer_gave_up_gets_no_result,
-            splits_of_two_teams_at_once_take_two_slots,
-            counts_that_look_alike_are_a_mismatch_and_nothing_is_written,
-            a_message_whose_sender_gave_up_is_not_received,
-            a_destroy_that_others_did_not_call_leaves_the_team_whole,
-            a_destroy_waits_for_sends_and_receives_that_are_queued,
-            two_threads_may_use_one_stream_and_one_team,
-            an_empty_part_may_have_any_offset,
-            a_deadline_holds_for_all_who_are_late_together,
-            a_mismatch_that_a_ticket_told_stops_nothing,
-            a_mark_behind_a_failure_fails,
+            late_collective_fails_after_a_peer_gave_up,
+            concurrent_splits_take_different_slots,
+            counts_with_equal_signatures_are_a_mismatch,
+            message_of_a_sender_that_gave_up_is_not_received,
+            mismatched_destroy_leaves_the_team_usable,
+            destroy_waits_for_queued_sends_and_receives,
+            two_threads_can_share_a_stream_and_a_team,
+            empty_part_can_have_any_offset,
+            late_peer_does_not_extend_the_deadline,
+            mismatch_reported_by_a_ticket_leaves_the_stream_usable,
+            event_recorded_after_a_failure_fails,
         ],
     )
 }
 
-/// A deadline that no wait should reach.
+/// A deadline that no successful test reaches.
 const PATIENT: Duration = Duration::from_secs(20);
 
 fn options(deadline: Duration) -> HostOptions {
@@ -40,7 +42,7 @@ fn options(deadline: Duration) -> HostOptions {
     options
 }
 
-/// How far the threads of a scenario are.
+/// Counts the steps that the threads of a scenario have completed.
 #[derive(Default)]
 struct Steps(AtomicUsize);
 
@@ -52,7 +54,7 @@ impl Steps {
     fn wait_for(&self, steps: usize) {
         let started = Instant::now();
         while self.0.load(Ordering::Acquire) < steps {
-            assert!(started.elapsed() < 2 * PATIENT, "another thread does not come");
+            assert!(started.elapsed() < 2 * PATIENT, "timed out waiting for another thread");
             yield_now();
         }
     }
@@ -63,7 +65,7 @@ impl Steps {
     }
 }
 
-/// The result of an operation on a stream, whether the call or the ticket tells it.
+/// Returns the result of an operation on a stream, from the call or from the ticket.
 fn told<R>(submitted: Result<Ticket<R>>) -> Result<R> {
     submitted?.wait()
 }
@@ -74,12 +76,12 @@ fn is_mismatch<R>(result: Result<R>) {
     assert!(matches!(error, Error::Mismatch(_)), "{error}");
 }
 
-/// The low byte of a team's number is its slot.
+/// Returns the slot of a team, which is the low byte of its ID.
 fn slot(team: &Team) -> u32 {
     team.name().id.0 & 0xff
 }
 
-fn whoever_comes_after_a_peer_gave_up_gets_no_result() {
+fn late_collective_fails_after_a_peer_gave_up() {
     for queued in [false, true] {
         let (gave_up, end) = (Steps::default(), Steps::default());
         on_threads(3, &options(Duration::from_millis(400)), |world| {
@@ -87,11 +89,11 @@ fn whoever_comes_after_a_peer_gave_up_gets_no_result() {
             let (send, recv) = (Buffer::from(vec![me as f32 + 1.0; 100_000]), Buffer::from(vec![-1.0f32; 100_000]));
             if me > 0 {
                 gave_up.wait_for(1);
-                // PE 0 has entered, but its part of the sum will never be there.
+                // PE 0 has entered, but never provides its part of the sum.
                 let error = team.all_reduce_blocking(&send, &recv, ReduceOp::Sum).expect_err("a sum without PE 0");
                 assert!(matches!(error, Error::Peer { .. } | Error::Timeout(_)), "{error}");
             } else {
-                // What it calls after its failure must not look as if it had done its part.
+                // Its next call must not look to peers as if it had completed this one.
                 let failed = if queued {
                     let stream = world.stream().unwrap();
                     let first = team.all_reduce(&stream, &send, &recv, ReduceOp::Sum).unwrap();
@@ -110,14 +112,14 @@ fn whoever_comes_after_a_peer_gave_up_gets_no_result() {
                 assert_eq!(error.blamed(), [Pe::new(1), Pe::new(2)]);
                 gave_up.done();
             }
-            // Nobody leaves before all were told.
+            // No PE leaves before all have their errors.
             end.meet(3);
         })
         .unwrap();
     }
 }
 
-fn splits_of_two_teams_at_once_take_two_slots() {
+fn concurrent_splits_take_different_slots() {
     on_threads(2, &options(PATIENT), |world| {
         let me = u64::from(world.my_pe().get());
         let parents = [0, 1].map(|_| world.team().split(Some(0), 0).unwrap().unwrap());
@@ -147,8 +149,8 @@ fn splits_of_two_teams_at_once_take_two_slots() {
     .unwrap();
 }
 
-fn counts_that_look_alike_are_a_mismatch_and_nothing_is_written() {
-    // Digests of 32 bits are the same for these.
+fn counts_with_equal_signatures_are_a_mismatch() {
+    // Counts with equal 32-bit signatures.
     const ALIKE: [[usize; 2]; 4] = [[3206, 124_389], [24_499, 140_343], [59_545, 109_356], [34_300, 169_577]];
     on_threads(2, &options(PATIENT), |world| {
         let (team, me) = (world.team(), world.my_pe().index());
@@ -166,7 +168,7 @@ fn counts_that_look_alike_are_a_mismatch_and_nothing_is_written() {
             assert!(private.iter().all(|&x| x == 0.0), "{counts:?}");
         }
         is_mismatch(world.alloc::<f32>([106_548, 178_800][me]));
-        // The heaps are still the same.
+        // The heaps still agree.
         let at = world.alloc::<f32>(1000).unwrap().offset().0;
         let mut all = [0u64; 2];
         team.all_gather_blocking(&[at], &mut all).unwrap();
@@ -176,7 +178,7 @@ fn counts_that_look_alike_are_a_mismatch_and_nothing_is_written() {
     .unwrap();
 }
 
-fn a_message_whose_sender_gave_up_is_not_received() {
+fn message_of_a_sender_that_gave_up_is_not_received() {
     let (start, gave_up, end) = (Steps::default(), Steps::default(), Steps::default());
     on_threads(2, &options(Duration::from_secs(1)), |world| {
         let team = world.team();
@@ -186,7 +188,7 @@ fn a_message_whose_sender_gave_up_is_not_received() {
             message.fill(1).unwrap();
             let error = team.send_blocking(&message, Rank::new(1)).unwrap_err();
             assert!(matches!(error, Error::Timeout(_)), "{error}");
-            // The memory is its own again.
+            // The sender can reuse its memory.
             message.fill(666).unwrap();
             gave_up.done();
         } else {
@@ -200,7 +202,7 @@ fn a_message_whose_sender_gave_up_is_not_received() {
     .unwrap();
 }
 
-fn a_destroy_that_others_did_not_call_leaves_the_team_whole() {
+fn mismatched_destroy_leaves_the_team_usable() {
     on_threads(3, &options(PATIENT), |world| {
         let me = world.my_pe().get();
         let first = world.team().split((me < 2).then_some(0), 0).unwrap();
@@ -209,7 +211,7 @@ fn a_destroy_that_others_did_not_call_leaves_the_team_whole() {
             (Some(team), _) => is_mismatch(team.barrier_blocking()),
             (None, _) => {}
         }
-        // PE 0 is in both; the words of one must not be those of the other.
+        // PE 0 is in both teams, which must not share a slot.
         let second = world.team().split((me != 1).then_some(0), 0).unwrap();
         if let (Some(first), Some(second)) = (&first, &second) {
             assert_ne!(slot(first), slot(second));
@@ -232,8 +234,8 @@ fn a_destroy_that_others_did_not_call_leaves_the_team_whole() {
     .unwrap();
 }
 
-fn a_destroy_waits_for_sends_and_receives_that_are_queued() {
-    // One fits a slot of a mailbox; the other needs the receiver while it is sent.
+fn destroy_waits_for_queued_sends_and_receives() {
+    // The first fits into a slot of a mailbox; the second needs the receiver.
     for len in [4, 20_000] {
         on_threads(2, &options(PATIENT), |world| {
             let sends = world.my_pe().get() == 0;
@@ -256,13 +258,13 @@ fn a_destroy_waits_for_sends_and_receives_that_are_queued() {
                     });
                 }
                 team.destroy().unwrap();
-                assert!(!sends || words.load(0).unwrap() == 1, "the message was not sent yet");
+                assert!(!sends || words.load(0).unwrap() == 1, "the message was not sent");
                 assert!(message.to_vec().iter().all(|&x| x == 111), "the message has not arrived");
             });
             ticket.wait().unwrap();
-            // The next team's messages are its own.
+            // The next team gets only its own messages.
             let next = world.team().split(Some(0), 0).unwrap().unwrap();
-            assert_eq!(slot(&next), old_slot, "it is meant to be used again");
+            assert_eq!(slot(&next), old_slot, "the slot is reused");
             let mut other = vec![if sends { 222u64 } else { 0 }; len];
             if sends {
                 next.send_blocking(&other, Rank::new(1)).unwrap();
@@ -278,7 +280,7 @@ fn a_destroy_waits_for_sends_and_receives_that_are_queued() {
     }
 }
 
-fn two_threads_may_use_one_stream_and_one_team() {
+fn two_threads_can_share_a_stream_and_a_team() {
     on_threads(2, &options(PATIENT), |world| {
         let me = world.my_pe().index();
         let (team, stream, gate) = (world.team(), world.stream().unwrap(), Steps::default());
@@ -287,11 +289,12 @@ fn two_threads_may_use_one_stream_and_one_team() {
                 scope.spawn(|| {
                     for round in 1..=120 {
                         gate.meet(2 * round);
-                        // The other PE's operations leave their callers' threads while they wait.
+                        // Meanwhile the other PE's operations move to the thread of the stream.
                         if me == round % 2 && round % 3 == 0 {
                             sleep(Duration::from_millis(3));
                         }
-                        // Both threads call the same in a round, so that it does not matter who is first.
+                        // Both threads make the same call in a round, so that their order does not
+                        // matter.
                         if round % 4 < 2 {
                             team.barrier(&stream).unwrap().wait_within(PATIENT).unwrap();
                         } else {
@@ -310,12 +313,12 @@ fn two_threads_may_use_one_stream_and_one_team() {
     .unwrap();
 }
 
-fn an_empty_part_may_have_any_offset() {
+fn empty_part_can_have_any_offset() {
     for n_pes in [1, 2] {
         on_threads(n_pes, &options(PATIENT), |world| {
             let (team, me) = (world.team(), world.my_pe().index());
             for far in [5, 1 << 50, usize::MAX / 8, usize::MAX] {
-                // Nothing for this PE itself, elements 1 and 2 for the other; or nothing at all.
+                // No elements for this PE itself, and elements 1 and 2 or nothing for the other.
                 for len in [2, 0] {
                     let counts: Vec<usize> = (0..n_pes).map(|rank| if rank == me { 0 } else { len }).collect();
                     let offsets: Vec<usize> = counts.iter().map(|&count| if count == 0 { far } else { 1 }).collect();
@@ -346,7 +349,7 @@ fn an_empty_part_may_have_any_offset() {
     }
 }
 
-fn a_deadline_holds_for_all_who_are_late_together() {
+fn late_peer_does_not_extend_the_deadline() {
     const DEADLINE: Duration = Duration::from_secs(2);
     for large in [false, true] {
         let (start, gave_up, end) = (Steps::default(), Steps::default(), Steps::default());
@@ -370,7 +373,7 @@ fn a_deadline_holds_for_all_who_are_late_together() {
                     gave_up.done();
                 }
                 1 => {
-                    // Late, but in time: that gives nobody a deadline of its own.
+                    // Late, but before the deadline, which must not extend the deadline of PE 0.
                     sleep(DEADLINE * 4 / 5);
                     let outcome = call();
                     assert!(!large || outcome.is_err(), "a sum without PE 0");
@@ -387,7 +390,7 @@ fn a_deadline_holds_for_all_who_are_late_together() {
     }
 }
 
-fn a_mismatch_that_a_ticket_told_stops_nothing() {
+fn mismatch_reported_by_a_ticket_leaves_the_stream_usable() {
     let called = Steps::default();
     on_threads(2, &options(PATIENT), |world| {
         let (team, stream, me) = (world.team(), world.stream().unwrap(), world.my_pe().index());
@@ -398,20 +401,20 @@ fn a_mismatch_that_a_ticket_told_stops_nothing() {
             }
             let submitted = team.all_reduce_in_place(&stream, &buffer, ReduceOp::Sum);
             if me != late {
-                // On this PE it is in the queue, where its error stays.
+                // On this PE the operation is queued, so the stream keeps its error.
                 assert!(submitted.as_ref().is_ok_and(|ticket| !ticket.is_complete()));
                 called.done();
             }
             is_mismatch(told(submitted));
             assert_eq!(buffer.to_vec(), vec![1; 10 + me]);
-            // Nobody synchronizes, and all goes on, on both PEs.
+            // Without a synchronize, both PEs can continue.
             told(team.barrier(&stream)).unwrap();
             let sum = Buffer::from(vec![1u32; 10]);
             told(team.all_reduce_in_place(&stream, &sum, ReduceOp::Sum)).unwrap();
             assert_eq!(sum.to_vec(), [2; 10]);
             team.barrier_blocking().unwrap();
         }
-        // Who asks the stream is told once more, and only once.
+        // The stream reports the error once.
         is_mismatch(stream.synchronize());
         stream.synchronize().unwrap();
         told(team.barrier(&stream)).unwrap();
@@ -420,17 +423,17 @@ fn a_mismatch_that_a_ticket_told_stops_nothing() {
     .unwrap();
 }
 
-fn a_mark_behind_a_failure_fails() {
+fn event_recorded_after_a_failure_fails() {
     on_threads(1, &options(Duration::from_millis(300)), |world| {
         let team = world.team();
         let (failing, waiting) = (world.stream().unwrap(), world.stream().unwrap());
         let words = world.alloc_zeroed::<u64>(1).unwrap();
         let word = words.signal(0).unwrap();
         let me = team.my_rank();
-        // Nobody ends this wait.
+        // No PE sets this word.
         let error = team.wait_until(&failing, &word, Compare::Ge, 1).unwrap().wait_within(PATIENT).unwrap_err();
         assert!(matches!(error, Error::Timeout(_)), "{error}");
-        // Whether the stream has come to rest since or not.
+        // With the stream idle or not.
         for rest in [false, true] {
             let started = Instant::now();
             while rest && !failing.is_idle() {
@@ -440,14 +443,14 @@ fn a_mark_behind_a_failure_fails() {
             let mark = failing.record().unwrap();
             let error = mark.wait_within(PATIENT).expect_err("an operation before the mark failed");
             assert!(matches!(error, Error::Timeout(_)), "{error}");
-            // What waits for it is not run either.
+            // An operation that waits for the mark is skipped too.
             waiting.wait_event(&mark).unwrap();
             let error = told(team.signal(&waiting, word.set(9), me)).unwrap_err();
             assert!(matches!(error, Error::Skipped { .. }), "{error}");
             assert!(waiting.synchronize_within(PATIENT).is_err());
         }
         assert_eq!(words.load(0).unwrap(), 0);
-        // Once told, it is over.
+        // After the error is reported, the stream is usable.
         assert!(failing.synchronize_within(PATIENT).is_err());
         let mark = failing.record().unwrap();
         mark.wait_within(PATIENT).unwrap();

@@ -1,6 +1,7 @@
-//! Wrong calls among real PEs: whoever errs alone is told alone and can call again; where PEs disagree all are told, and the team works on.
+//! Wrong calls among real PEs. A wrong call of one PE is an error only there, and the PE can call
+//! again. If PEs make different calls, all get an error, and the team stays usable.
 //!
-//! That every single argument is checked is shown in `peerweave-core`, against a backend that talks to nobody.
+//! Tests of `peerweave-core` show that every argument is checked.
 
 use peerweave::bootstrap::Job as Place;
 use peerweave::{
@@ -15,16 +16,16 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![disagree, wrong_alone, foreign, settings, attach_differs],
         named![
-            pes_that_call_different_things_are_all_told_and_the_team_works_on,
-            a_wrong_call_of_one_pe_disturbs_nobody,
-            what_belongs_to_another_world_is_refused,
-            settings_that_differ_are_an_error_on_every_pe,
-            a_pe_that_does_not_want_its_memory_read_is_not_read,
+            mismatch_is_an_error_on_all_and_the_team_stays_usable,
+            wrong_call_of_one_pe_does_not_affect_others,
+            handles_of_another_world_are_refused,
+            different_settings_are_an_error_on_every_pe,
+            private_memory_is_not_read_if_one_pe_forbids_it,
         ],
     )
 }
 
-/// What a PE calls with; `odd` PEs call something else.
+/// Arguments of a PE's call; `odd` PEs make a different call.
 struct Caller<'a> {
     team: &'a Team,
     len: usize,
@@ -79,7 +80,7 @@ impl Caller<'_> {
 
 type Call = fn(&Caller<'_>, odd: bool) -> Result<()>;
 
-/// What ranks can disagree on. An odd rank calls the second of the two.
+/// Pairs of different calls. Odd ranks make the second call.
 const DISAGREEMENTS: &[(&str, Call)] =
     &[
         ("barrier or sync", |c, odd| if odd { c.team.barrier_blocking() } else { c.team.sync_blocking() }),
@@ -138,13 +139,13 @@ fn disagree(seat: &Seat) {
                 let error = call(&caller, me % 2 == 1).expect_err(what);
                 let whole = format!("{what}, {len} elements, symmetric: {symmetric}: {error}");
                 let Error::Mismatch(mismatch) = &error else { panic!("{whole}") };
-                // It names a PE, not a rank; whose call differs from this one's.
+                // It names a PE, not a rank, whose call differs from this one's.
                 let rank = team.rank_of(mismatch.pe).unwrap_or_else(|| panic!("{whole}"));
                 assert_ne!(rank, team.my_rank(), "{whole}");
                 assert_ne!(mismatch.mine, mismatch.theirs, "{whole}");
                 assert_eq!(mismatch.team, team.name(), "{whole}");
                 assert!(b.to_vec().unwrap().iter().all(|&x| x == -7.0), "something was written: {whole}");
-                // In step again.
+                // The team is usable again.
                 let mut sum = [0u64; 5];
                 team.all_reduce_blocking(&[me as u64; 5], &mut sum, ReduceOp::Sum).unwrap();
                 assert_eq!(sum, [(n * (n - 1) / 2) as u64; 5], "after {whole}");
@@ -157,7 +158,7 @@ fn disagree(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn pes_that_call_different_things_are_all_told_and_the_team_works_on() {
+fn mismatch_is_an_error_on_all_and_the_team_stays_usable() {
     Job::new("disagree", 2).on_threads();
     Job::new("disagree", 3).on_processes();
     Job::new("disagree", 3).without_attach().check_calls().on_processes();
@@ -175,7 +176,7 @@ fn wrong_alone(seat: &Seat) {
     };
     for round in 0..n {
         if me == round {
-            // While the others wait in a barrier, every one of these fails at once.
+            // Each of these fails at once, while the others wait in a barrier.
             let none_such = Rank::new(n as u32);
             is(team.all_reduce_blocking(&[1i32; 3], &mut [0; 2], ReduceOp::Sum), |kind| {
                 matches!(kind, MisuseKind::Length { .. })
@@ -231,7 +232,7 @@ fn wrong_alone(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn a_wrong_call_of_one_pe_disturbs_nobody() {
+fn wrong_call_of_one_pe_does_not_affect_others() {
     Job::new("wrong_alone", 2).on_threads();
     Job::new("wrong_alone", 3).on_processes();
 }
@@ -268,7 +269,7 @@ fn foreign(seat: &Seat) {
     queue(stream.wait_event(&their_stream.record().unwrap()));
     queue(world.quiet(&their_stream).map(drop));
     assert_eq!(team.translate(me, theirs), None);
-    // Both worlds work on.
+    // Both worlds stay usable.
     team.barrier_blocking().unwrap();
     theirs.all_reduce_in_place_blocking(&b, ReduceOp::Sum).unwrap();
     a.release().unwrap();
@@ -277,7 +278,7 @@ fn foreign(seat: &Seat) {
     assert!(other.finalize().unwrap().is_clean());
 }
 
-fn what_belongs_to_another_world_is_refused() {
+fn handles_of_another_world_are_refused() {
     Job::new("foreign", 2).on_threads();
     Job::new("foreign", 2).on_processes();
 }
@@ -290,7 +291,7 @@ fn settings(seat: &Seat) {
     assert!(made.is_err(), "{made:?}");
 }
 
-fn settings_that_differ_are_an_error_on_every_pe() {
+fn different_settings_are_an_error_on_every_pe() {
     for megabytes in ["1", "64"] {
         Job::new("settings", 3).args(megabytes).limit(Duration::from_secs(10)).on_processes();
     }
@@ -307,6 +308,6 @@ fn attach_differs(_: &Seat) {
     world.finalize().unwrap();
 }
 
-fn a_pe_that_does_not_want_its_memory_read_is_not_read() {
+fn private_memory_is_not_read_if_one_pe_forbids_it() {
     Job::new("attach_differs", 3).on_processes();
 }

@@ -1,4 +1,5 @@
-//! Puts, gets, signals and atomics among PEs that are threads and processes: what arrives, where, and in which order it becomes visible.
+//! Puts, gets, signals and atomics among threads and processes: values, positions, and the order in
+//! which they become visible.
 
 use peerweave::{AtomicInteger, Buffer, Compare, DType, F8E4M3, F8E5M2, Rank, Strides, Team, World, bf16, f16};
 use peerweave_tests::conformance::team_of;
@@ -11,12 +12,12 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![movement, ring, signals, message_passing, atomics, nbi],
         named![
-            puts_and_gets_of_every_type_and_size_land_where_they_should,
-            a_token_goes_round_a_ring_thousands_of_times,
-            waits_and_tests_of_every_kind_see_what_was_signalled,
+            puts_and_gets_are_right_for_all_types_and_sizes,
+            token_passes_a_ring_thousands_of_times,
+            waits_and_tests_of_every_kind_see_the_signals,
             data_is_visible_after_its_signal,
             concurrent_atomics_lose_no_count,
-            what_is_put_without_waiting_is_complete_after_quiet,
+            nbi_puts_are_complete_after_quiet,
         ],
     )
 }
@@ -80,7 +81,7 @@ fn moves<T: Sample>(world: &World, team: Option<&Team>) {
                 let theirs: Vec<T> = (0..len).map(|i| movable(seed, from.index(), i)).collect();
                 same(&target.contents().unwrap(), &theirs, "put");
 
-                // What `to` has now is this PE's; and back again by a get.
+                // `to` now has this PE's data; a get reads it back.
                 let mut back = Mem::new(kind, &arenas[2], seed as usize % 17, &vec![T::default(); len]);
                 match (kind, on_stream) {
                     (Kind::Slice, _) => team.get_blocking(dest, back.slice_mut(), to).unwrap(),
@@ -113,7 +114,7 @@ fn moves<T: Sample>(world: &World, team: Option<&Team>) {
     }
 }
 
-/// A strided put, and a strided get of what was put.
+/// A strided put, followed by a strided get of the same data.
 fn strided<T: Sample>(team: &Team, stream: &peerweave::Stream, arenas: &[peerweave::Symmetric<T>; 3], seed: u64, len: usize) {
     let me = team.my_rank().index();
     let (to, from) = (neighbour(team, 1), neighbour(team, team.size() - 1));
@@ -156,7 +157,7 @@ fn same<T: Sample>(found: &[T], expected: &[T], what: &str) {
     }
 }
 
-fn puts_and_gets_of_every_type_and_size_land_where_they_should() {
+fn puts_and_gets_are_right_for_all_types_and_sizes() {
     Job::new("movement", 1).args("world").everywhere();
     Job::new("movement", 3).args("world").everywhere();
     for shape in ["every_second", "reversed", "colors"] {
@@ -184,7 +185,7 @@ fn ring(seat: &Seat) {
             token = data.to_vec().unwrap();
             team.signal_blocking(freed.set(round), left).unwrap();
         }
-        // The right one has taken what was put there in the round before.
+        // The right neighbour has read the data of the previous round.
         if round > 1 {
             team.wait_until_blocking(&freed, Compare::Ge, round - 1).unwrap();
         }
@@ -204,7 +205,7 @@ fn ring(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn a_token_goes_round_a_ring_thousands_of_times() {
+fn token_passes_a_ring_thousands_of_times() {
     Job::new("ring", 1).args("1000").everywhere();
     Job::new("ring", 2).args("10000").everywhere();
     Job::new("ring", 4).args("1000").everywhere();
@@ -229,7 +230,7 @@ fn signals(seat: &Seat) {
     team.wait_until_all_blocking(&words, Some(&everything_excluded), Compare::Eq, 9).unwrap();
     team.barrier_blocking().unwrap();
 
-    // Queued before anybody signals.
+    // Enqueued before any PE signals.
     let all = team.wait_until_all(&stream, &words, None, Compare::Ge, 5).unwrap();
     let mut exclude = vec![false; n];
     exclude[0] = n > 1;
@@ -251,7 +252,7 @@ fn signals(seat: &Seat) {
     assert_eq!(team.signal_fetch(&words.signal(0).unwrap()).unwrap(), 5);
     team.barrier_blocking().unwrap();
 
-    // The last one lets all go, with every comparison.
+    // The last PE releases all waiters, with every comparison.
     for (round, compare) in (1..).zip(Compare::ALL) {
         let awaited = match compare {
             Compare::Eq | Compare::Ge => round,
@@ -273,14 +274,14 @@ fn signals(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn waits_and_tests_of_every_kind_see_what_was_signalled() {
+fn waits_and_tests_of_every_kind_see_the_signals() {
     for n_pes in [1, 2, 5] {
         Job::new("signals", n_pes).on_threads();
         Job::new("signals", n_pes).on_processes();
     }
 }
 
-/// Message passing: whoever sees the signal sees the data, of every size and way of putting it.
+/// Message passing: a PE that sees the signal sees the data, for every size and form of put.
 fn message_passing(seat: &Seat) {
     let world = seat.join();
     let team = world.team();
@@ -373,7 +374,7 @@ fn atomics(seat: &Seat) {
         let sum = team.atomic_fetch(&stream, &cells, 0, team.my_rank()).unwrap().wait().unwrap().to_word();
         let turns = (0..rounds).filter(|round| round % n == me).count() * n;
         assert_eq!(sum, 4 * turns as u64);
-        // Every number was given to one PE alone.
+        // Every number was returned to exactly one PE.
         let mut all = vec![0u64; rounds * n];
         team.all_gather_blocking(&taken, &mut all).unwrap();
         all.sort_unstable();
@@ -427,7 +428,7 @@ fn nbi(seat: &Seat) {
     for round in 0..50u32 {
         for rank in 0..n {
             let part = data.slice(me * 1000..(me + 1) * 1000).unwrap();
-            // The source is gone or changed when this returns.
+            // The source is dropped or changed when this returns.
             let mine = vec![round * 1000 + me as u32; 1000];
             team.put_nbi_blocking(&mine, &part, Rank::new(rank as u32)).unwrap();
         }
@@ -449,7 +450,7 @@ fn nbi(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn what_is_put_without_waiting_is_complete_after_quiet() {
+fn nbi_puts_are_complete_after_quiet() {
     Job::new("nbi", 3).on_threads();
     Job::new("nbi", 3).on_processes();
 }

@@ -1,4 +1,4 @@
-//! Sends and receives: between all ranks, of every size, alone and in groups, and what happens where they do not fit each other.
+//! Sends and receives: between all ranks, of every size, alone and in groups; mismatches.
 
 use peerweave::{Buffer, Error, MisuseKind, Rank, ReduceOp, Team, World};
 use peerweave_tests::conformance::team_of;
@@ -12,13 +12,13 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![pairs, exchange, ahead, mismatched, mixed_groups, grouped_waits, late_receiver],
         named![
-            every_rank_sends_to_every_rank_messages_of_every_size,
-            in_a_group_the_order_of_sends_and_receives_does_not_matter,
-            a_sender_may_be_many_messages_ahead,
-            a_receive_of_another_count_or_type_is_an_error_and_the_next_message_arrives,
-            a_group_takes_collectives_and_puts_too,
+            messages_of_every_size_arrive_between_all_ranks,
+            group_accepts_sends_and_receives_in_any_order,
+            sender_can_be_many_messages_ahead,
+            mismatched_receive_is_an_error_and_the_next_arrives,
+            group_accepts_collectives_and_puts,
             groups_on_streams_overlap_with_the_caller,
-            a_send_whose_receiver_never_comes_ends_at_the_deadline_and_names_it,
+            send_without_a_receive_expires_and_names_the_receiver,
         ],
     )
 }
@@ -72,13 +72,13 @@ fn pairs(seat: &Seat) {
             }
         }
     }
-    // To itself only inside a group.
+    // A PE can send to itself only inside a group.
     let error = team.send_blocking(&[1u32], team.my_rank()).unwrap_err();
     assert!(matches!(error.misuse(), Some(MisuseKind::Value { argument: "peer", .. })), "{error}");
     world.finalize().unwrap();
 }
 
-fn every_rank_sends_to_every_rank_messages_of_every_size() {
+fn messages_of_every_size_arrive_between_all_ranks() {
     Job::new("pairs", 2).args("world").everywhere();
     Job::new("pairs", 4).args("reversed").everywhere();
     Job::new("pairs", 5).args("every_second").on_processes();
@@ -96,7 +96,8 @@ fn exchange(seat: &Seat) {
                 assert!(*received == message(from, me, round, len), "{how}: {len} elements from {from} to {me}");
             }
         };
-        // Sends first at even ranks, receives first at odd ones; peers in an order of one's own, oneself among them.
+        // Even ranks send first, odd ranks receive first; each rank has its own order of peers,
+        // including itself.
         let order: Vec<usize> = (0..n).map(|i| (i * (1 + me % 2) + me) % n).collect();
         let mut order_all: Vec<usize> = order.clone();
         order_all.sort_unstable();
@@ -133,7 +134,7 @@ fn exchange(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn in_a_group_the_order_of_sends_and_receives_does_not_matter() {
+fn group_accepts_sends_and_receives_in_any_order() {
     for n_pes in [1, 2, 3, 5] {
         Job::new("exchange", n_pes).on_threads();
         Job::new("exchange", n_pes).on_processes();
@@ -151,7 +152,7 @@ fn ahead(seat: &Seat) {
         let started = Instant::now();
         let tickets: Vec<_> =
             (0..400).map(|i| team.send(&stream, &Buffer::from(message(0, 1, i, lens(i))), rank(1)).unwrap()).collect();
-        // Each call that finds its stream idle may keep the caller a little; none waits for the receiver.
+        // A call on an idle stream may block briefly; none waits for the receiver.
         assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
         team.barrier_blocking().unwrap();
         tickets.iter().for_each(|ticket| ticket.wait().unwrap());
@@ -167,13 +168,14 @@ fn ahead(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn a_sender_may_be_many_messages_ahead() {
+fn sender_can_be_many_messages_ahead() {
     Job::new("ahead", 2).on_threads();
     Job::new("ahead", 2).on_processes();
     Job::new("ahead", 2).without_attach().on_processes();
 }
 
-/// Messages of another count or type than is received, of each way of travelling, each followed by one that fits.
+/// Messages whose count or type differs from the receive, for each transport, each followed by one
+/// that matches.
 fn mismatched(seat: &Seat) {
     let world = seat.join();
     let team = world.team();
@@ -199,7 +201,8 @@ fn mismatched(seat: &Seat) {
         for symmetric in [false, true] {
             let here = world.alloc::<u32>(sent.max(received)).unwrap();
             if me == 0 {
-                // A small message is gone before its receiver looks at it; a large one is refused there.
+                // The send of a small message completes before the receive; a large one fails with
+                // it.
                 let ended = if symmetric {
                     team.send_blocking(&here.slice(..sent).unwrap(), rank(1))
                 } else {
@@ -221,7 +224,7 @@ fn mismatched(seat: &Seat) {
             here.release().unwrap();
         }
     }
-    // As many bytes, and elements, of another type.
+    // The same number of elements and bytes, of another type.
     if me == 0 {
         team.send_blocking(&[1.0f32; 8], rank(1)).unwrap();
     } else {
@@ -231,7 +234,7 @@ fn mismatched(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn a_receive_of_another_count_or_type_is_an_error_and_the_next_message_arrives() {
+fn mismatched_receive_is_an_error_and_the_next_arrives() {
     Job::new("mismatched", 2).on_threads();
     Job::new("mismatched", 2).on_processes();
     Job::new("mismatched", 2).without_attach().on_processes();
@@ -271,7 +274,7 @@ fn mixed_groups(seat: &Seat) {
         .wait()
         .unwrap();
         assert_eq!(c.to_vec().unwrap(), vec![round; n]);
-        // An empty group is nothing, and one whose closure fails runs nothing.
+        // An empty group does nothing, and a group whose closure fails runs nothing.
         team.group_blocking(|_| Ok(())).unwrap();
         let failed = team.group_blocking(|group| {
             group.send(&mine, right)?;
@@ -286,14 +289,14 @@ fn mixed_groups(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn a_group_takes_collectives_and_puts_too() {
+fn group_accepts_collectives_and_puts() {
     for n_pes in [1, 2, 4] {
         Job::new("mixed_groups", n_pes).on_threads();
         Job::new("mixed_groups", n_pes).on_processes();
     }
 }
 
-/// A group that waits for its peers on a stream, while the caller goes on with other ranks.
+/// A group waits for its peers on a stream while the caller communicates with other ranks.
 fn grouped_waits(seat: &Seat) {
     fn ring(team: &Team, world: &World, round: usize) {
         let stream = world.stream().unwrap();
@@ -337,11 +340,12 @@ fn late_receiver(seat: &Seat) {
         assert!(started.elapsed() >= Duration::from_secs(1) && started.elapsed() < Duration::from_secs(4));
         say("timed out");
     }
-    // PE 1 goes when its standard input, which is nothing, would have something to say: when it is killed.
+    // PE 1 goes when its standard input, which is nothing, would have something to say: when it is
+    // killed.
     std::thread::sleep(Duration::from_secs(60));
 }
 
-fn a_send_whose_receiver_never_comes_ends_at_the_deadline_and_names_it() {
+fn send_without_a_receive_expires_and_names_the_receiver() {
     let mut running = Job::new("late_receiver", 2).deadline(Duration::from_secs(1)).start();
     assert_eq!(running.line(0), "timed out");
 }

@@ -1,6 +1,8 @@
-//! Random sequences of collectives, on random numbers of PEs, against the oracle; what fails is made smaller.
+//! Compares random sequences of collectives on random numbers of PEs with the oracle; failing cases
+//! are shrunk.
 //!
-//! The seed is `PEERWEAVE_TEST_SEED`, a number; `.ci/run` chooses a new one in each run and prints it. Without it the sequences are always the same.
+//! The seed is `PEERWEAVE_TEST_SEED`, a number; `.ci/run` chooses a new one in each run and prints
+//! it. Without it the sequences are always the same.
 
 use peerweave::host::{HostOptions, on_threads};
 use peerweave::{ReduceOp, World};
@@ -48,7 +50,7 @@ fn run(world: &World, cases: &[Case]) {
 /// The variable with the seed.
 const SEED: &str = "PEERWEAVE_TEST_SEED";
 
-/// The seed of this run. Said before anything runs, so that a failure is shown with it.
+/// Returns the seed of this run and prints it, so that a failure can be repeated.
 fn seed() -> u64 {
     let seed = match std::env::var(SEED) {
         Ok(text) => text.parse().unwrap_or_else(|error| panic!("{SEED} is {text:?}, expected a number below 2^64: {error}")),
@@ -68,7 +70,7 @@ proptest! {
     })]
 
     #[test]
-    fn any_sequence_of_collectives_gives_what_the_oracle_gives(n_pes in 1usize..7, cases in prop::collection::vec(case(), 1..8)) {
+    fn random_sequences_of_collectives_match_the_oracle(n_pes in 1usize..7, cases in prop::collection::vec(case(), 1..8)) {
         on_threads(n_pes, &HostOptions::default(), |world| run(&world.into(), &cases)).unwrap();
     }
 }

@@ -1,4 +1,5 @@
-//! Teams: made and ended thousands of times, in any order, until there is no room, and used after their end.
+//! Teams: creation and destruction in any order, thousands of times; exhaustion of slots; use after
+//! destruction.
 
 use peerweave::{Error, MisuseKind, Pe, Rank, ReduceOp, Team, TeamShape, World};
 use peerweave_tests::sample::hash;
@@ -11,14 +12,14 @@ fn main() -> ExitCode {
     peerweave_tests::main(
         named![shapes, churn, exhaustion, exhaustion_of_one, after_destroy, nested, disjoint, reuse],
         named![
-            members_ranks_and_translations_are_those_that_were_asked_for,
-            teams_come_and_go_thousands_of_times,
-            when_slots_run_out_every_pe_is_told_and_one_that_is_freed_is_used_again,
+            members_ranks_and_translations_match_the_split,
+            teams_can_be_created_and_destroyed_thousands_of_times,
+            exhausted_slots_are_an_error_on_all_and_are_reused,
             split_without_slots_on_one_pe_fails_on_all,
-            a_destroyed_team_refuses_every_call,
+            destroyed_team_refuses_every_call,
             teams_of_teams_work_at_once,
             disjoint_teams_work_without_each_other,
-            a_slot_is_used_by_others_while_a_member_of_its_last_team_sleeps,
+            slot_can_be_reused_while_a_former_member_sleeps,
         ],
     )
 }
@@ -53,7 +54,7 @@ fn shapes(seat: &Seat) {
         }
         assert!(matches!(even.pe_of(Rank::new(n)).unwrap_err().misuse(), Some(MisuseKind::Rank { .. })));
     }
-    // Colors, with keys that turn the order around, and ties that keep it.
+    // Keys that reverse the order, and equal keys that keep it.
     let color = me % 3;
     let team = all.split(Some(color.into()), -i64::from(me)).unwrap().unwrap();
     works(&team, &(0..n).rev().filter(|pe| pe % 3 == color).collect::<Vec<_>>());
@@ -81,7 +82,7 @@ fn shapes(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn members_ranks_and_translations_are_those_that_were_asked_for() {
+fn members_ranks_and_translations_match_the_split() {
     for n_pes in [1, 2, 3, 6] {
         Job::new("shapes", n_pes).on_threads();
         Job::new("shapes", n_pes).on_processes();
@@ -96,7 +97,7 @@ fn churn(seat: &Seat) {
     let me = u64::from(world.my_pe().get());
     let mut kept: Vec<Team> = Vec::new();
     for round in 0..seat.arg::<u64>(0) {
-        // Each PE works out the same, so that all know who is in which team.
+        // Each PE computes the same colors, so that all know the members of each team.
         let color = |pe: u64| match hash(&[round, pe]) % 4 {
             3 => None,
             color => Some(color),
@@ -106,7 +107,7 @@ fn churn(seat: &Seat) {
         if let Some(team) = made {
             let members: Vec<u32> = (0..n).filter(|&pe| color(pe) == color(me)).map(|pe| pe as u32).collect();
             works(&team, &members);
-            // Also what leaves traces in a slot: messages, and large operands in staging areas.
+            // Also uses the parts of a slot that keep state: mailboxes and staging areas.
             if team.size() > 1 {
                 let (size, rank) = (team.size(), team.my_rank().index());
                 let (mine, mut theirs) = ([round; 3], [0; 3]);
@@ -122,7 +123,7 @@ fn churn(seat: &Seat) {
             }
             if hash(&[round]).is_multiple_of(8) { kept.push(team) } else { team.destroy().unwrap() }
         }
-        // Now and then the kept ones go, the oldest last.
+        // Destroys all kept teams from time to time, the oldest last.
         if hash(&[round, 99]).is_multiple_of(32) {
             while let Some(team) = kept.pop() {
                 team.barrier_blocking().unwrap();
@@ -135,7 +136,7 @@ fn churn(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn teams_come_and_go_thousands_of_times() {
+fn teams_can_be_created_and_destroyed_thousands_of_times() {
     Job::new("churn", 1).args("2000").on_threads();
     Job::new("churn", 2).args("5000").on_processes();
     Job::new("churn", 5).args("600").on_threads();
@@ -147,7 +148,7 @@ fn exhaustion(seat: &Seat) {
         let all = world.team();
         let mut teams = Vec::new();
         loop {
-            // All are told together, at the same number.
+            // All PEs get the error at the same number of teams.
             match all.split(Some(0), 0) {
                 Ok(team) => teams.push(team.unwrap()),
                 Err(error) => {
@@ -163,14 +164,14 @@ fn exhaustion(seat: &Seat) {
     let all = world.team();
     for _ in 0..3 {
         let mut teams = fill(&world);
-        // Whoever gives no color needs no slot.
+        // A PE that passes no color needs no slot.
         assert!(all.split(None, 0).unwrap().is_none());
         let freed = teams.swap_remove(20);
         freed.destroy().unwrap();
         let again = all.split(Some(3), 0).unwrap().unwrap();
         works(&again, &(0..all.size() as u32).collect::<Vec<_>>());
         assert!(all.split(Some(0), 0).is_err());
-        // The full world works on.
+        // The world without free slots stays usable.
         all.barrier_blocking().unwrap();
         again.destroy().unwrap();
         for team in teams {
@@ -181,13 +182,13 @@ fn exhaustion(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn when_slots_run_out_every_pe_is_told_and_one_that_is_freed_is_used_again() {
+fn exhausted_slots_are_an_error_on_all_and_are_reused() {
     Job::new("exhaustion", 1).on_threads();
     Job::new("exhaustion", 3).on_threads();
     Job::new("exhaustion", 3).on_processes();
 }
 
-/// PE 0 runs out of slots by teams of its own; the others have all of theirs.
+/// PE 0 uses all its slots for teams of one; the others have free slots.
 fn exhaustion_of_one(seat: &Seat) {
     let world = seat.join();
     let all = world.team();
@@ -199,9 +200,9 @@ fn exhaustion_of_one(seat: &Seat) {
         let error = made.expect_err("PE 0 has no slot");
         assert!(matches!(&error, Error::OutOfMemory { call: "split", .. }), "{error}");
     };
-    // Every color has its own team: that of PE 0 cannot be made, and nobody gets another.
+    // Each PE has its own color. The team of PE 0 cannot be created, so no PE gets a team.
     refused(all.split(Some(me), 0));
-    // PE 2 asks for no team, and is told as well.
+    // PE 2 requests no team and gets the error too.
     refused(all.split((me != 2).then_some(me), 0));
     // Without PE 0 there is room.
     let others = all.split((me != 0).then_some(7), 0).expect("PE 0 takes no part");
@@ -247,7 +248,7 @@ fn after_destroy(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn a_destroyed_team_refuses_every_call() {
+fn destroyed_team_refuses_every_call() {
     Job::new("after_destroy", 1).everywhere();
     Job::new("after_destroy", 2).everywhere();
 }
@@ -286,7 +287,8 @@ fn disjoint(seat: &Seat) {
     let world = seat.join();
     let me = u64::from(world.my_pe().get());
     let team = world.team().split(Some(me % 2), 0).unwrap().unwrap();
-    // The teams make different numbers of calls, and split further, while the other does something else.
+    // The teams make different numbers of calls, and split further, while the other does something
+    // else.
     for round in 0..(50 + 100 * (me % 2)) {
         let mut sum = [0u64];
         team.all_reduce_blocking(&[round], &mut sum, ReduceOp::Sum).unwrap();
@@ -307,7 +309,8 @@ fn disjoint_teams_work_without_each_other() {
     Job::new("disjoint", 4).on_processes();
 }
 
-/// PE 0 ends a team with PE 1, which waits asleep, and makes one with PE 2 in the same slot at once.
+/// PE 0 ends a team with PE 1, which waits asleep, and makes one with PE 2 in the same slot at
+/// once.
 fn reuse(seat: &Seat) {
     let world = seat.join();
     let me = world.my_pe().get();
@@ -331,7 +334,7 @@ fn reuse(seat: &Seat) {
         sleep(Duration::from_millis(6));
         first.destroy().unwrap();
         let second = lasting.as_ref().unwrap().split(Some(0), 0).unwrap().unwrap();
-        assert_eq!(second.name().id.0 & 0xff, slot, "it is meant to be used again");
+        assert_eq!(second.name().id.0 & 0xff, slot, "the slot is reused");
         (0..4).for_each(|_| second.barrier_blocking().unwrap());
         second.destroy().unwrap();
     }
@@ -339,7 +342,7 @@ fn reuse(seat: &Seat) {
     world.finalize().unwrap();
 }
 
-fn a_slot_is_used_by_others_while_a_member_of_its_last_team_sleeps() {
+fn slot_can_be_reused_while_a_former_member_sleeps() {
     Job::new("reuse", 3).on_threads();
     Job::new("reuse", 3).on_processes();
 }

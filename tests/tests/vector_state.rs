@@ -1,7 +1,8 @@
-//! No operation returns with the upper halves of vector registers in use: the caller's own SSE code would run at a fraction of its speed until
-//! someone executes `vzeroupper`.
+//! Checks that no operation returns with the upper halves of vector registers in use. SSE code of
+//! the caller would otherwise be slow until the next `vzeroupper`.
 //!
-//! The kernels are tested one by one in `peerweave-host`, on every instruction set; here the operations are, as users call them.
+//! `peerweave-host` tests each kernel on every instruction set; this tests the operations that
+//! users call.
 
 use peerweave::{Buffer, Compare, Rank, ReduceOp, Result, Strides, World};
 use peerweave_tests::vector_state::{clean, is_observable, upper_halves_in_use};
@@ -9,10 +10,10 @@ use peerweave_tests::{Job, Seat, named};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    peerweave_tests::main(named![operations], named![no_operation_leaves_upper_halves_in_use])
+    peerweave_tests::main(named![operations], named![operations_leave_no_upper_halves_in_use])
 }
 
-/// Runs each operation with clean registers and notes those that do not leave them so.
+/// Runs each operation with clean registers and records those that leave upper halves in use.
 #[derive(Default)]
 struct Check {
     dirty: Vec<String>,
@@ -105,9 +106,9 @@ fn operations(seat: &Seat) {
     assert!(check.dirty.is_empty(), "upper halves in use after: {:#?}", check.dirty);
 }
 
-fn no_operation_leaves_upper_halves_in_use() {
+fn operations_leave_no_upper_halves_in_use() {
     if !is_observable() {
-        println!("    not run: this processor does not tell which halves are in use");
+        println!("    not run: this processor does not report which halves are in use");
         return;
     }
     for n_pes in [1, 2, 3] {

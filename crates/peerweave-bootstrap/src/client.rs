@@ -1,9 +1,10 @@
-//! A PE's side of the rendezvous: join, exchange blobs, wait for one another, leave.
+//! A PE's side of the rendezvous: joining, exchanging blobs, barriers, leaving.
 //!
-//! Sockets are [`crate::connection`]'s, the server is [`crate::server`]'s; descriptors travel by [`crate::descriptors`].
+//! [`crate::connection`] has the sockets, [`crate::server`] the server, and [`crate::descriptors`]
+//! passes file descriptors.
 //!
-//! Invariant: every call ends by its deadline (and a second of grace to hear who was missing), and none works in a process
-//! that was forked from the one that joined.
+//! Invariant: every call ends within a second after its deadline (the server needs that time to
+//! name missing PEs), and fails in a forked child of the process that joined.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -24,7 +25,7 @@ mod join;
 
 use join::{WatchedSiblings, connect, pause, serve};
 
-/// How a PE takes part in a rendezvous.
+/// Options of a PE's rendezvous.
 ///
 /// ```
 /// use std::time::Duration;
@@ -35,9 +36,9 @@ use join::{WatchedSiblings, connect, pause, serve};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long joining, and later each call, may wait.
+    /// Maximum time for joining, and for each later call.
     pub deadline: Duration,
-    /// For the server, where this PE holds it.
+    /// Options of the server, if this PE runs it.
     pub server: ServerOptions,
 }
 
@@ -47,10 +48,10 @@ impl Default for Options {
     }
 }
 
-/// The membership of this process in its job. Threads may share it.
+/// The membership of this process in its job. Threads can share it.
 ///
-/// Dropping it is local: the connection closes, and the others learn that this PE is lost as soon as they wait. Who goes in
-/// order calls [`leave`](Self::leave).
+/// To end it, call [`leave`](Self::leave). Dropping it instead only closes the connection: PEs that
+/// wait for this one then get an error that it is lost.
 ///
 /// ```
 /// use peerweave_bootstrap::{Job, Options, Rendezvous};
@@ -69,9 +70,10 @@ pub struct Rendezvous {
     n_pes: u32,
     deadline: Duration,
     served: Served,
-    /// The process that joined.
+    /// Process ID of the process that joined.
     pid: u32,
-    /// Before the server, so that it is dropped first: the server of PE 0 then sees PE 0 go before it ends.
+    /// Declared before the server, so that it is dropped first: the server of PE 0 then sees PE 0
+    /// leave before it stops.
     link: Link,
     server: Option<Server>,
     #[cfg(target_os = "linux")]
@@ -79,7 +81,7 @@ pub struct Rendezvous {
 }
 
 enum Link {
-    /// A job of one PE: only the key-value store means anything, and only among this PE's threads.
+    /// A job of one PE: only the key-value store is used, among the threads of this PE.
     Alone {
         store: Mutex<HashMap<String, Vec<u8>>>,
         news: Condvar,
@@ -91,24 +93,25 @@ enum Link {
 }
 
 impl Rendezvous {
-    /// Joins the job, and returns when everybody has.
+    /// Joins the job and returns when all PEs have joined.
     ///
-    /// Where the job says [`Served::ByPe0`], PE 0 holds the server. A job of one PE opens no socket. A job has one rendezvous
-    /// at a time: where a program needs it in several places, they share it.
+    /// With [`Served::ByPe0`], PE 0 runs the server. A job of one PE opens no socket. A job has one
+    /// rendezvous at a time; a program that needs it in several places must share it.
     ///
-    /// With torchrun's variables on one machine, a PE whose process ends before it has joined is lost too, half a second later, if its process
-    /// was seen by then: `/proc` is read for that. The README of the crate says what is taken for a PE's process.
+    /// With torchrun's variables on one machine, a PE whose process ends before it has joined is
+    /// lost too, half a second later, if its process was seen by then: `/proc` is read for that.
+    /// The README of the crate says what is taken for a PE's process.
     ///
     /// # Collective
     /// All PEs of the job, each once.
     ///
     /// # Errors
-    /// [`BootstrapError::Timeout`] names who did not come, [`BootstrapError::PeLost`] who went meanwhile;
-    /// [`BootstrapError::Refused`] says that the job at this place is another one, [`BootstrapError::Misuse`] that the job
-    /// contradicts itself.
+    /// [`BootstrapError::Timeout`] names who did not come, [`BootstrapError::PeLost`] who went
+    /// meanwhile; [`BootstrapError::Refused`] says that the job at this place is another one,
+    /// [`BootstrapError::Misuse`] that the job contradicts itself.
     pub fn join(job: &Job, options: Options) -> Result<Self, BootstrapError> {
         let start = Instant::now();
-        // As good as for ever, and a time that the clock can still tell.
+        // Practically unlimited, but still a valid time.
         let options = Options { deadline: options.deadline.min(Duration::from_secs(10 * 365 * 86_400)), ..options };
         job.check("join")?;
         let member = |link, server| Self {
@@ -146,10 +149,12 @@ impl Rendezvous {
             }
             answer => {
                 let error = joined.error("join".to_owned(), answer, start);
-                // Whoever waits with this PE is to hear who was missing, not that this PE has gone.
-                joined.say_farewell(Instant::now() + FAREWELL);
+                // So that PEs that wait with this one get the missing PEs as the cause, not this
+                // PE.
+                joined.notify_leaving(Instant::now() + LEAVE_TIMEOUT);
                 if let Some(server) = joined.server.take() {
-                    // A PE that comes now would wait for a server until its own deadline, and then blame this PE.
+                    // A PE that starts now would wait for a server until its own deadline and
+                    // report this PE as missing.
                     let until = deadline.min(Instant::now() + LATECOMERS);
                     while !server.state().awaited.is_empty() && Instant::now() < until {
                         thread::sleep(Duration::from_millis(1));
@@ -161,72 +166,78 @@ impl Rendezvous {
         }
     }
 
-    /// This PE.
+    /// Returns this PE.
     pub fn pe(&self) -> Pe {
         self.pe
     }
 
-    /// How many PEs the job has.
+    /// Returns the number of PEs of the job.
     pub fn n_pes(&self) -> u32 {
         self.n_pes
     }
 
-    /// How long each call may wait.
+    /// Returns the maximum time for each call.
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
 
-    /// The server, where this PE holds it.
+    /// Returns the server, if this PE runs it.
     pub fn server(&self) -> Option<&Server> {
         self.server.as_ref()
     }
 
-    /// Gives a blob to everybody and returns everybody's, in the order of the PEs.
+    /// Sends a blob to all PEs and returns the blobs of all PEs, in their order.
     ///
     /// # Collective
-    /// All PEs, in the same order of collective calls and with the same label. The blobs may differ in length, up to 1 MiB.
+    /// All PEs must call it, in the same order of collective calls and with the same label. The
+    /// blobs can have different lengths of up to 1 MiB.
     ///
     /// # Errors
-    /// [`BootstrapError::Mismatch`] on every PE if the labels or calls differ; [`BootstrapError::PeLost`] as soon as a PE is
-    /// lost; [`BootstrapError::Timeout`] names who did not call; [`BootstrapError::TooLarge`].
+    /// - [`BootstrapError::Mismatch`] on every PE if the labels or calls differ.
+    /// - [`BootstrapError::PeLost`] as soon as a PE is lost.
+    /// - [`BootstrapError::Timeout`] with the PEs that did not call it.
+    /// - [`BootstrapError::TooLarge`] for a blob or label above the limit.
     pub fn exchange(&self, label: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         self.collective(Collective::Exchange, label, blob, self.deadline)
     }
 
-    /// As [`exchange`](Self::exchange), for a caller that has less time than [`deadline`](Self::deadline).
+    /// Like [`exchange`](Self::exchange), with a shorter time limit than
+    /// [`deadline`](Self::deadline).
     ///
     /// # Errors
-    /// As [`exchange`](Self::exchange).
+    /// As for [`exchange`](Self::exchange).
     pub fn exchange_within(&self, label: &str, blob: &[u8], within: Duration) -> Result<Vec<Vec<u8>>, BootstrapError> {
         self.collective(Collective::Exchange, label, blob, within.min(self.deadline))
     }
 
-    /// Waits until everybody has called it.
+    /// Waits until all PEs have called it.
     ///
     /// # Collective
-    /// As [`exchange`](Self::exchange).
+    /// As for [`exchange`](Self::exchange).
     ///
     /// # Errors
-    /// As [`exchange`](Self::exchange).
+    /// As for [`exchange`](Self::exchange).
     pub fn barrier(&self, label: &str) -> Result<(), BootstrapError> {
         self.barrier_within(label, self.deadline)
     }
 
-    /// As [`barrier`](Self::barrier), for a caller that has less time than [`deadline`](Self::deadline).
+    /// Like [`barrier`](Self::barrier), with a shorter time limit than
+    /// [`deadline`](Self::deadline).
     ///
     /// # Errors
-    /// As [`exchange`](Self::exchange).
+    /// As for [`exchange`](Self::exchange).
     pub fn barrier_within(&self, label: &str, within: Duration) -> Result<(), BootstrapError> {
         self.collective(Collective::Barrier, label, &[], within.min(self.deadline)).map(|_| ())
     }
 
-    /// The process of each PE, in the order of the PEs, as each sees itself: of use among the PEs of one pid namespace.
+    /// Returns the process ID of each PE, in the order of the PEs. Each is valid in the PID
+    /// namespace of its PE.
     ///
     /// # Collective
-    /// As [`exchange`](Self::exchange).
+    /// As for [`exchange`](Self::exchange).
     ///
     /// # Errors
-    /// As [`exchange`](Self::exchange).
+    /// As for [`exchange`](Self::exchange).
     pub fn peers_pids(&self) -> Result<Vec<u32>, BootstrapError> {
         let pids = self.exchange("peerweave/pids", &self.pid.to_le_bytes())?;
         let read = |blob: Vec<u8>| blob.try_into().map(u32::from_le_bytes);
@@ -234,11 +245,12 @@ impl Rendezvous {
         pids.into_iter().map(|blob| read(blob).map_err(wrong)).collect()
     }
 
-    /// Stores a value under a key, in place of the one that was there.
+    /// Stores a value under a key and replaces an existing value.
     ///
     /// # Errors
-    /// [`BootstrapError::TooLarge`] for a key of more than 256 bytes or a value of more than 1 MiB, or if the server holds too
-    /// much already; [`BootstrapError::PeLost`] if PE 0 held the server and is lost.
+    /// - [`BootstrapError::TooLarge`] for a key of more than 256 bytes, a value of more than 1 MiB,
+    ///   or if the server's store is full.
+    /// - [`BootstrapError::PeLost`] if PE 0 ran the server and is lost.
     pub fn put(&self, key: &str, value: &[u8]) -> Result<(), BootstrapError> {
         self.put_by(key, value, Instant::now() + self.deadline)
     }
@@ -266,10 +278,11 @@ impl Rendezvous {
         }
     }
 
-    /// The value under a key. Waits until somebody puts one.
+    /// Returns the value of a key. Waits until a PE has stored one.
     ///
     /// # Errors
-    /// [`BootstrapError::Timeout`] if nobody did, [`BootstrapError::PeLost`] as soon as a PE is lost while there is no value.
+    /// - [`BootstrapError::Timeout`] if no PE stored a value in time.
+    /// - [`BootstrapError::PeLost`] as soon as a PE is lost while there is no value.
     pub fn get(&self, key: &str) -> Result<Vec<u8>, BootstrapError> {
         self.get_by(key, Instant::now() + self.deadline)
     }
@@ -299,10 +312,10 @@ impl Rendezvous {
         }
     }
 
-    /// The value under a key if there is one now.
+    /// Returns the value of a key, or `None` if there is none now.
     ///
     /// # Errors
-    /// As [`put`](Self::put).
+    /// As for [`put`](Self::put).
     pub fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, BootstrapError> {
         self.try_get_by(key, Instant::now() + self.deadline)
     }
@@ -326,10 +339,11 @@ impl Rendezvous {
         }
     }
 
-    /// Takes a key and its value out of the store. That there is none is no error; who waits for the key goes on waiting.
+    /// Removes a key and its value. A missing key is not an error. Callers that wait for the key
+    /// continue to wait.
     ///
     /// # Errors
-    /// As [`put`](Self::put).
+    /// As for [`put`](Self::put).
     pub fn remove(&self, key: &str) -> Result<(), BootstrapError> {
         self.check_process("remove")?;
         let call = || format!("remove({key:?})");
@@ -350,18 +364,21 @@ impl Rendezvous {
         }
     }
 
-    /// Takes a key out of the store without waiting for the answer: before anything that this PE asks next.
+    /// Removes a key without waiting for the answer. The server handles it before later requests of
+    /// this PE.
     #[cfg(target_os = "linux")]
     pub(crate) fn remove_soon(&self, key: &str) {
         if let Link::Joined { connection, .. } = &self.link {
             let request = connection.next_request();
-            connection.tell(&Frame::Remove { request, key: key.to_owned() }, Instant::now() + FAREWELL);
+            connection.tell(&Frame::Remove { request, key: key.to_owned() }, Instant::now() + LEAVE_TIMEOUT);
         }
     }
 
-    /// The PEs that are known to be lost, the first one first. Does not wait, and asks nobody: the server reports each loss by itself.
+    /// Returns the PEs that are known to be lost, in the order of their losses. Does not wait; the
+    /// server reports each loss by itself.
     ///
-    /// For a caller that waits for peers by other means. A PE that has left in order is no loss.
+    /// For callers that wait for peers by other means. A PE that called [`leave`](Self::leave) is
+    /// not lost.
     ///
     /// ```
     /// use peerweave_bootstrap::{Job, Options, Rendezvous};
@@ -385,20 +402,22 @@ impl Rendezvous {
         losses
     }
 
-    /// Whether everybody is still there: for who waits for peers by other means. One round trip to the server.
+    /// Checks that no PE is lost, with one round trip to the server. For callers that wait for
+    /// peers by other means.
     ///
-    /// A PE that has left in order is no loss.
+    /// A PE that called [`leave`](Self::leave) is not lost.
     ///
     /// # Errors
-    /// [`BootstrapError::PeLost`] names the PE that was lost first.
+    /// [`BootstrapError::PeLost`] with the PE that was lost first.
     pub fn check(&self) -> Result<(), BootstrapError> {
         self.check_by(Instant::now() + self.deadline)
     }
 
-    /// As [`check`](Self::check), for who must not wait for the server for long.
+    /// Like [`check`](Self::check), with a time limit for the answer of the server.
     ///
     /// # Errors
-    /// As [`check`](Self::check); [`BootstrapError::Timeout`] if the server has not answered by `deadline`.
+    /// As for [`check`](Self::check), and [`BootstrapError::Timeout`] if the server has not
+    /// answered by `deadline`.
     pub fn check_within(&self, deadline: Duration) -> Result<(), BootstrapError> {
         self.check_by(Instant::now() + deadline.min(self.deadline))
     }
@@ -414,8 +433,8 @@ impl Rendezvous {
         }
     }
 
-    /// Says that this PE is about to go because of another one. If it then drops its [`Rendezvous`] or ends, PEs that wait for it are told of that other
-    /// one. Waits for nobody.
+    /// Records that this PE is about to end because of `pe`. If it then drops its [`Rendezvous`] or
+    /// exits, PEs that wait for it get `pe` as the cause. Does not wait.
     ///
     /// ```
     /// use peerweave_bootstrap::{Job, Options, Pe, Rendezvous};
@@ -428,20 +447,22 @@ impl Rendezvous {
         if let Link::Joined { connection, .. } = &self.link
             && self.check_process("blame").is_ok()
         {
-            connection.tell(&Frame::Blame { pe: pe.get() }, Instant::now() + FAREWELL);
+            connection.tell(&Frame::Blame { pe: pe.get() }, Instant::now() + LEAVE_TIMEOUT);
         }
     }
 
-    /// Leaves in order: nobody who waits for this PE later takes it for a crash.
+    /// Leaves the job, so that other PEs do not report this one as crashed.
     ///
-    /// PE 0 of a job that it serves itself stays until the others have left or are lost, since their calls need it.
+    /// A PE 0 that runs the server waits until the other PEs have left or are lost, since their
+    /// calls need the server.
     ///
     /// # Errors
-    /// [`BootstrapError::Timeout`] on a serving PE 0 names who had not left by the deadline.
+    /// [`BootstrapError::Timeout`] on a PE 0 that runs the server, with the PEs that had not left
+    /// by the deadline.
     pub fn leave(mut self) -> Result<(), BootstrapError> {
         self.check_process("leave")?;
         let start = Instant::now();
-        self.say_farewell(start + self.deadline.min(FAREWELL));
+        self.notify_leaving(start + self.deadline.min(LEAVE_TIMEOUT));
         let Some(server) = self.server.take() else { return Ok(()) };
         let missing = loop {
             let still_there = server.state().joined;
@@ -487,11 +508,12 @@ impl Rendezvous {
         }
     }
 
-    /// Says that this PE leaves, and waits until the server has taken note.
-    fn say_farewell(&self, deadline: Instant) {
+    /// Notifies the server that this PE leaves, and waits for the answer.
+    fn notify_leaving(&self, deadline: Instant) {
         if let Link::Joined { connection, .. } = &self.link {
             let request = connection.next_request();
-            // The answer is the end of the connection. That it is late or broken changes nothing for who leaves.
+            // The answer is the end of the connection. A late answer or an error does not matter
+            // any more.
             let _ = connection.ask(request, &Frame::Leave, deadline);
         }
     }
@@ -507,7 +529,7 @@ impl Rendezvous {
                 BootstrapError::Mismatch { call, one: one.into(), one_call, other: other.into(), other_call }
             }
             Answer::Failed(Fault::StoreFull { len_bytes, limit_bytes }) => {
-                BootstrapError::TooLarge { call, what: "what the server would hold", len_bytes, limit_bytes }
+                BootstrapError::TooLarge { call, what: "the data stored by the server", len_bytes, limit_bytes }
             }
             Answer::Failed(Fault::Closing) | Answer::Closed(Closed::ByServer) => self.server_gone(call),
             Answer::Failed(fault) => {
@@ -540,11 +562,11 @@ impl fmt::Debug for Rendezvous {
     }
 }
 
-/// How long a farewell may take: the server only has to read it.
-const FAREWELL: Duration = Duration::from_millis(500);
+/// Maximum time for a notification that this PE leaves: the server only has to read it.
+const LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long PE 0, when its join has failed, goes on to serve PEs that have not come yet, so that they learn why. Such a PE was
-/// started together with this one, or is started soon.
+/// Time for which PE 0, after its join has failed, continues to serve PEs that have not connected
+/// yet, so that they get the reason. Such a PE was started with this one, or starts soon.
 const LATECOMERS: Duration = Duration::from_millis(1500);
 
 fn check_len(
@@ -566,7 +588,7 @@ fn pes(indices: Vec<u32>) -> Vec<Pe> {
     indices.into_iter().map(Pe::new).collect()
 }
 
-/// A fault that is the loss of a PE, in the words of the interface.
+/// Converts a fault that is the loss of a PE to the public type.
 pub(crate) fn loss_of(fault: &Fault) -> Loss {
     match fault {
         Fault::Left { .. } => Loss::Left,

@@ -1,10 +1,12 @@
-//! One PE's connection to the server, shared by the threads of its process.
+//! A PE's connection to the server, shared by the threads of its process.
 //!
-//! Knows requests and answers, not what they mean: see [`crate::client`]. There is no thread of its own: of the threads that
-//! wait, one reads for all (`reading`), and when it has its answer another one takes over.
+//! It matches answers to requests; [`crate::client`] interprets them. There is no reader thread:
+//! one of the waiting threads reads for all (`reading`), and when it has its answer another one
+//! takes over.
 //!
-//! Invariants: [1] a request that waits has a slot in `Desk::slots`, and frames for requests without one are dropped; [2]
-//! while `Desk::reading` is set exactly one thread reads from the stream, so that bytes are appended in their order.
+//! Invariants: [1] a pending request has a slot in `Desk::slots`, and frames for other requests are
+//! dropped; [2] while `Desk::reading` is set exactly one thread reads from the stream, so that
+//! bytes are appended in their order.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,26 +18,26 @@ use crate::error::BootstrapError;
 use crate::proto::{self, Fault, Frame, Hello, JOIN_REQUEST, ProtocolError, ROUND_BIT};
 use crate::socket::{Stream, is_time_over};
 
-/// The end of a request.
+/// Outcome of a request.
 #[derive(Debug)]
 pub(crate) enum Answer {
     /// Complete, with the blobs of an exchange.
     Done(Vec<Vec<u8>>),
     Value(Vec<u8>),
     Absent,
-    /// The deadline passed; these were awaited.
+    /// The deadline passed; these PEs were missing.
     Late(Vec<u32>),
     Failed(Fault),
-    /// The connection ended first.
+    /// The connection closed first.
     Closed(Closed),
 }
 
-/// How a connection ended.
+/// Why a connection closed.
 #[derive(Clone, Debug)]
 pub(crate) enum Closed {
-    /// The server closed it, or is gone.
+    /// The server closed it or has died.
     ByServer,
-    /// This side could not go on.
+    /// An error on this side.
     Broken(BootstrapError),
 }
 
@@ -50,10 +52,11 @@ pub(crate) struct Connection {
 struct Desk {
     slots: HashMap<u64, Slot>,
     closed: Option<Closed>,
-    /// The losses that the server has reported unasked, the first one first: why the server is gone, if it is.
+    /// Losses that the server has reported by itself, in their order. They may explain why the
+    /// server has died.
     lost: Vec<Fault>,
     reading: bool,
-    /// Bytes that are read and not decoded.
+    /// Bytes read but not yet decoded.
     inbox: Vec<u8>,
     /// Lent to the thread that reads.
     scratch: Vec<u8>,
@@ -67,18 +70,18 @@ struct Slot {
     answer: Option<Answer>,
 }
 
-/// What came of an attempt to join.
+/// Outcome of an attempt to join.
 pub(crate) enum Attempt {
     Joined(Box<Connection>),
-    /// No server, or one that went away before it answered: worth another attempt.
+    /// No server, or it closed the connection before it answered: try again.
     Again(io::Error),
 }
 
-/// How long a server that is alive may take to say who is missing, once a deadline has passed.
+/// Time for a live server to name the missing PEs after a deadline has passed.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Connection {
-    /// Connects and says hello. The connection then waits for the answer to [`JOIN_REQUEST`].
+    /// Connects and sends a hello. The answer to [`JOIN_REQUEST`] is then pending.
     pub(crate) fn open(endpoint: &Endpoint, hello: &Hello, deadline: Instant) -> Result<Attempt, BootstrapError> {
         let stream = match Stream::connect(endpoint, deadline) {
             Ok(stream) => stream,
@@ -99,7 +102,7 @@ impl Connection {
             next_round: 0,
         };
         let connection = Self { stream, writer: Mutex::new(()), desk: Mutex::new(desk), news: Condvar::new() };
-        // The welcome comes at once, or the server is none of ours.
+        // The welcome arrives at once, or this is not a server of ours.
         let mut inbox = Vec::new();
         let mut buffer = [0; 256];
         loop {
@@ -133,46 +136,48 @@ impl Connection {
         Ok(Attempt::Joined(Box::new(connection)))
     }
 
-    /// A number for the next request that is not collective.
+    /// Returns a number for the next request that is not collective.
     pub(crate) fn next_request(&self) -> u64 {
         let mut desk = self.lock();
         desk.next_request += 1;
         desk.next_request - 1
     }
 
-    /// The number of the next collective request.
+    /// Returns the number of the next collective request.
     pub(crate) fn next_round(&self) -> u64 {
         let mut desk = self.lock();
         desk.next_round += 1;
         (desk.next_round - 1) | ROUND_BIT
     }
 
-    /// Sends a request and waits for its end, until `deadline` and a little more to hear who was missing.
+    /// Sends a request and waits for its outcome, until `deadline` plus some time to get the
+    /// missing PEs.
     pub(crate) fn ask(&self, request: u64, frame: &Frame, deadline: Instant) -> Answer {
         self.lock().slots.insert(request, Slot::default());
-        // Where sending fails the connection is closed, and what the server said before is still read.
+        // If sending fails, the connection is closed; earlier frames of the server are still read.
         self.send(frame, deadline);
         self.wait(request, deadline)
     }
 
-    /// Sends a request that waits for nobody but the server, and waits for its end until `deadline` at most.
+    /// Sends a request that depends only on the server, and waits for its outcome until `deadline`.
     pub(crate) fn ask_server(&self, request: u64, frame: &Frame, deadline: Instant) -> Answer {
         self.lock().slots.insert(request, Slot::default());
         self.send(frame, deadline);
         self.wait_with(request, deadline, Duration::ZERO)
     }
 
-    /// Sends a frame whose answer nobody waits for.
+    /// Sends a frame without waiting for an answer.
     pub(crate) fn tell(&self, frame: &Frame, deadline: Instant) {
         self.send(frame, deadline);
     }
 
-    /// Waits for the end of a request that is sent.
+    /// Waits for the outcome of a request that was sent.
     pub(crate) fn wait(&self, request: u64, deadline: Instant) -> Answer {
         self.wait_with(request, deadline, GRACE)
     }
 
-    /// Waits until `deadline`, then cancels the request and gives the server `grace` to say who was missing.
+    /// Waits until `deadline`, then cancels the request and waits up to `grace` for the missing
+    /// PEs.
     fn wait_with(&self, request: u64, deadline: Instant, grace: Duration) -> Answer {
         if let Some(answer) = self.wait_until(request, deadline) {
             return answer;
@@ -188,7 +193,8 @@ impl Connection {
         Answer::Late(Vec::new())
     }
 
-    /// Waits until `until` for the end of a request, which goes on where that is not the end.
+    /// Waits until `until` for the outcome of a request. Without an outcome the request stays
+    /// pending.
     pub(crate) fn wait_until(&self, request: u64, until: Instant) -> Option<Answer> {
         let mut desk = self.lock();
         loop {
@@ -199,7 +205,7 @@ impl Connection {
             if let Some(closed) = desk.closed.clone() {
                 desk.slots.remove(&request);
                 return Some(match (closed, desk.lost.first()) {
-                    // The server ended after the loss, and perhaps because of it.
+                    // The server died after the loss, perhaps because of it.
                     (Closed::ByServer, Some(fault)) => Answer::Failed(fault.clone()),
                     (closed, _) => Answer::Closed(closed),
                 });
@@ -223,10 +229,11 @@ impl Connection {
         }
     }
 
-    /// The losses that the server has reported so far, the first one first, and whether the server is gone. Does not wait.
+    /// Returns the losses reported so far, in their order, and whether the server has died. Does
+    /// not wait.
     pub(crate) fn losses(&self) -> (Vec<Fault>, bool) {
         let mut desk = self.lock();
-        // A thread that reads takes note of them too.
+        // A reading thread records them too.
         if !desk.reading && desk.closed.is_none() {
             let mut scratch = std::mem::take(&mut desk.scratch);
             let result = self.stream.read_now(&mut scratch);
@@ -243,8 +250,9 @@ impl Connection {
             let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
             self.stream.write_all_by(&bytes, deadline)
         };
-        // A server that has gone may have said why before: whoever reads finds that, and then the end. Any other failure
-        // leaves half a frame behind, after which nothing can be sent.
+        // If the server has died, the reading thread finds its last frames, then the end of the
+        // connection. Any other failure leaves part of a frame in the stream, after which nothing
+        // can be sent.
         if let Err(error) = result
             && !is_gone(&error)
         {
@@ -273,7 +281,7 @@ impl Desk {
         }
     }
 
-    /// Gives every whole frame of the inbox to the request that it answers.
+    /// Passes every complete frame of the inbox to its request.
     fn dispatch(&mut self) {
         let mut used = 0;
         loop {
@@ -324,13 +332,13 @@ impl Desk {
     }
 }
 
-/// Whether the other side has closed.
+/// Returns whether the other side has closed the connection.
 fn is_gone(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof)
 }
 
-/// Whether another attempt to connect would end the same.
+/// Returns whether another attempt to connect would fail in the same way.
 fn is_final(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)

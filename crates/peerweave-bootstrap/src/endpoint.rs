@@ -1,6 +1,7 @@
-//! Where a rendezvous is held. Opens nothing: see [`crate::server`] and [`crate::client`].
+//! Addresses of a rendezvous.
 //!
-//! Invariant: the text form is the form of `PEERWEAVE_RENDEZVOUS` and parses back to the same endpoint.
+//! Invariant: the text form is the form of `PEERWEAVE_RENDEZVOUS` and parses back to the same
+//! endpoint.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +9,7 @@ use std::str::FromStr;
 use crate::error::BootstrapError;
 use crate::token::fill_random;
 
-/// The longest name of an abstract Unix socket that is taken, in bytes. The system's own limit is 107.
+/// Maximum length of the name of an abstract Unix socket, in bytes. The limit of the system is 107.
 pub const MAX_NAME_LEN_BYTES: usize = 100;
 
 /// The address of a rendezvous.
@@ -24,17 +25,18 @@ pub const MAX_NAME_LEN_BYTES: usize = 100;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
-    /// An abstract Unix socket of this name (Linux). It is in no file system and goes with the process that holds it.
+    /// An abstract Unix socket of this name (Linux). It is not in a file system and vanishes with
+    /// its process.
     Unix(String),
     /// A host, by name or address, and a port. Port 0 lets the system choose when a server binds.
     Tcp(String, u16),
 }
 
 impl Endpoint {
-    /// An abstract Unix socket with a name that nobody guesses.
+    /// Creates an abstract Unix socket address with a random name.
     ///
     /// # Errors
-    /// [`BootstrapError::Io`] where the system has no random numbers to give.
+    /// [`BootstrapError::Io`] if the operating system returns no random numbers.
     pub fn random_unix() -> Result<Self, BootstrapError> {
         let mut bytes = [0; 16];
         fill_random(&mut bytes)?;

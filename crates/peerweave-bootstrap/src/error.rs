@@ -1,6 +1,7 @@
-//! What can go wrong between PEs that look for each other. Holds no logic: the text and the fields are the bug report.
+//! Errors of the rendezvous and of launchers' environments.
 //!
-//! Invariant: every error says which call it came from or which value was at fault, and an expired wait names who was missing.
+//! Invariant: every error names its call or the invalid value, and an expired wait names the
+//! missing PEs.
 
 use std::fmt;
 use std::io;
@@ -10,24 +11,26 @@ use peerweave_types::Pe;
 
 use crate::proto::ProtocolError;
 
-/// An error of the bootstrap: the environment was wrong, a PE did not come or went away, or the operating system refused.
+/// An error of the bootstrap: an invalid environment, a missing or lost PE, or an error of the
+/// operating system.
 ///
-/// `Debug` shows the message too, since that is what a `main` that returns an error, and `unwrap`, show to people.
+/// `Debug` prints the message, because `unwrap` and a `main` that returns an error print `Debug`.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
-    /// A variable of the launcher's environment is missing, cannot be parsed or contradicts another one.
+    /// A variable of the launcher's environment is missing, cannot be parsed or contradicts another
+    /// one.
     #[error("{variable} is {}, expected {expected}", found(.value))]
     Environment {
         /// The variable's name.
         variable: &'static str,
-        /// Its value, `None` where it is not set.
+        /// Its value; `None` if it is not set.
         value: Option<String>,
-        /// What would have been right.
+        /// Description of valid values.
         expected: String,
     },
 
-    /// An argument of a call of this crate cannot be used. Can be fixed by reading the code; never caused by a peer.
+    /// An argument of a call is invalid: a bug in the caller, never caused by a peer.
     #[error("{call}: {what} is {value}, expected {expected}")]
     Misuse {
         /// The call that refused the argument.
@@ -36,103 +39,103 @@ pub enum BootstrapError {
         what: &'static str,
         /// Its value.
         value: String,
-        /// What would have been right.
+        /// Description of valid values.
         expected: String,
     },
 
-    /// The deadline passed. `missing` names the PEs that did not arrive; it is empty where nobody in particular was awaited
-    /// (a key that nobody put) or the server did not answer any more.
+    /// The deadline passed. `missing` names the PEs that did not arrive. It is empty if the wait
+    /// was for a key, or if the server no longer answers.
     #[error("{call}: timed out after {waited:.1?}{}", did_not_arrive(.missing))]
     Timeout {
         /// The call, with its label or key.
         call: String,
-        /// For how long it had waited.
+        /// Time waited.
         waited: Duration,
-        /// Who did not arrive, in ascending order.
+        /// PEs that did not arrive, in ascending order.
         missing: Vec<Pe>,
     },
 
-    /// A PE has gone, so that what waits for it can never complete.
+    /// A PE is lost, so the call can never complete.
     #[error("{call}: {pe} is lost: {cause}")]
     PeLost {
-        /// The call that can not complete, with its label or key.
+        /// The call, with its label or key.
         call: String,
-        /// The PE that went first.
+        /// The PE that was lost first.
         pe: Pe,
-        /// How it went.
+        /// How it was lost.
         cause: Loss,
     },
 
-    /// Another PE could not do its part of the same call, and goes on.
+    /// Another PE failed in the same call, but is still part of the job.
     #[error("{call}: {pe} failed: {message}")]
     PeFailed {
         /// The call.
         call: &'static str,
-        /// The PE that could not.
+        /// The PE that failed.
         pe: Pe,
-        /// Why, in its own words.
+        /// Its error message.
         message: String,
     },
 
-    /// The server of the rendezvous answered, and does not want this PE.
+    /// The server of the rendezvous refused this PE.
     #[error("join: the rendezvous at {endpoint} refused {pe}: {reason}")]
     Refused {
-        /// Where the server is, as in `PEERWEAVE_RENDEZVOUS`.
+        /// Address of the server, as in `PEERWEAVE_RENDEZVOUS`.
         endpoint: String,
-        /// Who was refused.
+        /// The PE that was refused.
         pe: Pe,
-        /// Why.
+        /// The reason.
         reason: Refusal,
     },
 
-    /// The PEs did not make the same collective call. Each of them gets this error.
+    /// The PEs made different collective calls. All of them get this error.
     #[error("{call}: the PEs disagree: {one} called {one_call}, {other} called {other_call}")]
     Mismatch {
         /// The call of this PE.
         call: String,
-        /// The first of two PEs that disagree.
+        /// The first of two PEs with different calls.
         one: Pe,
-        /// What it called.
+        /// Its call.
         one_call: String,
-        /// The second.
+        /// The second PE.
         other: Pe,
-        /// What that one called.
+        /// Its call.
         other_call: String,
     },
 
-    /// The other side sent what does not belong to the protocol.
-    #[error("{call}: the other side does not speak the protocol: {source}")]
+    /// The other side sent invalid data.
+    #[error("{call}: received invalid data, expected a peer of the same Peerweave version: {source}")]
     Protocol {
-        /// The call that read it.
+        /// The call that received it.
         call: &'static str,
-        /// What was wrong with it.
+        /// The error in the data.
         source: ProtocolError,
     },
 
-    /// A blob, a label or a key is larger than the protocol carries.
-    #[error("{call}: {what} has {len_bytes} bytes, the limit is {limit_bytes}")]
+    /// A blob, a label or a key exceeds the limit.
+    #[error("{call}: {what} has {len_bytes} bytes, expected at most {limit_bytes}")]
     TooLarge {
-        /// The call that was given it, with its label or key.
+        /// The call, with its label or key.
         call: String,
-        /// Which argument, or what of the server's.
+        /// The argument, or the part of the server's memory.
         what: &'static str,
         /// Its length in bytes.
         len_bytes: u64,
-        /// The most that is taken, in bytes.
+        /// The limit in bytes.
         limit_bytes: u64,
     },
 
-    /// The server of the rendezvous was ended by its owner while this PE still used it.
-    #[error("{call}: the rendezvous at {endpoint} has ended")]
+    /// The owner of the rendezvous server stopped it while this PE was using it.
+    #[error("{call}: the rendezvous server at {endpoint} was stopped")]
     ServerGone {
-        /// The call that needed the server, with its label or key.
+        /// The call, with its label or key.
         call: String,
-        /// Where it was, as in `PEERWEAVE_RENDEZVOUS`.
+        /// Address of the server, as in `PEERWEAVE_RENDEZVOUS`.
         endpoint: String,
     },
 
-    /// The process that calls was forked from the one that joined. A forked child is no PE.
-    #[error("{call}: process {called_by} was forked from process {joined_by}, which joined; a forked child is no PE")]
+    /// The calling process was forked from the one that joined. A forked child is not a PE.
+    #[error("{call}: process {called_by} was forked from process {joined_by}, which joined; a forked child is not a PE")]
     Forked {
         /// The call.
         call: &'static str,
@@ -142,14 +145,14 @@ pub enum BootstrapError {
         called_by: u32,
     },
 
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("{call}: {message}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         call: &'static str,
         /// The kind of the operating system's error.
         kind: io::ErrorKind,
-        /// The operating system's words, with the address where there is one.
+        /// The message of the operating system, with the address if there is one.
         message: String,
     },
 }
@@ -164,51 +167,52 @@ impl fmt::Debug for BootstrapError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Loss {
-    /// Its connection closed without a farewell: it crashed, was killed, or dropped its [`Rendezvous`](crate::Rendezvous).
+    /// Its connection closed unexpectedly: it crashed, was killed, or dropped its
+    /// [`Rendezvous`](crate::Rendezvous).
     Disconnected,
-    /// It left in order, before the call that now waits for it.
+    /// It called [`leave`](crate::Rendezvous::leave) before the call that waits for it.
     Left,
-    /// Its own wait had expired, so that it went. This PE was among those that it waited for.
+    /// It left after its own wait expired. This PE was among those that it waited for.
     GaveUp {
-        /// Whom it had waited for, in ascending order.
+        /// The PEs that it waited for, in ascending order.
         missing: Vec<Pe>,
     },
-    /// Whoever watches the processes says so, in these words.
+    /// The launcher reported its end, with this message.
     Reported(String),
 }
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Disconnected => f.write_str("its connection closed without a farewell"),
-            Self::Left => f.write_str("it has left the rendezvous"),
+            Self::Disconnected => f.write_str("its connection closed unexpectedly"),
+            Self::Left => f.write_str("it left the rendezvous"),
             Self::GaveUp { missing } => write!(f, "it gave up{}", did_not_arrive(missing)),
             Self::Reported(why) => f.write_str(why),
         }
     }
 }
 
-/// Why the server of a rendezvous refuses a hello.
+/// Why the server of a rendezvous refuses a PE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The token is another job's.
+    /// The token belongs to another job.
     Token,
-    /// This PE is in the job already, or has been.
+    /// This PE has already joined.
     AlreadyJoined,
-    /// The number of PEs is not the server's.
+    /// The number of PEs differs from the server's.
     NPes,
-    /// The version of the protocol is not the server's.
+    /// The protocol version differs from the server's.
     Version,
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Token => "the token is not this job's",
-            Self::AlreadyJoined => "this PE has joined already",
-            Self::NPes => "the job has another number of PEs",
-            Self::Version => "the server speaks another version of the protocol",
+            Self::Token => "the token belongs to another job; set the same PEERWEAVE_TOKEN on all PEs",
+            Self::AlreadyJoined => "this PE has already joined",
+            Self::NPes => "the number of PEs differs from the server's",
+            Self::Version => "the protocol version differs from the server's; use the same Peerweave version on all PEs",
         })
     }
 }
@@ -222,7 +226,8 @@ impl BootstrapError {
         Self::Io { call, kind: error.kind(), message: format!("{place}: {error}") }
     }
 
-    /// The PEs that this error blames: those that did not arrive, or the one that was lost or failed.
+    /// Returns the PEs that caused this error: those that did not arrive, or the one that was lost
+    /// or failed.
     ///
     /// ```
     /// use peerweave_bootstrap::{BootstrapError, Loss, Pe};
@@ -247,7 +252,7 @@ fn found(value: &Option<String>) -> String {
     }
 }
 
-/// Long lists are cut: of 512 missing PEs the first few tell the story.
+/// Formats the missing PEs; only the first few of a long list.
 fn did_not_arrive(missing: &[Pe]) -> String {
     const SHOWN: usize = 16;
     if missing.is_empty() {

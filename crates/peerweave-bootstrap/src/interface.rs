@@ -1,6 +1,7 @@
-//! The network interfaces of this machine, and which of them the job uses.
+//! Network interfaces of this machine, and the choice of one for the job.
 //!
-//! Binds nothing. Invariant: an interface that was asked for and is not there is an error, never another interface.
+//! Invariant: if a requested interface does not exist, that is an error; no other interface is used
+//! instead.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -10,23 +11,23 @@ use crate::error::BootstrapError;
 /// One address of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// The interface's name, as `NCCL_SOCKET_IFNAME` takes it.
+    /// Name of the interface, in the form of `NCCL_SOCKET_IFNAME`.
     pub name: String,
-    /// The address.
+    /// Its address.
     pub address: IpAddr,
 }
 
 impl Interface {
-    /// Whether only this machine can reach it.
+    /// Returns whether only this machine can reach it.
     pub fn is_loopback(&self) -> bool {
         self.address.is_loopback()
     }
 }
 
-/// Every address of this machine, in the system's order.
+/// Returns all addresses of this machine, in the order of the system.
 ///
 /// # Errors
-/// [`BootstrapError::Io`] if the system does not say.
+/// [`BootstrapError::Io`] if the system call fails.
 pub fn interfaces() -> Result<Vec<Interface>, BootstrapError> {
     let all = if_addrs::get_if_addrs().map_err(|error| BootstrapError::io("interfaces", &error))?;
     Ok(all
@@ -36,11 +37,12 @@ pub fn interfaces() -> Result<Vec<Interface>, BootstrapError> {
         .collect())
 }
 
-/// The interface by which other machines reach this one; other libraries of the job should be told the same.
+/// Chooses the interface through which other machines reach this one. Configure other libraries of
+/// the job with the same interface.
 ///
-/// `asked` is the name or an address of an interface, the value of `PEERWEAVE_INTERFACE`. Without it the first
-/// interface that leads out of the machine is taken, real ones before bridges of containers and virtual machines, IPv4
-/// before IPv6; and the loopback interface if there is no other.
+/// `asked` is the name or an address of an interface, the value of `PEERWEAVE_INTERFACE`. Without
+/// it, this returns the first external interface: physical ones before bridges of containers and
+/// virtual machines, IPv4 before IPv6. If there is none, it returns the loopback interface.
 ///
 /// ```
 /// use peerweave_bootstrap::interface::advertise_address;
@@ -52,7 +54,8 @@ pub fn interfaces() -> Result<Vec<Interface>, BootstrapError> {
 /// ```
 ///
 /// # Errors
-/// [`BootstrapError::Environment`] naming `PEERWEAVE_INTERFACE` if what was asked for is not there, or there is none at all.
+/// [`BootstrapError::Environment`] for `PEERWEAVE_INTERFACE` if the requested interface, or any
+/// interface, does not exist.
 pub fn advertise_address(asked: Option<&str>) -> Result<Interface, BootstrapError> {
     choose(asked, interfaces()?)
 }
@@ -70,7 +73,7 @@ fn choose(asked: Option<&str>, all: Vec<Interface>) -> Result<Interface, Bootstr
     })
 }
 
-/// The lower the better.
+/// Ranks an interface; lower is better.
 fn rank(one: &Interface) -> u8 {
     const VIRTUAL: [&str; 8] = ["docker", "br-", "veth", "virbr", "cni", "flannel", "podman", "tun"];
     let family = match one.address {
@@ -84,7 +87,8 @@ fn rank(one: &Interface) -> u8 {
     }
 }
 
-/// Such an address means nothing without the interface's index.
+/// Returns whether the address is link-local, which is not usable without the index of the
+/// interface.
 fn is_link_local(address: &Ipv6Addr) -> bool {
     address.segments()[0] & 0xffc0 == 0xfe80
 }

@@ -1,9 +1,10 @@
-//! Who am I and who are the others: the outcome of reading a launcher's environment.
+//! The position of this process in its job, as found in a launcher's environment.
 //!
-//! Which variables say it is [`crate::env`]'s. Connects to nobody: see [`crate::client`].
+//! [`crate::env`] reads the variables; [`crate::client`] connects.
 //!
-//! Invariant, held by [`Job::check`] before anything is done with a job: `pe < n_pes`, `local_pe < local_n_pes <= n_pes`,
-//! `machine < n_machines <= n_pes`, and a job of several PEs has a rendezvous.
+//! Invariant, held by [`Job::check`] before anything is done with a job: `pe < n_pes`,
+//! `local_pe < local_n_pes <= n_pes`, `machine < n_machines <= n_pes`, and a job of several PEs has
+//! a rendezvous.
 
 use std::fmt;
 
@@ -15,23 +16,23 @@ use crate::error::BootstrapError;
 use crate::proto::MAX_PES;
 use crate::token::Token;
 
-/// Who started the processes of a job.
+/// The launcher of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Launcher {
-    /// Nobody in particular: the job is this one process.
+    /// No launcher: the job is this one process.
     Single,
     /// `peerweave run`.
     Peerweave,
-    /// `torchrun`, or what sets the same variables.
+    /// `torchrun`, or another launcher that sets the same variables.
     Torchrun,
-    /// Open MPI's `mpirun`, or another starter of PMIx.
+    /// Open MPI's `mpirun`, or another PMIx launcher.
     OpenMpi,
-    /// MPICH's `mpiexec`, or another starter of PMI-1.
+    /// MPICH's `mpiexec`, or another PMI-1 launcher.
     Mpich,
     /// Slurm's `srun`.
     Slurm,
-    /// The application itself, which made the [`Job`] by hand.
+    /// The application itself, which created the [`Job`].
     Custom,
 }
 
@@ -53,13 +54,13 @@ impl fmt::Display for Launcher {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Served {
-    /// The launcher, or somebody else who lives as long as the job.
+    /// The launcher, or another process that lives as long as the job.
     ByLauncher,
     /// PE 0, inside its [`Rendezvous`](crate::Rendezvous).
     ByPe0,
 }
 
-/// This process's place in its job, and where the others are to be met.
+/// The position of this process in its job, and the address of the rendezvous.
 ///
 /// ```
 /// use peerweave_bootstrap::{Job, Launcher, Pe};
@@ -85,41 +86,45 @@ pub enum Served {
 pub struct Job {
     /// This PE.
     pub pe: Pe,
-    /// How many PEs the job has.
+    /// Number of PEs of the job.
     pub n_pes: u32,
-    /// The index of this PE among those of its machine.
+    /// Index of this PE on its machine.
     pub local_pe: u32,
-    /// How many PEs this machine has.
+    /// Number of PEs on this machine.
     pub local_n_pes: u32,
-    /// The index of this machine.
+    /// Index of this machine.
     pub machine: u32,
-    /// How many machines the job spans.
+    /// Number of machines of the job.
     pub n_machines: u32,
-    /// Who started it.
+    /// The launcher.
     pub launcher: Launcher,
-    /// Where the PEs meet. `None` in a job of one PE, which meets nobody.
+    /// Address of the rendezvous; `None` in a job of one PE.
     pub rendezvous: Option<Endpoint>,
     /// The secret that the PEs share.
     pub token: Token,
-    /// The token is derived from values that others on the network may know, for want of `PEERWEAVE_TOKEN`.
+    /// Whether the token is derived from values that others on the network may know, because
+    /// `PEERWEAVE_TOKEN` is not set.
     pub token_is_public: bool,
     /// Who holds the server.
     pub served: Served,
-    /// The interface to use, by name or address, from `PEERWEAVE_INTERFACE`; see [`crate::interface`].
+    /// The interface to use, by name or address, from `PEERWEAVE_INTERFACE`; see
+    /// [`crate::interface`].
     pub interface: Option<String>,
 }
 
 impl Job {
     /// Reads the environment of this process.
     ///
-    /// Our own variables come before torchrun's, Open MPI's, MPICH's and Slurm's, in this order; see [`crate::env::names`].
+    /// Peerweave's own variables precede those of torchrun, Open MPI, MPICH and Slurm, in this
+    /// order; see [`crate::env::names`].
     ///
-    /// A process that finds only a variable of a launcher that is not understood is a job of one PE, as without a launcher. It warns, once, since
-    /// N processes that each take themselves for the whole job is rarely what was meant: by `tracing`, or on standard error where no
-    /// subscriber takes warnings.
+    /// A process with only variables of an unsupported launcher becomes a job of one PE, as without
+    /// a launcher. It warns about that once, because N separate jobs of one PE are rarely intended.
+    /// The warning is logged through `tracing`, or printed to standard error without a subscriber.
     ///
     /// # Errors
-    /// [`BootstrapError::Environment`] names the variable that is missing, malformed or contradicts another one.
+    /// [`BootstrapError::Environment`] with the variable that is missing, malformed or contradicts
+    /// another one.
     pub fn from_env() -> Result<Self, BootstrapError> {
         let job = Self::from_vars(&env::ProcessEnvironment)?;
         if job.launcher == Launcher::Single
@@ -128,7 +133,7 @@ impl Job {
             static ONCE: std::sync::Once = std::sync::Once::new();
             ONCE.call_once(|| {
                 let text = format!(
-                    "{name} is set, as by {launcher}, but it does not say what job this process belongs to: it is a job of one PE; \
+                    "{name} is set, as by {launcher}, but it does not identify the job of this process, so this is a job of one PE; \
                      to start several, use `peerweave run`, torchrun, Open MPI, MPICH or Slurm, or set PEERWEAVE_PE and its companions"
                 );
                 if tracing::enabled!(tracing::Level::WARN) {
@@ -141,17 +146,17 @@ impl Job {
         Ok(job)
     }
 
-    /// Reads any source of variables as if it were the environment.
+    /// Reads variables from any source, as if they were the environment.
     ///
     /// # Errors
-    /// As [`from_env`](Self::from_env).
+    /// As for [`from_env`](Self::from_env).
     pub fn from_vars(vars: &dyn Vars) -> Result<Self, BootstrapError> {
         let job = env::read(vars)?;
         tracing::debug!(pe = job.pe.get(), n_pes = job.n_pes, launcher = %job.launcher, "read the environment");
         Ok(job)
     }
 
-    /// A job of this process alone.
+    /// Returns a job of only this process.
     pub fn single() -> Self {
         Self {
             pe: Pe::new(0),
@@ -169,10 +174,10 @@ impl Job {
         }
     }
 
-    /// PE `pe` of a job of `n_pes` PEs on this machine, which meet at a server that the caller holds.
+    /// Returns PE `pe` of a job of `n_pes` PEs on this machine, whose server the caller runs.
     ///
-    /// For launchers, for PEs that are threads, and for tests. Numbers that cannot be are found by
-    /// [`Rendezvous::join`](crate::Rendezvous::join).
+    /// For launchers, for PEs that are threads, and for tests.
+    /// [`Rendezvous::join`](crate::Rendezvous::join) refuses invalid numbers.
     pub fn on_one_machine(pe: u32, n_pes: u32, rendezvous: Endpoint, token: Token) -> Self {
         Self {
             pe: Pe::new(pe),
@@ -187,10 +192,11 @@ impl Job {
         }
     }
 
-    /// The variables that a launcher sets for this PE, such that [`from_vars`](Self::from_vars) reads the same place in the
-    /// same job back, with [`Launcher::Peerweave`].
+    /// Returns the variables that a launcher sets for this PE. [`from_vars`](Self::from_vars) reads
+    /// them back as the same position, with [`Launcher::Peerweave`].
     ///
-    /// The value of `PEERWEAVE_TOKEN` is a secret: pass it by the environment, never on a command line.
+    /// The value of `PEERWEAVE_TOKEN` is a secret: pass it in the environment, never on a command
+    /// line.
     pub fn to_vars(&self) -> Vec<(&'static str, String)> {
         let mut vars = vec![
             (names::PE, self.pe.get().to_string()),
@@ -206,12 +212,12 @@ impl Job {
         vars
     }
 
-    /// Whether all PEs are on one machine.
+    /// Returns whether all PEs are on one machine.
     pub fn is_on_one_machine(&self) -> bool {
         self.n_machines == 1
     }
 
-    /// Checks the invariant of the module, for a job that was made by hand.
+    /// Checks the invariant of the module, for a job that the application created.
     pub(crate) fn check(&self, call: &'static str) -> Result<(), BootstrapError> {
         let below = |what: &'static str, value: u32, limit: u32| match value < limit {
             true => Ok(()),

@@ -1,6 +1,6 @@
-//! The secret that the PEs of a job share. Does not travel by itself: the launcher hands it out by the environment.
+//! The secret that the PEs of a job share. The launcher passes it in the environment.
 //!
-//! Invariant: a token is never printed (`Debug` hides it) and only ever compared in constant time.
+//! Invariant: a token is never printed (`Debug` hides it) and is compared in constant time.
 
 use std::fmt;
 use std::hint;
@@ -15,7 +15,7 @@ use crate::error::BootstrapError;
 /// Length of a token in bytes.
 pub const TOKEN_LEN_BYTES: usize = 32;
 
-/// The shared secret of a job: who does not know it is not let in.
+/// The shared secret of a job, required to join it.
 ///
 /// ```
 /// use peerweave_bootstrap::Token;
@@ -29,19 +29,20 @@ pub const TOKEN_LEN_BYTES: usize = 32;
 pub struct Token([u8; TOKEN_LEN_BYTES]);
 
 impl Token {
-    /// Draws a token from the operating system's random numbers.
+    /// Creates a random token from the operating system's random numbers.
     ///
     /// # Errors
-    /// [`BootstrapError::Io`] where the system has none to give.
+    /// [`BootstrapError::Io`] if the operating system returns no random numbers.
     pub fn random() -> Result<Self, BootstrapError> {
         let mut bytes = [0; TOKEN_LEN_BYTES];
         fill_random(&mut bytes)?;
         Ok(Self(bytes))
     }
 
-    /// Derives a token from what identifies a job, so that PEs of different jobs do not mix.
+    /// Derives a token from the identity of a job, so that PEs of different jobs do not connect to
+    /// each other.
     ///
-    /// It guards against mix-ups and not against attackers: who knows the identity can compute the token.
+    /// This prevents accidents, not attacks: anyone who knows the identity can compute the token.
     pub fn derived_from(identity: &str) -> Self {
         let mut bytes = [0; TOKEN_LEN_BYTES];
         for (salt, chunk) in bytes.chunks_exact_mut(8).enumerate() {
@@ -50,7 +51,7 @@ impl Token {
         Self(bytes)
     }
 
-    /// The token as 64 hexadecimal digits, the form of `PEERWEAVE_TOKEN`. Do not log it.
+    /// Returns the token as 64 hexadecimal digits, the form of `PEERWEAVE_TOKEN`. Do not log it.
     pub fn to_hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
@@ -64,8 +65,8 @@ impl Token {
     }
 }
 
-/// Says, once in a process, that the token of a job whose PEs meet at `endpoint` is derived from public values: to the subscriber of `tracing`, or to
-/// standard error where there is none.
+/// Warns, once per process, that the token of the job at `endpoint` is derived from public values.
+/// Logs through `tracing`, or prints to standard error without a subscriber.
 pub fn warn_of_public_token(endpoint: &Endpoint) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !matches!(endpoint, Endpoint::Tcp(..)) || SAID.swap(true, Ordering::Relaxed) {
@@ -78,13 +79,13 @@ pub fn warn_of_public_token(endpoint: &Endpoint) {
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{text}");
     } else {
-        // Nobody to read it is no reason to fail.
+        // A warning that cannot be written is not an error.
         let _ = writeln!(std::io::stderr().lock(), "peerweave: {text}");
     }
 }
 
 impl PartialEq for Token {
-    /// Takes the same time wherever the first difference is.
+    /// Compares in constant time.
     fn eq(&self, other: &Self) -> bool {
         let difference = self.0.iter().zip(&other.0).fold(0, |acc, (a, b)| hint::black_box(acc | (a ^ b)));
         hint::black_box(difference) == 0
@@ -102,7 +103,7 @@ impl fmt::Debug for Token {
 impl FromStr for Token {
     type Err = BootstrapError;
 
-    /// Reads 64 hexadecimal digits. The error does not repeat them.
+    /// Parses 64 hexadecimal digits. The error does not show them.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let wrong = || BootstrapError::Misuse {
             call: "Token::from_str",
@@ -129,8 +130,9 @@ pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<(), BootstrapError> {
     })
 }
 
-/// A 64-bit fingerprint (FNV-1a, then the finaliser of splitmix64) that is the same in every build: the PEs of one job may
-/// be different binaries, and the standard library's hashes promise nothing across versions.
+/// Returns a 64-bit fingerprint (FNV-1a, then the finaliser of splitmix64) that is the same in
+/// every build. PEs of one job may be different binaries, and the standard library's hashes can
+/// change between versions.
 pub(crate) fn fingerprint(text: &str, salt: u64) -> u64 {
     let seed = 0xcbf2_9ce4_8422_2325 ^ salt.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let hash = text.bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));

@@ -1,6 +1,7 @@
-//! How a PE comes to the rendezvous: the server of PE 0, the connection, and the processes of PEs that have not come.
+//! Joining: starts the server of PE 0, connects, and watches the processes of PEs that have not
+//! joined.
 //!
-//! What is said over the connection is [`super`]'s, which processes belong to which PE is [`crate::siblings`]'s.
+//! [`super`] has the requests, [`crate::siblings`] finds the process of each PE.
 //!
 //! Invariant: everything here ends by the deadline of the join.
 
@@ -22,14 +23,15 @@ use crate::siblings::Siblings;
 use crate::socket::is_loopback_only;
 use crate::token::warn_of_public_token;
 
-/// How often the PE that holds the server looks for processes that ended before they came.
+/// Interval at which the PE with the server looks for processes that ended before they joined.
 #[cfg(target_os = "linux")]
 const LOOK_AT_SIBLINGS: Duration = Duration::from_millis(10);
 
-/// How long the address of the server may be taken: by this job's former incarnation, which is ending.
+/// Time for which the address of the server may be in use, by an earlier run of this job that is
+/// ending.
 const ADDRESS_TAKEN: Duration = Duration::from_secs(3);
 
-/// Opens the server of PE 0.
+/// Starts the server of PE 0.
 pub(super) fn serve(
     job: &Job,
     endpoint: &Endpoint,
@@ -46,7 +48,7 @@ pub(super) fn serve(
         if job.interface.is_some() {
             options.bind_address = Some(interface::advertise_address(job.interface.as_deref())?.address);
         } else if job.n_machines > 1 && is_loopback_only(host) {
-            tracing::warn!(%endpoint, "the host's name means only this machine: listening on every interface");
+            tracing::warn!(%endpoint, "the host name resolves to a loopback address; listening on all interfaces");
             options.bind_address = Some(Ipv4Addr::UNSPECIFIED.into());
         }
     }
@@ -60,7 +62,7 @@ pub(super) fn serve(
     }
 }
 
-/// The processes of the PEs that have not come, where they can be watched.
+/// Processes of the PEs that have not joined, if they can be watched.
 pub(super) struct WatchedSiblings {
     #[cfg(target_os = "linux")]
     found: Option<Siblings>,
@@ -76,7 +78,7 @@ impl WatchedSiblings {
         }
     }
 
-    /// Which of these PEs have ended since the last look, and how.
+    /// Returns the PEs whose processes have ended since the last call, with the reason.
     fn ended(&mut self, awaited: &[Pe]) -> Vec<(Pe, String)> {
         #[cfg(target_os = "linux")]
         if let Some(found) = &mut self.found {
@@ -87,7 +89,8 @@ impl WatchedSiblings {
         Vec::new()
     }
 
-    /// Waits for the end of the join of the PE that holds the server, and tells that one whose process ends before it has come.
+    /// Waits for the join of the PE with the server to complete, and reports PEs whose processes
+    /// end before they join.
     pub(super) fn report_while_waiting(&mut self, server: &Server, connection: &Connection, deadline: Instant) -> Answer {
         #[cfg(target_os = "linux")]
         while self.found.is_some() && Instant::now() < deadline {
@@ -118,12 +121,12 @@ pub(super) fn connect(
         };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            // Who holds the server is who did not come.
+            // The PE that runs the server is missing.
             let missing = if job.served == Served::ByPe0 { vec![Pe::new(0)] } else { Vec::new() };
             let call = format!("join: connect to {endpoint} ({error})");
             return Err(BootstrapError::Timeout { call, waited: start.elapsed(), missing });
         }
-        // Nobody else can say it, since there is no server.
+        // Without a server no other PE can report it.
         if let Some((pe, why)) = siblings.ended(&[Pe::new(0)]).pop() {
             let call = format!("join: connect to {endpoint} ({error})");
             return Err(BootstrapError::PeLost { call, pe, cause: Loss::Reported(why) });
@@ -132,8 +135,8 @@ pub(super) fn connect(
     }
 }
 
-/// How long to sleep before another attempt: little at first, since all PEs start at about the same time, and never more
-/// than an eighth of what has passed.
+/// Returns the time to sleep before the next attempt: short at first, because all PEs start at
+/// about the same time, and at most an eighth of the time passed.
 pub(super) fn pause(start: Instant) -> Duration {
     (start.elapsed() / 8).clamp(Duration::from_micros(200), Duration::from_millis(50))
 }
