@@ -1,7 +1,7 @@
-//! Reading launchers' environments. Each launcher has a module of its own; this chooses among them and parses.
+//! Reads launchers' environments. Each launcher has its own module; this one selects the launcher
+//! and parses values.
 //!
-//! Nothing is connected here. Invariant: a variable that is set and cannot be understood is an error that names it, never a
-//! silent default.
+//! Invariant: a variable with an invalid value is an error that names it, never a silent default.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -24,13 +24,14 @@ mod slurm;
 pub(crate) mod starter;
 mod torchrun;
 
-/// A source of environment variables. Any `Fn(&str) -> Option<String>` is one, so that tests touch no process environment.
+/// A source of environment variables. Any `Fn(&str) -> Option<String>` is one, so that tests do not
+/// need the process environment.
 pub trait Vars {
-    /// The value of a variable, `None` where it is not set.
+    /// Returns the value of a variable; `None` if it is not set.
     fn var(&self, name: &str) -> Option<String>;
 
-    /// What identifies the process that started this one with this variable, the same for all that it started so; `None` where that cannot be
-    /// told, as in tests.
+    /// Identifies the process that started this one with this variable. Equal for all processes
+    /// that it started; `None` if unknown, as in tests.
     fn starter(&self, _name: &str) -> Option<String> {
         None
     }
@@ -42,7 +43,8 @@ impl<F: Fn(&str) -> Option<String>> Vars for F {
     }
 }
 
-/// The environment of this process. Bytes that are no text are replaced, so that parsing them fails and says so.
+/// The environment of this process. Bytes that are not valid UTF-8 are replaced, so that parsing
+/// them fails with an error.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessEnvironment;
 
@@ -57,7 +59,7 @@ impl Vars for ProcessEnvironment {
     }
 }
 
-/// Where this PE stands in its job, as a launcher's module finds it.
+/// Position of this PE in its job, as found by a launcher's module.
 struct Place {
     launcher: Launcher,
     pe: u32,
@@ -66,9 +68,10 @@ struct Place {
     local_n_pes: u32,
     machine: u32,
     n_machines: u32,
-    /// What tells this job from every other one of this user.
+    /// Distinguishes this job from all others of this user.
     identity: String,
-    /// Where PE 0 can be met if the job spans machines; or which variable would have said so, and how.
+    /// Address of PE 0 if the job spans machines; or the variable that should have it, and its
+    /// expected form.
     across: Result<Endpoint, (&'static str, &'static str)>,
 }
 
@@ -120,7 +123,7 @@ pub(crate) fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
     })
 }
 
-/// The first variable that a launcher which is not understood has set, with that launcher.
+/// Returns the first variable of an unsupported launcher, with that launcher.
 pub(crate) fn not_understood(vars: &dyn Vars) -> Option<(&'static str, &'static str)> {
     names::NOT_UNDERSTOOD.into_iter().find(|(name, _)| Reader(vars).is_set(name))
 }
@@ -128,21 +131,21 @@ pub(crate) fn not_understood(vars: &dyn Vars) -> Option<(&'static str, &'static 
 const TOKEN_EXPECTED: &str = "64 hexadecimal digits";
 const TOKEN_REQUIRED: &str = "64 hexadecimal digits, since PEERWEAVE_REQUIRE_TOKEN is 1";
 
-/// All PEs of one machine derive the same name. Other users' processes may hold it too, which the credentials of the socket
-/// show; jobs of the same user differ in their identity.
+/// Derives the same name on all PEs of one machine. Jobs of one user differ in their identity; the
+/// credentials of the socket distinguish users.
 #[cfg(target_os = "linux")]
 fn local_endpoint(identity: &str) -> Endpoint {
     let user = rustix::process::geteuid().as_raw();
     Endpoint::Unix(format!("peerweave-{user}-{:016x}", fingerprint(identity, 0)))
 }
 
-/// Without abstract sockets: a port of the loopback interface.
+/// On systems without abstract sockets, derives a port of the loopback interface.
 #[cfg(not(target_os = "linux"))]
 fn local_endpoint(identity: &str) -> Endpoint {
     Endpoint::Tcp("127.0.0.1".to_owned(), derived_port(identity))
 }
 
-/// A port out of 20000..32768, below the ones that systems hand out by themselves.
+/// Derives a port in 20000..32768, below the ephemeral ports of common systems.
 fn derived_port(identity: &str) -> u16 {
     20_000 + (fingerprint(identity, 0) % 12_768) as u16
 }
@@ -151,7 +154,8 @@ fn derived_port(identity: &str) -> u16 {
 struct Reader<'a>(&'a dyn Vars);
 
 impl Reader<'_> {
-    /// The value, `None` where the variable is not set or empty, as job scripts often leave one.
+    /// Returns the value; `None` if the variable is not set or empty, which is common in job
+    /// scripts.
     fn text(&self, name: &str) -> Option<String> {
         self.0.var(name).filter(|value| !value.trim().is_empty())
     }
@@ -160,9 +164,9 @@ impl Reader<'_> {
         self.text(name).is_some()
     }
 
-    /// An error about a variable as it is.
+    /// Returns an error about the value of a variable.
     fn wrong(&self, variable: &'static str, expected: impl Display) -> BootstrapError {
-        // A token is a secret even where it is malformed.
+        // A token is secret even if it is malformed.
         let value = match variable {
             names::TOKEN => self.text(variable).map(|value| format!("({} characters, hidden)", value.chars().count())),
             _ => self.text(variable),
@@ -177,14 +181,14 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether a variable is `1`.
+    /// Returns whether a variable is `1`.
     fn flag(&self, name: &'static str) -> Result<bool, BootstrapError> {
         Ok(self.number(name, 0, 1)? == Some(1))
     }
 
-    /// A number of at most `max`.
+    /// Parses a number from `min` to `max`.
     fn number(&self, name: &'static str, min: u32, max: u32) -> Result<Option<u32>, BootstrapError> {
-        let expected = format!("a whole number from {min} to {max}");
+        let expected = format!("an integer from {min} to {max}");
         match self.parse::<u32>(name, &expected)? {
             Some(value) if !(min..=max).contains(&value) => Err(self.wrong(name, expected)),
             value => Ok(value),
@@ -192,11 +196,11 @@ impl Reader<'_> {
     }
 
     fn required(&self, name: &'static str, min: u32, max: u32) -> Result<u32, BootstrapError> {
-        let missing = || self.wrong(name, format!("a whole number from {min} to {max}"));
+        let missing = || self.wrong(name, format!("an integer from {min} to {max}"));
         self.number(name, min, max)?.ok_or_else(missing)
     }
 
-    /// An index and the count that it is below, both required.
+    /// Parses an index and the count that it is below; both are required.
     fn index_of(&self, index: &'static str, count: &'static str) -> Result<(u32, u32), BootstrapError> {
         let n = self.required(count, 1, MAX_PES)?;
         let i = self.required(index, 0, MAX_PES - 1)?;

@@ -50,7 +50,7 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// Who holds the server of the rendezvous.
+/// The process that runs the rendezvous server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Served {
@@ -105,7 +105,7 @@ pub struct Job {
     /// Whether the token is derived from values that others on the network may know, because
     /// `PEERWEAVE_TOKEN` is not set.
     pub token_is_public: bool,
-    /// Who holds the server.
+    /// The process that runs the rendezvous server.
     pub served: Served,
     /// The interface to use, by name or address, from `PEERWEAVE_INTERFACE`; see
     /// [`crate::interface`].

@@ -1,7 +1,8 @@
-//! Who am I and who are the others: launcher environments, a rendezvous, and the exchange of small things at the start of a job.
+//! Start-up of a job: reads launchers' environments, connects the PEs, and exchanges small data
+//! among them.
 //!
-//! No data of the application moves here, and nothing knows of GPUs. A blob has at most 1 MiB; what the backends move
-//! later goes by the memory or the network that was set up with the help of this crate.
+//! This crate is independent of GPUs. It is not for the application's data: a blob has at most 1
+//! MiB. Backends use it to set up the memory or network over which they move data later.
 //!
 //! ```text
 //!  Job::from_env()          who am I: peerweave run, torchrun, Open MPI/PMIx, MPICH/PMI-1, Slurm, or nobody
@@ -15,11 +16,12 @@
 //!  Server                   one thread, held by the launcher or by PE 0; trusts nobody who connects
 //! ```
 //!
-//! - **It ends.** Every wait has a deadline, and the error names who did not come. A PE that crashes is noticed
-//!   at once, and named to everybody who waits for it.
-//! - **It trusts nobody.** Who connects has to know a token; on one machine the kernel vouches for its user. Garbage, silence and
-//!   floods cost the connection that they came by.
-//! - **It leaves nothing behind.** On one machine it is an abstract Unix socket that goes with its process: no file, whatever dies.
+//! - **Waits end.** Every wait has a deadline, and the error names the missing PEs. A crashed PE is
+//!   detected at once, and all PEs that wait for it get an error that names it.
+//! - **Connections are authenticated.** A client must know a token; on one machine the kernel also
+//!   confirms its user. Invalid data, silence and floods affect only their own connection.
+//! - **Nothing is left behind.** On one machine the server uses an abstract Unix socket, which has
+//!   no file and vanishes with its process.
 //!
 //! ```
 //! use peerweave_bootstrap::{Job, Options, Rendezvous};
@@ -32,9 +34,9 @@
 //! # Ok::<(), peerweave_bootstrap::BootstrapError>(())
 //! ```
 //!
-//! The first process that joins and the last one that leaves may be any; only where PE 0 holds the server does it leave last.
+//! PEs can join and leave in any order, except that a PE 0 that runs the server leaves last.
 
-/// The example of the README, as a test.
+/// Runs the example of the README as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

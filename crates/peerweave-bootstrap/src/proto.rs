@@ -1,10 +1,11 @@
-//! The wire format of the rendezvous: length-prefixed frames, and the pure decoder that strangers' bytes go through.
+//! Wire format of the rendezvous: length-prefixed frames, and their decoder for untrusted data.
 //!
-//! No input or output here: see [`Server`](crate::Server) and [`Rendezvous`](crate::Rendezvous). A frame is a `u32` length of what follows, one byte
-//! of kind, then the kind's fields; integers are little-endian, text and blobs carry a `u32` length.
+//! No input or output here: see [`Server`](crate::Server) and [`Rendezvous`](crate::Rendezvous). A
+//! frame is a `u32` length of what follows, one byte of kind, then the kind's fields; integers are
+//! little-endian, text and blobs carry a `u32` length.
 //!
-//! Invariant: the decoder allocates nothing that the limits below do not allow, never panics, and is canonical: what it
-//! accepts encodes back to the very same bytes.
+//! Invariant: the decoder allocates nothing that the limits below do not allow, never panics, and
+//! is canonical: what it accepts encodes back to the very same bytes.
 
 use crate::error::Refusal;
 use crate::token::{TOKEN_LEN_BYTES, Token};
@@ -17,93 +18,95 @@ pub use codec::decode;
 pub const MAGIC: [u8; 8] = *b"peerweav";
 /// Version of this protocol.
 pub const VERSION: u16 = 3;
-/// The most PEs of a job.
+/// Maximum number of PEs of a job.
 pub const MAX_PES: u32 = 65_536;
-/// The longest blob of an exchange and value of the key-value store, in bytes.
+/// Maximum length of a blob of an exchange and of a value of the key-value store, in bytes.
 pub const MAX_BLOB_LEN_BYTES: usize = 1 << 20;
-/// The longest key or label, in bytes.
+/// Maximum length of a key or label, in bytes.
 pub const MAX_KEY_LEN_BYTES: usize = 256;
-/// The longest explanation that a frame carries, in bytes.
+/// Maximum length of a message in a frame, in bytes.
 pub const MAX_DETAIL_LEN_BYTES: usize = 512;
-/// The longest frame without its length prefix, in bytes: a blob and its label, or a list of all PEs.
+/// Maximum length of a frame without its length prefix, in bytes: a blob and its label, or a list
+/// of all PEs.
 pub const MAX_FRAME_LEN_BYTES: usize = MAX_BLOB_LEN_BYTES + 1024;
-/// Length of a whole hello in bytes. It is all that the server ever reads from whom it does not know.
+/// Length of a whole hello in bytes, the only data that the server reads from an unidentified
+/// connection.
 pub const HELLO_FRAME_LEN_BYTES: usize = 4 + 1 + MAGIC.len() + 2 + 4 + 4 + 4 + TOKEN_LEN_BYTES;
 
-/// The request that a join waits on: everybody has joined.
+/// The request that completes when all PEs have joined.
 pub const JOIN_REQUEST: u64 = 0;
 /// Set in the request of a collective call, whose other bits are the number of the round.
 pub const ROUND_BIT: u64 = 1 << 63;
 
-/// What bytes can be wrong in.
+/// An error in received data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
     /// The length prefix is 0 or more than a frame may have.
-    #[error("a frame of {len_bytes} bytes, the limit is {MAX_FRAME_LEN_BYTES}")]
+    #[error("a frame has {len_bytes} bytes, expected 1 to {MAX_FRAME_LEN_BYTES}")]
     FrameLength {
-        /// What the prefix says.
+        /// The length in the prefix.
         len_bytes: u32,
     },
     /// No frame has this kind.
-    #[error("a frame of unknown kind {kind}")]
+    #[error("a frame has the unknown kind {kind}")]
     Kind {
-        /// The byte that says the kind.
+        /// The byte with the kind.
         kind: u8,
     },
-    /// A hello does not begin as one of ours does.
-    #[error("a hello without the magic bytes")]
+    /// A hello does not start with [`MAGIC`].
+    #[error("a hello has no magic bytes")]
     Magic,
-    /// A hello of another version.
-    #[error("a hello of version {found}, this is version {VERSION}")]
+    /// A hello has another protocol version.
+    #[error("a hello has version {found}, expected {VERSION}")]
     Version {
-        /// The version it says.
+        /// Its version.
         found: u16,
     },
     /// A field does not fit into the frame, or has a value that it may not have.
-    #[error("the field {field} of a frame is wrong")]
+    #[error("the field {field} of a frame is invalid")]
     Field {
         /// The field.
         field: &'static str,
     },
     /// The frame has bytes after its last field.
-    #[error("a frame with {len_bytes} bytes too many")]
+    #[error("a frame has {len_bytes} bytes after its last field")]
     Trailing {
-        /// How many.
+        /// Number of extra bytes.
         len_bytes: usize,
     },
-    /// The frame is well formed and makes no sense at this point.
-    #[error("a {kind} frame out of place")]
+    /// The frame is valid but unexpected at this point.
+    #[error("unexpected {kind} frame")]
     OutOfPlace {
-        /// The frame's kind in words.
+        /// Name of the frame's kind.
         kind: &'static str,
     },
 }
 
-/// The first frame of a connection: who connects and why it may.
+/// The first frame of a connection, which identifies the PE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Who connects.
+    /// The PE that connects.
     pub pe: u32,
-    /// How many PEs it thinks the job has.
+    /// Its number of PEs of the job.
     pub n_pes: u32,
-    /// Its process, as it sees itself.
+    /// Its process ID in its own namespace.
     pub pid: u32,
     /// The job's secret.
     pub token: Token,
 }
 
-/// What the PEs do together.
+/// A collective call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// Everybody waits for everybody.
+    /// All PEs wait for each other.
     Barrier,
-    /// Everybody gives a blob and gets all of them.
+    /// Every PE sends a blob and receives all blobs.
     Exchange,
 }
 
 impl Collective {
-    /// The name of the client's call.
+    /// Returns the name of the client's call.
     pub fn name(self) -> &'static str {
         match self {
             Self::Barrier => "barrier",
@@ -115,54 +118,54 @@ impl Collective {
 /// Why a request fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A PE's connection closed without a farewell.
+    /// A PE's connection closed unexpectedly.
     Disconnected {
-        /// Who.
+        /// The PE.
         pe: u32,
     },
-    /// A PE has left in order.
+    /// A PE has left.
     Left {
-        /// Who.
+        /// The PE.
         pe: u32,
     },
-    /// A PE is lost as its launcher says.
+    /// The launcher reported that a PE is lost.
     Reported {
-        /// Who.
+        /// The PE.
         pe: u32,
-        /// The launcher's words.
+        /// The launcher's message.
         why: String,
     },
-    /// A PE has gone because its own wait had expired.
+    /// A PE left after its own wait expired.
     GaveUp {
-        /// Who.
+        /// The PE.
         pe: u32,
-        /// Whom it had waited for, ascending.
+        /// The PEs that it waited for, ascending.
         missing: Vec<u32>,
     },
-    /// Two PEs called different things.
+    /// Two PEs made different calls.
     Mismatch {
         /// The first.
         one: u32,
-        /// What it called.
+        /// Its call.
         one_call: String,
         /// The second.
         other: u32,
-        /// What that one called.
+        /// Its call.
         other_call: String,
     },
-    /// The server keeps no more than `limit_bytes`.
+    /// The server's store is full.
     StoreFull {
-        /// What the request would have taken, in bytes.
+        /// Size after the request, in bytes.
         len_bytes: u64,
         /// The limit in bytes.
         limit_bytes: u64,
     },
-    /// The server's owner ends it.
+    /// The owner of the server stops it.
     Closing,
 }
 
 impl Fault {
-    /// The PE that is lost, where the fault is a loss.
+    /// Returns the lost PE, if the fault is a loss.
     pub fn pe(&self) -> Option<u32> {
         match self {
             Self::Disconnected { pe } | Self::Left { pe } | Self::Reported { pe, .. } | Self::GaveUp { pe, .. } => Some(*pe),
@@ -174,7 +177,7 @@ impl Fault {
 /// One message of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// Client: let me in.
+    /// Client: joins.
     Hello(Hello),
     /// Client: a collective call, answered by `Part`s and `Done`.
     Enter {
@@ -205,33 +208,34 @@ pub enum Frame {
         /// Whether to answer only once there is a value.
         wait: bool,
     },
-    /// Client: forget a key and its value, answered by `Done` whether there was one or not.
+    /// Client: removes a key and its value, answered by `Done` even if there is none.
     Remove {
         /// Chosen by the client.
         request: u64,
         /// Which key.
         key: String,
     },
-    /// Client: is everybody still there? Answered by `Done` or `Failed`.
+    /// Client: asks whether a PE is lost. Answered by `Done` or `Failed`.
     Check {
         /// Chosen by the client.
         request: u64,
     },
-    /// Client: my deadline has passed. Answered by `Late`, unless the answer is under way already.
+    /// Client: cancels a request whose deadline has passed. Answered by `Late`, unless the answer
+    /// was already sent.
     Cancel {
         /// The request that waits.
         request: u64,
     },
-    /// Client: if my connection closes, it is because of another PE.
+    /// Client: names the PE to report as the cause if this connection closes.
     Blame {
         /// That PE.
         pe: u32,
     },
-    /// Client: farewell.
+    /// Client: leaves.
     Leave,
-    /// Server: you are in.
+    /// Server: accepts a hello.
     Welcome,
-    /// Server: you are not.
+    /// Server: refuses a hello.
     Refused {
         /// Why.
         reason: Refusal,
@@ -274,7 +278,8 @@ pub enum Frame {
         /// Why.
         fault: Fault,
     },
-    /// Server: a PE is lost. Sent unasked to all PEs, so that they know of it even after the server has gone.
+    /// Server: a PE is lost. Sent to all PEs without a request, so that they know it even after the
+    /// server has died.
     Lost {
         /// Which, and how.
         fault: Fault,
@@ -282,7 +287,7 @@ pub enum Frame {
 }
 
 impl Frame {
-    /// The kind in words, for messages.
+    /// Returns the name of the kind, for messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Hello(_) => "hello",
@@ -309,7 +314,7 @@ impl Frame {
     /// Appends the frame to `out`.
     ///
     /// # Panics
-    /// If the frame is longer than [`MAX_FRAME_LEN_BYTES`]: the callers of this crate check lengths before.
+    /// If the frame is longer than [`MAX_FRAME_LEN_BYTES`]; callers check lengths before.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend([0; 4]);
@@ -319,10 +324,10 @@ impl Frame {
         out[start..start + 4].copy_from_slice(&(len_bytes as u32).to_le_bytes());
     }
 
-    /// The frame's bytes.
+    /// Returns the frame as bytes.
     ///
     /// # Panics
-    /// As [`encode`](Self::encode).
+    /// As for [`encode`](Self::encode).
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
         self.encode(&mut out);
@@ -330,7 +335,7 @@ impl Frame {
     }
 }
 
-/// Cuts `text` to what a frame carries, at a character's border.
+/// Truncates `text` to the limit of a frame, at a character boundary.
 pub(crate) fn cut(text: &str) -> String {
     let mut end = text.len().min(MAX_DETAIL_LEN_BYTES);
     while !text.is_char_boundary(end) {

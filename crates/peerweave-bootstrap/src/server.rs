@@ -1,10 +1,9 @@
-//! The server of a rendezvous: one thread, one poll loop, any number of connections.
+//! The server of a rendezvous: one thread with one poll loop for all connections. [`crate::board`]
+//! interprets the frames.
 //!
-//! What the frames mean is [`crate::board`]'s. This reads and writes, and keeps strangers cheap.
-//!
-//! Invariants: [1] from a connection that has not joined at most [`HELLO_FRAME_LEN_BYTES`] are ever held, for at most
-//! [`ServerOptions::hello_within`], and at most [`ServerOptions::max_strangers`] of them beyond the PEs that are still
-//! awaited; [2] nothing that a connection sends or fails to read delays another one.
+//! Invariants: [1] a connection that has not joined can store at most [`HELLO_FRAME_LEN_BYTES`] for
+//! at most [`ServerOptions::hello_within`], and there are at most [`ServerOptions::max_strangers`]
+//! such connections beyond one for each missing PE; [2] no connection can delay another one.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -31,7 +30,7 @@ use event_loop::{EventLoop, WAKER};
 #[cfg(doc)]
 use crate::proto::HELLO_FRAME_LEN_BYTES;
 
-/// How a [`Server`] treats connections.
+/// Options of a [`Server`].
 ///
 /// ```
 /// use peerweave_bootstrap::ServerOptions;
@@ -41,15 +40,16 @@ use crate::proto::HELLO_FRAME_LEN_BYTES;
 /// ```
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// How long a connection may take to say who it is before it is dropped.
+    /// Time within which a connection must identify itself.
     pub hello_within: Duration,
-    /// How many connections may be undecided beyond one for each PE that is still awaited. The oldest goes first.
+    /// Maximum number of unidentified connections beyond one for each missing PE. The oldest is
+    /// dropped first.
     pub max_strangers: usize,
-    /// How many bytes the key-value store and the exchanges under way may hold together.
+    /// Maximum size of the key-value store and pending exchanges together, in bytes.
     pub max_stored_bytes: usize,
-    /// How many bytes of single answers a PE may leave unread before its connection is dropped.
+    /// Maximum size of unread answers to a PE, in bytes; above it the connection is dropped.
     pub max_unread_bytes: usize,
-    /// The address to listen on where it is not the endpoint's own host. Ignored for Unix sockets.
+    /// Address to listen on, if it differs from the host of the endpoint. Ignored for Unix sockets.
     pub bind_address: Option<std::net::IpAddr>,
 }
 
@@ -65,25 +65,28 @@ impl Default for ServerOptions {
     }
 }
 
-/// Who is there, as the server sees it. Every PE is in exactly one of the four lists, in ascending order.
+/// State of the PEs, as the server sees it. Every PE is in exactly one of the four lists, in
+/// ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerState {
     /// PEs that have not joined yet.
     pub awaited: Vec<Pe>,
-    /// PEs that have joined and are still there.
+    /// PEs that have joined and are connected.
     pub joined: Vec<Pe>,
-    /// PEs that have left in order.
+    /// PEs that have called [`Rendezvous::leave`](crate::Rendezvous::leave).
     pub left: Vec<Pe>,
-    /// PEs that went without a farewell, and how.
+    /// PEs that were lost, and how.
     pub lost: Vec<(Pe, Loss)>,
-    /// How many connections were dropped because of what they said, or did not say in time.
+    /// Number of connections dropped because of invalid data or because they did not identify
+    /// themselves in time.
     pub strangers_dropped: u64,
 }
 
-/// The meeting place of a job's PEs, on a thread of its own.
+/// The server that the PEs of a job connect to, running on its own thread.
 ///
-/// The launcher holds it, or PE 0. Dropping it ends the thread at once; whoever still waits is told that the server ends.
+/// The launcher or PE 0 runs it. Dropping it stops the thread at once; waiting PEs get an error
+/// that the server was stopped.
 ///
 /// ```
 /// use std::{thread, time::Duration};
@@ -116,13 +119,13 @@ pub struct Server {
     shared: Arc<Shared>,
     commands: Sender<Command>,
     thread: Option<JoinHandle<()>>,
-    /// The process that has the thread: a forked child has only the memory.
+    /// The process with the thread; a forked child has no such thread.
     pid: u32,
 }
 
 enum Command {
     ReportLost(Pe, String),
-    /// Answers once all that happened before is taken note of.
+    /// Answers when all earlier events have been handled.
     Sync(Sender<()>),
     End {
         linger: Duration,
@@ -143,14 +146,14 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Server {
-    /// How long [`shutdown`](Self::shutdown) lets PEs read what was sent to them.
+    /// Time for which [`shutdown`](Self::shutdown) lets PEs read their last frames.
     const LINGER: Duration = Duration::from_millis(500);
 
-    /// Listens at `endpoint` for the `n_pes` PEs that know `token`.
+    /// Starts a server at `endpoint` for `n_pes` PEs that know `token`.
     ///
     /// # Errors
-    /// [`BootstrapError::Misuse`] for a number of PEs that is 0 or too large, [`BootstrapError::Io`] if the address is in
-    /// use or not this machine's.
+    /// - [`BootstrapError::Misuse`] if `n_pes` is 0 or too large.
+    /// - [`BootstrapError::Io`] if the address is in use or does not belong to this machine.
     pub fn bind(endpoint: &Endpoint, token: Token, n_pes: u32, options: ServerOptions) -> Result<Self, BootstrapError> {
         if n_pes == 0 || n_pes > MAX_PES {
             return Err(BootstrapError::Misuse {
@@ -179,17 +182,17 @@ impl Server {
         Ok(Self { endpoint, here, shared, commands, thread: Some(thread), pid: std::process::id() })
     }
 
-    /// Where PEs connect, with the port that the system chose where none was asked for.
+    /// Returns the address of the server, with the actual port if port 0 was requested.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Where this process reaches it.
+    /// Returns the address at which this process reaches the server.
     pub(crate) fn here(&self) -> &Endpoint {
         &self.here
     }
 
-    /// Who is there.
+    /// Returns the state of the PEs.
     pub fn state(&self) -> ServerState {
         let mut state =
             ServerState { strangers_dropped: self.shared.strangers_dropped.load(Ordering::Relaxed), ..ServerState::default() };
@@ -205,10 +208,10 @@ impl Server {
         state
     }
 
-    /// The PE that was lost before any other, and how. `None` while no PE is lost.
+    /// Returns the PE that was lost first, and how; `None` while no PE is lost.
     ///
-    /// What happened before the call is taken note of first: a PE whose connection closed before another PE's process ended was lost
-    /// before it. Waits for the server's thread for up to 200 ms.
+    /// Handles earlier events first: a PE whose connection closed before another PE's process ended
+    /// was lost before that one. Waits for the server's thread for up to 200 ms.
     pub fn first_loss(&self) -> Option<(Pe, Loss)> {
         let (answer, answered) = mpsc::channel();
         self.command(Command::Sync(answer));
@@ -216,31 +219,33 @@ impl Server {
         self.shared.board().first_loss().and_then(|fault| Some((Pe::new(fault.pe()?), loss_of(fault))))
     }
 
-    /// Tells everybody that a PE is dead, as who watches its process knows. Whoever waits, or waits later, gets
-    /// [`BootstrapError::PeLost`] with `why`. Of no effect for a PE that has left in order or is known to be lost.
+    /// Reports that the process of a PE has ended. Current and later waits of all PEs fail with
+    /// [`BootstrapError::PeLost`] and `why`. Has no effect for a PE that has left or is already
+    /// lost.
     pub fn report_lost(&self, pe: Pe, why: &str) {
         self.command(Command::ReportLost(pe, why.to_owned()));
     }
 
-    /// Whether the thread has ended: after a failure of the operating system's polling, which it logs.
+    /// Returns whether the thread has ended because polling failed, which it logs.
     pub fn has_ended(&self) -> bool {
         self.shared.ended.load(Ordering::Acquire)
     }
 
-    /// Ends the server once what was sent is on its way, or after half a second. Whoever still waits is told.
+    /// Stops the server after its last frames have been sent, or after half a second. Waiting PEs
+    /// get an error.
     pub fn shutdown(mut self) {
         self.end(Self::LINGER);
     }
 
     fn end(&mut self, linger: Duration) {
-        // In a forked child there is no thread to wait for, and waking would reach the parent's.
+        // A forked child has no thread to wait for, and waking would wake the parent's.
         if self.pid != std::process::id() {
             self.thread = None;
         }
         if let Some(thread) = self.thread.take() {
             self.command(Command::End { linger });
             if thread.join().is_err() {
-                tracing::error!("the thread of the rendezvous had panicked");
+                tracing::error!("the thread of the rendezvous server panicked");
             }
         }
     }
@@ -249,10 +254,10 @@ impl Server {
         if self.pid != std::process::id() {
             return;
         }
-        // Both fail only when the thread has ended, and then nobody is left to be told.
+        // Both fail only when the thread has ended, and then no PE is connected.
         let _ = self.commands.send(command);
         if let Err(error) = self.shared.waker.wake() {
-            tracing::error!(%error, "the thread of the rendezvous cannot be woken");
+            tracing::error!(%error, "cannot wake the thread of the rendezvous server");
         }
     }
 }
@@ -269,10 +274,10 @@ impl Shared {
     }
 }
 
-/// What the loop takes its orders from.
+/// Commands for the loop.
 type Inbox = Receiver<Command>;
 
-/// A loss for the log.
+/// Describes a loss for the log.
 fn describe(fault: &Fault) -> String {
     loss_of(fault).to_string()
 }

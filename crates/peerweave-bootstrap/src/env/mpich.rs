@@ -1,9 +1,10 @@
-//! MPICH's `mpiexec` (Hydra), Intel MPI's, and other starters that speak PMI-1.
+//! `mpiexec` of MPICH (Hydra) and Intel MPI, and other PMI-1 launchers.
 //!
-//! PMI itself is not spoken: its connection belongs to the program's own MPI, if it has one. Its environment has index and count, and MPICH
-//! adds the same for the machine. The job is identified by the process that started its PEs on this machine.
+//! The PMI connection is not used, because it belongs to the program's MPI library, if any. The
+//! environment has index and count of the job, and with MPICH those of the machine. The job is
+//! identified by the process that started its PEs on this machine.
 //!
-//! Invariant: a count that the environment does not say is asked for, never guessed.
+//! Invariant: a missing count is an error that asks for it; it is never guessed.
 
 use super::{Place, Reader, names};
 use crate::error::BootstrapError;
@@ -27,7 +28,8 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         None if local_n_pes == n_pes => pe,
         None => return Err(vars.wrong(index, format!("the index of PE {pe} on its machine"))),
     };
-    // As under Open MPI: machines alike and filled in order, unless our own variables say otherwise.
+    // As under Open MPI: machines alike and filled in order, unless our own variables say
+    // otherwise.
     let (machine, n_machines) = match local_n_pes == n_pes {
         true => (0, 1),
         false => {
@@ -36,7 +38,8 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
             (machine.unwrap_or_else(|| (pe.saturating_sub(local_pe) / local_n_pes).min(n_machines - 1)), n_machines)
         }
     };
-    // Each machine has a starter of its own, so that several machines need an address that is chosen.
+    // Each machine has a starter of its own, so that several machines need an address that is
+    // chosen.
     let starter = if n_machines == 1 { vars.0.starter(names::PMI_RANK) } else { None };
     let Some(starter) = starter.or_else(|| (n_pes == 1 || vars.is_set(names::RENDEZVOUS)).then(String::new)) else {
         return Err(vars.wrong(names::RENDEZVOUS, "unix:@NAME or tcp:HOST:PORT, since this launcher names neither job nor host"));
@@ -54,8 +57,9 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     }))
 }
 
-/// Whether `srun` set these variables: its plugins for PMI number PEs as its own variables do, and the latter say more. Hydra inside an allocation
-/// starts one process of Slurm on each machine, which has another number.
+/// Whether `srun` set these variables: its plugins for PMI number PEs as its own variables do, and
+/// the latter say more. Hydra inside an allocation starts one process of Slurm on each machine,
+/// which has another number.
 fn is_slurms(vars: &Reader<'_>) -> bool {
     let same = |name, other: &[&str]| {
         let value = vars.text(name);

@@ -1,31 +1,36 @@
-//! The names of all variables that say who a PE is: ours and those of the launchers that are understood.
+//! Names of the variables that describe the position of a PE: Peerweave's own and those of
+//! supported launchers.
 //!
-//! Reads nothing. Where several launchers have left variables (an `mpirun` inside a Slurm allocation), ours win over
-//! torchrun's, those over Open MPI's, those over MPICH's, those over Slurm's. A variable that is empty counts as not set.
+//! Reads nothing. If several launchers have set variables (an `mpirun` inside a Slurm allocation),
+//! Peerweave's own take precedence, then those of torchrun, Open MPI, MPICH and Slurm. A variable
+//! that is empty counts as not set.
 //!
-//! Without [`TOKEN`] the token is derived from what identifies the job. That keeps jobs apart that meet by accident; it does
-//! not keep out who reads the job's identity. On one machine the kernel's word on the other process's user does; between
-//! machines set [`TOKEN`] where the network is not trusted.
+//! Without [`TOKEN`] the token is derived from what identifies the job. That keeps jobs apart that
+//! meet by accident; it does not keep out who reads the job's identity. On one machine the kernel's
+//! word on the other process's user does; between machines set [`TOKEN`] where the network is not
+//! trusted.
 
 /// Index of this PE in the job, from 0. Set by `peerweave run`, as the next eight.
 pub const PE: &str = "PEERWEAVE_PE";
-/// Number of PEs of the job. Also says it for a plain PMIx launcher, whose environment does not.
+/// Number of PEs of the job. Needed with a plain PMIx launcher, which does not set it.
 pub const N_PES: &str = "PEERWEAVE_N_PES";
-/// Index of this PE among those of its machine.
+/// Index of this PE on its machine.
 pub const LOCAL_PE: &str = "PEERWEAVE_LOCAL_PE";
-/// Number of PEs of this machine.
+/// Number of PEs on this machine.
 pub const LOCAL_N_PES: &str = "PEERWEAVE_LOCAL_N_PES";
 /// Index of this machine in the job.
 pub const MACHINE: &str = "PEERWEAVE_MACHINE";
 /// Number of machines of the job.
 pub const N_MACHINES: &str = "PEERWEAVE_N_MACHINES";
-/// Where the PEs meet: `unix:@NAME` or `tcp:HOST:PORT`. Under another launcher: where PE 0 shall hold the rendezvous.
+/// Address of the rendezvous server: `unix:@NAME` or `tcp:HOST:PORT`. With another launcher than
+/// `peerweave run`, the address at which PE 0 runs the server.
 pub const RENDEZVOUS: &str = "PEERWEAVE_RENDEZVOUS";
 /// The secret of the job, 64 hexadecimal digits.
 pub const TOKEN: &str = "PEERWEAVE_TOKEN";
-/// `1`: a job of several PEs without [`TOKEN`] is an error. Otherwise a token is derived from public values.
+/// `1` makes a job of several PEs without [`TOKEN`] an error. Otherwise a token is derived from
+/// public values.
 pub const REQUIRE_TOKEN: &str = "PEERWEAVE_REQUIRE_TOKEN";
-/// The network interface to listen on and to tell other libraries of, by name or address.
+/// Network interface to listen on, by name or address.
 pub const INTERFACE: &str = "PEERWEAVE_INTERFACE";
 
 /// torchrun: index of this PE.
@@ -42,11 +47,11 @@ pub const GROUP_RANK: &str = "GROUP_RANK";
 pub const GROUP_WORLD_SIZE: &str = "GROUP_WORLD_SIZE";
 /// torchrun: the host of PE 0.
 pub const MASTER_ADDR: &str = "MASTER_ADDR";
-/// torchrun: a port of that host, in use by torchrun; ours is the next one.
+/// torchrun: a port of that host, used by torchrun; Peerweave uses the next one.
 pub const MASTER_PORT: &str = "MASTER_PORT";
 /// torchrun: the job.
 pub const TORCHELASTIC_RUN_ID: &str = "TORCHELASTIC_RUN_ID";
-/// torchrun: how often the job was started again.
+/// torchrun: number of restarts of the job.
 pub const TORCHELASTIC_RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 
 /// Open MPI: index of this PE.
@@ -77,8 +82,9 @@ pub const PMI_LOCAL_RANK: &str = "PMI_LOCAL_RANK";
 /// Other starters that speak PMI-1: PEs of this machine.
 pub const PMI_LOCAL_SIZE: &str = "PMI_LOCAL_SIZE";
 
-/// Variables by which launchers that are not understood number their processes, with the launcher. A process that finds one of them, and
-/// none that is understood, is a job of one PE, and says so: see [`Job::from_env`](crate::Job::from_env).
+/// Variables of unsupported launchers, with the launcher. A process with one of them and none of a
+/// supported launcher becomes a job of one PE and warns: see
+/// [`Job::from_env`](crate::Job::from_env).
 pub const NOT_UNDERSTOOD: [(&str, &str); 9] = [
     (RANK, "torchrun, which sets WORLD_SIZE too"),
     (WORLD_SIZE, "torchrun, which sets RANK too"),
@@ -91,27 +97,28 @@ pub const NOT_UNDERSTOOD: [(&str, &str); 9] = [
     ("PALS_RANKID", "Cray's PALS"),
 ];
 
-/// Slurm: index of this PE in the step. Absent in a batch script or `salloc` shell, which are no PEs.
+/// Slurm: index of this PE in the step. Not set in a batch script or `salloc` shell, which are not
+/// PEs.
 pub const SLURM_PROCID: &str = "SLURM_PROCID";
 /// Slurm: number of PEs of the step.
 pub const SLURM_STEP_NUM_TASKS: &str = "SLURM_STEP_NUM_TASKS";
-/// Slurm: number of PEs, where the step does not say.
+/// Slurm: number of PEs, if the variable of the step is not set.
 pub const SLURM_NTASKS: &str = "SLURM_NTASKS";
 /// Slurm: index on this machine.
 pub const SLURM_LOCALID: &str = "SLURM_LOCALID";
 /// Slurm: PEs of each machine, as `4(x2),3`.
 pub const SLURM_STEP_TASKS_PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
-/// Slurm: the same, where the step does not say.
+/// Slurm: the same, if the variable of the step is not set.
 pub const SLURM_TASKS_PER_NODE: &str = "SLURM_TASKS_PER_NODE";
 /// Slurm: index of this machine.
 pub const SLURM_NODEID: &str = "SLURM_NODEID";
 /// Slurm: number of machines of the step.
 pub const SLURM_STEP_NUM_NODES: &str = "SLURM_STEP_NUM_NODES";
-/// Slurm: number of machines, where the step does not say.
+/// Slurm: number of machines, if the variable of the step is not set.
 pub const SLURM_NNODES: &str = "SLURM_NNODES";
 /// Slurm: the machines of the step, as `gpu[01-03,7],login`.
 pub const SLURM_STEP_NODELIST: &str = "SLURM_STEP_NODELIST";
-/// Slurm: the machines, where the step does not say.
+/// Slurm: the machines, if the variable of the step is not set.
 pub const SLURM_JOB_NODELIST: &str = "SLURM_JOB_NODELIST";
 /// Slurm: the job.
 pub const SLURM_JOB_ID: &str = "SLURM_JOB_ID";

@@ -1,8 +1,8 @@
-//! Open MPI's `mpirun`, and other starters that speak PMIx (`prterun`, `srun --mpi=pmix`).
+//! Open MPI's `mpirun` and other PMIx launchers (`prterun`, `srun --mpi=pmix`).
 //!
-//! PMIx itself is not called: its environment has the index and the job, and only Open MPI adds the counts.
+//! PMIx is not called. Its environment has the index and the job; only Open MPI adds the counts.
 //!
-//! Invariant: a count that the environment does not say is asked for, never guessed.
+//! Invariant: a missing count is an error that asks for it; it is never guessed.
 
 use super::{Place, Reader, names};
 use crate::error::BootstrapError;
@@ -47,8 +47,9 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
             None => return Err(vars.wrong(names::LOCAL_PE, format!("the index of PE {pe} on its machine"))),
         },
     };
-    // Open MPI says neither which machine this is nor how many there are (its NODE_RANK is an index on the machine), and it
-    // may place PEs by turns. Machines alike and filled in order is what its default placement does.
+    // Open MPI says neither which machine this is nor how many there are (its NODE_RANK is an index
+    // on the machine), and it may place PEs by turns. Machines alike and filled in order is what
+    // its default placement does.
     let (machine, n_machines) = match local_n_pes == n_pes {
         true => (0, 1),
         false => {

@@ -1,6 +1,7 @@
-//! The variables of our own launcher, `peerweave run`, which also holds the server.
+//! Variables of `peerweave run`, which also runs the server.
 //!
-//! Not here: the same names as additions to another launcher's, see [`super::read`]. Invariant: [`names::PE`] decides.
+//! Not here: the same names as additions to another launcher's, see [`super::read`]. Invariant:
+//! [`names::PE`] decides.
 
 use peerweave_types::Pe;
 

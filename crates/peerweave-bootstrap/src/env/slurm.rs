@@ -1,9 +1,11 @@
 //! Slurm's `srun`, and its two list notations.
 //!
-//! A shell of `salloc` or a batch script has a job and no index (`SLURM_PROCID`): it is no PE, and this says so by `None`.
-//! A batch script of `sbatch` has `SLURM_PROCID=0` and no step of its own, or a special one: it is no PE either.
+//! A shell of `salloc` or a batch script has a job but no index (`SLURM_PROCID`); it is not a PE,
+//! and the result is `None`. A batch script of `sbatch` has `SLURM_PROCID=0` and no step, or a
+//! special one; it is not a PE either.
 //!
-//! Invariant: a step's variables win over the job's, since a step may use a part of the job.
+//! Invariant: variables of the step take precedence over those of the job, because a step may use
+//! part of the job.
 
 use super::{Place, Reader, derived_port, names};
 use crate::endpoint::Endpoint;
@@ -15,7 +17,8 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     if !vars.is_set(names::SLURM_PROCID) || !vars.is_set(names::SLURM_STEP_ID) {
         return Ok(None);
     }
-    // Batch scripts, external processes and interactive shells are steps with numbers from the top, which no `srun` gets.
+    // Batch scripts, external processes and interactive shells are steps with numbers from the top,
+    // which no `srun` gets.
     const NO_STEP: u32 = 0xffff_fff0;
     let step = vars.parse::<u32>(names::SLURM_STEP_ID, "the number of a step")?.unwrap_or(NO_STEP);
     if step >= NO_STEP {
@@ -84,7 +87,8 @@ fn number(text: &str) -> Option<u32> {
     digits.then(|| text.parse().ok())?
 }
 
-/// The first host of a list in Slurm's notation: `gpu[01-03,7],login` is `gpu01`, `r[1-2]n[5,6]` is `r1n5`.
+/// The first host of a list in Slurm's notation: `gpu[01-03,7],login` is `gpu01`, `r[1-2]n[5,6]` is
+/// `r1n5`.
 fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
     let mut rest = list.trim();

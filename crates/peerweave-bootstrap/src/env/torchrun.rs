@@ -1,6 +1,7 @@
-//! `torchrun`, and whoever sets the variables of PyTorch's `env://` by hand.
+//! `torchrun`, and other launchers that set the variables of PyTorch's `env://`.
 //!
-//! Invariant: torchrun's own store is on `MASTER_PORT` of `MASTER_ADDR`, so that ours takes the port after it.
+//! Invariant: torchrun's store uses `MASTER_PORT` of `MASTER_ADDR`, so Peerweave uses the next
+//! port.
 
 use super::{Place, Reader, names};
 use crate::endpoint::Endpoint;
@@ -8,7 +9,8 @@ use crate::error::BootstrapError;
 use crate::job::Launcher;
 
 pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
-    // Both names are common words: one alone means torchrun only beside one of its rarer companions.
+    // Both names are common words: one alone means torchrun only beside one of its rarer
+    // companions.
     let companions = [names::LOCAL_RANK, names::MASTER_PORT, names::TORCHELASTIC_RUN_ID];
     match (vars.is_set(names::RANK), vars.is_set(names::WORLD_SIZE)) {
         (false, false) => return Ok(None),

@@ -1,6 +1,7 @@
-//! Frames to bytes and back. What the frames mean is [`super`]'s.
+//! Encodes and decodes frames.
 //!
-//! Invariant: `decode` is the only way in. It reads through `Reader`, which checks every length before it takes anything.
+//! Invariant: `decode` is the only way in. It reads through `Reader`, which checks every length
+//! before it takes anything.
 
 use super::{
     Collective, Fault, Frame, HELLO_FRAME_LEN_BYTES, Hello, MAGIC, MAX_BLOB_LEN_BYTES, MAX_DETAIL_LEN_BYTES, MAX_FRAME_LEN_BYTES,
@@ -14,10 +15,11 @@ pub(super) fn encode(frame: &Frame, out: &mut Vec<u8>) {
     encode_body(frame, &mut Writer(out));
 }
 
-/// Reads the frame at the front of `bytes`: the frame and how many bytes it took, or `None` where more are needed.
+/// Decodes the frame at the start of `bytes`. Returns the frame and its length, or `None` if more
+/// bytes are needed.
 ///
-/// Whether a prefix can still become a frame is decided as early as the bytes allow: a wrong kind is refused at its byte,
-/// a hello with wrong magic at its first wrong byte.
+/// Refuses invalid data as early as possible: an unknown kind at its byte, a hello with wrong magic
+/// at its first wrong byte.
 ///
 /// ```
 /// use peerweave_bootstrap::proto::{Frame, decode};
