@@ -1,4 +1,4 @@
-//! What can be done to a signal word, and what can be awaited of one.
+//! Updates of signal words, and comparisons for waits on them.
 
 use core::fmt;
 
@@ -6,13 +6,13 @@ use core::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum SignalOp {
-    /// The word becomes the value.
+    /// Sets the word to the value.
     Set = 0,
-    /// The value is added to the word; it wraps.
+    /// Adds the value to the word; wraps on overflow.
     Add = 1,
 }
 
-/// A comparison of a word (left) with a given value (right), as `wait_until` and `test` take it.
+/// A comparison of a word (left) with a value (right), for `wait_until` and `test`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Compare {
@@ -34,7 +34,7 @@ impl Compare {
     /// Every comparison.
     pub const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Gt, Self::Ge, Self::Lt, Self::Le];
 
-    /// Whether `word` compares so with `value`. Words are unsigned.
+    /// Returns whether the comparison of `word` with `value` holds. Words are unsigned.
     #[inline]
     pub const fn holds(self, word: u64, value: u64) -> bool {
         match self {

@@ -1,47 +1,52 @@
-//! What a kernel receives about its job: the tables by which it reaches peers, and the words by which it fails.
+//! The context that a kernel receives: tables for reaching peers, and words for reporting failures.
 //!
-//! Plain data with a fixed layout: the host writes it into memory of the device, the kernel reads it there. Addresses are
-//! numbers of 64 bits; no pointer is dereferenced here. Invariant: [`KernelContext::version`] changes whenever any layout
-//! in this file does, and both sides compare it.
+//! Plain data with a fixed layout: the host writes it to device memory, where the kernel reads it.
+//! Addresses are 64-bit numbers; no pointer is dereferenced here. Invariant:
+//! [`KernelContext::version`] changes whenever any layout in this file does, and both sides compare
+//! it.
 
 use crate::{Pe, SymOffset};
 
-/// What a kernel receives: who it is, how it reaches each PE, its teams, its deadline, and where it reports a failure.
+/// The context of a kernel: its PE, how it reaches each PE, its teams, its deadline, and where it
+/// reports failures.
 ///
-/// It lies in memory of the device, so that a graph that is replayed reads its current content. All addresses are valid in
-/// kernels on that device. A kernel must not write it.
+/// It lies in device memory, so that a replayed graph reads its current content. All addresses are
+/// valid in kernels on that device. Kernels must not write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct KernelContext {
-    /// [`Self::VERSION`] of the code that wrote the context. The launch and the kernel's entry compare it.
+    /// [`Self::VERSION`] of the code that wrote the context. The launch and the kernel's entry
+    /// compare it.
     pub version: u32,
     /// This PE.
     pub my_pe: u32,
     /// Number of PEs of the job.
     pub n_pes: u32,
-    /// Number of this PE among the PEs of its node.
+    /// Index of this PE on its node.
     pub node_pe: u32,
-    /// Number of PEs of this PE's node.
+    /// Number of PEs on this PE's node.
     pub node_n_pes: u32,
     /// Number of entries at [`Self::teams`].
     pub n_teams: u32,
-    /// What the device and the job can do: the sum of `KernelContext::CAN_*`.
+    /// Capabilities of the device and the job: the sum of `KernelContext::CAN_*`.
     pub capabilities: u32,
     /// Not used; 0.
     pub reserved: u32,
-    /// Bytes of symmetric heap on each PE.
+    /// Size of the symmetric heap of each PE, in bytes.
     pub heap_bytes: u64,
-    /// Address of [`PeerEntry`]s, one for each PE of the job.
+    /// Address of the [`PeerEntry`]s, one for each PE of the job.
     pub peers: u64,
-    /// Address of [`TeamEntry`]s. Entry 0 is the team of all PEs.
+    /// Address of the [`TeamEntry`]s. Entry 0 is the team of all PEs.
     pub teams: u64,
     /// Address of the [`KernelStatus`], which kernels write and the host reads.
     pub status: u64,
-    /// Address of a 32-bit word. Waits fail when it is not 0: the host writes it, or a kernel of this PE that has failed.
+    /// Address of a 32-bit word. Waits fail when it is not 0; the host or a failed kernel of this
+    /// PE sets it.
     pub abort: u64,
-    /// How long one wait lasts at most, in nanoseconds of the device's global timer.
+    /// Maximum duration of a wait, in nanoseconds of the device's global timer.
     pub deadline_ns: u64,
-    /// Address of the heap's multicast mapping, by which one store reaches the heap of all PEs; 0 where there is none.
+    /// Address of the heap's multicast mapping, through which one store reaches the heaps of all
+    /// PEs; 0 without one.
     pub multicast: u64,
     /// Not used; 0.
     pub reserved_words: [u64; 1],
@@ -51,10 +56,11 @@ impl KernelContext {
     /// The version of the layouts in this file.
     pub const VERSION: u32 = 0x7077_0001;
 
-    /// Bytes between the signal words of neighbouring ranks: two cache lines, so that a prefetcher does not join them.
+    /// Bytes between the signal words of neighbouring ranks: two cache lines, because prefetchers
+    /// load pairs of lines.
     pub const SIGNAL_LINE_BYTES: u64 = 128;
 
-    /// [`Self::capabilities`]: NVSHMEM's device library is linked into the kernels that receive this context.
+    /// [`Self::capabilities`]: NVSHMEM's device library is linked into the kernels of this context.
     pub const CAN_NETWORK: u32 = 1;
 }
 
@@ -62,29 +68,33 @@ impl KernelContext {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct PeerEntry {
-    /// Address at which this device reaches the PE's symmetric heap; 0 where that is not mapped. Never 0 for the PE itself.
+    /// Address at which this device reaches the PE's symmetric heap; 0 if it is not mapped. Never 0
+    /// for this PE itself.
     pub base: u64,
-    /// Number of the PE among the PEs of its node.
+    /// Index of the PE on its node.
     pub node_pe: u32,
     /// `PeerEntry::MAPPED`, `PeerEntry::NETWORK` or `PeerEntry::UNREACHABLE`.
     pub transport: u32,
 }
 
 impl PeerEntry {
-    /// [`Self::transport`]: there is no path to the PE.
+    /// [`Self::transport`]: the PE cannot be reached.
     pub const UNREACHABLE: u32 = 0;
-    /// [`Self::transport`]: by loads and stores at [`Self::base`].
+    /// [`Self::transport`]: loads and stores at [`Self::base`].
     pub const MAPPED: u32 = 1;
-    /// [`Self::transport`]: by NVSHMEM's device library.
+    /// [`Self::transport`]: NVSHMEM's device library.
     pub const NETWORK: u32 = 2;
 }
 
-/// One team, as a kernel sees it.
+/// A team in the context of a kernel.
 ///
-/// `sync` is the offset, in every member's heap, of `slots * size` lines of [`KernelContext::SIGNAL_LINE_BYTES`]: in slot `s`, line
-/// `r` is the word that rank `r` writes and the owner of the heap waits on. Block `s` of each member uses slot `s`. The words start
-/// as zeros. `epochs` is the address, in memory of this device alone, of `slots` words: how many synchronisations a slot has
-/// completed. They start as zeros, and the host never writes them between launches.
+/// `sync` is the offset, in every member's heap, of `slots * size` lines of
+/// [`KernelContext::SIGNAL_LINE_BYTES`]. In slot `s`, rank `r` writes line `r` and the owner of the
+/// heap waits on it. Block `s` of each member uses slot `s`. The words are initially zero.
+///
+/// `epochs` is the address of `slots` words in private memory of this device: the number of
+/// synchronisations that each slot has completed. They are initially zero; the host never writes
+/// them between launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct TeamEntry {
@@ -94,43 +104,44 @@ pub struct TeamEntry {
     pub size: u32,
     /// Address of the members' PEs, as `u32`, by rank.
     pub members: u64,
-    /// Where the team's lines are in every heap.
+    /// Offset of the team's lines in every heap.
     pub sync: SymOffset,
     /// Address of the epochs, one `u64` for each slot.
     pub epochs: u64,
-    /// Number of slots: as many blocks may synchronise at a time.
+    /// Number of slots, which is the maximum number of blocks that can synchronise.
     pub slots: u32,
     /// NVSHMEM's handle of the team, or [`Self::NO_HANDLE`].
     pub nvshmem_team: i32,
-    /// 1 where every member is mapped, else 0.
+    /// 1 if every member is mapped, else 0.
     pub all_mapped: u32,
     /// Not used; 0.
     pub reserved: u32,
 }
 
 impl TeamEntry {
-    /// [`Self::my_rank`] of a team that this PE does not belong to.
+    /// [`Self::my_rank`] if this PE is not a member.
     pub const NOT_A_MEMBER: u32 = u32::MAX;
-    /// [`Self::nvshmem_team`] where NVSHMEM does not know the team.
+    /// [`Self::nvshmem_team`] if NVSHMEM has no such team.
     pub const NO_HANDLE: i32 = -1;
 
-    /// Bytes of heap that the lines of a team take.
+    /// Returns the size of the lines of a team in the heap, in bytes.
     #[inline]
     pub const fn sync_bytes(size: u32, slots: u32) -> u64 {
         size as u64 * slots as u64 * KernelContext::SIGNAL_LINE_BYTES
     }
 
-    /// Where the line is that `rank` writes for `slot` in a member's heap.
+    /// Returns the offset of the line that `rank` writes for `slot` in a member's heap.
     #[inline]
     pub const fn line(&self, slot: u32, rank: u32) -> SymOffset {
         SymOffset(self.sync.0 + (slot as u64 * self.size as u64 + rank as u64) * KernelContext::SIGNAL_LINE_BYTES)
     }
 }
 
-/// Where a kernel reports its first failure. The host can read it while the kernel runs.
+/// Report of a kernel's first failure. The host can read it while the kernel runs.
 ///
-/// The thread that fails first swaps `claimed` from 0 to 1, writes the other fields, and writes `kind` last, by a release. The
-/// host clears the block, `claimed` last, when it has taken the report.
+/// The thread that fails first swaps `claimed` from 0 to 1, writes the other fields, and stores
+/// `kind` last with release order. After reading the report, the host clears all fields, `claimed`
+/// last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct KernelStatus {
@@ -142,32 +153,33 @@ pub struct KernelStatus {
     pub pe: u32,
     /// The number of the team, or `u32::MAX`.
     pub team: u32,
-    /// What was expected: a signal's value, an epoch, a number of bytes.
+    /// The expected value: of a signal, an epoch, or a number of bytes.
     pub expected: u64,
-    /// What was found.
+    /// The value found.
     pub found: u64,
-    /// The block that failed first, counted along x, then y, then z.
+    /// Linear index of the block that failed first (x fastest, then y, then z).
     pub block: u32,
-    /// The thread of that block, counted likewise.
+    /// Linear index of the thread in that block.
     pub thread: u32,
-    /// Not 0 from the moment a thread has begun to write a report.
+    /// Not 0 once a thread has started to write the report.
     pub claimed: u32,
     /// Not used; 0.
     pub reserved: u32,
 }
 
 impl KernelStatus {
-    /// [`Self::pe`] and [`Self::team`] where there is none.
+    /// [`Self::pe`] or [`Self::team`] if the report names none.
     pub const NONE: u32 = u32::MAX;
 
-    /// The PE that the report names.
+    /// Returns the PE that the report names.
     #[inline]
     pub const fn missing_pe(&self) -> Option<Pe> {
         if self.pe == Self::NONE { None } else { Some(Pe::new(self.pe)) }
     }
 }
 
-/// Declares an enum whose values a kernel writes as 32-bit numbers from 1 on, and the way back.
+/// Declares an enum whose values kernels write as 32-bit numbers, starting at 1, with the
+/// conversion back.
 macro_rules! numbered {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $number:literal, $text:literal;)* }) => {
         $(#[$doc])*
@@ -182,7 +194,7 @@ macro_rules! numbered {
             /// Every value.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            /// The value with this number, as a kernel has written it.
+            /// Returns the value with this number, as written by a kernel.
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number {
                     $($number => Some(Self::$variant),)*
@@ -206,14 +218,14 @@ numbered! {
     FailureKind {
         /// A wait lasted longer than the context's deadline.
         Deadline = 1, "deadline passed";
-        /// The host, or another thread of this PE that had failed, ended the wait.
+        /// The host, or a failed thread of this PE, ended the wait.
         Aborted = 2, "aborted";
         /// The PE is neither mapped nor reachable through NVSHMEM in this kernel.
         Unreachable = 3, "PE is not reachable";
         /// There is no such PE, team or member.
         NoSuchPeer = 4, "no such PE or team";
-        /// A place lies beyond the symmetric heap.
-        OutOfRange = 5, "place is outside the symmetric heap";
+        /// An offset lies outside the symmetric heap.
+        OutOfRange = 5, "offset is outside the symmetric heap";
         /// The block has no slot in the team's synchronisation words.
         NoSlot = 6, "block has no slot in the team";
         /// The context was written by another version of the library.
@@ -226,7 +238,7 @@ numbered! {
 }
 
 numbered! {
-    /// An operation of a kernel, for reports.
+    /// The operation that failed, for reports.
     KernelOp {
         /// The entry of the kernel.
         Entry = 1, "entry";

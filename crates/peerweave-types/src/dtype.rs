@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// The type of an element, as a value: what the compiler knows as `T` and a backend sees erased.
+/// The type of an element as a run-time value, for backends, which have no type parameter `T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -27,9 +27,9 @@ pub enum DType {
     F32 = 8,
     /// IEEE 754 binary64.
     F64 = 9,
-    /// 8-bit float with 4 exponent bits: moved, never reduced.
+    /// 8-bit float with 4 exponent bits. Can be moved but not reduced.
     F8E4M3 = 10,
-    /// 8-bit float with 5 exponent bits: moved, never reduced.
+    /// 8-bit float with 5 exponent bits. Can be moved but not reduced.
     F8E5M2 = 11,
 }
 
@@ -50,7 +50,7 @@ impl DType {
         Self::F8E5M2,
     ];
 
-    /// Size of one element in bytes.
+    /// Returns the size of one element in bytes.
     #[inline]
     pub const fn size_bytes(self) -> usize {
         match self {
@@ -61,7 +61,7 @@ impl DType {
         }
     }
 
-    /// The name that nccl-tests prints and takes.
+    /// Returns the name used by nccl-tests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::I8 => "int8",
@@ -79,7 +79,7 @@ impl DType {
         }
     }
 
-    /// The name of the type in Rust, for errors: `f32`, not `float`.
+    /// Returns the name of the Rust type, for errors: `f32`, not `float`.
     ///
     /// ```
     /// assert_eq!(peerweave_types::DType::F32.rust_name(), "f32");
@@ -101,17 +101,17 @@ impl DType {
         }
     }
 
-    /// The type with this number, as `self as u8` gives it.
+    /// Returns the type with this number, the inverse of `self as u8`.
     pub const fn from_u8(number: u8) -> Option<Self> {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
     }
 
-    /// Whether elements are integers: the bitwise reductions are defined for these alone.
+    /// Returns whether elements are integers; bitwise reductions are defined only for those.
     pub const fn is_integer(self) -> bool {
         matches!(self, Self::I8 | Self::U8 | Self::I32 | Self::U32 | Self::I64 | Self::U64)
     }
 
-    /// Whether reductions are defined: every type but the 8-bit floats.
+    /// Returns whether reductions are defined: for all types except the 8-bit floats.
     pub const fn is_reducible(self) -> bool {
         !matches!(self, Self::F8E4M3 | Self::F8E5M2)
     }

@@ -1,4 +1,4 @@
-//! Which Rust types may be elements, and what may be done with them.
+//! Traits of the Rust types that can be elements.
 //!
 //! The traits are sealed: a backend matches on [`DType`] and relies on the pairing below.
 
@@ -12,9 +12,10 @@ mod sealed {
 /// A type whose values Peerweave moves between PEs.
 ///
 /// # Safety
-/// Sealed; implemented only here. An implementation promises: **\[E1\]** every bit pattern of `size_of::<Self>()` bytes is a valid value,
-/// so that memory which a peer writes at any moment can be read without undefined behaviour in the value; **\[E2\]** there is no
-/// padding; **\[E3\]** size and meaning are those of [`Self::DTYPE`]; **\[E4\]** it is `Copy` and has no pointer in it.
+/// Sealed; implemented only here. An implementation guarantees: **\[E1\]** every bit pattern of
+/// `size_of::<Self>()` bytes is a valid value, so that memory which a peer writes at any moment can
+/// be read without undefined behaviour in the value; **\[E2\]** there is no padding; **\[E3\]**
+/// size and meaning are those of [`Self::DTYPE`]; **\[E4\]** it is `Copy` and has no pointer in it.
 pub unsafe trait Element: sealed::Sealed + Copy + Default + PartialEq + Send + Sync + core::fmt::Debug + 'static {
     /// The run-time name of this type.
     const DTYPE: DType;
@@ -22,26 +23,26 @@ pub unsafe trait Element: sealed::Sealed + Copy + Default + PartialEq + Send + S
 
 /// An element on which reductions are defined.
 pub trait Number: Element {
-    /// The bits of the value, zero-extended: how a scalar travels in an erased operation.
+    /// Returns the bits of the value, zero-extended, as scalars are stored in an erased operation.
     fn to_word(self) -> u64;
-    /// The value whose bits are the low bits of `word`.
+    /// Returns the value whose bits are the low bits of `word`.
     fn from_word(word: u64) -> Self;
 }
 
-/// An integer element: the bitwise reductions are defined too.
+/// An integer element, which also supports bitwise reductions.
 pub trait Integer: Number {}
 
 /// An element that can be fetched, set and swapped atomically.
 pub trait AtomicElement: Number {}
 
-/// An integer with the full set of atomic operations.
+/// An integer element with all atomic operations.
 pub trait AtomicInteger: AtomicElement + Integer {}
 
 macro_rules! element {
     ($($t:ty => $dtype:ident),* $(,)?) => {$(
         impl sealed::Sealed for $t {}
-        // SAFETY: [E1]-[E4]: a primitive number, or a transparent wrapper of one, of exactly the size that `DType::size_bytes`
-        // states for it (checked by the constant below).
+        // SAFETY: [E1]-[E4]: a primitive number, or a transparent wrapper of one, of exactly the
+        // size that `DType::size_bytes` states for it (checked by the constant below).
         unsafe impl Element for $t {
             const DTYPE: DType = DType::$dtype;
         }

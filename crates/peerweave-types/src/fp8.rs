@@ -1,4 +1,4 @@
-//! The 8-bit floats. Peerweave moves them; it does no arithmetic in them.
+//! The 8-bit floats. Peerweave moves them but does no arithmetic on them.
 
 macro_rules! fp8 {
     ($(#[$doc:meta])* $name:ident) => {
@@ -8,13 +8,13 @@ macro_rules! fp8 {
         pub struct $name(u8);
 
         impl $name {
-            /// The element with this bit pattern. Every pattern is valid.
+            /// Creates the element with this bit pattern. Every pattern is valid.
             #[inline]
             pub const fn from_bits(bits: u8) -> Self {
                 Self(bits)
             }
 
-            /// The bit pattern.
+            /// Returns the bit pattern.
             #[inline]
             pub const fn to_bits(self) -> u8 {
                 self.0
@@ -24,11 +24,13 @@ macro_rules! fp8 {
 }
 
 fp8!(
-    /// An 8-bit float with 4 exponent and 3 mantissa bits (OCP E4M3), as a bit pattern. Equality is of bits.
+    /// An 8-bit float with 4 exponent and 3 mantissa bits (OCP E4M3), as a bit pattern. Equality is
+    /// of bits.
     F8E4M3
 );
 
 fp8!(
-    /// An 8-bit float with 5 exponent and 2 mantissa bits (OCP E5M2), as a bit pattern. Equality is of bits.
+    /// An 8-bit float with 5 exponent and 2 mantissa bits (OCP E5M2), as a bit pattern. Equality is
+    /// of bits.
     F8E5M2
 );

@@ -1,37 +1,39 @@
 //! Where things lie in the symmetric heap: plain data with a fixed layout.
 //!
-//! No pointer is dereferenced here. Invariant: the segments of all PEs are mapped into one reservation at equal strides, so that
-//! a peer's address is arithmetic, in every process with a base of its own.
+//! No pointer is dereferenced here. Invariant: the segments of all PEs are mapped into one
+//! reservation at equal strides, so that a peer's address is arithmetic, in every process with a
+//! base of its own.
 
 use crate::Pe;
 
-/// A place in the symmetric heap: bytes from the start of a PE's segment, the same number on every PE.
+/// An offset in the symmetric heap: bytes from the start of a PE's segment, equal on every PE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct SymOffset(pub u64);
 
 impl SymOffset {
-    /// The place `bytes` further on.
+    /// Returns the offset `bytes` further.
     #[inline]
     pub const fn plus(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
     }
 }
 
-/// A signal: one aligned 64-bit word in symmetric memory, changed by a release and awaited by an acquire.
+/// A signal: an aligned 64-bit word in symmetric memory, written with release order and read with
+/// acquire order.
 pub type SignalWord = u64;
 
-/// How the segments of all PEs are mapped in this address space.
+/// The mapping of all PEs' segments in this address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct HeapGeometry {
     /// Address of PE 0's segment in this address space.
     pub base: u64,
-    /// Bytes from one PE's segment to the next one's.
+    /// Bytes from one PE's segment to the next.
     pub stride: u64,
-    /// Bytes from the start of a segment to its heap; control words lie before.
+    /// Bytes from the start of a segment to its heap; control words precede the heap.
     pub heap_start: u64,
-    /// Bytes of heap in each segment.
+    /// Size of the heap in each segment, in bytes.
     pub heap_bytes: u64,
     /// This PE.
     pub my_pe: u32,
@@ -40,13 +42,14 @@ pub struct HeapGeometry {
 }
 
 impl HeapGeometry {
-    /// The address, in this address space, of `offset` in the segment of `pe`.
+    /// Returns the address, in this address space, of `offset` in the segment of `pe`.
     #[inline]
     pub const fn address(&self, pe: Pe, offset: SymOffset) -> u64 {
         self.base + self.stride * pe.get() as u64 + offset.0
     }
 
-    /// The inverse of [`Self::address`]: the PE and offset of an address, or `None` for an address outside all segments.
+    /// Returns the PE and offset of an address, the inverse of [`Self::address`]; `None` outside
+    /// all segments.
     #[inline]
     pub const fn locate(&self, address: u64) -> Option<(Pe, SymOffset)> {
         if address < self.base {

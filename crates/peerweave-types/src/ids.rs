@@ -1,4 +1,4 @@
-//! Names of endpoints. A PE is an endpoint of the job; a rank is its index inside one team.
+//! Types for PEs and ranks. A PE is an endpoint of the job; a rank is its index in a team.
 
 use core::fmt;
 
@@ -10,19 +10,19 @@ macro_rules! index_newtype {
         pub struct $name(u32);
 
         impl $name {
-            /// Names the endpoint with this index.
+            /// Creates the value with this index.
             #[inline]
             pub const fn new(index: u32) -> Self {
                 Self(index)
             }
 
-            /// The index, counted from 0.
+            /// Returns the index, counted from 0.
             #[inline]
             pub const fn get(self) -> u32 {
                 self.0
             }
 
-            /// The index, ready to index a slice.
+            /// Returns the index as `usize`.
             #[inline]
             pub const fn index(self) -> usize {
                 self.0 as usize
@@ -45,13 +45,15 @@ macro_rules! index_newtype {
 }
 
 index_newtype!(
-    /// An endpoint of the job, usually one process and, where there are GPUs, one GPU. Counted from 0 over the whole job.
+    /// An endpoint of the job, usually one process with one GPU, if there are GPUs. Counted from 0
+    /// over the whole job.
     Pe,
     "PE"
 );
 
 index_newtype!(
-    /// The index of a PE inside one team, counted from 0. The same PE has another rank in another team.
+    /// The index of a PE in a team, counted from 0. A PE can have different ranks in different
+    /// teams.
     Rank,
     "rank"
 );

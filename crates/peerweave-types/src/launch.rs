@@ -1,8 +1,8 @@
-//! What a launch consists of besides the kernel: the shape of the grid, and the arguments.
+//! Shape of the grid and arguments of a kernel launch.
 
 use crate::{DeviceSlice, Plain, SymOffset, SymSlice};
 
-/// A shape of three dimensions, or an index in one: blocks of a grid, threads of a block.
+/// Three dimensions of a grid or block, or a position in one.
 ///
 /// ```
 /// use peerweave_types::Dim3;
@@ -23,36 +23,37 @@ pub struct Dim3 {
 }
 
 impl Dim3 {
-    /// The first index of any shape.
+    /// The first position of any shape.
     pub const ZERO: Self = Self { x: 0, y: 0, z: 0 };
     /// A shape of one element.
     pub const ONE: Self = Self { x: 1, y: 1, z: 1 };
 
-    /// Whether it is a grid that a GPU runs: 1 to (2³¹ - 1, 65535, 65535) blocks.
+    /// Returns whether this is a valid grid of a GPU: 1 to (2³¹ - 1, 65535, 65535) blocks.
     #[inline]
     pub const fn is_grid(self) -> bool {
         self.count() > 0 && self.x <= i32::MAX as u32 && self.y <= 65535 && self.z <= 65535
     }
 
-    /// Whether it is a block that a GPU runs: 1 to (1024, 1024, 64) threads, and at most 1024 in all.
+    /// Returns whether this is a valid block of a GPU: 1 to (1024, 1024, 64) threads, at most 1024
+    /// in total.
     #[inline]
     pub const fn is_block(self) -> bool {
         self.count() > 0 && self.x <= 1024 && self.y <= 1024 && self.z <= 64 && self.count() <= 1024
     }
 
-    /// Number of elements of this shape.
+    /// Returns the number of elements of this shape.
     #[inline]
     pub const fn count(self) -> u64 {
         self.x as u64 * self.y as u64 * self.z as u64
     }
 
-    /// The number of the element `index` of this shape, counted along x, then y, then z.
+    /// Returns the linear index of position `index` in this shape (x fastest, then y, then z).
     #[inline]
     pub const fn linear(self, index: Self) -> u32 {
         index.x + self.x * (index.y + self.y * index.z)
     }
 
-    /// The element with this number: the inverse of [`Self::linear`].
+    /// Returns the position with this linear index, the inverse of [`Self::linear`].
     #[inline]
     pub const fn index(self, linear: u32) -> Self {
         Self { x: linear % self.x, y: linear / self.x % self.y, z: linear / self.x / self.y }
@@ -97,29 +98,30 @@ impl KernelTeam {
     /// The team of all PEs.
     pub const WORLD: Self = Self(0);
 
-    /// The team with this number in the table of [`KernelContext::teams`](crate::KernelContext).
+    /// Returns the team with this number in the table of
+    /// [`KernelContext::teams`](crate::KernelContext).
     #[inline]
     pub const fn new(index: u32) -> Self {
         Self(index)
     }
 
-    /// The number in the table.
+    /// Returns the number in the table.
     #[inline]
     pub const fn index(self) -> u32 {
         self.0
     }
 }
 
-/// Looks at the memory and the teams that an argument of a kernel names, before the launch is
+/// Visits the memory and the teams that a kernel's argument refers to, before the launch is
 /// enqueued.
 pub trait ArgVisitor {
-    /// The argument names this part of every PE's symmetric heap.
+    /// Visits a range of every PE's symmetric heap.
     fn symmetric(&mut self, offset: SymOffset, bytes: u64);
 
-    /// The argument names memory that the device reaches at this address.
+    /// Visits memory that the device reaches at this address.
     fn device(&mut self, address: u64, bytes: u64);
 
-    /// The argument names this team.
+    /// Visits a team.
     fn team(&mut self, team: KernelTeam) {
         let _ = team;
     }
@@ -127,14 +129,15 @@ pub trait ArgVisitor {
 
 /// A type that a kernel takes as an argument, by value.
 ///
-/// `#[derive(KernelArg)]` of `peerweave-macros` implements it for a `#[repr(C)]` struct of such types.
+/// `#[derive(KernelArg)]` of `peerweave-macros` implements it for a `#[repr(C)]` struct of such
+/// types.
 ///
 /// # Safety
 /// The layout of the type is the same on the host and in the kernel (`repr(C)` or a primitive
 /// number), it holds no reference and no pointer of the host, its alignment is at most 16, and
 /// [`Self::visit`] reports every view of memory and every team in it.
 pub unsafe trait KernelArg: Copy + Send + Sync + 'static {
-    /// Reports each view of memory and each team in this argument, in order.
+    /// Passes each view of memory and each team in this argument to the visitor, in order.
     fn visit(&self, visitor: &mut dyn ArgVisitor) {
         let _ = visitor;
     }
@@ -142,7 +145,8 @@ pub unsafe trait KernelArg: Copy + Send + Sync + 'static {
 
 macro_rules! number_args {
     ($($t:ty),* $(,)?) => {$(
-        // SAFETY: a primitive number or a transparent wrapper of one: one layout everywhere, and no memory is named.
+        // SAFETY: a primitive number or a transparent wrapper of one: one layout everywhere, and no
+        // memory is named.
         unsafe impl KernelArg for $t {}
     )*};
 }
@@ -201,19 +205,20 @@ unsafe impl<T: Plain> KernelArg for DeviceSlice<T> {
     }
 }
 
-/// The arguments of a kernel together: a tuple of up to 16 [`KernelArg`]s.
+/// All arguments of a kernel: a tuple of up to 16 [`KernelArg`]s.
 ///
 /// # Safety
-/// Implemented for tuples only: [`Self::each`] gives every element once, in order, by its address, size and alignment.
+/// Implemented only for tuples: [`Self::each`] passes every element once, in order, with its
+/// address, size and alignment.
 pub unsafe trait KernelArgs: Copy + Send + Sync + 'static {
     /// Number of arguments.
     const COUNT: usize;
 
-    /// Calls `with` for each argument in order: its address, its size and its alignment in bytes. The addresses are valid while
-    /// `self` is borrowed.
+    /// Calls `with` for each argument in order: its address, its size and its alignment in bytes.
+    /// The addresses are valid while `self` is borrowed.
     fn each(&self, with: &mut dyn FnMut(*const u8, usize, usize));
 
-    /// Reports each view of memory and each team in the arguments, in order.
+    /// Passes each view of memory and each team in the arguments to the visitor, in order.
     fn visit(&self, visitor: &mut dyn ArgVisitor);
 }
 
@@ -266,7 +271,7 @@ tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, 
 mod tests {
     use super::*;
 
-    /// Writes down what it is shown.
+    /// Records what it visits.
     #[derive(Default)]
     struct Seen([(bool, u64, u64); 4], usize);
 

@@ -1,6 +1,8 @@
-//! Plain data that the host and kernels share: PEs, ranks, element types, reductions, the geometry of the symmetric heap.
+//! Plain data that the host and kernels share: PEs, ranks, element types, reductions, the geometry
+//! of the symmetric heap.
 //!
-//! Nothing here communicates, allocates or depends on an operating system; what a kernel receives is `repr(C)`.
+//! Nothing here communicates, allocates or depends on an operating system. Types passed to kernels
+//! are `repr(C)`.
 //!
 //! ```
 //! use peerweave_types::{DType, Element, Pe};
@@ -12,7 +14,7 @@
 #![no_std]
 #![forbid(unsafe_op_in_unsafe_fn)]
 
-/// The example of the README, as a test.
+/// Runs the example of the README as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,8 +1,8 @@
-//! NVSHMEM's numbers for what this crate names: signal operations, comparisons, teams. The one place where they are converted.
+//! Converts signal operations, comparisons and teams to NVSHMEM's constants.
 
 use crate::{Compare, SignalOp};
 
-/// NVSHMEM's number of a signal operation (`NVSHMEM_SIGNAL_SET`, `NVSHMEM_SIGNAL_ADD`).
+/// Returns NVSHMEM's constant of a signal operation (`NVSHMEM_SIGNAL_SET`, `NVSHMEM_SIGNAL_ADD`).
 #[inline]
 pub const fn signal_op(op: SignalOp) -> i32 {
     match op {
@@ -11,7 +11,8 @@ pub const fn signal_op(op: SignalOp) -> i32 {
     }
 }
 
-/// NVSHMEM's number of a comparison (`NVSHMEM_CMP_EQ` and so on; not in the order of [`Compare`]).
+/// Returns NVSHMEM's constant of a comparison (`NVSHMEM_CMP_EQ` and so on; not in the order of
+/// [`Compare`]).
 #[inline]
 pub const fn compare(compare: Compare) -> i32 {
     match compare {

@@ -3,9 +3,10 @@
 use crate::DType;
 use core::fmt;
 
-/// How a reduction combines the elements of the PEs, as a value.
+/// A reduction as a run-time value.
 ///
-/// Integers wrap. 16-bit floats are accumulated in f32 and rounded once. `Min` and `Max` of floats ignore a NaN unless all are NaN.
+/// Integers wrap. 16-bit floats are accumulated in f32 and rounded once. `Min` and `Max` of floats
+/// ignore a NaN unless all are NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -20,7 +21,7 @@ pub enum ReduceOp {
     Max = 3,
     /// The sum divided by the number of PEs of the team; for integers rounded toward zero.
     Avg = 4,
-    /// The sum of each PE's elements times the scalar that this PE gave.
+    /// The sum of each PE's elements times the scalar of that PE.
     PreMulSum = 5,
     /// Bitwise and; integers only.
     And = 6,
@@ -35,7 +36,7 @@ impl ReduceOp {
     pub const ALL: [Self; 9] =
         [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum, Self::And, Self::Or, Self::Xor];
 
-    /// The name that nccl-tests prints and takes; the bitwise ones have none there.
+    /// Returns the name used by nccl-tests, which has no bitwise reductions.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -50,17 +51,17 @@ impl ReduceOp {
         }
     }
 
-    /// The reduction with this number, as `self as u8` gives it.
+    /// Returns the reduction with this number, the inverse of `self as u8`.
     pub const fn from_u8(number: u8) -> Option<Self> {
         if (number as usize) < Self::ALL.len() { Some(Self::ALL[number as usize]) } else { None }
     }
 
-    /// Whether only integers can be reduced by it.
+    /// Returns whether the reduction is defined only for integers.
     pub const fn is_bitwise(self) -> bool {
         matches!(self, Self::And | Self::Or | Self::Xor)
     }
 
-    /// Whether elements of this type can be reduced by it.
+    /// Returns whether the reduction is defined for elements of this type.
     pub const fn accepts(self, dtype: DType) -> bool {
         dtype.is_reducible() && (dtype.is_integer() || !self.is_bitwise())
     }

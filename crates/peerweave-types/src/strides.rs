@@ -1,6 +1,6 @@
-//! How the elements of a strided transfer lie in memory. Does not check that they fit.
+//! Layout of strided transfers. Does not check bounds.
 
-/// How many elements a strided put or get moves, and how far apart they lie on both sides, in elements.
+/// Number of elements of a strided put or get, and their distances on both sides, in elements.
 ///
 /// ```
 /// use peerweave_types::Strides;
@@ -11,10 +11,10 @@
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Strides {
-    /// How many elements.
+    /// Number of elements.
     pub count: usize,
-    /// From one element to the next where they are read; at least 1.
+    /// Distance between elements in the source; at least 1.
     pub source: usize,
-    /// From one element to the next where they are written; at least 1.
+    /// Distance between elements in the destination; at least 1.
     pub dest: usize,
 }

@@ -1,4 +1,4 @@
-//! Strided subsets of a team, as OpenSHMEM and NVSHMEM name them.
+//! Strided subsets of a team, as in OpenSHMEM and NVSHMEM.
 
 /// The ranks `start, start + stride, …`, `size` of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -6,14 +6,16 @@
 pub struct TeamShape {
     /// The first rank.
     pub start: u32,
-    /// From one member to the next; may be negative or more than the team, but not 0 where there are two members.
+    /// Distance between members; can be negative or larger than the team, but not 0 with two or
+    /// more members.
     pub stride: i32,
-    /// How many members.
+    /// Number of members.
     pub size: u32,
 }
 
 impl TeamShape {
-    /// The rank, in the parent team, of member `index`; `None` where that is negative, overflows or `index >= size`.
+    /// Returns the rank of member `index` in the parent team; `None` if it is negative or
+    /// overflows, or if `index >= size`.
     pub const fn member(&self, index: u32) -> Option<u32> {
         if index >= self.size {
             return None;
@@ -22,7 +24,7 @@ impl TeamShape {
         if rank < 0 || rank > u32::MAX as i64 { None } else { Some(rank as u32) }
     }
 
-    /// Whether all members lie in a parent of `parent_size` ranks and none twice.
+    /// Returns whether all members are distinct ranks of a parent of `parent_size` ranks.
     pub const fn fits(&self, parent_size: u32) -> bool {
         if self.size == 0 || self.start >= parent_size || (self.stride == 0 && self.size > 1) {
             return false;

@@ -1,7 +1,7 @@
-//! Views of memory that host and kernels share: where elements lie and how many there are.
+//! Views of memory shared by host and kernels: position and number of elements.
 //!
-//! A view is plain data and keeps nothing alive: the host checks, when it launches a kernel, that the memory exists, and
-//! keeps it until the kernel has ended. How a kernel reads and writes elements is `peerweave-device`'s.
+//! A view is plain data and keeps nothing alive. A launch checks that the memory exists and keeps
+//! it alive until the kernel has ended. `peerweave-device` reads and writes elements.
 
 use crate::SymOffset;
 use core::fmt;
@@ -11,13 +11,14 @@ use core::ops::{Bound, RangeBounds};
 /// A type whose values can be moved between PEs as bytes.
 ///
 /// # Safety
-/// An implementation promises that every bit pattern of `size_of::<Self>()` bytes is a valid value, that there is no padding, and
-/// that the type holds no pointer or reference.
+/// An implementation guarantees that every bit pattern of `size_of::<Self>()` bytes is a valid
+/// value, that there is no padding, and that the type holds no pointer or reference.
 pub unsafe trait Plain: Copy + Send + Sync + 'static {}
 
 macro_rules! plain {
     ($($t:ty),* $(,)?) => {$(
-        // SAFETY: a number, or a transparent wrapper of one: every bit pattern is valid and there is no padding.
+        // SAFETY: a number, or a transparent wrapper of one: every bit pattern is valid and there
+        // is no padding.
         unsafe impl Plain for $t {}
     )*};
 }
@@ -29,7 +30,8 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 /// `len` elements at the same offset of every PE's symmetric heap.
 ///
-/// A kernel takes it as an argument and passes it to `put`, `get` and the other calls; slicing is plain arithmetic.
+/// A kernel takes it as an argument and passes it to `put`, `get` and other calls. Slicing is plain
+/// arithmetic.
 ///
 /// ```
 /// use peerweave_types::{SymOffset, SymSlice};
@@ -63,33 +65,33 @@ pub struct DeviceSlice<T> {
     element: PhantomData<fn() -> T>,
 }
 
-/// What both kinds of view can do: `$start` is the field that says where the elements begin.
+/// Defines the methods of both kinds of view. `$start` is the field with the position.
 macro_rules! view {
     ($name:ident, $word:literal) => {
         impl<T> $name<T> {
-            /// Number of elements.
+            /// Returns the number of elements.
             #[inline]
             pub const fn len(self) -> usize {
                 self.len as usize
             }
 
-            /// Whether there are no elements.
+            /// Returns whether there are no elements.
             #[inline]
             pub const fn is_empty(self) -> bool {
                 self.len == 0
             }
 
-            /// Size in bytes.
+            /// Returns the size in bytes.
             #[inline]
             pub const fn size_bytes(self) -> u64 {
                 self.len * size_of::<T>() as u64
             }
 
-            /// The elements of a range of indices.
+            /// Returns a view of a range of indices.
             ///
             /// # Panics
-            /// Where the range ends before it starts, or beyond the view. In a kernel on a GPU that ends the kernel with a trap;
-            /// [`Self::get`] does not.
+            /// If the range ends before it starts, or beyond the view. In a kernel on a GPU, a
+            /// panic is a trap; [`Self::get`] does not panic.
             #[inline]
             #[track_caller]
             pub fn slice(self, range: impl RangeBounds<usize>) -> Self {
@@ -99,7 +101,8 @@ macro_rules! view {
                 }
             }
 
-            /// The elements of a range of indices; `None` where the range ends before it starts, or beyond the view.
+            /// Returns a view of a range of indices; `None` if the range ends before it starts, or
+            /// beyond the view.
             #[inline]
             pub fn get(self, range: impl RangeBounds<usize>) -> Option<Self> {
                 let start = match range.start_bound() {
@@ -118,30 +121,31 @@ macro_rules! view {
                 Some(self.part(start, end - start))
             }
 
-            /// One element, as a view of length 1.
+            /// Returns a view of one element.
             ///
             /// # Panics
-            /// As [`Self::slice`].
+            /// As for [`Self::slice`].
             #[inline]
             #[track_caller]
             pub fn at(self, index: usize) -> Self {
                 self.slice(index..index + 1)
             }
 
-            /// The first `len` elements, or all where there are fewer.
+            /// Returns a view of the first `len` elements, or of all if there are fewer.
             #[inline]
             pub fn truncate(self, len: usize) -> Self {
                 self.part(0, self.len.min(len as u64))
             }
 
-            /// Part `index` of `parts` parts of equal length; what is left over belongs to no part.
+            /// Returns part `index` of `parts` parts of equal length. The remainder belongs to no
+            /// part.
             ///
             /// # Panics
-            /// Where `index >= parts`.
+            /// If `index >= parts`.
             #[inline]
             #[track_caller]
             pub fn chunk(self, index: usize, parts: usize) -> Self {
-                assert!(index < parts, "chunk index is not below the number of chunks");
+                assert!(index < parts, "chunk: index is out of range, expected less than the number of parts");
                 let each = self.len / parts as u64;
                 self.part(index as u64 * each, each)
             }
@@ -176,17 +180,18 @@ view!(SymSlice, "symmetric slice");
 view!(DeviceSlice, "device slice");
 
 impl<T> SymSlice<T> {
-    /// The view of `len` elements at an offset.
+    /// Creates a view of `len` elements at an offset.
     ///
     /// # Safety
-    /// Where the view is handed to a kernel: the elements lie within the symmetric heap of every PE, belong to the caller and stay
-    /// allocated until the kernel has ended, and the offset is a multiple of the alignment of `T`.
+    /// If the view is passed to a kernel: the elements lie within the symmetric heap of every PE,
+    /// belong to the caller and stay allocated until the kernel has ended, and the offset is a
+    /// multiple of the alignment of `T`.
     #[inline]
     pub const unsafe fn from_raw(offset: SymOffset, len: usize) -> Self {
         Self { offset, len: len as u64, element: PhantomData }
     }
 
-    /// Where the elements begin, in every PE's heap.
+    /// Returns the offset of the elements in every PE's heap.
     #[inline]
     pub const fn offset(self) -> SymOffset {
         self.offset
@@ -202,30 +207,32 @@ impl<T> SymSlice<T> {
         Self { offset: self.offset.plus(start * size_of::<T>() as u64), len, element: PhantomData }
     }
 
-    /// The same memory as elements of another type of the same or a smaller alignment; what is left over at the end is dropped.
+    /// Returns the same memory as elements of another type with the same or a smaller alignment.
+    /// Drops the remainder at the end.
     #[inline]
     pub fn cast<U: Plain>(self) -> SymSlice<U>
     where
         T: Plain,
     {
-        const { assert!(align_of::<U>() <= align_of::<T>(), "a cast must not raise the alignment") };
+        const { assert!(align_of::<U>() <= align_of::<T>(), "cast: the alignment of the new type must not be larger") };
         SymSlice { offset: self.offset, len: self.size_bytes() / size_of::<U>() as u64, element: PhantomData }
     }
 }
 
 impl<T> DeviceSlice<T> {
-    /// The view of `len` elements at an address.
+    /// Creates a view of `len` elements at an address.
     ///
     /// # Safety
-    /// Where the view is handed to a kernel: the elements lie in memory that its device reaches at this address, belong to the
-    /// caller, stay allocated until the kernel has ended and are accessed by nothing else meanwhile unless by atomic or volatile
-    /// accesses, and the address is a multiple of the alignment of `T`.
+    /// If the view is passed to a kernel: the elements lie in memory that its device reaches at
+    /// this address, belong to the caller, stay allocated until the kernel has ended and are
+    /// accessed by nothing else meanwhile unless by atomic or volatile accesses, and the address is
+    /// a multiple of the alignment of `T`.
     #[inline]
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
         Self { address, len: len as u64, element: PhantomData }
     }
 
-    /// Where the elements begin.
+    /// Returns the address of the elements.
     #[inline]
     pub const fn address(self) -> u64 {
         self.address
@@ -252,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_is_two_words() {
+    fn view_has_the_size_of_two_words() {
         assert_eq!((size_of::<SymSlice<u8>>(), align_of::<SymSlice<u8>>()), (16, 8));
         assert_eq!((size_of::<DeviceSlice<u8>>(), align_of::<DeviceSlice<u8>>()), (16, 8));
     }
@@ -277,7 +284,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "range of a symmetric slice lies outside its 10 elements")]
-    fn a_range_beyond_the_view_panics() {
+    fn range_beyond_the_view_panics() {
         let _ = sym(10).slice(5..11);
     }
 }
