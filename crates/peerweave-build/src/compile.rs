@@ -1,6 +1,7 @@
-//! The second Cargo: compiles one crate for the GPU, and returns its PTX.
+//! Runs a second Cargo that compiles one crate for the GPU, and returns its PTX.
 //!
-//! It shares nothing with the build that started it but the sources: its target directory, flags and compiler are its own.
+//! The second build shares only the sources with the first; it has its own target directory, flags
+//! and compiler.
 
 use crate::toolchain::{Core, Toolchain};
 use crate::{Problem, TARGET, Variant, ptx};
@@ -10,36 +11,38 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Set for the second Cargo, with the name of the package whose entries are compiled. `#[kernel]` writes entries for it alone.
+/// Variable for the second Cargo with the package whose entry points are compiled. `#[kernel]`
+/// writes entry points only for that package.
 pub(crate) const INSIDE: &str = "PEERWEAVE_PTX_PACKAGE";
 
-/// How long one build may take: `core` and the crates below are part of the first.
+/// Maximum duration of a build; the first one includes `core` and all dependencies.
 const DEADLINE: Duration = Duration::from_secs(1800);
 
-/// One crate, to be compiled for one variant.
+/// A crate to compile, and the variant.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The crate's manifest.
     pub manifest: PathBuf,
     /// The package.
     pub package: String,
-    /// Where to build. Crates that are built with one directory share `core` and what they depend on.
+    /// Target directory. Crates with the same directory share `core` and dependencies.
     pub target_dir: PathBuf,
-    /// Features of the package, separated by commas; `None`: its default ones.
+    /// Features of the package, separated by commas; `None` means the default features.
     pub features: Option<String>,
-    /// For what.
+    /// The variant.
     pub variant: Variant,
 }
 
-/// Compiles a crate of kernels. Returns the PTX, and the files that it was compiled from, as far as they belong to no registry.
+/// Compiles a crate of kernels. Returns the PTX and its source files, without those of registries.
 ///
 /// # Errors
-/// [`Problem`], with what the compiler said; and where the PTX calls functions that it does not define.
+/// [`Problem`] if compilation fails, with the compiler's output, or if the PTX calls undefined
+/// functions.
 pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<PathBuf>), Problem> {
     let sm = request.variant.sm;
     let folder = request.target_dir.join(format!("sm_{sm}"));
     fs::create_dir_all(&folder).map_err(|error| Problem(format!("{}: {error}", folder.display())))?;
-    // As old as what Cargo takes for fresh: they lie in one directory.
+    // In the target directory, so that it is deleted together with Cargo's fingerprints.
     let stem = format!("{}-{:016x}", request.package, hash(&request.manifest));
     let text_file = folder.join(format!("{stem}-{}", request.variant.file_name()));
 
@@ -75,7 +78,7 @@ pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<
     if request.variant.network {
         command.args(["--features", "peerweave-device/nvshmem"]);
     }
-    // The compiler gets the unstable features here, so that sources of kernels name none.
+    // Unstable features are passed here, so that sources of kernels need none.
     command.args(["--crate-type=rlib", "--", "-Zcrate-attr=feature(abi_ptx)", "-Zcrate-attr=feature(asm_experimental_arch)"]);
     command.arg(format!("--emit=asm={}", text_file.display()));
     run(command, &folder.join(format!("{stem}.log")), toolchain)?;
@@ -90,15 +93,15 @@ pub fn compile(toolchain: &Toolchain, request: &Request) -> Result<(String, Vec<
         let advice = if immediate {
             "a function of another crate that is neither generic nor `#[inline]` is not compiled into kernels"
         } else {
-            "core was found compiled, without what panics: `rustup component add rust-src` lets it be built without panics"
+            "this compiler has a precompiled core without functions for panics; run `rustup component add rust-src` to build core without panics"
         };
-        return Err(Problem(format!("the PTX calls functions that it does not define: {}. {advice}", missing.join(", "))));
+        return Err(Problem(format!("the PTX calls undefined functions: {}. {advice}", missing.join(", "))));
     }
     Ok((text, sources(&folder, &request.package)))
 }
 
-/// The version of PTX that the instructions of `peerweave-device` need, as a feature of the target: 8.4 has 128-bit atomics, and
-/// drivers read it from CUDA 12.4 on.
+/// Returns the PTX version that `peerweave-device` needs, as a target feature: 8.4 has 128-bit
+/// atomics and needs a driver of CUDA 12.4 or newer.
 fn ptx_version(sm: u32) -> &'static str {
     match sm {
         ..100 => "ptx84",
@@ -106,7 +109,7 @@ fn ptx_version(sm: u32) -> &'static str {
     }
 }
 
-/// Takes away what the outer Cargo, clippy and rustdoc have set for their own compiler.
+/// Removes the variables that the outer Cargo, clippy and rustdoc set for their compiler.
 pub(crate) fn clean(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let Some(name) = name.to_str() else { continue };
@@ -141,7 +144,7 @@ pub(crate) fn clean(command: &mut Command) {
             command.env_remove(name);
         }
     }
-    // Cargo puts its compiler's libraries in front; another compiler must not load those.
+    // Cargo prepends its compiler's libraries, which another compiler must not load.
     if let Some(paths) = env::var_os("LD_LIBRARY_PATH") {
         let foreign = |path: &Path| path.join("rustlib").is_dir() || path.ancestors().any(|up| up.join("CACHEDIR.TAG").is_file());
         match env::join_paths(env::split_paths(&paths).filter(|path| !foreign(path))) {
@@ -151,7 +154,8 @@ pub(crate) fn clean(command: &mut Command) {
     }
 }
 
-/// Runs a build to its end; its output goes into a file, so that a child of it that lives on holds nothing up.
+/// Runs a build until it ends. Its output goes to a file, so that a surviving child cannot block a
+/// pipe.
 fn run(mut command: Command, log: &Path, toolchain: &Toolchain) -> Result<(), Problem> {
     let problem = |what: String| Problem(format!("{} ({}): {what}", toolchain.rustc.display(), toolchain.version));
     let file = fs::File::create(log).map_err(|error| problem(format!("{}: {error}", log.display())))?;
@@ -162,7 +166,7 @@ fn run(mut command: Command, log: &Path, toolchain: &Toolchain) -> Result<(), Pr
         .stdout(file)
         .stderr(copy)
         .spawn()
-        .map_err(|error| problem(format!("{:?} cannot be run: {error}", command.get_program())))?;
+        .map_err(|error| problem(format!("cannot run {:?}: {error}", command.get_program())))?;
     loop {
         match child.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
@@ -172,7 +176,7 @@ fn run(mut command: Command, log: &Path, toolchain: &Toolchain) -> Result<(), Pr
             }
             Ok(None) if started.elapsed() < DEADLINE => std::thread::sleep(Duration::from_millis(20)),
             Ok(None) => {
-                // The outcome of the kill does not matter: the build has failed either way.
+                // A failed kill does not matter, because the build has failed anyway.
                 let _ = child.kill();
                 let _ = child.wait();
                 return Err(problem(format!("timed out after {} s", DEADLINE.as_secs())));
@@ -182,17 +186,17 @@ fn run(mut command: Command, log: &Path, toolchain: &Toolchain) -> Result<(), Pr
     }
 }
 
-/// The files that Cargo compiled the package and its path dependencies from.
+/// Returns the source files of the package and its path dependencies.
 fn sources(folder: &Path, package: &str) -> Vec<PathBuf> {
     let name = format!("lib{}.d", package.replace('-', "_"));
     let Ok(text) = fs::read_to_string(folder.join(TARGET).join("release").join(name)) else { return Vec::new() };
     let Some((_, list)) = text.split_once(": ") else { return Vec::new() };
-    // Spaces inside of names are written with a backslash.
+    // Spaces in names are escaped with a backslash.
     let list = list.lines().next().unwrap_or_default().replace("\\ ", "\u{0}");
     list.split_whitespace().map(|path| PathBuf::from(path.replace('\u{0}', " "))).filter(|path| path.is_file()).collect()
 }
 
-/// Keeps packages of one name, from different folders, apart (FNV-1a).
+/// Hashes a path (FNV-1a), to distinguish packages of the same name in different folders.
 fn hash(path: &Path) -> u64 {
     path.as_os_str()
         .as_encoded_bytes()

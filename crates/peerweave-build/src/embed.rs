@@ -1,14 +1,14 @@
-//! What `#[kernel]` includes: an expression for the crate's PTX, in `OUT_DIR`.
+//! Writes the file in `OUT_DIR` that `#[kernel]` includes: an expression for the crate's PTX.
 
 use crate::{Problem, Variant};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-/// The file that `#[kernel]` looks for in `OUT_DIR`.
+/// The file in `OUT_DIR` that `#[kernel]` includes.
 pub(crate) const FILE: &str = "peerweave_ptx.rs";
 
-/// Writes the expression, and the PTX beside it.
+/// Writes the expression and the PTX files.
 pub(crate) fn write(out: &Path, outcome: &Result<Vec<(Variant, String)>, Problem>) {
     let mut variants = String::new();
     if let Ok(built) = outcome {
@@ -29,7 +29,7 @@ pub(crate) fn write(out: &Path, outcome: &Result<Vec<(Variant, String)>, Problem
     put(&out.join(FILE), &text);
 }
 
-/// Writes a file, unless it is there with the same content: what depends on it is then not compiled again.
+/// Writes a file unless it already has this content, so that dependents are not recompiled.
 fn put(path: &Path, text: &str) {
     if fs::read_to_string(path).is_ok_and(|there| there == text) {
         return;

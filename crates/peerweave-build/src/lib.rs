@@ -1,6 +1,6 @@
 //! Compiles a crate of kernels to PTX from its `build.rs`, and embeds the PTX in the crate.
 //!
-//! The whole of a `build.rs`:
+//! A complete `build.rs`:
 //!
 //! ```no_run
 //! # #[allow(clippy::needless_doctest_main)]
@@ -9,11 +9,12 @@
 //! }
 //! ```
 //!
-//! The crate is compiled once more, for `nvptx64-nvidia-cuda`, by a second Cargo with a target directory of its own; its build
-//! script runs there too and does nothing. `#[kernel]` then finds the PTX in `OUT_DIR`.
+//! The crate is compiled once more, for `nvptx64-nvidia-cuda`, by a second Cargo with a target
+//! directory of its own; its build script runs there too and does nothing. `#[kernel]` then finds
+//! the PTX in `OUT_DIR`.
 //!
-//! The build of the host program does not fail where no compiler for PTX is found: the crate then holds no PTX, and a launch on a
-//! GPU says what to install.
+//! Without a compiler for PTX, the build of the host program still succeeds. The crate then has no
+//! PTX, and the error of a launch on a GPU says what to install.
 //!
 //! # Environment
 //! | variable | meaning |
@@ -27,7 +28,7 @@
 //!   embed.rs      what `#[kernel]` includes
 //! ```
 
-/// The examples of the README, as tests.
+/// Runs the examples of the README as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -45,26 +46,26 @@ use std::env;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The target that kernels are compiled for.
+/// Target triple of kernels.
 pub const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// One build of a crate of kernels.
+/// A variant of the PTX of a crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
-    /// The architecture, as in `sm_90`: the PTX runs on this one and on later ones.
+    /// Minimum architecture, as in `sm_90`.
     pub sm: u32,
-    /// Whether it calls NVSHMEM's device library: feature `nvshmem` of `peerweave-device`.
+    /// Whether it calls NVSHMEM's device library (feature `nvshmem` of `peerweave-device`).
     pub network: bool,
 }
 
 impl Variant {
-    /// The name of the variant's file: `mapped-sm_90.ptx`.
+    /// Returns the file name of the variant, such as `mapped-sm_90.ptx`.
     pub fn file_name(self) -> String {
         format!("{}-sm_{}.ptx", if self.network { "network" } else { "mapped" }, self.sm)
     }
 }
 
-/// Why there is no PTX, and what to do about it.
+/// Why there is no PTX, and how to get it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem(pub String);
 
@@ -76,15 +77,16 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// Compiles the kernels of the crate whose `build.rs` calls this, for GPUs from sm_70 on and once more for sm_90 on.
+/// Compiles the kernels of the crate whose `build.rs` calls this, for GPUs from sm_70 on and once
+/// more for sm_90 on.
 ///
 /// # Panics
-/// Outside of a build script; and with `PEERWEAVE_PTX=require`, where the PTX cannot be built.
+/// Outside of a build script. With `PEERWEAVE_PTX=require`, also if the PTX cannot be built.
 pub fn kernels() {
     Kernels::new().build();
 }
 
-/// What a crate of kernels is built for. [`kernels`] is the short form.
+/// Options for building a crate of kernels. [`kernels`] is the short form.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Kernels {
@@ -105,14 +107,14 @@ impl Kernels {
         Self { variants: [70, 90].map(|sm| Variant { sm, network: false }).to_vec(), require: false, on_request: false }
     }
 
-    /// For these architectures, as in `sm_90`, instead.
+    /// Sets the architectures, as in `sm_90`, instead of the default ones.
     pub fn architectures(mut self, architectures: &[u32]) -> Self {
         let network = self.variants.iter().any(|variant| variant.network);
         self.variants = architectures.iter().map(|&sm| Variant { sm, network: false }).collect();
         if network { self.network() } else { self }
     }
 
-    /// Each architecture also with calls of NVSHMEM's device library, for PEs whose memory is not mapped.
+    /// Adds variants that call NVSHMEM's device library, for PEs whose memory is not mapped.
     pub fn network(mut self) -> Self {
         let more: Vec<Variant> = self.variants.iter().map(|variant| Variant { network: true, ..*variant }).collect();
         self.variants.extend(more);
@@ -121,22 +123,22 @@ impl Kernels {
         self
     }
 
-    /// Fails the build where the PTX cannot be built, as `PEERWEAVE_PTX=require` does.
+    /// Makes a failure to build the PTX an error of the build, as `PEERWEAVE_PTX=require` does.
     pub fn require(mut self) -> Self {
         self.require = true;
         self
     }
 
-    /// Compiles only where `PEERWEAVE_PTX=require` asks for it: for kernels that take minutes to compile.
+    /// Compiles only if `PEERWEAVE_PTX=require` is set, for kernels that take minutes to compile.
     pub fn on_request(mut self) -> Self {
         self.on_request = true;
         self
     }
 
-    /// Compiles, and writes what `#[kernel]` includes.
+    /// Compiles the kernels and writes the file that `#[kernel]` includes.
     ///
     /// # Panics
-    /// As [`kernels`].
+    /// As for [`kernels`].
     pub fn build(self) {
         println!("cargo::rerun-if-env-changed=PEERWEAVE_PTX");
         println!("cargo::rerun-if-env-changed=PEERWEAVE_PTX_RUSTC");
@@ -167,8 +169,8 @@ impl Kernels {
         let mut sources = Vec::new();
         let outcome = self.compile_each(&toolchain, out, &mut sources);
         if outcome.is_err() {
-            // Where the crate does not compile, what it is compiled from is not known: a file that does not exist makes Cargo run
-            // the build script every time.
+            // If the crate does not compile, its source files are unknown. A missing file makes
+            // Cargo run the build script every time.
             sources.push(out.join("not-built"));
         }
         watch(&sources);
@@ -198,19 +200,19 @@ impl Kernels {
     }
 }
 
-/// Writes an image without PTX that says why.
+/// Writes an image without PTX, with the reason.
 fn not_built(out: &Path, reason: &str) {
     watch(&[]);
     embed::write(out, &Err(Problem(reason.into())));
 }
 
-/// Embeds PTX that is kept beside the sources, for crates that are published with it: files named as [`Variant::file_name`] says, in
-/// `folder` of the crate. No compiler for PTX is looked for.
+/// Embeds committed PTX, for crates that are published with it: files in `folder` of the crate,
+/// named as in [`Variant::file_name`]. Needs no compiler for PTX.
 ///
-/// A folder without such a file gives kernels without PTX, which run on the host alone.
+/// Without such a file, the kernels have no PTX and run only on the host.
 ///
 /// # Panics
-/// Outside of a build script, and where the folder cannot be read.
+/// Outside of a build script, and if the folder cannot be read.
 pub fn committed(folder: &str) {
     if in_second_cargo() {
         return;
@@ -224,10 +226,10 @@ pub fn committed(folder: &str) {
     embed::write(&PathBuf::from(variable("OUT_DIR")), &outcome);
 }
 
-/// The variants that a folder holds, in order.
+/// Reads the variants in a folder, in order.
 ///
 /// # Errors
-/// Where the folder or one of its files cannot be read.
+/// If the folder or one of its files cannot be read.
 pub fn read_committed(folder: &Path) -> std::io::Result<Vec<(Variant, String)>> {
     let mut read = Vec::new();
     for entry in std::fs::read_dir(folder)? {
@@ -241,7 +243,7 @@ pub fn read_committed(folder: &Path) -> std::io::Result<Vec<(Variant, String)>> 
     Ok(read)
 }
 
-/// Whether this is the build script as the second Cargo runs it, which compiles the crate for the GPU.
+/// Returns whether the second Cargo, which compiles for the GPU, runs this build script.
 fn in_second_cargo() -> bool {
     env::var("TARGET").is_ok_and(|target| target == TARGET) || env::var_os(compile::INSIDE).is_some()
 }
@@ -250,7 +252,7 @@ fn variable(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("{name} is not set: peerweave_build runs in a build script"))
 }
 
-/// Runs the build script again when the crate, or what it was compiled from, changes.
+/// Makes Cargo run the build script again when the crate or one of its sources changes.
 fn watch(sources: &[PathBuf]) {
     let root = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
     for part in ["src", "Cargo.toml", "build.rs"] {
@@ -264,7 +266,8 @@ fn watch(sources: &[PathBuf]) {
     }
 }
 
-/// Where the second Cargo builds: beside the first one's target, so that crates share `core`.
+/// Returns the target directory of the second Cargo: next to that of the first, so that crates
+/// share `core`.
 fn target_dir(out: &Path) -> PathBuf {
     let root = out.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file());
     root.unwrap_or(out).join("peerweave-ptx")

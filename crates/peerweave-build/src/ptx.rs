@@ -1,6 +1,6 @@
-//! What a PTX text defines, and what it calls without defining it. Reads the declarations alone.
+//! Finds defined and undefined functions in PTX, from its declarations.
 
-/// The kernels that a PTX text defines, in order.
+/// Returns the kernels that a PTX text defines, in order.
 ///
 /// ```
 /// let text = ".visible .entry ring(\n.param .u64 ring_param_0\n)\n{\n}\n";
@@ -10,7 +10,7 @@ pub fn entries(text: &str) -> Vec<&str> {
     text.lines().filter_map(|line| name_after(line, ".entry")).collect()
 }
 
-/// The functions that a PTX text calls and does not define.
+/// Returns the functions that a PTX text calls but does not define.
 ///
 /// ```
 /// let text = ".extern .func  (.param .b32 r) missing\n(\n)\n;\n.func own(\n)\n{\n}\n";
@@ -21,11 +21,12 @@ pub fn undefined(text: &str) -> Vec<&str> {
     declared.filter_map(|line| name_after(line, ".func")).collect()
 }
 
-/// The line by which `#[kernel(max_threads = N)]` asks for a bound.
+/// The comment with which `#[kernel(max_threads = N)]` requests a bound.
 const BOUND: &str = "// peerweave.max_threads ";
 
-/// Gives each entry that asks for it the directive that bounds the threads of a block, by which the assembler bounds registers; and
-/// hides the functions that entries call, so that the assembler may bound theirs too, or inline them.
+/// Adds the directive for the maximum number of threads of a block to each entry that requests it;
+/// the assembler limits registers accordingly. Makes called functions internal, so that the
+/// assembler can limit their registers too, or inline them.
 pub(crate) fn finish(text: &str) -> String {
     let asked: Vec<(&str, &str)> = text.lines().filter_map(|line| line.trim().strip_prefix(BOUND)?.split_once(' ')).collect();
     let mut bound = None;
@@ -42,7 +43,7 @@ pub(crate) fn finish(text: &str) -> String {
             _ => line,
         });
         out.push('\n');
-        // The parameters end on a line of their own, before the body.
+        // The closing parenthesis of the parameters is on its own line before the body.
         if line.trim() == ")"
             && let Some(threads) = bound.take()
         {
@@ -52,7 +53,7 @@ pub(crate) fn finish(text: &str) -> String {
     out
 }
 
-/// The name that a declaration gives, after the keyword and what it returns.
+/// Returns the name in a declaration, after the keyword and the return type.
 fn name_after<'a>(line: &'a str, keyword: &str) -> Option<&'a str> {
     let line = line.trim();
     if line.starts_with("//") {

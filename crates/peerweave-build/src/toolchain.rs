@@ -1,6 +1,4 @@
-//! Which `rustc` has `core` for GPUs, or its sources.
-//!
-//! Nothing is compiled here.
+//! Finds a `rustc` with `core` for GPUs or with its sources.
 
 use crate::{Problem, TARGET};
 use std::env;
@@ -8,12 +6,12 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// How a compiler comes to `core` for the target.
+/// The form in which a compiler has `core` for the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Core {
-    /// Its sources are there: it is built together with the kernels.
+    /// As sources: it is built together with the kernels.
     Sources,
-    /// It is there compiled. Its functions for panics are not part of it: kernels must be free of them.
+    /// Precompiled, without functions for panics: kernels must not panic.
     Compiled,
 }
 
@@ -22,24 +20,24 @@ pub enum Core {
 pub struct Toolchain {
     /// The compiler.
     pub rustc: PathBuf,
-    /// Its root directory, as it says itself.
+    /// Its sysroot, as it prints it.
     pub sysroot: PathBuf,
-    /// Its version, as it says itself.
+    /// Its version, as it prints it.
     pub version: String,
-    /// How it comes to `core`.
+    /// The form of its `core`.
     pub core: Core,
 }
 
-/// What to install, wherever nothing was found.
+/// Advice for machines without a suitable compiler.
 const INSTALL: &str = "install one of: `rustup component add rust-src`; on Debian, `apt install rustc-web rust-web-src`. \
                        Then build this crate again (`cargo clean -p` it first)";
 
 impl Toolchain {
-    /// The compiler that builds kernels here: the one of this build where it can, else another one of rustup or of the system.
-    /// A compiler with the sources of `core` is preferred.
+    /// Finds a compiler for kernels: the one of this build if possible, else one of rustup or of
+    /// the system. Prefers compilers with the sources of `core`.
     ///
     /// # Errors
-    /// [`Problem`], with every compiler that was looked at and what to install.
+    /// [`Problem`], with every compiler that was examined and what to install.
     pub fn find() -> Result<Self, Problem> {
         if let Some(only) = env::var_os("PEERWEAVE_PTX_RUSTC") {
             return Self::examine(Path::new(&only))
@@ -48,7 +46,7 @@ impl Toolchain {
         Self::choose(&candidates())
     }
 
-    /// The first of `candidates` that builds kernels, by preference.
+    /// Returns the preferred one of `candidates` that can build kernels.
     pub(crate) fn choose(candidates: &[PathBuf]) -> Result<Self, Problem> {
         let mut compiled = None;
         let mut looked_at = Vec::new();
@@ -61,11 +59,11 @@ impl Toolchain {
         }
         compiled.ok_or_else(|| {
             let looked_at = if looked_at.is_empty() { "there is no rustc".to_string() } else { looked_at.join("; ") };
-            Problem(format!("no Rust compiler here builds kernels for GPUs ({looked_at}). {INSTALL}"))
+            Problem(format!("no Rust compiler on this machine can build kernels for GPUs ({looked_at}). {INSTALL}"))
         })
     }
 
-    /// Looks at one compiler.
+    /// Examines one compiler.
     fn examine(rustc: &Path) -> Result<Self, String> {
         let version = ask(rustc, &["--version"])?;
         let sysroot = PathBuf::from(ask(rustc, &["--print", "sysroot"])?);
@@ -84,7 +82,7 @@ impl Toolchain {
     }
 }
 
-/// What a compiler prints.
+/// Runs a compiler and returns its output.
 fn ask(rustc: &Path, arguments: &[&str]) -> Result<String, String> {
     let mut command = Command::new(rustc);
     crate::compile::clean(&mut command);
@@ -95,14 +93,15 @@ fn ask(rustc: &Path, arguments: &[&str]) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
-/// Compilers to look at: this build's, rustup's, those in the path, the system's.
+/// Returns the compilers to examine: that of this build, those of rustup, of the path, of the
+/// system.
 fn candidates() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = env::var_os("RUSTC").map(PathBuf::from).into_iter().collect();
     let home = env::var_os("RUSTUP_HOME").map(PathBuf::from);
     let home = home.or_else(|| env::home_dir().map(|home| home.join(".rustup")));
     if let Some(toolchains) = home.and_then(|home| std::fs::read_dir(home.join("toolchains")).ok()) {
         let mut rustcs: Vec<PathBuf> = toolchains.flatten().map(|entry| entry.path().join("bin/rustc")).collect();
-        // Releases before nightlies, and later ones first.
+        // Releases before nightlies, newer ones first.
         rustcs.sort_by_key(|path| (path.to_string_lossy().contains("nightly"), std::cmp::Reverse(path.clone())));
         found.extend(rustcs);
     }
@@ -111,7 +110,8 @@ fn candidates() -> Vec<PathBuf> {
     found.extend(["/usr/local/bin/rustc", "/usr/bin/rustc"].map(PathBuf::from));
     let mut seen = Vec::new();
     found.retain(|path| {
-        // rustup's own `rustc` chooses by the directory: the toolchains themselves are in the list.
+        // Skips rustup's proxy, which selects a toolchain by directory; the toolchains themselves
+        // are in the list.
         let file = path.canonicalize().unwrap_or_else(|_| path.clone());
         let known = seen.contains(&file);
         let usable = path == OsStr::new("rustc") || (path.is_file() && file.file_stem() != Some(OsStr::new("rustup")));

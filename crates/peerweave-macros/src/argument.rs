@@ -10,16 +10,19 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     let Data::Struct(data) = &input.data else {
         return Err(Error::new_spanned(
             name,
-            "KernelArg: expected a struct: not every bit pattern of an enum or union is a value",
+            "KernelArg: found an enum or union, expected a struct, for which all bit patterns of the fields are valid",
         ));
     };
     if input.generics.type_params().next().is_some() || input.generics.lifetimes().next().is_some() {
-        return Err(Error::new_spanned(&input.generics, "KernelArg: expected a struct without lifetimes and type parameters"));
+        return Err(Error::new_spanned(
+            &input.generics,
+            "KernelArg: found lifetimes or type parameters, expected a struct without them",
+        ));
     }
     if !has_fixed_layout(&input)? {
         return Err(Error::new_spanned(
             name,
-            "KernelArg: expected #[repr(C)] or #[repr(transparent)]: host and kernel must agree on where the fields lie",
+            "KernelArg: the layout is not fixed, expected #[repr(C)] or #[repr(transparent)], so that host and kernel agree on it",
         ));
     }
     let fields: Vec<TokenStream> = match &data.fields {
@@ -42,14 +45,14 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
                 }
             )*
 
-            // SAFETY: the layout is fixed by `repr`, every field is a `KernelArg` (checked above) and is visited, and the
-            // alignment is checked below.
+            // SAFETY: the layout is fixed by `repr`, every field is a `KernelArg` (checked above)
+            // and is visited, and the alignment is checked below.
             #[allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
             unsafe impl #generics ::peerweave_device::types::KernelArg for #name #arguments #clause {
-                // Only the host looks: kernels hold no code for it.
+                // Only the host needs it; kernels contain no code for it.
                 #[cfg(not(target_arch = "nvptx64"))]
                 fn visit(&self, visitor: &mut dyn ::peerweave_device::types::ArgVisitor) {
-                    const { assert!(::core::mem::align_of::<Self>() <= 16, "an argument of a kernel is aligned to 16 bytes at most") };
+                    const { assert!(::core::mem::align_of::<Self>() <= 16, "the alignment of a kernel's argument must be at most 16 bytes") };
                     let _ = &visitor;
                     #(::peerweave_device::types::KernelArg::visit(&self.#fields, visitor);)*
                 }
@@ -58,16 +61,16 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     })
 }
 
-/// Whether an attribute fixes where the fields lie.
+/// Returns whether an attribute fixes the layout of the fields.
 fn has_fixed_layout(input: &DeriveInput) -> Result<bool> {
     let mut fixed = false;
     for attribute in input.attrs.iter().filter(|attribute| attribute.path().is_ident("repr")) {
         attribute.parse_nested_meta(|meta| {
             fixed |= meta.path.is_ident("C") || meta.path.is_ident("transparent");
             if meta.path.is_ident("packed") {
-                return Err(meta.error("KernelArg: a packed struct has fields that are not aligned"));
+                return Err(meta.error("KernelArg: the struct is packed, expected aligned fields"));
             }
-            // `align(N)` and its kin have an argument, which is none of our business.
+            // Skips the argument of `align(N)` and similar.
             if meta.input.peek(syn::token::Paren) {
                 let content;
                 syn::parenthesized!(content in meta.input);

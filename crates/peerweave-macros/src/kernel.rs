@@ -1,7 +1,8 @@
 //! `#[kernel]`.
 //!
-//! For the host: the function, and a type with its `KERNEL`. For the GPU: the function, and the entry; but the entries of one
-//! crate alone, the one that the second Cargo of `peerweave-build` was started for.
+//! On the host it generates the function and a type with the constant `KERNEL`. On the GPU it
+//! generates the function and the entry point, but entry points only for the crate for which
+//! `peerweave-build` started the second Cargo.
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
@@ -10,13 +11,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use syn::{Error, FnArg, ItemFn, Result, ReturnType, Type, parse2};
 
-/// The package whose entries are compiled: set by `peerweave-build`.
+/// Variable with the package whose entry points are compiled, set by `peerweave-build`.
 const PACKAGE: &str = "PEERWEAVE_PTX_PACKAGE";
 
-/// What `peerweave-build` writes into `OUT_DIR`.
+/// File that `peerweave-build` writes into `OUT_DIR`.
 const EMBEDDED: &str = "peerweave_ptx.rs";
 
-/// Whether this compiler has been given the crate's preamble, which PTX must hold once.
+/// Whether the crate's preamble, which PTX must have once, has been generated in this compilation.
 static PREAMBLE: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenStream> {
@@ -38,11 +39,11 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> Result<TokenS
 struct Signature {
     has_context: bool,
     types: Vec<Type>,
-    /// How many threads a block of a launch has at most, where the kernel says so.
+    /// Maximum number of threads per block, if given.
     max_threads: Option<u32>,
 }
 
-/// What `#[kernel(max_threads = N)]` says.
+/// Parses the arguments of `#[kernel(max_threads = N)]`.
 fn max_threads(attribute: TokenStream) -> Result<Option<u32>> {
     if attribute.is_empty() {
         return Ok(None);
@@ -58,7 +59,7 @@ fn max_threads(attribute: TokenStream) -> Result<Option<u32>> {
     };
     match number {
         Some(number @ 1..=1024) => Ok(Some(number)),
-        _ => Err(Error::new_spanned(&pair.value, "#[kernel]: max_threads is a number from 1 to 1024")),
+        _ => Err(Error::new_spanned(&pair.value, "#[kernel]: max_threads is out of range, expected 1 to 1024")),
     }
 }
 
@@ -79,7 +80,7 @@ impl Signature {
         if !signature.generics.params.is_empty() {
             return Err(Error::new_spanned(
                 &signature.generics,
-                "#[kernel]: the function is generic, expected one without parameters: write one kernel for each type that calls it",
+                "#[kernel]: the function is generic, expected one without type parameters; write a kernel for each type that calls a generic function",
             ));
         }
         let mut has_context = false;
@@ -91,7 +92,10 @@ impl Signature {
                 }
                 FnArg::Typed(parameter) if is_context(&parameter.ty) => {
                     if index > 0 {
-                        return Err(Error::new_spanned(parameter, "#[kernel]: `&Context` comes first"));
+                        return Err(Error::new_spanned(
+                            parameter,
+                            "#[kernel]: found `&Context` in another position, expected it as the first parameter",
+                        ));
                     }
                     has_context = true;
                 }
@@ -99,7 +103,7 @@ impl Signature {
                     if let Type::Reference(reference) = &*parameter.ty {
                         return Err(Error::new_spanned(
                             reference,
-                            "#[kernel]: found a reference, expected a `KernelArg`: memory comes as `SymSlice<T>` or `DeviceSlice<T>`",
+                            "#[kernel]: found a reference, expected a `KernelArg`; pass memory as `SymSlice<T>` or `DeviceSlice<T>`",
                         ));
                     }
                     types.push((*parameter.ty).clone());
@@ -109,14 +113,14 @@ impl Signature {
         if types.len() > 16 {
             return Err(Error::new_spanned(
                 &signature.inputs,
-                format!("#[kernel]: found {} arguments, expected at most 16: put some into a struct", types.len()),
+                format!("#[kernel]: found {} arguments, expected at most 16; combine some in a struct", types.len()),
             ));
         }
         Ok(Self { has_context, types, max_threads: None })
     }
 
-    /// The type whose constant describes the kernel. A type, not a module: in the body of a function too, it is written where the
-    /// types of the parameters are known by the names that the function uses.
+    /// Generates the type whose constant describes the kernel. A type instead of a module, because
+    /// inside a function body a module could not see the names of the parameters' types.
     fn host(&self, function: &ItemFn) -> TokenStream {
         let name = &function.sig.ident;
         let text = name.to_string();
@@ -155,7 +159,7 @@ impl Signature {
         }
     }
 
-    /// The entry in the PTX.
+    /// Generates the entry point in the PTX.
     fn entry(&self, function: &ItemFn) -> TokenStream {
         let package = env::var("CARGO_PKG_NAME").unwrap_or_default();
         if env::var(PACKAGE).is_ok_and(|compiled| compiled == package) {
@@ -172,7 +176,7 @@ impl Signature {
         let call = self.call(function, &names);
         let first = !PREAMBLE.swap(true, Ordering::Relaxed);
         let preamble = first.then(|| quote!(::peerweave_device::kernel_preamble!();));
-        // `peerweave-build` makes a directive of it: the compiler has no way to say so.
+        // `peerweave-build` turns it into a directive, which the compiler cannot emit.
         let bound = self.max_threads.map(|threads| {
             let line = format!("// peerweave.max_threads {text} {threads}");
             quote!(
@@ -188,14 +192,16 @@ impl Signature {
                 #bound
 
                 /// # Safety
-                /// `context` lives until the kernel has ended; the arguments are those of the launch.
+                /// `context` lives until the kernel has ended; the arguments are those of the
+                /// launch.
                 #[unsafe(export_name = #text)]
                 #[allow(unsafe_code, improper_ctypes_definitions, unused_variables, clippy::all)]
                 pub unsafe extern "ptx-kernel" fn entry(
                     context: *const ::peerweave_device::types::KernelContext,
                     #(#names: #types,)*
                 ) {
-                    // SAFETY: a launch gives the address of a context that stays until the kernel has ended.
+                    // SAFETY: a launch gives the address of a context that stays until the kernel
+                    // has ended.
                     let Ok(context) = (unsafe { ::peerweave_device::prelude::Context::enter(context) }) else {
                         ::peerweave_device::gpu::trap()
                     };
@@ -205,7 +211,7 @@ impl Signature {
         }
     }
 
-    /// Calls the function. A failure is in the status already.
+    /// Generates the call of the function. A failure is already in the status.
     fn call(&self, function: &ItemFn, names: &[syn::Ident]) -> TokenStream {
         let name = &function.sig.ident;
         let context = self.has_context.then(|| quote!(&context,));
@@ -222,14 +228,15 @@ impl Signature {
     }
 }
 
-/// Whether a type is `&Context`.
+/// Returns whether a type is `&Context`.
 fn is_context(ty: &Type) -> bool {
     let Type::Reference(reference) = ty else { return false };
     let Type::Path(path) = &*reference.elem else { return false };
     reference.mutability.is_none() && path.path.segments.last().is_some_and(|segment| segment.ident == "Context")
 }
 
-/// The crate's PTX: what its build script has embedded, or that there is none.
+/// Generates the expression for the crate's PTX, as embedded by its build script, or for its
+/// absence.
 fn image() -> TokenStream {
     let embedded = env::var_os("OUT_DIR").is_some_and(|out| Path::new(&out).join(EMBEDDED).is_file());
     if embedded {
@@ -310,7 +317,7 @@ mod tests {
             refused(quote!(
                 fn k(x: u32, ctx: &Context) {}
             ))
-            .contains("comes first")
+            .contains("as the first parameter")
         );
         let many: Vec<_> = (0..17).map(|index| format_ident!("a{index}")).collect();
         assert!(refused(quote!(fn k(#(#many: u32),*) {})).contains("found 17 arguments"));
