@@ -1,9 +1,10 @@
-//! A GPU architecture as compilers name it.
+//! GPU architectures and their names.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A GPU architecture: compute capability and, where a kernel uses instructions of one generation alone, its suffix.
+/// A GPU architecture: a compute capability, with a suffix for instructions that exist in only one
+/// generation.
 ///
 /// ```
 /// use peerweave_link::Arch;
@@ -15,31 +16,32 @@ use std::str::FromStr;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Arch {
-    /// Such as 9.
+    /// Major number, such as 9.
     pub major: u8,
-    /// Such as 0.
+    /// Minor number, such as 0.
     pub minor: u8,
-    /// `a` for one architecture, `f` for its family, `None` for every newer one of the same major number.
+    /// `a` for only this architecture, `f` for its family, `None` for it and newer ones of the same
+    /// major number.
     pub suffix: Option<char>,
 }
 
 impl Arch {
-    /// The architecture of a compute capability.
+    /// Returns the architecture of a compute capability.
     pub const fn new(major: u8, minor: u8) -> Self {
         Self { major, minor, suffix: None }
     }
 
-    /// The same with a suffix, `a` or `f`.
+    /// Adds a suffix, `a` or `f`.
     pub const fn with_suffix(self, suffix: char) -> Self {
         Self { suffix: Some(suffix), ..self }
     }
 
-    /// The number that compilers use: 90 for 9.0.
+    /// Returns the number that compilers use: 90 for 9.0.
     pub const fn number(self) -> u32 {
         self.major as u32 * 10 + self.minor as u32
     }
 
-    /// The name of the virtual architecture, such as `compute_90`.
+    /// Returns the name of the virtual architecture, such as `compute_90`.
     pub fn virtual_name(self) -> String {
         self.named("compute_")
     }
@@ -56,7 +58,7 @@ impl fmt::Display for Arch {
     }
 }
 
-/// Text that names no architecture.
+/// A text is not the name of an architecture.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an architecture, expected sm_ and its number, such as sm_90 or sm_90a")]
 pub struct ParseArchError(String);
@@ -64,7 +66,7 @@ pub struct ParseArchError(String);
 impl FromStr for Arch {
     type Err = ParseArchError;
 
-    /// Reads `sm_90`, `sm_90a`, `compute_90` or `90`.
+    /// Parses `sm_90`, `sm_90a`, `compute_90` or `90`.
     fn from_str(text: &str) -> Result<Self, ParseArchError> {
         let refused = || ParseArchError(text.to_owned());
         let rest = text.strip_prefix("sm_").or_else(|| text.strip_prefix("compute_")).unwrap_or(text);

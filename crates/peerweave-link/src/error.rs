@@ -1,11 +1,11 @@
-//! Why something was not compiled or linked.
+//! Errors of compiling and linking.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use peerweave_dylib::{LoadError, MissingSymbol, Version};
 
-/// Why something was not compiled or linked. `Debug` shows the message too.
+/// An error of compiling or linking. `Debug` prints the message.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
@@ -15,7 +15,7 @@ pub enum LinkError {
     /// A library lacks a function.
     #[error(transparent)]
     Missing(#[from] MissingSymbol),
-    /// The compiler refused a source.
+    /// A source could not be compiled.
     #[error("NVRTC {version:#} refused {name} ({status}):\n{log}")]
     Compile {
         /// The source's name.
@@ -24,10 +24,10 @@ pub enum LinkError {
         version: Version,
         /// The compiler's code and its name.
         status: String,
-        /// All that the compiler wrote.
+        /// The compiler's whole log.
         log: String,
     },
-    /// The linker refused its inputs.
+    /// The inputs could not be linked.
     #[error("nvJitLink {version:#} refused {inputs} for {arch} ({status}):\n{log}")]
     Link {
         /// The names of the inputs.
@@ -38,59 +38,60 @@ pub enum LinkError {
         version: Version,
         /// The linker's code and its name.
         status: String,
-        /// All that the linker wrote.
+        /// The linker's whole log.
         log: String,
     },
-    /// Two things do not work together because of their versions.
+    /// Two components have incompatible versions.
     #[error("{what} is {found}, expected {expected}")]
     VersionMismatch {
-        /// The thing whose version does not fit.
+        /// The component.
         what: String,
         /// Its version.
         found: String,
-        /// Versions that fit, and because of what.
+        /// Compatible versions, with the reason.
         expected: String,
     },
-    /// The library does not know the architecture.
-    #[error("{what} {version:#} does not know {arch}, expected one of {known}")]
+    /// The library does not support the architecture.
+    #[error("{what} {version:#} does not support {arch}, expected one of {known}")]
     UnknownArch {
         /// The library.
         what: &'static str,
         /// Its version.
         version: Version,
-        /// The architecture that was asked for.
+        /// The requested architecture.
         arch: String,
-        /// Those that it knows.
+        /// The supported architectures.
         known: String,
     },
     /// Headers or archives that a source needs were not found.
     #[error("{what} not found; {remedy}; tried:{}", tried.iter().map(|path| format!("\n  {}", path.display())).collect::<String>())]
     NotFound {
-        /// The thing that was looked for.
+        /// The missing component.
         what: &'static str,
         /// What to install or to set.
         remedy: &'static str,
-        /// Directories that were looked at, in order.
+        /// Directories searched, in order.
         tried: Vec<PathBuf>,
     },
-    /// An argument that cannot be.
+    /// An argument is invalid: a bug in the caller.
     #[error("{call}: {what} is {value}, expected {expected}")]
     Misuse {
-        /// What was called.
+        /// The call.
         call: &'static str,
         /// The argument.
         what: &'static str,
         /// Its value.
         value: String,
-        /// Values that can be.
+        /// Description of valid values.
         expected: &'static str,
     },
-    /// A library did not come back. The thread that called it is given up; later links fail in the same way.
-    #[error("{what} did not come back within {waited:?}")]
+    /// A call of a library did not return in time. Its thread is abandoned, and later links fail in
+    /// the same way.
+    #[error("{what} did not return within {waited:?}; restart the process to link again")]
     Stuck {
         /// The library.
         what: String,
-        /// How long it was waited for.
+        /// Time waited.
         waited: std::time::Duration,
     },
     /// A file could not be read.
@@ -98,7 +99,7 @@ pub enum LinkError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's message.
+        /// The message of the operating system.
         reason: String,
     },
 }
@@ -108,7 +109,7 @@ impl LinkError {
         Self::Io { path: path.into(), reason: error.to_string() }
     }
 
-    /// The log of the compiler or of the linker, if it was one of them that refused.
+    /// Returns the log of the compiler or linker, if the error comes from one of them.
     pub fn log(&self) -> Option<&str> {
         match self {
             Self::Compile { log, .. } | Self::Link { log, .. } => Some(log),

@@ -1,6 +1,7 @@
-//! A digest over everything that decides a result.
+//! Digest of everything that a result depends on.
 //!
-//! Invariant: each part is preceded by its kind and its length, so that no two lists of parts give the same bytes.
+//! Invariant: each part is preceded by its kind and its length, so that different lists of parts
+//! never give the same bytes.
 
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -9,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::LinkError;
 
-/// A digest that is being made.
+/// A digest under construction.
 pub(crate) struct Fingerprint(Sha256);
 
 impl Fingerprint {
@@ -28,14 +29,15 @@ impl Fingerprint {
         self.bytes(kind, text.as_bytes());
     }
 
-    /// A file by its path, length and time: archives are large, and whoever installs another one changes these.
+    /// Adds a file by its path, length and modification time. Archives are large, and another
+    /// version differs in these.
     pub(crate) fn file(&mut self, path: &Path) -> Result<(), LinkError> {
         let about = std::fs::metadata(path).map_err(|error| LinkError::io(path, &error))?;
         self.text("file", &stamp(path, &about));
         Ok(())
     }
 
-    /// A directory by the paths, lengths and times of all files below it.
+    /// Adds a directory by the paths, lengths and modification times of all files below it.
     pub(crate) fn directory(&mut self, path: &Path) -> Result<(), LinkError> {
         let mut stamps = Vec::new();
         collect(path, &mut stamps).map_err(|error| LinkError::io(path, &error))?;
@@ -50,7 +52,7 @@ impl Fingerprint {
     }
 }
 
-/// The digest of some bytes.
+/// Returns the digest of bytes.
 pub(crate) fn digest(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
@@ -58,7 +60,7 @@ pub(crate) fn digest(bytes: &[u8]) -> [u8; 32] {
 fn collect(directory: &Path, stamps: &mut Vec<String>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
-        // Of the file behind a link: a link to a directory is not followed, since it may lead back.
+        // Follows links to files, but not to directories, which could form a cycle.
         let about = std::fs::metadata(entry.path());
         if entry.file_type()?.is_dir() {
             collect(&entry.path(), stamps)?;

@@ -1,6 +1,8 @@
-//! Compiles and links GPU kernels on the machine that runs them: NVRTC for CUDA C++, nvJitLink for everything that can become a cubin.
+//! Compiles and links GPU kernels on the machine that runs them, with NVRTC for CUDA C++ and
+//! nvJitLink for all inputs of a cubin.
 //!
-//! Both libraries are loaded at their first use. Neither needs a GPU. Loading and launching modules is `peerweave-driver`'s.
+//! Both libraries are loaded at their first use and need no GPU. `peerweave-driver` loads and
+//! launches modules.
 //!
 //! ```text
 //!  Linker      inputs of any kind -> one cubin, from the disk cache where nothing has changed
@@ -40,7 +42,7 @@ pub use peerweave_dylib::Version;
 pub use peerweave_dylib::{LoadError, MissingSymbol};
 pub use source::Source;
 
-/// Types that threads share: checked when the crate is compiled.
+/// Checks at compile time that these types can be shared by threads.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<Nvrtc>();

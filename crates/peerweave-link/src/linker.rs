@@ -1,4 +1,5 @@
-//! Inputs of any kind to one cubin: sources are compiled first, and nothing is done where the cache has the result.
+//! Links inputs of any kind to a cubin. Compiles sources first; returns a cached result if there is
+//! one.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,19 +12,19 @@ use crate::error::LinkError;
 use crate::fingerprint::Fingerprint;
 use crate::{Arch, Input, NvJitLink, Nvrtc, Source, Target};
 
-/// What the bytes of an input are.
+/// Format of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum InputKind {
-    /// Machine code for one architecture, relocatable.
+    /// Relocatable machine code for one architecture.
     Cubin,
     /// PTX text.
     Ptx,
-    /// LTO-IR: what a compiler leaves for the linker to optimise.
+    /// LTO-IR: intermediate code for optimisation at link time.
     LtoIr,
-    /// Several of these for several architectures.
+    /// A container of code for several architectures.
     Fatbin,
-    /// An object file of the host with device code in it.
+    /// A host object file with embedded device code.
     Object,
     /// An archive of such object files.
     Archive,
@@ -49,7 +50,7 @@ impl InputKind {
 pub struct Linked {
     /// Machine code for the linker's architecture.
     pub cubin: Vec<u8>,
-    /// What compiler and linker wrote beside; empty where it came from the cache.
+    /// Log of compiler and linker; empty if the module came from the cache.
     pub log: String,
     /// Whether it came from the cache.
     pub cached: bool,
@@ -67,7 +68,7 @@ enum Part<'a> {
     File(InputKind, PathBuf),
 }
 
-/// Gathers inputs and links them to a cubin for one architecture.
+/// Builder that links inputs to a cubin for one architecture.
 ///
 /// ```no_run
 /// use peerweave_link::{Arch, Linker, Source};
@@ -87,69 +88,72 @@ pub struct Linker<'a> {
 }
 
 impl<'a> Linker<'a> {
-    /// A linker for an architecture, without inputs, with the cache of the environment ([`Cache::from_env`]).
+    /// Creates a linker for an architecture, without inputs, with the cache of the environment
+    /// ([`Cache::from_env`]).
     pub fn new(arch: Arch) -> Self {
         Self { arch, parts: Vec::new(), options: Vec::new(), lto: false, cache: Cache::from_env() }
     }
 
-    /// With this cache, or with none.
+    /// Sets the cache, or disables caching.
     #[must_use]
     pub fn cache(self, cache: Option<Cache>) -> Self {
         Self { cache, ..self }
     }
 
-    /// With PTX text.
+    /// Adds PTX text.
     #[must_use]
     pub fn ptx(self, name: impl Into<String>, text: &'a str) -> Self {
         self.input(Input::new(InputKind::Ptx, name, text.as_bytes()))
     }
 
-    /// With bytes of any kind.
+    /// Adds an input of any kind.
     #[must_use]
     pub fn input(mut self, input: Input<'a>) -> Self {
         self.parts.push(Part::Ready(input));
         self
     }
 
-    /// With CUDA C++ text, which NVRTC compiles to relocatable machine code, or to LTO-IR after [`lto`](Self::lto).
+    /// Adds CUDA C++ text, which NVRTC compiles to relocatable machine code, or to LTO-IR with
+    /// [`lto`](Self::lto).
     #[must_use]
     pub fn source(mut self, source: Source) -> Self {
         self.parts.push(Part::Source(source));
         self
     }
 
-    /// With a file of this kind. The cache knows it by its path, length and time.
+    /// Adds a file. The cache identifies it by path, length and modification time.
     #[must_use]
     pub fn file(mut self, kind: InputKind, path: impl Into<PathBuf>) -> Self {
         self.parts.push(Part::File(kind, path.into()));
         self
     }
 
-    /// With an option of nvJitLink's, such as `-g`.
+    /// Adds an option of nvJitLink, such as `-g`.
     #[must_use]
     pub fn option(mut self, option: impl Into<String>) -> Self {
         self.options.push(option.into());
         self
     }
 
-    /// Lets the linker optimise over all sources and LTO-IR inputs.
+    /// Enables link-time optimisation over all sources and LTO-IR inputs.
     #[must_use]
     pub fn lto(self) -> Self {
         Self { lto: true, ..self }
     }
 
-    /// Links, or takes the result from the cache.
+    /// Links the inputs, or returns the result from the cache.
     ///
     /// # Errors
-    /// Those of [`Nvrtc::load`], [`Nvrtc::compile`], [`NvJitLink::load`] and [`NvJitLink::link`]; [`LinkError::Io`] for a file that cannot be read.
-    /// A cache that cannot be read or written is no error: then the result is made again.
+    /// Those of [`Nvrtc::load`], [`Nvrtc::compile`], [`NvJitLink::load`] and [`NvJitLink::link`];
+    /// [`LinkError::Io`] for a file that cannot be read. A cache that cannot be read or written is
+    /// not an error; the result is computed again.
     pub fn link(&self) -> Result<Linked, LinkError> {
         let Some(cache) = &self.cache else { return self.link_now() };
         let key = self.key()?;
         if let Some(cubin) = cache.get(&key) {
             return Ok(Linked { cubin, log: String::new(), cached: true });
         }
-        // One process makes it; the others wait for a while, and then find it.
+        // One process computes the result; the others wait and then find it in the cache.
         let _turn = cache.turn(&key);
         if let Some(cubin) = cache.get(&key) {
             return Ok(Linked { cubin, log: String::new(), cached: true });
@@ -159,10 +163,11 @@ impl<'a> Linker<'a> {
         Ok(linked)
     }
 
-    /// The digest of all that decides the result: inputs, options, architecture, and the versions of compiler and linker.
+    /// Returns the digest of everything that the result depends on: inputs, options, architecture,
+    /// versions of compiler and linker.
     ///
     /// # Errors
-    /// As [`link`](Self::link).
+    /// As for [`link`](Self::link).
     pub fn key(&self) -> Result<Key, LinkError> {
         let mut print = Fingerprint::new();
         print.text("arch", &self.arch.to_string());
@@ -214,7 +219,8 @@ impl<'a> Linker<'a> {
         Ok(Linked { cubin, log: logs.join("\n"), cached: false })
     }
 
-    /// Compiles sources, as many at a time as this process may use processors; gives them in their order, or the first error.
+    /// Compiles sources in parallel on all processors of this process. Returns the results in
+    /// order, or the first error.
     fn compile_all(&self, linker: &NvJitLink, sources: &[&Source]) -> Result<Vec<(Input<'static>, String)>, LinkError> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(sources.len());
         let next = AtomicUsize::new(0);
@@ -239,7 +245,8 @@ impl<'a> Linker<'a> {
             true => (InputKind::LtoIr, Target::LtoIr(self.arch)),
             false => (InputKind::Cubin, Target::Cubin(self.arch)),
         };
-        // The machine code of one major version is for linkers of that version; LTO-IR for those that are not older.
+        // Machine code needs a linker of the same major version; LTO-IR needs a linker that is not
+        // older.
         let (compiler, linker) = (nvrtc.version(), linker.version());
         if compiler.major != linker.major || (self.lto && compiler > linker) {
             return Err(LinkError::VersionMismatch {

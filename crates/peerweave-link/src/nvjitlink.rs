@@ -1,8 +1,8 @@
-//! nvJitLink, NVIDIA's linker of device code as a library: found, loaded and called.
+//! Loads and calls nvJitLink, NVIDIA's library for linking device code.
 //!
-//! Invariants: a handle of the linker's is destroyed by the function that created it, whatever happened between; inputs are given to the library by one
-//! thread of the process. nvJitLink 13.5 keeps a lock, which the same thread may take again, when it refuses a cubin of another architecture: any other
-//! thread would then wait forever.
+//! Invariants: a function that creates a handle also destroys it, on all paths; only one thread of
+//! the process passes inputs to the library. When nvJitLink 13.5 refuses a cubin of another
+//! architecture, it keeps a recursive lock, so any other thread would wait forever.
 
 use std::borrow::Cow;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -25,8 +25,8 @@ const SEARCH: Search = unsafe {
 .in_wheels(&["nvidia/cu13/lib", "nvidia/nvjitlink/lib"])
 .in_directories(&["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/opt/cuda/lib64", "/opt/conda/lib"]);
 
-/// The oldest nvJitLink that is used. Older ones export their functions only under names that hold
-/// their version.
+/// The oldest supported nvJitLink. Older ones export their functions only under names with a
+/// version.
 const OLDEST: Version = Version::new(12, 3, 0);
 
 type Handle = *mut c_void;
@@ -36,11 +36,11 @@ peerweave_dylib::bindings! {
     struct Api {
         /// The version.
         "12.3" fn nvJitLinkVersion(major: *mut c_uint, minor: *mut c_uint) -> c_int;
-        /// A linker with these options.
+        /// Creates a linker with options.
         "12.3" fn nvJitLinkCreate(handle: *mut Handle, n_options: u32, options: *const *const c_char) -> c_int;
-        /// Its end.
+        /// Destroys a linker.
         "12.3" fn nvJitLinkDestroy(handle: *mut Handle) -> c_int;
-        /// An input from memory.
+        /// Adds an input from memory.
         "12.3" fn nvJitLinkAddData(handle: Handle, kind: c_int, data: *const c_void, bytes: usize, name: *const c_char) -> c_int;
         /// Links.
         "12.3" fn nvJitLinkComplete(handle: Handle) -> c_int;
@@ -48,18 +48,18 @@ peerweave_dylib::bindings! {
         "12.3" fn nvJitLinkGetLinkedCubinSize(handle: Handle, bytes: *mut usize) -> c_int;
         /// The cubin.
         "12.3" fn nvJitLinkGetLinkedCubin(handle: Handle, cubin: *mut c_void) -> c_int;
-        /// Length of the messages of errors, with their zero.
+        /// Length of the error log, including its terminating zero.
         "12.3" fn nvJitLinkGetErrorLogSize(handle: Handle, bytes: *mut usize) -> c_int;
-        /// The messages of errors.
+        /// The error log.
         "12.3" fn nvJitLinkGetErrorLog(handle: Handle, log: *mut c_char) -> c_int;
-        /// Length of other messages, with their zero.
+        /// Length of the info log, including its terminating zero.
         "12.3" fn nvJitLinkGetInfoLogSize(handle: Handle, bytes: *mut usize) -> c_int;
-        /// Other messages.
+        /// The info log.
         "12.3" fn nvJitLinkGetInfoLog(handle: Handle, log: *mut c_char) -> c_int;
     }
 }
 
-/// One input of the linker: bytes of a kind, with a name for messages.
+/// An input of the linker, with a name for messages.
 #[derive(Clone)]
 pub struct Input<'a> {
     pub(crate) kind: InputKind,
@@ -68,7 +68,7 @@ pub struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// Bytes of a kind. PTX may or may not be ended by a zero.
+    /// Creates an input. PTX may end with a zero byte.
     pub fn new(kind: InputKind, name: impl Into<String>, bytes: impl Into<Cow<'a, [u8]>>) -> Self {
         Self { kind, name: name.into(), bytes: bytes.into() }
     }
@@ -80,7 +80,7 @@ impl fmt::Debug for Input<'_> {
     }
 }
 
-/// The linker, loaded until the process ends. Any thread may use it; one link runs at a time.
+/// The linker, loaded until the process ends. All threads can use it; one link runs at a time.
 pub struct NvJitLink(Arc<Loaded>);
 
 struct Loaded {
@@ -88,17 +88,18 @@ struct Loaded {
     version: Version,
 }
 
-/// How long a link may take: linking NVSHMEM's device library takes some seconds on a busy machine.
+/// Deadline of a link. Linking NVSHMEM's device library takes some seconds on a busy machine.
 const LONGEST_LINK: Duration = Duration::from_secs(300);
 
-/// Runs something on the thread that gives inputs to the library. `None` where it does not end in time.
+/// Runs a closure on the thread that passes inputs to the library. Returns `None` if it does not
+/// end in time.
 fn on_the_linkers_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static) -> Option<R> {
     type Job = Box<dyn FnOnce() + Send>;
     static JOBS: OnceLock<Mutex<Sender<Job>>> = OnceLock::new();
     let jobs = JOBS.get_or_init(|| {
         let (sender, receiver) = channel::<Job>();
         let work = move || receiver.iter().for_each(|job| job());
-        // Where no thread can be started the channel is closed, which is an error of each link.
+        // If the thread cannot be started, the channel is closed, and each link fails.
         let _ = std::thread::Builder::new().name("peerweave-link".into()).spawn(work);
         Mutex::new(sender)
     });
@@ -109,13 +110,15 @@ fn on_the_linkers_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'st
 }
 
 impl NvJitLink {
-    /// The linker of this process: found and loaded by the first call that succeeds.
+    /// Returns the linker of this process. The first successful call finds and loads it.
     ///
-    /// Tried in order: `PEERWEAVE_NVJITLINK_PATH` (a file or a directory; if it is set, nothing else is tried), the wheels of the active Python, the
-    /// dynamic linker's path, CUDA's usual directories.
+    /// Search order: `PEERWEAVE_NVJITLINK_PATH` (a file or a directory; if it is set, nothing else
+    /// is tried), the wheels of the active Python, the dynamic linker's path, CUDA's usual
+    /// directories.
     ///
     /// # Errors
-    /// [`LinkError::Load`] with every path that was tried; [`LinkError::VersionMismatch`] for a linker older than 12.3. A later call tries again.
+    /// [`LinkError::Load`] with every path tried, or [`LinkError::VersionMismatch`] for a linker
+    /// older than 12.3. Later calls try again.
     pub fn load() -> Result<&'static Self, LinkError> {
         static LOADED: OnceLock<NvJitLink> = OnceLock::new();
         match LOADED.get() {
@@ -127,13 +130,13 @@ impl NvJitLink {
         }
     }
 
-    /// One particular linker: a file, or the directory that has it.
+    /// Loads the linker from a file or from a directory.
     ///
     /// # Safety
-    /// The file is an nvJitLink: what a library is to do when it is loaded runs.
+    /// The file must be nvJitLink, because loading a library runs its initialization code.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// As for [`load`](Self::load).
     pub unsafe fn open(path: &Path) -> Result<Self, LinkError> {
         // SAFETY: the caller says that it is an nvJitLink.
         Self::adopt(unsafe { SEARCH.open_at(path, Visibility::Local) }?)
@@ -155,21 +158,25 @@ impl NvJitLink {
         Ok(Self(Arc::new(Loaded { api, version })))
     }
 
-    /// The linker's version, which is that of its CUDA.
+    /// Returns the linker's version, which is that of its CUDA release.
     pub fn version(&self) -> Version {
         self.0.version
     }
 
-    /// The file that was loaded.
+    /// Returns the file that was loaded.
     pub fn path(&self) -> &Path {
         self.0.api.library().path()
     }
 
-    /// Links inputs to a cubin. Most callers want [`Linker`](crate::Linker), which also compiles sources and keeps results on disk.
+    /// Links inputs to a cubin. Prefer [`Linker`](crate::Linker), which also compiles sources and
+    /// caches results.
     ///
     /// # Errors
-    /// [`LinkError::Link`] with the linker's log; [`LinkError::VersionMismatch`] for PTX or LTO-IR of a compiler that is newer than the linker, and
-    /// for code of another architecture; [`LinkError::UnknownArch`]; [`LinkError::Misuse`] where there is no input.
+    /// - [`LinkError::Link`] with the linker's log.
+    /// - [`LinkError::VersionMismatch`] for PTX or LTO-IR of a newer compiler, and for code of
+    ///   another architecture.
+    /// - [`LinkError::UnknownArch`] for an unsupported architecture.
+    /// - [`LinkError::Misuse`] without inputs.
     pub fn link(&self, arch: Arch, options: &[String], inputs: &[Input<'_>]) -> Result<(Vec<u8>, String), LinkError> {
         let misuse = |what, value: String, expected| LinkError::Misuse { call: "NvJitLink::link", what, value, expected };
         if inputs.is_empty() {
@@ -201,11 +208,13 @@ impl Loaded {
     fn link(&self, arch: Arch, options: &[CString], inputs: &[OwnedInput]) -> Result<(Vec<u8>, String), LinkError> {
         let pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
         let mut session = Session { linker: self, arch, handle: std::ptr::null_mut(), inputs };
-        // SAFETY: the options are ended by zeros, live until the call is over, and there are as many as is said.
+        // SAFETY: the options are ended by zeros, live until the call is over, and there are as
+        // many as is said.
         let code = unsafe { self.api.nvJitLinkCreate(&raw mut session.handle, pointers.len() as u32, pointers.as_ptr()) }?;
         session.done(code)?;
         for (kind, name, bytes) in inputs {
-            // SAFETY: the linker is live; the bytes and the name live until the call is over, in which the linker copies them.
+            // SAFETY: the linker is live; the bytes and the name live until the call is over, in
+            // which the linker copies them.
             let code = unsafe {
                 self.api.nvJitLinkAddData(session.handle, kind.number(), bytes.as_ptr().cast(), bytes.len(), name.as_ptr())
             }?;
@@ -225,7 +234,8 @@ impl Loaded {
     }
 }
 
-/// An error for machine code that does not run on the architecture. The library's own refusal has consequences: see the top of this file.
+/// Returns an error for machine code of another architecture. Passing it to the library would leave
+/// a lock held: see the top of this file.
 fn check_arch(arch: Arch, input: &Input<'_>) -> Result<(), LinkError> {
     let Some(found) = (input.kind == InputKind::Cubin).then(|| arch_of_cubin(&input.bytes)).flatten() else { return Ok(()) };
     if found.major == arch.major && found.minor <= arch.minor {
@@ -238,7 +248,8 @@ fn check_arch(arch: Arch, input: &Input<'_>) -> Result<(), LinkError> {
     })
 }
 
-/// The architecture of a cubin, by the flags in the head of its ELF file; `None` where the file is not one that is known.
+/// Returns the architecture of a cubin, from the flags of its ELF header; `None` for unknown
+/// formats.
 fn arch_of_cubin(bytes: &[u8]) -> Option<Arch> {
     /// `EM_CUDA`.
     const MACHINE: [u8; 2] = 190_u16.to_le_bytes();
@@ -246,13 +257,14 @@ fn arch_of_cubin(bytes: &[u8]) -> Option<Arch> {
     if !head.starts_with(b"\x7fELF") || head[18..20] != MACHINE {
         return None;
     }
-    // The version of the binary interface says which byte has it.
+    // The position depends on the ABI version.
     let number = if head[8] >= 8 { head[49] } else { head[48] };
     Some(Arch::new(number / 10, number % 10))
 }
 
 impl Input<'_> {
-    /// The linker wants text to end in a zero that is counted.
+    /// Returns the input with a terminating zero for text, which the linker expects as part of the
+    /// length.
     fn with_zero(&self) -> Cow<'_, [u8]> {
         if self.kind == InputKind::Ptx && self.bytes.last() != Some(&0) {
             let mut text = self.bytes.to_vec();
@@ -263,7 +275,7 @@ impl Input<'_> {
     }
 }
 
-/// One link, from its creation to its end.
+/// One link, from creation to destruction of its handle.
 struct Session<'a> {
     linker: &'a Loaded,
     arch: Arch,
@@ -306,13 +318,14 @@ impl Session<'_> {
                 expected: format!("one for {arch}"),
             },
             UNRECOGNIZED_ARCH | UNSUPPORTED_ARCH => unknown_arch(),
-            // The assembler inside of linkers before CUDA 13.
+            // The message of linkers before CUDA 13.
             _ if log.contains("is not defined for option 'gpu-name'") => unknown_arch(),
             _ => LinkError::Link { inputs: names, arch, version, status: format!("{code}, {}", name_of(code)), log },
         })
     }
 
-    /// What a pair of the linker's functions tells: its length, and then its text. Empty where there is none.
+    /// Returns a log of the linker, through its functions for length and text. Empty if there is
+    /// none.
     fn log(
         &self,
         len: unsafe fn(&Api, Handle, *mut usize) -> Result<c_int, MissingSymbol>,
@@ -370,7 +383,7 @@ fn name_of(code: c_int) -> &'static str {
         "NVJITLINK_ERROR_UNRECOGNIZED_ARCH",
         "NVJITLINK_ERROR_UNSUPPORTED_ARCH",
     ];
-    usize::try_from(code).ok().and_then(|code| NAMES.get(code)).unwrap_or(&"a code that this crate does not know")
+    usize::try_from(code).ok().and_then(|code| NAMES.get(code)).unwrap_or(&"an unknown error code")
 }
 
 impl fmt::Debug for NvJitLink {

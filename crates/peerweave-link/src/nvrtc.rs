@@ -1,6 +1,6 @@
-//! NVRTC, NVIDIA's compiler of CUDA C++ as a library: found, loaded and called.
+//! Loads and calls NVRTC, NVIDIA's library for compiling CUDA C++.
 //!
-//! Invariant: a program of the compiler's is destroyed by the function that created it, whatever happened between.
+//! Invariant: a function that creates a program of NVRTC also destroys it, on all paths.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
@@ -28,7 +28,7 @@ const SEARCH: Search =
 // SAFETY: what lies beside NVRTC under this name is a part of it.
 const BUILTINS: Search = unsafe { Search::without_variable("NVRTC's built-in functions", &["libnvrtc-builtins.so"]) };
 
-/// The oldest NVRTC that is used: the first with LTO-IR under its present name, and with `sm_90`.
+/// The oldest supported NVRTC: the first with the present name of LTO-IR and with `sm_90`.
 const OLDEST: Version = Version::new(12, 0, 0);
 
 type Program = *mut std::ffi::c_void;
@@ -40,24 +40,24 @@ peerweave_dylib::bindings! {
         "7.0" fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> c_int;
         /// The text of a code.
         "7.0" fn nvrtcGetErrorString(code: c_int) -> *const c_char;
-        /// How many architectures there are.
+        /// Number of supported architectures.
         "11.2" fn nvrtcGetNumSupportedArchs(count: *mut c_int) -> c_int;
         /// Their numbers.
         "11.2" fn nvrtcGetSupportedArchs(archs: *mut c_int) -> c_int;
-        /// A translation unit.
+        /// Creates a translation unit.
         "7.0" fn nvrtcCreateProgram(
             program: *mut Program, source: *const c_char, name: *const c_char, n_headers: c_int, headers: *const *const c_char,
             names: *const *const c_char,
         ) -> c_int;
-        /// Its end.
+        /// Destroys it.
         "7.0" fn nvrtcDestroyProgram(program: *mut Program) -> c_int;
         /// Compiles it.
         "7.0" fn nvrtcCompileProgram(program: Program, n_options: c_int, options: *const *const c_char) -> c_int;
-        /// Length of the log with its zero.
+        /// Length of the log, including its terminating zero.
         "7.0" fn nvrtcGetProgramLogSize(program: Program, bytes: *mut usize) -> c_int;
         /// The log.
         "7.0" fn nvrtcGetProgramLog(program: Program, log: *mut c_char) -> c_int;
-        /// Length of the PTX with its zero.
+        /// Length of the PTX, including its terminating zero.
         "7.0" fn nvrtcGetPTXSize(program: Program, bytes: *mut usize) -> c_int;
         /// The PTX.
         "7.0" fn nvrtcGetPTX(program: Program, ptx: *mut c_char) -> c_int;
@@ -72,20 +72,20 @@ peerweave_dylib::bindings! {
     }
 }
 
-/// What a source is compiled to.
+/// Output format of the compiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Target {
-    /// PTX text of a virtual architecture, ended by a zero.
+    /// PTX text for a virtual architecture, with a terminating zero.
     Ptx(Arch),
     /// Machine code of one architecture.
     Cubin(Arch),
-    /// What nvJitLink optimises over several inputs.
+    /// LTO-IR, which nvJitLink optimises across inputs.
     LtoIr(Arch),
 }
 
 impl Target {
-    /// The architecture.
+    /// Returns the architecture.
     pub fn arch(self) -> Arch {
         match self {
             Self::Ptx(arch) | Self::Cubin(arch) | Self::LtoIr(arch) => arch,
@@ -93,13 +93,13 @@ impl Target {
     }
 }
 
-/// What the compiler produced.
+/// Output of the compiler.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compiled {
     /// PTX, a cubin or LTO-IR.
     pub image: Vec<u8>,
-    /// Warnings and remarks; empty where there are none.
+    /// Warnings and remarks; empty if there are none.
     pub log: String,
 }
 
@@ -109,17 +109,18 @@ impl fmt::Debug for Compiled {
     }
 }
 
-/// The compiler, loaded until the process ends. Any thread may use it.
+/// The compiler, loaded until the process ends. All threads can use it.
 pub struct Nvrtc {
     api: Api,
     version: Version,
 }
 
 impl Nvrtc {
-    /// The compiler of this process: found and loaded by the first call that succeeds.
+    /// Returns the compiler of this process. The first successful call finds and loads it.
     ///
-    /// Tried in order: `PEERWEAVE_NVRTC_PATH` (a file or a directory; if it is set, nothing else is tried), the wheels of the active Python, the
-    /// dynamic linker's path, CUDA's usual directories.
+    /// Search order: `PEERWEAVE_NVRTC_PATH` (a file or a directory; if it is set, nothing else is
+    /// tried), the wheels of the active Python, the dynamic linker's path, CUDA's usual
+    /// directories.
     ///
     /// ```
     /// match peerweave_link::Nvrtc::load() {
@@ -129,7 +130,8 @@ impl Nvrtc {
     /// ```
     ///
     /// # Errors
-    /// [`LinkError::Load`] with every path that was tried; [`LinkError::VersionMismatch`] for a compiler older than 12.0. A later call tries again.
+    /// [`LinkError::Load`] with every path tried, or [`LinkError::VersionMismatch`] for a compiler
+    /// older than 12.0. A later call tries again.
     pub fn load() -> Result<&'static Self, LinkError> {
         static LOADED: OnceLock<Nvrtc> = OnceLock::new();
         match LOADED.get() {
@@ -141,13 +143,13 @@ impl Nvrtc {
         }
     }
 
-    /// One particular compiler: a file, or the directory that has it.
+    /// Loads the compiler from a file or from a directory.
     ///
     /// # Safety
-    /// The file is an NVRTC: what a library is to do when it is loaded runs.
+    /// The file must be NVRTC, because loading a library runs its initialization code.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// As for [`load`](Self::load).
     pub unsafe fn open(path: &Path) -> Result<Self, LinkError> {
         // SAFETY: the caller says that it is an NVRTC.
         Self::adopt(unsafe { SEARCH.open_at(path, Visibility::Local) }?)
@@ -170,20 +172,20 @@ impl Nvrtc {
         Ok(Self { api, version })
     }
 
-    /// The compiler's version, which is that of its CUDA.
+    /// Returns the compiler's version, which is that of its CUDA release.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// The file that was loaded.
+    /// Returns the file that was loaded.
     pub fn path(&self) -> &Path {
         self.api.library().path()
     }
 
-    /// The architectures that it compiles for, in ascending order, without suffixes.
+    /// Returns the supported architectures in ascending order, without suffixes.
     ///
     /// # Errors
-    /// [`LinkError::Missing`] where the library lacks the question.
+    /// [`LinkError::Missing`] if the library does not have the function.
     pub fn archs(&self) -> Result<Vec<Arch>, LinkError> {
         let mut count: c_int = 0;
         // SAFETY: the pointer is to a live integer.
@@ -196,7 +198,7 @@ impl Nvrtc {
         Ok(numbers.iter().map(|number: &c_int| Arch::new((number / 10) as u8, (number % 10) as u8)).collect())
     }
 
-    /// Compiles a source. Takes as long as the compiler takes; any number of threads may compile at once.
+    /// Compiles a source. There is no deadline; several threads can compile at once.
     ///
     /// ```no_run
     /// use peerweave_link::{Arch, Nvrtc, Source, Target};
@@ -208,7 +210,9 @@ impl Nvrtc {
     /// ```
     ///
     /// # Errors
-    /// [`LinkError::Compile`] with the compiler's log; [`LinkError::UnknownArch`]; [`LinkError::Misuse`] for text with a zero byte.
+    /// - [`LinkError::Compile`] with the compiler's log.
+    /// - [`LinkError::UnknownArch`] for an unsupported architecture.
+    /// - [`LinkError::Misuse`] for text with a zero byte.
     pub fn compile(&self, source: &Source, target: Target) -> Result<Compiled, LinkError> {
         let archs = self.archs()?;
         let plain = Arch { suffix: None, ..target.arch() };
@@ -227,7 +231,8 @@ impl Nvrtc {
         let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
         let (names, texts, options) = (pointers(&names), pointers(&texts), (pointers(&options), options));
         let mut program = OwnedProgram { api: &self.api, program: std::ptr::null_mut() };
-        // SAFETY: all texts are ended by zeros and live until the call is over; the lists have as many elements as is said.
+        // SAFETY: all texts are ended by zeros and live until the call is over; the lists have as
+        // many elements as is said.
         let code = unsafe {
             self.api.nvrtcCreateProgram(
                 &raw mut program.program,
@@ -254,7 +259,7 @@ impl Nvrtc {
         Ok(Compiled { image, log })
     }
 
-    /// What a pair of NVRTC's functions tells of a program: its length, and then its bytes.
+    /// Returns an output of a program, through NVRTC's functions for length and bytes.
     fn bytes(
         &self,
         program: &OwnedProgram<'_>,
@@ -293,10 +298,10 @@ impl Nvrtc {
     }
 }
 
-/// Loads the library of built-in functions that lies beside the compiler. The compiler opens it by its
-/// bare name at each compilation. The wheel of NVRTC 13.0 does not have the dynamic linker look beside
-/// the compiler, and a library that is loaded already is found without a search. Where it cannot be
-/// loaded, compilations report that it is missing.
+/// Loads the library of built-in functions in the directory of the compiler. The compiler opens it
+/// by its file name at each compilation. The wheel of NVRTC 13.0 does not make the dynamic linker
+/// search that directory, but a loaded library is found without a search. If loading fails,
+/// compilations report the missing library.
 fn load_builtins(compiler: &Library, version: Version) {
     let name = format!("libnvrtc-builtins.so.{}.{}", version.major, version.minor);
     let Some(file) = compiler.directory().map(|directory| directory.join(name)).filter(|file| file.is_file()) else { return };
@@ -306,7 +311,7 @@ fn load_builtins(compiler: &Library, version: Version) {
     }
 }
 
-/// The options for a target, then the source's own, then its directories.
+/// Returns the options for a target, followed by the source's options and directories.
 fn options(source: &Source, target: Target) -> Vec<String> {
     let arch = match target {
         Target::Ptx(arch) => vec![format!("--gpu-architecture={}", arch.virtual_name())],
