@@ -1,18 +1,20 @@
-//! One block under way: who waits at a barrier, who waits in a warp, and its shared memory.
+//! State of a running block: threads waiting at barriers and in warp operations, and shared memory.
 //!
-//! Nothing here switches threads: a call says whether the caller must wait, and which threads it has released. Rules are those of
-//! the strictest reading of CUDA: every thread of a block reaches each barrier, every lane of a mask reaches each operation of a
-//! warp, and no thread returns while others wait for it. So a kernel that passes here does not depend on what a GPU forgives.
+//! Calls do not switch threads; they return whether the caller must wait and which threads are
+//! released. The rules follow the strictest reading of CUDA: every thread of a block reaches each
+//! barrier, every lane of a mask reaches each warp operation, and no thread returns while others
+//! wait for it. So a kernel that passes here does not depend on behaviour that a GPU merely
+//! tolerates.
 
 use std::alloc::Layout;
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-/// Threads of a warp.
+/// Number of threads of a warp.
 pub(crate) const WARP: u32 = 32;
 
-/// Where a thread is.
+/// State of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Running,
@@ -21,13 +23,14 @@ pub(crate) enum Place {
     Returned,
 }
 
-/// What became of a call: the threads of the block (the caller among them) that can go on, or none where the caller waits.
+/// Result of a call: the threads of the block that can continue, including the caller, or none if
+/// the caller waits.
 pub(crate) enum Arrival {
     Waits,
     Complete(Vec<u32>),
 }
 
-/// An operation of a warp that some lanes have reached.
+/// A warp operation that some lanes have reached.
 #[derive(Debug)]
 struct Pending {
     mask: u32,
@@ -35,18 +38,18 @@ struct Pending {
     values: [u64; WARP as usize],
 }
 
-/// A block under way.
+/// A running block.
 #[derive(Debug)]
 pub(crate) struct Block {
     places: Vec<Place>,
     returned: u32,
     arrived: u32,
     any: bool,
-    /// What the last complete barrier found.
+    /// Result of the last complete barrier.
     barrier_result: bool,
-    /// By warp.
+    /// Pending operations of each warp.
     pending: Vec<Vec<Pending>>,
-    /// By thread: what the lanes gave to the last operation of its warp.
+    /// For each thread, the values of the lanes in the last operation of its warp.
     taken: Vec<Rc<[u64; WARP as usize]>>,
     dynamic: SharedMemory,
     fixed: HashMap<usize, SharedMemory>,
@@ -54,7 +57,8 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// A block of `threads` threads with `shared_bytes` of dynamic shared memory, which begins as bytes of `fill`.
+    /// Creates a block of `threads` threads with `shared_bytes` of dynamic shared memory, filled
+    /// with `fill`.
     pub(crate) fn new(threads: u32, shared_bytes: usize, fill: u8) -> Self {
         let n = threads as usize;
         let nothing = Rc::new([0; WARP as usize]);
@@ -76,25 +80,25 @@ impl Block {
         self.places.len() as u32
     }
 
-    /// Whether all threads have returned.
+    /// Returns whether all threads have returned.
     pub(crate) fn is_over(&self) -> bool {
         self.returned == self.threads()
     }
 
-    /// The lanes that warp `warp` has.
+    /// Returns the mask of the lanes of warp `warp`.
     pub(crate) fn lanes(&self, warp: u32) -> u32 {
         let lanes = (self.threads() - warp * WARP).min(WARP);
         if lanes == WARP { u32::MAX } else { (1 << lanes) - 1 }
     }
 
-    /// How many threads are where, for a message.
+    /// Counts the threads in each state, for messages.
     pub(crate) fn summary(&self) -> String {
         let mut counts: Vec<(&str, usize)> = Vec::new();
         for place in &self.places {
             let text = match place {
                 Place::Running => "running or waiting for memory",
                 Place::Barrier => "waiting in sync_threads",
-                Place::Warp => "waiting in an operation of their warp",
+                Place::Warp => "waiting in a warp operation",
                 Place::Returned => "returned",
             };
             match counts.iter_mut().find(|(known, _)| *known == text) {
@@ -106,7 +110,7 @@ impl Block {
         parts.join(", ")
     }
 
-    /// The thread has reached the barrier of the block.
+    /// Records that a thread has reached the barrier of the block.
     pub(crate) fn arrive(&mut self, thread: u32, value: bool) -> Result<Arrival, String> {
         if self.returned > 0 {
             return Err(format!("reached sync_threads after threads of its block had returned: {}", self.summary()));
@@ -124,20 +128,20 @@ impl Block {
         Ok(Arrival::Complete((0..self.threads()).collect()))
     }
 
-    /// What the barrier found that the thread has passed last.
+    /// Returns the result of the barrier that the thread passed last.
     pub(crate) fn barrier_result(&self) -> bool {
         self.barrier_result
     }
 
-    /// The thread has reached an operation of the lanes in `mask`.
+    /// Records that a thread has reached an operation of the lanes in `mask`.
     pub(crate) fn arrive_warp(&mut self, thread: u32, mask: u32, value: u64) -> Result<Arrival, String> {
         let (warp, lane) = (thread / WARP, thread % WARP);
         let mask = mask & self.lanes(warp);
         if mask & 1 << lane == 0 {
-            return Err(format!("called an operation of its warp with mask {mask:#010x}, which lacks its own lane {lane}"));
+            return Err(format!("called a warp operation with mask {mask:#010x}, expected a mask with its own lane {lane}"));
         }
         if let Some(gone) = lanes_of(mask).find(|other| self.places[(warp * WARP + other) as usize] == Place::Returned) {
-            return Err(format!("reached an operation of its warp with mask {mask:#010x} after lane {gone} had returned"));
+            return Err(format!("reached a warp operation with mask {mask:#010x} after lane {gone} had returned"));
         }
         let pending = &mut self.pending[warp as usize];
         let index = match pending.iter().position(|open| open.mask & mask != 0) {
@@ -151,7 +155,7 @@ impl Block {
         if open.mask != mask {
             let theirs = open.mask;
             return Err(format!(
-                "reached an operation of its warp with mask {mask:#010x} while other lanes wait in one with mask {theirs:#010x}"
+                "reached a warp operation with mask {mask:#010x} while other lanes wait in one with mask {theirs:#010x}"
             ));
         }
         open.arrived |= 1 << lane;
@@ -169,12 +173,12 @@ impl Block {
         Ok(Arrival::Complete(released))
     }
 
-    /// What the lanes gave to the operation of its warp that the thread has passed last.
+    /// Returns the values of the lanes in the warp operation that the thread passed last.
     pub(crate) fn taken(&self, thread: u32) -> [u64; WARP as usize] {
         *self.taken[thread as usize]
     }
 
-    /// The thread has returned.
+    /// Records that a thread has returned.
     pub(crate) fn leave(&mut self, thread: u32) -> Result<(), String> {
         self.places[thread as usize] = Place::Returned;
         self.returned += 1;
@@ -183,12 +187,12 @@ impl Block {
         }
         let lane = 1 << (thread % WARP);
         if let Some(open) = self.pending[(thread / WARP) as usize].iter().find(|open| open.mask & lane != 0) {
-            return Err(format!("returned while other lanes wait for it in an operation with mask {:#010x}", open.mask));
+            return Err(format!("returned while other lanes wait for it in a warp operation with mask {:#010x}", open.mask));
         }
         Ok(())
     }
 
-    /// A thread of which no other thread of the block can be waited for any more, and why; `None` while one can go on.
+    /// Returns a thread of a deadlocked block, with the reason; `None` while a thread can continue.
     pub(crate) fn stuck(&self) -> Option<(u32, String)> {
         let waits = |place: &Place| matches!(place, Place::Barrier | Place::Warp);
         if self.is_over() || self.places.contains(&Place::Running) {
@@ -198,16 +202,16 @@ impl Block {
         Some((thread, format!("the threads of its block wait for each other: {}", self.summary())))
     }
 
-    /// The dynamic shared memory: its address and size in bytes.
+    /// Returns address and size in bytes of the dynamic shared memory.
     pub(crate) fn dynamic(&self) -> (*mut u8, usize) {
         (self.dynamic.at.as_ptr(), self.dynamic.layout.size())
     }
 
-    /// The fixed shared memory of a key: the same for all threads of the block.
+    /// Returns the fixed shared memory of a key, the same for all threads of the block.
     pub(crate) fn fixed(&mut self, key: usize, bytes: usize, align: usize) -> *mut u8 {
         let fill = self.fill;
         let memory = self.fixed.entry(key).or_insert_with(|| SharedMemory::new(bytes, align, fill));
-        assert_eq!(memory.layout.size(), bytes, "fixed shared memory was asked for with two sizes");
+        assert_eq!(memory.layout.size(), bytes, "fixed shared memory was requested with two different sizes");
         memory.at.as_ptr()
     }
 }
@@ -216,7 +220,7 @@ fn lanes_of(mask: u32) -> impl Iterator<Item = u32> {
     (0..WARP).filter(move |lane| mask & 1 << lane != 0)
 }
 
-/// Memory that the threads of a block share.
+/// Memory shared by the threads of a block.
 #[derive(Debug)]
 struct SharedMemory {
     at: NonNull<u8>,
@@ -227,13 +231,14 @@ impl SharedMemory {
     fn new(bytes: usize, align: usize, fill: u8) -> Self {
         let layout = Layout::from_size_align(bytes, align).expect("shared memory of a size that a block can have");
         if bytes == 0 {
-            // An address that is aligned and never accessed.
+            // An aligned address that is never accessed.
             return Self { at: NonNull::new(std::ptr::without_provenance_mut(align)).expect("an alignment is not 0"), layout };
         }
         // SAFETY: the layout has a size that is not 0.
         let at = unsafe { std::alloc::alloc(layout) };
         let Some(at) = NonNull::new(at) else { std::alloc::handle_alloc_error(layout) };
-        // SAFETY: `bytes` bytes were allocated just now. Kernels must not rely on their content: it differs by seed.
+        // SAFETY: `bytes` bytes were allocated just now. Kernels must not rely on their content: it
+        // differs by seed.
         unsafe { at.as_ptr().write_bytes(fill, bytes) };
         Self { at, layout }
     }
@@ -242,8 +247,8 @@ impl SharedMemory {
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         if self.layout.size() > 0 {
-            // SAFETY: allocated by `new` with this layout, freed once. The threads of the block have ended: the engine drops a block
-            // after its threads.
+            // SAFETY: allocated by `new` with this layout, freed once. The threads of the block
+            // have ended: the engine drops a block after its threads.
             unsafe { std::alloc::dealloc(self.at.as_ptr(), self.layout) };
         }
     }

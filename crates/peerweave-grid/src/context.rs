@@ -1,6 +1,7 @@
-//! A kernel's context in this process: the tables behind it, and the words of one launch.
+//! The context of a kernel in this process: its tables, and the words of a launch.
 //!
-//! No thread runs here. Invariant: a table is written when it is made and never moved, so that its address holds while it lives.
+//! Invariant: a table is written when it is created and never moved, so that its address stays
+//! valid.
 
 use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelStatus, Pe, PeerEntry, SymOffset, TeamEntry};
 use std::cell::UnsafeCell;
@@ -8,24 +9,25 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Epochs of a team: how many synchronisations each slot has completed. They outlive the launches that count in them.
+/// Epochs of a team: the number of synchronisations that each slot has completed. They persist
+/// across launches.
 pub type Epochs = Box<[AtomicU64]>;
 
-/// A team, for [`ContextMemory::new`].
+/// Description of a team for [`ContextMemory::new`].
 #[derive(Clone, Copy, Debug)]
 pub struct TeamTable<'a> {
-    /// The PEs of the team by rank; empty for a number that no team has.
+    /// PEs of the team, ordered by rank; empty for an unused team number.
     pub members: &'a [u32],
-    /// Where the team's lines are in every heap: [`TeamEntry::sync_bytes`] bytes that began as zeros.
+    /// Offset of the team's lines in every heap: [`TeamEntry::sync_bytes`] bytes, initially zero.
     pub sync: SymOffset,
-    /// One for each slot; zeros before the first launch.
+    /// Epochs, one for each slot; zero before the first launch.
     pub epochs: &'a [AtomicU64],
 }
 
-/// The context of one launch, with all that it refers to but the heap and the epochs.
+/// The context of a launch and its tables, but not the heap and the epochs.
 #[derive(Debug)]
 pub struct ContextMemory {
-    /// Boxed, as all below: kernels hold addresses.
+    /// Boxed like the tables below, because kernels hold their addresses.
     context: Box<KernelContext>,
     words: Box<Words>,
     _peers: Box<[PeerEntry]>,
@@ -33,7 +35,7 @@ pub struct ContextMemory {
     _teams: Box<[TeamEntry]>,
 }
 
-/// The words that a kernel and the host exchange.
+/// Words that kernel and host exchange.
 struct Words {
     status: UnsafeCell<KernelStatus>,
     abort: AtomicU32,
@@ -46,8 +48,9 @@ impl fmt::Debug for Words {
 }
 
 impl ContextMemory {
-    /// The context of a launch on `my_pe`. All PEs are mapped: `bases` are the addresses of their heaps in this process, each of
-    /// `heap_bytes` bytes. The first of `teams` is the team of all PEs.
+    /// The context of a launch on `my_pe`. All PEs are mapped: `bases` are the addresses of their
+    /// heaps in this process, each of `heap_bytes` bytes. The first of `teams` is the team of all
+    /// PEs.
     ///
     /// # Safety
     /// While a kernel uses the context: the heaps stay mapped, and `epochs` of the teams are alive.
@@ -78,19 +81,19 @@ impl ContextMemory {
         Self { context, words, _peers: peers, _members: members, _teams: entries }
     }
 
-    /// What the kernel's threads are given.
+    /// Returns the pointer that the kernel's threads receive.
     pub fn as_ptr(&self) -> *const KernelContext {
         &raw const *self.context
     }
 
-    /// Ends the waits of the launch: they fail with [`FailureKind::Aborted`].
+    /// Makes the waits of the launch fail with [`FailureKind::Aborted`].
     pub fn abort(&self) {
         self.words.abort.store(1, Ordering::Release);
     }
 
-    /// What the launch reported; `None` where nothing failed.
+    /// Returns the failure that the launch reported, if any.
     ///
-    /// `&mut`: no thread of the launch runs any more.
+    /// Takes `&mut self` because no thread of the launch may be running.
     pub fn report(&mut self) -> Option<Report> {
         let status = *self.words.status.get_mut();
         (status.kind != 0).then_some(Report(status))
@@ -117,12 +120,12 @@ fn entry(team: &TeamTable<'_>, members: &[u32], my_pe: Pe) -> TeamEntry {
 pub struct Report(pub KernelStatus);
 
 impl Report {
-    /// The PE that is missing or cannot be reached.
+    /// Returns the PE that is missing or cannot be reached.
     pub fn missing_pe(&self) -> Option<Pe> {
         self.0.missing_pe()
     }
 
-    /// Why; `None` for a number of another version.
+    /// Returns the kind of failure; `None` for an unknown number.
     pub fn kind(&self) -> Option<FailureKind> {
         FailureKind::from_number(self.0.kind)
     }

@@ -1,10 +1,10 @@
-//! Why a grid ended before all of its threads had returned.
+//! Errors of running a grid.
 
 use peerweave_types::Dim3;
 use std::fmt;
 use std::time::Duration;
 
-/// A thread of a grid: its block and its index in the block.
+/// Identifies a thread of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadId {
     /// Index of the block in the grid.
@@ -19,13 +19,14 @@ impl fmt::Display for ThreadId {
     }
 }
 
-/// Why a grid did not run to its end. Every message names the kernel.
+/// A grid failed. Every message names the kernel.
 ///
-/// The seed is in the messages that depend on the schedule: a run with the same seed repeats the schedule.
+/// Messages that depend on the schedule have its seed; a run with the same seed repeats the
+/// schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GridError {
-    /// The launch itself is wrong; nothing ran.
+    /// The launch is invalid; nothing ran.
     #[error("{kernel}: {what} is {found}, expected {expected}")]
     Shape {
         /// The kernel.
@@ -34,7 +35,7 @@ pub enum GridError {
         what: &'static str,
         /// Its value.
         found: String,
-        /// What it may be.
+        /// Description of valid values.
         expected: String,
     },
     /// A thread panicked, or called `trap`.
@@ -49,14 +50,14 @@ pub enum GridError {
         /// The seed of the schedule.
         seed: u64,
     },
-    /// Threads that must reach the same barrier, shuffle or vote together did not.
+    /// Threads diverged: not all of them reached the same barrier, shuffle or vote.
     #[error("{kernel}: {at}: {what} (seed {seed})")]
     Divergent {
         /// The kernel.
         kernel: String,
-        /// The thread that showed it.
+        /// The thread that diverged.
         at: ThreadId,
-        /// What it did, and what the others did.
+        /// Its state and that of the other threads.
         what: String,
         /// The seed of the schedule.
         seed: u64,
@@ -66,27 +67,27 @@ pub enum GridError {
     Deadline {
         /// The kernel.
         kernel: String,
-        /// How long the grid ran.
+        /// Time that the grid ran.
         waited: Duration,
-        /// What its threads were doing.
+        /// State of its threads.
         state: String,
         /// The seed of the schedule.
         seed: u64,
     },
-    /// The stacks of the threads could not be had.
-    #[error("{kernel}: no memory for the stack of {at}: {cause}")]
+    /// The stack of a thread could not be allocated.
+    #[error("{kernel}: cannot allocate the stack of {at}: {cause}")]
     Stack {
         /// The kernel.
         kernel: String,
         /// The thread.
         at: ThreadId,
-        /// What the operating system said.
+        /// The error of the operating system.
         cause: String,
     },
 }
 
 impl GridError {
-    /// The thread at fault, where there is one.
+    /// Returns the thread at fault, if any.
     pub fn thread(&self) -> Option<ThreadId> {
         match self {
             Self::Panicked { at, .. } | Self::Divergent { at, .. } | Self::Stack { at, .. } => Some(*at),

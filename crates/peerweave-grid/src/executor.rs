@@ -1,5 +1,5 @@
-//! What kernels call through `peerweave-device`: answered by the kernel thread that runs on this thread of the host, or, outside
-//! of kernels, by one block of one thread.
+//! Implements the functions that kernels call through `peerweave-device`, for the kernel thread
+//! that runs on this host thread. Outside of kernels, it acts as a block of one thread.
 
 use crate::engine::current;
 use peerweave_device::arch::{Executor, Single, set_executor};
@@ -11,12 +11,12 @@ struct Grid(#[allow(dead_code, reason = "gives the static an address of its own"
 
 static GRID: Grid = Grid(0);
 
-/// Makes kernels of this process run by this crate.
+/// Installs this crate as the executor of kernels in this process.
 ///
 /// # Panics
-/// Where another executor was set before: only one crate of a program may set one.
+/// If another executor is already installed.
 pub(crate) fn install() {
-    set_executor(&GRID).expect("no other executor of kernels in a program that uses peerweave-grid");
+    set_executor(&GRID).expect("no other executor of kernels is installed in this process");
 }
 
 impl Executor for Grid {

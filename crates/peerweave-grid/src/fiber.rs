@@ -1,4 +1,4 @@
-//! One kernel thread: a coroutine on a stack of its own.
+//! A kernel thread: a coroutine with its own stack.
 //!
 //! Invariant: a fiber is created, resumed and dropped on one thread of the host.
 
@@ -12,13 +12,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::thread::LocalKey;
 
-/// What a kernel thread suspends itself by.
+/// Suspends a kernel thread.
 pub(crate) type Suspend = Yielder<(), Why>;
 
-/// Where the running kernel thread is found.
+/// The thread-local variable with the running kernel thread.
 type CurrentKey = LocalKey<Cell<*const Current>>;
 
-/// How a turn of a thread ended.
+/// Result of resuming a thread.
 pub(crate) enum Step {
     Suspended(Why),
     Returned,
@@ -32,14 +32,14 @@ pub(crate) struct Fiber {
     current: Rc<Current>,
 }
 
-/// Stacks that threads of the run have left behind.
+/// Free stacks of ended threads, for reuse.
 pub(crate) struct Stacks {
     bytes: usize,
     free: Vec<DefaultStack>,
 }
 
 impl Stacks {
-    /// Stacks of `bytes` bytes each, made when they are needed.
+    /// Creates a pool of stacks of `bytes` bytes each, allocated on demand.
     pub(crate) fn new(bytes: usize) -> Self {
         Self { bytes, free: Vec::new() }
     }
@@ -48,17 +48,17 @@ impl Stacks {
         self.free.pop().map_or_else(|| DefaultStack::new(self.bytes), Ok)
     }
 
-    /// Takes the stack of a thread that has ended.
+    /// Returns the stack of an ended thread to the pool.
     pub(crate) fn give(&mut self, fiber: Fiber) {
         self.free.push(fiber.coroutine.into_stack());
     }
 }
 
 impl Fiber {
-    /// A thread that calls `body` when it is resumed first.
+    /// Creates a thread that calls `body` when it is first resumed.
     ///
     /// # Safety
-    /// The fiber is dropped, ended or given to [`Stacks::give`] before `body` ends its life.
+    /// The fiber must be dropped, ended or passed to [`Stacks::give`] before `body` is dropped.
     pub(crate) unsafe fn new(stacks: &mut Stacks, body: &dyn Fn(), current: Current) -> io::Result<Self> {
         let current = Rc::new(current);
         let own = current.clone();
@@ -67,12 +67,13 @@ impl Fiber {
             own.suspend.set(suspend);
             body();
         };
-        // SAFETY: the coroutine does not outlive `body`, by the caller's promise; all else that it holds is owned.
+        // SAFETY: the coroutine does not outlive `body`, by the caller's promise; all else that it
+        // holds is owned.
         let coroutine = unsafe { Coroutine::with_stack_unchecked(stack, main) };
         Ok(Self { coroutine, current })
     }
 
-    /// The thread's own description.
+    /// Returns the thread's description.
     pub(crate) fn current(&self) -> &Current {
         &self.current
     }
@@ -92,15 +93,15 @@ impl Fiber {
     /// Unwinds the frames of the thread, so that its destructors run.
     pub(crate) fn end(mut self, key: &'static CurrentKey) {
         key.set(Rc::as_ptr(&self.current));
-        // A destructor that panics changes nothing: the run has failed already.
+        // A panic of a destructor is ignored, because the run has already failed.
         let unwound = catch_unwind(AssertUnwindSafe(|| self.coroutine.force_unwind()));
         key.set(std::ptr::null());
         drop(unwound);
     }
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a value that is no text".to_string())
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a value that is not text".to_string())
 }
