@@ -129,7 +129,7 @@ examples! {
     kernel_cuda_cpp: "kernel-cuda-cpp" in "13-kernel-cuda-cpp";
 }
 
-/// The number after `final loss` in what PE 0 printed.
+/// Returns the number after `final loss` in the output of PE 0.
 fn final_loss(outputs: &[String]) -> f64 {
     let line = outputs[0].lines().last().expect("PE 0 printed something");
     let number = line.strip_prefix("final loss ").and_then(|rest| rest.split(' ').next());

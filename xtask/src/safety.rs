@@ -1,12 +1,16 @@
-//! Arguments for unsafe code: every `unsafe` block and `unsafe impl` has a `// SAFETY:` comment directly above; every `unsafe fn`, private ones
-//! included, has a `# Safety` section in its documentation, which states the contract or names the function or trait whose contract it is.
+//! Arguments for unsafe code: every `unsafe` block and `unsafe impl` has a `// SAFETY:` comment
+//! directly above; every `unsafe fn`, private ones included, has a `# Safety` section in its
+//! documentation, which states the contract or names the function or trait whose contract it is.
 //!
-//! Does not judge whether an argument is right. clippy asks for the same of what it compiles; this also reads what is compiled for
-//! another target or configuration only, and asks more of `Send` and `Sync`. A method in the `impl` of a trait has the trait's contract.
+//! Does not judge whether an argument is right. clippy asks for the same of what it compiles; this
+//! also reads what is compiled for another target or configuration only, and asks more of `Send`
+//! and `Sync`. A method in the `impl` of a trait has the trait's contract.
 //!
-//! Invariant: "above" is above the statement or item that holds the `unsafe`, its attributes included, or between the first line of
-//! that statement and the `unsafe`. The argument for `Send` or `Sync` says what is *shared*, who *synchronises* it (or
-//! that *nothing* is) and which *test* would catch a mistake; one that follows another for the same type may say `as above` or `as for`.
+//! Invariant: "above" is above the statement or item that holds the `unsafe`, its attributes
+//! included, or between the first line of that statement and the `unsafe`. The argument for `Send`
+//! or `Sync` says what is *shared*, who *synchronises* it (or that *nothing* is) and which *test*
+//! would catch a mistake; one that follows another for the same type may say `as above` or
+//! `as for`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -99,7 +103,7 @@ impl Report {
         }
     }
 
-    /// Places where an argument is missing, in the order of the files.
+    /// Returns the places without an argument, in the order of the files.
     pub(crate) fn faults(&self) -> &[Fault] {
         &self.faults
     }
@@ -145,7 +149,7 @@ enum Kind {
     },
     Function {
         name: String,
-        /// It is a method in the `impl` of a trait, which has the contract.
+        /// Whether it is a method in the `impl` of a trait, which has the contract.
         of_trait: bool,
     },
     /// A function pointer, a trait or an extern block.
@@ -198,7 +202,8 @@ impl Site {
         None
     }
 
-    /// Whether this is a function without a contract. Its documentation ends on the line before the statement, or within it where attributes come first.
+    /// Returns whether this is a function without a contract. Its documentation ends on the line
+    /// before the statement, or inside the statement after attributes.
     fn lacks_contract(&self, lines: &[&str]) -> bool {
         if matches!(self.kind, Kind::Function { of_trait: true, .. }) {
             return false;
@@ -227,7 +232,8 @@ impl Site {
     }
 }
 
-/// Gathers every `unsafe` in `tokens`. `outer` is the first line of the statement around them, where they are only a part of it.
+/// Gathers every `unsafe` in `tokens`. `outer` is the first line of the statement around them,
+/// where they are only a part of it.
 fn collect(tokens: TokenStream, outer: Option<usize>, of_trait: bool, sites: &mut Vec<Site>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut statement = None;
@@ -270,7 +276,8 @@ fn collect(tokens: TokenStream, outer: Option<usize>, of_trait: bool, sites: &mu
     }
 }
 
-/// Whether a block ends its statement: what follows begins on a new line and does not go on with the expression.
+/// Whether a block ends its statement: what follows begins on a new line and does not go on with
+/// the expression.
 fn ends_statement(block: &TokenTree, next: Option<&TokenTree>) -> bool {
     let Some(next) = next else {
         return true;
@@ -287,13 +294,15 @@ fn ends_statement(block: &TokenTree, next: Option<&TokenTree>) -> bool {
     !goes_on && next.span().start().line > closed
 }
 
-/// What kind of `unsafe` precedes `rest`; none for an attribute such as `#[unsafe(no_mangle)]`.
+/// Returns the kind of an `unsafe` followed by `rest`; `None` for an attribute such as
+/// `#[unsafe(no_mangle)]`.
 fn kind(rest: &[TokenTree], of_trait: bool) -> Option<Kind> {
     match rest.first()? {
         TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => Some(Kind::Block),
         TokenTree::Ident(word) if word == "impl" => Some(header(&rest[1..])),
         TokenTree::Ident(_) => {
-            // After `extern` and its ABI, if they are there; a pointer's type has no name. A macro may write `$name`.
+            // After `extern` and its ABI, if they are there; a pointer's type has no name. A macro
+            // may write `$name`.
             let at = rest.iter().take(3).position(|token| matches!(token, TokenTree::Ident(word) if word == "fn"));
             match at.and_then(|at| rest.get(at + 1..)) {
                 Some([TokenTree::Ident(name), ..]) => Some(Kind::Function { name: name.to_string(), of_trait }),

@@ -1,11 +1,12 @@
-//! File descriptors among the PEs of one machine: memory that one process made becomes memory of all.
+//! Passes file descriptors among the PEs of one machine, for example to share memory.
 //!
-//! Where the socket is, and that everybody is alive, goes over the rendezvous. The first member listens on a socket of a
-//! random abstract name, the others come and show a random token; it collects the descriptors where each member has one, and
-//! then hands them out.
+//! The rendezvous distributes the address of the socket and reports lost PEs. The first member, the
+//! leader, listens on a socket with a random abstract name. The others connect and present a random
+//! token. The leader collects the descriptors, if each member has one, and then distributes them.
 //!
-//! Invariants: [1] a descriptor goes only to a process of this user (or the superuser) that has shown the token; [2] from
-//! others at most a hello is read, and the descriptors that they send are closed; [3] nothing has a name in a file system.
+//! Invariants: [1] a descriptor goes only to a process of this user (or the superuser) that has
+//! shown the token; [2] from others at most a hello is read, and the descriptors that they send are
+//! closed; [3] nothing has a name in a file system.
 
 use std::collections::HashSet;
 use std::io;
@@ -34,35 +35,41 @@ const MAGIC: [u8; 8] = *b"peerw-fd";
 const HELLO_LEN_BYTES: usize = MAGIC.len() + TOKEN_LEN_BYTES + 4;
 /// First byte of a message with descriptors, whose number is the second byte.
 const GIVEN: u8 = 1;
-/// First byte of the message that who did not come by the deadline follows.
+/// First byte of the message with the members that did not connect by the deadline.
 const LATE: u8 = 2;
-/// First character of what takes the place of the leader's under the key where a member has failed: its number and its words follow.
+/// First character of what takes the place of the leader's under the key where a member has failed:
+/// its number and its words follow.
 const FAILED: char = '!';
-/// How often to ask whether everybody is still there while waiting.
+/// Interval at which a waiting member checks for lost PEs.
 const LOOK_AROUND: Duration = Duration::from_millis(200);
-/// How long a member waits beyond its deadline for the leader to say who did not come.
+/// Time after its deadline for which a member waits for the leader's list of missing members.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The calls that the same members have made.
 #[derive(Debug, Default)]
 pub(crate) struct Past {
     number: u64,
-    /// A key that was left in the store for who still has to hear of a failure. It goes with the next call.
+    /// A key that was left in the store for who still has to hear of a failure. It goes with the
+    /// next call.
     left_behind: Option<String>,
 }
 
 impl Rendezvous {
-    /// Gives one descriptor of the first member to all members, who get descriptors of the same open file.
+    /// Passes a descriptor of the first member to all members, which get descriptors of the same
+    /// open file.
     ///
-    /// `members` are PEs of this machine, the same list on each of them; the first one passes the descriptor and gets it
-    /// back, the others pass `None`. What is returned is closed on exec.
+    /// `members` are PEs of this machine, the same list on each of them. The first member passes
+    /// the descriptor and gets it back; the others pass `None`. The returned descriptor is closed
+    /// on exec.
     ///
     /// # Collective
     /// All `members`, in the same order of such calls for the same members.
     ///
     /// # Errors
-    /// [`BootstrapError::Timeout`] names the members that did not come, [`BootstrapError::PeLost`] a PE that was lost
-    /// meanwhile, [`BootstrapError::PeFailed`] one that could not come for a reason of its own; [`BootstrapError::Misuse`] for a list without this PE, or a descriptor where none or one was expected.
+    /// [`BootstrapError::Timeout`] names the members that did not come, [`BootstrapError::PeLost`]
+    /// a PE that was lost meanwhile, [`BootstrapError::PeFailed`] one that could not come for a
+    /// reason of its own; [`BootstrapError::Misuse`] for a list without this PE, or a descriptor
+    /// where none or one was expected.
     ///
     /// ```
     /// use std::os::fd::OwnedFd;
@@ -78,7 +85,8 @@ impl Rendezvous {
         self.share_descriptor_within(members, fd, self.deadline())
     }
 
-    /// As [`share_descriptor`](Self::share_descriptor), for a caller that has less time than [`deadline`](Self::deadline).
+    /// Like [`share_descriptor`](Self::share_descriptor), with a shorter time limit than
+    /// [`deadline`](Self::deadline).
     ///
     /// # Errors
     /// As [`share_descriptor`](Self::share_descriptor).
@@ -109,16 +117,18 @@ impl Rendezvous {
         }
     }
 
-    /// Gives a descriptor of each member to all members. The result is in the order of `members`; at this PE's own place is
-    /// what it passed. What is returned is closed on exec.
+    /// Passes a descriptor of each member to all members. The result is in the order of `members`;
+    /// the element of this PE is the descriptor that it passed. Returned descriptors are closed on
+    /// exec.
     ///
     /// # Collective
     /// As [`share_descriptor`](Self::share_descriptor).
     ///
     /// # Errors
-    /// As [`share_descriptor`](Self::share_descriptor); also [`BootstrapError::Io`] where the limit of open descriptors is
-    /// reached: each member needs as many as there are members, and the first one twice that. (The others get
-    /// [`BootstrapError::PeFailed`], unless it came by what was theirs before.)
+    /// As [`share_descriptor`](Self::share_descriptor); also [`BootstrapError::Io`] where the limit
+    /// of open descriptors is reached: each member needs as many as there are members, and the
+    /// first one twice that. (The others get [`BootstrapError::PeFailed`], unless it came by what
+    /// was theirs before.)
     pub fn exchange_descriptors(&self, members: &[Pe], fd: OwnedFd) -> Result<Vec<OwnedFd>, BootstrapError> {
         let call = Call::new(self, "exchange_descriptors", members, self.deadline())?;
         if call.leads() {
@@ -183,7 +193,7 @@ impl<'a> Call<'a> {
         self.place == 0
     }
 
-    /// Comes to the leader, with or without a descriptor, and gets `n_fds` of them.
+    /// Connects to the leader, with or without a descriptor, and receives `n_fds` descriptors.
     fn follow(&self, fd: Option<BorrowedFd<'_>>, n_fds: usize) -> Result<Vec<OwnedFd>, BootstrapError> {
         let place = self.rendezvous.get_by(&self.key, self.deadline).map_err(|error| match error {
             // Who puts it there is the leader.
@@ -191,7 +201,8 @@ impl<'a> Call<'a> {
             error => error,
         })?;
         let (mut name, mut token) = self.place_told(&place)?;
-        // A connection that ends early was pushed out by a crowd of strangers, unless the leader is gone.
+        // A connection that ends early was pushed out by a crowd of strangers, unless the leader is
+        // gone.
         loop {
             let given = match self.come(&name, &token, fd) {
                 Ok(stream) => self.take(&stream, n_fds),
@@ -220,7 +231,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Where the leader listens, with the token for it, as it said or as a member said that has failed.
+    /// Where the leader listens, with the token for it, as it said or as a member said that has
+    /// failed.
     fn place_told(&self, told: &[u8]) -> Result<(String, Token), BootstrapError> {
         let told = str::from_utf8(told).map_err(|_| self.wrong("place"))?;
         match told.strip_prefix(FAILED) {
@@ -236,11 +248,11 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Says to all that wait that this PE does not come.
+    /// Notifies all waiting members that this PE has failed.
     fn tell(&self, why: &str) {
         let told = format!("{FAILED}{} {}", self.rendezvous.pe().get(), cut(why));
         if let Err(error) = self.rendezvous.put_by(&self.key, told.as_bytes(), self.answer_by()) {
-            tracing::warn!(call = self.name, %error, "the others were not told of a failure");
+            tracing::warn!(call = self.name, %error, "cannot notify the others of a failure");
         }
     }
 
@@ -299,7 +311,8 @@ impl<'a> Call<'a> {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
                     let ready = wait(&mut [PollFd::new(stream, PollFlags::IN)], left.min(LOOK_AROUND))?;
-                    // Somebody is lost: the leader will not wait for everybody either, and this is how it shows.
+                    // Somebody is lost: the leader will not wait for everybody either, and this is
+                    // how it shows.
                     if !ready && self.look_around().is_err() {
                         return Err(io::ErrorKind::ConnectionAborted.into());
                     }
@@ -310,7 +323,7 @@ impl<'a> Call<'a> {
         Ok(fds)
     }
 
-    /// Fails where somebody is lost. A server that is slow says nothing of the others.
+    /// Returns an error if a PE is lost. A slow answer of the server is not an error.
     fn look_around(&self) -> Result<(), BootstrapError> {
         match self.rendezvous.check_by(self.answer_by()) {
             Err(BootstrapError::Timeout { .. }) => Ok(()),
@@ -318,7 +331,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Until when the server may answer a question on the way: by the deadline, and never at once, which would end the connection.
+    /// Returns the time limit for an answer of the server: the deadline, but never zero, which
+    /// would end the connection.
     fn answer_by(&self) -> Instant {
         self.deadline.max(Instant::now() + LOOK_AROUND)
     }
@@ -344,7 +358,7 @@ fn wait(sockets: &mut [PollFd<'_>], limit: Duration) -> io::Result<bool> {
 }
 
 fn no_room() -> io::Error {
-    io::Error::other("the limit of open descriptors of this process is reached")
+    io::Error::other("the limit of open descriptors of this process is reached, expected a higher `ulimit -n`")
 }
 
 fn is_worth_another_try(error: &io::Error) -> bool {

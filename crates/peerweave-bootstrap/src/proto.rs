@@ -196,7 +196,7 @@ pub enum Frame {
         request: u64,
         /// Under which key.
         key: String,
-        /// What.
+        /// The value.
         value: Vec<u8>,
     },
     /// Client: read a value, answered by `Value`, or by `Absent` if it does not wait.
@@ -256,7 +256,7 @@ pub enum Frame {
     Value {
         /// Of which request.
         request: u64,
-        /// What.
+        /// The value.
         value: Vec<u8>,
     },
     /// Server: there is no such key yet.

@@ -1,13 +1,18 @@
-//! The processes of a job whose launcher names nobody that ends: torchrun's, on one machine, from the outside.
+//! The processes of a job whose launcher names nobody that ends: torchrun's, on one machine, from
+//! the outside.
 //!
-//! A PE that dies before it connects leaves no trace at the rendezvous. Where all PEs are children of one agent, its processes can be watched instead.
-//! Reads `/proc` and starts nothing; reports go to [`crate::client`].
+//! A PE that dies before it connects leaves no trace at the rendezvous. Where all PEs are children
+//! of one agent, its processes can be watched instead. Reads `/proc` and starts nothing; reports go
+//! to [`crate::client`].
 //!
-//! Invariants. [1] A process is of rank `n` if this user runs it in this PID namespace, its environment names rank `n` of this very job, and so do the
-//! environments of its ancestors up to the agent, the one process that started this PE's rank too. [2] A rank has ended only if one of its processes ran
-//! this program, every process of it that was ever seen has ended, and for [`GRACE`] no process of this machine has named it: a shell that becomes the
-//! program by `exec`, helpers, forks, and a program that goes on in its child are no deaths. [3] A process is told by its number and the moment of its
-//! start, so that a number that is used again is another process. [4] What cannot be read, or was never seen, is not judged.
+//! Invariants. [1] A process is of rank `n` if this user runs it in this PID namespace, its
+//! environment names rank `n` of this very job, and so do the environments of its ancestors up to
+//! the agent, the one process that started this PE's rank too. [2] A rank has ended only if one of
+//! its processes ran this program, every process of it that was ever seen has ended, and for
+//! [`GRACE`] no process of this machine has named it: a shell that becomes the program by `exec`,
+//! helpers, forks, and a program that goes on in its child are no deaths. [3] A process is told by
+//! its number and the moment of its start, so that a number that is used again is another process.
+//! [4] What cannot be read, or was never seen, is not judged.
 
 use std::collections::HashSet;
 use std::fs;
@@ -19,7 +24,8 @@ use crate::env::names;
 use crate::env::starter::{Process, agent_of_variable, parent_of, value};
 use crate::job::{Job, Launcher, Served};
 
-/// For how long no process may name a rank whose processes have ended: an agent may start one after the other.
+/// For how long no process may name a rank whose processes have ended: an agent may start one after
+/// the other.
 const GRACE: Duration = Duration::from_millis(500);
 /// How often to look, at first and later.
 const LOOK_EVERY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
@@ -58,8 +64,8 @@ struct Rank {
 }
 
 impl Siblings {
-    /// Those of this process. `None` where its launcher says by itself that a PE has ended, the PEs are on several machines, or this process was not started
-    /// with the variables of this job.
+    /// Those of this process. `None` where its launcher says by itself that a PE has ended, the PEs
+    /// are on several machines, or this process was not started with the variables of this job.
     pub(crate) fn of(job: &Job) -> Option<Self> {
         if job.launcher != Launcher::Torchrun || job.served != Served::ByPe0 || !job.is_on_one_machine() {
             return None;
@@ -83,7 +89,8 @@ impl Siblings {
         })
     }
 
-    /// Looks, if it is time to, at the ranks that have not come. Gives each that has ended once, with what to say of it.
+    /// Looks, if it is time to, at the ranks that have not come. Gives each that has ended once,
+    /// with what to say of it.
     pub(crate) fn look(&mut self, awaited: &[u32]) -> Vec<(u32, String)> {
         let now = Instant::now();
         let every = if now - self.since < AT_FIRST { LOOK_EVERY.0 } else { LOOK_EVERY.1 };
@@ -129,7 +136,7 @@ impl Siblings {
         rank.is_over.then(|| format!("its process ({}) ended before it joined", pids.join(", ")))
     }
 
-    /// Takes note of the processes of these ranks: children of the agent, their children, and so on.
+    /// Records the processes of these ranks among the descendants of the agent.
     fn look_below_the_agent(&mut self, awaited: &HashSet<u32>) {
         let mut open = children(self.agent.pid);
         while let Some(pid) = open.pop() {
@@ -149,7 +156,8 @@ impl Siblings {
         }
     }
 
-    /// The rank of this job that a process of this user and PID namespace names in its environment, as it was started.
+    /// Returns the rank of this job in the initial environment of a process of this user and PID
+    /// namespace.
     fn rank_of(&self, pid: i32) -> Option<u32> {
         let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
         let rank = number(&environment, names::RANK)?;
@@ -169,7 +177,7 @@ impl Rank {
     }
 }
 
-/// The children of a process.
+/// Returns the children of a process.
 fn children(pid: i32) -> Vec<i32> {
     let threads: Vec<i32> = numbers(&PathBuf::from(format!("/proc/{pid}/task"))).collect();
     let lists = threads.iter().map(|thread| fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")));
@@ -181,7 +189,7 @@ fn children(pid: i32) -> Vec<i32> {
     numbers(Path::new("/proc")).filter(|&child| parent_of(child) == Some(pid)).collect()
 }
 
-/// The names in a directory that are numbers.
+/// Returns the names in a directory that are numbers.
 fn numbers(directory: &Path) -> impl Iterator<Item = i32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())

@@ -1,7 +1,8 @@
-//! Listening, connecting and knowing who is on the other side, over abstract Unix sockets and TCP alike.
+//! Listening, connecting and knowing who is on the other side, over abstract Unix sockets and TCP
+//! alike.
 //!
-//! No protocol here: see [`crate::proto`]. Invariant: nothing is ever named in a file system, no call blocks past its
-//! deadline, and a Unix peer of another user never gets past this module.
+//! No protocol here: see [`crate::proto`]. Invariant: nothing is ever named in a file system, no
+//! call blocks past its deadline, and a Unix peer of another user never gets past this module.
 
 use std::io::{self, Read};
 use std::net::{self, SocketAddr, ToSocketAddrs};
@@ -38,7 +39,8 @@ pub(crate) enum Stream {
 impl Listener {
     /// Binds, and says where: a chosen port takes the place of port 0.
     ///
-    /// `interface` is the address to bind instead of the endpoint's host, which clients are told all the same.
+    /// `interface` is the address to bind instead of the endpoint's host, which clients are told
+    /// all the same.
     pub(crate) fn bind(endpoint: &Endpoint, interface: Option<net::IpAddr>) -> Result<(Self, Bound), BootstrapError> {
         let failed = |error: &io::Error| BootstrapError::io_at("bind", endpoint, error);
         match endpoint {
@@ -55,9 +57,10 @@ impl Listener {
                 let listener = match interface {
                     Some(address) => net::TcpListener::bind((address, *port)),
                     None => net::TcpListener::bind((host.as_str(), *port)).or_else(|error| match error.kind() {
-                        // Behind an address translation the machine does not own the address that others reach it by.
+                        // Behind an address translation the machine does not own the address that
+                        // others reach it by.
                         io::ErrorKind::AddrNotAvailable => {
-                            tracing::warn!(%endpoint, "the host is no address of this machine: listening on every interface");
+                            tracing::warn!(%endpoint, "no interface of this machine has the address of the host; listening on all interfaces");
                             net::TcpListener::bind((net::Ipv4Addr::UNSPECIFIED, *port))
                         }
                         _ => Err(error),
@@ -98,7 +101,8 @@ impl Stream {
         }
     }
 
-    /// Reads what is there, waiting for the first byte until `deadline` at most. 0 bytes: the other side has closed.
+    /// Reads what is there, waiting for the first byte until `deadline` at most. 0 bytes: the other
+    /// side has closed.
     ///
     /// Kinds `WouldBlock` and `TimedOut` mean that the deadline passed.
     pub(crate) fn read_by(&self, buffer: &mut [u8], deadline: Instant) -> io::Result<usize> {
@@ -128,7 +132,8 @@ impl Stream {
         }
     }
 
-    /// Writes all of `bytes` by `deadline`. After an error a part may be written: the connection is of no more use.
+    /// Writes all of `bytes` by `deadline`. After an error a part may be written: the connection is
+    /// of no more use.
     pub(crate) fn write_all_by(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
             let limit = Some(time_left(deadline)?);
@@ -154,7 +159,8 @@ impl Stream {
     }
 }
 
-/// Writes without the signal that would end a process whose runtime does not ignore it, when the other side is gone.
+/// Writes without the signal that would end a process whose runtime does not ignore it, when the
+/// other side is gone.
 #[cfg(target_os = "linux")]
 pub(crate) fn send(stream: &(impl std::os::fd::AsFd + ?Sized), bytes: &[u8]) -> io::Result<usize> {
     Ok(rustix::net::send(stream, bytes, rustix::net::SendFlags::NOSIGNAL)?)
@@ -175,8 +181,8 @@ where
     io::Write::write(&mut &*stream, bytes)
 }
 
-/// Whether a host's name means nothing but this machine, here: many systems list their own name as 127.0.1.1, which no other
-/// machine reaches.
+/// Whether a host's name means nothing but this machine, here: many systems list their own name as
+/// 127.0.1.1, which no other machine reaches.
 pub(crate) fn is_loopback_only(host: &str) -> bool {
     let addresses = (host, 0).to_socket_addrs();
     addresses.is_ok_and(|addresses| addresses.map(|address| address.ip().is_loopback()).reduce(|a, b| a && b) == Some(true))
@@ -218,7 +224,8 @@ fn tune_tcp(stream: &net::TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)
 }
 
-/// The standard library's connect waits for ever where the listener's queue is full and nobody accepts.
+/// The standard library's connect waits for ever where the listener's queue is full and nobody
+/// accepts.
 #[cfg(target_os = "linux")]
 pub(crate) fn connect_unix(name: &str, deadline: Instant) -> io::Result<unix::UnixStream> {
     use rustix::net::{self as rx, sockopt};
@@ -234,7 +241,8 @@ pub(crate) fn connect_unix(name: &str, deadline: Instant) -> io::Result<unix::Un
 
 /// The process on the other side of a Unix connection, if it belongs to this user or the superuser.
 ///
-/// The kernel says so (`SO_PEERCRED`), at the time of the connect or listen. 0 is a process of another pid namespace.
+/// The kernel says so (`SO_PEERCRED`), at the time of the connect or listen. 0 is a process of
+/// another pid namespace.
 #[cfg(target_os = "linux")]
 pub(crate) fn may_speak(socket: &(impl std::os::fd::AsFd + ?Sized)) -> io::Result<Option<u32>> {
     let peer = peer_credentials(socket.as_fd())?;
@@ -242,15 +250,17 @@ pub(crate) fn may_speak(socket: &(impl std::os::fd::AsFd + ?Sized)) -> io::Resul
     Ok(trusted.then_some(peer.pid.unsigned_abs()))
 }
 
-/// `rustix` reads the pid into a type that cannot be 0, which the kernel does report across pid namespaces: hence `libc`.
+/// `rustix` reads the pid into a type that cannot be 0, which the kernel does report across pid
+/// namespaces: hence `libc`.
 #[cfg(target_os = "linux")]
 fn peer_credentials(socket: std::os::fd::BorrowedFd<'_>) -> io::Result<libc::ucred> {
     use std::os::fd::AsRawFd;
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let size = size_of::<libc::ucred>() as libc::socklen_t;
     let mut len = size;
-    // SAFETY: `socket` is open while it is borrowed. The kernel writes at most `len` bytes to `credentials` and a length to
-    // `len`; both are exclusively borrowed locals, and `ucred` is three integers, for which any bytes are a value.
+    // SAFETY: `socket` is open while it is borrowed. The kernel writes at most `len` bytes to
+    // `credentials` and a length to `len`; both are exclusively borrowed locals, and `ucred` is
+    // three integers, for which any bytes are a value.
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut credentials).cast(), &raw mut len)
     };

@@ -36,7 +36,7 @@ fn content(fd: impl AsFd) -> Vec<u8> {
 }
 
 #[test]
-fn the_leader_s_memory_becomes_everybody_s() {
+fn shared_descriptor_reaches_all_members() {
     let party = Party::new(4);
     // The leader need not be PE 0.
     let members = pes([2, 0, 3, 1]);
@@ -83,7 +83,7 @@ fn everybody_s_memory_becomes_everybody_s_in_the_order_of_the_members() {
 }
 
 #[test]
-fn a_member_alone_gets_its_own_back() {
+fn single_member_gets_its_own_descriptor() {
     let alone = Rendezvous::join(&Job::single(), Options::default()).unwrap();
     let members = pes([0]);
     assert_eq!(content(alone.share_descriptor(&members, Some(memory(b"mine"))).unwrap()), b"mine");
@@ -140,7 +140,7 @@ fn handing_around_again_and_again_fills_no_store() {
 }
 
 #[test]
-fn a_leader_that_does_not_come_is_named_to_the_others() {
+fn missing_leader_is_named_to_the_others() {
     let party = Party::new(3);
     let members = pes(0..3);
     party.try_run(0..3, Duration::from_secs(1), |joined| {
@@ -178,7 +178,7 @@ fn calls_that_nobody_completes_fill_no_store_either() {
 }
 
 #[test]
-fn a_member_that_dies_meanwhile_is_named_at_once() {
+fn member_that_dies_meanwhile_is_named_at_once() {
     // The leader, and another one.
     for dead in [0, 2] {
         let party = Party::new(3);
@@ -245,7 +245,7 @@ fn strangers_that_come_first_get_nothing_and_disturb_nobody() {
 }
 
 #[test]
-fn a_crowd_of_strangers_delays_the_members_only_a_little() {
+fn many_unknown_connections_delay_members_only_briefly() {
     let party = Party::new(2);
     let members = pes(0..2);
     party.run(0..2, |rendezvous| {

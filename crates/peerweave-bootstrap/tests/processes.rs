@@ -182,18 +182,18 @@ mod linux {
     pub(crate) fn scenarios() {
         let all: [(&str, fn()); 13] = [
             ("eight_processes_join_and_exchange_in_time", eight_processes_join_and_exchange_in_time),
-            ("a_process_killed_before_it_joins_is_named", a_process_killed_before_it_joins_is_named),
-            ("a_process_killed_during_the_join_is_named", a_process_killed_during_the_join_is_named),
-            ("a_process_killed_after_the_join_is_named", a_process_killed_after_the_join_is_named),
+            ("process_killed_before_it_joins_is_named", process_killed_before_it_joins_is_named),
+            ("process_killed_during_the_join_is_named", process_killed_during_the_join_is_named),
+            ("process_killed_after_the_join_is_named", process_killed_after_the_join_is_named),
             ("processes_of_torchrun_find_each_other_and_leave_nothing", processes_of_torchrun_find_each_other_and_leave_nothing),
-            ("a_killed_pe_0_that_served_is_named_and_leaves_nothing", a_killed_pe_0_that_served_is_named_and_leaves_nothing),
-            ("a_child_that_outlives_its_pe_does_not_hide_the_loss", a_child_that_outlives_its_pe_does_not_hide_the_loss),
+            ("killed_pe_0_with_the_server_is_named_and_cleaned_up", killed_pe_0_with_the_server_is_named_and_cleaned_up),
+            ("child_that_outlives_its_pe_does_not_hide_the_loss", child_that_outlives_its_pe_does_not_hide_the_loss),
             ("processes_share_memory", processes_share_memory),
-            ("a_process_killed_while_memory_is_shared_is_named", a_process_killed_while_memory_is_shared_is_named),
-            ("a_process_without_room_for_descriptors_is_named_soon", a_process_without_room_for_descriptors_is_named_soon),
-            ("failures_that_were_told_fill_no_store", failures_that_were_told_fill_no_store),
-            ("a_server_that_stops_keeps_no_exchange_past_its_deadline", a_server_that_stops_keeps_no_exchange_past_its_deadline),
-            ("a_stopped_server_keeps_nobody_past_the_deadline", a_stopped_server_keeps_nobody_past_the_deadline),
+            ("process_killed_while_sharing_memory_is_named", process_killed_while_sharing_memory_is_named),
+            ("process_out_of_descriptors_is_named_soon", process_out_of_descriptors_is_named_soon),
+            ("reported_failures_do_not_fill_the_store", reported_failures_do_not_fill_the_store),
+            ("stalled_server_delays_no_exchange_past_its_deadline", stalled_server_delays_no_exchange_past_its_deadline),
+            ("stalled_server_delays_no_call_past_its_deadline", stalled_server_delays_no_call_past_its_deadline),
         ];
         let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
         if std::env::args().any(|argument| argument == "--list") {
@@ -220,7 +220,7 @@ mod linux {
         party.until(|state| state.left.len() == 8 && state.lost.is_empty());
     }
 
-    fn a_process_killed_before_it_joins_is_named() {
+    fn process_killed_before_it_joins_is_named() {
         let party = Party::new(4);
         let mut processes = start_all(&party, "join", 0..3);
         let mut hanging = Process::start("hang", party.job(3).to_vars());
@@ -233,7 +233,7 @@ mod linux {
         all_name(&mut processes, 3, since);
     }
 
-    fn a_process_killed_during_the_join_is_named() {
+    fn process_killed_during_the_join_is_named() {
         let party = Party::new(4);
         let mut processes = start_all(&party, "join", 0..3);
         party.until(|state| state.joined.len() == 3);
@@ -243,7 +243,7 @@ mod linux {
         assert!(party.server.state().lost.contains(&(Pe::new(1), Loss::Disconnected)));
     }
 
-    fn a_process_killed_after_the_join_is_named() {
+    fn process_killed_after_the_join_is_named() {
         for killed in [0, 3] {
             let party = Party::new(4);
             let mut others = start_all(&party, "barrier", (0..4).filter(|pe| *pe != killed));
@@ -275,7 +275,7 @@ mod linux {
         assert!(!socket_exists(&name_of(&torchrun(0, 4, 1))));
     }
 
-    fn a_killed_pe_0_that_served_is_named_and_leaves_nothing() {
+    fn killed_pe_0_with_the_server_is_named_and_cleaned_up() {
         let mut serving = Process::start("join and hang", torchrun(0, 3, 2));
         let mut others: Vec<Process> = (1..3).map(|pe| Process::start("barrier", torchrun(pe, 3, 2))).collect();
         assert_eq!(serving.line(), "joined");
@@ -291,7 +291,7 @@ mod linux {
         eventually("the end of the sockets", || !socket_exists(&name));
     }
 
-    fn a_child_that_outlives_its_pe_does_not_hide_the_loss() {
+    fn child_that_outlives_its_pe_does_not_hide_the_loss() {
         let party = Party::new(2);
         let mut waiting = start_all(&party, "barrier", [0]);
         let mut forked = Process::start("fork", party.job(1).to_vars());
@@ -314,7 +314,7 @@ mod linux {
         }
     }
 
-    fn a_process_killed_while_memory_is_shared_is_named() {
+    fn process_killed_while_sharing_memory_is_named() {
         // The leader, which makes the others wait, and a member that the leader waits for.
         for killed in [0, 2] {
             let party = Party::new(3);
@@ -337,7 +337,7 @@ mod linux {
         }
     }
 
-    fn a_process_without_room_for_descriptors_is_named_soon() {
+    fn process_out_of_descriptors_is_named_soon() {
         // The leader, which needs one to listen, and two for each other member; and a member, which needs one to come, and one for each.
         for (short, rooms) in [(0, 0..5), (2, 0..3)] {
             for room in rooms {
@@ -365,7 +365,7 @@ mod linux {
         }
     }
 
-    fn failures_that_were_told_fill_no_store() {
+    fn reported_failures_do_not_fill_the_store() {
         let options = ServerOptions { max_stored_bytes: 600, ..ServerOptions::default() };
         let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
         for process in &mut start_all(&party, "share in no room again and again", 0..2) {
@@ -373,7 +373,7 @@ mod linux {
         }
     }
 
-    fn a_server_that_stops_keeps_no_exchange_past_its_deadline() {
+    fn stalled_server_delays_no_exchange_past_its_deadline() {
         // Before anybody comes, and while the first member waits for the second one.
         for waits in [false, true] {
             let mut serving = Process::start("join and hang", torchrun(0, 3, 4 + u32::from(waits)));
@@ -402,7 +402,7 @@ mod linux {
         }
     }
 
-    fn a_stopped_server_keeps_nobody_past_the_deadline() {
+    fn stalled_server_delays_no_call_past_its_deadline() {
         let mut serving = Process::start("join and hang", torchrun(0, 2, 3));
         let name = name_of(&torchrun(0, 2, 3));
         eventually("the server", || socket_exists(&name));

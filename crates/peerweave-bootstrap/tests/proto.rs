@@ -73,7 +73,7 @@ fn frame() -> impl Strategy<Value = Frame> {
 
 proptest! {
     #[test]
-    fn what_is_encoded_decodes_to_the_same(frame in frame(), tail in vec(any::<u8>(), 0..20)) {
+    fn encoded_frames_decode_to_the_same(frame in frame(), tail in vec(any::<u8>(), 0..20)) {
         let mut bytes = frame.to_bytes();
         let len_bytes = bytes.len();
         // What follows belongs to the next frame.
@@ -82,13 +82,13 @@ proptest! {
     }
 
     #[test]
-    fn a_part_of_a_frame_asks_for_more(frame in frame(), cut in any::<prop::sample::Index>()) {
+    fn partial_frame_needs_more_bytes(frame in frame(), cut in any::<prop::sample::Index>()) {
         let bytes = frame.to_bytes();
         prop_assert_eq!(decode(&bytes[..cut.index(bytes.len())]), Ok(None));
     }
 
     #[test]
-    fn a_damaged_frame_is_refused_or_means_exactly_what_it_says(
+    fn damaged_frame_is_refused_or_reencodes_to_itself(
         frame in frame(), at in any::<prop::sample::Index>(), flip in 1u8..,
     ) {
         let mut bytes = frame.to_bytes();
@@ -108,7 +108,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_behind_a_plausible_head_are_survived(kind in 0u8..26, body in vec(any::<u8>(), 0..120)) {
+    fn invalid_bytes_after_a_valid_header_cause_no_panic(kind in 0u8..26, body in vec(any::<u8>(), 0..120)) {
         let mut bytes = (body.len() as u32 + 1).to_le_bytes().to_vec();
         bytes.push(kind);
         bytes.extend(&body);
@@ -119,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn a_stream_of_frames_comes_apart_at_the_same_places(frames in vec(frame(), 0..6)) {
+    fn stream_of_frames_is_split_at_frame_boundaries(frames in vec(frame(), 0..6)) {
         let mut bytes = Vec::new();
         frames.iter().for_each(|frame| frame.encode(&mut bytes));
         let mut at = 0;

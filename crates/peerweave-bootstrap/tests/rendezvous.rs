@@ -43,7 +43,7 @@ fn an_exchange_gives_everybody_all_blobs_in_the_order_of_the_pes() {
 }
 
 #[test]
-fn the_largest_blobs_travel_whole() {
+fn largest_blobs_are_exchanged_whole() {
     let party = Party::new(4);
     let blobs = party.run(0..4, |rendezvous| {
         let blob: Vec<u8> = (0..1u32 << 20).map(|i| (i.wrapping_mul(31 + rendezvous.pe().get()) >> 3) as u8).collect();
@@ -69,7 +69,7 @@ fn nobody_passes_a_barrier_before_everybody_has_come() {
 }
 
 #[test]
-fn a_get_waits_for_the_put_and_sees_the_last_value() {
+fn get_waits_for_put_and_returns_the_last_value() {
     let party = Party::new(2);
     party.run(0..2, |rendezvous| match rendezvous.pe().get() {
         0 => {
@@ -114,7 +114,7 @@ fn threads_of_one_pe_wait_side_by_side() {
 }
 
 #[test]
-fn a_join_without_everybody_names_who_is_missing_to_everybody() {
+fn incomplete_join_names_the_missing_pes_to_all() {
     let party = Party::new(5);
     let start = Instant::now();
     let errors = party.try_run([0, 2, 4], Duration::from_secs(1), |joined| joined.unwrap_err());
@@ -129,7 +129,7 @@ fn a_join_without_everybody_names_who_is_missing_to_everybody() {
 }
 
 #[test]
-fn a_collective_without_everybody_names_who_is_missing() {
+fn incomplete_collective_names_the_missing_pes() {
     let party = Party::new(3);
     party.try_run(0..3, Duration::from_secs(1), |joined| {
         let rendezvous = joined.unwrap();
@@ -172,7 +172,7 @@ fn a_late_pe_still_completes_the_exchange_that_another_one_gave_up() {
 }
 
 #[test]
-fn a_key_that_nobody_puts_times_out() {
+fn get_of_a_missing_key_times_out() {
     let party = Party::new(2);
     party.try_run(0..2, Duration::from_millis(100), |joined| {
         let rendezvous = joined.unwrap();
@@ -186,7 +186,7 @@ fn a_key_that_nobody_puts_times_out() {
 }
 
 #[test]
-fn a_deadline_may_be_none_at_all_or_as_good_as_for_ever() {
+fn deadline_can_be_zero_or_practically_unlimited() {
     let options = ServerOptions { hello_within: Duration::MAX, ..ServerOptions::default() };
     let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
     let error = party.join(0, Duration::ZERO).unwrap_err();
@@ -195,7 +195,7 @@ fn a_deadline_may_be_none_at_all_or_as_good_as_for_ever() {
 }
 
 #[test]
-fn a_pe_that_drops_out_of_an_exchange_is_named_at_once() {
+fn pe_lost_during_an_exchange_is_named_at_once() {
     let party = Party::new(4);
     party.run(0..4, |rendezvous| {
         rendezvous.barrier("start").unwrap();
@@ -219,7 +219,7 @@ fn a_pe_that_drops_out_of_an_exchange_is_named_at_once() {
 }
 
 #[test]
-fn a_pe_that_has_left_is_no_loss_until_it_is_waited_for() {
+fn pe_that_left_is_an_error_only_for_waits_on_it() {
     let party = Party::new(3);
     party.run(0..3, |rendezvous| {
         if rendezvous.pe() == Pe::new(1) {
@@ -284,7 +284,7 @@ fn different_labels_or_calls_are_an_error_on_every_pe() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_before_it_is_sent() {
+fn oversized_values_are_refused_before_sending() {
     let party = Party::new(2);
     party.run(0..2, |rendezvous| {
         let large = vec![0; (1 << 20) + 1];
@@ -305,7 +305,7 @@ fn what_is_too_large_is_refused_before_it_is_sent() {
 }
 
 #[test]
-fn a_full_server_refuses_more_and_goes_on() {
+fn full_server_refuses_data_and_stays_usable() {
     let options = ServerOptions { max_stored_bytes: 1000, ..ServerOptions::default() };
     let party = Party::with(2, Endpoint::random_unix().unwrap(), options);
     party.run(0..2, |rendezvous| {
@@ -321,7 +321,7 @@ fn a_full_server_refuses_more_and_goes_on() {
 }
 
 #[test]
-fn a_pe_joins_once_and_only_its_own_job() {
+fn pe_can_join_once_and_only_its_own_job() {
     let party = Party::new(2);
     party.run(0..2, |rendezvous| {
         if rendezvous.pe() == Pe::new(0) {
@@ -342,7 +342,7 @@ fn a_pe_joins_once_and_only_its_own_job() {
 }
 
 #[test]
-fn a_job_that_contradicts_itself_is_refused_by_join() {
+fn contradictory_job_is_refused_by_join() {
     let party = Party::new(2);
     for job in [
         Job { pe: Pe::new(2), ..party.job(0) },
@@ -422,7 +422,7 @@ fn the_interface_that_is_asked_for_is_the_one_that_is_listened_on() {
 }
 
 #[test]
-fn a_serving_pe_0_that_drops_out_is_named() {
+fn lost_pe_0_with_the_server_is_named() {
     run_jobs(served_by_pe_0(3, Endpoint::random_unix().unwrap()), LONG, |joined| {
         let rendezvous = joined.unwrap();
         rendezvous.barrier("start").unwrap();
@@ -445,7 +445,7 @@ fn without_pe_0_everybody_else_misses_pe_0() {
 }
 
 #[test]
-fn a_serving_pe_0_that_gives_up_says_who_was_missing() {
+fn pe_0_that_gives_up_names_the_missing_pes() {
     let mut jobs = served_by_pe_0(4, Endpoint::random_unix().unwrap());
     jobs.pop();
     let serving = jobs.remove(0);
@@ -466,7 +466,7 @@ fn a_serving_pe_0_that_gives_up_says_who_was_missing() {
 }
 
 #[test]
-fn the_socket_of_the_server_goes_with_it() {
+fn socket_of_the_server_is_removed_with_it() {
     let party = Party::new(2);
     let Endpoint::Unix(name) = party.server.endpoint().clone() else { panic!("not a Unix socket") };
     party.run(0..2, |rendezvous| {
@@ -478,7 +478,7 @@ fn the_socket_of_the_server_goes_with_it() {
 }
 
 #[test]
-fn a_server_that_ends_tells_who_waits() {
+fn stopped_server_notifies_waiting_pes() {
     let Party { server, token, .. } = Party::new(2);
     let job = Job::on_one_machine(0, 2, server.endpoint().clone(), token);
     thread::scope(|scope| {
@@ -492,7 +492,7 @@ fn a_server_that_ends_tells_who_waits() {
 }
 
 #[test]
-fn an_address_in_use_is_an_error_that_names_it() {
+fn address_in_use_is_named_in_the_error() {
     let party = Party::new(2);
     let error = peerweave_bootstrap::Server::bind(party.server.endpoint(), party.token, 2, ServerOptions::default()).unwrap_err();
     assert!(matches!(error, BootstrapError::Io { kind: std::io::ErrorKind::AddrInUse, .. }));
@@ -500,7 +500,7 @@ fn an_address_in_use_is_an_error_that_names_it() {
 }
 
 #[test]
-fn a_hundred_pes_meet() {
+fn hundred_pes_can_join() {
     let party = Party::new(100);
     let sums = party.run(0..100, |rendezvous| {
         let blobs = rendezvous.exchange("index", &rendezvous.pe().get().to_le_bytes()).unwrap();

@@ -94,7 +94,7 @@ fn frames_of_members_mean_nothing_from_a_stranger() {
 }
 
 #[test]
-fn a_wrong_token_is_told_and_dropped() {
+fn wrong_token_is_refused_and_the_connection_dropped() {
     with_strangers(ServerOptions::default(), |party| {
         let mut stream = connect(party);
         let wrong = Hello { token: Token::random().unwrap(), ..hello(party, 3) };
@@ -154,7 +154,7 @@ fn more_strangers_than_the_server_bears_push_out_their_oldest() {
 }
 
 #[test]
-fn a_member_that_breaks_the_protocol_is_lost_and_named() {
+fn member_that_breaks_the_protocol_is_lost_and_named() {
     let breaches: [Vec<u8>; 4] = [
         vec![0xff; 64],
         Frame::Welcome.to_bytes(),

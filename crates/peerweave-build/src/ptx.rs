@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_that_ask_for_it_are_bounded() {
+    fn entries_get_the_requested_thread_bound() {
         let text = "// peerweave.max_threads ring 256\n.visible .entry other(\n)\n{\n}\n.visible .entry ring(\n\t.param .u64 x\n)\n{\n}\n";
         let bounded = ".visible .entry other(\n)\n{\n}\n.visible .entry ring(\n\t.param .u64 x\n)\n.maxntid 256, 1, 1\n{\n}\n";
         assert_eq!(finish(text), bounded);

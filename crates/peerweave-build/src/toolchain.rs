@@ -88,7 +88,7 @@ fn ask(rustc: &Path, arguments: &[&str]) -> Result<String, String> {
     crate::compile::clean(&mut command);
     let output = command.args(arguments).stdin(Stdio::null()).output().map_err(|error| format!("cannot be run: {error}"))?;
     if !output.status.success() {
-        return Err(format!("fails at {}", arguments.join(" ")));
+        return Err(format!("cannot run with the arguments {}", arguments.join(" ")));
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }

@@ -1,11 +1,11 @@
-//! CUDA C++ text with all that decides what it compiles to.
+//! A translation unit in CUDA C++, with its headers and options.
 
 use std::path::{Path, PathBuf};
 
 use crate::error::LinkError;
 use crate::fingerprint::Fingerprint;
 
-/// CUDA C++ text, its headers and options: one translation unit.
+/// A translation unit: CUDA C++ text, headers and options.
 ///
 /// ```
 /// use peerweave_link::Source;
@@ -28,54 +28,56 @@ pub struct Source {
 }
 
 impl Source {
-    /// A text; `name` is what the compiler's messages call it.
+    /// Creates a source. `name` appears in the compiler's messages.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
         Self { name: name.into(), text: text.into(), headers: Vec::new(), include: Vec::new(), options: Vec::new() }
     }
 
-    /// With a header of this name, which `#include` finds before any directory.
+    /// Adds a header with this name, which `#include` finds before those in directories.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, text: impl Into<String>) -> Self {
         self.headers.push((name.into(), text.into()));
         self
     }
 
-    /// With a directory of headers. The directories are searched in the order in which they were added.
+    /// Adds a directory of headers. Directories are searched in the order in which they were added.
     #[must_use]
     pub fn include(mut self, directory: impl Into<PathBuf>) -> Self {
         self.include.push(directory.into());
         self
     }
 
-    /// With a macro of this value.
+    /// Defines a macro.
     #[must_use]
     pub fn define(self, name: &str, value: &str) -> Self {
         self.option(format!("-D{name}={value}"))
     }
 
-    /// With an option of NVRTC's. The architecture, the directories of headers and what is produced are set elsewhere.
+    /// Adds an option of NVRTC. Architecture, header directories and output format are set by other
+    /// methods.
     #[must_use]
     pub fn option(mut self, option: impl Into<String>) -> Self {
         self.options.push(option.into());
         self
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The text.
+    /// Returns the text.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Directories of headers, in order.
+    /// Returns the directories of headers, in order.
     pub fn directories(&self) -> impl Iterator<Item = &Path> {
         self.include.iter().map(PathBuf::as_path)
     }
 
-    /// Adds all that decides the result. Directories count by the names, lengths and times of the files in them.
+    /// Adds everything that the result depends on to a digest; directories by the names, lengths
+    /// and times of their files.
     pub(crate) fn fingerprint(&self, into: &mut Fingerprint) -> Result<(), LinkError> {
         into.text("source", &self.name);
         into.text("text", &self.text);

@@ -10,7 +10,7 @@ fn faults(source: &str) -> Vec<(usize, Lacks)> {
 }
 
 #[test]
-fn a_block_with_an_argument_above_passes() {
+fn block_with_an_argument_above_passes() {
     assert_eq!(
         faults(
             "fn f(p: *const u8) -> u8 {
@@ -24,7 +24,7 @@ fn a_block_with_an_argument_above_passes() {
 }
 
 #[test]
-fn a_block_without_an_argument_is_found() {
+fn block_without_an_argument_is_found() {
     assert_eq!(faults("fn f(p: *const u8) -> u8 {\n    unsafe { *p }\n}"), [(2, Lacks::Argument)]);
     assert_eq!(faults("// SAFETY: for something else.\n\nfn f() {\n    unsafe { g() }\n}"), [(4, Lacks::Argument)]);
     assert_eq!(faults("fn f() {\n    // SAFETY: checked by g.\n    g();\n    unsafe { h() }\n}"), [(4, Lacks::Argument)]);
@@ -32,7 +32,7 @@ fn a_block_without_an_argument_is_found() {
 }
 
 #[test]
-fn the_argument_may_stand_above_the_statement() {
+fn argument_can_be_above_the_statement() {
     let source = "fn f() {
     // SAFETY: g has no contract on Tuesdays.
     #[allow(unused)]
@@ -66,13 +66,13 @@ fn one_argument_does_not_serve_the_next_statement() {
 }
 
 #[test]
-fn code_under_a_configuration_or_in_a_macro_is_read_as_well() {
+fn code_under_cfg_or_in_a_macro_is_checked() {
     assert_eq!(faults("#[cfg(loom)]\nfn f() {\n    unsafe { g() }\n}"), [(3, Lacks::Argument)]);
     assert_eq!(faults("macro_rules! m {\n    ($x:expr) => {\n        unsafe { $x }\n    };\n}"), [(3, Lacks::Argument)]);
 }
 
 #[test]
-fn what_only_looks_like_unsafe_code_is_not_counted() {
+fn text_that_looks_like_unsafe_code_is_not_counted() {
     let source = "//! unsafe { }
 #[unsafe(no_mangle)]
 pub extern \"C\" fn f() {}
@@ -90,7 +90,7 @@ unsafe trait T {}
 }
 
 #[test]
-fn an_impl_needs_an_argument() {
+fn impl_without_an_argument_is_found() {
     assert_eq!(faults("unsafe impl Zeroable for X {}"), [(1, Lacks::Argument)]);
     assert_eq!(faults("/// SAFETY: of no use here.\nunsafe impl Zeroable for X {}"), [(2, Lacks::Argument)]);
     assert_eq!(faults("// SAFETY: all bits of a u8 are valid.\nunsafe impl Zeroable for X {}"), []);
@@ -119,19 +119,19 @@ unsafe impl Sync for Y {}
 }
 
 #[test]
-fn a_file_that_is_not_rust_is_a_fault() {
+fn file_that_is_not_rust_is_a_fault() {
     assert_eq!(faults("fn f( {"), [(1, Lacks::Rust)]);
 }
 
 #[test]
-fn a_fault_names_the_place() {
+fn fault_names_its_place() {
     let mut report = Report::default();
     report.add("a", "src/a.rs", "\nunsafe impl Sync for X {}");
     assert_eq!(report.faults()[0].to_string(), "src/a.rs:2: unsafe impl Sync for X: no `// SAFETY:` comment directly above");
 }
 
 #[test]
-fn an_unsafe_function_states_its_contract() {
+fn unsafe_function_without_a_contract_is_found() {
     let lacks = |source: &str| {
         let found = faults(source);
         assert!(found.iter().all(|(_, lacks)| *lacks == Lacks::Contract), "{found:?}");
@@ -148,7 +148,7 @@ fn an_unsafe_function_states_its_contract() {
 }
 
 #[test]
-fn a_method_of_a_trait_has_the_contract_of_the_trait() {
+fn method_of_a_trait_needs_no_contract() {
     let source = "impl<T> a::Read for X<T>
 where
     T: Copy,

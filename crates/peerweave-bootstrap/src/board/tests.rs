@@ -215,7 +215,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
     #[test]
-    fn whoever_asks_is_answered_and_after_a_loss_nobody_waits(steps in prop::collection::vec(step(), 0..80)) {
+    fn every_request_is_answered_and_no_wait_survives_a_loss(steps in prop::collection::vec(step(), 0..80)) {
         let mut world = World::new();
         // Most histories are of jobs that got together.
         if steps.len() % 4 != 0 {
@@ -244,7 +244,7 @@ fn finished_rounds_are_forgotten() {
 }
 
 #[test]
-fn a_pe_that_runs_too_far_ahead_is_stopped() {
+fn pe_too_many_rounds_ahead_is_refused() {
     let mut world = World::new();
     (0..N_PES).for_each(|pe| world.take(Step::Hello(pe)));
     for _ in 0..MAX_OPEN_ROUNDS {

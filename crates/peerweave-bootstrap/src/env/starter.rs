@@ -1,31 +1,31 @@
-//! Which process started this one with a variable: a launcher's, even where shells and wrappers stand between. And what `/proc` says of a process.
-//!
-//! Reads `/proc` and starts nothing. Invariant: processes that were started by one launcher with the same variable get the same answer, unless
-//! one of them set the variable itself.
+//! Finds the process that started this one with a variable: the launcher, even with shells and
+//! wrappers in between. Reads `/proc`. Invariant: processes that were started by one launcher with
+//! the same variable get the same answer, unless one of them set the variable itself.
 
 use std::fs;
 
-/// More generations than any chain of wrappers has.
+/// Maximum number of ancestors to examine.
 const MAX_GENERATIONS: usize = 64;
 
-/// The nearest ancestor that does not have `name` in its environment, or the last one, by its number and the moment of its start, which no other
-/// process has.
+/// Identifies the nearest ancestor without `name` in its environment, or the last one, by its
+/// process ID and start time.
 pub(super) fn of_variable(name: &str) -> Option<String> {
     let (process, _) = ancestor_without(name)?;
     Some(format!("{} {}", process.pid, process.started))
 }
 
-/// The nearest ancestor that does not have `name` in its environment.
+/// Returns the nearest ancestor without `name` in its environment.
 pub(crate) fn agent_of_variable(name: &str) -> Option<Process> {
     ancestor_without(name).and_then(|(process, lacks_it)| lacks_it.then_some(process))
 }
 
-/// The nearest ancestor that does not have `name` in its environment, or the last one, and whether it does not.
+/// The nearest ancestor that does not have `name` in its environment, or the last one, and whether
+/// it does not.
 fn ancestor_without(name: &str) -> Option<(Process, bool)> {
     let mut pid = rustix::process::getppid()?.as_raw_nonzero().get();
     for _ in 0..MAX_GENERATIONS {
         let stat = Stat::of(pid)?;
-        // What cannot be read is another user's, as the launchers of a system may be.
+        // An unreadable environment belongs to another user, for example a system's launcher.
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let lacks_it = value(&environment, name).is_none();
         if stat.parent <= 1 || lacks_it {
@@ -36,7 +36,7 @@ fn ancestor_without(name: &str) -> Option<(Process, bool)> {
     None
 }
 
-/// A process: its number, and when it was started. No other process has both.
+/// A process, identified by its process ID and start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
@@ -44,7 +44,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The process that has this number now, unless it has ended.
+    /// Returns the process that has this ID now, unless it has ended.
     pub(crate) fn of(pid: i32) -> Option<Self> {
         let stat = Stat::of(pid).filter(|stat| !stat.has_ended)?;
         Some(Self { pid, started: stat.started })
@@ -55,7 +55,7 @@ impl Process {
     }
 }
 
-/// What `/proc/PID/stat` says.
+/// Fields of `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stat {
     parent: i32,
@@ -69,7 +69,8 @@ impl Stat {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// Reads the third, the fourth, the twentieth and the twenty-second field. The second is a name in parentheses, which may hold anything.
+    /// Reads the third, the fourth, the twentieth and the twenty-second field. The second is a name
+    /// in parentheses, which may hold anything.
     fn parse(stat: &str) -> Option<Self> {
         let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
         let state = fields.next()?;
@@ -80,7 +81,7 @@ impl Stat {
     }
 }
 
-/// The parent of a process.
+/// Returns the parent of a process.
 pub(crate) fn parent_of(pid: i32) -> Option<i32> {
     Stat::of(pid).map(|stat| stat.parent)
 }

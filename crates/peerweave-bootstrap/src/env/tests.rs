@@ -81,7 +81,7 @@ fn every_launcher_says_where_a_pe_stands() {
 }
 
 #[test]
-fn an_environment_that_contradicts_itself_names_the_variable() {
+fn contradictory_environment_names_the_variable() {
     let ours = format!("PEERWEAVE_RENDEZVOUS=unix:@x PEERWEAVE_TOKEN={HEX}");
     let torch = "MASTER_ADDR=node7 MASTER_PORT=29500";
     let slurm = "SLURM_JOB_ID=42 SLURM_STEP_ID=0";
@@ -189,7 +189,7 @@ fn variables_of_other_launchers_are_noticed() {
 }
 
 #[test]
-fn a_malformed_token_is_not_repeated() {
+fn malformed_token_is_not_shown_in_the_error() {
     let secret = "f".repeat(63);
     let environment = format!("PEERWEAVE_PE=0 PEERWEAVE_N_PES=2 PEERWEAVE_RENDEZVOUS=unix:@x PEERWEAVE_TOKEN={secret}");
     let error = job(&environment).unwrap_err().to_string();
@@ -257,7 +257,7 @@ fn our_token_and_rendezvous_win_over_the_derived_ones() {
 }
 
 #[test]
-fn what_a_launcher_sets_is_read_back() {
+fn variables_of_a_launcher_are_read_back() {
     let mut original = Job::on_one_machine(2, 4, Endpoint::Unix("x".into()), Token::random().unwrap());
     original.interface = Some("eth0".into());
     let vars: HashMap<_, _> = original.to_vars().into_iter().collect();
@@ -266,7 +266,7 @@ fn what_a_launcher_sets_is_read_back() {
 }
 
 #[test]
-fn an_empty_variable_counts_as_not_set() {
+fn empty_variable_counts_as_not_set() {
     let vars = |name: &str| matches!(name, names::PE | names::RANK | names::SLURM_PROCID).then(|| " ".to_owned());
     assert_eq!(Job::from_vars(&vars).unwrap(), Job::single());
 }

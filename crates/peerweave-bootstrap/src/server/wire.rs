@@ -1,4 +1,5 @@
-//! Non-blocking sockets of the server, and one connection's buffers. Decides nothing: see [`super::event_loop`].
+//! Non-blocking sockets of the server, and one connection's buffers. Decides nothing: see
+//! [`super::event_loop`].
 //!
 //! Invariant: of an `Outbox` the bytes leave in the order in which they were pushed, each once.
 
@@ -39,8 +40,8 @@ impl Door {
         }
     }
 
-    /// Takes the next connection, with the process on its other side where the system tells. `None` in the place of the
-    /// connection: it was another user's and is closed already.
+    /// Takes the next connection, with the process on its other side where the system tells. `None`
+    /// in the place of the connection: it was another user's and is closed already.
     pub(super) fn accept(&self) -> io::Result<Option<(Pipe, Option<u32>)>> {
         match self {
             #[cfg(target_os = "linux")]
@@ -123,13 +124,14 @@ impl Pipe {
     }
 }
 
-/// What a connection still has to be sent.
+/// Bytes that still have to be sent on a connection.
 #[derive(Default)]
 pub(super) struct Outbox {
     queue: VecDeque<Arc<[u8]>>,
     /// How much of the front is sent.
     sent_len_bytes: usize,
-    /// Bytes in the queue that belong to this connection alone; what is shared with others costs nothing more.
+    /// Bytes in the queue that belong to this connection alone; what is shared with others costs
+    /// nothing more.
     own_len_bytes: usize,
 }
 

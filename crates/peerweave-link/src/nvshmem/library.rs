@@ -1,4 +1,4 @@
-//! Headers and archive of an installed NVSHMEM.
+//! Finds the headers and the device library of an installed NVSHMEM.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::{Arch, CudaHeaders, InputKind, Linked, Linker, Nvrtc};
 
 use super::wrappers::{units, used_by};
 
-/// The oldest NVSHMEM whose device functions the wrappers are written for, and the first that they are not.
+/// The oldest supported NVSHMEM, and the first unsupported one.
 const OLDEST: Version = Version::new(3, 3, 0);
 const FIRST_UNKNOWN: Version = Version::new(4, 0, 0);
 
@@ -19,20 +19,22 @@ const ARCHIVE: &str = "libnvshmem_device.a";
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceLibrary {
-    /// The directory that has `nvshmem.h`.
+    /// The directory with `nvshmem.h`.
     pub include: PathBuf,
-    /// The archive.
+    /// The archive `libnvshmem_device.a`.
     pub archive: PathBuf,
-    /// The version that the headers state.
+    /// The version in the headers.
     pub version: Version,
 }
 
 impl DeviceLibrary {
-    /// The device side of the NVSHMEM whose host library this is: in the directory `PEERWEAVE_NVSHMEM_DEVICE_PATH` (if it is set, nothing else is tried), or
-    /// beside the library, as wheels, archives and packages of the system have it.
+    /// Finds the device side for a host library: in the directory `PEERWEAVE_NVSHMEM_DEVICE_PATH`
+    /// (if it is set, nothing else is searched), or next to the library, with the layout of wheels,
+    /// archives or system packages.
     ///
     /// # Errors
-    /// [`LinkError::NotFound`] with the directories that were looked at; [`LinkError::VersionMismatch`] for a version that the wrappers are not written for.
+    /// [`LinkError::NotFound`] with the directories searched, or [`LinkError::VersionMismatch`] for
+    /// an unsupported version.
     pub fn beside(host_library: &Path) -> Result<Self, LinkError> {
         Self::beside_with(host_library, &|name| variable(name).map(PathBuf::from))
     }
@@ -47,7 +49,8 @@ impl DeviceLibrary {
                 let file = host_library.canonicalize().unwrap_or_else(|_| host_library.to_path_buf());
                 let lib = file.parent().unwrap_or(Path::new("/")).to_path_buf();
                 lib.parent().into_iter().for_each(&mut tree);
-                // The system's packages have a directory for each major version of CUDA: lib/ARCH/nvshmem/13 and include/nvshmem_13.
+                // The system's packages have a directory for each major version of CUDA:
+                // lib/ARCH/nvshmem/13 and include/nvshmem_13.
                 if let Some(cuda) = lib.file_name().and_then(|name| name.to_str())
                     && let Some(prefix) = lib.ancestors().find(|prefix| prefix.join("include").is_dir())
                 {
@@ -75,8 +78,8 @@ impl DeviceLibrary {
         Ok(Self { include: include.clone(), archive: lib.join(ARCHIVE), version })
     }
 
-    /// An error where this device side does not work with a host library of that version: NVSHMEM wants the same major number, and a minor number that is not
-    /// above the host's.
+    /// Checks that this device side works with a host library of that version. NVSHMEM requires the
+    /// same major number, and a minor number not above the host's.
     ///
     /// # Errors
     /// [`LinkError::VersionMismatch`].
@@ -91,15 +94,17 @@ impl DeviceLibrary {
         })
     }
 
-    /// Links kernels' PTX with the wrappers that it calls and the archive. Some seconds the first time, by the cache afterwards.
+    /// Links the PTX of kernels with the wrappers that it calls and with the archive. Takes some
+    /// seconds the first time; later the result comes from the cache.
     ///
     /// # Errors
-    /// As [`Linker::link`]; those of [`CudaHeaders::find`]; [`LinkError::Misuse`] for PTX that calls a wrapper which is not in the table.
+    /// Those of [`Linker::link`] and [`CudaHeaders::find`], and [`LinkError::Misuse`] for PTX that
+    /// calls an unknown wrapper.
     pub fn link(&self, arch: Arch, ptx: &str) -> Result<Linked, LinkError> {
         self.linker(arch, ptx)?.link()
     }
 
-    /// The linker of [`link`](Self::link), for further inputs and options.
+    /// Returns the linker of [`link`](Self::link), to add inputs and options.
     ///
     /// # Errors
     /// As [`link`](Self::link).

@@ -1,6 +1,8 @@
-//! NVSHMEM's device functions for kernels: wrappers compiled against the user's own headers, linked with the user's own archive.
+//! NVSHMEM's device functions for kernels: wrappers compiled against the user's own headers, linked
+//! with the user's own archive.
 //!
-//! Starting NVSHMEM and telling it of modules is `peerweave-nvshmem`'s. Nothing of the vendor's is contained here or written anywhere but into the cache.
+//! `peerweave-nvshmem` starts NVSHMEM and registers modules. This crate contains nothing of
+//! NVIDIA's, and writes it only to the cache.
 
 mod library;
 mod wrappers;

@@ -1,4 +1,4 @@
-//! The wrappers' C++, generated from the table that kernels' declarations come from.
+//! Generates the C++ of the wrappers, from the same table as the declarations in kernels.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,9 +8,10 @@ use peerweave_device::network::{FUNCTIONS, Function};
 use crate::error::LinkError;
 use crate::{CudaHeaders, Source};
 
-/// What must be there before NVSHMEM's headers. NVRTC has no standard library, so that headers before 3.8 lack some of its names. And CCCL declares
-/// `uint64_t` there as `unsigned long long`, while the archive was compiled with `unsigned long`: functions that take one would not be found. So the name
-/// is replaced from here on, after every header of CUDA that declares it.
+/// Text before NVSHMEM's headers. It declares names of the standard library that headers before 3.8
+/// need, because NVRTC has no standard library. It also redefines `uint64_t`: CCCL declares it as
+/// `unsigned long long`, but the archive was compiled with `unsigned long`, so functions with such
+/// parameters would not be found. All CUDA headers that declare the name must precede it.
 const PRELUDE: &str = "
 #include <cuda/std/type_traits>
 #include <cuda/std/cstdint>
@@ -35,10 +36,11 @@ using cuda::std::enable_if;
 #define uint64_t unsigned long
 ";
 
-/// The wrappers that PTX calls.
+/// Returns the wrappers that PTX calls.
 ///
 /// # Errors
-/// [`LinkError::Misuse`] for one that is not in the table: the PTX was built with another version of `peerweave-device`.
+/// [`LinkError::Misuse`] for an unknown wrapper, if the PTX was built with another version of
+/// `peerweave-device`.
 pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
     const PREFIX: &str = "peerweave_nvshmem_";
     let names: BTreeSet<&str> = ptx
@@ -56,16 +58,16 @@ pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
     names.iter().map(find).collect()
 }
 
-/// The translation units with these wrappers. A reduction has every algorithm of NVSHMEM inside and takes
-/// up to 20 s, where NVSHMEM's headers take 3 s. So each is in a unit of its own, and units are compiled at
-/// the same time.
+/// Returns the translation units with these wrappers. A reduction contains all algorithms of NVSHMEM
+/// and takes up to 20 s to compile; NVSHMEM's headers take 3 s. So each reduction is in its own
+/// unit, and units are compiled in parallel.
 pub fn units(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> Vec<Source> {
     let (slow, fast): (Vec<&Function>, Vec<&Function>) = functions.iter().partition(|function| function.name.contains("_reduce"));
     let all = std::iter::once(&fast[..]).filter(|fast| !fast.is_empty()).chain(slow.chunks(1));
     all.map(|functions| wrappers(functions, include, cuda)).collect()
 }
 
-/// The translation unit with these wrappers, to be compiled against NVSHMEM's headers.
+/// Returns the translation unit with these wrappers, to be compiled against NVSHMEM's headers.
 pub fn wrappers(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> Source {
     let mut text = format!("{PRELUDE}#include <nvshmem.h>\n#include <nvshmemx.h>\n");
     for function in functions {
@@ -74,7 +76,8 @@ pub fn wrappers(functions: &[&Function], include: &Path, cuda: &CudaHeaders) -> 
         let Function { name, result, body, .. } = function;
         text.push_str(&format!("extern \"C\" __device__ {result} {name}({parameters}) {{ {body} }}\n"));
     }
-    // A kernel for blocks of 1024 threads has 64 registers, and cannot call a function that needs more.
+    // A kernel for blocks of 1024 threads has 64 registers and cannot call functions that need
+    // more.
     let source = Source::new("peerweave_nvshmem.cu", text).option("-std=c++17").option("-default-device");
     let source = source.option("--maxrregcount=64").include(include);
     cuda.directories.iter().fold(source, |source, directory| source.include(directory))
